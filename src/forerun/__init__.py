@@ -1,0 +1,99 @@
+"""Exact speculative decoding for Hugging Face models: the same text, sooner.
+
+from forerun import LLM, SamplingParams
+
+llm = LLM("bundled", drafter="draft-model")
+print(llm.generate("def quicksort(items):", SamplingParams(temperature=0)).text)
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from forerun.config import EngineConfig as EngineConfig
+    from forerun.config import SamplingParams as SamplingParams
+    from forerun.drafters.draft_model import DraftModel as DraftModel
+    from forerun.drafters.prompt_lookup import PromptLookup as PromptLookup
+    from forerun.engine import LLM as LLM
+    from forerun.engine import Choice as Choice
+    from forerun.engine import Generation as Generation
+    from forerun.engine import SequenceStats as SequenceStats
+    from forerun.engine import StreamChunk as StreamChunk
+    from forerun.errors import ConfigError as ConfigError
+    from forerun.errors import DrafterError as DrafterError
+    from forerun.errors import ForerunError as ForerunError
+    from forerun.errors import IncompatibleDrafterError as IncompatibleDrafterError
+    from forerun.errors import MissingExtraError as MissingExtraError
+    from forerun.errors import ModelLoadError as ModelLoadError
+    from forerun.errors import PromptError as PromptError
+    from forerun.errors import SamplingError as SamplingError
+    from forerun.errors import UnsupportedModelError as UnsupportedModelError
+    from forerun.types import Draft as Draft
+    from forerun.types import Drafter as Drafter
+    from forerun.types import Sequence as Sequence
+    from forerun.types import Step as Step
+    from forerun.types import Verdict as Verdict
+    from forerun.types import Verifier as Verifier
+
+# Names are fetched on first use, so that `forerun --help` and `import forerun.config` need not load torch.
+_HOMES = {
+    "forerun.config": ("EngineConfig", "SamplingParams"),
+    "forerun.drafters.draft_model": ("DraftModel",),
+    "forerun.drafters.prompt_lookup": ("PromptLookup",),
+    "forerun.engine": ("LLM", "Choice", "Generation", "SequenceStats", "StreamChunk"),
+    "forerun.errors": (
+        "ConfigError",
+        "DrafterError",
+        "ForerunError",
+        "IncompatibleDrafterError",
+        "MissingExtraError",
+        "ModelLoadError",
+        "PromptError",
+        "SamplingError",
+        "UnsupportedModelError",
+    ),
+    "forerun.types": ("Draft", "Drafter", "Sequence", "Step", "Verdict", "Verifier"),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "LLM",
+    "Choice",
+    "ConfigError",
+    "Draft",
+    "DraftModel",
+    "Drafter",
+    "DrafterError",
+    "EngineConfig",
+    "ForerunError",
+    "Generation",
+    "IncompatibleDrafterError",
+    "MissingExtraError",
+    "ModelLoadError",
+    "PromptError",
+    "PromptLookup",
+    "SamplingError",
+    "SamplingParams",
+    "Sequence",
+    "SequenceStats",
+    "Step",
+    "StreamChunk",
+    "UnsupportedModelError",
+    "Verdict",
+    "Verifier",
+    "__version__",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'forerun' has no attribute {name!r}")
+    value = getattr(import_module(_HOME_OF[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
