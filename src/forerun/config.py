@@ -1,0 +1,179 @@
+"""The one home of every default, and the options a user may set."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from forerun.errors import ConfigError, SamplingError
+
+ASSETS = Path(__file__).parent / "assets"
+BUNDLED_TARGET = "bundled"
+"""Name under which the bundled target model is loaded."""
+BUNDLED_DRAFT = "bundled-draft"
+"""Name under which the bundled draft model is loaded."""
+BUNDLED_MODELS: Mapping[str, Path] = {BUNDLED_TARGET: ASSETS / "target", BUNDLED_DRAFT: ASSETS / "draft"}
+
+DTYPES = ("float32", "bfloat16", "float64")
+DEFAULT_DTYPE = "bfloat16"
+
+DEFAULT_NUM_DRAFT_TOKENS = 4
+MAX_NUM_DRAFT_TOKENS = 64
+"""Upper bound of K: verification rows are bit-identical up to this many, and no chain pays beyond."""
+
+PROMPT_LOOKUP_MAX_NGRAM = 4
+PROMPT_LOOKUP_MIN_NGRAM = 2
+
+KV_BLOCK = 256
+"""Keys per attention block: the partition of every reduction over keys is fixed by position in these blocks."""
+KV_TAIL = 32
+"""Keys per partial sum inside the block a row stands in."""
+MIN_ROWS = 4
+"""Rows every matrix product is padded to: fewer take another kernel, with other last bits."""
+
+PREFILL_CHUNK = 256
+"""Prompt tokens a sequence computes in one step."""
+MAX_BATCH = 32
+"""Sequences that one step may hold."""
+MAX_TOP_LOGPROBS = 20
+MAX_SEED = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """How the step loop runs.
+
+    Attributes:
+        num_draft_tokens: K, draft tokens a sequence may propose in one step; 0 is plain decoding.
+        prefill_chunk: prompt tokens a sequence computes in one step.
+        max_batch: sequences that one step may hold; more wait their turn.
+        acceptance: name of a verification rule, or None for the lossless one that fits the request.
+        seed: seed of the engine's own noise, for requests that carry none; None draws one.
+    """
+
+    num_draft_tokens: int = DEFAULT_NUM_DRAFT_TOKENS
+    prefill_chunk: int = PREFILL_CHUNK
+    max_batch: int = MAX_BATCH
+    acceptance: str | None = None
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.num_draft_tokens <= MAX_NUM_DRAFT_TOKENS:
+            raise ConfigError(
+                f"num_draft_tokens is {self.num_draft_tokens}, but must lie in 0..{MAX_NUM_DRAFT_TOKENS}. "
+                "Give a smaller number, or 0 for plain decoding."
+            )
+        if self.prefill_chunk < 1 or self.max_batch < 1:
+            raise ConfigError(
+                f"prefill_chunk is {self.prefill_chunk} and max_batch {self.max_batch}, but both must be at least 1."
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How one request's tokens are chosen. Order and meaning of the options follow Transformers' processors.
+
+    Attributes:
+        temperature: 0 is greedy (ties to the lowest id); above 0 divides the logits.
+        top_k: keep the k most probable tokens; 0 keeps all.
+        top_p: keep the smallest set of most probable tokens whose mass reaches top_p.
+        min_p: drop tokens less probable than min_p times the most probable one.
+        repetition_penalty: divide positive (multiply negative) logits of tokens already in prompt or output.
+        presence_penalty: subtract from the logits of tokens already in the output, once.
+        frequency_penalty: subtract from the logits of tokens in the output, once per occurrence.
+        logit_bias: token id -> number added to its logit.
+        max_tokens: tokens generated at most.
+        min_tokens: neither EOS nor stop_token_ids may be generated before this many tokens.
+        stop: strings that end the output; they are not part of it.
+        stop_token_ids: token ids that end the output, beside the model's EOS.
+        ignore_eos: go on after the model's EOS.
+        seed: with a seed, the tokens depend on the seed and the target alone, never on the drafter.
+        n: choices per prompt; with a seed, each has noise of its own.
+        logprobs: report the log-probability of each token and of this many most probable ones (0: the token's only).
+        prompt_logprobs: the same for the tokens of the prompt.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    max_tokens: int = 128
+    min_tokens: int = 0
+    stop: Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
+    ignore_eos: bool = False
+    seed: int | None = None
+    n: int = 1
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
+        for name in ("stop", "stop_token_ids"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        for name, (low, high) in _RANGES.items():
+            value = getattr(self, name)
+            if value is not None and not (_is_number(value) and low <= value <= high):
+                raise SamplingError(f"{name} is {value!r}, but must be a number in {low}..{high}.")
+        for name in _INTEGERS:
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+                raise SamplingError(f"{name} is {value!r}, but must be a whole number.")
+        self._check_combinations()
+
+    def _check_combinations(self) -> None:
+        if self.repetition_penalty <= 0 or self.top_p <= 0:
+            name = "top_p" if self.top_p <= 0 else "repetition_penalty"
+            raise SamplingError(f"{name} is {getattr(self, name)}, but must be above 0. Leave it out to switch it off.")
+        if self.min_tokens > self.max_tokens:
+            raise SamplingError(
+                f"min_tokens is {self.min_tokens}, above max_tokens {self.max_tokens}: no output can satisfy both. "
+                "Lower min_tokens or raise max_tokens."
+            )
+        if self.greedy and self.n > 1:
+            raise SamplingError(
+                f"n is {self.n} at temperature 0: all choices would be the same. Set temperature above 0, or n=1."
+            )
+        for string in self.stop:
+            if not isinstance(string, str) or not string:
+                raise SamplingError(f"stop holds {string!r}, but each entry must be a non-empty string.")
+        for token_id in (*self.stop_token_ids, *self.logit_bias):
+            if isinstance(token_id, bool) or not isinstance(token_id, int) or token_id < 0:
+                raise SamplingError(f"token id {token_id!r} is not a whole number of 0 or more.")
+        for token_id, bias in self.logit_bias.items():
+            if not _is_number(bias):
+                raise SamplingError(f"logit_bias of token {token_id} is {bias!r}, but must be a finite number.")
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the most probable token is taken without drawing."""
+        return self.temperature == 0
+
+
+_RANGES: Mapping[str, tuple[float, float]] = {
+    "temperature": (0, 100),
+    "top_k": (0, math.inf),
+    "top_p": (0, 1),
+    "min_p": (0, 1),
+    "repetition_penalty": (0, 100),
+    "presence_penalty": (-100, 100),
+    "frequency_penalty": (-100, 100),
+    "max_tokens": (1, math.inf),
+    "min_tokens": (0, math.inf),
+    "seed": (0, MAX_SEED),
+    "n": (1, 128),
+    "logprobs": (0, MAX_TOP_LOGPROBS),
+    "prompt_logprobs": (0, MAX_TOP_LOGPROBS),
+}
+_INTEGERS = ("top_k", "max_tokens", "min_tokens", "seed", "n", "logprobs", "prompt_logprobs")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

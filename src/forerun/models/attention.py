@@ -1,0 +1,133 @@
+"""Attention whose result for a row depends on the row's own path alone, to the last bit.
+
+Every reduction over keys is cut in a way fixed by the row's position: whole blocks of KV_BLOCK keys, then the block
+the row stands in as partial sums of KV_TAIL keys, added in order. Masked keys contribute exact zeros. So a row gives
+the same bits computed alone, beside its draft, or beside strangers. What this rests on (a product's row does not
+depend on the number of rows from MIN_ROWS up; softmax of a row is unchanged by -inf appended) is checked at load by
+`models/exactness.py`, not assumed.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from forerun.config import KV_BLOCK, KV_TAIL, MIN_ROWS
+from forerun.models.rows import Layout, Segment
+
+_TAILS = KV_BLOCK // KV_TAIL
+
+
+def attend(
+    layer: int,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    layout: Layout,
+    *,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """Store the new keys and values, and attend with every row to its own path.
+
+    Args:
+        layer: index of the layer in the caches.
+        query: [T, H, D]. key: [T, H_kv, D]. value: [T, H_kv, D_v]. All in the caches' dtype.
+        scale: factor of the scores.
+        window: a row at position p sees positions above p - window.
+        softcap: scores become softcap * tanh(score / softcap).
+        sinks: [H] extra logit per head that takes probability and gives nothing.
+
+    Returns:
+        [T, H * D_v].
+    """
+    for cache, start, end in layout.writes:
+        cache.write(layer, key[start:end].transpose(0, 1), value[start:end].transpose(0, 1))
+    if len(layout.segments) == 1:
+        return _attend_segment(layer, query, layout.segments[0], scale, window, softcap, sinks)
+    parts = [
+        _attend_segment(layer, query[s.start : s.end], s, scale, window, softcap, sinks) for s in layout.segments
+    ]
+    return torch.cat(parts)
+
+
+def _attend_segment(
+    layer: int,
+    query: Tensor,
+    segment: Segment,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+) -> Tensor:
+    """query: [n, H, D] -> [n, H * D_v]."""
+    keys, values = segment.cache.keys[layer], segment.cache.values[layer]
+    heads = keys.shape[0]
+    n, group = query.shape[0], query.shape[1] // heads
+    queries = query.view(n, heads, group, -1).transpose(0, 1).reshape(heads, n * group, -1)
+    rows = n * group
+    if rows < MIN_ROWS:
+        queries = queries.repeat(1, -(-MIN_ROWS // rows), 1)
+    first_block, mask = (0, segment.mask) if window is None else _window_mask(segment, window)
+    first, last = first_block * KV_BLOCK, segment.num_blocks * KV_BLOCK
+    scores = torch.bmm(queries, keys[:, first:last].transpose(1, 2))
+    if scale != 1.0:
+        scores.mul_(scale)
+    if softcap is not None:
+        scores.div_(softcap).tanh_().mul_(softcap)
+    if rows < MIN_ROWS:
+        mask = mask.repeat_interleave(group, 0).repeat(-(-MIN_ROWS // rows), 1)
+        scores[..., -mask.shape[-1] :] += mask
+    else:
+        scores.view(heads, n, group, -1)[..., -mask.shape[-1] :] += mask.unsqueeze(1)
+    weights = torch.softmax(scores, -1) if sinks is None else _softmax_with_sinks(scores, sinks, heads, group)
+    mixed = _weighted_sum(weights, values, first_block, segment.num_blocks)[:, :rows]
+    return mixed.reshape(heads, n, group, -1).transpose(0, 1).reshape(n, -1)
+
+
+def _weighted_sum(weights: Tensor, values: Tensor, first_block: int, num_blocks: int) -> Tensor:
+    """weights: [H_kv, R, (num_blocks - first_block) * KV_BLOCK] -> [H_kv, R, D_v], added block by block, then tails."""
+    heads, rows, _ = weights.shape
+    last = num_blocks - 1
+    tail = weights[..., (last - first_block) * KV_BLOCK :].reshape(heads, rows, _TAILS, KV_TAIL)
+    tail = tail.transpose(1, 2).reshape(heads * _TAILS, rows, KV_TAIL)
+    tail = torch.bmm(tail, values[last].view(heads * _TAILS, KV_TAIL, -1))
+    total = tail.view(heads, _TAILS, rows, -1).sum(1)
+    if last == first_block:
+        return total
+    mixed: Tensor | None = None
+    for block in range(first_block, last):
+        column = (block - first_block) * KV_BLOCK
+        part = weights[..., column : column + KV_BLOCK]
+        mixed = torch.bmm(part, values[block]) if mixed is None else torch.baddbmm(mixed, part, values[block])
+    assert mixed is not None
+    return mixed + total
+
+
+def _softmax_with_sinks(scores: Tensor, sinks: Tensor, heads: int, group: int) -> Tensor:
+    """Softmax over the keys and one sink per head, whose share is dropped. The sink stands first, in a lane of its
+    own, so that the keys' places in the reduction do not depend on how many there are."""
+    lanes = scores.new_full((*scores.shape[:-1], KV_TAIL), -torch.inf)
+    repeats = scores.shape[1] // group
+    lanes[..., 0] = sinks.to(scores.dtype).view(heads, 1, group).expand(heads, repeats, group).reshape(heads, -1)
+    return torch.softmax(torch.cat([lanes, scores], -1), -1)[..., KV_TAIL:]
+
+
+def _window_mask(segment: Segment, window: int) -> tuple[int, Tensor]:
+    """First block in sight of any row, and the mask from there on. Blocks out of sight would add exact zeros."""
+    if window not in segment.windowed:
+        first_block = max(0, int(segment.positions.min()) - window + 1) // KV_BLOCK
+        first = first_block * KV_BLOCK
+        columns = segment.num_blocks * KV_BLOCK - first
+        mask = segment.mask.new_zeros(len(segment.positions), columns)
+        width = segment.mask.shape[-1]
+        mask[:, max(0, columns - width) :] = segment.mask[:, max(0, width - columns) :]
+        key_positions = torch.arange(first, first + columns)
+        if segment.is_tree:
+            start = segment.cache.length - first
+            key_positions[start : start + len(segment.positions)] = segment.positions[: columns - start]
+        mask.masked_fill_(key_positions <= segment.positions[:, None] - window, -torch.inf)
+        segment.windowed[window] = (first_block, mask)
+    return segment.windowed[window]

@@ -1,0 +1,173 @@
+"""The Llama family (Llama, Mistral, Qwen2, Qwen3) in few, large operations.
+
+Query, key and value are one product, gate and up another; residuals are added inside the products that precede them;
+the rotation of queries and keys is one complex multiplication. Everything else is served by `models/general.py`; both
+are tested against each other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from forerun.models.attention import attend
+from forerun.models.linear import Linear
+from forerun.models.rows import Layout
+
+LEAN_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
+_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+
+
+def lean_refusal(config: object) -> str | None:
+    """Why the lean decoder cannot serve this Transformers configuration; None if it can."""
+    model_type = getattr(config, "model_type", None)
+    if model_type not in LEAN_MODEL_TYPES:
+        return f"model type {model_type!r} is not one of {', '.join(LEAN_MODEL_TYPES)}"
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type", "default") not in _ROPE_TYPES:
+        return f"rope type {rope.get('rope_type')!r} depends on the sequence's length"
+    if getattr(config, "hidden_act", "silu") != "silu":
+        return f"activation {getattr(config, 'hidden_act', None)!r}"
+    if getattr(config, "mlp_bias", False):
+        return "biases in the feed-forward layers"
+    return None
+
+
+@dataclass(slots=True)
+class _Layer:
+    input_norm: Tensor
+    qkv: Linear
+    head_norm: Tensor | None
+    """[H + H_kv, D] weights of the norm over each query and key head (Qwen3)."""
+    out: Linear
+    mlp_norm: Tensor
+    gate_up: Linear
+    down: Linear
+    window: int | None
+
+
+class LeanDecoder:
+    """Decoder of a Transformers model of the Llama family, with its weights rearranged.
+
+    Args:
+        model: the loaded causal language model; its weights are copied, so it may be dropped.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        config = model.config
+        base = model.model
+        self.eps: float = config.rms_norm_eps
+        self.num_heads: int = config.num_attention_heads
+        self.num_kv_heads: int = config.num_key_value_heads
+        self.head_dim: int = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        self.intermediate: int = config.intermediate_size
+        self.hidden: int = config.hidden_size
+        self.scale = self.head_dim**-0.5
+        self.embedding = base.embed_tokens.weight.detach()
+        self.dtype = self.embedding.dtype
+        self.compute_dtype = torch.float64 if self.dtype == torch.float64 else torch.float32
+        self.norm = base.norm.weight.detach()
+        self.lm_head = Linear(model.lm_head.weight, model.lm_head.bias)
+        self.inverse_frequencies = base.rotary_emb.inv_freq.detach().float()
+        self.rope_scaling = float(base.rotary_emb.attention_scaling)
+        self.rotations = self._rotations(2048)
+        windows = _windows(config)
+        self.layers = [self._rearranged(layer, windows[i]) for i, layer in enumerate(base.layers)]
+
+    def forward(self, layout: Layout) -> Tensor:
+        """Logits of the wanted rows, [R, V]."""
+        x = self.embedding[layout.token_ids]
+        rotation = self._rotation(layout.positions)
+        rows, heads, kv_heads, width = len(x), self.num_heads, self.num_kv_heads, self.head_dim
+        rotated = heads + kv_heads
+        for index, layer in enumerate(self.layers):
+            h = layer.qkv(F.rms_norm(x, (self.hidden,), layer.input_norm, self.eps))
+            if layer.head_norm is not None:
+                h = self._normed_heads(h, layer.head_norm)
+            h = h.to(self.compute_dtype).view(rows, -1, width)
+            torch.view_as_complex(h[:, :rotated].view(rows, rotated, width // 2, 2)).mul_(rotation)
+            h = attend(
+                index,
+                h[:, :heads],
+                h[:, heads:rotated],
+                h[:, rotated:],
+                layout,
+                scale=self.scale,
+                window=layer.window,
+            )
+            x = layer.out.add_to(x, h.to(self.dtype))
+            h = layer.gate_up(F.rms_norm(x, (self.hidden,), layer.mlp_norm, self.eps))
+            x = layer.down.add_to(x, F.silu(h[:, : self.intermediate]).mul_(h[:, self.intermediate :]))
+        if layout.num_logits == 0:
+            return x.new_empty(0, self.lm_head.out_features)
+        if layout.logit_rows is not None:
+            x = x[layout.logit_rows]
+        logits: Tensor = self.lm_head(F.rms_norm(x, (self.hidden,), self.norm, self.eps))
+        return logits
+
+    def _rearranged(self, layer: nn.Module, window: int | None) -> _Layer:
+        attention, mlp = layer.self_attn, layer.mlp
+        projections = (attention.q_proj, attention.k_proj, attention.v_proj)
+        weights = [
+            self._paired(attention.q_proj.weight),
+            self._paired(attention.k_proj.weight),
+            attention.v_proj.weight,
+        ]
+        bias = None
+        if attention.q_proj.bias is not None:
+            q, k, v = (projection.bias for projection in projections)
+            bias = torch.cat([self._paired(q), self._paired(k), v])
+        head_norm = None
+        if hasattr(attention, "q_norm"):
+            q_norm = self._paired(attention.q_norm.weight).expand(self.num_heads, -1)
+            k_norm = self._paired(attention.k_norm.weight).expand(self.num_kv_heads, -1)
+            head_norm = torch.cat([q_norm, k_norm]).detach()
+        return _Layer(
+            input_norm=layer.input_layernorm.weight.detach(),
+            qkv=Linear(torch.cat(weights), bias),
+            head_norm=head_norm,
+            out=Linear(attention.o_proj.weight, attention.o_proj.bias),
+            mlp_norm=layer.post_attention_layernorm.weight.detach(),
+            gate_up=Linear(torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight])),
+            down=Linear(mlp.down_proj.weight),
+            window=window,
+        )
+
+    def _paired(self, weight: Tensor) -> Tensor:
+        """Bring each head's rows i and i + D/2, which one rotation turns, side by side: dot products do not mind."""
+        half = self.head_dim // 2
+        heads = weight.shape[0] // self.head_dim
+        rest = weight.shape[1:]
+        return weight.view(heads, 2, half, *rest).transpose(1, 2).reshape(weight.shape)
+
+    def _normed_heads(self, qkv: Tensor, weight: Tensor) -> Tensor:
+        rows, rotated = len(qkv), self.num_heads + self.num_kv_heads
+        h = qkv.view(rows, -1, self.head_dim)
+        normed = F.rms_norm(h[:, :rotated], (self.head_dim,), None, self.eps).mul_(weight)
+        return torch.cat([normed, h[:, rotated:]], 1)
+
+    def _rotation(self, positions: Tensor) -> Tensor:
+        """[T, 1, D/2] complex."""
+        last = int(positions.max())
+        if last >= len(self.rotations):
+            self.rotations = self._rotations(2 * last)
+        return self.rotations[positions].unsqueeze(1)
+
+    def _rotations(self, length: int) -> Tensor:
+        # in float32 whatever the model's dtype, as Transformers does
+        angles = torch.outer(torch.arange(length, dtype=torch.float32), self.inverse_frequencies)
+        table = torch.complex(angles.cos(), angles.sin()) * self.rope_scaling
+        return table.to(torch.complex128 if self.compute_dtype == torch.float64 else torch.complex64)
+
+
+def _windows(config: object) -> list[int | None]:
+    """Each layer's sliding window."""
+    num_layers: int = config.num_hidden_layers  # type: ignore[attr-defined]
+    window: int | None = getattr(config, "sliding_window", None)
+    layer_types = getattr(config, "layer_types", None)
+    if layer_types:
+        return [window if kind == "sliding_attention" else None for kind in layer_types]
+    return [window] * num_layers

@@ -1,0 +1,179 @@
+"""The types that travel between floors: drafts, verdicts, sequences, and the contracts of drafter and verifier."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from forerun.config import SamplingParams
+
+FinishReason = Literal["stop", "length", "abort"]
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """What a drafter proposes for one sequence: a rooted tree of tokens; a chain is a tree of width one.
+
+    Row 0 of the target's rows follows the last committed token; row i + 1 follows node i.
+
+    Attributes:
+        token_ids: [n] int64, in the target's vocabulary.
+        parents: [n] int64, each below its own index; -1 is the last committed token.
+        laws: [n + 1, V] float; row r is the law that the children of row r were drawn from, in index order.
+            None: the nodes were chosen by a rule that does not know the target's randomness.
+        replacement: siblings were drawn with replacement; False: each draw was removed from the law before the next.
+        num_candidates: nodes at and after this index are probes: computed by the target, never accepted.
+    """
+
+    token_ids: Tensor
+    parents: Tensor
+    laws: Tensor | None = None
+    replacement: bool = True
+    num_candidates: int = -1
+
+    def __post_init__(self) -> None:
+        if self.num_candidates < 0:
+            object.__setattr__(self, "num_candidates", len(self.token_ids))
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    @classmethod
+    def chain(cls, token_ids: Seq[int] | Tensor, laws: Tensor | None = None) -> Draft:
+        """A draft of width one. token_ids: [n]; laws: [n + 1, V] or None (the last row is not read)."""
+        tokens = torch.as_tensor(token_ids, dtype=torch.int64)
+        return cls(tokens, torch.arange(-1, len(tokens) - 1), laws)
+
+    @classmethod
+    def empty(cls) -> Draft:
+        """No proposal: the step is one of plain decoding."""
+        return cls(torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.int64))
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether every node's parent is the node before it."""
+        n = len(self.token_ids)
+        return n == 0 or torch.equal(self.parents, torch.arange(-1, n - 1))
+
+
+@dataclass(frozen=True, slots=True)
+class PackedDrafts:
+    """The drafts of one step's sequences, beside the target's rows for them.
+
+    Attributes:
+        drafts: one per sequence.
+        offsets: len B + 1; rows offsets[b]..offsets[b + 1] of the target's rows belong to sequence b,
+            one row more than it has nodes.
+    """
+
+    drafts: Seq[Draft]
+    offsets: Seq[int]
+
+    @classmethod
+    def of(cls, drafts: Seq[Draft]) -> PackedDrafts:
+        offsets = [0]
+        for draft in drafts:
+            offsets.append(offsets[-1] + len(draft) + 1)
+        return cls(drafts, offsets)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the verifier keeps of one draft. A step appends the path's tokens and next_token.
+
+    Attributes:
+        path: accepted nodes, root to leaf.
+        next_token: the recovered token after a rejection, or the bonus token.
+    """
+
+    path: list[int]
+    next_token: int
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One choice of one request, as it grows.
+
+    Invariant between steps, once the prompt is computed: the target's cache holds `len(token_ids) - 1`
+    positions, since the last committed token has not been fed yet.
+
+    Attributes:
+        id: unique within the engine.
+        token_ids: prompt and committed tokens.
+        num_prompt: how many of token_ids are the prompt.
+        params: the request's options.
+        choice: index among the request's `n` choices; part of the key of its noise.
+        max_length: token_ids never grows beyond this (max_tokens and the target's context).
+    """
+
+    id: int
+    token_ids: list[int]
+    num_prompt: int
+    params: SamplingParams
+    choice: int = 0
+    max_length: int = 2**62
+    finish_reason: FinishReason | None = field(default=None)
+
+    @property
+    def output_ids(self) -> list[int]:
+        return self.token_ids[self.num_prompt :]
+
+    @property
+    def num_output(self) -> int:
+        return len(self.token_ids) - self.num_prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one step did to one sequence, told to the drafter after the target has computed it.
+
+    Attributes:
+        sequence: already holds the new tokens.
+        draft: the draft that was verified; None while the prompt is computed.
+        verdict: what was accepted, after truncation at a stop; None while the prompt is computed.
+        num_computed: positions now in the target's cache.
+    """
+
+    sequence: Sequence
+    draft: Draft | None
+    verdict: Verdict | None
+    num_computed: int
+
+
+class Drafter(Protocol):
+    """Proposes tokens. The engine never asks which drafter it has."""
+
+    def start(self, sequence: Sequence) -> None:
+        """A sequence enters, its prompt not yet computed."""
+
+    def draft(self, sequences: Seq[Sequence], budgets: Seq[int]) -> list[Draft]:
+        """One draft for each sequence, of at most its budget of nodes. A budget of 0 gets an empty draft."""
+
+    def commit(self, steps: Seq[Step]) -> None:
+        """The target has computed a prompt chunk or verified a draft."""
+
+    def stop(self, sequence: Sequence) -> None:
+        """The sequence leaves; its state is freed."""
+
+
+class Noise(Protocol):
+    """Randomness for one step, in the packed order of the target's rows."""
+
+    def uniform(self, size: int) -> Tensor:
+        """[size] float64 in [0, 1), fresh at every call."""
+
+    def gumbel(self, rows: Seq[int], vocab_size: int) -> Tensor:
+        """[len(rows), V] float64 Gumbel noise; for a seeded request keyed by (seed, choice, absolute position)."""
+
+
+class Verifier(Protocol):
+    """The acceptance rule."""
+
+    lossless: bool
+
+    def verify(self, drafts: PackedDrafts, target_logprobs: Tensor, noise: Noise) -> list[Verdict]:
+        """One verdict per sequence. target_logprobs: [rows, V], the target's processed law at each row."""
