@@ -1,0 +1,139 @@
+"""Random numbers: counter-based noise for requests with a seed, a generator's for the others.
+
+The noise of a seeded request is a function of (seed, choice, absolute position, token id) and of
+nothing else: not of the batch, the vocabulary's padding, the drafter, or how often it is asked for.
+So drafter and target that both take argmax(logprob + noise) agree wherever their laws do, and the
+text depends on the seed and the target alone.
+
+The hash is SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, OOPSLA
+2014): the key chooses a place in its sequence, the token id counts on from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from forerun.types import PackedDrafts, Sequence
+
+_GAMMA = 0x9E3779B97F4A7C15
+_MIX_1 = 0xBF58476D1CE4E5B9
+_MIX_2 = 0x94D049BB133111EB
+_MASK = 2**64 - 1
+_ONE = 0x3FF0000000000000
+"""The bits of 1.0: with 52 random bits below them they are a float64 in [1, 2)."""
+
+
+class NoiseKey(NamedTuple):
+    """What the noise of one row depends on.
+
+    Attributes:
+        seed: the request's seed.
+        choice: index among the request's `n` choices.
+        position: index in `token_ids` of the token that the row draws.
+    """
+
+    seed: int
+    choice: int
+    position: int
+
+
+def keyed_uniform(keys: Seq[NoiseKey], vocab_size: int, device: torch.device | str = "cpu") -> Tensor:
+    """[len(keys), V] float64 in (0, 1), never 0 or 1: odd multiples of 2^-53."""
+    starts = torch.tensor([_signed(_hash_key(key)) for key in keys], dtype=torch.int64, device=device)
+    bits = starts[:, None] + _token_steps(vocab_size, torch.device(device))
+    scratch = torch.empty_like(bits)
+    for shift, factor in ((30, _MIX_1), (27, _MIX_2), (31, None)):
+        _shift_right(bits, shift, scratch)
+        bits.bitwise_xor_(scratch)
+        if factor is not None:
+            bits.mul_(_signed(factor))
+    _shift_right(bits, 12, scratch)
+    # In [1, 2) by the exponent's bits; the difference is exact and lands between the multiples of 2^-52.
+    return scratch.bitwise_or_(_ONE).view(torch.float64).sub_(1 - 2.0**-53)
+
+
+def keyed_gumbel(keys: Seq[NoiseKey], vocab_size: int, device: torch.device | str = "cpu") -> Tensor:
+    """[len(keys), V] float64 standard Gumbel noise, -log(-log(u)) of `keyed_uniform`."""
+    return _to_gumbel(keyed_uniform(keys, vocab_size, device))
+
+
+class StepNoise:
+    """The noise of one step (`forerun.types.Noise`), in the packed order of the target's rows.
+
+    Rows of requests with a seed get the keyed noise, all others the generator's.
+    """
+
+    def __init__(self, generator: torch.Generator, sequences: Seq[Sequence], packed: PackedDrafts) -> None:
+        self._generator = generator
+        self._sequences = sequences
+        self._packed = packed
+
+    def uniform(self, size: int) -> Tensor:
+        return torch.rand(size, dtype=torch.float64, generator=self._generator, device=self._generator.device)
+
+    def gumbel(self, rows: Seq[int], vocab_size: int) -> Tensor:
+        keys = [self.key(row) for row in rows]
+        device = self._generator.device
+        seeded = [index for index, key in enumerate(keys) if key is not None]
+        if len(seeded) == len(keys):
+            return keyed_gumbel([key for key in keys if key is not None], vocab_size, device)
+        u = torch.rand(len(keys), vocab_size, dtype=torch.float64, generator=self._generator, device=device)
+        noise = _to_gumbel(u.clamp_(min=2.0**-54))  # the generator's grid holds 0
+        if seeded:
+            noise[seeded] = keyed_gumbel([key for key in keys if key is not None], vocab_size, device)
+        return noise
+
+    def key(self, row: int) -> NoiseKey | None:
+        """The key of a packed row; None if its request has no seed."""
+        offsets = self._packed.offsets
+        index = next(i for i in range(len(self._sequences)) if row < offsets[i + 1])
+        sequence = self._sequences[index]
+        if sequence.params.seed is None:
+            return None
+        depth = _depth(self._packed.drafts[index].parents, row - offsets[index] - 1)
+        return NoiseKey(sequence.params.seed, sequence.choice, len(sequence.token_ids) + depth)
+
+
+def _depth(parents: Tensor, node: int) -> int:
+    depth = 0
+    while node >= 0:
+        node = int(parents[node])
+        depth += 1
+    return depth
+
+
+def _to_gumbel(u: Tensor) -> Tensor:
+    return u.log_().neg_().log_().neg_()
+
+
+def _mix(value: int) -> int:
+    value = ((value ^ (value >> 30)) * _MIX_1) & _MASK
+    value = ((value ^ (value >> 27)) * _MIX_2) & _MASK
+    return value ^ (value >> 31)
+
+
+def _hash_key(key: NoiseKey) -> int:
+    value = 0
+    for part in key:
+        value = _mix((value + part * _GAMMA + _GAMMA) & _MASK)
+    return value
+
+
+def _signed(value: int) -> int:
+    return value - 2**64 if value >= 2**63 else value
+
+
+@lru_cache(maxsize=8)
+def _token_steps(vocab_size: int, device: torch.device) -> Tensor:
+    return (torch.arange(vocab_size, device=device) + 1) * _signed(_GAMMA)
+
+
+def _shift_right(bits: Tensor, shift: int, out: Tensor) -> None:
+    """Logical shift: torch's is arithmetic."""
+    torch.bitwise_right_shift(bits, shift, out=out)
+    out.bitwise_and_(2 ** (64 - shift) - 1)

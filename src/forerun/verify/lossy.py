@@ -1,0 +1,85 @@
+"""Acceptance by threshold: faster, and not the target's law. Refused unless asked for by name.
+
+A node is accepted if its parent is and the target finds its token good enough; the longest accepted path
+is taken (of equal ones the most probable), and the next token is drawn from the target's law at its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from forerun.config import ACCEPT_TOP_K, ACCEPT_TOP_P, TYPICAL_DELTA, TYPICAL_EPSILON
+from forerun.sampling import draw_tokens
+from forerun.types import Draft, Noise, PackedDrafts, Verdict
+
+GoodEnough = Callable[[Tensor, Tensor], Tensor]
+"""(target probabilities [N, V], tokens [N]) -> [N] bool."""
+
+
+def typical(target: Tensor, tokens: Tensor) -> Tensor:
+    """p(token) > min(epsilon, delta * exp(-entropy)) (Medusa, 2401.10774, equation in its section 2.3)."""
+    entropy = torch.special.entr(target).sum(-1)
+    return _chance(target, tokens) > (TYPICAL_DELTA * torch.exp(-entropy)).clamp(max=TYPICAL_EPSILON)
+
+
+def in_top_k(target: Tensor, tokens: Tensor) -> Tensor:
+    """Fewer than ACCEPT_TOP_K tokens are more probable."""
+    chance = _chance(target, tokens)
+    return ((target > chance[:, None]).sum(-1) < ACCEPT_TOP_K) & (chance > 0)
+
+
+def in_top_p(target: Tensor, tokens: Tensor) -> Tensor:
+    """More probable tokens have less than ACCEPT_TOP_P of the mass."""
+    chance = _chance(target, tokens)
+    above = torch.where(target > chance[:, None], target, 0).sum(-1)
+    return (above < ACCEPT_TOP_P) & (chance > 0)
+
+
+class Threshold:
+    """One lossy rule."""
+
+    lossless = False
+
+    def __init__(self, good_enough: GoodEnough) -> None:
+        self.good_enough = good_enough
+
+    def verify(self, drafts: PackedDrafts, target_logprobs: Tensor, noise: Noise) -> list[Verdict]:
+        target = target_logprobs.exp()
+        parent_rows = [draft.parents + offset + 1 for draft, offset in zip(drafts.drafts, drafts.offsets, strict=False)]
+        rows = torch.cat(parent_rows).to(target.device)
+        tokens = torch.cat([draft.token_ids for draft in drafts.drafts]).to(target.device)
+        good = self.good_enough(target[rows], tokens).tolist()
+        scores = target_logprobs[rows, tokens].tolist()
+        paths, start = [], 0
+        for draft in drafts.drafts:
+            end = start + len(draft)
+            paths.append(_longest_path(draft, good[start:end], scores[start:end]))
+            start = end
+        ends = [offset + (path[-1] + 1 if path else 0) for path, offset in zip(paths, drafts.offsets, strict=False)]
+        next_tokens = draw_tokens(target[ends], noise.uniform(len(ends))).tolist()
+        return [Verdict(path, token) for path, token in zip(paths, next_tokens, strict=True)]
+
+
+def _longest_path(draft: Draft, good: list[bool], scores: list[float]) -> list[int]:
+    parents = draft.parents.tolist()
+    best: tuple[int, float] = (0, 0.0)
+    best_node = -1
+    reached: dict[int, tuple[int, float]] = {-1: (0, 0.0)}  # node -> depth and log-probability of its path
+    for node in range(draft.num_candidates):
+        if good[node] and parents[node] in reached:
+            depth, score = reached[parents[node]]
+            reached[node] = (depth + 1, score + scores[node])
+            if reached[node] > best:
+                best, best_node = reached[node], node
+    path: list[int] = []
+    while best_node >= 0:
+        path.insert(0, best_node)
+        best_node = parents[best_node]
+    return path
+
+
+def _chance(target: Tensor, tokens: Tensor) -> Tensor:
+    return target.gather(-1, tokens[:, None])[:, 0]
