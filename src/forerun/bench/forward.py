@@ -1,0 +1,166 @@
+"""`forerun bench forward`: what one target forward of K rows costs, beside Hugging Face's own module.
+
+Speculation pays when a forward of K + 1 rows costs little more than a forward of one: t(5) / t(1) says whether it does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from forerun.bench.measure import Interval, bootstrap, interleave, ratio
+from forerun.bench.reference import Reference
+from forerun.errors import ConfigError
+from forerun.models import Model, Rows, load_model
+
+TRANSFORMERS = "transformers"
+RANDOM_LLAMA = {
+    "hidden_size": 1024,
+    "intermediate_size": 2816,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "vocab_size": 8192,
+    "max_position_embeddings": 2048,
+    "tie_word_embeddings": False,
+}
+"""The default model: large enough that its weights do not fit the caches, small enough to measure in a minute."""
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardRow:
+    """One implementation at one dtype.
+
+    Attributes:
+        dtype: of the weights.
+        method: "transformers", or a path of forerun: "lean" or "general".
+        milliseconds: by K, of one forward with all logits.
+        ratios: by K, this method's time over Transformers' in the same round; empty for Transformers itself.
+        growth: t(K) / t(1) for every K above 1.
+    """
+
+    dtype: str
+    method: str
+    milliseconds: dict[int, Interval]
+    ratios: dict[int, Interval]
+    growth: dict[int, Interval]
+
+
+def measure_forward(
+    folder: str | Path,
+    dtypes: Sequence[str],
+    rows: Sequence[int],
+    prefix: int,
+    rounds: int,
+    say: Callable[[str], None] = lambda _: None,
+) -> list[ForwardRow]:
+    """Time forwards of `rows` new tokens after `prefix` cached ones, every method and K in turn, round after round.
+
+    Raises:
+        ConfigError: rows or prefix do not fit the model.
+    """
+    results = []
+    for dtype in dtypes:
+        say(f"loading {dtype}")
+        models = _paths(folder, dtype)
+        context = next(iter(models.values())).context_length
+        if min(rows) < 1 or prefix < 1 or prefix + max(rows) > context:
+            raise ConfigError(f"{prefix} cached and {max(rows)} new positions do not fit a context of {context}.")
+        steps = _steps(Reference(folder, dtype), models, rows, prefix)
+        say(f"measuring {dtype}: {rounds} rounds of {len(steps)} forwards")
+        runs = interleave({f"{method} {k}": step for (method, k), step in steps.items()}, rounds, warmup=3)
+        seconds = {key: [run.seconds for run in own] for key, own in zip(steps, runs.values(), strict=True)}
+        results += _reduce(dtype, seconds, rows)
+    return results
+
+
+def _steps(
+    reference: Reference, models: dict[str, Model], rows: Sequence[int], prefix: int
+) -> dict[tuple[str, int], Callable[[], Tensor]]:
+    """Method and K -> one forward. All methods are given the same tokens."""
+    generator = torch.Generator().manual_seed(0)
+    vocab_size = next(iter(models.values())).vocab_size
+    tokens = torch.randint(0, vocab_size, (prefix + max(rows),), generator=generator).tolist()
+    cached, new = tokens[:prefix], tokens[prefix:]
+    steps = {}
+    for k in rows:
+        steps[TRANSFORMERS, k] = reference.forward_step(cached, new[:k])
+        for path, model in models.items():
+            steps[path, k] = _own_step(model, cached, new[:k])
+    return steps
+
+
+def _own_step(model: Model, prefix: list[int], tokens: list[int]) -> Callable[[], Tensor]:
+    cache = model.new_cache()
+    model.forward([Rows(cache, prefix, num_logits=0)])
+    cache.commit(range(len(prefix)))
+    # Nothing is committed: every call writes its keys and values over those of the call before.
+    return lambda: model.forward([Rows(cache, tokens)])
+
+
+def _paths(folder: str | Path, dtype: str) -> dict[str, Model]:
+    """The lean path where it serves the model, and the general one."""
+    auto = load_model(folder, dtype=dtype)
+    if auto.path == "general":
+        return {"general": auto}
+    return {auto.path: auto, "general": load_model(folder, dtype=dtype, path="general")}
+
+
+def _reduce(dtype: str, seconds: dict[tuple[str, int], list[float]], rows: Sequence[int]) -> list[ForwardRow]:
+    methods = list(dict.fromkeys(method for method, _ in seconds))
+    results = []
+    for method in methods:
+        own = {k: seconds[method, k] for k in rows}
+        results.append(
+            ForwardRow(
+                dtype,
+                method,
+                {k: bootstrap([1000 * t for t in own[k]]) for k in rows},
+                {} if method == TRANSFORMERS else {k: ratio(own[k], seconds[TRANSFORMERS, k]) for k in rows},
+                {k: ratio(own[k], own[1]) for k in rows if k > 1} if 1 in own else {},
+            )
+        )
+    return results
+
+
+class RandomLlama:
+    """A folder with a random Llama in it, for as long as the block lasts."""
+
+    def __enter__(self) -> str:
+        from transformers import LlamaConfig, LlamaForCausalLM
+
+        self._folder = TemporaryDirectory(prefix="forerun-bench-")
+        settings: dict[str, Any] = dict(RANDOM_LLAMA)
+        torch.manual_seed(0)
+        model: Any = LlamaForCausalLM(LlamaConfig(**settings)).to(torch.bfloat16)
+        model.save_pretrained(self._folder.name)
+        return self._folder.name
+
+    def __exit__(self, *_: object) -> None:
+        self._folder.cleanup()
+
+
+def header(rows: Sequence[int]) -> list[str]:
+    """Of the table of results."""
+    return [
+        "dtype, method",
+        *(f"t({k}) ms" for k in rows),
+        *(f"t({k}) / Transformers" for k in rows),
+        *(f"t({k}) / t(1)" for k in rows if k > 1),
+    ]
+
+
+def cells(row: ForwardRow, rows: Sequence[int]) -> list[str]:
+    """One line of the table of results; ratios with their intervals."""
+    return [
+        f"{row.dtype}, {row.method}",
+        *(f"{row.milliseconds[k].median:.1f}" for k in rows),
+        *(f"{row.ratios[k]:.2f}" if row.ratios else "–" for k in rows),
+        *(f"{row.growth[k]:.2f}" if row.growth else "–" for k in rows if k > 1),
+    ]

@@ -1,0 +1,152 @@
+"""How things are timed and compared: interleaved rounds, medians, bootstrap intervals, and the machine they ran on.
+
+Machines drift: clocks change, neighbours come and go. Methods are therefore run in turn, round after round, and
+compared within a round; a ratio is the median of the rounds' ratios, never a ratio of two separate averages.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+T = TypeVar("T")
+
+RESAMPLES = 2000
+LEVEL = 0.95
+
+
+@dataclass(frozen=True, slots=True)
+class Timed(Generic[T]):
+    """What one run returned, and the wall-clock seconds it took."""
+
+    seconds: float
+    value: T
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A median and the bounds of its bootstrap interval (LEVEL of the resampled medians lie inside)."""
+
+    median: float
+    low: float
+    high: float
+
+    def __format__(self, spec: str) -> str:
+        """`f"{interval:.2f}"` is "1.53 [1.49, 1.58]"."""
+        return f"{self.median:{spec}} [{self.low:{spec}}, {self.high:{spec}}]"
+
+
+def timed(run: Callable[[], T]) -> Timed[T]:
+    """Run once and time it."""
+    start = time.perf_counter()
+    value = run()
+    return Timed(time.perf_counter() - start, value)
+
+
+def interleave(
+    methods: Mapping[str, Callable[[], T]],
+    rounds: int,
+    warmup: int = 1,
+    after: Callable[[str, Timed[T]], None] | None = None,
+) -> dict[str, list[Timed[T]]]:
+    """Run every method once per round, in the order given, and return its timed runs, one per round.
+
+    Warm-up rounds come first and are thrown away. `after` is called, outside the timing, after every run that counts.
+    """
+    for _ in range(warmup):
+        for run in methods.values():
+            run()
+    runs: dict[str, list[Timed[T]]] = {name: [] for name in methods}
+    for _ in range(rounds):
+        for name, run in methods.items():
+            result = timed(run)
+            runs[name].append(result)
+            if after is not None:
+                after(name, result)
+    return runs
+
+
+def bootstrap(values: Sequence[float], resamples: int = RESAMPLES, level: float = LEVEL, seed: int = 0) -> Interval:
+    """The median of the values and its percentile bootstrap interval (Efron 1979). Same values, same interval."""
+    sample = np.asarray(values, dtype=np.float64)
+    if sample.size == 0:
+        raise ValueError("No values to take a median of.")
+    generator = np.random.default_rng(seed)
+    drawn = generator.integers(0, sample.size, size=(resamples, sample.size))
+    medians = np.median(sample[drawn], axis=1)
+    low, high = np.quantile(medians, [(1 - level) / 2, (1 + level) / 2])
+    return Interval(float(np.median(sample)), float(low), float(high))
+
+
+def ratio(numerator: Sequence[float], denominator: Sequence[float]) -> Interval:
+    """Median and interval of numerator[i] / denominator[i]: entry i of both was measured in the same round."""
+    return bootstrap([a / b for a, b in zip(numerator, denominator, strict=True)])
+
+
+def machine() -> dict[str, Any]:
+    """Everything a reader needs to judge a figure: processor, cores, threads, versions, commit."""
+    import torch
+    import transformers
+
+    from forerun import __version__
+
+    accelerator = torch.cuda.get_device_name(0) if torch.cuda.is_available() else None
+    return {
+        "cpu": _cpu_model(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "accelerator": accelerator,
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "forerun": __version__,
+        "commit": _commit(),
+    }
+
+
+def describe(facts: Mapping[str, Any]) -> str:
+    """The machine in one line."""
+    commit = f" ({facts['commit']})" if facts["commit"] else ""
+    return (
+        f"{facts['cpu']} ({facts['cpu_capability']}), {facts['cores']} cores, {facts['threads']} threads; "
+        f"Python {facts['python']}, torch {facts['torch']}, transformers {facts['transformers']}, "
+        f"forerun {facts['forerun']}{commit}"
+    )
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or "unknown processor"
+
+
+def _commit() -> str | None:
+    """The commit of the checkout this file is tracked in, "+" for a changed one; None when installed elsewhere."""
+
+    def git(*arguments: str) -> str | None:
+        command = ["git", "-C", str(here.parent), *arguments]
+        try:
+            result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=10)
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        return result.stdout.strip() if result.returncode == 0 else None
+
+    here = Path(__file__).resolve()
+    if git("ls-files", "--error-unmatch", here.name) is None:
+        return None
+    commit = git("rev-parse", "--short=10", "HEAD")
+    changed = git("status", "--porcelain", "--untracked-files=no")
+    return f"{commit}+" if commit and changed else commit

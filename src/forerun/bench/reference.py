@@ -1,0 +1,72 @@
+"""Hugging Face Transformers as the thing to compare with: same weights, same process, same threads, its own code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from forerun.bench.compare import Run
+from forerun.models.loading import resolve
+
+
+class Reference:
+    """A causal language model as Transformers loads and runs it, with its default attention.
+
+    Args:
+        name: a bundled name, a local folder, or a hub id.
+        dtype: "float32", "bfloat16" or "float64".
+    """
+
+    def __init__(self, name: str | Path, dtype: str) -> None:
+        from transformers import AutoModelForCausalLM
+
+        model: Any = AutoModelForCausalLM.from_pretrained(resolve(name), dtype=getattr(torch, dtype))
+        self.model = model.eval()
+
+    @torch.inference_mode()
+    def forward_step(self, prefix: Sequence[int], tokens: Sequence[int]) -> Callable[[], Tensor]:
+        """A function that computes all logits, [K, V], of K tokens after a cached prefix, as often as it is called."""
+        from transformers import DynamicCache
+
+        cache = DynamicCache()
+        self.model(torch.tensor([list(prefix)]), past_key_values=cache, use_cache=True)
+        new = torch.tensor([list(tokens)])
+
+        @torch.inference_mode()
+        def step() -> Tensor:
+            logits: Tensor = self.model(new, past_key_values=cache, use_cache=True).logits[0]
+            cache.crop(len(prefix))
+            return logits
+
+        return step
+
+    def generate(
+        self, prompt: Sequence[int], max_tokens: int, draft: Reference | None = None, num_draft_tokens: int = 0
+    ) -> Run:
+        """`max_tokens` greedy tokens, past any end-of-text; with a draft, by Transformers' assisted generation.
+
+        The draft proposes num_draft_tokens at every step: a constant schedule without a confidence threshold.
+        """
+        settings: dict[str, Any] = {}
+        if draft is not None:
+            own = draft.model.generation_config
+            own.num_assistant_tokens = num_draft_tokens
+            own.num_assistant_tokens_schedule = "constant"
+            own.assistant_confidence_threshold = 0.0
+            settings["assistant_model"] = draft.model
+        ids = torch.tensor([list(prompt)])
+        with torch.inference_mode():
+            output = self.model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=max_tokens,
+                do_sample=False,
+                eos_token_id=None,
+                pad_token_id=0,
+                **settings,
+            )
+        return Run(output[0, len(prompt) :].tolist())

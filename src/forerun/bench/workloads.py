@@ -1,0 +1,68 @@
+"""Prompts to measure on. The bundled ones are held-out files, in the order of a hash of their names."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from forerun.config import ASSETS
+from forerun.errors import ConfigError
+
+WORKLOADS = ASSETS / "workloads"
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One prompt.
+
+    Attributes:
+        name: where it comes from.
+        prompt: what the model is given.
+        reference: what stood there; empty when unknown.
+    """
+
+    name: str
+    prompt: str
+    reference: str = ""
+
+
+def names() -> list[str]:
+    """The bundled workloads."""
+    return sorted(path.stem for path in WORKLOADS.glob("*.jsonl"))
+
+
+def load(workload: str, limit: int | None = None) -> list[Case]:
+    """The first `limit` cases of a bundled workload, or of a JSONL file with a "prompt" on every line.
+
+    Raises:
+        ConfigError: there is no such workload, or a line of it cannot be read.
+    """
+    bundled = WORKLOADS / f"{workload}.jsonl"
+    path = bundled if bundled.is_file() else Path(workload)
+    if not path.is_file():
+        raise ConfigError(
+            f"There is no workload {workload!r}. Give one of {', '.join(names()) or 'none bundled'}, "
+            "or the path of a JSONL file with a prompt on every line."
+        )
+    cases = []
+    with path.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, 1):
+            if limit is not None and len(cases) >= limit:
+                break
+            if line.strip():
+                cases.append(_case(line, f"{path.name}:{number}"))
+    if not cases:
+        raise ConfigError(f"{path} holds no prompts. Put one JSON object with a prompt on each line.")
+    return cases
+
+
+def _case(line: str, where: str) -> Case:
+    try:
+        record = json.loads(line)
+        prompt = record["prompt"]
+    except (ValueError, KeyError, TypeError):
+        prompt = None
+    if not isinstance(prompt, str):
+        raise ConfigError(f'{where} is not a JSON object with a string "prompt": {line.strip()[:80]!r}.')
+    return Case(str(record.get("file", where)), prompt, str(record.get("reference", "")))

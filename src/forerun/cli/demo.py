@@ -1,0 +1,167 @@
+"""`forerun demo`: plain decoding against every drafter, on held-out prompts, before your eyes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from forerun.bench import workloads
+from forerun.bench.compare import Row, Run, compare
+from forerun.bench.measure import Timed, describe, interleave, machine
+from forerun.bench.tables import percent
+from forerun.cli import options
+from forerun.cli.generate import INTERRUPTED
+from forerun.cli.output import print_json
+from forerun.config import BUNDLED_DRAFT, BUNDLED_TARGET, DEFAULT_DTYPE, DEFAULT_NUM_DRAFT_TOKENS, SamplingParams
+from forerun.errors import ConfigError
+
+if TYPE_CHECKING:
+    from forerun.cli.stage import Stage
+    from forerun.engine import LLM
+
+PLAIN = "plain"
+DRAFT_MODEL = "draft-model"
+
+
+def demo(
+    model: options.ModelName = BUNDLED_TARGET,
+    draft: Annotated[
+        str | None,
+        typer.Option(help="Folder or id of the draft model.", show_default="the bundled draft for the bundled target"),
+    ] = None,
+    drafters: Annotated[
+        str | None, typer.Option(help="Drafters to show, with commas between them.", show_default="all there are")
+    ] = None,
+    workload: Annotated[str, typer.Option(help="A bundled workload, or a JSONL file of prompts.")] = "code",
+    prompts: Annotated[int, typer.Option(help="How many of its prompts, from the first.", min=1)] = 4,
+    rounds: Annotated[int, typer.Option(help="Measured rounds per prompt.", min=1)] = 3,
+    max_tokens: Annotated[int, typer.Option(help="Tokens generated per prompt.", min=1)] = 128,
+    num_draft_tokens: options.NumDraftTokens = DEFAULT_NUM_DRAFT_TOKENS,
+    dtype: options.DType = DEFAULT_DTYPE,
+    json: options.Json = False,
+) -> None:
+    """Show plain decoding and every drafter on held-out prompts, then measure them: same text, sooner."""
+    cases = workloads.load(workload, prompts)
+    chosen = choose_drafters(model, draft, drafters)
+    from forerun.cli.stage import Stage
+
+    stage = Stage(quiet=json)
+    stage.say(f"Loading {model} ...")
+    methods = open_methods(model, chosen, dtype=dtype, num_draft_tokens=num_draft_tokens)
+    params = SamplingParams(temperature=0, max_tokens=max_tokens)
+    runs: dict[str, list[Timed[Run]]] = {name: [] for name in methods}
+    interrupted = False
+    try:
+        with stage:
+            show(stage, methods, cases, params)
+            measure(stage, methods, cases, params, rounds, runs)
+    except KeyboardInterrupt:
+        interrupted = True
+    complete = min(len(own) for own in runs.values())
+    rows = compare({name: own[:complete] for name, own in runs.items()}, PLAIN) if complete else []
+    facts = {"model": model, "dtype": dtype, "num_draft_tokens": num_draft_tokens, "prompts": len(cases)}
+    exact = methods[PLAIN].exact
+    if json:
+        results = [row.as_object() for row in rows]
+        print_json({"results": results, **facts, "exact": exact, "machine": machine()})
+    else:
+        stage.table([HEADER, *map(cells, rows)] if rows else [])
+        stage.say(closing_line(exact, num_draft_tokens, len(cases), rounds, max_tokens))
+    if interrupted:
+        raise typer.Exit(INTERRUPTED)
+
+
+def choose_drafters(model: str, draft: str | None, names: str | None) -> dict[str, str]:
+    """Method name -> what LLM is given as its drafter.
+
+    Raises:
+        ConfigError: an unknown name, or a draft model asked for without saying which.
+    """
+    from forerun.drafters.table import DRAFTERS
+
+    folder = draft or (BUNDLED_DRAFT if options.is_bundled(model) else None)
+    wanted = options.comma_list(names, "--drafters") if names else list(DRAFTERS)
+    if names is None and folder is None:
+        wanted = [name for name in wanted if name != DRAFT_MODEL]
+    for name in wanted:
+        if name not in DRAFTERS:
+            raise ConfigError(f"There is no drafter {name!r}. Known: {', '.join(sorted(DRAFTERS))}.")
+        if name == DRAFT_MODEL and folder is None:
+            raise ConfigError(f"{DRAFT_MODEL} needs a draft model for {model!r}. Say which with --draft.")
+    return {name: folder if name == DRAFT_MODEL and folder else name for name in wanted}
+
+
+def open_methods(model: str, drafters: Mapping[str, str], **settings: Any) -> dict[str, LLM]:
+    """Plain first, then one engine per drafter, over one target. The seam that tests replace."""
+    from forerun.engine import LLM
+
+    plain = LLM(model, drafter=None, **settings)
+    settings.pop("dtype")
+    return {PLAIN: plain} | {name: LLM(plain.target, drafter=drafter, **settings) for name, drafter in drafters.items()}
+
+
+def show(stage: Stage, methods: Mapping[str, LLM], cases: Sequence[workloads.Case], params: SamplingParams) -> None:
+    """Stream every prompt through every method once: something to watch, and the warm-up of what follows."""
+    for number, case in enumerate(cases, 1):
+        for name, llm in methods.items():
+            with stage.performance(f"{name}  ·  prompt {number} of {len(cases)}, {case.name}", case.prompt) as scene:
+                for chunk in llm.stream(case.prompt, params):
+                    scene.add(llm.tokenizer, chunk)
+
+
+def measure(
+    stage: Stage,
+    methods: Mapping[str, LLM],
+    cases: Sequence[workloads.Case],
+    params: SamplingParams,
+    rounds: int,
+    runs: dict[str, list[Timed[Run]]],
+) -> None:
+    """Time every method on every prompt, in turn; `runs` grows as they finish."""
+    with stage.progress("Measuring, methods in turn", len(cases) * rounds * len(methods)) as advance:
+
+        def after(name: str, result: Timed[Run]) -> None:
+            runs[name].append(result)
+            advance()
+
+        for case in cases:
+            interleave(
+                {name: runner(llm, case.prompt, params) for name, llm in methods.items()}, rounds, warmup=0, after=after
+            )
+
+
+def runner(llm: LLM, prompt: str, params: SamplingParams) -> Callable[[], Run]:
+    """One generation, as a function without arguments."""
+
+    def run() -> Run:
+        generation: Any = llm.generate(prompt, params)
+        stats = generation.stats
+        return Run(generation.token_ids, stats.num_forwards, stats.num_draft_tokens, stats.num_accepted_tokens)
+
+    return run
+
+
+HEADER = ("method", "tokens/s", "speedup", "mean acceptance length", "acceptance rate", "identical")
+
+
+def cells(row: Row) -> tuple[str, ...]:
+    """A row of the table; a dash where a figure has no meaning."""
+    length = "–" if row.mean_acceptance_length is None else f"{row.mean_acceptance_length:.2f}"
+    identical = "yes" if row.identical else "no"
+    speed = f"{row.tokens_per_second:.1f}"
+    return row.method, speed, f"{row.speedup.median:.2f}×", length, percent(row.acceptance_rate), identical
+
+
+def closing_line(exact: bool, num_draft_tokens: int, prompts: int, rounds: int, max_tokens: int) -> str:
+    """What the table stands on."""
+    promise = (
+        "Exact: a self-test found the target's logits bit-identical with and without speculation."
+        if exact
+        else "Not exact here: rounding may differ between plain and speculative runs, so texts may part at a near-tie."
+    )
+    how = (
+        f"Greedy, K={num_draft_tokens}, {prompts} prompts of {max_tokens} tokens, {rounds} interleaved rounds, medians."
+    )
+    return f"{promise}\n{how}\n{describe(machine())}"

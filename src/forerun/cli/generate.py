@@ -1,0 +1,217 @@
+"""`forerun generate`: one prompt, streamed, and a line of statistics."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from forerun.cli import options
+from forerun.cli.options import DEFAULTS, NO_DRAFTER
+from forerun.cli.output import print_json
+from forerun.config import BUNDLED_DRAFT, BUNDLED_TARGET, DEFAULT_DTYPE, DEFAULT_NUM_DRAFT_TOKENS, SamplingParams
+from forerun.errors import PromptError
+
+if TYPE_CHECKING:
+    from forerun.engine import LLM, SequenceStats, StreamChunk
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C: 128 + SIGINT."""
+
+
+@dataclass
+class Output:
+    """One choice, as far as it has come."""
+
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: str | None = None
+    logprobs: list[Any] = field(default_factory=list)
+    stats: SequenceStats | None = None
+    num_accepted: int = 0
+
+
+def generate(
+    ctx: typer.Context,
+    prompt: Annotated[str | None, typer.Argument(help="The prompt; without it, or with -, standard input.")] = None,
+    model: options.ModelName = BUNDLED_TARGET,
+    drafter: Annotated[
+        str | None,
+        typer.Option(
+            help="A drafter's name, the folder or id of a draft model, or 'none'.",
+            show_default="the bundled draft for the bundled target, prompt-lookup for others",
+        ),
+    ] = None,
+    num_draft_tokens: options.NumDraftTokens = DEFAULT_NUM_DRAFT_TOKENS,
+    acceptance: Annotated[
+        str | None,
+        typer.Option(help="A verification rule by name.", show_default="the exact rule that fits"),
+    ] = None,
+    chat: Annotated[bool, typer.Option("--chat", help="Put the prompt through the model's chat template.")] = False,
+    dtype: options.DType = DEFAULT_DTYPE,
+    json: options.Json = False,
+    temperature: options.Temperature = DEFAULTS.temperature,
+    top_k: options.TopK = DEFAULTS.top_k,
+    top_p: options.TopP = DEFAULTS.top_p,
+    min_p: options.MinP = DEFAULTS.min_p,
+    repetition_penalty: options.RepetitionPenalty = DEFAULTS.repetition_penalty,
+    presence_penalty: options.PresencePenalty = DEFAULTS.presence_penalty,
+    frequency_penalty: options.FrequencyPenalty = DEFAULTS.frequency_penalty,
+    logit_bias: options.LogitBias = None,
+    max_tokens: options.MaxTokens = DEFAULTS.max_tokens,
+    min_tokens: options.MinTokens = DEFAULTS.min_tokens,
+    stop: options.Stop = None,
+    stop_token_ids: options.StopTokenIds = None,
+    ignore_eos: options.IgnoreEos = DEFAULTS.ignore_eos,
+    seed: options.Seed = None,
+    n: options.Choices = DEFAULTS.n,
+    logprobs: options.Logprobs = None,
+) -> None:
+    """Generate text from a prompt, streaming it to standard output."""
+    params = options.sampling_params(ctx.params)
+    text = read_prompt(prompt)
+    chosen = choose_drafter(model, drafter)
+    llm = open_llm(model, chosen, dtype=dtype, num_draft_tokens=num_draft_tokens, acceptance=acceptance)
+    request: Any = [{"role": "user", "content": text}] if chat else text
+    outputs, seconds, interrupted = run(llm, request, params, echo=not json)
+    if json:
+        facts = {"model": model, "drafter": chosen, "num_draft_tokens": num_draft_tokens if chosen else 0}
+        print_json({**facts, "exact": llm.exact, **as_object(outputs, seconds)})
+    else:
+        typer.echo(summary(outputs, seconds, chosen, interrupted), err=True)
+    if interrupted:
+        raise typer.Exit(INTERRUPTED)
+
+
+def read_prompt(prompt: str | None) -> str:
+    """The argument, or all of standard input.
+
+    Raises:
+        PromptError: no argument and nobody typing into a pipe; or the input is not UTF-8.
+    """
+    if prompt is not None and prompt != "-":
+        return prompt
+    if prompt is None and sys.stdin.isatty():
+        raise PromptError("There is no prompt. Give one as the argument, or pipe it in: forerun generate < file.txt")
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise PromptError(f"Standard input is not UTF-8 text: {error}. Convert it first.") from None
+
+
+def choose_drafter(model: str, drafter: str | None) -> str | None:
+    """The drafter asked for, or the default of this target; None is plain decoding."""
+    if drafter == NO_DRAFTER:
+        return None
+    if drafter is not None:
+        return drafter
+    return BUNDLED_DRAFT if options.is_bundled(model) else "prompt-lookup"
+
+
+def open_llm(model: str, drafter: str | None, **settings: Any) -> LLM:
+    """The seam that tests replace."""
+    from forerun.engine import LLM
+
+    return LLM(model, drafter=drafter, **settings)
+
+
+def run(llm: LLM, prompt: Any, params: SamplingParams, echo: bool) -> tuple[dict[int, Output], float, bool]:
+    """Generate; returns the choices by index, the wall-clock seconds, and whether Ctrl-C ended it.
+
+    With one choice the text is echoed as it comes; several would be mixed up, so they are printed when all is done.
+    """
+    outputs: dict[int, Output] = {index: Output() for index in range(params.n)}
+    streaming = echo and params.n == 1
+    interrupted = False
+    start = time.perf_counter()
+    try:
+        for chunk in _chunks(llm, prompt, params):
+            _add(outputs[chunk.index], chunk)
+            if streaming:
+                sys.stdout.write(chunk.text)
+                sys.stdout.flush()
+    except KeyboardInterrupt:
+        interrupted = True
+    seconds = time.perf_counter() - start
+    if echo and not streaming:
+        for index, output in outputs.items():
+            typer.echo(f"--- choice {index}\n{output.text}")
+    elif streaming and sys.stdout.isatty():
+        typer.echo()
+    return outputs, seconds, interrupted
+
+
+def _chunks(llm: LLM, prompt: Any, params: SamplingParams) -> Iterator[StreamChunk]:
+    """The stream, closed however it ends, so that the engine frees the sequence."""
+    stream: Any = llm.stream(prompt, params)
+    with closing(stream):
+        yield from stream
+
+
+def _add(output: Output, chunk: StreamChunk) -> None:
+    output.text += chunk.text
+    output.token_ids += chunk.token_ids
+    output.num_accepted += chunk.num_accepted_draft
+    output.finish_reason = chunk.finish_reason or output.finish_reason
+    output.stats = chunk.stats or output.stats
+    output.logprobs += getattr(chunk, "logprobs", None) or []
+
+
+def as_object(outputs: dict[int, Output], seconds: float) -> dict[str, Any]:
+    """What --json prints, beside the facts of the call. A choice cut short by Ctrl-C has the reason "abort"."""
+    choices = [
+        {
+            "index": index,
+            "text": output.text,
+            "token_ids": output.token_ids,
+            "finish_reason": output.finish_reason or "abort",
+            **({"logprobs": output.logprobs} if output.logprobs else {}),
+            "stats": _stats_object(output),
+        }
+        for index, output in outputs.items()
+    ]
+    tokens = sum(len(output.token_ids) for output in outputs.values())
+    return {"choices": choices, "num_tokens": tokens, "seconds": seconds, "tokens_per_second": tokens / seconds}
+
+
+def _stats_object(output: Output) -> dict[str, Any] | None:
+    stats = output.stats
+    if stats is None:
+        return None
+    return {
+        "num_tokens": stats.num_tokens,
+        "num_forwards": stats.num_forwards,
+        "num_draft_tokens": stats.num_draft_tokens,
+        "num_accepted_tokens": stats.num_accepted_tokens,
+        "mean_acceptance_length": stats.mean_acceptance_length,
+        "acceptance_rate": stats.acceptance_rate if stats.num_draft_tokens else None,
+        "drafted_per_position": list(stats.drafted_per_position),
+        "accepted_per_position": list(stats.accepted_per_position),
+        "time_draft": stats.time_draft,
+        "time_target": stats.time_target,
+        "time_verify": stats.time_verify,
+        "time_total": stats.time_total,
+    }
+
+
+def summary(outputs: dict[int, Output], seconds: float, drafter: str | None, interrupted: bool) -> str:
+    """The line of statistics."""
+    tokens = sum(len(output.token_ids) for output in outputs.values())
+    parts = [f"{tokens} tokens in {seconds:.2f} s", f"{tokens / seconds:.1f} tokens/s"]
+    known = [output.stats for output in outputs.values() if output.stats is not None]
+    forwards = sum(stats.num_forwards for stats in known)
+    drafted = sum(stats.num_draft_tokens for stats in known)
+    if forwards:
+        parts.append(f"{sum(stats.num_tokens for stats in known) / forwards:.2f} tokens per forward")
+    if drafted:
+        accepted = sum(stats.num_accepted_tokens for stats in known)
+        parts.append(f"{100 * accepted / drafted:.0f} % of {drafted} draft tokens accepted")
+    parts.append(drafter or "no drafter")
+    reasons = {output.finish_reason or "abort" for output in outputs.values()}
+    parts.append("interrupted" if interrupted else "finished: " + ", ".join(sorted(reasons)))
+    return "forerun: " + " · ".join(parts)

@@ -1,0 +1,27 @@
+"""What the commands print for programs."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import typer
+
+
+def print_json(report: dict[str, Any]) -> None:
+    """One object on one line of standard output; dataclasses and named tuples become objects."""
+    typer.echo(json.dumps(plain(report), ensure_ascii=False))
+
+
+def plain(value: Any) -> Any:
+    """The value in dicts, lists, strings and numbers."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if hasattr(value, "_asdict"):
+        return plain(value._asdict())
+    if isinstance(value, dict):
+        return {str(key): plain(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(entry) for entry in value]
+    return value
