@@ -1,0 +1,8 @@
+"""Where drafts come from: one file per method, and a table of names."""
+
+from forerun.drafters.binding import Bindable, Binding
+from forerun.drafters.draft_model import DraftModel
+from forerun.drafters.prompt_lookup import PromptLookup
+from forerun.drafters.table import DRAFTERS, DrafterRow, make_drafter
+
+__all__ = ["DRAFTERS", "Bindable", "Binding", "DraftModel", "DrafterRow", "PromptLookup", "make_drafter"]

@@ -1,0 +1,98 @@
+"""Prompt lookup: what followed the last few tokens the last time they stood in this sequence.
+
+Saxena, "Prompt Lookup Decoding", 2023; here the longest match is taken, of equally long ones the most recent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+from forerun.config import PROMPT_LOOKUP_MAX_NGRAM, PROMPT_LOOKUP_MIN_NGRAM
+from forerun.errors import ConfigError
+from forerun.types import Draft, Sequence, Step
+
+
+class NgramIndex:
+    """Where each n-gram of a growing list of tokens last stood; each token is indexed once."""
+
+    __slots__ = ("_ends", "_max", "_min", "_num_indexed")
+
+    def __init__(self, min_ngram: int, max_ngram: int) -> None:
+        self._min, self._max = min_ngram, max_ngram
+        self._ends: dict[tuple[int, ...], int] = {}
+        self._num_indexed = 0
+
+    def update(self, token_ids: list[int]) -> None:
+        """Index the n-grams that end before the last token; the one at the very end would find itself."""
+        ends, sizes = self._ends, range(self._min, self._max + 1)
+        for end in range(self._num_indexed + 1, len(token_ids)):
+            for size in sizes:
+                if size > end:
+                    break
+                ends[tuple(token_ids[end - size : end])] = end
+        self._num_indexed = max(self._num_indexed, len(token_ids) - 1)
+
+    def find(self, token_ids: list[int]) -> int | None:
+        """Index after the longest, most recent earlier match of the list's end; None if there is none."""
+        for size in range(min(self._max, len(token_ids)), self._min - 1, -1):
+            end = self._ends.get(tuple(token_ids[-size:]))
+            if end is not None:
+                return end
+        return None
+
+
+class PromptLookup:
+    """Drafts by copying from the sequence itself; no model, no training. Chosen, never drawn.
+
+    Args:
+        num_draft_tokens: K; None takes the engine's.
+        min_ngram, max_ngram: tokens that must, and may at most, match.
+
+    Raises:
+        ConfigError: not 1 <= min_ngram <= max_ngram.
+    """
+
+    def __init__(
+        self,
+        num_draft_tokens: int | None = None,
+        min_ngram: int = PROMPT_LOOKUP_MIN_NGRAM,
+        max_ngram: int = PROMPT_LOOKUP_MAX_NGRAM,
+    ) -> None:
+        if not 1 <= min_ngram <= max_ngram:
+            raise ConfigError(
+                f"min_ngram is {min_ngram} and max_ngram {max_ngram}, but 1 <= min_ngram <= max_ngram is needed."
+            )
+        self.num_draft_tokens = num_draft_tokens
+        self._min, self._max = min_ngram, max_ngram
+        self._indices: dict[int, NgramIndex] = {}
+
+    def start(self, sequence: Sequence) -> None:
+        self._indices[sequence.id] = NgramIndex(self._min, self._max)
+
+    def draft(self, sequences: Seq[Sequence], budgets: Seq[int]) -> list[Draft]:
+        return [self._draft(sequence, budget) for sequence, budget in zip(sequences, budgets, strict=True)]
+
+    def commit(self, steps: Seq[Step]) -> None:
+        for step in steps:
+            if step.verdict is None:  # spread the cost of a long prompt over its chunks
+                self._indices[step.sequence.id].update(step.sequence.token_ids[: step.num_computed])
+
+    def stop(self, sequence: Sequence) -> None:
+        self._indices.pop(sequence.id, None)
+
+    def _draft(self, sequence: Sequence, budget: int) -> Draft:
+        if budget <= 0:
+            return _EMPTY
+        index = self._indices[sequence.id]
+        tokens = sequence.token_ids
+        index.update(tokens)
+        start = index.find(tokens)
+        if start is None:
+            return _EMPTY
+        copied = tokens[start : start + budget]
+        while len(copied) < budget:  # the match overlaps the end: go on with what was just copied
+            copied.append(copied[len(copied) - (len(tokens) - start)])
+        return Draft.chain(copied)
+
+
+_EMPTY = Draft.empty()

@@ -1,0 +1,209 @@
+"""LLM: a target, a drafter, and text out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from collections.abc import Sequence as Seq
+from pathlib import Path
+from typing import Any, overload
+
+from forerun.config import (
+    DEFAULT_DTYPE,
+    DEFAULT_NUM_DRAFT_TOKENS,
+    MAX_BATCH,
+    PREFILL_CHUNK,
+    EngineConfig,
+    SamplingParams,
+)
+from forerun.drafters import Binding, make_drafter
+from forerun.engine.checks import check_request
+from forerun.engine.engine import Engine
+from forerun.engine.prompts import Prompt, encode, split_prompts
+from forerun.engine.results import Generation, StepOutput, StreamChunk
+from forerun.errors import ConfigError, ModelLoadError, PromptError
+from forerun.models import Model, load_model, load_tokenizer
+from forerun.types import Drafter
+
+_DRAFTER_SEED = 0x6A09E667F3BCC908
+"""Keeps the drafter's draws apart from the engine's: rejection is exact only if the two are independent."""
+
+
+class LLM:
+    """Generates text with a target model, faster with a drafter, and the same text either way.
+
+    Args:
+        target: "bundled", a folder, a hub id, or a loaded Model.
+        drafter: None (plain decoding), "draft-model", "prompt-lookup", the folder or id of a draft model,
+            or a drafter object such as DraftModel(path, num_draft_tokens=4).
+        dtype: of the weights: "bfloat16", "float32" or "float64".
+        num_draft_tokens: K, at most this many tokens are drafted in a step; 0 is plain decoding. None takes the
+            drafter's own, or the default.
+        acceptance: name of a verification rule; None takes the lossless one that fits each request.
+        seed: of the noise for requests that carry no seed; None draws one.
+        max_batch: sequences computed together; more wait their turn.
+        prefill_chunk: prompt tokens a sequence computes in one step.
+        tokenizer: replaces the one beside the target.
+
+    Raises:
+        ConfigError: an option is out of range.
+        ModelLoadError: a model cannot be read.
+        DrafterError: the drafter is unknown, or does not fit the target.
+    """
+
+    def __init__(
+        self,
+        target: str | Path | Model = "bundled",
+        drafter: str | Path | Drafter | None = None,
+        *,
+        dtype: str = DEFAULT_DTYPE,
+        num_draft_tokens: int | None = None,
+        acceptance: str | None = None,
+        seed: int | None = None,
+        max_batch: int = MAX_BATCH,
+        prefill_chunk: int = PREFILL_CHUNK,
+        tokenizer: Any = None,
+    ) -> None:
+        config = EngineConfig(
+            num_draft_tokens=_num_draft_tokens(num_draft_tokens, drafter),
+            prefill_chunk=prefill_chunk,
+            max_batch=max_batch,
+            acceptance=acceptance,
+            seed=seed,
+        )
+        if isinstance(target, (str, Path)):
+            self.target = load_model(target, dtype)
+            tokenizer = tokenizer or _tokenizer_of(target)
+        else:
+            self.target = target
+        self.tokenizer = tokenizer
+        drafter_seed = None if seed is None else seed ^ _DRAFTER_SEED
+        self.drafter = make_drafter(drafter, Binding(self.target, tokenizer, drafter_seed))
+        self.engine = Engine(self.target, self.drafter, tokenizer=tokenizer, config=config)
+        self._inboxes: dict[int, list[StepOutput]] = {}
+
+    @property
+    def exact(self) -> bool:
+        """Whether plain and speculative runs give bit-identical logits; `target.exactness` gives the reason if not."""
+        return self.target.exactness.exact
+
+    @overload
+    def generate(self, prompts: str, params: SamplingParams | None = None) -> Generation: ...
+    @overload
+    def generate(
+        self, prompts: Prompt | Seq[Prompt], params: SamplingParams | Seq[SamplingParams] | None = None
+    ) -> Any: ...  # by the prompts: a single one of token ids cannot be told from a list by its type alone
+    def generate(
+        self, prompts: Prompt | Seq[Prompt], params: SamplingParams | Seq[SamplingParams] | None = None
+    ) -> Generation | list[Generation]:
+        """Answer one prompt or several together.
+
+        Args:
+            prompts: text, token ids, or a chat (a list of messages); or a list of these.
+            params: for all prompts, or one per prompt.
+
+        Returns:
+            A Generation for a single prompt, else a list of them in the order of the prompts.
+
+        Raises:
+            PromptError, SamplingError: before anything is computed, if one of the requests cannot be served.
+        """
+        split, single = split_prompts(prompts)
+        encoded = [encode(prompt, self.tokenizer, self.target.name) for prompt in split]
+        every = _one_each(params, len(encoded))
+        ids: list[int] = []
+        try:
+            for prompt, each in zip(encoded, every, strict=True):
+                ids.append(self._add(prompt, each, stream=False))
+            done = [self._collect(request_id, each.n) for request_id, each in zip(ids, every, strict=True)]
+        finally:
+            self._forget(ids)
+        results = [_generation(prompt, outputs) for prompt, outputs in zip(encoded, done, strict=True)]
+        return results[0] if single else results
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[StreamChunk]:
+        """Answer one prompt, step by step. Closing the iterator ends the request.
+
+        Raises:
+            PromptError, SamplingError: at once, not at the first chunk.
+        """
+        split, single = split_prompts(prompt)
+        if not single:
+            raise PromptError(f"stream takes one prompt, but got a list of {len(split)}. Use generate for several.")
+        token_ids = encode(split[0], self.tokenizer, self.target.name)
+        params = params or SamplingParams()
+        check_request(token_ids, params, self.target, self.tokenizer)
+        return self._chunks(token_ids, params)
+
+    def _chunks(self, token_ids: list[int], params: SamplingParams) -> Iterator[StreamChunk]:
+        # The request enters with the first chunk asked for: an iterator never started leaves nothing behind.
+        request_id = self._add(token_ids, params, stream=True)
+        try:
+            unfinished = params.n
+            while unfinished:
+                for output in self._next(request_id):
+                    unfinished -= output.choice is not None
+                    yield output.chunk
+        finally:
+            self._forget([request_id])
+
+    def _add(self, token_ids: list[int], params: SamplingParams | None, stream: bool) -> int:
+        request_id = self.engine.add(token_ids, params, stream=stream)
+        self._inboxes[request_id] = []
+        return request_id
+
+    def _collect(self, request_id: int, num_choices: int) -> list[StepOutput]:
+        """The results of all choices of one request, in the order of the choices."""
+        outputs: list[StepOutput] = []
+        while len(outputs) < num_choices:
+            outputs += self._next(request_id)
+        return sorted(outputs, key=lambda output: output.chunk.index)
+
+    def _next(self, request_id: int) -> list[StepOutput]:
+        """Step until this request has outputs. Other requests' outputs wait in their own inboxes."""
+        inbox = self._inboxes[request_id]
+        while not inbox:
+            if not self.engine.has_work:
+                raise RuntimeError(f"request {request_id} was lost by the engine")
+            for output in self.engine.step():
+                if output.request_id in self._inboxes:
+                    self._inboxes[output.request_id].append(output)
+        outputs = inbox.copy()
+        inbox.clear()
+        for output in outputs:
+            if output.error is not None:
+                raise output.error
+        return outputs
+
+    def _forget(self, request_ids: Seq[int]) -> None:
+        """The caller is done with these requests, finished or not."""
+        for request_id in request_ids:
+            self._inboxes.pop(request_id, None)
+            self.engine.abort(request_id)
+
+
+def _generation(prompt: list[int], outputs: Seq[StepOutput]) -> Generation:
+    choices = [output.choice for output in outputs if output.choice is not None]
+    return Generation(prompt, choices, outputs[0].prompt_logprobs)
+
+
+def _num_draft_tokens(asked: int | None, drafter: object) -> int:
+    if asked is not None:
+        return asked
+    own = getattr(drafter, "num_draft_tokens", None)
+    return DEFAULT_NUM_DRAFT_TOKENS if own is None else int(own)
+
+
+def _one_each(params: SamplingParams | Seq[SamplingParams] | None, count: int) -> list[SamplingParams]:
+    if params is None or isinstance(params, SamplingParams):
+        return [params or SamplingParams()] * count
+    if len(params) != count:
+        raise ConfigError(f"There are {count} prompts but {len(params)} params. Give one for all, or one per prompt.")
+    return list(params)
+
+
+def _tokenizer_of(target: str | Path) -> Any:
+    """None if the folder has no tokenizer: such a model is served by token ids."""
+    try:
+        return load_tokenizer(target)
+    except ModelLoadError:
+        return None

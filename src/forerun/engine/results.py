@@ -1,0 +1,107 @@
+"""What a user gets back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from forerun.engine.stats import SequenceStats
+from forerun.sampling import TokenLogprob
+from forerun.types import FinishReason
+
+
+@dataclass(slots=True)
+class Choice:
+    """One answer to one prompt.
+
+    Attributes:
+        index: among the request's `n`.
+        text: without the stop string or the token that ended it; empty if the model has no tokenizer.
+        token_ids: what was generated, with the token that ended it.
+        logprobs: one entry per token, of the model's own law before any option; None if not asked for.
+        finish_reason: "stop" (EOS, a stop token or a stop string), "length" or "abort".
+        stats: what it cost.
+    """
+
+    index: int
+    text: str
+    token_ids: list[int]
+    logprobs: list[TokenLogprob] | None
+    finish_reason: FinishReason | None
+    stats: SequenceStats
+
+
+@dataclass(slots=True)
+class Generation:
+    """The answers to one prompt. `text`, `token_ids`, `logprobs`, `finish_reason` and `stats` are the first one's.
+
+    Attributes:
+        prompt_token_ids: the prompt as the model saw it.
+        choices: `n` of them.
+        prompt_logprobs: one entry per prompt token, the first None; or None if not asked for.
+    """
+
+    prompt_token_ids: list[int]
+    choices: list[Choice]
+    prompt_logprobs: list[TokenLogprob | None] | None = None
+
+    @property
+    def text(self) -> str:
+        return self.choices[0].text
+
+    @property
+    def token_ids(self) -> list[int]:
+        return self.choices[0].token_ids
+
+    @property
+    def logprobs(self) -> list[TokenLogprob] | None:
+        return self.choices[0].logprobs
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        return self.choices[0].finish_reason
+
+    @property
+    def stats(self) -> SequenceStats:
+        return self.choices[0].stats
+
+
+@dataclass(slots=True)
+class StreamChunk:
+    """What one step added to one choice.
+
+    Attributes:
+        text: may be empty while a character, or what may become a stop string, is incomplete.
+        token_ids: tokens committed.
+        num_accepted_draft: how many of them, the first ones, came from the draft.
+        index: of the choice.
+        finish_reason: set in the choice's last chunk.
+        stats: set in the choice's last chunk.
+        logprobs: one entry per token, or None if not asked for.
+    """
+
+    text: str
+    token_ids: list[int]
+    num_accepted_draft: int = 0
+    finish_reason: FinishReason | None = None
+    index: int = 0
+    stats: SequenceStats | None = None
+    logprobs: list[TokenLogprob] | None = None
+
+
+@dataclass(slots=True)
+class StepOutput:
+    """What one step of the engine did to one sequence.
+
+    Attributes:
+        request_id: of the request it belongs to.
+        chunk: what was added; token_ids is empty while the prompt is computed, or if the sequence was aborted.
+        choice: the whole result, when the sequence is finished.
+        prompt_logprobs: with the first choice's result, if asked for.
+        error: the exception that ended this sequence; others go on.
+    """
+
+    request_id: int
+    chunk: StreamChunk
+    choice: Choice | None = None
+    prompt_logprobs: list[TokenLogprob | None] | None = field(default=None)
+    error: Exception | None = None

@@ -1,0 +1,90 @@
+"""What a sequence and a step have cost, and what speculation gave."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class SequenceStats:
+    """Figures of one choice. Times are wall-clock seconds of the steps it took part in, shared with its batch.
+
+    Attributes:
+        num_tokens: tokens generated.
+        num_forwards: target forwards that gave tokens; a forward over an earlier prompt chunk is not one of them.
+        num_draft_tokens: draft tokens that the target verified.
+        num_accepted_tokens: those of them that were committed.
+        drafted_per_position: [depth] how many draft tokens stood at each depth.
+        accepted_per_position: [depth] how many of those were committed; divided by the entry one shallower,
+            this is the acceptance conditional on reaching the position.
+        time_draft: in the drafter, drafting and learning what became of the draft.
+        time_target: in the target's forwards, those over prompt chunks included.
+        time_verify: processing logits, verifying, finding log-probabilities.
+        time_first_token: from the start of the first step to the first token.
+        time_total: from the start of the first step to the end of the last.
+    """
+
+    num_tokens: int = 0
+    num_forwards: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    drafted_per_position: list[int] = field(default_factory=list)
+    accepted_per_position: list[int] = field(default_factory=list)
+    time_draft: float = 0.0
+    time_target: float = 0.0
+    time_verify: float = 0.0
+    time_first_token: float = 0.0
+    time_total: float = 0.0
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """Tokens per target forward, bonus included; 1 for plain decoding."""
+        return self.num_tokens / self.num_forwards if self.num_forwards else 0.0
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Accepted over drafted; 0 where nothing was drafted."""
+        return self.num_accepted_tokens / self.num_draft_tokens if self.num_draft_tokens else 0.0
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Generated tokens over the whole time, prompt included."""
+        return self.num_tokens / self.time_total if self.time_total else 0.0
+
+    def count_draft(self, depths: list[int], accepted: int) -> None:
+        """One verified draft: the depth of each node (the first is 0), and how many tokens were committed."""
+        self.num_draft_tokens += len(depths)
+        self.num_accepted_tokens += accepted
+        missing = (max(depths) + 1 if depths else 0) - len(self.drafted_per_position)
+        if missing > 0:
+            self.drafted_per_position += [0] * missing
+            self.accepted_per_position += [0] * missing
+        for depth in depths:
+            self.drafted_per_position[depth] += 1
+        for depth in range(accepted):
+            self.accepted_per_position[depth] += 1
+
+
+@dataclass(slots=True)
+class StepStats:
+    """Figures of one step. Times in seconds.
+
+    Attributes:
+        num_sequences: sequences in the forward.
+        num_rows: rows of the target's forward.
+        num_draft_tokens: of these, draft tokens.
+        num_accepted_tokens: draft tokens committed.
+        num_tokens: tokens committed.
+        time_draft, time_target, time_verify: as in SequenceStats.
+        time_total: the whole step; what exceeds the sum of the three is the engine's own.
+    """
+
+    num_sequences: int = 0
+    num_rows: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    num_tokens: int = 0
+    time_draft: float = 0.0
+    time_target: float = 0.0
+    time_verify: float = 0.0
+    time_total: float = 0.0

@@ -1,0 +1,219 @@
+"""One step: draft, one target forward, verify, commit. There is no prefill or decode phase."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from time import perf_counter
+
+import torch
+from torch import Tensor
+
+from forerun.config import EngineConfig, SamplingParams
+from forerun.engine.budget import draft_budget
+from forerun.engine.results import StreamChunk
+from forerun.engine.state import SequenceState
+from forerun.engine.stats import StepStats
+from forerun.engine.work import Work
+from forerun.errors import DrafterError
+from forerun.models import Model
+from forerun.sampling import LogitsPipeline, StepNoise, TokenLogprob, token_logprobs
+from forerun.types import Draft, Drafter, PackedDrafts, Step, Verdict
+from forerun.verify import greedy_verdicts, rule_for, verify_step
+
+
+class StepLoop:
+    """The parts of a step, in the order in which the engine calls them: compute, apply, tell_drafter.
+
+    `compute` changes nothing that a second try would notice; `apply` commits one sequence.
+    """
+
+    def __init__(self, target: Model, drafter: Drafter | None, config: EngineConfig) -> None:
+        self._target = target
+        self._drafter = drafter
+        self._config = config
+        self._pipeline = LogitsPipeline(target.vocab_size, target.eos_token_ids)
+        self._generator = torch.Generator()
+        if config.seed is None:
+            self._generator.seed()
+        else:
+            self._generator.manual_seed(config.seed)
+
+    def argmax_suffices(self, params: SamplingParams) -> bool:
+        """Whether the argmax of the raw logits decides, so that no law need be computed."""
+        return self._pipeline.is_identity(params)
+
+    def start(self, state: SequenceState) -> None:
+        """A sequence enters."""
+        self._pipeline.start(state.sequence)
+        if self._drafter is not None:
+            state.entered = True
+            self._drafter.start(state.sequence)
+
+    def stop(self, state: SequenceState) -> None:
+        """A sequence leaves, however far it came."""
+        self._pipeline.stop(state.sequence)
+        if self._drafter is not None and state.entered:
+            state.entered = False
+            self._drafter.stop(state.sequence)
+
+    def compute(self, batch: Seq[SequenceState], stats: StepStats) -> list[Work]:
+        """Draft, forward and verify; nothing is committed."""
+        t0 = perf_counter()
+        work = self._draft(batch)
+        t1 = perf_counter()
+        rows = [item.rows() for item in work]
+        t2 = perf_counter()
+        logits = self._target.forward(rows)
+        t3 = perf_counter()
+        self._verify(work, logits)
+        stats.num_sequences = len(batch)
+        for row, item in zip(rows, work, strict=True):
+            stats.num_rows += len(row.token_ids)
+            stats.num_draft_tokens += len(item.draft_ids)
+        stats.time_draft, stats.time_target, stats.time_verify = t1 - t0, t3 - t2, perf_counter() - t3
+        return work
+
+    def apply(self, item: Work, stats: StepStats) -> StreamChunk | None:
+        """Commit what was verified, cut where the output ends. None while the prompt is computed."""
+        state, verdict = item.state, item.verdict
+        sequence, cache = state.sequence, state.cache
+        assert cache is not None
+        if item.num_extra:
+            self._report_prompt(item)
+        if verdict is None:
+            cache.commit(range(item.num_owed))
+            return None
+        rows = [0, *(node + 1 for node in verdict.path)]
+        new_ids = [item.draft_ids[node] for node in verdict.path]
+        num_accepted = len(new_ids)
+        new_ids.append(verdict.next_token)
+        keep, reason = state.cut(new_ids)
+        if keep < len(new_ids):
+            # the last token kept is a draft token, and takes the place of the verdict's own
+            num_accepted, new_ids, rows = keep, new_ids[:keep], rows[:keep]
+            verdict = item.verdict = Verdict(verdict.path[: keep - 1], new_ids[-1])
+        cache.commit([*range(item.num_owed - 1), *(item.num_owed - 1 + row for row in rows)])
+        sequence.token_ids.extend(new_ids)
+        sequence.finish_reason = reason
+        chunk = StreamChunk("", new_ids, num_accepted, index=sequence.choice)
+        if state.logprobs is not None:
+            chunk.logprobs = self._report(item, [item.num_extra + row for row in rows], new_ids)
+            state.logprobs += chunk.logprobs
+        self._count(item, chunk, stats)
+        return chunk
+
+    def tell_drafter(self, work: Seq[Work], stats: StepStats) -> dict[SequenceState, Exception]:
+        """Report what was committed; the sequences for which the drafter failed."""
+        if self._drafter is None or not work:
+            return {}
+        t0 = perf_counter()
+        failed: dict[SequenceState, Exception] = {}
+        steps = [_step(item) for item in work]
+        try:
+            self._drafter.commit(steps)
+        except Exception:
+            for item, step in zip(work, steps, strict=True):
+                try:
+                    self._drafter.commit([step])
+                except Exception as error:
+                    failed[item.state] = error
+        stats.time_draft += perf_counter() - t0
+        return failed
+
+    def _draft(self, batch: Seq[SequenceState]) -> list[Work]:
+        """Prompt chunks for the sequences that owe more than one token, drafts for the others."""
+        chunk, k = self._config.prefill_chunk, self._config.num_draft_tokens
+        ready: list[SequenceState] = []
+        budgets: list[int] = []
+        work: list[Work] = []
+        for state in batch:
+            assert state.cache is not None
+            if self._drafter is None or state.cache.length + 1 < len(state.sequence.token_ids):
+                work.append(Work.prompt_chunk(state, chunk))
+            else:
+                ready.append(state)
+                budgets.append(draft_budget(state.sequence, k))
+        if not ready:
+            return work
+        vocab_size = self._target.vocab_size
+        for state, draft, budget in zip(ready, self._ask(ready, budgets), budgets, strict=True):
+            work.append(Work.verification(state, draft, budget, vocab_size))
+        return work
+
+    def _ask(self, ready: list[SequenceState], budgets: list[int]) -> Seq[Draft]:
+        if self._drafter is None or not any(budgets):
+            return [Draft.empty()] * len(ready)
+        drafts = self._drafter.draft([state.sequence for state in ready], budgets)
+        if len(drafts) != len(ready):
+            raise DrafterError(f"The drafter gave {len(drafts)} drafts for {len(ready)} sequences.")
+        return drafts
+
+    def _verify(self, work: Seq[Work], logits: Tensor) -> None:
+        """Set every verdict; keep the logits that log-probabilities will be taken from."""
+        greedy: list[Work] = []
+        drawn: list[Work] = []
+        greedy_rows: list[int] = []
+        drawn_rows: list[int] = []
+        at = 0
+        for item in work:
+            state, end = item.state, at + item.num_logits
+            if state.logprobs is not None or item.num_extra:
+                item.logits = logits[at:end]
+            if item.draft is not None:
+                items, rows = (greedy, greedy_rows) if state.argmax_suffices else (drawn, drawn_rows)
+                items.append(item)
+                rows.extend(range(at + item.num_extra, end))
+            at = end
+        if greedy:
+            wanted = logits if len(greedy_rows) == at else logits[greedy_rows]
+            packed = PackedDrafts.of([item.draft for item in greedy if item.draft is not None])
+            _settle(greedy, greedy_verdicts(packed, wanted.argmax(-1)))
+        if drawn:
+            self._verify_drawn(drawn, logits if len(drawn_rows) == at else logits[drawn_rows])
+
+    def _verify_drawn(self, work: Seq[Work], logits: Tensor) -> None:
+        drafts = [item.draft for item in work if item.draft is not None]
+        packed = PackedDrafts.of(drafts)
+        logprobs = self._pipeline.process(logits, [row for item in work for row in item.logits_rows()])
+        rules = [
+            rule_for(item.state.sequence.params, draft, self._config.acceptance)
+            for item, draft in zip(work, drafts, strict=True)
+        ]
+        noise = StepNoise(self._generator, [item.state.sequence for item in work], packed)
+        _settle(work, verify_step(packed, logprobs, rules, noise))
+
+    def _report_prompt(self, item: Work) -> None:
+        state = item.state
+        assert state.cache is not None
+        assert state.prompt_logprobs is not None
+        first = state.cache.length + 1
+        ids = state.request.prompt_token_ids[first : first + item.num_extra]
+        state.prompt_logprobs += self._report(item, list(range(item.num_extra)), ids, prompt=True)
+
+    def _report(self, item: Work, rows: list[int], token_ids: list[int], prompt: bool = False) -> list[TokenLogprob]:
+        params = item.state.request.params
+        num_top = params.prompt_logprobs if prompt else params.logprobs
+        assert item.logits is not None
+        assert num_top is not None
+        return token_logprobs(item.logits[rows], token_ids, num_top)
+
+    def _count(self, item: Work, chunk: StreamChunk, stats: StepStats) -> None:
+        own = item.state.stats
+        if own.num_tokens == 0:
+            own.time_first_token = perf_counter() - item.state.time_started
+        own.num_tokens += len(chunk.token_ids)
+        own.num_forwards += 1
+        if item.draft_ids:
+            own.count_draft(item.depths(), chunk.num_accepted_draft)
+        stats.num_tokens += len(chunk.token_ids)
+        stats.num_accepted_tokens += chunk.num_accepted_draft
+
+
+def _settle(work: Seq[Work], verdicts: Seq[Verdict]) -> None:
+    for item, verdict in zip(work, verdicts, strict=True):
+        item.verdict = verdict
+
+
+def _step(item: Work) -> Step:
+    assert item.state.cache is not None
+    return Step(item.state.sequence, item.draft, item.verdict, item.state.cache.length)

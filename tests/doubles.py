@@ -1,0 +1,234 @@
+"""Test doubles: a tiny language model computed from its context by hashing, and drafters of bad character."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from forerun.models import Exactness, Rows
+from forerun.types import Draft, Sequence, Step
+
+
+class FakeCache:
+    """Holds the tokens themselves, and insists on its contract."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.scratch: list[int] = []
+        self.freed = False
+
+    @property
+    def length(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def nbytes(self) -> int:
+        return 8 * len(self.tokens)
+
+    def commit(self, kept: Seq[int]) -> None:
+        assert not self.freed
+        assert list(kept) == sorted(set(kept))
+        self.tokens += [self.scratch[row] for row in kept]
+        self.scratch = []
+
+    def truncate(self, length: int) -> None:
+        assert 0 <= length <= self.length
+        self.tokens = self.tokens[:length]
+
+    def free(self) -> None:
+        self.tokens, self.scratch, self.freed = [], [], True
+
+
+class FakeModel:
+    """Logits are a fixed random vector per hash of the last `order` tokens: deterministic, the same in any batch."""
+
+    def __init__(
+        self,
+        vocab_size: int = 11,
+        order: int = 3,
+        seed: int = 0,
+        context_length: int = 4096,
+        eos_token_ids: Seq[int] = (),
+        dtype: torch.dtype = torch.float32,
+        scale: float = 3.0,
+        num_contexts: int = 4093,
+    ) -> None:
+        self.name = "fake"
+        self.vocab_size = vocab_size
+        self.order = order
+        self.context_length = context_length
+        self.eos_token_ids = frozenset(eos_token_ids)
+        self.dtype = dtype
+        self.num_parameters = 0
+        self.exactness = Exactness(True)
+        generator = torch.Generator().manual_seed(seed)
+        self.table = torch.randn(num_contexts, vocab_size, generator=generator, dtype=torch.float64).to(dtype) * scale
+        self.caches: list[FakeCache] = []
+        self.num_forwards = 0
+        self.num_rows = 0
+        self.before_forward: Callable[[Seq[Rows]], None] = lambda _: None
+
+    def new_cache(self) -> FakeCache:
+        self.caches.append(FakeCache())
+        return self.caches[-1]
+
+    def forward(self, batch: Seq[Rows]) -> Tensor:
+        self.before_forward(batch)
+        self.num_forwards += 1
+        slots: list[int] = []
+        for rows in batch:
+            cache: Any = rows.cache
+            assert not cache.freed
+            assert len(rows.token_ids) > 0
+            self.num_rows += len(rows.token_ids)
+            cache.scratch = list(rows.token_ids)
+            tail = cache.tokens[-self.order :]
+            paths: list[list[int]] = []
+            parents = rows.parents or range(-1, len(rows.token_ids) - 1)
+            for token_id, parent in zip(rows.token_ids, parents, strict=True):
+                assert 0 <= token_id < self.vocab_size
+                above = paths[parent] if parent >= 0 else tail
+                paths.append([*above, token_id][-self.order :])
+            wanted = len(paths) if rows.num_logits is None else rows.num_logits
+            slots += [self.slot(path) for path in paths[len(paths) - wanted :]]
+        return self.table[slots]
+
+    def slot(self, path: Seq[int]) -> int:
+        """Which row of the table follows this context."""
+        value = 0
+        for token_id in path[-self.order :]:
+            value = value * self.vocab_size + token_id + 1
+        return value % len(self.table)
+
+    def logits_after(self, tokens: Seq[int]) -> Tensor:
+        return self.table[self.slot(tokens)]
+
+    def greedy(self, prompt: Seq[int], count: int) -> list[int]:
+        """What greedy decoding must give; EOS is not looked at."""
+        tokens = list(prompt)
+        for _ in range(count):
+            tokens.append(int(self.logits_after(tokens).argmax()))
+        return tokens[len(prompt) :]
+
+
+class MarkovModel(FakeModel):
+    """Order 1, one table row per token, all sequences at once: fast enough for a million samples."""
+
+    def __init__(self, table: Tensor, eos_token_ids: Seq[int] = ()) -> None:
+        super().__init__(len(table), 1, eos_token_ids=eos_token_ids, dtype=table.dtype)
+        self.table = table
+        self.context_length = 2**31
+
+    def slot(self, path: Seq[int]) -> int:
+        return path[-1]
+
+    def forward(self, batch: Seq[Rows]) -> Tensor:
+        wanted: list[int] = []
+        for rows in batch:
+            cache: Any = rows.cache
+            cache.scratch = rows.token_ids
+            count = len(rows.token_ids) if rows.num_logits is None else rows.num_logits
+            wanted += rows.token_ids[len(rows.token_ids) - count :]
+        return self.table[wanted]
+
+
+class Scripted:
+    """A drafter that proposes what a function says, and records what it is told."""
+
+    def __init__(self, propose: Callable[[Sequence, int], Draft | Seq[int]]) -> None:
+        self.propose = propose
+        self.active: set[int] = set()
+        self.steps: list[Step] = []
+
+    def start(self, sequence: Sequence) -> None:
+        assert sequence.id not in self.active
+        self.active.add(sequence.id)
+
+    def draft(self, sequences: Seq[Sequence], budgets: Seq[int]) -> list[Draft]:
+        drafts = []
+        for sequence, budget in zip(sequences, budgets, strict=True):
+            assert sequence.id in self.active
+            proposal = self.propose(sequence, budget) if budget else []
+            drafts.append(proposal if isinstance(proposal, Draft) else Draft.chain(list(proposal)))
+        return drafts
+
+    def commit(self, steps: Seq[Step]) -> None:
+        for step in steps:
+            assert step.sequence.id in self.active
+        self.steps += steps
+
+    def stop(self, sequence: Sequence) -> None:
+        self.active.remove(sequence.id)
+
+
+References = dict[tuple[int, ...], list[int]]
+"""Prompt -> the greedy continuation."""
+
+
+def _next(references: References, sequence: Sequence, budget: int) -> list[int]:
+    prompt = tuple(sequence.token_ids[: sequence.num_prompt])
+    done = sequence.num_output
+    return references[prompt][done : done + budget]
+
+
+def adversaries(references: References, vocab_size: int) -> dict[str, Scripted]:
+    """Drafters that are always right, always wrong, random, duplicated, or empty."""
+    rng = np.random.default_rng(0)
+
+    def wrong(sequence: Sequence, budget: int) -> list[int]:
+        return [(token_id + 1) % vocab_size for token_id in _next(references, sequence, budget)]
+
+    def duplicated(sequence: Sequence, budget: int) -> Draft:
+        """Every node twice, so that siblings hold the same token; the chain goes on below the second."""
+        tokens, parents, parent = [], [], -1
+        for token_id in _next(references, sequence, budget)[: budget // 2]:
+            tokens += [token_id, token_id]
+            parents += [parent, parent]
+            parent = len(tokens) - 2
+        return Draft(torch.tensor(tokens, dtype=torch.int64), torch.tensor(parents, dtype=torch.int64))
+
+    def tree(sequence: Sequence, budget: int) -> Draft:
+        """A random tree that holds the right chain among wrong leaves."""
+        right = _next(references, sequence, (budget + 1) // 2)
+        tokens, parents, parent = [], [], -1
+        for token_id in right:
+            if len(tokens) + 2 > budget:
+                break
+            tokens += [(token_id + 1) % vocab_size, token_id]
+            parents += [parent, parent]
+            parent = len(tokens) - 1
+        return Draft(torch.tensor(tokens, dtype=torch.int64), torch.tensor(parents, dtype=torch.int64))
+
+    return {
+        "right": Scripted(lambda sequence, budget: _next(references, sequence, budget)),
+        "wrong": Scripted(wrong),
+        "random": Scripted(lambda _, budget: rng.integers(0, vocab_size, int(rng.integers(0, budget + 1))).tolist()),
+        "duplicated": Scripted(duplicated),
+        "tree": Scripted(tree),
+        "empty": Scripted(lambda *_: []),
+    }
+
+
+class CharTokenizer:
+    """One token per byte of UTF-8, so that characters and stop strings span tokens."""
+
+    chat_template = None
+
+    def __init__(self, vocab_size: int = 256) -> None:
+        self.vocab_size = vocab_size
+        self.num_decoded = 0
+
+    def __call__(self, text: str, **_: object) -> dict[str, list[int]]:
+        return {"input_ids": list(text.encode())}
+
+    def decode(self, ids: Seq[int], **_: object) -> str:
+        self.num_decoded += len(ids)
+        return bytes(ids).decode("utf-8", errors="replace")
+
+    def get_vocab(self) -> dict[str, int]:
+        return {f"<{i}>": i for i in range(self.vocab_size)}
