@@ -107,6 +107,11 @@ def bare_loop(model: Model, prompt: Sequence[int], max_tokens: int) -> Run:
     return Run(tokens, len(tokens))
 
 
+def beside(plain: LLM, drafter: str, num_draft_tokens: int) -> LLM:
+    """An engine with a drafter, over the target that another engine has loaded."""
+    return LLM(plain.target, drafter=drafter, num_draft_tokens=num_draft_tokens, tokenizer=plain.tokenizer)
+
+
 def own_run(llm: LLM, prompt: Sequence[int], params: SamplingParams) -> Run:
     """One generation of forerun."""
     generation: Any = llm.generate(list(prompt), params)

@@ -14,7 +14,7 @@ from forerun.bench.workloads import load
 from forerun.cli import options
 from forerun.cli.demo import DRAFT_MODEL, choose_drafters
 from forerun.cli.output import print_json
-from forerun.config import BUNDLED_TARGET, DEFAULT_DTYPE, DEFAULT_NUM_DRAFT_TOKENS
+from forerun.config import BUNDLED_DRAFT, BUNDLED_TARGET, DEFAULT_DTYPE, DEFAULT_NUM_DRAFT_TOKENS
 from forerun.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def generate(
 
     say(f"loading {model}")
     own, acceptance = open_engines(model, chosen, counts, dtype)
-    assistant = chosen.get(DRAFT_MODEL)
+    assistant = (draft or BUNDLED_DRAFT) if DRAFT_MODEL in chosen else None
     hf = Reference(model, dtype) if reference else None
     hf_draft = Reference(assistant, dtype) if reference and assistant else None
     tokenizer = own[bench.PLAIN].tokenizer
@@ -126,16 +126,17 @@ def open_engines(
     A draft model is timed at every K, other drafters at the default K; acceptance is measured at the default K.
     """
     from forerun.bench import generate as bench
+    from forerun.drafters import DRAFTERS
     from forerun.engine import LLM
 
     plain = LLM(model, drafter=None, dtype=dtype)
-    own = {bench.PLAIN: plain}
-    acceptance = {}
+    own, acceptance = {bench.PLAIN: plain}, {}
+    default = DEFAULT_NUM_DRAFT_TOKENS
     for name, spec in drafters.items():
-        for k in counts if name == DRAFT_MODEL else [DEFAULT_NUM_DRAFT_TOKENS]:
-            own[bench.own_name(name, k)] = LLM(plain.target, drafter=spec, num_draft_tokens=k)
-        at_default = bench.own_name(name, DEFAULT_NUM_DRAFT_TOKENS)
-        acceptance[name, DEFAULT_NUM_DRAFT_TOKENS] = own.get(at_default) or LLM(plain.target, drafter=spec)
+        for k in counts if DRAFTERS[name].kind == "model" else [default]:
+            own[bench.own_name(name, k)] = bench.beside(plain, spec, k)
+        at_default = own.get(bench.own_name(name, default))
+        acceptance[name, default] = at_default or bench.beside(plain, spec, default)
     return own, acceptance
 
 

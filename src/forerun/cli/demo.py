@@ -14,7 +14,7 @@ from forerun.bench.tables import percent
 from forerun.cli import options
 from forerun.cli.generate import INTERRUPTED
 from forerun.cli.output import print_json
-from forerun.config import BUNDLED_DRAFT, BUNDLED_TARGET, DEFAULT_DTYPE, DEFAULT_NUM_DRAFT_TOKENS, SamplingParams
+from forerun.config import BUNDLED_TARGET, DEFAULT_DTYPE, DEFAULT_NUM_DRAFT_TOKENS, SamplingParams
 from forerun.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def demo(
 
     stage = Stage(quiet=json)
     stage.say(f"Loading {model} ...")
-    methods = open_methods(model, chosen, dtype=dtype, num_draft_tokens=num_draft_tokens)
+    methods = open_methods(model, chosen, dtype, num_draft_tokens)
     params = SamplingParams(temperature=0, max_tokens=max_tokens)
     runs: dict[str, list[Timed[Run]]] = {name: [] for name in methods}
     interrupted = False
@@ -79,27 +79,25 @@ def choose_drafters(model: str, draft: str | None, names: str | None) -> dict[st
     Raises:
         ConfigError: an unknown name, or a draft model asked for without saying which.
     """
-    from forerun.drafters.table import DRAFTERS
+    from forerun.drafters import DRAFTERS
 
-    folder = draft or (BUNDLED_DRAFT if options.is_bundled(model) else None)
-    wanted = options.comma_list(names, "--drafters") if names else list(DRAFTERS)
-    if names is None and folder is None:
-        wanted = [name for name in wanted if name != DRAFT_MODEL]
+    known = draft is not None or options.is_bundled(model)
+    wanted = options.comma_list(names, "--drafters") if names else [n for n in DRAFTERS if known or n != DRAFT_MODEL]
     for name in wanted:
         if name not in DRAFTERS:
-            raise ConfigError(f"There is no drafter {name!r}. Known: {', '.join(sorted(DRAFTERS))}.")
-        if name == DRAFT_MODEL and folder is None:
+            raise ConfigError(f"There is no drafter {name!r}. Known: {', '.join(DRAFTERS)}.")
+        if name == DRAFT_MODEL and not known:
             raise ConfigError(f"{DRAFT_MODEL} needs a draft model for {model!r}. Say which with --draft.")
-    return {name: folder if name == DRAFT_MODEL and folder else name for name in wanted}
+    return {name: draft if name == DRAFT_MODEL and draft else name for name in wanted}
 
 
-def open_methods(model: str, drafters: Mapping[str, str], **settings: Any) -> dict[str, LLM]:
-    """Plain first, then one engine per drafter, over one target. The seam that tests replace."""
+def open_methods(model: str, drafters: Mapping[str, str], dtype: str, num_draft_tokens: int) -> dict[str, LLM]:
+    """Plain first, then one engine per drafter, all over one target. The seam that tests replace."""
+    from forerun.bench.generate import beside
     from forerun.engine import LLM
 
-    plain = LLM(model, drafter=None, **settings)
-    settings.pop("dtype")
-    return {PLAIN: plain} | {name: LLM(plain.target, drafter=drafter, **settings) for name, drafter in drafters.items()}
+    plain = LLM(model, drafter=None, dtype=dtype)
+    return {PLAIN: plain} | {name: beside(plain, spec, num_draft_tokens) for name, spec in drafters.items()}
 
 
 def show(stage: Stage, methods: Mapping[str, LLM], cases: Sequence[workloads.Case], params: SamplingParams) -> None:

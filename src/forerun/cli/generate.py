@@ -14,7 +14,7 @@ import typer
 from forerun.cli import options
 from forerun.cli.options import DEFAULTS, NO_DRAFTER
 from forerun.cli.output import print_json
-from forerun.config import BUNDLED_DRAFT, BUNDLED_TARGET, DEFAULT_DTYPE, DEFAULT_NUM_DRAFT_TOKENS, SamplingParams
+from forerun.config import BUNDLED_TARGET, DEFAULT_DTYPE, DEFAULT_NUM_DRAFT_TOKENS, SamplingParams
 from forerun.errors import PromptError
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def choose_drafter(model: str, drafter: str | None) -> str | None:
         return None
     if drafter is not None:
         return drafter
-    return BUNDLED_DRAFT if options.is_bundled(model) else "prompt-lookup"
+    return "draft-model" if options.is_bundled(model) else "prompt-lookup"
 
 
 def open_llm(model: str, drafter: str | None, **settings: Any) -> LLM:

@@ -45,7 +45,7 @@ class Scene:
 
     def __init__(self, title: str, prompt: str, redraw: Callable[[], None]) -> None:
         self.title = title
-        self._text = Text(prompt, style=PROMPT)
+        self._text = Text.assemble((prompt, PROMPT))
         self._redraw = redraw
         self._tokens = self._accepted = 0
         self._start = time.perf_counter()
@@ -54,7 +54,7 @@ class Scene:
         """Append a StreamChunk."""
         drafted, own = split_accepted(tokenizer, chunk)
         self._text.append(drafted, style=ACCEPTED)
-        self._text.append(own, style="none")
+        self._text.append(own)
         self._tokens += len(chunk.token_ids)
         self._accepted += chunk.num_accepted_draft
         self._redraw()

@@ -1,0 +1,37 @@
+"""`forerun make padded`: models made from other models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(help="Make models from models.", no_args_is_help=True)
+
+
+@app.callback()
+def make() -> None:
+    """Make models from models."""
+
+
+@app.command()
+def padded(
+    out: Annotated[Path, typer.Argument(help="Folder to write.")],
+    parameters: Annotated[str, typer.Option(help="Size to reach, such as 200M.")],
+    layers: Annotated[
+        int | None, typer.Option(help="Layers [default: 1.5 times the source's].", show_default=False)
+    ] = None,
+    source: Annotated[
+        Path | None, typer.Option(help="A Llama folder [default: the bundled target].", show_default=False)
+    ] = None,
+) -> None:
+    """Write a model that gives the same text at the cost of a larger one, to measure speed at that cost."""
+    from forerun.config import ASSETS
+    from forerun.train.padded import make_padded, parse_parameters
+
+    sizes = make_padded(source or ASSETS / "target", out, parse_parameters(parameters), layers)
+    typer.echo(
+        f"{out}: cost-padded to {sizes.parameters:,} parameters, {sizes.num_layers} layers, "
+        f"intermediate size {sizes.intermediate_size}; same text as the original"
+    )

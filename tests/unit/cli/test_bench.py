@@ -1,0 +1,43 @@
+"""The tables of `forerun bench`."""
+
+from __future__ import annotations
+
+import pytest
+
+from forerun.bench.generate import AcceptanceRow, MethodRow, OverheadRow
+from forerun.bench.measure import Interval
+from forerun.cli import bench
+from forerun.errors import ConfigError
+
+from .conftest import Invoke
+
+
+def test_whole_numbers() -> None:
+    assert bench.whole_numbers("1, 5,8", "--rows") == [1, 5, 8]
+    for text in ("", "1,x", "0", "1,-2", "5,5"):
+        with pytest.raises(ConfigError, match="--rows"):
+            bench.whole_numbers(text, "--rows")
+
+
+def test_lines_of_the_tables() -> None:
+    row = MethodRow("m", Interval(66.7, 60, 70), Interval(2, 1.9, 2.1), None, Interval(3, 2.5, 3.5), 2.5, None, 0.9)
+    assert bench.method_cells(row) == ["m", "66.7", "2.00 [1.90, 2.10]", "–", "3.00 [2.50, 3.50]", "2.50", "–", "90 %"]
+    assert bench.overhead_cells(OverheadRow("m", 10, 7, 2, 1)) == ["m", "10.00", "7.00", "2.00", "1.00", "10 %"]
+    line = bench.acceptance_cells(AcceptanceRow("code", "draft-model", 4, 1.0, 0.512, 3.04))
+    assert line == ["code, draft-model", "4", "1", "0.512", "3.04"]
+    for cells, header in ((bench.method_cells(row), bench.METHODS), (line, bench.ACCEPTANCE)):
+        assert len(cells) == len(header)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["forward", "--rows", "0"],
+        ["forward", "--rounds", "0"],
+        ["generate", "--workloads", "no-such"],
+        ["generate", "--num-draft-tokens", "a"],
+        ["generate", "--drafters", "no-such"],
+    ],
+)
+def test_bad_options_exit_with_2(invoke: Invoke, arguments: list[str]) -> None:
+    assert invoke("bench", *arguments).exit_code == 2

@@ -1,0 +1,201 @@
+"""`forerun generate`, with a model that needs no weights."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forerun.cli import generate
+from forerun.errors import ForerunError, ModelLoadError
+
+from .conftest import Invoke
+from .fakes import WORDS, FakeLLM
+
+TEXT = "".join(WORDS)
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """How the model was opened; "llm" is what open_llm returns."""
+    seen: dict[str, Any] = {"llm": FakeLLM(drafts=True)}
+
+    def open_llm(model: str, drafter: str | None, **settings: Any) -> FakeLLM:
+        seen.update(model=model, drafter=drafter, **settings)
+        llm: FakeLLM = seen["llm"]
+        return llm
+
+    monkeypatch.setattr(generate, "open_llm", open_llm)
+    return seen
+
+
+def test_text_goes_to_stdout_and_one_line_of_statistics_to_stderr(invoke: Invoke, opened: dict[str, Any]) -> None:
+    result = invoke("generate", "def f():")
+    assert result.exit_code == 0
+    assert result.stdout == TEXT
+    [line] = result.stderr.splitlines()
+    assert line.startswith("forerun: 6 tokens in ")
+    assert "3.00 tokens per forward" in line
+    assert "50 % of 8 draft tokens accepted" in line
+    assert opened["llm"].closed
+
+
+def test_the_prompt_comes_from_standard_input_unchanged(invoke: Invoke, opened: dict[str, Any]) -> None:
+    for arguments in (("generate",), ("generate", "-")):
+        assert invoke(*arguments, input="  def f():\n").exit_code == 0
+    assert [prompt for prompt, _ in opened["llm"].requests] == ["  def f():\n"] * 2
+
+
+def test_standard_input_that_is_not_text_is_refused(invoke: Invoke, opened: dict[str, Any]) -> None:
+    result = invoke("generate", input=b"\xff\xfe\x00")
+    assert result.exit_code == 2
+    assert "UTF-8" in result.stderr
+
+
+def test_chat_makes_the_prompt_a_message(invoke: Invoke, opened: dict[str, Any]) -> None:
+    invoke("generate", "--chat", "hello")
+    assert opened["llm"].requests[0][0] == [{"role": "user", "content": "hello"}]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "drafter"),
+    [
+        ([], "draft-model"),
+        (["--model", "some/model"], "prompt-lookup"),
+        (["--drafter", "none"], None),
+        (["--drafter", "some/draft"], "some/draft"),
+    ],
+)
+def test_the_drafter_follows_the_model(
+    invoke: Invoke, opened: dict[str, Any], arguments: list[str], drafter: str | None
+) -> None:
+    assert invoke("generate", "x", *arguments).exit_code == 0
+    assert opened["drafter"] == drafter
+
+
+def test_every_sampling_option_arrives(invoke: Invoke, opened: dict[str, Any]) -> None:
+    flags = (
+        "--temperature 0.7 --top-k 5 --top-p 0.9 --min-p 0.1 --repetition-penalty 1.1 --presence-penalty 0.2 "
+        "--frequency-penalty 0.3 --logit-bias 3=-1.5 --logit-bias 4=2 --max-tokens 9 --min-tokens 2 --stop A --stop B "
+        "--stop-token-id 7 --ignore-eos --seed 11 -n 2 --logprobs 3"
+    )
+    assert invoke("generate", "x", *flags.split()).exit_code == 0
+    params = opened["llm"].requests[0][1]
+    assert params.temperature == 0.7
+    assert (params.top_k, params.top_p, params.min_p) == (5, 0.9, 0.1)
+    assert (params.repetition_penalty, params.presence_penalty, params.frequency_penalty) == (1.1, 0.2, 0.3)
+    assert params.logit_bias == {3: -1.5, 4: 2.0}
+    assert (params.max_tokens, params.min_tokens, params.stop) == (9, 2, ("A", "B"))
+    assert (params.stop_token_ids, params.ignore_eos, params.seed, params.n) == ((7,), True, 11, 2)
+    assert params.logprobs == 3
+
+
+def test_json_is_one_object(invoke: Invoke, opened: dict[str, Any]) -> None:
+    result = invoke("generate", "x", "--json", "--temperature", "1", "-n", "2")
+    report = json.loads(result.stdout)
+    assert result.exit_code == 0
+    assert result.stderr == ""
+    assert report["exact"] is True
+    assert [choice["text"] for choice in report["choices"]] == [TEXT, TEXT]
+    assert report["choices"][0]["finish_reason"] == "length"
+    assert report["choices"][0]["stats"]["acceptance_rate"] == 0.5
+
+
+def test_choices_are_printed_one_after_the_other(invoke: Invoke, opened: dict[str, Any]) -> None:
+    result = invoke("generate", "x", "-n", "2")
+    assert result.stdout == f"--- choice 0\n{TEXT}\n--- choice 1\n{TEXT}\n"
+
+
+def test_ctrl_c_prints_what_was_generated(invoke: Invoke, opened: dict[str, Any]) -> None:
+    opened["llm"] = FakeLLM(drafts=True, fail_after=1)
+    result = invoke("generate", "x")
+    assert result.exit_code == 130
+    assert result.stdout == "alpha beta gamma "
+    assert "3 tokens in" in result.stderr
+    assert "interrupted" in result.stderr
+    assert opened["llm"].closed
+
+
+def test_ctrl_c_with_json_still_prints_one_object(invoke: Invoke, opened: dict[str, Any]) -> None:
+    opened["llm"] = FakeLLM(fail_after=2)
+    result = invoke("generate", "x", "--json")
+    [choice] = json.loads(result.stdout)["choices"]
+    assert result.exit_code == 130
+    assert (choice["text"], choice["finish_reason"], choice["stats"]) == ("alpha beta ", "abort", None)
+
+
+@pytest.mark.parametrize("error", [ModelLoadError("model folder x does not exist."), ForerunError("no")])
+def test_our_errors_are_a_message_and_exit_code_2(invoke: Invoke, opened: dict[str, Any], error: Exception) -> None:
+    opened["llm"] = FakeLLM(fail_after=0, error=error)
+    result = invoke("generate", "x")
+    assert result.exit_code == 2
+    assert result.stderr == f"forerun: {error}\n"
+    assert "Traceback" not in result.output
+
+
+def test_a_bug_is_not_dressed_up_as_a_user_error(invoke: Invoke, opened: dict[str, Any]) -> None:
+    opened["llm"] = FakeLLM(fail_after=0, error=ZeroDivisionError("bug"))
+    assert isinstance(invoke("generate", "x").exception, ZeroDivisionError)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--temperature", "-1"],
+        ["--top-p", "0"],
+        ["--temperature", "0", "-n", "2"],
+        ["--min-tokens", "9", "--max-tokens", "3"],
+        ["--logit-bias", "three=1"],
+        ["--stop", ""],
+        ["--no-such-flag"],
+        ["--max-tokens", "many"],
+    ],
+)
+def test_bad_options_exit_with_2_before_a_model_is_loaded(
+    invoke: Invoke, opened: dict[str, Any], arguments: list[str]
+) -> None:
+    result = invoke("generate", "x", *arguments)
+    assert result.exit_code == 2
+    assert result.stderr
+    assert "model" not in opened
+
+
+def test_precedence_is_flag_env_file_default(invoke: Invoke, opened: dict[str, Any], tmp_path: Path) -> None:
+    file = tmp_path / "forerun.toml"
+    file.write_text('[generate]\nmodel = "file"\nmax-tokens = 5\nstop = ["a", "b"]\njson = true\nseed = 3\n')
+    environment = {"FORERUN_GENERATE_MODEL": "env", "FORERUN_GENERATE_SEED": "4", "FORERUN_CONFIG": str(file)}
+
+    result = invoke("--config", str(file), "generate", "x")
+    params = opened["llm"].requests[-1][1]
+    assert (opened["model"], params.max_tokens, params.seed, params.stop) == ("file", 5, 3, ("a", "b"))
+    assert json.loads(result.stdout)["model"] == "file"
+
+    invoke("generate", "x", "--seed", "5", env=environment)
+    params = opened["llm"].requests[-1][1]
+    assert (opened["model"], params.max_tokens, params.seed, params.top_k) == ("env", 5, 5, 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("[generate]\nmax-token = 5\n", "max_tokens"),
+        ("[generates]\n", "generate"),
+        ("[generate]\nmodel = \n", "TOML"),
+    ],
+)
+def test_a_wrong_configuration_file_is_refused(
+    invoke: Invoke, opened: dict[str, Any], tmp_path: Path, text: str, told: str
+) -> None:
+    file = tmp_path / "forerun.toml"
+    file.write_text(text)
+    result = invoke("--config", str(file), "generate", "x")
+    assert result.exit_code == 2
+    assert told in result.stderr
+
+
+def test_a_missing_configuration_file_is_refused(invoke: Invoke) -> None:
+    result = invoke("--config", "no/such.toml", "generate", "x")
+    assert result.exit_code == 2
+    assert "no/such.toml" in result.stderr
