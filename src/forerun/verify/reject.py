@@ -26,26 +26,34 @@ class Rejection:
         self.rule = rule
 
     def verify(self, drafts: PackedDrafts, target_logprobs: Tensor, noise: Noise) -> list[Verdict]:
-        lengths = np.array([draft.num_candidates for draft in drafts.drafts])
-        longest = int(lengths.max(initial=0))
-        uniforms = noise.uniform(len(lengths) * (longest + 1)).cpu().reshape(len(lengths), longest + 1)
-        starts = np.array(drafts.offsets[:-1])
         target = target_logprobs.exp()
-        draft_laws = _laws(drafts.drafts, starts, lengths, target)
+        chances, left = self.weigh(drafts, target)
+        num_chains, longest = chances.shape
+        uniforms = noise.uniform(num_chains * (longest + 1)).reshape(num_chains, longest + 1)
+        accepted = self.rule.length(uniforms[:, :longest].cpu().numpy() < chances)
 
-        ratios = _ratios(drafts.drafts, starts, lengths, target, draft_laws)
-        carries = self.rule.carry(ratios)
-        left = excess(_by_row(carries, starts, len(target)).to(target), target, draft_laws)
-        masses = _by_place(left.sum(-1), starts, lengths)
-        chances = self.rule.acceptance(ratios, carries, masses, lengths)
-        accepted = self.rule.length(uniforms[:, :longest].numpy() < chances)
-
-        rows = torch.from_numpy(starts + accepted).to(target.device)
+        rows = torch.from_numpy(np.array(drafts.offsets[:-1]) + accepted).to(target.device)
         weights = left[rows]
         # Where both laws are equal to rounding there is no excess, and no rejection but by rounding.
         weights = torch.where(weights.sum(-1, keepdim=True) > 0, weights, target[rows])
         tokens = draw_tokens(weights, uniforms[:, longest]).tolist()
         return [Verdict(list(range(n)), token) for n, token in zip(accepted.tolist(), tokens, strict=True)]
+
+    def weigh(self, drafts: PackedDrafts, target: Tensor) -> tuple[Numbers, Tensor]:
+        """What the decision depends on, beside chance. target: [rows, V] probabilities.
+
+        Returns:
+            [B, longest] float64, the chance that the comparison at each drafted token succeeds, 0 beyond a
+            chain's end; and [rows, V], the weights of the token that follows when the walk ends at the row.
+        """
+        lengths = np.array([draft.num_candidates for draft in drafts.drafts])
+        starts = np.array(drafts.offsets[:-1])
+        draft_laws = _laws(drafts.drafts, starts, lengths, target)
+        ratios = _ratios(drafts.drafts, starts, lengths, target, draft_laws)
+        carries = self.rule.carry(ratios)
+        left = excess(_by_row(carries, starts, lengths, len(target)).to(target), target, draft_laws)
+        masses = _by_place(left.sum(-1), starts, lengths)
+        return self.rule.acceptance(ratios, carries, masses, lengths), left
 
 
 def _laws(drafts: Seq[Draft], starts: NDArray[np.int64], lengths: NDArray[np.int64], like: Tensor) -> Tensor:
@@ -84,12 +92,12 @@ def _ratios(
     return ratios
 
 
-def _by_row(carries: Numbers, starts: NDArray[np.int64], num_rows: int) -> Tensor:
-    """[B, n + 1] carries -> [rows, 1] in packed order; 1 at the chain's end and beyond."""
-    ends = np.append(starts[1:], num_rows)
+def _by_row(carries: Numbers, starts: NDArray[np.int64], lengths: NDArray[np.int64], num_rows: int) -> Tensor:
+    """[B, longest + 1] carries -> [rows, 1] in packed order; 1 at the chain's end and beyond."""
     by_row = np.ones((num_rows, 1))
-    for row, start, end in zip(carries, starts, ends, strict=True):
-        by_row[start : end - 1, 0] = row[: end - 1 - start]
+    inside = np.arange(carries.shape[1]) < lengths[:, None]
+    rows = starts[:, None] + np.arange(carries.shape[1])
+    by_row[rows[inside], 0] = carries[inside]
     return torch.from_numpy(by_row)
 
 
