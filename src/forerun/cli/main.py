@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import difflib
 import tomllib
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,7 +15,7 @@ import typer
 from typer.core import TyperGroup
 
 from forerun import __version__
-from forerun.cli import bench, demo, generate
+from forerun.cli import bench, demo, generate, make, train
 from forerun.errors import ConfigError, ForerunError
 
 
@@ -74,9 +72,8 @@ def root(
 app.command("generate")(generate.generate)
 app.command("demo")(demo.demo)
 app.add_typer(bench.app, name="bench")
-for name in ("train", "make"):
-    if find_spec(f"forerun.cli.{name}"):
-        app.add_typer(import_module(f"forerun.cli.{name}").app, name=name)
+app.add_typer(train.app, name="train")
+app.add_typer(make.app, name="make")
 
 
 def read_config(path: Path, command: Any) -> dict[str, Any]:
