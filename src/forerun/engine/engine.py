@@ -162,10 +162,9 @@ class Engine:
         return stats
 
     def _deliver(self, state: SequenceState, chunk: StreamChunk) -> None:
-        reason = state.sequence.finish_reason
-        if reason is None:
+        if state.sequence.finish_reason is None:
             if state.request.stream:
-                self._outputs.append(StepOutput(state.request.id, chunk))
+                self._outputs.append(StepOutput(state.request.id, _shown(state, chunk)))
             return
         self.scheduler.running.remove(state)
         self._leave(state)
@@ -181,9 +180,7 @@ class Engine:
         if state.time_started:
             state.stats.time_total = perf_counter() - state.time_started
         choice = self._choice(state)
-        if state.text is not None and state.request.stream:
-            chunk.text += state.text.take()
-        self._outputs.append(StepOutput(state.request.id, chunk, choice, prompt_logprobs))
+        self._outputs.append(StepOutput(state.request.id, _shown(state, chunk), choice, prompt_logprobs))
 
     def _choice(self, state: SequenceState) -> Choice:
         if state.text is not None:
@@ -215,6 +212,12 @@ class Engine:
             if state.cache is not None:
                 state.cache.free()
                 state.cache = None
+
+
+def _shown(state: SequenceState, chunk: StreamChunk) -> StreamChunk:
+    if state.text is not None and state.request.stream:
+        chunk.text = state.text.take()
+    return chunk
 
 
 def _failure(state: SequenceState, error: Exception) -> StepOutput:
