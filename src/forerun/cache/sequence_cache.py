@@ -99,6 +99,7 @@ class SequenceCache:
         shape = (self._capacity // KV_BLOCK, heads, KV_BLOCK, values.shape[2])
         self.values.append(torch.zeros(shape, dtype=self.dtype, device=self.device))
 
+    @torch.inference_mode()
     def _move(self, slots: list[int]) -> None:
         """Copy the given slots to length, length + 1, ... (advanced indexing copies first, so overlap is safe)."""
         source = torch.tensor(slots, device=self.device)

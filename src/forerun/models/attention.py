@@ -47,9 +47,7 @@ def attend(
         cache.write(layer, key[start:end].transpose(0, 1), value[start:end].transpose(0, 1))
     if len(layout.segments) == 1:
         return _attend_segment(layer, query, layout.segments[0], scale, window, softcap, sinks)
-    parts = [
-        _attend_segment(layer, query[s.start : s.end], s, scale, window, softcap, sinks) for s in layout.segments
-    ]
+    parts = [_attend_segment(layer, query[s.start : s.end], s, scale, window, softcap, sinks) for s in layout.segments]
     return torch.cat(parts)
 
 
@@ -66,25 +64,19 @@ def _attend_segment(
     keys, values = segment.cache.keys[layer], segment.cache.values[layer]
     heads = keys.shape[0]
     n, group = query.shape[0], query.shape[1] // heads
-    queries = query.view(n, heads, group, -1).transpose(0, 1).reshape(heads, n * group, -1)
     rows = n * group
+    queries = query.view(n, heads, group, -1).transpose(0, 1).reshape(heads, rows, -1)
     if rows < MIN_ROWS:
         queries = queries.repeat(1, -(-MIN_ROWS // rows), 1)
-    first_block, mask = (0, segment.mask) if window is None else _window_mask(segment, window)
-    first, last = first_block * KV_BLOCK, segment.num_blocks * KV_BLOCK
-    scores = torch.bmm(queries, keys[:, first:last].transpose(1, 2))
-    if scale != 1.0:
-        scores.mul_(scale)
-    if softcap is not None:
-        scores.div_(softcap).tanh_().mul_(softcap)
-    if rows < MIN_ROWS:
-        mask = mask.repeat_interleave(group, 0).repeat(-(-MIN_ROWS // rows), 1)
-        scores[..., -mask.shape[-1] :] += mask
+    first_block, mask = segment.prepared(group, window)
+    keys = keys[:, first_block * KV_BLOCK : segment.num_blocks * KV_BLOCK].transpose(1, 2)
+    if softcap is None:
+        scores = torch.baddbmm(mask, queries, keys, alpha=scale)
     else:
-        scores.view(heads, n, group, -1)[..., -mask.shape[-1] :] += mask.unsqueeze(1)
+        scores = torch.bmm(queries, keys).mul_(scale / softcap).tanh_().mul_(softcap).add_(mask)
     weights = torch.softmax(scores, -1) if sinks is None else _softmax_with_sinks(scores, sinks, heads, group)
     mixed = _weighted_sum(weights, values, first_block, segment.num_blocks)[:, :rows]
-    return mixed.reshape(heads, n, group, -1).transpose(0, 1).reshape(n, -1)
+    return mixed.view(heads, n, group, -1).transpose(0, 1).reshape(n, -1)
 
 
 def _weighted_sum(weights: Tensor, values: Tensor, first_block: int, num_blocks: int) -> Tensor:
@@ -93,8 +85,12 @@ def _weighted_sum(weights: Tensor, values: Tensor, first_block: int, num_blocks:
     last = num_blocks - 1
     tail = weights[..., (last - first_block) * KV_BLOCK :].reshape(heads, rows, _TAILS, KV_TAIL)
     tail = tail.transpose(1, 2).reshape(heads * _TAILS, rows, KV_TAIL)
-    tail = torch.bmm(tail, values[last].view(heads * _TAILS, KV_TAIL, -1))
-    total = tail.view(heads, _TAILS, rows, -1).sum(1)
+    partial = torch.bmm(tail, values[last].view(heads * _TAILS, KV_TAIL, -1)).view(heads, _TAILS, rows, -1)
+    # added pair by pair: sum() over a dimension adds in an order that depends on the row's place in memory
+    while partial.shape[1] > 1:
+        half = partial.shape[1] // 2
+        partial = partial[:, :half] + partial[:, half:]
+    total = partial[:, 0]
     if last == first_block:
         return total
     mixed: Tensor | None = None
@@ -113,21 +109,3 @@ def _softmax_with_sinks(scores: Tensor, sinks: Tensor, heads: int, group: int) -
     repeats = scores.shape[1] // group
     lanes[..., 0] = sinks.to(scores.dtype).view(heads, 1, group).expand(heads, repeats, group).reshape(heads, -1)
     return torch.softmax(torch.cat([lanes, scores], -1), -1)[..., KV_TAIL:]
-
-
-def _window_mask(segment: Segment, window: int) -> tuple[int, Tensor]:
-    """First block in sight of any row, and the mask from there on. Blocks out of sight would add exact zeros."""
-    if window not in segment.windowed:
-        first_block = max(0, int(segment.positions.min()) - window + 1) // KV_BLOCK
-        first = first_block * KV_BLOCK
-        columns = segment.num_blocks * KV_BLOCK - first
-        mask = segment.mask.new_zeros(len(segment.positions), columns)
-        width = segment.mask.shape[-1]
-        mask[:, max(0, columns - width) :] = segment.mask[:, max(0, width - columns) :]
-        key_positions = torch.arange(first, first + columns)
-        if segment.is_tree:
-            start = segment.cache.length - first
-            key_positions[start : start + len(segment.positions)] = segment.positions[: columns - start]
-        mask.masked_fill_(key_positions <= segment.positions[:, None] - window, -torch.inf)
-        segment.windowed[window] = (first_block, mask)
-    return segment.windowed[window]

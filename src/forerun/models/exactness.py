@@ -7,13 +7,14 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from forerun.cache import SequenceCache
 from forerun.errors import UnsupportedModelError
 from forerun.models.general import GeneralDecoder
 from forerun.models.model import Exactness, Model
 from forerun.models.rows import Rows, lay_out
 
 _PROMPT = 21
-_NEW = 6
+_NEW = 9
 
 
 def probe(model: Model, num_layers: int) -> None:
@@ -27,17 +28,24 @@ def probe(model: Model, num_layers: int) -> None:
         model.decoder.forward(layout)
     if isinstance(model.decoder, GeneralDecoder) and len(layout.attended) != num_layers:
         raise UnsupportedModelError(
-            f"{model.name} cannot be served: {num_layers - len(layout.attended)} of its {num_layers} layers do not "
-            "compute attention through Transformers' attention interface."
+            f"{model.name} ({type(model.decoder.model).__name__}) cannot be served: "
+            f"{num_layers - len(layout.attended)} of its {num_layers} layers do not compute attention through "
+            "Transformers' attention interface."
         )
 
 
 def self_test(model: Model) -> Exactness:
     """Compare the logits of rows computed one by one with the same rows computed together, and beside strangers."""
     tokens = _tokens(model, _PROMPT + _NEW)
-    alone = _one_by_one(model, tokens)
-    for label, trial in (("together", _together), ("beside other sequences", _in_company)):
-        if not torch.equal(alone, trial(model, tokens)):
+    alone = _in_groups(model, tokens, (1,) * _NEW)
+    trials = {
+        "together": _in_groups(model, tokens, (9,)),
+        "in twos": _in_groups(model, tokens, (2, 7)),
+        "in fives": _in_groups(model, tokens, (5, 4)),
+        "beside other sequences": _in_company(model, tokens),
+    }
+    for label, logits in trials.items():
+        if not torch.equal(alone, logits):
             return Exactness(False, f"rows computed {label} differ in their last bits from rows alone: {_blame(model)}")
     return Exactness(True)
 
@@ -47,20 +55,16 @@ def _tokens(model: Model, count: int) -> list[int]:
     return torch.randint(0, model.vocab_size, (count,), generator=generator).tolist()
 
 
-def _one_by_one(model: Model, tokens: list[int]) -> Tensor:
+def _in_groups(model: Model, tokens: list[int], sizes: tuple[int, ...]) -> Tensor:
+    """Logits of the last _NEW tokens, computed in forwards of these sizes after the same prompt."""
     cache = model.new_cache()
     _feed(model, cache, tokens[:_PROMPT])
-    rows = []
-    for token in tokens[_PROMPT:]:
-        rows.append(model.forward([Rows(cache, [token])]))
-        cache.commit([0])
-    return torch.cat(rows)
-
-
-def _together(model: Model, tokens: list[int]) -> Tensor:
-    cache = model.new_cache()
-    _feed(model, cache, tokens[:_PROMPT])
-    return model.forward([Rows(cache, tokens[_PROMPT:])])
+    logits, done = [], _PROMPT
+    for size in sizes:
+        logits.append(model.forward([Rows(cache, tokens[done : done + size])]))
+        cache.commit(range(size))
+        done += size
+    return torch.cat(logits)
 
 
 def _in_company(model: Model, tokens: list[int]) -> Tensor:
@@ -72,10 +76,7 @@ def _in_company(model: Model, tokens: list[int]) -> Tensor:
     return model.forward(batch)[3 : 3 + _NEW]
 
 
-def _feed(model: Model, cache: object, tokens: list[int]) -> None:
-    from forerun.cache import SequenceCache
-
-    assert isinstance(cache, SequenceCache)
+def _feed(model: Model, cache: SequenceCache, tokens: list[int]) -> None:
     model.forward([Rows(cache, tokens, num_logits=0)])
     cache.commit(range(len(tokens)))
 
@@ -86,7 +87,8 @@ def _blame(model: Model) -> str:
         return f"the lean decoder in {model.dtype} on this machine"
     inside = model.decoder.model
     tokens = _tokens(model, 7)
-    few, many = {}, {}
+    few: dict[str, tuple[Tensor, Tensor]] = {}
+    many: dict[str, tuple[Tensor, Tensor]] = {}
     for store, rows in ((few, tokens[:4]), (many, tokens)):
         with _recording(inside, store):
             model.forward([Rows(model.new_cache(), rows)])

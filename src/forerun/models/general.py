@@ -35,7 +35,7 @@ _HARMLESS_OPTIONS = {
 
 
 def forerun_attention(
-    module: nn.Module,
+    module: Any,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -62,7 +62,9 @@ def forerun_attention(
     layout.attended.add(int(module.layer_idx))
     mixed = attend(
         int(module.layer_idx),
-        *(x[0].transpose(0, 1).to(compute_dtype) for x in (query, key, value)),
+        query[0].transpose(0, 1).to(compute_dtype),
+        key[0].transpose(0, 1).to(compute_dtype),
+        value[0].transpose(0, 1).to(compute_dtype),
         layout,
         scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
         window=options.get("sliding_window"),

@@ -7,14 +7,18 @@ rows than for one. Elsewhere, and in float64, the stock product is used, and `mo
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from forerun.config import MIN_ROWS
+
 
 def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
     """Whether oneDNN packs weights of this type here."""
-    if device.type != "cpu" or not torch.backends.mkldnn.is_available():
+    if device.type != "cpu" or not torch._C._has_mkldnn:
         return False
     if dtype == torch.bfloat16:
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
@@ -51,14 +55,49 @@ class Linear(nn.Module):
         return residual + F.linear(x, self.weight, self.bias)
 
 
-def pack_module(module: nn.Module) -> None:
-    """Replace, in place, every linear layer below `module` (nn.Linear and GPT-2's Conv1D) that can be packed."""
+class Experts(nn.Module):
+    """A mixture's experts with packed weights, in place of Transformers' modules that keep them as 3-D parameters.
+
+    An expert sees as many rows as were routed to it, so its products are padded to MIN_ROWS like all others.
+
+    Args:
+        module: gate_up_proj [E, 2 I, H], down_proj [E, H, I], act_fn, num_experts.
+    """
+
+    def __init__(self, module: Any) -> None:
+        super().__init__()
+        self.gate_up = nn.ModuleList([Linear(weight) for weight in module.gate_up_proj])
+        self.down = nn.ModuleList([Linear(weight) for weight in module.down_proj])
+        self.act_fn = module.act_fn
+
+    def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        """hidden_states: [T, H]; top_k_index, top_k_weights: [T, k] -> [T, H], experts added in order."""
+        mixed = torch.zeros_like(hidden_states)
+        for expert in sorted(set(top_k_index.flatten().tolist())):
+            rows, choice = torch.where(top_k_index == expert)
+            padded = torch.cat([rows, rows[-1:].expand(MIN_ROWS - len(rows))]) if len(rows) < MIN_ROWS else rows
+            gate, up = self.gate_up[expert](hidden_states[padded]).chunk(2, -1)
+            out = self.down[expert](self.act_fn(gate) * up)[: len(rows)]
+            mixed.index_add_(0, rows, (out * top_k_weights[rows, choice, None]).to(mixed.dtype))
+        return mixed
+
+
+# Transformers' modules with the plain gated form; others (biases, clamps) keep their own and report what that costs
+_PLAIN_EXPERTS = {"MixtralExperts", "Qwen2MoeExperts", "Qwen3MoeExperts", "OlmoeExperts"}
+
+
+def pack_module(module: Any) -> None:
+    """Replace, in place, every layer below `module` that can be packed: nn.Linear, GPT-2's Conv1D, plain experts."""
     from transformers.pytorch_utils import Conv1D
 
     for name, child in list(module.named_children()):
-        if type(child) is nn.Linear and can_pack(child.weight.dtype, child.weight.device):
+        parameter = next(child.parameters(), None)
+        packable = parameter is not None and can_pack(parameter.dtype, parameter.device)
+        if packable and type(child) is nn.Linear:
             setattr(module, name, Linear(child.weight, child.bias))
-        elif type(child) is Conv1D and can_pack(child.weight.dtype, child.weight.device):
+        elif packable and type(child) is Conv1D:
             setattr(module, name, Linear(child.weight.T, child.bias))
+        elif packable and type(child).__name__ in _PLAIN_EXPERTS:
+            setattr(module, name, Experts(child))
         else:
             pack_module(child)

@@ -147,13 +147,14 @@ def _load_weights(folder: str, name: str, config: Any, dtype: torch.dtype) -> nn
         )
     try:
         with _no_progress_bars():
-            model: nn.Module = AutoModelForCausalLM.from_pretrained(
+            model, loaded = AutoModelForCausalLM.from_pretrained(
                 folder,
                 config=config,
                 dtype=dtype,
                 attn_implementation=ATTENTION_NAME,
                 experts_implementation="eager",
                 use_safetensors=True,
+                output_loading_info=True,
             )
     except ValueError as error:
         raise UnsupportedModelError(f"{name} ({config.model_type}) cannot be served: {_first_line(error)}") from error
@@ -163,7 +164,11 @@ def _load_weights(folder: str, name: str, config: Any, dtype: torch.dtype) -> nn
         if type(error).__module__.startswith("safetensors") or type(error).__name__ == "SafetensorError":
             raise ModelLoadError(f"the weights of {name} are damaged: {_first_line(error)}") from error
         raise
-    return model.eval().requires_grad_(False)
+    if loaded["missing_keys"]:
+        missing = sorted(loaded["missing_keys"])
+        raise ModelLoadError(f"{name} lacks {len(missing)} weights, among them {missing[0]}: they would be random.")
+    served: nn.Module = model.eval().requires_grad_(False)
+    return served
 
 
 @contextmanager
@@ -188,7 +193,7 @@ def _context_length(config: Any) -> int:
     return 2**20
 
 
-def _eos_token_ids(model: nn.Module) -> frozenset[int]:
+def _eos_token_ids(model: Any) -> frozenset[int]:
     generation: Any = getattr(model, "generation_config", None)
     eos = getattr(generation, "eos_token_id", None)
     if eos is None:

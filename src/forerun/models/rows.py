@@ -45,7 +45,6 @@ class Segment:
             earlier keys are visible to every row.
         num_blocks: blocks of keys read, from the first.
         positions: [end - start] int64.
-        windowed: masks for sliding windows, by window, once computed: (first block read, mask).
         is_tree: keys of the new rows stand in the order of the tree's nodes, not of their positions.
     """
 
@@ -56,7 +55,46 @@ class Segment:
     num_blocks: int
     positions: Tensor
     is_tree: bool = False
-    windowed: dict[int, tuple[int, Tensor]] = field(default_factory=dict)
+    _prepared: dict[tuple[int, int | None], tuple[int, Tensor]] = field(default_factory=dict)
+
+    def prepared(self, group: int, window: int | None) -> tuple[int, Tensor]:
+        """The first block of keys in sight, and the mask from there on; computed once for all layers alike.
+
+        Args:
+            group: query heads per key head; the mask has a row for each.
+            window: a row at position p sees positions above p - window. Blocks that no row sees are left out:
+                they would add exact zeros.
+
+        Returns:
+            The block, and [1, R, keys] with R = (end - start) * group, repeated up to MIN_ROWS.
+        """
+        key = (group, window)
+        if key not in self._prepared:
+            first_block, mask = self._full_mask(window)
+            mask = mask.repeat_interleave(group, 0)
+            if len(mask) < MIN_ROWS:
+                mask = mask.repeat(-(-MIN_ROWS // len(mask)), 1)
+            self._prepared[key] = (first_block, mask.unsqueeze(0))
+        return self._prepared[key]
+
+    def _full_mask(self, window: int | None) -> tuple[int, Tensor]:
+        first_block = 0
+        if window is not None:
+            first_block = max(0, int(self.positions.min()) - window + 1) // KV_BLOCK
+        first = first_block * KV_BLOCK
+        columns = self.num_blocks * KV_BLOCK - first
+        width = self.mask.shape[-1]
+        if width == columns and window is None:
+            return first_block, self.mask
+        mask = self.mask.new_zeros(len(self.positions), columns)
+        mask[:, max(0, columns - width) :] = self.mask[:, max(0, width - columns) :]
+        if window is not None:
+            key_positions = torch.arange(first, first + columns)
+            if self.is_tree:
+                start = self.cache.length - first
+                key_positions[start : start + len(self.positions)] = self.positions[: columns - start]
+            mask.masked_fill_(key_positions <= self.positions[:, None] - window, -torch.inf)
+        return first_block, mask
 
 
 @dataclass(slots=True)
@@ -117,9 +155,7 @@ def lay_out(batch: Sequence[Rows], dtype: torch.dtype) -> Layout:
     if num_logits != rows_total and not (num_logits == real and padding > 0):
         logit_rows.extend([rows_total - 1] * (MIN_ROWS - num_logits))
         selected = torch.tensor(logit_rows)
-    return Layout(
-        rows_total, writes, segments, torch.tensor(positions), torch.tensor(tokens), selected, num_logits
-    )
+    return Layout(rows_total, writes, segments, torch.tensor(positions), torch.tensor(tokens), selected, num_logits)
 
 
 _CAUSAL: dict[torch.dtype, Tensor] = {}

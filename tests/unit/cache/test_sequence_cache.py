@@ -1,0 +1,94 @@
+import pytest
+import torch
+
+from forerun.cache import SequenceCache
+from forerun.config import KV_BLOCK
+
+HEADS, WIDTH, LAYERS = 2, 4, 3
+
+
+def write(cache: SequenceCache, marks: list[float]) -> None:
+    """New rows whose keys are the marks and whose values are their negatives, plus the layer's index."""
+    cache.reserve(len(marks))
+    column = torch.tensor(marks, dtype=torch.float64).view(1, -1, 1).expand(HEADS, -1, WIDTH)
+    for layer in range(LAYERS):
+        cache.write(layer, column + layer / 10, -column - layer / 10)
+
+
+def held(cache: SequenceCache) -> list[float]:
+    """The committed rows' marks, checked to agree in every layer, head and lane, in keys and values."""
+    length = cache.length
+    marks = cache.keys[0][0, :length, 0]
+    for layer in range(LAYERS):
+        expected = (marks + layer / 10).view(1, -1, 1).expand(HEADS, -1, WIDTH)
+        torch.testing.assert_close(cache.keys[layer][:, :length], expected)
+        values = cache.values[layer].transpose(0, 1).reshape(HEADS, -1, WIDTH)
+        torch.testing.assert_close(values[:, :length], -expected)
+    return marks.tolist()
+
+
+def test_commits_a_prefix_and_forgets_the_rest() -> None:
+    cache = SequenceCache(torch.float64)
+    write(cache, [1, 2, 3, 4])
+    cache.commit([0, 1])
+    write(cache, [5, 6])
+    cache.commit([0, 1])
+    assert held(cache) == [1, 2, 5, 6]
+
+
+@pytest.mark.parametrize("start", [3, KV_BLOCK - 2, KV_BLOCK])
+def test_commits_a_path_through_a_tree(start: int) -> None:
+    cache = SequenceCache(torch.float64)
+    write(cache, list(range(start)))
+    cache.commit(range(start))
+    write(cache, [100, 101, 102, 103, 104, 105])
+    cache.commit([0, 2, 3, 5])
+    assert held(cache) == [*range(start), 100, 102, 103, 105]
+
+
+def test_growth_keeps_what_was_committed() -> None:
+    cache = SequenceCache(torch.float64)
+    for start in range(0, 3 * KV_BLOCK, 100):
+        write(cache, list(range(start, start + 100)))
+        cache.commit(range(100))
+    assert held(cache) == list(range(cache.length))
+
+
+def test_capacity_doubles_so_that_growth_does_not_copy_at_every_step() -> None:
+    cache = SequenceCache(torch.float64)
+    storages = set()
+    for position in range(5 * KV_BLOCK):
+        write(cache, [position])
+        cache.commit([0])
+        storages.add(cache.keys[0].data_ptr())
+    assert len(storages) <= 4
+
+
+def test_truncate_and_rewrite() -> None:
+    cache = SequenceCache(torch.float64)
+    write(cache, [1, 2, 3])
+    cache.commit(range(3))
+    cache.truncate(1)
+    write(cache, [9])
+    cache.commit([0])
+    assert held(cache) == [1, 9]
+    with pytest.raises(ValueError, match="truncate"):
+        cache.truncate(3)
+
+
+def test_scratch_is_finite_and_memory_is_given_back() -> None:
+    cache = SequenceCache(torch.float32)
+    write(cache, [1])
+    assert all(bool(t.isfinite().all()) for t in (*cache.keys, *cache.values))
+    assert cache.nbytes == LAYERS * 2 * HEADS * KV_BLOCK * WIDTH * 4
+    cache.free()
+    assert cache.nbytes == 0
+    assert cache.length == 0
+
+
+def test_layers_come_in_order() -> None:
+    cache = SequenceCache(torch.float32)
+    cache.reserve(1)
+    row = torch.ones(HEADS, 1, WIDTH)
+    with pytest.raises(ValueError, match="layer 1"):
+        cache.write(1, row, row)

@@ -1,0 +1,106 @@
+"""Every family against Transformers, on both paths, and the self-test's word against longer trials."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from families import FAMILIES, VOCAB, make_family
+from forerun.errors import ConfigError
+from forerun.models import Model, Rows, load_model
+from forerun.models.lean import LEAN_MODEL_TYPES
+
+# Transformers computes norms and the rotation in float32 even then, so paths agree to float32, not to float64
+FLOAT64_TOLERANCE = 2e-5
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("families")
+    return {name: make_family(name, root) for name in FAMILIES}
+
+
+def tokens(count: int, seed: int = 0) -> list[int]:
+    return torch.randint(0, VOCAB, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+@pytest.mark.parametrize("path", ["lean", "general"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_match_transformers(family: str, path: str, folders: dict[str, Path]) -> None:
+    if path == "lean" and family not in LEAN_MODEL_TYPES:
+        with pytest.raises(ConfigError, match="lean path cannot serve"):
+            load_model(folders[family], dtype="float64", path="lean")
+        return
+    model = load_model(folders[family], dtype="float64", path=path)  # type: ignore[arg-type]
+    reference = AutoModelForCausalLM.from_pretrained(
+        folders[family], dtype=torch.float64, attn_implementation="eager", experts_implementation="eager"
+    )
+    prompt = tokens(70)
+    with torch.inference_mode():
+        expected = reference(torch.tensor([prompt])).logits[0]
+    cache = model.new_cache()
+    first = model.forward([Rows(cache, prompt[:50])])
+    cache.commit(range(50))
+    rest = model.forward([Rows(cache, prompt[50:])])
+    torch.testing.assert_close(torch.cat([first, rest]), expected, atol=FLOAT64_TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "gemma2", "gpt2"])
+def test_a_tree_computes_each_path_as_a_chain_would(family: str, folders: dict[str, Path]) -> None:
+    model = load_model(folders[family], dtype="float64")
+    prompt, nodes = tokens(30), tokens(7, seed=1)
+    parents = [-1, 0, 0, 1, 1, 2, 4]
+    cache = model.new_cache()
+    model.forward([Rows(cache, prompt, num_logits=0)])
+    cache.commit(range(30))
+    tree = model.forward([Rows(cache, nodes, parents)])
+    for leaf, path in ((3, [0, 1, 3]), (5, [0, 2, 5]), (6, [0, 1, 4, 6])):
+        chain_cache = model.new_cache()
+        chain = model.forward([Rows(chain_cache, [*prompt, *(nodes[node] for node in path)])])
+        torch.testing.assert_close(tree[leaf], chain[-1], atol=FLOAT64_TOLERANCE, rtol=0)
+    cache.commit([0, 1, 4, 6])
+    again = model.forward([Rows(cache, [7])])
+    reference = model.new_cache()
+    expected = model.forward([Rows(reference, [*prompt, *(nodes[node] for node in (0, 1, 4, 6)), 7])])
+    torch.testing.assert_close(again[0], expected[-1], atol=FLOAT64_TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_exact_models_keep_their_word(family: str, dtype: str, folders: dict[str, Path]) -> None:
+    """Rows one by one against rows in groups, across a block of keys; or the module that prevents it is named."""
+    model = load_model(folders[family], dtype=dtype)
+    if not model.exactness.exact:
+        assert family == "gpt_oss"
+        assert "experts" in str(model.exactness.reason)
+        return
+    text = tokens(290)
+    assert torch.equal(in_groups(model, text, [1] * 50), in_groups(model, text, [4, 9, 2, 17, 6, 8, 4]))
+
+
+def in_groups(model: Model, text: list[int], sizes: list[int]) -> torch.Tensor:
+    done = len(text) - sum(sizes)
+    cache = model.new_cache()
+    model.forward([Rows(cache, text[:done], num_logits=0)])
+    cache.commit(range(done))
+    logits = []
+    for size in sizes:
+        logits.append(model.forward([Rows(cache, text[done : done + size])]))
+        cache.commit(range(size))
+        done += size
+    return torch.cat(logits)
+
+
+def test_packed_order_and_wanted_logits(folders: dict[str, Path]) -> None:
+    model = load_model(folders["llama"], dtype="float64")
+    a, b = tokens(6), tokens(3, seed=2)
+    full_a = model.forward([Rows(model.new_cache(), a)])
+    full_b = model.forward([Rows(model.new_cache(), b)])
+    batch = [Rows(model.new_cache(), a, num_logits=2), Rows(model.new_cache(), b, num_logits=0)]
+    torch.testing.assert_close(model.forward(batch), full_a[-2:])
+    batch = [Rows(model.new_cache(), a, num_logits=1), Rows(model.new_cache(), b)]
+    torch.testing.assert_close(model.forward(batch), torch.cat([full_a[-1:], full_b]))
+    assert model.forward([Rows(model.new_cache(), a, num_logits=0)]).shape == (0, VOCAB)
