@@ -6,6 +6,7 @@ compared within a round; a ratio is the median of the rounds' ratios, never a ra
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import subprocess
@@ -122,6 +123,19 @@ def describe(facts: Mapping[str, Any]) -> str:
         f"Python {facts['python']}, torch {facts['torch']}, transformers {facts['transformers']}, "
         f"forerun {facts['forerun']}{commit}"
     )
+
+
+PADDED_NOTE = "Cost-padded model: the text and the acceptance of a smaller one, at the cost of one of this size."
+"""Goes with every figure measured on such a model."""
+
+
+def is_cost_padded(model: str | Path) -> bool:
+    """Whether the folder says that it was made by `forerun make padded`."""
+    try:
+        config = json.loads((Path(model) / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(config, dict) and bool(config.get("forerun_cost_padded"))
 
 
 def _cpu_model() -> str:

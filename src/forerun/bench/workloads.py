@@ -45,7 +45,7 @@ def load(workload: str, limit: int | None = None) -> list[Case]:
             f"There is no workload {workload!r}. Give one of {', '.join(names()) or 'none bundled'}, "
             "or the path of a JSONL file with a prompt on every line."
         )
-    cases = []
+    cases: list[Case] = []
     with path.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, 1):
             if limit is not None and len(cases) >= limit:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from forerun.bench import tables
-from forerun.bench.measure import Interval, describe, machine
+from forerun.bench.measure import PADDED_NOTE, Interval, describe, is_cost_padded, machine
 from forerun.bench.workloads import load
 from forerun.cli import options
 from forerun.cli.demo import DRAFT_MODEL, choose_drafters
@@ -105,10 +105,11 @@ def generate(
     accepted = bench.measure_acceptance(acceptance, cases, max_tokens)
     methods = bench.reduce_methods(runs)
     if json:
-        facts = {"model": model, "dtype": dtype, "machine": machine()}
+        facts = {"model": model, "cost_padded": is_cost_padded(model), "dtype": dtype, "machine": machine()}
         print_json({**facts, "methods": methods, "overhead": overhead, "acceptance": accepted})
         return
     count = len(prompt_ids)
+    print_note(model)
     print_heading(f"{model}, {dtype}, greedy, {count} prompts of {max_tokens} tokens, rounds: {rounds}", markdown)
     print_table(METHODS, [method_cells(row) for row in methods], markdown)
     print_heading("Time per step in ms", markdown)
@@ -218,6 +219,12 @@ def print_heading(text: str, markdown: bool) -> None:
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], markdown: bool) -> None:
     """A table, in plain text or in Markdown."""
     typer.echo((tables.markdown if markdown else tables.plain)(header, rows))
+
+
+def print_note(model: str) -> None:
+    """What a reader of the figures must know about the model."""
+    if is_cost_padded(model):
+        typer.echo(f"\n{PADDED_NOTE}")
 
 
 def print_machine() -> None:

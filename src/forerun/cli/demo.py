@@ -9,7 +9,7 @@ import typer
 
 from forerun.bench import workloads
 from forerun.bench.compare import Row, Run, compare
-from forerun.bench.measure import Timed, describe, interleave, machine
+from forerun.bench.measure import PADDED_NOTE, Timed, describe, interleave, is_cost_padded, machine
 from forerun.bench.tables import percent
 from forerun.cli import options
 from forerun.cli.generate import INTERRUPTED
@@ -51,6 +51,25 @@ def demo(
     stage.say(f"Loading {model} ...")
     methods = open_methods(model, chosen, dtype, num_draft_tokens)
     params = SamplingParams(temperature=0, max_tokens=max_tokens)
+    rows, interrupted = perform(stage, methods, cases, params, rounds)
+    exact, padded = methods[PLAIN].exact, is_cost_padded(model)
+    if json:
+        facts = {"model": model, "cost_padded": padded, "dtype": dtype, "num_draft_tokens": num_draft_tokens}
+        results = [row.as_object() for row in rows]
+        print_json({"results": results, **facts, "prompts": len(cases), "exact": exact, "machine": machine()})
+    else:
+        stage.table([HEADER, *map(cells, rows)] if rows else [])
+        if padded:
+            stage.say(PADDED_NOTE)
+        stage.say(closing_line(exact, num_draft_tokens, len(cases), rounds, max_tokens))
+    if interrupted:
+        raise typer.Exit(INTERRUPTED)
+
+
+def perform(
+    stage: Stage, methods: Mapping[str, LLM], cases: Sequence[workloads.Case], params: SamplingParams, rounds: int
+) -> tuple[list[Row], bool]:
+    """Show, then measure; returns the rows, and whether Ctrl-C ended it. Then the rows are of the complete rounds."""
     runs: dict[str, list[Timed[Run]]] = {name: [] for name in methods}
     interrupted = False
     try:
@@ -60,17 +79,8 @@ def demo(
     except KeyboardInterrupt:
         interrupted = True
     complete = min(len(own) for own in runs.values())
-    rows = compare({name: own[:complete] for name, own in runs.items()}, PLAIN) if complete else []
-    facts = {"model": model, "dtype": dtype, "num_draft_tokens": num_draft_tokens, "prompts": len(cases)}
-    exact = methods[PLAIN].exact
-    if json:
-        results = [row.as_object() for row in rows]
-        print_json({"results": results, **facts, "exact": exact, "machine": machine()})
-    else:
-        stage.table([HEADER, *map(cells, rows)] if rows else [])
-        stage.say(closing_line(exact, num_draft_tokens, len(cases), rounds, max_tokens))
-    if interrupted:
-        raise typer.Exit(INTERRUPTED)
+    whole = {name: own[:complete] for name, own in runs.items()}
+    return (compare(whole, PLAIN) if complete else []), interrupted
 
 
 def choose_drafters(model: str, draft: str | None, names: str | None) -> dict[str, str]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
-from forerun.bench.measure import Interval, bootstrap, describe, interleave, machine, ratio
+from forerun.bench.measure import Interval, bootstrap, describe, interleave, is_cost_padded, machine, ratio
 
 
 def test_methods_take_turns_after_the_warm_up() -> None:
@@ -73,3 +75,11 @@ def test_the_machine_is_described() -> None:
     assert facts["torch"] in describe(facts)
     assert "(abc+)" in describe({**facts, "commit": "abc+"})
     assert "None" not in describe({**facts, "commit": None})
+
+
+def test_a_padded_model_is_known_by_its_configuration(tmp_path: Path) -> None:
+    assert not is_cost_padded("bundled")
+    assert not is_cost_padded(tmp_path)
+    for text, expected in (("{}", False), ("not json", False), ('{"forerun_cost_padded": true}', True)):
+        (tmp_path / "config.json").write_text(text)
+        assert is_cost_padded(tmp_path) is expected
