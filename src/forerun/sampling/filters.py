@@ -1,4 +1,4 @@
-"""Options that look at one row's logits alone, batched over rows. Meaning and ties follow Transformers.
+"""Options that look at one row's logits alone, batched over rows. Their meaning follows Transformers.
 
 Every function takes [R, V] float and one value per row, and returns a new or the same tensor. What it
 does to a row never depends on the other rows, to the last bit.
@@ -40,7 +40,7 @@ def keep_top_k(logits: Tensor, top_k: Seq[int]) -> Tensor:
 
 
 def keep_top_p(logits: Tensor, top_p: Seq[float]) -> Tensor:
-    """The smallest set of most probable tokens whose mass reaches top_p; of equal ones the highest ids first."""
+    """The smallest set of most probable tokens whose mass reaches top_p; of equal ones the lowest ids first."""
     on = [row for row, value in enumerate(top_p) if value < 1]
     if not on:
         return logits
@@ -83,12 +83,11 @@ def _nucleus(probs: Tensor, top_p: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _split_ties(probs: Tensor, num_kept: Tensor, lowest: Tensor) -> Tensor:
-    """[R, V] bool: tokens above `lowest`, and as many equal to it, from the last, as make up num_kept."""
+    """[R, V] bool: tokens above `lowest`, and as many equal to it, from the first, as make up num_kept."""
     above = probs > lowest
     ties = probs == lowest
     room = num_kept[:, None] - above.sum(-1, keepdim=True)
-    from_last = ties.flip(-1).cumsum(-1).flip(-1)
-    return above | (ties & (from_last <= room))
+    return above | (ties & (ties.cumsum(-1) <= room))
 
 
 def _column(values: Seq[float], like: Tensor) -> Tensor:
