@@ -20,6 +20,7 @@ class FakeCache:
     def __init__(self) -> None:
         self.tokens: list[int] = []
         self.scratch: list[int] = []
+        self.final: list[int] = []  # what it held when it was freed
         self.freed = False
 
     @property
@@ -41,7 +42,7 @@ class FakeCache:
         self.tokens = self.tokens[:length]
 
     def free(self) -> None:
-        self.tokens, self.scratch, self.freed = [], [], True
+        self.final, self.tokens, self.scratch, self.freed = self.tokens, [], [], True
 
 
 class FakeModel:
@@ -159,7 +160,13 @@ class Scripted:
 
     def commit(self, steps: Seq[Step]) -> None:
         for step in steps:
-            assert step.sequence.id in self.active
+            sequence, draft, verdict = step.sequence, step.draft, step.verdict
+            assert sequence.id in self.active
+            assert (draft is None) == (verdict is None)
+            if draft is not None and verdict is not None:
+                assert step.num_computed == len(sequence.token_ids) - 1
+                new = [*draft.token_ids[verdict.path].tolist(), verdict.next_token]
+                assert sequence.token_ids[-len(new) :] == new
         self.steps += steps
 
     def stop(self, sequence: Sequence) -> None:
@@ -173,7 +180,7 @@ References = dict[tuple[int, ...], list[int]]
 def _next(references: References, sequence: Sequence, budget: int) -> list[int]:
     prompt = tuple(sequence.token_ids[: sequence.num_prompt])
     done = sequence.num_output
-    return references[prompt][done : done + budget]
+    return references.get(prompt, [])[done : done + budget]
 
 
 def adversaries(references: References, vocab_size: int) -> dict[str, Scripted]:
@@ -214,21 +221,25 @@ def adversaries(references: References, vocab_size: int) -> dict[str, Scripted]:
     }
 
 
-class CharTokenizer:
-    """One token per byte of UTF-8, so that characters and stop strings span tokens."""
+class PieceTokenizer:
+    """Token i is a few bytes of UTF-8, perhaps half a character; decoding counts the tokens it is given."""
 
     chat_template = None
 
-    def __init__(self, vocab_size: int = 256) -> None:
-        self.vocab_size = vocab_size
+    def __init__(self, pieces: Seq[bytes]) -> None:
+        self.pieces = list(pieces)
         self.num_decoded = 0
 
+    @classmethod
+    def of_bytes(cls) -> PieceTokenizer:
+        return cls([bytes([i]) for i in range(256)])
+
     def __call__(self, text: str, **_: object) -> dict[str, list[int]]:
-        return {"input_ids": list(text.encode())}
+        return {"input_ids": [self.pieces.index(bytes([byte])) for byte in text.encode()]}
 
     def decode(self, ids: Seq[int], **_: object) -> str:
         self.num_decoded += len(ids)
-        return bytes(ids).decode("utf-8", errors="replace")
+        return b"".join(self.pieces[i] for i in ids).decode("utf-8", errors="replace")
 
     def get_vocab(self) -> dict[str, int]:
-        return {f"<{i}>": i for i in range(self.vocab_size)}
+        return {f"<{i}>": i for i in range(len(self.pieces))}

@@ -1,0 +1,219 @@
+"""The draft model is fed exactly what it owes, whatever became of its drafts."""
+
+import random
+from typing import Any
+
+import pytest
+import torch
+
+from doubles import FakeModel, MarkovModel
+from forerun import LLM, DraftModel, SamplingParams
+from forerun.drafters import Binding
+from forerun.errors import DrafterError
+from forerun.sampling import LogitsPipeline, LogitsRow, NoiseKey, keyed_gumbel
+from forerun.types import Draft, Sequence, Step, Verdict
+
+GREEDY = SamplingParams(temperature=0)
+K = 4
+
+
+def bound(draft: FakeModel, target: FakeModel | None = None) -> DraftModel:
+    drafter = DraftModel(draft)
+    drafter.bind(Binding(target or FakeModel(), seed=1))
+    return drafter
+
+
+def sequence(tokens: list[int], params: SamplingParams = GREEDY, **options: Any) -> Sequence:
+    return Sequence(options.pop("id", 0), list(tokens), len(tokens), params, **options)
+
+
+def watch(fake: FakeModel) -> list[list[list[int]]]:
+    """Record the tokens of every forward; check that caches hold what the rows continue."""
+    fed: list[list[list[int]]] = []
+    fake.before_forward = lambda batch: fed.append([list(rows.token_ids) for rows in batch])
+    return fed
+
+
+def settle(drafter: DraftModel, each: Sequence, draft: Draft, accepted: int, bonus: int) -> None:
+    """What the engine does after verification."""
+    each.token_ids += [*draft.token_ids[:accepted].tolist(), bonus]
+    drafter.commit([Step(each, draft, Verdict(list(range(accepted)), bonus), len(each.token_ids) - 1)])
+
+
+def test_full_acceptance_owes_two_tokens() -> None:
+    fake = FakeModel()
+    drafter, each = bound(fake), sequence([1, 2, 3])
+    fed = watch(fake)
+    drafter.start(each)
+    (draft,) = drafter.draft([each], [K])
+    expected = fake.greedy([1, 2, 3], K)
+    assert draft.token_ids.tolist() == expected and draft.laws is None
+    assert fed == [[[1, 2, 3]], *([[token]] for token in expected[:-1])]
+    fed.clear()
+    settle(drafter, each, draft, K, 7)
+    assert fed == []
+    drafter.draft([each], [1])
+    assert fed == [[[expected[-1], 7]]]
+
+
+@pytest.mark.parametrize("accepted", range(K))
+def test_a_rejection_owes_one_token_and_rolls_back(accepted: int) -> None:
+    fake = FakeModel()
+    drafter, each = bound(fake), sequence([1, 2, 3])
+    drafter.start(each)
+    (draft,) = drafter.draft([each], [K])
+    recovered = (int(draft.token_ids[accepted]) + 1) % 11
+    settle(drafter, each, draft, accepted, recovered)
+    fed = watch(fake)
+    (draft,) = drafter.draft([each], [K])
+    assert fed[0] == [[recovered]]
+    assert draft.token_ids.tolist() == fake.greedy(each.token_ids, K)
+
+
+def test_any_history_gives_the_greedy_chain() -> None:
+    """Random verdicts, budgets, retried drafts and company; the cache always holds a prefix of the tokens."""
+    rng = random.Random(0)
+    fake = FakeModel()
+    drafter = bound(fake)
+    sequences = [sequence([rng.randrange(11) for _ in range(rng.randint(1, 9))], id=i) for i in range(5)]
+    for each in sequences:
+        drafter.start(each)
+    for _ in range(200):
+        some = rng.sample(sequences, rng.randint(1, 5))
+        budgets = [rng.choice([0, 0, 1, 2, 6]) for _ in some]
+        if rng.random() < 0.2:
+            drafter.draft(some, [K] * len(some))  # a step that failed, and is tried again
+        for each, budget, draft in zip(some, budgets, drafter.draft(some, budgets)):
+            assert draft.token_ids.tolist() == fake.greedy(each.token_ids, budget)
+            settle(drafter, each, draft, rng.randint(0, len(draft)), rng.randrange(11))
+    for each in sequences:
+        drafter.stop(each)
+        drafter.stop(each)
+    assert all(cache.freed for cache in fake.caches)
+
+
+def test_long_prompts_are_computed_in_chunks_with_the_target() -> None:
+    fake = FakeModel()
+    drafter = bound(fake)
+    prompt = [i % 11 for i in range(700)]
+    each = sequence(prompt)
+    fed = watch(fake)
+    drafter.start(each)
+    for computed in (256, 512):
+        drafter.commit([Step(each, None, None, computed)])
+    each.token_ids.append(5)
+    drafter.commit([Step(each, Draft.empty(), Verdict([], 5), 700)])
+    assert [len(rows[0]) for rows in fed] == [256, 256, 188]
+    fed.clear()
+    drafter.draft([each], [1])
+    assert fed == [[[5]]]
+
+
+def test_a_drafter_that_was_never_told_catches_up_in_chunks() -> None:
+    fake = FakeModel()
+    drafter, each = bound(fake), sequence([i % 11 for i in range(700)])
+    fed = watch(fake)
+    drafter.start(each)
+    (draft,) = drafter.draft([each], [2])
+    assert max(len(rows[0]) for rows in fed) <= 256
+    assert draft.token_ids.tolist() == fake.greedy(each.token_ids, 2)
+
+
+def test_budget_zero_keeps_it_warm_at_little_cost() -> None:
+    fake = FakeModel()
+    drafter, each = bound(fake), sequence([1, 2, 3])
+    drafter.start(each)
+    forwards = fake.num_forwards
+    for i in range(320):
+        (draft,) = drafter.draft([each], [0])
+        assert len(draft) == 0
+        settle(drafter, each, draft, 0, i % 11)
+        assert len(each.token_ids) - fake.caches[0].length <= 34
+    assert fake.num_forwards - forwards <= 11
+    (draft,) = drafter.draft([each], [3])
+    assert draft.token_ids.tolist() == fake.greedy(each.token_ids, 3)
+
+
+@pytest.mark.parametrize("context", [4, 6, 8])
+def test_a_draft_model_with_the_shorter_context_falls_silent(context: int) -> None:
+    target, draft = FakeModel(), FakeModel(context_length=context)
+
+    def check(batch: Any) -> None:
+        assert all(rows.cache.length + len(rows.token_ids) <= context for rows in batch)
+
+    draft.before_forward = check
+    llm = LLM(target, DraftModel(draft))
+    for prompt in ([1, 2, 3], [1] * 60):
+        result = llm.generate(prompt, SamplingParams(temperature=0, max_tokens=40))
+        assert result.token_ids == target.greedy(prompt, 40)
+
+
+@pytest.mark.parametrize("widths", [(11, 16), (16, 11)])
+@pytest.mark.parametrize("options", [{"temperature": 0}, {"seed": 3}, {"temperature": 0.7}])
+def test_padding_of_either_vocabulary(widths: tuple[int, int], options: dict[str, Any]) -> None:
+    target, draft = FakeModel(vocab_size=widths[0]), FakeModel(vocab_size=widths[1], seed=1)
+    drafter = DraftModel(draft)
+    words = type("Words", (), {"get_vocab": lambda self: {"a": 0, "b": 1}, "decode": lambda self, *_, **__: ""})()
+    llm = LLM(target, drafter, tokenizer=words)
+    params = SamplingParams(max_tokens=60, **options)
+    result = llm.generate([1, 2], params)
+    assert result.stats.num_draft_tokens > 60
+    if options != {"temperature": 0.7}:
+        assert result.token_ids == LLM(target).generate([1, 2], params).token_ids
+
+
+def test_drawn_chains_carry_the_processed_laws_they_were_drawn_from() -> None:
+    fake = FakeModel(vocab_size=7)
+    drafter = bound(fake, FakeModel(vocab_size=7))
+    params = SamplingParams(temperature=0.8, top_k=4, presence_penalty=0.5)
+    each = sequence([1, 2, 3], params)
+    drafter.start(each)
+    (draft,) = drafter.draft([each], [3])
+    assert draft.laws is not None and draft.laws.shape == (4, 7)
+    pipeline, path = LogitsPipeline(7), draft.token_ids.tolist()
+    for row in range(3):
+        logits = fake.logits_after([1, 2, 3, *path[:row]])[None]
+        law = pipeline.process(logits, [LogitsRow(each, path[:row])])[0].exp()
+        assert torch.allclose(draft.laws[row], law)
+        assert draft.laws[row, path[row]] > 0
+
+
+def test_draws_follow_their_law() -> None:
+    table = torch.tensor([[0.0, 1.0, 2.0]] * 3)
+    drafter = bound(MarkovModel(table), FakeModel(vocab_size=3))
+    sequences = [sequence([0], SamplingParams(), id=i) for i in range(500)]
+    for each in sequences:
+        drafter.start(each)
+    counts = torch.zeros(3)
+    for _ in range(10):
+        for draft in drafter.draft(sequences, [4] * 500):
+            counts += torch.bincount(draft.token_ids, minlength=3)
+    expected = 20000 * table[0].softmax(0)
+    statistic = float(((counts - expected) ** 2 / expected).sum())
+    assert statistic < 13.8  # chi-squared, 2 degrees of freedom, p = 0.001
+
+
+def test_seeded_chains_use_the_targets_noise() -> None:
+    fake = FakeModel()
+    drafter, each = bound(fake), sequence([1, 2, 3], SamplingParams(seed=9), choice=2)
+    drafter.start(each)
+    (draft,) = drafter.draft([each], [3])
+    assert draft.laws is None
+    path: list[int] = []
+    for i in range(3):
+        noise = keyed_gumbel([NoiseKey(9, 2, 3 + i)], 11)[0]
+        path.append(int((torch.log_softmax(fake.logits_after([1, 2, 3, *path]), 0) + noise).argmax()))
+    assert draft.token_ids.tolist() == path
+
+
+def test_an_identical_draft_model_is_always_right() -> None:
+    fake = FakeModel()
+    for params in (GREEDY, SamplingParams(seed=1), SamplingParams(), SamplingParams(temperature=0.5, top_p=0.9)):
+        result = LLM(fake, DraftModel(FakeModel())).generate([1, 2], params)
+        assert result.stats.acceptance_rate == 1
+
+
+def test_unbound_is_said() -> None:
+    drafter = DraftModel("folder")
+    with pytest.raises(DrafterError, match="not bound"):
+        _ = drafter.model
