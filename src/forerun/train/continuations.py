@@ -1,0 +1,97 @@
+"""The target's own text and laws: what a draft is distilled on and measured on.
+
+Whole batches of prompts of one length are continued together, so nothing is padded, and the laws
+are kept while sampling, so that no second forward over the samples is needed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
+from transformers.cache_utils import DynamicLayer
+
+
+class _Reserved(DynamicLayer):  # type: ignore[misc]
+    """Keys and values of one layer in room reserved at once: appending copies nothing older."""
+
+    def __init__(self, room: int) -> None:
+        super().__init__()
+        self.room = room
+        self.length = 0
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
+    ) -> tuple[Tensor, Tensor]:
+        """Append rows [B, G, T, D]; returns views of everything so far."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+            batch, groups, _, width = key_states.shape
+            self.key_room = key_states.new_empty(batch, groups, self.room, width)
+            self.value_room = value_states.new_empty(batch, groups, self.room, width)
+        end = self.length + key_states.shape[2]
+        self.key_room[:, :, self.length : end] = key_states
+        self.value_room[:, :, self.length : end] = value_states
+        self.length = end
+        self.keys, self.values = self.key_room[:, :, :end], self.value_room[:, :, :end]
+        return self.keys, self.values
+
+
+def reserved_cache(model: PreTrainedModel, room: int) -> DynamicCache:
+    """An empty cache for `model` with room for `room` tokens a sequence."""
+    cache = DynamicCache()
+    cache.layers = [_Reserved(room) for _ in range(model.config.num_hidden_layers)]
+    return cache
+
+
+@dataclass(frozen=True, slots=True)
+class Laws:
+    """The target's most probable tokens at every position, [B, T, k], most probable first.
+
+    `ids` uint16, `probabilities` float16; row t is the law of token t + 1. The tail is left out: it
+    holds a few hundredths of the mass, and a draft so small cannot learn it.
+    """
+
+    ids: np.ndarray
+    probabilities: np.ndarray
+
+
+def top_laws(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Ids and probabilities (of the whole softmax) of the `k` most probable tokens; logits [..., V]."""
+    probabilities, ids = torch.softmax(logits.float(), dim=-1).topk(k, dim=-1)
+    return ids, probabilities
+
+
+def next_tokens(logits: Tensor, temperature: float, generator: torch.Generator) -> Tensor:
+    """One token a row from logits [B, V]: the most probable at temperature 0, otherwise drawn."""
+    if temperature == 0:
+        return logits.argmax(dim=-1)
+    law = torch.softmax(logits.float() / temperature, dim=-1)
+    return torch.multinomial(law, 1, generator=generator).squeeze(-1)
+
+
+@torch.inference_mode()
+def continue_prompts(
+    model: PreTrainedModel, prompts: Tensor, new_tokens: int, temperature: float, seed: int, top: int
+) -> tuple[Tensor, Laws]:
+    """Continue prompts [B, P] by `new_tokens` tokens each; end-of-text does not stop them.
+
+    Returns the sequences [B, P + new_tokens] and the target's laws at each of their positions but
+    the last, [B, P + new_tokens - 1, top].
+    """
+    generator = torch.Generator(device=prompts.device).manual_seed(seed)
+    cache = reserved_cache(model, prompts.shape[1] + new_tokens)
+    tokens, fed = prompts, prompts
+    ids, probabilities = [], []
+    for _ in range(new_tokens):
+        logits = model(input_ids=fed, past_key_values=cache, use_cache=True).logits
+        top_ids, top_probabilities = top_laws(logits, top)
+        ids.append(top_ids.to(torch.int16))
+        probabilities.append(top_probabilities.half())
+        fed = next_tokens(logits[:, -1], temperature, generator).unsqueeze(1)
+        tokens = torch.cat([tokens, fed], dim=1)
+    laws = Laws(torch.cat(ids, dim=1).cpu().numpy().astype(np.uint16), torch.cat(probabilities, dim=1).cpu().numpy())
+    return tokens, laws

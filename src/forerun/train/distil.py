@@ -1,0 +1,120 @@
+"""`forerun train draft`: a small model that agrees with a target, on text first, then on its samples."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.progress import Progress
+from torch import Tensor, nn
+from transformers import LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
+
+from forerun.errors import ConfigError
+from forerun.train import attention, lm
+from forerun.train.corpus import SourceFile
+from forerun.train.defaults import DraftTraining
+from forerun.train.loop import Loop, LoopState, load_checkpoint
+from forerun.train.losses import distillation_loss
+from forerun.train.optim import Optimisers
+from forerun.train.samples import ShardBatches, sample_all, shard_count
+from forerun.train.stream import document, tokenize
+from forerun.train.workers import Batch, Workers
+
+MAX_SHARE = 0.1
+"""A draft with more than a tenth of its target's parameters costs more than it saves."""
+
+
+def check_size(draft_parameters: int, target_parameters: int) -> None:
+    """Refuse a draft of more than a tenth of its target.
+
+    Raises:
+        ConfigError: with both sizes.
+    """
+    if draft_parameters > MAX_SHARE * target_parameters:
+        raise ConfigError(
+            f"a draft of {draft_parameters:,} parameters is more than a tenth of its target's {target_parameters:,}. "
+            "Take fewer layers or a smaller hidden size."
+        )
+
+
+def variation_share(progress: float, start: float, ramp: float = 0.1) -> float:
+    """Weight of total variation: 0 before `start`, rising over `ramp` of the run, then 1."""
+    return min(1.0, max(0.0, (progress - start) / ramp))
+
+
+def train(
+    target: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    files: list[SourceFile],
+    run_folder: Path,
+    options: DraftTraining,
+    console: Console,
+) -> tuple[LlamaForCausalLM, LoopState, LoopState]:
+    """All three stages, each going on from what `run_folder` already holds.
+
+    Returns (draft, where the text stage ended, where the distillation ended).
+    """
+    text_folder = run_folder / "text"
+    text_folder.mkdir(parents=True, exist_ok=True)
+    if not (text_folder / "tokenizer.json").exists():
+        tokenizer.save_pretrained(text_folder)
+    text_options = replace(options.text, threads=options.threads)
+    sizes = lm.build_model(text_options.architecture, 0, 0)
+    check_size(sizes.num_parameters(), target.num_parameters())
+    draft, _, text_state = lm.train(files, text_folder, text_options, console)
+    sample(target, tokenizer, files, run_folder / "samples", options, console)
+    return draft, text_state, distil(draft, run_folder, options, console)
+
+
+def sample(
+    target: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    files: list[SourceFile],
+    folder: Path,
+    options: DraftTraining,
+    console: Console,
+) -> None:
+    """Let the target continue prompts from the training text until `folder` holds every shard."""
+    texts = [document(file, options.text.seed, options.text.copy_share) for file in files]
+    tokens = tokenize(texts, tokenizer)
+    with Progress(console=console) as progress:
+        task = progress.add_task("sampling", total=shard_count(options))
+        sample_all(target, tokens, folder, options, lambda _: progress.advance(task))
+
+
+def distil(draft: LlamaForCausalLM, run_folder: Path, options: DraftTraining, console: Console) -> LoopState:
+    """Train `draft` in place on the samples: forward KL, then total variation."""
+    batches = ShardBatches(run_folder / "samples", shard_count(options), options.tokens_per_step, options.seed)
+    optimisers = Optimisers(draft, options.distillation)
+    folder = run_folder / "distil"
+    folder.mkdir(parents=True, exist_ok=True)
+    state = load_checkpoint(folder, draft, optimisers)
+    workers = Workers(draft, options.threads)
+
+    def batch(step: int) -> Batch:
+        rows = batches.batch(step)
+        for replica in workers.replicas:
+            attention.use_for(replica, rows[0].shape[1] - 1)
+        return rows
+
+    def loss(model: nn.Module, rows: Batch, progress: float) -> Tensor:
+        device = next(model.parameters()).device
+        tokens, ids, probabilities = (tensor.to(device) for tensor in rows)
+        with torch.autocast(device.type, dtype=torch.bfloat16):
+            logits = model(input_ids=tokens[:, :-1], use_cache=False).logits
+        share = variation_share(progress, options.variation_from)
+        return distillation_loss(logits, ids, probabilities, variation_share=share)
+
+    loop = Loop(
+        folder=folder,
+        model=draft,
+        optimisers=optimisers,
+        total_steps=max(1, options.tokens // options.tokens_per_step),
+        batch=batch,
+        loss=loss,
+        checkpoint_seconds=options.checkpoint_seconds,
+        workers=workers,
+    )
+    return loop.run(state, console, "distilling")

@@ -1,0 +1,146 @@
+"""The loop every training command runs: steps, progress, checkpoints, resume after a kill.
+
+A batch depends on the number of its step alone and nothing is drawn while training, so a run that
+was killed and resumed ends with the same weights as one that was not.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from torch import Tensor, nn
+
+from forerun.train.optim import Optimisers
+from forerun.train.workers import Batch, Workers
+
+CHECKPOINT = "checkpoint.pt"
+METRICS = "metrics.jsonl"
+
+
+@dataclass(slots=True)
+class LoopState:
+    """Where a run stands: steps done, tokens seen, seconds spent training (over all its lives)."""
+
+    step: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    losses: list[float] = field(default_factory=list)
+
+
+def save_checkpoint(folder: Path, model: nn.Module, optimisers: Optimisers, state: LoopState) -> None:
+    """Write everything a resume needs into one file that is replaced as a whole or not at all."""
+    content = {
+        "model": model.state_dict(),
+        "optimisers": optimisers.state_dict(),
+        "step": state.step,
+        "tokens": state.tokens,
+        "seconds": state.seconds,
+        "losses": state.losses[-256:],
+    }
+    temporary = folder / (CHECKPOINT + ".tmp")
+    with temporary.open("wb") as file:
+        torch.save(content, file)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(folder / CHECKPOINT)
+
+
+def load_checkpoint(folder: Path, model: nn.Module, optimisers: Optimisers) -> LoopState:
+    """Restore model and optimisers; a fresh state if `folder` holds no checkpoint.
+
+    Only tensors and plain values are read (`weights_only`): the file can run no code.
+    """
+    path = folder / CHECKPOINT
+    if not path.exists():
+        return LoopState()
+    content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    model.load_state_dict(content["model"])
+    optimisers.load_state_dict(content["optimisers"])
+    return LoopState(content["step"], content["tokens"], content["seconds"], list(content["losses"]))
+
+
+@dataclass(slots=True)
+class Loop:
+    """A training run of `total_steps` steps whose state lives in `folder`."""
+
+    folder: Path
+    model: nn.Module
+    optimisers: Optimisers
+    total_steps: int
+    batch: Callable[[int], Batch]
+    """Step number -> tensors that agree in their first dimension, rows."""
+    loss: Callable[[nn.Module, Batch, float], Tensor]
+    """(model, rows of the batch, progress) -> their mean loss; progress in [0, 1)."""
+    checkpoint_seconds: float
+    workers: Workers
+    micro_tokens: int = 4_096
+    """Largest number of tokens in one forward; a larger batch is accumulated."""
+
+    def run(self, state: LoopState, console: Console, title: str) -> LoopState:
+        """Train from `state` to the end, or until killed; the last act is a checkpoint."""
+        last_save = time.monotonic()
+        self.model.train()
+        with self._progress(console) as progress, (self.folder / METRICS).open("a") as metrics:
+            task = progress.add_task(title, total=self.total_steps, completed=state.step, loss=0.0, speed=0.0)
+            while state.step < self.total_steps:
+                started = time.monotonic()
+                batch = self.batch(state.step)
+                value = self._step(batch, state.step / self.total_steps)
+                seconds = time.monotonic() - started
+                tokens = batch[0].shape[0] * (batch[0].shape[1] - 1)
+                state.step, state.tokens, state.seconds = (
+                    state.step + 1,
+                    state.tokens + tokens,
+                    state.seconds + seconds,
+                )
+                state.losses.append(value)
+                recent = state.losses[-32:]
+                speed = tokens / seconds
+                progress.update(task, completed=state.step, loss=sum(recent) / len(recent), speed=speed)
+                metrics.write(
+                    json.dumps({"step": state.step, "loss": round(value, 4), "tokens_per_s": round(speed)}) + "\n"
+                )
+                metrics.flush()
+                if time.monotonic() - last_save > self.checkpoint_seconds:
+                    save_checkpoint(self.folder, self.model, self.optimisers, state)
+                    last_save = time.monotonic()
+        save_checkpoint(self.folder, self.model, self.optimisers, state)
+        return state
+
+    def _step(self, batch: Batch, progress: float) -> float:
+        count = len(batch[0])
+        most = max(1, self.micro_tokens // (batch[0].shape[1] - 1))
+        rows = min(most, math.ceil(count / self.workers.count))
+
+        def backward(model: nn.Module, piece: Batch) -> float:
+            loss = self.loss(model, piece, progress) * (len(piece[0]) / count)
+            loss.backward()  # type: ignore[no-untyped-call]
+            return float(loss.detach())
+
+        pieces = list(zip(*(torch.split(tensor, rows) for tensor in batch), strict=True))
+        total = self.workers.run(backward, pieces)
+        self.optimisers.step(progress, self.workers.pool)
+        return total
+
+    @staticmethod
+    def _progress(console: Console) -> Progress:
+        return Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TaskProgressColumn(),
+            TextColumn("loss {task.fields[loss]:.3f}"),
+            TextColumn("{task.fields[speed]:,.0f} tokens/s"),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=console,
+        )

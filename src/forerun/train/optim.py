@@ -1,0 +1,75 @@
+"""Optimisers and their schedule: Muon for hidden matrices, AdamW for embeddings and norms."""
+
+from __future__ import annotations
+
+from concurrent.futures import Executor
+from typing import Any
+
+import torch
+from torch import nn
+
+from forerun.train.defaults import Optimisation
+
+MUON_PARTS = 2
+"""Muon's orthogonalisation is a tenth of a step on a CPU; in two parts, two threads share it."""
+
+
+class Optimisers:
+    """Muon and AdamW side by side under one learning-rate schedule."""
+
+    def __init__(self, model: nn.Module, options: Optimisation) -> None:
+        self.options = options
+        matrices: list[nn.Parameter] = []
+        others: list[nn.Parameter] = []
+        for name, parameter in model.named_parameters():
+            hidden = parameter.ndim == 2 and "embed" not in name and "lm_head" not in name
+            (matrices if hidden else others).append(parameter)
+        self._all: list[tuple[torch.optim.Optimizer, float]] = []
+        for part in (matrices[index::MUON_PARTS] for index in range(MUON_PARTS)):
+            if part:
+                muon = torch.optim.Muon(
+                    part, lr=options.muon_lr, momentum=options.momentum, weight_decay=options.weight_decay
+                )
+                self._all.append((muon, options.muon_lr))
+        if others:
+            adam = torch.optim.AdamW(others, lr=options.adam_lr, betas=options.betas, weight_decay=0.0)
+            self._all.append((adam, options.adam_lr))
+        self._parameters = [*matrices, *others]
+
+    def step(self, progress: float, pool: Executor | None = None) -> None:
+        """One update at `progress` in [0, 1] of the run; clips and clears the gradients.
+
+        With a `pool` the optimisers step at the same time: they share no parameter.
+        """
+        factor = schedule(progress, self.options)
+        nn.utils.clip_grad_norm_(self._parameters, self.options.clip)
+        for optimiser, peak in self._all:
+            for group in optimiser.param_groups:
+                group["lr"] = peak * factor
+        run = map if pool is None else pool.map
+        list(run(_step_and_clear, [optimiser for optimiser, _ in self._all]))
+
+    def state_dict(self) -> list[dict[str, Any]]:
+        """State of both, tensors and plain values only."""
+        return [optimiser.state_dict() for optimiser, _ in self._all]
+
+    def load_state_dict(self, states: list[dict[str, Any]]) -> None:
+        """Restore what `state_dict` gave."""
+        for (optimiser, _), state in zip(self._all, states, strict=True):
+            optimiser.load_state_dict(state)
+
+
+def _step_and_clear(optimiser: torch.optim.Optimizer) -> None:
+    optimiser.step()
+    optimiser.zero_grad(set_to_none=True)
+
+
+def schedule(progress: float, options: Optimisation) -> float:
+    """Factor on the peak learning rate: linear warm-up, flat, then linear decay to `final_factor`."""
+    if progress < options.warmup:
+        return max(progress / options.warmup, 1e-2)
+    decay_start = 1 - options.decay
+    if progress <= decay_start:
+        return 1.0
+    left = max(0.0, (1 - progress) / options.decay)
+    return options.final_factor + (1 - options.final_factor) * left

@@ -1,0 +1,110 @@
+"""The distillation set: shards of the target's own continuations with its laws, on disk.
+
+A shard is one batch of prompts of one length at one temperature. Shards are written whole or not at
+all and depend on their number alone, so that sampling goes on where a killed run stopped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from forerun.train.continuations import Laws, continue_prompts
+from forerun.train.defaults import DraftTraining
+from forerun.train.stream import Windows
+from forerun.train.workers import Batch
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """tokens uint16 [B, T + 1]; laws of tokens 1 to T: ids uint16, probabilities float16 [B, T, k]."""
+
+    tokens: np.ndarray
+    laws: Laws
+
+
+def _paths(folder: Path, number: int) -> dict[str, Path]:
+    return {part: folder / f"shard-{number:04d}.{part}.npy" for part in ("ids", "probabilities", "tokens")}
+
+
+def write_shard(folder: Path, number: int, shard: Shard) -> None:
+    """Write one shard; its tokens come last, so that a shard with tokens is complete."""
+    parts = {"ids": shard.laws.ids, "probabilities": shard.laws.probabilities, "tokens": shard.tokens}
+    for part, path in _paths(folder, number).items():
+        temporary = path.with_suffix(".tmp")
+        with temporary.open("wb") as file:
+            np.save(file, parts[part], allow_pickle=False)
+        temporary.replace(path)
+
+
+def read_shard(folder: Path, number: int) -> Shard:
+    """Map one shard into memory; nothing is read before it is used."""
+    parts = {p: np.load(path, mmap_mode="r", allow_pickle=False) for p, path in _paths(folder, number).items()}
+    return Shard(parts["tokens"], Laws(parts["ids"], parts["probabilities"]))
+
+
+def shard_count(options: DraftTraining) -> int:
+    """How many shards hold `options.sample_tokens` sampled tokens."""
+    return max(1, round(options.sample_tokens / (options.sample_batch * options.new_tokens)))
+
+
+def sample_shard(target: PreTrainedModel, tokens: np.ndarray, number: int, options: DraftTraining) -> Shard:
+    """Sample shard `number` from prompts cut out of the training stream `tokens`."""
+    length = options.prompt_lengths[number % len(options.prompt_lengths)]
+    temperature = options.temperatures[number // len(options.prompt_lengths) % len(options.temperatures)]
+    windows = Windows(tokens, length, options.seed + length)
+    prompts = windows.batch(number * options.sample_batch, options.sample_batch)[:, :-1].to(target.device)
+    written, laws = continue_prompts(
+        target, prompts, options.new_tokens, temperature, options.seed + number, options.top
+    )
+    return Shard(written.cpu().numpy().astype(np.uint16), laws)
+
+
+def sample_all(
+    target: PreTrainedModel, tokens: np.ndarray, folder: Path, options: DraftTraining, done: Callable[[int], None]
+) -> None:
+    """Write every shard that `folder` lacks; `done(number)` after each, those already there included."""
+    folder.mkdir(parents=True, exist_ok=True)
+    workers = (options.threads or torch.get_num_threads()) if target.device.type == "cpu" else 1
+
+    def work(number: int) -> int:
+        if workers > 1:
+            torch.set_num_threads(1)
+        if not _paths(folder, number)["tokens"].exists():
+            write_shard(folder, number, sample_shard(target, tokens, number, options))
+        return number
+
+    with ThreadPoolExecutor(workers) as pool:
+        for future in as_completed([pool.submit(work, number) for number in range(shard_count(options))]):
+            done(future.result())
+
+
+class ShardBatches:
+    """Batches of about `tokens_per_step` tokens from all shards in a shuffled order, for ever."""
+
+    def __init__(self, folder: Path, count: int, tokens_per_step: int, seed: int) -> None:
+        self.shards = [read_shard(folder, number) for number in range(count)]
+        self.seed = seed
+        self._chunks: list[tuple[int, int, int]] = []
+        for index, shard in enumerate(self.shards):
+            rows, width = shard.tokens.shape
+            size = min(rows, max(1, tokens_per_step // (width - 1)))
+            self._chunks.extend((index, start, start + size) for start in range(0, rows - size + 1, size))
+
+    def batch(self, step: int) -> Batch:
+        """(tokens int64 [B, T + 1], ids int64 [B, T, k], probabilities float32 [B, T, k]) of step `step`."""
+        epoch, position = divmod(step, len(self._chunks))
+        order = np.random.default_rng([self.seed, epoch]).permutation(len(self._chunks))
+        index, start, end = self._chunks[int(order[position])]
+        shard = self.shards[index]
+        return (
+            torch.from_numpy(shard.tokens[start:end].astype(np.int64)),
+            torch.from_numpy(shard.laws.ids[start:end].astype(np.int64)),
+            torch.from_numpy(shard.laws.probabilities[start:end].astype(np.float32)),
+        )

@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from forerun.errors import ConfigError, ModelLoadError
+from forerun.train import card, commands, folder
+from forerun.train.commands import check_resume, train_draft, train_lm
+from forerun.train.defaults import Architecture, DraftTraining
+from forerun.train.distil import check_size
+from forerun.train.heldout import read_prompts
+
+from .conftest import SHORT_RUN
+
+SMALL_DRAFT = Architecture(
+    vocab_size=320,
+    hidden_size=16,
+    num_layers=1,
+    num_heads=1,
+    num_kv_heads=1,
+    head_dim=16,
+    intermediate_size=16,
+    context=256,
+)
+
+
+@pytest.fixture(autouse=True)
+def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commands, "Console", lambda: Console(quiet=True))
+    few = read_prompts()[:4]
+    monkeypatch.setattr(commands, "read_prompts", lambda: few)
+
+
+def test_a_pair_is_trained_from_files_to_folders_with_cards(source_folder: Path, tmp_path: Path) -> None:
+    wide = replace(SHORT_RUN.architecture, hidden_size=128, num_layers=3, num_heads=4, intermediate_size=192)
+    target, draft = tmp_path / "target", tmp_path / "draft"
+    train_lm(target, tmp_path / "a", source_folder, replace(SHORT_RUN, architecture=wide), resume=False)
+    options = DraftTraining(
+        text=replace(SHORT_RUN, architecture=SMALL_DRAFT),
+        sample_tokens=256,
+        sample_batch=8,
+        prompt_lengths=(8, 16),
+        new_tokens=16,
+        top=8,
+        tokens=1_024,
+        tokens_per_step=128,
+        threads=2,
+    )
+    train_draft(draft, tmp_path / "b", target, source_folder, options, resume=False)
+
+    for path, parts in ((target, {"text"}), (draft, {"text", "distillation"})):
+        model, tokenizer = folder.load(path)
+        record = json.loads((path / "training.json").read_text())
+        text = (path / "README.md").read_text()
+        assert set(record["stages"]) == parts
+        assert record["data"]["licence"] == "that of the files" and record["parameters"] == model.num_parameters()
+        assert record["data"]["held_out_files"] > 0 and record["held_out"]["bits_per_byte"] > 0
+        assert f"{record['held_out']['bits_per_byte']:.4f}" in text
+        for word in ("licence", "forerun train", "Seed: 0", "torch", "perplexity", "held out if sha256"):
+            assert word in text
+        assert str(tmp_path) not in text + json.dumps(record)
+        assert not list(path.glob("*.bin")) and (path / "model.safetensors").exists()
+        assert len(tokenizer) <= 320
+    rates = folder.read_record(draft)["acceptance"]
+    assert [row["temperature"] for row in rates] == [0.0, 1.0]
+    assert all(0 <= row["rate"] <= 1 and row["num_draft_tokens"] == 4 for row in rates)
+    assert "acceptance rate" in (draft / "README.md").read_text()
+
+
+def test_a_draft_larger_than_a_tenth_is_refused() -> None:
+    check_size(100, 1_000)
+    with pytest.raises(ConfigError, match="tenth"):
+        check_size(101, 1_000)
+
+
+def test_runs_are_neither_overwritten_nor_invented(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no checkpoint"):
+        check_resume(tmp_path, "checkpoint.pt", resume=True)
+    (tmp_path / "checkpoint.pt").touch()
+    check_resume(tmp_path, "checkpoint.pt", resume=True)
+    with pytest.raises(ConfigError, match="--resume"):
+        check_resume(tmp_path, "checkpoint.pt", resume=False)
+
+
+def test_folders_that_hold_no_model_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelLoadError, match=r"no config\.json"):
+        folder.load(tmp_path / "absent")
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    (tmp_path / "pytorch_model.bin").write_bytes(b"pickle")
+    with pytest.raises(ModelLoadError, match="cannot be read"):
+        folder.load(tmp_path)
+
+
+def test_the_commands_are_there() -> None:
+    from forerun.cli.make import app as make
+    from forerun.cli.train import app as train
+
+    runner = CliRunner()
+    for app, names in ((train, ("lm", "draft", "eval")), (make, ("padded",))):
+        text = runner.invoke(app, ["--help"]).output
+        assert all(name in text for name in names)
+    assert commands.read_corpus(None).record()["licence"] == "PSF-2.0"
+    assert card.versions().keys() >= {"python", "torch", "transformers", "tokenizers"}

@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from forerun.train.continuations import continue_prompts
+from forerun.train.corpus import SourceFile
+from forerun.train.evaluate import acceptance, expected_chains, greedy_chains, text_score
+from forerun.train.lm import build_model
+from forerun.train.tokenizer import train_tokenizer
+
+from .conftest import TINY
+
+
+@pytest.fixture
+def tokenizer(files: list[SourceFile]):
+    return train_tokenizer((file.text for file in files), 320)
+
+
+def test_windows_score_every_token_once_as_one_long_forward_would(tokenizer) -> None:
+    model = build_model(TINY, 0, 0).double().eval()
+    text = "def function(value):\n    return value + 1\n" * 3
+    ids = torch.tensor([[tokenizer.eos_token_id, *tokenizer(text)["input_ids"]]])
+    with torch.inference_mode():
+        nats = F.cross_entropy(model(input_ids=ids[:, :-1]).logits[0].float(), ids[0, 1:], reduction="sum")
+    score = text_score(model, tokenizer, [text], window=4096)
+    assert score.tokens == ids.shape[1] - 1 and score.bytes == len(text)
+    assert score.bits_per_byte == pytest.approx(float(nats) / math.log(2) / len(text), rel=1e-5)
+    assert score.perplexity == pytest.approx(math.exp(float(nats) / score.tokens), rel=1e-5)
+    windowed = text_score(model, tokenizer, [text], window=16)
+    assert windowed.tokens == score.tokens
+    assert windowed.bits_per_byte == pytest.approx(score.bits_per_byte, rel=0.05)
+
+
+def test_greedy_chains_walk_as_speculation_does() -> None:
+    # K = 2: [yes yes] bonus | [no] recovered | [yes no] recovered | one chain more would run over the end
+    matches = torch.tensor([1, 1, 1, 0, 1, 0, 1, 1], dtype=torch.bool)
+    steps, reached, accepted, covered = greedy_chains(matches, 2)
+    assert (steps, reached, accepted, covered) == (3, [3, 2], [2, 1], 6)
+
+
+def test_expected_chains_multiply_overlaps() -> None:
+    steps, reached, accepted = expected_chains(torch.tensor([0.5, 0.8, 0.25, 1.0]), 2)
+    assert steps == 2
+    assert reached == pytest.approx([2, 1.3]) and accepted == pytest.approx([1.3, 0.4 + 0.2])
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_model_accepts_everything_of_itself(temperature: float) -> None:
+    model = build_model(TINY, 0, 0).float().eval()
+    prompts = [list(range(5, 45)), list(range(3, 50)), [7, 8, 9]]
+    same = acceptance(model, model, prompts, temperature=temperature, new_tokens=24)
+    assert same.rate == pytest.approx(1.0, abs=1e-4) and same.mean_acceptance_length == pytest.approx(5, abs=1e-3)
+    other = copy.deepcopy(model)
+    other.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.roll(1, dims=0))
+    assert acceptance(model, other, prompts, temperature=temperature, new_tokens=24).rate < 0.9
+
+
+def test_continuations_are_greedy_and_their_laws_the_targets_own() -> None:
+    model = build_model(TINY, 0, 0).float().eval()
+    prompts = torch.arange(12).view(2, 6) + 3
+    tokens, laws = continue_prompts(model, prompts, 5, 0.0, seed=0, top=8)
+    expected = model.generate(prompts, max_new_tokens=5, do_sample=False, eos_token_id=None, pad_token_id=0)
+    assert torch.equal(tokens, expected)
+    with torch.inference_mode():
+        whole = torch.softmax(model(input_ids=tokens[:, :-1]).logits, -1)
+    assert laws.ids.shape == laws.probabilities.shape == (2, 10, 8)
+    gathered = whole.gather(-1, torch.from_numpy(laws.ids.astype("int64")))
+    assert torch.allclose(gathered, torch.from_numpy(laws.probabilities).float(), atol=1e-3)

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+
+from forerun.train import lm
+from forerun.train.corpus import SourceFile
+from forerun.train.loop import CHECKPOINT, Loop, save_checkpoint
+
+from .conftest import SHORT_RUN
+
+QUIET = Console(quiet=True)
+
+
+class Killed(Exception):
+    pass
+
+
+def test_a_killed_and_resumed_run_ends_with_the_same_weights(
+    files: list[SourceFile], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, _, state = lm.train(files, tmp_path / "whole", SHORT_RUN, QUIET)
+    steps = state.step
+
+    original = Loop._step
+
+    def dying_step(self: Loop, batch, progress: float) -> float:
+        if progress >= 0.5:
+            raise Killed
+        loss = original(self, batch, progress)
+        if progress < 3 / 8:  # the checkpoint is older than the death: the steps between are lost and done again
+            saved.append(1)
+            state = lm.LoopState(len(saved), len(saved) * 128, 0.0, [])
+            save_checkpoint(self.folder, self.model, self.optimisers, state)
+        return loss
+
+    saved: list[int] = []
+    monkeypatch.setattr(Loop, "_step", dying_step)
+    with pytest.raises(Killed):
+        lm.train(files, tmp_path / "killed", SHORT_RUN, QUIET)
+    monkeypatch.setattr(Loop, "_step", original)
+    resumed, _, state = lm.train(files, tmp_path / "killed", SHORT_RUN, QUIET)
+
+    assert len(saved) == 3 and state.step == steps == 8
+    for name, tensor in whole.state_dict().items():
+        assert torch.equal(tensor, resumed.state_dict()[name]), name
+
+
+def test_training_lowers_the_loss_and_leaves_no_half_written_checkpoint(
+    files: list[SourceFile], tmp_path: Path
+) -> None:
+    _, _, state = lm.train(files, tmp_path, SHORT_RUN, QUIET)
+    assert state.losses[-1] < state.losses[0]
+    assert (tmp_path / CHECKPOINT).exists() and not list(tmp_path.glob("*.tmp"))
+
+
+def test_several_workers_compute_the_gradient_of_one(files: list[SourceFile], tmp_path: Path) -> None:
+    weights = []
+    for threads in (1, 2):
+        options = replace(SHORT_RUN, threads=threads, tokens=2 * 128)
+        model, _, _ = lm.train(files, tmp_path / str(threads), options, QUIET)
+        weights.append(model.state_dict()["model.embed_tokens.weight"])
+    assert torch.allclose(*weights, atol=2e-3)
