@@ -1,0 +1,80 @@
+"""Plain and speculative runs on CPU: the same tokens, and the same bits of every committed token's log-probability."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from doubles import adversaries
+from families import FAMILIES, VOCAB, make_family
+from forerun import LLM, SamplingParams
+from forerun.config import ASSETS
+from forerun.models import Model, load_model, load_tokenizer
+
+Bits = list[tuple[list[int], list[float]]]
+DTYPES = ["float32", "bfloat16"]
+
+
+def held_out_prompts(count: int) -> list[str]:
+    """The first prompts of the bundled held-out code, which is ordered by a hash of the files' names."""
+    with (ASSETS / "workloads" / "code.jsonl").open() as lines:
+        return [json.loads(line)["prompt"] for line, _ in zip(lines, range(count), strict=False)]
+
+
+def bits(llm: LLM, prompts: list[str] | list[list[int]], batch: int, num_tokens: int) -> Bits:
+    """Tokens and log-probabilities, with `batch` prompts in company at a time."""
+    params = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True, logprobs=0)
+    results: Bits = []
+    for start in range(0, len(prompts), batch):
+        for generation in llm.generate(prompts[start : start + batch], params):
+            assert generation.logprobs is not None
+            results.append((generation.token_ids, [entry.logprob for entry in generation.logprobs]))
+    return results
+
+
+@pytest.fixture(scope="module", params=DTYPES)
+def bundled(request: pytest.FixtureRequest) -> Model:
+    return load_model("bundled", dtype=request.param)
+
+
+def compare(target: Model, num_prompts: int, num_tokens: int, ks: tuple[int, ...]) -> None:
+    assert target.exactness.exact, target.exactness.reason
+    plain = LLM(target, tokenizer=load_tokenizer("bundled"))
+    prompts = held_out_prompts(num_prompts)
+    assert len(prompts) == num_prompts
+    expected = bits(plain, prompts, 1, num_tokens)
+    for drafter in ("bundled-draft", "prompt-lookup"):
+        for k in ks:
+            for batch in (1, 4):
+                llm = LLM(target, drafter, num_draft_tokens=k, tokenizer=load_tokenizer("bundled"))
+                assert bits(llm, prompts, batch, num_tokens) == expected, (drafter, k, batch)
+
+
+def test_bundled_pair(bundled: Model) -> None:
+    compare(bundled, num_prompts=4, num_tokens=32, ks=(1, 5))
+
+
+@pytest.mark.slow
+def test_bundled_pair_at_length(bundled: Model) -> None:
+    compare(bundled, num_prompts=50, num_tokens=64, ks=(1, 3, 5, 8))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_families(family: str, dtype: str, tmp_path: Path) -> None:
+    """Prompts that end just before a block of keys does, so that every run crosses into the next."""
+    target = load_model(make_family(family, tmp_path), dtype=dtype)
+    if not target.exactness.exact:
+        assert "experts" in str(target.exactness.reason)
+        return
+    generator = torch.Generator().manual_seed(1)
+    prompts = [torch.randint(0, VOCAB, (n,), generator=generator).tolist() for n in (247, 30, 239, 251)]
+    expected = bits(LLM(target), prompts, 1, 24)
+    references = {tuple(prompt): tokens for prompt, (tokens, _) in zip(prompts, expected, strict=True)}
+    for name in ("right", "random"):
+        for k, batch in ((1, 1), (3, 4), (5, 1), (8, 4)):
+            llm = LLM(target, adversaries(references, VOCAB)[name], num_draft_tokens=k)
+            assert bits(llm, prompts, batch, 24) == expected, (name, k, batch)

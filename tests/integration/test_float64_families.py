@@ -1,0 +1,105 @@
+"""In float64 every family says what Transformers' own `generate` says, token for token, whatever is drafted."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from doubles import References, Scripted, adversaries
+from forerun import LLM, SamplingParams
+from forerun.models import Model, load_model, load_tokenizer
+
+FAMILIES = ["llama", "qwen3", "mistral", "gemma2", "gpt2", "gpt_neox", "phi3", "mixtral"]
+NUM_NEW = 16
+GREEDY = SamplingParams(temperature=0, max_tokens=NUM_NEW)
+PROMPTS = [[7, 30, 2], [50], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12], [99, 0], [20, 21, 22, 23, 24, 25]]
+BAD = ["right", "wrong", "random", "duplicated", "tree", "empty"]
+
+
+@dataclass
+class Family:
+    name: str
+    model: Model
+    tokenizer: Any
+    reference: Any  # the Transformers model
+    references: References
+
+    def generate(self, prompt: list[int], **options: Any) -> list[int]:
+        """Transformers' greedy continuation."""
+        ids = torch.tensor([prompt])
+        options |= {"attention_mask": torch.ones_like(ids), "max_new_tokens": NUM_NEW, "pad_token_id": 0}
+        with torch.inference_mode():
+            out = self.reference.generate(ids, do_sample=False, **options)
+        result: list[int] = out[0, len(prompt) :].tolist()
+        return result
+
+    def llm(self, kind: str, k: int = 4, chunk: int = 256) -> LLM:
+        drafter: Scripted = adversaries(self.references, 100)[kind]
+        return LLM(self.model, drafter, num_draft_tokens=k, prefill_chunk=chunk, tokenizer=self.tokenizer)
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def family(request: pytest.FixtureRequest, family_folder: Callable[[str], Path]) -> Family:
+    import transformers
+
+    folder = family_folder(request.param)
+    # Gemma 2's attention is defined by its eager form: SDPA has no soft-capping.
+    attention = "eager" if request.param == "gemma2" else "sdpa"
+    reference = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float64, attn_implementation=attention, experts_implementation="eager"
+    )
+    made = Family(request.param, load_model(folder, "float64"), load_tokenizer(folder), reference.eval(), {})
+    made.references = {tuple(prompt): made.generate(prompt) for prompt in PROMPTS}
+    return made
+
+
+def test_the_reference_says_something(family: Family) -> None:
+    """Otherwise everything below would be easy."""
+    assert len({token for output in family.references.values() for token in output}) > 15
+    assert all(len(output) == NUM_NEW for output in family.references.values())
+
+
+@pytest.mark.parametrize("kind", BAD)
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5])
+def test_greedy_in_company(family: Family, kind: str, size: int) -> None:
+    llm = family.llm(kind, k=[1, 3, 5, 8, 4][size - 1], chunk=[256, 5, 2, 256, 3][size - 1])
+    prompts = PROMPTS[-size:]
+    results: Any = llm.generate(prompts, GREEDY)
+    for prompt, result in zip(prompts, results):
+        assert result.token_ids == family.references[tuple(prompt)]
+    if kind == "right" and size > 1:
+        assert results[0].stats.acceptance_rate == 1
+
+
+@pytest.mark.parametrize("offset", range(NUM_NEW))
+def test_eos_at_every_offset(family: Family, offset: int) -> None:
+    prompts = PROMPTS[:3]
+    eos = family.references[tuple(prompts[offset % 3])][offset]
+    expected = [family.generate(prompt, eos_token_id=eos) for prompt in prompts]
+    for kind in BAD:
+        llm = family.llm(kind)
+        llm.target.eos_token_ids = frozenset([eos])
+        try:
+            results: Any = llm.generate(prompts, GREEDY)
+        finally:
+            llm.target.eos_token_ids = frozenset()
+        assert [result.token_ids for result in results] == expected
+        assert results[offset % 3].finish_reason == ("stop" if len(expected[offset % 3]) <= NUM_NEW else "length")
+
+
+@pytest.mark.parametrize("offset", range(NUM_NEW))
+def test_stop_strings_at_every_offset(family: Family, offset: int) -> None:
+    prompt = PROMPTS[offset % 3]
+    text = family.tokenizer.decode(family.references[tuple(prompt)])
+    stop = text[offset : offset + 1 + offset % 4]
+    # Transformers finds a stop string that begins in the prompt, too: leave the border out of the comparison
+    border = family.tokenizer.decode(prompt)[-3:] + text[:3]
+    expected = family.generate(prompt, stop_strings=[stop], tokenizer=family.tokenizer) if stop not in border else None
+    for kind in BAD:
+        result: Any = family.llm(kind).generate(prompt, replace(GREEDY, stop=[stop]))
+        assert expected is None or result.token_ids == expected
+        assert result.text == text[: text.index(stop)]
+        assert result.finish_reason == "stop"
