@@ -46,7 +46,9 @@ def forward(
     formats = options.comma_list(dtypes, "--dtypes")
     set_threads(threads)
     from forerun.bench import forward as bench
+    from forerun.bench.reference import quieten
 
+    quieten()
     with ExitStack() as stack:
         folder = model or stack.enter_context(bench.RandomLlama())
         results = bench.measure_forward(folder, formats, counts, prefix, rounds, say)
@@ -89,8 +91,9 @@ def generate(
     chosen = choose_drafters(model, draft, drafters)
     set_threads(threads)
     from forerun.bench import generate as bench
-    from forerun.bench.reference import Reference
+    from forerun.bench.reference import Reference, quieten
 
+    quieten()
     say(f"loading {model}")
     own, acceptance = open_engines(model, chosen, counts, dtype)
     assistant = (draft or BUNDLED_DRAFT) if DRAFT_MODEL in chosen else None
