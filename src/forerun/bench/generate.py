@@ -9,6 +9,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -134,13 +135,13 @@ def measure_methods(
     target = own[PLAIN].target
     runs: dict[str, list[Timed[Run]]] = {}
     for number, prompt in enumerate(prompts, 1):
-        methods: dict[str, Callable[[], Run]] = {BARE: lambda ids=prompt: bare_loop(target, ids, max_tokens)}  # type: ignore[misc]
+        methods: dict[str, Callable[[], Run]] = {BARE: partial(bare_loop, target, prompt, max_tokens)}
         for name, llm in own.items():
-            methods[name] = lambda llm=llm, ids=prompt: own_run(llm, ids, params)  # type: ignore[misc]
+            methods[name] = partial(own_run, llm, prompt, params)
         if reference is not None:
-            methods[HF_PLAIN] = lambda ids=prompt: reference.generate(ids, max_tokens)  # type: ignore[misc]
+            methods[HF_PLAIN] = partial(reference.generate, prompt, max_tokens)
             for k in draft_tokens if draft is not None else ():
-                methods[assisted_name(k)] = lambda k=k, ids=prompt: reference.generate(ids, max_tokens, draft, k)  # type: ignore[misc]
+                methods[assisted_name(k)] = partial(reference.generate, prompt, max_tokens, draft, k)
         say(f"prompt {number} of {len(prompts)}: {len(methods)} methods, {rounds} rounds")
         for name, timed_runs in interleave(methods, rounds, warmup=1 if number == 1 else 0).items():
             runs.setdefault(name, []).extend(timed_runs)
