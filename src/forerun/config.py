@@ -28,7 +28,7 @@ PROMPT_LOOKUP_MIN_NGRAM = 2
 
 KV_BLOCK = 256
 """Keys per attention block: the partition of every reduction over keys is fixed by position in these blocks."""
-KV_TAIL = 32
+KV_TAIL = 64
 """Keys per partial sum inside the block a row stands in."""
 MIN_ROWS = 4
 """Rows every matrix product is padded to: fewer take another kernel, with other last bits."""

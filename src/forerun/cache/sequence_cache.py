@@ -16,11 +16,8 @@ class SequenceCache:
     A forward writes its new rows' keys and values at slots `length + i`; they become part of the sequence
     only by `commit`. Whatever lies beyond `length` is scratch, and always finite.
 
-    Layout per layer, chosen for the two matrix products of attention (`models/attention.py`):
-    keys [H_kv, capacity, D], so that scores over any number of keys are one product;
-    values [capacity / KV_BLOCK, H_kv, KV_BLOCK, D_v], so that a block can be read whole or in partial sums.
-
-    Capacity doubles, so a sequence that grows to n tokens copies O(n) in total. Layers are allocated when they
+    Layout per layer: keys [H_kv, capacity, D], values [H_kv, capacity, D_v], so that attention reads any span of
+    positions as one strided batch of matrices. Capacity doubles, so a sequence that grows to n tokens copies O(n) in total. Layers are allocated when they
     are first written, with the shapes they are written in.
     """
 
@@ -45,8 +42,8 @@ class SequenceCache:
         capacity = max(KV_BLOCK, self._capacity)
         while capacity < needed:
             capacity *= 2
-        self.keys = [_grown(key, 1, capacity) for key in self.keys]
-        self.values = [_grown(value, 0, capacity // KV_BLOCK) for value in self.values]
+        self.keys = [_grown(key, capacity) for key in self.keys]
+        self.values = [_grown(value, capacity) for value in self.values]
         self._capacity = capacity
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
@@ -58,15 +55,9 @@ class SequenceCache:
         """
         if layer >= len(self.keys):
             self._allocate(layer, keys, values)
-        start, n = self.length, keys.shape[1]
-        self.keys[layer][:, start : start + n] = keys
-        blocks = self.values[layer]
-        done = 0
-        while done < n:
-            block, offset = divmod(start + done, KV_BLOCK)
-            take = min(n - done, KV_BLOCK - offset)
-            blocks[block, :, offset : offset + take] = values[:, done : done + take]
-            done += take
+        start, end = self.length, self.length + keys.shape[1]
+        self.keys[layer][:, start:end] = keys
+        self.values[layer][:, start:end] = values
 
     def commit(self, kept: Sequence[int]) -> None:
         """Keep these rows of the last forward, root to leaf, and forget the others.
@@ -93,26 +84,21 @@ class SequenceCache:
     def _allocate(self, layer: int, keys: Tensor, values: Tensor) -> None:
         if layer != len(self.keys):
             raise ValueError(f"layer {layer} written before layer {len(self.keys)}")
-        heads, _, width = keys.shape
         # zeros, not empty: scratch meets a probability of exactly zero, and 0 * nan would be nan
-        self.keys.append(torch.zeros(heads, self._capacity, width, dtype=self.dtype, device=self.device))
-        shape = (self._capacity // KV_BLOCK, heads, KV_BLOCK, values.shape[2])
-        self.values.append(torch.zeros(shape, dtype=self.dtype, device=self.device))
+        for store, new in ((self.keys, keys), (self.values, values)):
+            heads, _, width = new.shape
+            store.append(torch.zeros(heads, self._capacity, width, dtype=self.dtype, device=self.device))
 
     @torch.inference_mode()
     def _move(self, slots: list[int]) -> None:
         """Copy the given slots to length, length + 1, ... (advanced indexing copies first, so overlap is safe)."""
         source = torch.tensor(slots, device=self.device)
         target = torch.arange(self.length, self.length + len(slots), device=self.device)
-        for key in self.keys:
-            key[:, target] = key[:, source]
-        for value in self.values:
-            value[target // KV_BLOCK, :, target % KV_BLOCK] = value[source // KV_BLOCK, :, source % KV_BLOCK]
+        for stored in (*self.keys, *self.values):
+            stored[:, target] = stored[:, source]
 
 
-def _grown(old: Tensor, dim: int, size: int) -> Tensor:
-    shape = list(old.shape)
-    shape[dim] = size
-    new = old.new_zeros(shape)
-    new.narrow(dim, 0, old.shape[dim]).copy_(old)
+def _grown(old: Tensor, capacity: int) -> Tensor:
+    new = old.new_zeros(old.shape[0], capacity, old.shape[2])
+    new[:, : old.shape[1]] = old
     return new

@@ -1,7 +1,8 @@
 """Attention whose result for a row depends on the row's own path alone, to the last bit.
 
 Every reduction over keys is cut in a way fixed by the row's position: whole blocks of KV_BLOCK keys, then the block
-the row stands in as partial sums of KV_TAIL keys, added in order. Masked keys contribute exact zeros. So a row gives
+the row stands in, KV_TAIL keys at a time, each product added to the sum of those before. Masked keys contribute exact
+zeros. So a row gives
 the same bits computed alone, beside its draft, or beside strangers. What this rests on (a product's row does not
 depend on the number of rows from MIN_ROWS up; softmax of a row is unchanged by -inf appended) is checked at load by
 `models/exactness.py`, not assumed.
@@ -12,10 +13,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from forerun.config import KV_BLOCK, KV_TAIL, MIN_ROWS
+from forerun.config import KV_TAIL, MIN_ROWS
 from forerun.models.rows import Layout, Segment
-
-_TAILS = KV_BLOCK // KV_TAIL
 
 
 def attend(
@@ -25,6 +24,7 @@ def attend(
     value: Tensor,
     layout: Layout,
     *,
+    dtype: torch.dtype,
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
@@ -35,6 +35,7 @@ def attend(
     Args:
         layer: index of the layer in the caches.
         query: [T, H, D]. key: [T, H_kv, D]. value: [T, H_kv, D_v]. All in the caches' dtype.
+        dtype: of the result.
         scale: factor of the scores.
         window: a row at position p sees positions above p - window.
         softcap: scores become softcap * tanh(score / softcap).
@@ -45,10 +46,11 @@ def attend(
     """
     for cache, start, end in layout.writes:
         cache.write(layer, key[start:end].transpose(0, 1), value[start:end].transpose(0, 1))
-    if len(layout.segments) == 1:
-        return _attend_segment(layer, query, layout.segments[0], scale, window, softcap, sinks)
-    parts = [_attend_segment(layer, query[s.start : s.end], s, scale, window, softcap, sinks) for s in layout.segments]
-    return torch.cat(parts)
+    out = torch.empty(len(query), query.shape[1] * value.shape[2], dtype=dtype)
+    for s in layout.segments:
+        mixed = _attend_segment(layer, query[s.start : s.end], s, scale, window, softcap, sinks)
+        out[s.start : s.end].view(mixed.shape).copy_(mixed)
+    return out
 
 
 def _attend_segment(
@@ -60,7 +62,7 @@ def _attend_segment(
     softcap: float | None,
     sinks: Tensor | None,
 ) -> Tensor:
-    """query: [n, H, D] -> [n, H * D_v]."""
+    """query: [n, H, D] -> [n, H_kv, H / H_kv, D_v]."""
     keys, values = segment.cache.keys[layer], segment.cache.values[layer]
     heads = keys.shape[0]
     n, group = query.shape[0], query.shape[1] // heads
@@ -68,38 +70,25 @@ def _attend_segment(
     queries = query.view(n, heads, group, -1).transpose(0, 1).reshape(heads, rows, -1)
     if rows < MIN_ROWS:
         queries = queries.repeat(1, -(-MIN_ROWS // rows), 1)
-    first_block, mask = segment.prepared(group, window)
-    keys = keys[:, first_block * KV_BLOCK : segment.num_blocks * KV_BLOCK].transpose(1, 2)
+    first, mask = segment.prepared(group, window)
+    keys = keys[:, first : segment.num_keys].transpose(1, 2)
     if softcap is None:
         scores = torch.baddbmm(mask, queries, keys, alpha=scale)
     else:
         scores = torch.bmm(queries, keys).mul_(scale / softcap).tanh_().mul_(softcap).add_(mask)
     weights = torch.softmax(scores, -1) if sinks is None else _softmax_with_sinks(scores, sinks, heads, group)
-    mixed = _weighted_sum(weights, values, first_block, segment.num_blocks)[:, :rows]
-    return mixed.view(heads, n, group, -1).transpose(0, 1).reshape(n, -1)
+    mixed = _weighted_sum(weights, values, first, segment)[:, :rows]
+    return mixed.view(heads, n, group, -1).transpose(0, 1)
 
 
-def _weighted_sum(weights: Tensor, values: Tensor, first_block: int, num_blocks: int) -> Tensor:
-    """weights: [H_kv, R, (num_blocks - first_block) * KV_BLOCK] -> [H_kv, R, D_v], added block by block, then tails."""
-    heads, rows, _ = weights.shape
-    last = num_blocks - 1
-    tail = weights[..., (last - first_block) * KV_BLOCK :].reshape(heads, rows, _TAILS, KV_TAIL)
-    tail = tail.transpose(1, 2).reshape(heads * _TAILS, rows, KV_TAIL)
-    partial = torch.bmm(tail, values[last].view(heads * _TAILS, KV_TAIL, -1)).view(heads, _TAILS, rows, -1)
-    # added pair by pair: sum() over a dimension adds in an order that depends on the row's place in memory
-    while partial.shape[1] > 1:
-        half = partial.shape[1] // 2
-        partial = partial[:, :half] + partial[:, half:]
-    total = partial[:, 0]
-    if last == first_block:
-        return total
-    mixed: Tensor | None = None
-    for block in range(first_block, last):
-        column = (block - first_block) * KV_BLOCK
-        part = weights[..., column : column + KV_BLOCK]
-        mixed = torch.bmm(part, values[block]) if mixed is None else torch.baddbmm(mixed, part, values[block])
-    assert mixed is not None
-    return mixed + total
+def _weighted_sum(weights: Tensor, values: Tensor, first: int, segment: Segment) -> Tensor:
+    """weights: [H_kv, R, num_keys - first] -> [H_kv, R, D_v], in blocks of keys, then in tails."""
+    total: Tensor | None = None
+    for start, end in segment.spans(first):
+        part, value = weights[..., start - first : end - first], values[:, start:end]
+        total = torch.bmm(part, value) if total is None else torch.baddbmm(total, part, value)
+    assert total is not None
+    return total
 
 
 def _softmax_with_sinks(scores: Tensor, sinks: Tensor, heads: int, group: int) -> Tensor:

@@ -66,12 +66,13 @@ def forerun_attention(
         key[0].transpose(0, 1).to(compute_dtype),
         value[0].transpose(0, 1).to(compute_dtype),
         layout,
+        dtype=query.dtype,
         scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
         window=options.get("sliding_window"),
         softcap=options.get("softcap"),
         sinks=options.get("s_aux"),
     )
-    return mixed.view(1, query.shape[2], query.shape[1], -1).to(query.dtype), None
+    return mixed.view(1, query.shape[2], query.shape[1], -1), None
 
 
 AttentionInterface.register(ATTENTION_NAME, forerun_attention)

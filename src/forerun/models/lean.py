@@ -98,10 +98,11 @@ class LeanDecoder:
                 h[:, heads:rotated],
                 h[:, rotated:],
                 layout,
+                dtype=self.dtype,
                 scale=self.scale,
                 window=layer.window,
             )
-            x = layer.out.add_to(x, h.to(self.dtype))
+            x = layer.out.add_to(x, h)
             h = layer.gate_up(self._norm(x, layer.mlp_norm))
             x = layer.down.add_to(x, F.silu(h[:, : self.intermediate]).mul_(h[:, self.intermediate :]))
         if layout.num_logits == 0:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from forerun.cache import SequenceCache
-from forerun.config import KV_BLOCK, MIN_ROWS
+from forerun.config import KV_BLOCK, KV_TAIL, MIN_ROWS
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +41,9 @@ class Segment:
     Attributes:
         cache: where the sequence's keys and values are.
         start, end: packed rows.
-        mask: additive, [end - start, columns], for the last `columns` of the num_blocks * KV_BLOCK keys read;
-            earlier keys are visible to every row.
-        num_blocks: blocks of keys read, from the first.
+        mask: additive, [end - start, columns], for the last `columns` of the num_keys keys read; earlier keys are
+            visible to every row.
+        num_keys: keys read: whole blocks, then as many tails as the rows reach into the last block.
         positions: [end - start] int64.
         is_tree: keys of the new rows stand in the order of the tree's nodes, not of their positions.
     """
@@ -52,13 +52,20 @@ class Segment:
     start: int
     end: int
     mask: Tensor
-    num_blocks: int
+    num_keys: int
     positions: Tensor
     is_tree: bool = False
     _prepared: dict[tuple[int, int | None], tuple[int, Tensor]] = field(default_factory=dict)
 
+    def spans(self, first: int) -> list[tuple[int, int]]:
+        """The partition of the keys from `first` on: what is summed in one product, in order."""
+        last_block = (self.num_keys - 1) // KV_BLOCK * KV_BLOCK
+        blocks = range(first, last_block, KV_BLOCK)
+        tails = range(last_block, self.num_keys, KV_TAIL)
+        return [*((start, start + KV_BLOCK) for start in blocks), *((start, start + KV_TAIL) for start in tails)]
+
     def prepared(self, group: int, window: int | None) -> tuple[int, Tensor]:
-        """The first block of keys in sight, and the mask from there on; computed once for all layers alike.
+        """The first key in sight, and the mask from there on; computed once for all layers alike.
 
         Args:
             group: query heads per key head; the mask has a row for each.
@@ -66,26 +73,25 @@ class Segment:
                 they would add exact zeros.
 
         Returns:
-            The block, and [1, R, keys] with R = (end - start) * group, repeated up to MIN_ROWS.
+            The key, where a block begins, and [1, R, keys] with R = (end - start) * group, repeated up to MIN_ROWS.
         """
         key = (group, window)
         if key not in self._prepared:
-            first_block, mask = self._full_mask(window)
+            first, mask = self._full_mask(window)
             mask = mask.repeat_interleave(group, 0)
             if len(mask) < MIN_ROWS:
                 mask = mask.repeat(-(-MIN_ROWS // len(mask)), 1)
-            self._prepared[key] = (first_block, mask.unsqueeze(0))
+            self._prepared[key] = (first, mask.unsqueeze(0))
         return self._prepared[key]
 
     def _full_mask(self, window: int | None) -> tuple[int, Tensor]:
-        first_block = 0
+        first = 0
         if window is not None:
-            first_block = max(0, int(self.positions.min()) - window + 1) // KV_BLOCK
-        first = first_block * KV_BLOCK
-        columns = self.num_blocks * KV_BLOCK - first
+            first = max(0, int(self.positions.min()) - window + 1) // KV_BLOCK * KV_BLOCK
+        columns = self.num_keys - first
         width = self.mask.shape[-1]
         if width == columns and window is None:
-            return first_block, self.mask
+            return first, self.mask
         mask = self.mask.new_zeros(len(self.positions), columns)
         mask[:, max(0, columns - width) :] = self.mask[:, max(0, width - columns) :]
         if window is not None:
@@ -94,7 +100,7 @@ class Segment:
                 start = self.cache.length - first
                 key_positions[start : start + len(self.positions)] = self.positions[: columns - start]
             mask.masked_fill_(key_positions <= self.positions[:, None] - window, -torch.inf)
-        return first_block, mask
+        return first, mask
 
 
 @dataclass(slots=True)
@@ -169,6 +175,11 @@ def _causal(dtype: torch.dtype) -> Tensor:
     return _CAUSAL[dtype]
 
 
+def _tails(num_keys: int) -> int:
+    """num_keys rounded up to whole tails."""
+    return -(-num_keys // KV_TAIL) * KV_TAIL
+
+
 def _chain_segments(cache: SequenceCache, start: int, n: int, dtype: torch.dtype) -> list[Segment]:
     """Cut a chain where it crosses into another block of keys: what a row adds up, and in which order, then
     depends on its own position alone."""
@@ -178,16 +189,11 @@ def _chain_segments(cache: SequenceCache, start: int, n: int, dtype: torch.dtype
         position = cache.length + done
         block, offset = divmod(position, KV_BLOCK)
         take = min(n - done, KV_BLOCK - offset)
-        segments.append(
-            Segment(
-                cache,
-                start + done,
-                start + done + take,
-                _causal(dtype)[offset : offset + take],
-                block + 1,
-                torch.arange(position, position + take),
-            )
-        )
+        columns = _tails(offset + take)
+        mask = _causal(dtype)[offset : offset + take, :columns]
+        num_keys = block * KV_BLOCK + columns
+        positions = torch.arange(position, position + take)
+        segments.append(Segment(cache, start + done, start + done + take, mask, num_keys, positions))
         done += take
     return segments
 
@@ -196,9 +202,9 @@ def _tree_segment(rows: Rows, start: int, dtype: torch.dtype) -> tuple[Segment, 
     """One segment for a branching tree: each row sees the prefix, its ancestors and itself."""
     assert rows.parents is not None
     length, n = rows.cache.length, len(rows.token_ids)
-    num_blocks = (length + n - 1) // KV_BLOCK + 1
+    num_keys = _tails(length + n)
     first_masked = length // KV_BLOCK * KV_BLOCK
-    mask = torch.full((n, num_blocks * KV_BLOCK - first_masked), -torch.inf, dtype=dtype)
+    mask = torch.full((n, num_keys - first_masked), -torch.inf, dtype=dtype)
     mask[:, : length - first_masked] = 0
     depths: list[int] = []
     for i, parent in enumerate(rows.parents):
@@ -207,7 +213,7 @@ def _tree_segment(rows: Rows, start: int, dtype: torch.dtype) -> tuple[Segment, 
         mask[i, length - first_masked + i] = 0
         depths.append(depths[parent] + 1 if parent >= 0 else 0)
     positions = [length + depth for depth in depths]
-    segment = Segment(rows.cache, start, start + n, mask, num_blocks, torch.tensor(positions), True)
+    segment = Segment(rows.cache, start, start + n, mask, num_keys, torch.tensor(positions), True)
     return segment, positions
 
 

@@ -88,6 +88,7 @@ def test_matches_the_oracle(
         padded(keys[length:]),
         padded(values[length:]),
         layout,
+        dtype=torch.float64,
         scale=WIDTH**-0.5,
         window=window,
         softcap=softcap,
@@ -121,7 +122,7 @@ def test_a_row_has_the_same_bits_alone_together_and_in_company(group: int, windo
                 parts.append(source[span])
                 packed = torch.cat(parts)
                 rows.append(torch.cat([packed, packed[-1:].expand(layout.num_rows - len(packed), -1, -1)]))
-            mixed = attend(0, *rows, layout, scale=0.25, window=window)
+            mixed = attend(0, *rows, layout, dtype=torch.float32, scale=0.25, window=window)
             out.append(mixed[3 if company else 0 :][:size])
             cache.commit(range(size))
             done += size
