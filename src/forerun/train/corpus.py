@@ -24,7 +24,7 @@ _EXCLUDED_FOLDERS = frozenset({"site-packages", "dist-packages", "ensurepip", "_
 _GENERATED = re.compile(r"generated (from|by)|gencodec", re.IGNORECASE)
 _MIN_BYTES = 40
 _TABLE_MIN_BYTES = 4_096
-_MAX_TABLE_SHARE = 0.35
+_MAX_TABLE_SHARE = 0.175
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ def is_data_table(text: str) -> bool:
     """Whether a long file is mostly digits and backslash escapes (a generated table, not a program)."""
     if len(text) < _TABLE_MIN_BYTES:
         return False
-    return sum(c.isdigit() or c == "\\" for c in text) > _MAX_TABLE_SHARE * 0.5 * len(text)
+    return sum(map(text.count, "0123456789\\")) > _MAX_TABLE_SHARE * len(text)
 
 
 def is_generated(text: str) -> bool:

@@ -41,7 +41,7 @@ class LmTraining:
 
     architecture: Architecture = field(default_factory=Architecture)
     optimisation: Optimisation = field(default_factory=Optimisation)
-    tokens: int = 8_000_000
+    tokens: int = 6_000_000
     tokens_per_step: int = 8_192
     short_window: int = 512
     long_window: int = 2_048
@@ -60,7 +60,7 @@ DRAFT_ARCHITECTURE = Architecture(
 
 
 def _draft_text() -> LmTraining:
-    return LmTraining(architecture=DRAFT_ARCHITECTURE, tokens=4_000_000, tokens_per_step=8_192)
+    return LmTraining(architecture=DRAFT_ARCHITECTURE, tokens=2_000_000)
 
 
 def _distillation() -> Optimisation:
@@ -73,10 +73,10 @@ class DraftTraining:
 
     text: LmTraining = field(default_factory=_draft_text)
     distillation: Optimisation = field(default_factory=_distillation)
-    sample_tokens: int = 1_000_000
+    sample_tokens: int = 400_000
     """Tokens the target writes; the prompts they continue are learnt from as well."""
     sample_batch: int = 128
-    prompt_lengths: tuple[int, ...] = (64, 128, 320)
+    prompt_lengths: tuple[int, ...] = (128, 256, 384)
     new_tokens: int = 128
     temperatures: tuple[float, ...] = (0.0, 1.0)
     top: int = 32

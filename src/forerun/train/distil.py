@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
@@ -18,6 +18,7 @@ from forerun.train.defaults import DraftTraining
 from forerun.train.loop import Loop, LoopState, load_checkpoint
 from forerun.train.losses import distillation_loss
 from forerun.train.optim import Optimisers
+from forerun.train.pinned import pin
 from forerun.train.samples import ShardBatches, sample_all, shard_count
 from forerun.train.stream import document, tokenize
 from forerun.train.workers import Batch, Workers
@@ -89,7 +90,7 @@ def distil(draft: LlamaForCausalLM, run_folder: Path, options: DraftTraining, co
     batches = ShardBatches(run_folder / "samples", shard_count(options), options.tokens_per_step, options.seed)
     optimisers = Optimisers(draft, options.distillation)
     folder = run_folder / "distil"
-    folder.mkdir(parents=True, exist_ok=True)
+    pin(folder, {"distillation": asdict(options.distillation), "tokens_per_step": options.tokens_per_step})
     state = load_checkpoint(folder, draft, optimisers)
     workers = Workers(draft, options.threads)
 

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from forerun.train import attention
 from forerun.train.continuations import continue_prompts
 
 
@@ -63,6 +64,7 @@ def text_score(
 
     `max_tokens` stops early, at a text's end.
     """
+    attention.use_for(model, window)
     nats, tokens, size = 0.0, 0, 0
     for text in texts:
         ids = [int(tokenizer.eos_token_id), *tokenizer(text, verbose=False)["input_ids"]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -16,6 +17,7 @@ from forerun.train.corpus import SourceFile
 from forerun.train.defaults import Architecture, LmTraining
 from forerun.train.loop import Loop, LoopState, load_checkpoint
 from forerun.train.optim import Optimisers
+from forerun.train.pinned import pin
 from forerun.train.stream import TwoStageStream
 from forerun.train.tokenizer import train_tokenizer
 from forerun.train.workers import Batch, Workers
@@ -73,7 +75,8 @@ def train(
     files: list[SourceFile], run_folder: Path, options: LmTraining, console: Console
 ) -> tuple[LlamaForCausalLM, PreTrainedTokenizerBase, LoopState]:
     """Train to the end of the budget, going on from `run_folder`'s checkpoint if it has one."""
-    run_folder.mkdir(parents=True, exist_ok=True)
+    free = {"tokens", "threads", "checkpoint_seconds"}
+    pin(run_folder, {key: value for key, value in asdict(options).items() if key not in free})
     tokenizer = prepare_tokenizer(run_folder, files, options.architecture.vocab_size, console)
     stream = TwoStageStream(
         files,

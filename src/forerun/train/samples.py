@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 
 from forerun.train.continuations import Laws, continue_prompts
 from forerun.train.defaults import DraftTraining
+from forerun.train.pinned import pin
 from forerun.train.stream import Windows
 from forerun.train.workers import Batch
 
@@ -70,7 +71,8 @@ def sample_all(
     target: PreTrainedModel, tokens: np.ndarray, folder: Path, options: DraftTraining, done: Callable[[int], None]
 ) -> None:
     """Write every shard that `folder` lacks; `done(number)` after each, those already there included."""
-    folder.mkdir(parents=True, exist_ok=True)
+    names = ("sample_batch", "prompt_lengths", "new_tokens", "temperatures", "top", "seed")
+    pin(folder, {name: getattr(options, name) for name in names})
     workers = (options.threads or torch.get_num_threads()) if target.device.type == "cpu" else 1
 
     def work(number: int) -> int:

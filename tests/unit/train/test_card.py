@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from forerun.errors import ConfigError, ModelLoadError
 from forerun.train import card, commands, folder
 from forerun.train.commands import check_resume, train_draft, train_lm
+from forerun.train.corpus import SourceFile
 from forerun.train.defaults import Architecture, DraftTraining
 from forerun.train.distil import check_size
 from forerun.train.heldout import read_prompts
@@ -96,6 +97,16 @@ def test_folders_that_hold_no_model_are_refused(tmp_path: Path) -> None:
         folder.load(tmp_path)
 
 
+def test_the_standard_library_comes_with_its_licence(monkeypatch: pytest.MonkeyPatch) -> None:
+    files = [SourceFile(name, "pass\n") for name in ("os.py", "traceback.py")]
+    monkeypatch.setattr(commands, "read_python_files", lambda root: files)
+    record = commands.read_corpus(None).record()
+    assert record["licence"] == "PSF-2.0" and (record["training_files"], record["held_out_files"]) == (1, 1)
+    monkeypatch.setattr(commands, "read_python_files", lambda root: files[:1])
+    with pytest.raises(ConfigError, match="0 to hold out"):
+        commands.read_corpus(None)
+
+
 def test_the_commands_are_there() -> None:
     from forerun.cli.make import app as make
     from forerun.cli.train import app as train
@@ -104,5 +115,4 @@ def test_the_commands_are_there() -> None:
     for app, names in ((train, ("lm", "draft", "eval")), (make, ("padded",))):
         text = runner.invoke(app, ["--help"]).output
         assert all(name in text for name in names)
-    assert commands.read_corpus(None).record()["licence"] == "PSF-2.0"
     assert card.versions().keys() >= {"python", "torch", "transformers", "tokenizers"}
