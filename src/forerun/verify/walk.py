@@ -12,8 +12,11 @@ from collections.abc import Sequence as Seq
 import torch
 from torch import Tensor
 
-from forerun.sampling import draw_tokens
+from forerun.sampling import draw_tokens, row_argmax
 from forerun.types import Noise, PackedDrafts, Verdict
+
+_CHUNK = 2**16
+"""Noise values held at once: fresh pages for larger arrays cost more than the values."""
 
 
 def walk_tokens(packed: PackedDrafts, row_tokens: Tensor | Seq[int]) -> list[Verdict]:
@@ -63,6 +66,11 @@ class Coupled:
 
     def verify(self, drafts: PackedDrafts, target_logprobs: Tensor, noise: Noise) -> list[Verdict]:
         num_rows, vocab_size = target_logprobs.shape
-        perturbed = noise.gumbel(range(num_rows), vocab_size).to(target_logprobs.device)
-        perturbed += target_logprobs
-        return walk_tokens(drafts, torch.argmax(perturbed, dim=-1))
+        at_once = max(1, _CHUNK // vocab_size)
+        tokens = []
+        for start in range(0, num_rows, at_once):
+            rows = range(start, min(start + at_once, num_rows))
+            perturbed = noise.gumbel(rows, vocab_size).to(target_logprobs.device)
+            perturbed += target_logprobs[rows.start : rows.stop]
+            tokens.append(row_argmax(perturbed))
+        return walk_tokens(drafts, torch.cat(tokens))

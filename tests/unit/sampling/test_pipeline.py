@@ -230,13 +230,16 @@ def test_counts_follow_the_sequence_without_rescanning_it():
         sequence.token_ids += appended
         law = pipeline.process(logits, [LogitsRow(sequence)])
         assert torch.equal(law, LogitsPipeline(VOCAB, EOS).process(logits, [LogitsRow(sequence)]))
-    counts = pipeline._counts[sequence.id]
-    assert counts.output[30] == 2 and counts.output[20] == 2 and counts.output[5] == 0 and bool(counts.seen[5])
+    counts = pipeline._edits[sequence.id]._counts
+    ids, seen, output = counts.with_paths([[30, 59], []])
+    table = {token: (seen[:, i].tolist(), output[:, i].tolist()) for i, token in enumerate(ids.tolist())}
+    assert table[30] == ([True, True], [3, 2]) and table[5] == ([True, True], [0, 0])
+    assert table[59] == ([True, False], [1, 0])
     del sequence.token_ids[-3:]  # a cut at a stop
     law = pipeline.process(logits, [LogitsRow(sequence)])
     assert torch.equal(law, LogitsPipeline(VOCAB, EOS).process(logits, [LogitsRow(sequence)]))
     pipeline.stop(sequence)
-    assert not pipeline._counts
+    assert not pipeline._edits
 
 
 def test_another_sequence_of_the_same_id_is_not_confused():
