@@ -1,4 +1,4 @@
-"""What every test stands on: no network, two threads at most."""
+"""What every test stands on: no network, and a tokenizer that keeps to its own thread."""
 
 import os
 
