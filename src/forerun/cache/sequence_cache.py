@@ -17,8 +17,8 @@ class SequenceCache:
     only by `commit`. Whatever lies beyond `length` is scratch, and always finite.
 
     Layout per layer: keys [H_kv, capacity, D], values [H_kv, capacity, D_v], so that attention reads any span of
-    positions as one strided batch of matrices. Capacity doubles, so a sequence that grows to n tokens copies O(n) in total. Layers are allocated when they
-    are first written, with the shapes they are written in.
+    positions as one strided batch of matrices. Capacity doubles, so a sequence that grows to n tokens copies O(n) in
+    total. Layers are allocated when they are first written, with the shapes they are written in.
     """
 
     def __init__(self, dtype: torch.dtype, device: torch.device | str = "cpu") -> None:
