@@ -19,12 +19,8 @@ def make() -> None:
 def padded(
     out: Annotated[Path, typer.Argument(help="Folder to write.")],
     parameters: Annotated[str, typer.Option(help="Size to reach, such as 200M.")],
-    layers: Annotated[
-        int | None, typer.Option(help="Layers [default: 1.5 times the source's].", show_default=False)
-    ] = None,
-    source: Annotated[
-        Path | None, typer.Option(help="A Llama folder [default: the bundled target].", show_default=False)
-    ] = None,
+    layers: Annotated[int | None, typer.Option(help="Layers.", show_default="1.5 times the source's")] = None,
+    source: Annotated[Path | None, typer.Option(help="A Llama folder.", show_default="the bundled target")] = None,
 ) -> None:
     """Write a model that gives the same text at the cost of a larger one, to measure speed at that cost."""
     from forerun.config import ASSETS

@@ -15,15 +15,20 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Train a language model and a draft for it, and measure them.", no_args_is_help=True)
 
 Out = Annotated[Path, typer.Argument(help="Model folder to write.")]
-Work = Annotated[
-    Path | None, typer.Option(help="Folder for checkpoints and samples [default: OUT.run].", show_default=False)
-]
+Work = Annotated[Path | None, typer.Option(help="Folder for checkpoints and samples.", show_default="OUT.run")]
 Data = Annotated[
     Path | None,
-    typer.Option(help="Folder of Python files [default: the interpreter's standard library].", show_default=False),
+    typer.Option(help="Folder of Python files.", show_default="the interpreter's standard library"),
 ]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of weights, order and samples.")]
 Threads = Annotated[int, typer.Option(min=0, help="CPU threads; 0 = as many as PyTorch finds.")]
+Size = typer.Option(min=1, rich_help_panel="Architecture", show_default="see the card of the bundled one")
+HiddenSize = Annotated[int | None, Size]
+NumLayers = Annotated[int | None, Size]
+NumHeads = Annotated[int | None, Size]
+NumKvHeads = Annotated[int | None, Size]
+HeadDim = Annotated[int | None, Size]
+IntermediateSize = Annotated[int | None, Size]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on from the checkpoint of a run that was killed.")]
 
 
@@ -36,12 +41,27 @@ def lm(
     seed: Seed = 0,
     threads: Threads = 0,
     resume: Resume = False,
+    hidden_size: HiddenSize = None,
+    num_layers: NumLayers = None,
+    num_heads: NumHeads = None,
+    num_kv_heads: NumKvHeads = None,
+    head_dim: HeadDim = None,
+    intermediate_size: IntermediateSize = None,
 ) -> None:
     """Train a language model of Python source from nothing."""
     from forerun.train.commands import train_lm
     from forerun.train.defaults import LmTraining
 
+    sizes = _given(
+        hidden_size=hidden_size,
+        num_layers=num_layers,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        intermediate_size=intermediate_size,
+    )
     options = LmTraining(seed=seed, threads=threads)
+    options = replace(options, architecture=replace(options.architecture, **sizes))
     if tokens is not None:
         options = replace(options, tokens=tokens)
     train_lm(out, work or _beside(out), data, options, resume=resume)
@@ -50,9 +70,7 @@ def lm(
 @app.command()
 def draft(
     out: Out,
-    target: Annotated[
-        Path | None, typer.Option(help="Target's model folder [default: the bundled one].", show_default=False)
-    ] = None,
+    target: Annotated[Path | None, typer.Option(help="Target's model folder.", show_default="the bundled one")] = None,
     text_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens of the first stage, on text.")] = None,
     sample_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens the target writes.")] = None,
     tokens: Annotated[int | None, typer.Option(min=1, help="Tokens of distillation, with repetitions.")] = None,
@@ -61,15 +79,31 @@ def draft(
     seed: Seed = 0,
     threads: Threads = 0,
     resume: Resume = False,
+    hidden_size: HiddenSize = None,
+    num_layers: NumLayers = None,
+    num_heads: NumHeads = None,
+    num_kv_heads: NumKvHeads = None,
+    head_dim: HeadDim = None,
+    intermediate_size: IntermediateSize = None,
 ) -> None:
     """Train a draft for a target: on text first, then on the target's own samples."""
     from forerun.config import ASSETS
     from forerun.train.commands import train_draft
     from forerun.train.defaults import DraftTraining
 
+    sizes = _given(
+        hidden_size=hidden_size,
+        num_layers=num_layers,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        intermediate_size=intermediate_size,
+    )
     options = DraftTraining(seed=seed, threads=threads)
+    text = replace(options.text, seed=seed, architecture=replace(options.text.architecture, **sizes))
     if text_tokens is not None:
-        options = replace(options, text=replace(options.text, tokens=text_tokens))
+        text = replace(text, tokens=text_tokens)
+    options = replace(options, text=text)
     if sample_tokens is not None:
         options = replace(options, sample_tokens=sample_tokens)
     if tokens is not None:
@@ -79,12 +113,8 @@ def draft(
 
 @app.command(name="eval")
 def evaluate(
-    target: Annotated[
-        Path | None, typer.Option(help="Target's model folder [default: the bundled one].", show_default=False)
-    ] = None,
-    draft: Annotated[
-        Path | None, typer.Option(help="Draft's model folder [default: the bundled one].", show_default=False)
-    ] = None,
+    target: Annotated[Path | None, typer.Option(help="Target's model folder.", show_default="the bundled one")] = None,
+    draft: Annotated[Path | None, typer.Option(help="Draft's model folder.", show_default="the bundled one")] = None,
     num_draft_tokens: Annotated[int, typer.Option("--num-draft-tokens", "-k", min=1, help="K.")] = 4,
     new_tokens: Annotated[int, typer.Option(min=8, help="Tokens the target continues each prompt by.")] = 128,
     threads: Threads = 0,
@@ -105,6 +135,11 @@ def evaluate(
         typer.echo(json.dumps(result.as_dict()))
     else:
         _show(result)
+
+
+def _given(**sizes: int | None) -> dict[str, int]:
+    """The sizes that were given on the command line."""
+    return {name: size for name, size in sizes.items() if size is not None}
 
 
 def _beside(out: Path) -> Path:

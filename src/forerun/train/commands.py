@@ -20,7 +20,7 @@ from forerun.train.corpus import (
     split,
     standard_library_root,
 )
-from forerun.train.defaults import DraftTraining, LmTraining
+from forerun.train.defaults import DRAFT_ARCHITECTURE, Architecture, DraftTraining, LmTraining
 from forerun.train.evaluate import Acceptance, TextScore, acceptance, text_score
 from forerun.train.heldout import read_held_out, read_prompts
 from forerun.train.loop import CHECKPOINT
@@ -95,7 +95,8 @@ def train_lm(out: Path, work: Path, data: Path | None, options: LmTraining, *, r
     score = text_score(stored, tokenizer, held_out_texts(data, corpus.held_out))
     record = card.build_record(
         kind="target",
-        command=f"forerun train lm OUT --tokens {options.tokens} --seed {options.seed}" + _data_flag(data),
+        command=f"forerun train lm OUT --tokens {options.tokens} --seed {options.seed}"
+        + _flags(data, options.architecture, Architecture()),
         seed=options.seed,
         model=stored,
         data=corpus.record(),
@@ -125,7 +126,7 @@ def train_draft(
         command=(
             f"forerun train draft OUT --target TARGET --text-tokens {options.text.tokens} "
             f"--sample-tokens {options.sample_tokens} --tokens {options.tokens} --seed {options.seed}"
-            + _data_flag(data)
+            + _flags(data, options.text.architecture, DRAFT_ARCHITECTURE)
         ),
         seed=options.seed,
         model=stored,
@@ -185,5 +186,10 @@ def evaluate_pair(
     )
 
 
-def _data_flag(data: Path | None) -> str:
-    return f" --data {data.name}" if data is not None else ""
+def _flags(data: Path | None, sizes: Architecture, default: Architecture) -> str:
+    """The flags for a folder of files and for sizes that are not the default's."""
+    flags = [f" --data {data.name}"] if data is not None else []
+    for name, size in asdict(sizes).items():
+        if size != getattr(default, name):
+            flags.append(f" --{name.replace('_', '-')} {size}")
+    return "".join(flags)
