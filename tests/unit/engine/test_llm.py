@@ -183,6 +183,13 @@ def test_other_refusals(llm: LLM, fake: FakeModel) -> None:
         LLM(fake, "draft-model")
 
 
+def test_the_drafters_draws_are_not_the_engines(fake: FakeModel) -> None:
+    """Rejection is exact only if the two are independent: one seed must not start the same generator twice."""
+    drafter = DraftModel(FakeModel())
+    llm = LLM(fake, drafter, seed=3)
+    assert drafter._generator.initial_seed() != llm.engine._loop._generator.initial_seed()
+
+
 def test_num_draft_tokens_comes_from_the_call_then_the_drafter_then_the_default(fake: FakeModel) -> None:
     def k(drafter: Any, asked: int | None = None) -> int:
         return LLM(fake, drafter, num_draft_tokens=asked).engine.config.num_draft_tokens

@@ -1,0 +1,127 @@
+"""A million samples through the real engine follow the target's law; a biased verifier is found out.
+
+The model is a Markov chain over five tokens, so that everything a run writes is data: given the token before
+them, each two tokens are an independent draw from a joint law that is known exactly. A G-test compares the
+counts with it, whichever positions the drafts happened to cover.
+"""
+
+from collections.abc import Sequence as Seq
+from typing import Any
+
+import pytest
+import torch
+from scipy.stats import chi2
+from torch import Tensor
+
+from doubles import MarkovModel, Scripted
+from forerun import LLM, DraftModel, PromptLookup, SamplingParams
+from forerun.engine import step
+from forerun.types import Draft, Noise, PackedDrafts, Sequence, Verdict
+
+VOCAB = 5
+WINDOW = 2
+BATCH = 256
+SIGNIFICANCE = 1e-3
+
+TARGET = torch.randn(VOCAB, VOCAB, generator=torch.Generator().manual_seed(1)) * 1.2
+DRAFT = TARGET + torch.randn(VOCAB, VOCAB, generator=torch.Generator().manual_seed(2))
+
+
+def sample(num_samples: int, drafter: Any, acceptance: str | None = None, seeded: bool = False, k: int = 4) -> Tensor:
+    """[num_samples or a few more, 1 + WINDOW] windows, each after the token before it."""
+    length = -(-num_samples * WINDOW // BATCH) // WINDOW * WINDOW + WINDOW
+    target: Any = MarkovModel(TARGET)
+    llm: Any = LLM(target, drafter, num_draft_tokens=k, acceptance=acceptance, max_batch=BATCH, seed=20)
+    params = [SamplingParams(max_tokens=length, seed=i if seeded else None) for i in range(BATCH)]
+    results = llm.generate([[i % VOCAB] for i in range(BATCH)], params)
+    tokens = torch.tensor([[i % VOCAB, *result.token_ids] for i, result in enumerate(results)])
+    if drafter is not None:
+        assert sum(result.stats.num_accepted_tokens for result in results) > num_samples / 10
+    return tokens.unfold(1, 1 + WINDOW, WINDOW).reshape(-1, 1 + WINDOW)
+
+
+def p_value(windows: Tensor, table: Tensor = TARGET) -> float:
+    """Of the G-test against the joint law given the first column; cells that expect fewer than 5 are merged."""
+    law = table.double().softmax(-1)
+    joint = torch.einsum("sa,ab->sab", law, law).reshape(VOCAB, -1)
+    cells = windows[:, 0] * VOCAB**2 + windows[:, 1] * VOCAB + windows[:, 2]
+    counts = torch.bincount(cells, minlength=VOCAB**3).reshape(VOCAB, -1).double()
+    statistic, freedom = 0.0, 0
+    for observed, probabilities in zip(counts, joint):
+        expected = probabilities * observed.sum()
+        rare = expected < 5
+        if rare.any():
+            observed = torch.cat([observed[~rare], observed[rare].sum()[None]])
+            expected = torch.cat([expected[~rare], expected[rare].sum()[None]])
+        statistic += 2 * float(torch.special.xlogy(observed, observed / expected).sum())
+        freedom += len(expected) - 1
+    return float(chi2.sf(statistic, freedom))
+
+
+def tree(sequence: Sequence, budget: int) -> Draft:
+    """The two most probable tokens, and the two most probable after the first of them."""
+    if budget < 4:
+        return Draft.empty()
+    first, second = DRAFT[sequence.token_ids[-1]].topk(2).indices.tolist()
+    third, fourth = DRAFT[first].topk(2).indices.tolist()
+    return Draft(torch.tensor([first, second, third, fourth]), torch.tensor([-1, -1, 0, 0]))
+
+
+METHODS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "plain": (lambda: None, {}),
+    "block": (lambda: DraftModel(MarkovModel(DRAFT)), {}),
+    "token": (lambda: DraftModel(MarkovModel(DRAFT)), {"acceptance": "token"}),
+    "walk on drawn chains": (lambda: DraftModel(MarkovModel(DRAFT)), {"acceptance": "walk"}),
+    "coupled": (lambda: DraftModel(MarkovModel(DRAFT)), {"seeded": True}),
+    "prompt lookup": (lambda: PromptLookup(min_ngram=1), {}),
+    "tree": (lambda: Scripted(tree), {}),
+    "long chains": (lambda: DraftModel(MarkovModel(DRAFT)), {"k": 8}),
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_hundred_thousand_samples(method: str) -> None:
+    drafter, options = METHODS[method]
+    windows = sample(100_000 if method == "block" else 20_000, drafter(), **options)
+    assert p_value(windows) > SIGNIFICANCE
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+def test_a_million_samples(method: str) -> None:
+    drafter, options = METHODS[method]
+    windows = sample(1_000_000, drafter(), **options)
+    assert len(windows) >= 1_000_000
+    assert p_value(windows) > SIGNIFICANCE
+
+
+def wrong_residual(packed: PackedDrafts, logprobs: Tensor, rules: Seq[str], noise: Noise) -> list[Verdict]:
+    """Token-level rejection that draws the recovered token from the target's law instead of the excess."""
+    verdicts = []
+    for draft, start in zip(packed.drafts, packed.offsets):
+        path: list[int] = []
+        for i, token in enumerate(draft.token_ids.tolist()):
+            assert draft.laws is not None
+            if float(noise.uniform(1)) * draft.laws[i, token] >= logprobs[start + i, token].exp():
+                break
+            path.append(i)
+        law = logprobs[start + len(path)].double().exp().cumsum(0)
+        token = int(torch.searchsorted(law, float(noise.uniform(1)) * law[-1], right=True))
+        verdicts.append(Verdict(path, token))
+    return verdicts
+
+
+def test_a_biased_verifier_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step, "verify_step", wrong_residual)
+    assert p_value(sample(10_000, DraftModel(MarkovModel(DRAFT)))) < 1e-6
+
+
+def test_laws_of_another_temperature_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The drafter claims other laws than it drew from."""
+    honest = Draft.chain
+
+    def lie(token_ids: Any, laws: Tensor | None = None) -> Draft:
+        return honest(token_ids, None if laws is None else (laws**2) / (laws**2).sum(-1, keepdim=True).clamp(min=1e-9))
+
+    monkeypatch.setattr(Draft, "chain", staticmethod(lie))
+    assert p_value(sample(10_000, DraftModel(MarkovModel(DRAFT)))) < 1e-6
