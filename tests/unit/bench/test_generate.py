@@ -1,0 +1,109 @@
+"""The methods that the bench times do the same work. What they took is not looked at."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from doubles import FakeModel
+from families import make_family
+from forerun import LLM, SamplingParams
+from forerun.bench.compare import Run
+from forerun.bench.forward import TRANSFORMERS, cells, header, measure_forward
+from forerun.bench.generate import (
+    BARE,
+    HF_PLAIN,
+    PLAIN,
+    OverheadRow,
+    Stopwatch,
+    assisted_name,
+    bare_loop,
+    beside,
+    measure_methods,
+    measure_overhead,
+    own_name,
+    own_run,
+)
+from forerun.bench.reference import Reference
+from forerun.errors import ConfigError
+
+PROMPT = [5, 3, 8, 5, 3, 8, 5, 3]
+
+
+def llm(model: FakeModel, drafter: str | None = None) -> LLM:
+    return LLM(model, drafter)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_family("llama", tmp_path_factory.mktemp("bench"))
+
+
+def test_the_bare_loop_and_the_engine_say_the_same() -> None:
+    model = FakeModel(order=1, eos_token_ids=range(11))  # order 1 soon repeats itself
+    expected = model.greedy(PROMPT, 40)
+    assert bare_loop(model, PROMPT, 40) == Run(expected, 40)  # type: ignore[arg-type]
+    assert all(cache.freed for cache in model.caches)
+    run = own_run(llm(model, "prompt-lookup"), PROMPT, SamplingParams(temperature=0, max_tokens=40, ignore_eos=True))
+    assert run.token_ids == expected
+    assert 0 < run.num_accepted <= run.num_drafted
+    assert run.num_forwards < 40
+
+
+def test_transformers_and_forerun_say_the_same_in_float64(folder: Path) -> None:
+    own = LLM(str(folder), dtype="float64", tokenizer=None)
+    target, draft = Reference(folder, "float64"), Reference(folder, "float64")
+    engines = {PLAIN: own, own_name("draft-model", 3): LLM(own.target, folder, num_draft_tokens=3)}
+    runs = measure_methods(engines, target, draft, [3], [PROMPT, PROMPT[:2]], 12, 2, lambda _: None)
+    names = [BARE, PLAIN, own_name("draft-model", 3), HF_PLAIN, assisted_name(3)]
+    assert list(runs) == names
+    for name in names:
+        assert [list(run.value.token_ids) for run in runs[name]] == [list(run.value.token_ids) for run in runs[BARE]]
+        assert [len(run.value.token_ids) for run in runs[name]] == [12] * 4
+    assert runs[own_name("draft-model", 3)][0].value.num_accepted > 0
+
+
+def test_the_stopwatch_leaves_the_model_as_it_was() -> None:
+    model = FakeModel()
+    with Stopwatch(model) as watch:  # type: ignore[arg-type]
+        bare_loop(model, PROMPT, 3)  # type: ignore[arg-type]
+        assert watch.seconds > 0
+    assert "forward" not in vars(model)
+    seconds = watch.seconds
+    bare_loop(model, PROMPT, 3)  # type: ignore[arg-type]
+    assert watch.seconds == seconds
+    with Stopwatch(None) as none:
+        assert none.seconds == 0
+
+
+def test_the_parts_of_a_step_add_up(folder: Path) -> None:
+    own = LLM(str(folder), dtype="float32")
+    [plain, drafted] = measure_overhead({PLAIN: own, "drafted": LLM(own.target, folder)}, [PROMPT], 6)
+    for row in (plain, drafted):
+        assert isinstance(row, OverheadRow)
+        assert math.isclose(row.step, row.target + row.draft + row.engine)
+        assert row.target > 0
+        assert row.engine > 0
+    assert plain.draft == 0
+    assert drafted.draft > 0
+
+
+def test_an_engine_beside_another_shares_its_target() -> None:
+    plain = llm(FakeModel())
+    assert beside(plain, "prompt-lookup", 2).target is plain.target
+
+
+def test_forwards_are_measured_for_every_path_and_number_of_rows(folder: Path) -> None:
+    rows = measure_forward(folder, ["float32"], [1, 3], prefix=9, rounds=2)
+    assert [row.method for row in rows] == [TRANSFORMERS, "lean", "general"]
+    assert rows[0].ratios == {}
+    assert list(rows[1].ratios) == [1, 3]
+    assert list(rows[1].growth) == [3]
+    assert all(len(cells(row, [1, 3])) == len(header([1, 3])) for row in rows)
+
+
+def test_rows_that_do_not_fit_the_context_are_refused(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="1024"):
+        measure_forward(folder, ["float32"], [5], prefix=1020, rounds=1)
