@@ -5,7 +5,8 @@
 # make gpu     the tests that need an accelerator
 # make bench   the figures of docs/benchmarks.md (takes a while; leave the machine alone)
 #
-# Each makes the virtual environment it needs. PYTHON chooses the interpreter, TORCH what pip installs as torch.
+# Each makes the virtual environment it needs. PYTHON chooses the interpreter, TORCH what pip installs as torch,
+# ARGS goes to the command: make test ARGS='-x tests/unit', make demo ARGS='--prompts 8'.
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 TORCH ?= torch==2.13.0
@@ -24,15 +25,15 @@ $(STAMP): pyproject.toml
 	@test -n "$(PYTHON)" || { echo "forerun needs Python 3.11 or newer; say which: make PYTHON=/path/to/python3.11" >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "$(PYTHON) is older than 3.11; say which to use: make PYTHON=/path/to/python3.11" >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -c 'import torch' 2>/dev/null || $(BIN)/python -m pip install --quiet $(TORCH)
-	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	$(BIN)/python -c 'import torch' 2>/dev/null || $(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@
 
 demo: $(STAMP)
-	$(BIN)/forerun demo
+	$(BIN)/forerun demo $(ARGS)
 
 test: $(STAMP)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(ARGS)
 
 test-all: $(STAMP)
 	$(BIN)/python -m pytest -m 'not gpu'

@@ -109,8 +109,8 @@ def bare_loop(model: Model, prompt: Sequence[int], max_tokens: int) -> Run:
 
 
 def beside(plain: LLM, drafter: str, num_draft_tokens: int) -> LLM:
-    """An engine with a drafter, over the target that another engine has loaded."""
-    return LLM(plain.target, drafter=drafter, num_draft_tokens=num_draft_tokens, tokenizer=plain.tokenizer)
+    """An engine with a drafter over the target of another engine. Its own draws are the same each time."""
+    return LLM(plain.target, drafter=drafter, num_draft_tokens=num_draft_tokens, tokenizer=plain.tokenizer, seed=0)
 
 
 def own_run(llm: LLM, prompt: Sequence[int], params: SamplingParams) -> Run:
