@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging
 
 from forerun.errors import ModelLoadError
 
@@ -16,11 +19,24 @@ TRAINING_RECORD = "training.json"
 CARD = "README.md"
 
 
+@contextmanager
+def without_bars() -> Iterator[None]:
+    """Keep Transformers' progress bars off the screen: the commands have their own."""
+    enabled = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if enabled:
+            logging.enable_progress_bar()
+
+
 def save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     """Write weights (bfloat16 safetensors), configuration and tokenizer; `model` itself is left as it is."""
     stored = copy.deepcopy(model).to(device="cpu", dtype=torch.bfloat16)
-    stored.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    with without_bars():
+        stored.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
 
 
 def load(folder: Path, dtype: torch.dtype = torch.bfloat16) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
@@ -32,10 +48,11 @@ def load(folder: Path, dtype: torch.dtype = torch.bfloat16) -> tuple[PreTrainedM
     if not (folder / "config.json").exists():
         raise ModelLoadError(f"{folder} holds no config.json: not a model folder. Give the folder of a saved model.")
     try:
-        model = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=dtype, local_files_only=True, use_safetensors=True, trust_remote_code=False
-        )
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        with without_bars():
+            model = AutoModelForCausalLM.from_pretrained(
+                folder, dtype=dtype, local_files_only=True, use_safetensors=True, trust_remote_code=False
+            )
+            tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError, KeyError) as error:
         raise ModelLoadError(f"{folder} cannot be read: {error}. Save the model anew, as safetensors.") from error
     return model.eval(), tokenizer

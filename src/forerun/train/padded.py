@@ -14,7 +14,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from forerun.errors import ConfigError
-from forerun.train.folder import CARD, load, write_record
+from forerun.train.folder import CARD, load, save, write_record
 
 GRAIN = 64
 """Intermediate sizes are multiples of this, so that vector kernels leave no scalar tail."""
@@ -100,8 +100,7 @@ def make_padded(source: Path, out: Path, parameters: int, num_layers: int | None
     padding = plan(model.config, model.num_parameters(), parameters, num_layers)
     padded = pad(model, padding)
     padded.config.forerun_cost_padded = True
-    padded.save_pretrained(out)
-    tokenizer.save_pretrained(out)
+    save(padded, tokenizer, out)
     record = {
         "kind": "cost-padded",
         "source": source.name,
