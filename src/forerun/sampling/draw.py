@@ -20,14 +20,19 @@ def draw_tokens(weights: Tensor, uniforms: Tensor) -> Tensor:
         [R] int64. A token of weight 0 is never drawn: u * total < total also after rounding, and the first index
         whose cumulative weight exceeds it has a cumulative weight above its predecessor's.
     """
-    num_rows = max(1, _CHUNK // weights.shape[-1])
+    at_once = max(1, _CHUNK // weights.shape[-1])
     column = uniforms.to(weights.device)[:, None]
-    tokens = []
-    for part, u in zip(torch.split(weights, num_rows), torch.split(column, num_rows), strict=True):
-        # float64: in float32 the rounding of the sum would swallow the least probable tokens.
-        cumulative = part.cumsum(-1, dtype=torch.float64)
-        tokens.append(torch.searchsorted(cumulative, cumulative[:, -1:] * u, right=True))
-    return torch.cat(tokens)[:, 0]
+    if len(weights) <= at_once:
+        return _invert(weights, column)
+    return torch.cat(
+        [_invert(weights[i : i + at_once], column[i : i + at_once]) for i in range(0, len(weights), at_once)]
+    )
+
+
+def _invert(weights: Tensor, uniforms: Tensor) -> Tensor:
+    # float64: in float32 the rounding of the sum would swallow the least probable tokens.
+    cumulative = weights.cumsum(-1, dtype=torch.float64)
+    return torch.searchsorted(cumulative, cumulative[:, -1:] * uniforms, right=True)[:, 0]
 
 
 def row_argmax(values: Tensor) -> Tensor:

@@ -56,13 +56,13 @@ def block_carry(ratios: Numbers) -> Numbers:
     """a_0 = 1, a_i = min(1, a_{i-1} * ratio_i): the chance that at least i of these tokens are accepted."""
     carries = [np.ones(len(ratios), dtype=int).astype(ratios.dtype)]
     for column in ratios.T:
-        carries.append((carries[-1] * column).clip(max=1))
+        carries.append(np.minimum(carries[-1] * column, 1))
     return np.stack(carries, axis=1)
 
 
 def token_acceptance(ratios: Numbers, carries: Numbers, masses: Numbers, lengths: NDArray[np.int64]) -> Numbers:
     """min(1, ratio_i) (Leviathan et al., 2211.17192; Chen et al., 2302.01318)."""
-    return np.where(_places(ratios) <= lengths[:, None], ratios.clip(max=1), 0)
+    return np.where(_places(ratios) <= lengths[:, None], np.minimum(ratios, 1), 0)
 
 
 def block_acceptance(ratios: Numbers, carries: Numbers, masses: Numbers, lengths: NDArray[np.int64]) -> Numbers:

@@ -36,7 +36,9 @@ def proposals():
     for place in range(2):
         law = rows(DRAFT, drafted)[:, place]
         drafted[:, place] = torch.multinomial(law, 1, generator=generator)[:, 0]
-    return drafted, [Draft.chain(tokens, law) for tokens, law in zip(drafted, rows(DRAFT, drafted))]
+    chains = torch.cartesian_prod(torch.arange(VOCAB), torch.arange(VOCAB))
+    drafts = [Draft.chain(chain, law) for chain, law in zip(chains, rows(DRAFT, chains))]
+    return drafted, [drafts[index] for index in (drafted @ torch.tensor([VOCAB, 1])).tolist()]
 
 
 def emitted(verifier, noise, proposals):

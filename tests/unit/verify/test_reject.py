@@ -50,7 +50,7 @@ def test_tensors_agree_with_fractions(name, vocab_size):
     drafts = [random_chain(length, vocab_size, seed) for seed, length in enumerate([3, 0, 1, 5, 4, 0, 2])]
     packed = PackedDrafts.of(drafts)
     target = random_laws(packed.offsets[-1], vocab_size, seed=99)
-    chances, left = VERIFIERS[name].weigh(packed, target)
+    chances, left, _ = VERIFIERS[name].weigh(packed, target)
     for index, draft in enumerate(drafts):
         rows = slice(packed.offsets[index], packed.offsets[index + 1])
         expected_chances, expected_left = exact(RULES[name], draft, target[rows])
@@ -108,7 +108,7 @@ def test_equal_laws_accept_everything(name, given_noise):
 def test_token_that_the_draft_could_not_have_drawn(name, given_noise):
     laws = torch.tensor([[0.0, 1.0], [0.0, 1.0], [0.0, 1.0]])
     target = torch.tensor([[1.0, 0.0], [0.5, 0.5], [1.0, 0.0]])
-    chances, left = VERIFIERS[name].weigh(PackedDrafts.of([Draft.chain([0, 0], laws)]), target)
+    chances, left, _ = VERIFIERS[name].weigh(PackedDrafts.of([Draft.chain([0, 0], laws)]), target)
     assert np.isfinite(chances).all() and torch.isfinite(left).all()
     verdict = VERIFIERS[name].verify(
         PackedDrafts.of([Draft.chain([0, 0], laws)]), target.log(), given_noise([0.5, 0.5, 0.5])
@@ -135,10 +135,10 @@ def test_company_and_padding_change_nothing(name, fresh_noise):
     drafts = [random_chain(length, 9, seed, dtype=torch.float32) for seed, length in enumerate([4, 0, 2, 7])]
     packed = PackedDrafts.of(drafts)
     target = random_laws(packed.offsets[-1], 9, seed=7, dtype=torch.float32)
-    chances, left = VERIFIERS[name].weigh(packed, target)
+    chances, left, _ = VERIFIERS[name].weigh(packed, target)
     for index, draft in enumerate(drafts):
         rows = slice(packed.offsets[index], packed.offsets[index + 1])
-        alone_chances, alone_left = VERIFIERS[name].weigh(PackedDrafts.of([draft]), target[rows])
+        alone_chances, alone_left, _ = VERIFIERS[name].weigh(PackedDrafts.of([draft]), target[rows])
         assert (chances[index, : len(draft)] == alone_chances[0]).all()
         assert torch.equal(left[rows], alone_left)
 
