@@ -187,7 +187,7 @@ def _agreements(
     return rows
 
 
-def _batches_of_one_length(prompts: Sequence[Sequence[int]], size: int = 32, grain: int = 32) -> list[Tensor]:
+def _batches_of_one_length(prompts: Sequence[Sequence[int]], size: int = 32, grain: int = 64) -> list[Tensor]:
     """Prompts cut at the front to a multiple of `grain` tokens and batched with those of the same length."""
     groups: dict[int, list[Sequence[int]]] = {}
     for prompt in prompts:
