@@ -18,7 +18,7 @@ STAMP := $(VENV)/.installed
 .PHONY: help demo test test-all check fix gpu bench clean
 
 help:
-	@sed -n 's/^# \{0,1\}//p' Makefile
+	@sed -n '/^$$/q; s/^# \{0,1\}//p' Makefile
 
 # torch comes first and by exact version: left to the resolver, it would be the newest build with all of CUDA.
 $(STAMP): pyproject.toml

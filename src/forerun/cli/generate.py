@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
@@ -130,11 +129,13 @@ def run(llm: LLM, prompt: Any, params: SamplingParams, echo: bool) -> tuple[dict
     interrupted = False
     start = time.perf_counter()
     try:
-        for chunk in _chunks(llm, prompt, params):
-            _add(outputs[chunk.index], chunk)
-            if streaming:
-                sys.stdout.write(chunk.text)
-                sys.stdout.flush()
+        stream: Any = llm.stream(prompt, params)
+        with closing(stream):  # however it ends, the engine frees the sequence now
+            for chunk in stream:
+                _add(outputs[chunk.index], chunk)
+                if streaming:
+                    sys.stdout.write(chunk.text)
+                    sys.stdout.flush()
     except KeyboardInterrupt:
         interrupted = True
     seconds = time.perf_counter() - start
@@ -144,13 +145,6 @@ def run(llm: LLM, prompt: Any, params: SamplingParams, echo: bool) -> tuple[dict
     elif streaming and sys.stdout.isatty():
         typer.echo()
     return outputs, seconds, interrupted
-
-
-def _chunks(llm: LLM, prompt: Any, params: SamplingParams) -> Iterator[StreamChunk]:
-    """The stream, closed however it ends, so that the engine frees the sequence."""
-    stream: Any = llm.stream(prompt, params)
-    with closing(stream):
-        yield from stream
 
 
 def _add(output: Output, chunk: StreamChunk) -> None:
