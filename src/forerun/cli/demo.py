@@ -58,10 +58,13 @@ def demo(
         results = [row.as_object() for row in rows]
         print_json({"results": results, **facts, "prompts": len(cases), "exact": exact, "machine": machine()})
     else:
-        stage.table([HEADER, *map(cells, rows)] if rows else [])
-        if padded:
-            stage.say(PADDED_NOTE)
-        stage.say(closing_line(exact, num_draft_tokens, len(cases), rounds, max_tokens))
+        if interrupted:
+            stage.say("Interrupted. The table holds the complete rounds." if rows else "Interrupted.")
+        if rows:
+            stage.table([HEADER, *map(cells, rows)])
+            if padded:
+                stage.say(PADDED_NOTE)
+            stage.say(closing_line(exact, num_draft_tokens, len(cases), rounds, max_tokens))
     if interrupted:
         raise typer.Exit(INTERRUPTED)
 

@@ -131,9 +131,7 @@ class Stage:
             self._live.update(last, refresh=True)
 
     def table(self, rows: Sequence[Sequence[str]]) -> None:
-        """The first row is the header. Nothing is printed for no rows."""
-        if not rows:
-            return
+        """The first row is the header."""
         table = Table(header_style="bold")
         for number, name in enumerate(rows[0]):
             table.add_column(name, justify="left" if number == 0 else "right")

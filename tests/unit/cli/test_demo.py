@@ -98,6 +98,11 @@ def test_ctrl_c_prints_the_rounds_that_are_complete(
     assert result.exit_code == 130
     assert json.loads(result.stdout)["results"] == []
 
+    calls[:] = [""] * 3
+    result = invoke("demo", "--workload", workload)
+    assert result.exit_code == 130
+    assert result.stdout.splitlines()[-1] == "Interrupted."
+
 
 @pytest.mark.parametrize(
     ("arguments", "told"),
