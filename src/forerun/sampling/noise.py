@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from forerun.types import PackedDrafts, Sequence
+from forerun.types import Draft, PackedDrafts, Sequence
 
 _GAMMA = 0x9E3779B97F4A7C15
 _MIX_1 = 0xBF58476D1CE4E5B9
@@ -73,6 +73,7 @@ class StepNoise:
         self._generator = generator
         self._sequences = sequences
         self._packed = packed
+        self._keys: list[NoiseKey | None] | None = None  # made when first asked for: most steps draw none
 
     def uniform(self, size: int) -> Tensor:
         return torch.rand(size, dtype=torch.float64, generator=self._generator, device=self._generator.device)
@@ -91,21 +92,24 @@ class StepNoise:
 
     def key(self, row: int) -> NoiseKey | None:
         """The key of a packed row; None if its request has no seed."""
-        offsets = self._packed.offsets
-        index = next(i for i in range(len(self._sequences)) if row < offsets[i + 1])
-        sequence = self._sequences[index]
-        if sequence.params.seed is None:
-            return None
-        depth = _depth(self._packed.drafts[index].parents, row - offsets[index] - 1)
-        return NoiseKey(sequence.params.seed, sequence.choice, len(sequence.token_ids) + depth)
+        if self._keys is None:
+            self._keys = [
+                key
+                for sequence, draft in zip(self._sequences, self._packed.drafts, strict=True)
+                for key in _keys_of(sequence, draft)
+            ]
+        return self._keys[row]
 
 
-def _depth(parents: Tensor, node: int) -> int:
-    depth = 0
-    while node >= 0:
-        node = int(parents[node])
-        depth += 1
-    return depth
+def _keys_of(sequence: Sequence, draft: Draft) -> list[NoiseKey | None]:
+    """One key per row of the sequence: the row after the last committed token, then one per node."""
+    seed = sequence.params.seed
+    if seed is None:
+        return [None] * (len(draft) + 1)
+    positions = [len(sequence.token_ids)]
+    for parent in draft.parents.tolist():
+        positions.append(positions[parent + 1] + 1)
+    return [NoiseKey(seed, sequence.choice, position) for position in positions]
 
 
 def _to_gumbel(u: Tensor) -> Tensor:

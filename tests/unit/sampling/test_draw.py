@@ -42,6 +42,14 @@ def test_law():
     assert counts[[0, 63, 64, 129]].tolist() == pytest.approx([4000, 1000, 2000, 3000], abs=2)
 
 
+def test_improbable_tokens_are_not_rounded_away():
+    weights = torch.full((1, 1001), 1e-9)
+    weights[0, 0] = 1
+    for place in (1, 500, 1000):
+        uniform = (1 + (place - 0.5) * 1e-9) / (1 + 1e-6)
+        assert abs(int(draw_tokens(weights, torch.tensor([uniform], dtype=torch.float64))) - place) <= 1
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_row_argmax_is_torchs_with_ties_to_the_first(dtype):
     values = torch.randint(0, 5, (40, 333), generator=torch.Generator().manual_seed(1)).to(dtype)

@@ -120,11 +120,12 @@ def test_token_that_the_draft_could_not_have_drawn(name, given_noise):
 def test_probes_are_not_accepted_and_do_not_move_the_bonus(name, given_noise):
     laws = random_laws(5, 6, seed=5)
     target = laws.clone()
-    target[2] = torch.tensor([0, 0, 0, 0, 0, 1.0])
+    laws[2] = torch.tensor([1.0, 0, 0, 0, 0, 0])
+    target[2] = torch.tensor([0.5, 0, 0, 0, 0, 0.5])  # its excess over the law that drew the probe is token 5 alone
     chain = Draft.chain([0, 0, 0, 0], laws)
     probed = Draft(chain.token_ids, chain.parents, laws, num_candidates=2)
-    verdict = VERIFIERS[name].verify(PackedDrafts.of([probed]), target.log(), given_noise([0.9, 0.9, 0.9]))[0]
-    assert verdict.path == [0, 1] and verdict.next_token == 5
+    verdict = VERIFIERS[name].verify(PackedDrafts.of([probed]), target.log(), given_noise([0.9, 0.9, 0.1]))[0]
+    assert verdict.path == [0, 1] and verdict.next_token == 0
     only_probes = Draft(chain.token_ids, chain.parents, laws, num_candidates=0)
     verdict = VERIFIERS[name].verify(PackedDrafts.of([only_probes]), target.log(), given_noise([0.0]))[0]
     assert verdict.path == []
