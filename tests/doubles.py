@@ -96,6 +96,7 @@ class FakeModel:
                 above = paths[parent] if parent >= 0 else tail
                 paths.append([*above, token_id][-self.order :])
             wanted = len(paths) if rows.num_logits is None else rows.num_logits
+            assert 0 <= wanted <= len(paths)
             slots += [self.slot(path) for path in paths[len(paths) - wanted :]]
         return self.table[slots]
 

@@ -29,7 +29,15 @@ FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
     "qwen3": lambda: tf.Qwen3ForCausalLM(tf.Qwen3Config(**_GATED, head_dim=32)),
     "mistral": lambda: tf.MistralForCausalLM(tf.MistralConfig(**_GATED, sliding_window=24)),
     "gemma2": lambda: tf.Gemma2ForCausalLM(
-        tf.Gemma2Config(**_GATED, head_dim=16, sliding_window=24, query_pre_attn_scalar=16)
+        tf.Gemma2Config(
+            **_GATED,
+            head_dim=16,
+            sliding_window=24,
+            query_pre_attn_scalar=16,
+            attn_logit_softcapping=2.0,  # low enough to bend the logits of a random model
+            final_logit_softcapping=4.0,
+            tie_word_embeddings=False,  # tied ones, scaled as Gemma scales them, repeat the last token for ever
+        )
     ),
     "gpt2": lambda: tf.GPT2LMHeadModel(
         tf.GPT2Config(

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from doubles import References, Scripted, adversaries
+from families import FAMILIES, VOCAB
 from forerun import LLM, SamplingParams
 from forerun.models import Model, load_model, load_tokenizer
 
-FAMILIES = ["llama", "qwen3", "mistral", "gemma2", "gpt2", "gpt_neox", "phi3", "mixtral"]
 NUM_NEW = 16
 GREEDY = SamplingParams(temperature=0, max_tokens=NUM_NEW)
-PROMPTS = [[7, 30, 2], [50], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12], [99, 0], [20, 21, 22, 23, 24, 25]]
+PROMPTS = [[7, 30, 2], [50], list(range(1, 31)), [90, 0], [20, 21, 22, 23, 24, 25]]
 BAD = ["right", "wrong", "random", "duplicated", "tree", "empty"]
 
 
@@ -37,7 +37,7 @@ class Family:
         return result
 
     def llm(self, kind: str, k: int = 4, chunk: int = 256) -> LLM:
-        drafter: Scripted = adversaries(self.references, 100)[kind]
+        drafter: Scripted = adversaries(self.references, VOCAB)[kind]
         return LLM(self.model, drafter, num_draft_tokens=k, prefill_chunk=chunk, tokenizer=self.tokenizer)
 
 
@@ -46,8 +46,8 @@ def family(request: pytest.FixtureRequest, family_folder: Callable[[str], Path])
     import transformers
 
     folder = family_folder(request.param)
-    # Gemma 2's attention is defined by its eager form: SDPA has no soft-capping.
-    attention = "eager" if request.param == "gemma2" else "sdpa"
+    # Soft-capping and attention sinks exist in Transformers' eager form only.
+    attention = "eager" if request.param in ("gemma2", "gpt_oss") else "sdpa"
     reference = transformers.AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float64, attn_implementation=attention, experts_implementation="eager"
     )
@@ -58,7 +58,7 @@ def family(request: pytest.FixtureRequest, family_folder: Callable[[str], Path])
 
 def test_the_reference_says_something(family: Family) -> None:
     """Otherwise everything below would be easy."""
-    assert len({token for output in family.references.values() for token in output}) > 15
+    assert len({token for output in family.references.values() for token in output}) >= 10
     assert all(len(output) == NUM_NEW for output in family.references.values())
 
 
@@ -78,7 +78,9 @@ def test_greedy_in_company(family: Family, kind: str, size: int) -> None:
 def test_eos_at_every_offset(family: Family, offset: int) -> None:
     prompts = PROMPTS[:3]
     eos = family.references[tuple(prompts[offset % 3])][offset]
-    expected = [family.generate(prompt, eos_token_id=eos) for prompt in prompts]
+    expected = [family.references[tuple(prompt)] for prompt in prompts]
+    expected = [output[: output.index(eos) + 1] if eos in output else output for output in expected]
+    assert expected[offset % 3] == family.generate(prompts[offset % 3], eos_token_id=eos)
     for kind in BAD:
         llm = family.llm(kind)
         llm.target.eos_token_ids = frozenset([eos])

@@ -70,7 +70,7 @@ class DraftModel:
         self._source = model
         self._dtype = dtype
         self._model: Model | None = None
-        self._owned: dict[int, _Own] = {}
+        self._owned: dict[Sequence, _Own] = {}
 
     @property
     def model(self) -> Model:
@@ -89,7 +89,8 @@ class DraftModel:
         target = binding.target
         tokenizer: Any = None
         if isinstance(self._source, (str, Path)):
-            model = load_model(self._source, self._dtype or str(target.dtype).removeprefix("torch."))
+            dtype = self._dtype or str(target.dtype).removeprefix("torch.")
+            model = self._model or load_model(self._source, dtype)
             try:
                 tokenizer = load_tokenizer(self._source)
             except ModelLoadError:
@@ -107,12 +108,12 @@ class DraftModel:
             self._generator.manual_seed(binding.seed)
 
     def start(self, sequence: Sequence) -> None:
-        self._owned[sequence.id] = _Own(self.model.new_cache())
+        self._owned[sequence] = _Own(self.model.new_cache())
         self._pipeline.start(sequence)
 
     def stop(self, sequence: Sequence) -> None:
         self._pipeline.stop(sequence)
-        own = self._owned.pop(sequence.id, None)
+        own = self._owned.pop(sequence, None)
         if own is not None:
             own.cache.free()
 
@@ -122,7 +123,7 @@ class DraftModel:
         for sequence, budget in zip(sequences, budgets, strict=True):
             # the deepest token that is fed stands at len + budget - 2
             room = self.model.context_length - len(sequence.token_ids) + 1
-            chains.append(_Chain(sequence, self._owned[sequence.id], max(0, min(budget, room))))
+            chains.append(_Chain(sequence, self._owned[sequence], max(0, min(budget, room))))
         growing = [chain for chain in chains if chain.budget > 0]
         self._catch_up([chain.sequence for chain in growing], PREFILL_CHUNK)
         fed = [self._owed(chain.sequence, chain.own) for chain in growing]
@@ -167,7 +168,7 @@ class DraftModel:
         while True:
             rows = []
             for i, sequence in enumerate(sequences):
-                own = self._owned[sequence.id]
+                own = self._owned[sequence]
                 end = len(sequence.token_ids) - 1 if num_computed is None else num_computed[i]
                 if end >= self.model.context_length or end - own.cache.length < max_lag:
                     continue

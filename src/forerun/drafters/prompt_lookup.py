@@ -64,10 +64,10 @@ class PromptLookup:
             )
         self.num_draft_tokens = num_draft_tokens
         self._min, self._max = min_ngram, max_ngram
-        self._indices: dict[int, NgramIndex] = {}
+        self._indices: dict[Sequence, NgramIndex] = {}
 
     def start(self, sequence: Sequence) -> None:
-        self._indices[sequence.id] = NgramIndex(self._min, self._max)
+        self._indices[sequence] = NgramIndex(self._min, self._max)
 
     def draft(self, sequences: Seq[Sequence], budgets: Seq[int]) -> list[Draft]:
         return [self._draft(sequence, budget) for sequence, budget in zip(sequences, budgets, strict=True)]
@@ -75,15 +75,15 @@ class PromptLookup:
     def commit(self, steps: Seq[Step]) -> None:
         for step in steps:
             if step.verdict is None:  # spread the cost of a long prompt over its chunks
-                self._indices[step.sequence.id].update(step.sequence.token_ids[: step.num_computed])
+                self._indices[step.sequence].update(step.sequence.token_ids[: step.num_computed])
 
     def stop(self, sequence: Sequence) -> None:
-        self._indices.pop(sequence.id, None)
+        self._indices.pop(sequence, None)
 
     def _draft(self, sequence: Sequence, budget: int) -> Draft:
         if budget <= 0:
             return _EMPTY
-        index = self._indices[sequence.id]
+        index = self._indices[sequence]
         tokens = sequence.token_ids
         index.update(tokens)
         start = index.find(tokens)

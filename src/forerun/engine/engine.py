@@ -59,7 +59,7 @@ class Engine:
         return len(self.scheduler) > 0 or bool(self._outputs)
 
     def add(self, prompt_token_ids: list[int], params: SamplingParams | None = None, *, stream: bool = False) -> int:
-        """Queue a request; its id.
+        """Queue a request; its id. Each of its `n` choices computes the prompt for itself.
 
         Args:
             prompt_token_ids: [n], 1 <= n < context length.
