@@ -1,0 +1,75 @@
+"""Every drafter of the table with every sampling option, on the bundled pair: the output is that of plain decoding."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from forerun import LLM, SamplingParams
+from forerun.bench import workloads
+from forerun.drafters import DRAFTERS
+
+GREEDY: dict[str, dict[str, Any]] = {
+    "nothing else": {},
+    "repetition penalty": {"repetition_penalty": 1.3},
+    "presence and frequency penalties": {"presence_penalty": 0.7, "frequency_penalty": 0.4},
+    "logit bias": {"logit_bias": {5: 4.0, 9: -3.0}},
+    "stop string": {"stop": ["self", "\n\n"]},
+    "min_tokens": {"stop": ["\n"], "min_tokens": 7},
+    "logprobs": {"logprobs": 2, "prompt_logprobs": 1},
+}
+DRAWN: dict[str, dict[str, Any]] = {
+    "temperature": {"temperature": 1.3},
+    "top-k": {"top_k": 5},
+    "top-p": {"top_p": 0.8},
+    "min-p": {"min_p": 0.05},
+    "several choices": {"n": 3},
+    "all at once": {
+        "temperature": 0.9,
+        "top_k": 50,
+        "top_p": 0.95,
+        "min_p": 0.01,
+        "repetition_penalty": 1.1,
+        "frequency_penalty": 0.1,
+        "logit_bias": {7: 1.0},
+        "logprobs": 1,
+    },
+}
+CASES = [
+    *((name, SamplingParams(temperature=0, max_tokens=24, **options)) for name, options in GREEDY.items()),
+    *((name, SamplingParams(**{"seed": 3, "max_tokens": 24, **options})) for name, options in DRAWN.items()),
+]
+
+
+@pytest.fixture(scope="module")
+def plain() -> LLM:
+    return LLM("bundled", dtype="float32")
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[str]:
+    return [case.prompt for case in workloads.load("code", 2)]
+
+
+@pytest.fixture(scope="module")
+def expected(plain: LLM, prompts: list[str]) -> list[Any]:
+    """What plain decoding says: all options together, in one batch."""
+    return plain.generate([prompt for _ in CASES for prompt in prompts], [p for _, p in CASES for _ in prompts])
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_the_output_is_that_of_plain_decoding(
+    plain: LLM, prompts: list[str], expected: list[Any], drafter: str
+) -> None:
+    llm = LLM(plain.target, drafter, tokenizer=plain.tokenizer)
+    results = llm.generate([prompt for _ in CASES for prompt in prompts], [p for _, p in CASES for _ in prompts])
+    accepted = 0
+    for index, (result, reference) in enumerate(zip(results, expected, strict=True)):
+        name = CASES[index // len(prompts)][0]
+        assert result.prompt_logprobs == reference.prompt_logprobs, name
+        for own, other in zip(result.choices, reference.choices, strict=True):
+            assert (own.text, own.finish_reason) == (other.text, other.finish_reason), name
+            assert (own.token_ids, own.logprobs) == (other.token_ids, other.logprobs), name
+            accepted += own.stats.num_accepted_tokens
+    assert accepted > 0
