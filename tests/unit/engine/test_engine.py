@@ -367,10 +367,11 @@ def test_accepted_counts_what_was_committed_at_a_stop() -> None:
 
 
 @pytest.mark.parametrize("kind", BAD)
-def test_logprobs_are_the_models_own(kind: str) -> None:
+@pytest.mark.parametrize("chunk", [3, 5, 256])
+def test_logprobs_are_the_models_own(kind: str, chunk: int) -> None:
     fake = model()
     prompt = PROMPTS[2]
-    engine = Engine(fake, drafter(fake, kind), config=EngineConfig(prefill_chunk=3))
+    engine = Engine(fake, drafter(fake, kind), config=EngineConfig(prefill_chunk=chunk))
     engine.add(prompt, replace(GREEDY, logprobs=2, prompt_logprobs=1), stream=True)
     streamed = []
     while engine.has_work:
