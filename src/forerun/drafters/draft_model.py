@@ -21,7 +21,7 @@ from forerun.drafters.binding import Binding
 from forerun.drafters.compatible import check_compatible
 from forerun.errors import DrafterError, ModelLoadError
 from forerun.models import Model, Rows, load_model, load_tokenizer
-from forerun.sampling import LogitsPipeline, LogitsRow, NoiseKey, draw_tokens, keyed_gumbel
+from forerun.sampling import LogitsPipeline, LogitsRow, NoiseKey, draw_tokens, keyed_gumbel, row_argmax
 from forerun.types import Draft, Sequence, Step
 
 _MAX_LAG = 32
@@ -186,7 +186,7 @@ class DraftModel:
         simple = [self._pipeline.is_identity(chain.sequence.params) for chain in chains]
         width = min(logits.shape[1], self._vocab_size)
         if all(simple):
-            for chain, token_id in zip(chains, logits[:, :width].argmax(-1).tolist(), strict=True):
+            for chain, token_id in zip(chains, row_argmax(logits[:, :width]).tolist(), strict=True):
                 chain.token_ids.append(token_id)
             return
         logits = functional.pad(logits[:, :width], (0, self._vocab_size - width), value=-torch.inf)
@@ -199,7 +199,7 @@ class DraftModel:
 
     def _choose(self, chains: list[_Chain], logprobs: Tensor) -> list[int]:
         """[R] argmax for greedy chains, with the target's own noise for seeded ones; the others are drawn."""
-        tokens: list[int] = logprobs.argmax(-1).tolist()
+        tokens: list[int] = row_argmax(logprobs).tolist()
         seeded, drawn = [], []
         for row, chain in enumerate(chains):
             if _is_drawn(chain.sequence):
@@ -208,7 +208,7 @@ class DraftModel:
                 seeded.append(row)
         if seeded:
             noise = keyed_gumbel([_noise_key(chains[row]) for row in seeded], self._vocab_size)
-            for row, token_id in zip(seeded, (logprobs[seeded] + noise).argmax(-1).tolist(), strict=True):
+            for row, token_id in zip(seeded, row_argmax(logprobs[seeded] + noise).tolist(), strict=True):
                 tokens[row] = token_id
         if drawn:
             uniforms = torch.rand(len(drawn), dtype=torch.float64, generator=self._generator)

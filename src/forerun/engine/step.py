@@ -16,7 +16,7 @@ from forerun.engine.stats import StepStats
 from forerun.engine.work import Work
 from forerun.errors import DrafterError
 from forerun.models import Model
-from forerun.sampling import LogitsPipeline, StepNoise, TokenLogprob, token_logprobs
+from forerun.sampling import LogitsPipeline, StepNoise, TokenLogprob, row_argmax, token_logprobs
 from forerun.types import Draft, Drafter, PackedDrafts, Step, Verdict
 from forerun.verify import greedy_verdicts, rule_for, verify_step
 
@@ -167,7 +167,7 @@ class StepLoop:
         if greedy:
             wanted = logits if len(greedy_rows) == at else logits[greedy_rows]
             packed = PackedDrafts.of([item.draft for item in greedy if item.draft is not None])
-            _settle(greedy, greedy_verdicts(packed, wanted.argmax(-1)))
+            _settle(greedy, greedy_verdicts(packed, row_argmax(wanted)))
         if drawn:
             self._verify_drawn(drawn, logits if len(drawn_rows) == at else logits[drawn_rows])
 

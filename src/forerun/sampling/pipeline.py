@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from forerun.config import SamplingParams
-from forerun.errors import SamplingError
 from forerun.sampling.draw import row_argmax
 from forerun.sampling.edits import SequenceEdits, edits
 from forerun.sampling.filters import keep_min_p, keep_top_k, keep_top_p, one_hot_log, scale
@@ -55,16 +54,6 @@ class LogitsPipeline:
     def stop(self, sequence: Sequence) -> None:
         """The sequence leaves; its counts are freed."""
         self._edits.pop(sequence.id, None)
-
-    def check(self, params: SamplingParams) -> None:
-        """Raises SamplingError if an option names a token outside the vocabulary."""
-        for name in ("logit_bias", "stop_token_ids"):
-            for token in getattr(params, name):
-                if token >= self.vocab_size:
-                    raise SamplingError(
-                        f"{name} names token {token}, but the model's vocabulary ends at {self.vocab_size - 1}. "
-                        "Leave the token out."
-                    )
 
     def is_identity(self, params: SamplingParams) -> bool:
         """Whether the request takes the argmax of the raw logits: greedy, and no option moves it."""
