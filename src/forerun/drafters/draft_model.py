@@ -189,33 +189,34 @@ class DraftModel:
             for chain, token_id in zip(chains, row_argmax(logits[:, :width]).tolist(), strict=True):
                 chain.token_ids.append(token_id)
             return
-        logits = functional.pad(logits[:, :width], (0, self._vocab_size - width), value=-torch.inf)
-        logprobs = self._pipeline.process(logits, [LogitsRow(chain.sequence, chain.token_ids) for chain in chains])
-        chosen = self._choose(chains, logprobs)
-        for chain, law, token_id in zip(chains, logprobs, chosen, strict=True):
-            if _is_drawn(chain.sequence):
-                chain.laws.append(law.exp())
-            chain.token_ids.append(token_id)
+        if width < self._vocab_size:
+            logits = functional.pad(logits, (0, self._vocab_size - width), value=-torch.inf)
+        rows = [LogitsRow(chain.sequence, chain.token_ids) for chain in chains]
+        self._choose(chains, self._pipeline.process(logits[:, : self._vocab_size], rows))
 
-    def _choose(self, chains: list[_Chain], logprobs: Tensor) -> list[int]:
-        """[R] argmax for greedy chains, with the target's own noise for seeded ones; the others are drawn."""
-        tokens: list[int] = row_argmax(logprobs).tolist()
-        seeded, drawn = [], []
+    def _choose(self, chains: list[_Chain], logprobs: Tensor) -> None:
+        """Greedy chains take the argmax, seeded ones with the target's own noise added; the others draw."""
+        groups: dict[str, list[int]] = {}
         for row, chain in enumerate(chains):
-            if _is_drawn(chain.sequence):
-                drawn.append(row)
-            elif not chain.sequence.params.greedy:
-                seeded.append(row)
-        if seeded:
-            noise = keyed_gumbel([_noise_key(chains[row]) for row in seeded], self._vocab_size)
-            for row, token_id in zip(seeded, row_argmax(logprobs[seeded] + noise).tolist(), strict=True):
-                tokens[row] = token_id
-        if drawn:
-            uniforms = torch.rand(len(drawn), dtype=torch.float64, generator=self._generator)
-            picked = draw_tokens(logprobs[drawn].exp(), uniforms)
-            for row, token_id in zip(drawn, picked.tolist(), strict=True):
-                tokens[row] = token_id
-        return tokens
+            params = chain.sequence.params
+            way = "greedy" if params.greedy else "drawn" if params.seed is None else "seeded"
+            groups.setdefault(way, []).append(row)
+        for way, rows in groups.items():
+            own = logprobs if len(groups) == 1 else logprobs[rows]
+            members = [chains[row] for row in rows]
+            if way == "drawn":
+                laws = own.exp()
+                uniforms = torch.rand(len(rows), dtype=torch.float64, generator=self._generator)
+                picked = draw_tokens(laws, uniforms)
+                for chain, law in zip(members, laws, strict=True):
+                    chain.laws.append(law)
+            elif way == "seeded":
+                noise = keyed_gumbel([_noise_key(chain) for chain in members], self._vocab_size)
+                picked = row_argmax(noise.add_(own))
+            else:
+                picked = row_argmax(own)
+            for chain, token_id in zip(members, picked.tolist(), strict=True):
+                chain.token_ids.append(token_id)
 
     def _finish(self, chain: _Chain) -> Draft:
         if not chain.token_ids:
@@ -229,10 +230,6 @@ class DraftModel:
         """Tokens as the draft model may be fed: one that only the target's padding has becomes token 0."""
         size = self.model.vocab_size
         return token_ids if size >= self._vocab_size else [t if t < size else 0 for t in token_ids]
-
-
-def _is_drawn(sequence: Sequence) -> bool:
-    return not sequence.params.greedy and sequence.params.seed is None
 
 
 def _noise_key(chain: _Chain) -> NoiseKey:
