@@ -96,8 +96,6 @@ class Engine:
         """End a request's unfinished choices with finish reason "abort"; the next step's outputs hold them."""
         for state in self.scheduler.remove(lambda state: state.request.id == request_id):
             state.sequence.finish_reason = "abort"
-            if state.text is not None:
-                state.text.finish()
             self._leave(state)
             self._finish(state, StreamChunk("", [], index=state.sequence.choice))
 
@@ -168,19 +166,24 @@ class Engine:
             return
         self.scheduler.running.remove(state)
         self._leave(state)
+        self._finish(state, chunk)
+
+    def _finish(self, state: SequenceState, chunk: StreamChunk) -> None:
+        """Put the choice, which has left, among the outputs; or the error of a tokenizer that cannot decode it."""
         try:
-            self._finish(state, chunk)
+            self._outputs.append(self._result(state, chunk))
         except Exception as error:
             self._outputs.append(_failure(state, error))
 
-    def _finish(self, state: SequenceState, chunk: StreamChunk) -> None:
-        """Put the finished choice among the outputs."""
+    def _result(self, state: SequenceState, chunk: StreamChunk) -> StepOutput:
         chunk.finish_reason, chunk.stats = state.sequence.finish_reason, state.stats
         prompt_logprobs = state.prompt_logprobs if state.sequence.choice == 0 else None
+        if state.text is not None and state.sequence.finish_reason == "abort":
+            state.text.finish()
         if state.time_started:
             state.stats.time_total = perf_counter() - state.time_started
         choice = self._choice(state)
-        self._outputs.append(StepOutput(state.request.id, _shown(state, chunk), choice, prompt_logprobs))
+        return StepOutput(state.request.id, _shown(state, chunk), choice, prompt_logprobs)
 
     def _choice(self, state: SequenceState) -> Choice:
         if state.text is not None:

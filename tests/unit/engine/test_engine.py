@@ -26,8 +26,8 @@ def drafter(fake: FakeModel, kind: str) -> Scripted:
 
 
 def run(engine: Engine, limit: int = 500) -> dict[tuple[int, int], StepOutput]:
-    """Step until idle; the last output of every choice."""
-    last = {}
+    """Step until idle; the last output of every choice, by request id and index."""
+    last: dict[tuple[int, int], StepOutput] = {}
     for _ in range(limit):
         if not engine.has_work:
             return last
@@ -272,6 +272,32 @@ def test_an_error_ends_its_own_sequence_only(place: str) -> None:
         else:
             assert output.error is None
             assert tokens(output) == fake.greedy(prompt, 14)
+    assert_clean(engine)
+
+
+class Illiterate(PieceTokenizer):
+    """Cannot decode the token that ends the first prompt's output."""
+
+    broken = -1
+
+    def decode(self, ids: Seq[int], **options: object) -> str:
+        if self.broken in ids:
+            raise Poison
+        return super().decode(ids, **options)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_tokenizer_that_fails_ends_its_own_sequence_only(stream: bool) -> None:
+    fake = model(vocab_size=40, seed=2)
+    prompts = [[1, 2, 3], [4]]
+    outputs = [fake.greedy(prompt, 14) for prompt in prompts]
+    tokenizer = Illiterate([b"a"] * 40)
+    tokenizer.broken = next(token for token in outputs[0] if token not in outputs[1])
+    engine = Engine(fake, None, tokenizer=tokenizer)
+    ids = [engine.add(prompt, GREEDY, stream=stream) for prompt in prompts]
+    last = run(engine)
+    assert isinstance(last[ids[0], 0].error, Poison)
+    assert tokens(last[ids[1], 0]) == outputs[1]
     assert_clean(engine)
 
 
