@@ -170,8 +170,8 @@ def _agreements(
     new_tokens: int,
     seed: int,
 ) -> list[Tensor]:
-    """Per prompt, the acceptance of each of the continuation's positions, float32 [new_tokens]."""
-    rows = []
+    """Per prompt, the acceptance of each position of the continuation up to its end of text: float32 [T]."""
+    rows: list[Tensor] = []
     for batch in _batches_of_one_length(prompts):
         tokens, _ = continue_prompts(target, batch.to(target.device), new_tokens, temperature, seed, top=1)
         first = batch.shape[1] - 1
@@ -183,8 +183,17 @@ def _agreements(
         else:
             laws = (torch.softmax(logits / temperature, dim=-1) for logits in (wanted, guessed))
             agreed = torch.minimum(*laws).sum(-1)
-        rows.extend(agreed.cpu())
+        lengths = lengths_to_end(tokens[:, first + 1 :], target.config.eos_token_id)
+        rows.extend(row[:length] for row, length in zip(agreed.cpu(), lengths, strict=True))
     return rows
+
+
+def lengths_to_end(tokens: Tensor, end_token: int | list[int] | None) -> list[int]:
+    """How many tokens of each row of [B, T] come up to the first end-of-text token, that one included."""
+    ends = torch.tensor([-1] if end_token is None else end_token, device=tokens.device).view(-1)
+    is_end = torch.isin(tokens, ends)
+    before = torch.cumsum(is_end, dim=1) - is_end.long()
+    return (before == 0).sum(dim=1).tolist()
 
 
 def _batches_of_one_length(prompts: Sequence[Sequence[int]], size: int = 32, grain: int = 64) -> list[Tensor]:

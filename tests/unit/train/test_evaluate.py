@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from forerun.train.continuations import continue_prompts
 from forerun.train.corpus import SourceFile
-from forerun.train.evaluate import acceptance, expected_chains, greedy_chains, text_score
+from forerun.train.evaluate import acceptance, expected_chains, greedy_chains, lengths_to_end, text_score
 from forerun.train.lm import build_model
 from forerun.train.tokenizer import train_tokenizer
 
@@ -58,6 +58,13 @@ def test_a_model_accepts_everything_of_itself(temperature: float) -> None:
     other = copy.deepcopy(model)
     other.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.roll(1, dims=0))
     assert acceptance(model, other, prompts, temperature=temperature, new_tokens=24).rate < 0.9
+
+
+def test_text_counts_up_to_its_end() -> None:
+    tokens = torch.tensor([[4, 5, 0, 6, 0], [4, 5, 6, 7, 8], [0, 1, 2, 3, 4]])
+    assert lengths_to_end(tokens, 0) == [3, 5, 1]
+    assert lengths_to_end(tokens, [0, 5]) == [2, 2, 1]
+    assert lengths_to_end(tokens, None) == [5, 5, 5]
 
 
 def test_continuations_are_greedy_and_their_laws_the_targets_own() -> None:
