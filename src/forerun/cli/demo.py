@@ -37,7 +37,7 @@ def demo(
     workload: Annotated[str, typer.Option(help="A bundled workload, or a JSONL file of prompts.")] = "code",
     prompts: Annotated[int, typer.Option(help="How many of its prompts, from the first.", min=1)] = 4,
     rounds: Annotated[int, typer.Option(help="Measured rounds per prompt.", min=1)] = 3,
-    max_tokens: Annotated[int, typer.Option(help="Tokens generated per prompt.", min=1)] = 128,
+    max_tokens: Annotated[int, typer.Option(help="Tokens generated per prompt, past any end of text.", min=1)] = 128,
     num_draft_tokens: options.NumDraftTokens = DEFAULT_NUM_DRAFT_TOKENS,
     dtype: options.DType = DEFAULT_DTYPE,
     json: options.Json = False,
@@ -50,7 +50,8 @@ def demo(
     stage = Stage(quiet=json)
     stage.say(f"Loading {model} ...")
     methods = open_methods(model, chosen, dtype, num_draft_tokens)
-    params = SamplingParams(temperature=0, max_tokens=max_tokens)
+    # Past any end of text: a prompt whose answer is one token long would measure the prompt.
+    params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
     rows, interrupted = perform(stage, methods, cases, params, rounds)
     exact, padded = methods[PLAIN].exact, is_cost_padded(model)
     if json:

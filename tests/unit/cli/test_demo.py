@@ -58,7 +58,7 @@ def test_every_prompt_is_shown_once_and_measured_in_every_round(
     invoke("demo", "--workload", workload, "--rounds", "3", "--max-tokens", "7")
     for fake in methods.values():
         assert [prompt for prompt, _ in fake.requests] == ["def a():", "def b():", *["def a():"] * 3, *["def b():"] * 3]
-        assert all(params.greedy and params.max_tokens == 7 for _, params in fake.requests)
+        assert all((p.greedy, p.ignore_eos, p.max_tokens) == (True, True, 7) for _, p in fake.requests)
 
 
 def test_the_table_says_whether_the_texts_are_the_same(
