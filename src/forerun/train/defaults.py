@@ -81,7 +81,7 @@ class DraftTraining:
     temperatures: tuple[float, ...] = (0.0, 1.0)
     top: int = 32
     """Tokens of each of the target's laws that are kept."""
-    tokens: int = 6_000_000
+    tokens: int = 10_000_000
     """Tokens of distillation, counted with repetitions."""
     tokens_per_step: int = 8_192
     variation_from: float = 0.5

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
@@ -72,9 +73,16 @@ def prepare_tokenizer(
 
 
 def train(
-    files: list[SourceFile], run_folder: Path, options: LmTraining, console: Console
+    files: list[SourceFile],
+    run_folder: Path,
+    options: LmTraining,
+    console: Console,
+    prepare: Callable[[LlamaForCausalLM], None] | None = None,
 ) -> tuple[LlamaForCausalLM, PreTrainedTokenizerBase, LoopState]:
-    """Train to the end of the budget, going on from `run_folder`'s checkpoint if it has one."""
+    """Train to the end of the budget, going on from `run_folder`'s checkpoint if it has one.
+
+    `prepare` may change the random weights before the first step.
+    """
     free = {"tokens", "threads", "checkpoint_seconds"}
     pin(run_folder, {key: value for key, value in asdict(options).items() if key not in free})
     tokenizer = prepare_tokenizer(run_folder, files, options.architecture.vocab_size, console)
@@ -89,6 +97,8 @@ def train(
         tokens_per_step=options.tokens_per_step,
     )
     model = build_model(options.architecture, int(tokenizer.eos_token_id), options.seed)
+    if prepare is not None:
+        prepare(model)
     model.to("cuda" if torch.cuda.is_available() else "cpu")
     optimisers = Optimisers(model, options.optimisation)
     state = load_checkpoint(run_folder, model, optimisers)

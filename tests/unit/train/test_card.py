@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -13,8 +14,9 @@ from forerun.train import card, commands, folder
 from forerun.train.commands import check_resume, train_draft, train_lm
 from forerun.train.corpus import SourceFile
 from forerun.train.defaults import Architecture, DraftTraining
-from forerun.train.distil import check_size
+from forerun.train.distil import check_size, inherit_embeddings
 from forerun.train.heldout import read_prompts
+from forerun.train.lm import build_model
 
 from .conftest import SHORT_RUN
 
@@ -116,3 +118,17 @@ def test_the_commands_are_there() -> None:
         text = runner.invoke(app, ["--help"]).output
         assert all(name in text for name in names)
     assert card.versions().keys() >= {"python", "torch", "transformers", "tokenizers"}
+
+
+def test_a_draft_inherits_its_targets_embeddings() -> None:
+    target = build_model(SHORT_RUN.architecture, 0, 0)
+    same = build_model(SHORT_RUN.architecture, 0, 1)
+    inherit_embeddings(same, target)
+    wanted, got = (model.model.embed_tokens.weight for model in (target, same))
+    assert torch.allclose(got @ got.T, wanted @ wanted.T, atol=1e-5)
+    narrow = build_model(SMALL_DRAFT, 0, 1)
+    inherit_embeddings(narrow, target)
+    assert narrow.model.embed_tokens.weight.norm() > 0.7 * wanted.norm()
+    before = target.model.embed_tokens.weight.clone()
+    inherit_embeddings(target, narrow)
+    assert torch.equal(target.model.embed_tokens.weight, before)
