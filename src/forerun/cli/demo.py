@@ -174,6 +174,7 @@ def closing_line(exact: bool, num_draft_tokens: int, prompts: int, rounds: int, 
         else "Not exact here: rounding may differ between plain and speculative runs, so texts may part at a near-tie."
     )
     how = (
-        f"Greedy, K={num_draft_tokens}, {prompts} prompts of {max_tokens} tokens, {rounds} interleaved rounds, medians."
+        f"Greedy, K={num_draft_tokens}, {max_tokens} tokens each; prompts: {prompts}, interleaved rounds: {rounds}; "
+        "medians over both."
     )
     return f"{promise}\n{how}\n{describe(machine())}"
