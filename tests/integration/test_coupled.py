@@ -73,7 +73,7 @@ def test_two_hundred_seeded_requests(family_folder: Callable[[str], Path], draft
         llm = LLM(target, drafter, tokenizer=tokenizer, **options)  # type: ignore[arg-type]
         tokens, rates[name] = outputs(llm, prompts, params)
         assert tokens == plain, name
-    assert rates["prompt lookup"] > 0.005
+    assert rates["prompt lookup"] > 0.001
     assert rates["draft model"] > 0.3
 
 
