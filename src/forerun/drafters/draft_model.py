@@ -117,7 +117,6 @@ class DraftModel:
         if own is not None:
             own.cache.free()
 
-    @torch.inference_mode()
     def draft(self, sequences: Seq[Sequence], budgets: Seq[int]) -> list[Draft]:
         chains = []
         for sequence, budget in zip(sequences, budgets, strict=True):
@@ -127,6 +126,7 @@ class DraftModel:
         growing = [chain for chain in chains if chain.budget > 0]
         self._catch_up([chain.sequence for chain in growing], PREFILL_CHUNK)
         fed = [self._owed(chain.sequence, chain.own) for chain in growing]
+        simple = all(self._pipeline.is_identity(chain.sequence.params) for chain in growing)
         while growing:
             logits = self.model.forward(
                 [Rows(chain.own.cache, ids, None, 1) for chain, ids in zip(growing, fed, strict=True)]
@@ -135,14 +135,16 @@ class DraftModel:
                 chain.own.cache.commit(range(len(ids)))
                 if chain.token_ids:
                     chain.own.guessed.append(chain.token_ids[-1])
-            self._extend(growing, logits)
+            self._extend(growing, logits, simple)
             growing = [chain for chain in growing if len(chain.token_ids) < chain.budget]
             fed = [self._known(chain.token_ids[-1:]) for chain in growing]
         return [self._finish(chain) for chain in chains]
 
-    @torch.inference_mode()
     def commit(self, steps: Seq[Step]) -> None:
-        self._catch_up([step.sequence for step in steps], _MAX_LAG, [step.num_computed for step in steps])
+        # most often nobody is late, and then nothing is computed here at all
+        late = [step for step in steps if step.num_computed - self._owned[step.sequence].cache.length >= _MAX_LAG]
+        if late:
+            self._catch_up([step.sequence for step in late], _MAX_LAG, [step.num_computed for step in late])
 
     def _owed(self, sequence: Sequence, own: _Own) -> list[int]:
         """Committed tokens the draft model has not been fed, the last of them included.
@@ -181,11 +183,13 @@ class DraftModel:
             for row in rows:
                 row.cache.commit(range(len(row.token_ids)))
 
-    def _extend(self, chains: list[_Chain], logits: Tensor) -> None:
-        """Choose or draw the next token of each chain. logits: [len(chains), draft vocabulary]."""
-        simple = [self._pipeline.is_identity(chain.sequence.params) for chain in chains]
+    def _extend(self, chains: list[_Chain], logits: Tensor, simple: bool) -> None:
+        """Choose or draw the next token of each chain.
+
+        logits: [len(chains), draft vocabulary]. simple: all take the argmax of the raw logits.
+        """
         width = min(logits.shape[1], self._vocab_size)
-        if all(simple):
+        if simple:
             for chain, token_id in zip(chains, row_argmax(logits[:, :width]).tolist(), strict=True):
                 chain.token_ids.append(token_id)
             return
