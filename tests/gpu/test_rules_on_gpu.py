@@ -1,0 +1,42 @@
+"""Sampling and verification with their tensors on an accelerator: the decisions are those made on the CPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from forerun import SamplingParams
+from forerun.sampling import LogitsPipeline, LogitsRow, StepNoise
+from forerun.types import Draft, PackedDrafts, Sequence, Verdict
+from forerun.verify import verify_step
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+VOCAB = 64
+
+
+def decide(rule: str, device: str) -> list[Verdict]:
+    generator = torch.Generator().manual_seed(3)
+    params = SamplingParams(temperature=0.8, top_k=40, repetition_penalty=1.2, seed=5 if rule == "coupled" else None)
+    sequences = [Sequence(i, [1, 2, 3 + i], 3, params) for i in range(4)]
+    drafts, rows = [], []
+    for length, sequence in zip((0, 1, 4, 4), sequences, strict=True):
+        laws = torch.rand(length + 1, VOCAB, generator=generator, dtype=torch.float64).softmax(-1)
+        tokens = torch.multinomial(laws[:length], 1, generator=generator).flatten() if length else []
+        drafts.append(Draft.chain(tokens, None if rule in ("walk", "coupled") else laws.to(device)))
+        path = drafts[-1].token_ids.tolist()
+        rows += [LogitsRow(sequence, path[:depth]) for depth in range(length + 1)]
+    packed = PackedDrafts.of(drafts)
+    logits: Tensor = torch.randn(len(rows), VOCAB, generator=generator, dtype=torch.float64).to(device)
+    logprobs = LogitsPipeline(VOCAB).process(logits, rows)
+    assert logprobs.device.type == device
+    noise = StepNoise(torch.Generator().manual_seed(9), sequences, packed)
+    return verify_step(packed, logprobs, [rule] * len(drafts), noise)
+
+
+@pytest.mark.parametrize("rule", ["walk", "token", "block", "coupled"])
+def test_same_verdicts_as_on_the_cpu(rule: str) -> None:
+    assert decide(rule, "cuda") == decide(rule, "cpu")
