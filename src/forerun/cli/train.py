@@ -73,7 +73,13 @@ def draft(
     target: Annotated[Path | None, typer.Option(help="Target's model folder.", show_default="the bundled one")] = None,
     text_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens of the first stage, on text.")] = None,
     sample_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens the target writes.")] = None,
+    text_law_tokens: Annotated[
+        int | None, typer.Option(min=0, help="Tokens of training text that the target only reads.")
+    ] = None,
     tokens: Annotated[int | None, typer.Option(min=1, help="Tokens of distillation, with repetitions.")] = None,
+    start: Annotated[
+        Path | None, typer.Option(help="Folder of a draft to go on from, instead of a first stage on text.")
+    ] = None,
     data: Data = None,
     work: Work = None,
     seed: Seed = 0,
@@ -106,9 +112,11 @@ def draft(
     options = replace(options, text=text)
     if sample_tokens is not None:
         options = replace(options, sample_tokens=sample_tokens)
+    if text_law_tokens is not None:
+        options = replace(options, text_law_tokens=text_law_tokens)
     if tokens is not None:
         options = replace(options, tokens=tokens)
-    train_draft(out, work or _beside(out), target or ASSETS / "target", data, options, resume=resume)
+    train_draft(out, work or _beside(out), target or ASSETS / "target", data, options, resume=resume, start=start)
 
 
 @app.command(name="eval")

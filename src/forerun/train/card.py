@@ -55,6 +55,7 @@ def build_record(
     stages: dict[str, LoopState],
     held_out: TextScore,
     acceptance: list[Acceptance],
+    started_from: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Everything the card says, as plain values."""
     return {
@@ -68,6 +69,7 @@ def build_record(
         "acceptance": [row.as_dict() for row in acceptance],
         "versions": versions(),
         "options": options,
+        "started_from": started_from,
     }
 
 
@@ -94,6 +96,7 @@ def render(record: dict[str, Any]) -> str:
         f"- Data: {data['description']}; {data['training_files']} files; licence: {data['licence']}.",
         f"- Held out: {data['held_out_files']} files, {data['split']}. Not used for the tokenizer either.",
         f"- Command: `{record['command']}`",
+        *_former(record["started_from"]),
         f"- Seed: {record['seed']}",
         f"- Held-out bits per byte: {held_out['bits_per_byte']:.4f}",
         f"- Held-out perplexity per token: {held_out['perplexity']:.3f} ({held_out['tokens']:,} tokens)",
@@ -111,6 +114,14 @@ def render(record: dict[str, Any]) -> str:
         lines += ["", *_acceptance_table(record["acceptance"])]
     lines += ["", "`training.json` says the same for programs, with every option.", ""]
     return "\n".join(lines)
+
+
+def _former(record: dict[str, Any] | None) -> list[str]:
+    """Where the run started, if not from random weights."""
+    if not record:
+        return []
+    stages = ", ".join(f"{name} {stage['tokens']:,} tokens" for name, stage in record["stages"].items())
+    return [f"- Started from a draft made by `{record['command']}` ({stages})."]
 
 
 def _acceptance_table(rows: list[dict[str, Any]]) -> list[str]:

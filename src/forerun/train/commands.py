@@ -110,29 +110,37 @@ def train_lm(out: Path, work: Path, data: Path | None, options: LmTraining, *, r
 
 
 def train_draft(
-    out: Path, work: Path, target_folder: Path, data: Path | None, options: DraftTraining, *, resume: bool
+    out: Path,
+    work: Path,
+    target_folder: Path,
+    data: Path | None,
+    options: DraftTraining,
+    *,
+    resume: bool,
+    start: Path | None = None,
 ) -> None:
-    """Train a draft of `target_folder`, save to `out`, measure the pair, write the card."""
+    """Train a draft of `target_folder`, save to `out`, measure the pair, write the card.
+
+    `start` is the folder of a draft to go on from, instead of training one on text.
+    """
     check_resume(work, f"*/{CHECKPOINT}", resume)
     console = Console()
     corpus = read_corpus(data)
     target, tokenizer = folder.load(target_folder)
-    draft, text_state, distil_state = distil.train(target, tokenizer, corpus.training, work, options, console)
+    former = folder.load(start, torch.float32)[0] if start is not None else None
+    draft, stages = distil.train(target, tokenizer, corpus.training, work, options, console, former)
     folder.save(draft, tokenizer, out)
     stored, _ = folder.load(out)
     rates = pair_acceptance(target, stored, tokenizer)
     record = card.build_record(
         kind="draft",
-        command=(
-            f"forerun train draft OUT --target TARGET --text-tokens {options.text.tokens} "
-            f"--sample-tokens {options.sample_tokens} --tokens {options.tokens} --seed {options.seed}"
-            + _flags(data, options.text.architecture, DRAFT_ARCHITECTURE)
-        ),
+        command=_draft_command(data, options, start),
         seed=options.seed,
         model=stored,
         data=corpus.record(", and samples of the target"),
         options=asdict(options),
-        stages={"text": text_state, "distillation": distil_state},
+        stages=stages,
+        started_from=folder.read_record(start) if start is not None else None,
         held_out=text_score(stored, tokenizer, held_out_texts(data, corpus.held_out)),
         acceptance=rates,
     )
@@ -183,6 +191,17 @@ def evaluate_pair(
         target=text_score(target, tokenizer, texts),
         draft=text_score(draft, tokenizer, texts),
         acceptance=pair_acceptance(target, draft, tokenizer, num_draft_tokens, new_tokens),
+    )
+
+
+def _draft_command(data: Path | None, options: DraftTraining, start: Path | None) -> str:
+    first = "--start DRAFT" if start is not None else f"--text-tokens {options.text.tokens}"
+    sizes = "" if start is not None else _flags(None, options.text.architecture, DRAFT_ARCHITECTURE)
+    return (
+        f"forerun train draft OUT --target TARGET {first} --sample-tokens {options.sample_tokens} "
+        f"--text-law-tokens {options.text_law_tokens} --tokens {options.tokens} --seed {options.seed}"
+        + _flags(data, Architecture(), Architecture())
+        + sizes
     )
 
 

@@ -76,6 +76,14 @@ def next_tokens(logits: Tensor, temperature: float, generator: torch.Generator) 
 
 
 @torch.inference_mode()
+def laws_of(model: PreTrainedModel, tokens: Tensor, top: int) -> Laws:
+    """The target's laws at every position but the last of given text [B, T + 1]: [B, T, top]."""
+    attention.use_for(model, tokens.shape[1] - 1)
+    ids, probabilities = top_laws(model(input_ids=tokens[:, :-1], use_cache=False).logits, top)
+    return Laws(ids.cpu().numpy().astype(np.uint16), probabilities.half().cpu().numpy())
+
+
+@torch.inference_mode()
 def continue_prompts(
     model: PreTrainedModel, prompts: Tensor, new_tokens: int, temperature: float, seed: int, top: int
 ) -> tuple[Tensor, Laws]:

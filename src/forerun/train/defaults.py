@@ -79,6 +79,10 @@ class DraftTraining:
     prompt_lengths: tuple[int, ...] = (128, 256, 384)
     new_tokens: int = 128
     temperatures: tuple[float, ...] = (0.0, 1.0)
+    text_law_tokens: int = 2_200_000
+    """Tokens of training text that the target only reads: three times cheaper than those it writes."""
+    text_window: int = 384
+    text_batch: int = 64
     top: int = 32
     """Tokens of each of the target's laws that are kept."""
     tokens: int = 10_000_000

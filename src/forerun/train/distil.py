@@ -19,7 +19,7 @@ from forerun.train.loop import Loop, LoopState, load_checkpoint
 from forerun.train.losses import distillation_loss
 from forerun.train.optim import Optimisers
 from forerun.train.pinned import pin
-from forerun.train.samples import ShardBatches, sample_all, shard_count
+from forerun.train.samples import ShardBatches, sample_all, total_shards
 from forerun.train.stream import document, tokenize
 from forerun.train.workers import Batch, Workers
 
@@ -67,11 +67,17 @@ def train(
     run_folder: Path,
     options: DraftTraining,
     console: Console,
-) -> tuple[LlamaForCausalLM, LoopState, LoopState]:
+    start: LlamaForCausalLM | None = None,
+) -> tuple[LlamaForCausalLM, dict[str, LoopState]]:
     """All three stages, each going on from what `run_folder` already holds.
 
-    Returns (draft, where the text stage ended, where the distillation ended).
+    With `start`, a draft trained before (float32), the text stage is left out. Returns the draft and
+    where each stage ended.
     """
+    if start is not None:
+        check_size(start.num_parameters(), target.num_parameters())
+        sample(target, tokenizer, files, run_folder / "samples", options, console)
+        return start, {"distillation": distil(start, run_folder, options, console)}
     text_folder = run_folder / "text"
     text_folder.mkdir(parents=True, exist_ok=True)
     if not (text_folder / "tokenizer.json").exists():
@@ -83,7 +89,7 @@ def train(
         files, text_folder, text_options, console, lambda model: inherit_embeddings(model, target)
     )
     sample(target, tokenizer, files, run_folder / "samples", options, console)
-    return draft, text_state, distil(draft, run_folder, options, console)
+    return draft, {"text": text_state, "distillation": distil(draft, run_folder, options, console)}
 
 
 def sample(
@@ -98,13 +104,13 @@ def sample(
     texts = [document(file, options.text.seed, options.text.copy_share) for file in files]
     tokens = tokenize(texts, tokenizer)
     with Progress(console=console) as progress:
-        task = progress.add_task("sampling", total=shard_count(options))
+        task = progress.add_task("sampling", total=total_shards(options))
         sample_all(target, tokens, folder, options, lambda _: progress.advance(task))
 
 
 def distil(draft: LlamaForCausalLM, run_folder: Path, options: DraftTraining, console: Console) -> LoopState:
     """Train `draft` in place on the samples: forward KL, then total variation."""
-    batches = ShardBatches(run_folder / "samples", shard_count(options), options.tokens_per_step, options.seed)
+    batches = ShardBatches(run_folder / "samples", total_shards(options), options.tokens_per_step, options.seed)
     optimisers = Optimisers(draft, options.distillation)
     folder = run_folder / "distil"
     pin(folder, {"distillation": asdict(options.distillation), "tokens_per_step": options.tokens_per_step})

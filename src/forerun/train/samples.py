@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from forerun.train.continuations import Laws, continue_prompts
+from forerun.train.continuations import Laws, continue_prompts, laws_of
 from forerun.train.defaults import DraftTraining
 from forerun.train.pinned import pin
 from forerun.train.stream import Windows
@@ -67,23 +67,55 @@ def sample_shard(target: PreTrainedModel, tokens: np.ndarray, number: int, optio
     return Shard(written.cpu().numpy().astype(np.uint16), laws)
 
 
+def text_shard_count(options: DraftTraining) -> int:
+    """How many shards of plain text hold `options.text_law_tokens` tokens; they come after the sampled ones."""
+    return round(options.text_law_tokens / (options.text_batch * options.text_window))
+
+
+def total_shards(options: DraftTraining) -> int:
+    """Sampled and text shards together."""
+    return shard_count(options) + text_shard_count(options)
+
+
+def text_shard(target: PreTrainedModel, tokens: np.ndarray, number: int, options: DraftTraining) -> Shard:
+    """Text shard `number` (from 0): windows of the training stream with the target's laws."""
+    windows = Windows(tokens, options.text_window, options.seed + 1)
+    batch = windows.batch(number * options.text_batch, options.text_batch).to(target.device)
+    return Shard(batch.cpu().numpy().astype(np.uint16), laws_of(target, batch, options.top))
+
+
 def sample_all(
     target: PreTrainedModel, tokens: np.ndarray, folder: Path, options: DraftTraining, done: Callable[[int], None]
 ) -> None:
     """Write every shard that `folder` lacks; `done(number)` after each, those already there included."""
-    names = ("sample_batch", "prompt_lengths", "new_tokens", "temperatures", "top", "seed")
+    names = (
+        "sample_tokens",
+        "sample_batch",
+        "prompt_lengths",
+        "new_tokens",
+        "temperatures",
+        "text_window",
+        "text_batch",
+        "top",
+        "seed",
+    )
     pin(folder, {name: getattr(options, name) for name in names})
+    sampled = shard_count(options)
     workers = (options.threads or torch.get_num_threads()) if target.device.type == "cpu" else 1
 
     def work(number: int) -> int:
         if workers > 1:
             torch.set_num_threads(1)
         if not _paths(folder, number)["tokens"].exists():
-            write_shard(folder, number, sample_shard(target, tokens, number, options))
+            if number < sampled:
+                shard = sample_shard(target, tokens, number, options)
+            else:
+                shard = text_shard(target, tokens, number - sampled, options)
+            write_shard(folder, number, shard)
         return number
 
     with ThreadPoolExecutor(workers) as pool:
-        for future in as_completed([pool.submit(work, number) for number in range(shard_count(options))]):
+        for future in as_completed([pool.submit(work, number) for number in range(total_shards(options))]):
             done(future.result())
 
 
