@@ -63,10 +63,7 @@ def forward(
 @app.command("generate")
 def generate(
     model: options.ModelName = BUNDLED_TARGET,
-    draft: Annotated[
-        str | None,
-        typer.Option(help="Folder or id of the draft model.", show_default="the bundled draft for the bundled target"),
-    ] = None,
+    draft: options.DraftName = None,
     drafters: Annotated[
         str | None, typer.Option(help="Drafters, with commas between them.", show_default="all there are")
     ] = None,

@@ -27,10 +27,7 @@ DRAFT_MODEL = "draft-model"
 
 def demo(
     model: options.ModelName = BUNDLED_TARGET,
-    draft: Annotated[
-        str | None,
-        typer.Option(help="Folder or id of the draft model.", show_default="the bundled draft for the bundled target"),
-    ] = None,
+    draft: options.DraftName = None,
     drafters: Annotated[
         str | None, typer.Option(help="Drafters to show, with commas between them.", show_default="all there are")
     ] = None,

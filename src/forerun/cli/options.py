@@ -18,6 +18,10 @@ _K = "K, draft tokens proposed in one step; 0 is plain decoding."
 SAMPLING = "Sampling"
 
 ModelName = Annotated[str, typer.Option("--model", help=_MODEL, metavar="MODEL")]
+DraftName = Annotated[
+    str | None,
+    typer.Option(help="Folder or id of the draft model.", show_default="the bundled draft for the bundled target"),
+]
 NumDraftTokens = Annotated[int, typer.Option(help=_K, metavar="K")]
 DType = Annotated[str, typer.Option(help=f"Number format of weights and cache: {', '.join(DTYPES)}.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]

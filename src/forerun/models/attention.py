@@ -70,21 +70,22 @@ def _attend_segment(
     queries = query.view(n, heads, group, -1).transpose(0, 1).reshape(heads, rows, -1)
     if rows < MIN_ROWS:
         queries = queries.repeat(1, -(-MIN_ROWS // rows), 1)
-    first, mask = segment.prepared(group, window)
-    keys = keys[:, first : segment.num_keys].transpose(1, 2)
+    mask, spans = segment.prepared(group, window)
+    keys = keys[:, spans[0][0] : spans[-1][1]].transpose(1, 2)
     if softcap is None:
         scores = torch.baddbmm(mask, queries, keys, alpha=scale)
     else:
         scores = torch.bmm(queries, keys).mul_(scale / softcap).tanh_().mul_(softcap).add_(mask)
     weights = torch.softmax(scores, -1) if sinks is None else _softmax_with_sinks(scores, sinks, heads, group)
-    mixed = _weighted_sum(weights, values, first, segment)[:, :rows]
+    mixed = _weighted_sum(weights, values, spans)[:, :rows]
     return mixed.view(heads, n, group, -1).transpose(0, 1)
 
 
-def _weighted_sum(weights: Tensor, values: Tensor, first: int, segment: Segment) -> Tensor:
-    """weights: [H_kv, R, num_keys - first] -> [H_kv, R, D_v], in blocks of keys, then in tails."""
+def _weighted_sum(weights: Tensor, values: Tensor, spans: list[tuple[int, int]]) -> Tensor:
+    """weights: [H_kv, R, keys of all spans] -> [H_kv, R, D_v], in blocks of keys, then in tails."""
+    first = spans[0][0]
     total: Tensor | None = None
-    for start, end in segment.spans(first):
+    for start, end in spans:
         part, value = weights[..., start - first : end - first], values[:, start:end]
         total = torch.bmm(part, value) if total is None else torch.baddbmm(total, part, value)
     assert total is not None

@@ -122,16 +122,9 @@ class LeanDecoder:
 
     def _rearranged(self, layer: Any, window: int | None) -> _Layer:
         attention, mlp = layer.self_attn, layer.mlp
-        projections = (attention.q_proj, attention.k_proj, attention.v_proj)
-        weights = [
-            self._paired(attention.q_proj.weight),
-            self._paired(attention.k_proj.weight),
-            attention.v_proj.weight,
-        ]
-        bias = None
-        if attention.q_proj.bias is not None:
-            q, k, v = (projection.bias for projection in projections)
-            bias = torch.cat([self._paired(q), self._paired(k), v])
+        q, k, v = attention.q_proj, attention.k_proj, attention.v_proj
+        weight = torch.cat([self._paired(q.weight), self._paired(k.weight), v.weight])
+        bias = None if q.bias is None else torch.cat([self._paired(q.bias), self._paired(k.bias), v.bias])
         head_norm = None
         if hasattr(attention, "q_norm"):
             q_norm = self._paired(attention.q_norm.weight).expand(self.num_heads, -1)
@@ -139,7 +132,7 @@ class LeanDecoder:
             head_norm = torch.cat([q_norm, k_norm]).detach()
         return _Layer(
             input_norm=layer.input_layernorm.weight.detach().to(self.compute_dtype),
-            qkv=Linear(torch.cat(weights), bias),
+            qkv=Linear(weight, bias),
             head_norm=head_norm,
             out=Linear(attention.o_proj.weight, attention.o_proj.bias),
             mlp_norm=layer.post_attention_layernorm.weight.detach().to(self.compute_dtype),

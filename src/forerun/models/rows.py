@@ -55,17 +55,17 @@ class Segment:
     num_keys: int
     positions: Tensor
     is_tree: bool = False
-    _prepared: dict[tuple[int, int | None], tuple[int, Tensor]] = field(default_factory=dict)
+    _prepared: dict[tuple[int, int | None], tuple[Tensor, list[tuple[int, int]]]] = field(default_factory=dict)
 
-    def spans(self, first: int) -> list[tuple[int, int]]:
+    def _spans(self, first: int) -> list[tuple[int, int]]:
         """The partition of the keys from `first` on: what is summed in one product, in order."""
         last_block = (self.num_keys - 1) // KV_BLOCK * KV_BLOCK
         blocks = range(first, last_block, KV_BLOCK)
         tails = range(last_block, self.num_keys, KV_TAIL)
         return [*((start, start + KV_BLOCK) for start in blocks), *((start, start + KV_TAIL) for start in tails)]
 
-    def prepared(self, group: int, window: int | None) -> tuple[int, Tensor]:
-        """The first key in sight, and the mask from there on; computed once for all layers alike.
+    def prepared(self, group: int, window: int | None) -> tuple[Tensor, list[tuple[int, int]]]:
+        """The mask over the keys in sight, and their partition; computed once for all layers alike.
 
         Args:
             group: query heads per key head; the mask has a row for each.
@@ -73,7 +73,8 @@ class Segment:
                 they would add exact zeros.
 
         Returns:
-            The key, where a block begins, and [1, R, keys] with R = (end - start) * group, repeated up to MIN_ROWS.
+            [1, R, keys] with R = (end - start) * group, repeated up to MIN_ROWS; and the spans of keys that are
+            summed in one product each, in order, from the first key in sight to the last.
         """
         key = (group, window)
         if key not in self._prepared:
@@ -81,7 +82,7 @@ class Segment:
             mask = mask.repeat_interleave(group, 0)
             if len(mask) < MIN_ROWS:
                 mask = mask.repeat(-(-MIN_ROWS // len(mask)), 1)
-            self._prepared[key] = (first, mask.unsqueeze(0))
+            self._prepared[key] = (mask.unsqueeze(0), self._spans(first))
         return self._prepared[key]
 
     def _full_mask(self, window: int | None) -> tuple[int, Tensor]:
