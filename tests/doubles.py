@@ -151,10 +151,11 @@ class Scripted:
         assert sequence.id not in self.active
         self.active.add(sequence.id)
 
-    def draft(self, sequences: Seq[Sequence], budgets: Seq[int]) -> list[Draft]:
+    def draft(self, sequences: Seq[Sequence], budgets: Seq[int], price: float = 0.0) -> list[Draft]:
         drafts = []
-        for sequence, budget in zip(sequences, budgets, strict=True):
+        for sequence, most in zip(sequences, budgets, strict=True):
             assert sequence.id in self.active
+            budget = min(most, sequence.room)
             proposal = self.propose(sequence, budget) if budget else []
             drafts.append(proposal if isinstance(proposal, Draft) else Draft.chain(list(proposal)))
         return drafts

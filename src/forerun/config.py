@@ -23,6 +23,11 @@ DEFAULT_NUM_DRAFT_TOKENS = 4
 MAX_NUM_DRAFT_TOKENS = 64
 """Upper bound of K: verification rows are bit-identical up to this many, and no chain pays beyond."""
 
+RATE_DECAY = 0.98
+"""Weight that an older trial keeps when a newer one of its kind is seen: about the last fifty count."""
+RATE_PRIOR_WEIGHT = 2.0
+"""Trials that a guess made beforehand is worth."""
+
 PROMPT_LOOKUP_MAX_NGRAM = 4
 PROMPT_LOOKUP_MIN_NGRAM = 2
 
@@ -103,6 +108,8 @@ class SamplingParams:
         n: choices per prompt; with a seed, each has noise of its own.
         logprobs: report the log-probability of each token and of this many most probable ones (0: the token's only).
         prompt_logprobs: the same for the tokens of the prompt.
+        prediction: the client's own guess of the output, as text or token ids, for a drafter that uses it. It never
+            alters the output.
     """
 
     temperature: float = 1.0
@@ -122,12 +129,15 @@ class SamplingParams:
     n: int = 1
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    prediction: str | Sequence[int] | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", (self.stop,))
         for name in ("stop", "stop_token_ids"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
+        if self.prediction is not None and not isinstance(self.prediction, str):
+            object.__setattr__(self, "prediction", tuple(self.prediction))
         for name, (low, high) in _RANGES.items():
             value = getattr(self, name)
             if value is not None and not (_is_number(value) and low <= value <= high):
@@ -154,7 +164,8 @@ class SamplingParams:
         for string in self.stop:
             if not isinstance(string, str) or not string:
                 raise SamplingError(f"stop holds {string!r}, but each entry must be a non-empty string.")
-        for token_id in (*self.stop_token_ids, *self.logit_bias):
+        predicted = () if self.prediction is None or isinstance(self.prediction, str) else self.prediction
+        for token_id in (*self.stop_token_ids, *self.logit_bias, *predicted):
             if isinstance(token_id, bool) or not isinstance(token_id, int) or token_id < 0:
                 raise SamplingError(f"token id {token_id!r} is not a whole number of 0 or more.")
         for token_id, bias in self.logit_bias.items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -27,6 +27,13 @@ class Draft:
             None: the nodes were chosen by a rule that does not know the target's randomness.
         replacement: siblings were drawn with replacement; False: each draw was removed from the law before the next.
         num_candidates: nodes at and after this index are probes: computed by the target, never accepted.
+        sources: [n] who proposed each node, for statistics; empty where there is one source only.
+        hidden: [n + 1, H] states of the last committed token and of every node entering the target's layer
+            first_layer, of a drafter that has computed the layers below in the sequence's own cache; chains only.
+        first_layer: see `hidden`.
+
+    Nodes that the drafter thinks more of should come first, as far as parents allow: of a draft cut short, the
+    first nodes stay.
     """
 
     token_ids: Tensor
@@ -34,6 +41,9 @@ class Draft:
     laws: Tensor | None = None
     replacement: bool = True
     num_candidates: int = -1
+    sources: tuple[str, ...] = ()
+    hidden: Tensor | None = None
+    first_layer: int = 0
 
     def __post_init__(self) -> None:
         if self.num_candidates < 0:
@@ -108,6 +118,9 @@ class Sequence:
         params: the request's options.
         choice: index among the request's `n` choices; part of the key of its noise.
         max_length: token_ids never grows beyond this (max_tokens and the target's context).
+        prediction: the client's guess of the output, in the target's tokens; None without one.
+        cache: the target's cache of this sequence while it is in the engine. Only a drafter that computes with the
+            target's own layers may touch it, and must leave its length as it was.
     """
 
     id: int
@@ -117,6 +130,8 @@ class Sequence:
     choice: int = 0
     max_length: int = 2**62
     finish_reason: FinishReason | None = field(default=None)
+    prediction: list[int] | None = None
+    cache: Any = None
 
     @property
     def output_ids(self) -> list[int]:
@@ -125,6 +140,24 @@ class Sequence:
     @property
     def num_output(self) -> int:
         return len(self.token_ids) - self.num_prompt
+
+    @property
+    def room(self) -> int:
+        """Draft tokens that one step could accept before max_length, since it appends one token more."""
+        return self.max_length - len(self.token_ids) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What a drafter wants to know of the target's rows, told in Step.
+
+    Attributes:
+        top_tokens: this many most probable tokens of every verified row; 0 asks for none.
+        prompt_rows: the same of the prompt's rows, whose logits are then computed as well.
+    """
+
+    top_tokens: int = 0
+    prompt_rows: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,22 +169,39 @@ class Step:
         draft: the draft that was verified; None while the prompt is computed.
         verdict: what was accepted, after truncation at a stop; None while the prompt is computed.
         num_computed: positions now in the target's cache.
+        top_tokens: what `Needs.top_tokens` asked for, [rows, k] int64, most probable first, of the logits before any
+            processing. The last rows are the draft's: row -(n + 1) follows the token before it, row i - n node i,
+            accepted or not. Rows before them (with `Needs.prompt_rows`) follow the prompt's tokens up to there.
+            None where no row was asked for.
     """
 
     sequence: Sequence
     draft: Draft | None
     verdict: Verdict | None
     num_computed: int
+    top_tokens: Tensor | None = None
 
 
 class Drafter(Protocol):
-    """Proposes tokens. The engine never asks which drafter it has."""
+    """Proposes tokens. The engine never asks which drafter it has.
+
+    A drafter may further have, and is asked for by name: `needs` (Needs), `bind(binding)` (to see the target first),
+    `num_draft_tokens` (its own default of K), `reads_prediction` (True: it uses Sequence.prediction), `nbytes` (int,
+    memory it holds beside its models' weights).
+    """
 
     def start(self, sequence: Sequence) -> None:
         """A sequence enters, its prompt not yet computed."""
 
-    def draft(self, sequences: Seq[Sequence], budgets: Seq[int]) -> list[Draft]:
-        """One draft for each sequence, of at most its budget of nodes. A budget of 0 gets an empty draft."""
+    def draft(self, sequences: Seq[Sequence], budgets: Seq[int], price: float = 0.0) -> list[Draft]:
+        """One draft for each sequence.
+
+        Args:
+            budgets: nodes of each draft at most, probes included; 0 asks for none. No node is deeper than
+                `sequence.room` (children of the last committed token have depth 1).
+            price: a node pays only if the chance that it and all above it are accepted exceeds this; a drafter that
+                can tell stops there. Of a drawn chain, a token that was looked at to decide is kept.
+        """
 
     def commit(self, steps: Seq[Step]) -> None:
         """The target has computed a prompt chunk or verified a draft."""

@@ -13,6 +13,7 @@ FLOORS = {
     "types": 0,
     "sampling": 1,
     "verify": 1,
+    "policy": 1,
     "cache": 2,
     "models": 3,
     "drafters": 4,

@@ -3,6 +3,15 @@
 from forerun.drafters.binding import Bindable, Binding
 from forerun.drafters.draft_model import DraftModel
 from forerun.drafters.prompt_lookup import PromptLookup
-from forerun.drafters.table import DRAFTERS, DrafterRow, make_drafter
+from forerun.drafters.table import DRAFTERS, DrafterRow, build_drafter, make_drafter
 
-__all__ = ["DRAFTERS", "Bindable", "Binding", "DraftModel", "DrafterRow", "PromptLookup", "make_drafter"]
+__all__ = [
+    "DRAFTERS",
+    "Bindable",
+    "Binding",
+    "DraftModel",
+    "DrafterRow",
+    "PromptLookup",
+    "build_drafter",
+    "make_drafter",
+]

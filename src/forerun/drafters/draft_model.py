@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from forerun.cache import SequenceCache
-from forerun.config import PREFILL_CHUNK
+from forerun.config import BUNDLED_DRAFT, BUNDLED_TARGET, PREFILL_CHUNK
 from forerun.drafters.binding import Binding
 from forerun.drafters.compatible import check_compatible
 from forerun.errors import DrafterError, ModelLoadError
@@ -56,7 +56,8 @@ class DraftModel:
     """Drafts with a causal language model that shares the target's vocabulary.
 
     Args:
-        model: "bundled-draft", a folder, a hub id, or a loaded Model.
+        model: "bundled-draft", a folder, a hub id, or a loaded Model; None means the bundled draft, which belongs to
+            the bundled target.
         num_draft_tokens: K; None takes the engine's.
         dtype: of its weights; None takes the target's.
 
@@ -64,7 +65,7 @@ class DraftModel:
     """
 
     def __init__(
-        self, model: str | Path | Model, num_draft_tokens: int | None = None, *, dtype: str | None = None
+        self, model: str | Path | Model | None = None, num_draft_tokens: int | None = None, *, dtype: str | None = None
     ) -> None:
         self.num_draft_tokens = num_draft_tokens
         self._source = model
@@ -87,6 +88,13 @@ class DraftModel:
             IncompatibleDrafterError: its vocabulary is another.
         """
         target = binding.target
+        if self._source is None:
+            if target.name != BUNDLED_TARGET:
+                raise DrafterError(
+                    "A draft model without a name means the bundled draft, which belongs to the bundled target, not to "
+                    f"{target.name}. Pass the folder or id of a draft model: drafter='path/to/draft'."
+                )
+            self._source = BUNDLED_DRAFT
         tokenizer: Any = None
         if isinstance(self._source, (str, Path)):
             dtype = self._dtype or str(target.dtype).removeprefix("torch.")
@@ -117,11 +125,11 @@ class DraftModel:
         if own is not None:
             own.cache.free()
 
-    def draft(self, sequences: Seq[Sequence], budgets: Seq[int]) -> list[Draft]:
+    def draft(self, sequences: Seq[Sequence], budgets: Seq[int], price: float = 0.0) -> list[Draft]:
         chains = []
         for sequence, budget in zip(sequences, budgets, strict=True):
             # the deepest token that is fed stands at len + budget - 2
-            room = self.model.context_length - len(sequence.token_ids) + 1
+            room = min(self.model.context_length - len(sequence.token_ids) + 1, sequence.room)
             chains.append(_Chain(sequence, self._owned[sequence], max(0, min(budget, room))))
         growing = [chain for chain in chains if chain.budget > 0]
         self._catch_up([chain.sequence for chain in growing], PREFILL_CHUNK)

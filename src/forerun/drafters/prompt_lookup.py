@@ -69,8 +69,11 @@ class PromptLookup:
     def start(self, sequence: Sequence) -> None:
         self._indices[sequence] = NgramIndex(self._min, self._max)
 
-    def draft(self, sequences: Seq[Sequence], budgets: Seq[int]) -> list[Draft]:
-        return [self._draft(sequence, budget) for sequence, budget in zip(sequences, budgets, strict=True)]
+    def draft(self, sequences: Seq[Sequence], budgets: Seq[int], price: float = 0.0) -> list[Draft]:
+        return [
+            self._draft(sequence, min(budget, sequence.room))
+            for sequence, budget in zip(sequences, budgets, strict=True)
+        ]
 
     def commit(self, steps: Seq[Step]) -> None:
         for step in steps:

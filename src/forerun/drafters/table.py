@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from forerun.config import BUNDLED_DRAFT, BUNDLED_TARGET
+from forerun.config import BUNDLED_DRAFT
 from forerun.drafters.binding import Bindable, Binding
 from forerun.drafters.draft_model import DraftModel
 from forerun.drafters.prompt_lookup import PromptLookup
+from forerun.drafters.spec import option_types, parse_options, split_spec
 from forerun.errors import DrafterError
 from forerun.types import Drafter
 
@@ -20,58 +21,70 @@ class DrafterRow:
     """One entry of the table.
 
     Attributes:
-        make: builds the drafter for a target; it may raise DrafterError.
-        kind: "model" if it runs a model of its own, "lookup" if it only reads text.
+        make: builds the drafter from its options, all of which have defaults; what it needs to know of the target it
+            learns in `bind`. It may raise DrafterError or ConfigError.
+        kind: "model" if it runs a model of its own, "target" if it uses the target's own layers or rows, "lookup" if
+            it only reads text.
         description: one line for people.
     """
 
-    make: Callable[[Binding], Drafter]
-    kind: Literal["model", "lookup"]
+    make: Callable[..., Drafter]
+    kind: Literal["model", "target", "lookup"]
     description: str
 
-
-def _bundled_draft(binding: Binding) -> Drafter:
-    if binding.target.name != BUNDLED_TARGET:
-        raise DrafterError(
-            f"'draft-model' alone means the bundled draft, which belongs to the bundled target, not to "
-            f"{binding.target.name}. Pass the folder or id of a draft model: drafter='path/to/draft'."
-        )
-    return DraftModel(BUNDLED_DRAFT)
+    @property
+    def options(self) -> list[str]:
+        """Names of the options that a text may set: NAME:key=value,key=value."""
+        return list(option_types(self.make))
 
 
 DRAFTERS: Mapping[str, DrafterRow] = {
-    "draft-model": DrafterRow(_bundled_draft, "model", "a smaller model of the same vocabulary drafts a chain"),
-    "prompt-lookup": DrafterRow(
-        lambda _: PromptLookup(), "lookup", "copies what followed the last tokens earlier in the sequence"
-    ),
+    "draft-model": DrafterRow(DraftModel, "model", "a smaller model of the same vocabulary drafts a chain"),
+    "prompt-lookup": DrafterRow(PromptLookup, "lookup", "copies what followed the last tokens earlier in the sequence"),
 }
+
+
+def build_drafter(spec: str | Path | Drafter) -> Drafter:
+    """The drafter that a user asked for, not yet bound to a target.
+
+    Args:
+        spec: a name of the table, perhaps with options (NAME:key=value,key=value); the folder or hub id of a draft
+            model; or a drafter.
+
+    Raises:
+        DrafterError: an unknown name or option; not a drafter.
+        ConfigError: an option is out of range.
+    """
+    if isinstance(spec, str):
+        name, _, rest = spec.partition(":")
+        if name in DRAFTERS:
+            make = DRAFTERS[name].make
+            return make(**parse_options(name, make, split_spec(spec)[1])) if rest else make()
+    if isinstance(spec, (str, Path)):
+        _check_place(spec)
+        return DraftModel(spec)
+    if all(callable(getattr(spec, name, None)) for name in ("start", "draft", "commit", "stop")):
+        return spec
+    raise DrafterError(
+        f"drafter is {spec!r}, but must be one of {', '.join(DRAFTERS)}, the folder or id of a draft model, "
+        "or an object with start, draft, commit and stop."
+    )
 
 
 def make_drafter(spec: str | Path | Drafter | None, binding: Binding) -> Drafter | None:
     """The drafter that a user asked for, ready to draft for this target.
 
     Args:
-        spec: None (plain decoding), a name of the table, the folder or hub id of a draft model, or a drafter.
+        spec: None (plain decoding), or as for `build_drafter`.
 
     Raises:
-        DrafterError: unknown name; not a drafter; IncompatibleDrafterError: another vocabulary.
+        DrafterError: an unknown name or option; not a drafter; IncompatibleDrafterError: another vocabulary.
+        ConfigError: an option is out of range.
         ModelLoadError: the draft model cannot be read.
     """
     if spec is None:
         return None
-    drafter: Drafter
-    if isinstance(spec, str) and spec in DRAFTERS:
-        drafter = DRAFTERS[spec].make(binding)
-    elif isinstance(spec, (str, Path)):
-        _check_place(spec)
-        drafter = DraftModel(spec)
-    elif all(callable(getattr(spec, name, None)) for name in ("start", "draft", "commit", "stop")):
-        drafter = spec
-    else:
-        raise DrafterError(
-            f"drafter is {spec!r}, but must be one of {', '.join(DRAFTERS)}, the folder or id of a draft model, "
-            "or an object with start, draft, commit and stop."
-        )
+    drafter = build_drafter(spec)
     if isinstance(drafter, Bindable):
         drafter.bind(binding)
     return drafter

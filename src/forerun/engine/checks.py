@@ -38,3 +38,38 @@ def check_request(prompt: Seq[int], params: SamplingParams, target: Model, token
             f"stop is {list(params.stop)!r}, but {target.name} has no tokenizer, so there is no text to search. "
             "Use stop_token_ids."
         )
+
+
+def encode_prediction(params: SamplingParams, target: Model, tokenizer: Any, drafter: Any) -> list[int] | None:
+    """The request's prediction in the target's tokens; None without one.
+
+    Raises:
+        SamplingError: no drafter would use it, it cannot be encoded, it holds ids outside the vocabulary, or it is
+            longer than the context.
+    """
+    prediction = params.prediction
+    if prediction is None:
+        return None
+    if not getattr(drafter, "reads_prediction", False):
+        raise SamplingError(
+            "The request has a prediction, but the drafter of this engine does not use predictions. "
+            "Choose drafter='prediction', or a hybrid with it, or leave the prediction out."
+        )
+    if isinstance(prediction, str):
+        if tokenizer is None:
+            raise SamplingError(f"The prediction is text, but {target.name} has no tokenizer. Give it as token ids.")
+        token_ids: list[int] = list(tokenizer(prediction, add_special_tokens=False)["input_ids"])
+    else:
+        token_ids = list(prediction)
+    bad = next((token_id for token_id in token_ids if not 0 <= token_id < target.vocab_size), None)
+    if bad is not None:
+        raise SamplingError(
+            f"The prediction holds token {bad}, but the vocabulary of {target.name} is 0..{target.vocab_size - 1}. "
+            "Was it made by another model's tokenizer?"
+        )
+    if len(token_ids) > target.context_length:
+        raise SamplingError(
+            f"The prediction has {len(token_ids)} tokens, but the context of {target.name} holds "
+            f"{target.context_length}. Shorten it."
+        )
+    return token_ids

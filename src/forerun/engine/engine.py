@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from forerun.config import EngineConfig, SamplingParams
-from forerun.engine.checks import check_request
+from forerun.engine.budget import Budget
+from forerun.engine.checks import check_request, encode_prediction
 from forerun.engine.results import Choice, StepOutput, StreamChunk
 from forerun.engine.scheduler import Scheduler
 from forerun.engine.state import Request, SequenceState
@@ -38,6 +39,7 @@ class Engine:
         *,
         tokenizer: Any = None,
         config: EngineConfig | None = None,
+        budget: Budget | None = None,
     ) -> None:
         self.target = target
         self.drafter = drafter
@@ -49,7 +51,7 @@ class Engine:
         self.last_step = StepStats()
         # K = 0 is plain decoding: a drafter that is never asked need not be told anything either
         self._drafter = drafter if self.config.num_draft_tokens else None
-        self._loop = StepLoop(target, self._drafter, self.config)
+        self._loop = StepLoop(target, self._drafter, self.config, budget)
         self._ids = itertools.count()
         self._outputs: list[StepOutput] = []
 
@@ -72,9 +74,10 @@ class Engine:
         """
         params = params or SamplingParams()
         check_request(prompt_token_ids, params, self.target, self.tokenizer)
+        prediction = encode_prediction(params, self.target, self.tokenizer, self.drafter)
         eos = frozenset() if params.ignore_eos else self.target.eos_token_ids
         request = Request(
-            next(self._ids), list(prompt_token_ids), params, stream, eos | frozenset(params.stop_token_ids)
+            next(self._ids), list(prompt_token_ids), params, stream, eos | frozenset(params.stop_token_ids), prediction
         )
         self.scheduler.add([self._new_state(request, choice) for choice in range(params.n)])
         return request.id
@@ -109,6 +112,7 @@ class Engine:
         params, prompt = request.params, request.prompt_token_ids
         max_length = min(len(prompt) + params.max_tokens, self.target.context_length)
         sequence = Sequence(next(self._ids), list(prompt), len(prompt), params, choice, max_length)
+        sequence.prediction = request.prediction
         state = SequenceState(request, sequence, self._loop.argmax_suffices(params))
         if self.tokenizer is not None and (request.stream or params.stop):
             state.text = TextStream(self.tokenizer, prompt, params.stop)
@@ -121,7 +125,7 @@ class Engine:
     def _enter(self, state: SequenceState, now: float) -> None:
         state.time_started = now
         try:
-            state.cache = self.target.new_cache()
+            state.cache = state.sequence.cache = self.target.new_cache()
             self._loop.start(state)
         except Exception as error:
             self._fail(state, error)
@@ -214,7 +218,7 @@ class Engine:
         finally:
             if state.cache is not None:
                 state.cache.free()
-                state.cache = None
+                state.cache = state.sequence.cache = None
 
 
 def _shown(state: SequenceState, chunk: StreamChunk) -> StreamChunk:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, overload
 
 from forerun.config import (
     DEFAULT_DTYPE,
-    DEFAULT_NUM_DRAFT_TOKENS,
     MAX_BATCH,
     PREFILL_CHUNK,
     EngineConfig,
@@ -63,13 +63,9 @@ class LLM:
         prefill_chunk: int = PREFILL_CHUNK,
         tokenizer: Any = None,
     ) -> None:
-        config = EngineConfig(
-            num_draft_tokens=_num_draft_tokens(num_draft_tokens, drafter),
-            prefill_chunk=prefill_chunk,
-            max_batch=max_batch,
-            acceptance=acceptance,
-            seed=seed,
-        )
+        config = EngineConfig(prefill_chunk=prefill_chunk, max_batch=max_batch, acceptance=acceptance, seed=seed)
+        if num_draft_tokens is not None:
+            config = replace(config, num_draft_tokens=num_draft_tokens)
         if isinstance(target, (str, Path)):
             self.target = load_model(target, dtype)
             tokenizer = tokenizer or _tokenizer_of(target)
@@ -78,6 +74,9 @@ class LLM:
         self.tokenizer = tokenizer
         drafter_seed = None if seed is None else seed ^ _DRAFTER_SEED
         self.drafter = make_drafter(drafter, Binding(self.target, tokenizer, drafter_seed))
+        own = getattr(self.drafter, "num_draft_tokens", None)
+        if num_draft_tokens is None and own is not None:
+            config = replace(config, num_draft_tokens=own)
         self.engine = Engine(self.target, self.drafter, tokenizer=tokenizer, config=config)
         self._inboxes: dict[int, list[StepOutput]] = {}
 
@@ -184,13 +183,6 @@ class LLM:
 def _generation(prompt: list[int], outputs: Seq[StepOutput]) -> Generation:
     choices = [output.choice for output in outputs if output.choice is not None]
     return Generation(prompt, choices, outputs[0].prompt_logprobs)
-
-
-def _num_draft_tokens(asked: int | None, drafter: object) -> int:
-    if asked is not None:
-        return asked
-    own = getattr(drafter, "num_draft_tokens", None)
-    return DEFAULT_NUM_DRAFT_TOKENS if own is None else int(own)
 
 
 def _one_each(params: SamplingParams | Seq[SamplingParams] | None, count: int) -> list[SamplingParams]:

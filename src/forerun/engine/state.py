@@ -23,6 +23,7 @@ class Request:
         params: options.
         stream: text is wanted as it arrives.
         stop_ids: token ids that end the output: the model's EOS, unless ignored, and the request's own.
+        prediction: the client's guess of the output, in the target's tokens; None without one.
     """
 
     id: int
@@ -30,6 +31,7 @@ class Request:
     params: SamplingParams
     stream: bool
     stop_ids: frozenset[int]
+    prediction: list[int] | None = None
 
 
 @dataclass(slots=True, eq=False)

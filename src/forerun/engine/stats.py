@@ -2,7 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class SourceStats:
+    """What one of several sources of drafts gave.
+
+    Attributes:
+        num_draft_tokens: its tokens that the target verified.
+        num_accepted_tokens: those of them that were committed.
+    """
+
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
 
 
 @dataclass(slots=True)
@@ -17,6 +31,7 @@ class SequenceStats:
         drafted_per_position: [depth] how many draft tokens stood at each depth.
         accepted_per_position: [depth] how many of those were committed; divided by the entry one shallower,
             this is the acceptance conditional on reaching the position.
+        sources: name -> figures of each source, where a drafter has several or names its only one.
         time_draft: in the drafter, drafting and learning what became of the draft.
         time_target: in the target's forwards, those over prompt chunks included.
         time_verify: processing logits, verifying, finding log-probabilities.
@@ -30,6 +45,7 @@ class SequenceStats:
     num_accepted_tokens: int = 0
     drafted_per_position: list[int] = field(default_factory=list)
     accepted_per_position: list[int] = field(default_factory=list)
+    sources: dict[str, SourceStats] = field(default_factory=dict)
     time_draft: float = 0.0
     time_target: float = 0.0
     time_verify: float = 0.0
@@ -63,6 +79,13 @@ class SequenceStats:
             self.drafted_per_position[depth] += 1
         for depth in range(accepted):
             self.accepted_per_position[depth] += 1
+
+    def count_sources(self, sources: Sequence[str], accepted: Sequence[int]) -> None:
+        """One verified draft: who proposed each node, and the nodes that were committed."""
+        for name in sources:
+            self.sources.setdefault(name, SourceStats()).num_draft_tokens += 1
+        for node in accepted:
+            self.sources[sources[node]].num_accepted_tokens += 1
 
 
 @dataclass(slots=True)

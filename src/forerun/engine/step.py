@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from forerun.config import EngineConfig, SamplingParams
-from forerun.engine.budget import draft_budget
+from forerun.engine.budget import Budget, FixedBudget, Outcome, Plan, StepCost
 from forerun.engine.results import StreamChunk
 from forerun.engine.state import SequenceState
 from forerun.engine.stats import StepStats
@@ -17,7 +17,7 @@ from forerun.engine.work import Work
 from forerun.errors import DrafterError
 from forerun.models import Model
 from forerun.sampling import LogitsPipeline, StepNoise, TokenLogprob, row_argmax, token_logprobs
-from forerun.types import Draft, Drafter, PackedDrafts, Step, Verdict
+from forerun.types import Draft, Drafter, Needs, PackedDrafts, Step, Verdict
 from forerun.verify import greedy_verdicts, rule_for, verify_step
 
 
@@ -27,10 +27,14 @@ class StepLoop:
     `compute` changes nothing that a second try would notice; `apply` commits one sequence.
     """
 
-    def __init__(self, target: Model, drafter: Drafter | None, config: EngineConfig) -> None:
+    def __init__(
+        self, target: Model, drafter: Drafter | None, config: EngineConfig, budget: Budget | None = None
+    ) -> None:
         self._target = target
         self._drafter = drafter
+        self._needs: Needs = getattr(drafter, "needs", _NO_NEEDS)
         self._config = config
+        self._budget = budget or FixedBudget(config.num_draft_tokens)
         self._pipeline = LogitsPipeline(target.vocab_size, target.eos_token_ids)
         self._generator = torch.Generator()
         if config.seed is None:
@@ -52,25 +56,25 @@ class StepLoop:
     def stop(self, state: SequenceState) -> None:
         """A sequence leaves, however far it came."""
         self._pipeline.stop(state.sequence)
+        self._budget.stop(state.sequence)
         if self._drafter is not None and state.entered:
             state.entered = False
             self._drafter.stop(state.sequence)
 
     def compute(self, batch: Seq[SequenceState], stats: StepStats) -> list[Work]:
         """Draft, forward and verify; nothing is committed."""
-        t0 = perf_counter()
-        work = self._draft(batch)
-        t1 = perf_counter()
+        work = self._draft(batch, stats)
         rows = [item.rows() for item in work]
-        t2 = perf_counter()
+        started = perf_counter()
         logits = self._target.forward(rows)
-        t3 = perf_counter()
+        computed = perf_counter()
         self._verify(work, logits)
+        stats.time_target, stats.time_verify = computed - started, perf_counter() - computed
         stats.num_sequences = len(batch)
         for row, item in zip(rows, work, strict=True):
             stats.num_rows += len(row.token_ids)
             stats.num_draft_tokens += len(item.draft_ids)
-        stats.time_draft, stats.time_target, stats.time_verify = t1 - t0, t3 - t2, perf_counter() - t3
+        self._observe(work, stats)
         return work
 
     def apply(self, item: Work, stats: StepStats) -> StreamChunk | None:
@@ -78,12 +82,13 @@ class StepLoop:
         state, verdict = item.state, item.verdict
         sequence, cache = state.sequence, state.cache
         assert cache is not None
-        if item.num_extra:
+        if item.num_extra and state.prompt_logprobs is not None:
             self._report_prompt(item)
         if verdict is None:
             cache.commit(range(item.num_owed))
             return None
-        rows = [0, *(node + 1 for node in verdict.path)]
+        nodes = verdict.path
+        rows = [0, *(node + 1 for node in nodes)]
         new_ids = [item.draft_ids[node] for node in verdict.path]
         num_accepted = len(new_ids)
         new_ids.append(verdict.next_token)
@@ -99,7 +104,7 @@ class StepLoop:
         if state.logprobs is not None:
             chunk.logprobs = self._report(item, [item.num_extra + row for row in rows], new_ids)
             state.logprobs += chunk.logprobs
-        self._count(item, chunk, stats)
+        self._count(item, chunk, nodes[:num_accepted], stats)
         return chunk
 
     def tell_drafter(self, work: Seq[Work], stats: StepStats) -> dict[SequenceState, Exception]:
@@ -120,33 +125,55 @@ class StepLoop:
         stats.time_draft += perf_counter() - t0
         return failed
 
-    def _draft(self, batch: Seq[SequenceState]) -> list[Work]:
+    def _draft(self, batch: Seq[SequenceState], stats: StepStats) -> list[Work]:
         """Prompt chunks for the sequences that owe more than one token, drafts for the others."""
-        chunk, k = self._config.prefill_chunk, self._config.num_draft_tokens
+        chunk, all_rows = self._config.prefill_chunk, self._needs.prompt_rows
         ready: list[SequenceState] = []
-        budgets: list[int] = []
         work: list[Work] = []
         for state in batch:
             assert state.cache is not None
             if self._drafter is None or state.cache.length + 1 < len(state.sequence.token_ids):
-                work.append(Work.prompt_chunk(state, chunk))
+                work.append(Work.prompt_chunk(state, chunk, all_rows))
             else:
                 ready.append(state)
-                budgets.append(draft_budget(state.sequence, k))
-        if not ready:
-            return work
-        vocab_size = self._target.vocab_size
-        for state, draft, budget in zip(ready, self._ask(ready, budgets), budgets, strict=True):
-            work.append(Work.verification(state, draft, budget, vocab_size))
+        if ready:
+            plan = self._budget.plan([state.sequence for state in ready])
+            started = perf_counter()
+            drafts = self._ask(ready, plan)
+            stats.time_draft = perf_counter() - started
+            vocab_size = self._target.vocab_size
+            for state, draft, budget in zip(ready, drafts, plan.budgets, strict=True):
+                work.append(Work.verification(state, draft, budget, vocab_size))
         return work
 
-    def _ask(self, ready: list[SequenceState], budgets: list[int]) -> Seq[Draft]:
-        if self._drafter is None or not any(budgets):
+    def _ask(self, ready: list[SequenceState], plan: Plan) -> Seq[Draft]:
+        """The drafts; where nobody may draft, the drafter is not called."""
+        if self._drafter is None or not any(plan.budgets):
             return [Draft.empty()] * len(ready)
-        drafts = self._drafter.draft([state.sequence for state in ready], budgets)
+        drafts = self._drafter.draft([state.sequence for state in ready], plan.budgets, plan.price)
         if len(drafts) != len(ready):
             raise DrafterError(f"The drafter gave {len(drafts)} drafts for {len(ready)} sequences.")
         return drafts
+
+    def _observe(self, work: Seq[Work], stats: StepStats) -> None:
+        """Tell the budget what the step cost and gave."""
+        outcomes = [
+            Outcome(item.state.sequence, item.budget, item.draft, item.verdict)
+            for item in work
+            if item.budget is not None and item.draft is not None and item.verdict is not None
+        ]
+        caches = [item.state.cache for item in work if item.budget is not None]
+        cost = StepCost(
+            num_rows=stats.num_rows,
+            num_prompt_rows=sum(item.num_owed for item in work if item.budget is None),
+            num_sequences=len(outcomes),
+            context=sum(cache.length for cache in caches if cache is not None),
+            budgets=[outcome.budget for outcome in outcomes],
+            time_draft=stats.time_draft,
+            time_target=stats.time_target,
+            time_verify=stats.time_verify,
+        )
+        self._budget.observe(cost, outcomes)
 
     def _verify(self, work: Seq[Work], logits: Tensor) -> None:
         """Set every verdict; keep the logits that log-probabilities will be taken from."""
@@ -157,13 +184,15 @@ class StepLoop:
         at = 0
         for item in work:
             state, end = item.state, at + item.num_logits
-            if state.logprobs is not None or item.num_extra:
+            if state.logprobs is not None or state.prompt_logprobs is not None:
                 item.logits = logits[at:end]
             if item.draft is not None:
                 items, rows = (greedy, greedy_rows) if state.argmax_suffices else (drawn, drawn_rows)
                 items.append(item)
                 rows.extend(range(at + item.num_extra, end))
             at = end
+        if self._needs.top_tokens and at:
+            self._take_top_tokens(work, logits[:at])
         if greedy:
             wanted = logits if len(greedy_rows) == at else logits[greedy_rows]
             packed = PackedDrafts.of([item.draft for item in greedy if item.draft is not None])
@@ -182,6 +211,16 @@ class StepLoop:
         noise = StepNoise(self._generator, [item.state.sequence for item in work], packed)
         _settle(work, verify_step(packed, logprobs, rules, noise))
 
+    def _take_top_tokens(self, work: Seq[Work], logits: Tensor) -> None:
+        """Keep what the drafter wants to know of every row. logits: [rows, V]."""
+        count = min(self._needs.top_tokens, logits.shape[1])
+        top = row_argmax(logits)[:, None] if count == 1 else logits.topk(count).indices
+        at = 0
+        for item in work:
+            if item.num_logits:
+                item.top_tokens = top[at : at + item.num_logits]
+            at += item.num_logits
+
     def _report_prompt(self, item: Work) -> None:
         state = item.state
         assert state.cache is not None
@@ -197,14 +236,16 @@ class StepLoop:
         assert num_top is not None
         return token_logprobs(item.logits[rows], token_ids, num_top)
 
-    def _count(self, item: Work, chunk: StreamChunk, stats: StepStats) -> None:
+    def _count(self, item: Work, chunk: StreamChunk, accepted: list[int], stats: StepStats) -> None:
         own = item.state.stats
         if own.num_tokens == 0:
             own.time_first_token = perf_counter() - item.state.time_started
         own.num_tokens += len(chunk.token_ids)
         own.num_forwards += 1
-        if item.draft_ids:
+        if item.draft_ids and item.draft is not None:
             own.count_draft(item.depths(), chunk.num_accepted_draft)
+            if item.draft.sources:
+                own.count_sources(item.draft.sources[: item.draft.num_candidates], accepted)
         stats.num_tokens += len(chunk.token_ids)
         stats.num_accepted_tokens += chunk.num_accepted_draft
 
@@ -216,4 +257,7 @@ def _settle(work: Seq[Work], verdicts: Seq[Verdict]) -> None:
 
 def _step(item: Work) -> Step:
     assert item.state.cache is not None
-    return Step(item.state.sequence, item.draft, item.verdict, item.state.cache.length)
+    return Step(item.state.sequence, item.draft, item.verdict, item.state.cache.length, item.top_tokens)
+
+
+_NO_NEEDS = Needs()

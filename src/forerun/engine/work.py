@@ -26,6 +26,8 @@ class Work:
             log-probabilities.
         logits: [num_extra + 1 + nodes, V] this sequence's rows; only where log-probabilities are asked for.
         verdict: None if the draft is.
+        top_tokens: [rows, k] of this sequence's rows, where the drafter asked for them.
+        budget: nodes that the draft might have had; None for a prompt chunk.
     """
 
     state: SequenceState
@@ -36,15 +38,20 @@ class Work:
     num_extra: int = 0
     logits: Tensor | None = None
     verdict: Verdict | None = None
+    top_tokens: Tensor | None = None
+    budget: int | None = None
 
     @classmethod
-    def prompt_chunk(cls, state: SequenceState, chunk: int) -> Work:
-        """The next tokens of a prompt; with its last one, the first token of the output is drawn."""
+    def prompt_chunk(cls, state: SequenceState, chunk: int, all_rows: bool = False) -> Work:
+        """The next tokens of a prompt; with its last one, the first token of the output is drawn.
+
+        all_rows: the drafter wants to know of every row.
+        """
         assert state.cache is not None
         missing = len(state.sequence.token_ids) - state.cache.length
         owed = min(missing, chunk)
         last = owed == missing
-        extra = 0 if state.prompt_logprobs is None else owed - last
+        extra = owed - last if all_rows or state.prompt_logprobs is not None else 0
         return cls(state, owed, _EMPTY if last else None, [], [], extra)
 
     @classmethod
@@ -61,7 +68,12 @@ class Work:
                 )
             if len(parents) != len(draft_ids) or any(not -1 <= parent < i for i, parent in enumerate(parents)):
                 raise DrafterError(f"The drafter gave parents that are no rooted tree in order: {parents}.")
-        return cls(state, 1, draft, draft_ids, parents)
+            deepest, room = max(_depths(parents)) + 1, state.sequence.room
+            if deepest > room:
+                raise DrafterError(
+                    f"The drafter gave a draft {deepest} tokens deep, but the output has room for {room}."
+                )
+        return cls(state, 1, draft, draft_ids, parents, budget=budget)
 
     @property
     def num_logits(self) -> int:
@@ -73,7 +85,7 @@ class Work:
         cache, token_ids = self.state.cache, self.state.sequence.token_ids
         assert cache is not None
         start, owed = cache.length, self.num_owed
-        if not self.draft_ids:
+        if self.draft is None or not self.draft_ids:
             return Rows(cache, token_ids[start : start + owed], None, self.num_logits)
         parents = None
         if self.parents != list(range(-1, len(self.parents) - 1)):
@@ -90,10 +102,14 @@ class Work:
     def depths(self) -> list[int]:
         """Depth of each node that may be accepted; children of the last committed token have 0."""
         assert self.draft is not None
-        depths: list[int] = []
-        for parent in self.parents[: self.draft.num_candidates]:
-            depths.append(depths[parent] + 1 if parent >= 0 else 0)
-        return depths
+        return _depths(self.parents[: self.draft.num_candidates])
+
+
+def _depths(parents: list[int]) -> list[int]:
+    depths: list[int] = []
+    for parent in parents:
+        depths.append(depths[parent] + 1 if parent >= 0 else 0)
+    return depths
 
 
 _EMPTY = Draft.empty()

@@ -249,8 +249,8 @@ def poisoned(place: str, fake: FakeModel, plan: Scripted) -> None:
     if place == "start":
         plan.start = lambda sequence: (inner(sequence), check(sequence.token_ids[0]))[0]
     elif place == "draft":
-        plan.draft = lambda sequences, budgets: (
-            [check(each.token_ids[0]) for each in sequences] and inner(sequences, budgets)
+        plan.draft = lambda sequences, budgets, price: (
+            [check(each.token_ids[0]) for each in sequences] and inner(sequences, budgets, price)
         )
     else:
         plan.commit = lambda steps: [check(each.sequence.token_ids[0]) for each in steps] and inner(steps)

@@ -1,0 +1,73 @@
+"""Drafters as text: `NAME`, or `NAME:key=value,key=value`."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, get_args, get_type_hints
+
+from forerun.errors import DrafterError
+
+
+def split_spec(spec: str) -> tuple[str, dict[str, str]]:
+    """The name and the options as written.
+
+    Raises:
+        DrafterError: an option is not key=value, or stands twice.
+    """
+    name, _, rest = spec.partition(":")
+    options: dict[str, str] = {}
+    for part in rest.split(",") if rest else ():
+        key, equals, value = part.partition("=")
+        key = key.strip().replace("-", "_")
+        if not equals or not key or key in options:
+            raise DrafterError(
+                f"drafter is {spec!r}, but after the name come different options, key=value, with commas between them."
+            )
+        options[key] = value.strip()
+    return name, options
+
+
+def option_types(make: Callable[..., Any]) -> Mapping[str, type]:
+    """The options that can be written as text: parameters annotated as int, float, bool or str, perhaps with None."""
+    target = make.__init__ if inspect.isclass(make) else make
+    hints = get_type_hints(target)
+    types: dict[str, type] = {}
+    for name in inspect.signature(make).parameters:
+        hint = hints.get(name)
+        kinds = [kind for kind in (get_args(hint) or (hint,)) if kind in (bool, int, float, str)]
+        if kinds:
+            types[name] = kinds[0]
+    return types
+
+
+def parse_options(name: str, make: Callable[..., Any], written: Mapping[str, str]) -> dict[str, Any]:
+    """The options in the types that `make` takes.
+
+    Raises:
+        DrafterError: an option is unknown, or its value is not of its type.
+    """
+    types = option_types(make)
+    options: dict[str, Any] = {}
+    for key, text in written.items():
+        if key not in types:
+            known = ", ".join(types) or "none"
+            raise DrafterError(f"The drafter {name!r} has no option {key!r}. It has: {known}.")
+        try:
+            options[key] = _parse(text, types[key])
+        except ValueError:
+            raise DrafterError(
+                f"The option {key!r} of the drafter {name!r} is {text!r}, but must be {_WORDS[types[key]]}."
+            ) from None
+    return options
+
+
+_WORDS: Mapping[type, str] = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+
+
+def _parse(text: str, kind: type) -> Any:
+    if kind is bool:
+        if text.lower() not in ("true", "false"):
+            raise ValueError(text)
+        return text.lower() == "true"
+    return kind(text)
