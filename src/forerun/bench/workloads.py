@@ -20,11 +20,13 @@ class Case:
         name: where it comes from.
         prompt: what the model is given.
         reference: what stood there; empty when unknown.
+        temperature: at which it is to be sampled, whatever else is measured; None leaves that open.
     """
 
     name: str
     prompt: str
     reference: str = ""
+    temperature: float | None = None
 
 
 def names() -> list[str]:
@@ -65,4 +67,7 @@ def _case(line: str, where: str) -> Case:
         prompt = None
     if not isinstance(prompt, str):
         raise ConfigError(f'{where} is not a JSON object with a string "prompt": {line.strip()[:80]!r}.')
-    return Case(str(record.get("file", where)), prompt, str(record.get("reference", "")))
+    temperature = record.get("temperature")
+    if temperature is not None and not (isinstance(temperature, (int, float)) and temperature >= 0):
+        raise ConfigError(f"{where} has the temperature {temperature!r}, but it must be a number of 0 or more.")
+    return Case(str(record.get("file", where)), prompt, str(record.get("reference", "")), temperature)

@@ -1,4 +1,4 @@
-"""`forerun make padded`: models made from other models."""
+"""`forerun make`: models made from other models, prompts cut from files."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
-app = typer.Typer(help="Make models from models.", no_args_is_help=True)
+app = typer.Typer(help="Make models from models, and prompts from files.", no_args_is_help=True)
 
 
 @app.callback()
 def make() -> None:
-    """Make models from models."""
+    """Make models from models, and prompts from files."""
 
 
 @app.command()
@@ -31,3 +31,19 @@ def padded(
         f"{out}: cost-padded to {sizes.parameters:,} parameters, {sizes.num_layers} layers, "
         f"intermediate size {sizes.intermediate_size}; same text as the original"
     )
+
+
+@app.command()
+def workloads(out: Annotated[Path, typer.Argument(help="Folder to write.")]) -> None:
+    """Cut the bundled workloads from the held-out files again: prose, copying, high temperature."""
+    from forerun.train import workloads as cut
+    from forerun.train.heldout import read_held_out, read_prompts
+
+    files = read_held_out()
+    for name, prompts in (
+        ("prose", cut.prose_prompts(files)),
+        ("copying", cut.copying_prompts(files)),
+        ("high-temperature", cut.high_temperature_prompts(read_prompts())),
+    ):
+        cut.write_workload(prompts, out / f"{name}.jsonl")
+        typer.echo(f"{out / name}.jsonl: {len(prompts)} prompts")
