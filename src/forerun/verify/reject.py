@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from forerun.sampling import draw_tokens
-from forerun.types import Noise, PackedDrafts, Verdict
+from forerun.types import Draft, Noise, PackedDrafts, Verdict
 from forerun.verify.core import ChainRule, Numbers, excess
 
 _SMALLEST = 1e-300
@@ -87,17 +87,10 @@ class _Layout:
 
         Zero there makes the excess of the chain's last row the target's own law, which its bonus is drawn from.
         """
-        vocab_size = like.shape[-1]
-        nothing = like.new_zeros(1, vocab_size)
         laws: list[Tensor] = []
         ends: list[int] = []
         for draft, offset in zip(drafts.drafts, drafts.offsets, strict=False):
-            if draft.laws is None and len(draft):
-                raise ValueError("rejection needs the laws that the draft was drawn from; walk serves chosen drafts")
-            law = nothing if draft.laws is None else draft.laws
-            if law.shape != (len(draft) + 1, vocab_size):
-                raise ValueError(f"laws have shape {tuple(law.shape)}, not {(len(draft) + 1, vocab_size)}")
-            laws.append(law.to(like))
+            laws.append(checked_laws(draft, like))
             ends += range(offset + draft.num_candidates, offset + len(draft) + 1)
         return torch.cat(laws).index_fill_(0, torch.tensor(ends, device=like.device), 0)
 
@@ -117,3 +110,17 @@ class _Layout:
         by_row = np.ones((self.num_rows, 1))
         by_row[self.rows[:, :-1][self.inside], 0] = carries[:, :-1][self.inside]
         return torch.from_numpy(by_row)
+
+
+def checked_laws(draft: Draft, like: Tensor) -> Tensor:
+    """[n + 1, V] the draft's laws, in the type and on the device of `like` [..., V]; a zero row for no draft.
+
+    Raises:
+        ValueError: the draft has no laws, or laws of another shape.
+    """
+    if draft.laws is None and len(draft):
+        raise ValueError("rejection needs the laws that the draft was drawn from; walk serves chosen drafts")
+    laws = like.new_zeros(1, like.shape[-1]) if draft.laws is None else draft.laws
+    if laws.shape != (len(draft) + 1, like.shape[-1]):
+        raise ValueError(f"laws have shape {tuple(laws.shape)}, not {(len(draft) + 1, like.shape[-1])}")
+    return laws.to(like)

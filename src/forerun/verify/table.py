@@ -14,28 +14,36 @@ from forerun.types import Draft, Noise, PackedDrafts, Verdict, Verifier
 from forerun.verify.core import BLOCK, TOKEN
 from forerun.verify.lossy import Threshold, in_top_k, in_top_p, typical
 from forerun.verify.reject import Rejection
+from forerun.verify.tree_core import multi_step, traversal
+from forerun.verify.trees import TreeRejection
 from forerun.verify.walk import Coupled, Walk
 
 VERIFIERS: Mapping[str, Verifier] = {
     "walk": Walk(),
     "token": Rejection(TOKEN),
     "block": Rejection(BLOCK),
+    "multi-step": TreeRejection(multi_step),
+    "traversal": TreeRejection(traversal),
     "coupled": Coupled(),
     "typical": Threshold(typical),
     "top-k": Threshold(in_top_k),
     "top-p": Threshold(in_top_p),
 }
+_OF_CHAINS: Mapping[str, str] = {"traversal": "block", "multi-step": "token"}
+"""The rule that gives the same verdicts on chains, with all chains of a step computed together."""
+_OF_TREES: Mapping[str, str] = {same: name for name, same in _OF_CHAINS.items()}
 
 
 def rule_for(params: SamplingParams, draft: Draft, acceptance: str | None = None) -> str:
     """The rule that verifies this draft of this request.
 
     Greedy requests walk and requests with a seed stay coupled, whatever is asked for: both promise a text
-    that depends on the target alone. Drafts without laws, and trees, cannot be rejected from, and walk.
+    that depends on the target alone. Drafts without laws cannot be rejected from, and walk.
 
     Args:
         acceptance: the rule asked for by name; None takes the lossless one that fits: block for drawn chains,
-            walk for all else.
+            traversal for drawn trees, walk for all else. Block on a tree is traversal and token multi-step,
+            and the other way round on a chain.
 
     Raises:
         ConfigError: no rule has that name.
@@ -46,10 +54,13 @@ def rule_for(params: SamplingParams, draft: Draft, acceptance: str | None = None
         return "walk"
     if params.seed is not None:
         return "coupled"
-    if acceptance in (None, "block", "token"):
-        return (acceptance or "block") if draft.laws is not None and draft.is_chain else "walk"
+    rule = acceptance or "block"
+    if rule in _OF_CHAINS or rule in _OF_TREES:
+        if draft.laws is None:
+            return "walk"
+        return (_OF_CHAINS if draft.is_chain else _OF_TREES).get(rule, rule)
     # Without a seed nothing is keyed, and coupled is the walk with the generator's noise.
-    return "walk" if acceptance == "coupled" else str(acceptance)
+    return "walk" if rule == "coupled" else rule
 
 
 def check_acceptance(acceptance: str) -> None:

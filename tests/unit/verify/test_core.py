@@ -9,33 +9,15 @@ from collections import defaultdict
 from dataclasses import replace
 from fractions import Fraction
 from itertools import product
-from random import Random
 
 import numpy as np
 import pytest
 
 from forerun.verify.core import BLOCK, TOKEN, excess, unit_carry, up_to_first_failure
 
-VOCAB = 3
+from .enumeration import Laws, total_variation
+
 RULES = {"token": TOKEN, "block": BLOCK}
-
-
-class Laws:
-    """A law for every context: random fractions, among them zeros."""
-
-    def __init__(self, seed, zeros=0.15):
-        self.seed = seed
-        self.zeros = zeros
-        self.known = {}
-
-    def __getitem__(self, context):
-        if context not in self.known:
-            random = Random(f"{self.seed}{context}")
-            weights = [0 if random.random() < self.zeros else random.randint(1, 9) for _ in range(VOCAB)]
-            if not any(weights):
-                weights[random.randrange(VOCAB)] = 1
-            self.known[context] = np.array([Fraction(weight, sum(weights)) for weight in weights], dtype=object)
-        return self.known[context]
 
 
 class Sharpened:
@@ -97,24 +79,6 @@ def emitted(rule, chains, target, draft, wrong_residual=False):
             for token, weight in enumerate(weights):
                 law[(*chain[:length], token)] += chance * weight / weights.sum()
     return law, accepted
-
-
-def total_variation(law, target, length):
-    """Between what is emitted, completed to `length` tokens by the target, and the target itself."""
-    completed = defaultdict(Fraction)
-    for tokens, chance in law.items():
-        for rest in product(range(VOCAB), repeat=length - len(tokens)):
-            mass = chance
-            for i, token in enumerate(rest):
-                mass *= target[(*tokens, *rest[:i])][token]
-            completed[(*tokens, *rest)] += mass
-    distance = Fraction(0)
-    for tokens in product(range(VOCAB), repeat=length):
-        mass = Fraction(1)
-        for i, token in enumerate(tokens):
-            mass *= target[tokens[:i]][token]
-        distance += abs(mass - completed[tokens])
-    return distance / 2
 
 
 @pytest.mark.parametrize("name", RULES)

@@ -11,6 +11,7 @@ VOCAB = 8
 LAWS = torch.full((3, VOCAB), 1 / VOCAB)
 DRAWN, CHOSEN = Draft.chain([1, 2], LAWS), Draft.chain([1, 2])
 DRAWN_TREE = Draft(torch.tensor([1, 2]), torch.tensor([-1, -1]), LAWS)
+CHOSEN_TREE = Draft(torch.tensor([1, 2]), torch.tensor([-1, -1]))
 GREEDY, PLAIN, SEEDED = SamplingParams(temperature=0), SamplingParams(), SamplingParams(seed=1)
 
 
@@ -23,7 +24,23 @@ GREEDY, PLAIN, SEEDED = SamplingParams(temperature=0), SamplingParams(), Samplin
         (PLAIN, DRAWN, None, "block"),
         (PLAIN, CHOSEN, None, "walk"),
         (PLAIN, Draft.empty(), None, "walk"),
-        (PLAIN, DRAWN_TREE, None, "walk"),
+        (PLAIN, DRAWN_TREE, None, "traversal"),
+        (PLAIN, DRAWN_TREE, "block", "traversal"),
+        (PLAIN, DRAWN_TREE, "traversal", "traversal"),
+        (PLAIN, DRAWN_TREE, "token", "multi-step"),
+        (PLAIN, DRAWN_TREE, "multi-step", "multi-step"),
+        (PLAIN, DRAWN_TREE, "walk", "walk"),
+        (PLAIN, DRAWN_TREE, "coupled", "walk"),
+        (PLAIN, DRAWN_TREE, "typical", "typical"),
+        (PLAIN, DRAWN, "block", "block"),
+        (PLAIN, DRAWN, "traversal", "block"),
+        (PLAIN, DRAWN, "multi-step", "token"),
+        (PLAIN, CHOSEN_TREE, None, "walk"),
+        (PLAIN, CHOSEN_TREE, "traversal", "walk"),
+        (PLAIN, CHOSEN_TREE, "multi-step", "walk"),
+        (PLAIN, Draft.empty(), "traversal", "walk"),
+        (GREEDY, DRAWN_TREE, "traversal", "walk"),
+        (SEEDED, DRAWN_TREE, None, "coupled"),
         (PLAIN, DRAWN, "token", "token"),
         (PLAIN, DRAWN, "walk", "walk"),
         (PLAIN, CHOSEN, "block", "walk"),
@@ -41,7 +58,9 @@ def test_rule_for(params, draft, acceptance, expected):
 
 
 def test_unknown_rule_names_the_others():
-    with pytest.raises(ConfigError, match=r"'blok'.*walk, token, block, coupled.*typical, top-k, top-p"):
+    with pytest.raises(
+        ConfigError, match=r"'blok'.*walk, token, block, multi-step, traversal, coupled.*typical, top-k"
+    ):
         rule_for(PLAIN, DRAWN, "blok")
     with pytest.raises(ConfigError):
         check_acceptance("greedy")
@@ -52,10 +71,11 @@ def test_only_the_named_ones_are_lossy():
 
 
 def test_mixed_rules_verify_each_sequence_by_its_own():
-    params = [GREEDY, PLAIN, SEEDED, SamplingParams(seed=2), PLAIN]
+    params = [GREEDY, PLAIN, SEEDED, SamplingParams(seed=2), PLAIN, PLAIN]
     laws = torch.rand(4, VOCAB, generator=torch.Generator().manual_seed(1)).softmax(-1)
-    drafts = [Draft.chain([1, 2, 3]), Draft.chain([4, 5, 6], laws), Draft.chain([1]), Draft.empty(), Draft.empty()]
-    rules = ["walk", "block", "coupled", "coupled", "walk"]
+    chain, other = Draft.chain([1, 2, 3]), Draft.chain([1])
+    drafts = [chain, Draft.chain([4, 5, 6], laws), other, Draft.empty(), Draft.empty(), DRAWN_TREE]
+    rules = ["walk", "block", "coupled", "coupled", "walk", "traversal"]
     packed = PackedDrafts.of(drafts)
     logprobs = torch.randn(packed.offsets[-1], VOCAB, generator=torch.Generator().manual_seed(2)).log_softmax(-1)
     greedy_rows = torch.full((4, VOCAB), -torch.inf)
@@ -71,3 +91,4 @@ def test_mixed_rules_verify_each_sequence_by_its_own():
         noise = StepNoise(torch.Generator().manual_seed(9), [sequences[index]], alone)
         assert verify_step(alone, logprobs[rows], ["coupled"], noise) == [mixed[index]]
     assert all(0 <= verdict.next_token < VOCAB for verdict in mixed)
+    assert mixed[5].path in ([], [0], [1])

@@ -1,0 +1,95 @@
+"""Rejection sampling of trees drawn from known laws: the tensor code around `tree_core`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from forerun.sampling import draw_tokens
+from forerun.types import Draft, Noise, PackedDrafts, Verdict
+from forerun.verify.core import Numbers
+from forerun.verify.reject import checked_laws
+from forerun.verify.tree_core import Accept, DrawnTree
+
+TreeRule: TypeAlias = Callable[[DrawnTree[Any], Accept], tuple[int, Any]]
+
+
+class TreeRejection:
+    """Accepts a path of each drawn tree by a rule of `tree_core`, then draws one token from what is left.
+
+    Uniform numbers are asked for as `Rejection` asks: one for every node and one for the token that follows,
+    whatever is decided; on chains both give the same verdicts for the same numbers.
+    """
+
+    lossless = True
+
+    def __init__(self, rule: TreeRule) -> None:
+        self.rule = rule
+
+    def verify(self, drafts: PackedDrafts, target_logprobs: Tensor, noise: Noise) -> list[Verdict]:
+        most = max((draft.num_candidates for draft in drafts.drafts), default=0)
+        uniforms = noise.uniform(len(drafts.drafts) * (most + 1)).reshape(-1, most + 1)
+        paths, weights = [], []
+        for draft, start, numbers in zip(drafts.drafts, drafts.offsets, uniforms.tolist(), strict=False):
+            tree, parents = drawn_tree(draft, target_logprobs[start : start + len(draft) + 1])
+            row, left = self.rule(tree, _Below(numbers))
+            paths.append(_path_to(row - 1, parents))
+            weights.append(torch.as_tensor(left))
+        if not paths:
+            return []
+        next_tokens = draw_tokens(torch.stack(weights), uniforms[:, most]).tolist()
+        return [Verdict(path, token) for path, token in zip(paths, next_tokens, strict=True)]
+
+
+class _Below:
+    """Whether a node's uniform number lies below its chance; strictly, so that a chance of 0 never holds."""
+
+    def __init__(self, uniforms: Seq[float]) -> None:
+        self._uniforms = uniforms
+
+    def __call__(self, node: int, chance: float) -> bool:
+        return self._uniforms[node] < chance
+
+
+def drawn_tree(draft: Draft, target_logprobs: Tensor) -> tuple[DrawnTree[Any], list[int]]:
+    """The tree of a draft's candidates, and their parents. target_logprobs: [n + 1, V].
+
+    A row's law is computed when a rule first asks for it: rules visit few rows, and of leaves none but the last.
+
+    Raises:
+        ValueError: the draft has no laws, or laws of another shape.
+    """
+    if target_logprobs.element_size() < 4:  # numpy has no bfloat16, and residuals deserve more digits
+        target_logprobs = target_logprobs.float()
+    parents: list[int] = draft.parents[: draft.num_candidates].tolist()
+    children: list[list[int]] = [[] for _ in range(len(parents) + 1)]
+    for node, parent in enumerate(parents):
+        children[parent + 1].append(node)
+    laws = checked_laws(draft, target_logprobs)
+    return (
+        DrawnTree(
+            draft.token_ids.tolist(),
+            children,
+            lambda row: _fast(target_logprobs[row].exp()),
+            lambda row: _fast(laws[row]),
+            draft.replacement,
+        ),
+        parents,
+    )
+
+
+def _fast(row: Tensor) -> Tensor | Numbers:
+    """On the CPU a numpy array, whose operations cost half of torch's where rows are short."""
+    return row.numpy() if row.device.type == "cpu" else row
+
+
+def _path_to(node: int, parents: Seq[int]) -> list[int]:
+    path: list[int] = []
+    while node >= 0:
+        path.append(node)
+        node = parents[node]
+    return path[::-1]
