@@ -20,8 +20,8 @@ DTYPES = ("float32", "bfloat16", "float64")
 DEFAULT_DTYPE = "bfloat16"
 
 DEFAULT_NUM_DRAFT_TOKENS = 4
-MAX_NUM_DRAFT_TOKENS = 64
-"""Upper bound of K: verification rows are bit-identical up to this many, and no chain pays beyond."""
+MAX_NUM_DRAFT_TOKENS = 128
+"""Upper bound of K, the nodes of a draft: no chain pays beyond a few of them, but trees and probes need more."""
 
 RATE_DECAY = 0.98
 """Weight that an older trial keeps when a newer one of its kind is seen: about the last fifty count."""
@@ -31,12 +31,53 @@ RATE_PRIOR_WEIGHT = 2.0
 PROMPT_LOOKUP_MAX_NGRAM = 4
 PROMPT_LOOKUP_MIN_NGRAM = 2
 
+COPY_RATES = (0.1, 0.3, 0.65, 0.85, 0.9, 0.97, 0.98)
+"""Chance beforehand that a copied token is accepted, by the binary digits of how many tokens before it matched."""
+
+SUFFIX_NUM_DRAFT_TOKENS = 16
+SUFFIX_LENGTH_BASE = 1
+SUFFIX_LENGTH_FACTOR = 4
+"""A copy is this many tokens long for each token of the match it begins with, and SUFFIX_LENGTH_BASE more."""
+SUFFIX_COUNTED_LINKS = 32
+"""Suffixes of each new token, from the longest down, whose occurrences are counted; of all others the count is old."""
+SUFFIX_SHARED_TOKENS = 65_536
+"""Tokens of text kept for the requests of one tenant."""
+SUFFIX_IDLE_TENANTS = 8
+"""Tenants without a running request whose text is kept."""
+
+PREDICTION_NUM_DRAFT_TOKENS = 16
+PREDICTION_RATES = (0.6, 0.7, 0.85, 0.92, 0.96, 0.98, 0.99)
+"""As COPY_RATES, for the client's prediction; no match at all is its beginning, or a guess after a replaced token."""
+PREDICTION_MAX_MATCH = 16
+PREDICTION_CANDIDATES = 32
+"""Places of a prediction, on either side of the lost one, that are tried when the output has left it."""
+
+INDEX_DEPTH = 32
+"""Tokens by which an index of a corpus is sorted: what is matched and what follows, together."""
+BUNDLED_INDEX = ASSETS / "index" / "stdlib.index"
+"""Corpus of the bundled tokenizer's tokens."""
+REST_MIN_NGRAM = 2
+REST_MAX_NGRAM = 16
+REST_MAX_MATCHES = 500
+REST_CONTINUATION = 10
+
+RECYCLING_NUM_DRAFT_TOKENS = 24
+RECYCLING_WIDTH = 8
+RECYCLING_DEPTHS = 3
+"""Depths told apart in what is learned of acceptance; deeper nodes count as the last."""
+RECYCLING_CHANCES = (0.4, 0.12, 0.07, 0.05, 0.04, 0.03, 0.02, 0.02)
+"""Chance of each rank before anything was learned."""
+RECYCLING_REFRESH = 16
+"""Steps after which the chances learned since are used."""
+
 KV_BLOCK = 256
 """Keys per attention block: the partition of every reduction over keys is fixed by position in these blocks."""
 KV_TAIL = 64
 """Keys per partial sum inside the block a row stands in."""
 MIN_ROWS = 4
 """Rows every matrix product is padded to: fewer take another kernel, with other last bits."""
+MAX_LANES = 192
+"""Keys in one product up to which keys of weight zero may stand anywhere among the others: more are added in parts."""
 
 PREFILL_CHUNK = 256
 """Prompt tokens a sequence computes in one step."""
@@ -61,7 +102,8 @@ class EngineConfig:
     """How the step loop runs.
 
     Attributes:
-        num_draft_tokens: K, draft tokens a sequence may propose in one step; 0 is plain decoding.
+        num_draft_tokens: K, nodes of the draft that a sequence may have in one step, probes included; 0 is plain
+            decoding.
         prefill_chunk: prompt tokens a sequence computes in one step.
         max_batch: sequences that one step may hold; more wait their turn.
         acceptance: name of a verification rule, or None for the lossless one that fits the request.
@@ -110,6 +152,9 @@ class SamplingParams:
         prompt_logprobs: the same for the tokens of the prompt.
         prediction: the client's own guess of the output, as text or token ids, for a drafter that uses it. It never
             alters the output.
+        tenant: whose request this is. A drafter that is told to share text between requests shares it among those of
+            one tenant alone, and nothing of or with a request that names none: how fast tokens come can tell a
+            client what others' text holds. It never alters the output.
     """
 
     temperature: float = 1.0
@@ -130,6 +175,7 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     prediction: str | Sequence[int] | None = None
+    tenant: str | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
@@ -161,6 +207,8 @@ class SamplingParams:
             raise SamplingError(
                 f"n is {self.n} at temperature 0: all choices would be the same. Set temperature above 0, or n=1."
             )
+        if self.tenant is not None and (not isinstance(self.tenant, str) or not self.tenant):
+            raise SamplingError(f"tenant is {self.tenant!r}, but must be a non-empty string, or None to share nothing.")
         for string in self.stop:
             if not isinstance(string, str) or not string:
                 raise SamplingError(f"stop holds {string!r}, but each entry must be a non-empty string.")
