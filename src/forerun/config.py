@@ -28,6 +28,22 @@ RATE_DECAY = 0.98
 RATE_PRIOR_WEIGHT = 2.0
 """Trials that a guess made beforehand is worth."""
 
+CONFIDENCE_BINS = 12
+"""Bins of a draft model's probabilities; they are equally wide in the probability's square root."""
+CONFIDENCE_RANKS = 3
+"""A token's rank among its siblings is told apart up to this many."""
+CONFIDENCE_DECAY = 0.995
+
+DRAFT_TREE_NUM_DRAFT_TOKENS = 16
+DRAFT_TREE_WIDTH = 8
+"""Nodes expanded at one depth of a growing tree, and children looked at below each."""
+DRAFT_TREE_MIN_GAIN = 0.1
+"""Accepted tokens that one more forward of the draft model must promise before a tree grows deeper."""
+DRAFT_TREE_DEPTHS = 8
+"""Depths whose acceptance is measured apart; deeper ones count as the last."""
+DRAFT_TREE_RATES = (0.5, 0.15, 0.08, 0.05, 0.03, 0.02, 0.015, 0.01)
+"""Chance beforehand that a child is accepted, by its rank among its siblings."""
+
 PROMPT_LOOKUP_MAX_NGRAM = 4
 PROMPT_LOOKUP_MIN_NGRAM = 2
 
@@ -56,6 +72,7 @@ INDEX_DEPTH = 32
 """Tokens by which an index of a corpus is sorted: what is matched and what follows, together."""
 BUNDLED_INDEX = ASSETS / "index" / "stdlib.index"
 """Corpus of the bundled tokenizer's tokens."""
+REST_NUM_DRAFT_TOKENS = 16
 REST_MIN_NGRAM = 2
 REST_MAX_NGRAM = 16
 REST_MAX_MATCHES = 500
