@@ -44,6 +44,49 @@ DRAFT_TREE_DEPTHS = 8
 DRAFT_TREE_RATES = (0.5, 0.15, 0.08, 0.05, 0.03, 0.02, 0.015, 0.01)
 """Chance beforehand that a child is accepted, by its rank among its siblings."""
 
+ACCEPTANCE_FIRST = 0.6
+"""Guess of how often the first node of a draft is accepted, before any was seen."""
+ACCEPTANCE_NEXT = 0.8
+"""The same of a later node after the one before it was."""
+ACCEPTANCE_DECAY = 0.98
+ACCEPTANCE_SHARED_DECAY = 0.995
+"""Weight that a trial keeps when the next one of its place is seen: in its sequence, and among all together."""
+ACCEPTANCE_FACTOR_WEIGHT = 4.0
+"""Accepted nodes that the belief is worth that a sequence is like the others."""
+ACCEPTANCE_WEIGHT = 12.0
+"""Trials that the sequence's guess for a place is worth, which all its places together made."""
+LENGTH_WEIGHT = 2.0
+
+COST_SIZE = 1025
+"""Rows of a forward, up to which their number makes a difference to its estimated cost."""
+COST_MEMORY = 32.0
+"""Observations of a cost that count; each new one moves the mean by one part in so many at least."""
+COST_CLIP = 3.0
+"""An observation further from its mean than this factor counts as this far: hiccups must not stick."""
+COST_PACE = 0.1
+"""Power of a step's surprise by which the machine's pace moves."""
+COST_TRUSTED = 4.0
+"""Observations before a cost says something of the machine's pace."""
+COST_SLOPE = 0.02
+"""Guess of what each further row adds to a forward, as a share of it, before any was seen."""
+COST_OPTIMISM = 0.97
+"""Factor on costs that were never seen, so that they are."""
+
+AUTO = "auto"
+"""num_draft_tokens: chosen step by step."""
+PLAN_STEPS = 4
+"""Steps a plan stands while the batch is the same."""
+PLAN_MARGIN = 0.01
+"""Gain by which another plan must beat the standing one."""
+PLAN_MARGIN_PLAIN = 0.02
+"""The same where one of the two is plain decoding."""
+PROBE_SHARE = 0.01
+"""Share of the time that probes may cost."""
+PROBE_STEPS = 8
+"""Steps between two probes at least."""
+PROBE_FORGETS = 0.8
+"""Weight that what a sequence showed keeps at each probe: between two of them much may have changed."""
+
 PROMPT_LOOKUP_MAX_NGRAM = 4
 PROMPT_LOOKUP_MIN_NGRAM = 2
 
