@@ -94,6 +94,7 @@ COPY_RATES = (0.1, 0.3, 0.65, 0.85, 0.9, 0.97, 0.98)
 """Chance beforehand that a copied token is accepted, by the binary digits of how many tokens before it matched."""
 
 SUFFIX_NUM_DRAFT_TOKENS = 16
+SUFFIX_MIN_MATCH = 1
 SUFFIX_LENGTH_BASE = 1
 SUFFIX_LENGTH_FACTOR = 4
 """A copy is this many tokens long for each token of the match it begins with, and SUFFIX_LENGTH_BASE more."""
