@@ -2,7 +2,9 @@
 
 from forerun.drafters.binding import Bindable, Binding
 from forerun.drafters.draft_model import DraftModel
+from forerun.drafters.prediction import PredictionDrafter
 from forerun.drafters.prompt_lookup import PromptLookup
+from forerun.drafters.suffix import SuffixDrafter
 from forerun.drafters.table import DRAFTERS, DrafterRow, build_drafter, make_drafter
 
 __all__ = [
@@ -11,7 +13,9 @@ __all__ = [
     "Binding",
     "DraftModel",
     "DrafterRow",
+    "PredictionDrafter",
     "PromptLookup",
+    "SuffixDrafter",
     "build_drafter",
     "make_drafter",
 ]

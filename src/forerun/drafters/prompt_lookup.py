@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 
 from forerun.config import PROMPT_LOOKUP_MAX_NGRAM, PROMPT_LOOKUP_MIN_NGRAM
+from forerun.drafters.copies import CopyRates
 from forerun.errors import ConfigError
 from forerun.types import Draft, Sequence, Step
 
@@ -32,12 +33,12 @@ class NgramIndex:
                 ends[tuple(token_ids[end - size : end])] = end
         self._num_indexed = max(self._num_indexed, len(token_ids) - 1)
 
-    def find(self, token_ids: list[int]) -> int | None:
-        """Index after the longest, most recent earlier match of the list's end; None if there is none."""
+    def find(self, token_ids: list[int]) -> tuple[int, int] | None:
+        """Index after the longest, most recent earlier match of the list's end, and how many tokens match."""
         for size in range(min(self._max, len(token_ids)), self._min - 1, -1):
             end = self._ends.get(tuple(token_ids[-size:]))
             if end is not None:
-                return end
+                return end, size
         return None
 
 
@@ -65,13 +66,14 @@ class PromptLookup:
         self.num_draft_tokens = num_draft_tokens
         self._min, self._max = min_ngram, max_ngram
         self._indices: dict[Sequence, NgramIndex] = {}
+        self._rates = CopyRates()
 
     def start(self, sequence: Sequence) -> None:
         self._indices[sequence] = NgramIndex(self._min, self._max)
 
     def draft(self, sequences: Seq[Sequence], budgets: Seq[int], price: float = 0.0) -> list[Draft]:
         return [
-            self._draft(sequence, min(budget, sequence.room))
+            self._draft(sequence, min(budget, sequence.room), price)
             for sequence, budget in zip(sequences, budgets, strict=True)
         ]
 
@@ -79,23 +81,26 @@ class PromptLookup:
         for step in steps:
             if step.verdict is None:  # spread the cost of a long prompt over its chunks
                 self._indices[step.sequence].update(step.sequence.token_ids[: step.num_computed])
+            self._rates.observe(step.sequence)
 
     def stop(self, sequence: Sequence) -> None:
+        self._rates.stop(sequence)
         self._indices.pop(sequence, None)
 
-    def _draft(self, sequence: Sequence, budget: int) -> Draft:
+    def _draft(self, sequence: Sequence, budget: int, price: float) -> Draft:
         if budget <= 0:
             return _EMPTY
         index = self._indices[sequence]
         tokens = sequence.token_ids
         index.update(tokens)
-        start = index.find(tokens)
-        if start is None:
+        found = index.find(tokens)
+        if found is None:
             return _EMPTY
+        start, size = found
         copied = tokens[start : start + budget]
         while len(copied) < budget:  # the match overlaps the end: go on with what was just copied
             copied.append(copied[len(copied) - (len(tokens) - start)])
-        return Draft.chain(copied)
+        return self._rates.draft(sequence, copied, list(range(size, size + budget)), price)
 
 
 _EMPTY = Draft.empty()

@@ -10,8 +10,10 @@ from typing import Literal
 from forerun.config import BUNDLED_DRAFT
 from forerun.drafters.binding import Bindable, Binding
 from forerun.drafters.draft_model import DraftModel
+from forerun.drafters.prediction import PredictionDrafter
 from forerun.drafters.prompt_lookup import PromptLookup
 from forerun.drafters.spec import option_types, parse_options, split_spec
+from forerun.drafters.suffix import SuffixDrafter
 from forerun.errors import DrafterError
 from forerun.types import Drafter
 
@@ -41,6 +43,8 @@ class DrafterRow:
 DRAFTERS: Mapping[str, DrafterRow] = {
     "draft-model": DrafterRow(DraftModel, "model", "a smaller model of the same vocabulary drafts a chain"),
     "prompt-lookup": DrafterRow(PromptLookup, "lookup", "copies what followed the last tokens earlier in the sequence"),
+    "suffix": DrafterRow(SuffixDrafter, "lookup", "copies what most often followed the longest match of any length"),
+    "prediction": DrafterRow(PredictionDrafter, "lookup", "copies the client's own guess of the output"),
 }
 
 
