@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from forerun.config import KV_TAIL, MIN_ROWS
-from forerun.models.rows import Layout, Segment
+from forerun.models.rows import Layout
+from forerun.models.segments import Segment, Span
 
 
 def attend(
@@ -48,8 +49,13 @@ def attend(
         cache.write(layer, key[start:end].transpose(0, 1), value[start:end].transpose(0, 1))
     out = torch.empty(len(query), query.shape[1] * value.shape[2], dtype=dtype)
     for s in layout.segments:
-        mixed = _attend_segment(layer, query[s.start : s.end], s, scale, window, softcap, sinks)
-        out[s.start : s.end].view(mixed.shape).copy_(mixed)
+        rows = None if s.paths is None else s.paths.rows
+        own = query[s.start : s.end] if rows is None else query[rows]
+        mixed = _attend_segment(layer, own, s, scale, window, softcap, sinks)
+        if rows is None:
+            out[s.start : s.end].view(mixed.shape).copy_(mixed)
+        else:
+            out.view(-1, *mixed.shape[1:])[rows] = mixed.to(dtype)
     return out
 
 
@@ -63,7 +69,9 @@ def _attend_segment(
     sinks: Tensor | None,
 ) -> Tensor:
     """query: [n, H, D] -> [n, H_kv, H / H_kv, D_v]."""
-    keys, values = segment.cache.keys[layer], segment.cache.values[layer]
+    keys, values, paths = segment.cache.keys[layer], segment.cache.values[layer], segment.paths
+    if paths is not None and paths.slots is not None:
+        keys, values = keys[:, paths.slots], values[:, paths.slots]
     heads = keys.shape[0]
     n, group = query.shape[0], query.shape[1] // heads
     rows = n * group
@@ -71,23 +79,61 @@ def _attend_segment(
     if rows < MIN_ROWS:
         queries = queries.repeat(1, -(-MIN_ROWS // rows), 1)
     mask, spans = segment.prepared(group, window)
-    keys = keys[:, spans[0][0] : spans[-1][1]].transpose(1, 2)
+    first = spans[0][0]
+    keys = keys[:, first : first + mask.shape[2]].transpose(1, 2)
     if softcap is None:
         scores = torch.baddbmm(mask, queries, keys, alpha=scale)
     else:
         scores = torch.bmm(queries, keys).mul_(scale / softcap).tanh_().mul_(softcap).add_(mask)
+    if paths is not None:
+        lanes = segment.prepared_lanes(group).expand(heads, -1, -1)
+        _bring_into_path_order(scores[..., paths.shared - first :], lanes)
     weights = torch.softmax(scores, -1) if sinks is None else _softmax_with_sinks(scores, sinks, heads, group)
-    mixed = _weighted_sum(weights, values, spans)[:, :rows]
-    return mixed.view(heads, n, group, -1).transpose(0, 1)
+    if paths is None:
+        mixed = _weighted_sum(weights, values, spans)
+    else:
+        mixed = _weighted_sum_of_paths(weights, values, spans, paths.shared, lanes)
+    return mixed[:, :rows].view(heads, n, group, -1).transpose(0, 1)
 
 
-def _weighted_sum(weights: Tensor, values: Tensor, spans: list[tuple[int, int]]) -> Tensor:
+def _weighted_sum(weights: Tensor, values: Tensor, spans: list[Span]) -> Tensor:
     """weights: [H_kv, R, keys of all spans] -> [H_kv, R, D_v], in blocks of keys, then in tails."""
     first = spans[0][0]
     total: Tensor | None = None
     for start, end in spans:
-        part, value = weights[..., start - first : end - first], values[:, start:end]
-        total = torch.bmm(part, value) if total is None else torch.baddbmm(total, part, value)
+        total = _plus(total, weights[..., start - first : end - first], values[:, start:end])
+    assert total is not None
+    return total
+
+
+def _plus(total: Tensor | None, weights: Tensor, values: Tensor) -> Tensor:
+    return torch.bmm(weights, values) if total is None else torch.baddbmm(total, weights, values)
+
+
+def _bring_into_path_order(scores: Tensor, lanes: Tensor) -> None:
+    """scores: [H_kv, R, lanes and padding], in place: each row's path first, in order, and nothing after it."""
+    depth = lanes.shape[-1]
+    scores[..., :depth] = scores.gather(-1, lanes)
+    scores[..., depth:] = -torch.inf
+
+
+def _weighted_sum_of_paths(weights: Tensor, values: Tensor, spans: list[Span], shared: int, lanes: Tensor) -> Tensor:
+    """As _weighted_sum, weights in path order. What of a span lies beyond the shared keys is brought to its lanes, and
+    whatever else is there gets weight zero. weights are overwritten."""
+    first, lanes_start = spans[0][0], shared // KV_TAIL * KV_TAIL
+    depth = lanes.shape[-1]
+    below = weights[..., shared - first :]
+    path = below[..., :depth].clone()
+    last, last_values = weights[..., lanes_start - first :], values[:, lanes_start : first + weights.shape[-1]]
+    total: Tensor | None = None
+    for start, end in spans:
+        if end <= shared:
+            total = _plus(total, weights[..., start - first : end - first], values[:, start:end])
+            continue
+        (below[..., :depth] if start == lanes_start else last).zero_()
+        span = slice(max(0, start - shared), end - shared)
+        below.scatter_(-1, lanes[..., span], path[..., span])
+        total = _plus(total, last, last_values)
     assert total is not None
     return total
 
