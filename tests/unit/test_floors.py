@@ -15,6 +15,7 @@ FLOORS = {
     "verify": 1,
     "policy": 1,
     "cache": 2,
+    "retrieval": 2,
     "models": 3,
     "drafters": 4,
     "engine": 5,

@@ -15,7 +15,7 @@ import typer
 from typer.core import TyperGroup
 
 from forerun import __version__
-from forerun.cli import bench, demo, generate, make, train
+from forerun.cli import bench, demo, generate, index, make, train
 from forerun.errors import ConfigError, ForerunError
 
 
@@ -74,6 +74,7 @@ app.command("demo")(demo.demo)
 app.add_typer(bench.app, name="bench")
 app.add_typer(train.app, name="train")
 app.add_typer(make.app, name="make")
+app.add_typer(index.app, name="index")
 
 
 def read_config(path: Path, command: Any) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from forerun.drafters.binding import Bindable, Binding
 from forerun.drafters.draft_model import DraftModel
 from forerun.drafters.prediction import PredictionDrafter
 from forerun.drafters.prompt_lookup import PromptLookup
+from forerun.drafters.rest import Rest
 from forerun.drafters.suffix import SuffixDrafter
 from forerun.drafters.table import DRAFTERS, DrafterRow, build_drafter, make_drafter
 
@@ -15,6 +16,7 @@ __all__ = [
     "DrafterRow",
     "PredictionDrafter",
     "PromptLookup",
+    "Rest",
     "SuffixDrafter",
     "build_drafter",
     "make_drafter",

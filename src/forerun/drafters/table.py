@@ -12,6 +12,7 @@ from forerun.drafters.binding import Bindable, Binding
 from forerun.drafters.draft_model import DraftModel
 from forerun.drafters.prediction import PredictionDrafter
 from forerun.drafters.prompt_lookup import PromptLookup
+from forerun.drafters.rest import Rest
 from forerun.drafters.spec import option_types, parse_options, split_spec
 from forerun.drafters.suffix import SuffixDrafter
 from forerun.errors import DrafterError
@@ -43,6 +44,7 @@ class DrafterRow:
 DRAFTERS: Mapping[str, DrafterRow] = {
     "draft-model": DrafterRow(DraftModel, "model", "a smaller model of the same vocabulary drafts a chain"),
     "prompt-lookup": DrafterRow(PromptLookup, "lookup", "copies what followed the last tokens earlier in the sequence"),
+    "rest": DrafterRow(Rest, "lookup", "looks up in a corpus on disk what followed the last tokens there"),
     "suffix": DrafterRow(SuffixDrafter, "lookup", "copies what most often followed the longest match of any length"),
     "prediction": DrafterRow(PredictionDrafter, "lookup", "copies the client's own guess of the output"),
 }

@@ -1,0 +1,189 @@
+"""`forerun index build`, `append`, `info`: corpora that the drafter `rest` looks up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from forerun.cli.options import Json
+from forerun.cli.output import print_json
+from forerun.config import BUNDLED_TARGET, INDEX_DEPTH
+from forerun.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+    from forerun.retrieval import Document, Header
+
+app = typer.Typer(help="Corpora on disk for the drafter 'rest'.", no_args_is_help=True)
+
+Out = Annotated[Path, typer.Argument(help="Index file to write.", metavar="OUT")]
+Existing = Annotated[Path, typer.Argument(help="Index file.", metavar="INDEX")]
+Sources = Annotated[
+    list[Path] | None, typer.Argument(help="Text files, JSON lines (*.jsonl), or folders.", metavar="SOURCES...")
+]
+Glob = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Files to take from folders. Repeatable.", show_default="source code and text", metavar="PATTERN"
+    ),
+]
+Field = Annotated[str, typer.Option(help="Where JSON lines have their text.", metavar="NAME")]
+MaxTokens = Annotated[
+    int | None, typer.Option(min=1, help="Stop before the document with which there would be more.", metavar="N")
+]
+StandardLibrary = Annotated[
+    bool,
+    typer.Option(
+        "--standard-library",
+        help="Index the interpreter's standard library, without generated files and those held out for evaluation, in "
+        "the order of a hash of their names. Takes no sources.",
+    ),
+]
+
+
+@app.command()
+def build(
+    out: Out,
+    sources: Sources = None,
+    tokenizer: Annotated[
+        str, typer.Option(help="The target whose tokens these shall be: 'bundled', a folder, or a hub id.")
+    ] = BUNDLED_TARGET,
+    glob: Glob = None,
+    field: Field = "text",
+    max_tokens: MaxTokens = None,
+    depth: Annotated[
+        int, typer.Option(min=2, help="Tokens to sort by: what is matched and what follows, together.")
+    ] = INDEX_DEPTH,
+    standard_library: StandardLibrary = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace what OUT is now.")] = False,
+) -> None:
+    """Index files, folders and JSON lines."""
+    from forerun.models import load_tokenizer
+    from forerun.retrieval import build_index, fingerprint, tokenise
+
+    if out.exists() and not force:
+        raise ConfigError(f"{out} exists. Give another name, or --force to replace it.")
+    loaded = load_tokenizer(tokenizer)
+    with _Reading(sources, glob, field, standard_library) as reading:
+        header = build_index(
+            out,
+            tokenise(reading.documents(), loaded, max_tokens),
+            len(loaded),
+            tokenizer=tokenizer,
+            fingerprint=fingerprint(loaded),
+            depth=depth,
+            tick=reading.tick,
+        )
+    _report(out, header, reading)
+
+
+@app.command()
+def append(
+    index: Existing,
+    sources: Sources = None,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="Where the tokenizer is now.", show_default="where it was at the build")
+    ] = None,
+    glob: Glob = None,
+    field: Field = "text",
+) -> None:
+    """Add to an index; the result is that of building from all at once."""
+    from forerun.models import load_tokenizer
+    from forerun.retrieval import append_index, fingerprint, read_header, tokenise
+
+    loaded = load_tokenizer(tokenizer or read_header(index)[0].tokenizer)
+    with _Reading(sources, glob, field) as reading:
+        documents = tokenise(reading.documents(), loaded)
+        header = append_index(index, documents, fingerprint=fingerprint(loaded), tick=reading.tick)
+    _report(index, header, reading)
+
+
+@app.command()
+def info(index: Existing, as_json: Json = False) -> None:
+    """Say what an index holds, and whether it is whole."""
+    from dataclasses import asdict
+
+    from forerun.retrieval import FORMAT_VERSION, Index
+
+    opened = Index(index)
+    header, size = opened.header, index.stat().st_size
+    if as_json:
+        print_json({"index": str(index), "bytes": size, "version": FORMAT_VERSION, **asdict(header)})
+        return
+    typer.echo(f"{index}: {_size(header)}, {size:,} bytes, whole")
+    typer.echo(f"  tokenizer   {header.tokenizer or 'none'}, {header.vocab_size:,} tokens")
+    typer.echo(f"  fingerprint {header.fingerprint or 'none'}")
+    typer.echo(f"  checksum    {header.checksum}")
+    typer.echo(f"  sorted by   {header.depth} tokens of {header.token_bytes} bytes; format {FORMAT_VERSION}")
+
+
+class _Reading:
+    """The documents that a command reads, with a bar for the reading and one for the sorting."""
+
+    def __init__(
+        self, sources: list[Path] | None, glob: list[str] | None, field: str, standard_library: bool = False
+    ) -> None:
+        from forerun.retrieval import Skipped, find_files
+        from forerun.retrieval.sources import TEXT_PATTERNS
+
+        if standard_library and (sources or glob):
+            raise ConfigError("--standard-library takes neither sources nor --glob. Leave one of the two out.")
+        self.skipped = Skipped()
+        self._field = field
+        self._files = None if standard_library else find_files(sources or [], glob or TEXT_PATTERNS)
+        self._bars: Progress | None = None
+
+    def __enter__(self) -> _Reading:
+        from rich.console import Console
+        from rich.progress import Progress
+
+        self._bars = Progress(console=Console(stderr=True), transient=True)
+        self._bars.start()
+        self._sorting = self._bars.add_task("sorting", total=1.0, start=False, visible=False)
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        if self._bars is not None:
+            self._bars.stop()
+
+    def documents(self) -> Iterator[Document]:
+        """What is read, in its order."""
+        from forerun.retrieval import read_documents
+
+        assert self._bars is not None
+        if self._files is None:
+            yield from self._bars.track(_standard_library(), description="reading")
+            return
+        for path, named in self._bars.track(self._files, description="reading"):
+            yield from read_documents(path, named, self._field, self.skipped)
+
+    def tick(self, share: float) -> None:
+        """Show how far the sorting is."""
+        assert self._bars is not None
+        self._bars.start_task(self._sorting)
+        self._bars.update(self._sorting, completed=share, visible=True)
+
+
+def _standard_library() -> list[Document]:
+    from forerun.retrieval import Document
+    from forerun.train.corpus import hash_fraction, is_generated, read_python_files, split, standard_library_root
+
+    training, _ = split(read_python_files(standard_library_root()))
+    written = [file for file in training if not is_generated(file.text)]
+    written.sort(key=lambda file: hash_fraction(file.name))
+    return [Document(file.name, file.text) for file in written]
+
+
+def _report(path: Path, header: Header, reading: _Reading) -> None:
+    typer.echo(f"{path}: {_size(header)}, {path.stat().st_size:,} bytes")
+    skipped = reading.skipped.files
+    if skipped:
+        typer.echo(f"left out, since not UTF-8: {len(skipped)} files, the first {skipped[0]}", err=True)
+
+
+def _size(header: Header) -> str:
+    return f"{header.num_documents:,} documents, {header.num_tokens - header.num_documents:,} tokens"

@@ -1,0 +1,121 @@
+"""From documents to an index, and documents added to one.
+
+An index that is appended to is sorted anew: the result is, byte for byte, that of building from both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forerun.config import INDEX_DEPTH
+from forerun.errors import ConfigError
+from forerun.retrieval.file import Header, token_bytes_for, write_file
+from forerun.retrieval.index import Index
+from forerun.retrieval.sources import Document
+from forerun.retrieval.suffixes import sort_suffixes
+
+_BATCH = 64
+
+Tick = Callable[[float], None]
+Ids = Sequence[int] | NDArray[Any]
+
+
+def _silent(share: float) -> None:
+    pass
+
+
+def tokenise(documents: Iterable[Document], tokenizer: Any, max_tokens: int | None = None) -> Iterator[list[int]]:
+    """The token ids of each document, special tokens left out.
+
+    Args:
+        max_tokens: stop before the document with which there would be more, end markers counted.
+    """
+    source, total = iter(documents), 0
+    while batch := list(islice(source, _BATCH)):
+        texts = [document.text for document in batch]
+        for ids in tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]:
+            total += len(ids) + 1
+            if max_tokens is not None and total > max_tokens:
+                return
+            yield ids
+
+
+def build_index(
+    path: Path,
+    documents: Iterable[Ids],
+    vocab_size: int,
+    *,
+    tokenizer: str = "",
+    fingerprint: str = "",
+    depth: int = INDEX_DEPTH,
+    tick: Tick = _silent,
+) -> Header:
+    """Write an index of token ids.
+
+    Args:
+        path: the file; it is replaced when all is done.
+        documents: token ids of each; empty ones are left out.
+        vocab_size: every id is below it; decides whether a token takes two bytes or four.
+        tokenizer, fingerprint: name and `fingerprint` of the tokenizer.
+        depth: tokens by which suffixes are sorted: what is matched and what follows may not be longer together.
+        tick: is told the share of the sorting that is done.
+
+    Raises:
+        ConfigError: no tokens, an id out of range, or the file cannot be written.
+    """
+    width = token_bytes_for(vocab_size)
+    tokens, count = _joined(documents, width, vocab_size)
+    header = Header(0, count, width, depth, vocab_size, tokenizer, fingerprint, "")
+    return _sorted_and_written(path, header, tokens, tick)
+
+
+def append_index(path: Path, documents: Iterable[Ids], *, fingerprint: str = "", tick: Tick = _silent) -> Header:
+    """Add documents to an index; whoever has it open goes on with the old one.
+
+    Args:
+        fingerprint: of the tokenizer that made the ids.
+
+    Raises:
+        ConfigError: another tokenizer; else as `build_index`, and as `Index`.
+    """
+    index = Index(path)
+    old = index.header
+    if fingerprint != old.fingerprint:
+        raise ConfigError(
+            f"The index {path} was made with another tokenizer ({old.tokenizer or 'unnamed'}): its fingerprint is "
+            f"{old.fingerprint or 'empty'}, not {fingerprint or 'empty'}. Append with that one, or build a new index."
+        )
+    tokens, count = _joined(documents, old.token_bytes, old.vocab_size)
+    header = replace(old, num_documents=old.num_documents + count)
+    return _sorted_and_written(path, header, np.concatenate([index.tokens.astype(tokens.dtype), tokens]), tick)
+
+
+def _sorted_and_written(path: Path, header: Header, tokens: NDArray[Any], tick: Tick) -> Header:
+    suffixes = sort_suffixes(tokens, header.depth, tick)
+    return write_file(path, replace(header, num_tokens=len(tokens)), tokens, suffixes)
+
+
+def _joined(documents: Iterable[Ids], width: int, vocab_size: int) -> tuple[NDArray[Any], int]:
+    """All documents with a marker after each, and how many there are."""
+    parts = []
+    marker = (1 << 8 * width) - 1
+    for ids in documents:
+        part = np.asarray(ids, dtype=np.int64)
+        if len(part) == 0:
+            continue
+        if part.min() < 0 or part.max() >= vocab_size:
+            raise ConfigError(
+                f"A document holds token {part.min() if part.min() < 0 else part.max()}, outside the vocabulary of "
+                f"{vocab_size:,}. Give the size of the tokenizer's vocabulary, added tokens included."
+            )
+        parts.append(np.append(part, marker).astype(f"<u{width}"))
+    if not parts:
+        raise ConfigError("Nothing to index: the sources hold no text. Give sources that do.")
+    return np.concatenate(parts), len(parts)

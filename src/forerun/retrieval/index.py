@@ -1,0 +1,128 @@
+"""Look up what followed a context in a corpus (He et al., REST, 2311.08252)."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forerun.retrieval.file import Header, map_file
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """Where the last `length` tokens of a context stand in the corpus: rows first..last (exclusive) of the suffixes."""
+
+    length: int
+    first: int
+    last: int
+
+    @property
+    def count(self) -> int:
+        return self.last - self.first
+
+
+class Index:
+    """A corpus and its suffix array, mapped from one file; pages are read as they are needed.
+
+    Args:
+        path: the file.
+        check: may refuse it by its header, before the data are read.
+
+    Raises:
+        ConfigError: it cannot be read, is no index, is damaged, or is of another version.
+    """
+
+    def __init__(self, path: str | Path, check: Callable[[Header], None] = lambda header: None) -> None:
+        self.path = Path(path)
+        self.header, self._map, self._start, self._tokens, self._suffixes = map_file(self.path, check)
+        self._steps = np.arange(self.header.depth)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the file that may come to lie in memory."""
+        return self.header.num_data_bytes
+
+    @property
+    def tokens(self) -> NDArray[Any]:
+        """[n], each document followed by the marker."""
+        return self._tokens
+
+    @property
+    def suffixes(self) -> NDArray[Any]:
+        """[n] positions in the order of what follows them."""
+        return self._suffixes
+
+    def find(self, context: Seq[int], min_ngram: int, max_ngram: int) -> Match | None:
+        """The longest n-gram at the context's end that the corpus holds inside one document.
+
+        Args:
+            context: token ids; of those before one that the vocabulary does not have, nothing is used.
+            min_ngram, max_ngram: its length; no longer than the index is deep.
+
+        Returns:
+            None if not even the shortest occurs.
+        """
+        longest = min(max_ngram, self.header.depth)
+        tail = list(context[-longest:])
+        for at in range(len(tail) - 1, -1, -1):
+            if not 0 <= tail[at] < self.header.vocab_size:
+                del tail[: at + 1]
+                break
+        width = self.header.token_bytes
+        encoded = np.asarray(tail, dtype=f">u{width}").tobytes()
+        # what a shorter end lacks, a longer one lacks too: the longest is found by bisection
+        found, row, low, high = 0, 0, max(min_ngram, 1), len(tail)
+        while low <= high:
+            middle = (low + high) // 2
+            at, present = self._first(encoded[-middle * width :])
+            if present:
+                found, row, low = middle, at, middle + 1
+            else:
+                high = middle - 1
+        if not found:
+            return None
+        key = encoded[-found * width :]
+        return Match(found, row, bisect_right(self._suffixes, key, lo=row, key=self._reader(len(key))))
+
+    def continuations(self, match: Match, length: int, limit: int) -> NDArray[np.int64]:
+        """What follows the matches.
+
+        Args:
+            length: tokens of each; match.length + length is at most the depth.
+            limit: matches that are looked at; of more, so many at even distances.
+
+        Returns:
+            [min(limit, match.count), length] int64, rows in lexicographic order; a document's end and all that
+            follows it is not part of a continuation: see `header.marker`.
+        """
+        if match.count <= limit:
+            starts = self._suffixes[match.first : match.last].astype(np.int64)
+        else:
+            starts = self._suffixes[match.first + np.arange(limit) * match.count // limit].astype(np.int64)
+        places = (starts + match.length)[:, None] + self._steps[:length]
+        # the last token of all is a marker, and stands for what lies beyond it
+        followed: NDArray[np.int64] = self._tokens[np.minimum(places, len(self._tokens) - 1)].astype(np.int64)
+        return followed
+
+    def _first(self, key: bytes) -> tuple[int, bool]:
+        """The first row that does not come before the n-gram, and whether it starts with it."""
+        read = self._reader(len(key))
+        row = bisect_left(self._suffixes, key, key=read)
+        return row, row < len(self._suffixes) and read(int(self._suffixes[row])) == key
+
+    def _reader(self, size: int) -> Callable[[Any], bytes]:
+        """From a position to the `size` bytes that start there."""
+        mapped, start, width = self._map, self._start, self.header.token_bytes
+
+        def read(position: Any) -> bytes:
+            at = start + int(position) * width
+            return mapped[at : at + size]
+
+        return read
