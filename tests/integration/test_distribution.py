@@ -5,6 +5,7 @@ them, each two tokens are an independent draw from a joint law that is known exa
 counts with it, whichever positions the drafts happened to cover.
 """
 
+import random
 from collections.abc import Sequence as Seq
 from typing import Any
 
@@ -16,7 +17,9 @@ from torch import Tensor
 from doubles import MarkovModel, Scripted
 from forerun import LLM, DraftModel, PromptLookup, SamplingParams
 from forerun.engine import step
-from forerun.types import Draft, Noise, PackedDrafts, Sequence, Verdict
+from forerun.types import Draft, Noise, PackedDrafts, Sequence, Step, Verdict
+from forerun.verify.tree_core import Accept, DrawnTree, multi_step, traversal
+from forerun.verify.trees import TreeRejection, TreeRule
 
 VOCAB = 5
 WINDOW = 2
@@ -67,6 +70,44 @@ def tree(sequence: Sequence, budget: int) -> Draft:
     return Draft(torch.tensor([first, second, third, fourth]), torch.tensor([-1, -1, 0, 0]))
 
 
+class Forgetful(Scripted):
+    """Keeps no record: that of a million trees would take gigabytes."""
+
+    def commit(self, steps: Seq[Step]) -> None:
+        super().commit(steps)
+        self.steps.clear()
+
+
+def drawn_tree(replacement: bool, claimed: bool | None = None) -> Scripted:
+    """Trees of random shape, drawn from the draft's laws; claimed: what the draft says of its replacement."""
+    rng = random.Random(3)
+    laws = DRAFT.softmax(-1)
+    weights: list[list[float]] = laws.tolist()
+
+    def propose(sequence: Sequence, budget: int) -> Draft:
+        parents: list[int] = []
+        tokens = [sequence.token_ids[-1]]  # of each row
+        left = {-1: list(weights[tokens[0]])}
+        for node in range(rng.randint(budget // 2, budget)):
+            parent = rng.choice((-1, rng.randint(-1, node - 1)))
+            if not any(left[parent]):
+                break  # every token has been drawn
+            token = rng.choices(range(VOCAB), left[parent])[0]
+            if not replacement:
+                left[parent][token] = 0.0
+            parents.append(parent)
+            tokens.append(token)
+            left[node] = list(weights[token])
+        told = replacement if claimed is None else claimed
+        return Draft(_int64(tokens[1:]), _int64(parents), laws[tokens], told)
+
+    return Forgetful(propose)
+
+
+def _int64(values: Seq[int]) -> Tensor:
+    return torch.tensor(values, dtype=torch.int64)
+
+
 METHODS: dict[str, tuple[Any, dict[str, Any]]] = {
     "plain": (lambda: None, {}),
     "block": (lambda: DraftModel(MarkovModel(DRAFT)), {}),
@@ -76,6 +117,10 @@ METHODS: dict[str, tuple[Any, dict[str, Any]]] = {
     "prompt lookup": (lambda: PromptLookup(min_ngram=1), {}),
     "tree": (lambda: Scripted(tree), {}),
     "long chains": (lambda: DraftModel(MarkovModel(DRAFT)), {"k": 8}),
+    "traversal, with replacement": (lambda: drawn_tree(True), {"k": 6}),
+    "traversal, without": (lambda: drawn_tree(False), {"k": 6}),
+    "multi-step, with replacement": (lambda: drawn_tree(True), {"k": 6, "acceptance": "multi-step"}),
+    "multi-step, without": (lambda: drawn_tree(False), {"k": 6, "acceptance": "multi-step"}),
 }
 
 
@@ -92,7 +137,9 @@ def test_a_million_samples(method: str) -> None:
     drafter, options = METHODS[method]
     windows = sample(1_000_000, drafter(), **options)
     assert len(windows) >= 1_000_000
-    assert p_value(windows) > SIGNIFICANCE
+    p = p_value(windows)
+    print(f"{method}: p = {p:.3f}")
+    assert p > SIGNIFICANCE
 
 
 def wrong_residual(packed: PackedDrafts, logprobs: Tensor, rules: Seq[str], noise: Noise) -> list[Verdict]:
@@ -125,3 +172,23 @@ def test_laws_of_another_temperature_are_rejected(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(Draft, "chain", staticmethod(lie))
     assert p_value(sample(10_000, DraftModel(MarkovModel(DRAFT)))) < 1e-6
+
+
+@pytest.mark.parametrize("rule", [traversal, multi_step])
+def test_a_biased_verifier_of_trees_is_rejected(rule: TreeRule, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The recovered token is drawn from the target's law instead of what is left of it."""
+
+    def biased(packed: PackedDrafts, logprobs: Tensor, rules: Seq[str], noise: Noise) -> list[Verdict]:
+        def wrong_residual(tree: DrawnTree[Any], accept: Accept) -> tuple[int, Any]:
+            row, _ = rule(tree, accept)
+            return row, tree.target(row)
+
+        return TreeRejection(wrong_residual).verify(packed, logprobs, noise)
+
+    monkeypatch.setattr(step, "verify_step", biased)
+    assert p_value(sample(5_000, drawn_tree(True), k=6)) < 1e-6
+
+
+@pytest.mark.parametrize("acceptance", ["traversal", "multi-step"])
+def test_trees_that_lie_about_replacement_are_rejected(acceptance: str) -> None:
+    assert p_value(sample(20_000, drawn_tree(False, claimed=True), acceptance, k=6)) < 1e-6
