@@ -37,6 +37,34 @@ def decide(rule: str, device: str) -> list[Verdict]:
     return verify_step(packed, logprobs, [rule] * len(drafts), noise)
 
 
+def decide_trees(rule: str, replacement: bool, device: str, dtype: torch.dtype) -> list[Verdict]:
+    """Trees of 0 to 23 nodes with up to three children a row, drawn from laws near the target's."""
+    generator = torch.Generator().manual_seed(4)
+    drafts, logits = [], []
+    for size in range(24):
+        parents = [(node - 3) // 3 if node >= 3 else -1 for node in range(size)]
+        scores = torch.randn(size + 1, VOCAB, generator=generator, dtype=torch.float64) * 2
+        laws, tokens = scores.softmax(-1), torch.zeros(size, dtype=torch.int64)
+        for row in sorted({parent + 1 for parent in parents}):
+            children = [node for node in range(size) if parents[node] + 1 == row]
+            tokens[children] = torch.multinomial(laws[row], len(children), replacement, generator=generator)
+        drafts.append(Draft(tokens, torch.tensor(parents, dtype=torch.int64), laws.to(device, dtype), replacement))
+        logits.append(scores + torch.randn(scores.shape, generator=generator, dtype=torch.float64) / 2)
+    packed = PackedDrafts.of(drafts)
+    logprobs = torch.cat(logits).log_softmax(-1).to(device, dtype)
+    noise = StepNoise(torch.Generator().manual_seed(9), [], packed)
+    return verify_step(packed, logprobs, [rule] * len(drafts), noise)
+
+
+@pytest.mark.parametrize("rule", ["traversal", "multi-step"])
+@pytest.mark.parametrize("replacement", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_same_verdicts_on_trees_as_on_the_cpu(rule: str, replacement: bool, dtype: torch.dtype) -> None:
+    verdicts = decide_trees(rule, replacement, "cuda", dtype)
+    assert verdicts == decide_trees(rule, replacement, "cpu", dtype)
+    assert {len(verdict.path) for verdict in verdicts} >= {0, 1, 2}
+
+
 @pytest.mark.parametrize("rule", ["walk", "token", "block", "coupled"])
 def test_same_verdicts_as_on_the_cpu(rule: str) -> None:
     assert decide(rule, "cuda") == decide(rule, "cpu")
