@@ -98,7 +98,7 @@ SUFFIX_MIN_MATCH = 1
 SUFFIX_LENGTH_BASE = 1
 SUFFIX_LENGTH_FACTOR = 4
 """A copy is this many tokens long for each token of the match it begins with, and SUFFIX_LENGTH_BASE more."""
-SUFFIX_COUNTED_LINKS = 32
+SUFFIX_COUNTED_LINKS = 16
 """Suffixes of each new token, from the longest down, whose occurrences are counted; of all others the count is old."""
 SUFFIX_SHARED_TOKENS = 65_536
 """Tokens of text kept for the requests of one tenant."""
