@@ -43,6 +43,8 @@ DRAFT_TREE_DEPTHS = 8
 """Depths whose acceptance is measured apart; deeper ones count as the last."""
 DRAFT_TREE_RATES = (0.5, 0.15, 0.08, 0.05, 0.03, 0.02, 0.015, 0.01)
 """Chance beforehand that a child is accepted, by its rank among its siblings."""
+DRAFT_TREE_REFRESH = 16
+"""Drafts after which the best shape is found again from what was measured since."""
 
 ACCEPTANCE_FIRST = 0.6
 """Guess of how often the first node of a draft is accepted, before any was seen."""
@@ -121,6 +123,14 @@ REST_MIN_NGRAM = 2
 REST_MAX_NGRAM = 16
 REST_MAX_MATCHES = 500
 REST_CONTINUATION = 10
+
+LOOKAHEAD_WINDOW = 5
+LOOKAHEAD_NGRAM = 4
+LOOKAHEAD_GUESSES = 5
+LOOKAHEAD_MAX_NGRAMS = 2**14
+"""N-grams that a sequence's pool may hold."""
+LOOKAHEAD_CHANCES = (0.4, 0.7)
+"""Chance of the first token of the most recent guess, and of each token after it, before anything was learned."""
 
 RECYCLING_NUM_DRAFT_TOKENS = 24
 RECYCLING_WIDTH = 8
