@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
+import torch
+
 from forerun.config import COPY_RATES
 from forerun.policy import Rates
 from forerun.types import Draft, Sequence
@@ -30,17 +32,22 @@ class CopyRates:
         """The chance that a token copied after a match of this length is accepted."""
         return self._rates.rate(length.bit_length())
 
-    def draft(self, sequence: Sequence, token_ids: list[int], lengths: list[int], price: float) -> Draft:
+    def draft(
+        self, sequence: Sequence, token_ids: list[int], lengths: list[int], price: float, source: str | None = None
+    ) -> Draft:
         """The chain of those tokens whose chance to be reached and accepted exceeds the price; all at price 0.
 
         Args:
             token_ids: the copy, not yet cut.
             lengths: the match length of each.
+            source: its name, where there are statistics of it.
         """
         self._copied[sequence] = (len(sequence.token_ids), token_ids, lengths)
         if price > 0:
             token_ids = token_ids[: self._paying(lengths, price)]
-        return Draft.chain(token_ids)
+        count = len(token_ids)
+        tokens = torch.tensor(token_ids, dtype=torch.int64)
+        return Draft(tokens, torch.arange(-1, count - 1), sources=() if source is None else (source,) * count)
 
     def observe(self, sequence: Sequence) -> None:
         """The sequence holds what the target said: compare it with the last copy."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence as Seq
-from dataclasses import replace
 
 from forerun.config import (
     PREDICTION_CANDIDATES,
@@ -42,7 +41,7 @@ class Follower:
         self.at = 0
         self.matched = 0
         self._places: dict[int, list[int]] = {}
-        for place, token in enumerate(prediction):
+        for place, token in enumerate(prediction[:-1]):  # after the last nothing follows
             self._places.setdefault(token, []).append(place)
 
     def follow(self, output: list[int]) -> None:
@@ -70,6 +69,8 @@ class Follower:
             matched = self._match(output, place, length)
             if matched > length:
                 best, length = place, matched
+                if length == PREDICTION_MAX_MATCH:
+                    break
         return best + 1, length
 
     def _match(self, output: list[int], place: int, beyond: int) -> int:
@@ -131,8 +132,7 @@ class PredictionDrafter:
         if not token_ids:
             return _EMPTY
         lengths = list(range(follower.matched, follower.matched + len(token_ids)))
-        draft = self._rates.draft(sequence, token_ids, lengths, price)
-        return replace(draft, sources=(SOURCE,) * len(draft))
+        return self._rates.draft(sequence, token_ids, lengths, price, SOURCE)
 
 
 SOURCE = "prediction"

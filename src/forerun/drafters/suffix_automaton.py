@@ -126,13 +126,17 @@ class SuffixAutomaton:
     def _append(self, end: int, token: int) -> int:
         """A state for a string that stood nowhere."""
         new = self._new_state(self._length[end] + 1)
+        tokens, targets, links = self._token, self._target, self._link
         state = end
         while state >= 0:
-            following = self.follow(state, token)
-            if following >= 0:
-                break
-            self._set(state, token, new)
-            state = self._link[state]
+            if targets[state] < 0:
+                tokens[state], targets[state] = token, new
+            else:
+                following = self.follow(state, token)
+                if following >= 0:
+                    break
+                self._set(state, token, new)
+            state = links[state]
         if state < 0:
             self._link[new] = ROOT
         elif self._length[following] == self._length[state] + 1:
@@ -156,17 +160,21 @@ class SuffixAutomaton:
 
     def _count_suffixes(self, end: int, token: int) -> None:
         """One occurrence more of every suffix, and the continuations that are the most frequent by it."""
-        counts, targets = self._count, self._target
+        counts, tokens, targets, links = self._count, self._token, self._target, self._link
         state, counted = end, -1
         for _ in range(self._counted_links):
-            following = self.follow(state, token)
-            if following != counted:
-                counts[following] += 1
-                counted = following
-            best = targets[state]
-            if best != following and counts[following] >= counts[best]:
-                self._token[state], targets[state] = token, following
-            state = self._link[state]
+            if tokens[state] == token:  # most states have no other
+                following = targets[state]
+                if following != counted:
+                    counts[following] += 1
+            else:
+                following = self._branches[state][token]
+                if following != counted:
+                    counts[following] += 1
+                if counts[following] >= counts[targets[state]]:
+                    tokens[state], targets[state] = token, following
+            counted = following
+            state = links[state]
             if state < 0:
                 break
 
