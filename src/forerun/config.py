@@ -34,6 +34,9 @@ CONFIDENCE_RANKS = 3
 """A token's rank among its siblings is told apart up to this many."""
 CONFIDENCE_DECAY = 0.995
 
+STAGED_INNER_DRAFTER = "prompt-lookup"
+STAGED_NUM_DRAFT_TOKENS = 8
+
 DRAFT_TREE_NUM_DRAFT_TOKENS = 16
 DRAFT_TREE_WIDTH = 8
 """Nodes expanded at one depth of a growing tree, and children looked at below each."""
@@ -53,10 +56,12 @@ ACCEPTANCE_NEXT = 0.8
 ACCEPTANCE_DECAY = 0.98
 ACCEPTANCE_SHARED_DECAY = 0.995
 """Weight that a trial keeps when the next one of its place is seen: in its sequence, and among all together."""
-ACCEPTANCE_FACTOR_WEIGHT = 4.0
-"""Accepted nodes that the belief is worth that a sequence is like the others."""
-ACCEPTANCE_WEIGHT = 12.0
-"""Trials that the sequence's guess for a place is worth, which all its places together made."""
+ACCEPTANCE_WEIGHT = 2.0
+"""Trials that the guess for a place is worth, which the places before it made."""
+ACCEPTANCE_STATE_WEIGHT = 8.0
+"""Trials that the belief is worth that it does not matter what became of the last draft."""
+ACCEPTANCE_OWN_WEIGHT = 4.0
+"""Accepted and refused nodes that the belief is worth that a sequence is like the others."""
 LENGTH_WEIGHT = 2.0
 
 COST_SIZE = 1025
@@ -129,8 +134,8 @@ LOOKAHEAD_NGRAM = 4
 LOOKAHEAD_GUESSES = 5
 LOOKAHEAD_MAX_NGRAMS = 2**14
 """N-grams that a sequence's pool may hold."""
-LOOKAHEAD_CHANCES = (0.4, 0.7)
-"""Chance of the first token of the most recent guess, and of each token after it, before anything was learned."""
+LOOKAHEAD_CHANCES = (0.4, 0.7, 0.7)
+"""Chance of the most recent guess's first token, and of each after it, before anything was learned."""
 
 RECYCLING_NUM_DRAFT_TOKENS = 24
 RECYCLING_WIDTH = 8

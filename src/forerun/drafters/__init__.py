@@ -2,10 +2,14 @@
 
 from forerun.drafters.binding import Bindable, Binding
 from forerun.drafters.draft_model import DraftModel
+from forerun.drafters.draft_tree import DraftTree
+from forerun.drafters.lookahead import Lookahead
 from forerun.drafters.prediction import PredictionDrafter
 from forerun.drafters.prompt_lookup import PromptLookup
+from forerun.drafters.recycling import Recycling
 from forerun.drafters.rest import Rest
 from forerun.drafters.suffix import SuffixDrafter
+from forerun.drafters.staged import Staged
 from forerun.drafters.table import DRAFTERS, DrafterRow, build_drafter, make_drafter
 
 __all__ = [
@@ -13,11 +17,15 @@ __all__ = [
     "Bindable",
     "Binding",
     "DraftModel",
+    "DraftTree",
     "DrafterRow",
+    "Lookahead",
     "PredictionDrafter",
     "PromptLookup",
+    "Recycling",
     "Rest",
     "SuffixDrafter",
+    "Staged",
     "build_drafter",
     "make_drafter",
 ]

@@ -10,10 +10,14 @@ from typing import Literal
 from forerun.config import BUNDLED_DRAFT
 from forerun.drafters.binding import Bindable, Binding
 from forerun.drafters.draft_model import DraftModel
+from forerun.drafters.draft_tree import DraftTree
+from forerun.drafters.lookahead import Lookahead
 from forerun.drafters.prediction import PredictionDrafter
 from forerun.drafters.prompt_lookup import PromptLookup
+from forerun.drafters.recycling import Recycling
 from forerun.drafters.rest import Rest
 from forerun.drafters.spec import option_types, parse_options, split_spec
+from forerun.drafters.staged import Staged
 from forerun.drafters.suffix import SuffixDrafter
 from forerun.errors import DrafterError
 from forerun.types import Drafter
@@ -43,9 +47,13 @@ class DrafterRow:
 
 DRAFTERS: Mapping[str, DrafterRow] = {
     "draft-model": DrafterRow(DraftModel, "model", "a smaller model of the same vocabulary drafts a chain"),
+    "draft-tree": DrafterRow(DraftTree, "model", "a smaller model of the same vocabulary drafts a branching tree"),
+    "staged": DrafterRow(Staged, "model", "a draft model that has a drafter of its own"),
     "prompt-lookup": DrafterRow(PromptLookup, "lookup", "copies what followed the last tokens earlier in the sequence"),
     "rest": DrafterRow(Rest, "lookup", "looks up in a corpus on disk what followed the last tokens there"),
     "suffix": DrafterRow(SuffixDrafter, "lookup", "copies what most often followed the longest match of any length"),
+    "lookahead": DrafterRow(Lookahead, "target", "n-grams that the target makes in passing, by Jacobi iteration"),
+    "recycling": DrafterRow(Recycling, "target", "a tree of what the target thought probable after each token before"),
     "prediction": DrafterRow(PredictionDrafter, "lookup", "copies the client's own guess of the output"),
 }
 
