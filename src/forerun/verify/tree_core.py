@@ -67,7 +67,7 @@ class Residual(Generic[Array]):
         return self._tree.target(self._row) if self._target is None else self._target
 
     def offers(self) -> Iterator[tuple[int, Any]]:
-        """Each child with min(1, share * p(x) / q(x)), at most its chance; whoever takes the next rejects the last.
+        """Each child with its chance, min(1, share * p(x) / q(x)); to take the next one is to reject the last.
 
         A child that q could not draw (any more) is passed over, as if it were not there: it says nothing about
         the others, and no chance of accepting it would be right.
