@@ -8,8 +8,8 @@ from forerun.drafters.prediction import PredictionDrafter
 from forerun.drafters.prompt_lookup import PromptLookup
 from forerun.drafters.recycling import Recycling
 from forerun.drafters.rest import Rest
-from forerun.drafters.suffix import SuffixDrafter
 from forerun.drafters.staged import Staged
+from forerun.drafters.suffix import SuffixDrafter
 from forerun.drafters.table import DRAFTERS, DrafterRow, build_drafter, make_drafter
 
 __all__ = [
@@ -24,8 +24,8 @@ __all__ = [
     "PromptLookup",
     "Recycling",
     "Rest",
-    "SuffixDrafter",
     "Staged",
+    "SuffixDrafter",
     "build_drafter",
     "make_drafter",
 ]

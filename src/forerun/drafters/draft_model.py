@@ -9,51 +9,120 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
-from forerun.cache import SequenceCache
-from forerun.config import BUNDLED_DRAFT, BUNDLED_TARGET, PREFILL_CHUNK
-from forerun.drafters.binding import Binding
-from forerun.drafters.compatible import check_compatible
-from forerun.errors import DrafterError, ModelLoadError
-from forerun.models import Model, Rows, load_model, load_tokenizer
-from forerun.sampling import LogitsPipeline, LogitsRow, NoiseKey, draw_tokens, keyed_gumbel, row_argmax
-from forerun.types import Draft, Sequence, Step
+from forerun.config import PREFILL_CHUNK
+from forerun.drafters.confidence import Confidence
+from forerun.drafters.own_model import Own, OwnModel, Way, way_of
+from forerun.drafters.ranked import RankedTree
+from forerun.models import Model, Rows
+from forerun.sampling import NoiseKey, draw_tokens, keyed_gumbel, row_argmax
+from forerun.types import Draft, Sequence
 
-_MAX_LAG = 32
-"""Committed tokens the draft model may be behind before it catches up without being asked to draft."""
+_NOISE_AT_ONCE = 2**16
+"""Noise values made at once: one call for several positions costs less than one each."""
 
 
 @dataclass(slots=True, eq=False)
-class _Own:
-    """The draft model's state for one sequence.
+class Chain:
+    """One chain while it grows.
 
     Attributes:
-        cache: of the draft model.
-        guessed: tokens fed beyond the committed ones: the cache's last positions.
+        own: state of its sequence.
+        budget: tokens at most.
+        price: it ends where the chance that all of it is accepted is no more than this.
+        confidence: what the draft model's probabilities are worth.
+        tree: its tokens so far, with their levels if there is a price.
+        owed: tokens to be fed first.
+        proposed: what may follow them; the model is fed these too, and keeps those it would have picked itself.
+        laws: [V] each, of the tokens so far, if they are drawn.
+        chance: that all tokens so far are accepted.
+        uniforms: [budget] for draws.
     """
 
-    cache: SequenceCache
-    guessed: list[int] = field(default_factory=list)
-
-
-@dataclass(slots=True, eq=False)
-class _Chain:
-    """One chain while it grows."""
-
-    sequence: Sequence
-    own: _Own
+    own: Own
     budget: int
-    token_ids: list[int] = field(default_factory=list)
+    price: float
+    confidence: Confidence
+    tree: RankedTree = field(default_factory=RankedTree)
+    owed: list[int] = field(default_factory=list)
+    proposed: list[int] = field(default_factory=list)
     laws: list[Tensor] = field(default_factory=list)
+    chance: float = 1.0
+    uniforms: Tensor | None = None
+    ended: bool = False
+    _noise: Tensor | None = None
+    _noise_from: int = 0
+
+    @property
+    def sequence(self) -> Sequence:
+        return self.own.sequence
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the next forward whose logits are wanted."""
+        return len(self.proposed) + 1
+
+    def extend(self, picked: Seq[int], probabilities: Seq[float] | None, laws: Tensor | None) -> int:
+        """Take what was picked at each row, as far as the rows before it were fed what was picked there.
+
+        Args:
+            picked: [num_rows] tokens.
+            probabilities: [num_rows] what the draft model thinks of them; None without a price.
+            laws: [num_rows, V] that they were drawn from; None if they were chosen.
+
+        Returns:
+            How many of the proposed tokens are kept.
+        """
+        for i, token_id in enumerate(picked):
+            probability = None if probabilities is None else probabilities[i]
+            self._take(token_id, probability, None if laws is None else laws[i])
+            if self.ended or i == len(self.proposed) or token_id != self.proposed[i]:
+                return i
+        raise AssertionError("one row more than proposed tokens")
+
+    def _take(self, token_id: int, probability: float | None, law: Tensor | None) -> None:
+        tree = self.tree
+        if probability is not None:
+            level = self.confidence.level(probability)
+            self.chance *= self.confidence.chance(probability, level)
+            self.ended = self.chance <= self.price
+            if self.ended and law is None:
+                return
+            # A drawn token that was looked at stays: to drop it would bias what is accepted.
+            tree.levels.append(level)
+        tree.parents.append(len(tree.token_ids) - 1)
+        tree.token_ids.append(token_id)
+        if law is not None:
+            self.laws.append(law)
+        self.ended = self.ended or len(tree.token_ids) == self.budget
+
+    def noise(self, vocab_size: int) -> Tensor:
+        """[num_rows, V] the target's own noise at the next positions."""
+        first, wanted = len(self.tree), self.num_rows
+        if self._noise is None or first + wanted > self._noise_from + len(self._noise):
+            params, length = self.sequence.params, len(self.sequence.token_ids)
+            assert params.seed is not None
+            end = min(self.budget, first + max(wanted, _NOISE_AT_ONCE // vocab_size))
+            keys = [NoiseKey(params.seed, self.sequence.choice, length + i) for i in range(first, end)]
+            self._noise, self._noise_from = keyed_gumbel(keys, vocab_size), first
+        at = first - self._noise_from
+        return self._noise[at : at + wanted]
+
+    def draft(self) -> Draft:
+        if not self.laws:
+            return Draft.chain(self.tree.token_ids) if self.tree.token_ids else Draft.empty()
+        unread = torch.zeros_like(self.laws[0])  # the row after the last node, whose children nobody drew
+        return Draft.chain(self.tree.token_ids, torch.stack([*self.laws, unread]))
 
 
-class DraftModel:
-    """Drafts with a causal language model that shares the target's vocabulary.
+class DraftModel(OwnModel):
+    """Drafts chains with a causal language model that shares the target's vocabulary.
+
+    Given a price, a chain ends where the chance that all of it is accepted, as measured for the draft model's own
+    probabilities, no longer exceeds the price.
 
     Args:
         model: "bundled-draft", a folder, a hub id, or a loaded Model; None means the bundled draft, which belongs to
@@ -67,184 +136,108 @@ class DraftModel:
     def __init__(
         self, model: str | Path | Model | None = None, num_draft_tokens: int | None = None, *, dtype: str | None = None
     ) -> None:
-        self.num_draft_tokens = num_draft_tokens
-        self._source = model
-        self._dtype = dtype
-        self._model: Model | None = None
-        self._owned: dict[Sequence, _Own] = {}
-
-    @property
-    def model(self) -> Model:
-        """The draft model. Raises DrafterError before `bind`."""
-        if self._model is None:
-            raise DrafterError("This DraftModel is not bound to a target yet. Give it to LLM(..., drafter=...).")
-        return self._model
-
-    def bind(self, binding: Binding) -> None:
-        """Load the model and fit it to the target.
-
-        Raises:
-            ModelLoadError: the model cannot be read.
-            IncompatibleDrafterError: its vocabulary is another.
-        """
-        target = binding.target
-        if self._source is None:
-            if target.name != BUNDLED_TARGET:
-                raise DrafterError(
-                    "A draft model without a name means the bundled draft, which belongs to the bundled target, not to "
-                    f"{target.name}. Pass the folder or id of a draft model: drafter='path/to/draft'."
-                )
-            self._source = BUNDLED_DRAFT
-        tokenizer: Any = None
-        if isinstance(self._source, (str, Path)):
-            dtype = self._dtype or str(target.dtype).removeprefix("torch.")
-            model = self._model or load_model(self._source, dtype)
-            try:
-                tokenizer = load_tokenizer(self._source)
-            except ModelLoadError:
-                tokenizer = None  # check_compatible decides what that means
-        else:
-            model, tokenizer = self._source, binding.tokenizer
-        check_compatible(target, binding.tokenizer, model, tokenizer)
-        self._model = model
-        self._vocab_size = target.vocab_size
-        self._pipeline = LogitsPipeline(target.vocab_size, target.eos_token_ids)
-        self._generator = torch.Generator()
-        if binding.seed is None:
-            self._generator.seed()
-        else:
-            self._generator.manual_seed(binding.seed)
-
-    def start(self, sequence: Sequence) -> None:
-        self._owned[sequence] = _Own(self.model.new_cache())
-        self._pipeline.start(sequence)
-
-    def stop(self, sequence: Sequence) -> None:
-        self._pipeline.stop(sequence)
-        own = self._owned.pop(sequence, None)
-        if own is not None:
-            own.cache.free()
+        super().__init__(model, num_draft_tokens, dtype)
+        self._confidence: dict[Way, Confidence] = {way: Confidence() for way in Way}
 
     def draft(self, sequences: Seq[Sequence], budgets: Seq[int], price: float = 0.0) -> list[Draft]:
         chains = []
         for sequence, budget in zip(sequences, budgets, strict=True):
-            # the deepest token that is fed stands at len + budget - 2
-            room = min(self.model.context_length - len(sequence.token_ids) + 1, sequence.room)
-            chains.append(_Chain(sequence, self._owned[sequence], max(0, min(budget, room))))
+            confidence = self._confidence[way_of(sequence)]
+            chains.append(Chain(self._owned[sequence], self._room(sequence, budget), price, confidence))
         growing = [chain for chain in chains if chain.budget > 0]
-        self._catch_up([chain.sequence for chain in growing], PREFILL_CHUNK)
-        fed = [self._owed(chain.sequence, chain.own) for chain in growing]
-        simple = all(self._pipeline.is_identity(chain.sequence.params) for chain in growing)
+        self._prepare(growing)
         while growing:
             logits = self.model.forward(
-                [Rows(chain.own.cache, ids, None, 1) for chain, ids in zip(growing, fed, strict=True)]
+                [
+                    Rows(chain.own.cache, [*chain.owed, *self._known(chain.proposed)], None, chain.num_rows)
+                    for chain in growing
+                ]
             )
-            for chain, ids in zip(growing, fed, strict=True):
-                chain.own.cache.commit(range(len(ids)))
-                if chain.token_ids:
-                    chain.own.guessed.append(chain.token_ids[-1])
-            self._extend(growing, logits, simple)
-            growing = [chain for chain in growing if len(chain.token_ids) < chain.budget]
-            fed = [self._known(chain.token_ids[-1:]) for chain in growing]
-        return [self._finish(chain) for chain in chains]
+            self._extend(growing, logits, price > 0)
+            growing = [chain for chain in growing if not chain.ended]
+        for chain in chains:
+            counted = price > 0 and len(chain.tree) > 0
+            self._remember(chain.own, (chain.tree, chain.confidence.rates) if counted else None)
+        return [chain.draft() for chain in chains]
 
-    def commit(self, steps: Seq[Step]) -> None:
-        # most often nobody is late, and then nothing is computed here at all
-        late = [step for step in steps if step.num_computed - self._owned[step.sequence].cache.length >= _MAX_LAG]
-        if late:
-            self._catch_up([step.sequence for step in late], _MAX_LAG, [step.num_computed for step in late])
+    def _prepare(self, chains: list[Chain]) -> None:
+        """What each chain is fed first, and its random numbers."""
+        self._catch_up([chain.own for chain in chains], PREFILL_CHUNK)
+        drawn = []
+        for chain in chains:
+            chain.owed = self._owed(chain.own)
+            if way_of(chain.sequence) is Way.DRAWN:
+                drawn.append(chain)
+        if drawn:
+            sizes = [chain.budget for chain in drawn]
+            uniforms = torch.rand(sum(sizes), dtype=torch.float64, generator=self._generator)
+            for chain, part in zip(drawn, torch.split(uniforms, sizes), strict=True):
+                chain.uniforms = part
 
-    def _owed(self, sequence: Sequence, own: _Own) -> list[int]:
-        """Committed tokens the draft model has not been fed, the last of them included.
+    def _extend(self, chains: list[Chain], logits: Tensor, priced: bool) -> None:
+        """Extend each chain by what its rows say, and keep in its cache what it was rightly fed.
 
-        Guesses that were not committed are dropped from the cache; after full acceptance two tokens are owed.
+        logits: [rows of all chains, draft vocabulary].
         """
-        tokens, cache = sequence.token_ids, own.cache
-        if own.guessed:
-            first = cache.length - len(own.guessed)
-            known = first
-            for guess in own.guessed:
-                if known + 1 >= len(tokens) or tokens[known] != guess:
-                    break
-                known += 1
-            cache.truncate(known)
-            own.guessed = []
-        if cache.length >= len(tokens):
-            cache.truncate(len(tokens) - 1)
-        return self._known(tokens[cache.length :])
+        groups: dict[Way, list[Chain]] = {}
+        rows: dict[Way, list[int]] = {}
+        at = 0
+        for chain in chains:
+            way = way_of(chain.sequence)
+            groups.setdefault(way, []).append(chain)
+            rows.setdefault(way, []).extend(range(at, at + chain.num_rows))
+            at += chain.num_rows
+        for way, members in groups.items():
+            own = logits if len(groups) == 1 else logits[rows[way]]
+            values, picked = self._pick(way, members, own)
+            tokens = picked.tolist()
+            laws = values if way is Way.DRAWN else None
+            probabilities = _probabilities(values, picked, way) if priced else None
+            start = 0
+            for chain in members:
+                part = slice(start, start + chain.num_rows)
+                start = part.stop
+                chances = None if probabilities is None else probabilities[part]
+                self._keep(chain, chain.extend(tokens[part], chances, None if laws is None else laws[part]))
 
-    def _catch_up(self, sequences: Seq[Sequence], max_lag: int, num_computed: Seq[int] | None = None) -> None:
-        """Feed what is owed to those who owe more than max_lag, but for the last token, in chunks."""
-        while True:
-            rows = []
-            for i, sequence in enumerate(sequences):
-                own = self._owned[sequence]
-                end = len(sequence.token_ids) - 1 if num_computed is None else num_computed[i]
-                if end >= self.model.context_length or end - own.cache.length < max_lag:
-                    continue
-                owed = self._owed(sequence, own)[: min(PREFILL_CHUNK, end - own.cache.length)]
-                if len(owed) >= max_lag:
-                    rows.append(Rows(own.cache, owed, None, 0))
-            if not rows:
-                return
-            self.model.forward(rows)
-            for row in rows:
-                row.cache.commit(range(len(row.token_ids)))
+    def _pick(self, way: Way, chains: list[Chain], logits: Tensor) -> tuple[Tensor, Tensor]:
+        """What each row's token is picked by, and the token.
 
-    def _extend(self, chains: list[_Chain], logits: Tensor, simple: bool) -> None:
-        """Choose or draw the next token of each chain.
+        Greedy chains take the argmax, seeded ones with the target's own noise added; the others draw.
 
-        logits: [len(chains), draft vocabulary]. simple: all take the argmax of the raw logits.
+        Returns:
+            [R, V] logits up to a constant, or laws if drawn; [R] tokens.
         """
-        width = min(logits.shape[1], self._vocab_size)
-        if simple:
-            for chain, token_id in zip(chains, row_argmax(logits[:, :width]).tolist(), strict=True):
-                chain.token_ids.append(token_id)
-            return
-        if width < self._vocab_size:
-            logits = functional.pad(logits, (0, self._vocab_size - width), value=-torch.inf)
-        rows = [LogitsRow(chain.sequence, chain.token_ids) for chain in chains]
-        self._choose(chains, self._pipeline.process(logits[:, : self._vocab_size], rows))
+        if way is Way.GREEDY and all(self._pipeline.is_identity(chain.sequence.params) for chain in chains):
+            values = logits[:, : self._vocab_size]
+            return values, row_argmax(values)
+        places = []
+        for chain in chains:
+            path = chain.tree.token_ids
+            places.append((chain.own, path[:]))
+            places.extend((chain.own, [*path, *chain.proposed[:i]]) for i in range(1, chain.num_rows))
+        values = self._logprobs(logits, places)
+        if way is Way.GREEDY:
+            return values, row_argmax(values)
+        if way is Way.DRAWN:
+            laws = values.exp_()
+            at = [(len(chain.tree), chain) for chain in chains]
+            parts = [chain.uniforms[i : i + chain.num_rows] for i, chain in at if chain.uniforms is not None]
+            return laws, draw_tokens(laws, parts[0] if len(parts) == 1 else torch.cat(parts))
+        noise = [chain.noise(self._vocab_size) for chain in chains]
+        values = torch.add(noise[0] if len(noise) == 1 else torch.cat(noise), values)
+        return values, row_argmax(values)
 
-    def _choose(self, chains: list[_Chain], logprobs: Tensor) -> None:
-        """Greedy chains take the argmax, seeded ones with the target's own noise added; the others draw."""
-        groups: dict[str, list[int]] = {}
-        for row, chain in enumerate(chains):
-            params = chain.sequence.params
-            way = "greedy" if params.greedy else "drawn" if params.seed is None else "seeded"
-            groups.setdefault(way, []).append(row)
-        for way, rows in groups.items():
-            own = logprobs if len(groups) == 1 else logprobs[rows]
-            members = [chains[row] for row in rows]
-            if way == "drawn":
-                laws = own.exp()
-                uniforms = torch.rand(len(rows), dtype=torch.float64, generator=self._generator)
-                picked = draw_tokens(laws, uniforms)
-                for chain, law in zip(members, laws, strict=True):
-                    chain.laws.append(law)
-            elif way == "seeded":
-                noise = keyed_gumbel([_noise_key(chain) for chain in members], self._vocab_size)
-                picked = row_argmax(noise.add_(own))
-            else:
-                picked = row_argmax(own)
-            for chain, token_id in zip(members, picked.tolist(), strict=True):
-                chain.token_ids.append(token_id)
-
-    def _finish(self, chain: _Chain) -> Draft:
-        if not chain.token_ids:
-            return Draft.empty()
-        if not chain.laws:
-            return Draft.chain(chain.token_ids)
-        unread = torch.zeros_like(chain.laws[0])  # the row after the last node, whose children nobody drew
-        return Draft.chain(chain.token_ids, torch.stack([*chain.laws, unread]))
-
-    def _known(self, token_ids: list[int]) -> list[int]:
-        """Tokens as the draft model may be fed: one that only the target's padding has becomes token 0."""
-        size = self.model.vocab_size
-        return token_ids if size >= self._vocab_size else [t if t < size else 0 for t in token_ids]
+    def _keep(self, chain: Chain, num_proposed: int) -> None:
+        """Commit the rows that were rightly fed: what was owed, and so many of the proposed tokens."""
+        own, tokens = chain.own, chain.tree.token_ids
+        own.cache.commit(range(len(chain.owed) + num_proposed))
+        own.guessed = tokens[: own.cache.length - len(own.sequence.token_ids)]
+        chain.owed, chain.proposed = self._known(tokens[-1:]), []
 
 
-def _noise_key(chain: _Chain) -> NoiseKey:
-    sequence = chain.sequence
-    assert sequence.params.seed is not None
-    return NoiseKey(sequence.params.seed, sequence.choice, len(sequence.token_ids) + len(chain.token_ids))
+def _probabilities(values: Tensor, picked: Tensor, way: Way) -> list[float]:
+    """[R] of the picked tokens. values: [R, V] laws if drawn, else logits up to a constant."""
+    laws = values if way is Way.DRAWN else values.softmax(-1)
+    probabilities: list[float] = laws.gather(-1, picked[:, None])[:, 0].tolist()
+    return probabilities

@@ -1,0 +1,246 @@
+"""What every drafter with a model of its own must do: load it, and keep its caches level with what is committed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from forerun.cache import SequenceCache
+from forerun.config import BUNDLED_DRAFT, BUNDLED_TARGET, PREFILL_CHUNK
+from forerun.drafters.binding import Binding
+from forerun.drafters.compatible import check_compatible
+from forerun.drafters.ranked import RankedTree
+from forerun.errors import DrafterError, ModelLoadError
+from forerun.models import Model, Rows, load_model, load_tokenizer
+from forerun.policy import Rates
+from forerun.sampling import LogitsPipeline, LogitsRow
+from forerun.types import Sequence, Step, Verdict
+
+_MAX_LAG = 32
+"""Committed tokens the draft model may be behind before it catches up without being asked to draft."""
+
+
+@dataclass(slots=True, eq=False)
+class Own:
+    """The draft model's state for one sequence.
+
+    Attributes:
+        sequence: whose.
+        cache: of the draft model.
+        view: the sequence as the sampling pipeline sees it: a greedy one at temperature 1, so that there are laws.
+        guessed: tokens fed beyond the committed ones: the cache's last positions.
+        scratch: tokens and parents of the tree fed last, whose rows lie beyond the cache's length.
+        drafted: the last draft, and the rates that its trials are counted in; None where nobody counts.
+        drafted_at: length of the sequence when it was made.
+    """
+
+    sequence: Sequence
+    cache: SequenceCache
+    view: Sequence
+    guessed: list[int] = field(default_factory=list)
+    scratch: tuple[list[int], list[int]] | None = None
+    drafted: tuple[RankedTree, Rates] | None = None
+    drafted_at: int = 0
+
+
+class Way(Enum):
+    """How a request's tokens are picked."""
+
+    GREEDY = "greedy"
+    SEEDED = "with the noise that the target adds too"
+    DRAWN = "drawn from the draft model's own laws"
+
+
+class OwnModel:
+    """The base of drafters that run a causal language model that shares the target's vocabulary.
+
+    Args:
+        model: "bundled-draft", a folder, a hub id, or a loaded Model; None means the bundled draft, which belongs to
+            the bundled target.
+        num_draft_tokens: the most tokens in a draft; None takes the engine's.
+        dtype: of its weights; None takes the target's.
+
+    The model is loaded when an LLM takes the drafter (`bind`).
+    """
+
+    def __init__(self, model: str | Path | Model | None, num_draft_tokens: int | None, dtype: str | None) -> None:
+        self.num_draft_tokens = num_draft_tokens
+        self._source = model
+        self._dtype = dtype
+        self._model: Model | None = None
+        self._owned: dict[Sequence, Own] = {}
+
+    @property
+    def model(self) -> Model:
+        """The draft model. Raises DrafterError before `bind`."""
+        if self._model is None:
+            raise DrafterError(f"This {type(self).__name__} is not bound to a target yet. Give it to LLM(drafter=...).")
+        return self._model
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the draft model's caches."""
+        return sum(own.cache.nbytes for own in self._owned.values())
+
+    def bind(self, binding: Binding) -> None:
+        """Load the model and fit it to the target.
+
+        Raises:
+            ModelLoadError: the model cannot be read.
+            IncompatibleDrafterError: its vocabulary is another.
+        """
+        target = binding.target
+        if self._source is None:
+            if target.name != BUNDLED_TARGET:
+                raise DrafterError(
+                    "A draft model without a name means the bundled draft, which belongs to the bundled target, not to "
+                    f"{target.name}. Pass the folder or id of a draft model: drafter='path/to/draft'."
+                )
+            self._source = BUNDLED_DRAFT
+        tokenizer: Any = None
+        if isinstance(self._source, (str, Path)):
+            dtype = self._dtype or str(target.dtype).removeprefix("torch.")
+            model = self._model or load_model(self._source, dtype)
+            try:
+                tokenizer = load_tokenizer(self._source)
+            except ModelLoadError:
+                tokenizer = None  # check_compatible decides what that means
+        else:
+            model, tokenizer = self._source, binding.tokenizer
+        check_compatible(target, binding.tokenizer, model, tokenizer)
+        self._model = model
+        self._vocab_size = target.vocab_size
+        self._pipeline = LogitsPipeline(target.vocab_size, target.eos_token_ids)
+        self._generator = torch.Generator()
+        if binding.seed is None:
+            self._generator.seed()
+        else:
+            self._generator.manual_seed(binding.seed)
+
+    def start(self, sequence: Sequence) -> None:
+        view = sequence
+        if sequence.params.greedy and not self._pipeline.is_identity(sequence.params):
+            view = replace(sequence, params=replace(sequence.params, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0))
+        self._owned[sequence] = Own(sequence, self.model.new_cache(), view)
+        self._pipeline.start(view)
+
+    def stop(self, sequence: Sequence) -> None:
+        own = self._owned.pop(sequence, None)
+        if own is not None:
+            self._pipeline.stop(own.view)
+            own.cache.free()
+
+    def commit(self, steps: Seq[Step]) -> None:
+        late = []
+        for step in steps:
+            own = self._owned[step.sequence]
+            if own.drafted is not None:
+                _count_trials(own)
+            if step.num_computed - own.cache.length >= _MAX_LAG:
+                late.append((own, step.num_computed))
+        if late:  # most often nobody is, and then nothing is computed here at all
+            self._catch_up([own for own, _ in late], _MAX_LAG, [end for _, end in late])
+
+    def _room(self, sequence: Sequence, budget: int) -> int:
+        """How deep a draft may be: the deepest token that is fed stands at len + depth - 2."""
+        room = min(self.model.context_length - len(sequence.token_ids) + 1, sequence.room)
+        return max(0, min(budget, room))
+
+    def _owed(self, own: Own) -> list[int]:
+        """Committed tokens the draft model has not been fed, the last of them included.
+
+        What was fed of the last draft and then committed stays in the cache, the rest is dropped. After full acceptance
+        two tokens are owed.
+        """
+        tokens, cache = own.sequence.token_ids, own.cache
+        if own.guessed:
+            first = cache.length - len(own.guessed)
+            known = first
+            for guess in own.guessed:
+                if known + 1 >= len(tokens) or tokens[known] != guess:
+                    break
+                known += 1
+            cache.truncate(known)
+            own.guessed = []
+        if own.scratch is not None:
+            cache.commit(walk(*own.scratch, tokens[cache.length : -1]))
+            own.scratch = None
+        if cache.length >= len(tokens):
+            cache.truncate(len(tokens) - 1)
+        return self._known(tokens[cache.length :])
+
+    def _catch_up(self, owned: Seq[Own], max_lag: int, num_computed: Seq[int] | None = None) -> None:
+        """Feed what is owed to those who owe more than max_lag, but for the last token, in chunks."""
+        while True:
+            rows = []
+            for i, own in enumerate(owned):
+                end = len(own.sequence.token_ids) - 1 if num_computed is None else num_computed[i]
+                if end >= self.model.context_length or end - own.cache.length < max_lag:
+                    continue
+                owed = self._owed(own)[: min(PREFILL_CHUNK, end - own.cache.length)]
+                if len(owed) >= max_lag:
+                    rows.append(Rows(own.cache, owed, None, 0))
+            if not rows:
+                return
+            self.model.forward(rows)
+            for row in rows:
+                row.cache.commit(range(len(row.token_ids)))
+
+    def _logprobs(self, logits: Tensor, rows: Seq[tuple[Own, Seq[int]]]) -> Tensor:
+        """[R, V] processed log-probabilities.
+
+        Args:
+            logits: [R, draft vocabulary].
+            rows: the sequence and the drafted path that each row stands after.
+        """
+        width = logits.shape[1]
+        if width < self._vocab_size:
+            logits = functional.pad(logits, (0, self._vocab_size - width), value=-torch.inf)
+        for own, _ in rows:
+            own.view.token_ids = own.sequence.token_ids
+        places = [LogitsRow(own.view, path) for own, path in rows]
+        return self._pipeline.process(logits[:, : self._vocab_size], places)
+
+    def _remember(self, own: Own, drafted: tuple[RankedTree, Rates] | None) -> None:
+        """Let `commit` count what becomes of this draft; None: nothing is to be counted."""
+        own.drafted, own.drafted_at = drafted, len(own.sequence.token_ids)
+
+    def _known(self, token_ids: list[int]) -> list[int]:
+        """Tokens as the draft model may be fed: one that only the target's padding has becomes token 0."""
+        size = self.model.vocab_size
+        return token_ids if size >= self._vocab_size else [t if t < size else 0 for t in token_ids]
+
+
+def way_of(sequence: Sequence) -> Way:
+    """How a request's tokens are picked."""
+    params = sequence.params
+    return Way.GREEDY if params.greedy else Way.DRAWN if params.seed is None else Way.SEEDED
+
+
+def walk(token_ids: Seq[int], parents: Seq[int], written: Seq[int]) -> list[int]:
+    """The nodes of a tree, root to leaf, that hold what was written."""
+    path: list[int] = []
+    node = -1
+    for i, (token_id, parent) in enumerate(zip(token_ids, parents, strict=True)):
+        if parent == node and len(path) < len(written) and token_id == written[len(path)]:
+            path.append(i)
+            node = i
+    return path
+
+
+def _count_trials(own: Own) -> None:
+    """By tokens, not by the step's verdict: what was verified may be another draft, of which this was a part."""
+    assert own.drafted is not None
+    tree, rates = own.drafted
+    own.drafted = None
+    written = own.sequence.token_ids[own.drafted_at :]
+    if written:
+        path = walk(tree.token_ids, tree.parents, written[:-1])
+        tree.observe(rates, Verdict(path, written[len(path)]))
