@@ -126,8 +126,12 @@ BUNDLED_INDEX = ASSETS / "index" / "stdlib.index"
 REST_NUM_DRAFT_TOKENS = 16
 REST_MIN_NGRAM = 2
 REST_MAX_NGRAM = 16
-REST_MAX_MATCHES = 500
+REST_NUM_MATCHES = 3
+REST_MAX_PLACES = 500
 REST_CONTINUATION = 10
+REST_DECAY = 0.995
+REST_AGAIN = 0.5
+"""How much less is expected beforehand of what only a shorter match knows."""
 
 LOOKAHEAD_WINDOW = 5
 LOOKAHEAD_NGRAM = 4
