@@ -1,14 +1,13 @@
 """Prompt lookup against its definition: search the whole sequence anew."""
 
 import random
-import time
 
 import pytest
 
-from forerun.config import SamplingParams
+from forerun.config import COPY_RATES, SamplingParams
 from forerun.drafters import PromptLookup
 from forerun.errors import ConfigError
-from forerun.types import Sequence, Step
+from forerun.types import Sequence, Step, Verdict
 
 PARAMS = SamplingParams()
 
@@ -45,17 +44,60 @@ def test_against_the_definition(low: int, high: int) -> None:
     assert not drafter._indices
 
 
+class Read(list[int]):
+    """Counts how often it is read."""
+
+    reads = 0
+
+    def __getitem__(self, index: object) -> object:  # type: ignore[override]
+        self.reads += 1
+        return super().__getitem__(index)  # type: ignore[index]
+
+
 def test_a_token_costs_the_same_in_a_long_sequence() -> None:
     rng = random.Random(0)
-    drafter = PromptLookup()
-    sequence = Sequence(0, [rng.randrange(500) for _ in range(8000)], 8000, PARAMS)
-    drafter.start(sequence)
-    drafter.draft([sequence], [4])
-    started = time.process_time()
-    for _ in range(1000):
-        sequence.token_ids.append(rng.randrange(500))
+    reads = []
+    for length in (100, 8000):
+        drafter = PromptLookup()
+        tokens = Read(rng.randrange(500) for _ in range(length))
+        sequence = Sequence(0, tokens, length, PARAMS)
+        drafter.start(sequence)
         drafter.draft([sequence], [4])
-    assert time.process_time() - started < 0.2  # 8,000 tokens searched anew would take seconds
+        tokens.reads = 0
+        for _ in range(100):
+            tokens.append(rng.randrange(500))
+            drafter.draft([sequence], [4])
+        reads.append(tokens.reads)
+    assert 0 < max(reads) < 10 * 100
+
+
+def test_a_token_must_be_worth_its_price() -> None:
+    drafter = PromptLookup()
+    sequence = Sequence(0, [1, 2, 3, 4, 5, 6, 7, 8, 1, 2], 10, PARAMS)
+    drafter.start(sequence)
+    chances = [COPY_RATES[2]]  # a match of two tokens, then of three and more
+    for length in (3, 4, 5, 6):
+        chances.append(chances[-1] * COPY_RATES[length.bit_length()])
+    for price, count in ((0.0, 5), (chances[2], 2), (chances[0], 0), (0.99 * chances[0], 1)):
+        (draft,) = drafter.draft([sequence], [5], price)
+        assert draft.token_ids.tolist() == [3, 4, 5, 6, 7][:count]
+
+
+def test_the_price_is_held_against_what_was_accepted() -> None:
+    drafter = PromptLookup()
+    for _ in range(40):  # matches of two tokens are always wrong, and it learns so from drafts too dear to be made
+        sequence = Sequence(0, [1, 2, 3, 4, 5, 6, 7, 8, 1, 2], 10, PARAMS)
+        drafter.start(sequence)
+        (draft,) = drafter.draft([sequence], [4], 0.9)
+        assert len(draft) == 0
+        sequence.token_ids.append(9)
+        drafter.commit([Step(sequence, draft, Verdict([], 9), 10)])
+        drafter.stop(sequence)
+    assert not drafter._rates._copied
+    for tokens, count in (([1, 2, 3, 4, 1, 2], 0), ([1, 2, 3, 4, 5, 1, 2, 3, 4], 2)):
+        sequence = Sequence(0, tokens, len(tokens), PARAMS)
+        drafter.start(sequence)
+        assert len(drafter.draft([sequence], [2], 0.3)[0]) == count
 
 
 def test_impossible_lengths_are_refused() -> None:
