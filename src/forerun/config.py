@@ -14,7 +14,13 @@ BUNDLED_TARGET = "bundled"
 """Name under which the bundled target model is loaded."""
 BUNDLED_DRAFT = "bundled-draft"
 """Name under which the bundled draft model is loaded."""
-BUNDLED_MODELS: Mapping[str, Path] = {BUNDLED_TARGET: ASSETS / "target", BUNDLED_DRAFT: ASSETS / "draft"}
+BUNDLED_OTHER_VOCAB = "bundled-other-vocab"
+"""Name under which the bundled draft model with another tokenizer is loaded."""
+BUNDLED_MODELS: Mapping[str, Path] = {
+    BUNDLED_TARGET: ASSETS / "target",
+    BUNDLED_DRAFT: ASSETS / "draft",
+    BUNDLED_OTHER_VOCAB: ASSETS / "draft-other-vocab",
+}
 
 DTYPES = ("float32", "bfloat16", "float64")
 DEFAULT_DTYPE = "bfloat16"
@@ -94,6 +100,9 @@ PROBE_STEPS = 8
 PROBE_FORGETS = 0.8
 """Weight that what a sequence showed keeps at each probe: between two of them much may have changed."""
 
+CROSS_VOCAB_LOOK_BEHIND = 32
+"""Tokens at the end of a text that are encoded anew when it grows in another vocabulary."""
+
 PROMPT_LOOKUP_MAX_NGRAM = 4
 PROMPT_LOOKUP_MIN_NGRAM = 2
 
@@ -130,7 +139,9 @@ REST_NUM_MATCHES = 3
 REST_MAX_PLACES = 500
 REST_CONTINUATION = 10
 REST_DECAY = 0.995
-REST_AGAIN = 0.5
+REST_CHANCES = (0.02, 0.07, 0.1, 0.14, 0.2, 0.25, 0.37, 0.43, 0.5, 0.9)
+"""Chance beforehand that a token is accepted, by its share of what followed the same n-gram in the corpus."""
+REST_AGAIN = 0.8
 """How much less is expected beforehand of what only a shorter match knows."""
 
 LOOKAHEAD_WINDOW = 5
