@@ -6,6 +6,7 @@ import sys
 import time
 from contextlib import closing
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -43,13 +44,20 @@ def generate(
         str | None,
         typer.Option(
             help="A drafter's name, the folder or id of a draft model, or 'none'.",
-            show_default="the bundled draft for the bundled target, prompt-lookup for others",
+            show_default="prediction, if one is given; the bundled draft for the bundled target, else prompt-lookup",
         ),
     ] = None,
     num_draft_tokens: options.NumDraftTokens = DEFAULT_NUM_DRAFT_TOKENS,
     acceptance: Annotated[
         str | None,
         typer.Option(help="A verification rule by name.", show_default="the exact rule that fits"),
+    ] = None,
+    prediction: Annotated[
+        str | None,
+        typer.Option(
+            help="What the output will probably be, or @FILE to read it from there; the nearer, the faster.",
+            metavar="TEXT|@FILE",
+        ),
     ] = None,
     chat: Annotated[bool, typer.Option("--chat", help="Put the prompt through the model's chat template.")] = False,
     dtype: options.DType = DEFAULT_DTYPE,
@@ -72,9 +80,9 @@ def generate(
     logprobs: options.Logprobs = None,
 ) -> None:
     """Generate text from a prompt, streaming it to standard output."""
-    params = options.sampling_params(ctx.params)
+    params = options.sampling_params({**ctx.params, "prediction": read_prediction(prediction)})
     text = read_prompt(prompt)
-    chosen = choose_drafter(model, drafter)
+    chosen = choose_drafter(model, drafter, prediction is not None)
     llm = open_llm(model, chosen, dtype=dtype, num_draft_tokens=num_draft_tokens, acceptance=acceptance)
     request: Any = [{"role": "user", "content": text}] if chat else text
     outputs, seconds, interrupted = run(llm, request, params, echo=not json)
@@ -103,12 +111,33 @@ def read_prompt(prompt: str | None) -> str:
         raise PromptError(f"Standard input is not UTF-8 text: {error}. Convert it first.") from None
 
 
-def choose_drafter(model: str, drafter: str | None) -> str | None:
-    """The drafter asked for, or the default of this target; None is plain decoding."""
+def read_prediction(prediction: str | None) -> str | None:
+    """The flag's text, or that of the file it names.
+
+    Raises:
+        PromptError: the file cannot be read, or is not UTF-8.
+    """
+    if prediction is None or not prediction.startswith("@"):
+        return prediction
+    try:
+        return Path(prediction[1:]).read_text(encoding="utf-8")
+    except OSError as error:
+        raise PromptError(f"--prediction is {prediction!r}, but that file cannot be read: {error.strerror}.") from None
+    except UnicodeDecodeError as error:
+        raise PromptError(f"--prediction is {prediction!r}, but that file is not UTF-8 text: {error}.") from None
+
+
+def choose_drafter(model: str, drafter: str | None, predicted: bool = False) -> str | None:
+    """The drafter asked for, or the default: for a prediction the one that reads it, else that of this target.
+
+    None is plain decoding.
+    """
     if drafter == NO_DRAFTER:
         return None
     if drafter is not None:
         return drafter
+    if predicted:
+        return "prediction"
     return "draft-model" if options.is_bundled(model) else "prompt-lookup"
 
 
@@ -182,6 +211,8 @@ def _stats_object(output: Output) -> dict[str, Any] | None:
         "num_forwards": stats.num_forwards,
         "num_draft_tokens": stats.num_draft_tokens,
         "num_accepted_tokens": stats.num_accepted_tokens,
+        "num_plain_forwards": stats.num_plain_forwards,
+        "mean_num_draft_tokens": stats.mean_num_draft_tokens,
         "mean_acceptance_length": stats.mean_acceptance_length,
         "acceptance_rate": stats.acceptance_rate if stats.num_draft_tokens else None,
         "drafted_per_position": list(stats.drafted_per_position),

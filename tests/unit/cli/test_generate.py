@@ -66,6 +66,10 @@ def test_chat_makes_the_prompt_a_message(invoke: Invoke, opened: dict[str, Any])
         (["--model", "some/model"], "prompt-lookup"),
         (["--drafter", "none"], None),
         (["--drafter", "some/draft"], "some/draft"),
+        (["--prediction", "y"], "prediction"),
+        (["--model", "some/model", "--prediction", "y"], "prediction"),
+        (["--drafter", "some/hybrid", "--prediction", "y"], "some/hybrid"),
+        (["--drafter", "none", "--prediction", "y"], None),
     ],
 )
 def test_the_drafter_follows_the_model(
@@ -90,6 +94,28 @@ def test_every_sampling_option_arrives(invoke: Invoke, opened: dict[str, Any]) -
     assert (params.max_tokens, params.min_tokens, params.stop) == (9, 2, ("A", "B"))
     assert (params.stop_token_ids, params.ignore_eos, params.seed, params.n) == ((7,), True, 11, 2)
     assert params.logprobs == 3
+
+
+def test_the_prediction_arrives_as_text_or_from_a_file(invoke: Invoke, opened: dict[str, Any], tmp_path: Path) -> None:
+    file = tmp_path / "guess.txt"
+    file.write_text("def f():\n    return 1\n", encoding="utf-8")
+    for argument, text in (("a guess", "a guess"), (f"@{file}", "def f():\n    return 1\n"), (None, None)):
+        assert invoke("generate", "x", *(["--prediction", argument] if argument else [])).exit_code == 0
+        assert opened["llm"].requests[-1][1].prediction == text
+
+
+@pytest.mark.parametrize("content", [None, b"\xff\xfe\x00"])
+def test_a_prediction_that_cannot_be_read_is_refused(
+    invoke: Invoke, opened: dict[str, Any], tmp_path: Path, content: bytes | None
+) -> None:
+    file = tmp_path / "guess.txt"
+    if content is not None:
+        file.write_bytes(content)
+    result = invoke("generate", "x", "--prediction", f"@{file}")
+    assert result.exit_code == 2
+    assert ("UTF-8" if content else "cannot be read") in result.stderr
+    assert str(file) in result.stderr
+    assert not opened["llm"].requests
 
 
 def test_json_is_one_object(invoke: Invoke, opened: dict[str, Any]) -> None:

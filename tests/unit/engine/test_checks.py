@@ -1,0 +1,76 @@
+"""Requests that cannot be served are refused by value, reason and remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from typing import Any
+
+import pytest
+
+from doubles import FakeModel
+from forerun.config import SamplingParams
+from forerun.drafters import PredictionDrafter, PromptLookup
+from forerun.engine.checks import check_request, encode_prediction
+from forerun.errors import PromptError, SamplingError
+
+
+class Letters:
+    """A tokenizer: letters a..k are tokens 0..10."""
+
+    def __call__(self, text: str, add_special_tokens: bool) -> dict[str, list[int]]:
+        return {"input_ids": [11] * add_special_tokens + [ord(letter) - ord("a") for letter in text]}
+
+
+def encoded(
+    prediction: str | Seq[int] | None, drafter: Any = None, tokenizer: Any = None, context_length: int = 8
+) -> list[int] | None:
+    params = SamplingParams(prediction=prediction)
+    return encode_prediction(params, FakeModel(context_length=context_length), tokenizer, drafter)
+
+
+def test_a_prediction_is_text_or_token_ids() -> None:
+    drafter = PredictionDrafter()
+    assert encoded("cab", drafter, Letters()) == [2, 0, 1]
+    assert encoded((4, 10, 0), drafter) == [4, 10, 0]
+    assert encoded([], drafter) == []
+    assert encoded("a" * 8, drafter, Letters()) == [0] * 8
+    for other in (None, PromptLookup(), drafter):
+        assert encoded(None, other) is None
+
+
+@pytest.mark.parametrize(
+    ("prediction", "drafter", "tokenizer", "words"),
+    [
+        ("abc", None, Letters(), "drafter='prediction'"),
+        ((1, 2), PromptLookup(), None, "does not use predictions"),
+        ("abc", PredictionDrafter(), None, "fake has no tokenizer"),
+        ((1, 11), PredictionDrafter(), None, "token 11, but the vocabulary of fake is 0..10"),
+        ("abl", PredictionDrafter(), Letters(), "token 11"),
+        ("a" * 9, PredictionDrafter(), Letters(), "9 tokens, but the context of fake holds 8"),
+        ((1,) * 9, PredictionDrafter(), None, "Shorten it"),
+    ],
+)
+def test_a_prediction_that_cannot_be_used_is_refused(prediction: Any, drafter: Any, tokenizer: Any, words: str) -> None:
+    with pytest.raises(SamplingError, match=words):
+        encoded(prediction, drafter, tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options", "error", "words"),
+    [
+        ([], {}, PromptError, "is empty"),
+        ([1] * 8, {}, PromptError, "8 tokens, but the context of fake holds 8"),
+        ([1, 11], {}, PromptError, "Token 11 at place 1"),
+        ([1, -1], {}, PromptError, "Token -1 at place 1"),
+        ([1], {"stop_token_ids": [3, 12]}, SamplingError, "stop_token_ids names token 12"),
+        ([1], {"logit_bias": {11: 1.0}}, SamplingError, "logit_bias names token 11"),
+        ([1], {"stop": ["x"]}, SamplingError, "Use stop_token_ids"),
+    ],
+)
+def test_a_request_that_cannot_be_served_is_refused(
+    prompt: list[int], options: dict[str, Any], error: type[Exception], words: str
+) -> None:
+    model = FakeModel(context_length=8)
+    check_request([1] * 7, SamplingParams(), model, None)
+    with pytest.raises(error, match=words):
+        check_request(prompt, SamplingParams(**options), model, None)
