@@ -57,6 +57,22 @@ def test_bundled_pair(bundled: Model) -> None:
     compare(bundled, num_prompts=4, num_tokens=32, ks=(1, 5))
 
 
+def test_bundled_target_with_trees(bundled: Model) -> None:
+    """Random trees and duplicated siblings, over the borders of tails and, in the longer prompt, of a block."""
+    tokenizer = load_tokenizer("bundled")
+    long, short = (tokenizer(prompt)["input_ids"] for prompt in held_out_prompts(2))
+    prompts = [(long * 9)[:245], short[:57]]
+    plain = LLM(bundled, tokenizer=tokenizer)
+    expected = bits(plain, prompts, 1, 24)
+    references = {tuple(prompt): tokens for prompt, (tokens, _) in zip(prompts, expected, strict=True)}
+    for name in ("duplicated", "tree"):
+        for k, batch in ((5, 1), (16, 2)):
+            drafter = adversaries(references, bundled.vocab_size)[name]
+            llm = LLM(bundled, drafter, num_draft_tokens=k, tokenizer=tokenizer)
+            assert bits(llm, prompts, batch, 24) == expected, (name, k, batch)
+            assert any(step.verdict is not None and len(step.verdict.path) > 1 for step in drafter.steps)
+
+
 @pytest.mark.slow
 def test_bundled_pair_at_length(bundled: Model) -> None:
     compare(bundled, num_prompts=50, num_tokens=64, ks=(1, 3, 5, 8))
@@ -74,7 +90,7 @@ def test_families(family: str, dtype: str, tmp_path: Path) -> None:
     prompts = [torch.randint(0, VOCAB, (n,), generator=generator).tolist() for n in (247, 30, 239, 251)]
     expected = bits(LLM(target), prompts, 1, 24)
     references = {tuple(prompt): tokens for prompt, (tokens, _) in zip(prompts, expected, strict=True)}
-    for name in ("right", "random"):
-        for k, batch in ((1, 1), (3, 4), (5, 1), (8, 4)):
+    for name in ("right", "random", "duplicated", "tree"):
+        for k, batch in ((1, 1), (3, 4), (5, 1), (8, 4)) if name in ("right", "random") else ((5, 1), (12, 4)):
             llm = LLM(target, adversaries(references, VOCAB)[name], num_draft_tokens=k)
             assert bits(llm, prompts, batch, 24) == expected, (name, k, batch)

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from forerun.cache import SequenceCache
+from forerun.config import KV_BLOCK
 from forerun.errors import UnsupportedModelError
 from forerun.models.general import GeneralDecoder
 from forerun.models.model import Exactness, Model
 from forerun.models.rows import Rows, lay_out
 
-_PROMPT = 21
 _NEW = 9
 
 
@@ -34,18 +34,22 @@ def probe(model: Model, num_layers: int) -> None:
         )
 
 
+@torch.inference_mode()
 def self_test(model: Model) -> Exactness:
-    """Compare the logits of rows computed one by one with the same rows computed together, and beside strangers."""
-    tokens = _tokens(model, _PROMPT + _NEW)
-    alone = _in_groups(model, tokens, (1,) * _NEW)
-    trials = {
-        "together": _in_groups(model, tokens, (9,)),
-        "in twos": _in_groups(model, tokens, (2, 7)),
-        "in fives": _in_groups(model, tokens, (5, 4)),
-        "beside other sequences": _in_company(model, tokens),
+    """Compare the logits of rows computed one by one with the same rows computed together, beside strangers, and on a
+    path through a branching tree. The rows stand at a border of two blocks of keys."""
+    tokens = _tokens(model, _NEW)
+    cache = _prefilled(model)
+    alone = _in_groups(model, cache, tokens, (1,) * _NEW)
+    trials: dict[str, Callable[[], Tensor]] = {
+        "together": lambda: _in_groups(model, cache, tokens, (9,)),
+        "in twos": lambda: _in_groups(model, cache, tokens, (2, 7)),
+        "in fives": lambda: _in_groups(model, cache, tokens, (5, 4)),
+        "beside other sequences": lambda: _in_company(model, cache, tokens),
+        "in a branching tree": lambda: _in_a_tree(model, cache, tokens),
     }
-    for label, logits in trials.items():
-        if not torch.equal(alone, logits):
+    for label, trial in trials.items():
+        if not torch.equal(alone, trial()):
             return Exactness(False, f"rows computed {label} differ in their last bits from rows alone: {_blame(model)}")
     return Exactness(True)
 
@@ -55,25 +59,55 @@ def _tokens(model: Model, count: int) -> list[int]:
     return torch.randint(0, model.vocab_size, (count,), generator=generator).tolist()
 
 
-def _in_groups(model: Model, tokens: list[int], sizes: tuple[int, ...]) -> Tensor:
-    """Logits of the last _NEW tokens, computed in forwards of these sizes after the same prompt."""
+def _prefilled(model: Model) -> SequenceCache:
+    """A cache whose prefix nobody computed: any keys and values will do, and drawn ones cost next to nothing. Half of
+    the new rows stand before the border of a block, where the model reaches that far."""
     cache = model.new_cache()
-    _feed(model, cache, tokens[:_PROMPT])
-    logits, done = [], _PROMPT
+    model.forward([Rows(cache, [0], num_logits=0)])
+    generator = torch.Generator().manual_seed(1)
+    length = max(0, min(KV_BLOCK - _NEW // 2, model.context_length - _NEW))
+    cache.reserve(length)
+    for layer, (keys, values) in enumerate(zip(cache.keys, cache.values, strict=True)):
+        new = [torch.randn(t.shape[0], length, t.shape[2], generator=generator, dtype=t.dtype) for t in (keys, values)]
+        cache.write(layer, *new)
+    cache.commit(range(length))
+    return cache
+
+
+def _in_groups(model: Model, cache: SequenceCache, tokens: list[int], sizes: tuple[int, ...]) -> Tensor:
+    """Logits of the tokens, computed in forwards of these sizes after the cache's prefix, which is all it keeps."""
+    logits, done, length = [], 0, cache.length
     for size in sizes:
         logits.append(model.forward([Rows(cache, tokens[done : done + size])]))
         cache.commit(range(size))
         done += size
+    cache.truncate(length)
     return torch.cat(logits)
 
 
-def _in_company(model: Model, tokens: list[int]) -> Tensor:
-    cache, stranger = model.new_cache(), model.new_cache()
-    _feed(model, cache, tokens[:8])
-    _feed(model, cache, tokens[8:_PROMPT])
-    _feed(model, stranger, tokens[5:12])
-    batch = [Rows(stranger, tokens[:3]), Rows(cache, tokens[_PROMPT:]), Rows(model.new_cache(), tokens[::-1])]
+def _in_company(model: Model, cache: SequenceCache, tokens: list[int]) -> Tensor:
+    stranger = model.new_cache()
+    _feed(model, stranger, tokens[2:])
+    batch = [Rows(stranger, tokens[:3]), Rows(cache, tokens), Rows(model.new_cache(), tokens[::-1] * 2)]
     return model.forward(batch)[3 : 3 + _NEW]
+
+
+def _in_a_tree(model: Model, cache: SequenceCache, tokens: list[int]) -> Tensor:
+    """The tokens but the last two as a path through a tree in which each has a sibling, one with a child of its own;
+    then the path is committed, and the last two computed after it."""
+    depth, length = _NEW - 2, cache.length
+    nodes, parents, path = [tokens[0]], [-1], [0]
+    for token_id in tokens[1:depth]:
+        nodes += [tokens[-1], token_id]
+        parents += [path[-1], path[-1]]
+        path.append(len(nodes) - 1)
+    nodes.append(tokens[0])
+    parents.append(1)
+    logits = [model.forward([Rows(cache, nodes, parents)])[path]]
+    cache.commit(path)
+    logits.append(model.forward([Rows(cache, tokens[depth:])]))
+    cache.truncate(length)
+    return torch.cat(logits)
 
 
 def _feed(model: Model, cache: SequenceCache, tokens: list[int]) -> None:

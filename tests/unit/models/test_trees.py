@@ -1,0 +1,174 @@
+"""Branching trees: every node has the bits of its own path decoded token by token, and so has what is committed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from families import FAMILIES, VOCAB, make_family
+from forerun.cache import SequenceCache
+from forerun.config import KV_BLOCK, MAX_LANES
+from forerun.models import Model, Rows, load_model
+from forerun.models.attention import attend
+from forerun.models.paths import tree_segments
+from forerun.models.rows import lay_out
+
+Bits = tuple[list[int], list[int]]  # tokens and parents
+
+
+def random_tree(rng: random.Random, n: int, spread: int, first: int = 1) -> Bits:
+    """Parents among the last `spread` nodes; few tokens, so that siblings are often duplicates. A chain first."""
+    parents = list(range(-1, first - 1))
+    parents += [rng.randrange(max(0, i - spread), i) for i in range(first, n)]
+    return [rng.randrange(4) for _ in range(n)], parents
+
+
+def path_of(node: int, parents: Sequence[int]) -> list[int]:
+    path = [node]
+    while parents[path[0]] >= 0:
+        path.insert(0, parents[path[0]])
+    return path
+
+
+@torch.inference_mode()
+def prefilled(model: Model, length: int) -> SequenceCache:
+    """A cache with drawn keys and values, the same for the same length."""
+    cache = model.new_cache()
+    model.forward([Rows(cache, [0], num_logits=0)])
+    cache.reserve(length)
+    generator = torch.Generator().manual_seed(length)
+    for layer, (keys, values) in enumerate(zip(cache.keys, cache.values, strict=True)):
+        heads, _, width = keys.shape
+        new = torch.randn(2, heads, length, max(width, values.shape[2]), generator=generator)
+        cache.write(layer, new[0, ..., :width], new[1, ..., : values.shape[2]])
+    cache.commit(range(length))
+    return cache
+
+
+def decode(model: Model, cache: SequenceCache, tokens: Sequence[int]) -> Tensor:
+    """Logits of the tokens, one forward each."""
+    logits = []
+    for token_id in tokens:
+        logits.append(model.forward([Rows(cache, [token_id])]))
+        cache.commit([0])
+    return torch.cat(logits)
+
+
+def held(cache: SequenceCache) -> list[Tensor]:
+    return [stored[:, : cache.length].clone() for stored in (*cache.keys, *cache.values)]
+
+
+def check_tree(model: Model, length: int, tree: Bits, logits: Tensor, cache: SequenceCache) -> None:
+    """All nodes against plain decoding of their paths; then the deepest path is committed, and decoding goes on."""
+    tokens, parents = tree
+    plain = prefilled(model, length)
+    known: dict[int, Tensor] = {}
+    leaves = set(range(len(tokens))) - set(parents)
+    for leaf in sorted(leaves, key=lambda leaf: len(path_of(leaf, parents))):
+        path = path_of(leaf, parents)
+        plain.truncate(length)
+        known.update(zip(path, decode(model, plain, [tokens[node] for node in path]), strict=True))
+    assert torch.equal(logits, torch.stack([known[node] for node in range(len(tokens))]))
+    cache.commit(path)
+    assert all(torch.equal(a, b) for a, b in zip(held(cache), held(plain), strict=True))
+    assert torch.equal(decode(model, cache, [5, 6]), decode(model, plain, [5, 6]))
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("families")
+    return {name: make_family(name, root) for name in FAMILIES}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_nodes_have_the_bits_of_their_paths(family: str, dtype: str, folders: dict[str, Path]) -> None:
+    model = load_model(folders[family], dtype=dtype)
+    if not model.exactness.exact:
+        assert "experts" in str(model.exactness.reason)
+        return
+    rng = random.Random(f"{family} {dtype}")
+    for length, n in ((0, 4), (63, 6), (64, 3), (65, 8), (250, 16), (255, 5), (256, 12), (257, 8)):
+        tree = random_tree(rng, n, rng.choice((2, 3, n)))
+        cache = prefilled(model, length)
+        check_tree(model, length, tree, model.forward([Rows(cache, *tree)]), cache)
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "gemma2"])
+def test_trees_beside_trees_chains_and_prompts(family: str, folders: dict[str, Path]) -> None:
+    model = load_model(folders[family], dtype="float32")
+    rng = random.Random(family)
+    lengths = (30, 252, 62)
+    trees = [random_tree(rng, n, 3) for n in (3, 9, 14)]
+    caches = [prefilled(model, length) for length in lengths]
+    batch = [Rows(cache, *tree) for cache, tree in zip(caches, trees, strict=True)]
+    prompt = [rng.randrange(VOCAB) for _ in range(40)]
+    chain = Rows(prefilled(model, 200), [1, 2, 3])
+    logits = model.forward([batch[0], Rows(model.new_cache(), prompt, num_logits=0), batch[1], chain, batch[2]])
+    parts = (logits[:3], logits[3:12], logits[12:15], logits[15:])
+    assert torch.equal(parts[2], decode(model, prefilled(model, 200), [1, 2, 3]))
+    for length, tree, part, cache in zip(lengths, trees, (parts[0], parts[1], parts[3]), caches, strict=True):
+        check_tree(model, length, tree, part, cache)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_attention_of_random_trees(seed: int) -> None:
+    """One layer, any shape, and trees up to more nodes than one product takes."""
+    rng = random.Random(seed)
+    length = rng.choice((0, 1, 60, 63, 64, 65, 120, 190, 250, 255, 256, 257, 300, 511))
+    n = 230 if seed % 10 == 0 else rng.choice((2, 3, 5, 16, 40, 128))
+    parents = random_tree(rng, n, rng.choice((1, 2, 3, 8, n)), first=rng.choice((1, n // 2)))[1]
+    parents[-1] = -1  # a second root, and so always a branching tree
+    kv_heads, group, width = rng.choice(((1, 1, 16), (2, 2, 64), (4, 4, 32), (2, 3, 16)))
+    window, softcap = rng.choice((None, 1, 24, 70, 300)), rng.choice((None, 5.0))
+    generator = torch.Generator().manual_seed(seed)
+    sinks = torch.randn(group * kv_heads, generator=generator) if rng.random() < 0.5 else None
+    keys, values = torch.randn(2, length + n, kv_heads, width, generator=generator)
+    query = torch.randn(n, group * kv_heads, width, generator=generator)
+
+    def rows_of(cache: SequenceCache, new: list[int], parents: list[int] | None) -> Tensor:
+        layout = lay_out([Rows(cache, [0] * len(new), parents)], torch.float32)
+        padded = new + new[-1:] * (layout.num_rows - len(new))
+        slots = [length + node for node in padded]
+        given = (query[padded], keys[slots], values[slots])
+        options = {"window": window, "softcap": softcap, "sinks": sinks}
+        return attend(0, *given, layout, dtype=torch.float32, scale=0.2, **options)[: len(new)]  # type: ignore[arg-type]
+
+    cache = SequenceCache(torch.float32)
+    cache.reserve(length + n)
+    cache.write(0, keys[:length].transpose(0, 1), values[:length].transpose(0, 1))
+    cache.commit(range(length))
+    tree = rows_of(cache, list(range(n)), parents)
+    for leaf in rng.sample(range(n), min(n, 6)):
+        cache.truncate(length)
+        for node in path_of(leaf, parents):
+            alone = rows_of(cache, [node], None)
+            cache.commit([0])
+            assert torch.equal(alone[0], tree[node]), (node, length)
+
+
+def test_large_trees_are_cut_until_each_product_fits() -> None:
+    rng = random.Random(0)
+    for length in (0, 63, 250, 300):
+        for n, spread in ((130, 2), (150, 150), (400, 5), (400, 1)):
+            parents = random_tree(rng, n, spread)[1]
+            parents[-1] = 0
+            cache = SequenceCache(torch.float32)
+            cache.length = length
+            segments, positions = tree_segments(cache, parents, 7, torch.float32)
+            rows: list[int] = []
+            for segment in segments:
+                assert segment.paths is not None
+                shared = segment.paths.shared
+                assert shared % 64 + len(segment.paths.lane_positions) < MAX_LANES
+                assert len({position // KV_BLOCK for position in segment.positions.tolist()}) == 1
+                assert segment.positions.max() // KV_BLOCK * KV_BLOCK <= shared <= segment.positions.min()
+                own = segment.paths.rows
+                rows += list(range(7, 7 + n)) if own is None else own.tolist()
+            assert sorted(rows) == list(range(7, 7 + n))
+            assert positions == [length + len(path_of(node, parents)) - 1 for node in range(n)]
