@@ -154,6 +154,36 @@ def test_next_to_nothing_left_of_the_law(name, rest, given_noise):
 
 
 @pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("rest", [1e-12, 1e-36])
+def test_residual_after_next_to_nothing_was_left_of_the_law(name, rest, given_noise):
+    """The second child holds more of the draft's remainder than of the target's: if it falls, the other is meant."""
+    law = torch.tensor([[1.0, rest, 2 * rest]])
+    draft = Draft(torch.tensor([0, 2]), torch.tensor([-1, -1]), law.repeat(3, 1), replacement=False)
+    target = torch.tensor([[0.0, 0.5, 0.5]]).repeat(3, 1)
+    noise = given_noise([0.0, 0.76, ALMOST_ONE])  # accepted with (1 / 2) / (2 / 3)
+    assert VERIFIERS[name].verify(PackedDrafts.of([draft]), target.log(), noise) == [Verdict([], 1)]
+
+
+@pytest.mark.parametrize("name", RULES)
+@REPLACEMENT
+def test_an_excess_below_the_precision_of_one(name, replacement, given_noise):
+    draft = siblings([0, 0, 0], torch.tensor([1.0, 0.0], dtype=torch.float64), replacement)
+    target = torch.tensor([[ALMOST_ONE, 1e-20]], dtype=torch.float64).repeat(4, 1)
+    noise = given_noise([ALMOST_ONE] * 4)
+    assert VERIFIERS[name].verify(PackedDrafts.of([draft]), target.log(), noise) == [Verdict([], 1)]
+
+
+@pytest.mark.parametrize("name", RULES)
+@REPLACEMENT
+def test_an_excess_of_rounding_overflows_nowhere(name, replacement, given_noise):
+    draft = siblings([0, 0, 0], torch.tensor([1.0, 0.0]), replacement)
+    target = torch.tensor([[1 - 2**-24, 1e-42]]).repeat(4, 1)
+    with np.errstate(over="raise", invalid="raise"):
+        verdict = VERIFIERS[name].verify(PackedDrafts.of([draft]), target.log(), given_noise([ALMOST_ONE] * 4))[0]
+    assert verdict.path == []
+
+
+@pytest.mark.parametrize("name", RULES)
 @REPLACEMENT
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_equal_laws_accept_a_whole_path(name, replacement, dtype, given_noise):
