@@ -1,7 +1,8 @@
 """Retrieval: what followed the last tokens in a corpus on disk, as a tree (REST; He et al., 2311.08252).
 
-The longest n-gram at the sequence's end that the corpus holds is looked up; the tree is made of the most frequent
-prefixes of what follows it there. What is never found again in the corpus costs a few binary searches, no more.
+The longest n-gram at the sequence's end that the corpus holds is looked up, then shorter ones that occur more often.
+Of all prefixes of what follows them there, the tree takes the most probable: how probable is learned, by how long the
+match was and by how many of its places agree.
 """
 
 from __future__ import annotations
@@ -17,21 +18,25 @@ from numpy.typing import NDArray
 
 from forerun.config import (
     BUNDLED_INDEX,
+    REST_AGAIN,
+    REST_CHANCES,
     REST_CONTINUATION,
-    REST_MAX_MATCHES,
+    REST_DECAY,
     REST_MAX_NGRAM,
+    REST_MAX_PLACES,
     REST_MIN_NGRAM,
     REST_NUM_DRAFT_TOKENS,
+    REST_NUM_MATCHES,
 )
 from forerun.drafters.binding import Binding
 from forerun.errors import ConfigError, DrafterError, IncompatibleDrafterError
-from forerun.policy import Rates, bin_centres
+from forerun.policy import Rates
 from forerun.retrieval import Header, Index, Trie, best_nodes, fingerprint
 from forerun.types import Draft, Sequence, Step
 
 _LENGTHS = (3, 4, 5, 7, 9, 13)
 """Match lengths at which the next level of acceptance begins."""
-_BINS = 10
+_BINS = len(REST_CHANCES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +49,51 @@ class _Pending:
     levels: list[int]
 
 
+class _Tree:
+    """Nodes of several tries, each with its chance: that it and all above it are accepted."""
+
+    __slots__ = ("_chances", "_levels", "_nodes", "_parents", "_token_ids")
+
+    def __init__(self) -> None:
+        self._nodes: dict[tuple[int, int], int] = {}  # parent and token -> node
+        self._token_ids: list[int] = []
+        self._parents: list[int] = []
+        self._levels: list[int] = []
+        self._chances: list[float] = []
+
+    def add(self, trie: Trie, levels: NDArray[np.int64], rates: Rates, price: float) -> None:
+        """Add what is not there yet and worth more than the price; what is there keeps its chance."""
+        nodes, chances = self._nodes, self._chances
+        place = [-1] * len(trie) + [-1]  # the last is that of parent -1
+        rejected = -2
+        columns = zip(trie.token_ids.tolist(), trie.parents.tolist(), levels.tolist(), strict=True)
+        for i, (token_id, above, level) in enumerate(columns):
+            parent = place[above]
+            node = nodes.get((parent, token_id))
+            if node is None:
+                chance = 0.0 if parent == rejected else rates.rate(level) * (chances[parent] if parent >= 0 else 1.0)
+                if parent == rejected or chance <= price:
+                    place[i] = rejected
+                    continue
+                node = nodes[parent, token_id] = len(chances)
+                self._token_ids.append(token_id)
+                self._parents.append(parent)
+                self._levels.append(level)
+                chances.append(chance)
+            place[i] = node
+
+    def best(self, count: int, length: int) -> tuple[_Pending, Draft]:
+        """The most probable nodes, most probable first; no child is more probable than its parent, which is older."""
+        order = sorted(range(len(self._chances)), key=lambda node: (-self._chances[node], node))[:count]
+        place = {node: i for i, node in enumerate(order)} | {-1: -1}
+        token_ids = [self._token_ids[node] for node in order]
+        parents = [place[self._parents[node]] for node in order]
+        pending = _Pending(length, token_ids, parents, [self._levels[node] for node in order])
+        if not order:
+            return pending, _EMPTY
+        return pending, Draft(torch.tensor(token_ids), torch.tensor(parents))
+
+
 class Rest:
     """Drafts trees from a corpus of the target's tokens; no model, no training. Chosen, never drawn.
 
@@ -52,8 +102,10 @@ class Rest:
             target's tokens.
         num_draft_tokens: nodes of the tree at most; None takes the engine's K.
         min_ngram, max_ngram: tokens that must, and may at most, match.
-        max_matches: matches that are looked at; of more, so many at even distances.
-        continuation: tokens that are taken after each match: the tree's depth.
+        num_matches: n-grams that are looked up: the longest that occurs, then ever shorter ones that occur in more
+            places. 1 is REST as published; what shorter ones add fills the rest of the budget.
+        max_places: places of an n-gram that are looked at; of more, so many at even distances.
+        continuation: tokens that are taken after each place: the tree's depth.
 
     Raises:
         ConfigError: an option is out of range.
@@ -65,23 +117,25 @@ class Rest:
         num_draft_tokens: int | None = REST_NUM_DRAFT_TOKENS,
         min_ngram: int = REST_MIN_NGRAM,
         max_ngram: int = REST_MAX_NGRAM,
-        max_matches: int = REST_MAX_MATCHES,
+        num_matches: int = REST_NUM_MATCHES,
+        max_places: int = REST_MAX_PLACES,
         continuation: int = REST_CONTINUATION,
     ) -> None:
         if not 1 <= min_ngram <= max_ngram:
             raise ConfigError(
                 f"min_ngram is {min_ngram} and max_ngram {max_ngram}, but 1 <= min_ngram <= max_ngram is needed."
             )
-        if max_matches < 1 or continuation < 1:
+        if num_matches < 1 or max_places < 1 or continuation < 1:
             raise ConfigError(
-                f"max_matches is {max_matches} and continuation {continuation}, but both must be at least 1."
+                f"num_matches is {num_matches}, max_places {max_places} and continuation {continuation}, but each must "
+                "be at least 1."
             )
         self.num_draft_tokens = num_draft_tokens
         self._source = index
         self._min, self._max = min_ngram, max_ngram
-        self._max_matches, self._continuation = max_matches, continuation
+        self._num_matches, self._max_places, self._continuation = num_matches, max_places, continuation
         self._index: Index | None = None
-        self._rates = Rates(_priors())
+        self._rates = Rates(_priors(), decay=REST_DECAY)
         self._pending: dict[Sequence, _Pending] = {}
 
     @property
@@ -136,30 +190,19 @@ class Rest:
         depth = min(self._continuation, sequence.room)
         if depth < 1:
             return _EMPTY
-        index = self.index
-        match = index.find(sequence.token_ids[-self._max :], self._min, self._max)
-        if match is None:
-            return _EMPTY
-        trie = best_nodes(index.continuations(match, depth, self._max_matches), index.header.marker, budget)
-        levels, parents = _levels(match.length, trie).tolist(), trie.parents.tolist()
-        kept = range(len(trie)) if price <= 0 else self._worth(levels, parents, price)
-        if len(kept) < len(trie):
-            place = {node: i for i, node in enumerate(kept)} | {-1: -1}
-            levels = [levels[node] for node in kept]
-            parents = [place[parents[node]] for node in kept]
-        if not kept:
-            return _EMPTY
-        token_ids = trie.token_ids[list(kept)]
-        self._pending[sequence] = _Pending(len(sequence.token_ids), token_ids.tolist(), parents, levels)
-        return Draft(torch.from_numpy(token_ids), torch.tensor(parents))
-
-    def _worth(self, levels: list[int], parents: list[int], price: float) -> list[int]:
-        """The nodes whose chance, with that of all above them, exceeds the price."""
-        rate = self._rates.rate
-        chances: list[float] = []
-        for level, parent in zip(levels, parents, strict=True):
-            chances.append(rate(level) * (chances[parent] if parent >= 0 else 1.0))
-        return [node for node, chance in enumerate(chances) if chance > price]
+        index, tail, tree = self.index, sequence.token_ids[-self._max :], _Tree()
+        match = index.find(tail, self._min, self._max)
+        for step in range(self._num_matches):
+            if match is None:
+                break
+            if step > 0 and (match := index.find_more(tail, self._min, match)) is None:
+                break
+            trie = best_nodes(index.continuations(match, depth, self._max_places), index.header.marker, budget)
+            tree.add(trie, _levels(match.length, step > 0, trie), self._rates, price)
+        pending, draft = tree.best(budget, len(sequence.token_ids))
+        if pending.token_ids:
+            self._pending[sequence] = pending
+        return draft
 
     def _learn(self, pending: _Pending, committed: list[int]) -> None:
         """Every child of a node that was committed is a trial; it is accepted if it is the token that came.
@@ -200,19 +243,21 @@ class Rest:
         return source.path if isinstance(source, Index) else Path(source)
 
 
-def _levels(length: int, trie: Trie) -> NDArray[np.int64]:
+def _levels(length: int, again: bool, trie: Trie) -> NDArray[np.int64]:
     """[n] which rate each node's acceptance counts for, its parent given.
 
-    One per match length and share of the continuations; a share of few continuations counts for less than the same
-    of many.
+    One per match length, share of the continuations, and whether a longer match was looked at before. A share of few
+    continuations counts for less than the same of many.
     """
     shares = trie.counts / (trie.parent_counts + 1)
     bins = np.minimum((shares * _BINS).astype(np.int64), _BINS - 1)
-    return bins + _BINS * bisect_right(_LENGTHS, length)
+    return bins + _BINS * (bisect_right(_LENGTHS, length) + (len(_LENGTHS) + 1) * again)
 
 
 def _priors() -> list[float]:
-    return [share for _ in range(len(_LENGTHS) + 1) for share in bin_centres(_BINS)]
+    return [
+        factor * chance for factor in (1.0, REST_AGAIN) for _ in range(len(_LENGTHS) + 1) for chance in REST_CHANCES
+    ]
 
 
 _EMPTY = Draft.empty()

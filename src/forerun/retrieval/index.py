@@ -69,16 +69,10 @@ class Index:
         Returns:
             None if not even the shortest occurs.
         """
-        longest = min(max_ngram, self.header.depth)
-        tail = list(context[-longest:])
-        for at in range(len(tail) - 1, -1, -1):
-            if not 0 <= tail[at] < self.header.vocab_size:
-                del tail[: at + 1]
-                break
+        encoded = self._encoded(context[-min(max_ngram, self.header.depth) :])
         width = self.header.token_bytes
-        encoded = np.asarray(tail, dtype=f">u{width}").tobytes()
         # what a shorter end lacks, a longer one lacks too: the longest is found by bisection
-        found, row, low, high = 0, 0, max(min_ngram, 1), len(tail)
+        found, row, low, high = 0, 0, max(min_ngram, 1), len(encoded) // width
         while low <= high:
             middle = (low + high) // 2
             at, present = self._first(encoded[-middle * width :])
@@ -86,10 +80,26 @@ class Index:
                 found, row, low = middle, at, middle + 1
             else:
                 high = middle - 1
-        if not found:
-            return None
-        key = encoded[-found * width :]
-        return Match(found, row, bisect_right(self._suffixes, key, lo=row, key=self._reader(len(key))))
+        return self._match(found, row, encoded) if found else None
+
+    def find_more(self, context: Seq[int], min_ngram: int, match: Match) -> Match | None:
+        """The longest n-gram at the context's end that is shorter than the match and stands in more places.
+
+        Returns:
+            None if even the shortest stands nowhere else.
+        """
+        encoded = self._encoded(context[-match.length :])
+        width = self.header.token_bytes
+        found, low, high = None, max(min_ngram, 1), match.length - 1
+        while low <= high:
+            middle = (low + high) // 2
+            row, _ = self._first(encoded[-middle * width :])
+            shorter = self._match(middle, row, encoded)
+            if shorter.count > match.count:
+                found, low = shorter, middle + 1
+            else:
+                high = middle - 1
+        return found
 
     def continuations(self, match: Match, length: int, limit: int) -> NDArray[np.int64]:
         """What follows the matches.
@@ -110,6 +120,20 @@ class Index:
         # the last token of all is a marker, and stands for what lies beyond it
         followed: NDArray[np.int64] = self._tokens[np.minimum(places, len(self._tokens) - 1)].astype(np.int64)
         return followed
+
+    def _encoded(self, tail: Seq[int]) -> bytes:
+        """The tokens as the file has them, from after the last one that the vocabulary lacks."""
+        tokens = list(tail)
+        for at in range(len(tokens) - 1, -1, -1):
+            if not 0 <= tokens[at] < self.header.vocab_size:
+                del tokens[: at + 1]
+                break
+        return np.asarray(tokens, dtype=f">u{self.header.token_bytes}").tobytes()
+
+    def _match(self, length: int, first: int, encoded: bytes) -> Match:
+        """The rows from `first` on that start with the last `length` tokens."""
+        key = encoded[-length * self.header.token_bytes :]
+        return Match(length, first, bisect_right(self._suffixes, key, lo=first, key=self._reader(len(key))))
 
     def _first(self, key: bytes) -> tuple[int, bool]:
         """The first row that does not come before the n-gram, and whether it starts with it."""
