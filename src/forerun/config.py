@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from forerun.errors import ConfigError, SamplingError
 
@@ -25,7 +26,10 @@ BUNDLED_MODELS: Mapping[str, Path] = {
 DTYPES = ("float32", "bfloat16", "float64")
 DEFAULT_DTYPE = "bfloat16"
 
-DEFAULT_NUM_DRAFT_TOKENS = 4
+AUTO: Literal["auto"] = "auto"
+"""num_draft_tokens: chosen step by step, for every sequence."""
+NumDraftTokens = int | Literal["auto"]
+DEFAULT_NUM_DRAFT_TOKENS: NumDraftTokens = AUTO
 MAX_NUM_DRAFT_TOKENS = 128
 """Upper bound of K, the nodes of a draft: no chain pays beyond a few of them, but trees and probes need more."""
 
@@ -85,8 +89,6 @@ COST_SLOPE = 0.02
 COST_OPTIMISM = 0.97
 """Factor on costs that were never seen, so that they are."""
 
-AUTO = "auto"
-"""num_draft_tokens: chosen step by step."""
 PLAN_STEPS = 4
 """Steps a plan stands while the batch is the same."""
 PLAN_MARGIN = 0.01
@@ -194,24 +196,25 @@ class EngineConfig:
 
     Attributes:
         num_draft_tokens: K, nodes of the draft that a sequence may have in one step, probes included; 0 is plain
-            decoding.
+            decoding, "auto" chooses step by step what is fastest.
         prefill_chunk: prompt tokens a sequence computes in one step.
         max_batch: sequences that one step may hold; more wait their turn.
         acceptance: name of a verification rule, or None for the lossless one that fits the request.
         seed: seed of the engine's own noise, for requests that carry none; None draws one.
     """
 
-    num_draft_tokens: int = DEFAULT_NUM_DRAFT_TOKENS
+    num_draft_tokens: NumDraftTokens = DEFAULT_NUM_DRAFT_TOKENS
     prefill_chunk: int = PREFILL_CHUNK
     max_batch: int = MAX_BATCH
     acceptance: str | None = None
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        if not 0 <= self.num_draft_tokens <= MAX_NUM_DRAFT_TOKENS:
+        count = self.num_draft_tokens
+        if count != AUTO and not (isinstance(count, int) and 0 <= count <= MAX_NUM_DRAFT_TOKENS):
             raise ConfigError(
-                f"num_draft_tokens is {self.num_draft_tokens}, but must lie in 0..{MAX_NUM_DRAFT_TOKENS}. "
-                "Give a smaller number, or 0 for plain decoding."
+                f"num_draft_tokens is {count!r}, but must be {AUTO!r} or lie in 0..{MAX_NUM_DRAFT_TOKENS}. "
+                f"Give a smaller number, 0 for plain decoding, or {AUTO!r}."
             )
         if self.prefill_chunk < 1 or self.max_batch < 1:
             raise ConfigError(

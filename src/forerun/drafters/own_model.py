@@ -148,6 +148,13 @@ class OwnModel:
         if late:  # most often nobody is, and then nothing is computed here at all
             self._catch_up([own for own, _ in late], _MAX_LAG, [end for _, end in late])
 
+    def rewind(self, sequence: Sequence, length: int) -> None:
+        """The sequence's tokens from `length` on are others than before: forget what was computed of them."""
+        own = self._owned[sequence]
+        cache, own.drafted, own.scratch = own.cache, None, None
+        cache.truncate(min(length, cache.length - len(own.guessed)))
+        own.guessed = []
+
     def _room(self, sequence: Sequence, budget: int) -> int:
         """How deep a draft may be: the deepest token that is fed stands at len + depth - 2."""
         room = min(self.model.context_length - len(sequence.token_ids) + 1, sequence.room)

@@ -76,6 +76,11 @@ class Staged(DraftModel):
         super().commit(steps)
         self._inner.commit(steps)
 
+    def rewind(self, sequence: Sequence, length: int) -> None:
+        super().rewind(sequence, length)
+        self._inner.stop(sequence)
+        self._inner.start(sequence)
+
     def _prepare(self, chains: list[Chain]) -> None:
         super()._prepare(chains)
         budgets = []

@@ -9,6 +9,7 @@ from typing import Literal
 
 from forerun.config import BUNDLED_DRAFT
 from forerun.drafters.binding import Bindable, Binding
+from forerun.drafters.cross_vocab import CrossVocab
 from forerun.drafters.draft_model import DraftModel
 from forerun.drafters.draft_tree import DraftTree
 from forerun.drafters.lookahead import Lookahead
@@ -45,10 +46,21 @@ class DrafterRow:
         return list(option_types(self.make))
 
 
+def _cross_vocab(
+    model: str | None = None, drafter: str = "draft-model", mode: str = "auto", num_draft_tokens: int | None = None
+) -> Drafter:
+    """drafter: a name of the table, of a drafter that runs a model."""
+    if drafter not in DRAFTERS or DRAFTERS[drafter].kind != "model" or drafter == "cross-vocab":
+        names = ", ".join(name for name, row in DRAFTERS.items() if row.kind == "model" and name != "cross-vocab")
+        raise DrafterError(f"'cross-vocab' wraps a drafter that runs a model ({names}), not {drafter!r}.")
+    return CrossVocab(model, DRAFTERS[drafter].make, mode, num_draft_tokens)
+
+
 DRAFTERS: Mapping[str, DrafterRow] = {
     "draft-model": DrafterRow(DraftModel, "model", "a smaller model of the same vocabulary drafts a chain"),
     "draft-tree": DrafterRow(DraftTree, "model", "a smaller model of the same vocabulary drafts a branching tree"),
     "staged": DrafterRow(Staged, "model", "a draft model that has a drafter of its own"),
+    "cross-vocab": DrafterRow(_cross_vocab, "model", "a draft model with another tokenizer"),
     "prompt-lookup": DrafterRow(PromptLookup, "lookup", "copies what followed the last tokens earlier in the sequence"),
     "rest": DrafterRow(Rest, "lookup", "looks up in a corpus on disk what followed the last tokens there"),
     "suffix": DrafterRow(SuffixDrafter, "lookup", "copies what most often followed the longest match of any length"),

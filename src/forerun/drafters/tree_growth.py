@@ -48,7 +48,7 @@ class DynamicGrowth:
         self, num_nodes: int, max_depth: int, width: int, min_gain: float, price: float, confidence: Confidence
     ) -> None:
         self.tree = RankedTree()
-        self.frontier = [-1]
+        self.frontier = [-1] if num_nodes > 0 and max_depth > 0 else []
         self._num_nodes, self._max_depth, self._width = num_nodes, max_depth, width
         self._min_gain, self._price, self._confidence = min_gain, price, confidence
         self._chances: list[float] = []

@@ -1,0 +1,309 @@
+"""A draft with another tokenizer (Timor et al., "Accelerating LLM Inference with Lossless Speculative Decoding
+Algorithms for Heterogeneous Vocabularies", 2502.05202).
+
+The inner drafter lives in a shadow of every sequence: the same text in the draft's tokens. Two ways lead back:
+
+- *tokens* (token-level intersection): the draft's law is restricted to the tokens that both vocabularies have before
+  anything is drawn from it, so that drafts and laws are translated one to one, and drawn drafts stay drawn.
+- *text* (string-level match): the drafted text is tokenised again by the target's tokenizer, and what comes out counts
+  as chosen. Any text can be drafted, but no law comes along.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from forerun.cache import SequenceCache
+from forerun.config import BUNDLED_OTHER_VOCAB, BUNDLED_TARGET, SamplingParams
+from forerun.drafters.binding import Bindable, Binding
+from forerun.drafters.draft_model import DraftModel
+from forerun.drafters.retokenise import Retokeniser, complete
+from forerun.drafters.token_text import shared_tokens, token_bytes
+from forerun.errors import ConfigError, DrafterError, IncompatibleDrafterError
+from forerun.models import Model, Rows, load_model, load_tokenizer
+from forerun.types import Draft, Drafter, Sequence, Step, Verdict
+
+MODES = ("auto", "tokens", "text")
+
+
+class RestrictedModel:
+    """A model that gives some of its sequences no chance outside a set of tokens; otherwise the model itself.
+
+    Attributes:
+        restrict: whether the caches made from now on belong to such sequences.
+    """
+
+    def __init__(self, model: Model, allowed: Seq[int]) -> None:
+        self._model = model
+        self._hidden = torch.ones(model.vocab_size, dtype=torch.bool)
+        self._hidden[list(allowed)] = False
+        self._restricted: set[int] = set()
+        self.restrict = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def new_cache(self) -> SequenceCache:
+        cache = self._model.new_cache()
+        self._restricted.discard(id(cache))  # a freed cache may have had this id
+        if self.restrict:
+            self._restricted.add(id(cache))
+        return cache
+
+    @torch.inference_mode()
+    def forward(self, batch: Seq[Rows]) -> Tensor:
+        """As Model.forward."""
+        logits = self._model.forward(batch)
+        at = 0
+        for rows in batch:
+            count = len(rows.token_ids) if rows.num_logits is None else rows.num_logits
+            if count and id(rows.cache) in self._restricted:
+                logits[at : at + count].masked_fill_(self._hidden[: logits.shape[1]], -torch.inf)
+            at += count
+        return logits
+
+
+@dataclass(slots=True, eq=False)
+class _Shadow:
+    """A sequence in the draft's tokens.
+
+    Attributes:
+        sequence: as the inner drafter knows it; holds the text as far as its characters are complete.
+        rest: bytes of an incomplete character after it.
+        seen: committed target tokens that it holds.
+        by_tokens: how its drafts are translated.
+        drafted: the inner draft that the last draft was made from.
+    """
+
+    sequence: Sequence
+    rest: bytes
+    seen: int
+    by_tokens: bool
+    drafted: Draft = field(default_factory=Draft.empty)
+
+
+class CrossVocab:
+    """Wraps a drafter that speaks another vocabulary than the target.
+
+    Args:
+        model: folder, hub id or loaded draft model with a tokenizer of its own; None means the bundled one, which
+            belongs to the bundled target.
+        inner: makes the drafter from the draft model.
+        mode: "tokens" or "text" for all requests, or "auto": tokens for drawn drafts, text for the others.
+        num_draft_tokens: K; None takes the engine's.
+        tokenizer: of the draft model; None takes the one beside it.
+
+    Raises:
+        ConfigError: there is no such mode.
+    """
+
+    def __init__(
+        self,
+        model: str | Path | Model | None = None,
+        inner: Callable[[Any], Drafter] = DraftModel,
+        mode: str = "auto",
+        num_draft_tokens: int | None = None,
+        *,
+        tokenizer: Any = None,
+    ) -> None:
+        if mode not in MODES:
+            raise ConfigError(f"mode is {mode!r}, but must be one of {', '.join(MODES)}.")
+        self.num_draft_tokens = num_draft_tokens
+        self._source = model
+        self._make = inner
+        self._mode = mode
+        self._tokenizer = tokenizer
+        self._shadows: dict[Sequence, _Shadow] = {}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes the inner drafter holds."""
+        return int(getattr(self._inner, "nbytes", 0))
+
+    def bind(self, binding: Binding) -> None:
+        """Load the draft model and compare the vocabularies.
+
+        Raises:
+            DrafterError: no draft model was named, or one side has no tokenizer.
+            IncompatibleDrafterError: the vocabularies share nothing.
+            ModelLoadError: the draft model cannot be read.
+        """
+        target = binding.target
+        if self._source is None:
+            if target.name != BUNDLED_TARGET:
+                raise DrafterError(
+                    "'cross-vocab' without a model means the bundled draft of another vocabulary, which belongs to the "
+                    f"bundled target, not to {target.name}. Say which: drafter='cross-vocab:model=path/to/draft'."
+                )
+            self._source = BUNDLED_OTHER_VOCAB
+        if binding.tokenizer is None:
+            raise DrafterError(
+                f"{target.name} has no tokenizer, and without text there is no way into another vocabulary. "
+                "Put its tokenizer beside its weights."
+            )
+        dtype = str(target.dtype).removeprefix("torch.")
+        model = load_model(self._source, dtype) if isinstance(self._source, (str, Path)) else self._source
+        if self._tokenizer is None:
+            if not isinstance(self._source, (str, Path)):
+                raise DrafterError(f"{model.name} was given as a loaded model: give its tokenizer as well.")
+            self._tokenizer = load_tokenizer(self._source)
+        self._bind_vocabularies(binding, model)
+        self._model = RestrictedModel(model, list(self._to_target))
+        self._inner = self._make(self._model)
+        if isinstance(self._inner, Bindable):
+            shadow_target: Any = self._model
+            self._inner.bind(Binding(shadow_target, self._tokenizer, binding.seed))
+
+    def _bind_vocabularies(self, binding: Binding, model: Model) -> None:
+        self._target_bytes = token_bytes(binding.tokenizer)
+        draft_bytes = {i: own for i, own in token_bytes(self._tokenizer).items() if i < model.vocab_size}
+        self._vocab_size = binding.target.vocab_size
+        known = {i: own for i, own in self._target_bytes.items() if i < self._vocab_size}
+        self._to_target = shared_tokens(known, draft_bytes)
+        if not self._to_target:
+            raise IncompatibleDrafterError(
+                f"{model.name} and {binding.target.name} have no token in common. Choose a draft model for text of the "
+                "same kind."
+            )
+        ends = binding.target.eos_token_ids
+        if ends:
+            self._to_target |= {own: min(ends) for own in model.eos_token_ids if own not in self._to_target}
+        self._ends = model.eos_token_ids
+        self._draft_text = Retokeniser(self._tokenizer, draft_bytes)
+        self._target_text = Retokeniser(binding.tokenizer, self._target_bytes)
+        self._draft_ids = torch.tensor(list(self._to_target))
+        self._target_ids = torch.tensor(list(self._to_target.values()))
+
+    def start(self, sequence: Sequence) -> None:
+        params = sequence.params
+        drawn = not params.greedy and params.seed is None
+        by_tokens = self._mode == "tokens" or (self._mode == "auto" and drawn)
+        data = self._target_text.bytes_of(sequence.token_ids)
+        text = complete(data)
+        ids = self._draft_text.encode(text.decode("utf-8", errors="replace"), special=True)
+        if not ids:  # a model cannot draft from nothing
+            ids = sorted(self._ends)[:1] or [0]
+        shadow = Sequence(sequence.id, ids, len(ids), _shadow_params(params, by_tokens and drawn), sequence.choice)
+        self._shadows[sequence] = _Shadow(shadow, data[len(text) :], len(sequence.token_ids), by_tokens)
+        self._model.restrict = by_tokens
+        self._inner.start(shadow)
+
+    def stop(self, sequence: Sequence) -> None:
+        shadow = self._shadows.pop(sequence, None)
+        if shadow is not None:
+            self._inner.stop(shadow.sequence)
+
+    def draft(self, sequences: Seq[Sequence], budgets: Seq[int], price: float = 0.0) -> list[Draft]:
+        shadows = [self._shadows[sequence] for sequence in sequences]
+        inner_budgets = []
+        for sequence, shadow, budget in zip(sequences, shadows, budgets, strict=True):
+            self._follow(sequence, shadow)
+            shadow.sequence.max_length = len(shadow.sequence.token_ids) + max(sequence.room, 0) + 1
+            inner_budgets.append(0 if shadow.rest else max(0, min(budget, sequence.room)))
+        drafts = self._inner.draft([shadow.sequence for shadow in shadows], inner_budgets, price)
+        translated = []
+        for sequence, shadow, draft, budget in zip(sequences, shadows, drafts, inner_budgets, strict=True):
+            shadow.drafted = draft
+            translate = self._by_tokens if shadow.by_tokens else self._by_text
+            translated.append(translate(sequence, draft, budget) if len(draft) else Draft.empty())
+        return translated
+
+    def commit(self, steps: Seq[Step]) -> None:
+        inner = []
+        for step in steps:
+            shadow = self._shadows[step.sequence]
+            if step.draft is None:  # as much of the shadow's prompt as of the sequence's
+                share = step.num_computed / max(1, step.sequence.num_prompt)
+                done = min(len(shadow.sequence.token_ids) - 1, int(share * len(shadow.sequence.token_ids)))
+                inner.append(Step(shadow.sequence, None, None, done))
+                continue
+            self._follow(step.sequence, shadow)
+            own = shadow.sequence
+            inner.append(Step(own, Draft.empty(), Verdict([], own.token_ids[-1]), len(own.token_ids) - 1))
+        self._inner.commit(inner)
+
+    def _follow(self, sequence: Sequence, shadow: _Shadow) -> None:
+        """Bring the shadow to the text of the committed tokens."""
+        if shadow.seen == len(sequence.token_ids):
+            return
+        data = shadow.rest + self._target_text.bytes_of(sequence.token_ids[shadow.seen :])
+        text = complete(data)
+        shadow.rest, shadow.seen = data[len(text) :], len(sequence.token_ids)
+        old = shadow.sequence.token_ids
+        new = self._draft_text.extend(old, text.decode("utf-8", errors="replace"))
+        kept = _common(old, new)
+        shadow.sequence.token_ids = new
+        if kept < len(old):
+            self._rewrite(shadow.sequence, kept)
+
+    def _rewrite(self, sequence: Sequence, kept: int) -> None:
+        """Tell the inner drafter that the tokens from `kept` on are others than before."""
+        rewind = getattr(self._inner, "rewind", None)
+        if rewind is not None:
+            rewind(sequence, kept)
+        else:
+            self._inner.stop(sequence)
+            self._inner.start(sequence)
+
+    def _by_tokens(self, sequence: Sequence, draft: Draft, budget: int) -> Draft:
+        """The same tree with every token, and every law, in the target's vocabulary."""
+        tokens = torch.tensor([self._to_target[token_id] for token_id in draft.token_ids.tolist()])
+        laws = None
+        if draft.laws is not None:
+            laws = draft.laws.new_zeros(len(draft.laws), self._vocab_size)
+            laws[:, self._target_ids] = draft.laws[:, self._draft_ids]
+        return Draft(tokens, draft.parents, laws, draft.replacement, draft.num_candidates)
+
+    def _by_text(self, sequence: Sequence, draft: Draft, budget: int) -> Draft:
+        """The texts of the draft's paths in the target's tokens, merged into one tree."""
+        drafted, parents = draft.token_ids.tolist(), draft.parents.tolist()
+        leaves = sorted(set(range(len(drafted))) - set(parents))
+        tokens: list[int] = []
+        above: list[int] = []
+        places: dict[tuple[int, int], int] = {}
+        for leaf in leaves:
+            path = []
+            while leaf >= 0:
+                path.append(drafted[leaf])
+                leaf = parents[leaf]
+            node = -1
+            for token_id in self._retokenised(sequence, path[::-1])[: max(sequence.room, 0)]:
+                place = places.get((node, token_id))
+                if place is None:
+                    if len(tokens) == budget:
+                        break
+                    place = places[node, token_id] = len(tokens)
+                    tokens.append(token_id)
+                    above.append(node)
+                node = place
+        return Draft(torch.tensor(tokens, dtype=torch.int64), torch.tensor(above, dtype=torch.int64))
+
+    def _retokenised(self, sequence: Sequence, path: list[int]) -> list[int]:
+        ended = next((i for i, token_id in enumerate(path) if token_id in self._ends), None)
+        text = complete(self._draft_text.bytes_of(path if ended is None else path[:ended])).decode("utf-8", "replace")
+        ids = self._target_text.continuation(sequence.token_ids, text) if text else []
+        if ended is not None and path[ended] in self._to_target:
+            ids = [*ids, self._to_target[path[ended]]]
+        return [token_id for token_id in ids if token_id < self._vocab_size]
+
+
+def _shadow_params(params: SamplingParams, drawn: bool) -> SamplingParams:
+    """Options that mean the same in any vocabulary. Chosen drafts take the most probable token."""
+    if not drawn:
+        return SamplingParams(temperature=0)
+    return SamplingParams(temperature=params.temperature, top_k=params.top_k, top_p=params.top_p, min_p=params.min_p)
+
+
+def _common(old: list[int], new: list[int]) -> int:
+    """Length of the common beginning; most often all of the old one."""
+    length = min(len(old), len(new))
+    if old[:length] == new[:length]:
+        return length
+    return next(i for i in range(length) if old[i] != new[i])
