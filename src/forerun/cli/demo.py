@@ -14,7 +14,7 @@ from forerun.bench.tables import percent
 from forerun.cli import options
 from forerun.cli.generate import INTERRUPTED
 from forerun.cli.output import print_json
-from forerun.config import BUNDLED_TARGET, DEFAULT_DTYPE, DEFAULT_NUM_DRAFT_TOKENS, SamplingParams
+from forerun.config import BUNDLED_TARGET, DEFAULT_DTYPE, DEFAULT_NUM_DRAFT_TOKENS, NumDraftTokens, SamplingParams
 from forerun.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -102,7 +102,9 @@ def choose_drafters(model: str, draft: str | None, names: str | None) -> dict[st
     return {name: draft if name == DRAFT_MODEL and draft else name for name in wanted}
 
 
-def open_methods(model: str, drafters: Mapping[str, str], dtype: str, num_draft_tokens: int) -> dict[str, LLM]:
+def open_methods(
+    model: str, drafters: Mapping[str, str], dtype: str, num_draft_tokens: NumDraftTokens
+) -> dict[str, LLM]:
     """Plain first, then one engine per drafter, all over one target. The seam that tests replace."""
     from forerun.bench.generate import beside
     from forerun.engine import LLM
@@ -163,7 +165,7 @@ def cells(row: Row) -> tuple[str, ...]:
     return row.method, speed, f"{row.speedup.median:.2f}×", length, percent(row.acceptance_rate), identical
 
 
-def closing_line(exact: bool, num_draft_tokens: int, prompts: int, rounds: int, max_tokens: int) -> str:
+def closing_line(exact: bool, num_draft_tokens: NumDraftTokens, prompts: int, rounds: int, max_tokens: int) -> str:
     """What the table stands on."""
     promise = (
         "Exact: a self-test found the target's logits bit-identical with and without speculation."

@@ -7,23 +7,37 @@ from typing import Annotated, Any
 
 import typer
 
-from forerun.config import BUNDLED_TARGET, DTYPES, SamplingParams
+from forerun.config import AUTO, BUNDLED_TARGET, DTYPES, SamplingParams
 from forerun.errors import ConfigError, SamplingError
 
 NO_DRAFTER = "none"
 DEFAULTS = SamplingParams()
 
 _MODEL = "The target model: 'bundled', a local folder, or a hub id."
-_K = "K, draft tokens proposed in one step; 0 is plain decoding."
+_K = "K, draft tokens proposed in one step; 'auto' chooses for every step what is fastest, 0 is plain decoding."
 SAMPLING = "Sampling"
+
+
+
+def parse_num_draft_tokens(value: str) -> int | str:
+    """K as it may be written: a number or "auto"; its range is the engine's to judge."""
+    if str(value) == AUTO:
+        return AUTO
+    try:
+        return int(value)
+    except ValueError:
+        raise typer.BadParameter(f"{value!r} is neither a whole number nor {AUTO!r}.") from None
+
 
 ModelName = Annotated[str, typer.Option("--model", help=_MODEL, metavar="MODEL")]
 DraftName = Annotated[
     str | None,
     typer.Option(help="Folder or id of the draft model.", show_default="the bundled draft for the bundled target"),
 ]
-NumDraftTokens = Annotated[int, typer.Option(help=_K, metavar="K")]
+NumDraftTokens = Annotated[Any, typer.Option(help=_K, metavar="K|auto", parser=parse_num_draft_tokens)]
 DType = Annotated[str, typer.Option(help=f"Number format of weights and cache: {', '.join(DTYPES)}.")]
+Threads = Annotated[int | None, typer.Option(help="Threads of torch.", min=1, show_default="torch's own choice")]
+Markdown = Annotated[bool, typer.Option("--markdown", help="Print Markdown tables.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 
 Temperature = Annotated[float, typer.Option(help="0 is greedy; above 0 divides the logits.", rich_help_panel=SAMPLING)]

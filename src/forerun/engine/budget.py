@@ -1,80 +1,30 @@
-"""How many tokens may be drafted in the next step."""
+"""How many tokens may be drafted in the next step: the same number always, or what measurements say.
+
+The automatic budget maximises expected tokens per second over all sequences of a step together ("goodput": SmartSpec,
+2406.14066), and its price is the threshold at which a further node begins to lower it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
-from typing import Protocol
 
-from forerun.types import Draft, Sequence, Verdict
+import numpy as np
+from numpy.typing import NDArray
 
+from forerun.config import (
+    COST_TRUSTED,
+    MAX_NUM_DRAFT_TOKENS,
+    PLAN_MARGIN,
+    PLAN_MARGIN_PLAIN,
+    PLAN_STEPS,
+    PROBE_FORGETS,
+)
+from forerun.engine.plan import Budget, Outcome, Plan, StepCost
+from forerun.policy import Acceptance, CostModel, Probes, Prospects
+from forerun.policy.choice import Counts
+from forerun.types import Sequence
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What the drafter may propose in one step.
-
-    Attributes:
-        budgets: nodes of each sequence's draft at most.
-        price: see `Drafter.draft`.
-    """
-
-    budgets: list[int]
-    price: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class StepCost:
-    """What one step cost. Times in seconds.
-
-    Attributes:
-        num_rows: rows of the target's forward, prompt chunks included.
-        num_prompt_rows: of these, rows of prompt chunks.
-        num_sequences: sequences whose drafts were verified.
-        context: positions in their caches, summed.
-        budgets: what they were given.
-        time_draft: in the drafter's `draft`; 0 where it was not called.
-        time_target: in the target's forward.
-        time_verify: from logits to verdicts.
-    """
-
-    num_rows: int
-    num_prompt_rows: int
-    num_sequences: int
-    context: int
-    budgets: Seq[int]
-    time_draft: float
-    time_target: float
-    time_verify: float
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What became of one sequence's draft.
-
-    Attributes:
-        sequence: whose.
-        budget: what it was given.
-        draft: what came.
-        verdict: before it was cut where the output ends.
-    """
-
-    sequence: Sequence
-    budget: int
-    draft: Draft
-    verdict: Verdict
-
-
-class Budget(Protocol):
-    """Decides, and learns from what came of it."""
-
-    def plan(self, sequences: Seq[Sequence]) -> Plan:
-        """For the sequences whose prompts are computed, before they draft."""
-
-    def observe(self, cost: StepCost, outcomes: Seq[Outcome]) -> None:
-        """A step has been computed and verified."""
-
-    def stop(self, sequence: Sequence) -> None:
-        """The sequence leaves."""
+__all__ = ["AutoBudget", "Budget", "FixedBudget", "Outcome", "Plan", "StepCost"]
 
 
 class FixedBudget:
@@ -91,3 +41,168 @@ class FixedBudget:
 
     def stop(self, sequence: Sequence) -> None:
         pass
+
+
+class AutoBudget:
+    """Chooses every sequence's K, 0 included, and the price that a draft's nodes must be worth.
+
+    What the engine writes does not depend on it, only how fast.
+
+    Args:
+        costs: what is known of costs; shared by the engines of one target and drafter. None begins with nothing.
+        max_tokens: K is never larger.
+    """
+
+    def __init__(self, costs: CostModel | None = None, max_tokens: int = MAX_NUM_DRAFT_TOKENS) -> None:
+        self.costs = costs or CostModel()
+        self._max = max_tokens
+        self._acceptance = Acceptance(max_tokens)
+        self._probes = Probes()
+        self._chosen: dict[Sequence, int] = {}  # the standing plan
+        self._planned: list[Sequence] = []
+        self._known: Prospects | None = None  # from which it was made
+        self._price = 0.0
+        self._left = 0  # steps for which it stands
+        self._rate = 0.0  # tokens per second it promises
+        self._probing = False
+        self._alone = 0  # the last K of a single sequence
+        self._cell = (0, 0)  # the last worth and limit of several
+        self._turn = 0
+        self._idle: dict[Sequence, int] = {}  # steps since the sequence drafted
+
+    def plan(self, sequences: Seq[Sequence]) -> Plan:
+        if self._left > 0 and self._planned == sequences:
+            self._left -= 1
+        else:
+            self._replan(sequences)
+        budgets = [min(self._chosen[sequence], max(sequence.room, 0)) for sequence in sequences]
+        probe = self._probe(sequences, budgets) if self._rate > 0 else None
+        self._probing = probe is not None
+        if probe is not None:
+            return Plan(probe)
+        return Plan(budgets, self._price)
+
+    def observe(self, cost: StepCost, outcomes: Seq[Outcome]) -> None:
+        """Learn from a step. Steps that computed prompts as well say nothing of what drafts cost."""
+        asked = [outcome for outcome in outcomes if outcome.budget > 0]
+        seconds = cost.time_target + cost.time_verify + cost.time_rest
+        if cost.num_prompt_rows == 0 and outcomes:
+            kind = _kind([outcome.sequence for outcome in outcomes])
+            self.costs.add_target(kind, len(outcomes), cost.context, cost.num_rows, seconds)
+            if asked:
+                # after a pause the drafter may have to catch up
+                rested = min(self._idle.get(outcome.sequence, 0) for outcome in asked)
+                longest = max(outcome.budget for outcome in asked)
+                self.costs.add_draft(len(asked), longest, cost.time_draft, 0.25 if rested else 1.0)
+            else:
+                self.costs.add_idle(cost.time_draft)
+            self._probes.earn(seconds + cost.time_draft)
+        for outcome in outcomes:
+            sequence = outcome.sequence
+            if outcome.budget == 0:
+                self._idle[sequence] = self._idle.get(sequence, 0) + 1
+                continue
+            rested = self._idle.get(sequence, 0)
+            self._idle[sequence] = 0
+            self._acceptance.observe(
+                sequence,
+                outcome.budget,
+                min(outcome.draft.num_candidates, len(outcome.draft)),
+                outcome.verdict.path,
+                PROBE_FORGETS if rested else 1.0,
+            )
+
+    def stop(self, sequence: Sequence) -> None:
+        self._acceptance.stop(sequence)
+        self._chosen.pop(sequence, None)
+        self._idle.pop(sequence, None)
+        self._planned = [other for other in self._planned if other is not sequence]
+
+    def _replan(self, sequences: Seq[Sequence]) -> None:
+        self._planned, self._left = list(sequences), PLAN_STEPS - 1
+        prospects = self._known = self._prospects(sequences)
+        if prospects is None:  # what a plain step costs is known first
+            self._settle(sequences, np.zeros(len(sequences), np.int64), 0.0, 0.0)
+            self._left = 0
+        elif len(sequences) == 1:
+            rates = prospects.rates_alone()
+            best = self._alone = _stay(rates, int(rates.argmax()), self._chosen.get(sequences[0], self._alone))
+            budgets = np.array([best])
+            self._settle(sequences, budgets, float(rates[best]), prospects.price(float(rates[best]), budgets))
+        else:
+            grid, choices = prospects.rates_together()
+            cell = self._stay_together(grid, choices)
+            rate, budgets = float(grid[cell]), choices[cell]
+            self._settle(sequences, budgets, rate, prospects.price(rate, budgets))
+
+    def _settle(self, sequences: Seq[Sequence], budgets: Counts, rate: float, price: float) -> None:
+        for sequence, budget in zip(sequences, budgets.tolist(), strict=True):
+            self._chosen[sequence] = budget
+        self._rate, self._price = rate, price
+        if self.costs.largest_draft < self._max and budgets.max() > self.costs.largest_draft:
+            self._left = 0  # the first of its kind is judged at once
+
+    def _stay_together(self, grid: NDArray[np.float64], choices: Counts) -> tuple[int, int]:
+        best = int(grid.argmax()) // grid.shape[1], int(grid.argmax()) % grid.shape[1]
+        stay = min(self._cell[0], grid.shape[0] - 1), min(self._cell[1], grid.shape[1] - 1)
+        plain = [not choices[cell].any() for cell in (best, stay)]
+        margin = PLAN_MARGIN_PLAIN if plain[0] != plain[1] else PLAN_MARGIN
+        if grid[best] <= grid[stay] * (1 + margin):
+            best = stay
+        self._cell = best
+        return best
+
+    def _prospects(self, sequences: Seq[Sequence]) -> Prospects | None:
+        """None as long as no plain step was measured."""
+        batch = len(sequences)
+        context = sum(len(sequence.token_ids) for sequence in sequences) - batch
+        target = self.costs.target(_kind(sequences), batch, context)
+        if target is None:
+            return None
+        places = max(1, min(self._max, 2 * self.costs.largest_draft))
+        gains, chances = self._acceptance.expect(sequences, places)
+        return Prospects(gains, chances, target, self.costs.draft(batch, places))
+
+    def _probe(self, sequences: Seq[Sequence], budgets: list[int]) -> list[int] | None:
+        """Other budgets for this step, if some that might teach something can be afforded."""
+        if self._known is None or not self._probes.due:
+            return None
+        self._turn += 1
+        other = self._idle_probe(sequences, budgets) if not any(budgets) else self._busy_probe(sequences, budgets)
+        other = [min(budget, max(sequence.room, 0)) for sequence, budget in zip(sequences, other, strict=True)]
+        if other == budgets:
+            return None
+        tokens, seconds = self._known.outlook(np.array(other))
+        return other if self._probes.buy(seconds - tokens / self._rate) else None
+
+    def _idle_probe(self, sequences: Seq[Sequence], budgets: list[int]) -> list[int]:
+        """One of the sequences drafts, the one that has not for longest."""
+        assert self._known is not None
+        longest = max(range(len(sequences)), key=lambda i: self._idle.get(sequences[i], 0))
+        few = self._known.rates_alone()[1:5] if len(sequences) == 1 else np.ones(1)
+        return [int(few.argmax()) + 1 if i == longest else 0 for i in range(len(sequences))]
+
+    def _busy_probe(self, sequences: Seq[Sequence], budgets: list[int]) -> list[int]:
+        """In turn: longer drafts, sequences that do not draft, and a plain step, where it may be the better one."""
+        assert self._known is not None
+        if self._turn % 3 == 0:
+            tokens, seconds = self._known.outlook(np.zeros(len(budgets), np.int64))
+            rows = self.costs.seen_rows(_kind(sequences), len(budgets), len(budgets))
+            return [0] * len(budgets) if rows < COST_TRUSTED or self._rate < 1.5 * tokens / seconds else budgets
+        if self._turn % 3 == 1 and 0 in budgets:
+            zeros = [i for i, budget in enumerate(budgets) if budget == 0]
+            longest = max(zeros, key=lambda i: self._idle.get(sequences[i], 0))
+            return [max(budget, int(i == longest)) for i, budget in enumerate(budgets)]
+        places = self._known.gains.shape[1]
+        return [min(budget + (budget + 1) // 2, places) for budget in budgets]
+
+
+def _stay(rates: NDArray[np.float64], best: int, now: int) -> int:
+    """The choice now standing, unless the best is clearly better."""
+    now = min(now, len(rates) - 1)
+    margin = PLAN_MARGIN_PLAIN if (best == 0) != (now == 0) else PLAN_MARGIN
+    return best if rates[best] > rates[now] * (1 + margin) else now
+
+
+def _kind(sequences: Seq[Sequence]) -> str:
+    return "greedy" if all(sequence.params.greedy for sequence in sequences) else "drawn"

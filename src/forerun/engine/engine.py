@@ -133,6 +133,7 @@ class Engine:
     def _run(self, batch: list[SequenceState]) -> StepStats:
         """One step of these sequences. If it fails for all, each is tried alone: only the guilty ends."""
         stats = StepStats()
+        started = perf_counter()
         try:
             work = self._loop.compute(batch, stats)
         except Exception as error:
@@ -151,6 +152,8 @@ class Engine:
             else:
                 done.append((item, chunk))
         failed = self._loop.tell_drafter([item for item, _ in done], stats)
+        known = stats.time_draft + stats.time_target + stats.time_verify
+        self._loop.observe([item for item, _ in done], stats, perf_counter() - started - known)
         for item, _ in done:
             own = item.state.stats
             own.time_draft += stats.time_draft

@@ -13,6 +13,7 @@ from forerun.config import (
     MAX_BATCH,
     PREFILL_CHUNK,
     EngineConfig,
+    NumDraftTokens,
     SamplingParams,
 )
 from forerun.drafters import Binding, make_drafter
@@ -36,8 +37,9 @@ class LLM:
         drafter: None (plain decoding), "draft-model", "prompt-lookup", the folder or id of a draft model,
             or a drafter object such as DraftModel(path, num_draft_tokens=4).
         dtype: of the weights: "bfloat16", "float32" or "float64".
-        num_draft_tokens: K, at most this many tokens are drafted in a step; 0 is plain decoding. None takes the
-            drafter's own, or the default.
+        num_draft_tokens: K, at most this many tokens are drafted in a step; 0 is plain decoding; "auto" chooses for
+            every sequence and step what is fastest, by measured acceptance and costs. None takes the drafter's own,
+            or "auto".
         acceptance: name of a verification rule; None takes the lossless one that fits each request.
         seed: of the noise for requests that carry no seed; None draws one.
         max_batch: sequences computed together; more wait their turn.
@@ -56,7 +58,7 @@ class LLM:
         drafter: str | Path | Drafter | None = None,
         *,
         dtype: str = DEFAULT_DTYPE,
-        num_draft_tokens: int | None = None,
+        num_draft_tokens: NumDraftTokens | None = None,
         acceptance: str | None = None,
         seed: int | None = None,
         max_batch: int = MAX_BATCH,

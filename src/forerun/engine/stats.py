@@ -32,6 +32,8 @@ class SequenceStats:
         accepted_per_position: [depth] how many of those were committed; divided by the entry one shallower,
             this is the acceptance conditional on reaching the position.
         sources: name -> figures of each source, where a drafter has several or names its only one.
+        num_plain_forwards: of the forwards, those for which the drafter was not asked, K = 0.
+        num_asked_tokens: K summed over the others.
         time_draft: in the drafter, drafting and learning what became of the draft.
         time_target: in the target's forwards, those over prompt chunks included.
         time_verify: processing logits, verifying, finding log-probabilities.
@@ -46,6 +48,8 @@ class SequenceStats:
     drafted_per_position: list[int] = field(default_factory=list)
     accepted_per_position: list[int] = field(default_factory=list)
     sources: dict[str, SourceStats] = field(default_factory=dict)
+    num_plain_forwards: int = 0
+    num_asked_tokens: int = 0
     time_draft: float = 0.0
     time_target: float = 0.0
     time_verify: float = 0.0
@@ -66,6 +70,17 @@ class SequenceStats:
     def tokens_per_second(self) -> float:
         """Generated tokens over the whole time, prompt included."""
         return self.num_tokens / self.time_total if self.time_total else 0.0
+
+    @property
+    def mean_num_draft_tokens(self) -> float:
+        """Mean K where the drafter was asked; 0 where it never was."""
+        asked = self.num_forwards - self.num_plain_forwards
+        return self.num_asked_tokens / asked if asked else 0.0
+
+    def count_budget(self, budget: int) -> None:
+        """The K of one forward."""
+        self.num_plain_forwards += budget == 0
+        self.num_asked_tokens += budget
 
     def count_draft(self, depths: list[int], accepted: int) -> None:
         """One verified draft: the depth of each node (the first is 0), and how many tokens were committed."""

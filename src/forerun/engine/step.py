@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from forerun.config import EngineConfig, SamplingParams
-from forerun.engine.budget import Budget, FixedBudget, Outcome, Plan, StepCost
+from forerun.engine.budget import AutoBudget, Budget, FixedBudget, Outcome, Plan, StepCost
 from forerun.engine.results import StreamChunk
 from forerun.engine.state import SequenceState
 from forerun.engine.stats import StepStats
@@ -22,7 +22,7 @@ from forerun.verify import greedy_verdicts, rule_for, verify_step
 
 
 class StepLoop:
-    """The parts of a step, in the order in which the engine calls them: compute, apply, tell_drafter.
+    """The parts of a step, in the order in which the engine calls them: compute, apply, tell_drafter, observe.
 
     `compute` changes nothing that a second try would notice; `apply` commits one sequence.
     """
@@ -34,7 +34,7 @@ class StepLoop:
         self._drafter = drafter
         self._needs: Needs = getattr(drafter, "needs", _NO_NEEDS)
         self._config = config
-        self._budget = budget or FixedBudget(config.num_draft_tokens)
+        self._budget = budget or _new_budget(config)
         self._pipeline = LogitsPipeline(target.vocab_size, target.eos_token_ids)
         self._generator = torch.Generator()
         if config.seed is None:
@@ -74,7 +74,9 @@ class StepLoop:
         for row, item in zip(rows, work, strict=True):
             stats.num_rows += len(row.token_ids)
             stats.num_draft_tokens += len(item.draft_ids)
-        self._observe(work, stats)
+            if item.budget is not None and item.draft is not None and item.verdict is not None:
+                item.outcome = Outcome(item.state.sequence, item.budget, item.draft, item.verdict)
+                item.context = row.cache.length
         return work
 
     def apply(self, item: Work, stats: StepStats) -> StreamChunk | None:
@@ -125,9 +127,25 @@ class StepLoop:
         stats.time_draft += perf_counter() - t0
         return failed
 
+    def observe(self, work: Seq[Work], stats: StepStats, time_rest: float) -> None:
+        """Tell the budget what the step cost and gave. time_rest: what the engine took besides, in seconds."""
+        outcomes = [item.outcome for item in work if item.outcome is not None]
+        cost = StepCost(
+            num_rows=stats.num_rows,
+            num_prompt_rows=sum(item.num_owed for item in work if item.budget is None),
+            num_sequences=len(outcomes),
+            context=sum(item.context for item in work),
+            budgets=[outcome.budget for outcome in outcomes],
+            time_draft=stats.time_draft,
+            time_target=stats.time_target,
+            time_verify=stats.time_verify,
+            time_rest=time_rest,
+        )
+        self._budget.observe(cost, outcomes)
+
     def _draft(self, batch: Seq[SequenceState], stats: StepStats) -> list[Work]:
         """Prompt chunks for the sequences that owe more than one token, drafts for the others."""
-        chunk, all_rows = self._config.prefill_chunk, self._needs.prompt_rows
+        chunk, all_rows = self._config.prefill_chunk, self._needs.prompt_rows and self._needs.top_tokens > 0
         ready: list[SequenceState] = []
         work: list[Work] = []
         for state in batch:
@@ -154,26 +172,6 @@ class StepLoop:
         if len(drafts) != len(ready):
             raise DrafterError(f"The drafter gave {len(drafts)} drafts for {len(ready)} sequences.")
         return drafts
-
-    def _observe(self, work: Seq[Work], stats: StepStats) -> None:
-        """Tell the budget what the step cost and gave."""
-        outcomes = [
-            Outcome(item.state.sequence, item.budget, item.draft, item.verdict)
-            for item in work
-            if item.budget is not None and item.draft is not None and item.verdict is not None
-        ]
-        caches = [item.state.cache for item in work if item.budget is not None]
-        cost = StepCost(
-            num_rows=stats.num_rows,
-            num_prompt_rows=sum(item.num_owed for item in work if item.budget is None),
-            num_sequences=len(outcomes),
-            context=sum(cache.length for cache in caches if cache is not None),
-            budgets=[outcome.budget for outcome in outcomes],
-            time_draft=stats.time_draft,
-            time_target=stats.time_target,
-            time_verify=stats.time_verify,
-        )
-        self._budget.observe(cost, outcomes)
 
     def _verify(self, work: Seq[Work], logits: Tensor) -> None:
         """Set every verdict; keep the logits that log-probabilities will be taken from."""
@@ -242,12 +240,19 @@ class StepLoop:
             own.time_first_token = perf_counter() - item.state.time_started
         own.num_tokens += len(chunk.token_ids)
         own.num_forwards += 1
+        own.count_budget(item.budget or 0)
         if item.draft_ids and item.draft is not None:
             own.count_draft(item.depths(), chunk.num_accepted_draft)
             if item.draft.sources:
                 own.count_sources(item.draft.sources[: item.draft.num_candidates], accepted)
         stats.num_tokens += len(chunk.token_ids)
         stats.num_accepted_tokens += chunk.num_accepted_draft
+
+
+def _new_budget(config: EngineConfig) -> Budget:
+    if isinstance(config.num_draft_tokens, int):
+        return FixedBudget(config.num_draft_tokens)
+    return AutoBudget()
 
 
 def _settle(work: Seq[Work], verdicts: Seq[Verdict]) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from forerun.engine.plan import Outcome
 from forerun.engine.state import SequenceState
 from forerun.errors import DrafterError
 from forerun.models import Rows
@@ -28,6 +29,7 @@ class Work:
         verdict: None if the draft is.
         top_tokens: [rows, k] of this sequence's rows, where the drafter asked for them.
         budget: nodes that the draft might have had; None for a prompt chunk.
+        outcome, context: what the budget is told of it: the verdict before any cut, the cache's length before the step.
     """
 
     state: SequenceState
@@ -40,6 +42,8 @@ class Work:
     verdict: Verdict | None = None
     top_tokens: Tensor | None = None
     budget: int | None = None
+    outcome: Outcome | None = None
+    context: int = 0
 
     @classmethod
     def prompt_chunk(cls, state: SequenceState, chunk: int, all_rows: bool = False) -> Work:
@@ -68,6 +72,10 @@ class Work:
                 )
             if len(parents) != len(draft_ids) or any(not -1 <= parent < i for i, parent in enumerate(parents)):
                 raise DrafterError(f"The drafter gave parents that are no rooted tree in order: {parents}.")
+            if draft.num_candidates > len(draft_ids):
+                raise DrafterError(f"The drafter gave {draft.num_candidates} candidates among {len(draft_ids)} tokens.")
+            if draft.sources and len(draft.sources) != len(draft_ids):
+                raise DrafterError(f"The drafter gave {len(draft.sources)} sources for {len(draft_ids)} tokens.")
             deepest, room = max(_depths(parents)) + 1, state.sequence.room
             if deepest > room:
                 raise DrafterError(

@@ -154,7 +154,7 @@ def test_padding_of_either_vocabulary(widths: tuple[int, int], options: dict[str
     target, draft = FakeModel(vocab_size=widths[0]), FakeModel(vocab_size=widths[1], seed=1)
     drafter = DraftModel(draft)
     words = type("Words", (), {"get_vocab": lambda self: {"a": 0, "b": 1}, "decode": lambda self, *_, **__: ""})()
-    llm = LLM(target, drafter, tokenizer=words)
+    llm = LLM(target, drafter, tokenizer=words, num_draft_tokens=4)
     params = SamplingParams(max_tokens=60, **options)
     result = llm.generate([1, 2], params)
     assert result.stats.num_draft_tokens > 60

@@ -177,6 +177,8 @@ def test_other_refusals(llm: LLM, fake: FakeModel) -> None:
         llm.stream([[1], [2]], GREEDY)
     with pytest.raises(ConfigError, match="num_draft_tokens is -1"):
         LLM(fake, num_draft_tokens=-1)
+    with pytest.raises(ConfigError, match="num_draft_tokens is 'car'"):
+        LLM(fake, num_draft_tokens="car")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="acceptance is 'hope'"):
         LLM(fake, acceptance="hope")
     with pytest.raises(DrafterError, match="bundled draft"):
@@ -191,8 +193,9 @@ def test_the_drafters_draws_are_not_the_engines(fake: FakeModel) -> None:
 
 
 def test_num_draft_tokens_comes_from_the_call_then_the_drafter_then_the_default(fake: FakeModel) -> None:
-    def k(drafter: Any, asked: int | None = None) -> int:
+    def k(drafter: Any, asked: Any = None) -> Any:
         return LLM(fake, drafter, num_draft_tokens=asked).engine.config.num_draft_tokens
 
-    assert (k(None), k(PromptLookup()), k(PromptLookup(7)), k(PromptLookup(7), 2)) == (4, 4, 7, 2)
+    assert (k(None), k(PromptLookup()), k(PromptLookup(7)), k(PromptLookup(7), 2)) == ("auto", "auto", 7, 2)
+    assert (k(PromptLookup(7), "auto"), k(PromptLookup(), 0)) == ("auto", 0)
     assert k(DraftModel(FakeModel(), num_draft_tokens=3)) == 3

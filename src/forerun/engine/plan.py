@@ -1,0 +1,79 @@
+"""What a budget says before a step, and what it is told after it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Protocol
+
+from forerun.types import Draft, Sequence, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What the drafter may propose in one step.
+
+    Attributes:
+        budgets: nodes of each sequence's draft at most.
+        price: see `Drafter.draft`.
+    """
+
+    budgets: list[int]
+    price: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """What one step cost. Times in seconds.
+
+    Attributes:
+        num_rows: rows of the target's forward, prompt chunks included.
+        num_prompt_rows: of these, rows of prompt chunks.
+        num_sequences: sequences whose drafts were verified.
+        context: positions in their caches, summed.
+        budgets: what they were given.
+        time_draft: in the drafter, drafting and learning what became of the draft.
+        time_target: in the target's forward.
+        time_verify: from logits to verdicts.
+        time_rest: the engine's own: committing, text, statistics.
+    """
+
+    num_rows: int
+    num_prompt_rows: int
+    num_sequences: int
+    context: int
+    budgets: Seq[int]
+    time_draft: float
+    time_target: float
+    time_verify: float
+    time_rest: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one sequence's draft.
+
+    Attributes:
+        sequence: whose.
+        budget: what it was given.
+        draft: what came.
+        verdict: before it was cut where the output ends.
+    """
+
+    sequence: Sequence
+    budget: int
+    draft: Draft
+    verdict: Verdict
+
+
+class Budget(Protocol):
+    """Decides, and learns from what came of it."""
+
+    def plan(self, sequences: Seq[Sequence]) -> Plan:
+        """For the sequences whose prompts are computed, before they draft."""
+
+    def observe(self, cost: StepCost, outcomes: Seq[Outcome]) -> None:
+        """A step is done. Sequences that have ended in it are still known."""
+
+    def stop(self, sequence: Sequence) -> None:
+        """The sequence leaves."""

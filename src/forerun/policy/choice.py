@@ -1,0 +1,96 @@
+"""Which budgets give the most tokens per second, by what nodes are worth and what steps cost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forerun.config import MAX_NUM_DRAFT_TOKENS
+
+Array = NDArray[np.float64]
+Counts = NDArray[np.int64]
+
+LIMITS = np.array([0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, MAX_NUM_DRAFT_TOKENS])
+WORTHS = np.array([0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.75, 0.9])
+
+
+@dataclass(frozen=True, slots=True)
+class Prospects:
+    """All that is believed about the next step of some sequences.
+
+    Attributes:
+        gains: [B, L] expected accepted nodes at each place of each draft.
+        chances: [B, L] chance that a draft asked for more than r nodes has one at place r.
+        target: [R] seconds of a step by rows, drafting apart.
+        draft: [L + 1] seconds of drafting by the largest budget; the first entry is what the drafter costs a step in
+            which it is not asked.
+    """
+
+    gains: Array
+    chances: Array
+    target: Array
+    draft: Array
+
+    def rates_alone(self) -> Array:
+        """[L + 1] tokens per second by budget, of a single sequence."""
+        places = self.gains.shape[1]
+        steps = np.diff(self.target[1 : places + 2])  # what each further row adds
+        seconds = self.draft[: places + 1].copy()
+        seconds += self.target[1]
+        seconds[1:] += np.cumsum(self.chances[0] * steps)
+        tokens = np.ones(places + 1)
+        tokens[1:] += np.cumsum(self.gains[0])
+        rates: Array = tokens / seconds
+        return rates
+
+    def rates_together(self) -> tuple[Array, Counts]:
+        """Of several sequences: each budget ends where nodes are worth less than w, or at a limit, for a grid of both.
+
+        A node's worth is its chance of acceptance, given that it is there.
+
+        Returns:
+            [W, M] tokens per second by worth and limit, [W, M, B] the budgets.
+        """
+        batch, places = self.gains.shape
+        worth = np.minimum.accumulate(self.gains / np.maximum(self.chances, 1e-9), 1)
+        ends = (worth[None] >= WORTHS[:, None, None]).sum(2)
+        limits = LIMITS[: int(np.searchsorted(LIMITS, places, "right"))]
+        budgets = np.minimum(ends[:, None, :], limits[None, :, None])
+        flat = budgets + np.arange(batch) * (places + 1)
+        tokens = _from_zero(self.gains).take(flat).sum(2) + batch
+        rows = _from_zero(self.chances).take(flat).sum(2) + batch
+        seconds = np.interp(rows, np.arange(len(self.target)), self.target) + self.draft[budgets.max(2)]
+        return tokens / seconds, budgets
+
+    def outlook(self, budgets: Counts) -> tuple[float, float]:
+        """Expected tokens and seconds of a step with these budgets. budgets: [B]."""
+        batch, places = self.gains.shape
+        flat = np.minimum(budgets, places) + np.arange(batch) * (places + 1)
+        rows = float(_from_zero(self.chances).take(flat).sum()) + batch
+        seconds = float(np.interp(rows, np.arange(len(self.target)), self.target)) + float(self.draft[budgets.max()])
+        return float(_from_zero(self.gains).take(flat).sum()) + batch, seconds
+
+    def price(self, rate: float, budgets: Counts) -> float:
+        """The chance of acceptance from which a node pays, at this many tokens per second.
+
+        Slopes are taken over a few rows, since costs come in steps.
+        """
+        batch, longest = len(budgets), int(budgets.max())
+        if longest == 0:
+            return 0.0
+        rows = batch + int(budgets.sum())
+        low, high = max(batch, rows - 4), min(rows + 4, len(self.target) - 1)
+        row = (self.target[high] - self.target[low]) / max(high - low, 1)
+        node = (self.draft[longest] - self.draft[0]) / longest / batch
+        if longest > 1:
+            node = (self.draft[longest] - self.draft[1]) / (longest - 1) / batch
+        return min(max(rate * float(row + node), 0.0), 0.9)
+
+
+def _from_zero(values: Array) -> Array:
+    """[B, L + 1] running sums, the first 0."""
+    sums = np.zeros((len(values), values.shape[1] + 1))
+    np.cumsum(values, 1, out=sums[:, 1:])
+    return sums

@@ -1,0 +1,115 @@
+"""Worlds for budgets to live in: known acceptances and costs, and time that is only counted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from forerun import SamplingParams
+from forerun.engine.budget import Budget, FixedBudget, Outcome, StepCost
+from forerun.types import Draft, Sequence, Verdict
+
+GREEDY = SamplingParams(temperature=0)
+
+
+@dataclass
+class World:
+    """What drafting and verifying cost, and how good the drafts are.
+
+    Attributes:
+        accept: (sequence, token number, depth) -> chance that a node is accepted if its parent was.
+        found: (sequence, token number) -> chance that the drafter proposes anything.
+        draft: (budget, sequences) -> seconds.
+        target: rows -> seconds.
+        batch: sequences at a time.
+        length: tokens of each.
+        noise: spread of the measured times.
+    """
+
+    accept: Callable[[int, int, int], float]
+    draft: Callable[[int, int], float]
+    target: Callable[[int], float]
+    found: Callable[[int, int], float] = lambda sequence, at: 1.0
+    batch: int = 1
+    length: int = 128
+    noise: float = 0.0
+
+
+@dataclass
+class Lived:
+    """What a budget made of a world: by step, expected tokens and seconds (so that luck is left out), and budgets."""
+
+    tokens: list[float]
+    seconds: list[float]
+    budgets: list[list[int]]
+
+    def speed(self, first: int = 0) -> float:
+        """Tokens per second from a step on."""
+        return sum(self.tokens[first:]) / sum(self.seconds[first:])
+
+
+def live(world: World, budget: Budget, num_steps: int, seed: int = 0) -> Lived:
+    """Sequences one after the other, world.batch of them at a time, for so many steps."""
+    rng = np.random.default_rng(seed)
+    lived = Lived([], [], [])
+    running: list[Sequence] = []
+    count = 0
+    for _ in range(num_steps):
+        while len(running) < world.batch:
+            length = world.length if world.batch == 1 else int(world.length * (0.5 + rng.random()))
+            running.append(Sequence(count, [0], 1, GREEDY, max_length=1 + length))
+            count += 1
+        budgets = budget.plan(running).budgets
+        budgets = [min(own, max(0, sequence.room)) for own, sequence in zip(budgets, running, strict=True)]
+        outcomes = [_try(world, sequence, own, rng) for sequence, own in zip(running, budgets, strict=True)]
+        rows = sum(len(outcome.draft) + 1 for outcome in outcomes)
+        asked = sum(own > 0 for own in budgets)
+        drafting = world.draft(max(budgets), asked) if asked else 0.0
+        target = world.target(rows)
+        blur = np.exp(world.noise * rng.standard_normal(2)) if world.noise else np.ones(2)
+        context = sum(len(sequence.token_ids) for sequence in running)
+        cost = StepCost(rows, 0, len(running), context, budgets, drafting * blur[0], target * blur[1], 0.0)
+        tokens, seconds = _expected(world, running, budgets)
+        lived.tokens.append(tokens)
+        lived.seconds.append(seconds + drafting)
+        lived.budgets.append(list(budgets))
+        budget.observe(cost, outcomes)
+        for outcome in outcomes:
+            outcome.sequence.token_ids += [0] * (len(outcome.verdict.path) + 1)
+        for sequence in [own for own in running if len(own.token_ids) >= own.max_length]:
+            budget.stop(sequence)
+            running.remove(sequence)
+    return lived
+
+
+def _expected(world: World, running: Seq[Sequence], budgets: Seq[int]) -> tuple[float, float]:
+    """Tokens and seconds in the target of a step, on average over what it may bring."""
+    tokens, rows, found = 0.0, 0.0, 1.0
+    for sequence, budget in zip(running, budgets, strict=True):
+        at = len(sequence.token_ids)
+        found = world.found(sequence.id, at) if budget else 0.0
+        chances = np.cumprod([world.accept(sequence.id, at, depth) for depth in range(budget)])
+        tokens += 1 + found * float(chances.sum())
+        rows += 1 + found * budget
+    if len(running) == 1:  # costs may come in steps
+        return tokens, found * world.target(1 + budgets[0]) + (1 - found) * world.target(1)
+    return tokens, world.target(round(rows))
+
+
+def best_fixed(world: World, num_steps: int, counts: Seq[int] = (0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32)) -> float:
+    """The best speed of any fixed K."""
+    return max(live(world, FixedBudget(k), num_steps).speed() for k in counts)
+
+
+def _try(world: World, sequence: Sequence, budget: int, rng: np.random.Generator) -> Outcome:
+    at = len(sequence.token_ids)
+    drafted = budget if budget and rng.random() < world.found(sequence.id, at) else 0
+    path: list[int] = []
+    while len(path) < drafted and rng.random() < world.accept(sequence.id, at, len(path)):
+        path.append(len(path))
+    draft = Draft.chain(torch.zeros(drafted, dtype=torch.int64)) if drafted else Draft.empty()
+    return Outcome(sequence, budget, draft, Verdict(path, 0))
