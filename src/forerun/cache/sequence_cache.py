@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -69,6 +70,18 @@ class SequenceCache:
         if n and kept[-1] != n - 1:
             self._move([self.length + row for row in kept])
         self.length += n
+
+    @contextmanager
+    def ahead(self, num_rows: int) -> Iterator[None]:
+        """Stand num_rows slots further on while inside, over scratch that earlier forwards wrote, so that the next
+        forward's rows follow it; then stand where it stood, with all of it as scratch."""
+        length = self.length
+        self.reserve(num_rows)
+        self.length += num_rows
+        try:
+            yield
+        finally:
+            self.length = length
 
     def truncate(self, length: int) -> None:
         """Roll back to the first `length` positions."""

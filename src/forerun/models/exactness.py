@@ -17,7 +17,7 @@ from forerun.models.rows import Rows, lay_out
 _NEW = 9
 
 
-def probe(model: Model, num_layers: int) -> None:
+def probe(model: Model) -> None:
     """Compute one step.
 
     Raises:
@@ -26,10 +26,11 @@ def probe(model: Model, num_layers: int) -> None:
     layout = lay_out([Rows(model.new_cache(), [0] * 5)], model.compute_dtype)
     with torch.inference_mode():
         model.decoder.forward(layout)
-    if isinstance(model.decoder, GeneralDecoder) and len(layout.attended) != num_layers:
+    silent = model.num_layers - len(layout.attended)
+    if isinstance(model.decoder, GeneralDecoder) and silent:
         raise UnsupportedModelError(
             f"{model.name} ({type(model.decoder.model).__name__}) cannot be served: "
-            f"{num_layers - len(layout.attended)} of its {num_layers} layers do not compute attention through "
+            f"{silent} of its {model.num_layers} layers do not compute attention through "
             "Transformers' attention interface."
         )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import AttentionInterface
 
 from forerun.errors import UnsupportedModelError
@@ -81,9 +81,10 @@ AttentionInterface.register(ATTENTION_NAME, forerun_attention)
 class GeneralDecoder:
     """A Transformers model whose attention is ours, loaded with attn_implementation=ATTENTION_NAME."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: Any) -> None:
         pack_module(model)
         self.model = model
+        self.num_layers: int = model.config.get_text_config(decoder=True).num_hidden_layers
 
     def forward(self, layout: Layout) -> Tensor:
         """Logits of the wanted rows, [R, V]."""

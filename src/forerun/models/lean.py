@@ -80,13 +80,26 @@ class LeanDecoder:
         windows = _windows(config)
         self.layers = [self._rearranged(layer, windows[i]) for i, layer in enumerate(base.layers)]
 
+    @property
+    def num_layers(self) -> int:
+        return len(self.layers)
+
     def forward(self, layout: Layout) -> Tensor:
         """Logits of the wanted rows, [R, V]."""
+        return self.head(self.through(self.embed(layout), layout, 0, len(self.layers)), layout)
+
+    def embed(self, layout: Layout) -> Tensor:
+        """What enters the first layer, [T, hidden]."""
         x: Tensor = self.embedding[layout.token_ids]
+        return x
+
+    def through(self, x: Tensor, layout: Layout, first: int, last: int) -> Tensor:
+        """What enters layer `last`, of what entered layer `first`: [T, hidden] -> [T, hidden]."""
         rotation = self._rotation(layout.positions)
         rows, heads, kv_heads, width = len(x), self.num_heads, self.num_kv_heads, self.head_dim
         rotated = heads + kv_heads
-        for index, layer in enumerate(self.layers):
+        for index in range(first, last):
+            layer = self.layers[index]
             h = layer.qkv(self._norm(x, layer.input_norm))
             if layer.head_norm is not None:
                 h = self._normed_heads(h, layer.head_norm)
@@ -105,6 +118,10 @@ class LeanDecoder:
             x = layer.out.add_to(x, h)
             h = layer.gate_up(self._norm(x, layer.mlp_norm))
             x = layer.down.add_to(x, F.silu(h[:, : self.intermediate]).mul_(h[:, self.intermediate :]))
+        return x
+
+    def head(self, x: Tensor, layout: Layout) -> Tensor:
+        """Logits of the wanted rows, [R, V], of what leaves the last layer or, to exit early, any other."""
         if layout.num_logits == 0:
             return x.new_empty(0, self.lm_head.out_features)
         if layout.logit_rows is not None:

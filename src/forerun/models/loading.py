@@ -65,7 +65,7 @@ def load_model(name: str | Path, dtype: str = DEFAULT_DTYPE, path: PathChoice = 
             num_parameters=num_parameters,
             path="lean" if lean else "general",
         )
-        probe(model, config.num_hidden_layers)
+        probe(model)
     except (AttributeError, TypeError, ValueError, RuntimeError) as error:
         if isinstance(error, ForerunError):
             raise

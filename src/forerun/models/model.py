@@ -10,11 +10,16 @@ import torch
 from torch import Tensor
 
 from forerun.cache import SequenceCache
+from forerun.errors import UnsupportedModelError
+from forerun.models.lean import LeanDecoder
 from forerun.models.rows import Layout, Rows, lay_out
 
 
 class Decoder(Protocol):
     """The part of a model that computes."""
+
+    @property
+    def num_layers(self) -> int: ...
 
     def forward(self, layout: Layout) -> Tensor:
         """Logits of the wanted rows, [R, V] with R >= layout.num_logits."""
@@ -69,6 +74,16 @@ class Model:
         self.compute_dtype = torch.float64 if dtype == torch.float64 else torch.float32
         self.exactness = Exactness(False, "the self-test has not run")
 
+    @property
+    def num_layers(self) -> int:
+        """Layers, each with keys and values of its own."""
+        return self.decoder.num_layers
+
+    @property
+    def can_exit_early(self) -> bool:
+        """Whether `forward_first` can be used."""
+        return isinstance(self.decoder, LeanDecoder)
+
     def new_cache(self) -> SequenceCache:
         """An empty cache for one sequence. Keys and values are kept in float32 (float64 for a float64 model):
         converting a narrower cache at every step costs more than reading the wider one."""
@@ -84,6 +99,86 @@ class Model:
         Returns:
             [sum of num_logits, V] logits in packed order; float32, or float64 for a float64 model.
         """
+        if any(rows.hidden is not None for rows in batch):
+            return self._go_on(batch)
         layout = lay_out(batch, self.compute_dtype)
         logits = self.decoder.forward(layout)
         return logits[: layout.num_logits].to(self.compute_dtype)
+
+    @torch.inference_mode()
+    def forward_first(self, batch: Sequence[Rows], num_layers: int) -> tuple[Tensor, Tensor]:
+        """Compute the rows through the first layers only, and what the model would say if these were all it had
+        (early exit: Elhoushi et al., 2404.16710). Keys and values of those layers are written as scratch, and are
+        final: `Rows.hidden` hands a later `forward` the rest of the work.
+
+        Args:
+            batch: at least one Rows, nothing computed yet.
+            num_layers: from 1 to all but one.
+
+        Returns:
+            [rows, hidden], what enters the next layer, in packed order and in the weights' dtype; and
+            [sum of num_logits, V] logits of the final norm and head, as `forward` returns them.
+
+        Raises:
+            UnsupportedModelError: the model is not on the lean path.
+            ValueError: num_layers is out of range, or rows have been computed in part.
+        """
+        decoder = self._lean("exit early")
+        if not 1 <= num_layers < self.num_layers:
+            raise ValueError(f"{num_layers} first layers asked for, but must be from 1 to {self.num_layers - 1}")
+        if any(rows.hidden is not None for rows in batch):
+            raise ValueError("rows with hidden states have been through the first layers already")
+        hidden, layout = self._through_first(decoder, batch, num_layers)
+        logits = decoder.head(hidden, layout)
+        return hidden[: layout.writes[-1][2]], logits[: layout.num_logits].to(self.compute_dtype)
+
+    def _through_first(self, decoder: LeanDecoder, batch: Sequence[Rows], num_layers: int) -> tuple[Tensor, Layout]:
+        layout = lay_out(batch, self.compute_dtype)
+        return decoder.through(decoder.embed(layout), layout, 0, num_layers), layout
+
+    def _go_on(self, batch: Sequence[Rows]) -> Tensor:
+        """`forward` where some rows have been through the first layers. The others catch up in a forward of their
+        own, then all go on together."""
+        decoder = self._lean("go on from a middle layer")
+        first = _common_layer(batch, self.num_layers)
+        fresh = [rows for rows in batch if rows.hidden is None]
+        caught_up = self._through_first(decoder, fresh, first)[0] if fresh else None
+        parts, done = [], 0
+        for rows in batch:
+            if rows.hidden is not None:
+                parts.append(rows.hidden)
+            elif caught_up is not None:
+                parts.append(caught_up[done : done + len(rows.token_ids)])
+                done += len(rows.token_ids)
+        layout = lay_out(batch, self.compute_dtype)
+        padding = layout.num_rows - layout.writes[-1][2]
+        if padding:
+            parts.append(parts[-1][-1:].expand(padding, -1))
+        x = decoder.through(torch.cat(parts), layout, first, self.num_layers)
+        return decoder.head(x, layout)[: layout.num_logits].to(self.compute_dtype)
+
+    def _lean(self, purpose: str) -> LeanDecoder:
+        if not isinstance(self.decoder, LeanDecoder):
+            raise UnsupportedModelError(
+                f"{self.name} cannot {purpose}: it runs on the general path, whose modules compute all layers at once. "
+                "Only the lean path (Llama, Mistral, Qwen2, Qwen3) computes a range of layers."
+            )
+        return self.decoder
+
+
+def _common_layer(batch: Sequence[Rows], num_layers: int) -> int:
+    """The layer that all rows with hidden states go on from."""
+    layers = {rows.first_layer for rows in batch if rows.hidden is not None}
+    if len(layers) > 1:
+        raise ValueError(f"rows of one forward go on from layers {sorted(layers)}, but must go on from the same")
+    (first,) = layers
+    if not 1 <= first < num_layers:
+        raise ValueError(f"rows go on from layer {first}, but must from 1 to {num_layers - 1}")
+    for rows in batch:
+        if rows.hidden is None:
+            continue
+        if not rows.is_chain:
+            raise ValueError("rows of a branching tree have hidden states, but only chains can go on from a layer")
+        if len(rows.hidden) != len(rows.token_ids):
+            raise ValueError(f"{len(rows.hidden)} hidden states given for {len(rows.token_ids)} rows")
+    return first

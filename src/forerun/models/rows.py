@@ -23,12 +23,17 @@ class Rows:
         token_ids: [n], at least one.
         parents: [n]; the row each row follows, below its own index, -1 for the cached prefix. None: a chain.
         num_logits: logits are returned for this many of the last rows; None for all.
+        hidden: [n, hidden], what enters layer `first_layer` for each of the rows, as Model.forward_first returned it;
+            their keys and values of the layers before lie in their slots. None: nothing is computed yet.
+        first_layer: the layer to go on from.
     """
 
     cache: SequenceCache
     token_ids: Sequence[int]
     parents: Sequence[int] | None = None
     num_logits: int | None = None
+    hidden: Tensor | None = None
+    first_layer: int = 0
 
     @property
     def is_chain(self) -> bool:

@@ -91,3 +91,24 @@ def test_layers_come_in_order() -> None:
     row = torch.ones(HEADS, 1, WIDTH)
     with pytest.raises(ValueError, match="layer 1"):
         cache.write(1, row, row)
+
+
+def test_ahead_writes_beyond_scratch_and_comes_back() -> None:
+    cache = SequenceCache(torch.float64)
+    start = KV_BLOCK - 2
+    write(cache, list(range(start)))
+    cache.commit(range(start))
+    for step in range(4):
+        with cache.ahead(step):
+            assert cache.length == start + step
+            write(cache, [100 + step])
+    assert cache.length == start
+    cache.commit(range(4))
+    assert held(cache) == [*range(start), 100, 101, 102, 103]
+
+
+def test_ahead_comes_back_after_an_error() -> None:
+    cache = SequenceCache(torch.float64)
+    with pytest.raises(RuntimeError), cache.ahead(3):
+        raise RuntimeError
+    assert cache.length == 0
