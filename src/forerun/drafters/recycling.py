@@ -156,7 +156,8 @@ class Recycling:
         order = []
         for first in range(0, len(self._rates), self._width):
             levels = range(first, first + self._width)
-            order.append(sorted(((self._rates.rate(level), level - first, level) for level in levels), reverse=True))
+            chances = [(self._rates.rate(level), level - first, level) for level in levels]
+            order.append(sorted(chances, key=lambda each: -each[0]))
         return order
 
 
