@@ -109,8 +109,8 @@ class Index:
             limit: matches that are looked at; of more, so many at even distances.
 
         Returns:
-            [min(limit, match.count), length] int64, rows in lexicographic order; a document's end and all that
-            follows it is not part of a continuation: see `header.marker`.
+            [min(limit, match.count), length] int64, rows in lexicographic order. A document's end
+            (`header.marker`) and all after it are not part of a continuation.
         """
         if match.count <= limit:
             starts = self._suffixes[match.first : match.last].astype(np.int64)
