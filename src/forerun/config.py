@@ -102,6 +102,8 @@ PROBE_STEPS = 8
 PROBE_FORGETS = 0.8
 """Weight that what a sequence showed keeps at each probe: between two of them much may have changed."""
 
+EARLY_EXIT_SHARE = 0.25
+"""Share of the target's layers that draft, unless a number is given."""
 CROSS_VOCAB_LOOK_BEHIND = 32
 """Tokens at the end of a text that are encoded anew when it grows in another vocabulary."""
 
@@ -116,7 +118,7 @@ SUFFIX_MIN_MATCH = 1
 SUFFIX_LENGTH_BASE = 1
 SUFFIX_LENGTH_FACTOR = 4
 """A copy is this many tokens long for each token of the match it begins with, and SUFFIX_LENGTH_BASE more."""
-SUFFIX_COUNTED_LINKS = 16
+SUFFIX_COUNTED_LINKS = 8
 """Suffixes of each new token, from the longest down, whose occurrences are counted; of all others the count is old."""
 SUFFIX_SHARED_TOKENS = 65_536
 """Tokens of text kept for the requests of one tenant."""
