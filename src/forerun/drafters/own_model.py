@@ -115,6 +115,11 @@ class OwnModel:
         else:
             model, tokenizer = self._source, binding.tokenizer
         check_compatible(target, binding.tokenizer, model, tokenizer)
+        self._serve(model, binding)
+
+    def _serve(self, model: Model, binding: Binding) -> None:
+        """Draft with this model, which fits the target."""
+        target = binding.target
         self._model = model
         self._vocab_size = target.vocab_size
         self._pipeline = LogitsPipeline(target.vocab_size, target.eos_token_ids)
@@ -128,14 +133,14 @@ class OwnModel:
         view = sequence
         if sequence.params.greedy and not self._pipeline.is_identity(sequence.params):
             view = replace(sequence, params=replace(sequence.params, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0))
-        self._owned[sequence] = Own(sequence, self.model.new_cache(), view)
+        self._owned[sequence] = Own(sequence, self._cache_for(sequence), view)
         self._pipeline.start(view)
 
     def stop(self, sequence: Sequence) -> None:
         own = self._owned.pop(sequence, None)
         if own is not None:
             self._pipeline.stop(own.view)
-            own.cache.free()
+            self._free(own)
 
     def commit(self, steps: Seq[Step]) -> None:
         late = []
@@ -154,6 +159,13 @@ class OwnModel:
         cache, own.drafted, own.scratch = own.cache, None, None
         cache.truncate(min(length, cache.length - len(own.guessed)))
         own.guessed = []
+
+    def _cache_for(self, sequence: Sequence) -> SequenceCache:
+        """Where the model keeps a sequence's keys and values."""
+        return self.model.new_cache()
+
+    def _free(self, own: Own) -> None:
+        own.cache.free()
 
     def _room(self, sequence: Sequence, budget: int) -> int:
         """How deep a draft may be: the deepest token that is fed stands at len + depth - 2."""

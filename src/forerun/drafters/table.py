@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from forerun.config import BUNDLED_DRAFT
+from forerun.config import BUNDLED_DRAFT, HYBRID_MODES, HYBRID_SOURCES
 from forerun.drafters.binding import Bindable, Binding
 from forerun.drafters.cross_vocab import CrossVocab
 from forerun.drafters.draft_model import DraftModel
 from forerun.drafters.draft_tree import DraftTree
+from forerun.drafters.early_exit import EarlyExit
+from forerun.drafters.hybrid import Hybrid
 from forerun.drafters.lookahead import Lookahead
 from forerun.drafters.prediction import PredictionDrafter
 from forerun.drafters.prompt_lookup import PromptLookup
@@ -56,6 +58,17 @@ def _cross_vocab(
     return CrossVocab(model, DRAFTERS[drafter].make, mode, num_draft_tokens)
 
 
+def _hybrid(sources: str = HYBRID_SOURCES, mode: str = HYBRID_MODES[0]) -> Drafter:
+    """sources: names of the table with + between, in the order in which they are asked."""
+    names = [name.strip() for name in sources.split("+")]
+    if len(set(names)) < len(names) or "hybrid" in names or "" in names:
+        raise DrafterError(
+            f"sources is {sources!r}, but must be different names with + between, and none of them 'hybrid', "
+            f"such as {HYBRID_SOURCES}."
+        )
+    return Hybrid([build_drafter(name) for name in names], mode, names)
+
+
 DRAFTERS: Mapping[str, DrafterRow] = {
     "draft-model": DrafterRow(DraftModel, "model", "a smaller model of the same vocabulary drafts a chain"),
     "draft-tree": DrafterRow(DraftTree, "model", "a smaller model of the same vocabulary drafts a branching tree"),
@@ -66,7 +79,9 @@ DRAFTERS: Mapping[str, DrafterRow] = {
     "suffix": DrafterRow(SuffixDrafter, "lookup", "copies what most often followed the longest match of any length"),
     "lookahead": DrafterRow(Lookahead, "target", "n-grams that the target makes in passing, by Jacobi iteration"),
     "recycling": DrafterRow(Recycling, "target", "a tree of what the target thought probable after each token before"),
+    "early-exit": DrafterRow(EarlyExit, "target", "the target's first layers draft, the others verify"),
     "prediction": DrafterRow(PredictionDrafter, "lookup", "copies the client's own guess of the output"),
+    "hybrid": DrafterRow(_hybrid, "model", "several drafters, each asked where it pays by measured figures"),
 }
 
 

@@ -76,6 +76,11 @@ class Work:
                 raise DrafterError(f"The drafter gave {draft.num_candidates} candidates among {len(draft_ids)} tokens.")
             if draft.sources and len(draft.sources) != len(draft_ids):
                 raise DrafterError(f"The drafter gave {len(draft.sources)} sources for {len(draft_ids)} tokens.")
+            if draft.hidden is not None and (len(draft.hidden) != len(draft_ids) + 1 or not draft.is_chain):
+                raise DrafterError(
+                    f"The drafter gave {len(draft.hidden)} hidden states for {len(draft_ids)} nodes; only chains may "
+                    "come with them, one for the last committed token and one for each node."
+                )
             deepest, room = max(_depths(parents)) + 1, state.sequence.room
             if deepest > room:
                 raise DrafterError(
@@ -98,7 +103,10 @@ class Work:
         parents = None
         if self.parents != list(range(-1, len(self.parents) - 1)):
             parents = [*range(-1, owed - 1), *(owed + parent for parent in self.parents)]
-        return Rows(cache, [*token_ids[start:], *self.draft_ids], parents, self.num_logits)
+        draft = self.draft
+        return Rows(
+            cache, [*token_ids[start:], *self.draft_ids], parents, self.num_logits, draft.hidden, draft.first_layer
+        )
 
     def logits_rows(self) -> list[LogitsRow]:
         """Where each row that the verifier sees stands."""
