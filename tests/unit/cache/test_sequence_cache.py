@@ -112,3 +112,25 @@ def test_ahead_comes_back_after_an_error() -> None:
     with pytest.raises(RuntimeError), cache.ahead(3):
         raise RuntimeError
     assert cache.length == 0
+
+
+def test_paths_move_again_after_growth_and_new_layers() -> None:
+    """Values narrower than keys, and a layer that comes after the first move."""
+    cache = SequenceCache(torch.float32)
+    expected: list[float] = []
+    for step in range(150):
+        cache.reserve(9)
+        rows = (torch.arange(9.0) + 10 * step).view(1, -1, 1).expand(HEADS, -1, WIDTH)
+        for layer in range(2 if step < 3 else LAYERS):
+            cache.write(layer, rows + 0.25 * layer, -rows[..., :2])
+        kept = ([0, 1, 4, 8], [2, 3, 7], [0, 1, 2], [8])[step % 4]
+        cache.commit(kept)
+        expected += [row + 10 * step for row in kept]
+        for layer in range(len(cache.keys)):
+            # the last layer's first ten positions were never written
+            known = slice(0 if layer < 2 else 10, cache.length)
+            wanted = torch.tensor(expected)[known].view(1, -1, 1).expand(HEADS, -1, WIDTH)
+            assert torch.equal(cache.keys[layer][:, known], wanted + 0.25 * layer)
+            assert torch.equal(cache.values[layer][:, known], -wanted[..., :2])
+    assert cache.length == len(expected) > KV_BLOCK
+    assert cache.nbytes == LAYERS * HEADS * (WIDTH + 2) * 4 * 2 * KV_BLOCK
