@@ -95,7 +95,10 @@ def append(
     from forerun.models import load_tokenizer
     from forerun.retrieval import append_index, fingerprint, read_header, tokenise
 
-    loaded = load_tokenizer(tokenizer or read_header(index)[0].tokenizer)
+    name = tokenizer or read_header(index)[0].tokenizer
+    if not name:
+        raise ConfigError(f"The index {index} does not say which tokenizer it was made with. Give it: --tokenizer.")
+    loaded = load_tokenizer(name)
     with _Reading(sources, glob, field) as reading:
         documents = tokenise(reading.documents(), loaded)
         header = append_index(index, documents, fingerprint=fingerprint(loaded), tick=reading.tick)

@@ -9,7 +9,7 @@ import pytest
 
 from forerun.config import BUNDLED_INDEX
 from forerun.models import load_tokenizer
-from forerun.retrieval import Index
+from forerun.retrieval import Index, build_index
 from forerun.train import corpus
 from forerun.train.heldout import read_held_out
 
@@ -70,6 +70,21 @@ def test_fields_limits_and_default_patterns(invoke: Invoke, sources: Path) -> No
     args = (str(out), str(sources / "src"), "--max-tokens", "9", "--force")
     assert invoke("index", "build", *args).exit_code == 0
     assert Index(out).header.num_tokens <= 9 and texts(out)[0] == "import os\n"
+
+
+def test_an_index_without_a_tokenizers_name(invoke: Invoke, sources: Path) -> None:
+    out = sources / "i"
+    build_index(out, [[1, 2]], 4096)
+    refused = invoke("index", "append", str(out), str(sources / "src"))
+    assert refused.exit_code == 2 and "--tokenizer" in refused.stderr
+    other = invoke("index", "append", str(out), str(sources / "src"), "--tokenizer", "bundled")
+    assert other.exit_code == 2 and "another tokenizer" in other.stderr
+
+
+@pytest.mark.parametrize("command", ["build", "append", "info"])
+def test_help(invoke: Invoke, command: str) -> None:
+    result = invoke("index", command, "--help")
+    assert result.exit_code == 0 and ("OUT" if command == "build" else "INDEX") in result.stdout
 
 
 def test_the_standard_library(invoke: Invoke, sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:

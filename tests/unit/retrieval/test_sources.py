@@ -80,7 +80,7 @@ def test_json_lines(tmp_path: Path) -> None:
     [
         (
             '{"prompt": "a", "n": 1}',
-            "line 1, has no text in the field 'text'. Texts there: prompt. Choose with --field",
+            "has no text in the field 'text'. Texts there: prompt. Choose with --field",
         ),
         ('{"text": 3}', "There is no text in it"),
         ("[1]", "There is no text in it"),
