@@ -3,6 +3,7 @@
 from forerun.drafters.binding import Bindable, Binding
 from forerun.drafters.draft_model import DraftModel
 from forerun.drafters.draft_tree import DraftTree
+from forerun.drafters.hybrid import Hybrid
 from forerun.drafters.lookahead import Lookahead
 from forerun.drafters.prediction import PredictionDrafter
 from forerun.drafters.prompt_lookup import PromptLookup
@@ -19,6 +20,7 @@ __all__ = [
     "DraftModel",
     "DraftTree",
     "DrafterRow",
+    "Hybrid",
     "Lookahead",
     "PredictionDrafter",
     "PromptLookup",

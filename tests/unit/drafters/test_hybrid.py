@@ -1,0 +1,216 @@
+"""Several drafters as one: who is asked, whose draft is taken, and what each is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from typing import Any
+
+import pytest
+import torch
+
+from doubles import FakeModel, References, Scripted, adversaries
+from forerun import LLM, SamplingParams
+from forerun.config import EngineConfig
+from forerun.drafters import Binding, Hybrid, build_drafter, make_drafter
+from forerun.drafters.merging import agreement, kept, merge
+from forerun.engine.engine import Engine
+from forerun.errors import ConfigError, DrafterError
+from forerun.types import Draft, Needs, Sequence, Step
+
+GREEDY = SamplingParams(temperature=0, max_tokens=40)
+PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8]]
+
+
+class Clock:
+    """Counts calls, or what drafts are said to cost."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def tree(*nodes: tuple[int, int]) -> Draft:
+    """(token, parent) of each node."""
+    return Draft(torch.tensor([token for token, _ in nodes]), torch.tensor([parent for _, parent in nodes]))
+
+
+def references(fake: FakeModel) -> References:
+    return {tuple(prompt): fake.greedy(prompt, 60) for prompt in PROMPTS}
+
+
+def timed(clock: Clock, seconds: float, drafter: Scripted) -> Scripted:
+    """A drafter whose every draft takes so long."""
+    inner = drafter.draft
+
+    def draft(sequences: Seq[Sequence], budgets: Seq[int], price: float = 0.0) -> list[Draft]:
+        clock.now += seconds
+        return inner(sequences, budgets, price)
+
+    drafter.draft = draft  # type: ignore[method-assign]
+    return drafter
+
+
+def run(hybrid: Hybrid, k: int = 4, clock: Clock | None = None) -> tuple[FakeModel, list[Any]]:
+    """Generations of all prompts, each forward a second long."""
+    fake = FakeModel()
+
+    def tick(_: object) -> None:
+        if clock is not None:
+            clock.now += 1.0
+
+    fake.before_forward = tick
+    llm = LLM(fake, hybrid, num_draft_tokens=k)
+    results: Any = llm.generate(PROMPTS, GREEDY)
+    for prompt, result in zip(PROMPTS, results):
+        assert result.token_ids == fake.greedy(prompt, 40)
+    return fake, results
+
+
+def sources(results: list[Any]) -> dict[str, tuple[int, int]]:
+    """Name -> drafted and accepted."""
+    total: dict[str, tuple[int, int]] = {}
+    for result in results:
+        for name, own in result.stats.sources.items():
+            drafted, accepted = total.get(name, (0, 0))
+            total[name] = drafted + own.num_draft_tokens, accepted + own.num_accepted_tokens
+    return total
+
+
+@pytest.mark.parametrize("mode", ["first", "merge"])
+@pytest.mark.parametrize(
+    "kinds", [("right", "wrong"), ("wrong", "right"), ("random", "tree", "empty"), ("duplicated",)]
+)
+def test_the_text_is_the_targets_whatever_the_sources(mode: str, kinds: tuple[str, ...]) -> None:
+    bad = adversaries(references(FakeModel()), 11)
+    drafters = [bad[kind] for kind in kinds]
+    _, results = run(Hybrid(drafters, mode, kinds), 6)
+    assert all(not drafter.active for drafter in drafters)
+    if "right" in kinds:
+        drafted, accepted = sources(results)["right"]
+        assert 0 < accepted <= drafted
+
+
+def test_a_source_that_is_always_wrong_is_left() -> None:
+    bad = adversaries(references(FakeModel()), 11)
+    _, results = run(Hybrid([bad["wrong"], bad["right"]], names=["wrong", "right"]))
+    total = sources(results)
+    assert total["right"][1] > 60
+    assert total["wrong"][0] < total["right"][0] / 3
+
+
+def test_a_source_that_takes_longer_than_it_saves_is_not_asked() -> None:
+    counts = {}
+    for name, seconds in (("quick", 0.01), ("slow", 50.0)):
+        clock = Clock()
+        _, results = run(
+            Hybrid([timed(clock, seconds, adversaries(references(FakeModel()), 11)["right"])], clock=clock), 4, clock
+        )
+        counts[name] = sum(result.stats.num_draft_tokens for result in results)
+    assert counts["slow"] < counts["quick"] / 3
+
+
+def test_an_empty_draft_leaves_the_place_to_the_next() -> None:
+    bad = adversaries(references(FakeModel()), 11)
+    _, results = run(Hybrid([bad["empty"], bad["right"]], names=["empty", "right"]))
+    assert sources(results).keys() == {"right"}
+    assert all(result.stats.acceptance_rate == 1 for result in results)
+
+
+def test_merging_by_prefix() -> None:
+    left, right = tree((1, -1), (2, 0), (3, 1)), tree((1, -1), (4, 0), (5, -1))
+    merged = merge([("a", left), ("b", right)], [[0.9, 0.8, 0.1], [0.7, 0.6, 0.5]], 4)
+    assert merged.draft.token_ids.tolist() == [1, 2, 4, 5]
+    assert merged.draft.parents.tolist() == [-1, 0, 0, -1]
+    assert merged.draft.sources == ("a", "a", "b", "b")
+    assert merged.places == [[(0, 0), (1, 1)], [(0, 0), (1, 2), (2, 3)]]
+    assert kept(left, [0, 1]).token_ids.tolist() == [1, 2] and kept(left, [0, 1, 2]) is left
+
+
+def test_a_node_whose_parent_did_not_stay_goes_too() -> None:
+    merged = merge([("a", tree((1, -1))), ("b", tree((2, -1), (3, 0)))], [[0.9], [0.2, 0.1]], 1)
+    assert merged.draft.token_ids.tolist() == [1]
+    assert merged.places == [[(0, 0)], []]
+
+
+def test_agreement_judges_as_far_as_the_new_tokens_reach() -> None:
+    chain = Draft.chain([7, 8, 9, 1])
+    assert agreement(chain, [7, 8]) == ([0, 1], 2)
+    assert agreement(chain, [7, 5]) == ([0], 4)
+    assert agreement(chain, [6]) == ([], 4)
+    assert agreement(tree((1, -1), (2, -1), (3, 1)), [2, 3, 4]) == ([1, 2], 3)
+
+
+class Watching(Scripted):
+    """Insists on what a step promises of its rows."""
+
+    needs = Needs(top_tokens=2)
+
+    def commit(self, steps: Seq[Step]) -> None:
+        for step in steps:
+            if step.draft is None or step.verdict is None:
+                continue
+            assert step.top_tokens is not None and step.top_tokens.shape[1] == 2
+            n, ids = len(step.draft), step.sequence.token_ids
+            before = len(ids) - len(step.verdict.path) - 1
+            top = step.top_tokens[-(n + 1) :]
+            row, at = 0, before
+            for node in [*step.verdict.path, None]:
+                assert int(top[row, 0]) == ids[at]  # greedy: the most probable token is the committed one
+                row, at = (0 if node is None else node + 1), at + 1
+        super().commit(steps)
+
+
+@pytest.mark.parametrize("mode", ["first", "merge"])
+def test_every_source_sees_its_own_part_and_its_own_rows(mode: str) -> None:
+    known = references(FakeModel())
+
+    def half(sequence: Sequence, budget: int) -> list[int]:
+        """Right on every other step, wrong from the second token on in the others."""
+        right = adversaries(known, 11)["right"].propose(sequence, budget)
+        assert not isinstance(right, Draft)
+        return list(right) if len(sequence.token_ids) % 2 else [*right[:1], *[(t + 1) % 11 for t in right[1:]]]
+
+    watching = [Watching(half), Watching(adversaries(known, 11)["tree"].propose)]
+    run(Hybrid(watching, mode), 5)
+    told = [step for own in watching for step in own.steps if step.verdict is not None]
+    assert any(step.verdict and len(step.verdict.path) > 1 for step in told)
+    assert any(step.draft is not None and len(step.draft) == 0 for step in told) or mode == "merge"
+
+
+def test_needs_and_prediction_are_the_union() -> None:
+    one, two = Watching(lambda *_: []), Scripted(lambda *_: [])
+    hybrid = Hybrid([two, one])
+    assert hybrid.needs == Needs(2, False) and not hybrid.reads_prediction
+    two.needs, two.reads_prediction, two.nbytes = Needs(1, True), True, 5  # type: ignore[attr-defined]
+    assert hybrid.needs == Needs(2, True) and hybrid.reads_prediction and hybrid.nbytes == 5
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: Hybrid([]), "at least one source"),
+        (lambda: Hybrid([Scripted(lambda *_: [])], "best"), "mode is 'best'"),
+        (lambda: build_drafter("hybrid:sources=suffix+nothing"), "'nothing'"),
+        (lambda: build_drafter("hybrid:sources=suffix+suffix"), "different names"),
+        (lambda: build_drafter("hybrid:mode=third"), "mode is 'third'"),
+        (lambda: make_drafter("hybrid", Binding(FakeModel())), "'draft-model' of the hybrid"),
+    ],
+)
+def test_what_cannot_be(make: Callable[[], Any], words: str) -> None:
+    with pytest.raises((ConfigError, DrafterError), match=words):
+        make()
+
+
+def test_a_source_that_fails_to_start_leaves_the_others_clean() -> None:
+    class Failing(Scripted):
+        def start(self, sequence: Sequence) -> None:
+            raise RuntimeError("no")
+
+    first = Scripted(lambda *_: [])
+    engine = Engine(FakeModel(), Hybrid([first, Failing(lambda *_: [])]), config=EngineConfig(num_draft_tokens=2))
+    engine.add([1, 2], GREEDY)
+    (output,) = engine.step()
+    assert str(output.error) == "no" and not first.active
