@@ -130,13 +130,20 @@ def _reduce(dtype: str, seconds: dict[tuple[str, int], list[float]], rows: Seque
 
 
 class RandomLlama:
-    """A folder with a random Llama in it, for as long as the block lasts."""
+    """A folder with a random Llama in it, for as long as the block lasts.
+
+    Args:
+        context: positions that it can compute at least.
+    """
+
+    def __init__(self, context: int = 0) -> None:
+        self._context = max(context, int(RANDOM_LLAMA["max_position_embeddings"]))
 
     def __enter__(self) -> str:
         from transformers import LlamaConfig, LlamaForCausalLM
 
         self._folder = TemporaryDirectory(prefix="forerun-bench-")
-        settings: dict[str, Any] = dict(RANDOM_LLAMA)
+        settings: dict[str, Any] = {**RANDOM_LLAMA, "max_position_embeddings": self._context}
         torch.manual_seed(0)
         model: Any = LlamaForCausalLM(LlamaConfig(**settings)).to(torch.bfloat16)
         model.save_pretrained(self._folder.name)

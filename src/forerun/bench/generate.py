@@ -1,7 +1,7 @@
 """`forerun bench generate`: whole generations, forerun's methods beside Hugging Face's, on held-out prompts.
 
-Greedy, one sequence, a fixed number of tokens: every method has the same work. Speeds are compared per prompt and
-round; acceptance is measured apart, at temperature 0 and 1.
+One sequence, a fixed number of tokens, greedy or with a seed for each prompt: every method has the same work, and
+forerun's write the same text. Speeds are compared per prompt and round; acceptance is measured apart, without seeds.
 """
 
 from __future__ import annotations
@@ -19,18 +19,20 @@ from forerun.bench.compare import Run
 from forerun.bench.measure import Interval, Timed, bootstrap, interleave, ratio
 from forerun.bench.reference import Reference
 from forerun.bench.workloads import Case
-from forerun.config import SamplingParams
+from forerun.config import AUTO, NumDraftTokens, SamplingParams
+from forerun.drafters import build_drafter
 from forerun.engine import LLM
 from forerun.models import Model, Rows
 
 BARE = "forerun, bare loop"
 PLAIN = "forerun, plain"
+CHAIN_NUM_DRAFT_TOKENS = 4
 HF_PLAIN = "transformers, plain"
 
 
-def own_name(drafter: str, k: int) -> str:
+def own_name(drafter: str, k: NumDraftTokens) -> str:
     """The name of a method of forerun."""
-    return f"forerun, {drafter}, K={k}"
+    return f"forerun, {drafter}, {k}" if k == AUTO else f"forerun, {drafter}, K={k}"
 
 
 def assisted_name(k: int) -> str:
@@ -108,9 +110,15 @@ def bare_loop(model: Model, prompt: Sequence[int], max_tokens: int) -> Run:
     return Run(tokens, len(tokens))
 
 
-def beside(plain: LLM, drafter: str, num_draft_tokens: int) -> LLM:
+def beside(plain: LLM, drafter: str, num_draft_tokens: NumDraftTokens) -> LLM:
     """An engine with a drafter over the target of another engine. Its own draws are the same each time."""
     return LLM(plain.target, drafter=drafter, num_draft_tokens=num_draft_tokens, tokenizer=plain.tokenizer, seed=0)
+
+
+def usual_num_draft_tokens(drafter: str) -> int:
+    """The K at which a drafter's acceptance is reported: its own, or that of chains in most tables of the field."""
+    own = getattr(build_drafter(drafter), "num_draft_tokens", None)
+    return own if isinstance(own, int) else CHAIN_NUM_DRAFT_TOKENS
 
 
 def own_run(llm: LLM, prompt: Sequence[int], params: SamplingParams) -> Run:
@@ -129,16 +137,22 @@ def measure_methods(
     max_tokens: int,
     rounds: int,
     say: Callable[[str], None],
+    temperature: float = 0.0,
 ) -> dict[str, list[Timed[Run]]]:
-    """Every method on every prompt, in turn; `own` must hold PLAIN. Run i of all methods is of one prompt and round."""
-    params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
+    """Every method on every prompt, in turn; `own` must hold PLAIN. Run i of all methods is of one prompt and round.
+
+    The bare loop and Transformers take part in greedy runs only.
+    """
     target = own[PLAIN].target
     runs: dict[str, list[Timed[Run]]] = {}
     for number, prompt in enumerate(prompts, 1):
-        methods: dict[str, Callable[[], Run]] = {BARE: partial(bare_loop, target, prompt, max_tokens)}
+        params = SamplingParams(temperature=temperature, seed=number, max_tokens=max_tokens, ignore_eos=True)
+        methods: dict[str, Callable[[], Run]] = {}
+        if temperature == 0:
+            methods[BARE] = partial(bare_loop, target, prompt, max_tokens)
         for name, llm in own.items():
             methods[name] = partial(own_run, llm, prompt, params)
-        if reference is not None:
+        if reference is not None and temperature == 0:
             methods[HF_PLAIN] = partial(reference.generate, prompt, max_tokens)
             for k in draft_tokens if draft is not None else ():
                 methods[assisted_name(k)] = partial(reference.generate, prompt, max_tokens, draft, k)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,6 +58,11 @@ def load(workload: str, limit: int | None = None) -> list[Case]:
     if not cases:
         raise ConfigError(f"{path} holds no prompts. Put one JSON object with a prompt on each line.")
     return cases
+
+
+def own_temperatures(cases: Sequence[Case]) -> list[float]:
+    """The temperatures that a workload asks for; empty if it leaves that open."""
+    return sorted({case.temperature for case in cases if case.temperature is not None})
 
 
 def _case(line: str, where: str) -> Case:

@@ -10,11 +10,11 @@ import typer
 
 from forerun.bench import tables
 from forerun.bench.measure import PADDED_NOTE, Interval, describe, is_cost_padded, machine
-from forerun.bench.workloads import load
+from forerun.bench.workloads import load, own_temperatures
 from forerun.cli import options
 from forerun.cli.demo import DRAFT_MODEL, choose_drafters
 from forerun.cli.output import print_json
-from forerun.config import BUNDLED_DRAFT, BUNDLED_TARGET, DEFAULT_DTYPE, DEFAULT_NUM_DRAFT_TOKENS
+from forerun.config import AUTO, BUNDLED_DRAFT, BUNDLED_TARGET, DEFAULT_DTYPE, NumDraftTokens
 from forerun.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from forerun.engine import LLM
 
 app = typer.Typer(help="Measure forerun on this machine, beside Hugging Face Transformers.", no_args_is_help=True)
-
-Markdown = Annotated[bool, typer.Option("--markdown", help="Print Markdown tables.")]
-Threads = Annotated[int | None, typer.Option(help="Threads of torch.", min=1, show_default="torch's own choice")]
 
 
 @app.command("forward")
@@ -37,9 +34,9 @@ def forward(
     dtypes: Annotated[str, typer.Option(help="Number formats, with commas between them.")] = "float32,bfloat16",
     prefix: Annotated[int, typer.Option(help="Cached positions before the new rows.", min=1)] = 256,
     rounds: Annotated[int, typer.Option(help="Interleaved rounds.", min=1)] = 20,
-    threads: Threads = None,
+    threads: options.Threads = None,
     json: options.Json = False,
-    markdown: Markdown = False,
+    markdown: options.Markdown = False,
 ) -> None:
     """One target forward of K rows, all logits: Transformers' own module against forerun's paths."""
     counts = whole_numbers(rows, "--rows")
@@ -71,20 +68,27 @@ def generate(
         str, typer.Option(help="Bundled workloads or JSONL files, with commas between them.")
     ] = "code",
     num_draft_tokens: Annotated[
-        str, typer.Option(help="Values of K for models that draft, with commas between them.", metavar="K,K,...")
-    ] = "2,4,6,8",
+        str, typer.Option(help="Values of K, with commas between them; 'auto' is one.", metavar="K,K,...")
+    ] = AUTO,
+    temperatures: Annotated[str, typer.Option(help="With commas between them; a workload may have its own.")] = "0",
     prompts: Annotated[int, typer.Option(help="Prompts of each workload, from the first.", min=1)] = 10,
     rounds: Annotated[int, typer.Option(help="Interleaved rounds per prompt.", min=1)] = 1,
     max_tokens: Annotated[int, typer.Option(help="Tokens generated per prompt.", min=2)] = 128,
     dtype: options.DType = DEFAULT_DTYPE,
-    reference: Annotated[bool, typer.Option(help="Measure Transformers' generate as well.")] = True,
-    threads: Threads = None,
+    reference: Annotated[bool, typer.Option(help="Measure Transformers' generate as well (greedy only).")] = True,
+    assisted: Annotated[
+        str, typer.Option(help="Values of K for Transformers' assisted generation.", metavar="K,K,...")
+    ] = "2,4,6,8",
+    details: Annotated[bool, typer.Option(help="Measure overhead and acceptance as well.")] = True,
+    threads: options.Threads = None,
     json: options.Json = False,
-    markdown: Markdown = False,
+    markdown: options.Markdown = False,
 ) -> None:
-    """Whole greedy generations, batch 1: forerun's methods against Transformers', overhead, and acceptance."""
+    """Whole generations, batch 1: forerun's methods against Transformers', overhead, and acceptance."""
     cases = {name: load(name, prompts) for name in options.comma_list(workloads, "--workloads")}
-    counts = whole_numbers(num_draft_tokens, "--num-draft-tokens")
+    counts = draft_counts(num_draft_tokens)
+    heats = non_negative(temperatures, "--temperatures")
+    assisted_counts = whole_numbers(assisted, "--assisted")
     chosen = choose_drafters(model, draft, drafters)
     set_threads(threads)
     from forerun.bench import generate as bench
@@ -96,49 +100,87 @@ def generate(
     assistant = (draft or BUNDLED_DRAFT) if DRAFT_MODEL in chosen else None
     hf = Reference(model, dtype) if reference else None
     hf_draft = Reference(assistant, dtype) if reference and assistant else None
-    tokenizer = own[bench.PLAIN].tokenizer
-    prompt_ids = [tokenizer.encode(case.prompt) for own_cases in cases.values() for case in own_cases]
-    runs = bench.measure_methods(own, hf, hf_draft, counts, prompt_ids, max_tokens, rounds, say)
-    say("measuring overhead")
-    overhead = bench.measure_overhead(own, prompt_ids, max_tokens)
-    say("measuring acceptance")
-    accepted = bench.measure_acceptance(acceptance, cases, max_tokens)
-    methods = bench.reduce_methods(runs)
+    encode = own[bench.PLAIN].tokenizer.encode
+    measured: dict[str, list[MethodRow]] = {}
+    for workload, own_cases in cases.items():
+        for heat in own_temperatures(own_cases) or heats:
+            label = f"{workload}, {'greedy' if heat == 0 else f'temperature {heat:g}'}"
+            say(f"measuring {label}")
+            prompt_ids = [encode(case.prompt) for case in own_cases]
+            runs = bench.measure_methods(own, hf, hf_draft, assisted_counts, prompt_ids, max_tokens, rounds, say, heat)
+            measured[label] = bench.reduce_methods(runs)
+    overhead: list[OverheadRow] = []
+    accepted: list[AcceptanceRow] = []
+    if details:
+        say("measuring overhead")
+        every = [encode(case.prompt) for own_cases in cases.values() for case in own_cases]
+        overhead = bench.measure_overhead(own, every, max_tokens)
+        say("measuring acceptance")
+        accepted = bench.measure_acceptance(acceptance, cases, max_tokens)
     if json:
         facts = {"model": model, "cost_padded": is_cost_padded(model), "dtype": dtype, "machine": machine()}
-        print_json({**facts, "methods": methods, "overhead": overhead, "acceptance": accepted})
+        print_json({**facts, "methods": measured, "overhead": overhead, "acceptance": accepted})
         return
-    count = len(prompt_ids)
     print_note(model)
-    print_heading(f"{model}, {dtype}, greedy, {count} prompts of {max_tokens} tokens, rounds: {rounds}", markdown)
-    print_table(METHODS, [method_cells(row) for row in methods], markdown)
-    print_heading("Time per step in ms", markdown)
-    print_table(OVERHEAD, [overhead_cells(row) for row in overhead], markdown)
-    print_heading("Acceptance", markdown)
-    print_table(ACCEPTANCE, [acceptance_cells(row) for row in accepted], markdown)
+    for label, rows in measured.items():
+        print_heading(
+            f"{model}, {dtype}, {label}, {prompts} prompts of {max_tokens} tokens, rounds: {rounds}", markdown
+        )
+        print_table(METHODS, [method_cells(row) for row in rows], markdown)
+    if details:
+        print_heading("Time per step in ms", markdown)
+        print_table(OVERHEAD, [overhead_cells(row) for row in overhead], markdown)
+        print_heading("Acceptance", markdown)
+        print_table(ACCEPTANCE, [acceptance_cells(row) for row in accepted], markdown)
     print_machine()
 
 
 def open_engines(
-    model: str, drafters: dict[str, str], counts: Sequence[int], dtype: str
+    model: str, drafters: dict[str, str], counts: Sequence[NumDraftTokens], dtype: str
 ) -> tuple[dict[str, LLM], dict[tuple[str, int], LLM]]:
-    """Engines over one target: by method name for speed, by drafter and K for acceptance.
-
-    A draft model is timed at every K, other drafters at the default K; acceptance is measured at the default K.
-    """
+    """Engines over one target: by method name for speed, by drafter and its usual K for acceptance."""
     from forerun.bench import generate as bench
-    from forerun.drafters import DRAFTERS
     from forerun.engine import LLM
 
     plain = LLM(model, drafter=None, dtype=dtype)
-    own, acceptance = {bench.PLAIN: plain}, {}
-    default = DEFAULT_NUM_DRAFT_TOKENS
+    own: dict[str, LLM] = {bench.PLAIN: plain}
+    acceptance: dict[tuple[str, int], LLM] = {}
     for name, spec in drafters.items():
-        for k in counts if DRAFTERS[name].kind == "model" else [default]:
+        for k in counts:
             own[bench.own_name(name, k)] = bench.beside(plain, spec, k)
-        at_default = own.get(bench.own_name(name, default))
-        acceptance[name, default] = at_default or bench.beside(plain, spec, default)
+        usual = bench.usual_num_draft_tokens(spec)
+        acceptance[name, usual] = own.get(bench.own_name(name, usual)) or bench.beside(plain, spec, usual)
     return own, acceptance
+
+
+def draft_counts(text: str) -> list[NumDraftTokens]:
+    """The values of K of a comma-separated flag; "auto" may be one of them.
+
+    Raises:
+        ConfigError: an entry is neither a whole number of 1 or more nor "auto".
+    """
+    entries = options.comma_list(text, "--num-draft-tokens")
+    numbers = [entry for entry in entries if entry != AUTO]
+    if not all(entry.isdecimal() and int(entry) > 0 for entry in numbers):
+        raise ConfigError(
+            f"--num-draft-tokens is {text!r}, but must be whole numbers of 1 or more, or {AUTO!r}, with commas between."
+        )
+    return [AUTO if entry == AUTO else int(entry) for entry in entries]
+
+
+def non_negative(text: str, what: str) -> list[float]:
+    """The numbers of a comma-separated flag.
+
+    Raises:
+        ConfigError: an entry is not a number of 0 or more.
+    """
+    try:
+        numbers = [float(entry) for entry in options.comma_list(text, what)]
+    except ValueError:
+        numbers = [-1.0]
+    if min(numbers) < 0:
+        raise ConfigError(f"{what} is {text!r}, but must be numbers of 0 or more with commas between them.")
+    return numbers
 
 
 def whole_numbers(text: str, what: str) -> list[int]:

@@ -18,7 +18,6 @@ _K = "K, draft tokens proposed in one step; 'auto' chooses for every step what i
 SAMPLING = "Sampling"
 
 
-
 def parse_num_draft_tokens(value: str) -> int | str:
     """K as it may be written: a number or "auto"; its range is the engine's to judge."""
     if str(value) == AUTO:

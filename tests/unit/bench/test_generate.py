@@ -80,7 +80,9 @@ def test_the_stopwatch_leaves_the_model_as_it_was() -> None:
 
 def test_the_parts_of_a_step_add_up(folder: Path) -> None:
     own = LLM(str(folder), dtype="float32")
-    [plain, drafted] = measure_overhead({PLAIN: own, "drafted": LLM(own.target, folder)}, [PROMPT], 6)
+    [plain, drafted] = measure_overhead(
+        {PLAIN: own, "drafted": LLM(own.target, folder, num_draft_tokens=3)}, [PROMPT], 6
+    )
     for row in (plain, drafted):
         assert isinstance(row, OverheadRow)
         assert math.isclose(row.step, row.target + row.draft + row.engine)

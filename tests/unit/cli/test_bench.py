@@ -19,6 +19,11 @@ def test_whole_numbers() -> None:
             bench.whole_numbers(text, "--rows")
 
 
+def test_counts_and_temperatures() -> None:
+    assert bench.draft_counts("auto, 4") == ["auto", 4]
+    assert bench.non_negative("0,1.5", "--temperatures") == [0, 1.5]
+
+
 def test_lines_of_the_tables() -> None:
     row = MethodRow("m", Interval(66.7, 60, 70), Interval(2, 1.9, 2.1), None, Interval(3, 2.5, 3.5), 2.5, None, 0.9)
     assert bench.method_cells(row) == ["m", "66.7", "2.00 [1.90, 2.10]", "–", "3.00 [2.50, 3.50]", "2.50", "–", "90 %"]
@@ -36,6 +41,12 @@ def test_lines_of_the_tables() -> None:
         ["forward", "--rounds", "0"],
         ["generate", "--workloads", "no-such"],
         ["generate", "--num-draft-tokens", "a"],
+        ["generate", "--num-draft-tokens", "auto,0"],
+        ["generate", "--temperatures", "-1"],
+        ["generate", "--assisted", "x"],
+        ["replay", "--num-draft-tokens", "auto"],
+        ["replay", "--workloads", "no-such"],
+        ["overhead", "--context", "3"],
         ["generate", "--drafters", "no-such"],
     ],
 )
