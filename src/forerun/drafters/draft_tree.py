@@ -177,7 +177,7 @@ class DraftTree(OwnModel):
             growth = ShapedGrowth(self._best_shape(way, budget, depth, price))
             return _Tree(own, growth, self._rates[way])
         confidence = self._confidence[way]
-        growth = DynamicGrowth(budget if depth else 0, depth, self._width, self._min_gain, price, confidence)
+        growth = DynamicGrowth(budget, depth, self._width, self._min_gain, price, confidence)
         return _Tree(own, growth, confidence.rates)
 
     def _draws(self, way: Way) -> bool:

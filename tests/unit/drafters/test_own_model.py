@@ -1,0 +1,93 @@
+"""Whatever became of the drafts, a draft model's cache holds, to the bit, what a fresh computation would."""
+
+import random
+from typing import Any
+
+import pytest
+import torch
+
+from forerun import SamplingParams
+from forerun.drafters import Binding, DraftModel, DraftTree, Staged
+from forerun.drafters.own_model import walk
+from forerun.models import Model, Rows, load_model, load_tokenizer
+from forerun.types import Draft, Sequence, Step, Verdict
+
+DRAFTERS: dict[str, Any] = {
+    "chain": lambda model: DraftModel(model),
+    "dynamic tree": lambda model: DraftTree(model, min_gain=0.0),
+    "static tree": lambda model: DraftTree(model, shape="static"),
+    "staged": lambda model: Staged(model),
+}
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return load_model("bundled-draft", "float32")
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+@pytest.mark.parametrize("params", [SamplingParams(temperature=0), SamplingParams(seed=1), SamplingParams()])
+def test_cache_after_many_commits(model: Model, name: str, params: SamplingParams) -> None:
+    rng = random.Random(name)
+    tokenizer = load_tokenizer("bundled-draft")
+    drafter = DRAFTERS[name](model)
+    drafter.bind(Binding(model, tokenizer, seed=1))
+    prompt = tokenizer("def add(a, b):\n    return a + b\n\ndef add(a, b):\n    return")["input_ids"]
+    sequences = [Sequence(i, list(prompt[i:]), len(prompt) - i, params) for i in range(2)]
+    for each in sequences:
+        drafter.start(each)
+    kept = 0
+    for _ in range(12):
+        steps = []
+        for each, draft in zip(sequences, drafter.draft(sequences, [10, 7])):
+            path: list[int] = []
+            node = rng.randrange(-1, len(draft))  # any node, and all above it
+            while node >= 0:
+                path.insert(0, node)
+                node = int(draft.parents[node])
+            kept += len(path)
+            each.token_ids += [*draft.token_ids[path].tolist(), rng.randrange(4096)]
+            steps.append(Step(each, draft, Verdict(path, each.token_ids[-1]), len(each.token_ids) - 1))
+        drafter.commit(steps)
+    drafter.draft(sequences, [1, 1])
+    assert kept > 24
+    for each in sequences:
+        cache = drafter._owned[each].cache
+        assert cache.length == len(each.token_ids)
+        fresh = model.new_cache()
+        model.forward([Rows(fresh, each.token_ids, None, 0)])
+        for layer, keys in enumerate(fresh.keys):
+            length = cache.length
+            assert torch.equal(cache.keys[layer][:, :length], keys[:, :length])
+            assert torch.equal(cache.values[layer][:, :length], fresh.values[layer][:, :length])
+    assert drafter.nbytes > 0
+    for each in sequences:
+        drafter.stop(each)
+    assert drafter.nbytes == 0
+
+
+@pytest.mark.parametrize(
+    ("written", "path"), [([], []), ([5], [1]), ([5, 6], [1, 3]), ([5, 7], [1]), ([4, 6], [0]), ([9], [])]
+)
+def test_walk_follows_what_was_written(written: list[int], path: list[int]) -> None:
+    assert walk([4, 5, 9, 6], [-1, -1, 0, 1], written) == path
+
+
+def test_a_draft_inside_another_draft_is_counted_by_its_tokens(model: Model) -> None:
+    """A drafter that merges several drafts reports the merged one."""
+    drafter = DraftModel(model)
+    drafter.bind(Binding(model, load_tokenizer("bundled-draft"), seed=1))
+    each = Sequence(0, [5, 6, 7], 3, SamplingParams(temperature=0))
+    drafter.start(each)
+    (draft,) = drafter.draft([each], [4], 1e-9)
+    own = drafter._owned[each]
+    assert own.drafted is not None
+    tree, rates = own.drafted
+    level = tree.levels[0]
+    before = rates.trials(level)
+    first = int(draft.token_ids[0])
+    merged = Draft(torch.tensor([(first + 1) % 4096, first]), torch.tensor([-1, -1]))
+    each.token_ids += [first, (int(draft.token_ids[1]) + 1) % 4096]
+    drafter.commit([Step(each, merged, Verdict([1], each.token_ids[-1]), 4)])
+    assert rates.trials(level) >= before + 0.9
+    assert rates.rate(level) > 0.5 or tree.levels[1] == level

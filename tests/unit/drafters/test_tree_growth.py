@@ -1,0 +1,158 @@
+"""Trees grow by their best nodes, stay closed under ancestors, and stop where depth no longer pays."""
+
+import random
+
+import pytest
+
+from forerun.drafters.confidence import Confidence
+from forerun.drafters.ranked import RankedTree
+from forerun.drafters.tree_growth import DynamicGrowth, Growth, ShapedGrowth
+
+
+def grow(growth: Growth, law: dict[tuple[int, ...], list[tuple[int, float]]], default: list[tuple[int, float]]) -> int:
+    """Feed a growth from a table of laws by path; the number of depths it asked for."""
+    depth = 0
+    while growth.frontier:
+        tree, children = growth.tree, []
+        for end in growth.frontier:
+            path: list[int] = []
+            node = end
+            while node >= 0:
+                path.insert(0, tree.token_ids[node])
+                node = tree.parents[node]
+            children.append(law.get(tuple(path), default)[: growth.wanted(end)])
+        growth.expand(children)
+        depth += 1
+    return depth
+
+
+def chances(tree: RankedTree, law: dict[tuple[int, ...], list[tuple[int, float]]], default: list[tuple[int, float]]):
+    found: list[float] = []
+    paths: list[tuple[int, ...]] = []
+    confidence = Confidence()
+    for token, parent in zip(tree.token_ids, tree.parents):
+        above = paths[parent] if parent >= 0 else ()
+        row = law.get(above, default)
+        rank = [each[0] for each in row].index(token)
+        chance = confidence.chance(row[rank][1], confidence.level(row[rank][1], rank))
+        found.append((found[parent] if parent >= 0 else 1.0) * chance)
+        paths.append((*above, token))
+    return found
+
+
+def random_law(rng: random.Random) -> tuple[dict[tuple[int, ...], list[tuple[int, float]]], list[tuple[int, float]]]:
+    def row() -> list[tuple[int, float]]:
+        weights = sorted((rng.random() ** 4 for _ in range(5)), reverse=True)
+        return [(token, weight / sum(weights)) for token, weight in enumerate(weights)]
+
+    law = {(): row()}
+    for a in range(5):
+        law[(a,)] = row()
+        for b in range(5):
+            law[(a, b)] = row()
+    return law, row()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_best_nodes_of_all_are_kept(seed: int) -> None:
+    """With nothing to narrow the search it is the best tree of all, found here by expanding everything."""
+    law, default = random_law(random.Random(seed))
+    growth = DynamicGrowth(9, 4, 99, 0.0, 0.0, Confidence())
+    grow(growth, law, default)
+    tree, nodes = growth.finished()
+    found = chances(tree, law, default)
+    everything: list[float] = []
+    complete = RankedTree()
+    level = [-1]
+    for _ in range(4):
+        below = []
+        for parent in level:
+            for token in range(5):
+                below.append(len(complete))
+                complete.token_ids.append(token)
+                complete.parents.append(parent)
+        level = below
+    everything = sorted(chances(complete, law, default), reverse=True)
+    assert found == pytest.approx(everything[:9])
+    assert [growth.tree.token_ids[node] for node in nodes] == tree.token_ids
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_closed_under_ancestors_and_in_order(seed: int) -> None:
+    rng = random.Random(seed)
+    law, default = random_law(rng)
+    growth = DynamicGrowth(rng.randint(1, 20), rng.randint(1, 5), rng.randint(1, 4), 0.02, 0.0, Confidence())
+    grow(growth, law, default)
+    tree, _ = growth.finished()
+    assert all(parent < node for node, parent in enumerate(tree.parents))
+    found = chances(tree, law, default)
+    assert found == sorted(found, reverse=True)
+    assert len(set(zip(tree.parents, tree.token_ids))) == len(tree)
+
+
+def test_certain_tokens_keep_their_ancestors() -> None:
+    """Chances of exactly 1 tie with their parents'."""
+    growth = DynamicGrowth(3, 9, 4, 0.0, 0.0, Confidence())
+    grow(growth, {}, [(7, 1.0), (8, 0.0)])
+    assert growth.finished()[0].parents == [-1, 0, 1]
+
+
+def test_a_price_leaves_out_what_is_worth_less() -> None:
+    row = [(0, 0.6), (1, 0.3)]
+    for price in (0.05, 0.2, 0.4):
+        growth = DynamicGrowth(64, 6, 8, 0.0, price, Confidence())
+        grow(growth, {}, row)
+        tree, _ = growth.finished()
+        found = chances(tree, {}, row)
+        assert found and min(found) > price
+        cheaper = DynamicGrowth(64, 6, 8, 0.0, price / 2, Confidence())
+        grow(cheaper, {}, row)
+        assert len(cheaper.finished()[0]) > len(tree)
+    nothing = DynamicGrowth(64, 6, 8, 0.0, 0.99, Confidence())
+    assert grow(nothing, {}, row) == 1 and len(nothing.finished()[0]) == 0
+
+
+def test_it_stops_where_depth_promises_too_little() -> None:
+    row = [(0, 0.6), (1, 0.2)]
+    depths = [grow(DynamicGrowth(32, 20, 8, gain, 0.0, Confidence()), {}, row) for gain in (0.0, 0.05, 0.2, 0.5, 0.9)]
+    assert depths == sorted(depths, reverse=True)
+    assert depths[0] > depths[2] > depths[4] == 1
+
+
+def test_confidence_learns_what_probabilities_are_worth() -> None:
+    confidence = Confidence()
+    level = confidence.level(0.8)
+    taken_at_its_word = confidence.chance(0.8, level)
+    assert taken_at_its_word == pytest.approx(0.8, abs=1e-6)
+    for _ in range(300):
+        confidence.rates.observe(level, False)
+    assert confidence.chance(0.8, level) < 0.05
+    assert confidence.chance(0.8, confidence.level(0.8, 1)) == pytest.approx(0.8, abs=1e-6)
+    assert confidence.chance(0.05, confidence.level(0.05)) == pytest.approx(0.05, abs=1e-6)
+    assert confidence.chance(1.0, confidence.level(1.0)) <= 1
+
+
+def test_a_shape_is_filled_by_rank() -> None:
+    shape = RankedTree([0, 1, 0, 0, 1], [-1, -1, 1, 0, 0], [0, 1, 2, 2, 3])
+    growth = ShapedGrowth(shape)
+    rows = {(): [(10, 1.0), (11, 1.0)], (10,): [(20, 1.0), (21, 1.0)], (11,): [(22, 1.0), (23, 1.0)]}
+    assert grow(growth, rows, []) == 2
+    tree, nodes = growth.finished()
+    assert tree.token_ids == [10, 11, 22, 20, 21]
+    assert (tree.parents, tree.levels) == (shape.parents, shape.levels)
+    assert nodes == [0, 1, 4, 2, 3]  # by depth in the growing tree, by value in the draft
+
+
+def test_a_shape_lacks_what_a_law_does_not_hold() -> None:
+    growth = ShapedGrowth(RankedTree([0, 1, 0, 0], [-1, -1, 1, 0], [0, 1, 2, 2]))
+    grow(growth, {(): [(10, 1.0)], (10,): [(20, 1.0)]}, [])
+    tree, _ = growth.finished()
+    assert (tree.token_ids, tree.parents) == ([10, 20], [-1, 0])
+    assert grow(ShapedGrowth(RankedTree()), {}, []) == 0
+
+
+@pytest.mark.parametrize(("num_nodes", "max_depth"), [(0, 4), (4, 0)])
+def test_a_tree_that_may_have_no_nodes_asks_for_none(num_nodes: int, max_depth: int) -> None:
+    growth = DynamicGrowth(num_nodes, max_depth, 4, 0.0, 0.0, Confidence())
+    assert growth.frontier == []
+    assert len(growth.finished()[0]) == 0
