@@ -151,15 +151,15 @@ REST_CHANCES = (0.02, 0.07, 0.1, 0.14, 0.2, 0.25, 0.37, 0.43, 0.5, 0.9)
 REST_AGAIN = 0.8
 """How much less is expected beforehand of what only a shorter match knows."""
 
-LOOKAHEAD_WINDOW = 5
-LOOKAHEAD_NGRAM = 4
-LOOKAHEAD_GUESSES = 5
+LOOKAHEAD_WINDOW = 4
+LOOKAHEAD_NGRAM = 3
+LOOKAHEAD_GUESSES = 4
 LOOKAHEAD_MAX_NGRAMS = 2**14
 """N-grams that a sequence's pool may hold."""
 LOOKAHEAD_CHANCES = (0.4, 0.7, 0.7)
 """Chance of the most recent guess's first token, and of each after it, before anything was learned."""
 
-RECYCLING_NUM_DRAFT_TOKENS = 24
+RECYCLING_NUM_DRAFT_TOKENS = 12
 RECYCLING_WIDTH = 8
 RECYCLING_DEPTHS = 3
 """Depths told apart in what is learned of acceptance; deeper nodes count as the last."""

@@ -168,6 +168,21 @@ def test_any_budget_and_any_room(budget: int, room: int) -> None:
     assert not drafter._states
 
 
+def test_the_window_may_be_verified_too() -> None:
+    """The first window is a piece of the prompt; where that is right, its rows are accepted as they stand."""
+    fake = FakeModel(vocab_size=8, order=1, seed=4)
+    circle = fake.greedy([1], 60)[30:]
+    start = circle.index(circle[0], 1)
+    for verify, accepted in ((False, 0), (True, 1)):
+        drafter = bound(fake, window=6, ngram=3, guesses=1, prompt_pool=False, verify_window=verify)
+        engine = Engine(fake, drafter, config=EngineConfig(num_draft_tokens=drafter.num_draft_tokens))
+        engine.add(circle[: start + 1], GREEDY, stream=True)
+        engine.step()
+        (output,) = engine.step()
+        assert min(output.chunk.num_accepted_draft, 1) == accepted
+        assert output.chunk.token_ids == fake.greedy(circle[: start + 2], 30)[: len(output.chunk.token_ids)]
+
+
 def test_the_price_keeps_out_guesses_but_not_the_window() -> None:
     drafter = bound(FakeModel(), window=2, ngram=3, guesses=5)
     sequence = Sequence(0, [1, 2, 3, 1, 2, 4, 1], 7, GREEDY)
@@ -268,7 +283,7 @@ def test_the_output_is_that_of_plain_decoding(seed: int) -> None:
     rng = random.Random(seed)
     fake = FakeModel(vocab_size=7, order=1 + seed % 2, seed=seed, eos_token_ids=[6] if seed % 3 else [])
     options = {"window": rng.randint(1, 6), "ngram": rng.randint(2, 5), "guesses": rng.randint(1, 6)}
-    drafter = bound(fake, **options, prompt_pool=bool(seed % 3))
+    drafter = bound(fake, **options, prompt_pool=bool(seed % 3), verify_window=seed % 4 == 3)
     config = EngineConfig(num_draft_tokens=rng.randint(6, 40), prefill_chunk=rng.choice([2, 256]), max_batch=3)
     engine, plain = Engine(fake, drafter, config=config), Engine(fake, None, config=config)
     for _ in range(6):
