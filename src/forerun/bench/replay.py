@@ -1,62 +1,85 @@
 """Fixed K against "auto" without a clock: real drafts and verdicts, priced by measured step costs.
 
 Wall-clock comparisons of a few per cent drown in the noise of a shared machine. Here every run is made by the real
-engine, so its acceptances are real, but what a step costs is looked up in a table (`step_costs`), and the automatic
-budget is shown those costs in place of measured ones. Runs are then deterministic, and differ in nothing but K.
+engine, so its acceptances are real, but what its parts cost is looked up in tables (`step_costs`), and whatever decides
+by time (the automatic budget, a hybrid) sees a virtual clock. Runs are then deterministic, and differ in nothing but K.
 Requests carry seeds, so that every method writes the same text at every temperature.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from forerun.bench.step_costs import Curve, DrafterCosts
-from forerun.config import EngineConfig, SamplingParams
+from forerun.config import AUTO, HYBRID_MODES, HYBRID_SOURCES, EngineConfig, SamplingParams
 from forerun.drafters import Binding, make_drafter
+from forerun.drafters.hybrid import Hybrid
+from forerun.drafters.spec import split_spec
 from forerun.engine import LLM
 from forerun.engine.budget import AutoBudget, Budget, FixedBudget, Outcome, Plan, StepCost
 from forerun.engine.engine import Engine
-from forerun.types import Drafter
+from forerun.types import Draft, Drafter, Step
 from forerun.types import Sequence as Tokens
 
-PLAIN_STEP = 0
+HYBRID = "hybrid"
 
 
-@dataclass(frozen=True, slots=True)
-class Costs:
-    """What the steps of one drafter over one target cost at batch 1."""
+@dataclass(slots=True)
+class VirtualClock:
+    """Seconds that a run would have taken so far."""
 
-    target: Curve
-    drafter: DrafterCosts
+    now: float = 0.0
 
-    def step(self, budget: int, nodes: int) -> StepCost:
-        """One verified draft of `nodes` nodes. A budget of 0: the drafter was not asked."""
-        return StepCost(
-            num_rows=nodes + 1,
-            num_prompt_rows=0,
-            num_sequences=1,
-            context=0,
-            budgets=[budget],
-            time_draft=self.drafter.draft(nodes) if budget else self.drafter.idle,
-            time_target=self.target(nodes + 1),
-            time_verify=0.0,
-            time_rest=self.drafter.rest(nodes),
-        )
+    def __call__(self) -> float:
+        return self.now
+
+
+class Charged:
+    """A drafter whose work moves a virtual clock on by what it costs according to a table."""
+
+    def __init__(self, drafter: Drafter, costs: DrafterCosts, clock: VirtualClock) -> None:
+        self._drafter = drafter
+        self._costs = costs
+        self._clock = clock
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._drafter, name)
+
+    def start(self, sequence: Tokens) -> None:
+        self._drafter.start(sequence)
+
+    def stop(self, sequence: Tokens) -> None:
+        self._drafter.stop(sequence)
+
+    def draft(self, sequences: Sequence[Tokens], budgets: Sequence[int], price: float = 0.0) -> list[Draft]:
+        drafts = self._drafter.draft(sequences, budgets, price)
+        for draft, budget in zip(drafts, budgets, strict=True):
+            if budget:  # the curve holds learning what became of the draft as well
+                self._clock.now += max(0.0, self._costs.draft(len(draft)) - self._costs.idle)
+        return drafts
+
+    def commit(self, steps: Sequence[Step]) -> None:
+        self._drafter.commit(steps)
+        self._clock.now += self._costs.idle * sum(step.verdict is not None for step in steps)
 
 
 class Priced:
-    """A budget that lives by the table: sees its costs, and adds up what the run would have taken.
+    """A budget that lives by tables: it sees their costs, and adds up what the run would have taken.
 
     Attributes:
-        seconds: so far.
-        num_tokens: committed in verified steps so far.
+        seconds: of verified steps so far.
+        num_tokens: committed in them.
         num_steps, num_nodes, num_idle: verified steps, nodes proposed, steps with a budget of 0.
     """
 
-    def __init__(self, inner: Budget, costs: Costs) -> None:
+    def __init__(self, inner: Budget, target: Curve, rest: Curve, clock: VirtualClock) -> None:
         self._inner = inner
-        self._costs = costs
+        self._target = target
+        self._rest = rest
+        self._clock = clock
+        self._observed = clock.now
         self.seconds = 0.0
         self.num_tokens = self.num_steps = self.num_nodes = self.num_idle = 0
 
@@ -64,20 +87,45 @@ class Priced:
         return self._inner.plan(sequences)
 
     def observe(self, cost: StepCost, outcomes: Sequence[Outcome]) -> None:
+        drafting = self._clock.now - self._observed
+        target = rest = 0.0
         for outcome in outcomes:
             nodes = len(outcome.draft)
-            priced = self._costs.step(outcome.budget, nodes)
-            self.seconds += priced.time_draft + priced.time_target + priced.time_rest
+            target, rest = self._target(nodes + 1), self._rest(nodes)
+            self.seconds += drafting + target + rest
             self.num_tokens += len(outcome.verdict.path) + 1
             self.num_steps += 1
             self.num_nodes += nodes
             self.num_idle += outcome.budget == 0
-            self._inner.observe(replace(priced, context=cost.context), [outcome])
-        if not outcomes:
-            self._inner.observe(cost, outcomes)
+        self._clock.now += target + rest
+        self._observed = self._clock.now
+        priced = replace(cost, time_draft=drafting, time_target=target, time_verify=0.0, time_rest=rest)
+        self._inner.observe(priced, outcomes)
 
     def stop(self, sequence: Tokens) -> None:
         self._inner.stop(sequence)
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What is replayed: a target, a way to make drafters, and what both cost.
+
+    Attributes:
+        plain: an engine of the target alone.
+        make: a fresh drafter, bound to the target, whose work moves the clock.
+        target: seconds of a forward, by rows.
+        rest: seconds of the engine's own, by nodes.
+    """
+
+    plain: LLM
+    make: Callable[[VirtualClock], Drafter]
+    target: Curve
+    rest: Curve
+
+    @property
+    def plain_speed(self) -> float:
+        """Tokens per second of plain decoding: no drafter to keep warm."""
+        return 1 / (self.target(1) + self.rest(0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,24 +148,23 @@ class Replayed:
 
 
 def replay(
-    plain: LLM,
-    make: Callable[[], Drafter],
+    setting: Setting,
     budget: Budget,
     name: str,
-    costs: Costs,
     prompts: Sequence[Sequence[int]],
     params: Sequence[SamplingParams],
 ) -> Replayed:
     """One engine answers all prompts, one after the other, as a lone user would have it.
 
     Args:
-        make: a fresh drafter, bound to the target.
         budget: a fresh one.
         params: one per prompt.
     """
-    priced = Priced(budget, costs)
+    clock = VirtualClock()
+    priced = Priced(budget, setting.target, setting.rest, clock)
     config = EngineConfig(num_draft_tokens=1, seed=0)  # the budget decides; above 0 the drafter takes part
-    engine = Engine(plain.target, make(), tokenizer=plain.tokenizer, config=config, budget=priced)
+    plain = setting.plain
+    engine = Engine(plain.target, setting.make(clock), tokenizer=plain.tokenizer, config=config, budget=priced)
     for prompt, each in zip(prompts, params, strict=True):
         engine.add(list(prompt), each)
         while engine.has_work:
@@ -132,11 +179,6 @@ def replay(
         priced.num_nodes / steps,
         priced.num_idle / steps,
     )
-
-
-def plain_speed(costs: Costs) -> float:
-    """Tokens per second of plain decoding by the same table: no drafter to keep warm."""
-    return 1 / (costs.target(1) + costs.drafter.rest(PLAIN_STEP))
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,18 +217,24 @@ class Comparison:
 
 
 def compare(
-    plain: LLM,
-    make: Callable[[], Drafter],
+    setting: Setting,
     label: str,
-    costs: Costs,
     prompts: Sequence[Sequence[int]],
     params: Sequence[SamplingParams],
     counts: Sequence[int],
 ) -> Comparison:
     """Every K of `counts`, and auto."""
-    runs = [replay(plain, make, FixedBudget(k), f"K={k}", costs, prompts, params) for k in counts]
-    auto = replay(plain, make, AutoBudget(), "auto", costs, prompts, params)
-    return Comparison(label, runs, auto, plain_speed(costs))
+    runs = [replay(setting, FixedBudget(k), f"K={k}", prompts, params) for k in counts]
+    auto = replay(setting, AutoBudget(), AUTO, prompts, params)
+    return Comparison(label, runs, auto, setting.plain_speed)
+
+
+def sources_of(spec: str) -> tuple[list[str], str]:
+    """The drafters of a hybrid, or the one drafter that it is, and how a hybrid combines them."""
+    name, options = split_spec(spec)
+    if name != HYBRID:
+        return [spec], ""
+    return options.get("sources", HYBRID_SOURCES).split("+"), options.get("mode", HYBRID_MODES[0])
 
 
 def fresh(plain: LLM, spec: str) -> Drafter:
@@ -194,3 +242,10 @@ def fresh(plain: LLM, spec: str) -> Drafter:
     drafter = make_drafter(spec, Binding(plain.target, plain.tokenizer, 1))
     assert drafter is not None
     return drafter
+
+
+def charged(plain: LLM, spec: str, costs: Mapping[str, DrafterCosts], clock: VirtualClock) -> Drafter:
+    """The same, moving a clock. costs: of the drafter, or of each source of a hybrid."""
+    sources, mode = sources_of(spec)
+    parts: list[Drafter] = [Charged(fresh(plain, source), costs[source], clock) for source in sources]
+    return Hybrid(parts, mode, sources, clock) if mode else parts[0]

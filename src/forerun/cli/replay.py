@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from functools import partial
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -92,14 +93,15 @@ def compare(
     from forerun.bench import replay as bench
     from forerun.bench.step_costs import drafter_costs
 
-    def make() -> Any:
-        return bench.fresh(plain, spec)
-
-    first = next(iter(cases.values()))[0]
-    say(f"timing {name}")
     encode = plain.tokenizer.encode
+    first = encode(next(iter(cases.values()))[0].prompt)
     timed = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
-    costs = bench.Costs(target, drafter_costs(plain, make, counts, encode(first.prompt), timed))
+    costs = {}
+    for source in bench.sources_of(spec)[0]:
+        say(f"timing {source}")
+        costs[source] = drafter_costs(plain, partial(bench.fresh, plain, source), counts, first, timed)
+    rest = max((each.rest for each in costs.values()), key=lambda curve: len(curve.counts))
+    setting = bench.Setting(plain, partial(bench.charged, plain, spec, costs), target, rest)
     results = []
     for workload, own in cases.items():
         for temperature in own_temperatures(own) or (0.0, 1.0):
@@ -109,9 +111,7 @@ def compare(
                 for seed in range(len(own))
             ]
             label = f"{workload}, {temperature:g}, {name}"
-            results.append(
-                bench.compare(plain, make, label, costs, [encode(case.prompt) for case in own], params, counts)
-            )
+            results.append(bench.compare(setting, label, [encode(case.prompt) for case in own], params, counts))
     return results
 
 

@@ -8,10 +8,10 @@ import pytest
 
 from doubles import FakeModel
 from forerun import LLM, SamplingParams
-from forerun.bench.replay import Costs, Priced, compare, plain_speed, replay
+from forerun.bench.replay import Charged, Setting, charged, compare, replay, sources_of
 from forerun.bench.step_costs import Curve, DrafterCosts, drafter_costs, target_costs
 from forerun.drafters import PromptLookup
-from forerun.engine.budget import FixedBudget
+from forerun.engine.budget import AutoBudget, FixedBudget
 from forerun.types import Draft, Drafter, Sequence
 
 PROMPT = [5, 3, 8, 5, 3, 8, 5, 3]
@@ -23,9 +23,10 @@ def llm() -> LLM:
     return LLM(model)
 
 
-def costs(draft: float = 0.1) -> Costs:
-    """A forward costs 1 and a tenth per row; a node costs `draft`."""
-    return Costs(Curve([1, 65], [1.1, 7.5]), DrafterCosts(Curve([0, 64], [0.0, 64 * draft]), 0.0, Curve([0], [0.0])))
+def setting(drafter: Any = PromptLookup, draft: float = 0.1, idle: float = 0.0) -> Setting:
+    """A forward costs 1 and a tenth per row; a node costs `draft`, a step of the drafter `idle` in any case."""
+    costs = DrafterCosts(Curve([0, 64], [idle, idle + 64 * draft]), idle, Curve([0], [0.0]))
+    return Setting(llm(), lambda clock: Charged(drafter(), costs, clock), Curve([1, 65], [1.1, 7.5]), costs.rest)
 
 
 def test_a_curve_is_linear_between_its_points_and_flat_beyond() -> None:
@@ -36,10 +37,9 @@ def test_a_curve_is_linear_between_its_points_and_flat_beyond() -> None:
 
 
 def test_a_run_costs_what_its_steps_cost() -> None:
-    plain = llm()
-    k4 = replay(plain, PromptLookup, FixedBudget(4), "K=4", costs(), [PROMPT], [PARAMS])
-    k0 = replay(plain, PromptLookup, FixedBudget(0), "K=0", costs(), [PROMPT], [PARAMS])
-    assert k0.tokens_per_second == pytest.approx(plain_speed(costs()))
+    k4 = replay(setting(), FixedBudget(4), "K=4", [PROMPT], [PARAMS])
+    k0 = replay(setting(), FixedBudget(0), "K=0", [PROMPT], [PARAMS])
+    assert k0.tokens_per_second == pytest.approx(setting().plain_speed)
     assert (k0.mean_acceptance_length, k0.mean_nodes, k0.idle) == (1, 0, 1)
     assert k4.idle == 0
     step = 1 + 0.1 + 0.2 * k4.mean_nodes  # the table is linear, so the average step costs what the average draft does
@@ -54,14 +54,38 @@ def test_the_inner_budget_sees_the_table_not_the_clock() -> None:
         def observe(self, cost: Any, outcomes: Any) -> None:
             seen.append(cost)
 
-    replay(llm(), PromptLookup, Watching(4), "", costs(), [PROMPT], [PARAMS])
+    replay(setting(), Watching(4), "", [PROMPT], [PARAMS])
     verified = [cost for cost in seen if cost.num_prompt_rows == 0]
     assert all(cost.time_target == pytest.approx(1 + 0.1 * cost.num_rows) for cost in verified)
     assert all(cost.time_draft == pytest.approx(0.1 * (cost.num_rows - 1)) for cost in verified)
 
 
+def test_a_drafter_that_is_not_asked_still_costs_its_upkeep() -> None:
+    idle = replay(setting(idle=0.4), FixedBudget(0), "K=0", [PROMPT], [PARAMS])
+    assert idle.tokens_per_second == pytest.approx(1 / 1.5)
+    asked = replay(setting(idle=0.4), FixedBudget(4), "K=4", [PROMPT], [PARAMS])
+    assert asked.tokens_per_second == pytest.approx(asked.mean_acceptance_length / (1.5 + 0.2 * asked.mean_nodes))
+
+
+def test_a_hybrid_decides_by_the_virtual_clock() -> None:
+    """Two runs of a hybrid agree to the last bit, although wall-clock times differ."""
+    plain = llm()
+    costs = {
+        name: DrafterCosts(Curve([0, 64], [0.0, 3.0]), 0.0, Curve([0], [0.0])) for name in ("suffix", "prompt-lookup")
+    }
+    spec = "hybrid:sources=suffix+prompt-lookup,mode=first"
+    assert sources_of(spec) == (["suffix", "prompt-lookup"], "first")
+    assert sources_of("suffix") == (["suffix"], "")
+    hybrid = Setting(
+        plain, lambda clock: charged(plain, spec, costs, clock), Curve([1, 65], [1.1, 7.5]), Curve([0], [0.0])
+    )
+    runs = [replay(hybrid, AutoBudget(), "auto", [PROMPT] * 3, [PARAMS] * 3) for _ in range(2)]
+    assert runs[0] == runs[1]
+    assert runs[0].tokens_per_second > hybrid.plain_speed
+
+
 def test_auto_is_near_the_best_and_never_below_plain() -> None:
-    good = compare(llm(), PromptLookup, "good", costs(), [PROMPT] * 4, [PARAMS] * 4, [1, 2, 4, 8])
+    good = compare(setting(), "good", [PROMPT] * 4, [PARAMS] * 4, [1, 2, 4, 8])
     assert good.best.name != "plain"
     assert good.auto_over_best > 0.9
     assert good.auto_over_plain == pytest.approx(good.auto_over_best * good.best_over_plain)
@@ -76,7 +100,7 @@ def test_auto_is_near_the_best_and_never_below_plain() -> None:
     def wrong() -> Drafter:
         return Wrong()
 
-    bad = compare(llm(), wrong, "bad", costs(0.5), [PROMPT] * 4, [PARAMS] * 4, [1, 4])
+    bad = compare(setting(wrong, 0.5), "bad", [PROMPT] * 4, [PARAMS] * 4, [1, 4])
     assert bad.best.name == "plain"
     assert bad.auto_over_plain > 0.9
 
@@ -89,9 +113,3 @@ def test_costs_are_measured() -> None:
     measured = drafter_costs(plain, PromptLookup, [2, 4], PROMPT, PARAMS)
     assert max(measured.draft.counts) == 4
     assert min(measured.draft.seconds) > 0 and measured.idle > 0 and measured.rest(0) > 0
-
-
-def test_prices_add_up_over_sequences() -> None:
-    priced = Priced(FixedBudget(0), costs())
-    assert (priced.seconds, priced.num_tokens) == (0, 0)
-    priced.stop(Sequence(0, [1], 1, PARAMS))
