@@ -1,0 +1,164 @@
+"""Every drafter of the table against plain decoding on the bundled pair: the same tokens, and the same bits.
+
+Whatever K is, fixed or chosen step by step: losslessness does not depend on it.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from forerun import LLM, SamplingParams
+from forerun.bench import workloads
+from forerun.config import BUNDLED_MODELS, BUNDLED_OTHER_VOCAB
+from forerun.drafters import DRAFTERS
+from forerun.models import Model, load_model, load_tokenizer
+
+NUM_NEW = 12
+GREEDY = SamplingParams(temperature=0, max_tokens=NUM_NEW, ignore_eos=True)
+DEFAULTS = (6, "auto")
+ROWS = [
+    pytest.param(
+        name,
+        marks=pytest.mark.skipif(
+            name == "cross-vocab" and not BUNDLED_MODELS[BUNDLED_OTHER_VOCAB].exists(),
+            reason="its draft is not trained",
+        ),
+    )
+    for name in DRAFTERS
+]
+
+
+class Rig:
+    """The bundled target in one number format, short prompts, and what plain decoding says."""
+
+    def __init__(self, dtype: str) -> None:
+        self.target: Model = load_model("bundled", dtype)
+        self.tokenizer: Any = load_tokenizer("bundled")
+        cases = workloads.load("code", 5)
+        self.prompts = [self.tokenizer(case.prompt)["input_ids"][-48 - 7 * i :] for i, case in enumerate(cases)]
+        self.llms: dict[tuple[str | None, Any], LLM] = {}
+        self.expected: list[list[int]] = [
+            result.token_ids for result in self.llm(None, 0).generate(self.prompts, GREEDY)
+        ]
+
+    def llm(self, drafter: str | None, k: Any, **options: Any) -> LLM:
+        return LLM(self.target, drafter, num_draft_tokens=k, tokenizer=self.tokenizer, seed=1, **options)
+
+
+@pytest.fixture(scope="module")
+def rig() -> Rig:
+    return Rig("float64")
+
+
+def one_of_both(drafter: str, number: int) -> Any:
+    """A fixed K for one half of the drafters, auto for the other; which half changes with the number."""
+    return DEFAULTS[(list(DRAFTERS).index(drafter) + number) % 2]
+
+
+@pytest.mark.parametrize("drafter", ROWS)
+def test_float64_tokens_in_company(rig: Rig, drafter: str) -> None:
+    """Greedy, batches of 1 to 5, prompts in chunks of several sizes."""
+    for size in (1, 2, 5):
+        llm = rig.llm(drafter, one_of_both(drafter, size), prefill_chunk=[256, 17, 32, 256, 9][size - 1])
+        results: Any = llm.generate(rig.prompts[-size:], GREEDY)
+        assert [result.token_ids for result in results] == rig.expected[-size:]
+
+
+@pytest.mark.parametrize("drafter", ROWS)
+def test_float64_end_at_every_offset(rig: Rig, drafter: str) -> None:
+    """Every token of the output in turn ends it, inside accepted drafts too: all offsets are one batch."""
+    prompt, output = rig.prompts[0], rig.expected[0]
+    params = [SamplingParams(temperature=0, max_tokens=NUM_NEW, stop_token_ids=[token]) for token in output]
+    results: Any = rig.llm(drafter, one_of_both(drafter, 0)).generate([prompt] * NUM_NEW, params)
+    for token, result in zip(output, results):
+        assert result.token_ids == output[: output.index(token) + 1]
+        assert result.finish_reason == "stop"
+
+
+def mixed(rig: Rig, count: int, max_tokens: int) -> tuple[list[list[int]], list[SamplingParams]]:
+    """Seeded requests with options of all kinds."""
+    rng = random.Random(0)
+    options: list[dict[str, Any]] = [
+        {},
+        {"temperature": 0.7},
+        {"temperature": 1.3, "top_k": 20},
+        {"top_p": 0.8},
+        {"min_p": 0.1, "temperature": 0.9},
+        {"repetition_penalty": 1.3},
+        {"presence_penalty": 0.5, "frequency_penalty": 0.3},
+        {"logit_bias": {3: 2.0, 5: -4.0}, "min_tokens": 4},
+        {"n": 2},
+        {"temperature": 0, "logprobs": 1},
+    ]
+    prompts = []
+    for _ in range(count):
+        base = rng.choice(rig.prompts)
+        start = rng.randrange(len(base) - 8)
+        prompts.append(base[start : start + rng.randint(4, 40)])
+    params = [SamplingParams(seed=i, max_tokens=max_tokens, **options[i % len(options)]) for i in range(count)]
+    return prompts, params
+
+
+def choices(llm: LLM, prompts: Any, params: list[SamplingParams]) -> list[Any]:
+    results: Any = llm.generate(prompts, params)
+    return [(own.token_ids, own.logprobs, own.finish_reason) for result in results for own in result.choices]
+
+
+def compare_seeded(rig: Rig, drafter: str, count: int, max_tokens: int, ks: Any) -> None:
+    prompts, params = mixed(rig, count, max_tokens)
+    expected = choices(rig.llm(None, 0), prompts, params)
+    for k in ks:
+        assert choices(rig.llm(drafter, k), prompts, params) == expected, k
+
+
+@pytest.fixture(scope="module")
+def float32() -> Rig:
+    return Rig("float32")
+
+
+@pytest.mark.parametrize("drafter", ROWS)
+def test_seeded_requests(float32: Rig, drafter: str) -> None:
+    compare_seeded(float32, drafter, 10, 10, [one_of_both(drafter, 1)])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("drafter", ROWS)
+def test_a_hundred_seeded_requests(float32: Rig, drafter: str) -> None:
+    compare_seeded(float32, drafter, 100, 24, [4, 11, "auto"])
+
+
+def bits(llm: LLM, prompts: list[list[int]], batch: int, num_tokens: int) -> list[tuple[list[int], list[float]]]:
+    """Tokens and log-probabilities, `batch` prompts in company at a time."""
+    params = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True, logprobs=0)
+    found = []
+    for start in range(0, len(prompts), batch):
+        results: Any = llm.generate(prompts[start : start + batch], params)
+        found += [(result.token_ids, [entry.logprob for entry in result.logprobs]) for result in results]
+    return found
+
+
+@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+def exact(request: pytest.FixtureRequest) -> Rig:
+    return Rig(request.param)
+
+
+@pytest.mark.parametrize("drafter", ROWS)
+def test_bits(exact: Rig, drafter: str) -> None:
+    assert exact.target.exactness.exact, exact.target.exactness.reason
+    expected = bits(exact.llm(None, 0), exact.prompts[:2], 1, 10)
+    number = int(exact.target.dtype.itemsize == 2)
+    assert bits(exact.llm(drafter, one_of_both(drafter, number)), exact.prompts[:2], 2, 10) == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("drafter", ROWS)
+def test_bits_at_length(exact: Rig, drafter: str) -> None:
+    """Prompts that end just before a block of keys does, so that every run crosses into the next."""
+    long = [exact.tokenizer(case.prompt)["input_ids"] * 3 for case in workloads.load("code", 8)]
+    prompts = [ids[: 240 + 3 * i] for i, ids in enumerate(long)]
+    expected = bits(exact.llm(None, 0), prompts, 1, 48)
+    for k, batch in ((1, 4), (5, 1), (16, 4), ("auto", 1), ("auto", 4)):
+        assert bits(exact.llm(drafter, k), prompts, batch, 48) == expected, (k, batch)
