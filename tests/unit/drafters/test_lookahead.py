@@ -270,7 +270,7 @@ def test_memory_is_bounded_and_told() -> None:
         ({"window": 0}, "window is 0"),
         ({"ngram": 1}, "ngram is 1"),
         ({"guesses": -2}, "guesses is -2"),
-        ({"window": 40, "ngram": 5}, rf"ask for 180 rows .* most {MAX_NUM_DRAFT_TOKENS}"),
+        ({"window": 40, "ngram": 5, "guesses": 5}, rf"ask for 180 rows .* most {MAX_NUM_DRAFT_TOKENS}"),
     ],
 )
 def test_impossible_options_are_refused(options: dict[str, int], words: str) -> None:

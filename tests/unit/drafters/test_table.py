@@ -15,7 +15,7 @@ def make(spec: Any) -> Any:
 
 
 def test_the_table() -> None:
-    assert list(DRAFTERS)[:2] == ["draft-model", "prompt-lookup"]
+    assert {"draft-model", "prompt-lookup"} <= DRAFTERS.keys()
     assert all(row.description and row.kind in ("model", "target", "lookup") for row in DRAFTERS.values())
 
 
