@@ -137,6 +137,15 @@ def test_a_search_is_bounded_in_a_prediction_of_one_token() -> None:
     assert follower.matched == 1
 
 
+def test_a_match_is_measured_no_further_than_it_need_be() -> None:
+    prediction = Read([5] * 8000)
+    follower = Follower(prediction)
+    follower.at, prediction.reads = 8000, 0
+    follower.follow([5] * 100)
+    assert (follower.at, follower.matched) == (7999, PREDICTION_MAX_MATCH)
+    assert 0 < prediction.reads < 2 * PREDICTION_MAX_MATCH + 4
+
+
 def test_without_a_prediction_nothing_is_drafted() -> None:
     drafter = PredictionDrafter()
     sequences = [begun(drafter, None), begun(drafter, []), begun(drafter, TEXT)]

@@ -117,6 +117,16 @@ def test_the_match_is_the_longest_suffix_that_stands_in_a_text(seed: int) -> Non
         assert walk(automaton, expected) in (state, *_links(automaton, state))
 
 
+def test_a_match_outlives_the_split_of_its_state() -> None:
+    automaton, _ = built([[8, 1, 2]])
+    state, length = automaton.match(ROOT, 0, 2)
+    assert (automaton.length(state), length) == (3, 1)
+    end = ROOT
+    for token in (1, 2, 5):
+        end = automaton.add(end, token)
+    assert automaton.match(state, length, 5) == (end, 2)  # not 1 2 5, of which only 2 5 was read
+
+
 def _links(automaton: SuffixAutomaton, state: int) -> list[int]:
     """The states of a state's suffixes: a match may be from before its state was split."""
     states = []
