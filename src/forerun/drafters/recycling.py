@@ -95,7 +95,7 @@ class Recycling:
         """Write the shared matrix, for `matrix` of a later drafter with this tokenizer.
 
         Raises:
-            DrafterError: there is none, since share is False.
+            DrafterError: there is none, since share is False; or the file cannot be written.
         """
         if self._shared is None:
             raise DrafterError(

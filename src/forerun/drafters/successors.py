@@ -94,8 +94,15 @@ def fingerprint(tokenizer: Any) -> str:
 
 
 def save_matrix(path: str | Path, matrix: Matrix, tokenizer: Any) -> None:
-    """Write a matrix as safetensors, with the fingerprint of the tokenizer whose ids it holds."""
-    save_file({_NAME: np.ascontiguousarray(matrix)}, path, {"tokenizer": fingerprint(tokenizer)})
+    """Write a matrix as safetensors, with the fingerprint of the tokenizer whose ids it holds.
+
+    Raises:
+        DrafterError: the file cannot be written.
+    """
+    try:
+        save_file({_NAME: np.ascontiguousarray(matrix)}, path, {"tokenizer": fingerprint(tokenizer)})
+    except (OSError, SafetensorError) as error:
+        raise DrafterError(f"The matrix cannot be written to {str(path)!r}: {error}. Give another path.") from error
 
 
 def load_matrix(path: str | Path, vocab_size: int, width: int, tokenizer: Any) -> Matrix:

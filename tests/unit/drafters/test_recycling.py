@@ -248,6 +248,8 @@ def test_files_that_do_not_fit_are_refused(tmp_path: Path) -> None:
 def test_a_matrix_of_one_request_is_not_saved(tmp_path: Path) -> None:
     with pytest.raises(DrafterError, match="share=True"):
         bound().save(tmp_path / "matrix")
+    with pytest.raises(DrafterError, match="cannot be written"):
+        bound(share=True).save(tmp_path / "no" / "such" / "folder")
 
 
 @pytest.mark.parametrize(
