@@ -74,6 +74,11 @@ ACCEPTANCE_OWN_WEIGHT = 4.0
 """Accepted and refused nodes that the belief is worth that a sequence is like the others."""
 LENGTH_WEIGHT = 2.0
 
+COST_CACHE_VARIABLE = "FORERUN_COST_CACHE"
+"""Environment variable; 0 keeps measured costs out of the user's cache folder."""
+COST_CACHE_ENTRIES = 64
+COST_SAVE_STEPS = 32
+"""Steps after which costs are first saved; then whenever that many have doubled."""
 COST_SIZE = 1025
 """Rows of a forward, up to which their number makes a difference to its estimated cost."""
 COST_MEMORY = 32.0

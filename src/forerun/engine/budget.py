@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forerun.config import (
+    COST_SAVE_STEPS,
     COST_TRUSTED,
     MAX_NUM_DRAFT_TOKENS,
     PLAN_MARGIN,
@@ -20,7 +21,7 @@ from forerun.config import (
     PROBE_FORGETS,
 )
 from forerun.engine.plan import Budget, Outcome, Plan, StepCost
-from forerun.policy import Acceptance, CostModel, Probes, Prospects
+from forerun.policy import Acceptance, CostModel, Probes, Prospects, StoredCosts
 from forerun.policy.choice import Counts
 from forerun.types import Sequence
 
@@ -49,12 +50,14 @@ class AutoBudget:
     What the engine writes does not depend on it, only how fast.
 
     Args:
-        costs: what is known of costs; shared by the engines of one target and drafter. None begins with nothing.
+        stored: what is known of costs, shared with other engines; None begins with nothing, and keeps nothing.
         max_tokens: K is never larger.
     """
 
-    def __init__(self, costs: CostModel | None = None, max_tokens: int = MAX_NUM_DRAFT_TOKENS) -> None:
-        self.costs = costs or CostModel()
+    def __init__(self, stored: StoredCosts | None = None, max_tokens: int = MAX_NUM_DRAFT_TOKENS) -> None:
+        self._stored = stored
+        self.costs = CostModel() if stored is None else stored.costs
+        self._steps, self._save_at = 0, COST_SAVE_STEPS
         self._max = max_tokens
         self._acceptance = Acceptance(max_tokens)
         self._probes = Probes()
@@ -84,6 +87,7 @@ class AutoBudget:
 
     def observe(self, cost: StepCost, outcomes: Seq[Outcome]) -> None:
         """Learn from a step. Steps that computed prompts as well say nothing of what drafts cost."""
+        self._steps += 1
         asked = [outcome for outcome in outcomes if outcome.budget > 0]
         seconds = cost.time_target + cost.time_verify + cost.time_rest
         if cost.num_prompt_rows == 0 and outcomes:
@@ -116,6 +120,9 @@ class AutoBudget:
         self._acceptance.stop(sequence)
         self._chosen.pop(sequence, None)
         self._idle.pop(sequence, None)
+        if self._stored is not None and self._steps >= self._save_at:
+            self._save_at = 2 * self._steps
+            self._stored.save()
         self._planned = [other for other in self._planned if other is not sequence]
 
     def _replan(self, sequences: Seq[Sequence]) -> None:

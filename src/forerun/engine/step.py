@@ -16,6 +16,7 @@ from forerun.engine.stats import StepStats
 from forerun.engine.work import Work
 from forerun.errors import DrafterError
 from forerun.models import Model
+from forerun.policy import StoredCosts
 from forerun.sampling import LogitsPipeline, StepNoise, TokenLogprob, row_argmax, token_logprobs
 from forerun.types import Draft, Drafter, Needs, PackedDrafts, Step, Verdict
 from forerun.verify import greedy_verdicts, rule_for, verify_step
@@ -34,7 +35,7 @@ class StepLoop:
         self._drafter = drafter
         self._needs: Needs = getattr(drafter, "needs", _NO_NEEDS)
         self._config = config
-        self._budget = budget or _new_budget(config)
+        self._budget = budget or _new_budget(config, target, drafter)
         self._pipeline = LogitsPipeline(target.vocab_size, target.eos_token_ids)
         self._generator = torch.Generator()
         if config.seed is None:
@@ -249,10 +250,12 @@ class StepLoop:
         stats.num_accepted_tokens += chunk.num_accepted_draft
 
 
-def _new_budget(config: EngineConfig) -> Budget:
+def _new_budget(config: EngineConfig, target: Model, drafter: Drafter | None) -> Budget:
     if isinstance(config.num_draft_tokens, int):
         return FixedBudget(config.num_draft_tokens)
-    return AutoBudget()
+    own: Model | None = getattr(drafter, "_model", None)
+    names = [f"{model.name} {model.num_parameters} {model.dtype}" for model in (target, own) if model is not None]
+    return AutoBudget(StoredCosts((*names, type(drafter).__name__, str(torch.get_num_threads()))))
 
 
 def _settle(work: Seq[Work], verdicts: Seq[Verdict]) -> None:

@@ -1,0 +1,175 @@
+"""Costs as they are learned, and as they are kept."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from forerun.config import COST_CACHE_VARIABLE
+from forerun.policy import CostModel, StoredCosts, cost_store
+from forerun.policy.costs import bucket, rounded
+from forerun.policy.curve import Curve
+
+
+def learn(curve: Curve, points: dict[int, float], times: int = 8) -> Curve:
+    for _ in range(times):
+        for count, seconds in points.items():
+            curve.add(count, seconds)
+    return curve
+
+
+def test_what_was_seen_is_believed() -> None:
+    table = learn(Curve(65), {1: 1.0, 5: 1.5, 17: 3.0}).table()
+    assert table[[1, 5, 17]] == pytest.approx([1.0, 1.5, 3.0], rel=0.02)
+    assert 1.0 < table[3] < 1.3 and 3.0 < table[30] < 6.5
+    assert (np.diff(table) >= 0).all()
+
+
+def test_costs_that_come_in_steps() -> None:
+    table = learn(Curve(33), {1: 1.0, 4: 1.0, 5: 2.0, 8: 2.0}).table()
+    assert table[4] == pytest.approx(1.0, rel=0.02) and table[5] == pytest.approx(2.0, rel=0.02)
+
+
+def test_more_never_costs_less() -> None:
+    rng = np.random.default_rng(0)
+    curve = Curve(65)
+    for _ in range(500):
+        count = int(rng.integers(1, 40))
+        curve.add(count, (1 + 0.01 * count) * float(np.exp(0.3 * rng.standard_normal())))
+    assert (np.diff(curve.table()) >= 0).all()
+    assert curve.table()[20] == pytest.approx(1.2, rel=0.25)
+
+
+def test_a_hiccup_does_not_stick_wherever_it_comes() -> None:
+    late = learn(Curve(9), {1: 1.0, 4: 1.2})
+    late.add(4, 50.0)
+    assert late.table()[4] < 1.6
+    early = Curve(9)
+    early.add(4, 50.0)
+    early.add(4, 1.0)
+    assert early.table()[4] < 1.1
+    first_of_its_kind = learn(Curve(9), {1: 1.0})
+    first_of_its_kind.add(4, 50.0)
+    assert first_of_its_kind.table()[4] < 3.5
+
+
+def test_one_point_of_a_drafter_means_in_proportion_of_a_forward_nearly_flat() -> None:
+    assert learn(Curve(9, flat=False), {2: 1.0}).table()[8] == pytest.approx(4.0, rel=0.1)
+    assert learn(Curve(9), {2: 1.0}).table()[8] < 1.3
+
+
+def test_nothing_at_no_cost_is_no_division() -> None:
+    assert np.isfinite(learn(Curve(9), {0: 0.0, 3: 0.0}).table()).all()
+
+
+def test_buckets_and_rounding() -> None:
+    assert [bucket(n) for n in (1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 17, 32)] == [1, 2, 3, 4, 5, 6, 7, 8, 10, 16, 20, 32]
+    assert [rounded(n) for n in (1, 7, 15, 16, 17, 33, 10**6)] == [1, 7, 15, 16, 18, 32, 1024]
+    assert all(rounded(rounded(n)) == rounded(n) for n in range(1, 1024))
+
+
+def test_batches_have_curves_of_their_own_and_borrow_the_nearest() -> None:
+    costs = CostModel()
+    assert costs.target("greedy", 1, 0) is None
+    for _ in range(5):
+        costs.add_target("greedy", 1, 10, 1, 1.0)
+        costs.add_target("greedy", 8, 10, 8, 2.0)
+    one, eight, seven = (costs.target("greedy", batch, 10) for batch in (1, 8, 7))
+    assert one is not None and eight is not None and seven is not None
+    assert one[1] == pytest.approx(1.0, rel=0.1) and eight[8] == pytest.approx(2.0, rel=0.1)
+    assert seven[8] == eight[8]
+
+
+def test_context_and_pace_are_no_difference_between_choices() -> None:
+    """Plain steps were measured early on; later ones cost more, as the context is longer and the machine busier."""
+    costs = CostModel()
+    for _ in range(20):
+        costs.add_target("greedy", 1, 100, 1, 1.0)
+        costs.add_target("greedy", 1, 100, 5, 1.2)
+    for step in range(300):
+        costs.add_target("greedy", 1, 100 + 4 * step, 5, (1.2 + 0.001 * 4 * step) * (2 if step > 150 else 1))
+    now = costs.target("greedy", 1, 1300)
+    assert now is not None
+    assert now[5] == pytest.approx(4.8, rel=0.15)
+    assert now[1] / now[5] > 0.75  # without either it would be 0.2
+
+
+def test_state_goes_round() -> None:
+    costs = CostModel()
+    for _ in range(10):
+        costs.add_target("drawn", 4, 50, 4, 1.0)
+        costs.add_target("drawn", 4, 50, 12, 2.0)
+        costs.add_draft(4, 2, 0.3)
+    other = CostModel()
+    other.restore(json.loads(json.dumps(costs.state())))
+    one, two = costs.target("drawn", 4, 50), other.target("drawn", 4, 50)
+    assert one is not None and two is not None and two == pytest.approx(one, rel=0.05)
+    assert other.draft(4, 4) == pytest.approx(costs.draft(4, 4), rel=0.05)
+    assert other.largest_draft == 2
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv(COST_CACHE_VARIABLE, "1")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(cost_store, "_known", {})
+    return tmp_path / "forerun" / "costs.json"
+
+
+def test_costs_outlive_the_process(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = StoredCosts(("target", "drafter"))
+    first.costs.add_draft(1, 3, 0.5)
+    assert StoredCosts(("target", "drafter")).costs is first.costs
+    first.save()
+    StoredCosts(("target", "another")).save()
+    assert [file.name for file in home.parent.iterdir()] == ["costs.json"]
+    monkeypatch.setattr(cost_store, "_known", {})
+    assert StoredCosts(("target", "drafter")).costs.largest_draft == 3
+    assert StoredCosts(("other target", "drafter")).costs.largest_draft == 0
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "{",
+        "[]",
+        '{"version": 1}',
+        '{"version": 9, "entries": {}}',
+        '{"version": 1, "entries": []}',
+        "\xff",
+    ],
+)
+def test_a_spoilt_file_is_replaced(home: Path, content: str) -> None:
+    home.parent.mkdir()
+    home.write_text(content, encoding="latin-1")
+    stored = StoredCosts(("a",))
+    assert stored.costs.largest_draft == 0
+    stored.save()
+    assert json.loads(home.read_text())["version"] == 1
+
+
+@pytest.mark.parametrize(
+    "state",
+    [3, {}, {"target": [], "draft": [[1, {"2": [-1.0, 1.0]}]], "slope": 0}, {"target": 1, "draft": [], "slope": 0}],
+)
+def test_a_spoilt_entry_is_nothing_known(home: Path, state: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    StoredCosts(("a",)).save()
+    content = json.loads(home.read_text())
+    content["entries"] = dict.fromkeys(content["entries"], state)
+    home.write_text(json.dumps(content))
+    monkeypatch.setattr(cost_store, "_known", {})
+    costs = StoredCosts(("a",)).costs
+    assert costs.largest_draft == 0 and costs.target("greedy", 1, 0) is None
+
+
+def test_switched_off_or_not_writable(home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(COST_CACHE_VARIABLE, "0")
+    StoredCosts(("a",)).save()
+    assert not home.exists()
+    monkeypatch.setenv(COST_CACHE_VARIABLE, "1")
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    StoredCosts(("a",)).save()
