@@ -66,6 +66,16 @@ def test_shorter_matches_add_what_the_longest_lacks(path: Path) -> None:
     assert paths(draft(more, [9, 2, 3], 2)) == [(8,), (4,)]
 
 
+def test_what_only_a_shorter_match_knows_is_learned_apart(path: Path) -> None:
+    drafter = bound(path)
+    levels = []
+    for first in (9, 0):
+        sequence = Sequence(0, [first, 2, 3], 1, PARAMS)
+        (result,) = drafter.draft([sequence], [64])
+        levels.append(drafter._pending[sequence].levels[paths(result).index((4,))])
+    assert levels[0] != levels[1]  # the same match, the same share; the first after a longer match
+
+
 def test_nothing_follows_a_documents_end(path: Path) -> None:
     assert paths(draft(bound(path), [4, 5])) == []
     assert paths(draft(bound(path, min_ngram=1), [5])) == [(5,)]
@@ -127,7 +137,7 @@ def test_only_what_could_have_been_accepted_is_a_trial(path: Path) -> None:
     assert len({four, seven, *below}) == 3
     rates = drafter._rates
     before = rates.rate(four), rates.rate(seven)
-    sequence.token_ids.append(7)
+    sequence.token_ids += [7, 0, 4]  # what comes after the draft was left says nothing of it
     for _ in range(2):  # the second time nothing is pending
         drafter.commit([Step(sequence, None, None, 3)])
         assert [rates.trials(level) for level in (four, seven, *below)] == [1, 1, 0, 0]

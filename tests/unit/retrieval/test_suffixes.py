@@ -33,6 +33,15 @@ def test_repeated_passages_and_wide_tokens() -> None:
     assert result.tolist() == naive(tokens, 32)
 
 
+@pytest.mark.parametrize("depth", [3, 8, 9, 13, 20, 32])
+def test_differences_deeper_than_one_key_holds(depth: int) -> None:
+    rng = random.Random(depth)
+    words = [[10_000 + word, *range(20_000, 20_006)] for word in range(4)]
+    for _ in range(5):
+        tokens = [*range(500), *(token for _ in range(60) for token in rng.choice(words))]
+        assert sort_suffixes(np.array(tokens, dtype=np.uint32), depth).tolist() == naive(tokens, depth)
+
+
 def test_no_tokens() -> None:
     assert len(sort_suffixes(np.zeros(0, dtype=np.uint16), 8)) == 0
 
