@@ -31,6 +31,7 @@ class Chain:
 
     Attributes:
         own: state of its sequence.
+        way: how its tokens are picked.
         budget: tokens at most.
         price: it ends where the chance that all of it is accepted is no more than this.
         confidence: what the draft model's probabilities are worth.
@@ -43,6 +44,7 @@ class Chain:
     """
 
     own: Own
+    way: Way
     budget: int
     price: float
     confidence: Confidence
@@ -142,8 +144,8 @@ class DraftModel(OwnModel):
     def draft(self, sequences: Seq[Sequence], budgets: Seq[int], price: float = 0.0) -> list[Draft]:
         chains = []
         for sequence, budget in zip(sequences, budgets, strict=True):
-            confidence = self._confidence[way_of(sequence)]
-            chains.append(Chain(self._owned[sequence], self._room(sequence, budget), price, confidence))
+            way, room = way_of(sequence), self._room(sequence, budget)
+            chains.append(Chain(self._owned[sequence], way, room, price, self._confidence[way]))
         growing = [chain for chain in chains if chain.budget > 0]
         self._prepare(growing)
         while growing:
@@ -166,7 +168,7 @@ class DraftModel(OwnModel):
         drawn = []
         for chain in chains:
             chain.owed = self._owed(chain.own)
-            if way_of(chain.sequence) is Way.DRAWN:
+            if chain.way is Way.DRAWN:
                 drawn.append(chain)
         if drawn:
             sizes = [chain.budget for chain in drawn]
@@ -180,15 +182,16 @@ class DraftModel(OwnModel):
         logits: [rows of all chains, draft vocabulary].
         """
         groups: dict[Way, list[Chain]] = {}
-        rows: dict[Way, list[int]] = {}
-        at = 0
         for chain in chains:
-            way = way_of(chain.sequence)
-            groups.setdefault(way, []).append(chain)
-            rows.setdefault(way, []).extend(range(at, at + chain.num_rows))
-            at += chain.num_rows
+            groups.setdefault(chain.way, []).append(chain)
+        rows: dict[Way, list[int]] = {}
+        if len(groups) > 1:
+            at = 0
+            for chain in chains:
+                rows.setdefault(chain.way, []).extend(range(at, at + chain.num_rows))
+                at += chain.num_rows
         for way, members in groups.items():
-            own = logits if len(groups) == 1 else logits[rows[way]]
+            own = logits[rows[way]] if rows else logits
             values, picked = self._pick(way, members, own)
             tokens = picked.tolist()
             laws = values if way is Way.DRAWN else None
@@ -216,14 +219,14 @@ class DraftModel(OwnModel):
             path = chain.tree.token_ids
             places.append((chain.own, path[:]))
             places.extend((chain.own, [*path, *chain.proposed[:i]]) for i in range(1, chain.num_rows))
-        values = self._logprobs(logits, places)
-        if way is Way.GREEDY:
-            return values, row_argmax(values)
         if way is Way.DRAWN:
-            laws = values.exp_()
+            laws = self._laws(logits, places)
             at = [(len(chain.tree), chain) for chain in chains]
             parts = [chain.uniforms[i : i + chain.num_rows] for i, chain in at if chain.uniforms is not None]
             return laws, draw_tokens(laws, parts[0] if len(parts) == 1 else torch.cat(parts))
+        values = self._logprobs(logits, places)
+        if way is Way.GREEDY:
+            return values, row_argmax(values)
         noise = [chain.noise(self._vocab_size) for chain in chains]
         values = torch.add(noise[0] if len(noise) == 1 else torch.cat(noise), values)
         return values, row_argmax(values)

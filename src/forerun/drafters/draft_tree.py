@@ -18,7 +18,6 @@ from torch import Tensor
 from forerun.config import (
     DRAFT_TREE_DEPTHS,
     DRAFT_TREE_MIN_GAIN,
-    DRAFT_TREE_NUM_DRAFT_TOKENS,
     DRAFT_TREE_RATES,
     DRAFT_TREE_REFRESH,
     DRAFT_TREE_WIDTH,
@@ -104,7 +103,7 @@ class DraftTree(OwnModel):
     Args:
         model: "bundled-draft", a folder, a hub id, or a loaded Model; None means the bundled draft, which belongs to
             the bundled target.
-        num_draft_tokens: nodes of a tree at most.
+        num_draft_tokens: K, nodes of a tree; None takes the engine's.
         shape: "dynamic" or "static".
         drawn: draw the children for requests without a seed above temperature 0; False takes the most probable ones.
         width: nodes expanded at one depth of a dynamic tree, and children looked at below each.
@@ -118,7 +117,7 @@ class DraftTree(OwnModel):
     def __init__(
         self,
         model: str | Path | Model | None = None,
-        num_draft_tokens: int = DRAFT_TREE_NUM_DRAFT_TOKENS,
+        num_draft_tokens: int | None = None,
         shape: str = "dynamic",
         drawn: bool = True,
         *,
@@ -129,7 +128,7 @@ class DraftTree(OwnModel):
         super().__init__(model, num_draft_tokens, dtype)
         if shape not in _SHAPES:
             raise ConfigError(f"shape is {shape!r}, but must be one of {', '.join(_SHAPES)}.")
-        if not 1 <= num_draft_tokens <= MAX_NUM_DRAFT_TOKENS:
+        if num_draft_tokens is not None and not 1 <= num_draft_tokens <= MAX_NUM_DRAFT_TOKENS:
             raise ConfigError(
                 f"num_draft_tokens is {num_draft_tokens}, but a tree has 1 to {MAX_NUM_DRAFT_TOKENS} nodes."
             )
@@ -232,11 +231,12 @@ class DraftTree(OwnModel):
         """[rows, V] what children are ranked by: logits up to a constant, or laws for requests without a seed."""
         if way is Way.GREEDY and all(self._pipeline.is_identity(tree.own.sequence.params) for tree in trees):
             return logits[:, : self._vocab_size]
-        values = self._logprobs(logits, [(tree.own, path) for tree in trees for path in tree.paths()])
+        places = [(tree.own, path) for tree in trees for path in tree.paths()]
+        if way is Way.DRAWN:
+            return self._laws(logits, places)
+        values = self._logprobs(logits, places)
         if way is Way.GREEDY:
             return values
-        if way is Way.DRAWN:
-            return values.exp_()
         keys = []
         for tree in trees:
             sequence = tree.own.sequence

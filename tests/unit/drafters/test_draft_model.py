@@ -217,3 +217,46 @@ def test_unbound_is_said() -> None:
     drafter = DraftModel("folder")
     with pytest.raises(DrafterError, match="not bound"):
         _ = drafter.model
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7, 3.0, 1e-4])
+def test_laws_of_the_temperature_alone(temperature: float) -> None:
+    """They skip the pipeline where they can, and are the same."""
+    fake = FakeModel(vocab_size=7)
+    drafter = bound(fake, FakeModel(vocab_size=7))
+    each = sequence([1, 2, 3], SamplingParams(temperature=temperature))
+    drafter.start(each)
+    (draft,) = drafter.draft([each], [3])
+    assert draft.laws is not None
+    for row in range(3):
+        path = draft.token_ids.tolist()[:row]
+        logits = fake.logits_after([1, 2, 3, *path])[None]
+        law = LogitsPipeline(7).process(logits, [LogitsRow(each, path)])[0].exp()
+        assert torch.allclose(draft.laws[row], law, atol=1e-6)
+
+
+def test_a_price_ends_a_chosen_chain_before_the_token_and_a_drawn_one_after_it() -> None:
+    for params in (GREEDY, SamplingParams(), SamplingParams(seed=1)):
+        fake = FakeModel()
+        drafter = bound(fake)
+        sequences = [sequence([1, 2, i], params, id=i) for i in range(10)]
+        for each in sequences:
+            drafter.start(each)
+        whole = drafter.draft(sequences, [8] * 10)
+        lengths = [len(draft) for draft in drafter.draft(sequences, [8] * 10, 0.3)]
+        assert all(len(draft) == 8 for draft in whole)
+        assert min(lengths) < 8
+        least = 1 if params.seed is None and not params.greedy else 0
+        assert all(len(draft) == least for draft in drafter.draft(sequences, [8] * 10, 0.9999))
+
+
+def test_a_price_makes_it_learn_what_its_confidence_is_worth() -> None:
+    """A draft model that is sure and wrong falls silent; without a price nothing is counted."""
+    drafter, each = bound(FakeModel(scale=30.0)), sequence([1, 2, 3])
+    drafter.start(each)
+    for price, silent in ((0.0, False), (0.2, True)):
+        for _ in range(60):
+            (draft,) = drafter.draft([each], [4], price)
+            wrong = (int(draft.token_ids[0]) + 1) % 11 if len(draft) else 5
+            settle(drafter, each, draft, 0, wrong)
+        assert (len(draft) == 0) == silent
