@@ -45,9 +45,7 @@ CONFIDENCE_RANKS = 3
 CONFIDENCE_DECAY = 0.995
 
 STAGED_INNER_DRAFTER = "prompt-lookup"
-STAGED_NUM_DRAFT_TOKENS = 8
 
-DRAFT_TREE_NUM_DRAFT_TOKENS = 16
 DRAFT_TREE_WIDTH = 8
 """Nodes expanded at one depth of a growing tree, and children looked at below each."""
 DRAFT_TREE_MIN_GAIN = 0.1
@@ -70,8 +68,10 @@ ACCEPTANCE_WEIGHT = 2.0
 """Trials that the guess for a place is worth, which the places before it made."""
 ACCEPTANCE_STATE_WEIGHT = 8.0
 """Trials that the belief is worth that it does not matter what became of the last draft."""
-ACCEPTANCE_OWN_WEIGHT = 4.0
+ACCEPTANCE_OWN_WEIGHT = 8.0
 """Accepted and refused nodes that the belief is worth that a sequence is like the others."""
+ACCEPTANCE_REFRESH = 16
+"""Drafts after which what all of them say is worked out anew."""
 LENGTH_WEIGHT = 2.0
 
 COST_CACHE_VARIABLE = "FORERUN_COST_CACHE"
@@ -121,7 +121,6 @@ PROMPT_LOOKUP_MIN_NGRAM = 2
 COPY_RATES = (0.1, 0.3, 0.65, 0.85, 0.9, 0.97, 0.98)
 """Chance beforehand that a copied token is accepted, by the binary digits of how many tokens before it matched."""
 
-SUFFIX_NUM_DRAFT_TOKENS = 16
 SUFFIX_MIN_MATCH = 1
 SUFFIX_LENGTH_BASE = 1
 SUFFIX_LENGTH_FACTOR = 4
@@ -133,7 +132,6 @@ SUFFIX_SHARED_TOKENS = 65_536
 SUFFIX_IDLE_TENANTS = 8
 """Tenants without a running request whose text is kept."""
 
-PREDICTION_NUM_DRAFT_TOKENS = 16
 PREDICTION_RATES = (0.6, 0.7, 0.85, 0.92, 0.96, 0.98, 0.99)
 """As COPY_RATES, for the client's prediction; no match at all is its beginning, or a guess after a replaced token."""
 PREDICTION_MAX_MATCH = 16
@@ -144,7 +142,6 @@ INDEX_DEPTH = 32
 """Tokens by which an index of a corpus is sorted: what is matched and what follows, together."""
 BUNDLED_INDEX = ASSETS / "index" / "stdlib.index"
 """Corpus of the bundled tokenizer's tokens."""
-REST_NUM_DRAFT_TOKENS = 16
 REST_MIN_NGRAM = 2
 REST_MAX_NGRAM = 16
 REST_NUM_MATCHES = 3
@@ -164,7 +161,6 @@ LOOKAHEAD_MAX_NGRAMS = 2**14
 LOOKAHEAD_CHANCES = (0.4, 0.7, 0.7)
 """Chance of the most recent guess's first token, and of each after it, before anything was learned."""
 
-RECYCLING_NUM_DRAFT_TOKENS = 12
 RECYCLING_WIDTH = 8
 RECYCLING_DEPTHS = 3
 """Depths told apart in what is learned of acceptance; deeper nodes count as the last."""

@@ -163,10 +163,10 @@ class AutoBudget:
         """None as long as no plain step was measured."""
         batch = len(sequences)
         context = sum(len(sequence.token_ids) for sequence in sequences) - batch
-        target = self.costs.target(_kind(sequences), batch, context)
+        places = max(1, min(self._max, 2 * self.costs.largest_draft))
+        target = self.costs.target(_kind(sequences), batch, context, batch * (places + 1) + 1)
         if target is None:
             return None
-        places = max(1, min(self._max, 2 * self.costs.largest_draft))
         gains, chances = self._acceptance.expect(sequences, places)
         return Prospects(gains, chances, target, self.costs.draft(batch, places))
 

@@ -13,6 +13,7 @@ from forerun.config import (
     ACCEPTANCE_FIRST,
     ACCEPTANCE_NEXT,
     ACCEPTANCE_OWN_WEIGHT,
+    ACCEPTANCE_REFRESH,
     ACCEPTANCE_SHARED_DECAY,
     ACCEPTANCE_STATE_WEIGHT,
     ACCEPTANCE_WEIGHT,
@@ -42,10 +43,14 @@ class Acceptance:
     def __init__(self, size: int = MAX_NUM_DRAFT_TOKENS) -> None:
         self.size = size
         self._counts = np.zeros((3, 4, size))
-        self._steps: tuple[Array, Array] | None = None
+        self._steps: tuple[Array, Array] = (np.zeros(0), np.zeros(0))
+        self._steps_known: tuple[list[list[float]], list[list[float]]] = ([], [])
         self._fate: dict[Hashable, int] = {}
-        self._own: dict[Hashable, Array] = {}  # by _TRIED...: accepted, expected, refused, expected; drafted alike
+        self._num_new = self._num_seen = 0  # drafts since the steps were worked out, and before
+        # accepted and what was expected, refused and what was expected; then the same of drafted nodes
+        self._own: dict[Hashable, list[float]] = {}
         self._odds: dict[Hashable, tuple[float, float]] = {}
+        self._refresh()
 
     def observe(self, key: Hashable, budget: int, drafted: int, accepted: Seq[int], forget: float = 1.0) -> None:
         """A draft has been verified.
@@ -61,18 +66,22 @@ class Acceptance:
         if budget == 0:
             return
         accepted = [node for node in accepted if node < budget]
-        trial = np.zeros((4, budget))
-        trial[_ACCEPTED, accepted] = 1
-        trial[_DRAFTED, :drafted] = 1
-        trial[_TRIED, 0] = trial[_OPEN, 0] = 1
-        trial[_TRIED, 1:] = trial[_ACCEPTED, :-1]
-        trial[_OPEN, 1:] = trial[_DRAFTED, :-1]
+        drafted = min(drafted, budget)
+        tried = [0, *(node + 1 for node in accepted if node + 1 < budget)]
+        opened = min(drafted + 1, budget)
         fate = self._fate.get(key, _PARTLY)
-        self._learn_own(key, fate, trial, ACCEPTANCE_DECAY * forget)
-        part = self._counts[fate, :, :budget]
-        part *= ACCEPTANCE_SHARED_DECAY
-        part += trial
-        self._steps = None
+        self._learn_own(key, fate, tried, len(accepted), opened, drafted, ACCEPTANCE_DECAY * forget)
+        counts = self._counts[fate]
+        counts[:, :budget] *= ACCEPTANCE_SHARED_DECAY
+        if not accepted or accepted[-1] == len(accepted) - 1:  # a chain's nodes, or a tree's first
+            counts[_TRIED, : len(tried)] += 1
+            counts[_ACCEPTED, : len(accepted)] += 1
+        else:
+            counts[_TRIED, tried] += 1
+            counts[_ACCEPTED, accepted] += 1
+        counts[_OPEN, :opened] += 1
+        counts[_DRAFTED, :drafted] += 1
+        self._num_new += 1
         if drafted:
             self._fate[key] = _REFUSED if not accepted else _FULLY if accepted[-1] == drafted - 1 else _PARTLY
 
@@ -90,55 +99,55 @@ class Acceptance:
         """
         fates = [self._fate.get(key, _PARTLY) for key in keys]
         odds = np.array([self._odds.get(key, _FRESH) for key in keys])
-        accepts, goes_on = self._shared_steps()
+        self._refresh()
+        accepts, goes_on = self._steps
         gains = _tilt(accepts[fates, :places], odds[:, :1])
         chances = _tilt(goes_on[fates, :places], odds[:, 1:])
-        return _products(gains), _products(chances)
+        return np.cumprod(gains, axis=1, dtype=np.float64), np.cumprod(chances, axis=1, dtype=np.float64)
 
-    def _learn_own(self, key: Hashable, fate: int, trial: Array, decay: float) -> None:
+    def _learn_own(
+        self, key: Hashable, fate: int, tried: list[int], num_accepted: int, opened: int, drafted: int, decay: float
+    ) -> None:
         """How the sequence differs from what was to be expected of any."""
-        steps = self._shared_steps()
+        accepts, goes_on = self._steps_known
+        hoped = sum(accepts[fate][place] for place in tried)
+        looked = sum(goes_on[fate][:opened])
+        judged = len(tried)
+        now = (
+            *(num_accepted, hoped, judged - num_accepted, judged - hoped),
+            *(drafted, looked, opened - drafted, opened - looked),
+        )
         own = self._own.get(key)
-        if own is None:
-            own = self._own[key] = np.zeros((2, 4))
-        own *= decay
-        budget = trial.shape[1]
-        for row, step, (tried, came) in zip(own, steps, ((_TRIED, _ACCEPTED), (_OPEN, _DRAFTED)), strict=True):
-            expected = float(trial[tried] @ step[fate, :budget])
-            num_tried, num_came = float(trial[tried].sum()), float(trial[came].sum())
-            row += (num_came, expected, num_tried - num_came, num_tried - expected)
-        weight = ACCEPTANCE_OWN_WEIGHT
-        ratios = (own + weight).tolist()
-        self._odds[key] = (_ratio(ratios[0]), _ratio(ratios[1]))
+        own = list(now) if own is None else [decay * old + new for old, new in zip(own, now, strict=True)]
+        self._own[key] = own
+        self._odds[key] = _ratio(*own[:4]), _ratio(*own[4:])
 
-    def _shared_steps(self) -> tuple[Array, Array]:
-        """[fates, size] each: chance of r accepted after r - 1, and of r drafted after r - 1."""
-        if self._steps is None:
-            tried, accepted, opened, drafted = self._counts.sum(0)
-            # what came before a place is the guess for it, all places but the first taken together
-            seen, good = np.cumsum(tried), np.cumsum(accepted)
-            weight = ACCEPTANCE_WEIGHT
-            guess = np.full(self.size, ACCEPTANCE_FIRST)
-            guess[1] = ACCEPTANCE_NEXT
-            guess[2:] = (good[1:-1] - good[0] + weight * ACCEPTANCE_NEXT) / (seen[1:-1] - seen[0] + weight)
-            every = (accepted + weight * guess) / (tried + weight)
-            goes_on = (drafted + LENGTH_WEIGHT) / (opened + LENGTH_WEIGHT)
-            weight = ACCEPTANCE_STATE_WEIGHT
-            self._steps = (
-                (self._counts[:, _ACCEPTED] + weight * every) / (self._counts[:, _TRIED] + weight),
-                (self._counts[:, _DRAFTED] + weight * goes_on) / (self._counts[:, _OPEN] + weight),
-            )
-        return self._steps
+    def _refresh(self) -> None:
+        """Work out the steps that all sequences share, [fates, size] each, once enough is new."""
+        if self._steps[0].size and self._num_new < min(ACCEPTANCE_REFRESH, 1 + self._num_seen // 4):
+            return
+        self._num_seen += self._num_new
+        self._num_new = 0
+        tried, accepted, opened, drafted = self._counts.sum(0)
+        # what came before a place is the guess for it, all places but the first taken together
+        seen, good = np.cumsum(tried), np.cumsum(accepted)
+        weight = ACCEPTANCE_WEIGHT
+        guess = np.full(self.size, ACCEPTANCE_FIRST)
+        guess[1:] = ACCEPTANCE_NEXT
+        guess[2:] = (good[1:-1] - good[0] + weight * ACCEPTANCE_NEXT) / (seen[1:-1] - seen[0] + weight)
+        every = (accepted + weight * guess) / (tried + weight)
+        goes_on = (drafted + LENGTH_WEIGHT) / (opened + LENGTH_WEIGHT)
+        weight = ACCEPTANCE_STATE_WEIGHT
+        accepts = (self._counts[:, _ACCEPTED] + weight * every) / (self._counts[:, _TRIED] + weight)
+        drafts = (self._counts[:, _DRAFTED] + weight * goes_on) / (self._counts[:, _OPEN] + weight)
+        self._steps = accepts, drafts
+        self._steps_known = accepts.tolist(), drafts.tolist()
 
 
-def _products(steps: Array) -> Array:
-    products: Array = np.cumprod(steps, axis=1, dtype=np.float64)
-    return products
-
-
-def _ratio(own: Seq[float]) -> float:
-    """Odds beside those expected: came / expected to come, over refused / expected to be refused."""
-    return own[0] / own[1] * own[3] / own[2]
+def _ratio(came: float, expected: float, failed: float, feared: float) -> float:
+    """Odds beside those expected, with a belief that there is no difference."""
+    weight = ACCEPTANCE_OWN_WEIGHT
+    return (came + weight) / (expected + weight) * (feared + weight) / (failed + weight)
 
 
 def _tilt(chances: Array, odds: Array) -> Array:

@@ -27,18 +27,19 @@ class CostModel:
         self._slope = _Slope()
         self._pace = 1.0
 
-    def target(self, kind: str, batch: int, context: int) -> Table | None:
-        """[COST_SIZE] seconds by rows of a step without prompt chunks; None if no such step was seen.
+    def target(self, kind: str, batch: int, context: int, most: int = COST_SIZE) -> Table | None:
+        """[most at most] seconds by rows of a step without prompt chunks; None if no such step was seen.
 
         Args:
             kind: of requests, "greedy" or "drawn": what logits cost after the forward depends on it.
             batch: sequences.
             context: positions in their caches, summed.
+            most: row counts that are of interest.
         """
         key = _nearest(self._target, (kind, bucket(batch)))
         if key is None:
             return None
-        table = self._target[key].table() * self._pace
+        table = self._target[key].table()[:most] * self._pace
         return np.maximum(table + self._slope.value * (context - self._context[key]), table / 4)
 
     def seen_rows(self, kind: str, batch: int, rows: int) -> float:
@@ -68,11 +69,12 @@ class CostModel:
         if curve is None:
             curve = self._target[key] = Curve(COST_SIZE)
             self._context[key] = context
-        expected = self.target(kind, batch, context) if curve else None
-        if expected is not None and curve.weight(rows) >= COST_TRUSTED:
-            surprise = seconds / float(expected[rows])
+        if curve.weight(rows) >= COST_TRUSTED:
+            extra = self._slope.value * (context - self._context[key])
+            expected = max(float(curve.table()[rows]) * self._pace + extra, 1e-9)
+            surprise = seconds / expected
             self._pace *= min(max(surprise, 1 / COST_CLIP), COST_CLIP) ** COST_PACE
-            self._slope.add(context - self._context[key], (seconds - float(expected[rows])) / self._pace)
+            self._slope.add(context - self._context[key], (seconds - expected) / self._pace)
         own = seconds / self._pace - self._slope.value * (context - self._context[key])
         curve.add(rows, max(own, seconds / self._pace / 4))
 

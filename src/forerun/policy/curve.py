@@ -67,7 +67,7 @@ class Curve:
             mean += share * (seconds - mean) / (weight + share)
         self._mean[count] = mean
         self._weight[count] = min(weight + share, COST_MEMORY)
-        if abs(mean - self._table[count]) > 0.005 * mean:
+        if abs(mean - self._table[count]) > 0.01 * mean:
             self._dirty = True
 
     def table(self) -> Table:
