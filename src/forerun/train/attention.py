@@ -61,7 +61,8 @@ def _forward(
 
 def use_for(model: nn.Module, window: int) -> None:
     """Choose the attention of `model` that is faster at `window` tokens on its device."""
-    AttentionInterface.register(NAME, _forward)
     on_cpu = next(model.parameters()).device.type == "cpu"
     chosen = NAME if on_cpu and window <= LONGEST_WINDOW else "sdpa"
-    model.set_attn_implementation(chosen)  # type: ignore[operator]
+    if model.config._attn_implementation != chosen:  # type: ignore[union-attr]
+        AttentionInterface.register(NAME, _forward)
+        model.set_attn_implementation(chosen)  # type: ignore[operator]

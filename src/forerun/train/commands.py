@@ -12,6 +12,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from forerun.errors import ConfigError
 from forerun.train import card, distil, folder, lm
+from forerun.train.accelerator import device, device_name
+from forerun.train.copying import copying
 from forerun.train.corpus import (
     LICENCE,
     SourceFile,
@@ -20,10 +22,18 @@ from forerun.train.corpus import (
     split,
     standard_library_root,
 )
-from forerun.train.defaults import DRAFT_ARCHITECTURE, Architecture, DraftTraining, LmTraining
-from forerun.train.evaluate import Acceptance, TextScore, acceptance, text_score
-from forerun.train.heldout import read_held_out, read_prompts
+from forerun.train.defaults import (
+    DRAFT_ARCHITECTURE,
+    OTHER_VOCAB_ARCHITECTURE,
+    Architecture,
+    DraftTraining,
+    LmTraining,
+    OtherVocabTraining,
+)
+from forerun.train.evaluate import Acceptance, TextScore, acceptance, continued, score_of_continuations, text_score
+from forerun.train.heldout import HELD_OUT_CORPUS, holds_out_the_same, read_held_out, read_prompts
 from forerun.train.loop import CHECKPOINT
+from forerun.train.other_vocab import sample_documents
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +76,8 @@ def read_corpus(data: Path | None) -> Corpus:
             f"{root} gives {len(training)} files to train on and {len(held_out)} to hold out; both are needed. "
             "Give a folder with more Python files."
         )
+    if data is not None and holds_out_the_same(held_out):
+        return Corpus(HELD_OUT_CORPUS, LICENCE, training, held_out)
     if data is not None:
         return Corpus(f"Python source under {root.name}", "that of the files", training, held_out)
     return Corpus(describe_standard_library(), LICENCE, training, held_out)
@@ -84,18 +96,34 @@ def check_resume(work: Path, pattern: str, resume: bool) -> None:
         raise ConfigError(f"{work} holds no checkpoint to resume. Leave --resume out to start a run.")
 
 
-def train_lm(out: Path, work: Path, data: Path | None, options: LmTraining, *, resume: bool) -> None:
-    """Train, save to `out`, measure on the held-out files, write the card."""
+def train_lm(
+    out: Path,
+    work: Path,
+    data: Path | None,
+    options: LmTraining,
+    *,
+    resume: bool,
+    tokenizer_folder: Path | None = None,
+) -> None:
+    """Train, save to `out`, measure on the held-out files, write the card.
+
+    `tokenizer_folder` holds a tokenizer to use instead of learning one.
+    """
     check_resume(work, CHECKPOINT, resume)
     console = Console()
     corpus = read_corpus(data)
+    if tokenizer_folder is not None:
+        folder.load_tokenizer(tokenizer_folder).save_pretrained(work)
     model, tokenizer, state = lm.train(corpus.training, work, options, console)
     folder.save(model, tokenizer, out)
     stored, _ = folder.load(out)
+    stored.to(device())
     score = text_score(stored, tokenizer, held_out_texts(data, corpus.held_out))
     record = card.build_record(
         kind="target",
         command=f"forerun train lm OUT --tokens {options.tokens} --seed {options.seed}"
+        + _lm_flags(options, LmTraining())
+        + (" --tokenizer TOKENIZER" if tokenizer_folder is not None else "")
         + _flags(data, options.architecture, Architecture()),
         seed=options.seed,
         model=stored,
@@ -104,6 +132,8 @@ def train_lm(out: Path, work: Path, data: Path | None, options: LmTraining, *, r
         stages={"text": state},
         held_out=score,
         acceptance=[],
+        copying=copying(stored, tokenizer, held_out_files(data, corpus.held_out)),
+        device=device_name(),
     )
     card.write_card(out, record)
     console.print(f"{out}: held-out bits per byte {score.bits_per_byte:.4f}, perplexity {score.perplexity:.3f}")
@@ -127,10 +157,12 @@ def train_draft(
     console = Console()
     corpus = read_corpus(data)
     target, tokenizer = folder.load(target_folder)
+    target.to(device())
     former = folder.load(start, torch.float32)[0] if start is not None else None
     draft, stages = distil.train(target, tokenizer, corpus.training, work, options, console, former)
     folder.save(draft, tokenizer, out)
     stored, _ = folder.load(out)
+    stored.to(device())
     rates = pair_acceptance(target, stored, tokenizer)
     record = card.build_record(
         kind="draft",
@@ -143,6 +175,7 @@ def train_draft(
         started_from=folder.read_record(start) if start is not None else None,
         held_out=text_score(stored, tokenizer, held_out_texts(data, corpus.held_out)),
         acceptance=rates,
+        device=device_name(),
     )
     card.write_card(out, record)
     for row in rates:
@@ -151,9 +184,78 @@ def train_draft(
         )
 
 
-def held_out_texts(data: Path | None, held_out: list[SourceFile]) -> list[str]:
+def train_other_vocab(
+    out: Path,
+    work: Path,
+    target_folder: Path,
+    data: Path | None,
+    options: OtherVocabTraining,
+    *,
+    resume: bool,
+    samples: Path | None = None,
+) -> None:
+    """Train a draft with a tokenizer of its own, save to `out`, measure, write the card.
+
+    `samples` is the folder of samples of a run of `train_draft` with the same target; without it, samples
+    are drawn first.
+    """
+    check_resume(work, CHECKPOINT, resume)
+    console = Console()
+    corpus = read_corpus(data)
+    target, tokenizer = folder.load(target_folder)
+    target.to(device())
+    drawn = samples or work / "samples"
+    if samples is None:
+        distil.sample(target, tokenizer, corpus.training, drawn, options.sampling, console)
+    own = lm.prepare_tokenizer(work, corpus.training, options.text.architecture.vocab_size, console)
+    sizes = lm.build_model(options.text.architecture, 0, 0)
+    distil.check_size(sizes.num_parameters(), target.num_parameters())
+    written = sample_documents(drawn, tokenizer, options.read_tokens)
+    draft, own, state = lm.train([*corpus.training, *written], work, options.text, console)
+    folder.save(draft, own, out)
+    stored, _ = folder.load(out)
+    stored.to(device())
+    record = card.build_record(
+        kind="draft with a vocabulary of its own",
+        command=_other_vocab_command(data, options, samples),
+        seed=options.text.seed,
+        model=stored,
+        data=corpus.record(", and the target's samples as text"),
+        options=asdict(options),
+        stages={"text and samples": state},
+        held_out=text_score(stored, own, held_out_texts(data, corpus.held_out)),
+        acceptance=[],
+        on_target=on_target(target, tokenizer, stored, own),
+        device=device_name(),
+    )
+    card.write_card(out, record)
+    console.print(f"{out}: held-out bits per byte {record['held_out']['bits_per_byte']:.4f}")
+
+
+def on_target(
+    target: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    draft: PreTrainedModel,
+    draft_tokenizer: PreTrainedTokenizerBase,
+) -> dict[str, float]:
+    """Bits per byte of the target's continuations of the bundled prompts, for draft and target."""
+    prompts = [tokenizer(prompt.prompt, verbose=False)["input_ids"] for prompt in read_prompts()]
+    bits = {}
+    for temperature in (0.0, 1.0):
+        before, after = continued(target, tokenizer, prompts, temperature)
+        for name, model, reader in (("draft", draft, draft_tokenizer), ("target", target, tokenizer)):
+            bits[f"{name}_at_temperature_{temperature:g}"] = score_of_continuations(model, reader, before, after)
+    return bits
+
+
+def held_out_files(data: Path | None, held_out: list[SourceFile]) -> list[SourceFile]:
     """What to measure on: the files that ship, so that figures compare, or those of the user's own folder."""
-    return [file.text for file in (read_held_out() if data is None else held_out)]
+    return read_held_out() if data is None or holds_out_the_same(held_out) else held_out
+
+
+def held_out_texts(data: Path | None, held_out: list[SourceFile]) -> list[str]:
+    """Their texts."""
+    return [file.text for file in held_out_files(data, held_out)]
 
 
 def pair_acceptance(
@@ -186,6 +288,8 @@ def evaluate_pair(
         torch.set_num_threads(threads)
     target, tokenizer = folder.load(target_folder)
     draft, _ = folder.load(draft_folder)
+    target.to(device())
+    draft.to(device())
     texts = [file.text for file in read_held_out()]
     return Evaluation(
         target=text_score(target, tokenizer, texts),
@@ -197,18 +301,46 @@ def evaluate_pair(
 def _draft_command(data: Path | None, options: DraftTraining, start: Path | None) -> str:
     first = "--start DRAFT" if start is not None else f"--text-tokens {options.text.tokens}"
     sizes = "" if start is not None else _flags(None, options.text.architecture, DRAFT_ARCHITECTURE)
+    text = "" if start is not None else _lm_flags(options.text, DraftTraining().text, ("copy_share", "rename_share"))
     return (
         f"forerun train draft OUT --target TARGET {first} --sample-tokens {options.sample_tokens} "
         f"--text-law-tokens {options.text_law_tokens} --tokens {options.tokens} --seed {options.seed}"
+        + _changed(options, DraftTraining(), ("tokens_per_step", "sample_batch", "new_tokens", "own_prompt_share"))
+        + text
         + _flags(data, Architecture(), Architecture())
         + sizes
     )
 
 
+def _other_vocab_command(data: Path | None, options: OtherVocabTraining, samples: Path | None) -> str:
+    drawn = _changed(options.sampling, DraftTraining(), ("sample_tokens", "sample_batch", "own_prompt_share"))
+    return (
+        f"forerun train other-vocab OUT --target TARGET{' --samples SAMPLES' if samples is not None else drawn} "
+        f"--tokens {options.text.tokens} --seed {options.text.seed}"
+        + _changed(options, OtherVocabTraining(), ("read_tokens",))
+        + _lm_flags(options.text, OtherVocabTraining().text)
+        + _flags(data, options.text.architecture, OTHER_VOCAB_ARCHITECTURE)
+    )
+
+
+_LM_FLAGS = ("tokens_per_step", "short_window", "long_share", "copy_share", "rename_share")
+
+
+def _lm_flags(options: LmTraining, default: LmTraining, names: tuple[str, ...] = _LM_FLAGS) -> str:
+    optimisation = _changed(options.optimisation, default.optimisation, ("weight_decay",)) if names == _LM_FLAGS else ""
+    return _changed(options, default, names) + optimisation
+
+
+def _changed(options: Any, default: Any, names: tuple[str, ...]) -> str:
+    """The flags of the options that are not the default's."""
+    return "".join(
+        f" --{name.replace('_', '-')} {getattr(options, name)}"
+        for name in names
+        if getattr(options, name) != getattr(default, name)
+    )
+
+
 def _flags(data: Path | None, sizes: Architecture, default: Architecture) -> str:
     """The flags for a folder of files and for sizes that are not the default's."""
-    flags = [f" --data {data.name}"] if data is not None else []
-    for name, size in asdict(sizes).items():
-        if size != getattr(default, name):
-            flags.append(f" --{name.replace('_', '-')} {size}")
-    return "".join(flags)
+    flags = f" --data {data.name}" if data is not None else ""
+    return flags + _changed(sizes, default, tuple(asdict(sizes)))

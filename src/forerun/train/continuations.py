@@ -15,6 +15,7 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 from forerun.train import attention
+from forerun.train.accelerator import MICRO_TOKENS
 
 
 class _Reserved(DynamicLayer):  # type: ignore[misc]
@@ -79,8 +80,26 @@ def next_tokens(logits: Tensor, temperature: float, generator: torch.Generator) 
 def laws_of(model: PreTrainedModel, tokens: Tensor, top: int) -> Laws:
     """The target's laws at every position but the last of given text [B, T + 1]: [B, T, top]."""
     attention.use_for(model, tokens.shape[1] - 1)
-    ids, probabilities = top_laws(model(input_ids=tokens[:, :-1], use_cache=False).logits, top)
-    return Laws(ids.cpu().numpy().astype(np.uint16), probabilities.half().cpu().numpy())
+    ids, probabilities = [], []
+    for rows in torch.split(tokens, max(1, MICRO_TOKENS[tokens.device.type] // tokens.shape[1])):
+        top_ids, top_probabilities = top_laws(model(input_ids=rows[:, :-1], use_cache=False).logits, top)
+        ids.append(top_ids.to(torch.int16).cpu())
+        probabilities.append(top_probabilities.half().cpu())
+    return Laws(torch.cat(ids).numpy().astype(np.uint16), torch.cat(probabilities).numpy())
+
+
+@torch.inference_mode()
+def write_on(model: PreTrainedModel, prompts: Tensor, new_tokens: int, temperature: float, seed: int) -> Tensor:
+    """Continue prompts [B, P] by `new_tokens` tokens each, without laws: [B, P + new_tokens]."""
+    attention.use_for(model, prompts.shape[1] + new_tokens)
+    generator = torch.Generator(device=prompts.device).manual_seed(seed)
+    cache = reserved_cache(model, prompts.shape[1] + new_tokens)
+    tokens, fed = [prompts], prompts
+    for _ in range(new_tokens):
+        logits = model(input_ids=fed, past_key_values=cache, use_cache=True, logits_to_keep=1).logits
+        fed = next_tokens(logits[:, -1], temperature, generator).unsqueeze(1)
+        tokens.append(fed)
+    return torch.cat(tokens, dim=1)
 
 
 @torch.inference_mode()

@@ -13,6 +13,7 @@ from transformers import LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerB
 
 from forerun.errors import ConfigError
 from forerun.train import attention, lm
+from forerun.train.accelerator import device, device_of, to_device
 from forerun.train.corpus import SourceFile
 from forerun.train.defaults import DraftTraining
 from forerun.train.loop import Loop, LoopState, load_checkpoint
@@ -20,7 +21,7 @@ from forerun.train.losses import distillation_loss
 from forerun.train.optim import Optimisers
 from forerun.train.pinned import pin
 from forerun.train.samples import ShardBatches, sample_all, total_shards
-from forerun.train.stream import document, tokenize
+from forerun.train.stream import EpochTexts, tokenize
 from forerun.train.workers import Batch, Workers
 
 MAX_SHARE = 0.1
@@ -101,8 +102,9 @@ def sample(
     console: Console,
 ) -> None:
     """Let the target continue prompts from the training text until `folder` holds every shard."""
-    texts = [document(file, options.text.seed, options.text.copy_share) for file in files]
-    tokens = tokenize(texts, tokenizer)
+    texts = EpochTexts.make(files, options.text.seed, options.text.copy_share, options.text.rename_share)
+    tokens = tokenize(texts.of(0), tokenizer)
+    target.to(device())
     with Progress(console=console) as progress:
         task = progress.add_task("sampling", total=total_shards(options))
         sample_all(target, tokens, folder, options, lambda _: progress.advance(task))
@@ -110,6 +112,7 @@ def sample(
 
 def distil(draft: LlamaForCausalLM, run_folder: Path, options: DraftTraining, console: Console) -> LoopState:
     """Train `draft` in place on the samples: forward KL, then total variation."""
+    draft.to(device())
     batches = ShardBatches(run_folder / "samples", total_shards(options), options.tokens_per_step, options.seed)
     optimisers = Optimisers(draft, options.distillation)
     folder = run_folder / "distil"
@@ -124,12 +127,12 @@ def distil(draft: LlamaForCausalLM, run_folder: Path, options: DraftTraining, co
         return rows
 
     def loss(model: nn.Module, rows: Batch, progress: float) -> Tensor:
-        device = next(model.parameters()).device
-        tokens, ids, probabilities = (tensor.to(device) for tensor in rows)
-        with torch.autocast(device.type, dtype=torch.bfloat16):
-            logits = model(input_ids=tokens[:, :-1], use_cache=False).logits
+        where = device_of(model)
+        tokens, ids, probabilities = (to_device(tensor, where) for tensor in rows)
+        with torch.autocast(where.type, dtype=torch.bfloat16):
+            logits = model(input_ids=tokens[:, :-1].long(), use_cache=False).logits
         share = variation_share(progress, options.variation_from)
-        return distillation_loss(logits, ids, probabilities, variation_share=share)
+        return distillation_loss(logits, ids.long(), probabilities.float(), variation_share=share)
 
     loop = Loop(
         folder=folder,

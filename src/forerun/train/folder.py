@@ -58,6 +58,17 @@ def load(folder: Path, dtype: torch.dtype = torch.bfloat16) -> tuple[PreTrainedM
     return model.eval(), tokenizer
 
 
+def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    """The tokenizer of a local folder.
+
+    Raises:
+        ModelLoadError: there is none.
+    """
+    if not (folder / "tokenizer.json").exists():
+        raise ModelLoadError(f"{folder} holds no tokenizer.json. Give the folder of a saved tokenizer or model.")
+    return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+
+
 def write_record(folder: Path, record: dict[str, Any]) -> None:
     """Write `training.json`: what the card says, for programs."""
     text = json.dumps(record, indent=2, ensure_ascii=False) + "\n"

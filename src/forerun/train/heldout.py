@@ -20,6 +20,8 @@ from forerun.train.corpus import SourceFile, hash_fraction, is_generated
 
 HELD_OUT_FILE = ASSETS / "heldout.jsonl.gz"
 PROMPTS_FILE = ASSETS / "workloads" / "code.jsonl"
+HELD_OUT_CORPUS = "Python source of the standard library of CPython 3.11.7"
+"""What the held-out files that ship were held out from."""
 MAX_BYTES = 1_500_000
 PROMPTS_PER_FILE = 2
 MIN_PROMPT_TOKENS, MAX_PROMPT_TOKENS = 60, 400
@@ -72,6 +74,11 @@ def read_held_out(path: Path = HELD_OUT_FILE) -> list[SourceFile]:
             f"{path} cannot be read as held-out files ({error}). "
             "Give a gzipped JSON-lines file with `file` and `text` in every line."
         ) from error
+
+
+def holds_out_the_same(files: Sequence[SourceFile]) -> bool:
+    """Whether `files` hold every file that ships, unchanged: then they come from the same corpus."""
+    return set(read_held_out()) <= set(files)
 
 
 def cut_prompt(file: SourceFile, tokenizer: PreTrainedTokenizerBase, number: int = 0) -> CodePrompt | None:

@@ -14,12 +14,13 @@ from torch import Tensor, nn
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 
 from forerun.train import attention
+from forerun.train.accelerator import EPOCH_PROCESSES, compile_layers, device, device_of, to_device
 from forerun.train.corpus import SourceFile
 from forerun.train.defaults import Architecture, LmTraining
 from forerun.train.loop import Loop, LoopState, load_checkpoint
 from forerun.train.optim import Optimisers
 from forerun.train.pinned import pin
-from forerun.train.stream import TwoStageStream
+from forerun.train.stream import Epochs, EpochTexts, TwoStageStream
 from forerun.train.tokenizer import train_tokenizer
 from forerun.train.workers import Batch, Workers
 
@@ -53,9 +54,9 @@ def build_model(sizes: Architecture, end_token: int, seed: int) -> LlamaForCausa
 
 def next_token_loss(model: nn.Module, batch: Tensor) -> Tensor:
     """Mean cross-entropy in nats of each token after its prefix; `batch` int64 [B, T + 1]."""
-    device = next(model.parameters()).device
-    batch = batch.to(device)
-    with torch.autocast(device.type, dtype=torch.bfloat16):
+    where = device_of(model)
+    batch = to_device(batch, where)
+    with torch.autocast(where.type, dtype=torch.bfloat16):
         logits = model(input_ids=batch[:, :-1], use_cache=False).logits
     return F.cross_entropy(logits.float().flatten(0, 1), batch[:, 1:].flatten())
 
@@ -86,11 +87,11 @@ def train(
     free = {"tokens", "threads", "checkpoint_seconds"}
     pin(run_folder, {key: value for key, value in asdict(options).items() if key not in free})
     tokenizer = prepare_tokenizer(run_folder, files, options.architecture.vocab_size, console)
+    texts = EpochTexts.make(files, options.seed, options.copy_share, options.rename_share)
+    epochs = Epochs(texts, tokenizer, EPOCH_PROCESSES[device().type])
     stream = TwoStageStream(
-        files,
-        tokenizer,
+        epochs,
         seed=options.seed,
-        copy_share=options.copy_share,
         short_window=options.short_window,
         long_window=options.long_window,
         long_share=options.long_share,
@@ -99,12 +100,13 @@ def train(
     model = build_model(options.architecture, int(tokenizer.eos_token_id), options.seed)
     if prepare is not None:
         prepare(model)
-    model.to("cuda" if torch.cuda.is_available() else "cpu")
+    model.to(device())
+    compile_layers(model)
     optimisers = Optimisers(model, options.optimisation)
     state = load_checkpoint(run_folder, model, optimisers)
-    console.print(f"{stream.total_tokens:,} tokens in {len(files)} files, {model.num_parameters():,} parameters")
+    read = len(epochs.tokens(0))
+    console.print(f"{read:,} tokens in {len(files)} files, {model.num_parameters():,} parameters")
     steps = max(1, options.tokens // options.tokens_per_step)
-
     workers = Workers(model, options.threads)
 
     def batch(step: int) -> Batch:
@@ -123,4 +125,7 @@ def train(
         workers=workers,
         checkpoint_seconds=options.checkpoint_seconds,
     )
-    return model, tokenizer, loop.run(state, console, "training")
+    try:
+        return model, tokenizer, loop.run(state, console, "training")
+    finally:
+        epochs.close()

@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
 
+from forerun.train.accelerator import LOSSES_READ_EVERY, MICRO_TOKENS, device_of
 from forerun.train.optim import Optimisers
 from forerun.train.workers import Batch, Workers
 
@@ -83,8 +84,6 @@ class Loop:
     """(model, rows of the batch, progress) -> their mean loss; progress in [0, 1)."""
     checkpoint_seconds: float
     workers: Workers
-    micro_tokens: int = 4_096
-    """Largest number of tokens in one forward; a larger batch is accumulated."""
 
     def run(self, state: LoopState, console: Console, title: str) -> LoopState:
         """Train from `state` to the end, or until killed; the last act is a checkpoint."""
@@ -93,22 +92,12 @@ class Loop:
         with self._progress(console) as progress, (self.folder / METRICS).open("a") as metrics:
             task = progress.add_task(title, total=self.total_steps, completed=state.step, loss=0.0, speed=0.0)
             while state.step < self.total_steps:
-                started = time.monotonic()
-                batch = self.batch(state.step)
-                value = self._step(batch, state.step / self.total_steps)
-                seconds = time.monotonic() - started
-                tokens = batch[0].shape[0] * (batch[0].shape[1] - 1)
-                state.step, state.tokens, state.seconds = (
-                    state.step + 1,
-                    state.tokens + tokens,
-                    state.seconds + seconds,
-                )
-                state.losses.append(value)
+                speed = self._several_steps(state)
                 recent = state.losses[-32:]
-                speed = tokens / seconds
                 progress.update(task, completed=state.step, loss=sum(recent) / len(recent), speed=speed)
                 metrics.write(
-                    json.dumps({"step": state.step, "loss": round(value, 4), "tokens_per_s": round(speed)}) + "\n"
+                    json.dumps({"step": state.step, "loss": round(state.losses[-1], 4), "tokens_per_s": round(speed)})
+                    + "\n"
                 )
                 metrics.flush()
                 if time.monotonic() - last_save > self.checkpoint_seconds:
@@ -117,15 +106,30 @@ class Loop:
         save_checkpoint(self.folder, self.model, self.optimisers, state)
         return state
 
-    def _step(self, batch: Batch, progress: float) -> float:
+    def _several_steps(self, state: LoopState) -> float:
+        """As many steps as losses are read at once; their tokens per second."""
+        started, former = time.monotonic(), state.tokens
+        values = []
+        count = min(LOSSES_READ_EVERY[device_of(self.model).type], self.total_steps - state.step)
+        for step in range(state.step, state.step + count):
+            batch = self.batch(step)
+            values.append(self._step(batch, step / self.total_steps))
+            state.tokens += batch[0].shape[0] * (batch[0].shape[1] - 1)
+        state.losses.extend(float(value) for value in values)
+        seconds = time.monotonic() - started
+        state.step += count
+        state.seconds += seconds
+        return (state.tokens - former) / seconds
+
+    def _step(self, batch: Batch, progress: float) -> float | Tensor:
         count = len(batch[0])
-        most = max(1, self.micro_tokens // (batch[0].shape[1] - 1))
+        most = max(1, MICRO_TOKENS[device_of(self.model).type] // (batch[0].shape[1] - 1))
         rows = min(most, math.ceil(count / self.workers.count))
 
-        def backward(model: nn.Module, piece: Batch) -> float:
+        def backward(model: nn.Module, piece: Batch) -> Tensor:
             loss = self.loss(model, piece, progress) * (len(piece[0]) / count)
             loss.backward()  # type: ignore[no-untyped-call]
-            return float(loss.detach())
+            return loss.detach()
 
         pieces = list(zip(*(torch.split(tensor, rows) for tensor in batch), strict=True))
         total = self.workers.run(backward, pieces)

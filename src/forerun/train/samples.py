@@ -13,13 +13,19 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
-from forerun.train.continuations import Laws, continue_prompts, laws_of
+from forerun.train.continuations import Laws, continue_prompts, laws_of, write_on
 from forerun.train.defaults import DraftTraining
 from forerun.train.pinned import pin
 from forerun.train.stream import Windows
 from forerun.train.workers import Batch
+
+SHARDS = "shard-*.tokens.npy"
+"""The files of a folder of samples that hold tokens, one a shard."""
+OWN_PROMPT_STARTS_WITH = 32
+"""Tokens of training text before what the target writes into its own prompts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +56,12 @@ def read_shard(folder: Path, number: int) -> Shard:
     return Shard(parts["tokens"], Laws(parts["ids"], parts["probabilities"]))
 
 
+def read_tokens(path: Path) -> np.ndarray:
+    """The tokens, uint16 [B, T + 1], of the shard whose file is `path` (see `SHARDS`)."""
+    tokens: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
+    return tokens
+
+
 def shard_count(options: DraftTraining) -> int:
     """How many shards hold `options.sample_tokens` sampled tokens."""
     return max(1, round(options.sample_tokens / (options.sample_batch * options.new_tokens)))
@@ -61,10 +73,31 @@ def sample_shard(target: PreTrainedModel, tokens: np.ndarray, number: int, optio
     temperature = options.temperatures[number // len(options.prompt_lengths) % len(options.temperatures)]
     windows = Windows(tokens, length, options.seed + length)
     prompts = windows.batch(number * options.sample_batch, options.sample_batch)[:, :-1].to(target.device)
+    prompts = _partly_own(target, prompts, number, options)
+    if target.device.type != "cpu":
+        # Laws of many prompts all at once need more memory than there is, and a second forward is cheap.
+        written = write_on(target, prompts, options.new_tokens, temperature, options.seed + number)
+        laws = laws_of(target, written, options.top)
+        return Shard(written.cpu().numpy().astype(np.uint16), laws)
     written, laws = continue_prompts(
         target, prompts, options.new_tokens, temperature, options.seed + number, options.top
     )
     return Shard(written.cpu().numpy().astype(np.uint16), laws)
+
+
+def _partly_own(target: PreTrainedModel, prompts: Tensor, number: int, options: DraftTraining) -> Tensor:
+    """Let the target write some of the prompts [B, P] itself, at temperature 1, after their first tokens.
+
+    It has read the training text and knows some of it by heart; what it writes there is not what it
+    writes after text it never saw.
+    """
+    own, length = round(options.own_prompt_share * len(prompts)), prompts.shape[1]
+    if not own or length <= OWN_PROMPT_STARTS_WITH:
+        return prompts
+    starts = prompts[:own, :OWN_PROMPT_STARTS_WITH]
+    # Not the seed of the continuation, whose draws would otherwise come twice.
+    seed = options.seed + number + 2**31
+    return torch.cat([write_on(target, starts, length - OWN_PROMPT_STARTS_WITH, 1.0, seed), prompts[own:]])
 
 
 def text_shard_count(options: DraftTraining) -> int:
@@ -94,6 +127,7 @@ def sample_all(
         "prompt_lengths",
         "new_tokens",
         "temperatures",
+        "own_prompt_share",
         "text_window",
         "text_batch",
         "top",
@@ -132,13 +166,13 @@ class ShardBatches:
             self._chunks.extend((index, start, start + size) for start in range(0, rows - size + 1, size))
 
     def batch(self, step: int) -> Batch:
-        """(tokens int64 [B, T + 1], ids int64 [B, T, k], probabilities float32 [B, T, k]) of step `step`."""
+        """(tokens int32 [B, T + 1], ids int32 [B, T, k], probabilities float16 [B, T, k]) of step `step`."""
         epoch, position = divmod(step, len(self._chunks))
         order = np.random.default_rng([self.seed, epoch]).permutation(len(self._chunks))
         index, start, end = self._chunks[int(order[position])]
         shard = self.shards[index]
         return (
-            torch.from_numpy(shard.tokens[start:end].astype(np.int64)),
-            torch.from_numpy(shard.laws.ids[start:end].astype(np.int64)),
-            torch.from_numpy(shard.laws.probabilities[start:end].astype(np.float32)),
+            torch.from_numpy(shard.tokens[start:end].astype(np.int32)),
+            torch.from_numpy(shard.laws.ids[start:end].astype(np.int32)),
+            torch.from_numpy(np.array(shard.laws.probabilities[start:end])),
         )

@@ -6,22 +6,54 @@ with another budget goes on exactly where it stopped.
 
 from __future__ import annotations
 
+import multiprocessing
 import random
 from collections.abc import Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from forerun.train.augment import with_copies
+from forerun.train.augment import name_pool, renamed_throughout, with_copies
 from forerun.train.corpus import SourceFile
 
 
-def document(file: SourceFile, seed: int, copy_share: float) -> str:
-    """The text to train on: the file's, or (for `copy_share` of the files) with repeated and edited spans."""
-    rng = random.Random(f"{seed}:{file.name}")
-    return with_copies(file.text, rng) if rng.random() < copy_share else file.text
+@dataclass(frozen=True, slots=True)
+class EpochTexts:
+    """What an epoch reads: the files in a fresh order, some with other names, some with repeated spans.
+
+    `copy_share` of the files carry copies (see `augment.with_copies`), `rename_share` other names.
+    """
+
+    files: tuple[SourceFile, ...]
+    seed: int
+    copy_share: float
+    rename_share: float = 0.0
+    pool: tuple[str, ...] = ()
+
+    @classmethod
+    def make(cls, files: Sequence[SourceFile], seed: int, copy_share: float, rename_share: float) -> EpochTexts:
+        """From any order of files."""
+        ordered = tuple(sorted(files, key=lambda file: file.name))
+        pool = tuple(name_pool(file.text for file in ordered)) if rename_share else ()
+        return cls(ordered, seed, copy_share, rename_share if pool else 0.0, pool)
+
+    def of(self, epoch: int) -> list[str]:
+        """The texts of epoch `epoch`, in its order."""
+        order = list(self.files)
+        random.Random(f"{self.seed}:{epoch}").shuffle(order)
+        return [self.document(file, epoch) for file in order]
+
+    def document(self, file: SourceFile, epoch: int) -> str:
+        """One file's text in epoch `epoch`."""
+        rng = random.Random(f"{self.seed}:{epoch}:{file.name}")
+        text = file.text
+        if rng.random() < self.rename_share:
+            text = renamed_throughout(text, rng, self.pool)
+        return with_copies(text, rng) if rng.random() < self.copy_share else text
 
 
 def tokenize(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> np.ndarray:
@@ -53,37 +85,96 @@ class Windows:
         return torch.from_numpy(np.stack(rows))
 
 
-class TwoStageStream:
-    """Short windows first, long ones for the last part of the budget, from different files.
+class Epochs:
+    """The token stream of each epoch: the files in an order of its own, with copies and names of its own.
 
-    Attention costs less in short windows; the long ones at the end train the late positions.
+    An epoch depends on its number and the seed alone. With `processes`, the epochs that `expect` speaks of are
+    made in so many processes while the present one is trained on: an accelerator reads faster than one core encodes.
+    """
+
+    AHEAD = 2
+    """Epochs asked for before they are needed, for each process."""
+
+    def __init__(self, texts: EpochTexts, tokenizer: PreTrainedTokenizerBase, processes: int = 0) -> None:
+        self._texts, self._tokenizer, self._last = texts, tokenizer, 0
+        self._ready: dict[int, np.ndarray] = {}
+        self._coming: dict[int, Future[np.ndarray]] = {}
+        self._ahead = processes * self.AHEAD
+        self._pool: ProcessPoolExecutor | None = None
+        if processes:
+            # Not forked: the parent may hold an accelerator's context and threads.
+            spawn = multiprocessing.get_context("spawn")
+            self._pool = ProcessPoolExecutor(processes, spawn, _set_up_worker, (texts, tokenizer))
+
+    def expect(self, last: int) -> None:
+        """Say which epoch will be the last one read, so that those up to it may be made ahead."""
+        self._last = last
+
+    def tokens(self, epoch: int) -> np.ndarray:
+        """Epoch `epoch` as uint16 token ids."""
+        if epoch not in self._ready:
+            self._ready = {epoch: self._coming.pop(epoch).result() if epoch in self._coming else self._make(epoch)}
+        if self._pool is not None:
+            for coming in range(epoch + 1, min(epoch + self._ahead, self._last) + 1):
+                if coming not in self._coming:
+                    self._coming[coming] = self._pool.submit(_work, coming)
+        return self._ready[epoch]
+
+    def _make(self, epoch: int) -> np.ndarray:
+        return tokenize(self._texts.of(epoch), self._tokenizer)
+
+    def close(self) -> None:
+        """End the processes; epochs that were only asked for are dropped."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+_worker: tuple[EpochTexts, PreTrainedTokenizerBase] | None = None
+
+
+def _set_up_worker(texts: EpochTexts, tokenizer: PreTrainedTokenizerBase) -> None:
+    global _worker
+    _worker = (texts, tokenizer)
+
+
+def _work(epoch: int) -> np.ndarray:
+    if _worker is None:
+        raise RuntimeError("a process that makes epochs was not set up")
+    return tokenize(_worker[0].of(epoch), _worker[1])
+
+
+class TwoStageStream:
+    """Short windows first, long ones for the last part of the budget, over fresh epochs.
+
+    Attention costs less in short windows; the long ones at the end train the late positions. Every epoch
+    counts as many steps as the first one fills.
     """
 
     def __init__(
         self,
-        files: Sequence[SourceFile],
-        tokenizer: PreTrainedTokenizerBase,
+        epochs: Epochs,
         *,
         seed: int,
-        copy_share: float,
         short_window: int,
         long_window: int,
         long_share: float,
         tokens_per_step: int,
     ) -> None:
-        order = sorted(files, key=lambda file: file.name)
-        random.Random(seed).shuffle(order)
-        tokens = tokenize([document(file, seed, copy_share) for file in order], tokenizer)
-        cut = int(len(tokens) * (1 - long_share))
-        self.short = Windows(tokens[:cut], short_window, seed)
-        self.long = Windows(tokens[cut:], long_window, seed + 1)
+        self.epochs = epochs
+        self.seed = seed
+        self.short_window, self.long_window = short_window, long_window
         self.long_share = long_share
         self.tokens_per_step = tokens_per_step
-        self.total_tokens = len(tokens)
+        self.steps_per_epoch = max(1, len(epochs.tokens(0)) // tokens_per_step)
+        self._current: tuple[int, int, Windows] | None = None
 
     def batch(self, step: int, total_steps: int) -> Tensor:
         """The batch of step `step` (from 0) of a run of `total_steps`: int64 [B, window + 1]."""
+        self.epochs.expect((total_steps - 1) // self.steps_per_epoch)
         first_long = total_steps - int(total_steps * self.long_share)
-        windows, index = (self.short, step) if step < first_long else (self.long, step - first_long)
-        count = max(1, self.tokens_per_step // windows.length)
-        return windows.batch(index * count, count)
+        length = self.short_window if step < first_long else self.long_window
+        epoch, index = divmod(step, self.steps_per_epoch)
+        if self._current is None or self._current[:2] != (epoch, length):
+            self._current = (epoch, length, Windows(self.epochs.tokens(epoch), length, self.seed + epoch))
+        count = max(1, self.tokens_per_step // length)
+        return self._current[2].batch(index * count, count)

@@ -35,7 +35,7 @@ class Workers:
             self.replicas.append(replica)
         self.pool = ThreadPoolExecutor(self.count) if self.count > 1 else None
 
-    def run(self, backward: Callable[[nn.Module, Batch], float], pieces: list[Batch]) -> float:
+    def run(self, backward: Callable[[nn.Module, Batch], Tensor], pieces: list[Batch]) -> float | Tensor:
         """Sum of `backward(replica, piece)` over all pieces; gradients end up in the first replica.
 
         Piece i goes to replica i mod count, so that the order of additions never changes.
@@ -43,7 +43,7 @@ class Workers:
         if self.pool is None:
             return sum(backward(self.replicas[0], piece) for piece in pieces)
 
-        def work(index: int) -> float:
+        def work(index: int) -> float | Tensor:
             torch.set_num_threads(1)
             return sum(backward(self.replicas[index], piece) for piece in pieces[index :: self.count])
 
