@@ -186,8 +186,9 @@ class Drafter(Protocol):
     """Proposes tokens. The engine never asks which drafter it has.
 
     A drafter may further have, and is asked for by name: `needs` (Needs), `bind(binding)` (to see the target first),
-    `num_draft_tokens` (its own default of K), `reads_prediction` (True: it uses Sequence.prediction), `nbytes` (int,
-    memory it holds beside its models' weights).
+    `num_draft_tokens` (its own K, in place of the engine's default), `whole_draft` (nodes of its drafts, where fewer
+    would do it harm: an automatic K is this or 0), `reads_prediction` (True: it uses Sequence.prediction), `nbytes`
+    (int, memory it holds beside its models' weights).
     """
 
     def start(self, sequence: Sequence) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor
 from forerun.bench.compare import Run
 from forerun.bench.measure import Interval, Timed, bootstrap, interleave, ratio
 from forerun.bench.reference import Reference
-from forerun.bench.workloads import Case
+from forerun.bench.workloads import Case, with_prediction
 from forerun.config import AUTO, NumDraftTokens, SamplingParams
 from forerun.drafters import build_drafter
 from forerun.engine import LLM
@@ -128,12 +128,20 @@ def own_run(llm: LLM, prompt: Sequence[int], params: SamplingParams) -> Run:
     return Run(generation.token_ids, stats.num_forwards, stats.num_draft_tokens, stats.num_accepted_tokens)
 
 
+def prompt_ids(llm: LLM, case: Case) -> list[int]:
+    """The prompt in the target's tokens; without a tokenizer it holds ids, with spaces between them."""
+    if llm.tokenizer is None:
+        return [int(each) for each in case.prompt.split()]
+    ids: list[int] = llm.tokenizer.encode(case.prompt)
+    return ids
+
+
 def measure_methods(
     own: Mapping[str, LLM],
     reference: Reference | None,
     draft: Reference | None,
     draft_tokens: Sequence[int],
-    prompts: Sequence[Sequence[int]],
+    cases: Sequence[Case],
     max_tokens: int,
     rounds: int,
     say: Callable[[str], None],
@@ -145,18 +153,19 @@ def measure_methods(
     """
     target = own[PLAIN].target
     runs: dict[str, list[Timed[Run]]] = {}
-    for number, prompt in enumerate(prompts, 1):
+    for number, case in enumerate(cases, 1):
+        prompt = prompt_ids(own[PLAIN], case)
         params = SamplingParams(temperature=temperature, seed=number, max_tokens=max_tokens, ignore_eos=True)
         methods: dict[str, Callable[[], Run]] = {}
         if temperature == 0:
             methods[BARE] = partial(bare_loop, target, prompt, max_tokens)
         for name, llm in own.items():
-            methods[name] = partial(own_run, llm, prompt, params)
+            methods[name] = partial(own_run, llm, prompt, with_prediction(params, llm.drafter, case))
         if reference is not None and temperature == 0:
             methods[HF_PLAIN] = partial(reference.generate, prompt, max_tokens)
             for k in draft_tokens if draft is not None else ():
                 methods[assisted_name(k)] = partial(reference.generate, prompt, max_tokens, draft, k)
-        say(f"prompt {number} of {len(prompts)}: {len(methods)} methods, {rounds} rounds")
+        say(f"prompt {number} of {len(cases)}: {len(methods)} methods, {rounds} rounds")
         for name, timed_runs in interleave(methods, rounds, warmup=1 if number == 1 else 0).items():
             runs.setdefault(name, []).extend(timed_runs)
     return runs

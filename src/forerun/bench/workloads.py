@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from forerun.config import ASSETS
+from forerun.config import ASSETS, SamplingParams
 from forerun.errors import ConfigError
 
 WORKLOADS = ASSETS / "workloads"
@@ -58,6 +59,13 @@ def load(workload: str, limit: int | None = None) -> list[Case]:
     if not cases:
         raise ConfigError(f"{path} holds no prompts. Put one JSON object with a prompt on each line.")
     return cases
+
+
+def with_prediction(params: SamplingParams, drafter: Any, case: Case) -> SamplingParams:
+    """For a drafter that reads predictions, what really stood after the prompt is the client's guess."""
+    if case.reference and getattr(drafter, "reads_prediction", False):
+        return replace(params, prediction=case.reference)
+    return params
 
 
 def own_temperatures(cases: Sequence[Case]) -> list[float]:

@@ -106,8 +106,7 @@ def generate(
         for heat in own_temperatures(own_cases) or heats:
             label = f"{workload}, {'greedy' if heat == 0 else f'temperature {heat:g}'}"
             say(f"measuring {label}")
-            prompt_ids = [encode(case.prompt) for case in own_cases]
-            runs = bench.measure_methods(own, hf, hf_draft, assisted_counts, prompt_ids, max_tokens, rounds, say, heat)
+            runs = bench.measure_methods(own, hf, hf_draft, assisted_counts, own_cases, max_tokens, rounds, say, heat)
             measured[label] = bench.reduce_methods(runs)
     overhead: list[OverheadRow] = []
     accepted: list[AcceptanceRow] = []

@@ -87,19 +87,44 @@ def perform(
 def choose_drafters(model: str, draft: str | None, names: str | None) -> dict[str, str]:
     """Method name -> what LLM is given as its drafter.
 
+    Args:
+        draft: the draft model for whichever drafter wants one.
+        names: drafters with commas between them, each perhaps with one option (NAME:key=value); None takes all that
+            can serve this target.
+
     Raises:
         ConfigError: an unknown name, or a draft model asked for without saying which.
     """
     from forerun.drafters import DRAFTERS
 
-    known = draft is not None or options.is_bundled(model)
-    wanted = options.comma_list(names, "--drafters") if names else [n for n in DRAFTERS if known or n != DRAFT_MODEL]
-    for name in wanted:
+    bundled = options.is_bundled(model)
+    wanted = options.comma_list(names, "--drafters") if names else list(DRAFTERS)
+    chosen: dict[str, str] = {}
+    for spec in wanted:
+        name, colon, _ = spec.partition(":")
         if name not in DRAFTERS:
             raise ConfigError(f"There is no drafter {name!r}. Known: {', '.join(DRAFTERS)}.")
-        if name == DRAFT_MODEL and not known:
-            raise ConfigError(f"{DRAFT_MODEL} needs a draft model for {model!r}. Say which with --draft.")
-    return {name: draft if name == DRAFT_MODEL and draft else name for name in wanted}
+        serves = bundled or colon or DRAFTERS[name].asks is None
+        if not colon and draft is not None and name in WITH_DRAFT:
+            chosen[name] = WITH_DRAFT[name].format(draft)
+        elif serves:
+            chosen[spec] = spec
+        elif names:
+            asked = DRAFTERS[name].asks
+            raise ConfigError(
+                f"{name} needs its option {asked!r} for {model!r}: {name}:{asked}=..."
+                + (", or a draft model for all with --draft." if name in WITH_DRAFT else ".")
+            )
+    return chosen
+
+
+WITH_DRAFT = {
+    DRAFT_MODEL: "{}",
+    "draft-tree": "draft-tree:model={}",
+    "staged": "staged:model={}",
+    "hybrid": "hybrid:sources=suffix+{}",
+}
+"""What a draft model given for all makes of each drafter that wants one."""
 
 
 def open_methods(
@@ -118,7 +143,7 @@ def show(stage: Stage, methods: Mapping[str, LLM], cases: Sequence[workloads.Cas
     for number, case in enumerate(cases, 1):
         for name, llm in methods.items():
             with stage.performance(f"{name}  ·  prompt {number} of {len(cases)}, {case.name}", case.prompt) as scene:
-                for chunk in llm.stream(case.prompt, params):
+                for chunk in llm.stream(case.prompt, workloads.with_prediction(params, llm.drafter, case)):
                     scene.add(llm.tokenizer, chunk)
 
 
@@ -138,16 +163,16 @@ def measure(
             advance()
 
         for case in cases:
-            interleave(
-                {name: runner(llm, case.prompt, params) for name, llm in methods.items()}, rounds, warmup=0, after=after
-            )
+            runners = {name: runner(llm, case, params) for name, llm in methods.items()}
+            interleave(runners, rounds, warmup=0, after=after)
 
 
-def runner(llm: LLM, prompt: str, params: SamplingParams) -> Callable[[], Run]:
+def runner(llm: LLM, case: workloads.Case, params: SamplingParams) -> Callable[[], Run]:
     """One generation, as a function without arguments."""
+    own = workloads.with_prediction(params, llm.drafter, case)
 
     def run() -> Run:
-        generation: Any = llm.generate(prompt, params)
+        generation: Any = llm.generate(case.prompt, own)
         stats = generation.stats
         return Run(generation.token_ids, stats.num_forwards, stats.num_draft_tokens, stats.num_accepted_tokens)
 

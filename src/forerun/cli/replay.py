@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,7 +11,7 @@ import typer
 
 from forerun.bench import tables
 from forerun.bench.measure import machine
-from forerun.bench.workloads import Case, load, own_temperatures
+from forerun.bench.workloads import Case, load, own_temperatures, with_prediction
 from forerun.cli import options
 from forerun.cli.bench import (
     print_heading,
@@ -106,10 +107,9 @@ def compare(
     for workload, own in cases.items():
         for temperature in own_temperatures(own) or (0.0, 1.0):
             say(f"replaying {name} on {workload} at temperature {temperature:g}")
-            params = [
-                SamplingParams(temperature=temperature, seed=seed, max_tokens=max_tokens, ignore_eos=True)
-                for seed in range(len(own))
-            ]
+            one = SamplingParams(temperature=temperature, max_tokens=max_tokens, ignore_eos=True)
+            reader = bench.fresh(plain, spec)
+            params = [with_prediction(replace(one, seed=i), reader, case) for i, case in enumerate(own)]
             label = f"{workload}, {temperature:g}, {name}"
             results.append(bench.compare(setting, label, [encode(case.prompt) for case in own], params, counts))
     return results

@@ -97,7 +97,7 @@ class Lookahead:
                 f"window {window}, ngram {ngram} and guesses {guesses} ask for {rows} rows of every forward, but at "
                 f"most {MAX_NUM_DRAFT_TOKENS} are computed: (ngram - 1) * (window + guesses). Lower one of them."
             )
-        self.num_draft_tokens = rows - 1
+        self.whole_draft = rows - 1
         self._width, self._num_rows, self._guesses, self._prompt_pool = window, ngram - 1, guesses, prompt_pool
         self._verify_window = verify_window
         self._end_of_text: frozenset[int] = frozenset()

@@ -11,7 +11,6 @@ from collections.abc import Sequence as Seq
 from forerun.config import (
     PREDICTION_CANDIDATES,
     PREDICTION_MAX_MATCH,
-    PREDICTION_NUM_DRAFT_TOKENS,
     PREDICTION_RATES,
 )
 from forerun.drafters.copies import CopyRates
@@ -92,12 +91,12 @@ class PredictionDrafter:
     accepted and how many were not.
 
     Args:
-        num_draft_tokens: K.
+        num_draft_tokens: K; None takes the engine's.
     """
 
     reads_prediction = True
 
-    def __init__(self, num_draft_tokens: int | None = PREDICTION_NUM_DRAFT_TOKENS) -> None:
+    def __init__(self, num_draft_tokens: int | None = None) -> None:
         self.num_draft_tokens = num_draft_tokens
         self._rates = CopyRates(PREDICTION_RATES)
         self._followers: dict[Sequence, tuple[Follower, list[int]]] = {}

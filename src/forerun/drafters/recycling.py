@@ -19,7 +19,6 @@ from forerun.config import (
     MAX_NUM_DRAFT_TOKENS,
     RECYCLING_CHANCES,
     RECYCLING_DEPTHS,
-    RECYCLING_NUM_DRAFT_TOKENS,
     RECYCLING_REFRESH,
     RECYCLING_WIDTH,
 )
@@ -35,7 +34,7 @@ class Recycling:
     """Drafts a tree from the target's own former predictions; no model, no training. Chosen, never drawn.
 
     Args:
-        num_draft_tokens: nodes of the tree.
+        num_draft_tokens: K, nodes of the tree; None takes the engine's.
         width: k, successors kept of every token.
         share: one matrix for all requests. It makes the first drafts of a request better, but how fast a request is
             served then tells something of the others' text; without it, every request fills a matrix of its own.
@@ -48,16 +47,16 @@ class Recycling:
 
     def __init__(
         self,
-        num_draft_tokens: int = RECYCLING_NUM_DRAFT_TOKENS,
+        num_draft_tokens: int | None = None,
         width: int = RECYCLING_WIDTH,
         share: bool = False,
         matrix: str | None = None,
         learn_prompt: bool = True,
     ) -> None:
-        if not 1 <= num_draft_tokens <= MAX_NUM_DRAFT_TOKENS:
+        if num_draft_tokens is not None and not 1 <= num_draft_tokens <= MAX_NUM_DRAFT_TOKENS:
             raise ConfigError(
                 f"num_draft_tokens is {num_draft_tokens}, but must lie in 1..{MAX_NUM_DRAFT_TOKENS}. "
-                f"{RECYCLING_NUM_DRAFT_TOKENS} is a good number."
+                "Leave it out to let the engine choose."
             )
         if not 1 <= width <= len(RECYCLING_CHANCES):
             raise ConfigError(

@@ -25,7 +25,6 @@ from forerun.config import (
     REST_MAX_NGRAM,
     REST_MAX_PLACES,
     REST_MIN_NGRAM,
-    REST_NUM_DRAFT_TOKENS,
     REST_NUM_MATCHES,
 )
 from forerun.drafters.binding import Binding
@@ -114,7 +113,7 @@ class Rest:
     def __init__(
         self,
         index: str | Path | Index | None = None,
-        num_draft_tokens: int | None = REST_NUM_DRAFT_TOKENS,
+        num_draft_tokens: int | None = None,
         min_ngram: int = REST_MIN_NGRAM,
         max_ngram: int = REST_MAX_NGRAM,
         num_matches: int = REST_NUM_MATCHES,

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from pathlib import Path
 
-from forerun.config import STAGED_INNER_DRAFTER, STAGED_NUM_DRAFT_TOKENS
+from forerun.config import STAGED_INNER_DRAFTER
 from forerun.drafters.binding import Bindable, Binding
 from forerun.drafters.draft_model import Chain, DraftModel
 from forerun.errors import DrafterError
@@ -29,7 +29,7 @@ class Staged(DraftModel):
         model: the draft model, as in DraftModel.
         drafter: the inner one: a name of the table, perhaps with options, or a drafter. Not one that computes with the
             target's own layers, since those are not the draft model's.
-        num_draft_tokens: the most tokens in a chain.
+        num_draft_tokens: K; None takes the engine's.
         dtype: of the draft model's weights; None takes the target's.
 
     Raises:
@@ -40,7 +40,7 @@ class Staged(DraftModel):
         self,
         model: str | Path | Model | None = None,
         drafter: str | Drafter = STAGED_INNER_DRAFTER,
-        num_draft_tokens: int | None = STAGED_NUM_DRAFT_TOKENS,
+        num_draft_tokens: int | None = None,
         *,
         dtype: str | None = None,
     ) -> None:

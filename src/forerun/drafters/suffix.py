@@ -13,7 +13,6 @@ from forerun.config import (
     SUFFIX_LENGTH_BASE,
     SUFFIX_LENGTH_FACTOR,
     SUFFIX_MIN_MATCH,
-    SUFFIX_NUM_DRAFT_TOKENS,
     SUFFIX_SHARED_TOKENS,
 )
 from forerun.drafters.copies import CopyRates
@@ -44,7 +43,7 @@ class SuffixDrafter:
     The longer the match, the longer the copy.
 
     Args:
-        num_draft_tokens: K.
+        num_draft_tokens: K; None takes the engine's.
         min_match: tokens that must match at least.
         share: requests that name the same tenant (`SamplingParams.tenant`) copy from each other's prompts and outputs,
             also after they are finished. How fast tokens come may tell a client what those hold; a request without
@@ -57,7 +56,7 @@ class SuffixDrafter:
 
     def __init__(
         self,
-        num_draft_tokens: int | None = SUFFIX_NUM_DRAFT_TOKENS,
+        num_draft_tokens: int | None = None,
         min_match: int = SUFFIX_MIN_MATCH,
         share: bool = False,
         max_shared_tokens: int = SUFFIX_SHARED_TOKENS,

@@ -36,11 +36,13 @@ class DrafterRow:
         kind: "model" if it runs a model of its own, "target" if it uses the target's own layers or rows, "lookup" if
             it only reads text.
         description: one line for people.
+        asks: the option without which it serves the bundled target only; None if it serves any.
     """
 
     make: Callable[..., Drafter]
     kind: Literal["model", "target", "lookup"]
     description: str
+    asks: str | None = None
 
     @property
     def options(self) -> list[str]:
@@ -70,18 +72,20 @@ def _hybrid(sources: str = HYBRID_SOURCES, mode: str = HYBRID_MODES[0]) -> Draft
 
 
 DRAFTERS: Mapping[str, DrafterRow] = {
-    "draft-model": DrafterRow(DraftModel, "model", "a smaller model of the same vocabulary drafts a chain"),
-    "draft-tree": DrafterRow(DraftTree, "model", "a smaller model of the same vocabulary drafts a branching tree"),
-    "staged": DrafterRow(Staged, "model", "a draft model that has a drafter of its own"),
-    "cross-vocab": DrafterRow(_cross_vocab, "model", "a draft model with another tokenizer"),
+    "draft-model": DrafterRow(DraftModel, "model", "a smaller model of the same vocabulary drafts a chain", "model"),
+    "draft-tree": DrafterRow(
+        DraftTree, "model", "a smaller model of the same vocabulary drafts a branching tree", "model"
+    ),
+    "staged": DrafterRow(Staged, "model", "a draft model that has a drafter of its own", "model"),
+    "cross-vocab": DrafterRow(_cross_vocab, "model", "a draft model with another tokenizer", "model"),
     "prompt-lookup": DrafterRow(PromptLookup, "lookup", "copies what followed the last tokens earlier in the sequence"),
-    "rest": DrafterRow(Rest, "lookup", "looks up in a corpus on disk what followed the last tokens there"),
+    "rest": DrafterRow(Rest, "lookup", "looks up in a corpus on disk what followed the last tokens there", "index"),
     "suffix": DrafterRow(SuffixDrafter, "lookup", "copies what most often followed the longest match of any length"),
     "lookahead": DrafterRow(Lookahead, "target", "n-grams that the target makes in passing, by Jacobi iteration"),
     "recycling": DrafterRow(Recycling, "target", "a tree of what the target thought probable after each token before"),
     "early-exit": DrafterRow(EarlyExit, "target", "the target's first layers draft, the others verify"),
     "prediction": DrafterRow(PredictionDrafter, "lookup", "copies the client's own guess of the output"),
-    "hybrid": DrafterRow(_hybrid, "model", "several drafters, each asked where it pays by measured figures"),
+    "hybrid": DrafterRow(_hybrid, "model", "several drafters, each asked where it pays by measured figures", "sources"),
 }
 
 

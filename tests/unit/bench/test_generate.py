@@ -27,6 +27,7 @@ from forerun.bench.generate import (
     own_run,
 )
 from forerun.bench.reference import Reference
+from forerun.bench.workloads import Case
 from forerun.errors import ConfigError
 
 PROMPT = [5, 3, 8, 5, 3, 8, 5, 3]
@@ -56,7 +57,9 @@ def test_transformers_and_forerun_say_the_same_in_float64(folder: Path) -> None:
     own = LLM(str(folder), dtype="float64", tokenizer=None)
     target, draft = Reference(folder, "float64"), Reference(folder, "float64")
     engines = {PLAIN: own, own_name("draft-model", 3): LLM(own.target, folder, num_draft_tokens=3)}
-    runs = measure_methods(engines, target, draft, [3], [PROMPT, PROMPT[:2]], 12, 2, lambda _: None)
+    runs = measure_methods(
+        engines, target, draft, [3], [Case("a", " ".join(map(str, PROMPT))), Case("b", "5 3")], 12, 2, lambda _: None
+    )
     names = [BARE, PLAIN, own_name("draft-model", 3), HF_PLAIN, assisted_name(3)]
     assert list(runs) == names
     for name in names:

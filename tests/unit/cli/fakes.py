@@ -34,6 +34,7 @@ class FakeLLM:
     """
 
     drafts: bool = False
+    drafter: object = None
     exact: bool = True
     fail_after: int | None = None
     error: BaseException = field(default_factory=KeyboardInterrupt)

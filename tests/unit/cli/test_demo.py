@@ -120,12 +120,17 @@ def test_bad_options_exit_with_2(invoke: Invoke, arguments: list[str], told: str
 
 
 def test_drafters_follow_the_model() -> None:
-    assert demo.choose_drafters("bundled", None, None) == {
-        "draft-model": "draft-model",
-        "prompt-lookup": "prompt-lookup",
-    }
-    assert demo.choose_drafters("some/model", None, None) == {"prompt-lookup": "prompt-lookup"}
-    assert demo.choose_drafters("some/model", "a/draft", "draft-model") == {"draft-model": "a/draft"}
+    from forerun.drafters import DRAFTERS
+
+    assert demo.choose_drafters("bundled", None, None) == {name: name for name in DRAFTERS}
+    lone = demo.choose_drafters("some/model", None, None)
+    assert {"prompt-lookup", "suffix", "lookahead"} <= set(lone)
+    assert not {"draft-model", "draft-tree", "cross-vocab", "rest", "hybrid"} & set(lone)
+    given = demo.choose_drafters("some/model", "a/draft", None)
+    assert given["draft-model"] == "a/draft"
+    assert given["hybrid"] == "hybrid:sources=suffix+a/draft"
+    assert demo.choose_drafters("some/model", None, "rest:index=x") == {"rest:index=x": "rest:index=x"}
+
 
 
 def test_a_chunk_is_split_after_its_draft_tokens() -> None:

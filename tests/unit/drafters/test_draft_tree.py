@@ -270,7 +270,7 @@ def _depth(rows: Rows) -> int:
 def test_padding_of_either_vocabulary(widths: tuple[int, int], options: dict[str, Any]) -> None:
     target, draft = FakeModel(vocab_size=widths[0]), FakeModel(vocab_size=widths[1], seed=1)
     words = type("Words", (), {"get_vocab": lambda self: {"a": 0, "b": 1}, "decode": lambda self, *_, **__: ""})()
-    llm = LLM(target, DraftTree(draft), tokenizer=words)
+    llm = LLM(target, DraftTree(draft), tokenizer=words, num_draft_tokens=8)
     params = SamplingParams(max_tokens=60, **options)
     result = llm.generate([1, 2], params)
     assert result.stats.num_draft_tokens > 60
