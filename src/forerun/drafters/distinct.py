@@ -31,7 +31,7 @@ def draw_distinct(laws: Tensor, counts: Seq[int], generator: torch.Generator) ->
         for i, (row, tokens, total) in enumerate(zip(rows, picked, totals[:, 0].tolist(), strict=True)):
             if total > 0:
                 found = drawn[row]
-                found += dict.fromkeys(token for token in tokens if token not in found)
+                found += dict.fromkeys(tokens)  # none of an earlier turn: those weigh nothing any more
                 del found[counts[row] :]
                 if len(found) < counts[row]:
                     short.append(i)
