@@ -11,12 +11,13 @@ from typer.testing import CliRunner
 
 from forerun.errors import ConfigError, ModelLoadError
 from forerun.train import card, commands, folder
-from forerun.train.commands import check_resume, train_draft, train_lm
+from forerun.train.commands import check_resume, train_draft, train_lm, train_other_vocab
 from forerun.train.corpus import SourceFile
-from forerun.train.defaults import Architecture, DraftTraining
+from forerun.train.defaults import Architecture, DraftTraining, OtherVocabTraining
 from forerun.train.distil import check_size, inherit_embeddings
 from forerun.train.heldout import read_prompts
 from forerun.train.lm import build_model
+from forerun.train.other_vocab import sample_documents
 
 from .conftest import SHORT_RUN
 
@@ -76,6 +77,37 @@ def test_a_pair_is_trained_from_files_to_folders_with_cards(source_folder: Path,
     assert [row["temperature"] for row in rates] == [0.0, 1.0]
     assert all(0 <= row["rate"] <= 1 and row["num_draft_tokens"] == 4 for row in rates)
     assert "acceptance rate" in (draft / "README.md").read_text()
+
+
+def test_a_draft_with_its_own_vocabulary_learns_from_samples(
+    source_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wide = replace(SHORT_RUN.architecture, hidden_size=128, num_layers=3, num_heads=4, intermediate_size=192)
+    train_lm(tmp_path / "target", tmp_path / "a", source_folder, replace(SHORT_RUN, architecture=wide), resume=False)
+    sampling = DraftTraining(
+        sample_tokens=256, text_law_tokens=0, sample_batch=8, prompt_lengths=(40,), new_tokens=16, own_prompt_share=0.5
+    )
+    text = replace(SHORT_RUN, architecture=replace(SMALL_DRAFT, vocab_size=280))
+    options = OtherVocabTraining(text=text, read_tokens=400, sampling=sampling)
+    seen: list[str] = []
+    original = commands.lm.train
+
+    def spy(files: list[SourceFile], *args, **kwargs):
+        seen.extend(file.name for file in files)
+        return original(files, *args, **kwargs)
+
+    monkeypatch.setattr(commands.lm, "train", spy)
+    out = tmp_path / "other"
+    train_other_vocab(out, tmp_path / "b", tmp_path / "target", source_folder, options, resume=False)
+    _, tokenizer = folder.load(out)
+    record = folder.read_record(out)
+    assert len(tokenizer) == 280 and any(name.startswith("samples/") for name in seen)
+    assert set(record["on_target"]) == {f"{m}_at_temperature_{t}" for m in ("draft", "target") for t in (0, 1)}
+    assert all(value > 0 for value in record["on_target"].values())
+    assert "target's continuations" in (out / "README.md").read_text()
+    assert "--own-prompt-share 0.5" in record["command"]
+    with pytest.raises(ConfigError, match="no samples"):
+        sample_documents(tmp_path / "empty", tokenizer, 10)
 
 
 def test_a_draft_larger_than_a_tenth_is_refused() -> None:

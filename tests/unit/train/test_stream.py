@@ -5,8 +5,10 @@ import random
 import numpy as np
 import pytest
 
-from forerun.train.augment import with_copies
-from forerun.train.stream import Windows
+from forerun.train.augment import defined_names, name_pool, renamed_throughout, with_copies
+from forerun.train.corpus import SourceFile
+from forerun.train.stream import Epochs, EpochTexts, TwoStageStream, Windows
+from forerun.train.tokenizer import train_tokenizer
 
 
 def test_windows_cover_the_tokens_once_before_any_comes_again() -> None:
@@ -30,3 +32,37 @@ def test_copies_repeat_what_was_there() -> None:
     assert sum(after.count(line) - 1 for line in lines if line in after) >= 3
     assert with_copies("too short", random.Random(5)) == "too short"
     assert with_copies("\n".join(lines), random.Random(5)) == text
+
+
+def test_names_are_replaced_throughout_and_builtins_kept() -> None:
+    text = "\n".join(f"def function_{n}(self):\n    value_{n} = len(self)\n    return value_{n}" for n in range(20))
+    assert "self" not in defined_names(text) and len(defined_names(text)) == 40
+    changed = renamed_throughout(text, random.Random(2), ["other"])
+    gone = [name for name in defined_names(text) if name not in changed]
+    assert 0 < len(gone) <= 20 and changed.count("len(self)") == 20
+    assert name_pool([text, "class Other: pass"]) == sorted({*defined_names(text), "Other"})
+
+
+def test_every_epoch_has_copies_and_an_order_of_its_own(files: list[SourceFile]) -> None:
+    texts = EpochTexts.make(list(reversed(files)), 1, copy_share=0.5, rename_share=0.5)
+    assert texts.of(3) == EpochTexts.make(files, 1, 0.5, 0.5).of(3)
+    assert texts.of(3) != texts.of(4) and sorted(texts.of(3)) != sorted(texts.of(4))
+    plain = EpochTexts.make(files, 1, 0.0, 0.0)
+    assert plain.of(0) != plain.of(1) and sorted(plain.of(0)) == sorted(file.text for file in files)
+
+
+def test_epochs_made_ahead_are_those_made_when_needed(files: list[SourceFile]) -> None:
+    tokenizer = train_tokenizer((file.text for file in files), 300)
+    texts = EpochTexts.make(files, 1, 0.5, 0.0)
+    at_once, ahead = Epochs(texts, tokenizer), Epochs(texts, tokenizer, processes=1)
+    ahead.expect(2)
+    try:
+        for epoch in range(3):
+            assert np.array_equal(at_once.tokens(epoch), ahead.tokens(epoch))
+    finally:
+        ahead.close()
+    stream = TwoStageStream(at_once, seed=1, short_window=16, long_window=32, long_share=0.25, tokens_per_step=128)
+    per_epoch = stream.steps_per_epoch
+    assert stream.batch(0, 4 * per_epoch).shape == (8, 17)
+    assert stream.batch(4 * per_epoch - 1, 4 * per_epoch).shape == (4, 33)
+    assert not np.array_equal(stream.batch(0, 4 * per_epoch), stream.batch(per_epoch, 4 * per_epoch))
