@@ -107,6 +107,14 @@ PROBE_STEPS = 8
 PROBE_FORGETS = 0.8
 """Weight that what a sequence showed keeps at each probe: between two of them much may have changed."""
 
+WHOLE_STEPS = 12
+"""Steps that a drafter whose drafts come whole is given together, before it is judged."""
+WHOLE_PLAIN_STEPS = 3
+WHOLE_PAUSE, WHOLE_MAX_PAUSE = 192, 6144
+"""Plain steps before it is tried again; twice as many each time that it did not pay."""
+WHOLE_DECAY = 0.96
+"""Weight that a step's tokens and seconds keep at each later one of its kind."""
+
 EARLY_EXIT_SHARE = 0.25
 """Share of the target's layers that draft, unless a number is given."""
 CROSS_VOCAB_LOOK_BEHIND = 32

@@ -18,7 +18,8 @@ from forerun.drafters import Binding, make_drafter
 from forerun.drafters.hybrid import Hybrid
 from forerun.drafters.spec import split_spec
 from forerun.engine import LLM
-from forerun.engine.budget import AutoBudget, Budget, FixedBudget, Outcome, Plan, StepCost
+from forerun.engine.automatic import automatic_budget
+from forerun.engine.budget import Budget, FixedBudget, Outcome, Plan, StepCost
 from forerun.engine.engine import Engine
 from forerun.types import Draft, Drafter, Step
 from forerun.types import Sequence as Tokens
@@ -225,7 +226,9 @@ def compare(
 ) -> Comparison:
     """Every K of `counts`, and auto."""
     runs = [replay(setting, FixedBudget(k), f"K={k}", prompts, params) for k in counts]
-    auto = replay(setting, AutoBudget(), AUTO, prompts, params)
+    drafter = setting.make(VirtualClock())
+    budget = automatic_budget(setting.plain.target, drafter, stored=False)
+    auto = replay(setting, budget, AUTO, prompts, params)
     return Comparison(label, runs, auto, setting.plain_speed)
 
 

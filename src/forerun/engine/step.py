@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from forerun.config import EngineConfig, SamplingParams
-from forerun.engine.budget import AutoBudget, Budget, FixedBudget, Outcome, Plan, StepCost
+from forerun.engine.automatic import automatic_budget
+from forerun.engine.budget import Budget, FixedBudget, Outcome, Plan, StepCost
 from forerun.engine.results import StreamChunk
 from forerun.engine.state import SequenceState
 from forerun.engine.stats import StepStats
 from forerun.engine.work import Work
 from forerun.errors import DrafterError
 from forerun.models import Model
-from forerun.policy import StoredCosts
 from forerun.sampling import LogitsPipeline, StepNoise, TokenLogprob, row_argmax, token_logprobs
 from forerun.types import Draft, Drafter, Needs, PackedDrafts, Step, Verdict
 from forerun.verify import greedy_verdicts, rule_for, verify_step
@@ -253,9 +253,7 @@ class StepLoop:
 def _new_budget(config: EngineConfig, target: Model, drafter: Drafter | None) -> Budget:
     if isinstance(config.num_draft_tokens, int):
         return FixedBudget(config.num_draft_tokens)
-    own: Model | None = getattr(drafter, "_model", None)
-    names = [f"{model.name} {model.num_parameters} {model.dtype}" for model in (target, own) if model is not None]
-    return AutoBudget(StoredCosts((*names, type(drafter).__name__, str(torch.get_num_threads()))))
+    return automatic_budget(target, drafter)
 
 
 def _settle(work: Seq[Work], verdicts: Seq[Verdict]) -> None:
