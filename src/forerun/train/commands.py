@@ -11,7 +11,7 @@ from rich.console import Console
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from forerun.errors import ConfigError
-from forerun.train import card, distil, folder, lm
+from forerun.train import card, distil, folder, lm, spelled
 from forerun.train.accelerator import device, device_name
 from forerun.train.copying import copying
 from forerun.train.corpus import (
@@ -22,14 +22,7 @@ from forerun.train.corpus import (
     split,
     standard_library_root,
 )
-from forerun.train.defaults import (
-    DRAFT_ARCHITECTURE,
-    OTHER_VOCAB_ARCHITECTURE,
-    Architecture,
-    DraftTraining,
-    LmTraining,
-    OtherVocabTraining,
-)
+from forerun.train.defaults import DraftTraining, LmTraining, OtherVocabTraining
 from forerun.train.evaluate import Acceptance, TextScore, acceptance, continued, score_of_continuations, text_score
 from forerun.train.heldout import HELD_OUT_CORPUS, holds_out_the_same, read_held_out, read_prompts
 from forerun.train.loop import CHECKPOINT
@@ -121,10 +114,7 @@ def train_lm(
     score = text_score(stored, tokenizer, held_out_texts(data, corpus.held_out))
     record = card.build_record(
         kind="target",
-        command=f"forerun train lm OUT --tokens {options.tokens} --seed {options.seed}"
-        + _lm_flags(options, LmTraining())
-        + (" --tokenizer TOKENIZER" if tokenizer_folder is not None else "")
-        + _flags(data, options.architecture, Architecture()),
+        command=spelled.lm_command(data, options, tokenizer_folder),
         seed=options.seed,
         model=stored,
         data=corpus.record(),
@@ -166,7 +156,7 @@ def train_draft(
     rates = pair_acceptance(target, stored, tokenizer)
     record = card.build_record(
         kind="draft",
-        command=_draft_command(data, options, start),
+        command=spelled.draft_command(data, options, start),
         seed=options.seed,
         model=stored,
         data=corpus.record(", and samples of the target"),
@@ -217,7 +207,7 @@ def train_other_vocab(
     stored.to(device())
     record = card.build_record(
         kind="draft with a vocabulary of its own",
-        command=_other_vocab_command(data, options, samples),
+        command=spelled.other_vocab_command(data, options, samples),
         seed=options.text.seed,
         model=stored,
         data=corpus.record(", and the target's samples as text"),
@@ -296,51 +286,3 @@ def evaluate_pair(
         draft=text_score(draft, tokenizer, texts),
         acceptance=pair_acceptance(target, draft, tokenizer, num_draft_tokens, new_tokens),
     )
-
-
-def _draft_command(data: Path | None, options: DraftTraining, start: Path | None) -> str:
-    first = "--start DRAFT" if start is not None else f"--text-tokens {options.text.tokens}"
-    sizes = "" if start is not None else _flags(None, options.text.architecture, DRAFT_ARCHITECTURE)
-    text = "" if start is not None else _lm_flags(options.text, DraftTraining().text, ("copy_share", "rename_share"))
-    return (
-        f"forerun train draft OUT --target TARGET {first} --sample-tokens {options.sample_tokens} "
-        f"--text-law-tokens {options.text_law_tokens} --tokens {options.tokens} --seed {options.seed}"
-        + _changed(options, DraftTraining(), ("tokens_per_step", "sample_batch", "new_tokens", "own_prompt_share"))
-        + text
-        + _flags(data, Architecture(), Architecture())
-        + sizes
-    )
-
-
-def _other_vocab_command(data: Path | None, options: OtherVocabTraining, samples: Path | None) -> str:
-    drawn = _changed(options.sampling, DraftTraining(), ("sample_tokens", "sample_batch", "own_prompt_share"))
-    return (
-        f"forerun train other-vocab OUT --target TARGET{' --samples SAMPLES' if samples is not None else drawn} "
-        f"--tokens {options.text.tokens} --seed {options.text.seed}"
-        + _changed(options, OtherVocabTraining(), ("read_tokens",))
-        + _lm_flags(options.text, OtherVocabTraining().text)
-        + _flags(data, options.text.architecture, OTHER_VOCAB_ARCHITECTURE)
-    )
-
-
-_LM_FLAGS = ("tokens_per_step", "short_window", "long_share", "copy_share", "rename_share")
-
-
-def _lm_flags(options: LmTraining, default: LmTraining, names: tuple[str, ...] = _LM_FLAGS) -> str:
-    optimisation = _changed(options.optimisation, default.optimisation, ("weight_decay",)) if names == _LM_FLAGS else ""
-    return _changed(options, default, names) + optimisation
-
-
-def _changed(options: Any, default: Any, names: tuple[str, ...]) -> str:
-    """The flags of the options that are not the default's."""
-    return "".join(
-        f" --{name.replace('_', '-')} {getattr(options, name)}"
-        for name in names
-        if getattr(options, name) != getattr(default, name)
-    )
-
-
-def _flags(data: Path | None, sizes: Architecture, default: Architecture) -> str:
-    """The flags for a folder of files and for sizes that are not the default's."""
-    flags = f" --data {data.name}" if data is not None else ""
-    return flags + _changed(sizes, default, tuple(asdict(sizes)))
