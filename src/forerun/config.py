@@ -64,7 +64,7 @@ ACCEPTANCE_NEXT = 0.8
 ACCEPTANCE_DECAY = 0.98
 ACCEPTANCE_SHARED_DECAY = 0.995
 """Weight that a trial keeps when the next one of its place is seen: in its sequence, and among all together."""
-ACCEPTANCE_WEIGHT = 2.0
+ACCEPTANCE_WEIGHT = 4.0
 """Trials that the guess for a place is worth, which the places before it made."""
 ACCEPTANCE_STATE_WEIGHT = 8.0
 """Trials that the belief is worth that it does not matter what became of the last draft."""

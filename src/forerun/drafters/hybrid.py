@@ -214,8 +214,11 @@ class Hybrid:
         for sequence, budget in open_:
             nodes, net = source.best(sequence, budget, rate, price, len(open_))
             if net > 0:
-                # a source that is alone, or the last one, may use what the engine grants
-                asked.append((sequence, nodes if number + 1 < len(self._sources) else budget))
+                more = min(budget, nodes + (nodes + 1) // 2)
+                table = source.cost.table()
+                if more > nodes and source.probes.due and source.probes.buy(float(table[more] - table[nodes])):
+                    nodes = more  # or what lies beyond would never be seen
+                asked.append((sequence, nodes))
         if not asked and open_ and source.probes.due:
             sequence, budget = open_[0]
             nodes = min(budget, 4)
