@@ -1,6 +1,7 @@
 """Prompts of several kinds, cut from the held-out files: prose, copying, and code at a high temperature.
 
-As with the code prompts of `heldout`, a hash of the file's name decides whatever could be chosen.
+As with the code prompts of `heldout`, a hash of the file's name decides whatever could be chosen. A prompt of prose or
+of copying ends before the end of its line: the tokenizer writes it and the next line's indentation as one token.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ def prose_prompts(files: Sequence[SourceFile], limit: int = PROMPTS_PER_WORKLOAD
             continue
         lines, first, last = found
         cut = first + max(2, (last - first) // 3)
-        prompt = "".join(lines[max(0, cut - PROSE_PROMPT_LINES) : cut])
-        prompts.append(CodePrompt(file.name, prompt, "".join(lines[cut:last])))
+        prompt = "".join(lines[max(0, cut - PROSE_PROMPT_LINES) : cut]).removesuffix("\n")
+        prompts.append(CodePrompt(file.name, prompt, "\n" + "".join(lines[cut:last])))
     return prompts[:limit]
 
 
@@ -66,8 +67,8 @@ def copying_prompts(files: Sequence[SourceFile], limit: int = PROMPTS_PER_WORKLO
         if max(map(len, span)) > MAX_LINE or sum(not line.strip() for line in span) > length // 3:
             continue
         copy = edited(span, random.Random(f"copy of {file.name}"))
-        shown = "\n".join([*span, "", *copy[:SHOWN_LINES], ""])
-        prompts.append(CodePrompt(file.name, shown, "\n".join(copy[SHOWN_LINES:])))
+        shown = "\n".join([*span, "", *copy[:SHOWN_LINES]])
+        prompts.append(CodePrompt(file.name, shown, "\n".join(["", *copy[SHOWN_LINES:]])))
     return prompts[:limit]
 
 

@@ -31,6 +31,7 @@ def test_prose_prompts_end_inside_a_long_docstring() -> None:
     assert prompt.prompt.count('"""') == 1
     assert prompt.prompt + prompt.reference in prose_file(120).text
     assert prompt.reference.rstrip().endswith('"""')
+    assert not prompt.prompt.endswith("\n") and prompt.reference.startswith("\n")
 
 
 @pytest.mark.parametrize("text", ["x = 1\n", "def broken(:\n", PROSE.format(">>> wait([])\n" + "words " * 200)])
@@ -45,10 +46,11 @@ def test_copying_prompts_hold_the_span_and_the_beginning_of_its_copy() -> None:
     assert len(prompts) == 6
     for prompt in prompts:
         span, shown = prompt.prompt.split("\n\n")
-        span_lines, copied = span.split("\n"), [*shown.rstrip("\n").split("\n"), *prompt.reference.split("\n")]
+        span_lines, copied = span.split("\n"), [*shown.rstrip("\n").split("\n"), *prompt.reference[1:].split("\n")]
         assert 20 <= len(span_lines) <= 32
         assert abs(len(copied) - len(span_lines)) <= 2
         assert len({*copied} & {*span_lines}) >= len(span_lines) // 3
+    assert all(prompt.reference.startswith("\n") for prompt in prompts)
     assert any(prompt.reference in "\n".join(lines) for prompt in prompts)  # some are copied unchanged
 
 
