@@ -1,4 +1,4 @@
-"""What every test stands on: no network, nothing in the user's cache folder, and a tokenizer that keeps to its own thread."""
+"""What every test stands on: no network, nothing in the user's cache folder, a tokenizer that keeps to its thread."""
 
 import os
 

@@ -65,8 +65,9 @@ def test_two_hundred_seeded_requests(family_folder: Callable[[str], Path], draft
     plain, _ = outputs(LLM(target, None, tokenizer=tokenizer), prompts, params)
     rates = {}
     for name, drafter, options in (
-        ("prompt lookup", PromptLookup(min_ngram=1), {}),
-        ("draft model", DraftModel(draft_folder), {}),
+        ("prompt lookup", PromptLookup(min_ngram=1), {"num_draft_tokens": 4}),
+        ("draft model", DraftModel(draft_folder), {"num_draft_tokens": 4}),
+        ("automatic", DraftModel(draft_folder), {}),
         ("another K", DraftModel(draft_folder), {"num_draft_tokens": 7, "max_batch": 3, "prefill_chunk": 4}),
         ("another rule asked for", DraftModel(draft_folder), {"acceptance": "block"}),
     ):

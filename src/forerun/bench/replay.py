@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from forerun.bench.echo import EchoModel
 from forerun.bench.step_costs import Curve, DrafterCosts
 from forerun.config import AUTO, HYBRID_MODES, HYBRID_SOURCES, EngineConfig, SamplingParams
 from forerun.drafters import Binding, make_drafter
@@ -116,12 +117,14 @@ class Setting:
         make: a fresh drafter, bound to the target, whose work moves the clock.
         target: seconds of a forward, by rows.
         rest: seconds of the engine's own, by nodes.
+        echo: the drafter does not look at the target's rows: texts are known, and the target need not run (`echo`).
     """
 
     plain: LLM
     make: Callable[[VirtualClock], Drafter]
     target: Curve
     rest: Curve
+    echo: bool = False
 
     @property
     def plain_speed(self) -> float:
@@ -154,19 +157,24 @@ def replay(
     name: str,
     prompts: Sequence[Sequence[int]],
     params: Sequence[SamplingParams],
+    texts: Sequence[Sequence[int]] = (),
 ) -> Replayed:
     """One engine answers all prompts, one after the other, as a lone user would have it.
 
     Args:
         budget: a fresh one.
         params: one per prompt.
+        texts: prompts with the target's answers, where the setting has an echo.
     """
     clock = VirtualClock()
     priced = Priced(budget, setting.target, setting.rest, clock)
     config = EngineConfig(num_draft_tokens=1, seed=0)  # the budget decides; above 0 the drafter takes part
     plain = setting.plain
-    engine = Engine(plain.target, setting.make(clock), tokenizer=plain.tokenizer, config=config, budget=priced)
-    for prompt, each in zip(prompts, params, strict=True):
+    echo: Any = EchoModel(plain.target) if texts else plain.target
+    engine = Engine(echo, setting.make(clock), tokenizer=plain.tokenizer, config=config, budget=priced)
+    for number, (prompt, each) in enumerate(zip(prompts, params, strict=True)):
+        if texts:
+            echo.text = texts[number]
         engine.add(list(prompt), each)
         while engine.has_work:
             for output in engine.step():
@@ -225,11 +233,20 @@ def compare(
     counts: Sequence[int],
 ) -> Comparison:
     """Every K of `counts`, and auto."""
-    runs = [replay(setting, FixedBudget(k), f"K={k}", prompts, params) for k in counts]
+    texts = answers(setting.plain, prompts, params) if setting.echo else []
+    runs = [replay(setting, FixedBudget(k), f"K={k}", prompts, params, texts) for k in counts]
     drafter = setting.make(VirtualClock())
     budget = automatic_budget(setting.plain.target, drafter, stored=False)
-    auto = replay(setting, budget, AUTO, prompts, params)
+    auto = replay(setting, budget, AUTO, prompts, params, texts)
     return Comparison(label, runs, auto, setting.plain_speed)
+
+
+def answers(plain: LLM, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> list[list[int]]:
+    """Prompts with what the target says to them; predictions, which alter nothing, are left out."""
+    generations: Any = plain.generate(
+        [list(prompt) for prompt in prompts], [replace(p, prediction=None) for p in params]
+    )
+    return [[*prompt, *each.token_ids] for prompt, each in zip(prompts, generations, strict=True)]
 
 
 def sources_of(spec: str) -> tuple[list[str], str]:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from forerun.bench import tables
 from forerun.bench.measure import machine
-from forerun.bench.upkeep import UpkeepRow, long_text, measure_upkeep
 from forerun.bench.workloads import load, names
 from forerun.cli import options
 from forerun.cli.bench import print_heading, print_machine, print_table, say, set_threads
 from forerun.cli.output import print_json
 from forerun.config import BUNDLED_TARGET, DEFAULT_DTYPE
+
+if TYPE_CHECKING:
+    from forerun.bench.upkeep import UpkeepRow
 
 HEADER = ["drafter", "step in ms", "99 %", "prompt in ms", "nodes", "memory in MB", "share of a forward"]
 
@@ -36,6 +38,7 @@ def overhead(
     set_threads(threads)
     from forerun.bench.forward import RandomLlama
     from forerun.bench.step_costs import target_costs
+    from forerun.bench.upkeep import long_text, measure_upkeep
     from forerun.drafters import Binding, make_drafter
     from forerun.models import load_model, load_tokenizer
 

@@ -93,6 +93,7 @@ def compare(
     """One drafter on all workloads and temperatures."""
     from forerun.bench import replay as bench
     from forerun.bench.step_costs import drafter_costs
+    from forerun.drafters import DRAFTERS
 
     encode = plain.tokenizer.encode
     first = encode(next(iter(cases.values()))[0].prompt)
@@ -102,7 +103,10 @@ def compare(
         say(f"timing {source}")
         costs[source] = drafter_costs(plain, partial(bench.fresh, plain, source), counts, first, timed)
     rest = max((each.rest for each in costs.values()), key=lambda curve: len(curve.counts))
-    setting = bench.Setting(plain, partial(bench.charged, plain, spec, costs), target, rest)
+    echo = all(
+        DRAFTERS[source.partition(":")[0]].kind != "target" for source in costs if source.partition(":")[0] in DRAFTERS
+    )
+    setting = bench.Setting(plain, partial(bench.charged, plain, spec, costs), target, rest, echo)
     results = []
     for workload, own in cases.items():
         for temperature in own_temperatures(own) or (0.0, 1.0):

@@ -23,10 +23,10 @@ def llm() -> LLM:
     return LLM(model)
 
 
-def setting(drafter: Any = PromptLookup, draft: float = 0.1, idle: float = 0.0) -> Setting:
+def setting(drafter: Any = PromptLookup, draft: float = 0.1, idle: float = 0.0, echo: bool = False) -> Setting:
     """A forward costs 1 and a tenth per row; a node costs `draft`, a step of the drafter `idle` in any case."""
     costs = DrafterCosts(Curve([0, 64], [idle, idle + 64 * draft]), idle, Curve([0], [0.0]))
-    return Setting(llm(), lambda clock: Charged(drafter(), costs, clock), Curve([1, 65], [1.1, 7.5]), costs.rest)
+    return Setting(llm(), lambda clock: Charged(drafter(), costs, clock), Curve([1, 65], [1.1, 7.5]), costs.rest, echo)
 
 
 def test_a_curve_is_linear_between_its_points_and_flat_beyond() -> None:
@@ -113,3 +113,13 @@ def test_costs_are_measured() -> None:
     measured = drafter_costs(plain, PromptLookup, [2, 4], PROMPT, PARAMS)
     assert max(measured.draft.counts) == 4
     assert min(measured.draft.seconds) > 0 and measured.idle > 0 and measured.rest(0) > 0
+
+
+@pytest.mark.parametrize("params", [PARAMS, SamplingParams(temperature=1.2, seed=3, max_tokens=50)])
+def test_an_echo_gives_the_verdicts_of_the_target(params: SamplingParams) -> None:
+    prompts = [PROMPT, PROMPT[:3], [7, 7, 7]]
+    real = compare(setting(), "real", prompts, [params] * 3, [1, 4, 9])
+    echo = compare(setting(echo=True), "echo", prompts, [params] * 3, [1, 4, 9])
+    assert echo.fixed == real.fixed
+    assert echo.auto == real.auto
+    assert real.fixed[1].mean_nodes > 0
