@@ -66,6 +66,8 @@ class EarlyExit(DraftModel):
         ConfigError: exit_layer is below 1.
     """
 
+    writes_cache = True
+
     def __init__(self, exit_layer: int | None = None, num_draft_tokens: int | None = None) -> None:
         super().__init__(None, num_draft_tokens)
         if exit_layer is not None and exit_layer < 1:
@@ -116,11 +118,13 @@ class EarlyExit(DraftModel):
         return [self._with_states(each, draft) for each, draft in zip(own, drafts, strict=True)]
 
     def _finish(self, own: Seq[Own], drafts: Seq[Draft]) -> None:
-        """Take every draft's last token through the layers as well: nobody has asked what follows it yet."""
+        """Take every draft's last token through the layers as well, unless it was asked already what follows it, and
+        the answer did not pay."""
+        states = self._first.states
         rows = [
             Rows(each.cache, draft.token_ids[-1:].tolist(), None, 0)
             for each, draft in zip(own, drafts, strict=True)
-            if len(draft)
+            if len(draft) and sum(map(len, states[id(each.cache)])) == len(draft)
         ]
         if rows:
             self._first.forward(rows)

@@ -96,6 +96,29 @@ def test_a_price_ends_the_chain_early(target: Model) -> None:
     assert drawn.stats.num_draft_tokens > 0
 
 
+@pytest.mark.parametrize("price", [0.02, 0.05, 0.2])
+def test_a_chain_that_a_price_ends_has_the_states_of_its_nodes(target: Model, price: float) -> None:
+    """A greedy chain's last token has been fed already where what followed it did not pay."""
+    drafter, lengths = EarlyExit(1), []
+    llm = LLM(target, drafter, num_draft_tokens=6, seed=0)
+    inner: Any = drafter.draft
+
+    def draft(sequences: Any, budgets: Any, _: float = 0.0) -> Any:
+        drafts = inner(sequences, budgets, price)
+        for budget, each in zip(budgets, drafts, strict=True):
+            assert each.hidden is None or len(each.hidden) == len(each) + 1
+            lengths.append((budget, len(each)))
+        return drafts
+
+    drafter.draft = draft  # type: ignore[method-assign]
+    params = SamplingParams(temperature=0, max_tokens=40)
+    own: Any = llm.generate([5, 6, 7], params)
+    plain: Any = LLM(target).generate([5, 6, 7], params)
+    assert own.token_ids == plain.token_ids
+    if price == 0.02:
+        assert any(0 < length < budget for budget, length in lengths)
+
+
 def test_what_cannot_be_is_refused(target: Model, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="exit_layer is 0"):
         EarlyExit(0)
