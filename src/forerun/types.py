@@ -187,8 +187,9 @@ class Drafter(Protocol):
 
     A drafter may further have, and is asked for by name: `needs` (Needs), `bind(binding)` (to see the target first),
     `num_draft_tokens` (its own K, in place of the engine's default), `whole_draft` (nodes of its drafts, where fewer
-    would do it harm: an automatic K is this or 0), `reads_prediction` (True: it uses Sequence.prediction), `nbytes`
-    (int, memory it holds beside its models' weights).
+    would do it harm: an automatic K is this or 0), `reads_prediction` (True: it uses Sequence.prediction),
+    `writes_cache` (True: it leaves keys and values in Sequence.cache, so no other may do so after it in the same step),
+    `nbytes` (int, memory it holds beside its models' weights).
     """
 
     def start(self, sequence: Sequence) -> None:

@@ -80,7 +80,7 @@ class Hybrid:
         clock: seconds, for what drafting costs.
 
     Raises:
-        ConfigError: no source, or an unknown mode.
+        ConfigError: no source, an unknown mode, or two sources that write into the target's cache.
     """
 
     def __init__(
@@ -96,6 +96,13 @@ class Hybrid:
             raise ConfigError(f"mode is {mode!r}, but must be one of {', '.join(HYBRID_MODES)}.")
         named = names or [_name_of(drafter) for drafter in sources]
         self._sources = [_Source(name, drafter) for name, drafter in zip(named, sources, strict=True)]
+        writers = [source.name for source in self._sources if getattr(source.drafter, "writes_cache", False)]
+        if len(writers) > 1:  # the draft that is taken would be continued from what the other left
+            raise ConfigError(
+                f"The sources {' and '.join(writers)} of the hybrid both compute in the target's own cache, where one "
+                "would overwrite the other's draft. Take one of them."
+            )
+        self.writes_cache = bool(writers)
         self._mode = mode
         self._clock = clock
         self._entered: set[Sequence] = set()

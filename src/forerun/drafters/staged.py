@@ -114,4 +114,10 @@ def _inner(drafter: str | Drafter) -> Drafter:
             f"The inner drafter is {drafter!r}, which computes with the target's own layers or rows, and here "
             "the draft model is its target. Take one that reads text, such as prompt-lookup, or another draft model."
         )
-    return build_drafter(drafter)
+    inner = build_drafter(drafter)
+    if getattr(inner, "writes_cache", False):
+        raise DrafterError(
+            f"The inner drafter, {type(inner).__name__}, computes in the target's own cache, and here the draft model "
+            "is its target. Take one that reads text, such as prompt-lookup."
+        )
+    return inner

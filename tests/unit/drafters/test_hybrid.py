@@ -13,6 +13,7 @@ from doubles import FakeModel, References, Scripted, adversaries
 from forerun import LLM, SamplingParams
 from forerun.config import EngineConfig
 from forerun.drafters import Binding, Hybrid, build_drafter, make_drafter
+from forerun.drafters.early_exit import EarlyExit
 from forerun.drafters.merging import agreement, kept, merge
 from forerun.engine.engine import Engine
 from forerun.errors import ConfigError, DrafterError
@@ -214,3 +215,12 @@ def test_a_source_that_fails_to_start_leaves_the_others_clean() -> None:
     engine.add([1, 2], GREEDY)
     (output,) = engine.step()
     assert str(output.error) == "no" and not first.active
+
+
+def test_only_one_source_may_write_into_the_targets_cache() -> None:
+    assert Hybrid([EarlyExit(1), build_drafter("suffix")]).writes_cache
+    assert not Hybrid([build_drafter("suffix")]).writes_cache
+    with pytest.raises(ConfigError, match="early-exit and hybrid of the hybrid both compute"):
+        Hybrid([EarlyExit(1), Hybrid([EarlyExit(2)])])
+    with pytest.raises(ConfigError, match="Take one of them"):
+        build_drafter("hybrid:sources=early-exit:exit_layer=4+early-exit:exit_layer=8")

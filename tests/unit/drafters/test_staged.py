@@ -8,6 +8,7 @@ import torch
 from doubles import FakeModel, Scripted, adversaries
 from forerun import LLM, SamplingParams
 from forerun.drafters import Binding, DraftModel, PromptLookup, Staged
+from forerun.drafters.early_exit import EarlyExit
 from forerun.drafters.staged import _first_path
 from forerun.errors import DrafterError
 from forerun.types import Draft, Needs, Sequence, Step, Verdict
@@ -127,3 +128,7 @@ def test_an_inner_drafter_that_does_not_exist() -> None:
         Staged(drafter="prompt-lookup:colour=red")
     with pytest.raises(DrafterError, match="own layers or rows"):
         Staged(drafter="recycling")
+    with pytest.raises(DrafterError, match="EarlyExit, computes in the target's own cache"):
+        Staged(drafter=EarlyExit(1))
+    with pytest.raises(DrafterError, match="Hybrid, computes in the target's own cache"):
+        Staged(drafter="hybrid:sources=suffix+early-exit")
