@@ -172,9 +172,10 @@ class CrossVocab:
                 f"{model.name} and {binding.target.name} have no token in common. Choose a draft model for text of the "
                 "same kind."
             )
-        ends = binding.target.eos_token_ids
-        if ends:
-            self._to_target |= {own: min(ends) for own in model.eos_token_ids if own not in self._to_target}
+        # one to one here too, or a law would lose what another token had: each end of text has a partner of its own
+        self._target_ends = binding.target.eos_token_ids
+        free = sorted(self._target_ends - set(self._to_target.values()))
+        self._to_target |= dict(zip(sorted(model.eos_token_ids - set(self._to_target)), free, strict=False))
         self._ends = model.eos_token_ids
         self._draft_text = Retokeniser(self._tokenizer, draft_bytes)
         self._target_text = Retokeniser(binding.tokenizer, self._target_bytes)
@@ -289,8 +290,8 @@ class CrossVocab:
         ended = next((i for i, token_id in enumerate(path) if token_id in self._ends), None)
         text = complete(self._draft_text.bytes_of(path if ended is None else path[:ended])).decode("utf-8", "replace")
         ids = self._target_text.continuation(sequence.token_ids, text) if text else []
-        if ended is not None and path[ended] in self._to_target:
-            ids = [*ids, self._to_target[path[ended]]]
+        if ended is not None and self._target_ends:
+            ids = [*ids, self._to_target.get(path[ended], min(self._target_ends))]
         return [token_id for token_id in ids if token_id < self._vocab_size]
 
 

@@ -178,6 +178,22 @@ def test_drawn_drafts_stay_inside_what_both_vocabularies_have(target: Model, our
             assert set(draft.laws[row].nonzero()[:, 0].tolist()) <= allowed
 
 
+@pytest.mark.parametrize("target_ends", [{0}, {0, 7}])
+def test_several_ends_of_text_are_translated_one_to_one(
+    target: Model, ours: Any, draft_folder: str, monkeypatch: pytest.MonkeyPatch, target_ends: set[int]
+) -> None:
+    """Two draft tokens that became one would leave the law with the chance of one of them."""
+    draft = load_model(draft_folder, "float32")
+    draft.eos_token_ids = frozenset({310, 311, 312})
+    monkeypatch.setattr(target, "eos_token_ids", frozenset(target_ends))
+    drafter = CrossVocab(draft, mode="tokens", tokenizer=load_tokenizer(draft_folder))
+    drafter.bind(Binding(target, ours, 0))
+    assert len(set(drafter._to_target.values())) == len(drafter._to_target)
+    free = target_ends - set(drafter._target_bytes)
+    assert free <= set(drafter._to_target.values())
+    assert drafter._retokenised(Sequence(0, [1], 1, SamplingParams()), [312]) == [0]
+
+
 def test_what_cannot_be_is_refused(target: Model, ours: Any) -> None:
     with pytest.raises(ConfigError, match="mode is 'words'"):
         CrossVocab(mode="words")
