@@ -14,7 +14,7 @@ import typer
 from forerun.cli import options
 from forerun.cli.options import DEFAULTS, NO_DRAFTER
 from forerun.cli.output import print_json
-from forerun.config import BUNDLED_TARGET, DEFAULT_DTYPE, DEFAULT_NUM_DRAFT_TOKENS, SamplingParams
+from forerun.config import BUNDLED_TARGET, DEFAULT_DTYPE, SamplingParams
 from forerun.errors import PromptError
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def generate(
             show_default="prediction, if one is given; the bundled draft for the bundled target, else prompt-lookup",
         ),
     ] = None,
-    num_draft_tokens: options.NumDraftTokens = DEFAULT_NUM_DRAFT_TOKENS,
+    num_draft_tokens: options.OwnNumDraftTokens = None,
     acceptance: Annotated[
         str | None,
         typer.Option(help="A verification rule by name.", show_default="the exact rule that fits"),
@@ -87,7 +87,7 @@ def generate(
     request: Any = [{"role": "user", "content": text}] if chat else text
     outputs, seconds, interrupted = run(llm, request, params, echo=not json)
     if json:
-        facts = {"model": model, "drafter": chosen, "num_draft_tokens": num_draft_tokens if chosen else 0}
+        facts = {"model": model, "drafter": chosen, "num_draft_tokens": llm.num_draft_tokens if chosen else 0}
         print_json({**facts, "exact": llm.exact, **as_object(outputs, seconds)})
     else:
         typer.echo(summary(outputs, seconds, chosen, interrupted), err=True)

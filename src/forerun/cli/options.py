@@ -34,6 +34,12 @@ DraftName = Annotated[
     typer.Option(help="Folder or id of the draft model.", show_default="the bundled draft for the bundled target"),
 ]
 NumDraftTokens = Annotated[Any, typer.Option(help=_K, metavar="K|auto", parser=parse_num_draft_tokens)]
+OwnNumDraftTokens = Annotated[
+    Any,
+    typer.Option(
+        help=_K, metavar="K|auto", parser=parse_num_draft_tokens, show_default=f"the drafter's own, or {AUTO}"
+    ),
+]
 DType = Annotated[str, typer.Option(help=f"Number format of weights and cache: {', '.join(DTYPES)}.")]
 Threads = Annotated[int | None, typer.Option(help="Threads of torch.", min=1, show_default="torch's own choice")]
 Markdown = Annotated[bool, typer.Option("--markdown", help="Print Markdown tables.")]

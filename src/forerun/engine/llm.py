@@ -87,6 +87,11 @@ class LLM:
         """Whether plain and speculative runs give bit-identical logits; `target.exactness` gives the reason if not."""
         return self.target.exactness.exact
 
+    @property
+    def num_draft_tokens(self) -> NumDraftTokens:
+        """K of every step, or "auto"."""
+        return self.engine.config.num_draft_tokens
+
     @overload
     def generate(self, prompts: str, params: SamplingParams | None = None) -> Generation: ...
     @overload

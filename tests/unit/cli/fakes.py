@@ -36,6 +36,7 @@ class FakeLLM:
     drafts: bool = False
     drafter: object = None
     exact: bool = True
+    num_draft_tokens: int | str = "auto"
     fail_after: int | None = None
     error: BaseException = field(default_factory=KeyboardInterrupt)
     token_ids: list[int] = field(default_factory=lambda: list(range(len(WORDS))))

@@ -79,6 +79,16 @@ def test_the_drafter_follows_the_model(
     assert opened["drafter"] == drafter
 
 
+@pytest.mark.parametrize(("flags", "expected"), [([], None), (["--num-draft-tokens", "7"], 7)])
+def test_a_drafters_own_k_stands_unless_another_is_asked_for(
+    invoke: Invoke, opened: dict[str, Any], flags: list[str], expected: int | None
+) -> None:
+    opened["llm"].num_draft_tokens = 24
+    result = invoke("generate", "x", "--drafter", "draft-tree:num_draft_tokens=24", "--json", *flags)
+    assert opened["num_draft_tokens"] == expected
+    assert json.loads(result.stdout)["num_draft_tokens"] == 24
+
+
 def test_every_sampling_option_arrives(invoke: Invoke, opened: dict[str, Any]) -> None:
     flags = (
         "--temperature 0.7 --top-k 5 --top-p 0.9 --min-p 0.1 --repetition-penalty 1.1 --presence-penalty 0.2 "
