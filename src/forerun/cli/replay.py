@@ -48,6 +48,10 @@ def replay(
     ] = "1,2,3,4,6,8,12,16,24,32,48",
     prompts: Annotated[int, typer.Option(help="Prompts of each workload, from the first.", min=1)] = 6,
     max_tokens: Annotated[int, typer.Option(help="Tokens generated per prompt.", min=2)] = 128,
+    cost_of: Annotated[
+        str | None,
+        typer.Option(help="Price the target's forwards as those of this model.", show_default="the target itself"),
+    ] = None,
     rounds: Annotated[int, typer.Option(help="Rounds in which the target's forward is timed.", min=1)] = 20,
     dtype: options.DType = DEFAULT_DTYPE,
     threads: options.Threads = None,
@@ -62,11 +66,13 @@ def replay(
     from forerun.bench.reference import quieten
     from forerun.bench.step_costs import target_costs
     from forerun.engine import LLM
+    from forerun.models import load_model
 
     quieten()
     plain = LLM(model, drafter=None, dtype=dtype)
     say("timing the target's forward")
-    target = target_costs(plain.target, context=384, rounds=rounds)
+    priced = plain.target if cost_of is None else load_model(cost_of, dtype)
+    target = target_costs(priced, context=384, rounds=rounds)
     results = [
         each for name in chosen for each in compare(plain, name, chosen[name], target, cases, counts, max_tokens)
     ]
