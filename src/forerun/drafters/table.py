@@ -54,9 +54,9 @@ def _cross_vocab(
     model: str | None = None, drafter: str = "draft-model", mode: str = "auto", num_draft_tokens: int | None = None
 ) -> Drafter:
     """drafter: a name of the table, of a drafter that runs a model."""
-    if drafter not in DRAFTERS or DRAFTERS[drafter].kind != "model" or drafter == "cross-vocab":
-        names = ", ".join(name for name, row in DRAFTERS.items() if row.kind == "model" and name != "cross-vocab")
-        raise DrafterError(f"'cross-vocab' wraps a drafter that runs a model ({names}), not {drafter!r}.")
+    names = [name for name, row in DRAFTERS.items() if row.asks == "model" and name != "cross-vocab"]
+    if drafter not in names:
+        raise DrafterError(f"'cross-vocab' wraps a drafter that runs a model ({', '.join(names)}), not {drafter!r}.")
     return CrossVocab(model, DRAFTERS[drafter].make, mode, num_draft_tokens)
 
 

@@ -17,7 +17,7 @@ from forerun.config import (
     SamplingParams,
 )
 from forerun.drafters import Binding, make_drafter
-from forerun.engine.checks import check_request
+from forerun.engine.checks import check_request, encode_prediction
 from forerun.engine.engine import Engine
 from forerun.engine.prompts import Prompt, encode, split_prompts
 from forerun.engine.results import Generation, StepOutput, StreamChunk
@@ -138,6 +138,7 @@ class LLM:
         token_ids = encode(split[0], self.tokenizer, self.target.name)
         params = params or SamplingParams()
         check_request(token_ids, params, self.target, self.tokenizer)
+        encode_prediction(params, self.target, self.tokenizer, self.drafter)
         return self._chunks(token_ids, params)
 
     def _chunks(self, token_ids: list[int], params: SamplingParams) -> Iterator[StreamChunk]:

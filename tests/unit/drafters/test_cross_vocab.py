@@ -203,6 +203,9 @@ def test_what_cannot_be_is_refused(target: Model, ours: Any) -> None:
         CrossVocab(target).bind(Binding(target, ours))
     with pytest.raises(DrafterError, match="wraps a drafter that runs a model"):
         build_drafter("cross-vocab:drafter=suffix")
+    for inner in ("hybrid", "cross-vocab", "nothing"):
+        with pytest.raises(DrafterError, match=r"\(draft-model, draft-tree, staged\), not '" + inner):
+            build_drafter(f"cross-vocab:drafter={inner}")
 
     class Foreign(SentencePiece):
         def get_vocab(self) -> dict[str, int]:

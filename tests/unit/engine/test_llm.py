@@ -175,6 +175,8 @@ def test_other_refusals(llm: LLM, fake: FakeModel) -> None:
         llm.generate(["a", "b"], [GREEDY] * 3)
     with pytest.raises(PromptError, match="one prompt"):
         llm.stream([[1], [2]], GREEDY)
+    with pytest.raises(SamplingError, match="has a prediction"):
+        llm.stream([1], SamplingParams(prediction=[1, 2]))  # at once, before a chunk is asked for
     with pytest.raises(ConfigError, match="num_draft_tokens is -1"):
         LLM(fake, num_draft_tokens=-1)
     with pytest.raises(ConfigError, match="num_draft_tokens is 'car'"):
