@@ -14,8 +14,18 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from forerun.config import EngineConfig as EngineConfig
     from forerun.config import SamplingParams as SamplingParams
+    from forerun.drafters.cross_vocab import CrossVocab as CrossVocab
     from forerun.drafters.draft_model import DraftModel as DraftModel
+    from forerun.drafters.draft_tree import DraftTree as DraftTree
+    from forerun.drafters.early_exit import EarlyExit as EarlyExit
+    from forerun.drafters.hybrid import Hybrid as Hybrid
+    from forerun.drafters.lookahead import Lookahead as Lookahead
+    from forerun.drafters.prediction import Prediction as Prediction
     from forerun.drafters.prompt_lookup import PromptLookup as PromptLookup
+    from forerun.drafters.recycling import Recycling as Recycling
+    from forerun.drafters.rest import Rest as Rest
+    from forerun.drafters.staged import Staged as Staged
+    from forerun.drafters.suffix import Suffix as Suffix
     from forerun.engine import LLM as LLM
     from forerun.engine import Choice as Choice
     from forerun.engine import Generation as Generation
@@ -40,8 +50,18 @@ if TYPE_CHECKING:
 # Names are fetched on first use, so that `forerun --help` and `import forerun.config` need not load torch.
 _HOMES = {
     "forerun.config": ("EngineConfig", "SamplingParams"),
+    "forerun.drafters.cross_vocab": ("CrossVocab",),
     "forerun.drafters.draft_model": ("DraftModel",),
+    "forerun.drafters.draft_tree": ("DraftTree",),
+    "forerun.drafters.early_exit": ("EarlyExit",),
+    "forerun.drafters.hybrid": ("Hybrid",),
+    "forerun.drafters.lookahead": ("Lookahead",),
+    "forerun.drafters.prediction": ("Prediction",),
     "forerun.drafters.prompt_lookup": ("PromptLookup",),
+    "forerun.drafters.recycling": ("Recycling",),
+    "forerun.drafters.rest": ("Rest",),
+    "forerun.drafters.staged": ("Staged",),
+    "forerun.drafters.suffix": ("Suffix",),
     "forerun.engine": ("LLM", "Choice", "Generation", "SequenceStats", "StreamChunk"),
     "forerun.errors": (
         "ConfigError",
@@ -62,24 +82,34 @@ __all__ = [
     "LLM",
     "Choice",
     "ConfigError",
+    "CrossVocab",
     "Draft",
     "DraftModel",
+    "DraftTree",
     "Drafter",
     "DrafterError",
+    "EarlyExit",
     "EngineConfig",
     "ForerunError",
     "Generation",
+    "Hybrid",
     "IncompatibleDrafterError",
+    "Lookahead",
     "MissingExtraError",
     "ModelLoadError",
+    "Prediction",
     "PromptError",
     "PromptLookup",
+    "Recycling",
+    "Rest",
     "SamplingError",
     "SamplingParams",
     "Sequence",
     "SequenceStats",
+    "Staged",
     "Step",
     "StreamChunk",
+    "Suffix",
     "UnsupportedModelError",
     "Verdict",
     "Verifier",

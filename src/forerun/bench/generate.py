@@ -111,8 +111,12 @@ def bare_loop(model: Model, prompt: Sequence[int], max_tokens: int) -> Run:
 
 
 def beside(plain: LLM, drafter: str, num_draft_tokens: NumDraftTokens) -> LLM:
-    """An engine with a drafter over the target of another engine. Its own draws are the same each time."""
-    return LLM(plain.target, drafter=drafter, num_draft_tokens=num_draft_tokens, tokenizer=plain.tokenizer, seed=0)
+    """An engine with a drafter over the target of another engine. Its own draws are the same each time.
+
+    num_draft_tokens: "auto" leaves a K that is written in the drafter's text as it is.
+    """
+    k = None if num_draft_tokens == AUTO else num_draft_tokens
+    return LLM(plain.target, drafter=drafter, num_draft_tokens=k, tokenizer=plain.tokenizer, seed=0)
 
 
 def usual_num_draft_tokens(drafter: str) -> int:

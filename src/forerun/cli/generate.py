@@ -43,7 +43,7 @@ def generate(
     drafter: Annotated[
         str | None,
         typer.Option(
-            help="A drafter's name, the folder or id of a draft model, or 'none'.",
+            help="A drafter (`forerun drafters` lists them), the folder or id of a draft model, or 'none'.",
             show_default="prediction, if one is given; the bundled draft for the bundled target, else prompt-lookup",
         ),
     ] = None,

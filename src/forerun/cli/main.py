@@ -15,7 +15,7 @@ import typer
 from typer.core import TyperGroup
 
 from forerun import __version__
-from forerun.cli import bench, demo, generate, index, make, overhead, replay, train
+from forerun.cli import bench, demo, drafters, generate, index, make, overhead, replay, train
 from forerun.errors import ConfigError, ForerunError
 
 
@@ -71,6 +71,7 @@ def root(
 
 app.command("generate")(generate.generate)
 app.command("demo")(demo.demo)
+app.command("drafters")(drafters.drafters)
 bench.app.command()(replay.replay)
 bench.app.command()(overhead.overhead)
 app.add_typer(bench.app, name="bench")

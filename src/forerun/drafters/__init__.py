@@ -1,33 +1,37 @@
 """Where drafts come from: one file per method, and a table of names."""
 
 from forerun.drafters.binding import Bindable, Binding
+from forerun.drafters.cross_vocab import CrossVocab
 from forerun.drafters.draft_model import DraftModel
 from forerun.drafters.draft_tree import DraftTree
+from forerun.drafters.early_exit import EarlyExit
 from forerun.drafters.hybrid import Hybrid
 from forerun.drafters.lookahead import Lookahead
-from forerun.drafters.prediction import PredictionDrafter
+from forerun.drafters.prediction import Prediction
 from forerun.drafters.prompt_lookup import PromptLookup
 from forerun.drafters.recycling import Recycling
 from forerun.drafters.rest import Rest
 from forerun.drafters.staged import Staged
-from forerun.drafters.suffix import SuffixDrafter
+from forerun.drafters.suffix import Suffix
 from forerun.drafters.table import DRAFTERS, DrafterRow, build_drafter, make_drafter
 
 __all__ = [
     "DRAFTERS",
     "Bindable",
     "Binding",
+    "CrossVocab",
     "DraftModel",
     "DraftTree",
     "DrafterRow",
+    "EarlyExit",
     "Hybrid",
     "Lookahead",
-    "PredictionDrafter",
+    "Prediction",
     "PromptLookup",
     "Recycling",
     "Rest",
     "Staged",
-    "SuffixDrafter",
+    "Suffix",
     "build_drafter",
     "make_drafter",
 ]

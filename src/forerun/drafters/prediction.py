@@ -84,7 +84,7 @@ class Follower:
         return length
 
 
-class PredictionDrafter:
+class Prediction:
     """Copies from `Sequence.prediction`; for a sequence without one it drafts nothing. Chosen, never drawn.
 
     Every node names its source, so that `SequenceStats.sources["prediction"]` counts how many predicted tokens were

@@ -37,7 +37,7 @@ class _Own:
     num_read: int = 0
 
 
-class SuffixDrafter:
+class Suffix:
     """Copies from the sequence itself, and if it is told to, from other requests of the same tenant. Never drawn.
 
     The longer the match, the longer the copy.

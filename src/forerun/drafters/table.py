@@ -15,13 +15,13 @@ from forerun.drafters.draft_tree import DraftTree
 from forerun.drafters.early_exit import EarlyExit
 from forerun.drafters.hybrid import Hybrid
 from forerun.drafters.lookahead import Lookahead
-from forerun.drafters.prediction import PredictionDrafter
+from forerun.drafters.prediction import Prediction
 from forerun.drafters.prompt_lookup import PromptLookup
 from forerun.drafters.recycling import Recycling
 from forerun.drafters.rest import Rest
 from forerun.drafters.spec import option_types, parse_options, split_spec
 from forerun.drafters.staged import Staged
-from forerun.drafters.suffix import SuffixDrafter
+from forerun.drafters.suffix import Suffix
 from forerun.errors import DrafterError
 from forerun.types import Drafter
 
@@ -80,11 +80,11 @@ DRAFTERS: Mapping[str, DrafterRow] = {
     "cross-vocab": DrafterRow(_cross_vocab, "model", "a draft model with another tokenizer", "model"),
     "prompt-lookup": DrafterRow(PromptLookup, "lookup", "copies what followed the last tokens earlier in the sequence"),
     "rest": DrafterRow(Rest, "lookup", "looks up in a corpus on disk what followed the last tokens there", "index"),
-    "suffix": DrafterRow(SuffixDrafter, "lookup", "copies what most often followed the longest match of any length"),
+    "suffix": DrafterRow(Suffix, "lookup", "copies what most often followed the longest match of any length"),
     "lookahead": DrafterRow(Lookahead, "target", "n-grams that the target makes in passing, by Jacobi iteration"),
     "recycling": DrafterRow(Recycling, "target", "a tree of what the target thought probable after each token before"),
     "early-exit": DrafterRow(EarlyExit, "target", "the target's first layers draft, the others verify"),
-    "prediction": DrafterRow(PredictionDrafter, "lookup", "copies the client's own guess of the output"),
+    "prediction": DrafterRow(Prediction, "lookup", "copies the client's own guess of the output"),
     "hybrid": DrafterRow(_hybrid, "model", "several drafters, each asked where it pays by measured figures", "sources"),
 }
 

@@ -12,7 +12,7 @@ from forerun.policy import StoredCosts
 from forerun.types import Drafter
 
 
-def automatic_budget(target: Model, drafter: Drafter | None, stored: bool = True) -> Budget:
+def automatic_budget(target: Model, drafter: Drafter, stored: bool = True) -> Budget:
     """K chosen by measurement.
 
     Args:

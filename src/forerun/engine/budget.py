@@ -67,7 +67,6 @@ class AutoBudget:
         self._price = 0.0
         self._left = 0  # steps for which it stands
         self._rate = 0.0  # tokens per second it promises
-        self._probing = False
         self._alone = 0  # the last K of a single sequence
         self._cell = (0, 0)  # the last worth and limit of several
         self._turn = 0
@@ -80,7 +79,6 @@ class AutoBudget:
             self._replan(sequences)
         budgets = [min(self._chosen[sequence], max(sequence.room, 0)) for sequence in sequences]
         probe = self._probe(sequences, budgets) if self._rate > 0 else None
-        self._probing = probe is not None
         if probe is not None:
             return Plan(probe)
         return Plan(budgets, self._price)

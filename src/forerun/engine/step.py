@@ -251,6 +251,8 @@ class StepLoop:
 
 
 def _new_budget(config: EngineConfig, target: Model, drafter: Drafter | None) -> Budget:
+    if drafter is None:
+        return FixedBudget(0)
     if isinstance(config.num_draft_tokens, int):
         return FixedBudget(config.num_draft_tokens)
     return automatic_budget(target, drafter)

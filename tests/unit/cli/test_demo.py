@@ -132,7 +132,6 @@ def test_drafters_follow_the_model() -> None:
     assert demo.choose_drafters("some/model", None, "rest:index=x") == {"rest:index=x": "rest:index=x"}
 
 
-
 def test_a_chunk_is_split_after_its_draft_tokens() -> None:
     tokenizer = FakeTokenizer()
     assert split_accepted(tokenizer, StreamChunk("alpha beta gamma ", [0, 1, 2], 2)) == ("alpha beta ", "gamma ")

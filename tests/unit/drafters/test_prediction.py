@@ -7,7 +7,7 @@ import random
 import pytest
 
 from forerun.config import PREDICTION_MAX_MATCH, PREDICTION_RATES, SamplingParams
-from forerun.drafters import PredictionDrafter
+from forerun.drafters import Prediction
 from forerun.drafters.prediction import Follower
 from forerun.types import Draft, Sequence, Step, Verdict
 
@@ -15,13 +15,13 @@ PROMPT = [900, 901]
 TEXT = list(range(100, 160))
 
 
-def begun(drafter: PredictionDrafter, prediction: list[int] | None, max_length: int = 2**62) -> Sequence:
+def begun(drafter: Prediction, prediction: list[int] | None, max_length: int = 2**62) -> Sequence:
     own = Sequence(0, list(PROMPT), len(PROMPT), SamplingParams(), max_length=max_length, prediction=prediction)
     drafter.start(own)
     return own
 
 
-def drafted(drafter: PredictionDrafter, own: Sequence, budget: int = 4, price: float = 0.0) -> list[int]:
+def drafted(drafter: Prediction, own: Sequence, budget: int = 4, price: float = 0.0) -> list[int]:
     (draft,) = drafter.draft([own], [budget], price)
     assert draft.is_chain and draft.laws is None
     assert draft.sources == ("prediction",) * len(draft)
@@ -31,7 +31,7 @@ def drafted(drafter: PredictionDrafter, own: Sequence, budget: int = 4, price: f
 
 def after(prediction: list[int], output: list[int], budget: int = 4) -> list[int]:
     """The draft after this output, whether it came at once or token by token."""
-    slow, fast = PredictionDrafter(), PredictionDrafter()
+    slow, fast = Prediction(), Prediction()
     one, other = begun(slow, prediction), begun(fast, prediction)
     for token in output:
         drafted(slow, one)
@@ -147,13 +147,13 @@ def test_a_match_is_measured_no_further_than_it_need_be() -> None:
 
 
 def test_without_a_prediction_nothing_is_drafted() -> None:
-    drafter = PredictionDrafter()
+    drafter = Prediction()
     sequences = [begun(drafter, None), begun(drafter, []), begun(drafter, TEXT)]
     assert [len(draft) for draft in drafter.draft(sequences, [3, 3, 3])] == [0, 0, 3]
 
 
 def test_budget_and_room_bound_the_draft() -> None:
-    drafter = PredictionDrafter()
+    drafter = Prediction()
     for room, budget, length in ((2, 5, 2), (5, 2, 2), (0, 3, 0), (-1, 3, 0), (9, 0, 0)):
         own = begun(drafter, TEXT, max_length=len(PROMPT) + 1 + room)
         assert own.room == room
@@ -161,7 +161,7 @@ def test_budget_and_room_bound_the_draft() -> None:
 
 
 def test_a_token_must_be_worth_its_price() -> None:
-    drafter = PredictionDrafter()
+    drafter = Prediction()
     chance, count = 1.0, 0
     for length in range(5):
         chance *= PREDICTION_RATES[length.bit_length()]
@@ -174,7 +174,7 @@ def test_a_token_must_be_worth_its_price() -> None:
 
 
 def test_a_useless_prediction_prices_itself_out() -> None:
-    drafter = PredictionDrafter()
+    drafter = Prediction()
     own = begun(drafter, TEXT)
     for token in range(1000, 1040):
         draft = drafter.draft([own], [4], 0.2)[0]
@@ -186,7 +186,7 @@ def test_a_useless_prediction_prices_itself_out() -> None:
 
 
 def test_what_a_sequence_held_is_freed() -> None:
-    drafter = PredictionDrafter()
+    drafter = Prediction()
     sequences = [begun(drafter, TEXT), begun(drafter, None)]
     drafter.draft(sequences, [3, 3])
     drafter.commit([Step(own, Draft.empty(), Verdict([], 1), 2) for own in sequences])

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from forerun.config import COPY_RATES, SUFFIX_LENGTH_BASE, SUFFIX_LENGTH_FACTOR, SamplingParams
-from forerun.drafters import SuffixDrafter
+from forerun.drafters import Suffix
 from forerun.drafters.shared_text import SharedText, Tenants
 from forerun.drafters.suffix_automaton import SuffixAutomaton
 from forerun.errors import ConfigError, SamplingError
@@ -21,20 +21,20 @@ def sequence(token_ids: list[int], tenant: str | None = None, max_length: int = 
     return Sequence(0, list(token_ids), len(token_ids), SamplingParams(tenant=tenant), max_length=max_length)
 
 
-def begun(drafter: SuffixDrafter, token_ids: list[int], tenant: str | None = None) -> Sequence:
+def begun(drafter: Suffix, token_ids: list[int], tenant: str | None = None) -> Sequence:
     own = sequence(token_ids, tenant)
     drafter.start(own)
     return own
 
 
-def drafted(drafter: SuffixDrafter, own: Sequence, budget: int = 16, price: float = 0.0) -> list[int]:
+def drafted(drafter: Suffix, own: Sequence, budget: int = 16, price: float = 0.0) -> list[int]:
     (draft,) = drafter.draft([own], [budget], price)
     assert draft.is_chain and draft.laws is None
     tokens: list[int] = draft.token_ids.tolist()
     return tokens
 
 
-def verified(drafter: SuffixDrafter, own: Sequence, draft: Draft, said: list[int]) -> None:
+def verified(drafter: Suffix, own: Sequence, draft: Draft, said: list[int]) -> None:
     """The target says these tokens in the draft's place."""
     tokens = draft.token_ids.tolist()
     accepted = next((i for i, (a, b) in enumerate(zip(tokens, said, strict=False)) if a != b), len(tokens))
@@ -43,7 +43,7 @@ def verified(drafter: SuffixDrafter, own: Sequence, draft: Draft, said: list[int
 
 
 def test_the_longest_match_decides() -> None:
-    drafter = SuffixDrafter()
+    drafter = Suffix()
     own = begun(drafter, [1, 2, 3, 40, 9, 3, 50, 9, 3, 50, 8, 2, 3, 60, 1, 2, 3])
     # 3 alone was followed by 50 twice, 2 3 by 60 most recently, 1 2 3 by 40
     assert drafted(drafter, own, 4) == [40, 9, 3, 50]
@@ -52,7 +52,7 @@ def test_the_longest_match_decides() -> None:
 def test_the_copy_grows_with_the_match() -> None:
     text = list(range(100, 140))
     for matched in (1, 2, 3):
-        drafter = SuffixDrafter()
+        drafter = Suffix()
         own = begun(drafter, [*text, 7, *text[:matched]])
         expected = SUFFIX_LENGTH_BASE + SUFFIX_LENGTH_FACTOR * matched
         assert drafted(drafter, own, 64) == text[matched : matched + expected]
@@ -62,19 +62,19 @@ def test_the_copy_grows_with_the_match() -> None:
 def test_no_copy_below_the_least_match() -> None:
     text = [1, 2, 3, 4, 5, 9, 1, 2]
     for least, expected in ((2, [3, 4, 5]), (3, [])):
-        drafter = SuffixDrafter(min_match=least)
+        drafter = Suffix(min_match=least)
         assert drafted(drafter, begun(drafter, text), 3) == expected
     assert drafted(drafter, begun(drafter, [1, 2, 3]), 3) == []
 
 
 def test_a_copy_that_overlaps_the_end_goes_on() -> None:
-    drafter = SuffixDrafter()
+    drafter = Suffix()
     assert drafted(drafter, begun(drafter, [9, 1, 2, 3, 1, 2, 3]), 7) == [1, 2, 3, 1, 2, 3, 1]
     assert drafted(drafter, begun(drafter, [5, 5, 5]), 6) == [5] * 6
 
 
 def test_room_bounds_the_draft() -> None:
-    drafter = SuffixDrafter()
+    drafter = Suffix()
     for room, length in ((3, 3), (0, 0), (-1, 0)):
         own = sequence([1, 2, 3, 1, 2, 3], max_length=7 + room)
         drafter.start(own)
@@ -84,7 +84,7 @@ def test_room_bounds_the_draft() -> None:
 
 def test_prompts_in_chunks_and_budgets_of_zero_change_nothing() -> None:
     rng = random.Random(0)
-    eager, lazy = SuffixDrafter(), SuffixDrafter()
+    eager, lazy = Suffix(), Suffix()
     tokens = [rng.randrange(3) for _ in range(60)]
     one, other = begun(eager, tokens[:30]), begun(lazy, tokens[:30])
     for end in (8, 16, 24):
@@ -104,17 +104,17 @@ def test_prompts_in_chunks_and_budgets_of_zero_change_nothing() -> None:
 def test_a_batch_is_its_sequences_one_by_one() -> None:
     rng = random.Random(1)
     texts = [[rng.randrange(3) for _ in range(rng.randint(1, 30))] for _ in range(5)]
-    drafter = SuffixDrafter()
+    drafter = Suffix()
     batch = [begun(drafter, text) for text in texts]
     budgets = [4, 0, 9, 1, 16]
     together = [draft.token_ids.tolist() for draft in drafter.draft(batch, budgets)]
     for text, budget, tokens in zip(texts, budgets, together, strict=True):
-        alone = SuffixDrafter()
+        alone = Suffix()
         assert drafted(alone, begun(alone, text), budget) == tokens
 
 
 def test_a_token_must_be_worth_its_price() -> None:
-    drafter = SuffixDrafter()
+    drafter = Suffix()
     own = begun(drafter, [*range(100, 130), 7, 100])
     chance, count = 1.0, 0
     for length in range(1, 6):
@@ -127,7 +127,7 @@ def test_a_token_must_be_worth_its_price() -> None:
 
 
 def test_the_price_is_held_against_what_was_accepted() -> None:
-    right, wrong = SuffixDrafter(), SuffixDrafter()
+    right, wrong = Suffix(), Suffix()
     for drafter, said in ((right, 101), (wrong, 50)):
         for _ in range(40):
             own = begun(drafter, [*range(100, 130), 7, 100])
@@ -141,13 +141,13 @@ def test_the_price_is_held_against_what_was_accepted() -> None:
 
 
 def test_without_share_nothing_is_shared() -> None:
-    drafter = SuffixDrafter()
+    drafter = Suffix()
     begun(drafter, list(range(100, 120)), "a")
     assert drafted(drafter, begun(drafter, [100, 101, 102], "a")) == []
 
 
 def test_text_is_shared_within_a_tenant_and_never_between() -> None:
-    drafter = SuffixDrafter(share=True)
+    drafter = Suffix(share=True)
     secret = list(range(100, 120))
     done = begun(drafter, secret[:10], "a")
     done.token_ids += secret[10:]
@@ -161,14 +161,14 @@ def test_text_is_shared_within_a_tenant_and_never_between() -> None:
 
 
 def test_nothing_is_shared_by_requests_without_a_tenant() -> None:
-    drafter = SuffixDrafter(share=True)
+    drafter = Suffix(share=True)
     drafter.stop(begun(drafter, list(range(100, 120))))
     assert drafted(drafter, begun(drafter, [100, 101, 102])) == []
     assert drafted(drafter, begun(drafter, [100, 101, 102], "a")) == []
 
 
 def test_a_running_request_is_read_as_it_grows() -> None:
-    drafter = SuffixDrafter(share=True)
+    drafter = Suffix(share=True)
     one, other = begun(drafter, [1, 2], "a"), begun(drafter, [1, 2], "a")
     assert drafted(drafter, one) == drafted(drafter, other) == []
     one.token_ids += [30, 40, 50]
@@ -180,7 +180,7 @@ def test_a_running_request_is_read_as_it_grows() -> None:
 
 
 def test_its_own_text_goes_before_anothers_unless_that_matches_longer() -> None:
-    drafter = SuffixDrafter(share=True)
+    drafter = Suffix(share=True)
     for _ in range(3):
         drafter.stop(begun(drafter, [1, 2, 3, 70, 71, 72], "a"))
     assert drafted(drafter, begun(drafter, [9, 2, 3, 80, 2, 3], "a"), 2) == [80, 2]
@@ -188,7 +188,7 @@ def test_its_own_text_goes_before_anothers_unless_that_matches_longer() -> None:
 
 
 def test_the_oldest_text_goes_first() -> None:
-    drafter = SuffixDrafter(share=True, max_shared_tokens=40)
+    drafter = Suffix(share=True, max_shared_tokens=40)
     texts = [list(range(start, start + 10)) for start in range(100, 200, 10)]
     for text in texts:
         drafter.stop(begun(drafter, text, "a"))
@@ -232,7 +232,7 @@ def test_the_number_of_tenants_is_bounded() -> None:
 
 
 def test_a_sequence_keeps_its_match_when_its_text_becomes_the_old_one() -> None:
-    drafter = SuffixDrafter(share=True, max_shared_tokens=40)
+    drafter = Suffix(share=True, max_shared_tokens=40)
     drafter.stop(begun(drafter, list(range(100, 115)), "a"))
     reader = begun(drafter, [100, 101, 102], "a")
     assert drafted(drafter, reader, 2) == [103, 104]
@@ -255,7 +255,7 @@ def automata() -> int:
 @pytest.mark.parametrize("share", [False, True])
 def test_what_a_sequence_held_is_freed(share: bool) -> None:
     before = automata()
-    drafter = SuffixDrafter(share=share)
+    drafter = Suffix(share=share)
     assert drafter.nbytes == 0
     own = begun(drafter, [1, 2, 3] * 50, "a")
     other = begun(drafter, [1, 2, 3] * 50)
@@ -271,7 +271,7 @@ def test_what_a_sequence_held_is_freed(share: bool) -> None:
 @pytest.mark.parametrize(("options", "words"), [({"min_match": 0}, "min_match is 0"), ({"max_shared_tokens": 1}, "1")])
 def test_impossible_options_are_refused(options: dict[str, int], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        SuffixDrafter(**options)
+        Suffix(**options)
 
 
 def test_a_tenant_has_a_name() -> None:

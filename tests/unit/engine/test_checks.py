@@ -9,7 +9,7 @@ import pytest
 
 from doubles import FakeModel
 from forerun.config import SamplingParams
-from forerun.drafters import PredictionDrafter, PromptLookup
+from forerun.drafters import Prediction, PromptLookup
 from forerun.engine.checks import check_request, encode_prediction
 from forerun.errors import PromptError, SamplingError
 
@@ -29,7 +29,7 @@ def encoded(
 
 
 def test_a_prediction_is_text_or_token_ids() -> None:
-    drafter = PredictionDrafter()
+    drafter = Prediction()
     assert encoded("cab", drafter, Letters()) == [2, 0, 1]
     assert encoded((4, 10, 0), drafter) == [4, 10, 0]
     assert encoded([], drafter) == []
@@ -43,11 +43,11 @@ def test_a_prediction_is_text_or_token_ids() -> None:
     [
         ("abc", None, Letters(), "drafter='prediction'"),
         ((1, 2), PromptLookup(), None, "does not use predictions"),
-        ("abc", PredictionDrafter(), None, "fake has no tokenizer"),
-        ((1, 11), PredictionDrafter(), None, "token 11, but the vocabulary of fake is 0..10"),
-        ("abl", PredictionDrafter(), Letters(), "token 11"),
-        ("a" * 9, PredictionDrafter(), Letters(), "9 tokens, but the context of fake holds 8"),
-        ((1,) * 9, PredictionDrafter(), None, "Shorten it"),
+        ("abc", Prediction(), None, "fake has no tokenizer"),
+        ((1, 11), Prediction(), None, "token 11, but the vocabulary of fake is 0..10"),
+        ("abl", Prediction(), Letters(), "token 11"),
+        ("a" * 9, Prediction(), Letters(), "9 tokens, but the context of fake holds 8"),
+        ((1,) * 9, Prediction(), None, "Shorten it"),
     ],
 )
 def test_a_prediction_that_cannot_be_used_is_refused(prediction: Any, drafter: Any, tokenizer: Any, words: str) -> None:
