@@ -22,6 +22,7 @@ import torch
 from forerun.config import BUNDLED_OTHER_VOCAB, BUNDLED_TARGET, SamplingParams
 from forerun.drafters.binding import Bindable, Binding
 from forerun.drafters.draft_model import DraftModel
+from forerun.drafters.own_model import MAX_LAG
 from forerun.drafters.restricted import RestrictedModel
 from forerun.drafters.retokenise import Retokeniser, complete
 from forerun.drafters.token_text import shared_tokens, token_bytes
@@ -187,10 +188,14 @@ class CrossVocab:
                 done = min(len(shadow.sequence.token_ids) - 1, int(share * len(shadow.sequence.token_ids)))
                 inner.append(Step(shadow.sequence, None, None, done))
                 continue
+            if not len(shadow.drafted) and len(step.sequence.token_ids) - shadow.seen < MAX_LAG:
+                continue  # nobody asked for a draft: the text is translated when somebody does, or by and by
+            shadow.drafted = _NOTHING
             self._follow(step.sequence, shadow)
             own = shadow.sequence
             inner.append(Step(own, Draft.empty(), Verdict([], own.token_ids[-1]), len(own.token_ids) - 1))
-        self._inner.commit(inner)
+        if inner:
+            self._inner.commit(inner)
 
     def _follow(self, sequence: Sequence, shadow: _Shadow) -> None:
         """Bring the shadow to the text of the committed tokens."""
@@ -270,3 +275,6 @@ def _common(old: list[int], new: list[int]) -> int:
     if old[:length] == new[:length]:
         return length
     return next(i for i in range(length) if old[i] != new[i])
+
+
+_NOTHING = Draft.empty()

@@ -24,7 +24,7 @@ from forerun.sampling import LogitsPipeline, LogitsRow
 from forerun.sampling.edits import edits
 from forerun.types import Sequence, Step, Verdict
 
-_MAX_LAG = 32
+MAX_LAG = 32
 """Committed tokens the draft model may be behind before it catches up without being asked to draft."""
 _PLAIN_TEMPERATURE = 1e-3
 """Below it, dividing logits by the temperature may overflow, and the pipeline takes care."""
@@ -156,10 +156,10 @@ class OwnModel:
             own = self._owned[step.sequence]
             if own.drafted is not None:
                 _count_trials(own)
-            if step.num_computed - own.cache.length >= _MAX_LAG:
+            if step.num_computed - own.cache.length >= MAX_LAG:
                 late.append((own, step.num_computed))
         if late:  # most often nobody is, and then nothing is computed here at all
-            self._catch_up([own for own, _ in late], _MAX_LAG, [end for _, end in late])
+            self._catch_up([own for own, _ in late], MAX_LAG, [end for _, end in late])
 
     def rewind(self, sequence: Sequence, length: int) -> None:
         """The sequence's tokens from `length` on are others than before: forget what was computed of them."""

@@ -12,12 +12,13 @@ from forerun import LLM, SamplingParams
 from forerun.config import BUNDLED_DRAFT, BUNDLED_TARGET
 from forerun.drafters import Binding, DraftModel, build_drafter
 from forerun.drafters.cross_vocab import CrossVocab
+from forerun.drafters.own_model import MAX_LAG
 from forerun.drafters.retokenise import Retokeniser, complete
 from forerun.drafters.token_text import shared_tokens, token_bytes
 from forerun.errors import ConfigError, DrafterError, IncompatibleDrafterError
 from forerun.models import Model, load_model, load_tokenizer
 from forerun.train.tokenizer import train_tokenizer
-from forerun.types import Sequence
+from forerun.types import Draft, Sequence, Step, Verdict
 
 TEXT = "def größe(items):\n    for item in items:\n        yield item ** 2  # 平方 \U0001f600\n\n\nclass Stack:\n"
 
@@ -213,3 +214,26 @@ def test_what_cannot_be_is_refused(target: Model, ours: Any) -> None:
 
     with pytest.raises(IncompatibleDrafterError, match="no token in common"):
         CrossVocab(target, tokenizer=Foreign()).bind(Binding(target, ours))
+
+
+def test_a_text_nobody_drafts_for_is_translated_by_and_by(
+    target: Model, ours: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At a budget of 0 a step costs next to nothing, and the draft model is never far behind."""
+    drafter = CrossVocab(BUNDLED_DRAFT, mode="text")
+    drafter.bind(Binding(target, ours, seed=5))
+    ids = ours(TEXT * 8)["input_ids"]
+    sequence = Sequence(0, ids[:20], 20, SamplingParams(temperature=0))
+    drafter.start(sequence)
+    followed = []
+    inner = drafter._follow
+    monkeypatch.setattr(
+        drafter, "_follow", lambda own, shadow: (followed.append(len(own.token_ids)), inner(own, shadow))
+    )
+    for token_id in ids[20:120]:
+        sequence.token_ids.append(token_id)
+        drafter.commit([Step(sequence, Draft.empty(), Verdict([], token_id), len(sequence.token_ids) - 1)])
+    assert followed == [20 + MAX_LAG * i for i in range(1, 100 // MAX_LAG + 1)]
+    drafter.draft([sequence], [4])
+    assert drafter._shadows[sequence].seen == 120
+    drafter.stop(sequence)
