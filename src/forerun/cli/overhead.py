@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from forerun.bench import tables
 from forerun.bench.measure import machine
 from forerun.bench.workloads import load, names
 from forerun.cli import options
@@ -79,5 +78,5 @@ def cells(row: UpkeepRow) -> list[str]:
         f"{row.prompt:.1f}",
         f"{row.nodes:.1f}",
         f"{row.nbytes / 1e6:.1f}",
-        tables.percent(row.share),
+        f"{100 * row.share:.2f} %",
     ]
