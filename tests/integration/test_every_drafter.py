@@ -63,7 +63,7 @@ def expected(plain: LLM, prompts: list[str]) -> list[Any]:
 def test_the_output_is_that_of_plain_decoding(
     plain: LLM, prompts: list[str], expected: list[Any], drafter: str
 ) -> None:
-    llm = LLM(plain.target, drafter, tokenizer=plain.tokenizer)
+    llm = LLM(plain.target, drafter, num_draft_tokens=16, tokenizer=plain.tokenizer)
     every = [params for _, params in CASES for _ in prompts]
     if getattr(llm.drafter, "reads_prediction", False):
         every = [_predicted(params, reference) for params, reference in zip(every, expected, strict=True)]

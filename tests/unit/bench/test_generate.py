@@ -34,7 +34,7 @@ PROMPT = [5, 3, 8, 5, 3, 8, 5, 3]
 
 
 def llm(model: FakeModel, drafter: str | None = None) -> LLM:
-    return LLM(model, drafter)  # type: ignore[arg-type]
+    return LLM(model, drafter, num_draft_tokens=4)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
