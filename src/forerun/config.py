@@ -121,7 +121,7 @@ CROSS_VOCAB_LOOK_BEHIND = 32
 """Tokens at the end of a text that are encoded anew when it grows in another vocabulary."""
 
 HYBRID_MODES = ("first", "merge")
-HYBRID_SOURCES = "suffix+draft-model"
+HYBRID_SOURCES = "suffix+staged"
 
 PROMPT_LOOKUP_MAX_NGRAM = 4
 PROMPT_LOOKUP_MIN_NGRAM = 2

@@ -91,7 +91,7 @@ class Hybrid:
         clock: Callable[[], float] = perf_counter,
     ) -> None:
         if not sources:
-            raise ConfigError("A hybrid needs at least one source. Give drafters, or sources=suffix+draft-model.")
+            raise ConfigError("A hybrid needs at least one source. Give drafters, or sources=suffix+staged.")
         if mode not in HYBRID_MODES:
             raise ConfigError(f"mode is {mode!r}, but must be one of {', '.join(HYBRID_MODES)}.")
         named = names or [_name_of(drafter) for drafter in sources]

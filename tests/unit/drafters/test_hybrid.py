@@ -197,7 +197,7 @@ def test_needs_and_prediction_are_the_union() -> None:
         (lambda: build_drafter("hybrid:sources=suffix+nothing"), "'nothing'"),
         (lambda: build_drafter("hybrid:sources=suffix+suffix"), "different names"),
         (lambda: build_drafter("hybrid:mode=third"), "mode is 'third'"),
-        (lambda: make_drafter("hybrid", Binding(FakeModel())), "'draft-model' of the hybrid"),
+        (lambda: make_drafter("hybrid", Binding(FakeModel())), "'staged' of the hybrid"),
     ],
 )
 def test_what_cannot_be(make: Callable[[], Any], words: str) -> None:
