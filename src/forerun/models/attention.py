@@ -78,6 +78,8 @@ def _attend_segment(
     queries = query.view(n, heads, group, -1).transpose(0, 1).reshape(heads, rows, -1)
     if rows < MIN_ROWS:
         queries = queries.repeat(1, -(-MIN_ROWS // rows), 1)
+    if heads == 1:  # with several threads, a row of a batch of one matrix depends on how many rows there are
+        queries, keys, values = (each.expand(2, -1, -1) for each in (queries, keys, values))
     mask, spans = segment.prepared(group, window)
     first = spans[0][0]
     keys = keys[:, first : first + mask.shape[2]].transpose(1, 2)
@@ -86,14 +88,14 @@ def _attend_segment(
     else:
         scores = torch.bmm(queries, keys).mul_(scale / softcap).tanh_().mul_(softcap).add_(mask)
     if paths is not None:
-        lanes = segment.prepared_lanes(group).expand(heads, -1, -1)
+        lanes = segment.prepared_lanes(group).expand(len(queries), -1, -1)
         _bring_into_path_order(scores[..., paths.shared - first :], lanes)
     weights = torch.softmax(scores, -1) if sinks is None else _softmax_with_sinks(scores, sinks, heads, group)
     if paths is None:
         mixed = _weighted_sum(weights, values, spans)
     else:
         mixed = _weighted_sum_of_paths(weights, values, spans, paths.shared, lanes)
-    return mixed[:, :rows].view(heads, n, group, -1).transpose(0, 1)
+    return mixed[:heads, :rows].view(heads, n, group, -1).transpose(0, 1)
 
 
 def _weighted_sum(weights: Tensor, values: Tensor, spans: list[Span]) -> Tensor:

@@ -124,7 +124,7 @@ def test_attention_of_random_trees(seed: int) -> None:
     n = 230 if seed % 10 == 0 else rng.choice((2, 3, 5, 16, 40, 128))
     parents = random_tree(rng, n, rng.choice((1, 2, 3, 8, n)), first=rng.choice((1, n // 2)))[1]
     parents[-1] = -1  # a second root, and so always a branching tree
-    kv_heads, group, width = rng.choice(((1, 1, 16), (2, 2, 64), (4, 4, 32), (2, 3, 16)))
+    kv_heads, group, width = rng.choice(((1, 1, 16), (2, 2, 64), (4, 4, 32), (2, 3, 16), (1, 4, 256)))
     window, softcap = rng.choice((None, 1, 24, 70, 300)), rng.choice((None, 5.0))
     generator = torch.Generator().manual_seed(seed)
     sinks = torch.randn(group * kv_heads, generator=generator) if rng.random() < 0.5 else None
