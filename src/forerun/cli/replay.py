@@ -77,12 +77,13 @@ def replay(
         each for name in chosen for each in compare(plain, name, chosen[name], target, cases, counts, max_tokens)
     ]
     if json:
-        print_json({"model": model, "dtype": dtype, "machine": machine(), "target": target, "results": results})
+        facts = {"model": model, "cost_of": cost_of or model, "dtype": dtype, "machine": machine()}
+        print_json({**facts, "target": target, "results": results})
         return
-    print_note(model)
-    print_heading(
-        f"{model}, {dtype}: auto against the best fixed K, {prompts} prompts of {max_tokens} tokens", markdown
-    )
+    print_note(cost_of or model)
+    at = f" at the cost of {cost_of}" if cost_of else ""
+    title = f"{model}{at}, {dtype}: auto against the best fixed K, {prompts} prompts of {max_tokens} tokens"
+    print_heading(title, markdown)
     print_table(HEADER, [cells(each) for each in sorted(results, key=lambda each: each.workload)], markdown)
     print_machine()
 

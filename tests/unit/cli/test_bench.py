@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from forerun.bench.generate import AcceptanceRow, MethodRow, OverheadRow
@@ -52,3 +54,11 @@ def test_lines_of_the_tables() -> None:
 )
 def test_bad_options_exit_with_2(invoke: Invoke, arguments: list[str]) -> None:
     assert invoke("bench", *arguments).exit_code == 2
+
+
+def test_a_replay_says_whose_costs_it_used(invoke: Invoke) -> None:
+    few = ["--drafters", "prompt-lookup", "--workloads", "high-temperature", "--num-draft-tokens", "2"]
+    few += ["--prompts", "1", "--max-tokens", "8", "--rounds", "1"]
+    result = invoke("bench", "replay", "--cost-of", "bundled-draft", *few)
+    assert "bundled at the cost of bundled-draft" in result.stdout
+    assert json.loads(invoke("bench", "replay", "--json", *few).stdout)["cost_of"] == "bundled"

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from against_plain import assert_output_is_plain
 from doubles import FakeModel
 from forerun.config import LOOKAHEAD_MAX_NGRAMS, MAX_NUM_DRAFT_TOKENS, EngineConfig, SamplingParams
 from forerun.drafters import Binding, Lookahead
@@ -285,24 +286,5 @@ def test_the_output_is_that_of_plain_decoding(seed: int) -> None:
     options = {"window": rng.randint(1, 6), "ngram": rng.randint(2, 5), "guesses": rng.randint(1, 6)}
     drafter = bound(fake, **options, prompt_pool=bool(seed % 3), verify_window=seed % 4 == 3)
     config = EngineConfig(num_draft_tokens=rng.randint(6, 40), prefill_chunk=rng.choice([2, 256]), max_batch=3)
-    engine, plain = Engine(fake, drafter, config=config), Engine(fake, None, config=config)
-    for _ in range(6):
-        prompt = [rng.randrange(6) for _ in range(rng.randint(1, 9))]
-        drawn = {"seed": rng.randrange(99), "temperature": rng.choice([0.5, 1.0]), "n": rng.randint(1, 2)}
-        params = SamplingParams(
-            **(rng.choice([{"temperature": 0.0}, drawn])),
-            max_tokens=rng.randint(1, 60),
-            ignore_eos=rng.random() < 0.5,
-            frequency_penalty=rng.choice([0.0, 0.3]),
-        )
-        engine.add(prompt, params)
-        plain.add(prompt, params)
-    ours, theirs = {}, {}
-    for each, results in ((engine, ours), (plain, theirs)):
-        while each.has_work:
-            results.update({(o.request_id, o.chunk.index): o.choice for o in each.step()})
-    assert {key: choice.token_ids for key, choice in ours.items()} == {
-        key: choice.token_ids for key, choice in theirs.items()
-    }
-    assert sum(choice.stats.num_accepted_tokens for choice in ours.values()) > 0
+    assert_output_is_plain(fake, drafter, config, rng)
     assert not drafter._states
