@@ -71,3 +71,21 @@ class CopyRates:
             if chance <= price:
                 return count
         return len(lengths)
+
+
+class CopyDrafter:
+    """The base of drafters that copy: each sequence for itself, never beyond its room."""
+
+    def draft(self, sequences: Seq[Sequence], budgets: Seq[int], price: float = 0.0) -> list[Draft]:
+        drafts = []
+        for sequence, budget in zip(sequences, budgets, strict=True):
+            count = min(budget, sequence.room)
+            drafts.append(self._copy(sequence, count, price) if count > 0 else EMPTY)
+        return drafts
+
+    def _copy(self, sequence: Sequence, budget: int, price: float) -> Draft:
+        """A draft of at most `budget` tokens, at least 1."""
+        raise NotImplementedError
+
+
+EMPTY = Draft.empty()

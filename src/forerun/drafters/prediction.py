@@ -13,7 +13,7 @@ from forerun.config import (
     PREDICTION_MAX_MATCH,
     PREDICTION_RATES,
 )
-from forerun.drafters.copies import CopyRates
+from forerun.drafters.copies import EMPTY, CopyDrafter, CopyRates
 from forerun.types import Draft, Sequence, Step
 
 
@@ -84,7 +84,7 @@ class Follower:
         return length
 
 
-class Prediction:
+class Prediction(CopyDrafter):
     """Copies from `Sequence.prediction`; for a sequence without one it drafts nothing. Chosen, never drawn.
 
     Every node names its source, so that `SequenceStats.sources["prediction"]` counts how many predicted tokens were
@@ -105,12 +105,6 @@ class Prediction:
         if sequence.prediction:
             self._followers[sequence] = Follower(sequence.prediction), []
 
-    def draft(self, sequences: Seq[Sequence], budgets: Seq[int], price: float = 0.0) -> list[Draft]:
-        return [
-            self._draft(sequence, min(budget, sequence.room), price)
-            for sequence, budget in zip(sequences, budgets, strict=True)
-        ]
-
     def commit(self, steps: Seq[Step]) -> None:
         for step in steps:
             self._rates.observe(step.sequence)
@@ -119,20 +113,19 @@ class Prediction:
         self._rates.stop(sequence)
         self._followers.pop(sequence, None)
 
-    def _draft(self, sequence: Sequence, budget: int, price: float) -> Draft:
+    def _copy(self, sequence: Sequence, budget: int, price: float) -> Draft:
         held = self._followers.get(sequence)
-        if held is None or budget <= 0:
-            return _EMPTY
+        if held is None:
+            return EMPTY
         follower, output = held
         for token in sequence.token_ids[sequence.num_prompt + len(output) :]:
             output.append(token)
             follower.follow(output)
         token_ids = follower.prediction[follower.at : follower.at + budget]
         if not token_ids:
-            return _EMPTY
+            return EMPTY
         lengths = list(range(follower.matched, follower.matched + len(token_ids)))
         return self._rates.draft(sequence, token_ids, lengths, price, SOURCE)
 
 
 SOURCE = "prediction"
-_EMPTY = Draft.empty()

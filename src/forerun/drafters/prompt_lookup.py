@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 
 from forerun.config import PROMPT_LOOKUP_MAX_NGRAM, PROMPT_LOOKUP_MIN_NGRAM
-from forerun.drafters.copies import CopyRates
+from forerun.drafters.copies import EMPTY, CopyDrafter, CopyRates
 from forerun.errors import ConfigError
 from forerun.types import Draft, Sequence, Step
 
@@ -42,7 +42,7 @@ class NgramIndex:
         return None
 
 
-class PromptLookup:
+class PromptLookup(CopyDrafter):
     """Drafts by copying from the sequence itself; no model, no training. Chosen, never drawn.
 
     Args:
@@ -71,12 +71,6 @@ class PromptLookup:
     def start(self, sequence: Sequence) -> None:
         self._indices[sequence] = NgramIndex(self._min, self._max)
 
-    def draft(self, sequences: Seq[Sequence], budgets: Seq[int], price: float = 0.0) -> list[Draft]:
-        return [
-            self._draft(sequence, min(budget, sequence.room), price)
-            for sequence, budget in zip(sequences, budgets, strict=True)
-        ]
-
     def commit(self, steps: Seq[Step]) -> None:
         for step in steps:
             if step.verdict is None:  # spread the cost of a long prompt over its chunks
@@ -87,20 +81,15 @@ class PromptLookup:
         self._rates.stop(sequence)
         self._indices.pop(sequence, None)
 
-    def _draft(self, sequence: Sequence, budget: int, price: float) -> Draft:
-        if budget <= 0:
-            return _EMPTY
+    def _copy(self, sequence: Sequence, budget: int, price: float) -> Draft:
         index = self._indices[sequence]
         tokens = sequence.token_ids
         index.update(tokens)
         found = index.find(tokens)
         if found is None:
-            return _EMPTY
+            return EMPTY
         start, size = found
         copied = tokens[start : start + budget]
         while len(copied) < budget:  # the match overlaps the end: go on with what was just copied
             copied.append(copied[len(copied) - (len(tokens) - start)])
         return self._rates.draft(sequence, copied, list(range(size, size + budget)), price)
-
-
-_EMPTY = Draft.empty()

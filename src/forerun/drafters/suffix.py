@@ -15,7 +15,7 @@ from forerun.config import (
     SUFFIX_MIN_MATCH,
     SUFFIX_SHARED_TOKENS,
 )
-from forerun.drafters.copies import CopyRates
+from forerun.drafters.copies import EMPTY, CopyDrafter, CopyRates
 from forerun.drafters.shared_text import Place, Sharer, Tenants
 from forerun.drafters.suffix_automaton import SuffixAutomaton
 from forerun.errors import ConfigError
@@ -37,7 +37,7 @@ class _Own:
     num_read: int = 0
 
 
-class Suffix:
+class Suffix(CopyDrafter):
     """Copies from the sequence itself, and if it is told to, from other requests of the same tenant. Never drawn.
 
     The longer the match, the longer the copy.
@@ -84,12 +84,6 @@ class Suffix:
         if self._tenants is not None and sequence.params.tenant is not None:
             own.sharer = self._tenants.enter(sequence.params.tenant)
 
-    def draft(self, sequences: Seq[Sequence], budgets: Seq[int], price: float = 0.0) -> list[Draft]:
-        return [
-            self._draft(sequence, min(budget, sequence.room), price)
-            for sequence, budget in zip(sequences, budgets, strict=True)
-        ]
-
     def commit(self, steps: Seq[Step]) -> None:
         for step in steps:
             if step.verdict is None:  # spread the cost of a long prompt over its chunks
@@ -106,15 +100,13 @@ class Suffix:
         assert tenant is not None
         self._tenants.leave(tenant, own.sharer)
 
-    def _draft(self, sequence: Sequence, budget: int, price: float) -> Draft:
-        if budget <= 0:
-            return _EMPTY
+    def _copy(self, sequence: Sequence, budget: int, price: float) -> Draft:
         own = self._owned[sequence]
         self._read(own, sequence, len(sequence.token_ids))
         text, state, length = self._longest(own)
         count = min(budget, SUFFIX_LENGTH_BASE + SUFFIX_LENGTH_FACTOR * length)
         token_ids, lengths = text.copy(state, length, count, self._min_match)
-        return self._rates.draft(sequence, token_ids, lengths, price) if token_ids else _EMPTY
+        return self._rates.draft(sequence, token_ids, lengths, price) if token_ids else EMPTY
 
     def _read(self, own: _Own, sequence: Sequence, end: int) -> None:
         """Take in the sequence's tokens up to there."""
@@ -138,6 +130,3 @@ class Suffix:
             if other_length > length:
                 text, state, length = place.text, other, other_length
         return text, state, length
-
-
-_EMPTY = Draft.empty()

@@ -138,7 +138,9 @@ class LLM:
         token_ids = encode(split[0], self.tokenizer, self.target.name)
         params = params or SamplingParams()
         check_request(token_ids, params, self.target, self.tokenizer)
-        encode_prediction(params, self.target, self.tokenizer, self.drafter)
+        prediction = encode_prediction(params, self.target, self.tokenizer, self.drafter)
+        if prediction is not None:
+            params = replace(params, prediction=prediction)  # encoded once
         return self._chunks(token_ids, params)
 
     def _chunks(self, token_ids: list[int], params: SamplingParams) -> Iterator[StreamChunk]:
