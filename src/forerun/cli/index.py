@@ -106,7 +106,7 @@ def append(
 
 
 @app.command()
-def info(index: Existing, as_json: Json = False) -> None:
+def info(index: Existing, json: Json = False) -> None:
     """Say what an index holds, and whether it is whole."""
     from dataclasses import asdict
 
@@ -114,7 +114,7 @@ def info(index: Existing, as_json: Json = False) -> None:
 
     opened = Index(index)
     header, size = opened.header, index.stat().st_size
-    if as_json:
+    if json:
         print_json({"index": str(index), "bytes": size, "version": FORMAT_VERSION, **asdict(header)})
         return
     typer.echo(f"{index}: {_size(header)}, {size:,} bytes, whole")

@@ -97,9 +97,9 @@ def read_config(path: Path, command: Any) -> dict[str, Any]:
 
 
 def _checked(table: dict[str, Any], command: Any, path: str, where: str) -> dict[str, Any]:
-    """The table with dashes turned into underscores; every key must be a subcommand or a flag of the command."""
+    """The table by names of parameters: every key must be a subcommand or a flag, and the flag must take the value."""
     subcommands = getattr(command, "commands", {})
-    flags = {} if subcommands else {key: flag.name for flag in command.params for key in _keys(flag)}
+    flags = {} if subcommands else {key: flag for flag in command.params for key in _keys(flag)}
     checked: dict[str, Any] = {}
     for key, value in table.items():
         if key in subcommands and isinstance(value, dict):
@@ -111,8 +111,30 @@ def _checked(table: dict[str, Any], command: Any, path: str, where: str) -> dict
             close = difflib.get_close_matches(name, known, n=1)
             hint = f"Did you mean {close[0]!r}?" if close else f"Known here: {', '.join(known)}."
             raise ConfigError(f"The configuration file {path} sets {where + key!r}, which does not exist. {hint}")
-        checked[flags[name]] = value
+        try:
+            checked[flags[name].name] = _taken(flags[name], value, typer.Context(command))
+        except typer.BadParameter as error:
+            raise ConfigError(
+                f"The configuration file {path} sets {where + key!r} to {value!r}: {error.message}"
+            ) from None
     return checked
+
+
+def _taken(flag: Any, value: Any, ctx: typer.Context) -> Any:
+    """The value as the flag may be given it; typer.BadParameter if the flag does not take it.
+
+    A repeated flag takes a list, or one value alone.
+    """
+    several = getattr(flag, "multiple", False) or flag.nargs != 1
+    values = value if several and isinstance(value, list) else [value]
+    switch = getattr(flag, "is_flag", False)
+    for each in values:
+        if isinstance(each, (dict, list)):
+            raise typer.BadParameter("a flag takes text, numbers, or true and false.")
+        if isinstance(each, bool) and not switch:
+            raise typer.BadParameter("true and false are for switches; this flag takes a value.")
+    flag.process_value(ctx, values if several else value)
+    return values if several else value
 
 
 def _keys(flag: Any) -> set[str]:
