@@ -41,7 +41,7 @@ def called(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
     def note(*args: Any, **others: Any) -> Evaluation:
         seen.update(others, args=args)
-        return Evaluation(TextScore(1.0, 2.0, 3), TextScore(1.0, 2.0, 3), [])
+        return Evaluation(TextScore(1.0, 2.0, 3, 4), TextScore(1.0, 2.0, 3, 4), [])
 
     for name in ("train_lm", "train_draft", "train_other_vocab", "evaluate_pair"):
         monkeypatch.setattr(commands, name, note)
@@ -120,7 +120,7 @@ def test_samples_that_are_there_are_not_drawn_by_other_rules(invoke: Invoke, cal
 
 def test_a_pair_is_measured_where_it_was_asked_for(invoke: Invoke, called: dict[str, Any]) -> None:
     result = invoke("train", "eval", "--threads", "1", "--device", "cpu", "-k", "3", "--new-tokens", "8", "--json")
-    assert json.loads(result.stdout)["target"] == {"bits_per_byte": 1.0, "perplexity": 2.0, "tokens": 3}
+    assert json.loads(result.stdout)["target"] == {"bits_per_byte": 1.0, "perplexity": 2.0, "tokens": 3, "bytes": 4}
     assert (called["threads"], called["device"], called["num_draft_tokens"], called["new_tokens"]) == (1, "cpu", 3, 8)
 
 
