@@ -30,7 +30,6 @@ DEFAULT_DTYPE = "bfloat16"
 AUTO: Literal["auto"] = "auto"
 """num_draft_tokens: chosen step by step, for every sequence."""
 NumDraftTokens = int | Literal["auto"]
-DEFAULT_NUM_DRAFT_TOKENS: NumDraftTokens = AUTO
 MAX_NUM_DRAFT_TOKENS = 128
 """Upper bound of K, the nodes of a draft: no chain pays beyond a few of them, but trees and probes need more."""
 
@@ -211,7 +210,7 @@ class EngineConfig:
     """How the step loop runs. None stands for the default of every field."""
 
     num_draft_tokens: NumDraftTokens = option(
-        DEFAULT_NUM_DRAFT_TOKENS,
+        AUTO,
         "K, nodes of the draft that a sequence may have in one step, probes included. 0 is plain decoding, 'auto' "
         "chooses step by step what is fastest.",
         low=0,

@@ -23,6 +23,7 @@ class Options:
     share: float = option(0.5, "How much.", low=0, above=True, high=1, remedy="Leave it out.")
     size: int | None = option(None, "How large.", low=0)
     length: int | Literal["auto"] = option("auto", "How long.", low=0)
+    weight: float = option(1.0, "How heavy.", low=0)
     name: str | None = option(None, "Whose.")
     table: dict[str, int] = option({}, "What.")
     plain: int = 7
@@ -52,6 +53,7 @@ def test_none_is_the_default_of_every_field() -> None:
         ({"share": float("nan")}, "share is nan, but must be a number above 0 and at most 1. Leave it out."),
         ({"size": -1}, "size is -1, but must be a whole number of 0 or more."),
         ({"size": float("inf")}, "size is inf, but must be a whole number of 0 or more."),
+        ({"weight": float("inf")}, "weight is inf, but must be a number of 0 or more."),
         ({"length": "long"}, "length is 'long', but must be a whole number of 0 or more or 'auto'."),
     ],
 )

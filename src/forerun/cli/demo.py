@@ -84,8 +84,8 @@ def perform(
             measure(stage, methods, cases, params, rounds, runs)
     except KeyboardInterrupt:
         interrupted = True
-    complete = min(len(own) for own in runs.values())
-    whole = {name: own[:complete] for name, own in runs.items()}
+    complete = min(len(timed) for timed in runs.values())
+    whole = {name: timed[:complete] for name, timed in runs.items()}
     return (compare(whole, PLAIN) if complete else []), interrupted
 
 

@@ -13,7 +13,7 @@ MICRO_TOKENS = {"cpu": 4_096, "cuda": 131_072, "mps": 4_096}
 LOSSES_READ_EVERY = {"cpu": 1, "cuda": 16, "mps": 1}
 """Steps whose losses are read together: reading one waits until the accelerator is done."""
 COMPILED_FROM_LAYERS = 4
-"""Fewer layers are through their epochs before compilation has paid."""
+"""With fewer layers, compilation takes longer than it saves in a run."""
 EPOCH_PROCESSES = {"cpu": 0, "cuda": 8, "mps": 0}
 """Processes that augment and encode coming epochs; each makes about 0.7 million tokens a second."""
 

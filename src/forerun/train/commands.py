@@ -11,7 +11,7 @@ from rich.console import Console
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from forerun.errors import ConfigError
-from forerun.train import card, distil, folder, lm, spelled
+from forerun.train import card, card_command, distil, folder, lm
 from forerun.train.accelerator import device_name, training_device
 from forerun.train.copying import copying
 from forerun.train.corpus import (
@@ -115,7 +115,7 @@ def train_lm(
     score = text_score(stored, tokenizer, held_out_texts(data, corpus.held_out))
     record = card.build_record(
         kind="target",
-        command=spelled.lm_command(data, options, tokenizer_folder),
+        command=card_command.lm_command(data, options, tokenizer_folder),
         seed=options.seed,
         model=stored,
         data=corpus.record(),
@@ -158,7 +158,7 @@ def train_draft(
     rates = pair_acceptance(target, stored, tokenizer)
     record = card.build_record(
         kind="draft",
-        command=spelled.draft_command(data, options, start),
+        command=card_command.draft_command(data, options, start),
         seed=options.seed,
         model=stored,
         data=corpus.record(", and samples of the target"),
@@ -210,7 +210,7 @@ def train_other_vocab(
     stored.to(where)
     record = card.build_record(
         kind="draft with a vocabulary of its own",
-        command=spelled.other_vocab_command(data, options, samples),
+        command=card_command.other_vocab_command(data, options, samples),
         seed=options.text.seed,
         model=stored,
         data=corpus.record(", and the target's samples as text"),

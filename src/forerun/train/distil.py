@@ -19,7 +19,7 @@ from forerun.train.defaults import DraftTraining
 from forerun.train.loop import Loop, LoopState, load_checkpoint
 from forerun.train.losses import distillation_loss
 from forerun.train.optim import Optimisers
-from forerun.train.pinned import pin
+from forerun.train.resumed_options import pin
 from forerun.train.samples import ShardBatches, sample_all, total_shards
 from forerun.train.stream import EpochTexts, tokenize
 from forerun.train.workers import Batch, Workers

@@ -19,14 +19,14 @@ from forerun.train.corpus import SourceFile
 from forerun.train.defaults import Architecture, LmTraining
 from forerun.train.loop import Loop, LoopState, load_checkpoint
 from forerun.train.optim import Optimisers
-from forerun.train.pinned import pin
+from forerun.train.resumed_options import pin
 from forerun.train.stream import Epochs, EpochTexts, TwoStageStream
 from forerun.train.tokenizer import train_tokenizer
 from forerun.train.workers import Batch, Workers
 
 
 def build_model(sizes: Architecture, end_token: int, seed: int) -> LlamaForCausalLM:
-    """A Llama with random float32 weights; output projections start small, as depth asks (GPT-2)."""
+    """A Llama with random float32 weights; output projections start small, by depth, as in GPT-2."""
     config = LlamaConfig(
         vocab_size=sizes.vocab_size,
         hidden_size=sizes.hidden_size,
