@@ -50,7 +50,8 @@ def build(
     out: Out,
     sources: Sources = None,
     tokenizer: Annotated[
-        str, typer.Option(help="The target whose tokens these shall be: 'bundled', a folder, or a hub id.")
+        str,
+        typer.Option(help="The target whose tokens these shall be: 'bundled', a folder, or a hub id.", metavar="MODEL"),
     ] = BUNDLED_TARGET,
     glob: Glob = None,
     field: Field = "text",
@@ -86,7 +87,8 @@ def append(
     index: Existing,
     sources: Sources = None,
     tokenizer: Annotated[
-        str | None, typer.Option(help="Where the tokenizer is now.", show_default="where it was at the build")
+        str | None,
+        typer.Option(help="Where the tokenizer is now.", metavar="MODEL", show_default="where it was at the build"),
     ] = None,
     glob: Glob = None,
     field: Field = "text",
