@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -12,9 +13,11 @@ from forerun.bench.compare import Row, Run, compare
 from forerun.bench.measure import PADDED_NOTE, Timed, describe, interleave, is_cost_padded, machine
 from forerun.bench.tables import percent
 from forerun.cli import options
+from forerun.cli.flags import Flags, with_flags
 from forerun.cli.generate import INTERRUPTED
+from forerun.cli.options import LLMOptions
 from forerun.cli.output import print_json
-from forerun.config import BUNDLED_TARGET, DEFAULT_DTYPE, DEFAULT_NUM_DRAFT_TOKENS, NumDraftTokens, SamplingParams
+from forerun.config import AUTO, BUNDLED_TARGET, NumDraftTokens, SamplingParams
 from forerun.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -25,18 +28,22 @@ PLAIN = "plain"
 DRAFT_MODEL = "draft-model"
 
 
+@with_flags
 def demo(
+    *,
     model: options.ModelName = BUNDLED_TARGET,
     draft: options.DraftName = None,
     drafters: Annotated[
-        str | None, typer.Option(help="Drafters to show, with commas between them.", show_default="all there are")
+        str | None,
+        typer.Option(help="Drafters to show, with commas between them.", metavar="DRAFTER,...", show_default="all"),
     ] = None,
-    workload: Annotated[str, typer.Option(help="A bundled workload, or a JSONL file of prompts.")] = "code",
+    workload: Annotated[
+        str, typer.Option(help="A bundled workload, or a JSONL file of prompts.", metavar="NAME|FILE")
+    ] = "code",
     prompts: Annotated[int, typer.Option(help="How many of its prompts, from the first.", min=1)] = 4,
     rounds: Annotated[int, typer.Option(help="Measured rounds per prompt.", min=1)] = 3,
-    max_tokens: Annotated[int, typer.Option(help="Tokens generated per prompt, past any end of text.", min=1)] = 128,
-    num_draft_tokens: options.NumDraftTokens = DEFAULT_NUM_DRAFT_TOKENS,
-    dtype: options.DType = DEFAULT_DTYPE,
+    sampling: Annotated[SamplingParams, Flags("max_tokens")],
+    settings: Annotated[LLMOptions, Flags("num_draft_tokens", "dtype", base=LLMOptions(num_draft_tokens=AUTO))],
     json: options.Json = False,
 ) -> None:
     """Show plain decoding and every drafter on held-out prompts, then measure them: same text, sooner."""
@@ -46,13 +53,14 @@ def demo(
 
     stage = Stage(quiet=json)
     stage.say(f"Loading {model} ...")
-    methods = open_methods(model, chosen, dtype, num_draft_tokens)
+    count: NumDraftTokens = AUTO if settings.num_draft_tokens is None else settings.num_draft_tokens
+    methods = open_methods(model, chosen, settings.dtype, count)
     # Past any end of text: a prompt whose answer is one token long would measure the prompt.
-    params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
+    params = replace(sampling, temperature=0, ignore_eos=True)
     rows, interrupted = perform(stage, methods, cases, params, rounds)
     exact, padded = methods[PLAIN].exact, is_cost_padded(model)
     if json:
-        facts = {"model": model, "cost_padded": padded, "dtype": dtype, "num_draft_tokens": num_draft_tokens}
+        facts = {"model": model, "cost_padded": padded, "dtype": settings.dtype, "num_draft_tokens": count}
         results = [row.as_object() for row in rows]
         print_json({"results": results, **facts, "prompts": len(cases), "exact": exact, "machine": machine()})
     else:
@@ -62,7 +70,7 @@ def demo(
             stage.table([HEADER, *map(cells, rows)])
             if padded:
                 stage.say(PADDED_NOTE)
-            stage.say(closing_line(exact, num_draft_tokens, len(cases), rounds, max_tokens))
+            stage.say(closing_line(exact, count, len(cases), rounds, params.max_tokens))
     if interrupted:
         raise typer.Exit(INTERRUPTED)
 
@@ -79,8 +87,8 @@ def perform(
             measure(stage, methods, cases, params, rounds, runs)
     except KeyboardInterrupt:
         interrupted = True
-    complete = min(len(own) for own in runs.values())
-    whole = {name: own[:complete] for name, own in runs.items()}
+    complete = min(len(timed) for timed in runs.values())
+    whole = {name: timed[:complete] for name, timed in runs.items()}
     return (compare(whole, PLAIN) if complete else []), interrupted
 
 
