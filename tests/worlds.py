@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from forerun import SamplingParams
-from forerun.engine.budget import Budget, FixedBudget, Outcome, StepCost
+from forerun.policy import Budget, FixedBudget, Outcome, StepCost
 from forerun.types import Draft, Sequence, Verdict
 
 GREEDY = SamplingParams(temperature=0)

@@ -12,9 +12,9 @@ import numpy as np
 
 from forerun.config import EngineConfig, SamplingParams
 from forerun.engine import LLM
-from forerun.engine.budget import FixedBudget
 from forerun.engine.engine import Engine
 from forerun.models import Model, Rows
+from forerun.policy import FixedBudget
 from forerun.types import Drafter
 
 ROWS = (1, 2, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from forerun.config import EngineConfig, SamplingParams
-from forerun.engine.budget import Budget
 from forerun.engine.checks import check_request, encode_prediction
 from forerun.engine.results import Choice, StepOutput, StreamChunk
 from forerun.engine.scheduler import Scheduler
@@ -19,6 +18,7 @@ from forerun.engine.stats import StepStats
 from forerun.engine.step import StepLoop
 from forerun.engine.text import TextStream
 from forerun.models import Model
+from forerun.policy import Budget
 from forerun.types import Drafter, Sequence
 from forerun.verify import check_acceptance
 

@@ -9,14 +9,13 @@ import torch
 from torch import Tensor
 
 from forerun.config import EngineConfig, SamplingParams
-from forerun.engine.automatic import automatic_budget
-from forerun.engine.budget import Budget, FixedBudget, Outcome, Plan, StepCost
 from forerun.engine.results import StreamChunk
 from forerun.engine.state import SequenceState
 from forerun.engine.stats import StepStats
 from forerun.engine.work import Work
 from forerun.errors import DrafterError
 from forerun.models import Model
+from forerun.policy import Budget, FixedBudget, Outcome, Plan, StepCost, automatic_budget
 from forerun.sampling import LogitsPipeline, StepNoise, TokenLogprob, row_argmax, token_logprobs
 from forerun.types import Draft, Drafter, Needs, PackedDrafts, Step, Verdict
 from forerun.verify import greedy_verdicts, rule_for, verify_step
@@ -255,7 +254,16 @@ def _new_budget(config: EngineConfig, target: Model, drafter: Drafter | None) ->
         return FixedBudget(0)
     if isinstance(config.num_draft_tokens, int):
         return FixedBudget(config.num_draft_tokens)
-    return automatic_budget(target, drafter)
+    whole_draft, cost_key = budget_traits(target, drafter)
+    return automatic_budget(whole_draft=whole_draft, cost_key=cost_key)
+
+
+def budget_traits(target: Model, drafter: Drafter) -> tuple[int | None, tuple[str, ...]]:
+    """The size of a drafter's whole drafts, if it makes such, and what its costs on this target depend on."""
+    whole: int | None = getattr(drafter, "whole_draft", None)
+    own: Model | None = getattr(drafter, "_model", None)
+    names = [f"{model.name} {model.num_parameters} {model.dtype}" for model in (target, own) if model is not None]
+    return whole, (*names, type(drafter).__name__)
 
 
 def _settle(work: Seq[Work], verdicts: Seq[Verdict]) -> None:

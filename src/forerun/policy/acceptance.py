@@ -8,20 +8,29 @@ from collections.abc import Sequence as Seq
 import numpy as np
 from numpy.typing import NDArray
 
-from forerun.config import (
-    ACCEPTANCE_DECAY,
-    ACCEPTANCE_FIRST,
-    ACCEPTANCE_NEXT,
-    ACCEPTANCE_OWN_WEIGHT,
-    ACCEPTANCE_REFRESH,
-    ACCEPTANCE_SHARED_DECAY,
-    ACCEPTANCE_STATE_WEIGHT,
-    ACCEPTANCE_WEIGHT,
-    LENGTH_WEIGHT,
-    MAX_NUM_DRAFT_TOKENS,
-)
+from forerun.config import MAX_NUM_DRAFT_TOKENS
 
 Array = NDArray[np.float64]
+
+ACCEPTANCE_FIRST = 0.6
+"""Prior acceptance of a draft's first node."""
+ACCEPTANCE_NEXT = 0.8
+"""Prior acceptance of a later node, given that the node before it was accepted."""
+ACCEPTANCE_DECAY = 0.98
+"""Weight that a sequence's earlier trials keep when it drafts again."""
+ACCEPTANCE_SHARED_DECAY = 0.995
+"""Weight that all sequences' earlier trials of a place keep when it is tried again."""
+ACCEPTANCE_WEIGHT = 4.0
+"""Pseudo-trials of a place's prior, which is the acceptance of the places before it."""
+ACCEPTANCE_STATE_WEIGHT = 8.0
+"""Pseudo-trials of the prior that the last draft's outcome does not change acceptance."""
+ACCEPTANCE_OWN_WEIGHT = 8.0
+"""Pseudo-trials, accepted and rejected, of the prior that a sequence accepts as often as the others."""
+ACCEPTANCE_REFRESH = 16
+"""Drafts after which the shared steps are computed again."""
+LENGTH_WEIGHT = 2.0
+"""Pseudo-trials of the prior that a drafter proposes as many nodes as it is asked for."""
+
 _TRIED, _ACCEPTED, _OPEN, _DRAFTED = range(4)
 _REFUSED, _PARTLY, _FULLY = range(3)
 """What became of a sequence's last draft: it says much of the next one where text comes in bursts."""

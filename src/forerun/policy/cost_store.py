@@ -10,9 +10,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from forerun.config import COST_CACHE_ENTRIES, COST_CACHE_VARIABLE
+from forerun.config import COST_CACHE_VARIABLE
 from forerun.policy.costs import CostModel
 
+COST_CACHE_ENTRIES = 64
+"""Settings kept in the file; the one written longest ago is dropped first."""
 _VERSION = 1
 _known: dict[str, CostModel] = {}
 

@@ -7,8 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from forerun.config import COST_CLIP, COST_MEMORY, COST_PACE, COST_SIZE, COST_TRUSTED, MAX_NUM_DRAFT_TOKENS
-from forerun.policy.curve import Curve, Table
+from forerun.config import MAX_NUM_DRAFT_TOKENS
+from forerun.policy.curve import COST_CLIP, COST_MEMORY, Curve, Table
+
+COST_SIZE = 1025
+"""Rows of a forward, up to which their number changes its estimated cost."""
+COST_PACE = 0.1
+"""Power of the ratio of measured over expected seconds by which the machine's pace moves."""
+COST_TRUSTED = 4.0
+"""Observations of a row count before its steps move the pace."""
 
 
 class CostModel:

@@ -8,9 +8,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from forerun.config import COST_CLIP, COST_MEMORY, COST_OPTIMISM, COST_SLOPE
-
 Table = NDArray[np.float64]
+
+COST_MEMORY = 32.0
+"""Largest weight of a mean, in observations: each new one moves it by at least one part in so many."""
+COST_CLIP = 3.0
+"""An observation further from its mean than this factor counts as this far, so that single slow steps do not last."""
+COST_SLOPE = 0.02
+"""Prior cost of each further row, as a share of the forward's cost, while only one row count was seen."""
+COST_OPTIMISM = 0.97
+"""Factor on the estimated costs of counts never seen, so that they are tried."""
 
 
 class Curve:

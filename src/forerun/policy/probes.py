@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from forerun.config import PROBE_SHARE, PROBE_STEPS
+PROBE_SHARE = 0.01
+"""Share of the time that probes may cost."""
+PROBE_STEPS = 8
+"""Fewest steps between two probes."""
 
 
 class Probes:

@@ -11,37 +11,25 @@ from collections.abc import Sequence as Seq
 import numpy as np
 from numpy.typing import NDArray
 
-from forerun.config import (
-    COST_SAVE_STEPS,
-    COST_TRUSTED,
-    MAX_NUM_DRAFT_TOKENS,
-    PLAN_MARGIN,
-    PLAN_MARGIN_PLAIN,
-    PLAN_STEPS,
-    PROBE_FORGETS,
-)
-from forerun.engine.plan import Budget, Outcome, Plan, StepCost
-from forerun.policy import Acceptance, CostModel, Probes, Prospects, StoredCosts
-from forerun.policy.choice import Counts
+from forerun.config import MAX_NUM_DRAFT_TOKENS
+from forerun.policy.acceptance import Acceptance
+from forerun.policy.budget import Outcome, Plan, StepCost
+from forerun.policy.cost_store import StoredCosts
+from forerun.policy.costs import COST_TRUSTED, CostModel
+from forerun.policy.goodput import Counts, Prospects
+from forerun.policy.probes import Probes
 from forerun.types import Sequence
 
-__all__ = ["AutoBudget", "Budget", "FixedBudget", "Outcome", "Plan", "StepCost"]
-
-
-class FixedBudget:
-    """The same K for every sequence in every step."""
-
-    def __init__(self, num_draft_tokens: int) -> None:
-        self.num_draft_tokens = num_draft_tokens
-
-    def plan(self, sequences: Seq[Sequence]) -> Plan:
-        return Plan([self.num_draft_tokens if sequence.room > 0 else 0 for sequence in sequences])
-
-    def observe(self, cost: StepCost, outcomes: Seq[Outcome]) -> None:
-        pass
-
-    def stop(self, sequence: Sequence) -> None:
-        pass
+COST_SAVE_STEPS = 32
+"""Steps after which costs are first saved; then whenever that many have doubled."""
+PLAN_STEPS = 4
+"""Steps a plan stands while the batch is the same."""
+PLAN_MARGIN = 0.01
+"""Relative gain in tokens per second by which another plan must beat the standing one."""
+PLAN_MARGIN_PLAIN = 0.02
+"""The same where one of the two is plain decoding."""
+PROBE_FORGETS = 0.8
+"""Weight that a sequence's earlier trials keep when it drafts after a pause, since much may have changed."""
 
 
 class AutoBudget:

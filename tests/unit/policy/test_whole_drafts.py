@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from forerun import SamplingParams
-from forerun.config import WHOLE_STEPS
-from forerun.engine.plan import Outcome, StepCost
-from forerun.engine.whole import WholeBudget
+from forerun.policy import Outcome, StepCost, WholeBudget
+from forerun.policy.whole_drafts import WHOLE_STEPS
 from forerun.types import Draft, Sequence, Verdict
 
 NODES = 15

@@ -9,7 +9,7 @@ import pytest
 
 from forerun import SamplingParams
 from forerun.config import MAX_NUM_DRAFT_TOKENS
-from forerun.engine.budget import AutoBudget, FixedBudget, Outcome, StepCost
+from forerun.policy import AutoBudget, FixedBudget, Outcome, StepCost
 from forerun.types import Draft, Sequence, Verdict
 from worlds import GREEDY, World, best_fixed, live
 
