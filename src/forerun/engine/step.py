@@ -133,9 +133,7 @@ class StepLoop:
         cost = StepCost(
             num_rows=stats.num_rows,
             num_prompt_rows=sum(item.num_owed for item in work if item.budget is None),
-            num_sequences=len(outcomes),
             context=sum(item.context for item in work),
-            budgets=[outcome.budget for outcome in outcomes],
             time_draft=stats.time_draft,
             time_target=stats.time_target,
             time_verify=stats.time_verify,

@@ -1,9 +1,10 @@
-"""What a draft's nodes have been worth, by their place in it: for all sequences, and for each."""
+"""How often a draft's nodes are accepted, by their place in it: for all sequences, and for each."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable
 from collections.abc import Sequence as Seq
+from itertools import accumulate, chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,42 +25,47 @@ ACCEPTANCE_WEIGHT = 4.0
 """Pseudo-trials of a place's prior, which is the acceptance of the places before it."""
 ACCEPTANCE_STATE_WEIGHT = 8.0
 """Pseudo-trials of the prior that the last draft's outcome does not change acceptance."""
-ACCEPTANCE_OWN_WEIGHT = 8.0
+ACCEPTANCE_SEQUENCE_WEIGHT = 8.0
 """Pseudo-trials, accepted and rejected, of the prior that a sequence accepts as often as the others."""
 ACCEPTANCE_REFRESH = 16
 """Drafts after which the shared steps are computed again."""
 LENGTH_WEIGHT = 2.0
 """Pseudo-trials of the prior that a drafter proposes as many nodes as it is asked for."""
 
+_Trial = tuple[int, list[int], list[int], int, int]
 _TRIED, _ACCEPTED, _OPEN, _DRAFTED = range(4)
-_REFUSED, _PARTLY, _FULLY = range(3)
-"""What became of a sequence's last draft: it says much of the next one where text comes in bursts."""
-_FRESH = (1.0, 1.0)
+_REJECTED, _PARTLY, _FULLY = range(3)
+"""What became of a sequence's last draft. Acceptance of the next one depends on it where text comes in bursts."""
+_EVEN = (1.0, 1.0)
 
 
 class Acceptance:
     """The chance that node r of a draft is there and accepted, when at least r + 1 nodes were asked for.
 
-    Nodes are ordered by value, so a draft cut shorter is worth the sum of its first chances, chain or tree. A chance
-    is a product of steps, each learned only where the one before came true: r accepted where r - 1 was (for a chain,
-    the acceptance conditional on reaching the position), and r drafted where r - 1 was (look-ups often find nothing,
-    and drafters stop by themselves). A step never seen is believed to be like those before it.
+    Nodes are ordered by their chance, so the expected acceptance of a draft cut shorter is the sum of its first
+    chances, chain or tree. A chance is a product of steps, each learned only where the step before came true: r
+    accepted where r - 1 was (for a chain, the acceptance conditional on reaching the position), and r drafted where
+    r - 1 was (look-ups often find nothing, and drafters stop by themselves). The prior of a step is the mean of those
+    before it.
 
-    All sequences together teach these steps, for each fate of the sequence's last draft. A sequence is thought to be
-    easier or harder than others by one factor on the odds of all its steps.
+    All sequences together teach these steps, for each outcome of the sequence's last draft. A sequence differs from
+    the others by one factor on the odds of all its steps.
     """
 
     def __init__(self, size: int = MAX_NUM_DRAFT_TOKENS) -> None:
         self.size = size
         self._counts = np.zeros((3, 4, size))
+        # drafts not yet in the counts: budget, nodes tried, accepted, opened and drafted, by the last draft's outcome
+        self._new: tuple[list[_Trial], list[_Trial], list[_Trial]] = ([], [], [])
+        self._num_new = self._num_seen = 0  # drafts since the steps were computed, and before
         self._steps: tuple[Array, Array] = (np.zeros(0), np.zeros(0))
-        self._steps_known: tuple[list[list[float]], list[list[float]]] = ([], [])
+        self._accepts: list[list[float]] = []  # the first of them, and running sums of the second
+        self._drafts: list[list[float]] = []
         self._fate: dict[Hashable, int] = {}
-        self._num_new = self._num_seen = 0  # drafts since the steps were worked out, and before
-        # accepted and what was expected, refused and what was expected; then the same of drafted nodes
+        # accepted and what was expected, rejected and what was expected; then the same of drafted nodes
         self._own: dict[Hashable, list[float]] = {}
         self._odds: dict[Hashable, tuple[float, float]] = {}
-        self._refresh()
+        self._compute_steps()
 
     def observe(self, key: Hashable, budget: int, drafted: int, accepted: Seq[int], forget: float = 1.0) -> None:
         """A draft has been verified.
@@ -69,7 +75,7 @@ class Acceptance:
             budget: nodes that were asked for.
             drafted: nodes that came and could be accepted.
             accepted: indices of those that were.
-            forget: factor on all that the sequence showed before; 1 unless that is long ago.
+            forget: factor on the weight of the sequence's earlier drafts; 1 unless they are long ago.
         """
         budget = min(budget, self.size)
         if budget == 0:
@@ -80,19 +86,10 @@ class Acceptance:
         opened = min(drafted + 1, budget)
         fate = self._fate.get(key, _PARTLY)
         self._learn_own(key, fate, tried, len(accepted), opened, drafted, ACCEPTANCE_DECAY * forget)
-        counts = self._counts[fate]
-        counts[:, :budget] *= ACCEPTANCE_SHARED_DECAY
-        if not accepted or accepted[-1] == len(accepted) - 1:  # a chain's nodes, or a tree's first
-            counts[_TRIED, : len(tried)] += 1
-            counts[_ACCEPTED, : len(accepted)] += 1
-        else:
-            counts[_TRIED, tried] += 1
-            counts[_ACCEPTED, accepted] += 1
-        counts[_OPEN, :opened] += 1
-        counts[_DRAFTED, :drafted] += 1
+        self._new[fate].append((budget, tried, accepted, opened, drafted))
         self._num_new += 1
         if drafted:
-            self._fate[key] = _REFUSED if not accepted else _FULLY if accepted[-1] == drafted - 1 else _PARTLY
+            self._fate[key] = _REJECTED if not accepted else _FULLY if accepted[-1] == drafted - 1 else _PARTLY
 
     def stop(self, key: Hashable) -> None:
         """The sequence leaves."""
@@ -106,21 +103,22 @@ class Acceptance:
         Returns:
             Two arrays [len(keys), places].
         """
+        if self._num_new >= min(ACCEPTANCE_REFRESH, 1 + self._num_seen // 4):
+            self._compute_steps()
         fates = [self._fate.get(key, _PARTLY) for key in keys]
-        odds = np.array([self._odds.get(key, _FRESH) for key in keys])
-        self._refresh()
+        odds = np.array([self._odds.get(key, _EVEN) for key in keys])
         accepts, goes_on = self._steps
         gains = _tilt(accepts[fates, :places], odds[:, :1])
         chances = _tilt(goes_on[fates, :places], odds[:, 1:])
-        return np.cumprod(gains, axis=1, dtype=np.float64), np.cumprod(chances, axis=1, dtype=np.float64)
+        return gains.cumprod(1), chances.cumprod(1)
 
     def _learn_own(
         self, key: Hashable, fate: int, tried: list[int], num_accepted: int, opened: int, drafted: int, decay: float
     ) -> None:
         """How the sequence differs from what was to be expected of any."""
-        accepts, goes_on = self._steps_known
-        hoped = sum(accepts[fate][place] for place in tried)
-        looked = sum(goes_on[fate][:opened])
+        accepts = self._accepts[fate]
+        hoped = sum([accepts[place] for place in tried])
+        looked = self._drafts[fate][opened]
         judged = len(tried)
         now = (
             *(num_accepted, hoped, judged - num_accepted, judged - hoped),
@@ -131,15 +129,17 @@ class Acceptance:
         self._own[key] = own
         self._odds[key] = _ratio(*own[:4]), _ratio(*own[4:])
 
-    def _refresh(self) -> None:
-        """Work out the steps that all sequences share, [fates, size] each, once enough is new."""
-        if self._steps[0].size and self._num_new < min(ACCEPTANCE_REFRESH, 1 + self._num_seen // 4):
-            return
+    def _compute_steps(self) -> None:
+        """Compute the steps that all sequences share, [outcomes, size] each."""
+        for counts, new in zip(self._counts, self._new, strict=True):
+            if new:
+                _count(counts, new)
+                new.clear()
         self._num_seen += self._num_new
         self._num_new = 0
         tried, accepted, opened, drafted = self._counts.sum(0)
-        # what came before a place is the guess for it, all places but the first taken together
-        seen, good = np.cumsum(tried), np.cumsum(accepted)
+        # the prior of a place is the acceptance of the places before it, all but the first taken together
+        seen, good = tried.cumsum(), accepted.cumsum()
         weight = ACCEPTANCE_WEIGHT
         guess = np.full(self.size, ACCEPTANCE_FIRST)
         guess[1:] = ACCEPTANCE_NEXT
@@ -150,12 +150,31 @@ class Acceptance:
         accepts = (self._counts[:, _ACCEPTED] + weight * every) / (self._counts[:, _TRIED] + weight)
         drafts = (self._counts[:, _DRAFTED] + weight * goes_on) / (self._counts[:, _OPEN] + weight)
         self._steps = accepts, drafts
-        self._steps_known = accepts.tolist(), drafts.tolist()
+        self._accepts = accepts.tolist()
+        self._drafts = [list(accumulate(own, initial=0.0)) for own in drafts.tolist()]
+
+
+def _count(counts: Array, new: Seq[_Trial]) -> None:
+    """Add drafts to the counts, [4, size], whose earlier trials lose weight at every place that was asked for."""
+    size, decay = counts.shape[1], ACCEPTANCE_SHARED_DECAY
+    budgets, tried, accepted, opened, drafted = zip(*new, strict=True)
+    weights: Array = decay ** np.arange(len(new) - 1.0, -1, -1)
+    counts *= decay ** _reaching(budgets, np.ones(len(new)), size)
+    for row, places in ((_TRIED, tried), (_ACCEPTED, accepted)):
+        each = weights.repeat([len(own) for own in places])
+        counts[row] += np.bincount(list(chain(*places)), each, size)
+    counts[_OPEN] += _reaching(opened, weights, size)
+    counts[_DRAFTED] += _reaching(drafted, weights, size)
+
+
+def _reaching(lengths: Seq[int], weights: Array, size: int) -> Array:
+    """[size] the summed weights of the lengths that are larger than each place."""
+    return np.bincount(lengths, weights, size + 1)[::-1].cumsum()[-2::-1]
 
 
 def _ratio(came: float, expected: float, failed: float, feared: float) -> float:
-    """Odds beside those expected, with a belief that there is no difference."""
-    weight = ACCEPTANCE_OWN_WEIGHT
+    """Odds over those expected, with a prior of no difference."""
+    weight = ACCEPTANCE_SEQUENCE_WEIGHT
     return (came + weight) / (expected + weight) * (feared + weight) / (failed + weight)
 
 

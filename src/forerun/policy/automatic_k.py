@@ -1,11 +1,12 @@
-"""How many tokens may be drafted in the next step: the same number always, or what measurements say.
+"""The budget that chooses K by itself, 0 included, from measured acceptance and costs.
 
-The automatic budget maximises expected tokens per second over all sequences of a step together ("goodput": SmartSpec,
-2406.14066), and its price is the threshold at which a further node begins to lower it.
+It maximises expected tokens per second over all sequences of a step together ("goodput": SmartSpec, 2406.14066), and
+its price is the chance of acceptance below which a further node lowers them.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence as Seq
 
 import numpy as np
@@ -16,6 +17,7 @@ from forerun.policy.acceptance import Acceptance
 from forerun.policy.budget import Outcome, Plan, StepCost
 from forerun.policy.cost_store import StoredCosts
 from forerun.policy.costs import COST_TRUSTED, CostModel
+from forerun.policy.curve import COST_CLIP
 from forerun.policy.goodput import Counts, Prospects
 from forerun.policy.probes import Probes
 from forerun.types import Sequence
@@ -33,12 +35,12 @@ PROBE_FORGETS = 0.8
 
 
 class AutoBudget:
-    """Chooses every sequence's K, 0 included, and the price that a draft's nodes must be worth.
+    """Chooses every sequence's K, 0 included, and the price: the chance of acceptance that a draft's nodes must reach.
 
     What the engine writes does not depend on it, only how fast.
 
     Args:
-        stored: what is known of costs, shared with other engines; None begins with nothing, and keeps nothing.
+        stored: measured costs, shared with other engines; None begins with none, and keeps none.
         max_tokens: K is never larger.
     """
 
@@ -51,49 +53,49 @@ class AutoBudget:
         self._probes = Probes()
         self._chosen: dict[Sequence, int] = {}  # the standing plan
         self._planned: list[Sequence] = []
+        self._kind = ""
         self._known: Prospects | None = None  # from which it was made
         self._price = 0.0
         self._left = 0  # steps for which it stands
-        self._rate = 0.0  # tokens per second it promises
+        self._rate = 0.0  # tokens per second that it is expected to give
+        self._plain: Plan | None = None  # the plan itself, where nobody drafts
+        self._unlearned: list[StepCost] = []  # steps under it
         self._alone = 0  # the last K of a single sequence
-        self._cell = (0, 0)  # the last worth and limit of several
+        self._cell = (0, 0)  # the last threshold and limit of several
         self._turn = 0
-        self._idle: dict[Sequence, int] = {}  # steps since the sequence drafted
+        self._forgone = 0.0  # tokens that plain decoding would give in the time of the present probe; 0 without one
+        self._idle: dict[Sequence, int] = {}  # the last step in which the sequence drafted, or before it came
 
     def plan(self, sequences: Seq[Sequence]) -> Plan:
         if self._left > 0 and self._planned == sequences:
             self._left -= 1
+            if self._plain is not None:
+                return self._plain
         else:
             self._replan(sequences)
         budgets = [min(self._chosen[sequence], max(sequence.room, 0)) for sequence in sequences]
-        probe = self._probe(sequences, budgets) if self._rate > 0 else None
+        probe = self._probe(sequences, budgets) if self._rate > 0 and self._probes.due else None
         if probe is not None:
             return Plan(probe)
-        return Plan(budgets, self._price)
+        plan = Plan(budgets, self._price)
+        if self._rate > 0 and not any(self._chosen[sequence] for sequence in sequences):
+            self._plain = plan
+        return plan
 
     def observe(self, cost: StepCost, outcomes: Seq[Outcome]) -> None:
         """Learn from a step. Steps that computed prompts as well say nothing of what drafts cost."""
         self._steps += 1
-        asked = [outcome for outcome in outcomes if outcome.budget > 0]
-        seconds = cost.time_target + cost.time_verify + cost.time_rest
         if cost.num_prompt_rows == 0 and outcomes:
-            kind = _kind([outcome.sequence for outcome in outcomes])
-            self.costs.add_target(kind, len(outcomes), cost.context, cost.num_rows, seconds)
-            if asked:
-                # after a pause the drafter may have to catch up
-                rested = min(self._idle.get(outcome.sequence, 0) for outcome in asked)
-                longest = max(outcome.budget for outcome in asked)
-                self.costs.add_draft(len(asked), longest, cost.time_draft, 0.25 if rested else 1.0)
-            else:
-                self.costs.add_idle(cost.time_draft)
-            self._probes.earn(seconds + cost.time_draft)
+            if self._plain is not None and len(outcomes) == len(self._planned):
+                self._unlearned.append(cost)
+                return
+            self._learn_costs(cost, outcomes)
         for outcome in outcomes:
             sequence = outcome.sequence
             if outcome.budget == 0:
-                self._idle[sequence] = self._idle.get(sequence, 0) + 1
                 continue
-            rested = self._idle.get(sequence, 0)
-            self._idle[sequence] = 0
+            rested = self._rested(sequence)
+            self._idle[sequence] = self._steps
             self._acceptance.observe(
                 sequence,
                 outcome.budget,
@@ -101,8 +103,13 @@ class AutoBudget:
                 outcome.verdict.path,
                 PROBE_FORGETS if rested else 1.0,
             )
+        if self._forgone:
+            tokens = len(outcomes) + sum(len(outcome.verdict.path) for outcome in outcomes)
+            self._probes.judge(tokens > self._forgone)
+            self._forgone = 0.0
 
     def stop(self, sequence: Sequence) -> None:
+        self._learn_plain()
         self._acceptance.stop(sequence)
         self._chosen.pop(sequence, None)
         self._idle.pop(sequence, None)
@@ -111,10 +118,45 @@ class AutoBudget:
             self._stored.save()
         self._planned = [other for other in self._planned if other is not sequence]
 
+    def _rested(self, sequence: Sequence) -> bool:
+        """Whether the sequence, which drafted in this step, did not in the step before it."""
+        return self._steps > self._idle.get(sequence, self._steps) + 1
+
+    def _learn_costs(self, cost: StepCost, outcomes: Seq[Outcome]) -> None:
+        seconds = cost.time_target + cost.time_verify + cost.time_rest
+        kind = _kind([outcome.sequence for outcome in outcomes])
+        self.costs.add_target(kind, len(outcomes), cost.context, cost.num_rows, seconds)
+        asked = [outcome for outcome in outcomes if outcome.budget > 0]
+        if asked:
+            # after a pause the drafter may have to catch up
+            rested = all(self._rested(outcome.sequence) for outcome in asked)
+            longest = max(outcome.budget for outcome in asked)
+            self.costs.add_draft(len(asked), longest, cost.time_draft, 0.25 if rested else 1.0)
+        else:
+            self.costs.add_idle(cost.time_draft)
+        self._probes.earn(seconds + cost.time_draft)
+
+    def _learn_plain(self) -> None:
+        """Learn from the steps since the last plan, in which nobody drafted, by their mean."""
+        count = len(self._unlearned)
+        if count == 0:
+            return
+        context = sum(cost.context for cost in self._unlearned) / count
+        seconds = [cost.time_target + cost.time_verify + cost.time_rest for cost in self._unlearned]
+        idle = [cost.time_draft for cost in self._unlearned]
+        batch = len(self._planned)
+        self.costs.add_target(self._kind, batch, context, batch, _clipped_mean(seconds), count)
+        self.costs.add_idle(_clipped_mean(idle), count)
+        self._probes.earn(sum(seconds) + sum(idle), count)
+        self._unlearned.clear()
+
     def _replan(self, sequences: Seq[Sequence]) -> None:
-        self._planned, self._left = list(sequences), PLAN_STEPS - 1
+        self._learn_plain()
+        self._planned, self._kind, self._plain = list(sequences), _kind(sequences), None
+        for sequence in sequences:
+            self._idle.setdefault(sequence, self._steps)
         prospects = self._known = self._prospects(sequences)
-        if prospects is None:  # what a plain step costs is known first
+        if prospects is None:  # what a plain step costs is measured first
             self._settle(sequences, np.zeros(len(sequences), np.int64), 0.0, 0.0)
             self._left = 0
         elif len(sequences) == 1:
@@ -132,7 +174,11 @@ class AutoBudget:
         for sequence, budget in zip(sequences, budgets.tolist(), strict=True):
             self._chosen[sequence] = budget
         self._rate, self._price = rate, price
-        if self.costs.largest_draft < self._max and budgets.max() > self.costs.largest_draft:
+        longest = int(budgets.max())
+        self._left = (PLAN_STEPS if longest else max(PLAN_STEPS, math.ceil(self._probes.wait))) - 1
+        if longest:
+            self._probes.judge(gained=True)
+        if self.costs.largest_draft < min(self._max, longest):
             self._left = 0  # the first of its kind is judged at once
 
     def _stay_together(self, grid: NDArray[np.float64], choices: Counts) -> tuple[int, int]:
@@ -150,28 +196,34 @@ class AutoBudget:
         batch = len(sequences)
         context = sum(len(sequence.token_ids) for sequence in sequences) - batch
         places = max(1, min(self._max, 2 * self.costs.largest_draft))
-        target = self.costs.target(_kind(sequences), batch, context, batch * (places + 1) + 1)
+        target = self.costs.target(self._kind, batch, context, batch * (places + 1) + 1)
         if target is None:
             return None
         gains, chances = self._acceptance.expect(sequences, places)
         return Prospects(gains, chances, target, self.costs.draft(batch, places))
 
     def _probe(self, sequences: Seq[Sequence], budgets: list[int]) -> list[int] | None:
-        """Other budgets for this step, if some that might teach something can be afforded."""
-        if self._known is None or not self._probes.due:
+        """Other budgets for this step, if some that might show something new can be afforded."""
+        if self._known is None:
             return None
         self._turn += 1
-        other = self._idle_probe(sequences, budgets) if not any(budgets) else self._busy_probe(sequences, budgets)
+        idle = not any(budgets)
+        other = self._idle_probe(sequences) if idle else self._busy_probe(sequences, budgets)
         other = [min(budget, max(sequence.room, 0)) for sequence, budget in zip(sequences, other, strict=True)]
         if other == budgets:
             return None
         tokens, seconds = self._known.outlook(np.array(other))
-        return other if self._probes.buy(seconds - tokens / self._rate) else None
+        if not self._probes.buy(seconds - tokens / self._rate):
+            return None
+        if idle:
+            self._forgone = seconds * self._rate
+            self._left = 0  # what it shows is considered at once
+        return other
 
-    def _idle_probe(self, sequences: Seq[Sequence], budgets: list[int]) -> list[int]:
+    def _idle_probe(self, sequences: Seq[Sequence]) -> list[int]:
         """One of the sequences drafts, the one that has not for longest."""
         assert self._known is not None
-        longest = max(range(len(sequences)), key=lambda i: self._idle.get(sequences[i], 0))
+        longest = min(range(len(sequences)), key=lambda i: self._idle[sequences[i]])
         few = self._known.rates_alone()[1:5] if len(sequences) == 1 else np.ones(1)
         return [int(few.argmax()) + 1 if i == longest else 0 for i in range(len(sequences))]
 
@@ -180,11 +232,11 @@ class AutoBudget:
         assert self._known is not None
         if self._turn % 3 == 0:
             tokens, seconds = self._known.outlook(np.zeros(len(budgets), np.int64))
-            rows = self.costs.seen_rows(_kind(sequences), len(budgets), len(budgets))
+            rows = self.costs.seen_rows(self._kind, len(budgets), len(budgets))
             return [0] * len(budgets) if rows < COST_TRUSTED or self._rate < 1.5 * tokens / seconds else budgets
         if self._turn % 3 == 1 and 0 in budgets:
             zeros = [i for i, budget in enumerate(budgets) if budget == 0]
-            longest = max(zeros, key=lambda i: self._idle.get(sequences[i], 0))
+            longest = min(zeros, key=lambda i: self._idle[sequences[i]])
             return [max(budget, int(i == longest)) for i, budget in enumerate(budgets)]
         places = self._known.gains.shape[1]
         return [min(budget + (budget + 1) // 2, places) for budget in budgets]
@@ -195,6 +247,12 @@ def _stay(rates: NDArray[np.float64], best: int, now: int) -> int:
     now = min(now, len(rates) - 1)
     margin = PLAN_MARGIN_PLAIN if (best == 0) != (now == 0) else PLAN_MARGIN
     return best if rates[best] > rates[now] * (1 + margin) else now
+
+
+def _clipped_mean(seconds: Seq[float]) -> float:
+    """The mean, where what exceeds the median by the factor COST_CLIP counts as so much."""
+    most = COST_CLIP * sorted(seconds)[len(seconds) // 2]
+    return sum(min(each, most) for each in seconds) / len(seconds)
 
 
 def _kind(sequences: Seq[Sequence]) -> str:

@@ -1,4 +1,4 @@
-"""Which budgets give the most tokens per second, by what nodes are worth and what steps cost."""
+"""Expected tokens per second by budget, from the chances of a draft's nodes and the costs of a step."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ Array = NDArray[np.float64]
 Counts = NDArray[np.int64]
 
 LIMITS = np.array([0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, MAX_NUM_DRAFT_TOKENS])
-WORTHS = np.array([0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.75, 0.9])
+"""Largest budgets that are compared for several sequences."""
+THRESHOLDS = np.array([0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.75, 0.9])
+"""Smallest chances of acceptance that are compared for several sequences."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prospects:
-    """All that is believed about the next step of some sequences.
+    """What the next step of some sequences is expected to give and to cost.
 
     Attributes:
         gains: [B, L] expected accepted nodes at each place of each draft.
@@ -46,16 +48,16 @@ class Prospects:
         return rates
 
     def rates_together(self) -> tuple[Array, Counts]:
-        """Of several sequences: each budget ends where nodes are worth less than w, or at a limit, for a grid of both.
+        """Of several sequences: each budget ends at a limit, or where nodes fall below a threshold, for a grid of both.
 
-        A node's worth is its chance of acceptance, given that it is there.
+        The threshold is on a node's chance of acceptance, given that it is there.
 
         Returns:
-            [W, M] tokens per second by worth and limit, [W, M, B] the budgets.
+            [T, M] tokens per second by threshold and limit, [T, M, B] the budgets.
         """
         batch, places = self.gains.shape
-        worth = np.minimum.accumulate(self.gains / np.maximum(self.chances, 1e-9), 1)
-        ends = (worth[None] >= WORTHS[:, None, None]).sum(2)
+        given = np.minimum.accumulate(self.gains / np.maximum(self.chances, 1e-9), 1)
+        ends = (given[None] >= THRESHOLDS[:, None, None]).sum(2)
         limits = LIMITS[: int(np.searchsorted(LIMITS, places, "right"))]
         budgets = np.minimum(ends[:, None, :], limits[None, :, None])
         flat = budgets + np.arange(batch) * (places + 1)
@@ -73,9 +75,9 @@ class Prospects:
         return float(_from_zero(self.gains).take(flat).sum()) + batch, seconds
 
     def price(self, rate: float, budgets: Counts) -> float:
-        """The chance of acceptance from which a node pays, at this many tokens per second.
+        """The chance of acceptance above which a node raises tokens per second, which are `rate` now.
 
-        Slopes are taken over a few rows, since costs come in steps.
+        Slopes are taken over a few rows, since kernels pad and costs rise in steps.
         """
         batch, longest = len(budgets), int(budgets.max())
         if longest == 0:
