@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from collections.abc import Sequence as Seq
-from itertools import accumulate, chain
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,13 +27,14 @@ ACCEPTANCE_STATE_WEIGHT = 8.0
 """Pseudo-trials of the prior that the last draft's outcome does not change acceptance."""
 ACCEPTANCE_SEQUENCE_WEIGHT = 8.0
 """Pseudo-trials, accepted and rejected, of the prior that a sequence accepts as often as the others."""
+ACCEPTANCE_MOST = 0.999
+"""Largest chance of a step."""
 ACCEPTANCE_REFRESH = 16
 """Drafts after which the shared steps are computed again."""
 LENGTH_WEIGHT = 2.0
 """Pseudo-trials of the prior that a drafter proposes as many nodes as it is asked for."""
 
-_Trial = tuple[int, list[int], list[int], int, int]
-_TRIED, _ACCEPTED, _OPEN, _DRAFTED = range(4)
+_ASKED, _TRIED, _ACCEPTED, _OPEN, _DRAFTED = range(5)
 _REJECTED, _PARTLY, _FULLY = range(3)
 """What became of a sequence's last draft. Acceptance of the next one depends on it where text comes in bursts."""
 _EVEN = (1.0, 1.0)
@@ -54,13 +55,13 @@ class Acceptance:
 
     def __init__(self, size: int = MAX_NUM_DRAFT_TOKENS) -> None:
         self.size = size
-        self._counts = np.zeros((3, 4, size))
-        # drafts not yet in the counts: budget, nodes tried, accepted, opened and drafted, by the last draft's outcome
-        self._new: tuple[list[_Trial], list[_Trial], list[_Trial]] = ([], [], [])
+        self._counts = np.zeros((5, 3, size))  # by kind of count, outcome of the last draft, and place
+        self._new: tuple[list[int], ...] = ([], [], [], [], [])  # what is not yet in them, as `_fold` reads it
         self._num_new = self._num_seen = 0  # drafts since the steps were computed, and before
         self._steps: tuple[Array, Array] = (np.zeros(0), np.zeros(0))
-        self._accepts: list[list[float]] = []  # the first of them, and running sums of the second
+        self._accepts: list[list[float]] = []  # the same, and running sums of the second
         self._drafts: list[list[float]] = []
+        self._drafts_sums: list[list[float]] = []
         self._fate: dict[Hashable, int] = {}
         # accepted and what was expected, rejected and what was expected; then the same of drafted nodes
         self._own: dict[Hashable, list[float]] = {}
@@ -86,10 +87,18 @@ class Acceptance:
         opened = min(drafted + 1, budget)
         fate = self._fate.get(key, _PARTLY)
         self._learn_own(key, fate, tried, len(accepted), opened, drafted, ACCEPTANCE_DECAY * forget)
-        self._new[fate].append((budget, tried, accepted, opened, drafted))
+        new, first = self._new, fate * self.size
+        new[_TRIED].extend([first + place for place in tried])
+        new[_ACCEPTED].extend([first + place for place in accepted])
+        first += fate
+        new[_ASKED].append(first + budget)
+        new[_OPEN].append(first + opened)
+        new[_DRAFTED].append(first + drafted)
         self._num_new += 1
         if drafted:
             self._fate[key] = _REJECTED if not accepted else _FULLY if accepted[-1] == drafted - 1 else _PARTLY
+        if len(new[_ASKED]) >= ACCEPTANCE_REFRESH:
+            self._fold()
 
     def stop(self, key: Hashable) -> None:
         """The sequence leaves."""
@@ -103,14 +112,27 @@ class Acceptance:
         Returns:
             Two arrays [len(keys), places].
         """
-        if self._num_new >= min(ACCEPTANCE_REFRESH, 1 + self._num_seen // 4):
-            self._compute_steps()
+        self._refresh()
         fates = [self._fate.get(key, _PARTLY) for key in keys]
         odds = np.array([self._odds.get(key, _EVEN) for key in keys])
-        accepts, goes_on = self._steps
+        accepts, drafts = self._steps
         gains = _tilt(accepts[fates, :places], odds[:, :1])
-        chances = _tilt(goes_on[fates, :places], odds[:, 1:])
+        chances = _tilt(drafts[fates, :places], odds[:, 1:])
         return gains.cumprod(1), chances.cumprod(1)
+
+    def expect_one(self, key: Hashable, places: int) -> tuple[list[float], list[float]]:
+        """The same of one sequence, as lists: arrays of a few numbers are slower."""
+        self._refresh()
+        fate = self._fate.get(key, _PARTLY)
+        odds, odds_drafted = self._odds.get(key, _EVEN)
+        gain = chance = 1.0
+        gains, chances = [], []
+        for accept, draft in zip(self._accepts[fate][:places], self._drafts[fate], strict=False):
+            gain *= odds * accept / (1 - accept + odds * accept)
+            chance *= odds_drafted * draft / (1 - draft + odds_drafted * draft)
+            gains.append(gain)
+            chances.append(chance)
+        return gains, chances
 
     def _learn_own(
         self, key: Hashable, fate: int, tried: list[int], num_accepted: int, opened: int, drafted: int, decay: float
@@ -118,7 +140,7 @@ class Acceptance:
         """How the sequence differs from what was to be expected of any."""
         accepts = self._accepts[fate]
         hoped = sum([accepts[place] for place in tried])
-        looked = self._drafts[fate][opened]
+        looked = self._drafts_sums[fate][opened]
         judged = len(tried)
         now = (
             *(num_accepted, hoped, judged - num_accepted, judged - hoped),
@@ -129,15 +151,31 @@ class Acceptance:
         self._own[key] = own
         self._odds[key] = _ratio(*own[:4]), _ratio(*own[4:])
 
+    def _refresh(self) -> None:
+        """Compute the steps again once enough drafts are new."""
+        if self._num_new >= min(ACCEPTANCE_REFRESH, 1 + self._num_seen // 4):
+            self._fold()
+            self._num_seen += self._num_new
+            self._num_new = 0
+            self._compute_steps()
+
+    def _fold(self) -> None:
+        """Add the new drafts to the counts, where earlier trials of every place that was asked for lose weight."""
+        size = self.size
+        new = np.empty_like(self._counts)
+        for row in (_TRIED, _ACCEPTED):  # one entry a node
+            new[row] = np.bincount(self._new[row], minlength=3 * size).reshape(3, size)
+        for row in (_ASKED, _OPEN, _DRAFTED):  # one entry a draft: its length
+            lengths = np.bincount(self._new[row], minlength=3 * (size + 1)).reshape(3, size + 1)
+            new[row] = lengths[:, ::-1].cumsum(1)[:, -2::-1]
+        self._counts *= ACCEPTANCE_SHARED_DECAY ** new[_ASKED]
+        self._counts += new
+        for each in self._new:
+            each.clear()
+
     def _compute_steps(self) -> None:
         """Compute the steps that all sequences share, [outcomes, size] each."""
-        for counts, new in zip(self._counts, self._new, strict=True):
-            if new:
-                _count(counts, new)
-                new.clear()
-        self._num_seen += self._num_new
-        self._num_new = 0
-        tried, accepted, opened, drafted = self._counts.sum(0)
+        _, tried, accepted, opened, drafted = self._counts.sum(1)
         # the prior of a place is the acceptance of the places before it, all but the first taken together
         seen, good = tried.cumsum(), accepted.cumsum()
         weight = ACCEPTANCE_WEIGHT
@@ -147,29 +185,11 @@ class Acceptance:
         every = (accepted + weight * guess) / (tried + weight)
         goes_on = (drafted + LENGTH_WEIGHT) / (opened + LENGTH_WEIGHT)
         weight = ACCEPTANCE_STATE_WEIGHT
-        accepts = (self._counts[:, _ACCEPTED] + weight * every) / (self._counts[:, _TRIED] + weight)
-        drafts = (self._counts[:, _DRAFTED] + weight * goes_on) / (self._counts[:, _OPEN] + weight)
-        self._steps = accepts, drafts
-        self._accepts = accepts.tolist()
-        self._drafts = [list(accumulate(own, initial=0.0)) for own in drafts.tolist()]
-
-
-def _count(counts: Array, new: Seq[_Trial]) -> None:
-    """Add drafts to the counts, [4, size], whose earlier trials lose weight at every place that was asked for."""
-    size, decay = counts.shape[1], ACCEPTANCE_SHARED_DECAY
-    budgets, tried, accepted, opened, drafted = zip(*new, strict=True)
-    weights: Array = decay ** np.arange(len(new) - 1.0, -1, -1)
-    counts *= decay ** _reaching(budgets, np.ones(len(new)), size)
-    for row, places in ((_TRIED, tried), (_ACCEPTED, accepted)):
-        each = weights.repeat([len(own) for own in places])
-        counts[row] += np.bincount(list(chain(*places)), each, size)
-    counts[_OPEN] += _reaching(opened, weights, size)
-    counts[_DRAFTED] += _reaching(drafted, weights, size)
-
-
-def _reaching(lengths: Seq[int], weights: Array, size: int) -> Array:
-    """[size] the summed weights of the lengths that are larger than each place."""
-    return np.bincount(lengths, weights, size + 1)[::-1].cumsum()[-2::-1]
+        accepts = (self._counts[_ACCEPTED] + weight * every) / (self._counts[_TRIED] + weight)
+        drafts = (self._counts[_DRAFTED] + weight * goes_on) / (self._counts[_OPEN] + weight)
+        self._steps = accepts, drafts = np.minimum(accepts, ACCEPTANCE_MOST), np.minimum(drafts, ACCEPTANCE_MOST)
+        self._accepts, self._drafts = accepts.tolist(), drafts.tolist()
+        self._drafts_sums = [list(accumulate(each, initial=0.0)) for each in self._drafts]
 
 
 def _ratio(came: float, expected: float, failed: float, feared: float) -> float:
@@ -180,6 +200,5 @@ def _ratio(came: float, expected: float, failed: float, feared: float) -> float:
 
 def _tilt(chances: Array, odds: Array) -> Array:
     """[B, L] the chances with their odds multiplied. odds: [B, 1]."""
-    chances = np.minimum(chances, 0.999)
     tilted: Array = odds * chances / (1 - chances + odds * chances)
     return tilted

@@ -9,16 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence as Seq
 
-import numpy as np
-from numpy.typing import NDArray
-
 from forerun.config import MAX_NUM_DRAFT_TOKENS
 from forerun.policy.acceptance import Acceptance
 from forerun.policy.budget import Outcome, Plan, StepCost
 from forerun.policy.cost_store import StoredCosts
 from forerun.policy.costs import COST_TRUSTED, CostModel
-from forerun.policy.curve import COST_CLIP
-from forerun.policy.goodput import Counts, Prospects
+from forerun.policy.curve import COST_CLIP, Table
+from forerun.policy.goodput import Prospects, ProspectsAlone, price
 from forerun.policy.probes import Probes
 from forerun.types import Sequence
 
@@ -26,6 +23,8 @@ COST_SAVE_STEPS = 32
 """Steps after which costs are first saved; then whenever that many have doubled."""
 PLAN_STEPS = 4
 """Steps a plan stands while the batch is the same."""
+PLACES_ALONE = 16
+"""Budgets that are compared for a single sequence; or twice the standing one, if that is more."""
 PLAN_MARGIN = 0.01
 """Relative gain in tokens per second by which another plan must beat the standing one."""
 PLAN_MARGIN_PLAIN = 0.02
@@ -54,7 +53,8 @@ class AutoBudget:
         self._chosen: dict[Sequence, int] = {}  # the standing plan
         self._planned: list[Sequence] = []
         self._kind = ""
-        self._known: Prospects | None = None  # from which it was made
+        self._known: Prospects | ProspectsAlone | None = None  # from which it was made
+        self._places = 1  # largest budget that was considered
         self._price = 0.0
         self._left = 0  # steps for which it stands
         self._rate = 0.0  # tokens per second that it is expected to give
@@ -155,52 +155,59 @@ class AutoBudget:
         self._planned, self._kind, self._plain = list(sequences), _kind(sequences), None
         for sequence in sequences:
             self._idle.setdefault(sequence, self._steps)
-        prospects = self._known = self._prospects(sequences)
-        if prospects is None:  # what a plain step costs is measured first
-            self._settle(sequences, np.zeros(len(sequences), np.int64), 0.0, 0.0)
+        batch = len(sequences)
+        places = self._places = max(1, min(self._max, 2 * self.costs.largest_draft))
+        if batch == 1:
+            places = self._places = min(places, max(PLACES_ALONE, 2 * self._alone))
+        context = sum(len(sequence.token_ids) for sequence in sequences) - batch
+        target = self.costs.target(self._kind, batch, context, batch * (places + 1) + 1)
+        if target is None:  # what a plain step costs is measured first
+            self._known = None
+            self._settle(sequences, [0] * batch, 0.0, 0.0)
             self._left = 0
-        elif len(sequences) == 1:
-            rates = prospects.rates_alone()
-            best = self._alone = _stay(rates, int(rates.argmax()), self._chosen.get(sequences[0], self._alone))
-            budgets = np.array([best])
-            self._settle(sequences, budgets, float(rates[best]), prospects.price(float(rates[best]), budgets))
+            return
+        draft = self.costs.draft(batch, places)
+        if batch == 1:
+            rate, budgets = self._best_alone(sequences[0], target.tolist(), draft.tolist())
         else:
-            grid, choices = prospects.rates_together()
-            cell = self._stay_together(grid, choices)
-            rate, budgets = float(grid[cell]), choices[cell]
-            self._settle(sequences, budgets, rate, prospects.price(rate, budgets))
+            rate, budgets = self._best_together(sequences, target, draft)
+        self._settle(sequences, budgets, rate, price(rate, budgets, target, draft))
 
-    def _settle(self, sequences: Seq[Sequence], budgets: Counts, rate: float, price: float) -> None:
-        for sequence, budget in zip(sequences, budgets.tolist(), strict=True):
-            self._chosen[sequence] = budget
+    def _settle(self, sequences: Seq[Sequence], budgets: list[int], rate: float, price: float) -> None:
+        self._chosen.update(zip(sequences, budgets, strict=True))
         self._rate, self._price = rate, price
-        longest = int(budgets.max())
+        longest = max(budgets)
         self._left = (PLAN_STEPS if longest else max(PLAN_STEPS, math.ceil(self._probes.wait))) - 1
         if longest:
             self._probes.judge(gained=True)
         if self.costs.largest_draft < min(self._max, longest):
             self._left = 0  # the first of its kind is judged at once
 
-    def _stay_together(self, grid: NDArray[np.float64], choices: Counts) -> tuple[int, int]:
+    def _best_alone(self, sequence: Sequence, target: Seq[float], draft: Seq[float]) -> tuple[float, list[int]]:
+        """Tokens per second, and the budget that gives them; the standing one, unless another is clearly better."""
+        gains, chances = self._acceptance.expect_one(sequence, self._places)
+        known = self._known = ProspectsAlone(gains, chances, target, draft)
+        rates = known.rates
+        best = rates.index(max(rates))
+        stay = min(self._chosen.get(sequence, self._alone), self._places)
+        if not _clearly_better(rates[best], rates[stay], (best == 0) != (stay == 0)):
+            best = stay
+        self._alone = best
+        return rates[best], [best]
+
+    def _best_together(self, sequences: Seq[Sequence], target: Table, draft: Table) -> tuple[float, list[int]]:
+        """The same of several sequences."""
+        gains, chances = self._acceptance.expect(sequences, self._places)
+        known = self._known = Prospects(gains, chances, target, draft)
+        grid, choices = known.rates_together()
         best = int(grid.argmax()) // grid.shape[1], int(grid.argmax()) % grid.shape[1]
         stay = min(self._cell[0], grid.shape[0] - 1), min(self._cell[1], grid.shape[1] - 1)
         plain = [not choices[cell].any() for cell in (best, stay)]
-        margin = PLAN_MARGIN_PLAIN if plain[0] != plain[1] else PLAN_MARGIN
-        if grid[best] <= grid[stay] * (1 + margin):
+        if not _clearly_better(grid[best], grid[stay], plain[0] != plain[1]):
             best = stay
         self._cell = best
-        return best
-
-    def _prospects(self, sequences: Seq[Sequence]) -> Prospects | None:
-        """None as long as no plain step was measured."""
-        batch = len(sequences)
-        context = sum(len(sequence.token_ids) for sequence in sequences) - batch
-        places = max(1, min(self._max, 2 * self.costs.largest_draft))
-        target = self.costs.target(self._kind, batch, context, batch * (places + 1) + 1)
-        if target is None:
-            return None
-        gains, chances = self._acceptance.expect(sequences, places)
-        return Prospects(gains, chances, target, self.costs.draft(batch, places))
+        budgets: list[int] = choices[best].tolist()
+        return float(grid[best]), budgets
 
     def _probe(self, sequences: Seq[Sequence], budgets: list[int]) -> list[int] | None:
         """Other budgets for this step, if some that might show something new can be afforded."""
@@ -212,7 +219,7 @@ class AutoBudget:
         other = [min(budget, max(sequence.room, 0)) for sequence, budget in zip(sequences, other, strict=True)]
         if other == budgets:
             return None
-        tokens, seconds = self._known.outlook(np.array(other))
+        tokens, seconds = self._known.outlook(other)
         if not self._probes.buy(seconds - tokens / self._rate):
             return None
         if idle:
@@ -222,31 +229,27 @@ class AutoBudget:
 
     def _idle_probe(self, sequences: Seq[Sequence]) -> list[int]:
         """One of the sequences drafts, the one that has not for longest."""
-        assert self._known is not None
         longest = min(range(len(sequences)), key=lambda i: self._idle[sequences[i]])
-        few = self._known.rates_alone()[1:5] if len(sequences) == 1 else np.ones(1)
-        return [int(few.argmax()) + 1 if i == longest else 0 for i in range(len(sequences))]
+        few = self._known.rates[1:5] if isinstance(self._known, ProspectsAlone) else [1.0]
+        budget = few.index(max(few)) + 1
+        return [budget if i == longest else 0 for i in range(len(sequences))]
 
     def _busy_probe(self, sequences: Seq[Sequence], budgets: list[int]) -> list[int]:
         """In turn: longer drafts, sequences that do not draft, and a plain step, where it may be the better one."""
         assert self._known is not None
         if self._turn % 3 == 0:
-            tokens, seconds = self._known.outlook(np.zeros(len(budgets), np.int64))
+            tokens, seconds = self._known.outlook([0] * len(budgets))
             rows = self.costs.seen_rows(self._kind, len(budgets), len(budgets))
             return [0] * len(budgets) if rows < COST_TRUSTED or self._rate < 1.5 * tokens / seconds else budgets
         if self._turn % 3 == 1 and 0 in budgets:
             zeros = [i for i, budget in enumerate(budgets) if budget == 0]
             longest = min(zeros, key=lambda i: self._idle[sequences[i]])
             return [max(budget, int(i == longest)) for i, budget in enumerate(budgets)]
-        places = self._known.gains.shape[1]
-        return [min(budget + (budget + 1) // 2, places) for budget in budgets]
+        return [min(budget + (budget + 1) // 2, self._places) for budget in budgets]
 
 
-def _stay(rates: NDArray[np.float64], best: int, now: int) -> int:
-    """The choice now standing, unless the best is clearly better."""
-    now = min(now, len(rates) - 1)
-    margin = PLAN_MARGIN_PLAIN if (best == 0) != (now == 0) else PLAN_MARGIN
-    return best if rates[best] > rates[now] * (1 + margin) else now
+def _clearly_better(best: float, stay: float, one_is_plain: bool) -> bool:
+    return best > stay * (1 + (PLAN_MARGIN_PLAIN if one_is_plain else PLAN_MARGIN))
 
 
 def _clipped_mean(seconds: Seq[float]) -> float:

@@ -47,7 +47,8 @@ class CostModel:
         if key is None:
             return None
         table = self._target[key].table()[:most] * self._pace
-        return np.maximum(table + self._slope.value * (context - self._context[key]), table / 4)
+        extra = self._slope.value * (context - self._context[key])
+        return table + extra if extra >= 0 else np.maximum(table + extra, table / 4)
 
     def seen_rows(self, kind: str, batch: int, rows: int) -> float:
         """Observations of steps of so many rows, as they are weighted now."""

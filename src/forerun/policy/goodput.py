@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,18 +37,6 @@ class Prospects:
     target: Array
     draft: Array
 
-    def rates_alone(self) -> Array:
-        """[L + 1] tokens per second by budget, of a single sequence."""
-        places = self.gains.shape[1]
-        steps = np.diff(self.target[1 : places + 2])  # what each further row adds
-        seconds = self.draft[: places + 1].copy()
-        seconds += self.target[1]
-        seconds[1:] += np.cumsum(self.chances[0] * steps)
-        tokens = np.ones(places + 1)
-        tokens[1:] += np.cumsum(self.gains[0])
-        rates: Array = tokens / seconds
-        return rates
-
     def rates_together(self) -> tuple[Array, Counts]:
         """Of several sequences: each budget ends at a limit, or where nodes fall below a threshold, for a grid of both.
 
@@ -66,29 +56,63 @@ class Prospects:
         seconds = np.interp(rows, np.arange(len(self.target)), self.target) + self.draft[budgets.max(2)]
         return tokens / seconds, budgets
 
-    def outlook(self, budgets: Counts) -> tuple[float, float]:
+    def outlook(self, budgets: Seq[int]) -> tuple[float, float]:
         """Expected tokens and seconds of a step with these budgets. budgets: [B]."""
         batch, places = self.gains.shape
         flat = np.minimum(budgets, places) + np.arange(batch) * (places + 1)
         rows = float(_from_zero(self.chances).take(flat).sum()) + batch
-        seconds = float(np.interp(rows, np.arange(len(self.target)), self.target)) + float(self.draft[budgets.max()])
+        seconds = float(np.interp(rows, np.arange(len(self.target)), self.target)) + float(self.draft[max(budgets)])
         return float(_from_zero(self.gains).take(flat).sum()) + batch, seconds
 
-    def price(self, rate: float, budgets: Counts) -> float:
-        """The chance of acceptance above which a node raises tokens per second, which are `rate` now.
 
-        Slopes are taken over a few rows, since kernels pad and costs rise in steps.
-        """
-        batch, longest = len(budgets), int(budgets.max())
-        if longest == 0:
-            return 0.0
-        rows = batch + int(budgets.sum())
-        low, high = max(batch, rows - 4), min(rows + 4, len(self.target) - 1)
-        row = (self.target[high] - self.target[low]) / max(high - low, 1)
-        node = (self.draft[longest] - self.draft[0]) / longest / batch
-        if longest > 1:
-            node = (self.draft[longest] - self.draft[1]) / (longest - 1) / batch
-        return min(max(rate * float(row + node), 0.0), 0.9)
+class ProspectsAlone:
+    """The same of a single sequence, as lists: arrays of a few numbers are slower.
+
+    Args:
+        gains, chances: [L], as in Prospects.
+        target: [L + 2] seconds of a step by rows.
+        draft: [L + 1] as in Prospects.
+
+    Attributes:
+        tokens, seconds, rates: [L + 1] expected tokens and seconds of a step, and tokens per second, by budget.
+    """
+
+    __slots__ = ("rates", "seconds", "tokens")
+
+    def __init__(self, gains: Seq[float], chances: Seq[float], target: Seq[float], draft: Seq[float]) -> None:
+        self.tokens = list(accumulate(gains, initial=1.0))
+        rows = [target[1]]  # seconds of the target by budget: a draft may come shorter than its budget
+        for place, chance in enumerate(chances):
+            rows.append(rows[-1] + chance * (target[place + 2] - target[place + 1]))
+        self.seconds = [row + node for row, node in zip(rows, draft, strict=True)]
+        self.rates = [token / second for token, second in zip(self.tokens, self.seconds, strict=True)]
+
+    def outlook(self, budgets: Seq[int]) -> tuple[float, float]:
+        """Expected tokens and seconds of a step with this budget. budgets: [1]."""
+        budget = min(budgets[0], len(self.tokens) - 1)
+        return self.tokens[budget], self.seconds[budget]
+
+
+def price(rate: float, budgets: Seq[int], target: Seq[float] | Array, draft: Seq[float] | Array) -> float:
+    """The chance of acceptance above which a node raises tokens per second, which are `rate` now.
+
+    Slopes are taken over a few rows, since kernels pad and costs rise in steps.
+
+    Args:
+        rate: tokens per second with these budgets.
+        budgets: [B].
+        target: [R] seconds of a step by rows, drafting apart.
+        draft: [L + 1] seconds of drafting by the largest budget.
+    """
+    batch, longest = len(budgets), max(budgets)
+    if longest == 0:
+        return 0.0
+    rows = batch + sum(budgets)
+    low, high = max(batch, rows - 4), min(rows + 4, len(target) - 1)
+    row = (target[high] - target[low]) / max(high - low, 1)
+    first = int(longest > 1)
+    node = (draft[longest] - draft[first]) / (longest - first) / batch
+    return min(max(rate * float(row + node), 0.0), 0.9)
 
 
 def _from_zero(values: Array) -> Array:
