@@ -19,9 +19,8 @@ from forerun.drafters import Binding, Drafter, Traits, make_drafter
 from forerun.drafters.hybrid import Hybrid
 from forerun.drafters.spec import split_spec
 from forerun.engine import LLM
-from forerun.engine.automatic import automatic_budget
-from forerun.engine.budget import Budget, FixedBudget, Outcome, Plan, StepCost
 from forerun.engine.engine import Engine
+from forerun.policy import Budget, FixedBudget, Outcome, Plan, StepCost, automatic_budget
 from forerun.types import Draft, Needs, Step
 from forerun.types import Sequence as Tokens
 
@@ -248,7 +247,8 @@ def compare(
     texts = answers(setting.plain, prompts, params) if setting.echo else []
     runs = [replay(setting, FixedBudget(k), f"K={k}", prompts, params, texts) for k in counts]
     drafter = setting.make(VirtualClock())
-    budget = automatic_budget(setting.plain.target, drafter, stored=False)
+    whole_draft = drafter.traits.whole_draft
+    budget = automatic_budget(whole_draft=whole_draft, cost_key=None)
     auto = replay(setting, budget, AUTO, prompts, params, texts)
     return Comparison(label, runs, auto, setting.plain_speed)
 

@@ -11,7 +11,7 @@ from forerun import LLM, SamplingParams
 from forerun.bench.replay import Charged, Setting, charged, compare, replay, sources_of
 from forerun.bench.step_costs import Curve, DrafterCosts, drafter_costs, target_costs
 from forerun.drafters import Drafter, PromptLookup
-from forerun.engine.budget import AutoBudget, FixedBudget
+from forerun.policy import AutoBudget, FixedBudget
 from forerun.types import Draft, Sequence
 
 PROMPT = [5, 3, 8, 5, 3, 8, 5, 3]
