@@ -27,7 +27,9 @@ def excess(carry: Array, target: Array, draft: Array) -> Array:
 
     carry: [R, 1]; target, draft: [R, V] laws. Returns [R, V].
     """
-    return (carry * target - draft).clip(min=0)
+    left = carry * target
+    left -= draft  # in place: fresh memory costs more than the subtraction
+    return left.clamp_(min=0) if isinstance(left, Tensor) else left.clip(min=0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Any, Generic, TypeAlias
 
-from forerun.verify.core import Array, excess
+from forerun.verify.chain_rejection_math import Array, excess
 
 Accept: TypeAlias = Callable[[int, Any], bool]
 """(node, chance) -> whether the node's comparison succeeds: it must with this chance."""

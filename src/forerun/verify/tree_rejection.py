@@ -11,9 +11,9 @@ from torch import Tensor
 
 from forerun.sampling import draw_tokens
 from forerun.types import Draft, Noise, PackedDrafts, Verdict
-from forerun.verify.core import Numbers
-from forerun.verify.reject import checked_laws
-from forerun.verify.tree_core import Accept, DrawnTree
+from forerun.verify.chain_rejection import checked_laws
+from forerun.verify.chain_rejection_math import Numbers
+from forerun.verify.tree_rejection_math import Accept, DrawnTree
 
 TreeRule: TypeAlias = Callable[[DrawnTree[Any], Accept], tuple[int, Any]]
 

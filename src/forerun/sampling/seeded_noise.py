@@ -2,7 +2,7 @@
 
 The noise of a seeded request is a function of (seed, choice, absolute position, token id) and of
 nothing else: not of the batch, the vocabulary's padding, the drafter, or how often it is asked for.
-So drafter and target that both take argmax(logprob + noise) agree wherever their laws do, and the
+So drafter and target that both take argmax(logprob + noise) agree wherever their distributions do, and the
 text depends on the seed and the target alone.
 
 The hash is SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, OOPSLA
@@ -43,10 +43,16 @@ class NoiseKey(NamedTuple):
     position: int
 
 
-def keyed_uniform(keys: Seq[NoiseKey], vocab_size: int, device: torch.device | str = "cpu") -> Tensor:
-    """[len(keys), V] float64 in (0, 1), never 0 or 1: odd multiples of 2^-53."""
+def keyed_uniform(
+    keys: Seq[NoiseKey], vocab_size: int, device: torch.device | str = "cpu", token_ids: Tensor | None = None
+) -> Tensor:
+    """[len(keys), V] float64 in (0, 1), never 0 or 1: odd multiples of 2^-53.
+
+    token_ids: [n] int64 on the device; these columns alone, [len(keys), n], with the same bits.
+    """
     starts = torch.tensor([_signed(_hash_key(key)) for key in keys], dtype=torch.int64, device=device)
-    bits = starts[:, None] + _token_steps(vocab_size, torch.device(device))
+    steps = _token_steps(vocab_size, torch.device(device)) if token_ids is None else _steps_to(token_ids)
+    bits = starts[:, None] + steps
     scratch = torch.empty_like(bits)
     for shift, factor in ((30, _MIX_1), (27, _MIX_2), (31, None)):
         _shift_right(bits, shift, scratch)
@@ -58,19 +64,34 @@ def keyed_uniform(keys: Seq[NoiseKey], vocab_size: int, device: torch.device | s
     return scratch.bitwise_or_(_ONE).view(torch.float64).sub_(1 - 2.0**-53)
 
 
-def keyed_gumbel(keys: Seq[NoiseKey], vocab_size: int, device: torch.device | str = "cpu") -> Tensor:
-    """[len(keys), V] float64 standard Gumbel noise, -log(-log(u)) of `keyed_uniform`."""
-    return _to_gumbel(keyed_uniform(keys, vocab_size, device))
+def keyed_gumbel(
+    keys: Seq[NoiseKey], vocab_size: int, device: torch.device | str = "cpu", token_ids: Tensor | None = None
+) -> Tensor:
+    """[len(keys), V] float64 standard Gumbel noise, -log(-log(u)) of `keyed_uniform`, which explains token_ids."""
+    return _to_gumbel(keyed_uniform(keys, vocab_size, device, token_ids))
 
 
 class StepNoise:
     """The noise of one step (`forerun.types.Noise`), in the packed order of the target's rows.
 
     Rows of requests with a seed get the keyed noise, all others the generator's.
+
+    Args:
+        generator: on any device; uniform numbers stay there.
+        sequences: [B].
+        packed: the drafts of these sequences.
+        device: where Gumbel noise is made or brought to.
     """
 
-    def __init__(self, generator: torch.Generator, sequences: Seq[Sequence], packed: PackedDrafts) -> None:
+    def __init__(
+        self,
+        generator: torch.Generator,
+        sequences: Seq[Sequence],
+        packed: PackedDrafts,
+        device: torch.device | str = "cpu",
+    ) -> None:
         self._generator = generator
+        self._device = device
         self._sequences = sequences
         self._packed = packed
         self._keys: list[NoiseKey | None] | None = None  # made when first asked for: most steps draw none
@@ -78,16 +99,17 @@ class StepNoise:
     def uniform(self, size: int) -> Tensor:
         return torch.rand(size, dtype=torch.float64, generator=self._generator, device=self._generator.device)
 
-    def gumbel(self, rows: Seq[int], vocab_size: int) -> Tensor:
-        keys = [self.key(row) for row in rows]
-        device = self._generator.device
-        seeded = [index for index, key in enumerate(keys) if key is not None]
-        if len(seeded) == len(keys):
-            return keyed_gumbel([key for key in keys if key is not None], vocab_size, device)
-        u = torch.rand(len(keys), vocab_size, dtype=torch.float64, generator=self._generator, device=device)
+    def gumbel(self, rows: Seq[int], vocab_size: int, token_ids: Tensor | None = None) -> Tensor:
+        row_keys = [self.key(row) for row in rows]
+        keys = [key for key in row_keys if key is not None]
+        if len(keys) == len(row_keys):
+            return keyed_gumbel(keys, vocab_size, self._device, token_ids)
+        width = vocab_size if token_ids is None else len(token_ids)
+        u = self.uniform(len(row_keys) * width).to(self._device).reshape(-1, width)
         noise = _to_gumbel(u.clamp_(min=2.0**-54))  # the generator's grid holds 0
-        if seeded:
-            noise[seeded] = keyed_gumbel([key for key in keys if key is not None], vocab_size, device)
+        if keys:
+            seeded = [index for index, key in enumerate(row_keys) if key is not None]
+            noise[seeded] = keyed_gumbel(keys, vocab_size, self._device, token_ids)
         return noise
 
     def key(self, row: int) -> NoiseKey | None:
@@ -142,7 +164,11 @@ def _signed(value: int) -> int:
 
 @lru_cache(maxsize=8)
 def _token_steps(vocab_size: int, device: torch.device) -> Tensor:
-    return (torch.arange(vocab_size, device=device) + 1) * _signed(_GAMMA)
+    return _steps_to(torch.arange(vocab_size, device=device))
+
+
+def _steps_to(token_ids: Tensor) -> Tensor:
+    return (token_ids + 1) * _signed(_GAMMA)
 
 
 def _shift_right(bits: Tensor, shift: int, out: Tensor) -> None:
