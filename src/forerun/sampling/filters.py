@@ -163,13 +163,13 @@ def _cut_nucleus(logits: Tensor, probs: Tensor, top_p: Tensor, guesses: Seq[int]
     kept = _drop_below(logits, lowest)
 
     following = top_values.gather(-1, num_kept.clamp(max=count - 1))
-    tied = ((num_kept < count) & (following == lowest))[:, 0].nonzero()[:, 0]
-    if len(tied):
+    found = torch.cat([num_kept, following == lowest], dim=-1).tolist()
+    tied = [row for row, (number, tie) in enumerate(found) if tie and number < count]
+    if tied:
         kept[tied] = _drop_ties(kept[tied], lowest[tied], num_kept[tied])
-    if count < vocab_size:
-        short = (num_kept == count)[:, 0].nonzero()[:, 0]
-        if len(short):
-            kept[short] = _cut_nucleus(logits[short], probs[short], top_p[short], guesses[1:])
+    short = [row for row, (number, _) in enumerate(found) if number == count < vocab_size]
+    if short:
+        kept[short] = _cut_nucleus(logits[short], probs[short], top_p[short], guesses[1:])
     return kept
 
 

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from forerun.types import Draft, PackedDrafts, Sequence
@@ -50,18 +51,12 @@ def keyed_uniform(
 
     token_ids: [n] int64 on the device; these columns alone, [len(keys), n], with the same bits.
     """
-    starts = torch.tensor([_signed(_hash_key(key)) for key in keys], dtype=torch.int64, device=device)
-    steps = _token_steps(vocab_size, torch.device(device)) if token_ids is None else _steps_to(token_ids)
-    bits = starts[:, None] + steps
-    scratch = torch.empty_like(bits)
-    for shift, factor in ((30, _MIX_1), (27, _MIX_2), (31, None)):
-        _shift_right(bits, shift, scratch)
-        bits.bitwise_xor_(scratch)
-        if factor is not None:
-            bits.mul_(_signed(factor))
-    _shift_right(bits, 12, scratch)
-    # In [1, 2) by the exponent's bits; the difference is exact and lands between the multiples of 2^-52.
-    return scratch.bitwise_or_(_ONE).view(torch.float64).sub_(1 - 2.0**-53)
+    device = torch.device(device)
+    starts = [_hash_key(key) for key in keys]
+    steps = _token_steps(vocab_size, device) if token_ids is None else _steps_to(token_ids)
+    if device.type != "cpu":
+        return _uniform_tensor(starts, steps)
+    return torch.from_numpy(_uniform_array(starts, steps.numpy()))
 
 
 def keyed_gumbel(
@@ -171,7 +166,37 @@ def _steps_to(token_ids: Tensor) -> Tensor:
     return (token_ids + 1) * _signed(_GAMMA)
 
 
-def _shift_right(bits: Tensor, shift: int, out: Tensor) -> None:
+def _uniform_array(starts: Seq[int], steps: NDArray[np.int64]) -> NDArray[np.float64]:
+    """`keyed_uniform` in numpy, whose unsigned integers shift logically: half the time of the tensors.
+
+    starts: [R] hashes of the keys; steps: [n] what each token adds to them.
+    """
+    bits = np.array(starts, dtype=np.uint64)[:, None] + steps.view(np.uint64)
+    scratch = np.empty_like(bits)
+    for shift, factor in ((30, _MIX_1), (27, _MIX_2), (31, None)):
+        bits ^= np.right_shift(bits, np.uint64(shift), out=scratch)
+        if factor is not None:
+            bits *= np.uint64(factor)
+    bits >>= np.uint64(12)
+    bits |= np.uint64(_ONE)
+    # In [1, 2) by the exponent's bits; the difference is exact and lands between the multiples of 2^-52.
+    values = bits.view(np.float64)
+    values -= 1 - 2.0**-53
+    return values
+
+
+def _uniform_tensor(starts: Seq[int], steps: Tensor) -> Tensor:
+    """The same on any device. steps: [n] int64, whose wrapping products have the bits of unsigned ones."""
+    bits = torch.tensor([_signed(start) for start in starts], device=steps.device)[:, None] + steps
+    scratch = torch.empty_like(bits)
+    for shift, factor in ((30, _MIX_1), (27, _MIX_2), (31, None)):
+        bits.bitwise_xor_(_shift_right(bits, shift, scratch))
+        if factor is not None:
+            bits.mul_(_signed(factor))
+    return _shift_right(bits, 12, scratch).bitwise_or_(_ONE).view(torch.float64).sub_(1 - 2.0**-53)
+
+
+def _shift_right(bits: Tensor, shift: int, out: Tensor) -> Tensor:
     """Logical shift: torch's is arithmetic."""
     torch.bitwise_right_shift(bits, shift, out=out)
-    out.bitwise_and_(2 ** (64 - shift) - 1)
+    return out.bitwise_and_(2 ** (64 - shift) - 1)

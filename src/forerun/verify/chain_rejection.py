@@ -57,7 +57,7 @@ class Rejection:
         left = excess(layout.by_row(carries).to(target), target, draft_probs)
         # Where no candidate was drawn, nothing was meant for one: the bonus token is drawn from the target.
         ends = torch.from_numpy(layout.ends()).to(target.device)
-        left[ends] = target[ends]
+        left.index_copy_(0, ends, target.index_select(0, ends))
         mass_left: Numbers = left.sum(-1).double().cpu().numpy()
         chances = self.rule.acceptance(ratios, carries, mass_left[layout.rows], layout.lengths)
         return chances, left, mass_left

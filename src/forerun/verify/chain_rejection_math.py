@@ -56,10 +56,10 @@ def unit_carry(ratios: Numbers) -> Numbers:
 
 def block_carry(ratios: Numbers) -> Numbers:
     """a_0 = 1, a_i = min(1, a_{i-1} * ratio_i): the chance that at least i of these tokens are accepted."""
-    carries = [np.ones(len(ratios), dtype=int).astype(ratios.dtype)]
-    for column in ratios.T:
-        carries.append(np.minimum(carries[-1] * column, 1))
-    return np.stack(carries, axis=1)
+    carries = unit_carry(ratios)
+    for place in range(ratios.shape[1]):
+        np.minimum(carries[:, place] * ratios[:, place], 1, out=carries[:, place + 1])
+    return carries
 
 
 def token_acceptance(ratios: Numbers, carries: Numbers, masses: Numbers, lengths: NDArray[np.int64]) -> Numbers:
