@@ -13,8 +13,6 @@ from functools import partial
 from time import perf_counter
 from typing import Any
 
-from torch import Tensor
-
 from forerun.bench.compare import Run
 from forerun.bench.measure import Interval, Timed, bootstrap, interleave, ratio
 from forerun.bench.reference import Reference
@@ -22,7 +20,7 @@ from forerun.bench.workloads import Case, with_prediction
 from forerun.config import AUTO, NumDraftTokens, SamplingParams
 from forerun.drafters import build_drafter
 from forerun.engine import LLM
-from forerun.models import Model, Rows
+from forerun.models import Forward, LanguageModel, Rows
 
 BARE = "forerun, bare loop"
 PLAIN = "forerun, plain"
@@ -96,14 +94,14 @@ class AcceptanceRow:
     mean_acceptance_length: float
 
 
-def bare_loop(model: Model, prompt: Sequence[int], max_tokens: int) -> Run:
+def bare_loop(model: LanguageModel, prompt: Sequence[int], max_tokens: int) -> Run:
     """Greedy decoding over forerun's own forward and nothing else: the most that its plain decoding could reach."""
     cache = model.new_cache()
-    logits = model.forward([Rows(cache, prompt, num_logits=1)])
+    logits = model.forward([Rows(cache, prompt, num_logits=1)]).logits
     cache.commit(range(len(prompt)))
     tokens = [int(logits[-1].argmax())]
     while len(tokens) < max_tokens:
-        logits = model.forward([Rows(cache, tokens[-1:])])
+        logits = model.forward([Rows(cache, tokens[-1:])]).logits
         cache.commit([0])
         tokens.append(int(logits[-1].argmax()))
     cache.free()
@@ -203,7 +201,7 @@ def reduce_methods(runs: Mapping[str, Sequence[Timed[Run]]]) -> list[MethodRow]:
 class Stopwatch:
     """Adds up the time a model spends in its forward, while the block lasts."""
 
-    def __init__(self, model: Model | None) -> None:
+    def __init__(self, model: LanguageModel | None) -> None:
         self._model = model
         self.seconds = 0.0
 
@@ -212,11 +210,11 @@ class Stopwatch:
             return self
         forward = self._model.forward
 
-        def watched(batch: Sequence[Rows]) -> Tensor:
+        def watched(batch: Sequence[Rows], layers: Sequence[int] = ()) -> Forward:
             start = perf_counter()
-            logits = forward(batch)
+            result = forward(batch, layers)
             self.seconds += perf_counter() - start
-            return logits
+            return result
 
         # On the instance only: taking it away again leaves the class's method.
         self._model.forward = watched  # type: ignore[method-assign]
@@ -232,7 +230,7 @@ def measure_overhead(own: Mapping[str, LLM], prompts: Sequence[Sequence[int]], m
     params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
     rows = []
     for name, llm in own.items():
-        draft: Model | None = getattr(llm.drafter, "model", None)
+        draft: LanguageModel | None = getattr(llm.drafter, "model", None)
         own_run(llm, prompts[0], params)
         parts = []
         for prompt in prompts:

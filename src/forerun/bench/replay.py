@@ -15,14 +15,14 @@ from typing import Any
 from forerun.bench.echo import EchoModel
 from forerun.bench.step_costs import Curve, DrafterCosts
 from forerun.config import AUTO, HYBRID_MODES, HYBRID_SOURCES, EngineConfig, SamplingParams
-from forerun.drafters import Binding, make_drafter
+from forerun.drafters import Binding, Drafter, Traits, make_drafter
 from forerun.drafters.hybrid import Hybrid
 from forerun.drafters.spec import split_spec
 from forerun.engine import LLM
 from forerun.engine.automatic import automatic_budget
 from forerun.engine.budget import Budget, FixedBudget, Outcome, Plan, StepCost
 from forerun.engine.engine import Engine
-from forerun.types import Draft, Drafter, Step
+from forerun.types import Draft, Needs, Step
 from forerun.types import Sequence as Tokens
 
 HYBRID = "hybrid"
@@ -38,7 +38,7 @@ class VirtualClock:
         return self.now
 
 
-class Charged:
+class Charged(Drafter):
     """A drafter whose work moves a virtual clock on by what it costs according to a table."""
 
     def __init__(self, drafter: Drafter, costs: DrafterCosts, clock: VirtualClock) -> None:
@@ -46,8 +46,20 @@ class Charged:
         self._costs = costs
         self._clock = clock
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._drafter, name)
+    @property
+    def needs(self) -> Needs:
+        return self._drafter.needs
+
+    @property
+    def traits(self) -> Traits:
+        return self._drafter.traits
+
+    @property
+    def nbytes(self) -> int:
+        return self._drafter.nbytes
+
+    def rewind(self, sequence: Tokens, length: int) -> None:
+        self._drafter.rewind(sequence, length)
 
     def start(self, sequence: Tokens) -> None:
         self._drafter.start(sequence)
@@ -259,9 +271,7 @@ def sources_of(spec: str) -> tuple[list[str], str]:
 
 def fresh(plain: LLM, spec: str) -> Drafter:
     """A new drafter for the target of `plain`, with draws of its own that are the same each time."""
-    drafter = make_drafter(spec, Binding(plain.target, plain.tokenizer, 1))
-    assert drafter is not None
-    return drafter
+    return make_drafter(spec, Binding(plain.target, plain.tokenizer, 1))[0]
 
 
 def charged(plain: LLM, spec: str, costs: Mapping[str, DrafterCosts], clock: VirtualClock) -> Drafter:

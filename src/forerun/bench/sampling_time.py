@@ -79,8 +79,9 @@ def measure(
         for name, seconds in zip(names, times, strict=True):
             counted = 1e3 * np.array(seconds[WARM_UP:])
             total = counted.sum(-1)
-            medians = [float(np.median(part)) for part in (*counted.T, total)]
-            rows.append(SamplingTimeRow(name, vocab_size, *medians, float(np.quantile(total, 0.1))))
+            drafted, processed, verified, whole = (float(np.median(part)) for part in (*counted.T, total))
+            fast = float(np.quantile(total, 0.1))
+            rows.append(SamplingTimeRow(name, vocab_size, drafted, processed, verified, whole, fast))
     return rows
 
 
@@ -110,9 +111,7 @@ def _step_seconds(sequence: Tokens, draft_logits: Tensor, logits: Tensor, genera
     return [drafted - start, processed - drafted, perf_counter() - processed]
 
 
-def _drawn_chain(
-    sequence: Tokens, logits: Tensor, pipeline: LogitsPipeline, generator: torch.Generator
-) -> Draft:
+def _drawn_chain(sequence: Tokens, logits: Tensor, pipeline: LogitsPipeline, generator: torch.Generator) -> Draft:
     """As a draft model draws it, one token after the other."""
     uniforms = torch.rand(len(logits), dtype=torch.float64, generator=generator)
     token_ids: list[int] = []

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from forerun.config import PREFILL_CHUNK, SamplingParams
-from forerun.types import Draft, Drafter, Needs, Step, Verdict
+from forerun.drafters import Drafter
+from forerun.types import Draft, Needs, Step, Verdict
 from forerun.types import Sequence as Tokens
 
 
@@ -91,7 +92,7 @@ def measure_upkeep(
 
 def _follow(draft: Draft, text: Sequence[int], at: int) -> tuple[list[int], list[int]]:
     """The nodes that the text accepts, and the token that it holds after every row (of a row off its path: any)."""
-    tokens, parents = draft.token_ids.tolist(), draft.parents.tolist()
+    tokens, parents = draft.ids, draft.parents
     path: list[int] = []
     said = [text[at]]
     node = -1

@@ -52,8 +52,7 @@ def overhead(
     for name in wanted:
         say(f"timing {name}")
         spec = f"{name}:index={index}" if index and name == "rest" else name
-        drafter = make_drafter(spec, Binding(target, tokenizer, 0))
-        assert drafter is not None
+        drafter, _ = make_drafter(spec, Binding(target, tokenizer, 0))
         rows.append(measure_upkeep(name, drafter, text, context, budget, steps, forward))
     if json:
         print_json({"context": context, "forward": forward, "machine": machine(), "results": rows})

@@ -38,7 +38,7 @@ def rule_for(params: SamplingParams, draft: Draft, acceptance: str | None = None
     """The rule that verifies this draft of this request.
 
     Greedy requests walk and requests with a seed stay coupled, whatever is asked for: both promise a text
-    that depends on the target alone. Drafts without laws cannot be rejected from, and walk.
+    that depends on the target alone. Drafts without distributions cannot be rejected from, and walk.
 
     Args:
         acceptance: the rule asked for by name; None takes the lossless one that fits: block for drawn chains,
@@ -79,7 +79,7 @@ def verify_step(packed: PackedDrafts, logprobs: Tensor, rules: Seq[str], noise: 
 
     Args:
         packed: the drafts of B sequences.
-        logprobs: [rows, V] the target's processed laws.
+        logprobs: [rows, V] log-probabilities of the target's processed distributions.
         rules: [B] names in VERIFIERS.
         noise: of this step, in the packed order of the rows.
     """

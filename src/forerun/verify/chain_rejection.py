@@ -71,12 +71,14 @@ class _Layout:
         lengths: [B] candidates of each chain.
         rows: [B, longest + 1] the packed row after each number of tokens; what lies beyond a chain is another's.
         inside: [B, longest] bool, whether the chain has that many tokens.
+        drawn_rows: packed rows that a candidate was drawn at, chain after chain.
         num_rows: packed rows in all.
     """
 
     lengths: NDArray[np.int64]
     rows: NDArray[np.int64]
     inside: NDArray[np.bool_]
+    drawn_rows: NDArray[np.int64]
     num_rows: int
 
     @classmethod
@@ -84,25 +86,21 @@ class _Layout:
         lengths = np.array([draft.num_candidates for draft in drafts.drafts])
         places = np.arange(lengths.max(initial=0) + 1)
         rows = np.minimum(np.array(drafts.offsets[:-1])[:, None] + places, drafts.offsets[-1] - 1)
-        return cls(lengths, rows, places[:-1] < lengths[:, None], drafts.offsets[-1])
-
-    def drawn_rows(self) -> NDArray[np.int64]:
-        """The packed rows that a candidate was drawn at, chain after chain."""
-        return self.rows[:, :-1][self.inside]
+        inside = places[:-1] < lengths[:, None]
+        return cls(lengths, rows, inside, rows[:, :-1][inside], drafts.offsets[-1])
 
     def ends(self) -> NDArray[np.int64]:
         """All other rows: a chain's end, and its probes beyond."""
         drawn = np.zeros(self.num_rows, dtype=bool)
-        drawn[self.drawn_rows()] = True
+        drawn[self.drawn_rows] = True
         return np.flatnonzero(~drawn)
 
     def ratios(self, drafts: PackedDrafts, target: Tensor, draft_probs: Tensor) -> Numbers:
         """[B, longest] float64 target / draft at each drafted token; 0 beyond a chain's end."""
         ratios = np.zeros(self.inside.shape)
         if ratios.size:
-            tokens = torch.cat([draft.token_ids[: draft.num_candidates] for draft in drafts.drafts])
-            rows = torch.from_numpy(self.drawn_rows())
-            places = (rows * target.shape[-1] + tokens.cpu()).to(target.device)
+            tokens = np.array([i for draft in drafts.drafts for i in draft.ids[: draft.num_candidates]])
+            places = torch.from_numpy(self.drawn_rows * target.shape[-1] + tokens).to(target.device)
             both = torch.stack([target.take(places), draft_probs.take(places)]).double().cpu().numpy()
             ratios[self.inside] = both[0] / np.maximum(both[1], _SMALLEST)
         return ratios
@@ -110,7 +108,7 @@ class _Layout:
     def by_row(self, carries: Numbers) -> Tensor:
         """[B, longest + 1] carries -> [rows, 1]; 1 at a chain's end and beyond."""
         by_row = np.ones((self.num_rows, 1))
-        by_row[self.drawn_rows(), 0] = carries[:, :-1][self.inside]
+        by_row[self.drawn_rows, 0] = carries[:, :-1][self.inside]
         return torch.from_numpy(by_row)
 
 

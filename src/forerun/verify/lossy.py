@@ -1,7 +1,7 @@
-"""Acceptance by threshold: faster, and not the target's law. Refused unless asked for by name.
+"""Acceptance by threshold: faster, and not the target's distribution. Refused unless asked for by name.
 
-A node is accepted if its parent is and the target finds its token good enough; the longest accepted path
-is taken (of equal ones the most probable), and the next token is drawn from the target's law at its end.
+A node is accepted if its parent is and the target finds its token good enough; the longest accepted path is taken (of
+equal ones the most probable), and the next token is drawn from the target's distribution at its end.
 """
 
 from __future__ import annotations
@@ -11,9 +11,17 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from forerun.config import ACCEPT_TOP_K, ACCEPT_TOP_P, TYPICAL_DELTA, TYPICAL_EPSILON
 from forerun.sampling import draw_tokens
 from forerun.types import Draft, Noise, PackedDrafts, Verdict
+
+TYPICAL_EPSILON = 0.09
+"""Typical acceptance: a token this probable is accepted at any entropy (Medusa, 2401.10774)."""
+TYPICAL_DELTA = 0.3
+"""Typical acceptance: the threshold is at most this times exp(-entropy); the square root of epsilon."""
+ACCEPT_TOP_K = 3
+"""Top-k acceptance: a token is accepted among this many most probable ones."""
+ACCEPT_TOP_P = 0.8
+"""Top-p acceptance: a token is accepted in the smallest set of most probable ones with this mass."""
 
 GoodEnough = Callable[[Tensor, Tensor], Tensor]
 """(target probabilities [N, V], tokens [N]) -> [N] bool."""
@@ -48,9 +56,14 @@ class Threshold:
 
     def verify(self, drafts: PackedDrafts, target_logprobs: Tensor, noise: Noise) -> list[Verdict]:
         target = target_logprobs.exp()
-        parent_rows = [draft.parents + offset + 1 for draft, offset in zip(drafts.drafts, drafts.offsets, strict=False)]
-        rows = torch.cat(parent_rows).to(target.device)
-        tokens = torch.cat([draft.token_ids for draft in drafts.drafts]).to(target.device)
+        parent_rows = [
+            parent + offset + 1
+            for draft, offset in zip(drafts.drafts, drafts.offsets, strict=False)
+            for parent in draft.parents
+        ]
+        rows = torch.tensor(parent_rows, dtype=torch.int64, device=target.device)
+        ids = [token_id for draft in drafts.drafts for token_id in draft.ids]
+        tokens = torch.tensor(ids, dtype=torch.int64, device=target.device)
         good = self.good_enough(target[rows], tokens).tolist()
         scores = target_logprobs[rows, tokens].tolist()
         paths, start = [], 0
@@ -64,7 +77,7 @@ class Threshold:
 
 
 def _longest_path(draft: Draft, good: list[bool], scores: list[float]) -> list[int]:
-    parents = draft.parents.tolist()
+    parents = draft.parents
     best: tuple[int, float] = (0, 0.0)
     best_node = -1
     reached: dict[int, tuple[int, float]] = {-1: (0, 0.0)}  # node -> depth and log-probability of its path
@@ -74,11 +87,7 @@ def _longest_path(draft: Draft, good: list[bool], scores: list[float]) -> list[i
             reached[node] = (depth + 1, score + scores[node])
             if reached[node] > best:
                 best, best_node = reached[node], node
-    path: list[int] = []
-    while best_node >= 0:
-        path.insert(0, best_node)
-        best_node = parents[best_node]
-    return path
+    return draft.path_to(best_node)
 
 
 def _chance(target: Tensor, tokens: Tensor) -> Tensor:

@@ -10,9 +10,9 @@ from doubles import FakeModel
 from forerun import LLM, SamplingParams
 from forerun.bench.replay import Charged, Setting, charged, compare, replay, sources_of
 from forerun.bench.step_costs import Curve, DrafterCosts, drafter_costs, target_costs
-from forerun.drafters import PromptLookup
+from forerun.drafters import Drafter, PromptLookup
 from forerun.engine.budget import AutoBudget, FixedBudget
-from forerun.types import Draft, Drafter, Sequence
+from forerun.types import Draft, Sequence
 
 PROMPT = [5, 3, 8, 5, 3, 8, 5, 3]
 PARAMS = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
@@ -90,7 +90,7 @@ def test_auto_is_near_the_best_and_never_below_plain() -> None:
     assert good.auto_over_best > 0.9
     assert good.auto_over_plain == pytest.approx(good.auto_over_best * good.best_over_plain)
 
-    class Wrong:
+    class Wrong(Drafter):
         def start(self, sequence: Sequence) -> None: ...
         def commit(self, steps: Any) -> None: ...
         def stop(self, sequence: Sequence) -> None: ...

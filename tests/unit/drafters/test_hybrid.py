@@ -7,12 +7,11 @@ from collections.abc import Sequence as Seq
 from typing import Any
 
 import pytest
-import torch
 
 from doubles import FakeModel, References, Scripted, adversaries
 from forerun import LLM, SamplingParams
 from forerun.config import EngineConfig
-from forerun.drafters import Binding, Hybrid, build_drafter, make_drafter
+from forerun.drafters import Binding, Hybrid, Traits, build_drafter, make_drafter
 from forerun.drafters.early_exit import EarlyExit
 from forerun.drafters.merging import agreement, kept, merge
 from forerun.engine.engine import Engine
@@ -35,7 +34,7 @@ class Clock:
 
 def tree(*nodes: tuple[int, int]) -> Draft:
     """(token, parent) of each node."""
-    return Draft(torch.tensor([token for token, _ in nodes]), torch.tensor([parent for _, parent in nodes]))
+    return Draft([token for token, _ in nodes], [parent for _, parent in nodes])
 
 
 def references(fake: FakeModel) -> References:
@@ -123,16 +122,16 @@ def test_an_empty_draft_leaves_the_place_to_the_next() -> None:
 def test_merging_by_prefix() -> None:
     left, right = tree((1, -1), (2, 0), (3, 1)), tree((1, -1), (4, 0), (5, -1))
     merged = merge([("a", left), ("b", right)], [[0.9, 0.8, 0.1], [0.7, 0.6, 0.5]], 4)
-    assert merged.draft.token_ids.tolist() == [1, 2, 4, 5]
-    assert merged.draft.parents.tolist() == [-1, 0, 0, -1]
+    assert merged.draft.ids == [1, 2, 4, 5]
+    assert merged.draft.parents == [-1, 0, 0, -1]
     assert merged.draft.sources == ("a", "a", "b", "b")
     assert merged.places == [[(0, 0), (1, 1)], [(0, 0), (1, 2), (2, 3)]]
-    assert kept(left, [0, 1]).token_ids.tolist() == [1, 2] and kept(left, [0, 1, 2]) is left
+    assert kept(left, [0, 1]).ids == [1, 2] and kept(left, [0, 1, 2]) is left
 
 
 def test_a_node_whose_parent_did_not_stay_goes_too() -> None:
     merged = merge([("a", tree((1, -1))), ("b", tree((2, -1), (3, 0)))], [[0.9], [0.2, 0.1]], 1)
-    assert merged.draft.token_ids.tolist() == [1]
+    assert merged.draft.ids == [1]
     assert merged.places == [[(0, 0)], []]
 
 
@@ -184,9 +183,9 @@ def test_every_source_sees_its_own_part_and_its_own_rows(mode: str) -> None:
 def test_needs_and_prediction_are_the_union() -> None:
     one, two = Watching(lambda *_: []), Scripted(lambda *_: [])
     hybrid = Hybrid([two, one])
-    assert hybrid.needs == Needs(2, False) and not hybrid.reads_prediction
-    two.needs, two.reads_prediction, two.nbytes = Needs(1, True), True, 5  # type: ignore[attr-defined]
-    assert hybrid.needs == Needs(2, True) and hybrid.reads_prediction and hybrid.nbytes == 5
+    assert hybrid.needs == Needs(2, False) and not hybrid.traits.reads_prediction
+    two.needs, two.traits, two.nbytes = Needs(1, True), Traits(("two",), reads_prediction=True), 5
+    assert hybrid.needs == Needs(2, True) and hybrid.traits.reads_prediction and hybrid.nbytes == 5
 
 
 @pytest.mark.parametrize(
@@ -218,8 +217,9 @@ def test_a_source_that_fails_to_start_leaves_the_others_clean() -> None:
 
 
 def test_only_one_source_may_write_into_the_targets_cache() -> None:
-    assert Hybrid([EarlyExit(1), build_drafter("suffix")]).writes_cache
-    assert not Hybrid([build_drafter("suffix")]).writes_cache
+    suffix = build_drafter("suffix")[0]
+    assert Hybrid([EarlyExit(1), suffix]).traits.writes_cache
+    assert not Hybrid([suffix]).traits.writes_cache
     with pytest.raises(ConfigError, match="early-exit and hybrid of the hybrid both compute"):
         Hybrid([EarlyExit(1), Hybrid([EarlyExit(2)])])
     with pytest.raises(ConfigError, match="Take one of them"):

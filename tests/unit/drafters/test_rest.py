@@ -42,7 +42,7 @@ def draft(drafter: Rest, tokens: list[int], budget: int = 64, price: float = 0.0
 
 def paths(result: Draft) -> list[tuple[int, ...]]:
     found: list[tuple[int, ...]] = []
-    for node, (token_id, parent) in enumerate(zip(result.token_ids.tolist(), result.parents.tolist())):
+    for node, (token_id, parent) in enumerate(zip(result.ids, result.parents)):
         assert -1 <= parent < node
         found.append((*(found[parent] if parent >= 0 else ()), token_id))
     assert len(set(found)) == len(found)  # no token twice below one parent
@@ -217,9 +217,9 @@ def test_a_damaged_index_is_refused(path: Path) -> None:
 
 
 def test_by_name(path: Path) -> None:
-    drafter = make_drafter(f"rest:index={path},num_draft_tokens=3,num_matches=1", Binding(FakeModel(11)))  # type: ignore[arg-type]
+    drafter, k = make_drafter(f"rest:index={path},num_draft_tokens=3,num_matches=1", Binding(FakeModel(11)))  # type: ignore[arg-type]
     assert isinstance(drafter, Rest)
-    assert drafter.num_draft_tokens == 3
+    assert k == 3
     assert paths(draft(drafter, [1, 2, 3])) == [(4,), (7,), (4, 5), (4, 6)]
 
 

@@ -40,12 +40,13 @@ def prefilled(model: Model, length: int) -> SequenceCache:
     """A cache with drawn keys and values, the same for the same length."""
     cache = model.new_cache()
     model.forward([Rows(cache, [0], num_logits=0)])
-    cache.reserve(length)
+    cache.drop()
+    cache.feed(range(-1, length - 1))
     generator = torch.Generator().manual_seed(length)
     for layer, (keys, values) in enumerate(zip(cache.keys, cache.values, strict=True)):
         heads, _, width = keys.shape
         new = torch.randn(2, heads, length, max(width, values.shape[2]), generator=generator)
-        cache.write(layer, new[0, ..., :width], new[1, ..., : values.shape[2]])
+        cache.write(layer, 0, new[0, ..., :width], new[1, ..., : values.shape[2]])
     cache.commit(range(length))
     return cache
 
@@ -54,7 +55,7 @@ def decode(model: Model, cache: SequenceCache, tokens: Sequence[int]) -> Tensor:
     """Logits of the tokens, one forward each."""
     logits = []
     for token_id in tokens:
-        logits.append(model.forward([Rows(cache, [token_id])]))
+        logits.append(model.forward([Rows(cache, [token_id])]).logits)
         cache.commit([0])
     return torch.cat(logits)
 
@@ -96,7 +97,7 @@ def test_nodes_have_the_bits_of_their_paths(family: str, dtype: str, folders: di
     for length, n in ((0, 4), (63, 6), (64, 3), (65, 8), (250, 16), (255, 5), (256, 12), (257, 8)):
         tree = random_tree(rng, n, rng.choice((2, 3, n)))
         cache = prefilled(model, length)
-        check_tree(model, length, tree, model.forward([Rows(cache, *tree)]), cache)
+        check_tree(model, length, tree, model.forward([Rows(cache, *tree)]).logits, cache)
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "gemma2"])
@@ -109,7 +110,7 @@ def test_trees_beside_trees_chains_and_prompts(family: str, folders: dict[str, P
     batch = [Rows(cache, *tree) for cache, tree in zip(caches, trees, strict=True)]
     prompt = [rng.randrange(VOCAB) for _ in range(40)]
     chain = Rows(prefilled(model, 200), [1, 2, 3])
-    logits = model.forward([batch[0], Rows(model.new_cache(), prompt, num_logits=0), batch[1], chain, batch[2]])
+    logits = model.forward([batch[0], Rows(model.new_cache(), prompt, num_logits=0), batch[1], chain, batch[2]]).logits
     parts = (logits[:3], logits[3:12], logits[12:15], logits[15:])
     assert torch.equal(parts[2], decode(model, prefilled(model, 200), [1, 2, 3]))
     for length, tree, part, cache in zip(lengths, trees, (parts[0], parts[1], parts[3]), caches, strict=True):
@@ -140,8 +141,8 @@ def test_attention_of_random_trees(seed: int) -> None:
         return attend(0, *given, layout, dtype=torch.float32, scale=0.2, **options)[: len(new)]  # type: ignore[arg-type]
 
     cache = SequenceCache(torch.float32)
-    cache.reserve(length + n)
-    cache.write(0, keys[:length].transpose(0, 1), values[:length].transpose(0, 1))
+    cache.feed(range(-1, length - 1))
+    cache.write(0, 0, keys[:length].transpose(0, 1), values[:length].transpose(0, 1))
     cache.commit(range(length))
     tree = rows_of(cache, list(range(n)), parents)
     for leaf in rng.sample(range(n), min(n, 6)):
@@ -160,7 +161,8 @@ def test_large_trees_are_cut_until_each_product_fits() -> None:
             parents[-1] = 0
             cache = SequenceCache(torch.float32)
             cache.length = length
-            segments, positions = tree_segments(cache, parents, 7, torch.float32)
+            cache.feed(parents)
+            segments, positions = tree_segments(cache, 0, 7, torch.float32)
             rows: list[int] = []
             for segment in segments:
                 assert segment.paths is not None
