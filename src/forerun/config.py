@@ -132,15 +132,6 @@ MAX_BATCH = 32
 """Sequences that one step may hold."""
 MAX_TOP_LOGPROBS = 20
 
-TYPICAL_EPSILON = 0.09
-"""Typical acceptance: a token this probable is accepted at any entropy (Medusa, 2401.10774)."""
-TYPICAL_DELTA = 0.3
-"""Typical acceptance: the threshold is at most this times exp(-entropy); the square root of epsilon."""
-ACCEPT_TOP_K = 3
-"""Top-k acceptance: a token is accepted among this many most probable ones."""
-ACCEPT_TOP_P = 0.8
-"""Top-p acceptance: a token is accepted in the smallest set of most probable ones with this mass."""
-
 MAX_SEED = 2**63 - 1
 
 

@@ -205,7 +205,7 @@ class StepLoop:
             rule_for(item.state.sequence.params, draft, self._config.acceptance)
             for item, draft in zip(work, drafts, strict=True)
         ]
-        noise = StepNoise(self._generator, [item.state.sequence for item in work], packed)
+        noise = StepNoise(self._generator, [item.state.sequence for item in work], packed, logits.device)
         _settle(work, verify_step(packed, logprobs, rules, noise))
 
     def _hand_out(self, work: Seq[Work], result: Forward) -> None:
