@@ -1,7 +1,7 @@
-"""A target that repeats what the real one has written, for replays: verdicts are the same, forwards cost nothing.
+"""A target that repeats a text which the real target has written, for replays: same verdicts, without its forwards.
 
-Greedy and seeded texts are known beforehand, whatever drafts for them. So a drafter that does not look at the target's
-logits can be replayed against the text alone.
+A greedy or seeded request has the same text with every drafter. So a drafter that does not read the target's logits
+can be replayed against the text alone.
 """
 
 from __future__ import annotations
@@ -15,11 +15,16 @@ from torch import Tensor
 from forerun.models import Model, Rows
 
 _CERTAIN = 1000.0
-"""Logit of the next token of the text, above any noise that a seeded request adds."""
+"""Logit of the text's next token, above any noise that a seeded request adds."""
 
 
 class EchoCache:
-    """Tokens in place of keys and values."""
+    """The tokens of a sequence in place of keys and values.
+
+    Attributes:
+        nbytes: bytes of keys and values, 0.
+        tokens: of the committed positions.
+    """
 
     nbytes = 0
 
@@ -29,15 +34,17 @@ class EchoCache:
 
     @property
     def length(self) -> int:
+        """Committed positions."""
         return len(self.tokens)
 
     def write(self, token_ids: Sequence[int]) -> None:
-        """The rows of a forward."""
+        """Take the rows of a forward as scratch."""
         self._scratch = list(token_ids)
 
     def commit(self, kept: Sequence[int]) -> None:
-        """Keep these rows of the last forward."""
+        """Keep these rows of the last forward, and drop the others."""
         self.tokens += [self._scratch[row] for row in kept]
+        self._scratch = []
 
     def truncate(self, length: int) -> None:
         """Keep the first `length` positions."""
@@ -48,38 +55,49 @@ class EchoCache:
 
 
 class EchoModel:
-    """Says `text`, and nothing certain where rows have left it; in all else it is the model that wrote it.
+    """A model whose most probable next token is the one in `text`, and token 0 for rows that differ from the text.
+
+    Args:
+        model: the one that wrote the text; its description is copied.
 
     Attributes:
-        text: prompt and output of the request that is now in the engine.
+        text: prompt and output of the request that is in the engine now.
     """
 
     def __init__(self, model: Model) -> None:
-        self._model = model
+        self.name = model.name
+        self.vocab_size = model.vocab_size
+        self.context_length = model.context_length
+        self.eos_token_ids = model.eos_token_ids
+        self.dtype = model.dtype
+        self.num_parameters = model.num_parameters
+        self.exactness = model.exactness
         self.text: Sequence[int] = []
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._model, name)
-
     def new_cache(self) -> EchoCache:
+        """An empty cache for one sequence."""
         return EchoCache()
 
     def forward(self, batch: Sequence[Rows]) -> Tensor:
-        """As Model.forward. Token 0 follows rows that are not on the text."""
-        said: list[int] = []
+        """[sum of num_logits, V] float32 logits in packed order, as Model.forward; caches are EchoCaches."""
+        echoed: list[int] = []
         for rows in batch:
             cache: Any = rows.cache
             cache.write(rows.token_ids)
-            start, text = cache.length, self.text
-            parents = rows.parents or range(-1, len(rows.token_ids) - 1)
-            places: list[int] = []  # of each row in the text; -1 off it
-            for token_id, parent in zip(rows.token_ids, parents, strict=True):
-                place = start if parent < 0 else places[parent] + 1 if places[parent] >= 0 else -1
-                on_text = 0 <= place < len(text) and text[place] == token_id
-                places.append(place if on_text else -1)
+            places = self._places(cache.length, rows)
             wanted = len(places) if rows.num_logits is None else rows.num_logits
             last = places[len(places) - wanted :]
-            said.extend(text[place + 1] if 0 <= place < len(text) - 1 else 0 for place in last)
-        logits = torch.zeros(len(said), self._model.vocab_size)
-        logits[torch.arange(len(said)), torch.tensor(said, dtype=torch.int64)] = _CERTAIN
+            echoed.extend(self.text[place + 1] if 0 <= place < len(self.text) - 1 else 0 for place in last)
+        logits = torch.zeros(len(echoed), self.vocab_size)
+        logits[torch.arange(len(echoed)), torch.tensor(echoed, dtype=torch.int64)] = _CERTAIN
         return logits
+
+    def _places(self, start: int, rows: Rows) -> list[int]:
+        """The position of each row in the text; -1 where it or a row above it differs from the text."""
+        places: list[int] = []
+        parents = rows.parents or range(-1, len(rows.token_ids) - 1)
+        for token_id, parent in zip(rows.token_ids, parents, strict=True):
+            place = start if parent < 0 else places[parent] + 1 if places[parent] >= 0 else -1
+            on_text = 0 <= place < len(self.text) and self.text[place] == token_id
+            places.append(place if on_text else -1)
+        return places

@@ -49,8 +49,9 @@ class Engine:
         self.tokenizer = tokenizer
         self.scheduler = Scheduler(self.config.max_batch)
         self.last_step = StepStats()
-        # K = 0 is plain decoding: a drafter that is never asked need not be told anything either
-        self._drafter = drafter if self.config.num_draft_tokens else None
+        # K = 0 is plain decoding: a drafter that is never asked need not be told anything either. A given budget
+        # decides for itself, and keeps the drafter.
+        self._drafter = drafter if budget is not None or self.config.num_draft_tokens else None
         self._loop = StepLoop(target, self._drafter, self.config, budget)
         self._ids = itertools.count()
         self._outputs: list[StepOutput] = []
