@@ -4,8 +4,8 @@ import random
 
 from doubles import FakeModel
 from forerun.config import EngineConfig, SamplingParams
+from forerun.drafters import Drafter
 from forerun.engine.engine import Engine
-from forerun.types import Drafter
 
 
 def assert_output_is_plain(fake: FakeModel, drafter: Drafter, config: EngineConfig, rng: random.Random) -> None:

@@ -10,7 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from forerun.models import Exactness, Rows
+from forerun.drafters import Drafter
+from forerun.models import Exactness, Forward, Rows
+from forerun.tree import Tree
 from forerun.types import Draft, Sequence, Step
 
 
@@ -19,7 +21,7 @@ class FakeCache:
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
-        self.scratch: list[int] = []
+        self.scratch = Tree()
         self.final: list[int] = []  # what it held when it was freed
         self.freed = False
 
@@ -31,18 +33,25 @@ class FakeCache:
     def nbytes(self) -> int:
         return 8 * len(self.tokens)
 
-    def commit(self, kept: Seq[int]) -> None:
+    @property
+    def num_scratch(self) -> int:
+        return len(self.scratch)
+
+    def commit(self, path: Seq[int]) -> None:
         assert not self.freed
-        assert list(kept) == sorted(set(kept))
-        self.tokens += [self.scratch[row] for row in kept]
-        self.scratch = []
+        assert all(self.scratch.parents[row] == parent for parent, row in zip([-1, *path], path))
+        self.tokens += [self.scratch.ids[row] for row in path]
+        self.scratch = Tree()
+
+    def drop(self, keep: int = 0) -> None:
+        self.scratch = self.scratch.part(range(min(keep, len(self.scratch))))
 
     def truncate(self, length: int) -> None:
         assert 0 <= length <= self.length
-        self.tokens = self.tokens[:length]
+        self.tokens, self.scratch = self.tokens[:length], Tree()
 
     def free(self) -> None:
-        self.final, self.tokens, self.scratch, self.freed = self.tokens, [], [], True
+        self.final, self.tokens, self.scratch, self.freed = self.tokens, [], Tree(), True
 
 
 class FakeModel:
@@ -65,6 +74,7 @@ class FakeModel:
         self.context_length = context_length
         self.eos_token_ids = frozenset(eos_token_ids)
         self.dtype = dtype
+        self.device = torch.device("cpu")
         self.num_parameters = 0
         self.exactness = Exactness(True)
         generator = torch.Generator().manual_seed(seed)
@@ -78,7 +88,7 @@ class FakeModel:
         self.caches.append(FakeCache())
         return self.caches[-1]
 
-    def forward(self, batch: Seq[Rows]) -> Tensor:
+    def forward(self, batch: Seq[Rows], layers: Seq[int] = ()) -> Forward:
         self.before_forward(batch)
         self.num_forwards += 1
         slots: list[int] = []
@@ -87,18 +97,23 @@ class FakeModel:
             assert not cache.freed
             assert len(rows.token_ids) > 0
             self.num_rows += len(rows.token_ids)
-            cache.scratch = list(rows.token_ids)
-            tail = cache.tokens[-self.order :]
-            paths: list[list[int]] = []
-            parents = rows.parents or range(-1, len(rows.token_ids) - 1)
+            first, n = cache.num_scratch, len(rows.token_ids)
+            parents = range(first - 1, first + n - 1) if rows.parents is None else rows.parents
             for token_id, parent in zip(rows.token_ids, parents, strict=True):
                 assert 0 <= token_id < self.vocab_size
-                above = paths[parent] if parent >= 0 else tail
-                paths.append([*above, token_id][-self.order :])
-            wanted = len(paths) if rows.num_logits is None else rows.num_logits
-            assert 0 <= wanted <= len(paths)
-            slots += [self.slot(path) for path in paths[len(paths) - wanted :]]
-        return self.table[slots]
+                assert -1 <= parent < cache.num_scratch
+                cache.scratch.add(token_id, parent)
+            assert 0 <= rows.num_wanted <= n
+            for row in range(first + n - rows.num_wanted, first + n):
+                path = [cache.scratch.ids[node] for node in cache.scratch.path_to(row)]
+                slots.append(self.slot([*cache.tokens[-self.order :], *path]))
+        return Forward(self.table[slots], self.taps(slots, layers))
+
+    def taps(self, slots: list[int], layers: Seq[int]) -> Tensor | None:
+        """Hidden states that tell the slot and the layer."""
+        if not layers:
+            return None
+        return torch.tensor([[[float(slot), float(layer)] for layer in layers] for slot in slots]).to(self.dtype)
 
     def slot(self, path: Seq[int]) -> int:
         """Which row of the table follows this context."""
@@ -118,6 +133,27 @@ class FakeModel:
         return tokens[len(prompt) :]
 
 
+class MarkovCache(FakeCache):
+    """Looks at nothing but the tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scratch: Any = []
+
+    def commit(self, path: Seq[int]) -> None:
+        self.tokens += [self.scratch[row] for row in path]
+        self.scratch = []
+
+    def drop(self, keep: int = 0) -> None:
+        del self.scratch[keep:]
+
+    def truncate(self, length: int) -> None:
+        self.tokens, self.scratch = self.tokens[:length], []
+
+    def free(self) -> None:
+        self.tokens, self.scratch = [], []
+
+
 class MarkovModel(FakeModel):
     """Order 1, one table row per token, all sequences at once: fast enough for a million samples."""
 
@@ -129,17 +165,19 @@ class MarkovModel(FakeModel):
     def slot(self, path: Seq[int]) -> int:
         return path[-1]
 
-    def forward(self, batch: Seq[Rows]) -> Tensor:
+    def new_cache(self) -> MarkovCache:
+        return MarkovCache()
+
+    def forward(self, batch: Seq[Rows], layers: Seq[int] = ()) -> Forward:
         wanted: list[int] = []
         for rows in batch:
             cache: Any = rows.cache
-            cache.scratch = rows.token_ids
-            count = len(rows.token_ids) if rows.num_logits is None else rows.num_logits
-            wanted += rows.token_ids[len(rows.token_ids) - count :]
-        return self.table[wanted]
+            cache.scratch += rows.token_ids
+            wanted += rows.token_ids[len(rows.token_ids) - rows.num_wanted :]
+        return Forward(self.table[wanted])
 
 
-class Scripted:
+class Scripted(Drafter):
     """A drafter that proposes what a function says, and records what it is told."""
 
     def __init__(self, propose: Callable[[Sequence, int], Draft | Seq[int]]) -> None:
@@ -167,7 +205,7 @@ class Scripted:
             assert (draft is None) == (verdict is None)
             if draft is not None and verdict is not None:
                 assert step.num_computed == len(sequence.token_ids) - 1
-                new = [*draft.token_ids[verdict.path].tolist(), verdict.next_token]
+                new = [*(draft.ids[node] for node in verdict.path), verdict.next_token]
                 assert sequence.token_ids[-len(new) :] == new
         self.steps += steps
 
@@ -199,7 +237,7 @@ def adversaries(references: References, vocab_size: int) -> dict[str, Scripted]:
             tokens += [token_id, token_id]
             parents += [parent, parent]
             parent = len(tokens) - 2
-        return Draft(torch.tensor(tokens, dtype=torch.int64), torch.tensor(parents, dtype=torch.int64))
+        return Draft(tokens, parents)
 
     def tree(sequence: Sequence, budget: int) -> Draft:
         """A random tree that holds the right chain among wrong leaves."""
@@ -211,7 +249,7 @@ def adversaries(references: References, vocab_size: int) -> dict[str, Scripted]:
             tokens += [(token_id + 1) % vocab_size, token_id]
             parents += [parent, parent]
             parent = len(tokens) - 1
-        return Draft(torch.tensor(tokens, dtype=torch.int64), torch.tensor(parents, dtype=torch.int64))
+        return Draft(tokens, parents)
 
     return {
         "right": Scripted(lambda sequence, budget: _next(references, sequence, budget)),

@@ -14,6 +14,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from forerun.config import EngineConfig as EngineConfig
     from forerun.config import SamplingParams as SamplingParams
+    from forerun.drafters import Drafter as Drafter
     from forerun.drafters.cross_vocab import CrossVocab as CrossVocab
     from forerun.drafters.draft_model import DraftModel as DraftModel
     from forerun.drafters.draft_tree import DraftTree as DraftTree
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
     from forerun.errors import SamplingError as SamplingError
     from forerun.errors import UnsupportedModelError as UnsupportedModelError
     from forerun.types import Draft as Draft
-    from forerun.types import Drafter as Drafter
     from forerun.types import Sequence as Sequence
     from forerun.types import Step as Step
     from forerun.types import Verdict as Verdict
@@ -74,7 +74,8 @@ _HOMES = {
         "SamplingError",
         "UnsupportedModelError",
     ),
-    "forerun.types": ("Draft", "Drafter", "Sequence", "Step", "Verdict", "Verifier"),
+    "forerun.drafters": ("Drafter",),
+    "forerun.types": ("Draft", "Sequence", "Step", "Verdict", "Verifier"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

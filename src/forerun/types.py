@@ -1,43 +1,41 @@
-"""The types that travel between floors: drafts, verdicts, sequences, and the contracts of drafter and verifier."""
+"""The types that travel between floors: drafts, verdicts, sequences, and the contracts of cache, noise and verifier."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
-import torch
 from torch import Tensor
 
 from forerun.config import SamplingParams
+from forerun.tree import Tree
 
 FinishReason = Literal["stop", "length", "abort"]
 
 
-@dataclass(frozen=True, slots=True)
-class Draft:
-    """What a drafter proposes for one sequence: a rooted tree of tokens; a chain is a tree of width one.
+@dataclass(slots=True, eq=False)
+class Draft(Tree):
+    """What a drafter proposes for one sequence: a tree of tokens, and how they were found.
 
     Row 0 of the target's rows follows the last committed token; row i + 1 follows node i.
 
     Attributes:
-        token_ids: [n] int64, in the target's vocabulary.
-        parents: [n] int64, each below its own index; -1 is the last committed token.
         laws: [n + 1, V] float; row r is the law that the children of row r were drawn from, in index order.
             None: the nodes were chosen by a rule that does not know the target's randomness.
         replacement: siblings were drawn with replacement; False: each draw was removed from the law before the next.
-        num_candidates: nodes at and after this index are probes: computed by the target, never accepted.
+        num_candidates: nodes at and after this index are probes: computed by the target, never accepted. -1: all of
+            the nodes are candidates.
         sources: [n] who proposed each node, for statistics; empty where there is one source only.
         hidden: [n + 1, H] states of the last committed token and of every node entering the target's layer
-            first_layer, of a drafter that has computed the layers below in the sequence's own cache; chains only.
+            first_layer, of a drafter that has computed the layers below in the sequence's own cache, where they are
+            the rows fed since the last commit; chains only.
         first_layer: see `hidden`.
 
     Nodes that the drafter thinks more of should come first, as far as parents allow: of a draft cut short, the
     first nodes stay.
     """
 
-    token_ids: Tensor
-    parents: Tensor
     laws: Tensor | None = None
     replacement: bool = True
     num_candidates: int = -1
@@ -46,28 +44,20 @@ class Draft:
     first_layer: int = 0
 
     def __post_init__(self) -> None:
+        if isinstance(self.token_ids, Tensor) and self.token_ids.device.type == "cpu":
+            self.token_ids = self.token_ids.tolist()
         if self.num_candidates < 0:
-            object.__setattr__(self, "num_candidates", len(self.token_ids))
-
-    def __len__(self) -> int:
-        return len(self.token_ids)
+            self.num_candidates = len(self.parents)
 
     @classmethod
     def chain(cls, token_ids: Seq[int] | Tensor, laws: Tensor | None = None) -> Draft:
         """A draft of width one. token_ids: [n]; laws: [n + 1, V] or None (the last row is not read)."""
-        tokens = torch.as_tensor(token_ids, dtype=torch.int64)
-        return cls(tokens, torch.arange(-1, len(tokens) - 1), laws)
+        return cls(token_ids, list(range(-1, len(token_ids) - 1)), laws)
 
     @classmethod
     def empty(cls) -> Draft:
         """No proposal: the step is one of plain decoding."""
-        return cls(torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.int64))
-
-    @property
-    def is_chain(self) -> bool:
-        """Whether every node's parent is the node before it."""
-        n = len(self.token_ids)
-        return n == 0 or torch.equal(self.parents, torch.arange(-1, n - 1))
+        return cls()
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +94,39 @@ class Verdict:
     next_token: int
 
 
+class Cache(Protocol):
+    """The keys and values of one sequence in one model.
+
+    Scratch accumulates: each forward adds its rows to those fed since the last commit, numbered from 0, and
+    `Rows.parents` may name any of them. `commit` ends that account, and so does `drop`, which every forward that failed
+    or whose rows are not wanted must be followed by.
+    """
+
+    @property
+    def length(self) -> int:
+        """Committed positions."""
+
+    @property
+    def num_scratch(self) -> int:
+        """Rows fed since the last commit."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+
+    def commit(self, path: Seq[int]) -> None:
+        """Keep these of the rows fed since the last commit, root to leaf, and drop the others."""
+
+    def drop(self, keep: int = 0) -> None:
+        """Drop the rows fed since the last commit, but for the first `keep` of them."""
+
+    def truncate(self, length: int) -> None:
+        """Keep the first `length` committed positions only, and no scratch."""
+
+    def free(self) -> None:
+        """Give the memory back."""
+
+
 @dataclass(slots=True, eq=False)
 class Sequence:
     """One choice of one request, as it grows.
@@ -120,7 +143,7 @@ class Sequence:
         max_length: token_ids never grows beyond this (max_tokens and the target's context).
         prediction: the client's guess of the output, in the target's tokens; None without one.
         cache: the target's cache of this sequence while it is in the engine. Only a drafter that computes with the
-            target's own layers may touch it, and must leave its length as it was.
+            target's own layers may touch it: it may feed rows, but commits none.
     """
 
     id: int
@@ -131,7 +154,7 @@ class Sequence:
     max_length: int = 2**62
     finish_reason: FinishReason | None = field(default=None)
     prediction: list[int] | None = None
-    cache: Any = None
+    cache: Cache | None = None
 
     @property
     def output_ids(self) -> list[int]:
@@ -154,10 +177,23 @@ class Needs:
     Attributes:
         top_tokens: this many most probable tokens of every verified row; 0 asks for none.
         prompt_rows: the same of the prompt's rows, whose logits are then computed as well.
+        layers: hidden states of the same rows, entering these of the target's layers, residual included; as many as
+            it has layers stands for the state after the final norm, which enters the output layer.
     """
 
     top_tokens: int = 0
     prompt_rows: bool = False
+    layers: tuple[int, ...] = ()
+
+    @property
+    def rows(self) -> bool:
+        """Whether anything is asked of the target's rows."""
+        return self.top_tokens > 0 or bool(self.layers)
+
+    def __or__(self, other: Needs) -> Needs:
+        """What both need together; layers in rising order."""
+        layers = tuple(sorted({*self.layers, *other.layers}))
+        return Needs(max(self.top_tokens, other.top_tokens), self.prompt_rows or other.prompt_rows, layers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +209,7 @@ class Step:
             processing. The last rows are the draft's: row -(n + 1) follows the token before it, row i - n node i,
             accepted or not. Rows before them (with `Needs.prompt_rows`) follow the prompt's tokens up to there.
             None where no row was asked for.
+        taps: what `Needs.layers` asked for, [rows, layers, H] of the same rows, in the type of the target's weights.
     """
 
     sequence: Sequence
@@ -180,36 +217,7 @@ class Step:
     verdict: Verdict | None
     num_computed: int
     top_tokens: Tensor | None = None
-
-
-class Drafter(Protocol):
-    """Proposes tokens. The engine never asks which drafter it has.
-
-    A drafter may further have, and is asked for by name: `needs` (Needs), `bind(binding)` (to see the target first),
-    `num_draft_tokens` (its own K, in place of the engine's default), `whole_draft` (nodes of its drafts, where fewer
-    would do it harm: an automatic K is this or 0), `reads_prediction` (True: it uses Sequence.prediction),
-    `writes_cache` (True: it leaves keys and values in Sequence.cache, so no other may do so after it in the same step),
-    `nbytes` (int, memory it holds beside its models' weights).
-    """
-
-    def start(self, sequence: Sequence) -> None:
-        """A sequence enters, its prompt not yet computed."""
-
-    def draft(self, sequences: Seq[Sequence], budgets: Seq[int], price: float = 0.0) -> list[Draft]:
-        """One draft for each sequence.
-
-        Args:
-            budgets: nodes of each draft at most, probes included; 0 asks for none. No node is deeper than
-                `sequence.room` (children of the last committed token have depth 1).
-            price: a node pays only if the chance that it and all above it are accepted exceeds this; a drafter that
-                can tell stops there. Of a drawn chain, a token that was looked at to decide is kept.
-        """
-
-    def commit(self, steps: Seq[Step]) -> None:
-        """The target has computed a prompt chunk or verified a draft."""
-
-    def stop(self, sequence: Sequence) -> None:
-        """The sequence leaves; its state is freed."""
+    taps: Tensor | None = None
 
 
 class Noise(Protocol):

@@ -27,7 +27,7 @@ def decide(rule: str, device: str) -> list[Verdict]:
         laws = torch.rand(length + 1, VOCAB, generator=generator, dtype=torch.float64).softmax(-1)
         tokens = torch.multinomial(laws[:length], 1, generator=generator).flatten() if length else []
         drafts.append(Draft.chain(tokens, None if rule in ("walk", "coupled") else laws.to(device)))
-        path = drafts[-1].token_ids.tolist()
+        path = drafts[-1].ids
         rows += [LogitsRow(sequence, path[:depth]) for depth in range(length + 1)]
     packed = PackedDrafts.of(drafts)
     logits: Tensor = torch.randn(len(rows), VOCAB, generator=generator, dtype=torch.float64).to(device)
@@ -48,7 +48,7 @@ def decide_trees(rule: str, replacement: bool, device: str, dtype: torch.dtype) 
         for row in sorted({parent + 1 for parent in parents}):
             children = [node for node in range(size) if parents[node] + 1 == row]
             tokens[children] = torch.multinomial(laws[row], len(children), replacement, generator=generator)
-        drafts.append(Draft(tokens, torch.tensor(parents, dtype=torch.int64), laws.to(device, dtype), replacement))
+        drafts.append(Draft(tokens, parents, laws.to(device, dtype), replacement))
         logits.append(scores + torch.randn(scores.shape, generator=generator, dtype=torch.float64) / 2)
     packed = PackedDrafts.of(drafts)
     logprobs = torch.cat(logits).log_softmax(-1).to(device, dtype)

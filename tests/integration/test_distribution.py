@@ -67,7 +67,7 @@ def tree(sequence: Sequence, budget: int) -> Draft:
         return Draft.empty()
     first, second = DRAFT[sequence.token_ids[-1]].topk(2).indices.tolist()
     third, fourth = DRAFT[first].topk(2).indices.tolist()
-    return Draft(torch.tensor([first, second, third, fourth]), torch.tensor([-1, -1, 0, 0]))
+    return Draft([first, second, third, fourth], [-1, -1, 0, 0])
 
 
 class Forgetful(Scripted):
@@ -99,7 +99,7 @@ def drawn_tree(replacement: bool, claimed: bool | None = None) -> Scripted:
             tokens.append(token)
             left[node] = list(weights[token])
         told = replacement if claimed is None else claimed
-        return Draft(_int64(tokens[1:]), _int64(parents), laws[tokens], told)
+        return Draft([int(t) for t in tokens[1:]], [int(p) for p in parents], laws[tokens], told)
 
     return Forgetful(propose)
 
@@ -147,7 +147,7 @@ def wrong_residual(packed: PackedDrafts, logprobs: Tensor, rules: Seq[str], nois
     verdicts = []
     for draft, start in zip(packed.drafts, packed.offsets):
         path: list[int] = []
-        for i, token in enumerate(draft.token_ids.tolist()):
+        for i, token in enumerate(draft.ids):
             assert draft.laws is not None
             if float(noise.uniform(1)) * draft.laws[i, token] >= logprobs[start + i, token].exp():
                 break

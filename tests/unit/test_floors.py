@@ -11,6 +11,7 @@ FLOORS = {
     "errors": 0,
     "fields": 0,
     "device": 0,
+    "tree": 0,
     "config": 0,
     "types": 0,
     "workloads": 0,

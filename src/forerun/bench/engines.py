@@ -8,10 +8,9 @@ from typing import Any
 
 from forerun.bench.compare import Run
 from forerun.config import AUTO, NumDraftTokens, SamplingParams
-from forerun.drafters import build_drafter
+from forerun.drafters import Drafter, build_drafter
 from forerun.engine import LLM
-from forerun.models import Model, Rows
-from forerun.types import Drafter
+from forerun.models import LanguageModel, Rows
 from forerun.workloads import Case
 
 BARE = "forerun, bare loop"
@@ -53,7 +52,7 @@ def open_engines(
 
 def usual_num_draft_tokens(drafter: str) -> int:
     """The K at which a drafter's acceptance is reported: the drafter's, or CHAIN_NUM_DRAFT_TOKENS."""
-    k = getattr(build_drafter(drafter), "num_draft_tokens", None)
+    _, k = build_drafter(drafter)
     return k if isinstance(k, int) else CHAIN_NUM_DRAFT_TOKENS
 
 
@@ -67,7 +66,7 @@ def prompt_ids(llm: LLM, case: Case) -> list[int]:
 
 def with_prediction(params: SamplingParams, drafter: Drafter | None, case: Case) -> SamplingParams:
     """The params with the case's reference as the client's prediction, if the drafter reads predictions."""
-    if case.reference and getattr(drafter, "reads_prediction", False):
+    if case.reference and drafter is not None and drafter.traits.reads_prediction:
         return replace(params, prediction=case.reference)
     return params
 
@@ -79,14 +78,14 @@ def generate(llm: LLM, prompt: str | list[int], params: SamplingParams) -> Run:
     return Run(generation.token_ids, stats.num_forwards, stats.num_draft_tokens, stats.num_accepted_tokens)
 
 
-def bare_loop(model: Model, prompt: Sequence[int], max_tokens: int) -> Run:
+def bare_loop(model: LanguageModel, prompt: Sequence[int], max_tokens: int) -> Run:
     """Greedy decoding over forerun's forward and nothing else: an upper bound for the speed of plain decoding."""
     cache = model.new_cache()
-    logits = model.forward([Rows(cache, prompt, num_logits=1)])
+    logits = model.forward([Rows(cache, prompt, num_logits=1)]).logits
     cache.commit(range(len(prompt)))
     tokens = [int(logits[-1].argmax())]
     while len(tokens) < max_tokens:
-        logits = model.forward([Rows(cache, tokens[-1:])])
+        logits = model.forward([Rows(cache, tokens[-1:])]).logits
         cache.commit([0])
         tokens.append(int(logits[-1].argmax()))
     cache.free()

@@ -87,8 +87,13 @@ def _forward_step(model: Model, prefix: list[int], tokens: list[int]) -> Callabl
     cache = model.new_cache()
     model.forward([Rows(cache, prefix, num_logits=0)])
     cache.commit(range(len(prefix)))
-    # Nothing is committed: every call writes its keys and values over those of the call before.
-    return lambda: model.forward([Rows(cache, tokens)])
+
+    def step() -> Tensor:
+        logits = model.forward([Rows(cache, tokens)]).logits
+        cache.drop()  # every call writes its keys and values over those of the call before
+        return logits
+
+    return step
 
 
 def _paths(folder: str | Path, dtype: str) -> dict[str, Model]:

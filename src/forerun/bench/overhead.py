@@ -17,10 +17,10 @@ from torch import Tensor
 from forerun.bench.random_llama import RandomLlama
 from forerun.bench.replay_costs import target_costs
 from forerun.config import BUNDLED_TARGET, PREFILL_CHUNK, SamplingParams
-from forerun.drafters import DRAFTERS, Binding, make_drafter
+from forerun.drafters import DRAFTERS, Binding, Drafter, make_drafter
 from forerun.errors import ConfigError
 from forerun.models import load_model, load_tokenizer
-from forerun.types import Draft, Drafter, Needs, Step, Verdict
+from forerun.types import Draft, Needs, Step, Verdict
 from forerun.types import Sequence as Tokens
 from forerun.workloads import load, names
 
@@ -80,7 +80,7 @@ def measure(
     """
     rows = []
     for name, drafter in drafters.items():
-        if getattr(drafter, "writes_cache", False):
+        if drafter.traits.writes_cache:
             raise ConfigError(
                 f"{name} drafts with the target's layers, but this measurement runs no target. "
                 "Leave it out; `forerun bench generate` measures it."
@@ -91,7 +91,7 @@ def measure(
         drafter.start(sequence)
         prompt = _prompt_seconds(drafter, sequence)
         times, nodes = _step_seconds(drafter, sequence, text, budget, steps)
-        nbytes = int(getattr(drafter, "nbytes", 0))
+        nbytes = drafter.nbytes
         drafter.stop(sequence)
         median, slowest = (float(np.quantile(times, q)) for q in (0.5, 0.99))
         timings = (1e3 * median, 1e3 * slowest, 1e3 * prompt)
@@ -136,9 +136,8 @@ def bundled_drafters(
     binding = Binding(target, tokenizer, 0)
     drafters: dict[str, Drafter] = {}
     for name in wanted or [name for name, row in DRAFTERS.items() if row.kind != "model"]:
-        drafter = make_drafter(f"{name}:index={index}" if index and name == "rest" else name, binding)
-        assert drafter is not None
-        if wanted or not getattr(drafter, "writes_cache", False):
+        drafter, _ = make_drafter(f"{name}:index={index}" if index and name == "rest" else name, binding)
+        if wanted or not drafter.traits.writes_cache:
             drafters[name] = drafter
     return drafters, long_text(tokenizer.encode, [c.prompt + c.reference for n in names() for c in load(n)], length)
 
@@ -151,7 +150,7 @@ def long_text(encode: Callable[[str], list[int]], pieces: Sequence[str], length:
 
 def _prompt_seconds(drafter: Drafter, sequence: Tokens) -> float:
     """Commit the prompt in chunks."""
-    needs: Needs = getattr(drafter, "needs", Needs())
+    needs = drafter.needs
     start = perf_counter()
     for done in range(PREFILL_CHUNK, sequence.num_prompt, PREFILL_CHUNK):
         rows = sequence.token_ids[done - PREFILL_CHUNK + 1 : done + 1]
@@ -163,7 +162,7 @@ def _step_seconds(
     drafter: Drafter, sequence: Tokens, text: Sequence[int], budget: int, steps: int
 ) -> tuple[list[float], list[int]]:
     """(seconds, nodes) of each draft; the sequence grows along the text, which ends early if it is short."""
-    needs: Needs = getattr(drafter, "needs", Needs())
+    needs = drafter.needs
     times, nodes = [], []
     for _ in range(steps):
         length = len(sequence.token_ids)
@@ -185,18 +184,10 @@ def _step_seconds(
 
 def _follow(draft: Draft, text: Sequence[int], at: int) -> tuple[list[int], list[int]]:
     """The nodes that the text accepts, and the token that follows every row (for a row off its path: any token)."""
-    tokens, parents = draft.token_ids.tolist(), draft.parents.tolist()
-    path: list[int] = []
-    answers = [text[at]]
-    node = -1
-    for index, (token_id, parent) in enumerate(zip(tokens, parents, strict=True)):
-        if parent == node and index < draft.num_candidates and token_id == text[at + len(path)]:
-            path.append(index)
-            node = index
-            answers.append(text[at + len(path)])
-        else:
-            answers.append(text[(at * 31 + index * 17) % len(text)])
-    return path, answers
+    path = [node for node in draft.follow(text[at : at + len(draft)]) if node < draft.num_candidates]
+    after = {node: text[at + depth] for depth, node in enumerate(path, 1)}
+    others = (text[(at * 31 + node * 17) % len(text)] for node in range(len(draft)))
+    return path, [text[at], *(after.get(node, other) for node, other in enumerate(others))]
 
 
 def _successors(needs: Needs, answers: Sequence[int], wanted: bool) -> Tensor | None:

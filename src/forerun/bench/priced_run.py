@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from forerun.bench.echo import EchoModel
 from forerun.bench.replay_costs import CostCurve, DrafterCosts
 from forerun.config import EngineConfig, SamplingParams
+from forerun.drafters import Drafter, Traits
 from forerun.engine import LLM
 from forerun.engine.budget import Budget, Outcome, Plan, StepCost
 from forerun.engine.engine import Engine
-from forerun.types import Draft, Drafter, Needs, Step
+from forerun.types import Draft, Needs, Step
 from forerun.types import Sequence as Tokens
 
 
@@ -34,7 +34,7 @@ class VirtualClock:
         return self.now
 
 
-class PricedDrafter:
+class PricedDrafter(Drafter):
     """A drafter whose work moves a virtual clock by its measured costs.
 
     Args:
@@ -47,16 +47,27 @@ class PricedDrafter:
         self._drafter = drafter
         self._costs = costs
         self._clock = clock
-        self.needs: Needs = getattr(drafter, "needs", Needs())
-        self.whole_draft: int | None = getattr(drafter, "whole_draft", None)
-        self.reads_prediction: bool = getattr(drafter, "reads_prediction", False)
-        self.writes_cache: bool = getattr(drafter, "writes_cache", False)
+
+    @property
+    def needs(self) -> Needs:
+        return self._drafter.needs
+
+    @property
+    def traits(self) -> Traits:
+        return self._drafter.traits
+
+    @property
+    def nbytes(self) -> int:
+        return self._drafter.nbytes
 
     def start(self, sequence: Tokens) -> None:
         self._drafter.start(sequence)
 
     def stop(self, sequence: Tokens) -> None:
         self._drafter.stop(sequence)
+
+    def rewind(self, sequence: Tokens, length: int) -> None:
+        self._drafter.rewind(sequence, length)
 
     def draft(self, sequences: Sequence[Tokens], budgets: Sequence[int], price: float = 0.0) -> list[Draft]:
         drafts = self._drafter.draft(sequences, budgets, price)
@@ -180,13 +191,12 @@ def priced_run(
     """
     clock = VirtualClock()
     priced = PricedBudget(budget, setting.target, setting.rest, clock)
-    plain = setting.plain
-    target: Any = EchoModel(plain.target) if texts else plain.target
-    config = EngineConfig(seed=0)
+    plain, config, echo = setting.plain, EngineConfig(seed=0), EchoModel(setting.plain.target)
+    target = echo if texts else plain.target
     engine = Engine(target, setting.make(clock), tokenizer=plain.tokenizer, config=config, budget=priced)
     for number, (prompt, each) in enumerate(zip(prompts, params, strict=True)):
         if texts:
-            target.text = texts[number]
+            echo.text = texts[number]
         engine.add(list(prompt), each)
         while engine.has_work:
             for output in engine.step():

@@ -16,13 +16,12 @@ from forerun.bench.priced_run import PricedDrafter, PricedRun, Setting, VirtualC
 from forerun.bench.replay_costs import CostCurve, DrafterCosts, drafter_costs
 from forerun.bench.report import percent
 from forerun.config import AUTO, HYBRID_MODES, HYBRID_SOURCES, SamplingParams
-from forerun.drafters import DRAFTERS, Binding, make_drafter
+from forerun.drafters import Binding, Drafter, make_drafter
 from forerun.drafters.hybrid import Hybrid
 from forerun.drafters.spec import split_spec
 from forerun.engine import LLM
 from forerun.engine.automatic import automatic_budget
 from forerun.engine.budget import FixedBudget
-from forerun.types import Drafter
 from forerun.workloads import Case, temperatures
 
 HYBRID = "hybrid"
@@ -89,8 +88,9 @@ def measure(
     rows = []
     first = plain.tokenizer.encode(next(iter(cases.values()))[0].prompt)
     for name, spec in drafters.items():
-        setting = timed_setting(plain, spec, target, counts, first, max_tokens, say)
         reader = fresh(plain, spec)
+        echo = not (reader.needs.rows or reader.traits.writes_cache)
+        setting = replace(timed_setting(plain, spec, target, counts, first, max_tokens, say), echo=echo)
         for workload, in_workload in cases.items():
             prompts = [plain.tokenizer.encode(case.prompt) for case in in_workload]
             for temperature in temperatures(in_workload) or TEMPERATURES:
@@ -157,7 +157,7 @@ def timed_setting(
         say(f"timing {source}")
         costs[source] = drafter_costs(plain, partial(fresh, plain, source), counts, prompt, params)
     rest = max((each.rest for each in costs.values()), key=lambda curve: len(curve.counts))
-    return Setting(plain, partial(priced, plain, spec, costs), target, rest, not any(map(_reads_target, costs)))
+    return Setting(plain, partial(priced, plain, spec, costs), target, rest)
 
 
 def answers(plain: LLM, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> list[list[int]]:
@@ -177,9 +177,7 @@ def sources_of(spec: str) -> tuple[list[str], str]:
 
 def fresh(plain: LLM, spec: str) -> Drafter:
     """A new drafter for the target of `plain`, with its draws seeded."""
-    drafter = make_drafter(spec, Binding(plain.target, plain.tokenizer, 1))
-    assert drafter is not None
-    return drafter
+    return make_drafter(spec, Binding(plain.target, plain.tokenizer, 1))[0]
 
 
 def priced(plain: LLM, spec: str, costs: Mapping[str, DrafterCosts], clock: VirtualClock) -> Drafter:
@@ -187,8 +185,3 @@ def priced(plain: LLM, spec: str, costs: Mapping[str, DrafterCosts], clock: Virt
     sources, mode = sources_of(spec)
     parts: list[Drafter] = [PricedDrafter(fresh(plain, source), costs[source], clock) for source in sources]
     return Hybrid(parts, mode, sources, clock) if mode else parts[0]
-
-
-def _reads_target(spec: str) -> bool:
-    row = DRAFTERS.get(spec.partition(":")[0])
-    return row is not None and row.kind == "target"

@@ -11,11 +11,11 @@ from time import perf_counter
 import numpy as np
 
 from forerun.config import EngineConfig, SamplingParams
+from forerun.drafters import Drafter
 from forerun.engine import LLM
 from forerun.engine.budget import FixedBudget
 from forerun.engine.engine import Engine
-from forerun.models import Model, Rows
-from forerun.types import Drafter
+from forerun.models import LanguageModel, Rows
 
 ROWS = (1, 2, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 """Rows of a forward at which the target is timed; times between them are interpolated."""
@@ -58,7 +58,7 @@ class DrafterCosts:
     rest: CostCurve
 
 
-def target_costs(model: Model, context: int, rounds: int, rows: Sequence[int] = ROWS) -> CostCurve:
+def target_costs(model: LanguageModel, context: int, rounds: int, rows: Sequence[int] = ROWS) -> CostCurve:
     """Seconds of one forward by its rows, after `context` cached positions; rounds interleaved, medians."""
     cache = model.new_cache()
     filler = [i % model.vocab_size for i in range(context)]
@@ -69,6 +69,7 @@ def target_costs(model: Model, context: int, rounds: int, rows: Sequence[int] = 
         start = perf_counter()
         model.forward([Rows(cache, filler[:count])])
         samples[count].append(perf_counter() - start)
+        cache.drop()
     cache.free()
     return CostCurve.of_medians({count: seconds[1:] for count, seconds in samples.items()})
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -14,8 +13,9 @@ from forerun.config import KV_BLOCK
 class SequenceCache:
     """Keys and values of one sequence, for every layer of one model.
 
-    A forward writes its new rows' keys and values at slots `length + i`; they become part of the sequence
-    only by `commit`. Whatever lies beyond `length` is scratch, and always finite.
+    `feed` adds a forward's rows to the scratch, which lies in the slots beyond `length` in the order in which it was
+    fed; the forward writes their keys and values there; they become part of the sequence only by `commit`. Whatever
+    lies beyond `length` is finite.
 
     Layout per layer: keys [H_kv, capacity, D], values [H_kv, capacity, D_v], so that attention reads any span of
     positions as one strided batch of matrices. Capacity doubles, so a sequence that grows to n tokens copies O(n) in
@@ -26,6 +26,7 @@ class SequenceCache:
         self.dtype = dtype
         self.device = device
         self.length = 0
+        self.scratch_parents: list[int] = []
         self._capacity = 0
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
@@ -36,7 +37,72 @@ class SequenceCache:
         """Bytes held."""
         return sum(t.nbytes for t in (*self.keys, *self.values))
 
-    def reserve(self, num_rows: int) -> None:
+    @property
+    def num_scratch(self) -> int:
+        """Rows fed since the last commit."""
+        return len(self.scratch_parents)
+
+    def feed(self, parents: Sequence[int]) -> None:
+        """Add rows to the scratch, and make room for them.
+
+        Args:
+            parents: of each new row, the scratch row that it follows, below its own index; -1 for the last position.
+
+        Raises:
+            ValueError: a parent is not there.
+        """
+        first = self.num_scratch
+        for row, parent in enumerate(parents, first):
+            if not -1 <= parent < row:
+                raise ValueError(f"row {row} of the scratch cannot follow row {parent}")
+        self._reserve(first + len(parents) + 1)  # a tree reads one slot that no row sees
+        self.scratch_parents += parents
+
+    def write(self, layer: int, row: int, keys: Tensor, values: Tensor) -> None:
+        """Store keys and values of one layer for scratch rows `row`, `row + 1`, ...
+
+        Args:
+            layer: index of the layer; layers are first written in order.
+            keys: [H_kv, n, D]. values: [H_kv, n, D_v].
+        """
+        if layer >= len(self.keys):
+            self._allocate(layer, keys, values)
+        start = self.length + row
+        self.keys[layer][:, start : start + keys.shape[1]] = keys
+        self.values[layer][:, start : start + keys.shape[1]] = values
+
+    def commit(self, path: Sequence[int]) -> None:
+        """Keep these of the rows fed since the last commit, root to leaf, and drop the others.
+
+        Args:
+            path: scratch rows, ascending; row i lies in slot `length + i`.
+        """
+        n = len(path)
+        if n and path[-1] != n - 1:
+            if not self._stacks:
+                self._stack()
+            settled = next(i for i, row in enumerate(path) if row != i)
+            self._move([self.length + row for row in path[settled:]], self.length + settled)
+        self.length += n
+        self.scratch_parents = []
+
+    def drop(self, keep: int = 0) -> None:
+        """Drop the rows fed since the last commit, but for the first `keep` of them."""
+        del self.scratch_parents[keep:]
+
+    def truncate(self, length: int) -> None:
+        """Keep the first `length` committed positions only, and no scratch."""
+        if not 0 <= length <= self.length:
+            raise ValueError(f"cannot truncate a cache of {self.length} positions to {length}")
+        self.length = length
+        self.scratch_parents = []
+
+    def free(self) -> None:
+        """Give the memory back."""
+        self.keys, self.values, self._stacks, self.scratch_parents = [], [], [], []
+        self.length = self._capacity = 0
+
+    def _reserve(self, num_rows: int) -> None:
         """Make room for num_rows slots beyond `length`."""
         needed = self.length + num_rows
         if needed <= self._capacity:
@@ -48,56 +114,6 @@ class SequenceCache:
         self.values = [_grown(value, capacity) for value in self.values]
         self._stacks = []
         self._capacity = capacity
-
-    def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
-        """Store the new rows of one layer at slots length, length + 1, ...
-
-        Args:
-            layer: index of the layer; layers are first written in order.
-            keys: [H_kv, n, D]. values: [H_kv, n, D_v]. `reserve(n)` has been called.
-        """
-        if layer >= len(self.keys):
-            self._allocate(layer, keys, values)
-        start, end = self.length, self.length + keys.shape[1]
-        self.keys[layer][:, start:end] = keys
-        self.values[layer][:, start:end] = values
-
-    def commit(self, kept: Sequence[int]) -> None:
-        """Keep these rows of the last forward, root to leaf, and forget the others.
-
-        Args:
-            kept: row indices of that forward, ascending; row i lies in slot `length + i`.
-        """
-        n = len(kept)
-        if n and kept[-1] != n - 1:
-            if not self._stacks:
-                self._stack()
-            settled = next(i for i, row in enumerate(kept) if row != i)
-            self._move([self.length + row for row in kept[settled:]], self.length + settled)
-        self.length += n
-
-    @contextmanager
-    def ahead(self, num_rows: int) -> Iterator[None]:
-        """Stand num_rows slots further on while inside, over scratch that earlier forwards wrote, so that the next
-        forward's rows follow it; then stand where it stood, with all of it as scratch."""
-        length = self.length
-        self.reserve(num_rows)
-        self.length += num_rows
-        try:
-            yield
-        finally:
-            self.length = length
-
-    def truncate(self, length: int) -> None:
-        """Roll back to the first `length` positions."""
-        if not 0 <= length <= self.length:
-            raise ValueError(f"cannot truncate a cache of {self.length} positions to {length}")
-        self.length = length
-
-    def free(self) -> None:
-        """Give the memory back."""
-        self.keys, self.values, self._stacks = [], [], []
-        self.length = self._capacity = 0
 
     def _allocate(self, layer: int, keys: Tensor, values: Tensor) -> None:
         if layer != len(self.keys):

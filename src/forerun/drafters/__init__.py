@@ -1,6 +1,6 @@
 """Where drafts come from: one file per method, and a table of names."""
 
-from forerun.drafters.binding import Bindable, Binding
+from forerun.drafters.base import Binding, Drafter, Traits
 from forerun.drafters.cross_vocab import CrossVocab
 from forerun.drafters.draft_model import DraftModel
 from forerun.drafters.draft_tree import DraftTree
@@ -17,11 +17,11 @@ from forerun.drafters.table import DRAFTERS, DrafterRow, build_drafter, make_dra
 
 __all__ = [
     "DRAFTERS",
-    "Bindable",
     "Binding",
     "CrossVocab",
     "DraftModel",
     "DraftTree",
+    "Drafter",
     "DrafterRow",
     "EarlyExit",
     "Hybrid",
@@ -32,6 +32,7 @@ __all__ = [
     "Rest",
     "Staged",
     "Suffix",
+    "Traits",
     "build_drafter",
     "make_drafter",
 ]

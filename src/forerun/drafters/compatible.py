@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from forerun.errors import IncompatibleDrafterError
-from forerun.models import Model
+from forerun.models import LanguageModel
 
 
-def check_compatible(target: Model, target_tokenizer: Any, draft: Model, draft_tokenizer: Any) -> None:
+def check_compatible(target: LanguageModel, target_tokenizer: Any, draft: LanguageModel, draft_tokenizer: Any) -> None:
     """Refuse a draft model whose token ids mean something else than the target's.
 
     A model's logits may be wider than its vocabulary (padding): that is no difference. Where neither model has

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence as Seq
 
-import torch
-
 from forerun.config import COPY_RATES
+from forerun.drafters.base import Drafter
 from forerun.policy import Rates
 from forerun.types import Draft, Sequence
 
@@ -46,8 +46,7 @@ class CopyRates:
         if price > 0:
             token_ids = token_ids[: self._paying(lengths, price)]
         count = len(token_ids)
-        tokens = torch.tensor(token_ids, dtype=torch.int64)
-        return Draft(tokens, torch.arange(-1, count - 1), sources=() if source is None else (source,) * count)
+        return Draft(token_ids, list(range(-1, count - 1)), sources=() if source is None else (source,) * count)
 
     def observe(self, sequence: Sequence) -> None:
         """The sequence holds what the target said: compare it with the last copy."""
@@ -73,7 +72,7 @@ class CopyRates:
         return len(lengths)
 
 
-class CopyDrafter:
+class CopyDrafter(Drafter):
     """The base of drafters that copy: each sequence for itself, never beyond its room."""
 
     def draft(self, sequences: Seq[Sequence], budgets: Seq[int], price: float = 0.0) -> list[Draft]:
@@ -83,9 +82,9 @@ class CopyDrafter:
             drafts.append(self._copy(sequence, count, price) if count > 0 else EMPTY)
         return drafts
 
+    @abstractmethod
     def _copy(self, sequence: Sequence, budget: int, price: float) -> Draft:
         """A draft of at most `budget` tokens, at least 1."""
-        raise NotImplementedError
 
 
 EMPTY = Draft.empty()

@@ -20,15 +20,16 @@ from typing import Any
 import torch
 
 from forerun.config import BUNDLED_OTHER_VOCAB, BUNDLED_TARGET, SamplingParams
-from forerun.drafters.binding import Bindable, Binding
+from forerun.drafters.base import Binding, Drafter, Traits
 from forerun.drafters.draft_model import DraftModel
 from forerun.drafters.own_model import MAX_LAG
 from forerun.drafters.restricted import RestrictedModel
 from forerun.drafters.retokenise import Retokeniser, complete
 from forerun.drafters.token_text import shared_tokens, token_bytes
 from forerun.errors import ConfigError, DrafterError, IncompatibleDrafterError
-from forerun.models import Model, load_model, load_tokenizer
-from forerun.types import Draft, Drafter, Sequence, Step, Verdict
+from forerun.models import LanguageModel, load_model, load_tokenizer
+from forerun.tree import ROOT, Tree
+from forerun.types import Draft, Sequence, Step, Verdict
 
 MODES = ("auto", "tokens", "text")
 
@@ -52,7 +53,7 @@ class _Shadow:
     drafted: Draft = field(default_factory=Draft.empty)
 
 
-class CrossVocab:
+class CrossVocab(Drafter):
     """Wraps a drafter that speaks another vocabulary than the target.
 
     Args:
@@ -60,7 +61,6 @@ class CrossVocab:
             belongs to the bundled target.
         inner: makes the drafter from the draft model.
         mode: "tokens" or "text" for all requests, or "auto": tokens for drawn drafts, text for the others.
-        num_draft_tokens: K; None takes the engine's.
         tokenizer: of the draft model; None takes the one beside it.
 
     Raises:
@@ -69,26 +69,37 @@ class CrossVocab:
 
     def __init__(
         self,
-        model: str | Path | Model | None = None,
+        model: str | Path | LanguageModel | None = None,
         inner: Callable[[Any], Drafter] = DraftModel,
         mode: str = "auto",
-        num_draft_tokens: int | None = None,
         *,
         tokenizer: Any = None,
     ) -> None:
         if mode not in MODES:
             raise ConfigError(f"mode is {mode!r}, but must be one of {', '.join(MODES)}.")
-        self.num_draft_tokens = num_draft_tokens
         self._source = model
         self._make = inner
         self._mode = mode
         self._tokenizer = tokenizer
         self._shadows: dict[Sequence, _Shadow] = {}
+        self._inner: Drafter | None = None
+
+    @property
+    def traits(self) -> Traits:
+        inner = () if self._inner is None else self._inner.traits.cost_key
+        return Traits((type(self).__name__, self._mode, *inner))
 
     @property
     def nbytes(self) -> int:
         """Bytes the inner drafter holds."""
-        return int(getattr(self._inner, "nbytes", 0))
+        return 0 if self._inner is None else self._inner.nbytes
+
+    @property
+    def inner(self) -> Drafter:
+        """The drafter in the draft's vocabulary. Raises DrafterError before `bind`."""
+        if self._inner is None:
+            raise DrafterError("This CrossVocab is not bound to a target yet. Give it to LLM(drafter=...).")
+        return self._inner
 
     def bind(self, binding: Binding) -> None:
         """Load the draft model and compare the vocabularies.
@@ -120,11 +131,9 @@ class CrossVocab:
         self._bind_vocabularies(binding, model)
         self._model = RestrictedModel(model, list(self._to_target))
         self._inner = self._make(self._model)
-        if isinstance(self._inner, Bindable):
-            shadow_target: Any = self._model
-            self._inner.bind(Binding(shadow_target, self._tokenizer, binding.seed))
+        self._inner.bind(Binding(self._model, self._tokenizer, binding.seed))
 
-    def _bind_vocabularies(self, binding: Binding, model: Model) -> None:
+    def _bind_vocabularies(self, binding: Binding, model: LanguageModel) -> None:
         self._target_bytes = token_bytes(binding.tokenizer)
         draft_bytes = {i: own for i, own in token_bytes(self._tokenizer).items() if i < model.vocab_size}
         self._vocab_size = binding.target.vocab_size
@@ -157,12 +166,12 @@ class CrossVocab:
         shadow = Sequence(sequence.id, ids, len(ids), _shadow_params(params, by_tokens and drawn), sequence.choice)
         self._shadows[sequence] = _Shadow(shadow, data[len(text) :], len(sequence.token_ids), by_tokens)
         self._model.restrict = by_tokens
-        self._inner.start(shadow)
+        self.inner.start(shadow)
 
     def stop(self, sequence: Sequence) -> None:
         shadow = self._shadows.pop(sequence, None)
         if shadow is not None:
-            self._inner.stop(shadow.sequence)
+            self.inner.stop(shadow.sequence)
 
     def draft(self, sequences: Seq[Sequence], budgets: Seq[int], price: float = 0.0) -> list[Draft]:
         shadows = [self._shadows[sequence] for sequence in sequences]
@@ -171,7 +180,7 @@ class CrossVocab:
             self._follow(sequence, shadow)
             shadow.sequence.max_length = len(shadow.sequence.token_ids) + max(sequence.room, 0) + 1
             inner_budgets.append(0 if shadow.rest else max(0, min(budget, sequence.room)))
-        drafts = self._inner.draft([shadow.sequence for shadow in shadows], inner_budgets, price)
+        drafts = self.inner.draft([shadow.sequence for shadow in shadows], inner_budgets, price)
         translated = []
         for sequence, shadow, draft, budget in zip(sequences, shadows, drafts, inner_budgets, strict=True):
             shadow.drafted = draft
@@ -195,7 +204,7 @@ class CrossVocab:
             own = shadow.sequence
             inner.append(Step(own, Draft.empty(), Verdict([], own.token_ids[-1]), len(own.token_ids) - 1))
         if inner:
-            self._inner.commit(inner)
+            self.inner.commit(inner)
 
     def _follow(self, sequence: Sequence, shadow: _Shadow) -> None:
         """Bring the shadow to the text of the committed tokens."""
@@ -209,20 +218,11 @@ class CrossVocab:
         kept = _common(old, new)
         shadow.sequence.token_ids = new
         if kept < len(old):
-            self._rewrite(shadow.sequence, kept)
-
-    def _rewrite(self, sequence: Sequence, kept: int) -> None:
-        """Tell the inner drafter that the tokens from `kept` on are others than before."""
-        rewind = getattr(self._inner, "rewind", None)
-        if rewind is not None:
-            rewind(sequence, kept)
-        else:
-            self._inner.stop(sequence)
-            self._inner.start(sequence)
+            self.inner.rewind(shadow.sequence, kept)
 
     def _by_tokens(self, sequence: Sequence, draft: Draft, budget: int) -> Draft:
         """The same tree with every token, and every law, in the target's vocabulary."""
-        tokens = torch.tensor([self._to_target[token_id] for token_id in draft.token_ids.tolist()])
+        tokens = [self._to_target[token_id] for token_id in draft.ids]
         laws = None
         if draft.laws is not None:
             laws = draft.laws.new_zeros(len(draft.laws), self._vocab_size)
@@ -231,27 +231,20 @@ class CrossVocab:
 
     def _by_text(self, sequence: Sequence, draft: Draft, budget: int) -> Draft:
         """The texts of the draft's paths in the target's tokens, merged into one tree."""
-        drafted, parents = draft.token_ids.tolist(), draft.parents.tolist()
-        leaves = sorted(set(range(len(drafted))) - set(parents))
-        tokens: list[int] = []
-        above: list[int] = []
+        drafted = draft.ids
+        tree = Tree()
         places: dict[tuple[int, int], int] = {}
-        for leaf in leaves:
-            path = []
-            while leaf >= 0:
-                path.append(drafted[leaf])
-                leaf = parents[leaf]
-            node = -1
-            for token_id in self._retokenised(sequence, path[::-1])[: max(sequence.room, 0)]:
+        for leaf in sorted(set(range(len(draft))) - set(draft.parents)):
+            path = [drafted[node] for node in draft.path_to(leaf)]
+            node = ROOT
+            for token_id in self._retokenised(sequence, path)[: max(sequence.room, 0)]:
                 place = places.get((node, token_id))
                 if place is None:
-                    if len(tokens) == budget:
+                    if len(tree) == budget:
                         break
-                    place = places[node, token_id] = len(tokens)
-                    tokens.append(token_id)
-                    above.append(node)
+                    place = places[node, token_id] = tree.add(token_id, node)
                 node = place
-        return Draft(torch.tensor(tokens, dtype=torch.int64), torch.tensor(above, dtype=torch.int64))
+        return Draft(tree.ids, tree.parents)
 
     def _retokenised(self, sequence: Sequence, path: list[int]) -> list[int]:
         ended = next((i for i, token_id in enumerate(path) if token_id in self._ends), None)

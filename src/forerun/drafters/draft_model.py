@@ -17,7 +17,7 @@ from forerun.config import PREFILL_CHUNK
 from forerun.drafters.confidence import Confidence
 from forerun.drafters.own_model import Own, OwnModel, Way, way_of
 from forerun.drafters.ranked import RankedTree
-from forerun.models import Model, Rows
+from forerun.models import LanguageModel, Rows
 from forerun.sampling import NoiseKey, draw_tokens, keyed_gumbel, row_argmax
 from forerun.types import Draft, Sequence
 
@@ -95,11 +95,10 @@ class Chain:
                 return
             # A drawn token that was looked at stays: to drop it would bias what is accepted.
             tree.levels.append(level)
-        tree.parents.append(len(tree.token_ids) - 1)
-        tree.token_ids.append(token_id)
+        tree.add(token_id, len(tree) - 1)
         if law is not None:
             self.laws.append(law)
-        self.ended = self.ended or len(tree.token_ids) == self.budget
+        self.ended = self.ended or len(tree) == self.budget
 
     def noise(self, vocab_size: int) -> Tensor:
         """[num_rows, V] the target's own noise at the next positions."""
@@ -115,9 +114,9 @@ class Chain:
 
     def draft(self) -> Draft:
         if not self.laws:
-            return Draft.chain(self.tree.token_ids) if self.tree.token_ids else Draft.empty()
+            return Draft.chain(self.tree.ids)
         unread = torch.zeros_like(self.laws[0])  # the row after the last node, whose children nobody drew
-        return Draft.chain(self.tree.token_ids, torch.stack([*self.laws, unread]))
+        return Draft.chain(self.tree.ids, torch.stack([*self.laws, unread]))
 
 
 class DraftModel(OwnModel):
@@ -127,18 +126,15 @@ class DraftModel(OwnModel):
     probabilities, no longer exceeds the price.
 
     Args:
-        model: "bundled-draft", a folder, a hub id, or a loaded Model; None means the bundled draft, which belongs to
+        model: "bundled-draft", a folder, a hub id, or a loaded model; None means the bundled draft, which belongs to
             the bundled target.
-        num_draft_tokens: K; None takes the engine's.
         dtype: of its weights; None takes the target's.
 
     The model is loaded when an LLM takes the drafter (`bind`).
     """
 
-    def __init__(
-        self, model: str | Path | Model | None = None, num_draft_tokens: int | None = None, *, dtype: str | None = None
-    ) -> None:
-        super().__init__(model, num_draft_tokens, dtype)
+    def __init__(self, model: str | Path | LanguageModel | None = None, *, dtype: str | None = None) -> None:
+        super().__init__(model, dtype)
         self._confidence: dict[Way, Confidence] = {way: Confidence() for way in Way}
 
     def draft(self, sequences: Seq[Sequence], budgets: Seq[int], price: float = 0.0) -> list[Draft]:
@@ -149,13 +145,12 @@ class DraftModel(OwnModel):
         growing = [chain for chain in chains if chain.budget > 0]
         self._prepare(growing)
         while growing:
-            logits = self.model.forward(
-                [
-                    Rows(chain.own.cache, [*chain.owed, *self._known(chain.proposed)], None, chain.num_rows)
-                    for chain in growing
-                ]
-            )
-            self._extend(growing, logits, price > 0)
+            rows = [
+                Rows(chain.own.cache, [*chain.owed, *self._within_vocabulary(chain.proposed)], None, chain.num_rows)
+                for chain in growing
+            ]
+            result = self._feed(rows, [chain.own for chain in growing])
+            self._extend(growing, result.logits, price > 0)
             growing = [chain for chain in growing if not chain.ended]
         for chain in chains:
             counted = price > 0 and len(chain.tree) > 0
@@ -177,7 +172,7 @@ class DraftModel(OwnModel):
                 chain.uniforms = part
 
     def _extend(self, chains: list[Chain], logits: Tensor, priced: bool) -> None:
-        """Extend each chain by what its rows say, and keep in its cache what it was rightly fed.
+        """Extend each chain by what its rows say.
 
         logits: [rows of all chains, draft vocabulary].
         """
@@ -216,7 +211,7 @@ class DraftModel(OwnModel):
             return values, row_argmax(values)
         places = []
         for chain in chains:
-            path = chain.tree.token_ids
+            path = chain.tree.ids
             places.append((chain.own, path[:]))
             places.extend((chain.own, [*path, *chain.proposed[:i]]) for i in range(1, chain.num_rows))
         if way is Way.DRAWN:
@@ -232,11 +227,13 @@ class DraftModel(OwnModel):
         return values, row_argmax(values)
 
     def _keep(self, chain: Chain, num_proposed: int) -> None:
-        """Commit the rows that were rightly fed: what was owed, and so many of the proposed tokens."""
-        own, tokens = chain.own, chain.tree.token_ids
-        own.cache.commit(range(len(chain.owed) + num_proposed))
-        own.guessed = tokens[: own.cache.length - len(own.sequence.token_ids)]
-        chain.owed, chain.proposed = self._known(tokens[-1:]), []
+        """Drop the rows that the draft model would not have been fed: those after so many of the proposed tokens."""
+        own, rejected = chain.own, len(chain.proposed) - num_proposed
+        if rejected:
+            keep = len(own.scratch) - rejected
+            own.cache.drop(keep)
+            own.scratch = own.scratch.part(range(keep))
+        chain.owed, chain.proposed = self._within_vocabulary(chain.tree.ids[-1:]), []
 
 
 def _probabilities(values: Tensor, picked: Tensor, way: Way) -> list[float]:

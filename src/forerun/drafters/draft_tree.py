@@ -21,7 +21,6 @@ from forerun.config import (
     DRAFT_TREE_RATES,
     DRAFT_TREE_REFRESH,
     DRAFT_TREE_WIDTH,
-    MAX_NUM_DRAFT_TOKENS,
     PREFILL_CHUNK,
 )
 from forerun.drafters.confidence import Confidence
@@ -31,9 +30,10 @@ from forerun.drafters.ranked import RankedTree
 from forerun.drafters.tree_growth import DynamicGrowth, Growth, ShapedGrowth
 from forerun.drafters.tree_shapes import best_shape
 from forerun.errors import ConfigError
-from forerun.models import Model, Rows
+from forerun.models import LanguageModel, Rows
 from forerun.policy import Rates
 from forerun.sampling import NoiseKey, keyed_gumbel
+from forerun.tree import ROOT
 from forerun.types import Draft, Sequence
 
 Children = list[tuple[int, float]]
@@ -49,7 +49,7 @@ class _Tree:
         own: state of the sequence.
         growth: decides what is expanded.
         rates: where its nodes' trials are counted.
-        rows: the node of each row that was fed with the frontier; parents first.
+        rows: node -> the scratch row that it was fed as.
         depth: of the next children's parents.
         laws: [V] of each node that was expanded (-1: the last committed token), if its children were drawn.
     """
@@ -57,40 +57,34 @@ class _Tree:
     own: Own
     growth: Growth
     rates: Rates
-    rows: list[int] = field(default_factory=list)
+    rows: dict[int, int] = field(default_factory=dict)
     depth: int = 0
     laws: dict[int, Tensor] = field(default_factory=dict)
 
     def paths(self) -> list[list[int]]:
         """The tokens from below the last committed one to each node of the frontier."""
         tree = self.growth.tree
-        paths = []
-        for end in self.growth.frontier:
-            path, node = [], end
-            while node >= 0:
-                path.append(tree.token_ids[node])
-                node = tree.parents[node]
-            paths.append(path[::-1])
-        return paths
+        ids = tree.ids
+        return [[ids[node] for node in tree.path_to(end)] for end in self.growth.frontier]
 
-    def feed(self) -> tuple[list[int], list[int]]:
-        """Tokens and parents of all rows needed to compute the frontier's, which come last."""
-        tree = self.growth.tree
-        self.rows += self.growth.frontier
-        place = {-1: -1} | {node: row for row, node in enumerate(self.rows)}
-        return [tree.token_ids[node] for node in self.rows], [place[tree.parents[node]] for node in self.rows]
+    def next_rows(self) -> tuple[list[int], list[int]]:
+        """Tokens of the frontier's nodes, and the scratch rows that they follow."""
+        tree, frontier = self.growth.tree, self.growth.frontier
+        ids = tree.ids
+        parents = [self.rows.get(tree.parents[node], ROOT) for node in frontier]
+        first = len(self.rows)
+        self.rows.update({node: first + i for i, node in enumerate(frontier)})
+        return [ids[node] for node in frontier], parents
 
     def draft(self) -> tuple[Draft, RankedTree]:
         tree, nodes = self.growth.finished()
         if not nodes:
             return Draft.empty(), tree
-        tokens = torch.tensor(tree.token_ids, dtype=torch.int64)
-        parents = torch.tensor(tree.parents, dtype=torch.int64)
         if not self.laws:
-            return Draft(tokens, parents), tree
+            return Draft(tree.ids, tree.parents), tree
         none = torch.zeros_like(self.laws[-1])  # of leaves, whose children nobody drew
         laws = torch.stack([self.laws.get(node, none) for node in (-1, *nodes)])
-        return Draft(tokens, parents, laws, replacement=False), tree
+        return Draft(tree.ids, tree.parents, laws, replacement=False), tree
 
 
 class DraftTree(OwnModel):
@@ -103,7 +97,6 @@ class DraftTree(OwnModel):
     Args:
         model: "bundled-draft", a folder, a hub id, or a loaded Model; None means the bundled draft, which belongs to
             the bundled target.
-        num_draft_tokens: K, nodes of a tree; None takes the engine's.
         shape: "dynamic" or "static".
         drawn: draw the children for requests without a seed above temperature 0; False takes the most probable ones.
         width: nodes expanded at one depth of a dynamic tree, and children looked at below each.
@@ -116,8 +109,7 @@ class DraftTree(OwnModel):
 
     def __init__(
         self,
-        model: str | Path | Model | None = None,
-        num_draft_tokens: int | None = None,
+        model: str | Path | LanguageModel | None = None,
         shape: str = "dynamic",
         drawn: bool = True,
         *,
@@ -125,13 +117,9 @@ class DraftTree(OwnModel):
         min_gain: float = DRAFT_TREE_MIN_GAIN,
         dtype: str | None = None,
     ) -> None:
-        super().__init__(model, num_draft_tokens, dtype)
+        super().__init__(model, dtype)
         if shape not in _SHAPES:
             raise ConfigError(f"shape is {shape!r}, but must be one of {', '.join(_SHAPES)}.")
-        if num_draft_tokens is not None and not 1 <= num_draft_tokens <= MAX_NUM_DRAFT_TOKENS:
-            raise ConfigError(
-                f"num_draft_tokens is {num_draft_tokens}, but a tree has 1 to {MAX_NUM_DRAFT_TOKENS} nodes."
-            )
         if width < 1 or not 0 <= min_gain < 1:
             raise ConfigError(
                 f"width is {width} and min_gain {min_gain}, but 1 <= width and 0 <= min_gain < 1 is needed."
@@ -148,22 +136,15 @@ class DraftTree(OwnModel):
         growing = [tree for tree in trees if tree.growth.frontier]
         self._catch_up([tree.own for tree in growing], PREFILL_CHUNK)
         rows = [Rows(tree.own.cache, self._owed(tree.own), None, 1) for tree in growing]
-        if growing:
-            logits = self.model.forward(rows)
-            for row in rows:
-                row.cache.commit(range(len(row.token_ids)))
-            self._expand(growing, logits)
-        while growing := [tree for tree in growing if tree.growth.frontier]:
-            # rows of earlier depths are computed again: a forward cannot read what another left uncommitted
-            fed = [tree.feed() for tree in growing]
+        while growing:
+            final = not growing[0].depth  # what is owed has been committed
+            result = self._feed(rows, [tree.own for tree in growing], final)
+            self._expand(growing, result.logits)
+            growing = [tree for tree in growing if tree.growth.frontier]
             rows = []
-            for tree, (tokens, parents) in zip(growing, fed, strict=True):
-                tree.own.scratch = None  # overwritten, and not there until the forward has come back
-                rows.append(Rows(tree.own.cache, self._known(tokens), parents, len(tree.growth.frontier)))
-            logits = self.model.forward(rows)
-            for tree, scratch in zip(growing, fed, strict=True):
-                tree.own.scratch = scratch
-            self._expand(growing, logits)
+            for tree in growing:
+                tokens, parents = tree.next_rows()
+                rows.append(Rows(tree.own.cache, self._within_vocabulary(tokens), parents))
         self._num_drafts += 1
         if self._num_drafts % DRAFT_TREE_REFRESH == 0:
             self._shapes.clear()

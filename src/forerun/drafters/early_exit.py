@@ -10,49 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from forerun.cache import SequenceCache
 from forerun.config import EARLY_EXIT_SHARE
-from forerun.drafters.binding import Binding
+from forerun.drafters.base import Binding, Traits
 from forerun.drafters.draft_model import DraftModel
 from forerun.drafters.own_model import Own
-from forerun.errors import ConfigError, IncompatibleDrafterError
-from forerun.models import Model, Rows
-from forerun.types import Draft, Sequence
-
-
-class FirstLayers:
-    """The first layers of a model, its final norm and its head, as a model; it keeps the states it has computed.
-
-    Attributes:
-        states: by the id of the cache, [n, H] of the rows of each forward since the last `forget`.
-    """
-
-    def __init__(self, model: Model, num_layers: int) -> None:
-        self._model = model
-        self.num_layers = num_layers
-        self.states: dict[int, list[Tensor]] = {}
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._model, name)
-
-    def forward(self, batch: Seq[Rows]) -> Tensor:
-        """As Model.forward, through the first layers."""
-        hidden, logits = self._model.forward_first(batch, self.num_layers)
-        start = 0
-        for rows in batch:
-            end = start + len(rows.token_ids)
-            self.states.setdefault(id(rows.cache), []).append(hidden[start:end])
-            start = end
-        return logits
-
-    def forget(self) -> None:
-        """Before a new draft."""
-        self.states.clear()
+from forerun.errors import ConfigError, DrafterError, IncompatibleDrafterError
+from forerun.models import Forward, Model, Rows
+from forerun.tree import Tree
+from forerun.types import Cache, Draft, Sequence
 
 
 class EarlyExit(DraftModel):
@@ -60,19 +29,22 @@ class EarlyExit(DraftModel):
 
     Args:
         exit_layer: E, how many layers draft; None takes a share of the target's (config.EARLY_EXIT_SHARE).
-        num_draft_tokens: K; None takes the engine's.
 
     Raises:
         ConfigError: exit_layer is below 1.
     """
 
-    writes_cache = True
-
-    def __init__(self, exit_layer: int | None = None, num_draft_tokens: int | None = None) -> None:
-        super().__init__(None, num_draft_tokens)
+    def __init__(self, exit_layer: int | None = None) -> None:
+        super().__init__(None)
         if exit_layer is not None and exit_layer < 1:
             raise ConfigError(f"exit_layer is {exit_layer}, but at least one layer must draft.")
         self._exit_layer = exit_layer
+        self._num_layers = 0
+        self._states: dict[Own, list[Tensor]] = {}
+
+    @property
+    def traits(self) -> Traits:
+        return Traits((type(self).__name__, str(self._num_layers)), writes_cache=True)
 
     @property
     def nbytes(self) -> int:
@@ -87,57 +59,59 @@ class EarlyExit(DraftModel):
             IncompatibleDrafterError: the target cannot be left in the middle.
         """
         target = binding.target
-        if not getattr(target, "can_exit_early", False):
+        if not isinstance(target, Model) or not target.can_exit_early:
             raise IncompatibleDrafterError(
                 f"{target.name} runs through its own Transformers modules, which cannot be left after some layers. "
                 "Early exit is for the architectures of the lean path (Llama, Mistral, Qwen2, Qwen3). "
                 "Take another drafter."
             )
         layers = target.num_layers
-        exit_layer = self._exit_layer or max(1, round(EARLY_EXIT_SHARE * layers))
-        if exit_layer >= layers:
+        self._num_layers = self._exit_layer or max(1, round(EARLY_EXIT_SHARE * layers))
+        if self._num_layers >= layers:
             raise ConfigError(
-                f"exit_layer is {exit_layer}, but {target.name} has {layers} layers: give a number from 1 to "
+                f"exit_layer is {self._num_layers}, but {target.name} has {layers} layers: give a number from 1 to "
                 f"{layers - 1}, so that something is left to verify with."
             )
-        self._first = FirstLayers(target, exit_layer)
-        model: Any = self._first
-        self._serve(model, binding)
+        self._target = target
+        self._serve(target, binding)
 
     def draft(self, sequences: Seq[Sequence], budgets: Seq[int], price: float = 0.0) -> list[Draft]:
-        own = [self._owned[sequence] for sequence in sequences]
-        lengths = [each.cache.length for each in own]
-        self._first.forget()
+        owned = [self._owned[sequence] for sequence in sequences]
+        self._states.clear()
         try:
             drafts = super().draft(sequences, budgets, price)
-            self._finish(own, drafts)
+            self._finish(owned, drafts)
         finally:
-            for each, length in zip(own, lengths, strict=True):
-                each.cache.truncate(length)  # what lies beyond stays there, as scratch of the coming verification
-                each.guessed = []
-        return [self._with_states(each, draft) for each, draft in zip(own, drafts, strict=True)]
+            for own in owned:
+                own.scratch = Tree()  # the verification goes on from it, and the engine commits or drops it
+        return [self._with_states(own, draft) for own, draft in zip(owned, drafts, strict=True)]
 
-    def _finish(self, own: Seq[Own], drafts: Seq[Draft]) -> None:
+    def _forward(self, rows: Seq[Rows], owned: Seq[Own]) -> Forward:
+        """Through the first layers; what leaves them is kept."""
+        hidden, logits = self._target.forward_first(rows, self._num_layers)
+        parts = torch.split(hidden, [len(row.token_ids) for row in rows])
+        for own, part in zip(owned, parts, strict=True):
+            self._states.setdefault(own, []).append(part)
+        return Forward(logits)
+
+    def _finish(self, owned: Seq[Own], drafts: Seq[Draft]) -> None:
         """Take every draft's last token through the layers as well, unless it was asked already what follows it, and
         the answer did not pay."""
-        states = self._first.states
-        rows = [
-            Rows(each.cache, draft.token_ids[-1:].tolist(), None, 0)
-            for each, draft in zip(own, drafts, strict=True)
-            if len(draft) and sum(map(len, states[id(each.cache)])) == len(draft)
-        ]
-        if rows:
-            self._first.forward(rows)
+        late = [(own, draft) for own, draft in zip(owned, drafts, strict=True) if len(own.scratch) == len(draft) > 0]
+        if late:
+            rows = [Rows(own.cache, draft.ids[-1:], None, 0) for own, draft in late]
+            self._feed(rows, [own for own, _ in late])
 
     def _with_states(self, own: Own, draft: Draft) -> Draft:
-        states = self._first.states.get(id(own.cache))
+        states = self._states.get(own)
         if not len(draft) or states is None:
             return draft
-        return replace(draft, hidden=torch.cat(states), first_layer=self._first.num_layers)
+        return replace(draft, hidden=torch.cat(states), first_layer=self._num_layers)
 
-    def _cache_for(self, sequence: Sequence) -> SequenceCache:
-        cache: SequenceCache = sequence.cache
-        return cache
+    def _cache_for(self, sequence: Sequence) -> Cache:
+        if sequence.cache is None:
+            raise DrafterError("Early exit drafts in the target's own cache, and this sequence has none.")
+        return sequence.cache
 
     def _free(self, own: Own) -> None:
         """The cache is the engine's."""

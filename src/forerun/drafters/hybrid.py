@@ -16,12 +16,12 @@ from typing import Any
 from torch import Tensor
 
 from forerun.config import HYBRID_MODES, MAX_NUM_DRAFT_TOKENS
-from forerun.drafters.binding import Bindable, Binding
+from forerun.drafters.base import Binding, Drafter, Traits
 from forerun.drafters.merging import Merged, agreement, kept, merge
 from forerun.errors import ConfigError, DrafterError, ModelLoadError
 from forerun.policy import Acceptance, Probes
 from forerun.policy.curve import Curve
-from forerun.types import Draft, Drafter, Needs, Sequence, Step, Verdict
+from forerun.types import Draft, Needs, Sequence, Step, Verdict
 
 
 @dataclass(slots=True, eq=False)
@@ -33,11 +33,6 @@ class _Source:
     acceptance: Acceptance = field(default_factory=Acceptance)
     cost: Curve = field(default_factory=lambda: Curve(MAX_NUM_DRAFT_TOKENS + 1, flat=False))
     probes: Probes = field(default_factory=Probes)
-
-    @property
-    def needs(self) -> Needs:
-        needs: Needs = getattr(self.drafter, "needs", _NO_NEEDS)
-        return needs
 
     def worth(self, sequence: Sequence, nodes: int) -> list[float]:
         """[nodes] the chance that each node of a draft is accepted, given that it is there."""
@@ -69,7 +64,7 @@ class _Given:
     merged: Merged | None = None
 
 
-class Hybrid:
+class Hybrid(Drafter):
     """Drafts with several drafters, each asked where it pays.
 
     Args:
@@ -96,13 +91,12 @@ class Hybrid:
             raise ConfigError(f"mode is {mode!r}, but must be one of {', '.join(HYBRID_MODES)}.")
         named = names or [_name_of(drafter) for drafter in sources]
         self._sources = [_Source(name, drafter) for name, drafter in zip(named, sources, strict=True)]
-        writers = [source.name for source in self._sources if getattr(source.drafter, "writes_cache", False)]
+        writers = [source.name for source in self._sources if source.drafter.traits.writes_cache]
         if len(writers) > 1:  # the draft that is taken would be continued from what the other left
             raise ConfigError(
                 f"The sources {' and '.join(writers)} of the hybrid both compute in the target's own cache, where one "
                 "would overwrite the other's draft. Take one of them."
             )
-        self.writes_cache = bool(writers)
         self._mode = mode
         self._clock = clock
         self._entered: set[Sequence] = set()
@@ -114,27 +108,27 @@ class Hybrid:
     @property
     def needs(self) -> Needs:
         """What any source needs."""
-        every = [source.needs for source in self._sources]
-        return Needs(max(own.top_tokens for own in every), any(own.prompt_rows for own in every))
+        needs = Needs()
+        for source in self._sources:
+            needs |= source.drafter.needs
+        return needs
 
     @property
-    def reads_prediction(self) -> bool:
-        """Whether a source does."""
-        return any(getattr(source.drafter, "reads_prediction", False) for source in self._sources)
+    def traits(self) -> Traits:
+        return Traits.merged(f"{type(self).__name__} {self._mode}", [source.drafter.traits for source in self._sources])
 
     @property
     def nbytes(self) -> int:
         """Bytes that the sources hold."""
-        return sum(getattr(source.drafter, "nbytes", 0) for source in self._sources)
+        return sum(source.drafter.nbytes for source in self._sources)
 
     def bind(self, binding: Binding) -> None:
         """Bind every source. Raises what the source that cannot be bound raises, with its name."""
         for source in self._sources:
-            if isinstance(source.drafter, Bindable):
-                try:
-                    source.drafter.bind(binding)
-                except (DrafterError, ModelLoadError) as error:
-                    raise type(error)(f"The source {source.name!r} of the hybrid cannot be used: {error}") from error
+            try:
+                source.drafter.bind(binding)
+            except (DrafterError, ModelLoadError) as error:
+                raise type(error)(f"The source {source.name!r} of the hybrid cannot be used: {error}") from error
 
     def start(self, sequence: Sequence) -> None:
         started: list[_Source] = []
@@ -193,9 +187,10 @@ class Hybrid:
                 self._committed += len(step.verdict.path) + 1
                 if own is not None:
                     self._learn(step, own)
+        needs = self.needs
         for number, source in enumerate(self._sources):
             source.drafter.commit(
-                [_part(step, own, number, source.needs) for step, own in zip(steps, given, strict=True)]
+                [_part(step, own, number, needs, source.drafter.needs) for step, own in zip(steps, given, strict=True)]
             )
 
     def _measure(self) -> float:
@@ -289,17 +284,21 @@ class Hybrid:
             self._sources[number].acceptance.observe(step.sequence, count if complete else judged, judged, path)
 
 
-def _part(step: Step, given: _Given | None, number: int, needs: Needs) -> Step:
-    """The step as one source sees it: its own part of the draft, or none."""
+def _part(step: Step, given: _Given | None, number: int, all_needs: Needs, needs: Needs) -> Step:
+    """The step as one source sees it: its own part of the draft, or none. all_needs: of all sources together."""
     top = None if needs.top_tokens == 0 or step.top_tokens is None else step.top_tokens[:, : needs.top_tokens]
+    taps = None
+    if needs.layers and step.taps is not None:
+        taps = step.taps[:, [all_needs.layers.index(layer) for layer in needs.layers]]
     if step.draft is None or step.verdict is None:
-        if top is not None and not needs.prompt_rows:
-            top = None
-        return Step(step.sequence, None, None, step.num_computed, top)
+        if not needs.prompt_rows:
+            top = taps = None
+        return Step(step.sequence, None, None, step.num_computed, top, taps)
     path, draft = step.verdict.path, _EMPTY
-    new_ids = [*step.draft.token_ids[path].tolist(), step.verdict.next_token]
+    ids = step.draft.ids
+    new_ids = [*(ids[node] for node in path), step.verdict.next_token]
     if given is not None and given.owner == number:
-        return Step(step.sequence, given.asked[number][1], step.verdict, step.num_computed, top)
+        return Step(step.sequence, given.asked[number][1], step.verdict, step.num_computed, top, taps)
     own_path: list[int] = []
     rows: list[int] = path
     if given is not None and given.merged is not None and number in given.asked:
@@ -308,15 +307,16 @@ def _part(step: Step, given: _Given | None, number: int, needs: Needs) -> Step:
         own_path = agreement(draft, new_ids[:-1])[0]
         rows = [at for _, at in places]
     verdict = Verdict(own_path, new_ids[len(own_path)] if len(draft) else new_ids[-1])
-    return Step(step.sequence, draft, verdict, step.num_computed, _rows(top, len(step.draft), rows))
+    n = len(step.draft)
+    return Step(step.sequence, draft, verdict, step.num_computed, _rows(top, n, rows), _rows(taps, n, rows))
 
 
-def _rows(top: Tensor | None, num_nodes: int, nodes: Seq[int]) -> Tensor | None:
+def _rows(values: Tensor | None, num_nodes: int, nodes: Seq[int]) -> Tensor | None:
     """Of the step's rows those up to the last committed token's, and those of some nodes."""
-    if top is None:
+    if values is None:
         return None
-    first = len(top) - num_nodes
-    return top[[*range(first), *(first + node for node in nodes)]]
+    first = len(values) - num_nodes
+    return values[[*range(first), *(first + node for node in nodes)]]
 
 
 def _name_of(drafter: Any) -> str:
@@ -325,4 +325,3 @@ def _name_of(drafter: Any) -> str:
 
 
 _EMPTY = Draft.empty()
-_NO_NEEDS = Needs()

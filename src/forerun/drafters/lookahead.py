@@ -11,8 +11,6 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
-import torch
-
 from forerun.config import (
     LOOKAHEAD_CHANCES,
     LOOKAHEAD_GUESSES,
@@ -21,7 +19,7 @@ from forerun.config import (
     LOOKAHEAD_WINDOW,
     MAX_NUM_DRAFT_TOKENS,
 )
-from forerun.drafters.binding import Binding
+from forerun.drafters.base import Binding, Drafter, Traits
 from forerun.drafters.jacobi import Ngram, NgramPool, Window, window_parents
 from forerun.drafters.ranked import Child, RankedTree, best_tree
 from forerun.errors import ConfigError
@@ -63,7 +61,7 @@ class _State:
     asked: _Asked | None = None
 
 
-class Lookahead:
+class Lookahead(Drafter):
     """Drafts n-grams of the target's own making; no model, no training. Chosen, never drawn.
 
     Args:
@@ -97,7 +95,7 @@ class Lookahead:
                 f"window {window}, ngram {ngram} and guesses {guesses} ask for {rows} rows of every forward, but at "
                 f"most {MAX_NUM_DRAFT_TOKENS} are computed: (ngram - 1) * (window + guesses). Lower one of them."
             )
-        self.whole_draft = rows - 1
+        self._whole_draft = rows - 1
         self._width, self._num_rows, self._guesses, self._prompt_pool = window, ngram - 1, guesses, prompt_pool
         self._verify_window = verify_window
         self._end_of_text: frozenset[int] = frozenset()
@@ -107,6 +105,10 @@ class Lookahead:
 
     def bind(self, binding: Binding) -> None:
         self._end_of_text = frozenset(binding.target.eos_token_ids)
+
+    @property
+    def traits(self) -> Traits:
+        return Traits((type(self).__name__, str(self._whole_draft)), whole_draft=self._whole_draft)
 
     @property
     def nbytes(self) -> int:
@@ -144,17 +146,13 @@ class Lookahead:
         # a column is num_rows nodes, less the root; the last row of column j stands num_rows - 1 + j deep
         columns = min(self._width, (budget - n + 1) // self._num_rows, sequence.room - self._num_rows + 2)
         last_row: list[int] = []
-        token_ids, parents = guesses.token_ids, guesses.parents
+        token_ids, parents = guesses.ids, guesses.parents
         if columns > 0:
             below, last_row = window_parents(columns, self._num_rows)
             token_ids = token_ids + state.window.token_ids(columns)
             parents = parents + [n + parent if parent >= 0 else -1 for parent in below]
             last_row = [n + node if node >= 0 else -1 for node in last_row]
-        draft = Draft(
-            torch.tensor(token_ids, dtype=torch.int64),
-            torch.tensor(parents, dtype=torch.int64),
-            num_candidates=len(token_ids) if self._verify_window else n,
-        )
+        draft = Draft(token_ids, parents, num_candidates=len(token_ids) if self._verify_window else n)
         state.asked = _Asked(draft, guesses, last_row)
         return draft
 

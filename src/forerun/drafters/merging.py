@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
-import torch
-
+from forerun.tree import ROOT
 from forerun.types import Draft
 
 
@@ -34,8 +33,8 @@ def merge(parts: Seq[tuple[str, Draft]], values: Seq[Seq[float]], budget: int) -
         values: for each part the expected worth of its nodes, not rising from a node to its children.
         budget: nodes of the tree at most.
     """
-    tokens = [part.token_ids.tolist() for _, part in parts]
-    above = [part.parents.tolist() for _, part in parts]
+    tokens = [part.ids for _, part in parts]
+    above = [part.parents for _, part in parts]
     order = [
         (-value, number, node)
         for number, own in enumerate(values)
@@ -59,9 +58,7 @@ def merge(parts: Seq[tuple[str, Draft]], values: Seq[Seq[float]], budget: int) -
             parents.append(parent)
             sources.append(parts[number][0])
         place[number][node] = known[key]
-    tree = Draft(
-        torch.tensor(token_ids, dtype=torch.int64), torch.tensor(parents, dtype=torch.int64), sources=tuple(sources)
-    )
+    tree = Draft(token_ids, parents, sources=tuple(sources))
     return Merged(tree, [sorted((node, at) for node, at in own.items() if node >= 0) for own in place])
 
 
@@ -69,9 +66,8 @@ def kept(draft: Draft, nodes: Seq[int]) -> Draft:
     """A draft's nodes that stayed, as a draft of its own. nodes: ascending, closed under parents."""
     if list(nodes) == list(range(len(draft))):
         return draft
-    index = {-1: -1} | {node: i for i, node in enumerate(nodes)}
-    parents = [index[parent] for parent in draft.parents[list(nodes)].tolist()]
-    return Draft(draft.token_ids[list(nodes)], torch.tensor(parents, dtype=torch.int64))
+    part = draft.part(nodes)
+    return Draft(part.token_ids, part.parents)
 
 
 def agreement(draft: Draft, new_ids: Seq[int]) -> tuple[list[int], int]:
@@ -81,16 +77,10 @@ def agreement(draft: Draft, new_ids: Seq[int]) -> tuple[list[int], int]:
         The nodes along the committed tokens, root to leaf; and how many of the draft's first nodes are judged by
         them: deeper ones than there are new tokens are not.
     """
-    path: list[int] = []
-    depths: list[int] = []
-    judged = 0
-    for node, (token_id, parent) in enumerate(zip(draft.token_ids.tolist(), draft.parents.tolist(), strict=True)):
-        depth = depths[parent] + 1 if parent >= 0 else 0
-        depths.append(depth)
-        on_path = parent == (path[-1] if path else -1)
-        if on_path and depth < len(new_ids) and token_id == new_ids[depth]:
-            path.append(node)
-        elif on_path and depth >= len(new_ids) and node < draft.num_candidates:
-            break  # it would have been the next one, had the step gone on
-        judged = node + 1
-    return path, min(judged, draft.num_candidates)
+    path = draft.follow(new_ids)
+    judged = draft.num_candidates
+    if len(path) == len(new_ids):
+        # a child of the last node would have been the next one, had the step gone on
+        end = path[-1] if path else ROOT
+        judged = next((node for node in range(judged) if draft.parents[node] == end), judged)
+    return path, judged

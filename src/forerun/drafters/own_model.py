@@ -12,17 +12,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from forerun.cache import SequenceCache
 from forerun.config import BUNDLED_DRAFT, BUNDLED_TARGET, PREFILL_CHUNK
-from forerun.drafters.binding import Binding
+from forerun.drafters.base import Binding, Drafter, Traits
 from forerun.drafters.compatible import check_compatible
 from forerun.drafters.ranked import RankedTree
 from forerun.errors import DrafterError, ModelLoadError
-from forerun.models import Model, Rows, load_model, load_tokenizer
+from forerun.models import Forward, LanguageModel, Rows, identity, load_model, load_tokenizer
 from forerun.policy import Rates
 from forerun.sampling import LogitsPipeline, LogitsRow
 from forerun.sampling.edits import edits
-from forerun.types import Sequence, Step, Verdict
+from forerun.tree import Tree
+from forerun.types import Cache, Sequence, Step, Verdict
 
 MAX_LAG = 32
 """Committed tokens the draft model may be behind before it catches up without being asked to draft."""
@@ -39,18 +39,16 @@ class Own:
         cache: of the draft model.
         view: the sequence as the sampling pipeline sees it: a greedy one at temperature 1, so that there are laws.
         plain: no option but the temperature changes its laws.
-        guessed: tokens fed beyond the committed ones: the cache's last positions.
-        scratch: tokens and parents of the tree fed last, whose rows lie beyond the cache's length.
+        scratch: tokens of the rows fed since the cache's last commit.
         drafted: the last draft, and the rates that its trials are counted in; None where nobody counts.
         drafted_at: length of the sequence when it was made.
     """
 
     sequence: Sequence
-    cache: SequenceCache
+    cache: Cache
     view: Sequence
     plain: bool
-    guessed: list[int] = field(default_factory=list)
-    scratch: tuple[list[int], list[int]] | None = None
+    scratch: Tree = field(default_factory=Tree)
     drafted: tuple[RankedTree, Rates] | None = None
     drafted_at: int = 0
 
@@ -63,31 +61,34 @@ class Way(Enum):
     DRAWN = "drawn from the draft model's own laws"
 
 
-class OwnModel:
+class OwnModel(Drafter):
     """The base of drafters that run a causal language model that shares the target's vocabulary.
 
     Args:
         model: "bundled-draft", a folder, a hub id, or a loaded Model; None means the bundled draft, which belongs to
             the bundled target.
-        num_draft_tokens: the most tokens in a draft; None takes the engine's.
         dtype: of its weights; None takes the target's.
 
     The model is loaded when an LLM takes the drafter (`bind`).
     """
 
-    def __init__(self, model: str | Path | Model | None, num_draft_tokens: int | None, dtype: str | None) -> None:
-        self.num_draft_tokens = num_draft_tokens
+    def __init__(self, model: str | Path | LanguageModel | None, dtype: str | None) -> None:
         self._source = model
         self._dtype = dtype
-        self._model: Model | None = None
+        self._model: LanguageModel | None = None
         self._owned: dict[Sequence, Own] = {}
 
     @property
-    def model(self) -> Model:
+    def model(self) -> LanguageModel:
         """The draft model. Raises DrafterError before `bind`."""
         if self._model is None:
             raise DrafterError(f"This {type(self).__name__} is not bound to a target yet. Give it to LLM(drafter=...).")
         return self._model
+
+    @property
+    def traits(self) -> Traits:
+        model = () if self._model is None else (identity(self._model),)
+        return Traits((type(self).__name__, *model))
 
     @property
     def nbytes(self) -> int:
@@ -122,7 +123,7 @@ class OwnModel:
         check_compatible(target, binding.tokenizer, model, tokenizer)
         self._serve(model, binding)
 
-    def _serve(self, model: Model, binding: Binding) -> None:
+    def _serve(self, model: LanguageModel, binding: Binding) -> None:
         """Draft with this model, which fits the target."""
         target = binding.target
         self._model = model
@@ -156,6 +157,8 @@ class OwnModel:
             own = self._owned[step.sequence]
             if own.drafted is not None:
                 _count_trials(own)
+            if len(own.scratch):
+                self._settle(own)
             if step.num_computed - own.cache.length >= MAX_LAG:
                 late.append((own, step.num_computed))
         if late:  # most often nobody is, and then nothing is computed here at all
@@ -164,11 +167,10 @@ class OwnModel:
     def rewind(self, sequence: Sequence, length: int) -> None:
         """The sequence's tokens from `length` on are others than before: forget what was computed of them."""
         own = self._owned[sequence]
-        cache, own.drafted, own.scratch = own.cache, None, None
-        cache.truncate(min(length, cache.length - len(own.guessed)))
-        own.guessed = []
+        own.drafted, own.scratch = None, Tree()
+        own.cache.truncate(min(length, own.cache.length))
 
-    def _cache_for(self, sequence: Sequence) -> SequenceCache:
+    def _cache_for(self, sequence: Sequence) -> Cache:
         """Where the model keeps a sequence's keys and values."""
         return self.model.new_cache()
 
@@ -181,32 +183,50 @@ class OwnModel:
         return max(0, min(budget, room))
 
     def _owed(self, own: Own) -> list[int]:
-        """Committed tokens the draft model has not been fed, the last of them included.
+        """Committed tokens the draft model has not been fed, the last of them included; after full acceptance two."""
+        tokens = own.sequence.token_ids
+        self._settle(own)
+        if own.cache.length >= len(tokens):
+            own.cache.truncate(len(tokens) - 1)
+        return self._within_vocabulary(tokens[own.cache.length :])
 
-        What was fed of the last draft and then committed stays in the cache, the rest is dropped. After full acceptance
-        two tokens are owed.
+    def _settle(self, own: Own) -> None:
+        """Keep what was fed and has been committed since, but for the last token, and drop the rest."""
+        if len(own.scratch):
+            own.cache.commit(own.scratch.follow(own.sequence.token_ids[own.cache.length : -1]))
+            own.scratch = Tree()
+
+    def _feed(self, rows: Seq[Rows], owned: Seq[Own], final: bool = False) -> Forward:
+        """Compute rows of these sequences' caches.
+
+        final: they are committed tokens; otherwise they join the scratch until `_settle`.
         """
-        tokens, cache = own.sequence.token_ids, own.cache
-        if own.guessed:
-            first = cache.length - len(own.guessed)
-            known = first
-            for guess in own.guessed:
-                if known + 1 >= len(tokens) or tokens[known] != guess:
-                    break
-                known += 1
-            cache.truncate(known)
-            own.guessed = []
-        if own.scratch is not None:
-            cache.commit(walk(*own.scratch, tokens[cache.length : -1]))
-            own.scratch = None
-        if cache.length >= len(tokens):
-            cache.truncate(len(tokens) - 1)
-        return self._known(tokens[cache.length :])
+        try:
+            result = self._forward(rows, owned)
+        except BaseException:  # an interrupt too: keys that were not computed must not be taken for a prefix
+            for own in owned:
+                own.cache.drop()
+                own.scratch = Tree()
+            raise
+        for row, own in zip(rows, owned, strict=True):
+            if final:
+                own.cache.commit(range(len(row.token_ids)))
+                continue
+            first = len(own.scratch)
+            parents = range(first - 1, first + len(row.token_ids) - 1) if row.parents is None else row.parents
+            for token_id, parent in zip(row.token_ids, parents, strict=True):
+                own.scratch.add(token_id, parent)
+        return result
+
+    def _forward(self, rows: Seq[Rows], owned: Seq[Own]) -> Forward:
+        """The draft model's forward, of rows of these sequences."""
+        return self.model.forward(rows)
 
     def _catch_up(self, owned: Seq[Own], max_lag: int, num_computed: Seq[int] | None = None) -> None:
         """Feed what is owed to those who owe more than max_lag, but for the last token, in chunks."""
         while True:
-            rows = []
+            rows: list[Rows] = []
+            behind: list[Own] = []
             for i, own in enumerate(owned):
                 end = len(own.sequence.token_ids) - 1 if num_computed is None else num_computed[i]
                 if end >= self.model.context_length or end - own.cache.length < max_lag:
@@ -214,11 +234,10 @@ class OwnModel:
                 owed = self._owed(own)[: min(PREFILL_CHUNK, end - own.cache.length)]
                 if len(owed) >= max_lag:
                     rows.append(Rows(own.cache, owed, None, 0))
+                    behind.append(own)
             if not rows:
                 return
-            self.model.forward(rows)
-            for row in rows:
-                row.cache.commit(range(len(row.token_ids)))
+            self._feed(rows, behind, final=True)
 
     def _logprobs(self, logits: Tensor, rows: Seq[tuple[Own, Seq[int]]]) -> Tensor:
         """[R, V] processed log-probabilities.
@@ -249,7 +268,7 @@ class OwnModel:
         """Let `commit` count what becomes of this draft; None: nothing is to be counted."""
         own.drafted, own.drafted_at = drafted, len(own.sequence.token_ids)
 
-    def _known(self, token_ids: list[int]) -> list[int]:
+    def _within_vocabulary(self, token_ids: list[int]) -> list[int]:
         """Tokens as the draft model may be fed: one that only the target's padding has becomes token 0."""
         size = self.model.vocab_size
         return token_ids if size >= self._vocab_size else [t if t < size else 0 for t in token_ids]
@@ -261,17 +280,6 @@ def way_of(sequence: Sequence) -> Way:
     return Way.GREEDY if params.greedy else Way.DRAWN if params.seed is None else Way.SEEDED
 
 
-def walk(token_ids: Seq[int], parents: Seq[int], written: Seq[int]) -> list[int]:
-    """The nodes of a tree, root to leaf, that hold what was written."""
-    path: list[int] = []
-    node = -1
-    for i, (token_id, parent) in enumerate(zip(token_ids, parents, strict=True)):
-        if parent == node and len(path) < len(written) and token_id == written[len(path)]:
-            path.append(i)
-            node = i
-    return path
-
-
 def _count_trials(own: Own) -> None:
     """By tokens, not by the step's verdict: what was verified may be another draft, of which this was a part."""
     assert own.drafted is not None
@@ -279,5 +287,5 @@ def _count_trials(own: Own) -> None:
     own.drafted = None
     written = own.sequence.token_ids[own.drafted_at :]
     if written:
-        path = walk(tree.token_ids, tree.parents, written[:-1])
+        path = tree.follow(written[:-1])
         tree.observe(rates, Verdict(path, written[len(path)]))

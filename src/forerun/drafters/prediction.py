@@ -13,6 +13,7 @@ from forerun.config import (
     PREDICTION_MAX_MATCH,
     PREDICTION_RATES,
 )
+from forerun.drafters.base import Traits
 from forerun.drafters.copies import EMPTY, CopyDrafter, CopyRates
 from forerun.types import Draft, Sequence, Step
 
@@ -89,15 +90,13 @@ class Prediction(CopyDrafter):
 
     Every node names its source, so that `SequenceStats.sources["prediction"]` counts how many predicted tokens were
     accepted and how many were not.
-
-    Args:
-        num_draft_tokens: K; None takes the engine's.
     """
 
-    reads_prediction = True
+    @property
+    def traits(self) -> Traits:
+        return Traits((type(self).__name__,), reads_prediction=True)
 
-    def __init__(self, num_draft_tokens: int | None = None) -> None:
-        self.num_draft_tokens = num_draft_tokens
+    def __init__(self) -> None:
         self._rates = CopyRates(PREDICTION_RATES)
         self._followers: dict[Sequence, tuple[Follower, list[int]]] = {}
 

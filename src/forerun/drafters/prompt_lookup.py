@@ -46,7 +46,6 @@ class PromptLookup(CopyDrafter):
     """Drafts by copying from the sequence itself; no model, no training. Chosen, never drawn.
 
     Args:
-        num_draft_tokens: K; None takes the engine's.
         min_ngram, max_ngram: tokens that must, and may at most, match.
 
     Raises:
@@ -55,7 +54,6 @@ class PromptLookup(CopyDrafter):
 
     def __init__(
         self,
-        num_draft_tokens: int | None = None,
         min_ngram: int = PROMPT_LOOKUP_MIN_NGRAM,
         max_ngram: int = PROMPT_LOOKUP_MAX_NGRAM,
     ) -> None:
@@ -63,7 +61,6 @@ class PromptLookup(CopyDrafter):
             raise ConfigError(
                 f"min_ngram is {min_ngram} and max_ngram {max_ngram}, but 1 <= min_ngram <= max_ngram is needed."
             )
-        self.num_draft_tokens = num_draft_tokens
         self._min, self._max = min_ngram, max_ngram
         self._indices: dict[Sequence, NgramIndex] = {}
         self._rates = CopyRates()

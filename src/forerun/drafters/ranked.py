@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
 
 from forerun.policy import Rates
+from forerun.tree import Tree
 from forerun.types import Verdict
 
 Key = TypeVar("Key")
@@ -35,29 +36,23 @@ class Child(NamedTuple, Generic[Key]):
     key: Key
 
 
-@dataclass(slots=True)
-class RankedTree:
+@dataclass(slots=True, eq=False)
+class RankedTree(Tree):
     """A tree in the order of its nodes' values.
 
     Attributes:
-        token_ids, parents: as in Draft, as lists.
         levels: of each node, in the rates.
     """
 
-    token_ids: list[int] = field(default_factory=list)
-    parents: list[int] = field(default_factory=list)
     levels: list[int] = field(default_factory=list)
-
-    def __len__(self) -> int:
-        return len(self.token_ids)
 
     def observe(self, rates: Rates, verdict: Verdict) -> None:
         """Count the trials: the children of the last committed token and of every accepted node."""
-        reached = {-1, *verdict.path}
+        reached, ids = {-1, *verdict.path}, self.ids
         for node, parent in enumerate(self.parents):
             if parent in reached:
                 # where the output was cut at an accepted token, that one is next_token and not on the path
-                rates.observe(self.levels[node], node in reached or self.token_ids[node] == verdict.next_token)
+                rates.observe(self.levels[node], node in reached or ids[node] == verdict.next_token)
 
 
 def best_tree(
@@ -87,9 +82,8 @@ def best_tree(
     push(-1, 1, 1.0, children(root, 0), 0)
     while heap and len(tree) < budget:
         chance, _, parent, depth, above, siblings, place = heapq.heappop(heap)
-        child, node = siblings[place], len(tree)
-        tree.token_ids.append(child.token_id)
-        tree.parents.append(parent)
+        child = siblings[place]
+        node = tree.add(child.token_id, parent)
         tree.levels.append(child.level)
         push(parent, depth, above, siblings, place + 1)
         if depth < max_depth:

@@ -13,16 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from forerun.config import (
-    MAX_NUM_DRAFT_TOKENS,
     RECYCLING_CHANCES,
     RECYCLING_DEPTHS,
     RECYCLING_REFRESH,
     RECYCLING_WIDTH,
 )
-from forerun.drafters.binding import Binding
+from forerun.drafters.base import Binding, Drafter, Traits
 from forerun.drafters.ranked import Child, RankedTree, best_tree
 from forerun.drafters.successors import STEADY, Matrix, Successors, load_matrix, save_matrix
 from forerun.errors import ConfigError, DrafterError
@@ -30,11 +28,10 @@ from forerun.policy import Rates
 from forerun.types import Draft, Needs, Sequence, Step
 
 
-class Recycling:
+class Recycling(Drafter):
     """Drafts a tree from the target's own former predictions; no model, no training. Chosen, never drawn.
 
     Args:
-        num_draft_tokens: K, nodes of the tree; None takes the engine's.
         width: k, successors kept of every token.
         share: one matrix for all requests. It makes the first drafts of a request better, but how fast a request is
             served then tells something of the others' text; without it, every request fills a matrix of its own.
@@ -42,29 +39,22 @@ class Recycling:
         learn_prompt: fill the matrix from the prompt too; its logits are then computed at every token.
 
     Raises:
-        ConfigError: num_draft_tokens or width is out of range.
+        ConfigError: width is out of range.
     """
 
     def __init__(
         self,
-        num_draft_tokens: int | None = None,
         width: int = RECYCLING_WIDTH,
         share: bool = False,
         matrix: str | None = None,
         learn_prompt: bool = True,
     ) -> None:
-        if num_draft_tokens is not None and not 1 <= num_draft_tokens <= MAX_NUM_DRAFT_TOKENS:
-            raise ConfigError(
-                f"num_draft_tokens is {num_draft_tokens}, but must lie in 1..{MAX_NUM_DRAFT_TOKENS}. "
-                "Leave it out to let the engine choose."
-            )
         if not 1 <= width <= len(RECYCLING_CHANCES):
             raise ConfigError(
                 f"width is {width}, but must lie in 1..{len(RECYCLING_CHANCES)}: successors beyond are too seldom "
                 "accepted. Leave it out."
             )
-        self.num_draft_tokens = num_draft_tokens
-        self.needs = Needs(top_tokens=width, prompt_rows=learn_prompt)
+        self._needs = Needs(top_tokens=width, prompt_rows=learn_prompt)
         self._width, self._share, self._path = width, share, matrix
         self._vocab_size = 0
         self._tokenizer: Any = None
@@ -76,6 +66,14 @@ class Recycling:
         self._rates = Rates([chance for _ in range(STEADY * RECYCLING_DEPTHS) for chance in chances])
         self._order = self._ranked()
         self._num_learned = 0
+
+    @property
+    def needs(self) -> Needs:
+        return self._needs
+
+    @property
+    def traits(self) -> Traits:
+        return Traits((type(self).__name__, str(self._width)))
 
     def bind(self, binding: Binding) -> None:
         """Raises DrafterError where the saved matrix cannot be read or was saved for another vocabulary."""
@@ -146,7 +144,7 @@ class Recycling:
             ]
 
         tree = best_tree(sequence.token_ids[-1], children, budget, sequence.room, price)
-        draft = Draft(torch.tensor(tree.token_ids, dtype=torch.int64), torch.tensor(tree.parents, dtype=torch.int64))
+        draft = Draft(tree.token_ids, tree.parents)
         self._trees[sequence] = (draft, tree)
         return draft
 
@@ -167,7 +165,7 @@ def _seen(step: Step) -> tuple[list[int], np.ndarray[Any, np.dtype[np.int64]]]:
     if step.draft is None or step.verdict is None:
         end = step.num_computed
         return step.sequence.token_ids[end - len(top) : end], top
-    drafted = step.draft.token_ids.tolist()
+    drafted = step.draft.ids
     n, path = len(drafted), step.verdict.path
     before = len(step.sequence.token_ids) - len(path) - 1  # tokens there were when this was drafted
     first = len(top) - n - 1

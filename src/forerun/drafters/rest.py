@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from forerun.config import (
@@ -27,7 +26,7 @@ from forerun.config import (
     REST_MIN_NGRAM,
     REST_NUM_MATCHES,
 )
-from forerun.drafters.binding import Binding
+from forerun.drafters.base import Binding, Drafter
 from forerun.errors import ConfigError, DrafterError, IncompatibleDrafterError
 from forerun.policy import Rates
 from forerun.retrieval import Header, Index, Trie, best_nodes, fingerprint
@@ -90,16 +89,15 @@ class _Tree:
         pending = _Pending(length, token_ids, parents, [self._levels[node] for node in order])
         if not order:
             return pending, _EMPTY
-        return pending, Draft(torch.tensor(token_ids), torch.tensor(parents))
+        return pending, Draft(token_ids, parents)
 
 
-class Rest:
+class Rest(Drafter):
     """Drafts trees from a corpus of the target's tokens; no model, no training. Chosen, never drawn.
 
     Args:
         index: a file of `forerun index build`, or an open Index; None takes the bundled one, which is of the bundled
             target's tokens.
-        num_draft_tokens: nodes of the tree at most; None takes the engine's K.
         min_ngram, max_ngram: tokens that must, and may at most, match.
         num_matches: n-grams that are looked up: the longest that occurs, then ever shorter ones that occur in more
             places. 1 is REST as published; what shorter ones add fills the rest of the budget.
@@ -113,7 +111,6 @@ class Rest:
     def __init__(
         self,
         index: str | Path | Index | None = None,
-        num_draft_tokens: int | None = None,
         min_ngram: int = REST_MIN_NGRAM,
         max_ngram: int = REST_MAX_NGRAM,
         num_matches: int = REST_NUM_MATCHES,
@@ -129,7 +126,6 @@ class Rest:
                 f"num_matches is {num_matches}, max_places {max_places} and continuation {continuation}, but each must "
                 "be at least 1."
             )
-        self.num_draft_tokens = num_draft_tokens
         self._source = index
         self._min, self._max = min_ngram, max_ngram
         self._num_matches, self._max_places, self._continuation = num_matches, max_places, continuation

@@ -3,47 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from typing import Any
+from weakref import WeakSet
 
 import torch
-from torch import Tensor
 
-from forerun.cache import SequenceCache
-from forerun.models import Model, Rows
+from forerun.models import Forward, LanguageModel, Rows, StandIn
+from forerun.types import Cache
 
 
-class RestrictedModel:
+class RestrictedModel(StandIn):
     """A model that gives some of its sequences no chance outside a set of tokens; otherwise the model itself.
 
     Attributes:
         restrict: whether the caches made from now on belong to such sequences.
     """
 
-    def __init__(self, model: Model, allowed: Seq[int]) -> None:
-        self._model = model
-        self._hidden = torch.ones(model.vocab_size, dtype=torch.bool)
+    def __init__(self, model: LanguageModel, allowed: Seq[int]) -> None:
+        super().__init__(model)
+        self._hidden = torch.ones(model.vocab_size, dtype=torch.bool, device=model.device)
         self._hidden[list(allowed)] = False
-        self._restricted: set[int] = set()
+        self._restricted: WeakSet[Cache] = WeakSet()
         self.restrict = False
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._model, name)
-
-    def new_cache(self) -> SequenceCache:
-        cache = self._model.new_cache()
-        self._restricted.discard(id(cache))  # a freed cache may have had this id
+    def new_cache(self) -> Cache:
+        cache = super().new_cache()
         if self.restrict:
-            self._restricted.add(id(cache))
+            self._restricted.add(cache)
         return cache
 
     @torch.inference_mode()
-    def forward(self, batch: Seq[Rows]) -> Tensor:
-        """As Model.forward."""
-        logits = self._model.forward(batch)
+    def forward(self, batch: Seq[Rows], layers: Seq[int] = ()) -> Forward:
+        result = self._model.forward(batch, layers)
         at = 0
         for rows in batch:
-            count = len(rows.token_ids) if rows.num_logits is None else rows.num_logits
-            if count and id(rows.cache) in self._restricted:
-                logits[at : at + count].masked_fill_(self._hidden[: logits.shape[1]], -torch.inf)
-            at += count
-        return logits
+            if rows.num_wanted and rows.cache in self._restricted:
+                part = result.logits[at : at + rows.num_wanted]
+                part.masked_fill_(self._hidden[: part.shape[1]], -torch.inf)
+            at += rows.num_wanted
+        return result

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, get_args, get_type_hints
+from typing import Any, TypeVar, get_args, get_type_hints
 
+from forerun.config import AUTO, NumDraftTokens
 from forerun.errors import DrafterError
+
+K_OPTION = "num_draft_tokens"
+"""The option that every drafter has; the engine heeds it, not the drafter."""
+Made = TypeVar("Made")
 
 
 def split_spec(spec: str) -> tuple[str, dict[str, str]]:
@@ -41,6 +46,23 @@ def option_types(make: Callable[..., Any]) -> Mapping[str, type]:
     return types
 
 
+def parse_drafter(spec: str, make: Callable[..., Made]) -> tuple[Made, NumDraftTokens | None]:
+    """What `make` makes of the options that follow a drafter's name, and K, which is an option of every drafter.
+
+    Raises:
+        DrafterError: an option is unknown, or its value is not of its type.
+    """
+    name, written = split_spec(spec)
+    k: NumDraftTokens | None = None
+    if (text := written.pop(K_OPTION, None)) is not None:
+        if text != AUTO and not text.isdecimal():
+            raise DrafterError(
+                f"The option {K_OPTION!r} of the drafter {name!r} is {text!r}, but must be a whole number or {AUTO}."
+            )
+        k = AUTO if text == AUTO else int(text)
+    return make(**parse_options(name, make, written)), k
+
+
 def parse_options(name: str, make: Callable[..., Any], written: Mapping[str, str]) -> dict[str, Any]:
     """The options in the types that `make` takes.
 
@@ -51,7 +73,7 @@ def parse_options(name: str, make: Callable[..., Any], written: Mapping[str, str
     options: dict[str, Any] = {}
     for key, text in written.items():
         if key not in types:
-            known = ", ".join(types) or "none"
+            known = ", ".join([*types, K_OPTION])
             raise DrafterError(f"The drafter {name!r} has no option {key!r}. It has: {known}.")
         try:
             options[key] = _parse(text, types[key])

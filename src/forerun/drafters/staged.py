@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from pathlib import Path
 
-from forerun.config import STAGED_INNER_DRAFTER
-from forerun.drafters.binding import Bindable, Binding
+from forerun.config import AUTO, STAGED_INNER_DRAFTER
+from forerun.drafters.base import Binding, Drafter, Traits
 from forerun.drafters.draft_model import Chain, DraftModel
 from forerun.errors import DrafterError
-from forerun.models import Model
-from forerun.types import Draft, Drafter, Needs, Sequence, Step
+from forerun.models import LanguageModel
+from forerun.types import Draft, Needs, Sequence, Step
 
 
 class Staged(DraftModel):
@@ -29,7 +29,6 @@ class Staged(DraftModel):
         model: the draft model, as in DraftModel.
         drafter: the inner one: a name of the table, perhaps with options, or a drafter. Not one that computes with the
             target's own layers, since those are not the draft model's.
-        num_draft_tokens: K; None takes the engine's.
         dtype: of the draft model's weights; None takes the target's.
 
     Raises:
@@ -38,30 +37,33 @@ class Staged(DraftModel):
 
     def __init__(
         self,
-        model: str | Path | Model | None = None,
+        model: str | Path | LanguageModel | None = None,
         drafter: str | Drafter = STAGED_INNER_DRAFTER,
-        num_draft_tokens: int | None = None,
         *,
         dtype: str | None = None,
     ) -> None:
-        super().__init__(model, num_draft_tokens, dtype=dtype)
-        self._inner = _inner(drafter)
-        self._inner_most: int | None = getattr(self._inner, "num_draft_tokens", None)
-        self.needs: Needs = getattr(self._inner, "needs", Needs())
-        self.reads_prediction: bool = getattr(self._inner, "reads_prediction", False)
+        super().__init__(model, dtype=dtype)
+        self._inner, self._inner_k = _inner(drafter)
+
+    @property
+    def needs(self) -> Needs:
+        return self._inner.needs
+
+    @property
+    def traits(self) -> Traits:
+        inner = self._inner.traits
+        return Traits((*super().traits.cost_key, *inner.cost_key), reads_prediction=inner.reads_prediction)
 
     @property
     def nbytes(self) -> int:
         """Bytes of the draft model's caches, and of the inner drafter."""
-        inner: int = getattr(self._inner, "nbytes", 0)
-        return super().nbytes + inner
+        return super().nbytes + self._inner.nbytes
 
     def bind(self, binding: Binding) -> None:
         super().bind(binding)
-        if isinstance(self._inner, Bindable):
-            # its text is the target's; a seed of its own, so that its draws are not those of the draft model
-            seed = None if binding.seed is None else binding.seed ^ 1
-            self._inner.bind(Binding(self.model, binding.tokenizer, seed))
+        # its text is the target's; another seed, so that its draws are not those of the draft model
+        seed = None if binding.seed is None else binding.seed ^ 1
+        self._inner.bind(Binding(self.model, binding.tokenizer, seed))
 
     def start(self, sequence: Sequence) -> None:
         super().start(sequence)
@@ -78,15 +80,14 @@ class Staged(DraftModel):
 
     def rewind(self, sequence: Sequence, length: int) -> None:
         super().rewind(sequence, length)
-        self._inner.stop(sequence)
-        self._inner.start(sequence)
+        self._inner.rewind(sequence, length)
 
     def _prepare(self, chains: list[Chain]) -> None:
         super()._prepare(chains)
         budgets = []
         for chain in chains:
             most = chain.budget - 1  # the draft model adds a token of its own
-            budgets.append(most if self._inner_most is None else min(most, self._inner_most))
+            budgets.append(most if self._inner_k is None else min(most, self._inner_k))
         if any(budgets):
             drafts = self._inner.draft([chain.sequence for chain in chains], budgets)
             for chain, draft in zip(chains, drafts, strict=True):
@@ -95,17 +96,18 @@ class Staged(DraftModel):
 
 def _first_path(draft: Draft) -> list[int]:
     """The tokens of the path that takes the first child everywhere: drafters put what they think most of first."""
-    tokens: list[int] = draft.token_ids.tolist()
+    tokens = draft.ids
     path: list[int] = []
     node = -1
-    for i, parent in enumerate(draft.parents.tolist()[: draft.num_candidates]):
+    for i, parent in enumerate(draft.parents[: draft.num_candidates]):
         if parent == node:
             path.append(tokens[i])
             node = i
     return path
 
 
-def _inner(drafter: str | Drafter) -> Drafter:
+def _inner(drafter: str | Drafter) -> tuple[Drafter, int | None]:
+    """The inner drafter, and how many tokens it may propose where its text says so."""
     from forerun.drafters.table import DRAFTERS, build_drafter  # the table has a row for this module
 
     row = DRAFTERS.get(drafter.partition(":")[0]) if isinstance(drafter, str) else None
@@ -114,10 +116,10 @@ def _inner(drafter: str | Drafter) -> Drafter:
             f"The inner drafter is {drafter!r}, which computes with the target's own layers or rows, and here "
             "the draft model is its target. Take one that reads text, such as prompt-lookup, or another draft model."
         )
-    inner = build_drafter(drafter)
-    if getattr(inner, "writes_cache", False):
+    inner, num_draft_tokens = build_drafter(drafter)
+    if inner.traits.writes_cache:
         raise DrafterError(
             f"The inner drafter, {type(inner).__name__}, computes in the target's own cache, and here the draft model "
             "is its target. Take one that reads text, such as prompt-lookup."
         )
-    return inner
+    return inner, None if num_draft_tokens == AUTO else num_draft_tokens

@@ -43,7 +43,6 @@ class Suffix(CopyDrafter):
     The longer the match, the longer the copy.
 
     Args:
-        num_draft_tokens: K; None takes the engine's.
         min_match: tokens that must match at least.
         share: requests that name the same tenant (`SamplingParams.tenant`) copy from each other's prompts and outputs,
             also after they are finished. How fast tokens come may tell a client what those hold; a request without
@@ -56,7 +55,6 @@ class Suffix(CopyDrafter):
 
     def __init__(
         self,
-        num_draft_tokens: int | None = None,
         min_match: int = SUFFIX_MIN_MATCH,
         share: bool = False,
         max_shared_tokens: int = SUFFIX_SHARED_TOKENS,
@@ -67,7 +65,6 @@ class Suffix(CopyDrafter):
             raise ConfigError(
                 f"max_shared_tokens is {max_shared_tokens}, but must be at least 2. Leave out share to share no text."
             )
-        self.num_draft_tokens = num_draft_tokens
         self._min_match = min_match
         self._rates = CopyRates()
         self._tenants = Tenants(max_shared_tokens) if share else None

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from forerun.config import BUNDLED_DRAFT, HYBRID_MODES, HYBRID_SOURCES
-from forerun.drafters.binding import Bindable, Binding
+from forerun.config import BUNDLED_DRAFT, HYBRID_MODES, HYBRID_SOURCES, NumDraftTokens
+from forerun.drafters.base import Binding, Drafter
 from forerun.drafters.cross_vocab import CrossVocab
 from forerun.drafters.draft_model import DraftModel
 from forerun.drafters.draft_tree import DraftTree
@@ -19,11 +19,10 @@ from forerun.drafters.prediction import Prediction
 from forerun.drafters.prompt_lookup import PromptLookup
 from forerun.drafters.recycling import Recycling
 from forerun.drafters.rest import Rest
-from forerun.drafters.spec import option_types, parse_options, split_spec
+from forerun.drafters.spec import K_OPTION, option_types, parse_drafter
 from forerun.drafters.staged import Staged
 from forerun.drafters.suffix import Suffix
 from forerun.errors import DrafterError
-from forerun.types import Drafter
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,17 +46,15 @@ class DrafterRow:
     @property
     def options(self) -> list[str]:
         """Names of the options that a text may set: NAME:key=value,key=value."""
-        return list(option_types(self.make))
+        return [*option_types(self.make), K_OPTION]
 
 
-def _cross_vocab(
-    model: str | None = None, drafter: str = "draft-model", mode: str = "auto", num_draft_tokens: int | None = None
-) -> Drafter:
+def _cross_vocab(model: str | None = None, drafter: str = "draft-model", mode: str = "auto") -> Drafter:
     """drafter: a name of the table, of a drafter that runs a model."""
     names = [name for name, row in DRAFTERS.items() if row.asks == "model" and name != "cross-vocab"]
     if drafter not in names:
         raise DrafterError(f"'cross-vocab' wraps a drafter that runs a model ({', '.join(names)}), not {drafter!r}.")
-    return CrossVocab(model, DRAFTERS[drafter].make, mode, num_draft_tokens)
+    return CrossVocab(model, DRAFTERS[drafter].make, mode)
 
 
 def _hybrid(sources: str = HYBRID_SOURCES, mode: str = HYBRID_MODES[0]) -> Drafter:
@@ -68,7 +65,7 @@ def _hybrid(sources: str = HYBRID_SOURCES, mode: str = HYBRID_MODES[0]) -> Draft
             f"sources is {sources!r}, but must be different names with + between, and none of them 'hybrid', "
             f"such as {HYBRID_SOURCES}."
         )
-    return Hybrid([build_drafter(name) for name in names], mode, names)
+    return Hybrid([build_drafter(name)[0] for name in names], mode, names)
 
 
 DRAFTERS: Mapping[str, DrafterRow] = {
@@ -89,50 +86,42 @@ DRAFTERS: Mapping[str, DrafterRow] = {
 }
 
 
-def build_drafter(spec: str | Path | Drafter) -> Drafter:
-    """The drafter that a user asked for, not yet bound to a target.
+def build_drafter(spec: str | Path | Drafter) -> tuple[Drafter, NumDraftTokens | None]:
+    """The drafter that a user asked for, not yet bound to a target, and the K that the text asks for, if it does.
 
     Args:
-        spec: a name of the table, perhaps with options (NAME:key=value,key=value); the folder or hub id of a draft
-            model; or a drafter.
+        spec: a name of the table, perhaps with options (NAME:key=value,key=value; num_draft_tokens=K is one of every
+            drafter's); the folder or hub id of a draft model; or a drafter.
 
     Raises:
         DrafterError: an unknown name or option; not a drafter.
         ConfigError: an option is out of range.
     """
     if isinstance(spec, str):
-        name, _, rest = spec.partition(":")
+        name, _, _ = spec.partition(":")
         if name in DRAFTERS:
-            make = DRAFTERS[name].make
-            return make(**parse_options(name, make, split_spec(spec)[1])) if rest else make()
+            return parse_drafter(spec, DRAFTERS[name].make)
     if isinstance(spec, (str, Path)):
         _check_place(spec)
-        return DraftModel(spec)
-    if all(callable(getattr(spec, name, None)) for name in ("start", "draft", "commit", "stop")):
-        return spec
+        return DraftModel(spec), None
+    if isinstance(spec, Drafter):
+        return spec, None
     raise DrafterError(
         f"drafter is {spec!r}, but must be one of {', '.join(DRAFTERS)}, the folder or id of a draft model, "
-        "or an object with start, draft, commit and stop."
+        "or an object whose class derives from forerun.Drafter."
     )
 
 
-def make_drafter(spec: str | Path | Drafter | None, binding: Binding) -> Drafter | None:
-    """The drafter that a user asked for, ready to draft for this target.
-
-    Args:
-        spec: None (plain decoding), or as for `build_drafter`.
+def make_drafter(spec: str | Path | Drafter, binding: Binding) -> tuple[Drafter, NumDraftTokens | None]:
+    """`build_drafter`, and bound to its target.
 
     Raises:
-        DrafterError: an unknown name or option; not a drafter; IncompatibleDrafterError: another vocabulary.
-        ConfigError: an option is out of range.
+        DrafterError, ConfigError: as build_drafter; IncompatibleDrafterError: it does not fit the target.
         ModelLoadError: the draft model cannot be read.
     """
-    if spec is None:
-        return None
-    drafter = build_drafter(spec)
-    if isinstance(drafter, Bindable):
-        drafter.bind(binding)
-    return drafter
+    drafter, num_draft_tokens = build_drafter(spec)
+    drafter.bind(binding)
+    return drafter, num_draft_tokens
 
 
 def _check_place(spec: str | Path) -> None:

@@ -71,8 +71,7 @@ class DynamicGrowth:
                 level = confidence.level(probability, rank)
                 chance = above * confidence.chance(probability, level)
                 if chance > lowest:
-                    tree.token_ids.append(token_id)
-                    tree.parents.append(node)
+                    tree.add(token_id, node)
                     tree.levels.append(level)
                     chances.append(chance)
         self._depth += 1
@@ -119,8 +118,7 @@ class ShapedGrowth:
         for node, candidates in zip(self.frontier, children, strict=True):
             places = self._children[self._place(node)]
             for place, (token_id, _) in zip(places, candidates, strict=False):  # a law may hold too few tokens
-                tree.token_ids.append(token_id)
-                tree.parents.append(node)
+                tree.add(token_id, node)
                 tree.levels.append(self._shape.levels[place])
                 self._place_of.append(place)
         self.frontier = [node for node in range(first, len(tree)) if self._place_of[node] in self._children]
@@ -135,9 +133,5 @@ class ShapedGrowth:
 
 def _part(tree: RankedTree, nodes: Seq[int]) -> RankedTree:
     """These nodes of a tree, in this order, in which parents come first."""
-    place = {-1: -1} | {node: i for i, node in enumerate(nodes)}
-    return RankedTree(
-        [tree.token_ids[node] for node in nodes],
-        [place[tree.parents[node]] for node in nodes],
-        [tree.levels[node] for node in nodes],
-    )
+    part = tree.part(nodes)
+    return RankedTree(part.token_ids, part.parents, [tree.levels[node] for node in nodes])

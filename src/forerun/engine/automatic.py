@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import torch
 
+from forerun.drafters import Drafter
 from forerun.engine.budget import AutoBudget
 from forerun.engine.plan import Budget
 from forerun.engine.whole import WholeBudget
-from forerun.models import Model
+from forerun.models import LanguageModel, identity
 from forerun.policy import StoredCosts
-from forerun.types import Drafter
 
 
-def automatic_budget(target: Model, drafter: Drafter, stored: bool = True) -> Budget:
+def automatic_budget(target: LanguageModel, drafter: Drafter, stored: bool = True) -> Budget:
     """K chosen by measurement.
 
     Args:
         stored: begin with the costs that earlier engines of this target and drafter measured on this machine, and keep
             what this one measures.
     """
-    whole: int | None = getattr(drafter, "whole_draft", None)
-    if whole is not None:
-        return WholeBudget(whole)
+    traits = drafter.traits
+    if traits.whole_draft is not None:
+        return WholeBudget(traits.whole_draft)
     if not stored:
         return AutoBudget()
-    own: Model | None = getattr(drafter, "_model", None)
-    names = [f"{model.name} {model.num_parameters} {model.dtype}" for model in (target, own) if model is not None]
-    return AutoBudget(StoredCosts((*names, type(drafter).__name__, str(torch.get_num_threads()))))
+    return AutoBudget(StoredCosts((identity(target), *traits.cost_key, str(torch.get_num_threads()))))

@@ -6,11 +6,12 @@ from collections.abc import Sequence as Seq
 from typing import Any
 
 from forerun.config import SamplingParams
+from forerun.drafters import Drafter
 from forerun.errors import PromptError, SamplingError
-from forerun.models import Model
+from forerun.models import LanguageModel
 
 
-def check_request(prompt: Seq[int], params: SamplingParams, target: Model, tokenizer: Any) -> None:
+def check_request(prompt: Seq[int], params: SamplingParams, target: LanguageModel, tokenizer: Any) -> None:
     """Raise PromptError or SamplingError if the target cannot serve this; both name value, reason and remedy."""
     if len(prompt) == 0:
         raise PromptError("The prompt is empty: there is nothing to continue. Give at least one token.")
@@ -40,7 +41,9 @@ def check_request(prompt: Seq[int], params: SamplingParams, target: Model, token
         )
 
 
-def encode_prediction(params: SamplingParams, target: Model, tokenizer: Any, drafter: Any) -> list[int] | None:
+def encode_prediction(
+    params: SamplingParams, target: LanguageModel, tokenizer: Any, drafter: Drafter | None
+) -> list[int] | None:
     """The request's prediction in the target's tokens; None without one.
 
     Raises:
@@ -50,7 +53,7 @@ def encode_prediction(params: SamplingParams, target: Model, tokenizer: Any, dra
     prediction = params.prediction
     if prediction is None:
         return None
-    if not getattr(drafter, "reads_prediction", False):
+    if drafter is None or not drafter.traits.reads_prediction:
         raise SamplingError(
             "The request has a prediction, but the drafter of this engine does not use predictions. "
             "Choose drafter='prediction', or a hybrid with it, or leave the prediction out."

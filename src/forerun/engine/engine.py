@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from forerun.config import EngineConfig, SamplingParams
+from forerun.drafters import Drafter
 from forerun.engine.budget import Budget
 from forerun.engine.checks import check_request, encode_prediction
 from forerun.engine.results import Choice, StepOutput, StreamChunk
@@ -18,8 +19,8 @@ from forerun.engine.state import Request, SequenceState
 from forerun.engine.stats import StepStats
 from forerun.engine.step import StepLoop
 from forerun.engine.text import TextStream
-from forerun.models import Model
-from forerun.types import Drafter, Sequence
+from forerun.models import LanguageModel
+from forerun.types import Sequence
 from forerun.verify import check_acceptance
 
 _log = logging.getLogger(__name__)
@@ -34,7 +35,7 @@ class Engine:
 
     def __init__(
         self,
-        target: Model,
+        target: LanguageModel,
         drafter: Drafter | None = None,
         *,
         tokenizer: Any = None,
@@ -49,9 +50,9 @@ class Engine:
         self.tokenizer = tokenizer
         self.scheduler = Scheduler(self.config.max_batch)
         self.last_step = StepStats()
-        # K = 0 is plain decoding: a drafter that is never asked need not be told anything either. A given budget
+        # K = 0 is plain decoding: a drafter that is never asked need not be told anything either. An explicit budget
         # decides for itself, and keeps the drafter.
-        self._drafter = drafter if budget is not None or self.config.num_draft_tokens else None
+        self._drafter = drafter if self.config.num_draft_tokens or budget is not None else None
         self._loop = StepLoop(target, self._drafter, self.config, budget)
         self._ids = itertools.count()
         self._outputs: list[StepOutput] = []
@@ -138,6 +139,9 @@ class Engine:
         try:
             work = self._loop.compute(batch, stats)
         except Exception as error:
+            for state in batch:
+                if state.cache is not None:
+                    state.cache.drop()
             if len(batch) == 1:
                 self._fail(batch[0], error)
             else:

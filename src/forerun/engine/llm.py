@@ -16,14 +16,13 @@ from forerun.config import (
     NumDraftTokens,
     SamplingParams,
 )
-from forerun.drafters import Binding, make_drafter
+from forerun.drafters import Binding, Drafter, make_drafter
 from forerun.engine.checks import check_request, encode_prediction
 from forerun.engine.engine import Engine
 from forerun.engine.prompts import Prompt, encode, split_prompts
 from forerun.engine.results import Generation, StepOutput, StreamChunk
 from forerun.errors import ConfigError, ModelLoadError, PromptError
-from forerun.models import Model, load_model, load_tokenizer
-from forerun.types import Drafter
+from forerun.models import LanguageModel, load_model, load_tokenizer
 
 _DRAFTER_SEED = 0x6A09E667F3BCC908
 """Keeps the drafter's draws apart from the engine's: rejection is exact only if the two are independent."""
@@ -35,11 +34,11 @@ class LLM:
     Args:
         target: "bundled", a folder, a hub id, or a loaded Model.
         drafter: None (plain decoding), "draft-model", "prompt-lookup", the folder or id of a draft model,
-            or a drafter object such as DraftModel(path, num_draft_tokens=4).
+            or a drafter object such as DraftModel(path).
         dtype: of the weights: "bfloat16", "float32" or "float64".
         num_draft_tokens: K, at most this many tokens are drafted in a step; 0 is plain decoding; "auto" chooses for
-            every sequence and step what is fastest, by measured acceptance and costs. None takes the drafter's own,
-            or "auto".
+            every sequence and step what is fastest, by measured acceptance and costs. None takes the one in the
+            drafter's text ("suffix:num_draft_tokens=4"), or "auto".
         acceptance: name of a verification rule; None takes the lossless one that fits each request.
         seed: of the noise for requests that carry no seed; None draws one.
         max_batch: sequences computed together; more wait their turn.
@@ -54,7 +53,7 @@ class LLM:
 
     def __init__(
         self,
-        target: str | Path | Model = "bundled",
+        target: str | Path | LanguageModel = "bundled",
         drafter: str | Path | Drafter | None = None,
         *,
         dtype: str = DEFAULT_DTYPE,
@@ -65,20 +64,25 @@ class LLM:
         prefill_chunk: int = PREFILL_CHUNK,
         tokenizer: Any = None,
     ) -> None:
-        config = EngineConfig(prefill_chunk=prefill_chunk, max_batch=max_batch, acceptance=acceptance, seed=seed)
-        if num_draft_tokens is not None:
-            config = replace(config, num_draft_tokens=num_draft_tokens)
+        config = EngineConfig(
+            prefill_chunk=prefill_chunk,
+            max_batch=max_batch,
+            acceptance=acceptance,
+            seed=seed,
+            **({} if num_draft_tokens is None else {"num_draft_tokens": num_draft_tokens}),
+        )
         if isinstance(target, (str, Path)):
-            self.target = load_model(target, dtype)
+            self.target: LanguageModel = load_model(target, dtype)
             tokenizer = tokenizer or _tokenizer_of(target)
         else:
             self.target = target
         self.tokenizer = tokenizer
         drafter_seed = None if seed is None else seed ^ _DRAFTER_SEED
-        self.drafter = make_drafter(drafter, Binding(self.target, tokenizer, drafter_seed))
-        own = getattr(self.drafter, "num_draft_tokens", None)
-        if num_draft_tokens is None and own is not None:
-            config = replace(config, num_draft_tokens=own)
+        self.drafter: Drafter | None = None
+        if drafter is not None:
+            self.drafter, written = make_drafter(drafter, Binding(self.target, tokenizer, drafter_seed))
+            if num_draft_tokens is None and written is not None:
+                config = replace(config, num_draft_tokens=written)
         self.engine = Engine(self.target, self.drafter, tokenizer=tokenizer, config=config)
         self._inboxes: dict[int, list[StepOutput]] = {}
 

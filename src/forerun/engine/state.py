@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from forerun.cache import SequenceCache
 from forerun.config import SamplingParams
 from forerun.engine.results import Choice
 from forerun.engine.stats import SequenceStats
 from forerun.engine.text import TextStream
 from forerun.sampling import TokenLogprob
-from forerun.types import FinishReason, Sequence
+from forerun.types import Cache, FinishReason, Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +52,7 @@ class SequenceState:
     sequence: Sequence
     argmax_suffices: bool
     text: TextStream | None = None
-    cache: SequenceCache | None = None
+    cache: Cache | None = None
     stats: SequenceStats = field(default_factory=SequenceStats)
     logprobs: list[TokenLogprob] | None = None
     prompt_logprobs: list[TokenLogprob | None] | None = None

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from forerun.config import EngineConfig, SamplingParams
+from forerun.drafters import Drafter
 from forerun.engine.automatic import automatic_budget
 from forerun.engine.budget import Budget, FixedBudget, Outcome, Plan, StepCost
 from forerun.engine.results import StreamChunk
@@ -16,9 +17,9 @@ from forerun.engine.state import SequenceState
 from forerun.engine.stats import StepStats
 from forerun.engine.work import Work
 from forerun.errors import DrafterError
-from forerun.models import Model
+from forerun.models import Forward, LanguageModel
 from forerun.sampling import LogitsPipeline, StepNoise, TokenLogprob, row_argmax, token_logprobs
-from forerun.types import Draft, Drafter, Needs, PackedDrafts, Step, Verdict
+from forerun.types import Draft, Needs, PackedDrafts, Step, Verdict
 from forerun.verify import greedy_verdicts, rule_for, verify_step
 
 
@@ -29,11 +30,11 @@ class StepLoop:
     """
 
     def __init__(
-        self, target: Model, drafter: Drafter | None, config: EngineConfig, budget: Budget | None = None
+        self, target: LanguageModel, drafter: Drafter | None, config: EngineConfig, budget: Budget | None = None
     ) -> None:
         self._target = target
         self._drafter = drafter
-        self._needs: Needs = getattr(drafter, "needs", _NO_NEEDS)
+        self._needs = Needs() if drafter is None else drafter.needs
         self._config = config
         self._budget = budget or _new_budget(config, target, drafter)
         self._pipeline = LogitsPipeline(target.vocab_size, target.eos_token_ids)
@@ -67,14 +68,15 @@ class StepLoop:
         work = self._draft(batch, stats)
         rows = [item.rows() for item in work]
         started = perf_counter()
-        logits = self._target.forward(rows)
+        result = self._target.forward(rows, self._needs.layers)
         computed = perf_counter()
-        self._verify(work, logits)
+        self._hand_out(work, result)
+        self._verify(work, result.logits)
         stats.time_target, stats.time_verify = computed - started, perf_counter() - computed
         stats.num_sequences = len(batch)
         for row, item in zip(rows, work, strict=True):
             stats.num_rows += len(row.token_ids)
-            stats.num_draft_tokens += len(item.draft_ids)
+            stats.num_draft_tokens += 0 if item.draft is None else len(item.draft)
             if item.budget is not None and item.draft is not None and item.verdict is not None:
                 item.outcome = Outcome(item.state.sequence, item.budget, item.draft, item.verdict)
                 item.context = row.cache.length
@@ -92,7 +94,8 @@ class StepLoop:
             return None
         nodes = verdict.path
         rows = [0, *(node + 1 for node in nodes)]
-        new_ids = [item.draft_ids[node] for node in verdict.path]
+        ids = item.draft.ids if item.draft is not None else []
+        new_ids = [ids[node] for node in verdict.path]
         num_accepted = len(new_ids)
         new_ids.append(verdict.next_token)
         keep, reason = state.cut(new_ids)
@@ -146,7 +149,7 @@ class StepLoop:
 
     def _draft(self, batch: Seq[SequenceState], stats: StepStats) -> list[Work]:
         """Prompt chunks for the sequences that owe more than one token, drafts for the others."""
-        chunk, all_rows = self._config.prefill_chunk, self._needs.prompt_rows and self._needs.top_tokens > 0
+        chunk, all_rows = self._config.prefill_chunk, self._needs.prompt_rows and self._needs.rows
         ready: list[SequenceState] = []
         work: list[Work] = []
         for state in batch:
@@ -190,8 +193,6 @@ class StepLoop:
                 items.append(item)
                 rows.extend(range(at + item.num_extra, end))
             at = end
-        if self._needs.top_tokens and at:
-            self._take_top_tokens(work, logits[:at])
         if greedy:
             wanted = logits if len(greedy_rows) == at else logits[greedy_rows]
             packed = PackedDrafts.of([item.draft for item in greedy if item.draft is not None])
@@ -210,15 +211,21 @@ class StepLoop:
         noise = StepNoise(self._generator, [item.state.sequence for item in work], packed)
         _settle(work, verify_step(packed, logprobs, rules, noise))
 
-    def _take_top_tokens(self, work: Seq[Work], logits: Tensor) -> None:
-        """Keep what the drafter wants to know of every row. logits: [rows, V]."""
+    def _hand_out(self, work: Seq[Work], result: Forward) -> None:
+        """Check drafts that could not be read before, and keep what the drafter wants to know of every row."""
+        logits, taps = result.logits, result.taps
         count = min(self._needs.top_tokens, logits.shape[1])
-        top = row_argmax(logits)[:, None] if count == 1 else logits.topk(count).indices
+        top: Tensor | None = None
+        if count and len(logits):
+            top = row_argmax(logits)[:, None] if count == 1 else logits.topk(count).indices
         at = 0
         for item in work:
-            if item.num_logits:
-                item.top_tokens = top[at : at + item.num_logits]
-            at += item.num_logits
+            item.check_tokens(self._target.vocab_size)
+            end = at + item.num_logits
+            if end > at:
+                item.top_tokens = None if top is None else top[at:end]
+                item.taps = None if taps is None else taps[at:end]
+            at = end
 
     def _report_prompt(self, item: Work) -> None:
         state = item.state
@@ -242,15 +249,16 @@ class StepLoop:
         own.num_tokens += len(chunk.token_ids)
         own.num_forwards += 1
         own.count_budget(item.budget or 0)
-        if item.draft_ids and item.draft is not None:
-            own.count_draft(item.depths(), chunk.num_accepted_draft)
+        if item.draft is not None and len(item.draft):
+            depths = [depth - 1 for depth in item.draft.depths[: item.draft.num_candidates]]
+            own.count_draft(depths, chunk.num_accepted_draft)
             if item.draft.sources:
                 own.count_sources(item.draft.sources[: item.draft.num_candidates], accepted)
         stats.num_tokens += len(chunk.token_ids)
         stats.num_accepted_tokens += chunk.num_accepted_draft
 
 
-def _new_budget(config: EngineConfig, target: Model, drafter: Drafter | None) -> Budget:
+def _new_budget(config: EngineConfig, target: LanguageModel, drafter: Drafter | None) -> Budget:
     if drafter is None:
         return FixedBudget(0)
     if isinstance(config.num_draft_tokens, int):
@@ -265,7 +273,5 @@ def _settle(work: Seq[Work], verdicts: Seq[Verdict]) -> None:
 
 def _step(item: Work) -> Step:
     assert item.state.cache is not None
-    return Step(item.state.sequence, item.draft, item.verdict, item.state.cache.length, item.top_tokens)
-
-
-_NO_NEEDS = Needs()
+    length = item.state.cache.length
+    return Step(item.state.sequence, item.draft, item.verdict, length, item.top_tokens, item.taps)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from forerun.engine.plan import Outcome
@@ -22,11 +24,11 @@ class Work:
         state: whose it is.
         num_owed: committed tokens that the target computes now, beginning at its cache's length.
         draft: what follows them; None while the prompt is not computed to its end.
-        draft_ids, parents: the draft's nodes, as lists.
         num_extra: rows of logits wanted before the one that follows the last committed token, for prompt
             log-probabilities.
         logits: [num_extra + 1 + nodes, V] this sequence's rows; only where log-probabilities are asked for.
         verdict: None if the draft is.
+        taps: [rows, layers, H] likewise.
         top_tokens: [rows, k] of this sequence's rows, where the drafter asked for them.
         budget: nodes that the draft might have had; None for a prompt chunk.
         outcome, context: what the budget is told of it: the verdict before any cut, the cache's length before the step.
@@ -35,12 +37,11 @@ class Work:
     state: SequenceState
     num_owed: int
     draft: Draft | None
-    draft_ids: list[int]
-    parents: list[int]
     num_extra: int = 0
     logits: Tensor | None = None
     verdict: Verdict | None = None
     top_tokens: Tensor | None = None
+    taps: Tensor | None = None
     budget: int | None = None
     outcome: Outcome | None = None
     context: int = 0
@@ -56,76 +57,80 @@ class Work:
         owed = min(missing, chunk)
         last = owed == missing
         extra = owed - last if all_rows or state.prompt_logprobs is not None else 0
-        return cls(state, owed, _EMPTY if last else None, [], [], extra)
+        return cls(state, owed, _EMPTY if last else None, extra)
 
     @classmethod
     def verification(cls, state: SequenceState, draft: Draft, budget: int, vocab_size: int) -> Work:
-        """The last committed token and a draft. Raises DrafterError if the draft breaks its contract."""
-        draft_ids: list[int] = draft.token_ids.tolist()
-        parents: list[int] = draft.parents.tolist()
-        if draft_ids:
-            if len(draft_ids) > budget:
-                raise DrafterError(f"The drafter gave {len(draft_ids)} tokens, but its budget was {budget}.")
-            if min(draft_ids) < 0 or max(draft_ids) >= vocab_size:
-                raise DrafterError(
-                    f"The drafter gave token ids outside the vocabulary 0..{vocab_size - 1}: {draft_ids}."
-                )
-            if len(parents) != len(draft_ids) or any(not -1 <= parent < i for i, parent in enumerate(parents)):
-                raise DrafterError(f"The drafter gave parents that are no rooted tree in order: {parents}.")
-            if draft.num_candidates > len(draft_ids):
-                raise DrafterError(f"The drafter gave {draft.num_candidates} candidates among {len(draft_ids)} tokens.")
-            if draft.sources and len(draft.sources) != len(draft_ids):
-                raise DrafterError(f"The drafter gave {len(draft.sources)} sources for {len(draft_ids)} tokens.")
-            if draft.hidden is not None and (len(draft.hidden) != len(draft_ids) + 1 or not draft.is_chain):
-                raise DrafterError(
-                    f"The drafter gave {len(draft.hidden)} hidden states for {len(draft_ids)} nodes; only chains may "
-                    "come with them, one for the last committed token and one for each node."
-                )
-            deepest, room = max(_depths(parents)) + 1, state.sequence.room
-            if deepest > room:
-                raise DrafterError(
-                    f"The drafter gave a draft {deepest} tokens deep, but the output has room for {room}."
-                )
-        return cls(state, 1, draft, draft_ids, parents, budget=budget)
+        """The last committed token and a draft. Raises DrafterError if the draft breaks its contract.
+
+        Tokens on a device are looked at after the forward (`check_tokens`): reading them would wait for the drafter.
+        """
+        if len(draft.token_ids):
+            _check_shape(draft, budget, state.sequence.room)
+            if isinstance(draft.token_ids, list):
+                _check_tokens(draft, vocab_size)
+        return cls(state, 1, draft, budget=budget)
+
+    def check_tokens(self, vocab_size: int) -> None:
+        """Raise DrafterError if the draft holds ids outside the vocabulary; reads them if nobody has yet."""
+        if self.draft is not None and not isinstance(self.draft.token_ids, list):
+            _check_tokens(self.draft, vocab_size)
 
     @property
     def num_logits(self) -> int:
         """Rows of logits this sequence takes from the step's."""
-        return self.num_extra + (0 if self.draft is None else len(self.draft_ids) + 1)
+        return self.num_extra + (0 if self.draft is None else len(self.draft) + 1)
 
     def rows(self) -> Rows:
         """This sequence's rows in the target's forward."""
-        cache, token_ids = self.state.cache, self.state.sequence.token_ids
+        cache, token_ids, draft = self.state.cache, self.state.sequence.token_ids, self.draft
         assert cache is not None
+        if draft is None or draft.hidden is None:
+            cache.drop()  # what a drafter fed there for a draft that was not taken
         start, owed = cache.length, self.num_owed
-        if self.draft is None or not self.draft_ids:
+        if draft is None or not len(draft):
             return Rows(cache, token_ids[start : start + owed], None, self.num_logits)
         parents = None
-        if self.parents != list(range(-1, len(self.parents) - 1)):
-            parents = [*range(-1, owed - 1), *(owed + parent for parent in self.parents)]
-        draft = self.draft
-        return Rows(
-            cache, [*token_ids[start:], *self.draft_ids], parents, self.num_logits, draft.hidden, draft.first_layer
-        )
+        if not draft.is_chain:
+            parents = [*range(-1, owed - 1), *(owed + parent for parent in draft.parents)]
+        if isinstance(draft.token_ids, Tensor):
+            tokens: Seq[int] | Tensor = torch.cat([draft.token_ids.new_tensor(token_ids[start:]), draft.token_ids])
+        else:
+            tokens = [*token_ids[start:], *draft.token_ids]
+        return Rows(cache, tokens, parents, self.num_logits, draft.hidden, draft.first_layer)
 
     def logits_rows(self) -> list[LogitsRow]:
         """Where each row that the verifier sees stands."""
+        assert self.draft is not None
         paths: list[list[int]] = [[]]
-        for token_id, parent in zip(self.draft_ids, self.parents, strict=True):
+        for token_id, parent in zip(self.draft.ids, self.draft.parents, strict=True):
             paths.append([*paths[parent + 1], token_id])
         return [LogitsRow(self.state.sequence, path) for path in paths]
 
-    def depths(self) -> list[int]:
-        """Depth of each node that may be accepted; children of the last committed token have 0."""
-        assert self.draft is not None
-        return _depths(self.parents[: self.draft.num_candidates])
+
+def _check_shape(draft: Draft, budget: int, room: int) -> None:
+    n, parents = len(draft.token_ids), draft.parents
+    if n > budget:
+        raise DrafterError(f"The drafter gave {n} tokens, but its budget was {budget}.")
+    if len(parents) != n or any(not -1 <= parent < i for i, parent in enumerate(parents)):
+        raise DrafterError(f"The drafter gave parents that are no rooted tree in order: {parents}.")
+    if draft.num_candidates > n:
+        raise DrafterError(f"The drafter gave {draft.num_candidates} candidates among {n} tokens.")
+    if draft.sources and len(draft.sources) != n:
+        raise DrafterError(f"The drafter gave {len(draft.sources)} sources for {n} tokens.")
+    if draft.hidden is not None and (len(draft.hidden) != n + 1 or not draft.is_chain):
+        raise DrafterError(
+            f"The drafter gave {len(draft.hidden)} hidden states for {n} nodes; only chains may "
+            "come with them, one for the last committed token and one for each node."
+        )
+    if draft.depth > room:
+        raise DrafterError(f"The drafter gave a draft {draft.depth} tokens deep, but the output has room for {room}.")
 
 
-def _depths(parents: list[int]) -> list[int]:
-    depths: list[int] = []
-    for parent in parents:
-        depths.append(depths[parent] + 1 if parent >= 0 else 0)
-    return depths
+def _check_tokens(draft: Draft, vocab_size: int) -> None:
+    ids = draft.ids
+    if min(ids) < 0 or max(ids) >= vocab_size:
+        raise DrafterError(f"The drafter gave token ids outside the vocabulary 0..{vocab_size - 1}: {ids}.")
 
 
 _EMPTY = Draft.empty()

@@ -45,8 +45,8 @@ def attend(
     Returns:
         [T, H * D_v].
     """
-    for cache, start, end in layout.writes:
-        cache.write(layer, key[start:end].transpose(0, 1), value[start:end].transpose(0, 1))
+    for cache, row, start, end in layout.writes:
+        cache.write(layer, row, key[start:end].transpose(0, 1), value[start:end].transpose(0, 1))
     out = torch.empty(len(query), query.shape[1] * value.shape[2], dtype=dtype)
     for s in layout.segments:
         rows = None if s.paths is None else s.paths.rows

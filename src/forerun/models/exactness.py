@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from forerun.cache import SequenceCache
 from forerun.config import KV_BLOCK
 from forerun.errors import UnsupportedModelError
+from forerun.models.base import Exactness, Rows
 from forerun.models.general import GeneralDecoder
-from forerun.models.model import Exactness, Model
-from forerun.models.rows import Rows, lay_out
+from forerun.models.model import Model
+from forerun.models.rows import lay_out
 
 _NEW = 9
 
@@ -65,12 +66,13 @@ def _prefilled(model: Model) -> SequenceCache:
     the new rows stand before the border of a block, where the model reaches that far."""
     cache = model.new_cache()
     model.forward([Rows(cache, [0], num_logits=0)])
+    cache.drop()
     generator = torch.Generator().manual_seed(1)
     length = max(0, min(KV_BLOCK - _NEW // 2, model.context_length - _NEW))
-    cache.reserve(length)
+    cache.feed(range(-1, length - 1))
     for layer, (keys, values) in enumerate(zip(cache.keys, cache.values, strict=True)):
         new = [torch.randn(t.shape[0], length, t.shape[2], generator=generator, dtype=t.dtype) for t in (keys, values)]
-        cache.write(layer, *new)
+        cache.write(layer, 0, *new)
     cache.commit(range(length))
     return cache
 
@@ -79,7 +81,7 @@ def _in_groups(model: Model, cache: SequenceCache, tokens: list[int], sizes: tup
     """Logits of the tokens, computed in forwards of these sizes after the cache's prefix, which is all it keeps."""
     logits, done, length = [], 0, cache.length
     for size in sizes:
-        logits.append(model.forward([Rows(cache, tokens[done : done + size])]))
+        logits.append(model.forward([Rows(cache, tokens[done : done + size])]).logits)
         cache.commit(range(size))
         done += size
     cache.truncate(length)
@@ -90,7 +92,9 @@ def _in_company(model: Model, cache: SequenceCache, tokens: list[int]) -> Tensor
     stranger = model.new_cache()
     _feed(model, stranger, tokens[2:])
     batch = [Rows(stranger, tokens[:3]), Rows(cache, tokens), Rows(model.new_cache(), tokens[::-1] * 2)]
-    return model.forward(batch)[3 : 3 + _NEW]
+    logits = model.forward(batch).logits[3 : 3 + _NEW]
+    cache.drop()
+    return logits
 
 
 def _in_a_tree(model: Model, cache: SequenceCache, tokens: list[int]) -> Tensor:
@@ -104,9 +108,9 @@ def _in_a_tree(model: Model, cache: SequenceCache, tokens: list[int]) -> Tensor:
         path.append(len(nodes) - 1)
     nodes.append(tokens[0])
     parents.append(1)
-    logits = [model.forward([Rows(cache, nodes, parents)])[path]]
+    logits = [model.forward([Rows(cache, nodes, parents)]).logits[path]]
     cache.commit(path)
-    logits.append(model.forward([Rows(cache, tokens[depth:])]))
+    logits.append(model.forward([Rows(cache, tokens[depth:])]).logits)
     cache.truncate(length)
     return torch.cat(logits)
 

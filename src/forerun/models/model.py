@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -11,8 +11,9 @@ from torch import Tensor
 
 from forerun.cache import SequenceCache
 from forerun.errors import UnsupportedModelError
+from forerun.models.base import Exactness, Forward, Rows
 from forerun.models.lean import LeanDecoder
-from forerun.models.rows import Layout, Rows, lay_out
+from forerun.models.rows import Layout, lay_out
 
 
 class Decoder(Protocol):
@@ -25,19 +26,6 @@ class Decoder(Protocol):
         """Logits of the wanted rows, [R, V] with R >= layout.num_logits."""
 
 
-@dataclass(frozen=True, slots=True)
-class Exactness:
-    """Whether a row's result is bit-identical alone and in company, as tried at load.
-
-    Attributes:
-        exact: it was, in every trial.
-        reason: what prevents it, with the module's name; None when exact.
-    """
-
-    exact: bool
-    reason: str | None = None
-
-
 class Model:
     """A target or draft model.
 
@@ -47,6 +35,7 @@ class Model:
         context_length: positions it can compute.
         eos_token_ids: tokens that end its output.
         dtype: of the weights.
+        device: where they lie.
         path: "lean" or "general".
         exactness: the self-test's verdict.
     """
@@ -69,6 +58,7 @@ class Model:
         self.context_length = context_length
         self.eos_token_ids = eos_token_ids
         self.dtype = dtype
+        self.device = torch.device("cpu")
         self.num_parameters = num_parameters
         self.path = path
         self.compute_dtype = torch.float64 if dtype == torch.float64 else torch.float32
@@ -90,20 +80,13 @@ class Model:
         return SequenceCache(self.compute_dtype)
 
     @torch.inference_mode()
-    def forward(self, batch: Sequence[Rows]) -> Tensor:
-        """Compute the new rows of several sequences, and write their keys and values as scratch.
-
-        Args:
-            batch: at least one Rows. `commit` on each cache decides what stays.
-
-        Returns:
-            [sum of num_logits, V] logits in packed order; float32, or float64 for a float64 model.
-        """
+    def forward(self, batch: Sequence[Rows], layers: Sequence[int] = ()) -> Forward:
+        """Compute the rows of several sequences (`LanguageModel.forward`)."""
         if any(rows.hidden is not None for rows in batch):
             return self._go_on(batch)
         layout = lay_out(batch, self.compute_dtype)
         logits = self.decoder.forward(layout)
-        return logits[: layout.num_logits].to(self.compute_dtype)
+        return Forward(logits[: layout.num_logits].to(self.compute_dtype))
 
     @torch.inference_mode()
     def forward_first(self, batch: Sequence[Rows], num_layers: int) -> tuple[Tensor, Tensor]:
@@ -130,32 +113,33 @@ class Model:
             raise ValueError("rows with hidden states have been through the first layers already")
         hidden, layout = self._through_first(decoder, batch, num_layers)
         logits = decoder.head(hidden, layout)
-        return hidden[: layout.writes[-1][2]], logits[: layout.num_logits].to(self.compute_dtype)
+        return hidden[: layout.writes[-1][3]], logits[: layout.num_logits].to(self.compute_dtype)
 
     def _through_first(self, decoder: LeanDecoder, batch: Sequence[Rows], num_layers: int) -> tuple[Tensor, Layout]:
         layout = lay_out(batch, self.compute_dtype)
         return decoder.through(decoder.embed(layout), layout, 0, num_layers), layout
 
-    def _go_on(self, batch: Sequence[Rows]) -> Tensor:
+    def _go_on(self, batch: Sequence[Rows]) -> Forward:
         """`forward` where some rows have been through the first layers. The others catch up in a forward of their
         own, then all go on together."""
         decoder = self._lean("go on from a middle layer")
         first = _common_layer(batch, self.num_layers)
         fresh = [rows for rows in batch if rows.hidden is None]
         caught_up = self._through_first(decoder, fresh, first)[0] if fresh else None
-        parts, done = [], 0
+        resumed, done = [], 0
         for rows in batch:
-            if rows.hidden is not None:
-                parts.append(rows.hidden)
-            elif caught_up is not None:
-                parts.append(caught_up[done : done + len(rows.token_ids)])
-                done += len(rows.token_ids)
-        layout = lay_out(batch, self.compute_dtype)
-        padding = layout.num_rows - layout.writes[-1][2]
+            if rows.hidden is None and caught_up is not None:
+                end = done + len(rows.token_ids)
+                rows = replace(rows, parents=None, hidden=caught_up[done:end], first_layer=first)
+                done = end
+            resumed.append(rows)
+        layout = lay_out(resumed, self.compute_dtype)
+        parts = [rows.hidden for rows in resumed if rows.hidden is not None]
+        padding = layout.num_rows - layout.writes[-1][3]
         if padding:
             parts.append(parts[-1][-1:].expand(padding, -1))
         x = decoder.through(torch.cat(parts), layout, first, self.num_layers)
-        return decoder.head(x, layout)[: layout.num_logits].to(self.compute_dtype)
+        return Forward(decoder.head(x, layout)[: layout.num_logits].to(self.compute_dtype))
 
     def _lean(self, purpose: str) -> LeanDecoder:
         if not isinstance(self.decoder, LeanDecoder):
@@ -177,8 +161,10 @@ def _common_layer(batch: Sequence[Rows], num_layers: int) -> int:
     for rows in batch:
         if rows.hidden is None:
             continue
-        if not rows.is_chain:
+        if rows.parents is not None:
             raise ValueError("rows of a branching tree have hidden states, but only chains can go on from a layer")
+        if rows.cache.num_scratch < len(rows.token_ids):
+            raise ValueError(f"{len(rows.token_ids)} rows are to go on, but {rows.cache.num_scratch} have been fed")
         if len(rows.hidden) != len(rows.token_ids):
             raise ValueError(f"{len(rows.hidden)} hidden states given for {len(rows.token_ids)} rows")
     return first

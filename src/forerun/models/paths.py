@@ -22,26 +22,28 @@ from forerun.models.segments import Paths, Segment, tails
 Path = list[int]
 
 
-def tree_segments(
-    cache: SequenceCache, parents: Sequence[int], start: int, dtype: torch.dtype
-) -> tuple[list[Segment], list[int]]:
-    """Segments of a branching tree whose first row is packed row `start`, and the positions of all its rows."""
+def tree_segments(cache: SequenceCache, first: int, start: int, dtype: torch.dtype) -> tuple[list[Segment], list[int]]:
+    """Segments of the scratch rows from `first` on, the first of which is packed row `start`, and their positions.
+
+    The rows before them were computed by earlier forwards; theirs are keys only.
+    """
     paths: list[Path] = []
-    for node, parent in enumerate(parents):
+    for node, parent in enumerate(cache.scratch_parents):
         paths.append([*paths[parent], node] if parent >= 0 else [node])
-    length, n = cache.length, len(paths)
+    length, num_nodes, n = cache.length, len(paths), len(paths) - first
     positions = [length + len(path) - 1 for path in paths]
-    if _fits(length, n) and length // KV_BLOCK == max(positions) // KV_BLOCK:
+    new = positions[first:]
+    if _fits(length, num_nodes) and length // KV_BLOCK == max(new) // KV_BLOCK:
         where = torch.tensor(positions)
-        own = Paths(length, _lanes(paths, n), where, tails(length + n + 1))
-        return [_segment(cache, start, n, where, own, dtype)], positions
+        own = Paths(length, _lanes(paths[first:], num_nodes), where, tails(length + num_nodes + 1))
+        return [_segment(cache, start, n, where[first:], own, dtype)], new
     segments = []
-    for above, rows in _groups(length, paths):
+    for above, rows in _groups(length, paths, first):
         own = _apart(length, paths, above, rows)
-        own.rows = torch.tensor(rows) + start
+        own.rows = torch.tensor(rows) + (start - first)
         where = torch.tensor([positions[row] for row in rows])
         segments.append(_segment(cache, start, n, where, own, dtype))
-    return segments, positions
+    return segments, new
 
 
 def _segment(cache: SequenceCache, start: int, n: int, positions: Tensor, own: Paths, dtype: torch.dtype) -> Segment:
@@ -80,12 +82,15 @@ def _apart(length: int, paths: Sequence[Path], above: Path, rows: Sequence[int])
     return Paths(shared, lanes, lane_positions, num_columns, slots)
 
 
-def _groups(length: int, paths: Sequence[Path]) -> Iterator[tuple[Path, list[int]]]:
-    """Rows of one segment each, with the nodes that they all follow: those before the block they stand in, whose
-    product has no room for others. A tree too large for one product is cut at tails instead, and then as needed."""
+def _groups(length: int, paths: Sequence[Path], first: int) -> Iterator[tuple[Path, list[int]]]:
+    """The rows from `first` on by segment, with the nodes that all rows of the segment follow.
+
+    Those are the nodes before the block the rows stand in, whose product has no room for others. A tree too large for
+    one product is cut at tails instead, and then as needed.
+    """
     unit = KV_BLOCK if _fits(length, len(paths)) else KV_TAIL
     groups: dict[tuple[int, ...], list[int]] = {}
-    for row, path in enumerate(paths):
+    for row, path in enumerate(paths[first:], first):
         border = (length + len(path) - 1) // unit * unit
         groups.setdefault(tuple(path[: max(0, border - length)]), []).append(row)
     for above, rows in groups.items():

@@ -10,35 +10,9 @@ from torch import Tensor
 
 from forerun.cache import SequenceCache
 from forerun.config import MIN_ROWS
+from forerun.models.base import Rows
 from forerun.models.paths import tree_segments
 from forerun.models.segments import Segment, chain_segments
-
-
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """The new rows of one sequence in one forward.
-
-    Attributes:
-        cache: the sequence's cache in this model; row i writes slot cache.length + i.
-        token_ids: [n], at least one.
-        parents: [n]; the row each row follows, below its own index, -1 for the cached prefix. None: a chain.
-        num_logits: logits are returned for this many of the last rows; None for all.
-        hidden: [n, hidden], what enters layer `first_layer` for each of the rows, as Model.forward_first returned it;
-            their keys and values of the layers before lie in their slots. None: nothing is computed yet.
-        first_layer: the layer to go on from.
-    """
-
-    cache: SequenceCache
-    token_ids: Sequence[int]
-    parents: Sequence[int] | None = None
-    num_logits: int | None = None
-    hidden: Tensor | None = None
-    first_layer: int = 0
-
-    @property
-    def is_chain(self) -> bool:
-        """Whether every row follows the row before it."""
-        return self.parents is None or list(self.parents) == list(range(-1, len(self.token_ids) - 1))
 
 
 @dataclass(slots=True)
@@ -47,7 +21,7 @@ class Layout:
 
     Attributes:
         num_rows: rows with padding; at least MIN_ROWS.
-        writes: (cache, start, end): packed rows whose keys and values that cache takes.
+        writes: (cache, scratch row, start, end): packed rows whose keys and values that cache takes from that row on.
         segments: rows whose attention is computed together; together they cover all rows.
         positions: [num_rows] int64.
         token_ids: [num_rows] int64.
@@ -57,7 +31,7 @@ class Layout:
     """
 
     num_rows: int
-    writes: list[tuple[SequenceCache, int, int]]
+    writes: list[tuple[SequenceCache, int, int, int]]
     segments: list[Segment]
     positions: Tensor
     token_ids: Tensor
@@ -68,26 +42,31 @@ class Layout:
 
 def lay_out(batch: Sequence[Rows], dtype: torch.dtype) -> Layout:
     """Pack the rows of several sequences. dtype: of the attention scores, and so of the masks."""
-    writes: list[tuple[SequenceCache, int, int]] = []
+    writes: list[tuple[SequenceCache, int, int, int]] = []
     segments: list[Segment] = []
     tokens: list[int] = []
     positions: list[int] = []
     logit_rows: list[int] = []
     for rows in batch:
-        n, start = len(rows.token_ids), len(tokens)
-        rows.cache.reserve(n + 1)  # a tree reads one slot that no row sees
-        writes.append((rows.cache, start, start + n))
-        tokens.extend(rows.token_ids)
-        if rows.is_chain:
-            first = rows.cache.length
-            positions.extend(range(first, first + n))
-            segments.extend(chain_segments(rows.cache, start, n, dtype))
+        cache, n, start = _cache_of(rows), len(rows.token_ids), len(tokens)
+        first = cache.num_scratch
+        if rows.hidden is not None:  # fed already
+            first -= n
+        elif rows.parents is None:
+            cache.feed(range(first - 1, first - 1 + n))
         else:
-            tree, tree_positions = tree_segments(rows.cache, rows.parents or (), start, dtype)
+            cache.feed(rows.parents)
+        writes.append((cache, first, start, start + n))
+        tokens.extend(rows.token_ids.tolist() if isinstance(rows.token_ids, Tensor) else rows.token_ids)
+        if all(parent == row - 1 for row, parent in enumerate(cache.scratch_parents)):
+            position = cache.length + first
+            positions.extend(range(position, position + n))
+            segments.extend(chain_segments(cache, position, start, n, dtype))
+        else:
+            tree, tree_positions = tree_segments(cache, first, start, dtype)
             positions.extend(tree_positions)
             segments.extend(tree)
-        wanted = n if rows.num_logits is None else rows.num_logits
-        logit_rows.extend(range(start + n - wanted, start + n))
+        logit_rows.extend(range(start + n - rows.num_wanted, start + n))
     real, num_logits = len(tokens), len(logit_rows)
     padding = MIN_ROWS - real
     if padding > 0:
@@ -100,3 +79,10 @@ def lay_out(batch: Sequence[Rows], dtype: torch.dtype) -> Layout:
         logit_rows.extend([rows_total - 1] * (MIN_ROWS - num_logits))
         selected = torch.tensor(logit_rows)
     return Layout(rows_total, writes, segments, torch.tensor(positions), torch.tensor(tokens), selected, num_logits)
+
+
+def _cache_of(rows: Rows) -> SequenceCache:
+    """Models of this package compute in caches that they have made."""
+    if not isinstance(rows.cache, SequenceCache):
+        raise TypeError(f"rows came with a {type(rows.cache).__name__}, which no model of this kind has made")
+    return rows.cache

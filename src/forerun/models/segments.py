@@ -133,13 +133,16 @@ def tails(num_keys: int) -> int:
     return -(-num_keys // KV_TAIL) * KV_TAIL
 
 
-def chain_segments(cache: SequenceCache, start: int, n: int, dtype: torch.dtype) -> list[Segment]:
-    """Cut a chain where it crosses into another block of keys: what a row adds up, and in which order, then
-    depends on its own position alone."""
+def chain_segments(cache: SequenceCache, first: int, start: int, n: int, dtype: torch.dtype) -> list[Segment]:
+    """Segments of n rows of a chain from position `first` on, the first of which is packed row `start`.
+
+    A chain is cut where it crosses into another block of keys: what a row adds up, and in which order, then depends
+    on its position alone.
+    """
     segments = []
     done = 0
     while done < n:
-        position = cache.length + done
+        position = first + done
         block, offset = divmod(position, KV_BLOCK)
         take = min(n - done, KV_BLOCK - offset)
         columns = tails(offset + take)

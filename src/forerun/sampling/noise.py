@@ -107,7 +107,7 @@ def _keys_of(sequence: Sequence, draft: Draft) -> list[NoiseKey | None]:
     if seed is None:
         return [None] * (len(draft) + 1)
     positions = [len(sequence.token_ids)]
-    for parent in draft.parents.tolist():
+    for parent in draft.parents:
         positions.append(positions[parent + 1] + 1)
     return [NoiseKey(seed, sequence.choice, position) for position in positions]
 

@@ -48,9 +48,14 @@ class Threshold:
 
     def verify(self, drafts: PackedDrafts, target_logprobs: Tensor, noise: Noise) -> list[Verdict]:
         target = target_logprobs.exp()
-        parent_rows = [draft.parents + offset + 1 for draft, offset in zip(drafts.drafts, drafts.offsets, strict=False)]
-        rows = torch.cat(parent_rows).to(target.device)
-        tokens = torch.cat([draft.token_ids for draft in drafts.drafts]).to(target.device)
+        parent_rows = [
+            parent + offset + 1
+            for draft, offset in zip(drafts.drafts, drafts.offsets, strict=False)
+            for parent in draft.parents
+        ]
+        rows = torch.tensor(parent_rows, dtype=torch.int64, device=target.device)
+        ids = [token_id for draft in drafts.drafts for token_id in draft.ids]
+        tokens = torch.tensor(ids, dtype=torch.int64, device=target.device)
         good = self.good_enough(target[rows], tokens).tolist()
         scores = target_logprobs[rows, tokens].tolist()
         paths, start = [], 0
@@ -64,7 +69,7 @@ class Threshold:
 
 
 def _longest_path(draft: Draft, good: list[bool], scores: list[float]) -> list[int]:
-    parents = draft.parents.tolist()
+    parents = draft.parents
     best: tuple[int, float] = (0, 0.0)
     best_node = -1
     reached: dict[int, tuple[int, float]] = {-1: (0, 0.0)}  # node -> depth and log-probability of its path
@@ -74,11 +79,7 @@ def _longest_path(draft: Draft, good: list[bool], scores: list[float]) -> list[i
             reached[node] = (depth + 1, score + scores[node])
             if reached[node] > best:
                 best, best_node = reached[node], node
-    path: list[int] = []
-    while best_node >= 0:
-        path.insert(0, best_node)
-        best_node = parents[best_node]
-    return path
+    return draft.path_to(best_node)
 
 
 def _chance(target: Tensor, tokens: Tensor) -> Tensor:

@@ -98,9 +98,9 @@ class _Layout:
         """[B, longest] float64 target / draft at each drafted token; 0 beyond a chain's end."""
         ratios = np.zeros(self.inside.shape)
         if ratios.size:
-            tokens = torch.cat([draft.token_ids[: draft.num_candidates] for draft in drafts.drafts])
-            rows = torch.from_numpy(self.rows[:, :-1][self.inside])
-            places = (rows * target.shape[-1] + tokens.cpu()).to(target.device)
+            tokens = np.array([i for draft in drafts.drafts for i in draft.ids[: draft.num_candidates]])
+            rows = self.rows[:, :-1][self.inside]
+            places = torch.from_numpy(rows * target.shape[-1] + tokens).to(target.device)
             chance = target.take(places).double()
             ratios[self.inside] = (chance / draft_laws.take(places).double().clamp_(min=_SMALLEST)).cpu().numpy()
         return ratios

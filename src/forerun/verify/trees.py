@@ -35,9 +35,9 @@ class TreeRejection:
         uniforms = noise.uniform(len(drafts.drafts) * (most + 1)).reshape(-1, most + 1)
         paths, weights = [], []
         for draft, start, numbers in zip(drafts.drafts, drafts.offsets, uniforms.tolist(), strict=False):
-            tree, parents = drawn_tree(draft, target_logprobs[start : start + len(draft) + 1])
+            tree = drawn_tree(draft, target_logprobs[start : start + len(draft) + 1])
             row, left = self.rule(tree, _Below(numbers))
-            paths.append(_path_to(row - 1, parents))
+            paths.append(draft.path_to(row - 1))
             weights.append(torch.as_tensor(left))
         if not paths:
             return []
@@ -55,8 +55,8 @@ class _Below:
         return self._uniforms[node] < chance
 
 
-def drawn_tree(draft: Draft, target_logprobs: Tensor) -> tuple[DrawnTree[Any], list[int]]:
-    """The tree of a draft's candidates, and their parents. target_logprobs: [n + 1, V].
+def drawn_tree(draft: Draft, target_logprobs: Tensor) -> DrawnTree[Any]:
+    """The tree of a draft's candidates. target_logprobs: [n + 1, V].
 
     A row's law is computed when a rule first asks for it: rules visit few rows, and of leaves none but the last.
 
@@ -65,31 +65,18 @@ def drawn_tree(draft: Draft, target_logprobs: Tensor) -> tuple[DrawnTree[Any], l
     """
     if target_logprobs.element_size() < 4:  # numpy has no bfloat16, and residuals deserve more digits
         target_logprobs = target_logprobs.float()
-    parents: list[int] = draft.parents[: draft.num_candidates].tolist()
-    children: list[list[int]] = [[] for _ in range(len(parents) + 1)]
-    for node, parent in enumerate(parents):
-        children[parent + 1].append(node)
+    n = draft.num_candidates
+    children = [[node for node in below if node < n] for below in draft.children()[: n + 1]]
     laws = checked_laws(draft, target_logprobs)
-    return (
-        DrawnTree(
-            draft.token_ids.tolist(),
-            children,
-            lambda row: _fast(target_logprobs[row].exp()),
-            lambda row: _fast(laws[row]),
-            draft.replacement,
-        ),
-        parents,
+    return DrawnTree(
+        draft.ids,
+        children,
+        lambda row: _fast(target_logprobs[row].exp()),
+        lambda row: _fast(laws[row]),
+        draft.replacement,
     )
 
 
 def _fast(row: Tensor) -> Tensor | Numbers:
     """On the CPU a numpy array, whose operations cost half of torch's where rows are short."""
     return row.numpy() if row.device.type == "cpu" else row
-
-
-def _path_to(node: int, parents: Seq[int]) -> list[int]:
-    path: list[int] = []
-    while node >= 0:
-        path.append(node)
-        node = parents[node]
-    return path[::-1]

@@ -12,9 +12,9 @@ from forerun.bench.echo import EchoModel
 from forerun.bench.priced_run import PricedDrafter, Setting, priced_run
 from forerun.bench.replay import compare, priced, sources_of
 from forerun.bench.replay_costs import CostCurve, DrafterCosts, drafter_costs, target_costs
-from forerun.drafters import PromptLookup
+from forerun.drafters import Drafter, PromptLookup
 from forerun.engine.budget import AutoBudget, FixedBudget
-from forerun.types import Draft, Drafter, Sequence
+from forerun.types import Draft, Sequence
 
 PROMPT = [5, 3, 8, 5, 3, 8, 5, 3]
 PARAMS = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
@@ -95,7 +95,7 @@ def test_auto_is_near_the_best_and_never_below_plain() -> None:
     assert good.auto_over_best > 0.9
     assert good.auto_over_plain == pytest.approx(good.auto_over_best * good.best_over_plain)
 
-    class Wrong:
+    class Wrong(Drafter):
         def start(self, sequence: Sequence) -> None: ...
         def commit(self, steps: Any) -> None: ...
         def stop(self, sequence: Sequence) -> None: ...
@@ -133,7 +133,16 @@ def test_an_echo_gives_the_verdicts_of_the_target(params: SamplingParams) -> Non
 def test_an_echo_describes_itself_as_the_model_and_nothing_more() -> None:
     model: Any = FakeModel(eos_token_ids=[3])
     echo = EchoModel(model)
-    described = ("name", "vocab_size", "context_length", "eos_token_ids", "dtype", "num_parameters", "exactness")
+    described = (
+        "name",
+        "vocab_size",
+        "context_length",
+        "eos_token_ids",
+        "dtype",
+        "device",
+        "num_parameters",
+        "exactness",
+    )
     assert all(getattr(echo, name) == getattr(model, name) for name in described)
     with pytest.raises(AttributeError):
         echo.table  # type: ignore[attr-defined]  # noqa: B018

@@ -47,7 +47,7 @@ def test_full_acceptance_owes_two_tokens() -> None:
     drafter.start(each)
     (draft,) = drafter.draft([each], [K])
     expected = fake.greedy([1, 2, 3], K)
-    assert draft.token_ids.tolist() == expected and draft.laws is None
+    assert draft.ids == expected and draft.laws is None
     assert fed == [[[1, 2, 3]], *([[token]] for token in expected[:-1])]
     fed.clear()
     settle(drafter, each, draft, K, 7)
@@ -67,7 +67,7 @@ def test_a_rejection_owes_one_token_and_rolls_back(accepted: int) -> None:
     fed = watch(fake)
     (draft,) = drafter.draft([each], [K])
     assert fed[0] == [[recovered]]
-    assert draft.token_ids.tolist() == fake.greedy(each.token_ids, K)
+    assert draft.ids == fake.greedy(each.token_ids, K)
 
 
 def test_any_history_gives_the_greedy_chain() -> None:
@@ -84,7 +84,7 @@ def test_any_history_gives_the_greedy_chain() -> None:
         if rng.random() < 0.2:
             drafter.draft(some, [K] * len(some))  # a step that failed, and is tried again
         for each, budget, draft in zip(some, budgets, drafter.draft(some, budgets)):
-            assert draft.token_ids.tolist() == fake.greedy(each.token_ids, budget)
+            assert draft.ids == fake.greedy(each.token_ids, budget)
             settle(drafter, each, draft, rng.randint(0, len(draft)), rng.randrange(11))
     for each in sequences:
         drafter.stop(each)
@@ -116,7 +116,7 @@ def test_a_drafter_that_was_never_told_catches_up_in_chunks() -> None:
     drafter.start(each)
     (draft,) = drafter.draft([each], [2])
     assert max(len(rows[0]) for rows in fed) <= 256
-    assert draft.token_ids.tolist() == fake.greedy(each.token_ids, 2)
+    assert draft.ids == fake.greedy(each.token_ids, 2)
 
 
 def test_budget_zero_keeps_it_warm_at_little_cost() -> None:
@@ -131,7 +131,7 @@ def test_budget_zero_keeps_it_warm_at_little_cost() -> None:
         assert len(each.token_ids) - fake.caches[0].length <= 34
     assert fake.num_forwards - forwards <= 11
     (draft,) = drafter.draft([each], [3])
-    assert draft.token_ids.tolist() == fake.greedy(each.token_ids, 3)
+    assert draft.ids == fake.greedy(each.token_ids, 3)
 
 
 @pytest.mark.parametrize("context", [4, 6, 8])
@@ -170,7 +170,7 @@ def test_drawn_chains_carry_the_processed_laws_they_were_drawn_from() -> None:
     drafter.start(each)
     (draft,) = drafter.draft([each], [3])
     assert draft.laws is not None and draft.laws.shape == (4, 7)
-    pipeline, path = LogitsPipeline(7), draft.token_ids.tolist()
+    pipeline, path = LogitsPipeline(7), draft.ids
     for row in range(3):
         logits = fake.logits_after([1, 2, 3, *path[:row]])[None]
         law = pipeline.process(logits, [LogitsRow(each, path[:row])])[0].exp()
@@ -203,7 +203,7 @@ def test_seeded_chains_use_the_targets_noise() -> None:
     for i in range(3):
         noise = keyed_gumbel([NoiseKey(9, 2, 3 + i)], 11)[0]
         path.append(int((torch.log_softmax(fake.logits_after([1, 2, 3, *path]), 0) + noise).argmax()))
-    assert draft.token_ids.tolist() == path
+    assert draft.ids == path
 
 
 def test_an_identical_draft_model_is_always_right() -> None:
@@ -229,7 +229,7 @@ def test_laws_of_the_temperature_alone(temperature: float) -> None:
     (draft,) = drafter.draft([each], [3])
     assert draft.laws is not None
     for row in range(3):
-        path = draft.token_ids.tolist()[:row]
+        path = draft.ids[:row]
         logits = fake.logits_after([1, 2, 3, *path])[None]
         law = LogitsPipeline(7).process(logits, [LogitsRow(each, path)])[0].exp()
         assert torch.allclose(draft.laws[row], law, atol=1e-6)

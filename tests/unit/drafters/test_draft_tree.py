@@ -43,7 +43,7 @@ def sequence(tokens: list[int], params: SamplingParams = GREEDY, **options: Any)
 
 def paths_of(draft: Draft) -> list[list[int]]:
     paths: list[list[int]] = []
-    for token, parent in zip(draft.token_ids.tolist(), draft.parents.tolist()):
+    for token, parent in zip(draft.ids, draft.parents):
         paths.append([*(paths[parent] if parent >= 0 else []), token])
     return paths
 
@@ -60,7 +60,7 @@ def random_path(rng: random.Random, draft: Draft) -> list[int]:
     node = rng.randrange(-1, len(draft))
     while node >= 0:
         path.insert(0, node)
-        node = int(draft.parents[node])
+        node = draft.parents[node]
     return path
 
 
@@ -121,10 +121,10 @@ def test_any_history_and_its_cache(shape: str, options: dict[str, Any]) -> None:
 
 
 def check(draft: Draft, budget: int) -> None:
-    parents = draft.parents.tolist()
+    parents = draft.parents
     assert len(draft) <= budget
     assert all(-1 <= parent < node for node, parent in enumerate(parents))
-    siblings = list(zip(parents, draft.token_ids.tolist()))
+    siblings = list(zip(parents, draft.ids))
     assert len(set(siblings)) == len(siblings)
 
 
@@ -194,7 +194,7 @@ def test_draws_follow_their_law_in_order() -> None:
     firsts, seconds = torch.zeros(3), torch.zeros(3)
     for draft in drafter.draft(sequences, [8] * 2000):
         of: dict[int, list[int]] = {}
-        for parent, token in zip(draft.parents.tolist(), draft.token_ids.tolist()):
+        for parent, token in zip(draft.parents, draft.ids):
             of.setdefault(parent, []).append(token)
         for tokens in of.values():
             firsts[tokens[0]] += 1

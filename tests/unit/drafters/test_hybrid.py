@@ -7,7 +7,6 @@ from collections.abc import Sequence as Seq
 from typing import Any
 
 import pytest
-import torch
 
 from doubles import FakeModel, References, Scripted, adversaries
 from forerun import LLM, SamplingParams
@@ -35,7 +34,7 @@ class Clock:
 
 def tree(*nodes: tuple[int, int]) -> Draft:
     """(token, parent) of each node."""
-    return Draft(torch.tensor([token for token, _ in nodes]), torch.tensor([parent for _, parent in nodes]))
+    return Draft([token for token, _ in nodes], [parent for _, parent in nodes])
 
 
 def references(fake: FakeModel) -> References:
@@ -123,16 +122,16 @@ def test_an_empty_draft_leaves_the_place_to_the_next() -> None:
 def test_merging_by_prefix() -> None:
     left, right = tree((1, -1), (2, 0), (3, 1)), tree((1, -1), (4, 0), (5, -1))
     merged = merge([("a", left), ("b", right)], [[0.9, 0.8, 0.1], [0.7, 0.6, 0.5]], 4)
-    assert merged.draft.token_ids.tolist() == [1, 2, 4, 5]
-    assert merged.draft.parents.tolist() == [-1, 0, 0, -1]
+    assert merged.draft.ids == [1, 2, 4, 5]
+    assert merged.draft.parents == [-1, 0, 0, -1]
     assert merged.draft.sources == ("a", "a", "b", "b")
     assert merged.places == [[(0, 0), (1, 1)], [(0, 0), (1, 2), (2, 3)]]
-    assert kept(left, [0, 1]).token_ids.tolist() == [1, 2] and kept(left, [0, 1, 2]) is left
+    assert kept(left, [0, 1]).ids == [1, 2] and kept(left, [0, 1, 2]) is left
 
 
 def test_a_node_whose_parent_did_not_stay_goes_too() -> None:
     merged = merge([("a", tree((1, -1))), ("b", tree((2, -1), (3, 0)))], [[0.9], [0.2, 0.1]], 1)
-    assert merged.draft.token_ids.tolist() == [1]
+    assert merged.draft.ids == [1]
     assert merged.places == [[(0, 0)], []]
 
 

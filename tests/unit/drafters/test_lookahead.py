@@ -146,12 +146,12 @@ def test_any_budget_and_any_room(budget: int, room: int) -> None:
     drafter = bound(FakeModel(), window=5, ngram=4, guesses=5)
     sequence = Sequence(0, [1, *(rng.randrange(3) for _ in range(40))], 41, GREEDY, max_length=42 + room)
     drafter.start(sequence)
-    assert drafter.draft([sequence], [0])[0].token_ids.tolist() == []
+    assert drafter.draft([sequence], [0])[0].ids == []
     (draft,) = drafter.draft([sequence], [budget])
     assert draft.num_candidates == 0  # nothing was computed yet, so the pool is empty
     drafter.commit([Step(sequence, None, None, 40)])
     (draft,) = drafter.draft([sequence], [budget])
-    parents = draft.parents.tolist()
+    parents = draft.parents
     depths = [len(ancestors(parents, node)) for node in range(len(draft))]
     n = draft.num_candidates
     assert 0 < len(draft) <= budget and max(depths) <= room and draft.laws is None
@@ -205,14 +205,14 @@ def test_guesses_learn_their_worth() -> None:
     drafter.start(sequence)
     drafter.commit([Step(sequence, None, None, 4)])
     (draft,) = drafter.draft([sequence], [2])
-    assert draft.token_ids.tolist() == [3, 2]
+    assert draft.ids == [3, 2]
     for _ in range(30):  # the older guess is always the right one
         (draft,) = drafter.draft([sequence], [9])
         right = draft.token_ids[: draft.num_candidates].tolist().index(2)
         sequence.token_ids += [2, 1]
         drafter.commit([Step(sequence, draft, Verdict([right], 1), len(sequence.token_ids) - 1)])
     (draft,) = drafter.draft([sequence], [2])
-    assert draft.token_ids.tolist() == [2, 3]
+    assert draft.ids == [2, 3]
 
 
 def test_ends_of_text_are_kept_out_of_the_window() -> None:

@@ -44,7 +44,7 @@ def test_cache_after_many_commits(model: Model, name: str, params: SamplingParam
             node = rng.randrange(-1, len(draft))  # any node, and all above it
             while node >= 0:
                 path.insert(0, node)
-                node = int(draft.parents[node])
+                node = draft.parents[node]
             kept += len(path)
             each.token_ids += [*draft.token_ids[path].tolist(), rng.randrange(4096)]
             steps.append(Step(each, draft, Verdict(path, each.token_ids[-1]), len(each.token_ids) - 1))

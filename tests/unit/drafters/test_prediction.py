@@ -25,7 +25,7 @@ def drafted(drafter: Prediction, own: Sequence, budget: int = 4, price: float = 
     (draft,) = drafter.draft([own], [budget], price)
     assert draft.is_chain and draft.laws is None
     assert draft.sources == ("prediction",) * len(draft)
-    tokens: list[int] = draft.token_ids.tolist()
+    tokens: list[int] = draft.ids
     return tokens
 
 

@@ -87,7 +87,7 @@ def test_what_is_learned_of_a_step() -> None:
     drafter.commit([Step(sequence, Draft.empty(), Verdict([], 4), 3, top([9, 10]))])
     assert known.of(3)[0] == [9, 10]
     # 4 -> 5 -> 6 accepted, below it nothing; 5 and 6 are also rejected nodes, before and after
-    draft = Draft(torch.tensor([6, 5, 5, 6, 6]), torch.tensor([-1, -1, 0, 1, 3]))
+    draft = Draft([6, 5, 5, 6, 6], [-1, -1, 0, 1, 3])
     sequence.token_ids += [5, 6, 0]
     rows = top([1, 2], [2, 3], [3, 4], [4, 5], [5, 6], [6, 7])
     drafter.commit([Step(sequence, draft, Verdict([1, 3], 0), 6, rows)])
@@ -98,7 +98,7 @@ def test_what_is_learned_of_a_step() -> None:
     drafter.commit([Step(late, Draft.empty(), Verdict([], 4), 3, top([5, 6], [7, 8], [9, 10]))])
     assert [drafter._known[late].of(i)[0] for i in (1, 2, 3)] == [[5, 6], [7, 8], [9, 10]]
     # rejected nodes: the one thought more of counts
-    draft = Draft(torch.tensor([8, 9, 8]), torch.tensor([-1, -1, 1]))
+    draft = Draft([8, 9, 8], [-1, -1, 1])
     late.token_ids.append(1)
     drafter.commit([Step(late, draft, Verdict([], 1), 4, top([0, 1], [1, 2], [2, 3], [3, 4]))])
     assert [drafter._known[late].of(i)[0] for i in (4, 8, 9)] == [[0, 1], [1, 2], [2, 3]]
@@ -122,7 +122,7 @@ def test_the_tree_is_read_off_the_matrix(budget: int, room: int, missing: int) -
     drafter, sequence = filled(missing=missing)
     sequence.max_length = 2 + room
     (draft,) = drafter.draft([sequence], [budget])
-    token_ids, parents = [1, *draft.token_ids.tolist()], draft.parents.tolist()
+    token_ids, parents = [1, *draft.ids], draft.parents
     depths = [0]
     edges = set()
     for node, parent in enumerate(parents, 1):
@@ -145,9 +145,9 @@ def test_the_price_prunes() -> None:
     lengths = [len(drafter.draft([sequence], [60], price)[0]) for price in (0.0, 0.01, 0.1, 0.3, 0.5)]
     assert lengths[0] == 60 and lengths[-1] == 0 and lengths == sorted(lengths, reverse=True)
     assert 1 <= lengths[3] < 5
-    whole = drafter.draft([sequence], [60])[0].token_ids.tolist()
+    whole = drafter.draft([sequence], [60])[0].ids
     for price, length in zip((0.01, 0.1), lengths[1:], strict=False):
-        assert drafter.draft([sequence], [60], price)[0].token_ids.tolist() == whole[:length]
+        assert drafter.draft([sequence], [60], price)[0].ids == whole[:length]
 
 
 def test_ranks_learn_their_worth() -> None:
@@ -158,7 +158,7 @@ def test_ranks_learn_their_worth() -> None:
         known = drafter._known[sequence].of
         path, token_id, node = [], sequence.token_ids[-1], -1
         while (rank_two := known(token_id)[0][1]) is not None:
-            below = [i for i, p in enumerate(draft.parents.tolist()) if p == node and draft.token_ids[i] == rank_two]
+            below = [i for i, p in enumerate(draft.parents) if p == node and draft.token_ids[i] == rank_two]
             if not below:
                 break
             node, token_id = below[0], rank_two
@@ -170,7 +170,7 @@ def test_ranks_learn_their_worth() -> None:
     expected = [sequence.token_ids[-1]]
     for _ in range(4):
         expected.append(drafter._known[sequence].of(expected[-1])[0][1])
-    assert draft.token_ids.tolist() == expected[1:]
+    assert draft.ids == expected[1:]
 
 
 def test_no_budget_still_learns() -> None:

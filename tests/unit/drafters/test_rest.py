@@ -42,7 +42,7 @@ def draft(drafter: Rest, tokens: list[int], budget: int = 64, price: float = 0.0
 
 def paths(result: Draft) -> list[tuple[int, ...]]:
     found: list[tuple[int, ...]] = []
-    for node, (token_id, parent) in enumerate(zip(result.token_ids.tolist(), result.parents.tolist())):
+    for node, (token_id, parent) in enumerate(zip(result.ids, result.parents)):
         assert -1 <= parent < node
         found.append((*(found[parent] if parent >= 0 else ()), token_id))
     assert len(set(found)) == len(found)  # no token twice below one parent

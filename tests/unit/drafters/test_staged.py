@@ -38,7 +38,7 @@ def chains(drafter: DraftModel, params: SamplingParams, price: float) -> list[tu
     for turn in range(25):
         steps = []
         for each, draft in zip(sequences, drafter.draft(sequences, [6, 1 + turn % 9], price)):
-            drafted.append((draft.token_ids.tolist(), draft.laws))
+            drafted.append((draft.ids, draft.laws))
             accepted = turn % (len(draft) + 1)
             bonus = FakeModel(num_contexts=40).greedy(each.token_ids, 1)[0]
             each.token_ids += [*draft.token_ids[:accepted].tolist(), bonus]
@@ -115,7 +115,7 @@ def test_it_wants_what_the_inner_drafter_wants() -> None:
 
 
 def test_the_first_path_of_a_tree() -> None:
-    tree = Draft(torch.tensor([4, 5, 6, 7, 8]), torch.tensor([-1, -1, 0, 1, 2]))
+    tree = Draft([4, 5, 6, 7, 8], [-1, -1, 0, 1, 2])
     assert _first_path(tree) == [4, 6, 8]
     assert _first_path(Draft(tree.token_ids, tree.parents, num_candidates=3)) == [4, 6]
     assert _first_path(Draft.empty()) == []

@@ -30,13 +30,13 @@ def begun(drafter: Suffix, token_ids: list[int], tenant: str | None = None) -> S
 def drafted(drafter: Suffix, own: Sequence, budget: int = 16, price: float = 0.0) -> list[int]:
     (draft,) = drafter.draft([own], [budget], price)
     assert draft.is_chain and draft.laws is None
-    tokens: list[int] = draft.token_ids.tolist()
+    tokens: list[int] = draft.ids
     return tokens
 
 
 def verified(drafter: Suffix, own: Sequence, draft: Draft, said: list[int]) -> None:
     """The target says these tokens in the draft's place."""
-    tokens = draft.token_ids.tolist()
+    tokens = draft.ids
     accepted = next((i for i, (a, b) in enumerate(zip(tokens, said, strict=False)) if a != b), len(tokens))
     own.token_ids += said[: accepted + 1]
     drafter.commit([Step(own, draft, Verdict(list(range(accepted)), own.token_ids[-1]), len(own.token_ids) - 1)])
@@ -107,7 +107,7 @@ def test_a_batch_is_its_sequences_one_by_one() -> None:
     drafter = Suffix()
     batch = [begun(drafter, text) for text in texts]
     budgets = [4, 0, 9, 1, 16]
-    together = [draft.token_ids.tolist() for draft in drafter.draft(batch, budgets)]
+    together = [draft.ids for draft in drafter.draft(batch, budgets)]
     for text, budget, tokens in zip(texts, budgets, together, strict=True):
         alone = Suffix()
         assert drafted(alone, begun(alone, text), budget) == tokens

@@ -340,8 +340,8 @@ def test_ctrl_c_in_a_step_loses_nothing() -> None:
         [0] * 9,
         [99],
         [-1],
-        Draft(torch.tensor([1, 2]), torch.tensor([0, 0])),
-        Draft(torch.tensor([1, 2]), torch.tensor([-1])),
+        Draft([1, 2], [0, 0]),
+        Draft([1, 2], [-1]),
     ],
     ids=["over budget", "above the vocabulary", "below 0", "its own parent", "a parent too few"],
 )

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
 
 from doubles import FakeModel, Scripted
 from forerun.config import EngineConfig, SamplingParams
@@ -55,7 +54,7 @@ class Curious(Scripted):
             paths.append([*above, token_ids[-1]])
         n = len(token_ids)
         sources = tuple(self.rng.choice("ab") for _ in range(n))
-        draft = Draft(torch.tensor(token_ids, dtype=torch.int64), torch.tensor(parents, dtype=torch.int64))
+        draft = Draft(token_ids, parents)
         draft = replace(draft, num_candidates=self.rng.randint(0, n), sources=sources)
         self.asked[sequence.id] = (draft, list(sequence.token_ids))
         return draft
@@ -90,7 +89,7 @@ class Curious(Scripted):
         if step.draft is not None:
             assert own >= 1
             paths = [before]
-            for token_id, parent in zip(step.draft.token_ids.tolist(), step.draft.parents.tolist(), strict=True):
+            for token_id, parent in zip(step.draft.ids, step.draft.parents, strict=True):
                 paths.append([*paths[parent + 1], token_id])
             contexts += paths[1:]
         if self.needs.prompt_rows and told_before < sequence.num_prompt:
@@ -165,8 +164,8 @@ def test_sources_are_counted_without_probes_and_as_committed() -> None:
         parents = [-1, -1, *([0, *range(2, 1 + len(more))] if more else []), 0]
         if not more:
             token_ids, parents = token_ids[:-1], parents[:-1]
-            return Draft(torch.tensor(token_ids), torch.tensor(parents), sources=("a", "b"))
-        draft = Draft(torch.tensor(token_ids), torch.tensor(parents), num_candidates=len(token_ids) - 1)
+            return Draft(token_ids, parents, sources=("a", "b"))
+        draft = Draft(token_ids, parents, num_candidates=len(token_ids) - 1)
         return replace(draft, sources=("a", *("b" for _ in token_ids[2:]), "c"))
 
     engine = Engine(fake, Scripted(propose), config=EngineConfig(num_draft_tokens=5))

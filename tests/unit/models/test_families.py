@@ -42,9 +42,9 @@ def test_logits_match_transformers(family: str, path: str, folders: dict[str, Pa
     with torch.inference_mode():
         expected = reference(torch.tensor([prompt])).logits[0]
     cache = model.new_cache()
-    first = model.forward([Rows(cache, prompt[:50])])
+    first = model.forward([Rows(cache, prompt[:50])]).logits
     cache.commit(range(50))
-    rest = model.forward([Rows(cache, prompt[50:])])
+    rest = model.forward([Rows(cache, prompt[50:])]).logits
     torch.testing.assert_close(torch.cat([first, rest]), expected, atol=FLOAT64_TOLERANCE, rtol=0)
 
 
@@ -56,15 +56,15 @@ def test_a_tree_computes_each_path_as_a_chain_would(family: str, folders: dict[s
     cache = model.new_cache()
     model.forward([Rows(cache, prompt, num_logits=0)])
     cache.commit(range(30))
-    tree = model.forward([Rows(cache, nodes, parents)])
+    tree = model.forward([Rows(cache, nodes, parents)]).logits
     for leaf, path in ((3, [0, 1, 3]), (5, [0, 2, 5]), (6, [0, 1, 4, 6])):
         chain_cache = model.new_cache()
-        chain = model.forward([Rows(chain_cache, [*prompt, *(nodes[node] for node in path)])])
+        chain = model.forward([Rows(chain_cache, [*prompt, *(nodes[node] for node in path)])]).logits
         torch.testing.assert_close(tree[leaf], chain[-1], atol=FLOAT64_TOLERANCE, rtol=0)
     cache.commit([0, 1, 4, 6])
-    again = model.forward([Rows(cache, [7])])
+    again = model.forward([Rows(cache, [7])]).logits
     reference = model.new_cache()
-    expected = model.forward([Rows(reference, [*prompt, *(nodes[node] for node in (0, 1, 4, 6)), 7])])
+    expected = model.forward([Rows(reference, [*prompt, *(nodes[node] for node in (0, 1, 4, 6)), 7])]).logits
     torch.testing.assert_close(again[0], expected[-1], atol=FLOAT64_TOLERANCE, rtol=0)
 
 
@@ -88,7 +88,7 @@ def in_groups(model: Model, text: list[int], sizes: list[int]) -> torch.Tensor:
     cache.commit(range(done))
     logits = []
     for size in sizes:
-        logits.append(model.forward([Rows(cache, text[done : done + size])]))
+        logits.append(model.forward([Rows(cache, text[done : done + size])]).logits)
         cache.commit(range(size))
         done += size
     return torch.cat(logits)
@@ -97,10 +97,10 @@ def in_groups(model: Model, text: list[int], sizes: list[int]) -> torch.Tensor:
 def test_packed_order_and_wanted_logits(folders: dict[str, Path]) -> None:
     model = load_model(folders["llama"], dtype="float64")
     a, b = tokens(6), tokens(3, seed=2)
-    full_a = model.forward([Rows(model.new_cache(), a)])
-    full_b = model.forward([Rows(model.new_cache(), b)])
+    full_a = model.forward([Rows(model.new_cache(), a)]).logits
+    full_b = model.forward([Rows(model.new_cache(), b)]).logits
     batch = [Rows(model.new_cache(), a, num_logits=2), Rows(model.new_cache(), b, num_logits=0)]
     torch.testing.assert_close(model.forward(batch), full_a[-2:])
     batch = [Rows(model.new_cache(), a, num_logits=1), Rows(model.new_cache(), b)]
     torch.testing.assert_close(model.forward(batch), torch.cat([full_a[-1:], full_b]))
-    assert model.forward([Rows(model.new_cache(), a, num_logits=0)]).shape == (0, VOCAB)
+    assert model.forward([Rows(model.new_cache(), a, num_logits=0)]).logits.shape == (0, VOCAB)

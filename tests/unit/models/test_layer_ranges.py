@@ -103,17 +103,17 @@ def test_verification_goes_on_from_the_draft(model: Model, first: int, length: i
         own.commit(range(2))
         wanted.commit(range(2))
         assert all(torch.equal(a, b) for a, b in zip(held(own), held(wanted), strict=True))
-    going_on = [model.forward([Rows(cache, [7]) for cache in own]) for own in (own_caches, expected_caches)]
+    going_on = [model.forward([Rows(cache, [7]) for cache in own]).logits for own in (own_caches, expected_caches)]
     assert torch.equal(*going_on)
 
 
 def test_alone(model: Model) -> None:
     """One row only, which is padded."""
-    expected = model.forward([Rows(prompted(model, tokens(9)), [5])])
+    expected = model.forward([Rows(prompted(model, tokens(9)), [5])]).logits
     cache = prompted(model, tokens(9))
     hidden, _ = model.forward_first([Rows(cache, [5])], 2)
     assert hidden.shape == (1, 64)
-    assert torch.equal(model.forward([Rows(cache, [5], hidden=hidden, first_layer=2)]), expected)
+    assert torch.equal(model.forward([Rows(cache, [5], hidden=hidden, first_layer=2)]).logits, expected)
 
 
 def test_logits_are_those_of_a_model_with_the_first_layers_only(model: Model) -> None:
@@ -130,10 +130,10 @@ def test_logits_are_those_of_a_model_with_the_first_layers_only(model: Model) ->
 
 def test_growth_keeps_what_was_drafted(model: Model) -> None:
     cache = prompted(model, tokens(250))
-    expected = model.forward([Rows(prompted(model, tokens(250)), list(range(10)))])
+    expected = model.forward([Rows(prompted(model, tokens(250)), list(range(10)))]).logits
     hidden = drafted(model, cache, range(10), 3)
     assert cache.length == 250
-    assert torch.equal(model.forward([Rows(cache, range(10), hidden=hidden, first_layer=3)]), expected)
+    assert torch.equal(model.forward([Rows(cache, range(10), hidden=hidden, first_layer=3)]).logits, expected)
 
 
 def test_refusals(model: Model) -> None:

@@ -54,7 +54,7 @@ def decode(model: Model, cache: SequenceCache, tokens: Sequence[int]) -> Tensor:
     """Logits of the tokens, one forward each."""
     logits = []
     for token_id in tokens:
-        logits.append(model.forward([Rows(cache, [token_id])]))
+        logits.append(model.forward([Rows(cache, [token_id])]).logits)
         cache.commit([0])
     return torch.cat(logits)
 
@@ -96,7 +96,7 @@ def test_nodes_have_the_bits_of_their_paths(family: str, dtype: str, folders: di
     for length, n in ((0, 4), (63, 6), (64, 3), (65, 8), (250, 16), (255, 5), (256, 12), (257, 8)):
         tree = random_tree(rng, n, rng.choice((2, 3, n)))
         cache = prefilled(model, length)
-        check_tree(model, length, tree, model.forward([Rows(cache, *tree)]), cache)
+        check_tree(model, length, tree, model.forward([Rows(cache, *tree)]).logits, cache)
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "gemma2"])
@@ -109,7 +109,7 @@ def test_trees_beside_trees_chains_and_prompts(family: str, folders: dict[str, P
     batch = [Rows(cache, *tree) for cache, tree in zip(caches, trees, strict=True)]
     prompt = [rng.randrange(VOCAB) for _ in range(40)]
     chain = Rows(prefilled(model, 200), [1, 2, 3])
-    logits = model.forward([batch[0], Rows(model.new_cache(), prompt, num_logits=0), batch[1], chain, batch[2]])
+    logits = model.forward([batch[0], Rows(model.new_cache(), prompt, num_logits=0), batch[1], chain, batch[2]]).logits
     parts = (logits[:3], logits[3:12], logits[12:15], logits[15:])
     assert torch.equal(parts[2], decode(model, prefilled(model, 200), [1, 2, 3]))
     for length, tree, part, cache in zip(lengths, trees, (parts[0], parts[1], parts[3]), caches, strict=True):

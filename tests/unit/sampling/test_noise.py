@@ -100,7 +100,7 @@ def sequences():
 
 
 def test_step_noise_keys_rows_by_the_position_they_draw():
-    tree = Draft(torch.tensor([1, 2, 3, 4]), torch.tensor([-1, 0, 0, 2]))
+    tree = Draft([1, 2, 3, 4], [-1, 0, 0, 2])
     packed = PackedDrafts.of([tree, Draft.chain([7]), Draft.empty()])
     noise = StepNoise(torch.Generator().manual_seed(1), sequences(), packed)
     # token_ids has length 3, so row 0 draws token 3; the two children of node 0 draw the same position

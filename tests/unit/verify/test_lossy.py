@@ -29,7 +29,7 @@ def test_sets():
 
 def test_longest_path_then_the_most_probable(given_noise):
     #        root -> 0 (.6) -> 2 (.1 rejected)      root -> 1 (.4) -> 3 (.45), 4 (.5)
-    draft = Draft(torch.tensor([0, 1, 2, 3, 4]), torch.tensor([-1, -1, 0, 1, 1]))
+    draft = Draft([0, 1, 2, 3, 4], [-1, -1, 0, 1, 1])
     laws = torch.zeros(6, 6)
     laws[0, :2] = torch.tensor([0.6, 0.4])
     laws[1] = torch.tensor([0.8, 0.1, 0.01, 0.09, 0.0, 0.0])
@@ -44,6 +44,6 @@ def test_longest_path_then_the_most_probable(given_noise):
 
 
 def test_probes_are_not_accepted(given_noise):
-    draft = Draft(torch.tensor([0, 0]), torch.tensor([-1, 0]), num_candidates=1)
+    draft = Draft([0, 0], [-1, 0], num_candidates=1)
     laws = torch.tensor([[1.0, 0.0]]).repeat(3, 1)
     assert VERIFIERS["top-k"].verify(PackedDrafts.of([draft]), laws.log(), given_noise([0.5])) == [Verdict([0], 0)]

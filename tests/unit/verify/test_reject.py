@@ -35,7 +35,7 @@ def exact(rule, draft, target):
     """Chances [n] and weights after each accepted length [n + 1, V], in fractions, without batch or padding."""
     n = draft.num_candidates
     p, q = fractions(target[: n + 1]), fractions(draft.laws[: n + 1])
-    tokens = draft.token_ids.tolist()[:n]
+    tokens = draft.ids[:n]
     ratios = np.array([[p[i][x] / q[i][x] for i, x in enumerate(tokens)]], dtype=object).reshape(1, n)
     carries = rule.carry(ratios)
     left = excess(carries.T, p, q)

@@ -10,8 +10,8 @@ from forerun.verify import VERIFIERS, check_acceptance, rule_for, verify_step
 VOCAB = 8
 LAWS = torch.full((3, VOCAB), 1 / VOCAB)
 DRAWN, CHOSEN = Draft.chain([1, 2], LAWS), Draft.chain([1, 2])
-DRAWN_TREE = Draft(torch.tensor([1, 2]), torch.tensor([-1, -1]), LAWS)
-CHOSEN_TREE = Draft(torch.tensor([1, 2]), torch.tensor([-1, -1]))
+DRAWN_TREE = Draft([1, 2], [-1, -1], LAWS)
+CHOSEN_TREE = Draft([1, 2], [-1, -1])
 GREEDY, PLAIN, SEEDED = SamplingParams(temperature=0), SamplingParams(), SamplingParams(seed=1)
 
 

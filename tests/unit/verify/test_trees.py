@@ -41,7 +41,7 @@ def random_tree(parents, vocab_size, seed, replacement=True, dtype=torch.float64
         tokens[node] = torch.multinomial(law, 1, generator=generator)[0] if law.sum() > 0 else 0
         if not replacement:
             law[tokens[node]] = 0
-    return Draft(tokens, torch.tensor(parents, dtype=torch.int64), laws, replacement), target
+    return Draft(tokens, parents, laws, replacement), target
 
 
 def fractions(row):
@@ -50,9 +50,9 @@ def fractions(row):
 
 def exact_verdict(rule, draft, target, uniforms):
     """In fractions: the same numbers compared with the chances, and the last of them inverted."""
-    parents = draft.parents.tolist()
+    parents = draft.parents
     tree = DrawnTree(
-        draft.token_ids.tolist(),
+        draft.ids,
         [[i for i in range(draft.num_candidates) if parents[i] == node] for node in range(-1, len(parents))],
         lambda row: fractions(target[row]),
         lambda row: fractions(draft.laws[row]),
@@ -118,7 +118,7 @@ def test_company_changes_nothing(name, replacement, given_noise):
 
 def siblings(tokens, law, replacement=True, **options):
     laws = torch.as_tensor(law).repeat(len(tokens) + 1, 1)
-    return Draft(torch.tensor(tokens), torch.full((len(tokens),), -1), laws, replacement, **options)
+    return Draft(tokens, [-1] * len(tokens), laws, replacement, **options)
 
 
 @pytest.mark.parametrize("name", RULES)
@@ -147,7 +147,7 @@ def test_exhausted_law_leaves_the_remainder_of_the_target(name, given_noise):
 def test_next_to_nothing_left_of_the_law(name, rest, given_noise):
     """Without replacement, a sharp law leaves little to the second draw: it is the whole of the law then."""
     law = torch.tensor([[1.0, rest, 3 * rest]])
-    draft = Draft(torch.tensor([0, 1]), torch.tensor([-1, -1]), law.repeat(3, 1), replacement=False)
+    draft = Draft([0, 1], [-1, -1], law.repeat(3, 1), replacement=False)
     target = torch.tensor([[0.0, 0.125, 0.875]]).repeat(3, 1)
     for u, verdict in [(0.49, Verdict([1], 2)), (0.51, Verdict([], 2))]:  # accepted with 0.125 / 0.25
         assert VERIFIERS[name].verify(PackedDrafts.of([draft]), target.log(), given_noise([0.0, u, 0.5])) == [verdict]
@@ -158,7 +158,7 @@ def test_next_to_nothing_left_of_the_law(name, rest, given_noise):
 def test_residual_after_next_to_nothing_was_left_of_the_law(name, rest, given_noise):
     """The second child holds more of the draft's remainder than of the target's: if it falls, the other is meant."""
     law = torch.tensor([[1.0, rest, 2 * rest]])
-    draft = Draft(torch.tensor([0, 2]), torch.tensor([-1, -1]), law.repeat(3, 1), replacement=False)
+    draft = Draft([0, 2], [-1, -1], law.repeat(3, 1), replacement=False)
     target = torch.tensor([[0.0, 0.5, 0.5]]).repeat(3, 1)
     noise = given_noise([0.0, 0.76, ALMOST_ONE])  # accepted with (1 / 2) / (2 / 3)
     assert VERIFIERS[name].verify(PackedDrafts.of([draft]), target.log(), noise) == [Verdict([], 1)]

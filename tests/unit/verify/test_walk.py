@@ -18,7 +18,7 @@ VOCAB = 3
 
 
 def tree(tokens, parents, **options):
-    return Draft(torch.tensor(tokens, dtype=torch.int64), torch.tensor(parents, dtype=torch.int64), **options)
+    return Draft(tokens, parents, **options)
 
 
 TREES = {
@@ -36,7 +36,7 @@ def context_of(draft, row):
     tokens, node = (), row - 1
     while node >= 0:
         tokens = (int(draft.token_ids[node]), *tokens)
-        node = int(draft.parents[node])
+        node = draft.parents[node]
     return tokens
 
 

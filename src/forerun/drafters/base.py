@@ -1,0 +1,113 @@
+"""What a drafter must implement, and what it declares about itself."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Any
+
+from forerun.models import LanguageModel
+from forerun.types import Draft, Needs, Sequence, Step
+
+
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """What the engine must know of a drafter to treat it rightly.
+
+    Attributes:
+        cost_key: everything that drafting time depends on beside the target, such as class, options and draft model.
+            Drafters with the same key share stored costs.
+        whole_draft: nodes of its drafts, where fewer would do it harm: an automatic K is this or 0. None: any number.
+        reads_prediction: it uses `Sequence.prediction`.
+        writes_cache: it feeds rows into `Sequence.cache`, so no other drafter may do so in the same step.
+    """
+
+    cost_key: tuple[str, ...] = ()
+    whole_draft: int | None = None
+    reads_prediction: bool = False
+    writes_cache: bool = False
+
+    @classmethod
+    def merged(cls, name: str, parts: Iterable[Traits]) -> Traits:
+        """Those of a drafter that asks others. Its drafts are not whole: parts of several come together."""
+        every = list(parts)
+        return cls(
+            (name, *(entry for part in every for entry in part.cost_key)),
+            None,
+            any(part.reads_prediction for part in every),
+            any(part.writes_cache for part in every),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """The target's side of the pair.
+
+    Attributes:
+        target: the model that verifies.
+        tokenizer: the target's; None if it has none.
+        seed: for the drafter's own draws; never the seed of the engine's noise, which must be independent.
+    """
+
+    target: LanguageModel
+    tokenizer: Any = None
+    seed: int | None = None
+
+
+class Drafter(ABC):
+    """Proposes tokens. The engine never asks which drafter it has: all it needs to know is declared here.
+
+    A new drafter implements the four abstract methods, and overrides what else does not fit it.
+    """
+
+    @property
+    def needs(self) -> Needs:
+        """What it wants to know of the target's rows, told in `Step`."""
+        return Needs()
+
+    @property
+    def traits(self) -> Traits:
+        """What the engine must know of it; complete after `bind`."""
+        return Traits((type(self).__name__,))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes it holds beside its models' weights."""
+        return 0
+
+    def bind(self, binding: Binding) -> None:  # noqa: B027 - most drafters need nothing of the target
+        """See the target before the first sequence, and load what is needed.
+
+        Raises:
+            DrafterError, ModelLoadError: this target cannot be drafted for.
+        """
+
+    @abstractmethod
+    def start(self, sequence: Sequence) -> None:
+        """A sequence enters, its prompt not yet computed."""
+
+    @abstractmethod
+    def draft(self, sequences: Seq[Sequence], budgets: Seq[int], price: float = 0.0) -> list[Draft]:
+        """One draft for each sequence.
+
+        Args:
+            budgets: nodes of each draft at most, probes included; 0 asks for none. No node is deeper than
+                `sequence.room` (children of the last committed token have depth 1).
+            price: a node pays only if the chance that it and all above it are accepted exceeds this; a drafter that
+                can tell stops there. Of a drawn chain, a token that was looked at to decide is kept.
+        """
+
+    @abstractmethod
+    def commit(self, steps: Seq[Step]) -> None:
+        """The target has computed a prompt chunk or verified a draft."""
+
+    @abstractmethod
+    def stop(self, sequence: Sequence) -> None:
+        """The sequence leaves; its state is freed."""
+
+    def rewind(self, sequence: Sequence, length: int) -> None:
+        """The sequence's tokens from `length` on have been replaced by others: forget what was learned of them."""
+        self.stop(sequence)
+        self.start(sequence)

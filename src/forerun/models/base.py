@@ -1,0 +1,134 @@
+"""The seam between the engine and what computes: rows in, logits and hidden states out."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from forerun.types import Cache
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The new rows of one sequence in one forward.
+
+    Attributes:
+        cache: the sequence's cache in this model.
+        token_ids: [n], at least one; a list, or an int64 tensor on the model's device.
+        parents: [n], the row that each row follows, among the rows fed since the cache's last commit, these included
+            (they count on from `cache.num_scratch`); -1 for the committed prefix. None: the first follows the last
+            row fed, each other the row before it.
+        num_logits: logits are returned for this many of the last rows; None for all.
+        hidden: [n, hidden], what enters layer `first_layer` for each of the rows, as `forward_first` returned it.
+            These rows are the last ones fed, not new ones: keys and values of the layers before lie in their slots.
+            None: nothing is computed yet.
+        first_layer: the layer to go on from.
+    """
+
+    cache: Cache
+    token_ids: Seq[int] | Tensor
+    parents: Seq[int] | None = None
+    num_logits: int | None = None
+    hidden: Tensor | None = None
+    first_layer: int = 0
+
+    @property
+    def num_wanted(self) -> int:
+        """Rows whose logits are returned."""
+        return len(self.token_ids) if self.num_logits is None else self.num_logits
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """What a forward gave.
+
+    Attributes:
+        logits: [R, V] of the wanted rows in packed order; float32, or float64 for a float64 model.
+        taps: [R, layers, H] hidden states of the same rows entering the layers that were asked for, residual included,
+            in the weights' type; None where none was asked for.
+    """
+
+    logits: Tensor
+    taps: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Exactness:
+    """Whether a row's result is bit-identical alone and beside others, as tried at load.
+
+    Attributes:
+        exact: it was, in every trial.
+        reason: what prevents it, with the module's name; None when exact.
+    """
+
+    exact: bool
+    reason: str | None = None
+
+
+class LanguageModel(Protocol):
+    """A target, a draft model, or anything that stands in for one.
+
+    Attributes:
+        name: what it was loaded as.
+        vocab_size: width of the logits.
+        context_length: positions it can compute.
+        eos_token_ids: tokens that end its output.
+        dtype: of the weights.
+        device: where it computes.
+        num_parameters: of its weights.
+        exactness: the self-test's verdict.
+    """
+
+    name: str
+    vocab_size: int
+    context_length: int
+    eos_token_ids: frozenset[int]
+    dtype: torch.dtype
+    device: torch.device
+    num_parameters: int
+    exactness: Exactness
+
+    def new_cache(self) -> Cache:
+        """An empty cache for one sequence."""
+
+    def forward(self, batch: Seq[Rows], layers: Seq[int] = ()) -> Forward:
+        """Compute the rows of several sequences. They join their caches' scratch: `commit` decides what stays.
+
+        Args:
+            batch: at least one Rows.
+            layers: whose entering states to return, rising; the number of layers stands for the state after the final
+                norm.
+        """
+
+
+class StandIn(ABC):
+    """The base of models that stand in for another one: its attributes, and its caches unless they say otherwise."""
+
+    def __init__(self, model: LanguageModel) -> None:
+        self.name = model.name
+        self.vocab_size = model.vocab_size
+        self.context_length = model.context_length
+        self.eos_token_ids = model.eos_token_ids
+        self.dtype = model.dtype
+        self.device = model.device
+        self.num_parameters = model.num_parameters
+        self.exactness = model.exactness
+        self._model = model
+
+    def new_cache(self) -> Cache:
+        """An empty cache for one sequence."""
+        return self._model.new_cache()
+
+    @abstractmethod
+    def forward(self, batch: Seq[Rows], layers: Seq[int] = ()) -> Forward:
+        """As `LanguageModel.forward`."""
+
+
+def identity(model: LanguageModel) -> str:
+    """What tells a model from others in stored costs: name, size, number format and device."""
+    return f"{model.name} {model.num_parameters} {model.dtype} {model.device}"
