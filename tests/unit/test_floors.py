@@ -14,6 +14,7 @@ FLOORS = {
     "device": 0,
     "config": 0,
     "types": 0,
+    "workloads": 0,
     "sampling": 1,
     "verify": 1,
     "policy": 1,

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any
+from functools import partial
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from forerun.bench import workloads
+from forerun import workloads
 from forerun.bench.compare import Row, Run, compare
 from forerun.bench.measure import PADDED_NOTE, Timed, describe, interleave, is_cost_padded, machine
-from forerun.bench.tables import percent
+from forerun.bench.report import decimal, percent
 from forerun.cli import options
 from forerun.cli.flags import Flags, with_flags
 from forerun.cli.generate import INTERRUPTED
@@ -139,7 +140,7 @@ def open_methods(
     model: str, drafters: Mapping[str, str], dtype: str, num_draft_tokens: NumDraftTokens
 ) -> dict[str, LLM]:
     """Plain first, then one engine per drafter, all over one target. The seam that tests replace."""
-    from forerun.bench.generate import beside
+    from forerun.bench.engines import beside
     from forerun.engine import LLM
 
     plain = LLM(model, drafter=None, dtype=dtype)
@@ -148,10 +149,12 @@ def open_methods(
 
 def show(stage: Stage, methods: Mapping[str, LLM], cases: Sequence[workloads.Case], params: SamplingParams) -> None:
     """Stream every prompt through every method once: something to watch, and the warm-up of what follows."""
+    from forerun.bench.engines import with_prediction
+
     for number, case in enumerate(cases, 1):
         for name, llm in methods.items():
             with stage.performance(f"{name}  ·  prompt {number} of {len(cases)}, {case.name}", case.prompt) as scene:
-                for chunk in llm.stream(case.prompt, workloads.with_prediction(params, llm.drafter, case)):
+                for chunk in llm.stream(case.prompt, with_prediction(params, llm.drafter, case)):
                     scene.add(llm.tokenizer, chunk)
 
 
@@ -164,6 +167,8 @@ def measure(
     runs: dict[str, list[Timed[Run]]],
 ) -> None:
     """Time every method on every prompt, in turn; `runs` grows as they finish."""
+    from forerun.bench.engines import generate, with_prediction
+
     with stage.progress("Measuring, methods in turn", len(cases) * rounds * len(methods)) as advance:
 
         def after(name: str, result: Timed[Run]) -> None:
@@ -171,20 +176,11 @@ def measure(
             advance()
 
         for case in cases:
-            runners = {name: runner(llm, case, params) for name, llm in methods.items()}
+            runners = {
+                name: partial(generate, llm, case.prompt, with_prediction(params, llm.drafter, case))
+                for name, llm in methods.items()
+            }
             interleave(runners, rounds, warmup=0, after=after)
-
-
-def runner(llm: LLM, case: workloads.Case, params: SamplingParams) -> Callable[[], Run]:
-    """One generation, as a function without arguments."""
-    own = workloads.with_prediction(params, llm.drafter, case)
-
-    def run() -> Run:
-        generation: Any = llm.generate(case.prompt, own)
-        stats = generation.stats
-        return Run(generation.token_ids, stats.num_forwards, stats.num_draft_tokens, stats.num_accepted_tokens)
-
-    return run
 
 
 HEADER = ("method", "tokens/s", "speedup", "mean acceptance length", "acceptance rate", "identical")
@@ -192,10 +188,16 @@ HEADER = ("method", "tokens/s", "speedup", "mean acceptance length", "acceptance
 
 def cells(row: Row) -> tuple[str, ...]:
     """A row of the table; a dash where a figure has no meaning."""
-    length = "–" if row.mean_acceptance_length is None else f"{row.mean_acceptance_length:.2f}"
     identical = "yes" if row.identical else "no"
     speed = f"{row.tokens_per_second:.1f}"
-    return row.method, speed, f"{row.speedup.median:.2f}×", length, percent(row.acceptance_rate), identical
+    return (
+        row.method,
+        speed,
+        f"{row.speedup.median:.2f}×",
+        decimal(row.mean_acceptance_length),
+        percent(row.acceptance_rate),
+        identical,
+    )
 
 
 def closing_line(exact: bool, num_draft_tokens: NumDraftTokens, prompts: int, rounds: int, max_tokens: int) -> str:

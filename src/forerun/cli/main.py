@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from forerun import __version__
-from forerun.cli import bench, demo, drafters, generate, index, make, overhead, replay, train
+from forerun.cli import bench, demo, drafters, generate, index, make, train
 from forerun.cli.precedence import read_config
 from forerun.errors import ForerunError
 
@@ -67,8 +67,6 @@ def root(
 app.command("generate")(generate.generate)
 app.command("demo")(demo.demo)
 app.command("drafters")(drafters.drafters)
-bench.app.command()(replay.replay)
-bench.app.command()(overhead.overhead)
 app.add_typer(bench.app, name="bench")
 app.add_typer(train.app, name="train")
 app.add_typer(make.app, name="make")

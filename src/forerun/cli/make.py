@@ -38,14 +38,15 @@ def padded(
 @app.command()
 def workloads(out: Annotated[Path, typer.Argument(help="Folder to write.")]) -> None:
     """Cut the bundled workloads from the held-out files again: prose, copying, high temperature."""
-    from forerun.train import workloads as cut
-    from forerun.train.heldout import read_held_out, read_prompts
+    from forerun.train import workload_prompts as cut
+    from forerun.train.heldout import read_held_out
+    from forerun.workloads import load, save
 
     files = read_held_out()
     for name, prompts in (
         ("prose", cut.prose_prompts(files)),
         ("copying", cut.copying_prompts(files)),
-        ("high-temperature", cut.high_temperature_prompts(read_prompts())),
+        ("high-temperature", cut.high_temperature_prompts(load("code"))),
     ):
-        cut.write_workload(prompts, out / f"{name}.jsonl")
+        save(prompts, out / f"{name}.jsonl")
         typer.echo(f"{out / name}.jsonl: {len(prompts)} prompts")

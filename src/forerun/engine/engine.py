@@ -51,7 +51,7 @@ class Engine:
         self.scheduler = Scheduler(self.config.max_batch)
         self.last_step = StepStats()
         # K = 0 is plain decoding: a drafter that is never asked need not be told anything either. An explicit budget
-        # decides for itself.
+        # decides for itself, and keeps the drafter.
         self._drafter = drafter if self.config.num_draft_tokens or budget is not None else None
         self._loop = StepLoop(target, self._drafter, self.config, budget)
         self._ids = itertools.count()

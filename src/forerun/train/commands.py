@@ -10,6 +10,7 @@ import torch
 from rich.console import Console
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from forerun import workloads
 from forerun.errors import ConfigError
 from forerun.train import card, card_command, distil, folder, lm
 from forerun.train.accelerator import device_name, training_device
@@ -24,7 +25,7 @@ from forerun.train.corpus import (
 )
 from forerun.train.defaults import DraftTraining, LmTraining, OtherVocabTraining
 from forerun.train.evaluate import Acceptance, TextScore, acceptance, continued, score_of_continuations, text_score
-from forerun.train.heldout import HELD_OUT_CORPUS, holds_out_the_same, read_held_out, read_prompts
+from forerun.train.heldout import HELD_OUT_CORPUS, holds_out_the_same, read_held_out
 from forerun.train.loop import CHECKPOINT
 from forerun.train.other_vocab import sample_documents
 
@@ -232,7 +233,7 @@ def on_target(
     draft_tokenizer: PreTrainedTokenizerBase,
 ) -> dict[str, float]:
     """Bits per byte of the target's continuations of the bundled prompts, for draft and target."""
-    prompts = [tokenizer(prompt.prompt, verbose=False)["input_ids"] for prompt in read_prompts()]
+    prompts = [tokenizer(case.prompt, verbose=False)["input_ids"] for case in workloads.load("code")]
     bits = {}
     for temperature in (0.0, 1.0):
         before, after = continued(target, tokenizer, prompts, temperature)
@@ -259,7 +260,7 @@ def pair_acceptance(
     new_tokens: int = 128,
 ) -> list[Acceptance]:
     """Acceptance on the bundled prompts at temperatures 0 and 1."""
-    prompts = [tokenizer(prompt.prompt, verbose=False)["input_ids"] for prompt in read_prompts()]
+    prompts = [tokenizer(case.prompt, verbose=False)["input_ids"] for case in workloads.load("code")]
     return [
         acceptance(
             target,
