@@ -11,15 +11,8 @@ MAX_FILE_LINES = 300
 MAX_FUNCTION_LINES = 50
 """From `def` to the last line, docstring included, decorators not."""
 
-_FLAGS = "its parameters are the command's flags; to go when flags are made from the fields that they set"
 EXCEPTIONS = {
-    "config.py": "to go when tuning numbers stand beside their one reader",
     "drafters/hybrid.py": "to go when the kinds of hybrids have a file each",
-    "cli/bench.py:generate": "to go when bench commands share one shape",
-    "cli/generate.py:generate": _FLAGS,
-    "cli/replay.py:replay": "to go when bench commands share one shape",
-    "cli/train.py:draft": _FLAGS,
-    "cli/train.py:other_vocab": _FLAGS,
     "train/lm.py:train": "one training run from files to weights, read from top to bottom",
 }
 """Path below src/forerun, or path:function -> why it may be longer."""

@@ -110,7 +110,7 @@ def compare(
     """Every K of `counts`, and auto."""
     texts = answers(setting.plain, prompts, params) if setting.echo else []
     runs = [priced_run(setting, FixedBudget(k), f"K={k}", prompts, params, texts) for k in counts]
-    budget = automatic_budget(setting.plain.target, setting.make(VirtualClock()), stored=False)
+    budget = automatic_budget(whole_draft=setting.make(VirtualClock()).traits.whole_draft, cost_key=None)
     return Comparison(label, runs, priced_run(setting, budget, AUTO, prompts, params, texts), setting.plain_speed)
 
 
