@@ -10,10 +10,12 @@ SRC = Path(__file__).parents[2] / "src" / "forerun"
 FLOORS = {
     "errors": 0,
     "tree": 0,
+    "device": 0,
     "config": 0,
     "types": 0,
     "sampling": 1,
     "verify": 1,
+    "kernels": 1,
     "policy": 1,
     "cache": 2,
     "retrieval": 2,
