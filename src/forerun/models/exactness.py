@@ -8,12 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from forerun.cache import SequenceCache
-from forerun.config import KV_BLOCK
 from forerun.errors import UnsupportedModelError
+from forerun.kernels.partition import KV_BLOCK
 from forerun.models.base import Exactness, Rows
 from forerun.models.general import GeneralDecoder
 from forerun.models.model import Model
-from forerun.models.rows import lay_out
 
 _NEW = 9
 _CROWD = 70
@@ -25,16 +24,16 @@ def probe(model: Model) -> None:
     Raises:
         UnsupportedModelError: not every layer calls our attention, so the model keeps another kind of state.
     """
-    layout = lay_out([Rows(model.new_cache(), [0] * 5)], model.compute_dtype)
-    with torch.inference_mode():
-        model.decoder.forward(layout)
-    silent = model.num_layers - len(layout.attended)
+    silent = model.num_layers - len(model.decoder.layer_attentions)
     if isinstance(model.decoder, GeneralDecoder) and silent:
         raise UnsupportedModelError(
             f"{model.name} ({type(model.decoder.model).__name__}) cannot be served: "
             f"{silent} of its {model.num_layers} layers do not compute attention through "
             "Transformers' attention interface."
         )
+    cache = model.new_cache()
+    model.forward([Rows(cache, [0] * 5)])
+    cache.drop()
 
 
 @torch.inference_mode()
@@ -133,7 +132,7 @@ def _feed(model: Model, cache: SequenceCache, tokens: list[int]) -> None:
 def _blame(model: Model) -> str:
     """Name the first module that gives another result for the same row in other company."""
     if not isinstance(model.decoder, GeneralDecoder):
-        return f"the lean decoder in {model.dtype} on this machine"
+        return f"the Llama decoder in {model.dtype} on this {model.device.type}"
     inside = model.decoder.model
     tokens = _tokens(model, 7)
     few: dict[str, tuple[Tensor, Tensor]] = {}
