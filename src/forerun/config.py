@@ -30,14 +30,8 @@ DEFAULT_DTYPE = "bfloat16"
 AUTO: Literal["auto"] = "auto"
 """num_draft_tokens: chosen step by step, for every sequence."""
 NumDraftTokens = int | Literal["auto"]
-DEFAULT_NUM_DRAFT_TOKENS: NumDraftTokens = AUTO
 MAX_NUM_DRAFT_TOKENS = 128
 """Upper bound of K, the nodes of a draft: no chain pays beyond a few of them, but trees and probes need more."""
-
-RATE_DECAY = 0.98
-"""Weight that an older trial keeps when a newer one of its kind is seen: about the last fifty count."""
-RATE_PRIOR_WEIGHT = 2.0
-"""Trials that a guess made beforehand is worth."""
 
 CONFIDENCE_BINS = 12
 """Bins of a draft model's probabilities; they are equally wide in the probability's square root."""
@@ -58,63 +52,8 @@ DRAFT_TREE_RATES = (0.5, 0.15, 0.08, 0.05, 0.03, 0.02, 0.015, 0.01)
 DRAFT_TREE_REFRESH = 16
 """Drafts after which the best shape is found again from what was measured since."""
 
-ACCEPTANCE_FIRST = 0.6
-"""Guess of how often the first node of a draft is accepted, before any was seen."""
-ACCEPTANCE_NEXT = 0.8
-"""The same of a later node after the one before it was."""
-ACCEPTANCE_DECAY = 0.98
-ACCEPTANCE_SHARED_DECAY = 0.995
-"""Weight that a trial keeps when the next one of its place is seen: in its sequence, and among all together."""
-ACCEPTANCE_WEIGHT = 4.0
-"""Trials that the guess for a place is worth, which the places before it made."""
-ACCEPTANCE_STATE_WEIGHT = 8.0
-"""Trials that the belief is worth that it does not matter what became of the last draft."""
-ACCEPTANCE_OWN_WEIGHT = 8.0
-"""Accepted and refused nodes that the belief is worth that a sequence is like the others."""
-ACCEPTANCE_REFRESH = 16
-"""Drafts after which what all of them say is worked out anew."""
-LENGTH_WEIGHT = 2.0
-
 COST_CACHE_VARIABLE = "FORERUN_COST_CACHE"
 """Environment variable; 0 keeps measured costs out of the user's cache folder."""
-COST_CACHE_ENTRIES = 64
-COST_SAVE_STEPS = 32
-"""Steps after which costs are first saved; then whenever that many have doubled."""
-COST_SIZE = 1025
-"""Rows of a forward, up to which their number makes a difference to its estimated cost."""
-COST_MEMORY = 32.0
-"""Observations of a cost that count; each new one moves the mean by one part in so many at least."""
-COST_CLIP = 3.0
-"""An observation further from its mean than this factor counts as this far: hiccups must not stick."""
-COST_PACE = 0.1
-"""Power of a step's surprise by which the machine's pace moves."""
-COST_TRUSTED = 4.0
-"""Observations before a cost says something of the machine's pace."""
-COST_SLOPE = 0.02
-"""Guess of what each further row adds to a forward, as a share of it, before any was seen."""
-COST_OPTIMISM = 0.97
-"""Factor on costs that were never seen, so that they are."""
-
-PLAN_STEPS = 4
-"""Steps a plan stands while the batch is the same."""
-PLAN_MARGIN = 0.01
-"""Gain by which another plan must beat the standing one."""
-PLAN_MARGIN_PLAIN = 0.02
-"""The same where one of the two is plain decoding."""
-PROBE_SHARE = 0.01
-"""Share of the time that probes may cost."""
-PROBE_STEPS = 8
-"""Steps between two probes at least."""
-PROBE_FORGETS = 0.8
-"""Weight that what a sequence showed keeps at each probe: between two of them much may have changed."""
-
-WHOLE_STEPS = 12
-"""Steps that a drafter whose drafts come whole is given together, before it is judged."""
-WHOLE_PLAIN_STEPS = 3
-WHOLE_PAUSE, WHOLE_MAX_PAUSE = 192, 6144
-"""Plain steps before it is tried again; twice as many each time that it did not pay."""
-WHOLE_DECAY = 0.96
-"""Weight that a step's tokens and seconds keep at each later one of its kind."""
 
 EARLY_EXIT_SHARE = 0.25
 """Share of the target's layers that draft, unless a number is given."""
@@ -193,15 +132,6 @@ MAX_BATCH = 32
 """Sequences that one step may hold."""
 MAX_TOP_LOGPROBS = 20
 
-TYPICAL_EPSILON = 0.09
-"""Typical acceptance: a token this probable is accepted at any entropy (Medusa, 2401.10774)."""
-TYPICAL_DELTA = 0.3
-"""Typical acceptance: the threshold is at most this times exp(-entropy); the square root of epsilon."""
-ACCEPT_TOP_K = 3
-"""Top-k acceptance: a token is accepted among this many most probable ones."""
-ACCEPT_TOP_P = 0.8
-"""Top-p acceptance: a token is accepted in the smallest set of most probable ones with this mass."""
-
 MAX_SEED = 2**63 - 1
 
 
@@ -211,7 +141,7 @@ class EngineConfig:
     """How the step loop runs. None stands for the default of every field."""
 
     num_draft_tokens: NumDraftTokens = option(
-        DEFAULT_NUM_DRAFT_TOKENS,
+        AUTO,
         "K, nodes of the draft that a sequence may have in one step, probes included. 0 is plain decoding, 'auto' "
         "chooses step by step what is fastest.",
         low=0,

@@ -28,9 +28,8 @@ def resolve_device(name: str | torch.device) -> torch.device:
         return torch.device("cpu")
     if device.type == "cuda":
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        number = device.index if device.index is not None or not count else torch.cuda.current_device()
     elif device.type == "mps":
-        count, number = int(torch.backends.mps.is_available()), device.index or 0
+        count = int(torch.backends.mps.is_available())
     else:
         raise ConfigError(f"device is {str(name)!r}, but forerun runs on {DEVICES}.")
     if not count:
@@ -38,6 +37,9 @@ def resolve_device(name: str | torch.device) -> torch.device:
             f"device is {str(name)!r}, but PyTorch {torch.__version__} finds no such device on this machine. "
             f"Give cpu, or install a driver and a build of PyTorch for {device.type}."
         )
+    written = str(device).partition(":")[2]
+    usual = torch.cuda.current_device() if device.type == "cuda" else 0
+    number = int(written) if written else usual
     if number >= count:
         last = count - 1
         raise ConfigError(f"device is {str(name)!r}, but the last of its kind here is {device.type}:{last}. Give that.")

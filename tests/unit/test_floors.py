@@ -9,9 +9,9 @@ import pytest
 SRC = Path(__file__).parents[2] / "src" / "forerun"
 FLOORS = {
     "errors": 0,
+    "tree": 0,
     "fields": 0,
     "device": 0,
-    "tree": 0,
     "config": 0,
     "types": 0,
     "workloads": 0,

@@ -14,8 +14,8 @@ from forerun.bench.replay_costs import CostCurve, DrafterCosts
 from forerun.config import EngineConfig, SamplingParams
 from forerun.drafters import Drafter, Traits
 from forerun.engine import LLM
-from forerun.engine.budget import Budget, Outcome, Plan, StepCost
 from forerun.engine.engine import Engine
+from forerun.policy import Budget, Outcome, Plan, StepCost
 from forerun.types import Draft, Needs, Step
 from forerun.types import Sequence as Tokens
 

@@ -20,8 +20,7 @@ from forerun.drafters import Binding, Drafter, make_drafter
 from forerun.drafters.hybrid import Hybrid
 from forerun.drafters.spec import split_spec
 from forerun.engine import LLM
-from forerun.engine.automatic import automatic_budget
-from forerun.engine.budget import FixedBudget
+from forerun.policy import FixedBudget, automatic_budget
 from forerun.workloads import Case, temperatures
 
 HYBRID = "hybrid"
@@ -111,7 +110,7 @@ def compare(
     """Every K of `counts`, and auto."""
     texts = answers(setting.plain, prompts, params) if setting.echo else []
     runs = [priced_run(setting, FixedBudget(k), f"K={k}", prompts, params, texts) for k in counts]
-    budget = automatic_budget(setting.plain.target, setting.make(VirtualClock()), stored=False)
+    budget = automatic_budget(whole_draft=setting.make(VirtualClock()).traits.whole_draft, cost_key=None)
     return Comparison(label, runs, priced_run(setting, budget, AUTO, prompts, params, texts), setting.plain_speed)
 
 

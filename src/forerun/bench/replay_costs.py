@@ -13,9 +13,9 @@ import numpy as np
 from forerun.config import EngineConfig, SamplingParams
 from forerun.drafters import Drafter
 from forerun.engine import LLM
-from forerun.engine.budget import FixedBudget
 from forerun.engine.engine import Engine
 from forerun.models import LanguageModel, Rows
+from forerun.policy import FixedBudget
 
 ROWS = (1, 2, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 """Rows of a forward at which the target is timed; times between them are interpolated."""

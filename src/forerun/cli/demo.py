@@ -35,9 +35,12 @@ def demo(
     model: options.ModelName = BUNDLED_TARGET,
     draft: options.DraftName = None,
     drafters: Annotated[
-        str | None, typer.Option(help="Drafters to show, with commas between them.", show_default="all there are")
+        str | None,
+        typer.Option(help="Drafters to show, with commas between them.", metavar="DRAFTER,...", show_default="all"),
     ] = None,
-    workload: Annotated[str, typer.Option(help="A bundled workload, or a JSONL file of prompts.")] = "code",
+    workload: Annotated[
+        str, typer.Option(help="A bundled workload, or a JSONL file of prompts.", metavar="NAME|FILE")
+    ] = "code",
     prompts: Annotated[int, typer.Option(help="How many of its prompts, from the first.", min=1)] = 4,
     rounds: Annotated[int, typer.Option(help="Measured rounds per prompt.", min=1)] = 3,
     sampling: Annotated[SamplingParams, Flags("max_tokens")],
@@ -85,8 +88,8 @@ def perform(
             measure(stage, methods, cases, params, rounds, runs)
     except KeyboardInterrupt:
         interrupted = True
-    complete = min(len(own) for own in runs.values())
-    whole = {name: own[:complete] for name, own in runs.items()}
+    complete = min(len(timed) for timed in runs.values())
+    whole = {name: timed[:complete] for name, timed in runs.items()}
     return (compare(whole, PLAIN) if complete else []), interrupted
 
 

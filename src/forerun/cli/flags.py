@@ -171,7 +171,8 @@ def with_flags(command: Callable[..., None]) -> Callable[..., None]:
         if more and isinstance(more[0], Flags):
             groups[name] = more[0].bound(options)
             for flag in groups[name].flags:
-                parameters.setdefault(flag.key, flag.parameter())
+                made = parameters.setdefault(flag.key, flag.parameter())
+                assert made.default == flag.parameter().default, f"{name} has another default for {flag.key}"
         else:
             parameters[name] = parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
 

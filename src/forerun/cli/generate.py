@@ -211,13 +211,13 @@ def summary(outputs: dict[int, Output], seconds: float, drafter: str | None, int
     """The line of statistics."""
     tokens = sum(len(output.token_ids) for output in outputs.values())
     parts = [f"{tokens} tokens in {seconds:.2f} s", f"{tokens / seconds:.1f} tokens/s"]
-    known = [output.stats for output in outputs.values() if output.stats is not None]
-    forwards = sum(stats.num_forwards for stats in known)
-    drafted = sum(stats.num_draft_tokens for stats in known)
+    measured = [output.stats for output in outputs.values() if output.stats is not None]
+    forwards = sum(stats.num_forwards for stats in measured)
+    drafted = sum(stats.num_draft_tokens for stats in measured)
     if forwards:
-        parts.append(f"{sum(stats.num_tokens for stats in known) / forwards:.2f} tokens per forward")
+        parts.append(f"{sum(stats.num_tokens for stats in measured) / forwards:.2f} tokens per forward")
     if drafted:
-        accepted = sum(stats.num_accepted_tokens for stats in known)
+        accepted = sum(stats.num_accepted_tokens for stats in measured)
         parts.append(f"{100 * accepted / drafted:.0f} % of {drafted} draft tokens accepted")
     parts.append(drafter or "no drafter")
     reasons = {output.finish_reason or "abort" for output in outputs.values()}

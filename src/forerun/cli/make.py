@@ -18,9 +18,11 @@ def make() -> None:
 @app.command()
 def padded(
     out: Annotated[Path, typer.Argument(help="Folder to write.")],
-    parameters: Annotated[str, typer.Option(help="Size to reach, such as 200M.")],
+    parameters: Annotated[str, typer.Option(help="Size to reach, such as 200M.", metavar="SIZE")],
     layers: Annotated[int | None, typer.Option(help="Layers.", show_default="1.5 times the source's")] = None,
-    source: Annotated[Path | None, typer.Option(help="A Llama folder.", show_default="the bundled target")] = None,
+    source: Annotated[
+        Path | None, typer.Option(help="A Llama folder.", metavar="FOLDER", show_default="the bundled target")
+    ] = None,
 ) -> None:
     """Write a model that gives the same text at the cost of a larger one, to measure speed at that cost."""
     from forerun.config import ASSETS

@@ -34,10 +34,14 @@ class LLMOptions:
 ModelName = Annotated[str, typer.Option("--model", help=_MODEL, metavar="MODEL")]
 DraftName = Annotated[
     str | None,
-    typer.Option(help="Folder or id of the draft model.", show_default="the bundled draft for the bundled target"),
+    typer.Option(
+        help="Folder or id of the draft model.",
+        metavar="MODEL",
+        show_default="the bundled draft for the bundled target",
+    ),
 ]
-DType = Annotated[str, typer.Option(help=_DTYPE)]
-Threads = Annotated[int | None, typer.Option(help="Threads of torch.", min=1, show_default="torch's own choice")]
+DType = Annotated[str, typer.Option(help=_DTYPE, metavar="TEXT")]
+Threads = Annotated[int | None, typer.Option(help="Threads of torch.", min=1, show_default="chosen by torch")]
 Markdown = Annotated[bool, typer.Option("--markdown", help="Print Markdown tables.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 

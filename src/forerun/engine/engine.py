@@ -11,7 +11,6 @@ import torch
 
 from forerun.config import EngineConfig, SamplingParams
 from forerun.drafters import Drafter
-from forerun.engine.budget import Budget
 from forerun.engine.checks import check_request, encode_prediction
 from forerun.engine.results import Choice, StepOutput, StreamChunk
 from forerun.engine.scheduler import Scheduler
@@ -20,6 +19,7 @@ from forerun.engine.stats import StepStats
 from forerun.engine.step import StepLoop
 from forerun.engine.text import TextStream
 from forerun.models import LanguageModel
+from forerun.policy import Budget
 from forerun.types import Sequence
 from forerun.verify import check_acceptance
 

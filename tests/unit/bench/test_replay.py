@@ -13,8 +13,8 @@ from forerun.bench.priced_run import PricedDrafter, Setting, priced_run
 from forerun.bench.replay import compare, priced, sources_of
 from forerun.bench.replay_costs import CostCurve, DrafterCosts, drafter_costs, target_costs
 from forerun.drafters import Drafter, PromptLookup
-from forerun.engine.budget import AutoBudget, FixedBudget
 from forerun.models import Rows
+from forerun.policy import AutoBudget, FixedBudget
 from forerun.types import Draft, Sequence
 
 PROMPT = [5, 3, 8, 5, 3, 8, 5, 3]

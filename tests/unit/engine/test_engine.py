@@ -9,8 +9,8 @@ import torch
 from doubles import FakeModel, PieceTokenizer, Scripted, adversaries
 from forerun.config import EngineConfig, SamplingParams
 from forerun.engine import Engine, StepOutput
-from forerun.engine.budget import FixedBudget
 from forerun.errors import ConfigError, DrafterError, PromptError, SamplingError
+from forerun.policy import FixedBudget
 from forerun.types import Draft
 
 GREEDY = SamplingParams(temperature=0, max_tokens=14)

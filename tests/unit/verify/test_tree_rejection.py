@@ -8,7 +8,7 @@ import torch
 
 from forerun.types import Draft, PackedDrafts, Verdict
 from forerun.verify import VERIFIERS
-from forerun.verify.tree_core import DrawnTree, multi_step, traversal
+from forerun.verify.tree_rejection_math import DrawnTree, multi_step, traversal
 
 RULES = {"traversal": traversal, "multi-step": multi_step}
 OF_CHAINS = {"traversal": "block", "multi-step": "token"}

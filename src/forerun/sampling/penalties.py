@@ -23,12 +23,12 @@ def penalises(params: SamplingParams) -> bool:
     return params.repetition_penalty != 1 or params.presence_penalty != 0 or params.frequency_penalty != 0
 
 
-def edits(params: SamplingParams) -> bool:
+def in_use(params: SamplingParams) -> bool:
     """Whether any option of this module is in use."""
     return bool(params.logit_bias) or params.min_tokens > 0 or penalises(params)
 
 
-class SequenceEdits:
+class SequencePenalties:
     """One sequence's options that name tokens, made ready to apply.
 
     Args:
@@ -48,7 +48,7 @@ class SequenceEdits:
         self._counts = _TokenCounts(sequence, vocab_size) if penalises(params) else None
 
     def apply(self, logits: Tensor, paths: Seq[Seq[int]]) -> None:
-        """Edits [R, V] logits in place; row r stands after the sequence's tokens and paths[r]."""
+        """Changes [R, V] logits in place; row r stands after the sequence's tokens and paths[r]."""
         params, device = self.sequence.params, logits.device
         if len(self._bias):
             limit = torch.finfo(logits.dtype).max / 4  # a logit and two such numbers add up to a finite one

@@ -1,9 +1,9 @@
-"""The mathematics of rejection for trees drawn from laws, as `core` is for chains.
+"""The mathematics of rejection for trees drawn from known distributions, as `chain_rejection_math` for chains.
 
 Everything here works on numpy arrays of any number type and on tensors: the tests enumerate this very code
 with fractions and prove that it is exact.
 
-Notation: p and q are the target's and the draft's law at a row of the tree (row 0 is the root, row i + 1
+Notation: p and q are the target's and the draft's distribution at a row of the tree (row 0 is the root, row i + 1
 follows node i), and x_1, x_2, ... the row's children, drawn from q in this order: with replacement each from
 q, without it each from what the draws before it left of q, renormalised. A rule decides by comparisons of
 chances with uniform numbers, one comparison for a node at most; where it ends, it leaves the weights that
@@ -17,7 +17,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Any, Generic, TypeAlias
 
-from forerun.verify.core import Array, excess
+from forerun.verify.chain_rejection_math import Array, excess
 
 Accept: TypeAlias = Callable[[int, Any], bool]
 """(node, chance) -> whether the node's comparison succeeds: it must with this chance."""
@@ -28,13 +28,13 @@ _NOTHING = 1e-30
 
 @dataclass(frozen=True, slots=True)
 class DrawnTree(Generic[Array]):
-    """One drawn tree and the laws at its rows.
+    """One drawn tree and the distributions at its rows.
 
     Attributes:
         tokens: of each node.
         children: [rows] each row's nodes in the order in which they were drawn.
-        target: row -> [V] the target's law; asked for only where it is needed.
-        draft: row -> [V] the law the row's children were drawn from.
+        target: row -> [V] the target's distribution; asked for only where it is needed.
+        draft: row -> [V] the distribution the row's children were drawn from.
         replacement: siblings were drawn with replacement.
         one: 1, in the number type to calculate with.
     """
@@ -48,10 +48,10 @@ class DrawnTree(Generic[Array]):
 
 
 class Residual(Generic[Array]):
-    """What is left of the laws at one row while its children are offered, in draw order, and rejected.
+    """What is left of the distributions at one row while its children are offered, in draw order, and rejected.
 
     Attributes:
-        share: the weight of the target's law against the draft's: of the chance that was meant for this row,
+        share: the weight of the target's distribution against the draft's: of the chance that was meant for this row,
             the part not yet given to the children that were offered. 1 at the root.
     """
 
@@ -63,7 +63,7 @@ class Residual(Generic[Array]):
 
     @property
     def weights(self) -> Array:
-        """[V] the target's law, less what was meant for the rejected children; not normalised."""
+        """[V] the target's distribution, less what was meant for the rejected children; not normalised."""
         return self._tree.target(self._row) if self._target is None else self._target
 
     def offers(self) -> Iterator[tuple[int, Any]]:
@@ -137,13 +137,13 @@ def multi_step(tree: DrawnTree[Array], accept: Accept) -> tuple[int, Array]:
         row = taken + 1
 
 
-def _without(law: Array, token: int) -> Array:
-    """A copy of the law with nothing for the token; not renormalised."""
-    left = law * 1
+def _without(distribution: Array, token: int) -> Array:
+    """A copy of the distribution with nothing for the token; not renormalised."""
+    left = distribution * 1
     left[token] = 0
     return left
 
 
 def _number(value: Any) -> Any:
-    """A Python number of numpy's and torch's, whose own would drag scalars down to the laws' precision."""
+    """A Python number of numpy's and torch's, whose own would drag scalars down to the distributions' precision."""
     return value.item() if hasattr(value, "item") else value

@@ -1,8 +1,8 @@
 """Proof by enumeration that the rules for drawn chains are exact, and that broken ones are not.
 
-The functions of `forerun.verify.core` run on fractions: every draft, every outcome of every comparison and
-every recovered or bonus token is followed, and the law of what is emitted, completed by the target's own
-law, is compared with the target's law. No number is rounded anywhere.
+The functions of `forerun.verify.chain_rejection_math` run on fractions: every draft, every outcome of every comparison
+and every recovered or bonus token is followed, and the distribution of what is emitted, completed by the target's own,
+is compared with the target's. No number is rounded anywhere.
 """
 
 from collections import defaultdict
@@ -13,7 +13,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from forerun.verify.core import BLOCK, TOKEN, excess, unit_carry, up_to_first_failure
+from forerun.verify.chain_rejection_math import BLOCK, TOKEN, excess, unit_carry, up_to_first_failure
 
 from .enumeration import Laws, total_variation
 

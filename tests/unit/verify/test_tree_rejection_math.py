@@ -9,12 +9,12 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from forerun.verify import tree_core
-from forerun.verify.core import BLOCK, TOKEN
+from forerun.verify import tree_rejection_math
+from forerun.verify.chain_rejection_math import BLOCK, TOKEN
 
 from .enumeration import Laws
-from .test_core import draw_chains
-from .test_core import emitted as emitted_on_chains
+from .test_chain_rejection_math import draw_chains
+from .test_chain_rejection_math import emitted as emitted_on_chains
 from .tree_enumeration import REPLACEMENT, RULES, SHAPES, distance, draw_trees, emitted, rules
 
 
@@ -115,5 +115,5 @@ def test_traversal_accepts_no_fewer_tokens_than_multi_step(replacement, shape):
     for seed in range(3):
         target, draft = Laws(f"target{seed}"), Laws(f"draft{seed}")
         trees = list(draw_trees(SHAPES[shape], draft, replacement))
-        multi_step = emitted(tree_core.multi_step, trees, target, draft, replacement)[1]
-        assert emitted(tree_core.traversal, trees, target, draft, replacement)[1] >= multi_step
+        multi_step = emitted(tree_rejection_math.multi_step, trees, target, draft, replacement)[1]
+        assert emitted(tree_rejection_math.traversal, trees, target, draft, replacement)[1] >= multi_step

@@ -1,10 +1,10 @@
-"""The mathematics of the acceptance rules for drafts drawn from laws, and nothing else.
+"""The mathematics of the acceptance rules for drafts drawn from known distributions, and nothing else.
 
 Everything here works on numpy arrays of any number type, so that the tests enumerate the very code that
 runs (arrays of `fractions.Fraction`) and prove that it is exact; `excess` works on tensors as well.
 
-Notation, for one drawn chain x_1 ... x_n: p_i and q_i are the target's and the draft's law of x_i given
-the tokens before it, and ratio_i = p_i(x_i) / q_i(x_i). The rule accepts the first `length` tokens and
+Notation, for one drawn chain x_1 ... x_n: p_i and q_i are the target's and the draft's distribution of
+x_i given the tokens before it, and ratio_i = p_i(x_i) / q_i(x_i). The rule accepts the first `length` tokens and
 then draws one more from p_{n+1} if all were accepted, else from the normalised `excess` at `length`.
 """
 
@@ -23,11 +23,13 @@ Array = TypeVar("Array", Numbers, Tensor)
 
 
 def excess(carry: Array, target: Array, draft: Array) -> Array:
-    """(carry * target - draft)+: what the target's law holds beyond the draft's.
+    """(carry * target - draft)+: what the target's distribution holds beyond the draft's.
 
-    carry: [R, 1]; target, draft: [R, V] laws. Returns [R, V].
+    carry: [R, 1]; target, draft: [R, V] distributions. Returns [R, V].
     """
-    return (carry * target - draft).clip(min=0)
+    left = carry * target
+    left -= draft  # in place: fresh memory costs more than the subtraction
+    return left.clamp_(min=0) if isinstance(left, Tensor) else left.clip(min=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +37,7 @@ class ChainRule:
     """An acceptance rule for drawn chains, as three pure functions. Arrays are [B, n] unless said otherwise.
 
     Attributes:
-        carry: ratios -> [B, n + 1]; column i is the weight of the target's law in the excess after i tokens.
+        carry: ratios -> [B, n + 1]; column i is the weight of the target in the excess after i tokens.
         acceptance: (ratios, carries [B, n + 1], masses [B, n + 1], lengths [B]) -> chances; column i - 1 is
             the chance that token i's comparison with a uniform number succeeds. masses: the sum of the
             excess after i tokens. lengths: tokens in each chain; columns beyond them hold chance 0.
@@ -54,10 +56,10 @@ def unit_carry(ratios: Numbers) -> Numbers:
 
 def block_carry(ratios: Numbers) -> Numbers:
     """a_0 = 1, a_i = min(1, a_{i-1} * ratio_i): the chance that at least i of these tokens are accepted."""
-    carries = [np.ones(len(ratios), dtype=int).astype(ratios.dtype)]
-    for column in ratios.T:
-        carries.append(np.minimum(carries[-1] * column, 1))
-    return np.stack(carries, axis=1)
+    carries = unit_carry(ratios)
+    for place in range(ratios.shape[1]):
+        np.minimum(carries[:, place] * ratios[:, place], 1, out=carries[:, place + 1])
+    return carries
 
 
 def token_acceptance(ratios: Numbers, carries: Numbers, masses: Numbers, lengths: NDArray[np.int64]) -> Numbers:

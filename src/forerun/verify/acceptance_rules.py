@@ -11,11 +11,11 @@ from torch import Tensor
 from forerun.config import SamplingParams
 from forerun.errors import ConfigError
 from forerun.types import Draft, Noise, PackedDrafts, Verdict, Verifier
-from forerun.verify.core import BLOCK, TOKEN
+from forerun.verify.chain_rejection import Rejection
+from forerun.verify.chain_rejection_math import BLOCK, TOKEN
 from forerun.verify.lossy import Threshold, in_top_k, in_top_p, typical
-from forerun.verify.reject import Rejection
-from forerun.verify.tree_core import multi_step, traversal
-from forerun.verify.trees import TreeRejection
+from forerun.verify.tree_rejection import TreeRejection
+from forerun.verify.tree_rejection_math import multi_step, traversal
 from forerun.verify.walk import Coupled, Walk
 
 VERIFIERS: Mapping[str, Verifier] = {
@@ -38,7 +38,7 @@ def rule_for(params: SamplingParams, draft: Draft, acceptance: str | None = None
     """The rule that verifies this draft of this request.
 
     Greedy requests walk and requests with a seed stay coupled, whatever is asked for: both promise a text
-    that depends on the target alone. Drafts without laws cannot be rejected from, and walk.
+    that depends on the target alone. Drafts without distributions cannot be rejected from, and walk.
 
     Args:
         acceptance: the rule asked for by name; None takes the lossless one that fits: block for drawn chains,
@@ -79,7 +79,7 @@ def verify_step(packed: PackedDrafts, logprobs: Tensor, rules: Seq[str], noise: 
 
     Args:
         packed: the drafts of B sequences.
-        logprobs: [rows, V] the target's processed laws.
+        logprobs: [rows, V] log-probabilities of the target's processed distributions.
         rules: [B] names in VERIFIERS.
         noise: of this step, in the packed order of the rows.
     """
@@ -108,5 +108,5 @@ class _NoiseOfRows:
     def uniform(self, size: int) -> Tensor:
         return self._noise.uniform(size)
 
-    def gumbel(self, rows: Seq[int], vocab_size: int) -> Tensor:
-        return self._noise.gumbel([self._rows[row] for row in rows], vocab_size)
+    def gumbel(self, rows: Seq[int], vocab_size: int, token_ids: Tensor | None = None) -> Tensor:
+        return self._noise.gumbel([self._rows[row] for row in rows], vocab_size, token_ids)

@@ -1,4 +1,4 @@
-"""Rejection sampling of trees drawn from known laws: the tensor code around `tree_core`."""
+"""Rejection sampling of trees drawn from known distributions: the tensor code around `tree_rejection_math`."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from torch import Tensor
 
 from forerun.sampling import draw_tokens
 from forerun.types import Draft, Noise, PackedDrafts, Verdict
-from forerun.verify.core import Numbers
-from forerun.verify.reject import checked_laws
-from forerun.verify.tree_core import Accept, DrawnTree
+from forerun.verify.chain_rejection import checked_laws
+from forerun.verify.chain_rejection_math import Numbers
+from forerun.verify.tree_rejection_math import Accept, DrawnTree
 
 TreeRule: TypeAlias = Callable[[DrawnTree[Any], Accept], tuple[int, Any]]
 
 
 class TreeRejection:
-    """Accepts a path of each drawn tree by a rule of `tree_core`, then draws one token from what is left.
+    """Accepts a path of each drawn tree by a rule of `tree_rejection_math`, then draws one token from what is left.
 
     Uniform numbers are asked for as `Rejection` asks: one for every node and one for the token that follows,
     whatever is decided; on chains both give the same verdicts for the same numbers.
@@ -58,10 +58,10 @@ class _Below:
 def drawn_tree(draft: Draft, target_logprobs: Tensor) -> DrawnTree[Any]:
     """The tree of a draft's candidates. target_logprobs: [n + 1, V].
 
-    A row's law is computed when a rule first asks for it: rules visit few rows, and of leaves none but the last.
+    A row's distribution is computed when a rule first asks for it: rules visit few rows, and of leaves the last alone.
 
     Raises:
-        ValueError: the draft has no laws, or laws of another shape.
+        ValueError: the draft has no distributions, or distributions of another shape.
     """
     if target_logprobs.element_size() < 4:  # numpy has no bfloat16, and residuals deserve more digits
         target_logprobs = target_logprobs.float()

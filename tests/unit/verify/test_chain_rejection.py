@@ -8,7 +8,7 @@ import torch
 
 from forerun.types import Draft, PackedDrafts
 from forerun.verify import VERIFIERS
-from forerun.verify.core import BLOCK, TOKEN, excess
+from forerun.verify.chain_rejection_math import BLOCK, TOKEN, excess
 
 RULES = {"token": TOKEN, "block": BLOCK}
 
