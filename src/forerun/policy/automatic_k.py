@@ -59,8 +59,9 @@ class AutoBudget:
         self._left = 0  # steps for which it stands
         self._rate = 0.0  # tokens per second that it is expected to give
         self._plain: Plan | None = None  # the plan itself, where nobody drafts
-        # costs of steps since the last plan, by kind, sequences, rows, sequences asked, longest K, and whether all rested
+        # costs since the last plan, by kind, sequences, rows, sequences asked, longest K, and whether all these rested
         self._unlearned: dict[tuple[str, int, int, int, int, bool], list[StepCost]] = {}
+        self._plain_costs: list[StepCost] = []  # those of them in which nobody drafts
         self._alone = 0  # the last K of a single sequence
         self._cell = (0, 0)  # the last threshold and limit of several
         self._turn = 0
@@ -83,12 +84,17 @@ class AutoBudget:
         plan = Plan(budgets, self._price)
         if self._left and not any(self._chosen[sequence] for sequence in sequences):
             self._plain = plan
+            batch = len(sequences)
+            self._plain_costs = self._unlearned.setdefault((self._kind, batch, batch, 0, 0, False), [])
         return plan
 
     def observe(self, cost: StepCost, outcomes: Seq[Outcome]) -> None:
         """Learn from a step. Steps that computed prompts as well say nothing of what drafts cost."""
         self._steps += 1
-        asked = [outcome for outcome in outcomes if outcome.budget > 0] if self._plain is None else []
+        if self._plain is not None and self._left and cost.num_prompt_rows == 0 and len(outcomes) == len(self._planned):
+            self._plain_costs.append(cost)
+            return
+        asked = [outcome for outcome in outcomes if outcome.budget > 0]
         if cost.num_prompt_rows == 0 and outcomes:
             self._note(cost, outcomes, asked)
         for outcome in asked:
@@ -114,7 +120,7 @@ class AutoBudget:
         if self._stored is not None and self._steps >= self._save_at:
             self._save_at = 2 * self._steps
             self._stored.save()
-        self._planned = [other for other in self._planned if other is not sequence]
+        self._planned, self._left = [], 0
 
     def _rested(self, sequence: Sequence) -> bool:
         """Whether the sequence, which drafted in this step, did not in the step before it."""
@@ -134,6 +140,8 @@ class AutoBudget:
         """Learn from the steps since the last plan, by the mean of each kind of step."""
         for (kind, batch, rows, num_asked, longest, rested), costs in self._unlearned.items():
             count = len(costs)
+            if count == 0:
+                continue
             seconds = [cost.time_target + cost.time_verify + cost.time_rest for cost in costs]
             drafting = [cost.time_draft for cost in costs]
             context = sum([cost.context for cost in costs]) / count
@@ -144,7 +152,7 @@ class AutoBudget:
             else:
                 self.costs.add_idle(_clipped_mean(drafting), count)
             self._probes.earn(sum(seconds) + sum(drafting), count)
-        self._unlearned.clear()
+        self._unlearned = {}
 
     def _replan(self, sequences: Seq[Sequence]) -> None:
         self._learn_costs()
