@@ -18,7 +18,8 @@ class EngineOptions:
 
     vocab_sizes: str = option("4096,49152", "Sizes of the vocabulary, with commas between them.", metavar="V,V,...")
     num_draft_tokens: int = option(4, "K of the steps that draft.", low=1)
-    rounds: int = option(200, "Steps of each kind to time.", low=1)
+    rounds: int = option(200, "Steps of each kind whose sampling is timed.", low=1)
+    steps: int = option(500, "Steps in each of five rounds whose planning is timed.", low=1)
 
 
 @with_flags
@@ -29,13 +30,16 @@ def engine(
     json: options.Json = False,
     markdown: options.Markdown = False,
 ) -> None:
-    """The engine's time outside forwards, per step: distributions, drawing and verification."""
+    """The engine's time outside forwards, per step: choosing K, distributions, drawing and verification."""
     vocab_sizes = whole_numbers(timed.vocab_sizes, "--vocab-sizes")
     set_threads(threads)
-    from forerun.bench import sampling_time
+    from forerun.bench import planning_time, sampling_time
 
+    say("timing how K is chosen")
+    planning = planning_time.measure(timed.steps)
     sampling = sampling_time.measure(vocab_sizes, timed.num_draft_tokens, timed.rounds, say)
     tables = [
+        Table("Choosing K", planning_time.header(), [planning_time.cells(row) for row in planning]),
         Table("Sampling and verification", sampling_time.header(), [sampling_time.cells(row) for row in sampling]),
     ]
-    print_report(Report({"rounds": timed.rounds, "sampling": sampling}, tables), json, markdown)
+    print_report(Report({"planning": planning, "sampling": sampling}, tables), json, markdown)
