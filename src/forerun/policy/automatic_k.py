@@ -59,7 +59,9 @@ class AutoBudget:
         self._left = 0  # steps for which it stands
         self._rate = 0.0  # tokens per second that it is expected to give
         self._plain: Plan | None = None  # the plan itself, where nobody drafts
-        self._unlearned: list[StepCost] = []  # steps under it
+        # costs since the last plan, by kind, sequences, rows, sequences asked, longest K, and whether all these rested
+        self._unlearned: dict[tuple[str, int, int, int, int, bool], list[StepCost]] = {}
+        self._plain_costs: list[StepCost] = []  # those of them in which nobody drafts
         self._alone = 0  # the last K of a single sequence
         self._cell = (0, 0)  # the last threshold and limit of several
         self._turn = 0
@@ -67,34 +69,36 @@ class AutoBudget:
         self._idle: dict[Sequence, int] = {}  # the last step in which the sequence drafted, or before it came
 
     def plan(self, sequences: Seq[Sequence]) -> Plan:
-        if self._left > 0 and self._planned == sequences:
-            self._left -= 1
-            if self._plain is not None:
-                return self._plain
-        else:
+        standing = self._left > 0 and self._planned == sequences
+        if not standing:
             self._replan(sequences)
+        elif self._plain is not None:
+            self._left -= 1
+            return self._plain
+        self._left -= standing
         budgets = [min(self._chosen[sequence], max(sequence.room, 0)) for sequence in sequences]
-        probe = self._probe(sequences, budgets) if self._rate > 0 and self._probes.due else None
-        if probe is not None:
-            return Plan(probe)
+        if not standing and self._rate > 0 and self._probes.due:
+            probe = self._probe(sequences, budgets)
+            if probe is not None:
+                return Plan(probe)
         plan = Plan(budgets, self._price)
-        if self._rate > 0 and not any(self._chosen[sequence] for sequence in sequences):
+        if self._left and not any(self._chosen[sequence] for sequence in sequences):
             self._plain = plan
+            batch = len(sequences)
+            self._plain_costs = self._unlearned.setdefault((self._kind, batch, batch, 0, 0, False), [])
         return plan
 
     def observe(self, cost: StepCost, outcomes: Seq[Outcome]) -> None:
         """Learn from a step. Steps that computed prompts as well say nothing of what drafts cost."""
         self._steps += 1
+        if self._plain is not None and self._left and cost.num_prompt_rows == 0 and len(outcomes) == len(self._planned):
+            self._plain_costs.append(cost)
+            return
+        asked = [outcome for outcome in outcomes if outcome.budget > 0]
         if cost.num_prompt_rows == 0 and outcomes:
-            if self._plain is not None and len(outcomes) == len(self._planned):
-                self._unlearned.append(cost)
-                return
-            self._learn_costs(cost, outcomes)
-        for outcome in outcomes:
-            sequence = outcome.sequence
-            if outcome.budget == 0:
-                continue
-            rested = self._rested(sequence)
+            self._note(cost, outcomes, asked)
+        for outcome in asked:
+            sequence, rested = outcome.sequence, self._rested(outcome.sequence)
             self._idle[sequence] = self._steps
             self._acceptance.observe(
                 sequence,
@@ -109,49 +113,49 @@ class AutoBudget:
             self._forgone = 0.0
 
     def stop(self, sequence: Sequence) -> None:
-        self._learn_plain()
+        self._learn_costs()
         self._acceptance.stop(sequence)
         self._chosen.pop(sequence, None)
         self._idle.pop(sequence, None)
         if self._stored is not None and self._steps >= self._save_at:
             self._save_at = 2 * self._steps
             self._stored.save()
-        self._planned = [other for other in self._planned if other is not sequence]
+        self._planned, self._left = [], 0
 
     def _rested(self, sequence: Sequence) -> bool:
         """Whether the sequence, which drafted in this step, did not in the step before it."""
         return self._steps > self._idle.get(sequence, self._steps) + 1
 
-    def _learn_costs(self, cost: StepCost, outcomes: Seq[Outcome]) -> None:
-        seconds = cost.time_target + cost.time_verify + cost.time_rest
-        kind = _kind([outcome.sequence for outcome in outcomes])
-        self.costs.add_target(kind, len(outcomes), cost.context, cost.num_rows, seconds)
-        asked = [outcome for outcome in outcomes if outcome.budget > 0]
-        if asked:
-            # after a pause the drafter may have to catch up
-            rested = all(self._rested(outcome.sequence) for outcome in asked)
-            longest = max(outcome.budget for outcome in asked)
-            self.costs.add_draft(len(asked), longest, cost.time_draft, 0.25 if rested else 1.0)
-        else:
-            self.costs.add_idle(cost.time_draft)
-        self._probes.earn(seconds + cost.time_draft)
+    def _note(self, cost: StepCost, outcomes: Seq[Outcome], asked: Seq[Outcome]) -> None:
+        """Keep a step's cost until the plan ends, together with those of its kind."""
+        batch = len(outcomes)
+        kind = self._kind if batch == len(self._planned) else _kind([outcome.sequence for outcome in outcomes])
+        longest = max([outcome.budget for outcome in asked], default=0)
+        rested = bool(asked) and all(self._rested(outcome.sequence) for outcome in asked)
+        self._unlearned.setdefault((kind, batch, cost.num_rows, len(asked), longest, rested), []).append(cost)
+        if self._left == 0:
+            self._learn_costs()
 
-    def _learn_plain(self) -> None:
-        """Learn from the steps since the last plan, in which nobody drafted, by their mean."""
-        count = len(self._unlearned)
-        if count == 0:
-            return
-        context = sum(cost.context for cost in self._unlearned) / count
-        seconds = [cost.time_target + cost.time_verify + cost.time_rest for cost in self._unlearned]
-        idle = [cost.time_draft for cost in self._unlearned]
-        batch = len(self._planned)
-        self.costs.add_target(self._kind, batch, context, batch, _clipped_mean(seconds), count)
-        self.costs.add_idle(_clipped_mean(idle), count)
-        self._probes.earn(sum(seconds) + sum(idle), count)
-        self._unlearned.clear()
+    def _learn_costs(self) -> None:
+        """Learn from the steps since the last plan, by the mean of each kind of step."""
+        for (kind, batch, rows, num_asked, longest, rested), costs in self._unlearned.items():
+            count = len(costs)
+            if count == 0:
+                continue
+            seconds = [cost.time_target + cost.time_verify + cost.time_rest for cost in costs]
+            drafting = [cost.time_draft for cost in costs]
+            context = sum([cost.context for cost in costs]) / count
+            self.costs.add_target(kind, batch, context, rows, _clipped_mean(seconds), count)
+            if num_asked:  # after a pause the drafter may have to catch up
+                share = 0.25 * count if rested else count
+                self.costs.add_draft(num_asked, longest, _clipped_mean(drafting), share)
+            else:
+                self.costs.add_idle(_clipped_mean(drafting), count)
+            self._probes.earn(sum(seconds) + sum(drafting), count)
+        self._unlearned = {}
 
     def _replan(self, sequences: Seq[Sequence]) -> None:
-        self._learn_plain()
+        self._learn_costs()
         self._planned, self._kind, self._plain = list(sequences), _kind(sequences), None
         for sequence in sequences:
             self._idle.setdefault(sequence, self._steps)
@@ -254,7 +258,7 @@ def _clearly_better(best: float, stay: float, one_is_plain: bool) -> bool:
 
 def _clipped_mean(seconds: Seq[float]) -> float:
     """The mean, where what exceeds the median by the factor COST_CLIP counts as so much."""
-    most = COST_CLIP * sorted(seconds)[len(seconds) // 2]
+    most = COST_CLIP * sorted(seconds)[(len(seconds) - 1) // 2]
     return sum(min(each, most) for each in seconds) / len(seconds)
 
 
