@@ -45,8 +45,10 @@ class CopyRates:
         self._copied[sequence] = (len(sequence.token_ids), token_ids, lengths)
         if price > 0:
             token_ids = token_ids[: self._paying(lengths, price)]
-        count = len(token_ids)
-        return Draft(token_ids, list(range(-1, count - 1)), sources=() if source is None else (source,) * count)
+        draft = Draft.chain(token_ids)
+        if source is not None:
+            draft.sources = (source,) * len(draft)
+        return draft
 
     def observe(self, sequence: Sequence) -> None:
         """The sequence holds what the target said: compare it with the last copy."""

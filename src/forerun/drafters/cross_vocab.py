@@ -28,7 +28,7 @@ from forerun.drafters.retokenise import Retokeniser, complete
 from forerun.drafters.token_text import shared_tokens, token_bytes
 from forerun.errors import ConfigError, DrafterError, IncompatibleDrafterError
 from forerun.models import LanguageModel, load_model, load_tokenizer
-from forerun.tree import ROOT, Tree
+from forerun.tree import Tree
 from forerun.types import Draft, Sequence, Step, Verdict
 
 MODES = ("auto", "tokens", "text")
@@ -233,17 +233,9 @@ class CrossVocab(Drafter):
         """The texts of the draft's paths in the target's tokens, merged into one tree."""
         drafted = draft.ids
         tree = Tree()
-        places: dict[tuple[int, int], int] = {}
         for leaf in sorted(set(range(len(draft))) - set(draft.parents)):
             path = [drafted[node] for node in draft.path_to(leaf)]
-            node = ROOT
-            for token_id in self._retokenised(sequence, path)[: max(sequence.room, 0)]:
-                place = places.get((node, token_id))
-                if place is None:
-                    if len(tree) == budget:
-                        break
-                    place = places[node, token_id] = tree.add(token_id, node)
-                node = place
+            tree.graft(self._retokenised(sequence, path)[: max(sequence.room, 0)], budget)
         return Draft(tree.ids, tree.parents)
 
     def _retokenised(self, sequence: Sequence, path: list[int]) -> list[int]:

@@ -86,16 +86,16 @@ class Chain:
         raise AssertionError("one row more than proposed tokens")
 
     def _take(self, token_id: int, probability: float | None, law: Tensor | None) -> None:
-        tree = self.tree
+        level = 0
         if probability is not None:
             level = self.confidence.level(probability)
             self.chance *= self.confidence.chance(probability, level)
             self.ended = self.chance <= self.price
             if self.ended and law is None:
                 return
-            # A drawn token that was looked at stays: to drop it would bias what is accepted.
-            tree.levels.append(level)
-        tree.add(token_id, len(tree) - 1)
+        # A drawn token that was looked at stays: to drop it would bias what is accepted.
+        tree = self.tree
+        tree.add(token_id, len(tree) - 1, level, self.chance)
         if law is not None:
             self.laws.append(law)
         self.ended = self.ended or len(tree) == self.budget

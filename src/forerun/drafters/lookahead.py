@@ -9,7 +9,7 @@ end.
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from forerun.config import (
     LOOKAHEAD_CHANCES,
@@ -20,23 +20,12 @@ from forerun.config import (
     MAX_NUM_DRAFT_TOKENS,
 )
 from forerun.drafters.base import Binding, Drafter, Traits
-from forerun.drafters.jacobi import Ngram, NgramPool, Window, window_parents
+from forerun.drafters.jacobi import NgramPool, Window, window_parents
 from forerun.drafters.ranked import Child, RankedTree, best_tree
 from forerun.errors import ConfigError
 from forerun.policy import Rates
+from forerun.tree import ROOT, Tree
 from forerun.types import Draft, Needs, Sequence, Step
-
-
-@dataclass(slots=True)
-class _Trie:
-    """Guesses with common beginnings merged; children in the order of their guesses."""
-
-    children: dict[int, _Trie] = field(default_factory=dict)
-
-    def add(self, token_ids: Ngram) -> None:
-        node = self
-        for token_id in token_ids:
-            node = node.children.setdefault(token_id, _Trie())
 
 
 @dataclass(slots=True)
@@ -157,19 +146,21 @@ class Lookahead(Drafter):
         return draft
 
     def _guess(self, pool: NgramPool, sequence: Sequence, budget: int, price: float) -> RankedTree:
-        root = _Trie()
+        tree = Tree()
         for ngram in pool.find(sequence.token_ids[-1]):
-            root.add(ngram)
-        return best_tree(root, self._children, budget, min(self._num_rows, sequence.room), price)
+            tree.graft(ngram)
+        below = tree.children()
 
-    def _children(self, node: _Trie, depth: int) -> list[Child[_Trie]]:
-        first = min(depth, len(LOOKAHEAD_CHANCES) - 1) * self._guesses
-        children = [
-            Child(self._rates.rate(level), token_id, level, child)
-            for level, (token_id, child) in enumerate(node.children.items(), first)
-        ]
-        children.sort(key=lambda child: -child.chance)
-        return children
+        def children(node: int, depth: int) -> list[Child[int]]:
+            first = min(depth, len(LOOKAHEAD_CHANCES) - 1) * self._guesses
+            found = [
+                Child(self._rates.rate(level), tree.ids[child], level, child)
+                for level, child in enumerate(below[node + 1], first)
+            ]
+            found.sort(key=lambda child: -child.chance)
+            return found
+
+        return best_tree(ROOT, children, budget, min(self._num_rows, sequence.room), price)
 
     def _learn(self, state: _State, asked: _Asked, step: Step) -> None:
         assert step.verdict is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
-from forerun.tree import ROOT
+from forerun.tree import ROOT, Tree
 from forerun.types import Draft
 
 
@@ -40,26 +40,23 @@ def merge(parts: Seq[tuple[str, Draft]], values: Seq[Seq[float]], budget: int) -
         for number, own in enumerate(values)
         for node, value in enumerate(own[: parts[number][1].num_candidates])
     ]
-    token_ids: list[int] = []
-    parents: list[int] = []
+    tree = Tree()
     sources: list[str] = []
-    known: dict[tuple[int, int], int] = {}
-    place: list[dict[int, int]] = [{-1: -1} for _ in parts]
+    merged: dict[tuple[int, int], int] = {}
+    place: list[dict[int, int]] = [{ROOT: ROOT} for _ in parts]
     for _, number, node in sorted(order):
         parent = place[number].get(above[number][node])
         if parent is None:
             continue  # its parent did not stay
-        key = parent, tokens[number][node]
-        if key not in known:
-            if len(token_ids) == budget:
+        token_id = tokens[number][node]
+        if (parent, token_id) not in merged:
+            if len(tree) == budget:
                 continue
-            known[key] = len(token_ids)
-            token_ids.append(key[1])
-            parents.append(parent)
+            merged[parent, token_id] = tree.add(token_id, parent)
             sources.append(parts[number][0])
-        place[number][node] = known[key]
-    tree = Draft(token_ids, parents, sources=tuple(sources))
-    return Merged(tree, [sorted((node, at) for node, at in own.items() if node >= 0) for own in place])
+        place[number][node] = merged[parent, token_id]
+    draft = Draft(tree.ids, tree.parents, sources=tuple(sources))
+    return Merged(draft, [sorted((node, at) for node, at in each.items() if node >= 0) for each in place])
 
 
 def kept(draft: Draft, nodes: Seq[int]) -> Draft:

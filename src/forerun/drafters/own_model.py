@@ -22,7 +22,7 @@ from forerun.policy import Rates
 from forerun.sampling import LogitsPipeline, LogitsRow
 from forerun.sampling.edits import edits
 from forerun.tree import Tree
-from forerun.types import Cache, Sequence, Step, Verdict
+from forerun.types import Cache, Sequence, Step
 
 MAX_LAG = 32
 """Committed tokens the draft model may be behind before it catches up without being asked to draft."""
@@ -285,7 +285,4 @@ def _count_trials(own: Own) -> None:
     assert own.drafted is not None
     tree, rates = own.drafted
     own.drafted = None
-    written = own.sequence.token_ids[own.drafted_at :]
-    if written:
-        path = tree.follow(written[:-1])
-        tree.observe(rates, Verdict(path, written[len(path)]))
+    tree.observe_tokens(rates, own.sequence.token_ids[own.drafted_at :])

@@ -8,13 +8,13 @@ part of it is the best tree of that smaller size.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
 
 from forerun.policy import Rates
-from forerun.tree import Tree
+from forerun.tree import ROOT, Tree
 from forerun.types import Verdict
 
 Key = TypeVar("Key")
@@ -38,21 +38,60 @@ class Child(NamedTuple, Generic[Key]):
 
 @dataclass(slots=True, eq=False)
 class RankedTree(Tree):
-    """A tree in the order of its nodes' values.
+    """A tree whose nodes' acceptance is estimated, and learned from.
 
     Attributes:
-        levels: of each node, in the rates.
+        levels: [n] level of each node in the rates, where its trial is counted.
+        chances: [n] estimated chance that the node and all above it are accepted.
     """
 
     levels: list[int] = field(default_factory=list)
+    chances: list[float] = field(default_factory=list)
+
+    def add(self, token_id: int, parent: int, level: int = 0, chance: float = 0.0) -> int:
+        """Append a node below `parent`; its index."""
+        self.levels.append(level)
+        self.chances.append(chance)
+        return Tree.add(self, token_id, parent)
+
+    def chance(self, node: int) -> float:
+        """Of a node or ROOT, which is certain."""
+        return self.chances[node] if node >= 0 else 1.0
+
+    def ranked(self, nodes: Iterable[int]) -> list[int]:
+        """Nodes by falling chance; of equal ones the order stays.
+
+        Parents that come before their children stay before them, since no child's chance is above its parent's.
+        """
+        chances = self.chances
+        return sorted(nodes, key=lambda node: -chances[node])
+
+    def part(self, nodes: Iterable[int]) -> RankedTree:
+        """These nodes alone. nodes: parents before their children."""
+        chosen = list(nodes)
+        part = Tree.part(self, chosen)
+        levels, chances = self.levels, self.chances
+        return RankedTree(
+            part.token_ids, part.parents, [levels[node] for node in chosen], [chances[node] for node in chosen]
+        )
 
     def observe(self, rates: Rates, verdict: Verdict) -> None:
-        """Count the trials: the children of the last committed token and of every accepted node."""
-        reached, ids = {-1, *verdict.path}, self.ids
+        """Count the trials: the children of the last committed token and of every accepted node.
+
+        A trial succeeds if the node holds the token that was committed there. Where the output was cut at an accepted
+        token, that one is next_token and not on the path.
+        """
+        ids, path = self.ids, verdict.path
+        committed = dict(zip([ROOT, *path], [*(ids[node] for node in path), verdict.next_token], strict=True))
         for node, parent in enumerate(self.parents):
-            if parent in reached:
-                # where the output was cut at an accepted token, that one is next_token and not on the path
-                rates.observe(self.levels[node], node in reached or ids[node] == verdict.next_token)
+            if parent in committed:
+                rates.observe(self.levels[node], ids[node] == committed[parent])
+
+    def observe_tokens(self, rates: Rates, token_ids: Seq[int]) -> None:
+        """`observe` from the tokens committed after the root, whoever proposed them; none say nothing."""
+        if token_ids:
+            path = self.follow(token_ids[:-1])
+            self.observe(rates, Verdict(path, token_ids[len(path)]))
 
 
 def best_tree(
@@ -79,12 +118,11 @@ def best_tree(
             pushed += 1
             heapq.heappush(heap, (-chance, pushed, parent, depth, above, siblings, place))
 
-    push(-1, 1, 1.0, children(root, 0), 0)
+    push(ROOT, 1, 1.0, children(root, 0), 0)
     while heap and len(tree) < budget:
         chance, _, parent, depth, above, siblings, place = heapq.heappop(heap)
         child = siblings[place]
-        node = tree.add(child.token_id, parent)
-        tree.levels.append(child.level)
+        node = tree.add(child.token_id, parent, child.level, -chance)
         push(parent, depth, above, siblings, place + 1)
         if depth < max_depth:
             push(node, depth + 1, -chance, children(child.key, depth), 0)

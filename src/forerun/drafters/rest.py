@@ -9,11 +9,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from forerun.config import (
     BUNDLED_INDEX,
@@ -27,69 +25,16 @@ from forerun.config import (
     REST_NUM_MATCHES,
 )
 from forerun.drafters.base import Binding, Drafter
+from forerun.drafters.ranked import RankedTree
 from forerun.errors import ConfigError, DrafterError, IncompatibleDrafterError
 from forerun.policy import Rates
-from forerun.retrieval import Header, Index, Trie, best_nodes, fingerprint
+from forerun.retrieval import Continuations, Header, Index, best_nodes, fingerprint
+from forerun.tree import ROOT, Tree
 from forerun.types import Draft, Sequence, Step
 
 _LENGTHS = (3, 4, 5, 7, 9, 13)
 """Match lengths at which the next level of acceptance begins."""
 _BINS = len(REST_CHANCES)
-
-
-@dataclass(frozen=True, slots=True)
-class _Pending:
-    """A draft whose fate is not known yet: what was proposed after `length` tokens, by node."""
-
-    length: int
-    token_ids: list[int]
-    parents: list[int]
-    levels: list[int]
-
-
-class _Tree:
-    """Nodes of several tries, each with its chance: that it and all above it are accepted."""
-
-    __slots__ = ("_chances", "_levels", "_nodes", "_parents", "_token_ids")
-
-    def __init__(self) -> None:
-        self._nodes: dict[tuple[int, int], int] = {}  # parent and token -> node
-        self._token_ids: list[int] = []
-        self._parents: list[int] = []
-        self._levels: list[int] = []
-        self._chances: list[float] = []
-
-    def add(self, trie: Trie, levels: NDArray[np.int64], rates: Rates, price: float) -> None:
-        """Add what is not there yet and worth more than the price; what is there keeps its chance."""
-        nodes, chances = self._nodes, self._chances
-        place = [-1] * len(trie) + [-1]  # the last is that of parent -1
-        rejected = -2
-        columns = zip(trie.token_ids.tolist(), trie.parents.tolist(), levels.tolist(), strict=True)
-        for i, (token_id, above, level) in enumerate(columns):
-            parent = place[above]
-            node = nodes.get((parent, token_id))
-            if node is None:
-                chance = 0.0 if parent == rejected else rates.rate(level) * (chances[parent] if parent >= 0 else 1.0)
-                if parent == rejected or chance <= price:
-                    place[i] = rejected
-                    continue
-                node = nodes[parent, token_id] = len(chances)
-                self._token_ids.append(token_id)
-                self._parents.append(parent)
-                self._levels.append(level)
-                chances.append(chance)
-            place[i] = node
-
-    def best(self, count: int, length: int) -> tuple[_Pending, Draft]:
-        """The most probable nodes, most probable first; no child is more probable than its parent, which is older."""
-        order = sorted(range(len(self._chances)), key=lambda node: (-self._chances[node], node))[:count]
-        place = {node: i for i, node in enumerate(order)} | {-1: -1}
-        token_ids = [self._token_ids[node] for node in order]
-        parents = [place[self._parents[node]] for node in order]
-        pending = _Pending(length, token_ids, parents, [self._levels[node] for node in order])
-        if not order:
-            return pending, _EMPTY
-        return pending, Draft(token_ids, parents)
 
 
 class Rest(Drafter):
@@ -131,7 +76,7 @@ class Rest(Drafter):
         self._num_matches, self._max_places, self._continuation = num_matches, max_places, continuation
         self._index: Index | None = None
         self._rates = Rates(_priors(), decay=REST_DECAY)
-        self._pending: dict[Sequence, _Pending] = {}
+        self._pending: dict[Sequence, tuple[int, RankedTree]] = {}  # length of the sequence, and its draft
 
     @property
     def index(self) -> Index:
@@ -178,43 +123,51 @@ class Rest(Drafter):
     def commit(self, steps: Seq[Step]) -> None:
         for step in steps:
             pending = self._pending.pop(step.sequence, None)
-            if pending is not None:
-                self._learn(pending, step.sequence.token_ids[pending.length :])
+            if pending is not None:  # whoever proposed the tokens that came: the text alone decides
+                length, tree = pending
+                tree.observe_tokens(self._rates, step.sequence.token_ids[length:])
 
     def _draft(self, sequence: Sequence, budget: int, price: float) -> Draft:
         depth = min(self._continuation, sequence.room)
         if depth < 1:
             return _EMPTY
-        index, tail, tree = self.index, sequence.token_ids[-self._max :], _Tree()
+        index, tail = self.index, sequence.token_ids[-self._max :]
+        tree, nodes = RankedTree(), dict[tuple[int, int], int]()
         match = index.find(tail, self._min, self._max)
         for step in range(self._num_matches):
             if match is None:
                 break
             if step > 0 and (match := index.find_more(tail, self._min, match)) is None:
                 break
-            trie = best_nodes(index.continuations(match, depth, self._max_places), index.header.marker, budget)
-            tree.add(trie, _levels(match.length, step > 0, trie), self._rates, price)
-        pending, draft = tree.best(budget, len(sequence.token_ids))
-        if pending.token_ids:
-            self._pending[sequence] = pending
-        return draft
+            found = best_nodes(index.continuations(match, depth, self._max_places), index.header.marker, budget)
+            self._add(tree, nodes, found.tree, _levels(match.length, step > 0, found), price)
+        if not len(tree):
+            return _EMPTY
+        best = tree.part(tree.ranked(range(len(tree)))[:budget])
+        self._pending[sequence] = len(sequence.token_ids), best
+        return Draft(best.token_ids, best.parents)
 
-    def _learn(self, pending: _Pending, committed: list[int]) -> None:
-        """Every child of a node that was committed is a trial; it is accepted if it is the token that came.
+    def _add(
+        self, tree: RankedTree, nodes: dict[tuple[int, int], int], found: Tree, levels: list[int], price: float
+    ) -> None:
+        """Add what is not there yet and whose chance is above the price; what is there keeps its chance.
 
-        That is so whoever proposed the tokens that came: the text alone decides.
+        Args:
+            nodes: (parent, token) -> node of `tree`.
+            levels: of the nodes of `found`.
         """
-        children: dict[int, list[int]] = {}
-        for node, parent in enumerate(pending.parents):
-            children.setdefault(parent, []).append(node)
-        at = -1
-        for token_id in committed:
-            below, at = children.get(at, ()), -2
-            for node in below:
-                accepted = pending.token_ids[node] == token_id
-                self._rates.observe(pending.levels[node], accepted)
-                if accepted:
-                    at = node
+        place = {ROOT: ROOT}
+        for i, (token_id, above, level) in enumerate(zip(found.ids, found.parents, levels, strict=True)):
+            parent = place.get(above)
+            if parent is None:
+                continue  # left out
+            node = nodes.get((parent, token_id))
+            if node is None:
+                chance = self._rates.rate(level) * tree.chance(parent)
+                if chance <= price:
+                    continue
+                node = nodes[parent, token_id] = tree.add(token_id, parent, level, chance)
+            place[i] = node
 
     def _check(self, header: Header, own: str, binding: Binding) -> None:
         """Refuse an index of other tokens, or one that is not deep enough."""
@@ -238,15 +191,16 @@ class Rest(Drafter):
         return source.path if isinstance(source, Index) else Path(source)
 
 
-def _levels(length: int, again: bool, trie: Trie) -> NDArray[np.int64]:
+def _levels(length: int, again: bool, found: Continuations) -> list[int]:
     """[n] which rate each node's acceptance counts for, its parent given.
 
     One per match length, share of the continuations, and whether a longer match was looked at before. A share of few
     continuations counts for less than the same of many.
     """
-    shares = trie.counts / (trie.parent_counts + 1)
+    shares = found.counts / (found.parent_counts + 1)
     bins = np.minimum((shares * _BINS).astype(np.int64), _BINS - 1)
-    return bins + _BINS * (bisect_right(_LENGTHS, length) + (len(_LENGTHS) + 1) * again)
+    levels: list[int] = (bins + _BINS * (bisect_right(_LENGTHS, length) + (len(_LENGTHS) + 1) * again)).tolist()
+    return levels
 
 
 def _priors() -> list[float]:

@@ -16,7 +16,7 @@ from forerun.drafters.base import Binding, Drafter, Traits
 from forerun.drafters.draft_model import Chain, DraftModel
 from forerun.errors import DrafterError
 from forerun.models import LanguageModel
-from forerun.types import Draft, Needs, Sequence, Step
+from forerun.types import Needs, Sequence, Step
 
 
 class Staged(DraftModel):
@@ -91,19 +91,8 @@ class Staged(DraftModel):
         if any(budgets):
             drafts = self._inner.draft([chain.sequence for chain in chains], budgets)
             for chain, draft in zip(chains, drafts, strict=True):
-                chain.proposed = _first_path(draft)
-
-
-def _first_path(draft: Draft) -> list[int]:
-    """The tokens of the path that takes the first child everywhere: drafters put what they think most of first."""
-    tokens = draft.ids
-    path: list[int] = []
-    node = -1
-    for i, parent in enumerate(draft.parents[: draft.num_candidates]):
-        if parent == node:
-            path.append(tokens[i])
-            node = i
-    return path
+                # of siblings drafters put the most probable one first
+                chain.proposed = [draft.ids[node] for node in draft.first_path() if node < draft.num_candidates]
 
 
 def _inner(drafter: str | Drafter) -> tuple[Drafter, int | None]:

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from forerun.drafters.confidence import Confidence
 from forerun.drafters.ranked import RankedTree
+from forerun.tree import ROOT
 
 
 class Growth(Protocol):
@@ -48,10 +49,9 @@ class DynamicGrowth:
         self, num_nodes: int, max_depth: int, width: int, min_gain: float, price: float, confidence: Confidence
     ) -> None:
         self.tree = RankedTree()
-        self.frontier = [-1] if num_nodes > 0 and max_depth > 0 else []
+        self.frontier = [ROOT] if num_nodes > 0 and max_depth > 0 else []
         self._num_nodes, self._max_depth, self._width = num_nodes, max_depth, width
         self._min_gain, self._price, self._confidence = min_gain, price, confidence
-        self._chances: list[float] = []
         self._best: list[int] = []
         self._expected = 0.0
         self._depth = 0
@@ -60,29 +60,25 @@ class DynamicGrowth:
         return self._width
 
     def expand(self, children: Seq[Seq[tuple[int, float]]]) -> None:
-        tree, chances, confidence = self.tree, self._chances, self._confidence
+        tree, confidence = self.tree, self._confidence
         first = len(tree)
         lowest = self._price
         if len(self._best) == self._num_nodes:
-            lowest = max(lowest, chances[self._best[-1]])  # what is not above it cannot be among the best
+            lowest = max(lowest, tree.chances[self._best[-1]])  # what is not above it cannot be among the best
         for node, candidates in zip(self.frontier, children, strict=True):
-            above = chances[node] if node >= 0 else 1.0
+            above = tree.chance(node)
             for rank, (token_id, probability) in enumerate(candidates):
                 level = confidence.level(probability, rank)
                 chance = above * confidence.chance(probability, level)
                 if chance > lowest:
-                    tree.add(token_id, node)
-                    tree.levels.append(level)
-                    chances.append(chance)
+                    tree.add(token_id, node, level, chance)
         self._depth += 1
-        # Parents come before their children, whose chance is never above theirs; so does a stable sort keep them.
-        ranked = sorted([*self._best, *range(first, len(tree))], key=lambda node: -chances[node])
-        self._best = ranked[: self._num_nodes]
+        self._best = tree.ranked([*self._best, *range(first, len(tree))])[: self._num_nodes]
         self._choose_frontier(first)
 
     def _choose_frontier(self, first: int) -> None:
         """The best new nodes, those from `first` on, unless growing deeper promises too little."""
-        chances, expected = self._chances, self._expected
+        chances, expected = self.tree.chances, self._expected
         self._expected = sum(chances[node] for node in self._best)
         self.frontier = [node for node in self._best if node >= first][: self._width]
         promised = sum(chances[node] for node in self.frontier)  # if their children were sure
@@ -91,7 +87,7 @@ class DynamicGrowth:
             self.frontier = []
 
     def finished(self) -> tuple[RankedTree, list[int]]:
-        return _part(self.tree, self._best), self._best
+        return self.tree.part(self._best), self._best
 
 
 class ShapedGrowth:
@@ -104,34 +100,26 @@ class ShapedGrowth:
     def __init__(self, shape: RankedTree) -> None:
         self.tree = RankedTree()
         self._shape = shape
-        self._children: dict[int, list[int]] = {}
-        for place, parent in enumerate(shape.parents):
-            self._children.setdefault(parent, []).append(place)
+        self._children = shape.children()
         self._place_of: list[int] = []
-        self.frontier = [-1] if len(shape) else []
+        self.frontier = [ROOT] if len(shape) else []
 
     def wanted(self, node: int) -> int:
-        return len(self._children[self._place(node)])
+        return len(self._below(node))
 
     def expand(self, children: Seq[Seq[tuple[int, float]]]) -> None:
         tree, first = self.tree, len(self.tree)
         for node, candidates in zip(self.frontier, children, strict=True):
-            places = self._children[self._place(node)]
-            for place, (token_id, _) in zip(places, candidates, strict=False):  # a law may hold too few tokens
-                tree.add(token_id, node)
-                tree.levels.append(self._shape.levels[place])
+            # a distribution may hold too few tokens
+            for place, (token_id, _) in zip(self._below(node), candidates, strict=False):
+                tree.add(token_id, node, self._shape.levels[place])
                 self._place_of.append(place)
-        self.frontier = [node for node in range(first, len(tree)) if self._place_of[node] in self._children]
+        self.frontier = [node for node in range(first, len(tree)) if self._below(node)]
 
-    def _place(self, node: int) -> int:
-        return self._place_of[node] if node >= 0 else -1
+    def _below(self, node: int) -> list[int]:
+        """The children that the shape has where this node stands."""
+        return self._children[self._place_of[node] + 1 if node >= 0 else 0]
 
     def finished(self) -> tuple[RankedTree, list[int]]:
         nodes = sorted(range(len(self.tree)), key=self._place_of.__getitem__)
-        return _part(self.tree, nodes), nodes
-
-
-def _part(tree: RankedTree, nodes: Seq[int]) -> RankedTree:
-    """These nodes of a tree, in this order, in which parents come first."""
-    part = tree.part(nodes)
-    return RankedTree(part.token_ids, part.parents, [tree.levels[node] for node in nodes])
+        return self.tree.part(nodes), nodes

@@ -1,4 +1,4 @@
-"""Continuations as a tree of prefixes with counts, and the part of it that is worth most."""
+"""Continuations as a tree of prefixes with counts: the most frequent ones."""
 
 from __future__ import annotations
 
@@ -8,28 +8,25 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from forerun.tree import ROOT, Tree
+
 
 @dataclass(frozen=True, slots=True)
-class Trie:
-    """Prefixes of continuations, the most frequent first, each after its parent.
+class Continuations:
+    """Prefixes of continuations.
 
     Attributes:
-        token_ids: [n].
-        parents: [n] index of the node above, -1 at the top.
+        tree: [n] the prefixes, the most frequent first, each after its parent.
         counts: [n] continuations that start with the node's path.
         parent_counts: [n] the same of the node above; at the top, all continuations.
     """
 
-    token_ids: NDArray[np.int64]
-    parents: NDArray[np.int64]
+    tree: Tree
     counts: NDArray[np.int64]
     parent_counts: NDArray[np.int64]
 
-    def __len__(self) -> int:
-        return len(self.token_ids)
 
-
-def best_nodes(rows: NDArray[np.int64], marker: int, limit: int) -> Trie:
+def best_nodes(rows: NDArray[np.int64], marker: int, limit: int) -> Continuations:
     """The `limit` most frequent prefixes; of equally frequent ones the shorter, then those in the rows' order.
 
     Args:
@@ -39,7 +36,7 @@ def best_nodes(rows: NDArray[np.int64], marker: int, limit: int) -> Trie:
     m, depth = rows.shape
     if m == 0 or depth == 0 or limit <= 0:
         none = np.zeros(0, dtype=np.int64)
-        return Trie(none, none, none, none)
+        return Continuations(Tree(), none, none)
     by_depth = rows.T
     new = np.ones((depth, m), dtype=bool)  # where a prefix stands for the first time
     np.logical_or.accumulate(by_depth[:, 1:] != by_depth[:, :-1], axis=0, out=new[:, 1:])
@@ -53,7 +50,7 @@ def best_nodes(rows: NDArray[np.int64], marker: int, limit: int) -> Trie:
 
 def _gathered(
     by_depth: NDArray[np.int64], new: NDArray[Any], starts: NDArray[Any], counts: NDArray[Any], chosen: NDArray[Any]
-) -> Trie:
+) -> Continuations:
     """The chosen nodes, in their order, with their parents among them."""
     m = by_depth.shape[1]
     node_at = np.cumsum(new.ravel()) - 1  # the node of every cell
@@ -62,9 +59,8 @@ def _gathered(
     top = cells < m
     place = np.full(len(starts), -1, dtype=np.int64)
     place[chosen] = np.arange(len(chosen))
-    return Trie(
-        by_depth.ravel()[cells], np.where(top, -1, place[above]), counts[chosen], np.where(top, m, counts[above])
-    )
+    tree = Tree(by_depth.ravel()[cells].tolist(), np.where(top, ROOT, place[above]).tolist())
+    return Continuations(tree, counts[chosen], np.where(top, m, counts[above]))
 
 
 def _descending(counts: NDArray[np.intp], most: int) -> NDArray[np.intp]:
