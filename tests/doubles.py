@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from forerun.drafters import Drafter
+from forerun.drafters import Drafter, Traits
 from forerun.models import Exactness, Forward, Rows
 from forerun.tree import Tree
-from forerun.types import Draft, Sequence, Step
+from forerun.types import Draft, Needs, Sequence, Step
 
 
 class FakeCache:
@@ -179,6 +179,10 @@ class MarkovModel(FakeModel):
 
 class Scripted(Drafter):
     """A drafter that proposes what a function says, and records what it is told."""
+
+    needs = Needs()  # plain attributes: a test may set them
+    traits = Traits(("Scripted",))
+    nbytes = 0
 
     def __init__(self, propose: Callable[[Sequence, int], Draft | Seq[int]]) -> None:
         self.propose = propose

@@ -9,10 +9,11 @@ HEADS, WIDTH, LAYERS = 2, 4, 3
 
 def write(cache: SequenceCache, marks: list[float]) -> None:
     """New rows whose keys are the marks and whose values are their negatives, plus the layer's index."""
-    cache.reserve(len(marks))
+    first = cache.num_scratch
+    cache.feed(range(first - 1, first + len(marks) - 1))
     column = torch.tensor(marks, dtype=torch.float64).view(1, -1, 1).expand(HEADS, -1, WIDTH)
     for layer in range(LAYERS):
-        cache.write(layer, column + layer / 10, -column - layer / 10)
+        cache.write(layer, first, column + layer / 10, -column - layer / 10)
 
 
 def held(cache: SequenceCache) -> list[float]:
@@ -87,31 +88,50 @@ def test_scratch_is_finite_and_memory_is_given_back() -> None:
 
 def test_layers_come_in_order() -> None:
     cache = SequenceCache(torch.float32)
-    cache.reserve(1)
+    cache.feed([-1])
     row = torch.ones(HEADS, 1, WIDTH)
     with pytest.raises(ValueError, match="layer 1"):
-        cache.write(1, row, row)
+        cache.write(1, 0, row, row)
 
 
-def test_ahead_writes_beyond_scratch_and_comes_back() -> None:
+def test_scratch_accumulates_until_it_is_committed() -> None:
     cache = SequenceCache(torch.float64)
     start = KV_BLOCK - 2
     write(cache, list(range(start)))
     cache.commit(range(start))
     for step in range(4):
-        with cache.ahead(step):
-            assert cache.length == start + step
-            write(cache, [100 + step])
-    assert cache.length == start
-    cache.commit(range(4))
-    assert held(cache) == [*range(start), 100, 101, 102, 103]
+        assert (cache.length, cache.num_scratch) == (start, step)
+        write(cache, [100 + step])
+    cache.commit([0, 2, 3])
+    assert held(cache) == [*range(start), 100, 102, 103]
+    assert cache.num_scratch == 0
 
 
-def test_ahead_comes_back_after_an_error() -> None:
+def test_what_is_dropped_is_written_over() -> None:
     cache = SequenceCache(torch.float64)
-    with pytest.raises(RuntimeError), cache.ahead(3):
-        raise RuntimeError
-    assert cache.length == 0
+    write(cache, [1, 2, 3])
+    cache.drop(keep=1)
+    assert cache.num_scratch == 1
+    write(cache, [7])
+    cache.commit([0, 1])
+    write(cache, [8, 9])
+    cache.drop()
+    assert cache.num_scratch == 0 and held(cache) == [1, 7]
+
+
+def test_a_truncated_cache_holds_no_scratch() -> None:
+    cache = SequenceCache(torch.float64)
+    write(cache, [1, 2])
+    cache.commit([0, 1])
+    write(cache, [3])
+    cache.truncate(2)
+    assert cache.num_scratch == 0 and held(cache) == [1, 2]
+
+
+@pytest.mark.parametrize("parents", [[0], [-2], [-1, 1], [-1, 0, 5]])
+def test_a_row_follows_one_that_is_there(parents: list[int]) -> None:
+    with pytest.raises(ValueError, match="cannot follow"):
+        SequenceCache(torch.float64).feed(parents)
 
 
 def test_paths_move_again_after_growth_and_new_layers() -> None:
@@ -119,10 +139,10 @@ def test_paths_move_again_after_growth_and_new_layers() -> None:
     cache = SequenceCache(torch.float32)
     expected: list[float] = []
     for step in range(150):
-        cache.reserve(9)
+        cache.feed(range(-1, 8))
         rows = (torch.arange(9.0) + 10 * step).view(1, -1, 1).expand(HEADS, -1, WIDTH)
         for layer in range(2 if step < 3 else LAYERS):
-            cache.write(layer, rows + 0.25 * layer, -rows[..., :2])
+            cache.write(layer, 0, rows + 0.25 * layer, -rows[..., :2])
         kept = ([0, 1, 4, 8], [2, 3, 7], [0, 1, 2], [8])[step % 4]
         cache.commit(kept)
         expected += [row + 10 * step for row in kept]

@@ -36,7 +36,7 @@ def watch(fake: FakeModel) -> list[list[list[int]]]:
 
 def settle(drafter: DraftModel, each: Sequence, draft: Draft, accepted: int, bonus: int) -> None:
     """What the engine does after verification."""
-    each.token_ids += [*draft.token_ids[:accepted].tolist(), bonus]
+    each.token_ids += [*draft.ids[:accepted], bonus]
     drafter.commit([Step(each, draft, Verdict(list(range(accepted)), bonus), len(each.token_ids) - 1)])
 
 
@@ -187,7 +187,7 @@ def test_draws_follow_their_law() -> None:
     counts = torch.zeros(3)
     for _ in range(10):
         for draft in drafter.draft(sequences, [4] * 500):
-            counts += torch.bincount(draft.token_ids, minlength=3)
+            counts += torch.bincount(torch.tensor(draft.ids), minlength=3)
     expected = 20000 * table[0].softmax(0)
     statistic = float(((counts - expected) ** 2 / expected).sum())
     assert statistic < 13.8  # chi-squared, 2 degrees of freedom, p = 0.001

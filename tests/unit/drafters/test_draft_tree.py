@@ -8,10 +8,8 @@ import torch
 
 from doubles import FakeModel, MarkovModel
 from forerun import LLM, SamplingParams
-from forerun.config import MAX_NUM_DRAFT_TOKENS
 from forerun.drafters import Binding, DraftModel, DraftTree
 from forerun.errors import ConfigError
-from forerun.models import Rows
 from forerun.sampling import LogitsPipeline, LogitsRow, NoiseKey, keyed_gumbel
 from forerun.types import Draft, Sequence, Step, Verdict
 
@@ -50,7 +48,7 @@ def paths_of(draft: Draft) -> list[list[int]]:
 
 def settle(drafter: DraftTree, each: Sequence, draft: Draft, path: list[int], bonus: int) -> None:
     """What the engine does after verification."""
-    each.token_ids += [*draft.token_ids[path].tolist(), bonus]
+    each.token_ids += [*(draft.ids[node] for node in path), bonus]
     drafter.commit([Step(each, draft, Verdict(path, bonus), len(each.token_ids) - 1)])
 
 
@@ -81,7 +79,7 @@ def test_output_is_the_targets(shape: str, options: dict[str, Any]) -> None:
 def test_a_tree_is_accepted_further_than_the_chain(shape: str) -> None:
     target, params = FakeModel(), SamplingParams(temperature=0, max_tokens=400)
     chain = LLM(target, DraftModel(near()), num_draft_tokens=12).generate([1, 2], params).stats
-    tree = LLM(target, DraftTree(near(), 12, shape)).generate([1, 2], params).stats
+    tree = LLM(target, DraftTree(near(), shape), num_draft_tokens=12).generate([1, 2], params).stats
     assert tree.mean_acceptance_length > 1.2 * chain.mean_acceptance_length
 
 
@@ -130,7 +128,7 @@ def check(draft: Draft, budget: int) -> None:
 
 def test_accepted_rows_are_not_computed_twice() -> None:
     fake = near(0.0)
-    drafter, each = bound(fake, num_draft_tokens=20), sequence([1, 2, 3])
+    drafter, each = bound(fake), sequence([1, 2, 3])
     drafter.start(each)
     (draft,) = drafter.draft([each], [20])
     expected = fake.greedy([1, 2, 3], 12)
@@ -180,13 +178,13 @@ def test_drawn_trees_carry_the_processed_laws_they_were_drawn_from() -> None:
         logits = fake.logits_after([1, 2, 3, *path])[None]
         law = pipeline.process(logits, [LogitsRow(each, path)])[0].exp()
         assert torch.allclose(draft.laws[row], law if row in inner else torch.zeros(11))
-        for node in (draft.parents == row - 1).nonzero()[:, 0]:
-            assert draft.laws[row, draft.token_ids[node]] > 0
+        for node in draft.children()[row]:
+            assert draft.laws[row, draft.ids[node]] > 0
 
 
 def test_draws_follow_their_law_in_order() -> None:
     table = torch.tensor([[0.0, 1.0, 2.0]] * 3)
-    drafter = DraftTree(MarkovModel(table), num_draft_tokens=8)  # type: ignore[arg-type]
+    drafter = DraftTree(MarkovModel(table))  # type: ignore[arg-type]
     drafter.bind(Binding(FakeModel(vocab_size=3), seed=5))  # type: ignore[arg-type]
     sequences = [sequence([0], SamplingParams(), id=i) for i in range(2000)]
     for each in sequences:
@@ -234,7 +232,9 @@ def test_a_wrong_draft_model_learns_to_be_silent() -> None:
         for _ in range(300):
             (draft,) = drafter.draft([each], [8], 0.1)
             sizes.append(len(draft))
-            wrong = next(t for t in rng.sample(range(11), 11) if t not in draft.token_ids[draft.parents == -1])
+            wrong = next(
+                t for t in rng.sample(range(11), 11) if t not in [draft.ids[node] for node in draft.children()[0]]
+            )
             settle(drafter, each, draft, [], wrong)
         assert sum(sizes[:10]) > 4 * sum(sizes[-10:])
 
@@ -248,7 +248,9 @@ def test_rooms_and_contexts_bound_the_depth() -> None:
                 assert rows.cache.length + _depth(rows) <= context
 
         draft.before_forward = fits
-        result = LLM(target, DraftTree(draft, 12)).generate([1, 2, 3], SamplingParams(temperature=0, max_tokens=40))
+        result = LLM(target, DraftTree(draft), num_draft_tokens=12).generate(
+            [1, 2, 3], SamplingParams(temperature=0, max_tokens=40)
+        )
         assert result.token_ids == target.greedy([1, 2, 3], 40)
     each = sequence([1, 2, 3], max_length=6)
     drafter = bound(near(0.0))
@@ -257,9 +259,11 @@ def test_rooms_and_contexts_bound_the_depth() -> None:
     assert max(map(len, paths_of(room_of_two))) == 2
 
 
-def _depth(rows: Rows) -> int:
+def _depth(rows: Any) -> int:
     depths: list[int] = []
-    for i, parent in enumerate(rows.parents or range(-1, len(rows.token_ids) - 1)):
+    first, n = rows.cache.num_scratch, len(rows.token_ids)
+    fed = [*rows.cache.scratch.parents, *(range(first - 1, first + n - 1) if rows.parents is None else rows.parents)]
+    for i, parent in enumerate(fed):
         depths.append(depths[parent] + 1 if parent >= 0 else 1)
         assert parent < i
     return max(depths)
@@ -294,17 +298,16 @@ def test_a_forward_that_failed_leaves_nothing_behind() -> None:
     fake.before_forward = fail
     with pytest.raises(RuntimeError):
         drafter.draft([each], [9])
-    each.token_ids += [*expected.token_ids[:1].tolist(), 3]
+    each.token_ids += [*expected.ids[:1], 3]
     cache: Any = drafter._owned[each].cache
-    cache.scratch = []  # whatever the failed forward left there
+    assert cache.num_scratch == 0
     drafter.draft([each], [9])
     assert cache.tokens == each.token_ids
 
 
 @pytest.mark.parametrize(
     "options",
-    [{"shape": "round"}, {"num_draft_tokens": 0}, {"num_draft_tokens": MAX_NUM_DRAFT_TOKENS + 1}, {"width": 0}]
-    + [{"min_gain": 1.0}, {"min_gain": -0.1}],
+    [{"shape": "round"}, {"width": 0}] + [{"min_gain": 1.0}, {"min_gain": -0.1}],
 )
 def test_options_out_of_range(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):

@@ -49,7 +49,7 @@ def test_no_layer_computes_a_token_twice(target: Model, monkeypatch: pytest.Monk
     inner, rows = decoder.through, {"below": 0, "above": 0}
 
     def through(x: Any, layout: Any, first: int, last: int) -> Any:
-        real = layout.writes[-1][2]
+        real = layout.writes[-1][3]
         rows["below"] += real if first == 0 else 0
         rows["above"] += real if last == target.num_layers else 0
         return inner(x, layout, first, last)

@@ -11,7 +11,7 @@ import pytest
 from doubles import FakeModel, References, Scripted, adversaries
 from forerun import LLM, SamplingParams
 from forerun.config import EngineConfig
-from forerun.drafters import Binding, Hybrid, build_drafter, make_drafter
+from forerun.drafters import Binding, Hybrid, Traits, build_drafter, make_drafter
 from forerun.drafters.early_exit import EarlyExit
 from forerun.drafters.merging import agreement, kept, merge
 from forerun.engine.engine import Engine
@@ -183,9 +183,9 @@ def test_every_source_sees_its_own_part_and_its_own_rows(mode: str) -> None:
 def test_needs_and_prediction_are_the_union() -> None:
     one, two = Watching(lambda *_: []), Scripted(lambda *_: [])
     hybrid = Hybrid([two, one])
-    assert hybrid.needs == Needs(2, False) and not hybrid.reads_prediction
-    two.needs, two.reads_prediction, two.nbytes = Needs(1, True), True, 5  # type: ignore[attr-defined]
-    assert hybrid.needs == Needs(2, True) and hybrid.reads_prediction and hybrid.nbytes == 5
+    assert hybrid.needs == Needs(2, False) and not hybrid.traits.reads_prediction
+    two.needs, two.traits, two.nbytes = Needs(1, True), Traits(("two",), reads_prediction=True), 5
+    assert hybrid.needs == Needs(2, True) and hybrid.traits.reads_prediction and hybrid.nbytes == 5
 
 
 @pytest.mark.parametrize(
@@ -217,8 +217,9 @@ def test_a_source_that_fails_to_start_leaves_the_others_clean() -> None:
 
 
 def test_only_one_source_may_write_into_the_targets_cache() -> None:
-    assert Hybrid([EarlyExit(1), build_drafter("suffix")]).writes_cache
-    assert not Hybrid([build_drafter("suffix")]).writes_cache
+    suffix = build_drafter("suffix")[0]
+    assert Hybrid([EarlyExit(1), suffix]).traits.writes_cache
+    assert not Hybrid([suffix]).traits.writes_cache
     with pytest.raises(ConfigError, match="early-exit and hybrid of the hybrid both compute"):
         Hybrid([EarlyExit(1), Hybrid([EarlyExit(2)])])
     with pytest.raises(ConfigError, match="Take one of them"):

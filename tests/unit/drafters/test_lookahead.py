@@ -86,7 +86,7 @@ def test_the_pool_is_bounded_and_forgets_the_oldest_token() -> None:
 def test_the_pool_holds_what_a_plain_restatement_finds(window: int, ngram: int) -> None:
     fake = FakeModel(vocab_size=13, order=2, seed=3)
     drafter = bound(fake, window=window, ngram=ngram, guesses=4, prompt_pool=False)
-    engine = Engine(fake, drafter, config=EngineConfig(num_draft_tokens=drafter.whole_draft))
+    engine = Engine(fake, drafter, config=EngineConfig(num_draft_tokens=drafter.traits.whole_draft))
     engine.add([1, 2, 3, 4, 5], GREEDY)
     engine.step()
     sequence, state = next(iter(drafter._states.items()))
@@ -133,7 +133,7 @@ def test_at_the_fixed_point_every_step_gives_a_whole_ngram(ngram: int) -> None:
         drafter,
         prompt,
         SamplingParams(temperature=0, max_tokens=count),
-        num_draft_tokens=drafter.whole_draft,
+        num_draft_tokens=drafter.traits.whole_draft,
     )
     assert choice.token_ids == fake.greedy(prompt, count)
     assert choice.stats.mean_acceptance_length > 0.9 * ngram
@@ -159,7 +159,7 @@ def test_any_budget_and_any_room(budget: int, room: int) -> None:
     pooled = {ngram[:room] for ngram in drafter._states[sequence].pool.find(sequence.token_ids[-1])}
     prefixes = {ngram[:size] for ngram in pooled for size in range(1, len(ngram) + 1)}
     assert n == min(budget, len(prefixes))
-    paths = [tuple(draft.token_ids[ancestors(parents, node)].tolist()) for node in range(n)]
+    paths = [tuple(draft.ids[each] for each in ancestors(parents, node)) for node in range(n)]
     assert len(set(paths)) == n and set(paths) <= prefixes
     columns = (len(draft) - n + 1) // 3
     if len(draft) > n:
@@ -176,7 +176,7 @@ def test_the_window_may_be_verified_too() -> None:
     start = circle.index(circle[0], 1)
     for verify, accepted in ((False, 0), (True, 1)):
         drafter = bound(fake, window=6, ngram=3, guesses=1, prompt_pool=False, verify_window=verify)
-        engine = Engine(fake, drafter, config=EngineConfig(num_draft_tokens=drafter.whole_draft))
+        engine = Engine(fake, drafter, config=EngineConfig(num_draft_tokens=drafter.traits.whole_draft))
         engine.add(circle[: start + 1], GREEDY, stream=True)
         engine.step()
         (output,) = engine.step()
@@ -208,7 +208,7 @@ def test_guesses_learn_their_worth() -> None:
     assert draft.ids == [3, 2]
     for _ in range(30):  # the older guess is always the right one
         (draft,) = drafter.draft([sequence], [9])
-        right = draft.token_ids[: draft.num_candidates].tolist().index(2)
+        right = draft.ids[: draft.num_candidates].index(2)
         sequence.token_ids += [2, 1]
         drafter.commit([Step(sequence, draft, Verdict([right], 1), len(sequence.token_ids) - 1)])
     (draft,) = drafter.draft([sequence], [2])

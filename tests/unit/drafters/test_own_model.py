@@ -8,8 +8,8 @@ import torch
 
 from forerun import SamplingParams
 from forerun.drafters import Binding, DraftModel, DraftTree, Staged
-from forerun.drafters.own_model import walk
 from forerun.models import Model, Rows, load_model, load_tokenizer
+from forerun.tree import Tree
 from forerun.types import Draft, Sequence, Step, Verdict
 
 DRAFTERS: dict[str, Any] = {
@@ -46,18 +46,18 @@ def test_cache_after_many_commits(model: Model, name: str, params: SamplingParam
                 path.insert(0, node)
                 node = draft.parents[node]
             kept += len(path)
-            each.token_ids += [*draft.token_ids[path].tolist(), rng.randrange(4096)]
+            each.token_ids += [*(draft.ids[node] for node in path), rng.randrange(4096)]
             steps.append(Step(each, draft, Verdict(path, each.token_ids[-1]), len(each.token_ids) - 1))
         drafter.commit(steps)
     drafter.draft(sequences, [1, 1])
     assert kept > 24
     for each in sequences:
         cache = drafter._owned[each].cache
-        assert cache.length == len(each.token_ids)
+        length = cache.length + cache.num_scratch  # what was fed for the next draft is not committed
+        assert length == len(each.token_ids) and cache.length >= length - 2
         fresh = model.new_cache()
         model.forward([Rows(fresh, each.token_ids, None, 0)])
         for layer, keys in enumerate(fresh.keys):
-            length = cache.length
             assert torch.equal(cache.keys[layer][:, :length], keys[:, :length])
             assert torch.equal(cache.values[layer][:, :length], fresh.values[layer][:, :length])
     assert drafter.nbytes > 0
@@ -70,7 +70,7 @@ def test_cache_after_many_commits(model: Model, name: str, params: SamplingParam
     ("written", "path"), [([], []), ([5], [1]), ([5, 6], [1, 3]), ([5, 7], [1]), ([4, 6], [0]), ([9], [])]
 )
 def test_walk_follows_what_was_written(written: list[int], path: list[int]) -> None:
-    assert walk([4, 5, 9, 6], [-1, -1, 0, 1], written) == path
+    assert Tree([4, 5, 9, 6], [-1, -1, 0, 1]).follow(written) == path
 
 
 def test_a_draft_inside_another_draft_is_counted_by_its_tokens(model: Model) -> None:
@@ -85,8 +85,8 @@ def test_a_draft_inside_another_draft_is_counted_by_its_tokens(model: Model) -> 
     tree, rates = own.drafted
     (level,) = tree.levels
     trials, rate = rates.trials(level), rates.rate(level)
-    first = int(draft.token_ids[0])
-    merged = Draft(torch.tensor([(first + 1) % 4096, first]), torch.tensor([-1, -1]))
+    (first,) = draft.ids
+    merged = Draft([(first + 1) % 4096, first], [-1, -1])
     each.token_ids += [first, 9]
     drafter.commit([Step(each, merged, Verdict([1], 9), 4)])
     assert rates.trials(level) == trials + 1

@@ -217,9 +217,9 @@ def test_a_damaged_index_is_refused(path: Path) -> None:
 
 
 def test_by_name(path: Path) -> None:
-    drafter = make_drafter(f"rest:index={path},num_draft_tokens=3,num_matches=1", Binding(FakeModel(11)))  # type: ignore[arg-type]
+    drafter, k = make_drafter(f"rest:index={path},num_draft_tokens=3,num_matches=1", Binding(FakeModel(11)))  # type: ignore[arg-type]
     assert isinstance(drafter, Rest)
-    assert drafter.num_draft_tokens == 3
+    assert k == 3
     assert paths(draft(drafter, [1, 2, 3])) == [(4,), (7,), (4, 5), (4, 6)]
 
 

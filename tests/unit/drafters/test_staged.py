@@ -7,7 +7,7 @@ import torch
 
 from doubles import FakeModel, Scripted, adversaries
 from forerun import LLM, SamplingParams
-from forerun.drafters import Binding, DraftModel, PromptLookup, Staged
+from forerun.drafters import Binding, DraftModel, PromptLookup, Staged, Traits
 from forerun.drafters.early_exit import EarlyExit
 from forerun.drafters.staged import _first_path
 from forerun.errors import DrafterError
@@ -41,7 +41,7 @@ def chains(drafter: DraftModel, params: SamplingParams, price: float) -> list[tu
             drafted.append((draft.ids, draft.laws))
             accepted = turn % (len(draft) + 1)
             bonus = FakeModel(num_contexts=40).greedy(each.token_ids, 1)[0]
-            each.token_ids += [*draft.token_ids[:accepted].tolist(), bonus]
+            each.token_ids += [*draft.ids[:accepted], bonus]
             steps.append(Step(each, draft, Verdict(list(range(accepted)), bonus), len(each.token_ids) - 1))
         drafter.commit(steps)
     for each in sequences:
@@ -109,9 +109,9 @@ def test_the_inner_drafters_budget_leaves_room_for_the_models_own_token() -> Non
 
 def test_it_wants_what_the_inner_drafter_wants() -> None:
     script: Any = Scripted(lambda *_: [])
-    script.needs, script.reads_prediction, script.nbytes = Needs(top_tokens=3), True, 1000
+    script.needs, script.traits, script.nbytes = Needs(top_tokens=3), Traits(("one",), reads_prediction=True), 1000
     drafter = Staged(near(), script)  # type: ignore[arg-type]
-    assert (drafter.needs, drafter.reads_prediction, drafter.nbytes) == (Needs(top_tokens=3), True, 1000)
+    assert (drafter.needs, drafter.traits.reads_prediction, drafter.nbytes) == (Needs(top_tokens=3), True, 1000)
 
 
 def test_the_first_path_of_a_tree() -> None:

@@ -6,12 +6,13 @@ from typing import Any
 import pytest
 
 from doubles import FakeModel, Scripted
-from forerun.drafters import DRAFTERS, Binding, PromptLookup, make_drafter
-from forerun.errors import DrafterError, ModelLoadError
+from forerun import LLM
+from forerun.drafters import DRAFTERS, Binding, PromptLookup, build_drafter, make_drafter
+from forerun.errors import ConfigError, DrafterError, ModelLoadError
 
 
 def make(spec: Any) -> Any:
-    return make_drafter(spec, Binding(FakeModel()))
+    return make_drafter(spec, Binding(FakeModel()))[0]
 
 
 def test_the_table() -> None:
@@ -20,7 +21,6 @@ def test_the_table() -> None:
 
 
 def test_names_and_objects() -> None:
-    assert make(None) is None
     assert isinstance(make("prompt-lookup"), PromptLookup)
     plan = Scripted(lambda *_: [])
     assert make(plan) is plan
@@ -31,8 +31,10 @@ def test_names_and_objects() -> None:
     [
         ("promt-lookup", DrafterError, "'promt-lookup', which is neither a known name"),
         ("draft-model", DrafterError, "belongs to the bundled target, not to fake"),
-        (3, DrafterError, "start, draft, commit and stop"),
-        (object(), DrafterError, "start, draft, commit and stop"),
+        (3, DrafterError, "derives from forerun.Drafter"),
+        (object(), DrafterError, "derives from forerun.Drafter"),
+        (None, DrafterError, "must be one of"),
+        ("suffix:num_draft_tokens=many", DrafterError, "'many', but must be a whole number or auto"),
         (Path("no/such/folder"), ModelLoadError, "no/such/folder"),
         ("./no/such/folder", ModelLoadError, "no/such/folder"),
     ],
@@ -40,3 +42,20 @@ def test_names_and_objects() -> None:
 def test_what_cannot_be_a_drafter(spec: Any, error: type, words: str) -> None:
     with pytest.raises(error, match=words):
         make(spec)
+
+
+@pytest.mark.parametrize("k", [0, 5, 128, "auto"])
+@pytest.mark.parametrize("name", ["suffix", "recycling", "lookahead"])
+def test_every_drafters_text_may_name_k(name: str, k: int | str) -> None:
+    drafter, written = build_drafter(f"{name}:num_draft_tokens={k}")
+    assert type(drafter) is type(build_drafter(name)[0])
+    assert written == k
+    target: Any = FakeModel()
+    assert LLM(target, f"{name}:num_draft_tokens={k}").num_draft_tokens == k
+    assert LLM(target, f"{name}:num_draft_tokens={k}", num_draft_tokens=7).num_draft_tokens == 7
+
+
+def test_a_k_out_of_range_is_refused() -> None:
+    target: Any = FakeModel()
+    with pytest.raises(ConfigError, match="num_draft_tokens is 129"):
+        LLM(target, "recycling:num_draft_tokens=129")

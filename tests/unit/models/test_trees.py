@@ -40,12 +40,13 @@ def prefilled(model: Model, length: int) -> SequenceCache:
     """A cache with drawn keys and values, the same for the same length."""
     cache = model.new_cache()
     model.forward([Rows(cache, [0], num_logits=0)])
-    cache.reserve(length)
+    cache.drop()
+    cache.feed(range(-1, length - 1))
     generator = torch.Generator().manual_seed(length)
     for layer, (keys, values) in enumerate(zip(cache.keys, cache.values, strict=True)):
         heads, _, width = keys.shape
         new = torch.randn(2, heads, length, max(width, values.shape[2]), generator=generator)
-        cache.write(layer, new[0, ..., :width], new[1, ..., : values.shape[2]])
+        cache.write(layer, 0, new[0, ..., :width], new[1, ..., : values.shape[2]])
     cache.commit(range(length))
     return cache
 
@@ -140,8 +141,8 @@ def test_attention_of_random_trees(seed: int) -> None:
         return attend(0, *given, layout, dtype=torch.float32, scale=0.2, **options)[: len(new)]  # type: ignore[arg-type]
 
     cache = SequenceCache(torch.float32)
-    cache.reserve(length + n)
-    cache.write(0, keys[:length].transpose(0, 1), values[:length].transpose(0, 1))
+    cache.feed(range(-1, length - 1))
+    cache.write(0, 0, keys[:length].transpose(0, 1), values[:length].transpose(0, 1))
     cache.commit(range(length))
     tree = rows_of(cache, list(range(n)), parents)
     for leaf in rng.sample(range(n), min(n, 6)):
@@ -160,7 +161,8 @@ def test_large_trees_are_cut_until_each_product_fits() -> None:
             parents[-1] = 0
             cache = SequenceCache(torch.float32)
             cache.length = length
-            segments, positions = tree_segments(cache, parents, 7, torch.float32)
+            cache.feed(parents)
+            segments, positions = tree_segments(cache, 0, 7, torch.float32)
             rows: list[int] = []
             for segment in segments:
                 assert segment.paths is not None
