@@ -16,7 +16,7 @@ from forerun.drafters.base import Binding, Drafter, Traits
 from forerun.drafters.draft_model import Chain, DraftModel
 from forerun.errors import DrafterError
 from forerun.models import LanguageModel
-from forerun.types import Needs, Sequence, Step
+from forerun.types import Draft, Needs, Sequence, Step
 
 
 class Staged(DraftModel):
@@ -91,8 +91,12 @@ class Staged(DraftModel):
         if any(budgets):
             drafts = self._inner.draft([chain.sequence for chain in chains], budgets)
             for chain, draft in zip(chains, drafts, strict=True):
-                # of siblings drafters put the most probable one first
-                chain.proposed = [draft.ids[node] for node in draft.first_path() if node < draft.num_candidates]
+                chain.proposed = _proposal(draft)
+
+
+def _proposal(draft: Draft) -> list[int]:
+    """The tokens of the path that takes the first child everywhere: of siblings, drafters put the best one first."""
+    return [draft.ids[node] for node in draft.first_path() if node < draft.num_candidates]
 
 
 def _inner(drafter: str | Drafter) -> tuple[Drafter, int | None]:

@@ -94,3 +94,18 @@ def test_trials_are_the_children_of_what_was_accepted() -> None:
     assert trials(Verdict([0, 3], 1)) == {0: True, 1: False, 2: False, 3: True, 5: False}
     # the output ended with the accepted token 8: what would have followed it is not known
     assert trials(Verdict([0], 8)) == {0: True, 1: False, 2: False, 3: True}
+    # the next token is that of the accepted node's sibling, which was not accepted for that
+    assert trials(Verdict([0], 6)) == {0: True, 1: False, 2: False, 3: False}
+
+
+@pytest.mark.parametrize(
+    ("committed", "verdict"),
+    [([5, 8, 3, 1], Verdict([0, 3, 5], 1)), ([5, 8], Verdict([0], 8)), ([6, 2, 9], Verdict([1], 2))],
+)
+def test_committed_tokens_say_the_same(committed: list[int], verdict: Verdict) -> None:
+    tree = RankedTree([5, 6, 7, 8, 9, 3], [-1, -1, 0, 0, 1, 3], [0, 1, 2, 3, 4, 5])
+    by_tokens, by_verdict = Rates([0.5] * 6), Rates([0.5] * 6)
+    tree.observe_tokens(by_tokens, committed)
+    tree.observe_tokens(by_tokens, [])
+    tree.observe(by_verdict, verdict)
+    assert [by_tokens.rate(level) for level in range(6)] == [by_verdict.rate(level) for level in range(6)]
