@@ -230,7 +230,7 @@ def measure_overhead(own: Mapping[str, LLM], prompts: Sequence[Sequence[int]], m
     params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
     rows = []
     for name, llm in own.items():
-        draft: Model | None = getattr(llm.drafter, "model", None)
+        draft: LanguageModel | None = getattr(llm.drafter, "model", None)
         own_run(llm, prompts[0], params)
         parts = []
         for prompt in prompts:

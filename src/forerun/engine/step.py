@@ -66,7 +66,7 @@ class StepLoop:
     def compute(self, batch: Seq[SequenceState], stats: StepStats) -> list[Work]:
         """Draft, forward and verify; nothing is committed."""
         work = self._draft(batch, stats)
-        rows = [item.rows() for item in work]
+        rows = [item.rows(self._needs.layers) for item in work]
         started = perf_counter()
         result = self._target.forward(rows, self._needs.layers)
         computed = perf_counter()

@@ -81,12 +81,13 @@ class Work:
         """Rows of logits this sequence takes from the step's."""
         return self.num_extra + (0 if self.draft is None else len(self.draft) + 1)
 
-    def rows(self) -> Rows:
-        """This sequence's rows in the target's forward."""
+    def rows(self, layers: Seq[int] = ()) -> Rows:
+        """This sequence's rows in the target's forward, which is to return what enters these layers."""
         cache, token_ids, draft = self.state.cache, self.state.sequence.token_ids, self.draft
         assert cache is not None
-        if draft is None or draft.hidden is None:
-            cache.drop()  # what a drafter fed there for a draft that was not taken
+        resumes = draft is not None and draft.hidden is not None and draft.first_layer <= min(layers, default=2**31)
+        if not resumes:
+            cache.drop()  # what a drafter fed there for a draft that was not taken, or whose first layers are wanted
         start, owed = cache.length, self.num_owed
         if draft is None or not len(draft):
             return Rows(cache, token_ids[start : start + owed], None, self.num_logits)
@@ -97,7 +98,9 @@ class Work:
             tokens: Seq[int] | Tensor = torch.cat([draft.token_ids.new_tensor(token_ids[start:]), draft.token_ids])
         else:
             tokens = [*token_ids[start:], *draft.token_ids]
-        return Rows(cache, tokens, parents, self.num_logits, draft.hidden, draft.first_layer)
+        if not resumes:
+            return Rows(cache, tokens, parents, self.num_logits)
+        return Rows(cache, tokens, None, self.num_logits, draft.hidden, draft.first_layer)
 
     def logits_rows(self) -> list[LogitsRow]:
         """Where each row that the verifier sees stands."""

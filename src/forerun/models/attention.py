@@ -17,6 +17,10 @@ from forerun.config import KV_TAIL, MIN_ROWS
 from forerun.models.rows import Layout
 from forerun.models.segments import Segment, Span
 
+_NARROW = 128
+"""Keys up to which MKL on Intel processors computes products of at least as many rows by a kernel with other last
+bits: such products are made in parts of fewer rows."""
+
 
 def attend(
     layer: int,
@@ -83,10 +87,7 @@ def _attend_segment(
     mask, spans = segment.prepared(group, window)
     first = spans[0][0]
     keys = keys[:, first : first + mask.shape[2]].transpose(1, 2)
-    if softcap is None:
-        scores = torch.baddbmm(mask, queries, keys, alpha=scale)
-    else:
-        scores = torch.bmm(queries, keys).mul_(scale / softcap).tanh_().mul_(softcap).add_(mask)
+    scores = _scores(queries, keys, mask, scale, softcap)
     if paths is not None:
         lanes = segment.prepared_lanes(group).expand(len(queries), -1, -1)
         _bring_into_path_order(scores[..., paths.shared - first :], lanes)
@@ -96,6 +97,20 @@ def _attend_segment(
     else:
         mixed = _weighted_sum_of_paths(weights, values, spans, paths.shared, lanes)
     return mixed[:heads, :rows].view(heads, n, group, -1).transpose(0, 1)
+
+
+def _scores(queries: Tensor, keys: Tensor, mask: Tensor, scale: float, softcap: float | None) -> Tensor:
+    """[H_kv, R, columns]. queries: [H_kv, R, D]; keys: [H_kv, D, columns]; mask: [1, R or 1, columns]."""
+    rows, columns = queries.shape[1], keys.shape[2]
+    if rows >= columns and columns <= _NARROW:
+        parts = []
+        for start in range(0, rows, columns // 2):
+            part = slice(start, start + columns // 2)
+            parts.append(_scores(queries[:, part], keys, mask[:, part] if len(mask[0]) > 1 else mask, scale, softcap))
+        return torch.cat(parts, 1)
+    if softcap is None:
+        return torch.baddbmm(mask, queries, keys, alpha=scale)
+    return torch.bmm(queries, keys).mul_(scale / softcap).tanh_().mul_(softcap).add_(mask)
 
 
 def _weighted_sum(weights: Tensor, values: Tensor, spans: list[Span]) -> Tensor:

@@ -194,10 +194,10 @@ def test_the_drafters_draws_are_not_the_engines(fake: FakeModel) -> None:
     assert drafter._generator.initial_seed() != llm.engine._loop._generator.initial_seed()
 
 
-def test_num_draft_tokens_comes_from_the_call_then_the_drafter_then_the_default(fake: FakeModel) -> None:
+def test_num_draft_tokens_comes_from_the_call_then_the_drafters_text_then_the_default(fake: FakeModel) -> None:
     def k(drafter: Any, asked: Any = None) -> Any:
         return LLM(fake, drafter, num_draft_tokens=asked).engine.config.num_draft_tokens
 
-    assert (k(None), k(PromptLookup()), k(PromptLookup(7)), k(PromptLookup(7), 2)) == ("auto", "auto", 7, 2)
-    assert (k(PromptLookup(7), "auto"), k(PromptLookup(), 0)) == ("auto", 0)
-    assert k(DraftModel(FakeModel(), num_draft_tokens=3)) == 3
+    seven = "prompt-lookup:num_draft_tokens=7"
+    assert (k(None), k(PromptLookup()), k(seven), k(seven, 2)) == ("auto", "auto", 7, 2)
+    assert (k(seven, "auto"), k(PromptLookup(), 0)) == ("auto", 0)

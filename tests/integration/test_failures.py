@@ -1,0 +1,109 @@
+"""A forward or a drafter that fails in the middle of a batch: whoever goes on gets the bits of an undisturbed run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from families import make_family
+from forerun import LLM, SamplingParams
+from forerun.models import Forward, Model, Rows, load_model, load_tokenizer
+
+DRAFTERS = ["draft-model", "draft-tree", "staged", "early-exit", "suffix", "recycling", "hybrid"]
+PARAMS = [
+    SamplingParams(temperature=0, max_tokens=24, logprobs=2, ignore_eos=True),
+    SamplingParams(seed=5, max_tokens=24, logprobs=2, ignore_eos=True),
+]
+PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5], [2, 7, 1, 8, 2, 8, 1, 8], [1, 6, 1, 8, 0, 3, 3, 9, 8, 8]]
+
+
+@pytest.fixture(scope="module")
+def draft(tmp_path_factory: pytest.TempPathFactory, family_folder: Callable[[str], Path]) -> Path:
+    """A draft model that agrees with the target now and then: another seed, the target's tokenizer."""
+    folder = make_family("llama", tmp_path_factory.mktemp("draft"), seed=1)
+    load_tokenizer(family_folder("llama")).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def target(family_folder: Callable[[str], Path]) -> Model:
+    return load_model(family_folder("llama"), "float32")
+
+
+def open_llm(target: Model, tokenizer: Any, drafter: str | None, draft: Path) -> LLM:
+    spec = drafter
+    if drafter in ("draft-model", "draft-tree", "staged"):
+        spec = f"{drafter}:model={draft}"
+    elif drafter == "hybrid":
+        spec = f"hybrid:sources=suffix+{draft}"
+    return LLM(target, spec, num_draft_tokens=6 if drafter else 0, tokenizer=tokenizer)
+
+
+def answers(llm: LLM) -> list[Any]:
+    """Tokens and their log-probabilities, to the bit."""
+    results: Any = llm.generate([prompt for prompt in PROMPTS for _ in PARAMS], PARAMS * len(PROMPTS))
+    return [(result.token_ids, result.logprobs) for result in results]
+
+
+def failing(model: Any, calls: Sequence[int], after: bool, monkeypatch: pytest.MonkeyPatch, name: str) -> list[int]:
+    """Let these calls of a method fail, of those for several sequences, before or after the work is done.
+
+    A sequence that fails alone would end. Returns the numbers of the calls that failed.
+    """
+    inner, failed, count = getattr(model, name), [], 0
+
+    def forward(batch: Sequence[Rows], *rest: Any) -> Forward:
+        nonlocal count
+        count += len(batch) > 1
+        fails = len(batch) > 1 and count in calls
+        result = inner(batch, *rest) if after or not fails else None
+        if fails:
+            failed.append(count)
+            raise RuntimeError("out of memory")
+        return result
+
+    monkeypatch.setattr(model, name, forward)
+    return failed
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_a_target_forward_that_fails(
+    drafter: str,
+    after: bool,
+    target: Model,
+    draft: Path,
+    family_folder: Callable[[str], Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tokenizer = load_tokenizer(family_folder("llama"))
+    plain = answers(open_llm(target, tokenizer, None, draft))
+    llm = open_llm(target, tokenizer, drafter, draft)
+    failed = failing(target, (1, 9, 20), after, monkeypatch, "forward")
+    assert answers(llm) == plain
+    assert len(failed) == 3
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("drafter", ["draft-model", "draft-tree", "staged", "hybrid", "early-exit"])
+def test_a_drafters_forward_that_fails(
+    drafter: str,
+    after: bool,
+    target: Model,
+    draft: Path,
+    family_folder: Callable[[str], Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tokenizer = load_tokenizer(family_folder("llama"))
+    plain = answers(open_llm(target, tokenizer, None, draft))
+    llm = open_llm(target, tokenizer, drafter, draft)
+    model: Any = target
+    if drafter != "early-exit":
+        source: Any = llm.drafter if drafter != "hybrid" else llm.drafter._sources[1].drafter
+        model = source.model
+    failed = failing(model, (2, 12, 30), after, monkeypatch, "forward_first" if model is target else "forward")
+    assert answers(llm) == plain
+    assert len(failed) == 3
