@@ -86,8 +86,8 @@ class CrossVocab(Drafter):
 
     @property
     def traits(self) -> Traits:
-        inner = () if self._inner is None else self._inner.traits.cost_key
-        return Traits((type(self).__name__, self._mode, *inner))
+        inner = Traits() if self._inner is None else self._inner.traits
+        return Traits((type(self).__name__, self._mode, *inner.cost_key), inner.whole_draft)
 
     @property
     def nbytes(self) -> int:

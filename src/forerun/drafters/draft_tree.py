@@ -23,6 +23,7 @@ from forerun.config import (
     DRAFT_TREE_WIDTH,
     PREFILL_CHUNK,
 )
+from forerun.drafters.base import Traits
 from forerun.drafters.confidence import Confidence
 from forerun.drafters.distinct import draw_distinct
 from forerun.drafters.own_model import Own, OwnModel, Way, way_of
@@ -130,6 +131,11 @@ class DraftTree(OwnModel):
         self._rates = {way: Rates(DRAFT_TREE_RATES * DRAFT_TREE_DEPTHS) for way in Way}
         self._shapes: dict[tuple[Way, int, int, float], RankedTree] = {}
         self._num_drafts = 0
+
+    @property
+    def traits(self) -> Traits:
+        options = f"{self._shape} drawn={self._drawn} width={self._width} min_gain={self._min_gain}"
+        return Traits((*super().traits.cost_key, options))
 
     def draft(self, sequences: Seq[Sequence], budgets: Seq[int], price: float = 0.0) -> list[Draft]:
         trees = [self._plant(each, budget, price) for each, budget in zip(sequences, budgets, strict=True)]

@@ -44,7 +44,7 @@ class EarlyExit(DraftModel):
 
     @property
     def traits(self) -> Traits:
-        return Traits((type(self).__name__, str(self._num_layers)), writes_cache=True)
+        return Traits((type(self).__name__, f"{self._num_layers or self._exit_layer} layers"), writes_cache=True)
 
     @property
     def nbytes(self) -> int:

@@ -33,6 +33,15 @@ class _Source:
     acceptance: Acceptance = field(default_factory=Acceptance)
     cost: Curve = field(default_factory=lambda: Curve(MAX_NUM_DRAFT_TOKENS + 1, flat=False))
     probes: Probes = field(default_factory=Probes)
+    whole_draft: int | None = None
+
+    def serves(self, budget: int) -> bool:
+        """Whether it can be asked within this budget: less than a whole draft would do it harm."""
+        return self.whole_draft is None or budget >= self.whole_draft
+
+    def size(self, nodes: int, budget: int) -> int:
+        """The nodes to ask for where so many are wanted, if it serves this budget."""
+        return min(nodes, budget) if self.whole_draft is None else self.whole_draft
 
     def worth(self, sequence: Sequence, nodes: int) -> list[float]:
         """[nodes] the chance that each node of a draft is accepted, given that it is there."""
@@ -40,10 +49,14 @@ class _Source:
         return [gain / max(chance, 1e-9) for gain, chance in zip(gains[0].tolist(), chances[0].tolist(), strict=True)]
 
     def best(self, sequence: Sequence, budget: int, rate: float, price: float, sharers: int) -> tuple[int, float]:
-        """How many nodes to ask for, and the tokens won by it, less those its time would have given."""
-        gains, chances = self.acceptance.expect([sequence], budget)
-        net = (gains[0] - price * chances[0]).cumsum() - rate / sharers * self.cost.table()[1 : budget + 1]
-        best = int(net.argmax())
+        """How many nodes to ask for, and the tokens won by it, less those its time would have given.
+
+        It serves the budget.
+        """
+        most = self.size(budget, budget)
+        gains, chances = self.acceptance.expect([sequence], most)
+        net = (gains[0] - price * chances[0]).cumsum() - rate / sharers * self.cost.table()[1 : most + 1]
+        best = int(net.argmax()) if self.whole_draft is None else most - 1
         return best + 1, float(net[best])
 
 
@@ -97,6 +110,7 @@ class Hybrid(Drafter):
                 f"The sources {' and '.join(writers)} of the hybrid both compute in the target's own cache, where one "
                 "would overwrite the other's draft. Take one of them."
             )
+        self._see_whole_drafts()
         self._mode = mode
         self._clock = clock
         self._entered: set[Sequence] = set()
@@ -129,6 +143,12 @@ class Hybrid(Drafter):
                 source.drafter.bind(binding)
             except (DrafterError, ModelLoadError) as error:
                 raise type(error)(f"The source {source.name!r} of the hybrid cannot be used: {error}") from error
+
+        self._see_whole_drafts()
+
+    def _see_whole_drafts(self) -> None:
+        for source in self._sources:
+            source.whole_draft = source.drafter.traits.whole_draft
 
     def start(self, sequence: Sequence) -> None:
         started: list[_Source] = []
@@ -210,20 +230,21 @@ class Hybrid(Drafter):
     ) -> list[tuple[Sequence, int]]:
         """Who is to ask this source, and for how many nodes: all for whom it pays, or one as a probe."""
         source = self._sources[number]
+        open_ = [each for each in open_ if source.serves(each[1])]
         if not source.cost:
-            return list(open_)
+            return [(sequence, source.size(budget, budget)) for sequence, budget in open_]
         asked = []
         for sequence, budget in open_:
             nodes, net = source.best(sequence, budget, rate, price, len(open_))
             if net > 0:
-                more = min(budget, nodes + (nodes + 1) // 2)
+                more = source.size(nodes + (nodes + 1) // 2, budget)
                 table = source.cost.table()
                 if more > nodes and source.probes.due and source.probes.buy(float(table[more] - table[nodes])):
                     nodes = more  # or what lies beyond would never be seen
                 asked.append((sequence, nodes))
         if not asked and open_ and source.probes.due:
             sequence, budget = open_[0]
-            nodes = min(budget, 4)
+            nodes = source.size(4, budget)
             if source.probes.buy(float(source.cost.table()[nodes])):
                 asked.append((sequence, nodes))
         return asked
@@ -246,7 +267,8 @@ class Hybrid(Drafter):
             return True
         value = self._value(own.owner, sequence) - price * len(own.draft)
         return all(
-            source.cost and source.best(sequence, budget, rate, price, sharers)[1] <= value
+            not source.serves(budget)
+            or (source.cost and source.best(sequence, budget, rate, price, sharers)[1] <= value)
             for source in self._sources[number + 1 :]
         )
 

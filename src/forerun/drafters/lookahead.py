@@ -97,7 +97,11 @@ class Lookahead(Drafter):
 
     @property
     def traits(self) -> Traits:
-        return Traits((type(self).__name__, str(self._whole_draft)), whole_draft=self._whole_draft)
+        options = (
+            f"window={self._width} ngram={self._num_rows + 1} guesses={self._guesses} "
+            f"prompt_pool={self._prompt_pool} verify_window={self._verify_window}"
+        )
+        return Traits((type(self).__name__, options), whole_draft=self._whole_draft)
 
     @property
     def nbytes(self) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 
 from forerun.config import PROMPT_LOOKUP_MAX_NGRAM, PROMPT_LOOKUP_MIN_NGRAM
+from forerun.drafters.base import Traits
 from forerun.drafters.copies import EMPTY, CopyDrafter, CopyRates
 from forerun.errors import ConfigError
 from forerun.types import Draft, Sequence, Step
@@ -64,6 +65,10 @@ class PromptLookup(CopyDrafter):
         self._min, self._max = min_ngram, max_ngram
         self._indices: dict[Sequence, NgramIndex] = {}
         self._rates = CopyRates()
+
+    @property
+    def traits(self) -> Traits:
+        return Traits((type(self).__name__, f"n-grams {self._min} to {self._max}"))
 
     def start(self, sequence: Sequence) -> None:
         self._indices[sequence] = NgramIndex(self._min, self._max)

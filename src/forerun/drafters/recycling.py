@@ -73,7 +73,8 @@ class Recycling(Drafter):
 
     @property
     def traits(self) -> Traits:
-        return Traits((type(self).__name__, str(self._width)))
+        options = f"width={self._width} share={self._share} learn_prompt={self._needs.prompt_rows}"
+        return Traits((type(self).__name__, options))
 
     def bind(self, binding: Binding) -> None:
         """Raises DrafterError where the saved matrix cannot be read or was saved for another vocabulary."""

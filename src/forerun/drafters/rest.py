@@ -24,7 +24,7 @@ from forerun.config import (
     REST_MIN_NGRAM,
     REST_NUM_MATCHES,
 )
-from forerun.drafters.base import Binding, Drafter
+from forerun.drafters.base import Binding, Drafter, Traits
 from forerun.drafters.ranked import RankedTree
 from forerun.errors import ConfigError, DrafterError, IncompatibleDrafterError
 from forerun.policy import Rates
@@ -84,6 +84,12 @@ class Rest(Drafter):
         if self._index is None:
             raise DrafterError("This Rest is not bound to a target yet. Give it to LLM(..., drafter=...).")
         return self._index
+
+    @property
+    def traits(self) -> Traits:
+        size = 0 if self._index is None else self._index.header.num_tokens
+        options = f"n-grams {self._min} to {self._max} num_matches={self._num_matches} max_places={self._max_places}"
+        return Traits((type(self).__name__, f"{size} tokens", options, f"continuation={self._continuation}"))
 
     @property
     def nbytes(self) -> int:

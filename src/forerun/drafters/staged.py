@@ -52,7 +52,8 @@ class Staged(DraftModel):
     @property
     def traits(self) -> Traits:
         inner = self._inner.traits
-        return Traits((*super().traits.cost_key, *inner.cost_key), reads_prediction=inner.reads_prediction)
+        key = (*super().traits.cost_key, f"inner K {self._inner_k}", *inner.cost_key)
+        return Traits(key, reads_prediction=inner.reads_prediction)
 
     @property
     def nbytes(self) -> int:

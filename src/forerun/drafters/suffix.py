@@ -15,6 +15,7 @@ from forerun.config import (
     SUFFIX_MIN_MATCH,
     SUFFIX_SHARED_TOKENS,
 )
+from forerun.drafters.base import Traits
 from forerun.drafters.copies import EMPTY, CopyDrafter, CopyRates
 from forerun.drafters.shared_text import Place, Sharer, Tenants
 from forerun.drafters.suffix_automaton import SuffixAutomaton
@@ -69,6 +70,10 @@ class Suffix(CopyDrafter):
         self._rates = CopyRates()
         self._tenants = Tenants(max_shared_tokens) if share else None
         self._owned: dict[Sequence, _Own] = {}
+
+    @property
+    def traits(self) -> Traits:
+        return Traits((type(self).__name__, "alone" if self._tenants is None else "shared"))
 
     @property
     def nbytes(self) -> int:

@@ -5,6 +5,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+
 from forerun.retrieval import Continuations, best_nodes
 
 END = 99
