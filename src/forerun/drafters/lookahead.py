@@ -168,7 +168,8 @@ class Lookahead(Drafter):
 
     def _learn(self, state: _State, asked: _Asked, step: Step) -> None:
         assert step.verdict is not None
-        asked.guesses.observe(self._rates, step.verdict)
+        ids, path = asked.draft.ids, step.verdict.path  # with verify_window the path may not be one of guesses
+        asked.guesses.observe_tokens(self._rates, [*(ids[node] for node in path), step.verdict.next_token])
         if step.top_tokens is None or state.window is None:
             return
         n, best = len(asked.draft), step.top_tokens[:, 0].tolist()
