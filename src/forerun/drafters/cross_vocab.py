@@ -25,12 +25,12 @@ from forerun.drafters.draft_model import DraftModel
 from forerun.drafters.own_model import MAX_LAG
 from forerun.drafters.restricted import RestrictedModel
 from forerun.drafters.retokenise import Retokeniser, complete
-from forerun.drafters.token_text import shared_tokens, token_bytes
 from forerun.errors import ConfigError, DrafterError, IncompatibleDrafterError
 from forerun.models import LanguageModel, load_model, load_tokenizer
 from forerun.sampling import filters_only
 from forerun.tree import Tree
 from forerun.types import Draft, Sequence, Step, Verdict
+from forerun.vocabulary import shared_tokens, token_bytes
 
 MODES = ("auto", "tokens", "text")
 

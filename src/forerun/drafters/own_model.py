@@ -14,7 +14,6 @@ from torch.nn import functional
 
 from forerun.config import BUNDLED_DRAFT, BUNDLED_TARGET, PREFILL_CHUNK
 from forerun.drafters.base import Binding, Drafter, Traits
-from forerun.drafters.compatible import check_compatible
 from forerun.drafters.ranked import RankedTree
 from forerun.errors import DrafterError, ModelLoadError
 from forerun.models import Forward, LanguageModel, Rows, identity, load_model, load_tokenizer
@@ -22,6 +21,7 @@ from forerun.policy import Rates
 from forerun.sampling import LogitsPipeline, LogitsRow, unfiltered
 from forerun.tree import Tree
 from forerun.types import Cache, Sequence, Step
+from forerun.vocabulary import Vocabulary, check_same_tokens
 
 MAX_LAG = 32
 """Committed tokens the draft model may be behind before it catches up without being asked to draft."""
@@ -112,10 +112,13 @@ class OwnModel(Drafter):
             try:
                 tokenizer = load_tokenizer(self._source)
             except ModelLoadError:
-                tokenizer = None  # check_compatible decides what that means
+                tokenizer = None  # check_same_tokens decides what that means
         else:
             model, tokenizer = self._source, binding.tokenizer
-        check_compatible(target, binding.tokenizer, model, tokenizer)
+        check_same_tokens(
+            Vocabulary(target.name, target.vocab_size, binding.tokenizer),
+            Vocabulary(model.name, model.vocab_size, tokenizer),
+        )
         self._serve(model, binding)
 
     def _serve(self, model: LanguageModel, binding: Binding) -> None:

@@ -28,9 +28,10 @@ from forerun.drafters.base import Binding, Drafter, Traits
 from forerun.drafters.ranked import RankedTree
 from forerun.errors import ConfigError, DrafterError, IncompatibleDrafterError
 from forerun.policy import Rates
-from forerun.retrieval import Continuations, Header, Index, best_nodes, fingerprint
+from forerun.retrieval import Continuations, Header, Index, best_nodes
 from forerun.tree import ROOT, Tree
 from forerun.types import Draft, Sequence, Step
+from forerun.vocabulary import fingerprint
 
 _LENGTHS = (3, 4, 5, 7, 9, 13)
 """Match lengths at which the next level of acceptance begins."""

@@ -14,7 +14,7 @@ class Retokeniser:
 
     Args:
         tokenizer: a Transformers tokenizer.
-        table: id -> bytes (`token_text.token_bytes`); ids without an entry stand for none.
+        table: id -> bytes (`vocabulary.token_bytes`); ids without an entry stand for none.
     """
 
     def __init__(self, tokenizer: Any, table: Mapping[int, bytes]) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence as Seq
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +12,8 @@ import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from forerun.drafters.compatible import vocabulary
 from forerun.errors import DrafterError, IncompatibleDrafterError
+from forerun.vocabulary import ids_fingerprint
 
 Matrix = npt.NDArray[np.int32]
 
@@ -86,13 +84,6 @@ class Successors:
         return matrix
 
 
-def fingerprint(tokenizer: Any) -> str:
-    """What tells one vocabulary from another; empty without a tokenizer."""
-    if tokenizer is None:
-        return ""
-    return sha256(json.dumps(sorted(vocabulary(tokenizer).items())).encode()).hexdigest()
-
-
 def save_matrix(path: str | Path, matrix: Matrix, tokenizer: Any) -> None:
     """Write a matrix as safetensors, with the fingerprint of the tokenizer whose ids it holds.
 
@@ -100,7 +91,7 @@ def save_matrix(path: str | Path, matrix: Matrix, tokenizer: Any) -> None:
         DrafterError: the file cannot be written.
     """
     try:
-        save_file({_NAME: np.ascontiguousarray(matrix)}, path, {"tokenizer": fingerprint(tokenizer)})
+        save_file({_NAME: np.ascontiguousarray(matrix)}, path, {"tokenizer": ids_fingerprint(tokenizer)})
     except (OSError, SafetensorError) as error:
         raise DrafterError(f"The matrix cannot be written to {str(path)!r}: {error}. Give another path.") from error
 
@@ -124,7 +115,8 @@ def load_matrix(path: str | Path, vocab_size: int, width: int, tokenizer: Any) -
         raise DrafterError(f"matrix is {str(path)!r}, which cannot be read: {error}. {remedy}") from error
     if matrix.dtype != np.int32 or matrix.ndim != 2:
         raise DrafterError(f"matrix is {str(path)!r}, which holds {matrix.dtype} {list(matrix.shape)}. {remedy}")
-    if matrix.shape != (vocab_size, width) or (theirs and tokenizer is not None and theirs != fingerprint(tokenizer)):
+    other = bool(theirs) and tokenizer is not None and theirs != ids_fingerprint(tokenizer)
+    if other or matrix.shape != (vocab_size, width):
         raise IncompatibleDrafterError(
             f"matrix is {str(path)!r}, of {len(matrix)} tokens with {matrix.shape[1]} successors each, and was saved "
             f"for another tokenizer or width than this target's {vocab_size} tokens with {width}. {remedy}"

@@ -3,7 +3,6 @@
 from forerun.retrieval.build import append_index, build_index, tokenise
 from forerun.retrieval.continuations import Continuations, best_nodes
 from forerun.retrieval.file import FORMAT_VERSION, Header, read_header
-from forerun.retrieval.fingerprint import fingerprint
 from forerun.retrieval.index import Index, Match
 from forerun.retrieval.sources import Document, Skipped, find_files, read_documents
 from forerun.retrieval.suffixes import sort_suffixes
@@ -20,7 +19,6 @@ __all__ = [
     "best_nodes",
     "build_index",
     "find_files",
-    "fingerprint",
     "read_documents",
     "read_header",
     "sort_suffixes",

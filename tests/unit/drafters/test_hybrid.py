@@ -53,7 +53,7 @@ def timed(clock: Clock, seconds: float, drafter: Scripted) -> Scripted:
     return drafter
 
 
-def run(hybrid: Hybrid, k: int = 4, clock: Clock | None = None, prefill_chunk: int = 256) -> tuple[FakeModel, list[Any]]:
+def run(hybrid: Hybrid, k: int = 4, clock: Clock | None = None, chunk: int = 256) -> tuple[FakeModel, list[Any]]:
     """Generations of all prompts, each forward a second long."""
     fake = FakeModel()
 
@@ -62,7 +62,7 @@ def run(hybrid: Hybrid, k: int = 4, clock: Clock | None = None, prefill_chunk: i
             clock.now += 1.0
 
     fake.before_forward = tick
-    llm = LLM(fake, hybrid, num_draft_tokens=k, prefill_chunk=prefill_chunk)
+    llm = LLM(fake, hybrid, num_draft_tokens=k, prefill_chunk=chunk)
     results: Any = llm.generate(PROMPTS, GREEDY)
     for prompt, result in zip(PROMPTS, results):
         assert result.token_ids == fake.greedy(prompt, 40)
@@ -244,7 +244,7 @@ def test_every_source_is_told_of_its_own_layers_and_as_many_tokens_as_it_needs(m
     sources = [Tapped(bad[kind].propose, each) for kind, each in zip(("right", "tree", "wrong", "right"), needs)]
     hybrid = Hybrid(sources, mode)
     assert hybrid.needs == Needs(3, True, (0, 2, 5))
-    run(hybrid, 5, prefill_chunk=2)
+    run(hybrid, 5, chunk=2)
     for source, each in zip(sources, needs):
         for step in source.told:
             if step.draft is None and not each.prompt_rows:

@@ -7,6 +7,8 @@ import re
 from functools import lru_cache
 from typing import Any
 
+from forerun.vocabulary.tokenizer import added_tokens, backend
+
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _SPACE_MARK = "\u2581"
 
@@ -18,9 +20,7 @@ def token_bytes(tokenizer: Any) -> dict[int, bytes]:
     vocabularies write a space as U+2581 and single bytes as <0x0A>.
     """
     special = set(tokenizer.all_special_ids)
-    added: dict[int, str] = {
-        index: str(token) for index, token in getattr(tokenizer, "added_tokens_decoder", {}).items()
-    }
+    added = added_tokens(tokenizer)
     byte_level = _is_byte_level(tokenizer)
     table: dict[int, bytes] = {}
     for token, index in tokenizer.get_vocab().items():
@@ -29,9 +29,9 @@ def token_bytes(tokenizer: Any) -> dict[int, bytes]:
         if index in added:
             table[index] = added[index].encode("utf-8")
         elif byte_level:
-            own = _from_byte_level(token)
-            if own is not None:
-                table[index] = own
+            data = _from_byte_level(token)
+            if data is not None:
+                table[index] = data
         else:
             match = _BYTE_TOKEN.fullmatch(token)
             table[index] = bytes([int(match[1], 16)]) if match else token.replace(_SPACE_MARK, " ").encode("utf-8")
@@ -46,17 +46,16 @@ def shared_tokens(target: dict[int, bytes], draft: dict[int, bytes]) -> dict[int
     shared: dict[int, int] = {}
     taken: set[int] = set()
     for index in sorted(draft):
-        own = of_target.get(draft[index])
-        if own is not None and own not in taken and draft[index]:
-            shared[index] = own
-            taken.add(own)
+        same = of_target.get(draft[index])
+        if same is not None and same not in taken and draft[index]:
+            shared[index] = same
+            taken.add(same)
     return shared
 
 
 def _is_byte_level(tokenizer: Any) -> bool:
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is not None:
-        parts = json.loads(backend.to_str())
+    parts = backend(tokenizer)
+    if parts:
         return "ByteLevel" in json.dumps([parts.get("decoder"), parts.get("pre_tokenizer")])
     return any(token.startswith("\u0120") for token in tokenizer.get_vocab())
 

@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from forerun.errors import IncompatibleDrafterError
-from forerun.models import LanguageModel
+from forerun.vocabulary.tokenizer import tokens_by_id
 
 
-def check_compatible(target: LanguageModel, target_tokenizer: Any, draft: LanguageModel, draft_tokenizer: Any) -> None:
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """The token ids of one model.
+
+    Attributes:
+        name: of the model, for messages.
+        size: width of its logits.
+        tokenizer: what tells the meaning of the ids; None if there is none.
+    """
+
+    name: str
+    size: int
+    tokenizer: Any
+
+
+def check_same_tokens(target: Vocabulary, draft: Vocabulary) -> None:
     """Refuse a draft model whose token ids mean something else than the target's.
 
     A model's logits may be wider than its vocabulary (padding): that is no difference. Where neither model has
@@ -17,31 +33,26 @@ def check_compatible(target: LanguageModel, target_tokenizer: Any, draft: Langua
     Raises:
         IncompatibleDrafterError: names the first id that differs and what it stands for on either side.
     """
-    if target_tokenizer is None and draft_tokenizer is None:
-        if target.vocab_size != draft.vocab_size:
+    if target.tokenizer is None and draft.tokenizer is None:
+        if target.size != draft.size:
             raise IncompatibleDrafterError(
-                f"{draft.name} has {draft.vocab_size} token ids and {target.name} has {target.vocab_size}, and without "
+                f"{draft.name} has {draft.size} token ids and {target.name} has {target.size}, and without "
                 "tokenizers there is no telling whether the rest is padding. Put the tokenizers beside the weights."
             )
         return
-    if target_tokenizer is None or draft_tokenizer is None:
-        bare = target.name if target_tokenizer is None else draft.name
+    if target.tokenizer is None or draft.tokenizer is None:
+        bare = target.name if target.tokenizer is None else draft.name
         raise IncompatibleDrafterError(
             f"{bare} has no tokenizer, so the vocabularies of {target.name} and {draft.name} cannot be compared. "
             "Put its tokenizer beside its weights."
         )
-    first = first_difference(vocabulary(target_tokenizer), vocabulary(draft_tokenizer))
+    first = first_difference(tokens_by_id(target.tokenizer), tokens_by_id(draft.tokenizer))
     if first is not None:
         token_id, ours, theirs = first
         raise IncompatibleDrafterError(
             f"{draft.name} cannot draft for {target.name}: token {token_id} is {_show(ours)} in the target's "
             f"vocabulary and {_show(theirs)} in the draft's. Choose a draft model with the same tokenizer."
         )
-
-
-def vocabulary(tokenizer: Any) -> dict[int, str]:
-    """Id -> token, special and added tokens included."""
-    return {token_id: token for token, token_id in tokenizer.get_vocab().items()}
 
 
 def first_difference(ours: dict[int, str], theirs: dict[int, str]) -> tuple[int, str | None, str | None] | None:

@@ -4,12 +4,11 @@ from typing import Any
 
 import pytest
 
-from doubles import FakeModel
-from forerun.drafters.compatible import check_compatible
 from forerun.errors import IncompatibleDrafterError
+from forerun.vocabulary import Vocabulary, check_same_tokens
 
 
-class Vocabulary:
+class Words:
     def __init__(self, *tokens: str) -> None:
         self.tokens = tokens
 
@@ -18,11 +17,11 @@ class Vocabulary:
 
 
 def check(target: Any, draft: Any, target_size: int = 4, draft_size: int = 4) -> None:
-    check_compatible(FakeModel(vocab_size=target_size), target, FakeModel(vocab_size=draft_size), draft)
+    check_same_tokens(Vocabulary("target", target_size, target), Vocabulary("draft", draft_size, draft))
 
 
 def test_padding_is_no_difference() -> None:
-    words = Vocabulary("a", "b", "</s>")
+    words = Words("a", "b", "</s>")
     check(words, words)
     check(words, words, 4, 64)
     check(words, words, 64, 4)
@@ -31,17 +30,17 @@ def test_padding_is_no_difference() -> None:
 @pytest.mark.parametrize(
     ("draft", "words"),
     [
-        (Vocabulary("a", "c", "</s>"), "token 1 is 'b' in the target's vocabulary and 'c' in the draft's"),
-        (Vocabulary("b", "a", "</s>"), "token 0 is 'a'"),
-        (Vocabulary("a", "b", "<eos>"), "token 2 is '</s>'"),
-        (Vocabulary("a", "b"), "token 2 is '</s>' in the target's vocabulary and absent in the draft's"),
-        (Vocabulary("a", "b", "</s>", "<tool>"), "token 3 is absent in the target's vocabulary and '<tool>'"),
+        (Words("a", "c", "</s>"), "token 1 is 'b' in the target's vocabulary and 'c' in the draft's"),
+        (Words("b", "a", "</s>"), "token 0 is 'a'"),
+        (Words("a", "b", "<eos>"), "token 2 is '</s>'"),
+        (Words("a", "b"), "token 2 is '</s>' in the target's vocabulary and absent in the draft's"),
+        (Words("a", "b", "</s>", "<tool>"), "token 3 is absent in the target's vocabulary and '<tool>'"),
         (None, "has no tokenizer"),
     ],
 )
 def test_differences_are_named(draft: Any, words: str) -> None:
     with pytest.raises(IncompatibleDrafterError, match=words):
-        check(Vocabulary("a", "b", "</s>"), draft)
+        check(Words("a", "b", "</s>"), draft)
 
 
 def test_without_tokenizers_the_widths_must_agree() -> None:
@@ -49,4 +48,4 @@ def test_without_tokenizers_the_widths_must_agree() -> None:
     with pytest.raises(IncompatibleDrafterError, match="5 token ids"):
         check(None, None, 4, 5)
     with pytest.raises(IncompatibleDrafterError, match="no tokenizer"):
-        check(None, Vocabulary("a"))
+        check(None, Words("a"))
