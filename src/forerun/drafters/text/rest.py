@@ -25,7 +25,7 @@ from forerun.config import (
     REST_NUM_MATCHES,
 )
 from forerun.drafters.base import Binding, Drafter, Traits
-from forerun.drafters.ranked import RankedTree
+from forerun.drafters.ranked_tree import RankedTree
 from forerun.errors import ConfigError, DrafterError, IncompatibleDrafterError
 from forerun.policy import Rates
 from forerun.retrieval import Continuations, Header, Index, best_nodes

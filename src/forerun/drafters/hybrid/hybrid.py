@@ -17,7 +17,7 @@ from torch import Tensor
 
 from forerun.config import HYBRID_MODES, MAX_NUM_DRAFT_TOKENS
 from forerun.drafters.base import Binding, Drafter, Traits
-from forerun.drafters.merging import Merged, agreement, kept, merge
+from forerun.drafters.hybrid.merging import Merged, agreement, kept, merge
 from forerun.errors import ConfigError, DrafterError, ModelLoadError
 from forerun.policy import Acceptance, Probes
 from forerun.policy.curve import Curve

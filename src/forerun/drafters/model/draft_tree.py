@@ -24,12 +24,12 @@ from forerun.config import (
     PREFILL_CHUNK,
 )
 from forerun.drafters.base import Traits
-from forerun.drafters.confidence import Confidence
-from forerun.drafters.distinct import draw_distinct
-from forerun.drafters.own_model import Own, OwnModel, Way, way_of
-from forerun.drafters.ranked import RankedTree
-from forerun.drafters.tree_growth import DynamicGrowth, Growth, ShapedGrowth
-from forerun.drafters.tree_shapes import best_shape
+from forerun.drafters.model.confidence import Confidence
+from forerun.drafters.model.distinct_draws import draw_distinct
+from forerun.drafters.model.model_drafter import Own, OwnModel, Way, way_of
+from forerun.drafters.model.tree_growth import DynamicGrowth, Growth, ShapedGrowth
+from forerun.drafters.model.tree_shapes import best_shape
+from forerun.drafters.ranked_tree import RankedTree
 from forerun.errors import ConfigError
 from forerun.models import LanguageModel, Rows
 from forerun.policy import Rates

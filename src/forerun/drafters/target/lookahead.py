@@ -20,8 +20,8 @@ from forerun.config import (
     MAX_NUM_DRAFT_TOKENS,
 )
 from forerun.drafters.base import Binding, Drafter, Traits
-from forerun.drafters.jacobi import NgramPool, Window, window_parents
-from forerun.drafters.ranked import Child, RankedTree, best_tree
+from forerun.drafters.ranked_tree import Child, RankedTree, best_tree
+from forerun.drafters.target.jacobi import NgramPool, Window, window_parents
 from forerun.errors import ConfigError
 from forerun.policy import Rates
 from forerun.tree import ROOT, Tree

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from typing import Protocol
 
-from forerun.drafters.confidence import Confidence
-from forerun.drafters.ranked import RankedTree
+from forerun.drafters.model.confidence import Confidence
+from forerun.drafters.ranked_tree import RankedTree
 from forerun.tree import ROOT
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from forerun.config import SamplingParams
-from forerun.drafters.copies import CopyRates
+from forerun.drafters.text.copy_drafter import CopyRates
 from forerun.types import Sequence
 
 PRIOR = (0.5, 0.5, 0.5, 0.5)

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from forerun.config import BUNDLED_DRAFT, BUNDLED_TARGET, PREFILL_CHUNK
 from forerun.drafters.base import Binding, Drafter, Traits
-from forerun.drafters.ranked import RankedTree
+from forerun.drafters.ranked_tree import RankedTree
 from forerun.errors import DrafterError, ModelLoadError
 from forerun.models import Forward, LanguageModel, Rows, identity, load_model, load_tokenizer
 from forerun.policy import Rates

@@ -14,7 +14,7 @@ from forerun.config import (
     PREDICTION_RATES,
 )
 from forerun.drafters.base import Traits
-from forerun.drafters.copies import EMPTY, CopyDrafter, CopyRates
+from forerun.drafters.text.copy_drafter import EMPTY, CopyDrafter, CopyRates
 from forerun.types import Draft, Sequence, Step
 
 

@@ -21,8 +21,8 @@ from forerun.config import (
     RECYCLING_WIDTH,
 )
 from forerun.drafters.base import Binding, Drafter, Traits
-from forerun.drafters.ranked import Child, RankedTree, best_tree
-from forerun.drafters.successors import STEADY, Matrix, Successors, load_matrix, save_matrix
+from forerun.drafters.ranked_tree import Child, RankedTree, best_tree
+from forerun.drafters.target.successors import STEADY, Matrix, Successors, load_matrix, save_matrix
 from forerun.errors import ConfigError, DrafterError
 from forerun.policy import Rates
 from forerun.types import Draft, Needs, Sequence, Step

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from forerun.config import AUTO, STAGED_INNER_DRAFTER
 from forerun.drafters.base import Binding, Drafter, Traits
-from forerun.drafters.draft_model import Chain, DraftModel
+from forerun.drafters.model.draft_model import Chain, DraftModel
 from forerun.errors import DrafterError
 from forerun.models import LanguageModel
 from forerun.types import Draft, Needs, Sequence, Step

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from forerun.config import PREFILL_CHUNK
-from forerun.drafters.confidence import Confidence
-from forerun.drafters.own_model import Own, OwnModel, Way, way_of
-from forerun.drafters.ranked import RankedTree
+from forerun.drafters.model.confidence import Confidence
+from forerun.drafters.model.model_drafter import Own, OwnModel, Way, way_of
+from forerun.drafters.ranked_tree import RankedTree
 from forerun.models import LanguageModel, Rows
 from forerun.sampling import NoiseKey, draw_tokens, keyed_gumbel, row_argmax
 from forerun.types import Draft, Sequence

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 from forerun.config import SUFFIX_IDLE_TENANTS, SUFFIX_SHARED_TOKENS
-from forerun.drafters.suffix_automaton import ROOT, SuffixAutomaton
+from forerun.drafters.text.suffix_automaton import ROOT, SuffixAutomaton
 
 
 @dataclass(slots=True, eq=False)

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from forerun.config import EARLY_EXIT_SHARE
 from forerun.drafters.base import Binding, Traits
-from forerun.drafters.draft_model import DraftModel
-from forerun.drafters.own_model import Own
+from forerun.drafters.model.draft_model import DraftModel
+from forerun.drafters.model.model_drafter import Own
 from forerun.errors import ConfigError, DrafterError, IncompatibleDrafterError
 from forerun.models import Forward, Model, Rows
 from forerun.tree import Tree

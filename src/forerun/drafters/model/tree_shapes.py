@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from itertools import accumulate
 
-from forerun.drafters.ranked import Child, RankedTree, best_tree
+from forerun.drafters.ranked_tree import Child, RankedTree, best_tree
 
 
 def best_shape(rates: Seq[Seq[float]], num_nodes: int, max_depth: int, price: float = 0.0) -> RankedTree:

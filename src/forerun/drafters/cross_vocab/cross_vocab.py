@@ -21,10 +21,10 @@ import torch
 
 from forerun.config import BUNDLED_OTHER_VOCAB, BUNDLED_TARGET, SamplingParams
 from forerun.drafters.base import Binding, Drafter, Traits
-from forerun.drafters.draft_model import DraftModel
-from forerun.drafters.own_model import MAX_LAG
-from forerun.drafters.restricted import RestrictedModel
-from forerun.drafters.retokenise import Retokeniser, complete
+from forerun.drafters.cross_vocab.restricted_model import RestrictedModel
+from forerun.drafters.cross_vocab.retokenise import Retokeniser, complete
+from forerun.drafters.model.draft_model import DraftModel
+from forerun.drafters.model.model_drafter import MAX_LAG
 from forerun.errors import ConfigError, DrafterError, IncompatibleDrafterError
 from forerun.models import LanguageModel, load_model, load_tokenizer
 from forerun.sampling import filters_only

@@ -9,7 +9,7 @@ from collections.abc import Sequence as Seq
 
 from forerun.config import PROMPT_LOOKUP_MAX_NGRAM, PROMPT_LOOKUP_MIN_NGRAM
 from forerun.drafters.base import Traits
-from forerun.drafters.copies import EMPTY, CopyDrafter, CopyRates
+from forerun.drafters.text.copy_drafter import EMPTY, CopyDrafter, CopyRates
 from forerun.errors import ConfigError
 from forerun.types import Draft, Sequence, Step
 

@@ -16,9 +16,9 @@ from forerun.config import (
     SUFFIX_SHARED_TOKENS,
 )
 from forerun.drafters.base import Traits
-from forerun.drafters.copies import EMPTY, CopyDrafter, CopyRates
-from forerun.drafters.shared_text import Place, Sharer, Tenants
-from forerun.drafters.suffix_automaton import SuffixAutomaton
+from forerun.drafters.text.copy_drafter import EMPTY, CopyDrafter, CopyRates
+from forerun.drafters.text.shared_text import Place, Sharer, Tenants
+from forerun.drafters.text.suffix_automaton import SuffixAutomaton
 from forerun.errors import ConfigError
 from forerun.types import Draft, Sequence, Step
 
