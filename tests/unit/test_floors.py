@@ -17,6 +17,7 @@ FLOORS = {
     "workloads": 0,
     "sampling": 1,
     "verify": 1,
+    "kernels": 1,
     "policy": 1,
     "cache": 2,
     "retrieval": 2,

@@ -15,43 +15,52 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from forerun.cache import SequenceCache
-from forerun.config import KV_BLOCK, KV_TAIL, MAX_LANES
-from forerun.models.segments import Paths, Segment, tails
+from forerun.kernels.partition import KV_BLOCK, KV_TAIL, MAX_LANES, Partition, tails
+from forerun.models.attention.base import Segment, View
+from forerun.models.attention.views import TreeColumns, Views
+from forerun.tree import Tree
 
 Path = list[int]
 
 
-def tree_segments(cache: SequenceCache, first: int, start: int, dtype: torch.dtype) -> tuple[list[Segment], list[int]]:
-    """Segments of the scratch rows from `first` on, the first of which is packed row `start`, and their positions.
+def tree_segments(
+    sequence: int, length: int, parents: list[int], first: int, start: int, padding: int, views: Views
+) -> tuple[list[Segment], list[int]]:
+    """Segments of the nodes from `first` on, the first of which is packed row `start`, and their positions.
 
-    The rows before them were computed by earlier forwards; theirs are keys only.
+    The nodes before them were computed by earlier forwards; theirs are keys only.
+
+    Args:
+        length: positions before the tree. parents: of all nodes.
+        padding: packed rows after these that attend as the last one does; nobody reads what they compute.
     """
-    paths: list[Path] = []
-    for node, parent in enumerate(cache.scratch_parents):
-        paths.append([*paths[parent], node] if parent >= 0 else [node])
-    length, num_nodes, n = cache.length, len(paths), len(paths) - first
+    paths = Tree(parents=parents).paths()
+    num_nodes, n = len(paths), len(paths) - first
     positions = [length + len(path) - 1 for path in paths]
     new = positions[first:]
     if _fits(length, num_nodes) and length // KV_BLOCK == max(new) // KV_BLOCK:
-        where = torch.tensor(positions)
-        own = Paths(length, _lanes(paths[first:], num_nodes), where, tails(length + num_nodes + 1))
-        return [_segment(cache, start, n, where[first:], own, dtype)], new
+        lanes = _lanes([*paths[first:], *paths[-1:] * padding], num_nodes)
+        columns = TreeColumns(length, lanes, positions, tails(length + num_nodes + 1))
+        partitions = _partitions(columns, [*new, *new[-1:] * padding], views)
+        return [Segment(sequence, start, start + n + padding, None, None, partitions)], new
     segments = []
-    for above, rows in _groups(length, paths, first):
-        own = _apart(length, paths, above, rows)
-        own.rows = torch.tensor(rows) + (start - first)
-        where = torch.tensor([positions[row] for row in rows])
-        segments.append(_segment(cache, start, n, where, own, dtype))
+    groups = list(_groups(length, paths, first))
+    for i, (above, nodes) in enumerate(groups):
+        more = padding if i == len(groups) - 1 else 0
+        padded = [*nodes, *nodes[-1:] * more]
+        columns, slots = _apart(length, paths, above, padded)
+        rows = torch.tensor([*(node + start - first for node in nodes), *range(start + n, start + n + more)])
+        rows, slots = rows.to(views.device, non_blocking=True), slots.to(views.device, non_blocking=True)
+        partitions = _partitions(columns, [positions[node] for node in padded], views)
+        segments.append(Segment(sequence, start, start + n + more, rows, slots, partitions))
     return segments, new
 
 
-def _segment(cache: SequenceCache, start: int, n: int, positions: Tensor, own: Paths, dtype: torch.dtype) -> Segment:
-    lanes_start = own.shared // KV_TAIL * KV_TAIL
-    mask = torch.zeros(1, own.num_columns - lanes_start, dtype=dtype)
-    mask[0, own.shared + len(own.lane_positions) - lanes_start] = -torch.inf
-    num_keys = tails(int(positions.max()) + 1)
-    return Segment(cache, start, start + n, mask, num_keys, positions, own)
+def _partitions(columns: TreeColumns, positions: list[int], views: Views) -> dict[View, Partition]:
+    lanes_start = columns.shared // KV_TAIL * KV_TAIL
+    mask = torch.zeros(1, columns.num_columns - lanes_start, dtype=views.dtype)
+    mask[0, columns.shared + len(columns.lane_positions) - lanes_start] = -torch.inf
+    return views.partitions(mask, tails(max(positions) + 1), positions, columns)
 
 
 def _fits(shared: int, num_nodes: int) -> bool:
@@ -67,8 +76,9 @@ def _lanes(paths: Sequence[Path], num_lanes: int) -> Tensor:
     return torch.from_numpy(np.fromiter(chain.from_iterable(padded), np.int64)).view(-1, width)
 
 
-def _apart(length: int, paths: Sequence[Path], above: Path, rows: Sequence[int]) -> Paths:
-    """Paths of rows that share `above` after the prefix, with lanes for the nodes on their ways only."""
+def _apart(length: int, paths: Sequence[Path], above: Path, rows: Sequence[int]) -> tuple[TreeColumns, Tensor]:
+    """Columns for rows that share `above` after the prefix, with lanes for the nodes on their paths only, and the slot
+    of each."""
     shared = length + len(above)
     below = [paths[row][len(above) :] for row in rows]
     nodes = sorted({node for path in below for node in path})
@@ -78,12 +88,11 @@ def _apart(length: int, paths: Sequence[Path], above: Path, rows: Sequence[int])
     slots[:length] = torch.arange(length)
     slots[length : shared + len(nodes)] = torch.tensor([*above, *nodes]) + length
     lanes = _lanes([[lane[node] for node in path] for path in below], len(nodes))
-    lane_positions = torch.tensor([length + len(paths[node]) - 1 for node in nodes])
-    return Paths(shared, lanes, lane_positions, num_columns, slots)
+    return TreeColumns(shared, lanes, [length + len(paths[node]) - 1 for node in nodes], num_columns), slots
 
 
 def _groups(length: int, paths: Sequence[Path], first: int) -> Iterator[tuple[Path, list[int]]]:
-    """The rows from `first` on by segment, with the nodes that all rows of the segment follow.
+    """The nodes from `first` on by segment, with the nodes that all of the segment follow.
 
     Those are the nodes before the block the rows stand in, whose product has no room for others. A tree too large for
     one product is cut at tails instead, and then as needed.
@@ -97,10 +106,10 @@ def _groups(length: int, paths: Sequence[Path], first: int) -> Iterator[tuple[Pa
         part: list[int] = []
         lanes: set[int] = set()
         for row in sorted(rows, key=paths.__getitem__):
-            own = set(paths[row][len(above) :])
-            if part and not _fits(length + len(above), len(lanes | own)):
+            needed = set(paths[row][len(above) :])
+            if part and not _fits(length + len(above), len(lanes | needed)):
                 yield list(above), part
                 part, lanes = [], set()
             part.append(row)
-            lanes |= own
+            lanes |= needed
         yield list(above), part
