@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from doubles import parents_of, tokens_of, tree_draft
 from forerun.drafters.merging import agreement, merge
+
+from doubles import parents_of, tokens_of, tree_draft
 from forerun.types import Draft
 
 

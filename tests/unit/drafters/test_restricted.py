@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+from forerun.drafters.restricted import RestrictedModel
 
 from doubles import FakeModel
-from forerun.drafters.restricted import RestrictedModel
 from forerun.models import Rows
 
 ALLOWED = [0, 2, 5, 9]

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from forerun.engine.budget import AutoBudget, Outcome, StepCost
 
 from forerun import SamplingParams
-from forerun.engine.budget import AutoBudget, Outcome, StepCost
 from forerun.policy import Acceptance, CostModel, Prospects
 from forerun.types import Draft, Sequence, Verdict
 from worlds import GREEDY
