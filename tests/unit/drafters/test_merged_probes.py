@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from forerun.drafters.merging import agreement, merge
-
 from doubles import parents_of, tokens_of, tree_draft
+from forerun.drafters.hybrid.merging import agreement, merge
 from forerun.types import Draft
 
 

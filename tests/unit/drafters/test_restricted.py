@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from forerun.drafters.restricted import RestrictedModel
 
 from doubles import FakeModel
+from forerun.drafters.cross_vocab.restricted_model import RestrictedModel
 from forerun.models import Rows
 
 ALLOWED = [0, 2, 5, 9]
@@ -17,7 +17,8 @@ TOKENS = [[1, 2, 3], [4], [5, 6, 7, 8], [9, 10]]
 
 def alone(tokens: list[int], wanted: int | None) -> torch.Tensor:
     fake: Any = FakeModel()
-    return fake.forward([Rows(fake.new_cache(), tokens, num_logits=wanted)])
+    logits: torch.Tensor = fake.forward([Rows(fake.new_cache(), tokens, num_logits=wanted)]).logits
+    return logits
 
 
 @pytest.mark.parametrize(
@@ -35,7 +36,7 @@ def test_rows_of_restricted_sequences_alone_are_masked(wanted: list[int | None],
     for each in restricted:
         model.restrict = each
         caches.append(model.new_cache())
-    logits = model.forward([Rows(*each) for each in zip(caches, TOKENS, [None] * 4, wanted)])
+    logits = model.forward([Rows(*each) for each in zip(caches, TOKENS, [None] * 4, wanted)]).logits
     at = 0
     for tokens, count, masked in zip(TOKENS, wanted, restricted):
         expected = alone(tokens, count)

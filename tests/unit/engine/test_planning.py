@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from forerun.engine.budget import AutoBudget, Outcome, StepCost
 
 from forerun import SamplingParams
-from forerun.policy import Acceptance, CostModel, Prospects
+from forerun.policy import Acceptance, AutoBudget, CostModel, Outcome, Prospects, StepCost
+from forerun.policy.goodput import ProspectsAlone
 from forerun.types import Draft, Sequence, Verdict
 from worlds import GREEDY
 
@@ -28,7 +28,7 @@ def step(budget: AutoBudget, own: Seq[Sequence], given: Seq[int], draft: float =
     for sequence, count in zip(own, given):
         made = Draft.chain([0] * count) if count else Draft.empty()
         outcomes.append(Outcome(sequence, count, made, Verdict(list(range(min(accepted, count))), 0)))
-    cost = StepCost(rows, 0, len(own), 8 * len(own), list(given), draft, 1 + 0.01 * rows, 0.0)
+    cost = StepCost(rows, 0, 8 * len(own), draft, 1 + 0.01 * rows, 0.0)
     budget.observe(cost, outcomes)
 
 
@@ -42,7 +42,7 @@ def learned(count: int) -> tuple[AutoBudget, list[Sequence]]:
 
 def settled(budget: AutoBudget, own: list[Sequence]) -> list[int]:
     """What is planned once the standing plan has run out."""
-    for _ in range(8):
+    for _ in range(200):
         plan = budget.plan(own)
     return plan.budgets
 
@@ -68,13 +68,15 @@ def test_a_plan_stands_until_another_is_clearly_better(
     rates = np.full(1 + 2 * MOST, 0.5)
     choices = np.arange(len(rates))
 
-    def alone(self: Prospects) -> Any:
-        return rates[: self.gains.shape[1] + 1]
+    class Alone(ProspectsAlone):
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
+            self.rates = rates[: len(self.rates)].tolist()
 
     def together(self: Prospects) -> Any:
         return rates[None, :], np.repeat(choices[None, :, None], len(self.gains), axis=2)
 
-    monkeypatch.setattr(Prospects, "rates_alone", alone)
+    monkeypatch.setattr("forerun.policy.automatic_k.ProspectsAlone", Alone)
     monkeypatch.setattr(Prospects, "rates_together", together)
     budget, own = learned(batch)
     rates[first] = 2.0
@@ -148,7 +150,7 @@ def test_a_batch_counts_as_greedy_only_if_all_are() -> None:
     mixed = [*sequences(1), *sequences(1, SamplingParams())]
     for own, seconds in ((sequences(2), 1.0), (mixed, 2.0)):
         for _ in range(3):
-            cost = StepCost(2, 0, 2, 16, [0, 0], 0.0, seconds, 0.0)
+            cost = StepCost(2, 0, 16, 0.0, seconds, 0.0)
             budget.observe(cost, [Outcome(each, 0, Draft.empty(), Verdict([], 0)) for each in own])
     for kind, seconds in (("greedy", 1.0), ("drawn", 2.0)):
         table = budget.costs.target(kind, 2, 16)

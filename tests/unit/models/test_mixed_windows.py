@@ -53,7 +53,7 @@ def tokens(count: int) -> list[int]:
 def in_parts(model: Model, text: list[int], sizes: list[int]) -> torch.Tensor:
     cache, done, logits = model.new_cache(), 0, []
     for size in sizes:
-        logits.append(model.forward([Rows(cache, text[done : done + size])]))
+        logits.append(model.forward([Rows(cache, text[done : done + size])]).logits)
         cache.commit(range(size))
         done += size
     return torch.cat(logits)
@@ -66,9 +66,9 @@ def reference(folder: Path, text: list[int]) -> torch.Tensor:
     return logits
 
 
-@pytest.mark.parametrize("path", ["lean", "general"])
-def test_logits_match_transformers(folder: Path, path: str) -> None:
-    model = load_model(folder, dtype="float64", path=path)  # type: ignore[arg-type]
+@pytest.mark.parametrize("kind", ["llama", "general"])
+def test_logits_match_transformers(folder: Path, kind: str) -> None:
+    model = load_model(folder, dtype="float64", kind=kind)  # type: ignore[arg-type]
     text = tokens(90)
     expected = reference(folder, text)
     torch.testing.assert_close(in_parts(model, text, [50, 7, 1, 32]), expected, atol=2e-5, rtol=0)
@@ -86,7 +86,7 @@ def test_the_kinds_make_a_difference(folder: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_bits_do_not_depend_on_company(folder: Path, dtype: str) -> None:
     model = load_model(folder, dtype=dtype)
-    assert model.path == "lean" and model.exactness.exact, model.exactness.reason
+    assert model.kind == "llama" and model.exactness.exact, model.exactness.reason
     text = tokens(270)
     assert torch.equal(in_parts(model, text, [240, *[1] * 30]), in_parts(model, text, [240, 5, 9, 2, 14]))
 
@@ -97,7 +97,7 @@ def test_a_tree_sees_its_own_path_through_both_kinds(folder: Path) -> None:
     cache = model.new_cache()
     model.forward([Rows(cache, text, num_logits=0)])
     cache.commit(range(40))
-    tree = model.forward([Rows(cache, nodes, parents)])
+    tree = model.forward([Rows(cache, nodes, parents)]).logits
     for leaf, path in ((2, [0, 2]), (3, [0, 1, 3]), (5, [0, 1, 4, 5])):
         expected = reference(folder, [*text, *(nodes[node] for node in path)])
         torch.testing.assert_close(tree[leaf], expected[-1], atol=2e-5, rtol=0)

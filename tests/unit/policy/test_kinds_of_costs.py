@@ -20,9 +20,7 @@ def learned() -> CostModel:
 
 
 def restored(costs: CostModel) -> CostModel:
-    other = CostModel()
-    other.restore(json.loads(json.dumps(costs.state())))
-    return other
+    return CostModel.restored(json.loads(json.dumps(costs.state())))
 
 
 @pytest.mark.parametrize("again", [False, True])

@@ -162,7 +162,8 @@ class OwnModel(Drafter):
     def rewind(self, sequence: Sequence, length: int) -> None:
         """The sequence's tokens from `length` on are others than before: forget what was computed of them."""
         own = self._owned[sequence]
-        own.drafted, own.scratch = None, Tree()
+        own.drafted = None
+        self._settle(own, length)
         own.cache.truncate(min(length, own.cache.length))
 
     def _cache_for(self, sequence: Sequence) -> Cache:
@@ -185,10 +186,10 @@ class OwnModel(Drafter):
             own.cache.truncate(len(tokens) - 1)
         return self._within_vocabulary(tokens[own.cache.length :])
 
-    def _settle(self, own: Own) -> None:
-        """Keep what was fed and has been committed since, but for the last token, and drop the rest."""
+    def _settle(self, own: Own, end: int = -1) -> None:
+        """Of what was fed, keep what agrees with the committed tokens up to `end`, and drop the rest."""
         if len(own.scratch):
-            own.cache.commit(own.scratch.follow(own.sequence.token_ids[own.cache.length : -1]))
+            own.cache.commit(own.scratch.follow(own.sequence.token_ids[own.cache.length : end]))
             own.scratch = Tree()
 
     def _feed(self, rows: Seq[Rows], owned: Seq[Own], final: bool = False) -> Forward:
