@@ -16,6 +16,7 @@ from forerun.models.model import Model
 from forerun.models.rows import lay_out
 
 _NEW = 9
+_CROWD = 70
 
 
 def probe(model: Model) -> None:
@@ -47,6 +48,7 @@ def self_test(model: Model) -> Exactness:
         "together": lambda: _in_groups(model, cache, tokens, (9,)),
         "in twos": lambda: _in_groups(model, cache, tokens, (2, 7)),
         "in fives": lambda: _in_groups(model, cache, tokens, (5, 4)),
+        "in a forward of many rows": lambda: _in_a_crowd(model, cache, tokens),
         "beside other sequences": lambda: _in_company(model, cache, tokens),
         "in a branching tree": lambda: _in_a_tree(model, cache, tokens),
     }
@@ -93,6 +95,14 @@ def _in_company(model: Model, cache: SequenceCache, tokens: list[int]) -> Tensor
     _feed(model, stranger, tokens[2:])
     batch = [Rows(stranger, tokens[:3]), Rows(cache, tokens), Rows(model.new_cache(), tokens[::-1] * 2)]
     logits = model.forward(batch).logits[3 : 3 + _NEW]
+    cache.drop()
+    return logits
+
+
+def _in_a_crowd(model: Model, cache: SequenceCache, tokens: list[int]) -> Tensor:
+    """Beside a prompt chunk: some kernels change with the number of rows only beyond a few dozen."""
+    prompt = Rows(model.new_cache(), (tokens * _CROWD)[: min(_CROWD, model.context_length)], num_logits=0)
+    logits = model.forward([prompt, Rows(cache, tokens)]).logits
     cache.drop()
     return logits
 

@@ -25,6 +25,10 @@ def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
     return dtype == torch.float32
 
 
+_AMX_ROWS = 32
+"""Rows up to which oneDNN's bfloat16 products by matrix tiles (AMX) give a row the same bits whatever their number."""
+
+
 class Linear(nn.Module):
     """y = x W^T + b, optionally plus a residual in the same pass.
 
@@ -39,9 +43,13 @@ class Linear(nn.Module):
         weight = weight.detach()
         self.weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous()) if self.packed else weight
         self.bias = None if bias is None else bias.detach()
+        by_tiles = self.packed and weight.dtype == torch.bfloat16 and torch.cpu._is_amx_tile_supported()
+        self.max_rows = _AMX_ROWS if by_tiles else 2**62
 
     def forward(self, x: Tensor) -> Tensor:
         """x: [..., in] -> [..., out]."""
+        if self.packed and x.shape[-2] > self.max_rows:
+            return torch.cat([self.forward(part) for part in x.tensor_split(self._num_parts(x), -2)], -2)
         if self.packed:
             y: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
             return y
@@ -49,10 +57,18 @@ class Linear(nn.Module):
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
         """residual + forward(x). residual: [..., out]."""
+        if self.packed and x.shape[-2] > self.max_rows:
+            count = self._num_parts(x)
+            parts = zip(residual.tensor_split(count, -2), x.tensor_split(count, -2), strict=True)
+            return torch.cat([self.add_to(part, rows) for part, rows in parts], -2)
         if self.packed:
             y: Tensor = torch.ops.mkldnn._linear_pointwise.binary(x, residual, self.weight, self.bias, "add")
             return y
         return residual + F.linear(x, self.weight, self.bias)
+
+    def _num_parts(self, x: Tensor) -> int:
+        """Parts of nearly equal size, none of them small, of at most max_rows rows."""
+        return -(-x.shape[-2] // self.max_rows)
 
 
 class Experts(nn.Module):

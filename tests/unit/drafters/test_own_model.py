@@ -25,9 +25,13 @@ def model() -> Model:
     return load_model("bundled-draft", "float32")
 
 
+@pytest.mark.parametrize("fails", [False, True])
 @pytest.mark.parametrize("name", DRAFTERS)
 @pytest.mark.parametrize("params", [SamplingParams(temperature=0), SamplingParams(seed=1), SamplingParams()])
-def test_cache_after_many_commits(model: Model, name: str, params: SamplingParams) -> None:
+def test_cache_after_many_commits(
+    model: Model, name: str, params: SamplingParams, fails: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """fails: some forwards of the draft model raise when their rows have been computed, and are tried again."""
     rng = random.Random(name)
     tokenizer = load_tokenizer("bundled-draft")
     drafter = DRAFTERS[name](model)
@@ -36,21 +40,36 @@ def test_cache_after_many_commits(model: Model, name: str, params: SamplingParam
     sequences = [Sequence(i, list(prompt[i:]), len(prompt) - i, params) for i in range(2)]
     for each in sequences:
         drafter.start(each)
+    forward, calls, failures = model.forward, 0, 0
+
+    def failing(batch: Any, layers: Any = ()) -> Any:
+        nonlocal calls
+        calls += 1
+        result = forward(batch, layers)
+        if calls in (5, 23, 41, 60):
+            raise RuntimeError("out of memory")
+        return result
+
+    if fails:
+        monkeypatch.setattr(model, "forward", failing)
     kept = 0
     for _ in range(12):
         steps = []
-        for each, draft in zip(sequences, drafter.draft(sequences, [10, 7])):
-            path: list[int] = []
-            node = rng.randrange(-1, len(draft))  # any node, and all above it
-            while node >= 0:
-                path.insert(0, node)
-                node = draft.parents[node]
+        while True:
+            try:
+                drafts = drafter.draft(sequences, [10, 7])
+                break
+            except RuntimeError:
+                failures += 1
+        for each, draft in zip(sequences, drafts):
+            path = draft.path_to(rng.randrange(-1, len(draft)))
             kept += len(path)
             each.token_ids += [*(draft.ids[node] for node in path), rng.randrange(4096)]
             steps.append(Step(each, draft, Verdict(path, each.token_ids[-1]), len(each.token_ids) - 1))
         drafter.commit(steps)
+    monkeypatch.undo()
     drafter.draft(sequences, [1, 1])
-    assert kept > 24
+    assert kept > 24 and (failures > 1) == fails
     for each in sequences:
         cache = drafter._owned[each].cache
         length = cache.length + cache.num_scratch  # what was fed for the next draft is not committed

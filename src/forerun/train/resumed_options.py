@@ -1,4 +1,4 @@
-"""Options that a resumed run must share with the run it goes on from."""
+"""The check that a resumed run has the options of the run it goes on from."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from forerun.errors import ConfigError
 
-PINNED = "options.json"
+FILE_NAME = "options.json"
 
 
 def pin(folder: Path, options: dict[str, Any]) -> None:
@@ -17,7 +17,7 @@ def pin(folder: Path, options: dict[str, Any]) -> None:
     Raises:
         ConfigError: some differ; what is in the folder would not fit what is added to it.
     """
-    path = folder / PINNED
+    path = folder / FILE_NAME
     plain = json.loads(json.dumps(options))
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The commands that make models, spelled for their cards: every option that is not its default's."""
+"""The command line that made a model, as its card gives it: every option that differs from its default."""
 
 from __future__ import annotations
 

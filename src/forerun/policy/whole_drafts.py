@@ -10,9 +10,17 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
-from forerun.config import WHOLE_DECAY, WHOLE_MAX_PAUSE, WHOLE_PAUSE, WHOLE_PLAIN_STEPS, WHOLE_STEPS
-from forerun.engine.plan import Outcome, Plan, StepCost
+from forerun.policy.budget import Outcome, Plan, StepCost
 from forerun.types import Sequence
+
+WHOLE_STEPS = 12
+"""Consecutive drafting steps after which drafting is compared with plain decoding."""
+WHOLE_PLAIN_STEPS = 3
+"""Plain steps before the first drafts."""
+WHOLE_PAUSE, WHOLE_MAX_PAUSE = 192, 6144
+"""Plain steps before drafting is tried again; doubled each time that it was slower, up to the second number."""
+WHOLE_DECAY = 0.96
+"""Weight that earlier tokens and seconds keep at each later step of the same kind."""
 
 
 @dataclass(slots=True)

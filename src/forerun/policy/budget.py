@@ -1,4 +1,4 @@
-"""What a budget says before a step, and what it is told after it."""
+"""The contract of a budget: what it says before a step, and what it is told after it."""
 
 from __future__ import annotations
 
@@ -29,20 +29,16 @@ class StepCost:
     Attributes:
         num_rows: rows of the target's forward, prompt chunks included.
         num_prompt_rows: of these, rows of prompt chunks.
-        num_sequences: sequences whose drafts were verified.
-        context: positions in their caches, summed.
-        budgets: what they were given.
+        context: positions in the sequences' caches, summed.
         time_draft: in the drafter, drafting and learning what became of the draft.
         time_target: in the target's forward.
         time_verify: from logits to verdicts.
-        time_rest: the engine's own: committing, text, statistics.
+        time_rest: the engine's other work: committing, text, statistics.
     """
 
     num_rows: int
     num_prompt_rows: int
-    num_sequences: int
     context: int
-    budgets: Seq[int]
     time_draft: float
     time_target: float
     time_verify: float
@@ -54,9 +50,9 @@ class Outcome:
     """What became of one sequence's draft.
 
     Attributes:
-        sequence: whose.
-        budget: what it was given.
-        draft: what came.
+        sequence: it already holds the new tokens.
+        budget: the budget that the plan gave it.
+        draft: what the drafter proposed.
         verdict: before it was cut where the output ends.
     """
 
@@ -67,13 +63,13 @@ class Outcome:
 
 
 class Budget(Protocol):
-    """Decides, and learns from what came of it."""
+    """Decides how many nodes may be drafted, and learns from what came of it."""
 
     def plan(self, sequences: Seq[Sequence]) -> Plan:
-        """For the sequences whose prompts are computed, before they draft."""
+        """Budgets for the sequences whose prompts are computed, before they draft."""
 
     def observe(self, cost: StepCost, outcomes: Seq[Outcome]) -> None:
-        """A step is done. Sequences that have ended in it are still known."""
+        """A step is done. `stop` has not yet been called for the sequences that end with it."""
 
     def stop(self, sequence: Sequence) -> None:
         """The sequence leaves."""

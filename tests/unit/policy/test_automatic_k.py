@@ -9,7 +9,7 @@ import pytest
 
 from forerun import SamplingParams
 from forerun.config import MAX_NUM_DRAFT_TOKENS
-from forerun.engine.budget import AutoBudget, FixedBudget, Outcome, StepCost
+from forerun.policy import AutoBudget, FixedBudget, Outcome, StepCost
 from forerun.types import Draft, Sequence, Verdict
 from worlds import GREEDY, World, best_fixed, live
 
@@ -146,7 +146,7 @@ def test_steps_with_prompt_chunks_teach_no_costs() -> None:
     budget = AutoBudget()
     sequence = Sequence(0, [1], 1, GREEDY, max_length=100)
     outcome = Outcome(sequence, 2, Draft.chain([1, 2]), Verdict([0], 3))
-    budget.observe(StepCost(260, 257, 1, 5, [2], 9.0, 9.0, 0.0), [outcome])
+    budget.observe(StepCost(260, 257, 5, 9.0, 9.0, 0.0), [outcome])
     assert budget.costs.target("greedy", 1, 5) is None
     assert budget.costs.largest_draft == 0
 
@@ -156,9 +156,7 @@ def test_greedy_and_drawn_requests_have_costs_of_their_own() -> None:
     for number, (params, seconds) in enumerate(((GREEDY, 1.0), (SamplingParams(), 2.0))):
         sequence = Sequence(number, [1], 1, params, max_length=100)
         for _ in range(10):
-            budget.observe(
-                StepCost(1, 0, 1, 1, [0], 0.0, seconds, 0.0), [Outcome(sequence, 0, Draft.empty(), Verdict([], 1))]
-            )
+            budget.observe(StepCost(1, 0, 1, 0.0, seconds, 0.0), [Outcome(sequence, 0, Draft.empty(), Verdict([], 1))])
     greedy, drawn = budget.costs.target("greedy", 1, 1), budget.costs.target("drawn", 1, 1)
     assert greedy is not None and drawn is not None
     assert drawn[1] / greedy[1] == pytest.approx(2, rel=0.2)

@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from forerun import SamplingParams
-from forerun.config import WHOLE_STEPS
-from forerun.engine.plan import Outcome, StepCost
-from forerun.engine.whole import WholeBudget
+from forerun.policy import Outcome, StepCost, WholeBudget
+from forerun.policy.whole_drafts import WHOLE_STEPS
 from forerun.types import Draft, Sequence, Verdict
 
 NODES = 15
@@ -33,7 +32,7 @@ def live(gain: float, cost: float, steps: int = 4000, batch: int = 1, budget: Wh
             for each in sequences
         ]
         seconds = cost if asked else 1.0
-        budget.observe(StepCost(batch, 0, batch, 100, plan.budgets, 0.0, seconds, 0.0), outcomes)
+        budget.observe(StepCost(batch, 0, 100, 0.0, seconds, 0.0), outcomes)
         drafted.append(asked)
     return drafted
 
@@ -62,5 +61,5 @@ def test_loads_are_told_apart_and_a_change_is_noticed() -> None:
 
 def test_prompts_say_nothing() -> None:
     budget = WholeBudget(NODES)
-    budget.observe(StepCost(40, 39, 1, 100, [0], 0.0, 99.0, 0.0), [])
+    budget.observe(StepCost(40, 39, 100, 0.0, 99.0, 0.0), [])
     assert sum(live(2.0, 1.2, 500, 1, budget)) > 400
