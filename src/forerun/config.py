@@ -117,15 +117,6 @@ RECYCLING_CHANCES = (0.4, 0.12, 0.07, 0.05, 0.04, 0.03, 0.02, 0.02)
 RECYCLING_REFRESH = 16
 """Steps after which the chances learned since are used."""
 
-KV_BLOCK = 256
-"""Keys per attention block: the partition of every reduction over keys is fixed by position in these blocks."""
-KV_TAIL = 64
-"""Keys per partial sum inside the block a row stands in."""
-MIN_ROWS = 4
-"""Rows every matrix product is padded to: fewer take another kernel, with other last bits."""
-MAX_LANES = 192
-"""Keys in one product up to which keys of weight zero may stand anywhere among the others: more are added in parts."""
-
 PREFILL_CHUNK = 256
 """Prompt tokens a sequence computes in one step."""
 MAX_BATCH = 32

@@ -26,7 +26,7 @@ class ForwardRow:
 
     Attributes:
         dtype: of the weights.
-        method: "transformers", or a path of forerun: "lean" or "general".
+        method: "transformers", or a kind of decoder: "llama" or "general".
         milliseconds: by K, of one forward with all logits.
         ratios: by K, this method's time over Transformers' in the same round; empty for Transformers itself.
         growth: t(K) / t(1) for every K above 1.
@@ -55,7 +55,7 @@ def measure(
     results = []
     for dtype in dtypes:
         say(f"loading {dtype}")
-        models = _paths(folder, dtype)
+        models = _kinds(folder, dtype)
         context = next(iter(models.values())).context_length
         if min(rows) < 1 or prefix < 1 or prefix + max(rows) > context:
             raise ConfigError(f"{prefix} cached and {max(rows)} new positions do not fit a context of {context}.")
@@ -78,8 +78,8 @@ def _steps(
     steps = {}
     for k in rows:
         steps[TRANSFORMERS, k] = reference.forward_step(cached, new[:k])
-        for path, model in models.items():
-            steps[path, k] = _forward_step(model, cached, new[:k])
+        for kind, model in models.items():
+            steps[kind, k] = _forward_step(model, cached, new[:k])
     return steps
 
 
@@ -96,12 +96,12 @@ def _forward_step(model: Model, prefix: list[int], tokens: list[int]) -> Callabl
     return step
 
 
-def _paths(folder: str | Path, dtype: str) -> dict[str, Model]:
-    """The lean path where it serves the model, and the general one."""
+def _kinds(folder: str | Path, dtype: str) -> dict[str, Model]:
+    """By kind of decoder: the Llama decoder where it serves the model, and the general one."""
     auto = load_model(folder, dtype=dtype)
-    if auto.path == "general":
+    if auto.kind == "general":
         return {"general": auto}
-    return {auto.path: auto, "general": load_model(folder, dtype=dtype, path="general")}
+    return {auto.kind: auto, "general": load_model(folder, dtype=dtype, kind="general")}
 
 
 def _reduce(dtype: str, seconds: dict[tuple[str, int], list[float]], rows: Sequence[int]) -> list[ForwardRow]:

@@ -8,14 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from forerun.cache import SequenceCache
-from forerun.config import KV_BLOCK
 from forerun.errors import UnsupportedModelError
+from forerun.kernels.partition import KV_BLOCK
 from forerun.models.base import Exactness, Rows
 from forerun.models.general import GeneralDecoder
 from forerun.models.model import Model
-from forerun.models.rows import lay_out
 
 _NEW = 9
+_CROWD = 70
 
 
 def probe(model: Model) -> None:
@@ -24,16 +24,16 @@ def probe(model: Model) -> None:
     Raises:
         UnsupportedModelError: not every layer calls our attention, so the model keeps another kind of state.
     """
-    layout = lay_out([Rows(model.new_cache(), [0] * 5)], model.compute_dtype)
-    with torch.inference_mode():
-        model.decoder.forward(layout)
-    silent = model.num_layers - len(layout.attended)
+    silent = model.num_layers - len(model.decoder.layer_attentions)
     if isinstance(model.decoder, GeneralDecoder) and silent:
         raise UnsupportedModelError(
             f"{model.name} ({type(model.decoder.model).__name__}) cannot be served: "
             f"{silent} of its {model.num_layers} layers do not compute attention through "
             "Transformers' attention interface."
         )
+    cache = model.new_cache()
+    model.forward([Rows(cache, [0] * 5)])
+    cache.drop()
 
 
 @torch.inference_mode()
@@ -47,6 +47,7 @@ def self_test(model: Model) -> Exactness:
         "together": lambda: _in_groups(model, cache, tokens, (9,)),
         "in twos": lambda: _in_groups(model, cache, tokens, (2, 7)),
         "in fives": lambda: _in_groups(model, cache, tokens, (5, 4)),
+        "in a forward of many rows": lambda: _in_a_crowd(model, cache, tokens),
         "beside other sequences": lambda: _in_company(model, cache, tokens),
         "in a branching tree": lambda: _in_a_tree(model, cache, tokens),
     }
@@ -97,6 +98,14 @@ def _in_company(model: Model, cache: SequenceCache, tokens: list[int]) -> Tensor
     return logits
 
 
+def _in_a_crowd(model: Model, cache: SequenceCache, tokens: list[int]) -> Tensor:
+    """Beside a prompt chunk: some kernels change with the number of rows only beyond a few dozen."""
+    prompt = Rows(model.new_cache(), (tokens * _CROWD)[: min(_CROWD, model.context_length)], num_logits=0)
+    logits = model.forward([prompt, Rows(cache, tokens)]).logits
+    cache.drop()
+    return logits
+
+
 def _in_a_tree(model: Model, cache: SequenceCache, tokens: list[int]) -> Tensor:
     """The tokens but the last two as a path through a tree in which each has a sibling, one with a child of its own;
     then the path is committed, and the last two computed after it."""
@@ -123,7 +132,7 @@ def _feed(model: Model, cache: SequenceCache, tokens: list[int]) -> None:
 def _blame(model: Model) -> str:
     """Name the first module that gives another result for the same row in other company."""
     if not isinstance(model.decoder, GeneralDecoder):
-        return f"the lean decoder in {model.dtype} on this machine"
+        return f"the Llama decoder in {model.dtype} on this {model.device.type}"
     inside = model.decoder.model
     tokens = _tokens(model, 7)
     few: dict[str, tuple[Tensor, Tensor]] = {}

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 from transformers import AttentionInterface
 
 from forerun.errors import UnsupportedModelError
-from forerun.models.attention import attend
+from forerun.kernels.partition import Form
+from forerun.models.attention.base import Attention, LayerAttention, Layout
+from forerun.models.attention.reference import ReferenceAttention
 from forerun.models.linear import pack_module
-from forerun.models.rows import Layout
+from forerun.models.taps import Taps
 
 ATTENTION_NAME = "forerun"
 _KNOWN_OPTIONS = {"sliding_window", "softcap", "s_aux"}
@@ -34,23 +39,29 @@ _HARMLESS_OPTIONS = {
 }
 
 
+class Attend(Protocol):
+    """`Attention.forward` of one forward's layout."""
+
+    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, form: Form) -> Tensor: ...
+
+
 def forerun_attention(
-    module: Any,
+    module: nn.Module,
     query: Tensor,
     key: Tensor,
     value: Tensor,
     attention_mask: Tensor | None,
     scaling: float | None = None,
     dropout: float = 0.0,
-    layout: Layout | None = None,
+    attend: Attend | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
     """Attention in the form Transformers calls. query: [1, H, T, D]; key, value: [1, H_kv, T, D] -> [1, T, H, D_v].
 
     Raises:
-        UnsupportedModelError: the model asks for something that attend() does not do.
+        UnsupportedModelError: the model asks for something that `Attention` does not do.
     """
-    if layout is None:
+    if attend is None:
         raise UnsupportedModelError(f"{type(module).__name__} does not pass the batch's layout on to its attention.")
     for name, option in options.items():
         if option is not None and name not in _KNOWN_OPTIONS and name not in _HARMLESS_OPTIONS:
@@ -59,19 +70,14 @@ def forerun_attention(
                 "Serve this model with Transformers, or report the architecture."
             )
     compute_dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
-    layout.attended.add(int(module.layer_idx))
-    mixed = attend(
-        int(module.layer_idx),
-        query[0].transpose(0, 1).to(compute_dtype),
-        key[0].transpose(0, 1).to(compute_dtype),
-        value[0].transpose(0, 1).to(compute_dtype),
-        layout,
-        dtype=query.dtype,
-        scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
-        window=options.get("sliding_window"),
-        softcap=options.get("softcap"),
-        sinks=options.get("s_aux"),
+    form = Form(
+        query.shape[-1] ** -0.5 if scaling is None else scaling,
+        options.get("sliding_window"),
+        options.get("softcap"),
+        options.get("s_aux"),
     )
+    packed = (each[0].transpose(0, 1).to(compute_dtype) for each in (query, key, value))
+    mixed = attend(int(module.layer_idx), *packed, form=form)  # type: ignore[arg-type]
     return mixed.view(1, query.shape[2], query.shape[1], -1), None
 
 
@@ -79,22 +85,91 @@ AttentionInterface.register(ATTENTION_NAME, forerun_attention)
 
 
 class GeneralDecoder:
-    """A Transformers model whose attention is ours, loaded with attn_implementation=ATTENTION_NAME."""
+    """A Transformers model whose attention is ours, loaded with attn_implementation=ATTENTION_NAME.
+
+    Attributes:
+        layer_attentions: of the layers that compute attention through Transformers' interface, in order. Five rows
+            are sent through the model to see them.
+    """
 
     def __init__(self, model: Any) -> None:
         pack_module(model)
         self.model = model
         self.num_layers: int = model.config.get_text_config(decoder=True).num_hidden_layers
+        self.attention: Attention = ReferenceAttention(model.dtype)
+        seen = _Seen(model.dtype)
+        positions = torch.arange(5, device=model.device)
+        with torch.inference_mode():
+            self._run(torch.zeros_like(positions), positions, 0, seen)
+        self.layer_attentions = [seen.layers[index] for index in sorted(seen.layers)]
 
-    def forward(self, layout: Layout) -> Tensor:
-        """Logits of the wanted rows, [R, V]."""
+    def forward(self, layout: Layout, layers: Sequence[int] = ()) -> tuple[Tensor, Tensor | None]:
+        """As `Decoder.forward`."""
         keep: Tensor | int = 0 if layout.logit_rows is None else layout.logit_rows
+        taps = Taps(layers, layout)
+        handles = [self._tap(layer, taps) for layer in layers]
+        try:
+            logits = self._run(layout.token_ids, layout.positions, keep, partial(self.attention.forward, layout=layout))
+        finally:
+            for handle in handles:
+                handle.remove()
+        return logits, taps.stacked()
+
+    def _run(self, token_ids: Tensor, positions: Tensor, keep: Tensor | int, attend: Attend) -> Tensor:
+        """token_ids, positions: [T] -> [rows kept, V]."""
         output = self.model(
-            input_ids=layout.token_ids[None],
-            position_ids=layout.positions[None],
+            input_ids=token_ids[None],
+            position_ids=positions[None],
             use_cache=False,
             logits_to_keep=keep,
-            layout=layout,
+            attend=attend,
         )
         logits: Tensor = output.logits[0]
         return logits
+
+    def _tap(self, layer: int, taps: Taps) -> RemovableHandle:
+        """Let what enters a layer be taken, or, of as many as there are, what enters the output layer: Transformers
+        keeps the wanted rows only before that."""
+        head = layer == self.num_layers
+        take = taps.take_wanted if head else taps.take
+
+        def hook(_: nn.Module, args: tuple[Tensor, ...], options: dict[str, Tensor]) -> None:
+            take(layer, (args[0] if args else options["hidden_states"])[0])
+
+        module = self.model.get_output_embeddings() if head else self._layers()[layer]
+        if module is None:
+            raise UnsupportedModelError(f"{type(self.model).__name__} does not say which module is its output layer.")
+        handle: RemovableHandle = module.register_forward_pre_hook(hook, with_kwargs=True)
+        return handle
+
+    def _layers(self) -> nn.ModuleList:
+        """The decoder's layers: the outermost list whose modules count their attention as this decoder does."""
+        for module in self.model.modules():
+            if isinstance(module, nn.ModuleList) and len(module) == self.num_layers and _are_counted(module):
+                return module
+        raise UnsupportedModelError(
+            f"{type(self.model).__name__} keeps its layers in no list of {self.num_layers} modules, so hidden states "
+            "between them cannot be handed out. Take a drafter that needs none."
+        )
+
+
+def _are_counted(layers: nn.ModuleList) -> bool:
+    """Whether the attention in each of these modules has the module's index."""
+    return all(any(vars(part).get("layer_idx") == i for part in layer.modules()) for i, layer in enumerate(layers))
+
+
+class _Seen:
+    """Stands in for attention, and keeps what each layer asks of it.
+
+    Args:
+        dtype: of the result.
+    """
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._dtype = dtype
+        self.layers: dict[int, LayerAttention] = {}
+
+    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, form: Form) -> Tensor:
+        heads, width = key.shape[1], value.shape[2]
+        self.layers[layer] = LayerAttention(heads, query.shape[1] // heads, key.shape[2], width, form)
+        return query.new_zeros(len(query), query.shape[1] * width, dtype=self._dtype)

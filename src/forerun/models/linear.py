@@ -1,103 +1,65 @@
-"""Linear layers whose result for a row does not depend on how many rows it is computed with.
-
-On CPU, weights are packed once for oneDNN. Packed products give the same bits for a row whatever its company (from
-MIN_ROWS rows up), and do not share the trap of stock float32 products there, which take several times longer for 2-16
-rows than for one. Elsewhere, and in float64, the stock product is used, and `models/exactness.py` says what that costs.
-"""
+"""The contract of linear layers, and which of them a model gets."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Protocol
 
-import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from forerun.config import MIN_ROWS
-
-
-def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether oneDNN packs weights of this type here."""
-    if device.type != "cpu" or not torch._C._has_mkldnn:
-        return False
-    if dtype == torch.bfloat16:
-        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-    return dtype == torch.float32
+from forerun.kernels.experts import PackedExperts
+from forerun.kernels.plain_linear import PlainLinear
+from forerun.kernels.row_invariant_linear import PackedLinear, can_pack
 
 
-class Linear(nn.Module):
-    """y = x W^T + b, optionally plus a residual in the same pass.
+class Linear(Protocol):
+    """y = x W^T + b.
 
-    Args:
-        weight: [out, in]. bias: [out] or None.
+    Attributes:
+        in_features, out_features: widths of x and y.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        super().__init__()
-        self.out_features, self.in_features = weight.shape
-        self.packed = can_pack(weight.dtype, weight.device)
-        weight = weight.detach()
-        self.weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous()) if self.packed else weight
-        self.bias = None if bias is None else bias.detach()
+    in_features: int
+    out_features: int
 
     def forward(self, x: Tensor) -> Tensor:
         """x: [..., in] -> [..., out]."""
-        if self.packed:
-            y: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
-            return y
-        return F.linear(x, self.weight, self.bias)
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
         """residual + forward(x). residual: [..., out]."""
-        if self.packed:
-            y: Tensor = torch.ops.mkldnn._linear_pointwise.binary(x, residual, self.weight, self.bias, "add")
-            return y
-        return residual + F.linear(x, self.weight, self.bias)
 
 
-class Experts(nn.Module):
-    """A mixture's experts with packed weights, in place of Transformers' modules that keep them as 3-D parameters.
-
-    An expert sees as many rows as were routed to it, so its products are padded to MIN_ROWS like all others.
-
-    Args:
-        module: gate_up_proj [E, 2 I, H], down_proj [E, H, I], act_fn, num_experts.
-    """
-
-    def __init__(self, module: Any) -> None:
-        super().__init__()
-        self.gate_up = nn.ModuleList([Linear(weight) for weight in module.gate_up_proj])
-        self.down = nn.ModuleList([Linear(weight) for weight in module.down_proj])
-        self.act_fn = module.act_fn
-
-    def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-        """hidden_states: [T, H]; top_k_index, top_k_weights: [T, k] -> [T, H], experts added in order."""
-        mixed = torch.zeros_like(hidden_states)
-        for expert in sorted(set(top_k_index.flatten().tolist())):
-            rows, choice = torch.where(top_k_index == expert)
-            padded = torch.cat([rows, rows[-1:].expand(MIN_ROWS - len(rows))]) if len(rows) < MIN_ROWS else rows
-            gate, up = self.gate_up[expert](hidden_states[padded]).chunk(2, -1)
-            out = self.down[expert](self.act_fn(gate) * up)[: len(rows)]
-            mixed.index_add_(0, rows, (out * top_k_weights[rows, choice, None]).to(mixed.dtype))
-        return mixed
+def make_linear(weight: Tensor, bias: Tensor | None = None) -> Linear:
+    """Packed where weights of this type can be packed on their device, plain elsewhere. weight: [out, in]."""
+    if can_pack(weight.dtype, weight.device):
+        return PackedLinear(weight, bias)
+    return PlainLinear(weight, bias)
 
 
 # Transformers' modules with the plain gated form; others (biases, clamps) keep their own and report what that costs
 _PLAIN_EXPERTS = {"MixtralExperts", "Qwen2MoeExperts", "Qwen3MoeExperts", "OlmoeExperts"}
 
 
-def pack_module(module: Any) -> None:
+def pack_module(module: nn.Module) -> None:
     """Replace, in place, every layer below `module` that can be packed: nn.Linear, GPT-2's Conv1D, plain experts."""
+    for name, child in list(module.named_children()):
+        packed = _packed(child)
+        if packed is None:
+            pack_module(child)
+        else:
+            setattr(module, name, packed)
+
+
+def _packed(module: nn.Module) -> nn.Module | None:
+    """A packed module in place of this one; None if there is none."""
     from transformers.pytorch_utils import Conv1D
 
-    for name, child in list(module.named_children()):
-        parameter = next(child.parameters(), None)
-        packable = parameter is not None and can_pack(parameter.dtype, parameter.device)
-        if packable and type(child) is nn.Linear:
-            setattr(module, name, Linear(child.weight, child.bias))
-        elif packable and type(child) is Conv1D:
-            setattr(module, name, Linear(child.weight.T, child.bias))
-        elif packable and type(child).__name__ in _PLAIN_EXPERTS:
-            setattr(module, name, Experts(child))
-        else:
-            pack_module(child)
+    weights = dict(module.named_parameters(recurse=False))
+    if not weights or not all(can_pack(weight.dtype, weight.device) for weight in weights.values()):
+        return None
+    if type(module) is nn.Linear:
+        return PackedLinear(module.weight, module.bias)
+    if type(module) is Conv1D:
+        return PackedLinear(weights["weight"].T, weights["bias"])
+    if type(module).__name__ in _PLAIN_EXPERTS:
+        return PackedExperts(list(weights["gate_up_proj"]), list(weights["down_proj"]), module.get_submodule("act_fn"))
+    return None

@@ -11,13 +11,14 @@ import torch
 from torch import nn
 
 from forerun.config import BUNDLED_MODELS, DEFAULT_DTYPE, DTYPES
+from forerun.device import resolve_device
 from forerun.errors import ConfigError, ForerunError, ModelLoadError, UnsupportedModelError
 from forerun.models.exactness import probe, self_test
 from forerun.models.general import ATTENTION_NAME, GeneralDecoder
-from forerun.models.lean import LeanDecoder, lean_refusal
+from forerun.models.llama import LlamaDecoder, llama_refusal
 from forerun.models.model import Decoder, Model
 
-PathChoice = Literal["auto", "lean", "general"]
+Kind = Literal["auto", "llama", "general"]
 _ATTENTION_LAYERS = {"full_attention", "sliding_attention"}
 
 
@@ -26,35 +27,41 @@ def resolve(name: str | Path) -> str:
     return str(BUNDLED_MODELS.get(str(name), name))
 
 
-def load_model(name: str | Path, dtype: str = DEFAULT_DTYPE, path: PathChoice = "auto") -> Model:
+def load_model(
+    name: str | Path, dtype: str = DEFAULT_DTYPE, kind: Kind = "auto", device: str | torch.device = "cpu"
+) -> Model:
     """Load a causal language model and try whether it is exact.
 
     Args:
         name: "bundled", "bundled-draft", a local folder, or a hub id.
         dtype: "float32", "bfloat16" or "float64".
-        path: "lean" for the Llama family's fast decoder, "general" for Transformers' own modules,
-            "auto" for lean where it serves the model.
+        kind: of decoder: "llama" for the Llama family's fast one, "general" for Transformers' own modules,
+            "auto" for the first where it serves the model.
+        device: where the model computes: "cpu", "cuda", "cuda:1", "mps".
 
     Raises:
-        ConfigError: unknown dtype or path, or lean asked for a model it does not serve.
+        ConfigError: unknown dtype or kind, the Llama decoder asked for a model it does not serve, or a device that is
+            not there.
         ModelLoadError: the folder is missing, broken, or has only pickled weights.
         UnsupportedModelError: the architecture cannot be served exactly (named, with the reason).
     """
     if dtype not in DTYPES:
         raise ConfigError(f"dtype is {dtype!r}, but must be one of {', '.join(DTYPES)}.")
-    if path not in ("auto", "lean", "general"):
-        raise ConfigError(f"path is {path!r}, but must be auto, lean or general.")
+    if kind not in ("auto", "llama", "general"):
+        raise ConfigError(f"kind is {kind!r}, but must be auto, llama or general.")
+    place = resolve_device(device)
     folder = resolve(name)
     config = _load_config(folder, str(name))
     _refuse_unservable(config, str(name))
-    refusal = lean_refusal(config)
-    if path == "lean" and refusal:
-        raise ConfigError(f"the lean path cannot serve {name}: {refusal}. Use path='general'.")
-    hf = _load_weights(folder, str(name), config, getattr(torch, dtype))
-    lean = path == "lean" or (path == "auto" and refusal is None)
+    refusal = llama_refusal(config)
+    if kind == "llama" and refusal:
+        raise ConfigError(f"the Llama decoder cannot serve {name}: {refusal}. Use kind='general'.")
+    if kind == "auto":
+        kind = "general" if refusal else "llama"
+    hf = _load_weights(folder, str(name), config, getattr(torch, dtype)).to(place)
     num_parameters = sum(p.numel() for p in hf.parameters())
     try:
-        decoder: Decoder = LeanDecoder(hf) if lean else GeneralDecoder(hf)
+        decoder: Decoder = LlamaDecoder(hf) if kind == "llama" else GeneralDecoder(hf)
         model = Model(
             decoder,
             name=str(name),
@@ -62,8 +69,9 @@ def load_model(name: str | Path, dtype: str = DEFAULT_DTYPE, path: PathChoice = 
             context_length=_context_length(config),
             eos_token_ids=_eos_token_ids(hf),
             dtype=getattr(torch, dtype),
+            device=place,
             num_parameters=num_parameters,
-            path="lean" if lean else "general",
+            kind=kind,
         )
         probe(model)
     except (AttributeError, TypeError, ValueError, RuntimeError) as error:

@@ -11,19 +11,26 @@ from torch import Tensor
 
 from forerun.cache import SequenceCache
 from forerun.errors import UnsupportedModelError
+from forerun.models.attention.base import LayerAttention, Layout
+from forerun.models.attention.views import Views
 from forerun.models.base import Exactness, Forward, Rows
-from forerun.models.lean import LeanDecoder
-from forerun.models.rows import Layout, lay_out
+from forerun.models.llama import LlamaDecoder
+from forerun.models.runner import lay_out
+from forerun.models.taps import Taps, check_layers
 
 
 class Decoder(Protocol):
-    """The part of a model that computes."""
+    """The part of a model that computes: arrays in, arrays out."""
 
     @property
     def num_layers(self) -> int: ...
 
-    def forward(self, layout: Layout) -> Tensor:
-        """Logits of the wanted rows, [R, V] with R >= layout.num_logits."""
+    @property
+    def layer_attentions(self) -> Sequence[LayerAttention]:
+        """What attention each layer computes; said once, when the decoder is made."""
+
+    def forward(self, layout: Layout, layers: Sequence[int] = ()) -> tuple[Tensor, Tensor | None]:
+        """Logits of the wanted rows, [R, V] with R >= layout.num_logits, and the states that enter `layers`."""
 
 
 class Model:
@@ -36,7 +43,7 @@ class Model:
         eos_token_ids: tokens that end its output.
         dtype: of the weights.
         device: where they lie.
-        path: "lean" or "general".
+        kind: of decoder, "llama" or "general".
         exactness: the self-test's verdict.
     """
 
@@ -49,8 +56,9 @@ class Model:
         context_length: int,
         eos_token_ids: frozenset[int],
         dtype: torch.dtype,
+        device: torch.device,
         num_parameters: int,
-        path: str,
+        kind: str,
     ) -> None:
         self.decoder = decoder
         self.name = name
@@ -58,11 +66,14 @@ class Model:
         self.context_length = context_length
         self.eos_token_ids = eos_token_ids
         self.dtype = dtype
-        self.device = torch.device("cpu")
+        self.device = device
         self.num_parameters = num_parameters
-        self.path = path
+        self.kind = kind
         self.compute_dtype = torch.float64 if dtype == torch.float64 else torch.float32
         self.exactness = Exactness(False, "the self-test has not run")
+        attentions = decoder.layer_attentions
+        self._shapes = [attention.shape for attention in attentions]
+        self._views = Views(tuple({attention.view: None for attention in attentions}), self.compute_dtype, device)
 
     @property
     def num_layers(self) -> int:
@@ -72,21 +83,26 @@ class Model:
     @property
     def can_exit_early(self) -> bool:
         """Whether `forward_first` can be used."""
-        return isinstance(self.decoder, LeanDecoder)
+        return isinstance(self.decoder, LlamaDecoder)
 
     def new_cache(self) -> SequenceCache:
         """An empty cache for one sequence. Keys and values are kept in float32 (float64 for a float64 model):
         converting a narrower cache at every step costs more than reading the wider one."""
-        return SequenceCache(self.compute_dtype)
+        return SequenceCache(self.compute_dtype, self.device, self._shapes)
 
     @torch.inference_mode()
     def forward(self, batch: Sequence[Rows], layers: Sequence[int] = ()) -> Forward:
-        """Compute the rows of several sequences (`LanguageModel.forward`)."""
+        """Compute the rows of several sequences (`LanguageModel.forward`).
+
+        Raises:
+            ConfigError: `layers` is out of range.
+            ValueError: `layers` lie before the one that rows go on from.
+        """
+        check_layers(layers, self.num_layers)
         if any(rows.hidden is not None for rows in batch):
-            return self._go_on(batch)
-        layout = lay_out(batch, self.compute_dtype)
-        logits = self.decoder.forward(layout)
-        return Forward(logits[: layout.num_logits].to(self.compute_dtype))
+            return self._go_on(batch, layers)
+        layout = lay_out(batch, self._views)
+        return self._result(*self.decoder.forward(layout, layers), layout)
 
     @torch.inference_mode()
     def forward_first(self, batch: Sequence[Rows], num_layers: int) -> tuple[Tensor, Tensor]:
@@ -103,27 +119,28 @@ class Model:
             [sum of num_logits, V] logits of the final norm and head, as `forward` returns them.
 
         Raises:
-            UnsupportedModelError: the model is not on the lean path.
+            UnsupportedModelError: the model is not of the Llama family.
             ValueError: num_layers is out of range, or rows have been computed in part.
         """
-        decoder = self._lean("exit early")
+        decoder = self._llama("exit early")
         if not 1 <= num_layers < self.num_layers:
             raise ValueError(f"{num_layers} first layers asked for, but must be from 1 to {self.num_layers - 1}")
         if any(rows.hidden is not None for rows in batch):
             raise ValueError("rows with hidden states have been through the first layers already")
         hidden, layout = self._through_first(decoder, batch, num_layers)
-        logits = decoder.head(hidden, layout)
-        return hidden[: layout.writes[-1][3]], logits[: layout.num_logits].to(self.compute_dtype)
+        logits = decoder.head(hidden, layout, Taps((), layout))
+        return hidden[: layout.num_new], logits[: layout.num_logits].to(self.compute_dtype)
 
-    def _through_first(self, decoder: LeanDecoder, batch: Sequence[Rows], num_layers: int) -> tuple[Tensor, Layout]:
-        layout = lay_out(batch, self.compute_dtype)
-        return decoder.through(decoder.embed(layout), layout, 0, num_layers), layout
+    def _through_first(self, decoder: LlamaDecoder, batch: Sequence[Rows], num_layers: int) -> tuple[Tensor, Layout]:
+        layout = lay_out(batch, self._views)
+        return decoder.through(decoder.embed(layout), layout, 0, num_layers, Taps((), layout)), layout
 
-    def _go_on(self, batch: Sequence[Rows]) -> Forward:
+    def _go_on(self, batch: Sequence[Rows], layers: Sequence[int]) -> Forward:
         """`forward` where some rows have been through the first layers. The others catch up in a forward of their
         own, then all go on together."""
-        decoder = self._lean("go on from a middle layer")
+        decoder = self._llama("go on from a middle layer")
         first = _common_layer(batch, self.num_layers)
+        check_layers(layers, self.num_layers, first)
         fresh = [rows for rows in batch if rows.hidden is None]
         caught_up = self._through_first(decoder, fresh, first)[0] if fresh else None
         resumed, done = [], 0
@@ -133,19 +150,19 @@ class Model:
                 rows = replace(rows, parents=None, hidden=caught_up[done:end], first_layer=first)
                 done = end
             resumed.append(rows)
-        layout = lay_out(resumed, self.compute_dtype)
+        layout = lay_out(resumed, self._views)
         parts = [rows.hidden for rows in resumed if rows.hidden is not None]
-        padding = layout.num_rows - layout.writes[-1][3]
-        if padding:
-            parts.append(parts[-1][-1:].expand(padding, -1))
-        x = decoder.through(torch.cat(parts), layout, first, self.num_layers)
-        return Forward(decoder.head(x, layout)[: layout.num_logits].to(self.compute_dtype))
+        parts.append(parts[-1][-1:].expand(layout.num_rows - layout.num_new, -1))
+        return self._result(*decoder.forward_from(torch.cat(parts), layout, first, layers), layout)
 
-    def _lean(self, purpose: str) -> LeanDecoder:
-        if not isinstance(self.decoder, LeanDecoder):
+    def _result(self, logits: Tensor, taps: Tensor | None, layout: Layout) -> Forward:
+        return Forward(logits[: layout.num_logits].to(self.compute_dtype), taps)
+
+    def _llama(self, purpose: str) -> LlamaDecoder:
+        if not isinstance(self.decoder, LlamaDecoder):
             raise UnsupportedModelError(
                 f"{self.name} cannot {purpose}: it runs on the general path, whose modules compute all layers at once. "
-                "Only the lean path (Llama, Mistral, Qwen2, Qwen3) computes a range of layers."
+                "Only the Llama decoder (Llama, Mistral, Qwen2, Qwen3) computes a range of layers."
             )
         return self.decoder
 

@@ -80,7 +80,7 @@ def test_an_engine_beside_another_shares_its_target() -> None:
 
 def test_forwards_are_measured_for_every_path_and_number_of_rows(folder: Path) -> None:
     rows = measure_forward(folder, ["float32"], [1, 3], prefix=9, rounds=2)
-    assert [row.method for row in rows] == [TRANSFORMERS, "lean", "general"]
+    assert [row.method for row in rows] == [TRANSFORMERS, "llama", "general"]
     assert rows[0].ratios == {}
     assert list(rows[1].ratios) == [1, 3]
     assert list(rows[1].growth) == [3]

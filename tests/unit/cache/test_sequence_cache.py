@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from forerun.cache import SequenceCache
-from forerun.config import KV_BLOCK
+from forerun.kernels.partition import KV_BLOCK
 
 HEADS, WIDTH, LAYERS = 2, 4, 3
 

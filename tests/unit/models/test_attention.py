@@ -7,11 +7,15 @@ import torch
 from torch import Tensor
 
 from forerun.cache import SequenceCache
-from forerun.config import KV_BLOCK
-from forerun.models.attention import attend
-from forerun.models.rows import Rows, lay_out
+from forerun.kernels.partition import KV_BLOCK, Form
+from forerun.models import Rows
+from forerun.models.attention.reference import ReferenceAttention
+from forerun.models.attention.views import Views
+from forerun.models.runner import lay_out
 
 KV_HEADS, WIDTH = 2, 16
+SHAPES = [(KV_HEADS, WIDTH, WIDTH)]
+CPU = torch.device("cpu")
 
 
 def path_of(row: int, parents: list[int]) -> list[int]:
@@ -71,29 +75,20 @@ def test_matches_the_oracle(
     n, heads = len(parents), group * KV_HEADS
     keys, values = normal(length + n, KV_HEADS, WIDTH), normal(length + n, KV_HEADS, WIDTH)
     query, sinks = normal(n, heads, WIDTH), normal(heads) if sink else None
-    cache = SequenceCache(torch.float64)
+    cache = SequenceCache(torch.float64, shapes=SHAPES)
     if length:
-        cache.reserve(length)
-        cache.write(0, keys[:length].transpose(0, 1), values[:length].transpose(0, 1))
+        cache.feed(range(-1, length - 1))
+        cache.write(0, 0, keys[:length].transpose(0, 1), values[:length].transpose(0, 1))
         cache.commit(range(length))
-    layout = lay_out([Rows(cache, [0] * n, parents)], torch.float64)
+    layout = lay_out([Rows(cache, [0] * n, parents)], Views([(group, window)], torch.float64, CPU))
     pad = layout.num_rows - n
 
     def padded(x: Tensor) -> Tensor:
         return torch.cat([x, x[-1:].expand(pad, -1, -1)]) if pad else x
 
-    result = attend(
-        0,
-        padded(query),
-        padded(keys[length:]),
-        padded(values[length:]),
-        layout,
-        dtype=torch.float64,
-        scale=WIDTH**-0.5,
-        window=window,
-        softcap=softcap,
-        sinks=sinks,
-    )
+    form = Form(WIDTH**-0.5, window, softcap, sinks)
+    given = (padded(query), padded(keys[length:]), padded(values[length:]))
+    result = ReferenceAttention(torch.float64).forward(0, *given, layout, form)
     expected = oracle(query, keys, values, length, parents, window, softcap, sinks)
     torch.testing.assert_close(result[:n], expected)
 
@@ -108,21 +103,21 @@ def test_a_row_has_the_same_bits_alone_together_and_in_company(group: int, windo
     keys, values = (torch.randn(total, KV_HEADS, WIDTH, generator=generator) for _ in range(2))
 
     def run(sizes: list[int], company: bool = False) -> Tensor:
-        cache, out, done = SequenceCache(torch.float32), [], 0
+        cache, out, done = SequenceCache(torch.float32, shapes=SHAPES), [], 0
         for size in sizes:
             span = slice(done, done + size)
             batch = [Rows(cache, [0] * size)]
-            stranger = SequenceCache(torch.float32)
+            stranger = SequenceCache(torch.float32, shapes=SHAPES)
             if company:
                 batch.insert(0, Rows(stranger, [0] * 3))
-            layout = lay_out(batch, torch.float32)
+            layout = lay_out(batch, Views([(group, window)], torch.float32, CPU))
             rows = []
             for source in (query, keys, values):
                 parts = [source[:3]] if company else []
                 parts.append(source[span])
                 packed = torch.cat(parts)
                 rows.append(torch.cat([packed, packed[-1:].expand(layout.num_rows - len(packed), -1, -1)]))
-            mixed = attend(0, *rows, layout, dtype=torch.float32, scale=0.25, window=window)
+            mixed = ReferenceAttention(torch.float32).forward(0, *rows, layout, Form(0.25, window))
             out.append(mixed[3 if company else 0 :][:size])
             cache.commit(range(size))
             done += size

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 from families import FAMILIES, VOCAB, make_family
 from forerun.errors import ConfigError
 from forerun.models import Model, Rows, load_model
-from forerun.models.lean import LEAN_MODEL_TYPES
+from forerun.models.llama import LLAMA_MODEL_TYPES
 
 # Transformers computes norms and the rotation in float32 even then, so paths agree to float32, not to float64
 FLOAT64_TOLERANCE = 2e-5
@@ -27,14 +27,14 @@ def tokens(count: int, seed: int = 0) -> list[int]:
     return torch.randint(0, VOCAB, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
 
 
-@pytest.mark.parametrize("path", ["lean", "general"])
+@pytest.mark.parametrize("kind", ["llama", "general"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_logits_match_transformers(family: str, path: str, folders: dict[str, Path]) -> None:
-    if path == "lean" and family not in LEAN_MODEL_TYPES:
-        with pytest.raises(ConfigError, match="lean path cannot serve"):
-            load_model(folders[family], dtype="float64", path="lean")
+def test_logits_match_transformers(family: str, kind: str, folders: dict[str, Path]) -> None:
+    if kind == "llama" and family not in LLAMA_MODEL_TYPES:
+        with pytest.raises(ConfigError, match="Llama decoder cannot serve"):
+            load_model(folders[family], dtype="float64", kind="llama")
         return
-    model = load_model(folders[family], dtype="float64", path=path)  # type: ignore[arg-type]
+    model = load_model(folders[family], dtype="float64", kind=kind)  # type: ignore[arg-type]
     reference = AutoModelForCausalLM.from_pretrained(
         folders[family], dtype=torch.float64, attn_implementation="eager", experts_implementation="eager"
     )

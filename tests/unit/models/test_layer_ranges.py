@@ -61,11 +61,7 @@ def prompted(model: Model, prompt: list[int]) -> SequenceCache:
 
 def drafted(model: Model, cache: SequenceCache, new: Sequence[int], first: int) -> Tensor:
     """Hidden states entering layer `first`, fed one row at a time beyond the cache's length."""
-    hidden = []
-    for step, token_id in enumerate(new):
-        with cache.ahead(step):
-            hidden.append(model.forward_first([Rows(cache, [token_id])], first)[0])
-    return torch.cat(hidden)
+    return torch.cat([model.forward_first([Rows(cache, [token_id])], first)[0] for token_id in new])
 
 
 def held(cache: SequenceCache) -> list[Tensor]:
@@ -93,12 +89,12 @@ def test_verification_goes_on_from_the_draft(model: Model, first: int, length: i
         return [model.new_cache(), prompted(model, prompt), prompted(model, chunk), prompted(model, other_prompt)]
 
     expected_caches, own_caches = caches(), caches()
-    expected = model.forward(batch(expected_caches, None, None))
+    expected = model.forward(batch(expected_caches, None, None)).logits
     hidden = drafted(model, own_caches[1], new, first)
     other = drafted(model, own_caches[3], other_new, first)
     assert own_caches[1].length == length
     assert hidden.dtype == model.dtype
-    assert torch.equal(model.forward(batch(own_caches, hidden, other)), expected)
+    assert torch.equal(model.forward(batch(own_caches, hidden, other)).logits, expected)
     for own, wanted in zip(own_caches, expected_caches, strict=True):
         own.commit(range(2))
         wanted.commit(range(2))

@@ -71,11 +71,13 @@ def test_missing_tensor_is_not_filled_with_noise(llama: Path) -> None:
         load_model(llama)
 
 
-def test_unknown_dtype_and_path(llama: Path) -> None:
+def test_unknown_dtype_kind_and_device(llama: Path) -> None:
     with pytest.raises(ConfigError, match=r"float16.*float32"):
         load_model(llama, dtype="float16")
     with pytest.raises(ConfigError, match="fast"):
-        load_model(llama, path="fast")  # type: ignore[arg-type]
+        load_model(llama, kind="fast")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="device is 'abacus'"):
+        load_model(llama, device="abacus")
 
 
 def test_encoder_decoder_is_refused(tmp_path: Path) -> None:

@@ -1,0 +1,197 @@
+"""The Llama layers, which Mistral, Qwen2 and Qwen3 share, in few, large operations.
+
+Query, key and value are one product, gate and up another; residuals are added inside the products that precede them;
+the rotation of queries and keys is one complex multiplication. Everything else is served by `models/general.py`; both
+are tested against each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from forerun.kernels.partition import Form
+from forerun.kernels.rms_norm import rms_norm
+from forerun.models.attention.base import Attention, LayerAttention, Layout
+from forerun.models.attention.reference import ReferenceAttention
+from forerun.models.linear import Linear, make_linear
+from forerun.models.taps import Taps
+
+LLAMA_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
+_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+
+
+def llama_refusal(config: Any) -> str | None:
+    """Why the Llama decoder cannot serve this Transformers configuration; None if it can."""
+    model_type = getattr(config, "model_type", None)
+    if model_type not in LLAMA_MODEL_TYPES:
+        return f"model type {model_type!r} is not one of {', '.join(LLAMA_MODEL_TYPES)}"
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type", "default") not in _ROPE_TYPES:
+        return f"rope type {rope.get('rope_type')!r} depends on the sequence's length"
+    if getattr(config, "hidden_act", "silu") != "silu":
+        return f"activation {getattr(config, 'hidden_act', None)!r}"
+    if getattr(config, "mlp_bias", False):
+        return "biases in the feed-forward layers"
+    return None
+
+
+@dataclass(slots=True)
+class _Layer:
+    input_norm: Tensor
+    qkv: Linear
+    head_norm: Tensor | None
+    """[H + H_kv, D] weights of the norm over each query and key head (Qwen3)."""
+    out: Linear
+    mlp_norm: Tensor
+    gate_up: Linear
+    down: Linear
+    form: Form
+
+
+class LlamaDecoder:
+    """Decoder of a Transformers model of the Llama family, with its weights rearranged.
+
+    Args:
+        model: the loaded causal language model, on its device; its weights are copied, so it may be dropped.
+    """
+
+    def __init__(self, model: Any) -> None:
+        config = model.config
+        base = model.model
+        self.num_heads: int = config.num_attention_heads
+        self.num_kv_heads: int = config.num_key_value_heads
+        self.head_dim: int = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        self.intermediate: int = config.intermediate_size
+        self.eps_value: float = config.rms_norm_eps
+        self.embedding = base.embed_tokens.weight.detach()
+        self.dtype, self.device = self.embedding.dtype, self.embedding.device
+        self.compute_dtype = torch.float64 if self.dtype == torch.float64 else torch.float32
+        self.eps = torch.tensor(self.eps_value, dtype=self.compute_dtype, device=self.device)
+        # the norms' weights in the type they are multiplied in, once and for all
+        self.norm = base.norm.weight.detach().to(self.compute_dtype)
+        self.lm_head = make_linear(model.lm_head.weight, model.lm_head.bias)
+        self.inverse_frequencies = base.rotary_emb.inv_freq.detach().float().cpu()
+        self.rope_scaling = float(base.rotary_emb.attention_scaling)
+        self.rotations = self._rotations(2048)
+        self.attention: Attention = ReferenceAttention(self.dtype)
+        self.layers = [
+            self._rearranged(layer, Form(self.head_dim**-0.5, window))
+            for layer, window in zip(base.layers, _windows(config), strict=True)
+        ]
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.layers)
+
+    @property
+    def layer_attentions(self) -> list[LayerAttention]:
+        heads, group, width = self.num_kv_heads, self.num_heads // self.num_kv_heads, self.head_dim
+        return [LayerAttention(heads, group, width, width, layer.form) for layer in self.layers]
+
+    def forward(self, layout: Layout, layers: Sequence[int] = ()) -> tuple[Tensor, Tensor | None]:
+        """As `Decoder.forward`."""
+        return self.forward_from(self.embed(layout), layout, 0, layers)
+
+    def forward_from(
+        self, x: Tensor, layout: Layout, first: int, layers: Sequence[int] = ()
+    ) -> tuple[Tensor, Tensor | None]:
+        """As `forward`, of what enters layer `first`, [T, hidden]."""
+        taps = Taps(layers, layout)
+        logits = self.head(self.through(x, layout, first, self.num_layers, taps), layout, taps)
+        return logits, taps.stacked()
+
+    def embed(self, layout: Layout) -> Tensor:
+        """What enters the first layer, [T, hidden]."""
+        x: Tensor = self.embedding[layout.token_ids]
+        return x
+
+    def through(self, x: Tensor, layout: Layout, first: int, last: int, taps: Taps) -> Tensor:
+        """What enters layer `last`, of what entered layer `first`: [T, hidden] -> [T, hidden]."""
+        rotation = self._rotation(layout)
+        rows, heads, kv_heads, width = len(x), self.num_heads, self.num_kv_heads, self.head_dim
+        rotated = heads + kv_heads
+        for index in range(first, last):
+            taps.take(index, x)
+            layer = self.layers[index]
+            h = layer.qkv.forward(rms_norm(x, layer.input_norm, self.eps))
+            if layer.head_norm is not None:
+                h = self._normed_heads(h, layer.head_norm)
+            h = h.to(self.compute_dtype).view(rows, -1, width)
+            torch.view_as_complex(h[:, :rotated].view(rows, rotated, width // 2, 2)).mul_(rotation)
+            query, key, value = h[:, :heads], h[:, heads:rotated], h[:, rotated:]
+            x = layer.out.add_to(x, self.attention.forward(index, query, key, value, layout, layer.form))
+            h = layer.gate_up.forward(rms_norm(x, layer.mlp_norm, self.eps))
+            x = layer.down.add_to(x, F.silu(h[:, : self.intermediate]).mul_(h[:, self.intermediate :]))
+        return x
+
+    def head(self, x: Tensor, layout: Layout, taps: Taps) -> Tensor:
+        """Logits of the wanted rows, [R, V], of what leaves the last layer or, to exit early, any other."""
+        if layout.num_logits == 0:
+            x = x[:0]
+        elif layout.logit_rows is not None:
+            x = x[layout.logit_rows]
+        x = rms_norm(x, self.norm, self.eps)
+        taps.take_wanted(self.num_layers, x)
+        return self.lm_head.forward(x) if layout.num_logits else x.new_empty(0, self.lm_head.out_features)
+
+    def _rearranged(self, layer: Any, form: Form) -> _Layer:
+        attention, mlp = layer.self_attn, layer.mlp
+        q, k, v = attention.q_proj, attention.k_proj, attention.v_proj
+        weight = torch.cat([self._paired(q.weight), self._paired(k.weight), v.weight])
+        bias = None if q.bias is None else torch.cat([self._paired(q.bias), self._paired(k.bias), v.bias])
+        head_norm = None
+        if hasattr(attention, "q_norm"):
+            q_norm = self._paired(attention.q_norm.weight).expand(self.num_heads, -1)
+            k_norm = self._paired(attention.k_norm.weight).expand(self.num_kv_heads, -1)
+            head_norm = torch.cat([q_norm, k_norm]).detach()
+        return _Layer(
+            input_norm=layer.input_layernorm.weight.detach().to(self.compute_dtype),
+            qkv=make_linear(weight, bias),
+            head_norm=head_norm,
+            out=make_linear(attention.o_proj.weight, attention.o_proj.bias),
+            mlp_norm=layer.post_attention_layernorm.weight.detach().to(self.compute_dtype),
+            gate_up=make_linear(torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight])),
+            down=make_linear(mlp.down_proj.weight),
+            form=form,
+        )
+
+    def _paired(self, weight: Tensor) -> Tensor:
+        """Bring each head's rows i and i + D/2, which one rotation turns, side by side: dot products do not mind."""
+        half = self.head_dim // 2
+        heads = weight.shape[0] // self.head_dim
+        rest = weight.shape[1:]
+        return weight.view(heads, 2, half, *rest).transpose(1, 2).reshape(weight.shape)
+
+    def _normed_heads(self, qkv: Tensor, weight: Tensor) -> Tensor:
+        rows, rotated = len(qkv), self.num_heads + self.num_kv_heads
+        h = qkv.view(rows, -1, self.head_dim)
+        normed = F.rms_norm(h[:, :rotated], (self.head_dim,), None, self.eps_value).mul_(weight)
+        return torch.cat([normed, h[:, rotated:]], 1)
+
+    def _rotation(self, layout: Layout) -> Tensor:
+        """[T, 1, D/2] complex."""
+        if layout.num_positions > len(self.rotations):
+            self.rotations = self._rotations(2 * (layout.num_positions - 1))
+        return self.rotations[layout.positions].unsqueeze(1)
+
+    def _rotations(self, length: int) -> Tensor:
+        # in float32 whatever the model's dtype, as Transformers does
+        angles = torch.outer(torch.arange(length, dtype=torch.float32), self.inverse_frequencies)
+        table = torch.complex(angles.cos(), angles.sin()) * self.rope_scaling
+        return table.to(self.device, torch.complex128 if self.compute_dtype == torch.float64 else torch.complex64)
+
+
+def _windows(config: Any) -> list[int | None]:
+    """Each layer's sliding window."""
+    num_layers: int = config.num_hidden_layers
+    window: int | None = getattr(config, "sliding_window", None)
+    layer_types = getattr(config, "layer_types", None)
+    if layer_types:
+        return [window if kind == "sliding_attention" else None for kind in layer_types]
+    return [window] * num_layers

@@ -1,0 +1,64 @@
+"""Hidden states of chosen layers, handed out beside the logits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from forerun.errors import ConfigError
+from forerun.models.attention.base import Layout
+
+
+class Taps:
+    """The states that enter chosen layers, residual included, of the rows whose logits are wanted.
+
+    Args:
+        layers: rising; as many as the model has layers stands for the state after the final norm.
+    """
+
+    def __init__(self, layers: Sequence[int], layout: Layout) -> None:
+        self.layers = layers
+        self._layout = layout
+        self._states: list[Tensor] = []
+
+    def take(self, layer: int, states: Tensor) -> None:
+        """Keep what enters a layer, if it was chosen. Layers come in rising order. states: [T, H], all rows."""
+        if layer in self.layers:
+            rows = self._layout.logit_rows
+            self.take_wanted(layer, states if rows is None else states[rows])
+
+    def take_wanted(self, layer: int, states: Tensor) -> None:
+        """The same of the wanted rows alone, which may be padded. states: [R, H]."""
+        if layer in self.layers:
+            self._states.append(states[: self._layout.num_logits].clone())
+
+    def stacked(self) -> Tensor | None:
+        """[R, layers, H], or None where no layer was chosen."""
+        return torch.stack(self._states, 1) if self._states else None
+
+
+def check_layers(layers: Sequence[int], num_layers: int, first: int = 0) -> None:
+    """Refuse layers that cannot be tapped.
+
+    Args:
+        first: layer that rows go on from.
+
+    Raises:
+        ConfigError: a layer is out of range, or they do not rise.
+        ValueError: a layer lies before `first`, so that what entered it is gone.
+    """
+    if not layers:
+        return
+    if min(layers) < 0 or max(layers) > num_layers or any(a >= b for a, b in pairwise(layers)):
+        raise ConfigError(
+            f"hidden states of layers {list(layers)} are asked for, but they must rise and lie in 0..{num_layers}, "
+            f"where {num_layers} stands for the state after the final norm. Ask for others."
+        )
+    if min(layers) < first:
+        raise ValueError(
+            f"hidden states of layer {min(layers)} are asked for, but rows go on from layer {first}: what entered "
+            "the layers before it is gone. Compute these rows from the first layer."
+        )
