@@ -1,18 +1,27 @@
-# make demo    watch the bundled model answer faster, with the same bytes
-# make test    the tests
-# make check   what a change must pass: lint, format, types, tests
-# make fix     mend what ruff can mend
-# make gpu     the tests that need an accelerator
-# make bench   the figures of docs/benchmarks.md (takes a while; leave the machine alone)
+# make demo      watch the bundled model answer faster, with the same bytes
+# make test      the tests, in two processes of one thread each
+# make test-all  the slow tests too
+# make check     what a change must pass: lint, format, types, tests
+# make fix       mend what ruff can mend
+# make gpu       the tests that need an accelerator, with the python3 that is there (no environment is made)
+# make bench     the figures of docs/benchmarks.md (takes a while; leave the machine alone)
 #
-# Each makes the virtual environment it needs. PYTHON chooses the interpreter, TORCH what pip installs as torch,
-# ARGS goes to the command: make test ARGS='-x tests/unit', make demo ARGS='--prompts 8'.
+# Each but gpu makes the virtual environment it needs. PYTHON chooses the interpreter, TORCH what pip installs as torch,
+# WORKERS the number of test processes, GPU_PYTHON the Python of make gpu. ARGS goes to the command:
+# make test ARGS='-x tests/unit', make demo ARGS='--prompts 8'.
+# On Linux pip's own index gives torch with all of CUDA, some gigabytes. The tests need none of it; for the small build:
+# make test TORCH='torch==2.13.0 --index-url ADDRESS', where ADDRESS is PyTorch's index of CPU builds (see its
+# "Get started" page).
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 TORCH ?= torch==2.13.0
 VENV ?= .venv
+WORKERS ?= 2
+GPU_PYTHON ?= python3
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# Contiguous halves of the tests, so that what a module prepares is prepared once; who is done first takes from the other.
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-all check fix gpu bench clean
@@ -33,23 +42,25 @@ demo: $(STAMP)
 	$(BIN)/forerun demo $(ARGS)
 
 test: $(STAMP)
-	$(BIN)/python -m pytest $(ARGS)
+	$(PYTEST) $(ARGS)
 
 test-all: $(STAMP)
-	$(BIN)/python -m pytest -m 'not gpu'
+	$(PYTEST) -m 'not gpu' $(ARGS)
 
 check: $(STAMP)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
-	$(BIN)/python -m pytest
+	$(MAKE) test
 
 fix: $(STAMP)
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-gpu: $(STAMP)
-	$(BIN)/python -m pytest -m gpu
+gpu:
+	@$(GPU_PYTHON) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null || { echo "make gpu: $(GPU_PYTHON) has no torch that finds a CUDA device; run it where there is one, or say which Python has it: make gpu GPU_PYTHON=/path/to/python3" >&2; exit 2; }
+	@$(GPU_PYTHON) -c 'import pytest' 2>/dev/null || { echo "make gpu: $(GPU_PYTHON) has no pytest; install it there, or say which Python has it: make gpu GPU_PYTHON=/path/to/python3" >&2; exit 2; }
+	PYTHONPATH=src $(GPU_PYTHON) -m pytest -m gpu $(ARGS)
 
 bench: $(STAMP)
 	$(BIN)/forerun bench forward --markdown

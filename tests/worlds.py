@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from forerun import SamplingParams
-from forerun.engine.budget import Budget, FixedBudget, Outcome, StepCost
+from forerun.policy import Budget, FixedBudget, Outcome, StepCost
 from forerun.types import Draft, Sequence, Verdict
 
 GREEDY = SamplingParams(temperature=0)
@@ -72,7 +72,7 @@ def live(world: World, budget: Budget, num_steps: int, seed: int = 0) -> Lived:
         target = world.target(rows)
         blur = np.exp(world.noise * rng.standard_normal(2)) if world.noise else np.ones(2)
         context = sum(len(sequence.token_ids) for sequence in running)
-        cost = StepCost(rows, 0, len(running), context, budgets, drafting * blur[0], target * blur[1], 0.0)
+        cost = StepCost(rows, 0, context, drafting * blur[0], target * blur[1], 0.0)
         tokens, seconds = _expected(world, running, budgets)
         lived.tokens.append(tokens)
         lived.seconds.append(seconds + drafting)

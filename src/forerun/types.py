@@ -226,8 +226,11 @@ class Noise(Protocol):
     def uniform(self, size: int) -> Tensor:
         """[size] float64 in [0, 1), fresh at every call."""
 
-    def gumbel(self, rows: Seq[int], vocab_size: int) -> Tensor:
-        """[len(rows), V] float64 Gumbel noise; for a seeded request keyed by (seed, choice, absolute position)."""
+    def gumbel(self, rows: Seq[int], vocab_size: int, token_ids: Tensor | None = None) -> Tensor:
+        """[len(rows), V] float64 Gumbel noise; for a seeded request keyed by (seed, choice, absolute position).
+
+        token_ids: [n] int64; of these tokens alone, [len(rows), n].
+        """
 
 
 class Verifier(Protocol):

@@ -33,7 +33,7 @@ def decide(rule: str, device: str) -> list[Verdict]:
     logits: Tensor = torch.randn(len(rows), VOCAB, generator=generator, dtype=torch.float64).to(device)
     logprobs = LogitsPipeline(VOCAB).process(logits, rows)
     assert logprobs.device.type == device
-    noise = StepNoise(torch.Generator().manual_seed(9), sequences, packed)
+    noise = StepNoise(torch.Generator().manual_seed(9), sequences, packed, device)
     return verify_step(packed, logprobs, [rule] * len(drafts), noise)
 
 

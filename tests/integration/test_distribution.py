@@ -18,8 +18,8 @@ from doubles import MarkovModel, Scripted
 from forerun import LLM, DraftModel, PromptLookup, SamplingParams
 from forerun.engine import step
 from forerun.types import Draft, Noise, PackedDrafts, Sequence, Step, Verdict
-from forerun.verify.tree_core import Accept, DrawnTree, multi_step, traversal
-from forerun.verify.trees import TreeRejection, TreeRule
+from forerun.verify.tree_rejection import TreeRejection, TreeRule
+from forerun.verify.tree_rejection_math import Accept, DrawnTree, multi_step, traversal
 
 VOCAB = 5
 WINDOW = 2

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from forerun import LLM, SamplingParams
-from forerun.bench import workloads
+from forerun import LLM, SamplingParams, workloads
 from forerun.drafters import DRAFTERS
 
 GREEDY: dict[str, dict[str, Any]] = {

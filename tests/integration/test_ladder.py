@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from forerun import LLM, SamplingParams
-from forerun.bench import workloads
+from forerun import LLM, SamplingParams, workloads
 from forerun.config import BUNDLED_MODELS, BUNDLED_OTHER_VOCAB
 from forerun.drafters import DRAFTERS
 from forerun.models import Model, load_model, load_tokenizer

@@ -10,9 +10,11 @@ SRC = Path(__file__).parents[2] / "src" / "forerun"
 FLOORS = {
     "errors": 0,
     "tree": 0,
+    "fields": 0,
     "device": 0,
     "config": 0,
     "types": 0,
+    "workloads": 0,
     "sampling": 1,
     "verify": 1,
     "kernels": 1,

@@ -66,17 +66,17 @@ def compare(runs: Mapping[str, Sequence[Timed[Run]]], reference: str) -> list[Ro
     """
     base = runs[reference]
     rows = []
-    for method, own in runs.items():
-        forwards = sum(run.value.num_forwards for run in own)
-        drafted = sum(run.value.num_drafted for run in own)
+    for method, timed in runs.items():
+        forwards = sum(run.value.num_forwards for run in timed)
+        drafted = sum(run.value.num_drafted for run in timed)
         rows.append(
             Row(
                 method,
-                statistics.median(1 / _per_token(run) for run in own),
-                ratio([_per_token(run) for run in base], [_per_token(run) for run in own]),
-                sum(len(run.value.token_ids) for run in own) / forwards if forwards else None,
-                sum(run.value.num_accepted for run in own) / drafted if drafted else None,
-                all(list(a.value.token_ids) == list(b.value.token_ids) for a, b in zip(own, base, strict=True)),
+                statistics.median(1 / _per_token(run) for run in timed),
+                ratio([_per_token(run) for run in base], [_per_token(run) for run in timed]),
+                sum(len(run.value.token_ids) for run in timed) / forwards if forwards else None,
+                sum(run.value.num_accepted for run in timed) / drafted if drafted else None,
+                all(list(a.value.token_ids) == list(b.value.token_ids) for a, b in zip(timed, base, strict=True)),
             )
         )
     return rows

@@ -1,7 +1,7 @@
-"""A target that repeats what the real one has written, for replays: verdicts are the same, forwards cost nothing.
+"""A target that repeats a text which the real target has written, for replays: same verdicts, without its forwards.
 
-Greedy and seeded texts are known beforehand, whatever drafts for them. So a drafter that does not look at the target's
-logits can be replayed against the text alone.
+A greedy or seeded request has the same text with every drafter. So a drafter that does not read the target's rows can
+be replayed against the text alone.
 """
 
 from __future__ import annotations
@@ -13,28 +13,37 @@ import torch
 from forerun.models import Forward, LanguageModel, Rows, StandIn
 
 _CERTAIN = 1000.0
-"""Logit of the next token of the text, above any noise that a seeded request adds."""
+"""Logit of the text's next token, above any noise that a seeded request adds."""
 
 
 class EchoCache:
-    """Tokens in place of keys and values."""
+    """The tokens of a sequence in place of keys and values.
+
+    Attributes:
+        nbytes: bytes of keys and values, 0.
+        tokens: of the committed positions.
+        scratch: tokens fed since the last commit, and their positions in the text; -1 for a token that differs from the
+            text, and for all below it.
+    """
 
     nbytes = 0
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
-        self.scratch: list[tuple[int, int]] = []  # tokens fed, and their places in the text; -1 off it
+        self.scratch: list[tuple[int, int]] = []
 
     @property
     def length(self) -> int:
+        """Committed positions."""
         return len(self.tokens)
 
     @property
     def num_scratch(self) -> int:
+        """Rows fed since the last commit."""
         return len(self.scratch)
 
     def commit(self, path: Sequence[int]) -> None:
-        """Keep these of the rows fed since the last commit."""
+        """Keep these of the rows fed since the last commit, and drop the others."""
         self.tokens += [self.scratch[row][0] for row in path]
         self.scratch = []
 
@@ -43,7 +52,7 @@ class EchoCache:
         del self.scratch[keep:]
 
     def truncate(self, length: int) -> None:
-        """Keep the first `length` positions."""
+        """Keep the first `length` positions, and no scratch."""
         del self.tokens[length:]
         self.scratch = []
 
@@ -52,10 +61,13 @@ class EchoCache:
 
 
 class EchoModel(StandIn):
-    """Says `text`, and nothing certain where rows have left it; in all else it is the model that wrote it.
+    """A model whose most probable next token is the one in `text`, and token 0 for rows that differ from the text.
+
+    Args:
+        model: the one that wrote the text.
 
     Attributes:
-        text: prompt and output of the request that is now in the engine.
+        text: prompt and output of the request that is in the engine now.
     """
 
     def __init__(self, model: LanguageModel) -> None:
@@ -63,23 +75,27 @@ class EchoModel(StandIn):
         self.text: Sequence[int] = []
 
     def new_cache(self) -> EchoCache:
+        """An empty cache for one sequence."""
         return EchoCache()
 
     def forward(self, batch: Sequence[Rows], layers: Sequence[int] = ()) -> Forward:
-        """As LanguageModel.forward. Token 0 follows rows that are not on the text."""
-        said: list[int] = []
+        """Float32 logits and no taps, otherwise as `LanguageModel.forward`; caches are EchoCaches."""
+        echoed: list[int] = []
         for rows in batch:
             cache = rows.cache
             assert isinstance(cache, EchoCache)
-            scratch = cache.scratch
-            start, text, fed = cache.length, self.text, len(scratch)
-            parents = range(fed - 1, fed + len(rows.token_ids) - 1) if rows.parents is None else rows.parents
-            for token_id, parent in zip(rows.token_ids, parents, strict=True):
-                place = start if parent < 0 else scratch[parent][1] + 1 if scratch[parent][1] >= 0 else -1
-                on_text = 0 <= place < len(text) and text[place] == token_id
-                scratch.append((token_id, place if on_text else -1))
-            last = scratch[len(scratch) - rows.num_wanted :]
-            said.extend(text[place + 1] if 0 <= place < len(text) - 1 else 0 for _, place in last)
-        logits = torch.zeros(len(said), self.vocab_size)
-        logits[torch.arange(len(said)), torch.tensor(said, dtype=torch.int64)] = _CERTAIN
+            self._feed(cache, rows)
+            last = cache.scratch[cache.num_scratch - rows.num_wanted :]
+            echoed.extend(self.text[place + 1] if 0 <= place < len(self.text) - 1 else 0 for _, place in last)
+        logits = torch.zeros(len(echoed), self.vocab_size)
+        logits[torch.arange(len(echoed)), torch.tensor(echoed, dtype=torch.int64)] = _CERTAIN
         return Forward(logits)
+
+    def _feed(self, cache: EchoCache, rows: Rows) -> None:
+        """Add the rows to the scratch."""
+        scratch, fed = cache.scratch, cache.num_scratch
+        parents = range(fed - 1, fed + len(rows.token_ids) - 1) if rows.parents is None else rows.parents
+        for token_id, parent in zip(rows.token_ids, parents, strict=True):
+            place = cache.length if parent < 0 else scratch[parent][1] + 1 if scratch[parent][1] >= 0 else -1
+            on_text = 0 <= place < len(self.text) and self.text[place] == token_id
+            scratch.append((token_id, place if on_text else -1))

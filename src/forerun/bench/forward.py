@@ -1,4 +1,4 @@
-"""`forerun bench forward`: what one target forward of K rows costs, beside Hugging Face's own module.
+"""Time of one target forward of K rows, beside Hugging Face's module.
 
 Speculation pays when a forward of K + 1 rows costs little more than a forward of one: t(5) / t(1) says whether it does.
 """
@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,17 +18,6 @@ from forerun.errors import ConfigError
 from forerun.models import Model, Rows, load_model
 
 TRANSFORMERS = "transformers"
-RANDOM_LLAMA = {
-    "hidden_size": 1024,
-    "intermediate_size": 2816,
-    "num_hidden_layers": 16,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 4,
-    "vocab_size": 8192,
-    "max_position_embeddings": 2048,
-    "tie_word_embeddings": False,
-}
-"""The default model: large enough that its weights do not fit the caches, small enough to measure in a minute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +39,7 @@ class ForwardRow:
     growth: dict[int, Interval]
 
 
-def measure_forward(
+def measure(
     folder: str | Path,
     dtypes: Sequence[str],
     rows: Sequence[int],
@@ -75,7 +62,7 @@ def measure_forward(
         steps = _steps(Reference(folder, dtype), models, rows, prefix)
         say(f"measuring {dtype}: {rounds} rounds of {len(steps)} forwards")
         runs = interleave({f"{method} {k}": step for (method, k), step in steps.items()}, rounds, warmup=3)
-        seconds = {key: [run.seconds for run in own] for key, own in zip(steps, runs.values(), strict=True)}
+        seconds = {key: [run.seconds for run in timed] for key, timed in zip(steps, runs.values(), strict=True)}
         results += _reduce(dtype, seconds, rows)
     return results
 
@@ -92,11 +79,11 @@ def _steps(
     for k in rows:
         steps[TRANSFORMERS, k] = reference.forward_step(cached, new[:k])
         for kind, model in models.items():
-            steps[kind, k] = _own_step(model, cached, new[:k])
+            steps[kind, k] = _forward_step(model, cached, new[:k])
     return steps
 
 
-def _own_step(model: Model, prefix: list[int], tokens: list[int]) -> Callable[[], Tensor]:
+def _forward_step(model: Model, prefix: list[int], tokens: list[int]) -> Callable[[], Tensor]:
     cache = model.new_cache()
     model.forward([Rows(cache, prefix, num_logits=0)])
     cache.commit(range(len(prefix)))
@@ -121,45 +108,21 @@ def _reduce(dtype: str, seconds: dict[tuple[str, int], list[float]], rows: Seque
     methods = list(dict.fromkeys(method for method, _ in seconds))
     results = []
     for method in methods:
-        own = {k: seconds[method, k] for k in rows}
+        by_rows = {k: seconds[method, k] for k in rows}
         results.append(
             ForwardRow(
                 dtype,
                 method,
-                {k: bootstrap([1000 * t for t in own[k]]) for k in rows},
-                {} if method == TRANSFORMERS else {k: ratio(own[k], seconds[TRANSFORMERS, k]) for k in rows},
-                {k: ratio(own[k], own[1]) for k in rows if k > 1} if 1 in own else {},
+                {k: bootstrap([1000 * t for t in by_rows[k]]) for k in rows},
+                {} if method == TRANSFORMERS else {k: ratio(by_rows[k], seconds[TRANSFORMERS, k]) for k in rows},
+                {k: ratio(by_rows[k], by_rows[1]) for k in rows if k > 1} if 1 in by_rows else {},
             )
         )
     return results
 
 
-class RandomLlama:
-    """A folder with a random Llama in it, for as long as the block lasts.
-
-    Args:
-        context: positions that it can compute at least.
-    """
-
-    def __init__(self, context: int = 0) -> None:
-        self._context = max(context, int(RANDOM_LLAMA["max_position_embeddings"]))
-
-    def __enter__(self) -> str:
-        from transformers import LlamaConfig, LlamaForCausalLM
-
-        self._folder = TemporaryDirectory(prefix="forerun-bench-")
-        settings: dict[str, Any] = {**RANDOM_LLAMA, "max_position_embeddings": self._context}
-        torch.manual_seed(0)
-        model: Any = LlamaForCausalLM(LlamaConfig(**settings)).to(torch.bfloat16)
-        model.save_pretrained(self._folder.name)
-        return self._folder.name
-
-    def __exit__(self, *_: object) -> None:
-        self._folder.cleanup()
-
-
 def header(rows: Sequence[int]) -> list[str]:
-    """Of the table of results."""
+    """The column titles. rows: the values of K."""
     return [
         "dtype, method",
         *(f"t({k}) ms" for k in rows),
@@ -169,7 +132,7 @@ def header(rows: Sequence[int]) -> list[str]:
 
 
 def cells(row: ForwardRow, rows: Sequence[int]) -> list[str]:
-    """One line of the table of results; ratios with their intervals."""
+    """One line of the table; ratios with their intervals."""
     return [
         f"{row.dtype}, {row.method}",
         *(f"{row.milliseconds[k].median:.1f}" for k in rows),

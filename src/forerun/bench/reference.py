@@ -1,4 +1,4 @@
-"""Hugging Face Transformers as the thing to compare with: same weights, same process, same threads, its own code."""
+"""Hugging Face Transformers as the thing to compare with: same weights, same process, same threads, its code."""
 
 from __future__ import annotations
 
@@ -64,10 +64,10 @@ class Reference:
         """
         settings: dict[str, Any] = {}
         if draft is not None:
-            own = draft.model.generation_config
-            own.num_assistant_tokens = num_draft_tokens
-            own.num_assistant_tokens_schedule = "constant"
-            own.assistant_confidence_threshold = 0.0
+            settings_of_draft = draft.model.generation_config
+            settings_of_draft.num_assistant_tokens = num_draft_tokens
+            settings_of_draft.num_assistant_tokens_schedule = "constant"
+            settings_of_draft.assistant_confidence_threshold = 0.0
             settings["assistant_model"] = draft.model
         ids = torch.tensor([list(prompt)])
         with torch.inference_mode():

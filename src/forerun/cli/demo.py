@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from forerun.bench import workloads
+from forerun import workloads
 from forerun.bench.compare import Row, Run, compare
 from forerun.bench.measure import PADDED_NOTE, Timed, describe, interleave, is_cost_padded, machine
-from forerun.bench.tables import percent
+from forerun.bench.report import decimal, percent
 from forerun.cli import options
+from forerun.cli.flags import Flags, with_flags
 from forerun.cli.generate import INTERRUPTED
+from forerun.cli.options import LLMOptions
 from forerun.cli.output import print_json
-from forerun.config import BUNDLED_TARGET, DEFAULT_DTYPE, DEFAULT_NUM_DRAFT_TOKENS, NumDraftTokens, SamplingParams
+from forerun.config import AUTO, BUNDLED_TARGET, NumDraftTokens, SamplingParams
 from forerun.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -25,18 +29,22 @@ PLAIN = "plain"
 DRAFT_MODEL = "draft-model"
 
 
+@with_flags
 def demo(
+    *,
     model: options.ModelName = BUNDLED_TARGET,
     draft: options.DraftName = None,
     drafters: Annotated[
-        str | None, typer.Option(help="Drafters to show, with commas between them.", show_default="all there are")
+        str | None,
+        typer.Option(help="Drafters to show, with commas between them.", metavar="DRAFTER,...", show_default="all"),
     ] = None,
-    workload: Annotated[str, typer.Option(help="A bundled workload, or a JSONL file of prompts.")] = "code",
+    workload: Annotated[
+        str, typer.Option(help="A bundled workload, or a JSONL file of prompts.", metavar="NAME|FILE")
+    ] = "code",
     prompts: Annotated[int, typer.Option(help="How many of its prompts, from the first.", min=1)] = 4,
     rounds: Annotated[int, typer.Option(help="Measured rounds per prompt.", min=1)] = 3,
-    max_tokens: Annotated[int, typer.Option(help="Tokens generated per prompt, past any end of text.", min=1)] = 128,
-    num_draft_tokens: options.NumDraftTokens = DEFAULT_NUM_DRAFT_TOKENS,
-    dtype: options.DType = DEFAULT_DTYPE,
+    sampling: Annotated[SamplingParams, Flags("max_tokens")],
+    settings: Annotated[LLMOptions, Flags("num_draft_tokens", "dtype", base=LLMOptions(num_draft_tokens=AUTO))],
     json: options.Json = False,
 ) -> None:
     """Show plain decoding and every drafter on held-out prompts, then measure them: same text, sooner."""
@@ -46,13 +54,14 @@ def demo(
 
     stage = Stage(quiet=json)
     stage.say(f"Loading {model} ...")
-    methods = open_methods(model, chosen, dtype, num_draft_tokens)
+    count: NumDraftTokens = AUTO if settings.num_draft_tokens is None else settings.num_draft_tokens
+    methods = open_methods(model, chosen, settings.dtype, count)
     # Past any end of text: a prompt whose answer is one token long would measure the prompt.
-    params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
+    params = replace(sampling, temperature=0, ignore_eos=True)
     rows, interrupted = perform(stage, methods, cases, params, rounds)
     exact, padded = methods[PLAIN].exact, is_cost_padded(model)
     if json:
-        facts = {"model": model, "cost_padded": padded, "dtype": dtype, "num_draft_tokens": num_draft_tokens}
+        facts = {"model": model, "cost_padded": padded, "dtype": settings.dtype, "num_draft_tokens": count}
         results = [row.as_object() for row in rows]
         print_json({"results": results, **facts, "prompts": len(cases), "exact": exact, "machine": machine()})
     else:
@@ -62,7 +71,7 @@ def demo(
             stage.table([HEADER, *map(cells, rows)])
             if padded:
                 stage.say(PADDED_NOTE)
-            stage.say(closing_line(exact, num_draft_tokens, len(cases), rounds, max_tokens))
+            stage.say(closing_line(exact, count, len(cases), rounds, params.max_tokens))
     if interrupted:
         raise typer.Exit(INTERRUPTED)
 
@@ -79,8 +88,8 @@ def perform(
             measure(stage, methods, cases, params, rounds, runs)
     except KeyboardInterrupt:
         interrupted = True
-    complete = min(len(own) for own in runs.values())
-    whole = {name: own[:complete] for name, own in runs.items()}
+    complete = min(len(timed) for timed in runs.values())
+    whole = {name: timed[:complete] for name, timed in runs.items()}
     return (compare(whole, PLAIN) if complete else []), interrupted
 
 
@@ -131,7 +140,7 @@ def open_methods(
     model: str, drafters: Mapping[str, str], dtype: str, num_draft_tokens: NumDraftTokens
 ) -> dict[str, LLM]:
     """Plain first, then one engine per drafter, all over one target. The seam that tests replace."""
-    from forerun.bench.generate import beside
+    from forerun.bench.engines import beside
     from forerun.engine import LLM
 
     plain = LLM(model, drafter=None, dtype=dtype)
@@ -140,10 +149,12 @@ def open_methods(
 
 def show(stage: Stage, methods: Mapping[str, LLM], cases: Sequence[workloads.Case], params: SamplingParams) -> None:
     """Stream every prompt through every method once: something to watch, and the warm-up of what follows."""
+    from forerun.bench.engines import with_prediction
+
     for number, case in enumerate(cases, 1):
         for name, llm in methods.items():
             with stage.performance(f"{name}  ·  prompt {number} of {len(cases)}, {case.name}", case.prompt) as scene:
-                for chunk in llm.stream(case.prompt, workloads.with_prediction(params, llm.drafter, case)):
+                for chunk in llm.stream(case.prompt, with_prediction(params, llm.drafter, case)):
                     scene.add(llm.tokenizer, chunk)
 
 
@@ -156,6 +167,8 @@ def measure(
     runs: dict[str, list[Timed[Run]]],
 ) -> None:
     """Time every method on every prompt, in turn; `runs` grows as they finish."""
+    from forerun.bench.engines import generate, with_prediction
+
     with stage.progress("Measuring, methods in turn", len(cases) * rounds * len(methods)) as advance:
 
         def after(name: str, result: Timed[Run]) -> None:
@@ -163,20 +176,11 @@ def measure(
             advance()
 
         for case in cases:
-            runners = {name: runner(llm, case, params) for name, llm in methods.items()}
+            runners = {
+                name: partial(generate, llm, case.prompt, with_prediction(params, llm.drafter, case))
+                for name, llm in methods.items()
+            }
             interleave(runners, rounds, warmup=0, after=after)
-
-
-def runner(llm: LLM, case: workloads.Case, params: SamplingParams) -> Callable[[], Run]:
-    """One generation, as a function without arguments."""
-    own = workloads.with_prediction(params, llm.drafter, case)
-
-    def run() -> Run:
-        generation: Any = llm.generate(case.prompt, own)
-        stats = generation.stats
-        return Run(generation.token_ids, stats.num_forwards, stats.num_draft_tokens, stats.num_accepted_tokens)
-
-    return run
 
 
 HEADER = ("method", "tokens/s", "speedup", "mean acceptance length", "acceptance rate", "identical")
@@ -184,10 +188,16 @@ HEADER = ("method", "tokens/s", "speedup", "mean acceptance length", "acceptance
 
 def cells(row: Row) -> tuple[str, ...]:
     """A row of the table; a dash where a figure has no meaning."""
-    length = "–" if row.mean_acceptance_length is None else f"{row.mean_acceptance_length:.2f}"
     identical = "yes" if row.identical else "no"
     speed = f"{row.tokens_per_second:.1f}"
-    return row.method, speed, f"{row.speedup.median:.2f}×", length, percent(row.acceptance_rate), identical
+    return (
+        row.method,
+        speed,
+        f"{row.speedup.median:.2f}×",
+        decimal(row.mean_acceptance_length),
+        percent(row.acceptance_rate),
+        identical,
+    )
 
 
 def closing_line(exact: bool, num_draft_tokens: NumDraftTokens, prompts: int, rounds: int, max_tokens: int) -> str:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from forerun.cli import options
-from forerun.cli.options import DEFAULTS, NO_DRAFTER
+from forerun.cli.flags import Flags, with_flags
+from forerun.cli.options import NO_DRAFTER, LLMOptions
 from forerun.cli.output import print_json
-from forerun.config import BUNDLED_TARGET, DEFAULT_DTYPE, SamplingParams
+from forerun.config import BUNDLED_TARGET, SamplingParams
 from forerun.errors import PromptError
 
 if TYPE_CHECKING:
@@ -36,54 +38,35 @@ class Output:
     num_accepted: int = 0
 
 
+@with_flags
 def generate(
-    ctx: typer.Context,
+    *,
     prompt: Annotated[str | None, typer.Argument(help="The prompt; without it, or with -, standard input.")] = None,
     model: options.ModelName = BUNDLED_TARGET,
     drafter: Annotated[
         str | None,
         typer.Option(
             help="A drafter (`forerun drafters` lists them), the folder or id of a draft model, or 'none'.",
+            metavar="DRAFTER",
             show_default="prediction, if one is given; the bundled draft for the bundled target, else prompt-lookup",
         ),
     ] = None,
-    num_draft_tokens: options.OwnNumDraftTokens = None,
-    acceptance: Annotated[
-        str | None,
-        typer.Option(help="A verification rule by name.", show_default="the exact rule that fits"),
-    ] = None,
-    prediction: Annotated[
-        str | None,
-        typer.Option(
-            help="What the output will probably be, or @FILE to read it from there; the nearer, the faster.",
-            metavar="TEXT|@FILE",
-        ),
-    ] = None,
+    settings: Annotated[LLMOptions, Flags()],
     chat: Annotated[bool, typer.Option("--chat", help="Put the prompt through the model's chat template.")] = False,
-    dtype: options.DType = DEFAULT_DTYPE,
     json: options.Json = False,
-    temperature: options.Temperature = DEFAULTS.temperature,
-    top_k: options.TopK = DEFAULTS.top_k,
-    top_p: options.TopP = DEFAULTS.top_p,
-    min_p: options.MinP = DEFAULTS.min_p,
-    repetition_penalty: options.RepetitionPenalty = DEFAULTS.repetition_penalty,
-    presence_penalty: options.PresencePenalty = DEFAULTS.presence_penalty,
-    frequency_penalty: options.FrequencyPenalty = DEFAULTS.frequency_penalty,
-    logit_bias: options.LogitBias = None,
-    max_tokens: options.MaxTokens = DEFAULTS.max_tokens,
-    min_tokens: options.MinTokens = DEFAULTS.min_tokens,
-    stop: options.Stop = None,
-    stop_token_ids: options.StopTokenIds = None,
-    ignore_eos: options.IgnoreEos = DEFAULTS.ignore_eos,
-    seed: options.Seed = None,
-    n: options.Choices = DEFAULTS.n,
-    logprobs: options.Logprobs = None,
+    params: Annotated[SamplingParams, Flags(leave_out=("prompt_logprobs", "tenant"), panel="Sampling")],
 ) -> None:
     """Generate text from a prompt, streaming it to standard output."""
-    params = options.sampling_params({**ctx.params, "prediction": read_prediction(prediction)})
+    params = replace(params, prediction=read_prediction(params.prediction))
     text = read_prompt(prompt)
-    chosen = choose_drafter(model, drafter, prediction is not None)
-    llm = open_llm(model, chosen, dtype=dtype, num_draft_tokens=num_draft_tokens, acceptance=acceptance)
+    chosen = choose_drafter(model, drafter, params.prediction is not None)
+    llm = open_llm(
+        model,
+        chosen,
+        dtype=settings.dtype,
+        num_draft_tokens=settings.num_draft_tokens,
+        acceptance=settings.acceptance,
+    )
     request: Any = [{"role": "user", "content": text}] if chat else text
     outputs, seconds, interrupted = run(llm, request, params, echo=not json)
     if json:
@@ -111,13 +94,13 @@ def read_prompt(prompt: str | None) -> str:
         raise PromptError(f"Standard input is not UTF-8 text: {error}. Convert it first.") from None
 
 
-def read_prediction(prediction: str | None) -> str | None:
+def read_prediction(prediction: str | Sequence[int] | None) -> str | Sequence[int] | None:
     """The flag's text, or that of the file it names.
 
     Raises:
         PromptError: the file cannot be read, or is not UTF-8.
     """
-    if prediction is None or not prediction.startswith("@"):
+    if not isinstance(prediction, str) or not prediction.startswith("@"):
         return prediction
     try:
         return Path(prediction[1:]).read_text(encoding="utf-8")
@@ -228,13 +211,13 @@ def summary(outputs: dict[int, Output], seconds: float, drafter: str | None, int
     """The line of statistics."""
     tokens = sum(len(output.token_ids) for output in outputs.values())
     parts = [f"{tokens} tokens in {seconds:.2f} s", f"{tokens / seconds:.1f} tokens/s"]
-    known = [output.stats for output in outputs.values() if output.stats is not None]
-    forwards = sum(stats.num_forwards for stats in known)
-    drafted = sum(stats.num_draft_tokens for stats in known)
+    measured = [output.stats for output in outputs.values() if output.stats is not None]
+    forwards = sum(stats.num_forwards for stats in measured)
+    drafted = sum(stats.num_draft_tokens for stats in measured)
     if forwards:
-        parts.append(f"{sum(stats.num_tokens for stats in known) / forwards:.2f} tokens per forward")
+        parts.append(f"{sum(stats.num_tokens for stats in measured) / forwards:.2f} tokens per forward")
     if drafted:
-        accepted = sum(stats.num_accepted_tokens for stats in known)
+        accepted = sum(stats.num_accepted_tokens for stats in measured)
         parts.append(f"{100 * accepted / drafted:.0f} % of {drafted} draft tokens accepted")
     parts.append(drafter or "no drafter")
     reasons = {output.finish_reason or "abort" for output in outputs.values()}

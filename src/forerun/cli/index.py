@@ -50,7 +50,8 @@ def build(
     out: Out,
     sources: Sources = None,
     tokenizer: Annotated[
-        str, typer.Option(help="The target whose tokens these shall be: 'bundled', a folder, or a hub id.")
+        str,
+        typer.Option(help="The target whose tokens these shall be: 'bundled', a folder, or a hub id.", metavar="MODEL"),
     ] = BUNDLED_TARGET,
     glob: Glob = None,
     field: Field = "text",
@@ -86,7 +87,8 @@ def append(
     index: Existing,
     sources: Sources = None,
     tokenizer: Annotated[
-        str | None, typer.Option(help="Where the tokenizer is now.", show_default="where it was at the build")
+        str | None,
+        typer.Option(help="Where the tokenizer is now.", metavar="MODEL", show_default="where it was at the build"),
     ] = None,
     glob: Glob = None,
     field: Field = "text",
@@ -106,7 +108,7 @@ def append(
 
 
 @app.command()
-def info(index: Existing, as_json: Json = False) -> None:
+def info(index: Existing, json: Json = False) -> None:
     """Say what an index holds, and whether it is whole."""
     from dataclasses import asdict
 
@@ -114,7 +116,7 @@ def info(index: Existing, as_json: Json = False) -> None:
 
     opened = Index(index)
     header, size = opened.header, index.stat().st_size
-    if as_json:
+    if json:
         print_json({"index": str(index), "bytes": size, "version": FORMAT_VERSION, **asdict(header)})
         return
     typer.echo(f"{index}: {_size(header)}, {size:,} bytes, whole")

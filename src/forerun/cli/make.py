@@ -18,9 +18,11 @@ def make() -> None:
 @app.command()
 def padded(
     out: Annotated[Path, typer.Argument(help="Folder to write.")],
-    parameters: Annotated[str, typer.Option(help="Size to reach, such as 200M.")],
+    parameters: Annotated[str, typer.Option(help="Size to reach, such as 200M.", metavar="SIZE")],
     layers: Annotated[int | None, typer.Option(help="Layers.", show_default="1.5 times the source's")] = None,
-    source: Annotated[Path | None, typer.Option(help="A Llama folder.", show_default="the bundled target")] = None,
+    source: Annotated[
+        Path | None, typer.Option(help="A Llama folder.", metavar="FOLDER", show_default="the bundled target")
+    ] = None,
 ) -> None:
     """Write a model that gives the same text at the cost of a larger one, to measure speed at that cost."""
     from forerun.config import ASSETS
@@ -36,14 +38,15 @@ def padded(
 @app.command()
 def workloads(out: Annotated[Path, typer.Argument(help="Folder to write.")]) -> None:
     """Cut the bundled workloads from the held-out files again: prose, copying, high temperature."""
-    from forerun.train import workloads as cut
-    from forerun.train.heldout import read_held_out, read_prompts
+    from forerun.train import workload_prompts as cut
+    from forerun.train.heldout import read_held_out
+    from forerun.workloads import load, save
 
     files = read_held_out()
     for name, prompts in (
         ("prose", cut.prose_prompts(files)),
         ("copying", cut.copying_prompts(files)),
-        ("high-temperature", cut.high_temperature_prompts(read_prompts())),
+        ("high-temperature", cut.high_temperature_prompts(load("code"))),
     ):
-        cut.write_workload(prompts, out / f"{name}.jsonl")
+        save(prompts, out / f"{name}.jsonl")
         typer.echo(f"{out / name}.jsonl: {len(prompts)} prompts")

@@ -52,9 +52,9 @@ class Scene:
 
     def add(self, tokenizer: Any, chunk: Any) -> None:
         """Append a StreamChunk."""
-        drafted, own = split_accepted(tokenizer, chunk)
+        drafted, added = split_accepted(tokenizer, chunk)
         self._text.append(drafted, style=ACCEPTED)
-        self._text.append(own)
+        self._text.append(added)
         self._tokens += len(chunk.token_ids)
         self._accepted += chunk.num_accepted_draft
         self._redraw()
@@ -138,6 +138,6 @@ class Stage:
         for row in rows[1:]:
             style = "bold" if row[-1] == "yes" else "red"
             table.add_row(*row[:-1], Text(row[-1], style=style))
-        # A pipe has no width of its own: without one the table would be folded to 80 columns.
+        # A pipe has no width: without one the table would be folded to 80 columns.
         console = self._out if self._out.is_terminal else Console(file=sys.stdout, width=120, highlight=False)
         console.print(table)

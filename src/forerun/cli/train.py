@@ -1,238 +1,151 @@
-"""`forerun train lm|draft|eval`: train a model, train its draft, measure both."""
+"""`forerun train lm`, `draft`, `other-vocab`, `eval`: train a model, train its draft, measure both."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from forerun.cli.flags import Flags, given, with_flags
+from forerun.cli.options import Json
+from forerun.cli.output import print_json
+from forerun.config import ASSETS
 from forerun.errors import ConfigError
+from forerun.train.defaults import (
+    DRAFT_ARCHITECTURE,
+    DRAFT_TEXT,
+    OTHER_VOCAB_ARCHITECTURE,
+    OTHER_VOCAB_SAMPLING,
+    OTHER_VOCAB_TEXT,
+    Architecture,
+    DraftTraining,
+    LmTraining,
+    Optimisation,
+    OtherVocabTraining,
+)
 
 if TYPE_CHECKING:
     from forerun.train.commands import Evaluation
-    from forerun.train.defaults import LmTraining
 
 app = typer.Typer(help="Train a language model and a draft for it, and measure them.", no_args_is_help=True)
 
 Out = Annotated[Path, typer.Argument(help="Model folder to write.")]
-Work = Annotated[Path | None, typer.Option(help="Folder for checkpoints and samples.", show_default="OUT.run")]
+Work = Annotated[
+    Path | None, typer.Option(help="Folder for checkpoints and samples.", metavar="FOLDER", show_default="OUT.run")
+]
 Data = Annotated[
     Path | None,
-    typer.Option(help="Folder of Python files.", show_default="the interpreter's standard library"),
+    typer.Option(help="Folder of Python files.", metavar="FOLDER", show_default="the interpreter's standard library"),
 ]
-Seed = Annotated[int, typer.Option(min=0, help="Seed of weights, order and samples.")]
-Threads = Annotated[int, typer.Option(min=0, help="CPU threads; 0 = as many as PyTorch finds.")]
-Size = typer.Option(min=1, rich_help_panel="Architecture", show_default="see the card of the bundled one")
-HiddenSize = Annotated[int | None, Size]
-NumLayers = Annotated[int | None, Size]
-NumHeads = Annotated[int | None, Size]
-NumKvHeads = Annotated[int | None, Size]
-HeadDim = Annotated[int | None, Size]
-IntermediateSize = Annotated[int | None, Size]
-TokensPerStep = Annotated[int | None, typer.Option(min=1, help="Tokens of one step.", show_default="8192")]
-CopyShare = Annotated[
-    float | None,
-    typer.Option(min=0.0, max=1.0, help="Share of the files with repeated and edited spans.", show_default="0.1"),
+Target = Annotated[
+    Path | None, typer.Option(help="Target's model folder.", metavar="FOLDER", show_default="the bundled one")
 ]
-RenameShare = Annotated[
-    float | None, typer.Option(min=0.0, max=1.0, help="Share of the files with other names.", show_default="0")
-]
-ShortWindow = Annotated[int | None, typer.Option(min=8, help="Tokens of a window at first.", show_default="512")]
-LongShare = Annotated[
-    float | None, typer.Option(min=0.0, max=1.0, help="Last part of the run, in long windows.", show_default="0.15")
-]
-WeightDecay = Annotated[float | None, typer.Option(min=0.0, help="Of the hidden matrices.", show_default="0.01")]
-SampleTokens = Annotated[int | None, typer.Option(min=1, help="Tokens the target writes.", show_default="400000")]
-SampleBatch = Annotated[int | None, typer.Option(min=1, help="Prompts continued together.", show_default="128")]
-OwnPromptShare = Annotated[
-    float | None,
-    typer.Option(min=0.0, max=1.0, help="Share of the prompts that the target wrote itself.", show_default="0"),
-]
-Target = Annotated[Path | None, typer.Option(help="Target's model folder.", show_default="the bundled one")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on from the checkpoint of a run that was killed.")]
+
+MACHINE = ("seed", "threads", "device")
+"""What every command takes: they say where and how a run goes, not what it learns."""
+TEXT = ("tokens_per_step", "copy_share", "rename_share")
+SAMPLING = ("sample_tokens", "sample_batch", "own_prompt_share")
+SIZES = ("hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim", "intermediate_size")
+PANEL = "Architecture"
 
 
 @app.command()
+@with_flags
 def lm(
+    *,
     out: Out,
-    tokens: Annotated[int | None, typer.Option(min=1, help="Tokens to train on.", show_default="6000000")] = None,
-    tokens_per_step: TokensPerStep = None,
-    copy_share: CopyShare = None,
-    rename_share: RenameShare = None,
-    short_window: ShortWindow = None,
-    long_share: LongShare = None,
-    weight_decay: WeightDecay = None,
+    options: Annotated[LmTraining, Flags("tokens", *TEXT, "short_window", "long_share", *MACHINE)],
+    optimisation: Annotated[Optimisation, Flags("weight_decay")],
     tokenizer: Annotated[
-        Path | None, typer.Option(help="Folder of a tokenizer to use.", show_default="one is learnt")
+        Path | None,
+        typer.Option(help="Folder of a tokenizer to use.", metavar="FOLDER", show_default="one is learnt"),
     ] = None,
     data: Data = None,
     work: Work = None,
-    seed: Seed = 0,
-    threads: Threads = 0,
     resume: Resume = False,
-    hidden_size: HiddenSize = None,
-    num_layers: NumLayers = None,
-    num_heads: NumHeads = None,
-    num_kv_heads: NumKvHeads = None,
-    head_dim: HeadDim = None,
-    intermediate_size: IntermediateSize = None,
+    sizes: Annotated[Architecture, Flags(*SIZES, panel=PANEL)],
 ) -> None:
     """Train a language model of Python source from nothing."""
     from forerun.train.commands import train_lm
-    from forerun.train.defaults import LmTraining
 
-    sizes = _given(
-        hidden_size=hidden_size,
-        num_layers=num_layers,
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
-        intermediate_size=intermediate_size,
-    )
-    given = _given(
-        tokens=tokens,
-        tokens_per_step=tokens_per_step,
-        copy_share=copy_share,
-        rename_share=rename_share,
-        short_window=short_window,
-        long_share=long_share,
-    )
-    options = _text_options(replace(LmTraining(), seed=seed, threads=threads, **given), sizes, weight_decay)
+    options = replace(options, architecture=sizes, optimisation=optimisation)
     train_lm(out, work or _beside(out), data, options, resume=resume, tokenizer_folder=tokenizer)
 
 
 @app.command()
+@with_flags
 def draft(
+    *,
     out: Out,
     target: Target = None,
-    text_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens of the first stage, on text.")] = None,
-    sample_tokens: SampleTokens = None,
-    text_law_tokens: Annotated[
-        int | None, typer.Option(min=0, help="Tokens of training text that the target only reads.")
-    ] = None,
-    tokens: Annotated[int | None, typer.Option(min=1, help="Tokens of distillation, with repetitions.")] = None,
-    tokens_per_step: TokensPerStep = None,
-    sample_batch: SampleBatch = None,
-    new_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens a prompt is continued by.")] = None,
-    own_prompt_share: OwnPromptShare = None,
-    copy_share: CopyShare = None,
-    rename_share: RenameShare = None,
+    text: Annotated[LmTraining, Flags(*TEXT, "seed", base=DRAFT_TEXT, text_tokens="tokens")],
+    options: Annotated[
+        DraftTraining, Flags("tokens", "tokens_per_step", *SAMPLING, "text_law_tokens", "new_tokens", *MACHINE)
+    ],
     start: Annotated[
-        Path | None, typer.Option(help="Folder of a draft to go on from, instead of a first stage on text.")
+        Path | None,
+        typer.Option(help="Folder of a draft to go on from, instead of a first stage on text.", metavar="FOLDER"),
     ] = None,
     data: Data = None,
     work: Work = None,
-    seed: Seed = 0,
-    threads: Threads = 0,
     resume: Resume = False,
-    hidden_size: HiddenSize = None,
-    num_layers: NumLayers = None,
-    num_heads: NumHeads = None,
-    num_kv_heads: NumKvHeads = None,
-    head_dim: HeadDim = None,
-    intermediate_size: IntermediateSize = None,
+    sizes: Annotated[Architecture, Flags(*SIZES, base=DRAFT_ARCHITECTURE, panel=PANEL)],
 ) -> None:
     """Train a draft for a target: on text first, then on the target's own samples."""
-    from forerun.config import ASSETS
     from forerun.train.commands import train_draft
-    from forerun.train.defaults import DraftTraining
 
-    sizes = _given(
-        hidden_size=hidden_size,
-        num_layers=num_layers,
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
-        intermediate_size=intermediate_size,
-    )
-    of_text = _given(
-        tokens=text_tokens, tokens_per_step=tokens_per_step, copy_share=copy_share, rename_share=rename_share
-    )
-    given = _given(
-        sample_tokens=sample_tokens,
-        text_law_tokens=text_law_tokens,
-        tokens=tokens,
-        tokens_per_step=tokens_per_step,
-        sample_batch=sample_batch,
-        new_tokens=new_tokens,
-        own_prompt_share=own_prompt_share,
-    )
-    text = _text_options(replace(DraftTraining().text, seed=seed, **of_text), sizes)
-    options = DraftTraining(seed=seed, threads=threads, text=text, **given)
+    options = replace(options, text=replace(text, architecture=sizes))
     train_draft(out, work or _beside(out), target or ASSETS / "target", data, options, resume=resume, start=start)
 
 
 @app.command(name="other-vocab")
+@with_flags
 def other_vocab(
+    *,
+    ctx: typer.Context,
     out: Out,
     target: Target = None,
     samples: Annotated[
-        Path | None, typer.Option(help="Folder of samples of a `train draft` run.", show_default="drawn first")
+        Path | None,
+        typer.Option(help="Folder of samples of a `train draft` run.", metavar="FOLDER", show_default="drawn first"),
     ] = None,
-    read_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens of samples read, at most.")] = None,
-    tokens: Annotated[int | None, typer.Option(min=1, help="Tokens to train on.")] = None,
-    tokens_per_step: TokensPerStep = None,
-    copy_share: CopyShare = None,
-    rename_share: RenameShare = None,
-    sample_tokens: SampleTokens = None,
-    sample_batch: SampleBatch = None,
-    own_prompt_share: OwnPromptShare = None,
-    vocab_size: Annotated[
-        int | None, typer.Option(min=257, help="Tokens of its tokenizer.", show_default="3072")
-    ] = None,
+    options: Annotated[OtherVocabTraining, Flags("read_tokens")],
+    text: Annotated[LmTraining, Flags("tokens", *TEXT, *MACHINE, base=OTHER_VOCAB_TEXT)],
+    sampling: Annotated[DraftTraining, Flags(*SAMPLING, *MACHINE, base=OTHER_VOCAB_SAMPLING)],
     data: Data = None,
     work: Work = None,
-    seed: Seed = 0,
-    threads: Threads = 0,
     resume: Resume = False,
-    hidden_size: HiddenSize = None,
-    num_layers: NumLayers = None,
-    num_heads: NumHeads = None,
-    num_kv_heads: NumKvHeads = None,
-    head_dim: HeadDim = None,
-    intermediate_size: IntermediateSize = None,
+    sizes: Annotated[Architecture, Flags("vocab_size", *SIZES, base=OTHER_VOCAB_ARCHITECTURE, panel=PANEL)],
 ) -> None:
     """Train a draft with a tokenizer of its own, on text and on the target's samples."""
-    from forerun.config import ASSETS
     from forerun.train.commands import train_other_vocab
-    from forerun.train.defaults import OtherVocabTraining
 
-    given = _given(tokens=tokens, tokens_per_step=tokens_per_step, copy_share=copy_share, rename_share=rename_share)
-    sizes = _given(
-        vocab_size=vocab_size,
-        hidden_size=hidden_size,
-        num_layers=num_layers,
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
-        intermediate_size=intermediate_size,
-    )
-    drawn = _given(sample_tokens=sample_tokens, sample_batch=sample_batch, own_prompt_share=own_prompt_share)
+    drawn = given(ctx, *SAMPLING)
     if samples is not None and drawn:
-        raise ConfigError(f"--samples are drawn already, so --{next(iter(drawn)).replace('_', '-')} has no effect.")
-    options = OtherVocabTraining()
-    text = _text_options(replace(options.text, seed=seed, threads=threads, **given), sizes)
-    sampling = replace(options.sampling, seed=seed, threads=threads, text_law_tokens=0, **drawn)
-    options = replace(options, text=text, sampling=sampling, **_given(read_tokens=read_tokens))
+        raise ConfigError(f"--samples are drawn already, so {drawn[0]} has no effect. Leave one of the two out.")
+    options = replace(options, text=replace(text, architecture=sizes), sampling=sampling)
     train_other_vocab(
         out, work or _beside(out), target or ASSETS / "target", data, options, resume=resume, samples=samples
     )
 
 
 @app.command(name="eval")
+@with_flags
 def evaluate(
+    *,
     target: Target = None,
-    draft: Annotated[Path | None, typer.Option(help="Draft's model folder.", show_default="the bundled one")] = None,
+    draft: Annotated[
+        Path | None, typer.Option(help="Draft's model folder.", metavar="FOLDER", show_default="the bundled one")
+    ] = None,
     num_draft_tokens: Annotated[int, typer.Option("--num-draft-tokens", "-k", min=1, help="K.")] = 4,
     new_tokens: Annotated[int, typer.Option(min=8, help="Tokens the target continues each prompt by.")] = 128,
-    threads: Threads = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of a table.")] = False,
+    machine: Annotated[LmTraining, Flags("threads", "device")],
+    json: Json = False,
 ) -> None:
     """Report bits per byte, perplexity and acceptance on the held-out files that ship with forerun."""
-    from forerun.config import ASSETS
     from forerun.train.commands import evaluate_pair
 
     result = evaluate_pair(
@@ -240,23 +153,13 @@ def evaluate(
         draft or ASSETS / "draft",
         num_draft_tokens=num_draft_tokens,
         new_tokens=new_tokens,
-        threads=threads,
+        threads=machine.threads,
+        device=machine.device,
     )
-    if as_json:
-        typer.echo(json.dumps(result.as_dict()))
+    if json:
+        print_json(result.as_dict())
     else:
         _show(result)
-
-
-def _given(**options: Any) -> dict[str, Any]:
-    """The options that were given on the command line."""
-    return {name: value for name, value in options.items() if value is not None}
-
-
-def _text_options(options: LmTraining, sizes: dict[str, int], weight_decay: float | None = None) -> LmTraining:
-    """`options` with the sizes and the weight decay that were given."""
-    optimisation = replace(options.optimisation, **_given(weight_decay=weight_decay))
-    return replace(options, architecture=replace(options.architecture, **sizes), optimisation=optimisation)
 
 
 def _beside(out: Path) -> Path:

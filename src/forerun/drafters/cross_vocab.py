@@ -28,6 +28,7 @@ from forerun.drafters.retokenise import Retokeniser, complete
 from forerun.drafters.token_text import shared_tokens, token_bytes
 from forerun.errors import ConfigError, DrafterError, IncompatibleDrafterError
 from forerun.models import LanguageModel, load_model, load_tokenizer
+from forerun.sampling import filters_only
 from forerun.tree import ROOT, Tree
 from forerun.types import Draft, Sequence, Step, Verdict
 
@@ -259,7 +260,7 @@ def _shadow_params(params: SamplingParams, drawn: bool) -> SamplingParams:
     """Options that mean the same in any vocabulary. Chosen drafts take the most probable token."""
     if not drawn:
         return SamplingParams(temperature=0)
-    return SamplingParams(temperature=params.temperature, top_k=params.top_k, top_p=params.top_p, min_p=params.min_p)
+    return filters_only(params)
 
 
 def _common(old: list[int], new: list[int]) -> int:

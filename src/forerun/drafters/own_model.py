@@ -19,15 +19,12 @@ from forerun.drafters.ranked import RankedTree
 from forerun.errors import DrafterError, ModelLoadError
 from forerun.models import Forward, LanguageModel, Rows, identity, load_model, load_tokenizer
 from forerun.policy import Rates
-from forerun.sampling import LogitsPipeline, LogitsRow
-from forerun.sampling.edits import edits
+from forerun.sampling import LogitsPipeline, LogitsRow, unfiltered
 from forerun.tree import Tree
 from forerun.types import Cache, Sequence, Step, Verdict
 
 MAX_LAG = 32
 """Committed tokens the draft model may be behind before it catches up without being asked to draft."""
-_PLAIN_TEMPERATURE = 1e-3
-"""Below it, dividing logits by the temperature may overflow, and the pipeline takes care."""
 
 
 @dataclass(slots=True, eq=False)
@@ -38,7 +35,6 @@ class Own:
         sequence: whose.
         cache: of the draft model.
         view: the sequence as the sampling pipeline sees it: a greedy one at temperature 1, so that there are laws.
-        plain: no option but the temperature changes its laws.
         scratch: tokens of the rows fed since the cache's last commit.
         drafted: the last draft, and the rates that its trials are counted in; None where nobody counts.
         drafted_at: length of the sequence when it was made.
@@ -47,7 +43,6 @@ class Own:
     sequence: Sequence
     cache: Cache
     view: Sequence
-    plain: bool
     scratch: Tree = field(default_factory=Tree)
     drafted: tuple[RankedTree, Rates] | None = None
     drafted_at: int = 0
@@ -138,11 +133,8 @@ class OwnModel(Drafter):
     def start(self, sequence: Sequence) -> None:
         view = sequence
         if sequence.params.greedy and not self._pipeline.is_identity(sequence.params):
-            view = replace(sequence, params=replace(sequence.params, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0))
-        params = view.params
-        filtered = params.top_k > 0 or params.top_p < 1 or params.min_p > 0
-        plain = not filtered and not edits(params) and params.temperature >= _PLAIN_TEMPERATURE
-        self._owned[sequence] = Own(sequence, self._cache_for(sequence), view, plain)
+            view = replace(sequence, params=replace(unfiltered(sequence.params), temperature=1.0))
+        self._owned[sequence] = Own(sequence, self._cache_for(sequence), view)
         self._pipeline.start(view)
 
     def stop(self, sequence: Sequence) -> None:
@@ -249,20 +241,13 @@ class OwnModel(Drafter):
         width = logits.shape[1]
         if width < self._vocab_size:
             logits = functional.pad(logits, (0, self._vocab_size - width), value=-torch.inf)
-        for own, _ in rows:
-            own.view.token_ids = own.sequence.token_ids
-        places = [LogitsRow(own.view, path) for own, path in rows]
-        return self._pipeline.process(logits[:, : self._vocab_size], places)
+        return self._pipeline.process(logits[:, : self._vocab_size], _places(rows))
 
     def _laws(self, logits: Tensor, rows: Seq[tuple[Own, Seq[int]]]) -> Tensor:
-        """[R, V] processed laws; arguments as of `_logprobs`. Where only the temperature counts, in one operation."""
-        if logits.shape[1] < self._vocab_size or not all(own.plain for own, _ in rows):
+        """[R, V] processed probabilities; arguments as of `_logprobs`."""
+        if logits.shape[1] < self._vocab_size:
             return self._logprobs(logits, rows).exp_()
-        logits = logits[:, : self._vocab_size]
-        temperatures = [own.sequence.params.temperature for own, _ in rows]
-        if any(temperature != 1 for temperature in temperatures):
-            logits = logits / torch.tensor(temperatures, dtype=logits.dtype)[:, None]
-        return logits.softmax(-1)
+        return self._pipeline.probabilities(logits[:, : self._vocab_size], _places(rows))
 
     def _remember(self, own: Own, drafted: tuple[RankedTree, Rates] | None) -> None:
         """Let `commit` count what becomes of this draft; None: nothing is to be counted."""
@@ -272,6 +257,13 @@ class OwnModel(Drafter):
         """Tokens as the draft model may be fed: one that only the target's padding has becomes token 0."""
         size = self.model.vocab_size
         return token_ids if size >= self._vocab_size else [t if t < size else 0 for t in token_ids]
+
+
+def _places(rows: Seq[tuple[Own, Seq[int]]]) -> list[LogitsRow]:
+    """Where rows stand, for the pipeline."""
+    for own, _ in rows:
+        own.view.token_ids = own.sequence.token_ids
+    return [LogitsRow(own.view, path) for own, path in rows]
 
 
 def way_of(sequence: Sequence) -> Way:

@@ -11,7 +11,6 @@ import torch
 
 from forerun.config import EngineConfig, SamplingParams
 from forerun.drafters import Drafter
-from forerun.engine.budget import Budget
 from forerun.engine.checks import check_request, encode_prediction
 from forerun.engine.results import Choice, StepOutput, StreamChunk
 from forerun.engine.scheduler import Scheduler
@@ -20,6 +19,7 @@ from forerun.engine.stats import StepStats
 from forerun.engine.step import StepLoop
 from forerun.engine.text import TextStream
 from forerun.models import LanguageModel
+from forerun.policy import Budget
 from forerun.types import Sequence
 from forerun.verify import check_acceptance
 
@@ -51,7 +51,7 @@ class Engine:
         self.scheduler = Scheduler(self.config.max_batch)
         self.last_step = StepStats()
         # K = 0 is plain decoding: a drafter that is never asked need not be told anything either. An explicit budget
-        # decides for itself.
+        # decides for itself, and keeps the drafter.
         self._drafter = drafter if self.config.num_draft_tokens or budget is not None else None
         self._loop = StepLoop(target, self._drafter, self.config, budget)
         self._ids = itertools.count()

@@ -10,14 +10,13 @@ from torch import Tensor
 
 from forerun.config import EngineConfig, SamplingParams
 from forerun.drafters import Drafter
-from forerun.engine.automatic import automatic_budget
-from forerun.engine.budget import Budget, FixedBudget, Outcome, Plan, StepCost
 from forerun.engine.results import StreamChunk
 from forerun.engine.state import SequenceState
 from forerun.engine.stats import StepStats
 from forerun.engine.work import Work
 from forerun.errors import DrafterError
-from forerun.models import Forward, LanguageModel
+from forerun.models import Forward, LanguageModel, identity
+from forerun.policy import Budget, FixedBudget, Outcome, Plan, StepCost, automatic_budget
 from forerun.sampling import LogitsPipeline, StepNoise, TokenLogprob, row_argmax, token_logprobs
 from forerun.types import Draft, Needs, PackedDrafts, Step, Verdict
 from forerun.verify import greedy_verdicts, rule_for, verify_step
@@ -137,9 +136,7 @@ class StepLoop:
         cost = StepCost(
             num_rows=stats.num_rows,
             num_prompt_rows=sum(item.num_owed for item in work if item.budget is None),
-            num_sequences=len(outcomes),
             context=sum(item.context for item in work),
-            budgets=[outcome.budget for outcome in outcomes],
             time_draft=stats.time_draft,
             time_target=stats.time_target,
             time_verify=stats.time_verify,
@@ -208,7 +205,7 @@ class StepLoop:
             rule_for(item.state.sequence.params, draft, self._config.acceptance)
             for item, draft in zip(work, drafts, strict=True)
         ]
-        noise = StepNoise(self._generator, [item.state.sequence for item in work], packed)
+        noise = StepNoise(self._generator, [item.state.sequence for item in work], packed, logits.device)
         _settle(work, verify_step(packed, logprobs, rules, noise))
 
     def _hand_out(self, work: Seq[Work], result: Forward) -> None:
@@ -263,7 +260,8 @@ def _new_budget(config: EngineConfig, target: LanguageModel, drafter: Drafter | 
         return FixedBudget(0)
     if isinstance(config.num_draft_tokens, int):
         return FixedBudget(config.num_draft_tokens)
-    return automatic_budget(target, drafter)
+    traits = drafter.traits
+    return automatic_budget(whole_draft=traits.whole_draft, cost_key=(identity(target), *traits.cost_key))
 
 
 def _settle(work: Seq[Work], verdicts: Seq[Verdict]) -> None:

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from forerun.engine.plan import Outcome
 from forerun.engine.state import SequenceState
 from forerun.errors import DrafterError
 from forerun.models import Rows
+from forerun.policy import Outcome
 from forerun.sampling import LogitsRow
 from forerun.types import Draft, Verdict
 

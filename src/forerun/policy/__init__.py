@@ -1,10 +1,34 @@
-"""How much to draft: what acceptance and cost have been, and what follows from them."""
+"""How much to draft: acceptance and costs as they are measured, and the budget of each step that follows from them."""
 
 from forerun.policy.acceptance import Acceptance
-from forerun.policy.choice import Prospects
+from forerun.policy.automatic_k import AutoBudget
+from forerun.policy.budget import Budget, Outcome, Plan, StepCost
+from forerun.policy.choose_budget import automatic_budget
 from forerun.policy.cost_store import StoredCosts
 from forerun.policy.costs import CostModel
+from forerun.policy.curve import Curve
+from forerun.policy.fixed_k import FixedBudget
+from forerun.policy.goodput import Prospects
 from forerun.policy.probes import Probes
 from forerun.policy.rates import Rates, bin_centres, bin_of
+from forerun.policy.whole_drafts import WholeBudget
 
-__all__ = ["Acceptance", "CostModel", "Probes", "Prospects", "Rates", "StoredCosts", "bin_centres", "bin_of"]
+__all__ = [
+    "Acceptance",
+    "AutoBudget",
+    "Budget",
+    "CostModel",
+    "Curve",
+    "FixedBudget",
+    "Outcome",
+    "Plan",
+    "Probes",
+    "Prospects",
+    "Rates",
+    "StepCost",
+    "StoredCosts",
+    "WholeBudget",
+    "automatic_budget",
+    "bin_centres",
+    "bin_of",
+]

@@ -4,35 +4,48 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import platform
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from forerun.config import COST_CACHE_ENTRIES, COST_CACHE_VARIABLE
+from forerun.config import COST_CACHE_VARIABLE
 from forerun.policy.costs import CostModel
 
+COST_CACHE_ENTRIES = 64
+"""Settings kept in the file; the one written longest ago is dropped first."""
 _VERSION = 1
+_DAMAGE = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
+"""What reading a damaged file or entry may raise."""
+
+_log = logging.getLogger(__name__)
 _known: dict[str, CostModel] = {}
+_warned: set[Path] = set()
 
 
 def cache_file() -> Path | None:
-    """Where costs are kept: in the user's cache folder. None where the variable FORERUN_COST_CACHE is 0."""
+    """Where costs are kept: in the user's cache folder. None where the variable FORERUN_COST_CACHE is 0.
+
+    A relative XDG_CACHE_HOME is ignored, as the XDG Base Directory Specification demands.
+    """
     if os.environ.get(COST_CACHE_VARIABLE, "1") == "0":
         return None
-    home = os.environ.get("XDG_CACHE_HOME")
-    try:
-        base = Path(home) if home else Path.home() / ".cache"
-    except RuntimeError:  # a user without a home
-        return None
+    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if not base.is_absolute():
+        try:
+            base = Path.home() / ".cache"
+        except RuntimeError:  # a user without a home
+            return None
     return base / "forerun" / "costs.json"
 
 
 class StoredCosts:
-    """The costs of one setting, which all its engines learn together.
+    """The costs of one setting, which all its engines in this process share.
 
-    The file is a convenience: what cannot be read or written is done without, silently.
+    The file is a convenience: where it cannot be read or written, costs are measured again. A damaged file is renamed
+    to costs.json.damaged, a damaged entry is left out when the file is next written, with one warning.
 
     Args:
         setting: all that costs depend on, such as models, number format and threads; the machine is added.
@@ -42,7 +55,7 @@ class StoredCosts:
         machine = (platform.node(), platform.machine(), str(os.cpu_count()))
         self._key = hashlib.sha256("\n".join((*setting, *machine)).encode()).hexdigest()[:32]
         if self._key not in _known:
-            _known[self._key] = _restored(_read().get(self._key))
+            _known[self._key] = _read().get(self._key) or CostModel()
         self.costs = _known[self._key]
 
     def save(self) -> None:
@@ -52,8 +65,8 @@ class StoredCosts:
             return
         entries = _read()
         entries.pop(self._key, None)
-        entries[self._key] = self.costs.state()
-        kept = dict(list(entries.items())[-COST_CACHE_ENTRIES:])
+        entries[self._key] = self.costs
+        kept = {key: costs.state() for key, costs in list(entries.items())[-COST_CACHE_ENTRIES:]}
         temporary = ""
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -66,24 +79,38 @@ class StoredCosts:
                 Path(temporary).unlink(missing_ok=True)
 
 
-def _read() -> dict[str, Any]:
-    """Key -> state, the oldest first; empty if there is no readable file."""
+def _read() -> dict[str, CostModel]:
+    """Key -> costs of every sound entry, the oldest first; empty if there is no readable file of this version."""
     file = cache_file()
     if file is None:
         return {}
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
-        entries = content["entries"] if content["version"] == _VERSION else {}
-    except (OSError, ValueError, KeyError, TypeError):
+        states: dict[str, Any] = dict(content["entries"]) if content["version"] == _VERSION else {}
+    except OSError:
         return {}
-    return entries if isinstance(entries, dict) else {}
-
-
-def _restored(state: Any) -> CostModel:
-    costs = CostModel()
-    if state is not None:
+    except _DAMAGE:
+        _warn(file, f"It is kept as {_set_aside(file)}.")
+        return {}
+    entries = {}
+    for key, state in states.items():
         try:
-            costs.restore(state)
-        except (ValueError, TypeError, KeyError, AttributeError):
-            return CostModel()
-    return costs
+            entries[key] = CostModel.restored(state)
+        except _DAMAGE:
+            _warn(file, "Its damaged entries are left out.")
+    return entries
+
+
+def _set_aside(file: Path) -> Path:
+    damaged = file.with_name(file.name + ".damaged")
+    try:
+        return file.replace(damaged)
+    except OSError:
+        return file
+
+
+def _warn(file: Path, consequence: str) -> None:
+    """Once a file and process."""
+    if file not in _warned:
+        _warned.add(file)
+        _log.warning("The file of measured costs %s is damaged. %s Costs are measured again.", file, consequence)

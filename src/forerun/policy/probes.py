@@ -1,38 +1,58 @@
-"""When something may be tried that is not thought best."""
+"""When another budget than the best may be tried, and what that may cost."""
 
 from __future__ import annotations
 
-from forerun.config import PROBE_SHARE, PROBE_STEPS
+PROBE_SHARE = 0.01
+"""Share of the time that probes may cost."""
+PROBE_LEAST_SHARE = 0.0025
+"""The same after many probes that lost time."""
+PROBE_FADE = 0.8
+"""Factor on that share after each of them."""
+PROBE_STEPS = 8
+"""Fewest steps between two probes; in inverse proportion more where the share is smaller."""
 
 
 class Probes:
     """An account of time: every step pays a small share of itself in, a probe is bought with what it will lose.
 
-    So probing never costs more than that share of the time, however slow what is probed, and what costs next to
-    nothing is probed often.
+    So probing never costs more than that share of the time, however slow the probed budget is, and budgets that lose
+    next to nothing are probed often.
     """
 
-    __slots__ = ("_balance", "_since")
+    __slots__ = ("_balance", "_income", "_share", "_wait")
 
     def __init__(self) -> None:
-        self._balance = 0.0
-        self._since = 0
+        self._balance = self._income = 0.0  # seconds, and seconds that the last steps paid in each
+        self._share = PROBE_SHARE
+        self._wait = float(PROBE_STEPS)
 
-    def earn(self, seconds: float) -> None:
-        """A step was made."""
-        self._balance += PROBE_SHARE * seconds
-        self._since += 1
+    def earn(self, seconds: float, steps: int = 1) -> None:
+        """So many steps were made, which took so many seconds together."""
+        self._income = self._share * seconds / steps
+        self._balance += self._share * seconds
+        self._wait -= steps
+
+    @property
+    def wait(self) -> float:
+        """Steps until a probe may be bought, at most 0 if it may now."""
+        return self._wait
 
     @property
     def due(self) -> bool:
-        """Whether it is long enough since the last one."""
-        return self._since >= PROBE_STEPS
+        """Whether a probe may be bought now."""
+        return self._wait <= 0
 
     def buy(self, loss: float) -> bool:
         """Whether a probe that loses so many seconds may be made now; it then has been paid for."""
-        if self._balance < loss:
-            self._since -= PROBE_STEPS // 2  # not asked again at every step
+        longest = PROBE_STEPS * PROBE_SHARE / self._share
+        if self._balance < loss:  # not asked again before it can be paid for
+            steps = (loss - self._balance) / self._income if self._income else longest
+            self._wait = min(max(steps, PROBE_STEPS / 2), longest)
             return False
         self._balance -= max(loss, 0.0)
-        self._since = 0
+        self._wait = longest
         return True
+
+    def judge(self, gained: bool) -> None:
+        """A probe gained or lost time: later ones may cost as much as at first, or less and come more rarely."""
+        self._share = PROBE_SHARE if gained else max(self._share * PROBE_FADE, PROBE_LEAST_SHARE)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from forerun.config import RATE_DECAY, RATE_PRIOR_WEIGHT
+RATE_DECAY = 0.98
+"""Weight that earlier trials keep when one more of the same level is observed: about the last fifty count."""
+RATE_PRIOR_WEIGHT = 2.0
+"""Pseudo-trials of the prior."""
 
 
 class Rates:

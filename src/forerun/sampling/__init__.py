@@ -1,9 +1,10 @@
-"""Logits to laws, and the noise that tokens are drawn with."""
+"""Logits to distributions, and the noise that tokens are drawn with."""
 
 from forerun.sampling.draw import draw_tokens, row_argmax
+from forerun.sampling.filters import filters_only, unfiltered
 from forerun.sampling.logprobs import TokenLogprob, token_logprobs
-from forerun.sampling.noise import NoiseKey, StepNoise, keyed_gumbel, keyed_uniform
 from forerun.sampling.pipeline import LogitsPipeline, LogitsRow
+from forerun.sampling.seeded_noise import NoiseKey, StepNoise, keyed_gumbel, keyed_uniform
 
 __all__ = [
     "LogitsPipeline",
@@ -12,8 +13,10 @@ __all__ = [
     "StepNoise",
     "TokenLogprob",
     "draw_tokens",
+    "filters_only",
     "keyed_gumbel",
     "keyed_uniform",
     "row_argmax",
     "token_logprobs",
+    "unfiltered",
 ]

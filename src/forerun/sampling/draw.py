@@ -1,4 +1,4 @@
-"""Drawing one token from each of a batch of laws."""
+"""Drawing one token from each of a batch of distributions."""
 
 from __future__ import annotations
 
@@ -13,26 +13,31 @@ def draw_tokens(weights: Tensor, uniforms: Tensor) -> Tensor:
     """One token per row by inversion of the cumulative weights.
 
     Args:
-        weights: [R, V], not negative, not necessarily summing to one; each row has a positive entry.
-        uniforms: [R] float64 in [0, 1).
+        weights: [R, V] on any device, not negative, not necessarily summing to one; each row has a positive entry.
+        uniforms: [R] float64 in [0, 1), on any device.
 
     Returns:
-        [R] int64. A token of weight 0 is never drawn: u * total < total also after rounding, and the first index
-        whose cumulative weight exceeds it has a cumulative weight above its predecessor's.
+        [R] int64 on the device of the weights. A token of weight 0 is never drawn: u * total < total also after
+        rounding, and the first index whose cumulative weight exceeds it has a cumulative weight above its
+        predecessor's.
     """
-    at_once = max(1, _CHUNK // weights.shape[-1])
-    column = uniforms.to(weights.device)[:, None]
-    if len(weights) <= at_once:
-        return _invert(weights, column)
+    num_rows, vocab_size = weights.shape
+    uniforms = uniforms.to(weights.device)
+    at_once = max(1, _CHUNK // vocab_size)
+    if num_rows <= at_once:
+        return _invert(weights, uniforms)
     return torch.cat(
-        [_invert(weights[i : i + at_once], column[i : i + at_once]) for i in range(0, len(weights), at_once)]
+        [_invert(weights[i : i + at_once], uniforms[i : i + at_once]) for i in range(0, num_rows, at_once)]
     )
 
 
 def _invert(weights: Tensor, uniforms: Tensor) -> Tensor:
     # float64: in float32 the rounding of the sum would swallow the least probable tokens.
     cumulative = weights.cumsum(-1, dtype=torch.float64)
-    return torch.searchsorted(cumulative, cumulative[:, -1:] * uniforms, right=True)[:, 0]
+    if len(cumulative) == 1 and cumulative.device.type == "cpu":  # a sixth of the time of torch's
+        sums = cumulative.numpy()[0]
+        return torch.from_numpy(sums.searchsorted(sums[-1] * uniforms.numpy(), side="right"))
+    return torch.searchsorted(cumulative, cumulative[:, -1:] * uniforms[:, None], right=True)[:, 0]
 
 
 def row_argmax(values: Tensor) -> Tensor:

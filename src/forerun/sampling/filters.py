@@ -1,7 +1,10 @@
 """Options that look at one row's logits alone, batched over rows. Their meaning follows Transformers.
 
 Every function takes [R, V] float logits and one value per row, and what it does to a row never depends on
-the other rows, to the last bit. `scale` comes first: the others count on rows whose maximum is 0.
+the other rows, to the last bit. `scale` (the temperature) comes first: the filters count on rows whose maximum is 0.
+
+A filter is one row of `FILTERS` and one field of `SamplingParams`. The pipeline, and every drafter that has to
+leave filters out or take them to another vocabulary, reads the table.
 """
 
 from __future__ import annotations
@@ -9,12 +12,36 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from forerun.config import SamplingParams
+
 _TOP_P_GUESSES = (64, 1024)
 """How many of the most probable tokens are sorted in search of top_p, before all are: most rows need few."""
+_BLOCK = 32
+"""Logits of which one maximum is taken, in search of the largest of a row."""
+_BLOCKED_SIZE = 2**14
+"""Logits in a row from which that search is faster than sorting out the largest of all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """One option that drops improbable tokens. It never drops the most probable one.
+
+    Attributes:
+        field: the option's name in SamplingParams.
+        neutral: the value of the option that keeps every token.
+        keep: ([R, V] logits with maximum 0, [R] values of the option, none of them neutral) -> [R, V], the same
+            logits with -inf where a token is dropped. It does not modify its argument.
+    """
+
+    field: str
+    neutral: float
+    keep: Callable[[Tensor, Seq[float]], Tensor]
 
 
 def scale(logits: Tensor, temperatures: Seq[float]) -> Tensor:
@@ -24,37 +51,95 @@ def scale(logits: Tensor, temperatures: Seq[float]) -> Tensor:
     return (logits - logits.amax(-1, keepdim=True)).div_(column)
 
 
-def keep_top_k(logits: Tensor, top_k: Seq[int]) -> Tensor:
-    """Tokens below the k-th largest logit go; all that equal it stay. 0 keeps all."""
-    vocab_size = logits.shape[-1]
-    return _on_rows(logits, [k if k < vocab_size else 0 for k in top_k], _cut_top_k)
+def keep_top_k(logits: Tensor, top_k: Seq[float]) -> Tensor:
+    """Tokens below the k-th largest logit go; all that equal it stay."""
+    counts = [int(k) if k < logits.shape[-1] else 0 for k in top_k]
+    if not any(counts):
+        return logits
+    index = torch.tensor(counts, dtype=torch.int64, device=logits.device)[:, None]
+    lowest = _largest(logits, max(counts))[0].gather(-1, (index - 1).clamp_(min=0))
+    return _drop_below(logits, lowest.masked_fill_(index == 0, -math.inf))
 
 
 def keep_top_p(logits: Tensor, top_p: Seq[float]) -> Tensor:
     """The smallest set of most probable tokens whose mass reaches top_p; of equal ones the lowest ids first."""
-    return _on_rows(logits, [p if p < 1 else 0 for p in top_p], _cut_top_p)
+    return _cut_nucleus(logits, logits.softmax(-1), _column(top_p, logits), _TOP_P_GUESSES)
 
 
 def keep_min_p(logits: Tensor, min_p: Seq[float]) -> Tensor:
     """Tokens less probable than min_p times the most probable one go."""
-    return _on_rows(logits, min_p, lambda rows, values: _drop_below(rows, _column(list(map(math.log, values)), rows)))
+    return _drop_below(logits, _column(list(map(math.log, min_p)), logits))
+
+
+FILTERS: tuple[Filter, ...] = (
+    Filter("top_k", 0, keep_top_k),
+    Filter("top_p", 1.0, keep_top_p),
+    Filter("min_p", 0.0, keep_min_p),
+)
+"""Every filter, in the order in which they are applied."""
+
+
+def in_use(params: SamplingParams) -> bool:
+    """Whether any filter may drop a token."""
+    return any(getattr(params, each.field) != each.neutral for each in FILTERS)
+
+
+def apply(logits: Tensor, params: Seq[SamplingParams]) -> Tensor:
+    """Every filter in turn, on the rows whose option is not neutral.
+
+    Args:
+        logits: [R, V] as `scale` returns them; not modified.
+        params: [R] of each row's request.
+    """
+    for each in FILTERS:
+        values = [getattr(row, each.field) for row in params]
+        on = [row for row, value in enumerate(values) if value != each.neutral]
+        if len(on) == len(values):
+            logits = each.keep(logits, values)
+        elif on:
+            part = each.keep(logits[on], [values[row] for row in on])
+            logits = logits.clone()
+            logits[on] = part
+    return logits
+
+
+def unfiltered(params: SamplingParams) -> SamplingParams:
+    """The same options with every filter neutral."""
+    neutral: dict[str, Any] = {each.field: each.neutral for each in FILTERS}
+    return replace(params, **neutral)
+
+
+def filters_only(params: SamplingParams) -> SamplingParams:
+    """Temperature and filters, all other options at their defaults: what means the same in any vocabulary."""
+    values: dict[str, Any] = {each.field: getattr(params, each.field) for each in FILTERS}
+    return type(params)(temperature=params.temperature, **values)
 
 
 def one_hot_log(tokens: Tensor, vocab_size: int, dtype: torch.dtype) -> Tensor:
-    """[R, V] log-probabilities of laws that hold one token each. tokens: [R] int64."""
-    law = torch.full((len(tokens), vocab_size), -math.inf, dtype=dtype, device=tokens.device)
-    return law.scatter_(-1, tokens[:, None], 0.0)
+    """[R, V] log-probabilities of distributions that hold one token each. tokens: [R] int64."""
+    logprobs = torch.full((len(tokens), vocab_size), -math.inf, dtype=dtype, device=tokens.device)
+    return logprobs.scatter_(-1, tokens[:, None], 0.0)
 
 
-def _on_rows(logits: Tensor, values: Seq[float], cut: Callable[[Tensor, Seq[float]], Tensor]) -> Tensor:
-    """Cuts the rows whose value is not 0."""
-    on = [row for row, value in enumerate(values) if value]
-    if len(on) == len(values):
-        return cut(logits, values)
-    if on:
-        logits = logits.clone()
-        logits[on] = cut(logits[on], [values[row] for row in on])
-    return logits
+def _largest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """[R, count] values, largest first, and token ids of each row's largest logits.
+
+    They lie in the `count` blocks with the largest maxima: were one elsewhere, each of those blocks would hold one
+    that is as large.
+    """
+    num_rows, vocab_size = logits.shape
+    width = vocab_size // _BLOCK
+    if vocab_size < _BLOCKED_SIZE or 4 * count > width:
+        top = logits.topk(count, dim=-1)
+        return top.values, top.indices
+    # A block is a column of this view, so that the maxima are taken of whole rows of it at once.
+    blocks = logits[:, : width * _BLOCK].view(num_rows, _BLOCK, width)
+    best = blocks.amax(1).topk(count, dim=-1, sorted=False).indices[:, None].expand(-1, _BLOCK, -1)
+    ids = best + width * torch.arange(_BLOCK, device=logits.device)[:, None]
+    rest = torch.arange(width * _BLOCK, vocab_size, device=logits.device).expand(num_rows, -1)
+    ids = torch.cat([ids.flatten(1), rest], dim=-1)
+    top = logits.gather(-1, ids).topk(count, dim=-1)
+    return top.values, ids.gather(-1, top.indices)
 
 
 def _drop_below(logits: Tensor, lowest: Tensor) -> Tensor:
@@ -65,36 +150,26 @@ def _drop_below(logits: Tensor, lowest: Tensor) -> Tensor:
     """
     limits = torch.finfo(logits.dtype)
     difference = logits - lowest.clamp(min=limits.min)
-    return torch.minimum(logits, torch.threshold(difference, -limits.tiny, -math.inf))
-
-
-def _cut_top_k(logits: Tensor, top_k: Seq[float]) -> Tensor:
-    values = logits.topk(int(max(top_k)), dim=-1).values
-    index = torch.tensor(top_k, dtype=torch.int64, device=logits.device) - 1
-    return _drop_below(logits, values.gather(-1, index[:, None]))
-
-
-def _cut_top_p(logits: Tensor, top_p: Seq[float]) -> Tensor:
-    return _cut_nucleus(logits, logits.softmax(-1), _column(top_p, logits), _TOP_P_GUESSES)
+    return torch.minimum(logits, torch.threshold_(difference, -limits.tiny, -math.inf), out=difference)
 
 
 def _cut_nucleus(logits: Tensor, probs: Tensor, top_p: Tensor, guesses: Seq[int]) -> Tensor:
     vocab_size = logits.shape[-1]
     count = min([*guesses[:1], vocab_size])
-    top = logits.topk(count, dim=-1)
-    chances = probs.gather(-1, top.indices)
+    top_values, top_ids = _largest(logits, count)
+    chances = probs.gather(-1, top_ids)
     num_kept = ((chances.cumsum(-1, dtype=torch.float64) - chances) < top_p).sum(-1, keepdim=True)
-    lowest = top.values.gather(-1, num_kept - 1)
+    lowest = top_values.gather(-1, num_kept - 1)
     kept = _drop_below(logits, lowest)
 
-    following = top.values.gather(-1, num_kept.clamp(max=count - 1))
-    tied = ((num_kept < count) & (following == lowest))[:, 0].nonzero()[:, 0]
-    if len(tied):
+    following = top_values.gather(-1, num_kept.clamp(max=count - 1))
+    found = torch.cat([num_kept, following == lowest], dim=-1).tolist()
+    tied = [row for row, (number, tie) in enumerate(found) if tie and number < count]
+    if tied:
         kept[tied] = _drop_ties(kept[tied], lowest[tied], num_kept[tied])
-    if count < vocab_size:
-        short = (num_kept == count)[:, 0].nonzero()[:, 0]
-        if len(short):
-            kept[short] = _cut_nucleus(logits[short], probs[short], top_p[short], guesses[1:])
+    short = [row for row, (number, _) in enumerate(found) if number == count < vocab_size]
+    if short:
+        kept[short] = _cut_nucleus(logits[short], probs[short], top_p[short], guesses[1:])
     return kept
 
 

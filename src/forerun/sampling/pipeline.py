@@ -1,4 +1,4 @@
-"""Logits to laws, position by position, for target and drafter alike.
+"""Logits to distributions, position by position, for target and drafter alike.
 
 Order and meaning are those of Transformers' processors in `generate` (5.x): logit bias, repetition
 penalty, [presence and frequency penalty, as in OpenAI's interface and vLLM], min_tokens, temperature,
@@ -17,10 +17,13 @@ import torch
 from torch import Tensor
 
 from forerun.config import SamplingParams
+from forerun.sampling import filters, penalties
 from forerun.sampling.draw import row_argmax
-from forerun.sampling.edits import SequenceEdits, edits
-from forerun.sampling.filters import keep_min_p, keep_top_k, keep_top_p, one_hot_log, scale
+from forerun.sampling.penalties import SequencePenalties
 from forerun.types import Sequence
+
+_PLAIN_TEMPERATURE = 1e-3
+"""Below it, dividing logits by the temperature may overflow; `scale` subtracts the maximum before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +35,7 @@ class LogitsRow:
 
 
 class LogitsPipeline:
-    """Turns rows of logits into the laws that the requests ask for.
+    """Turns rows of logits into the distributions that the requests ask for.
 
     Keeps token counts of the sequences whose options need them, from `start` (or their first row) to `stop`.
 
@@ -44,23 +47,23 @@ class LogitsPipeline:
     def __init__(self, vocab_size: int, eos_token_ids: Iterable[int] = ()) -> None:
         self.vocab_size = vocab_size
         self.eos_token_ids = frozenset(eos_token_ids)
-        self._edits: dict[int, SequenceEdits] = {}
+        self._penalties: dict[int, SequencePenalties] = {}
 
     def start(self, sequence: Sequence) -> None:
         """A sequence enters."""
-        if edits(sequence.params):
-            self._edits_of(sequence)
+        if penalties.in_use(sequence.params):
+            self._penalties_of(sequence)
 
     def stop(self, sequence: Sequence) -> None:
         """The sequence leaves; its counts are freed."""
-        self._edits.pop(sequence.id, None)
+        self._penalties.pop(sequence.id, None)
 
     def is_identity(self, params: SamplingParams) -> bool:
         """Whether the request takes the argmax of the raw logits: greedy, and no option moves it."""
-        return params.greedy and not edits(params)
+        return params.greedy and not penalties.in_use(params)
 
     def process(self, logits: Tensor, rows: Seq[LogitsRow]) -> Tensor:
-        """The processed laws.
+        """The processed distributions, as log-probabilities.
 
         Args:
             logits: [R, V] float32 or float64; not modified.
@@ -68,46 +71,65 @@ class LogitsPipeline:
 
         Returns:
             [R, V] log-probabilities of the same dtype, without NaN. Greedy rows hold 0 at the argmax (of equal
-            ones the lowest id) and -inf elsewhere. A row whose options mask every token keeps the model's law.
+            ones the lowest id) and -inf elsewhere. A row whose options mask every token keeps the model's distribution.
         """
         params = [row.sequence.params for row in rows]
-        if any(edits(each) for each in params):
-            logits = self._edit(logits, rows)
+        if any(penalties.in_use(each) for each in params):
+            logits = self._penalise(logits, rows)
         greedy = [index for index, each in enumerate(params) if each.greedy]
         if len(greedy) == len(rows):
-            return one_hot_log(row_argmax(logits), logits.shape[-1], logits.dtype)
-        laws = _warp(logits, params)
+            return filters.one_hot_log(row_argmax(logits), logits.shape[-1], logits.dtype)
+        logprobs = _warp(logits, params)
         if greedy:
-            laws[greedy] = one_hot_log(row_argmax(logits[greedy]), logits.shape[-1], logits.dtype)
-        return laws
+            logprobs[greedy] = filters.one_hot_log(row_argmax(logits[greedy]), logits.shape[-1], logits.dtype)
+        return logprobs
 
-    def _edit(self, logits: Tensor, rows: Seq[LogitsRow]) -> Tensor:
+    def probabilities(self, logits: Tensor, rows: Seq[LogitsRow]) -> Tensor:
+        """[R, V] the exponentials of `process`, to rounding: what a drafter draws from, and rejection judges it by.
+
+        Where no option but the temperature is in use, in one operation, whose last bits are others.
+        """
+        params = [row.sequence.params for row in rows]
+        if not all(map(_is_plain, params)):
+            return self.process(logits, rows).exp_()
+        temperatures = [each.temperature for each in params]
+        if any(temperature != 1 for temperature in temperatures):
+            logits = logits / torch.tensor(temperatures, dtype=logits.dtype, device=logits.device)[:, None]
+        return logits.softmax(-1)
+
+    def _penalise(self, logits: Tensor, rows: Seq[LogitsRow]) -> Tensor:
         """A copy of logits [R, V] after everything that depends on token ids or on the prefix."""
-        edited = logits.clone()
+        penalised = logits.clone()
         start = 0
         for _, group in groupby(rows, key=lambda row: id(row.sequence)):
             members = list(group)
             sequence = members[0].sequence
-            if edits(sequence.params):
-                part = edited[start : start + len(members)]
-                self._edits_of(sequence).apply(part, [row.path for row in members])
+            if penalties.in_use(sequence.params):
+                part = penalised[start : start + len(members)]
+                self._penalties_of(sequence).apply(part, [row.path for row in members])
                 part.clamp_(max=torch.finfo(part.dtype).max / 4)  # a penalty below 1 may overflow a large bias
             start += len(members)
-        masked = edited.amax(-1) == -math.inf
+        masked = penalised.amax(-1) == -math.inf
         if bool(masked.any()):
-            edited[masked] = logits[masked]
-        return edited
+            penalised[masked] = logits[masked]
+        return penalised
 
-    def _edits_of(self, sequence: Sequence) -> SequenceEdits:
-        known = self._edits.get(sequence.id)
-        if known is None or known.sequence is not sequence:
-            known = self._edits[sequence.id] = SequenceEdits(sequence, self.vocab_size, self.eos_token_ids)
-        return known
+    def _penalties_of(self, sequence: Sequence) -> SequencePenalties:
+        found = self._penalties.get(sequence.id)
+        if found is None or found.sequence is not sequence:
+            found = self._penalties[sequence.id] = SequencePenalties(sequence, self.vocab_size, self.eos_token_ids)
+        return found
+
+
+def _is_plain(params: SamplingParams) -> bool:
+    """Whether the temperature alone changes the distribution, and dividing by it cannot overflow."""
+    return params.temperature >= _PLAIN_TEMPERATURE and not filters.in_use(params) and not penalties.in_use(params)
 
 
 def _warp(logits: Tensor, params: Seq[SamplingParams]) -> Tensor:
-    laws = scale(logits, [1.0 if each.greedy else each.temperature for each in params])
-    laws = keep_top_k(laws, [each.top_k for each in params])
-    laws = keep_top_p(laws, [each.top_p for each in params])
-    laws = keep_min_p(laws, [each.min_p for each in params])
-    return laws.log_softmax(-1)
+    """[R, V] log-probabilities after temperature and filters; greedy rows without the temperature."""
+    temperatures = [1.0 if each.greedy else each.temperature for each in params]
+    filtered = any(filters.in_use(each) for each in params)
+    if not filtered and all(temperature == 1 for temperature in temperatures):
+        return logits.log_softmax(-1)  # it subtracts the maximum first, as `scale` does: the same bits
+    return filters.apply(filters.scale(logits, temperatures), params).log_softmax(-1)

@@ -6,24 +6,30 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-MICRO_TOKENS = {"cpu": 4_096, "cuda": 131_072}
+from forerun.device import resolve_device
+
+MICRO_TOKENS = {"cpu": 4_096, "cuda": 131_072, "mps": 4_096}
 """Largest number of tokens in one forward; a larger batch is accumulated."""
-LOSSES_READ_EVERY = {"cpu": 1, "cuda": 16}
+LOSSES_READ_EVERY = {"cpu": 1, "cuda": 16, "mps": 1}
 """Steps whose losses are read together: reading one waits until the accelerator is done."""
 COMPILED_FROM_LAYERS = 4
-"""Fewer layers are through their epochs before compilation has paid."""
-EPOCH_PROCESSES = {"cpu": 0, "cuda": 8}
+"""With fewer layers, compilation takes longer than it saves in a run."""
+EPOCH_PROCESSES = {"cpu": 0, "cuda": 8, "mps": 0}
 """Processes that augment and encode coming epochs; each makes about 0.7 million tokens a second."""
 
 
-def device() -> torch.device:
-    """Where to train: the first CUDA device, or the CPU."""
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+def training_device(name: str | None) -> torch.device:
+    """The device of this name; None stands for the first CUDA device, or the CPU without one.
+
+    Raises:
+        ConfigError: there is no such device.
+    """
+    return resolve_device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
 
 
-def device_name() -> str:
+def device_name(where: torch.device) -> str:
     """What trains, for the card."""
-    return torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+    return torch.cuda.get_device_name(where) if where.type == "cuda" else where.type
 
 
 def device_of(model: nn.Module) -> torch.device:
@@ -33,7 +39,7 @@ def device_of(model: nn.Module) -> torch.device:
 
 def to_device(tensor: Tensor, where: torch.device) -> Tensor:
     """`tensor` on `where`, without waiting for what is queued there."""
-    if where.type == "cpu" or tensor.device.type != "cpu":
+    if where.type != "cuda" or tensor.device.type != "cpu":
         return tensor.to(where)
     return tensor.pin_memory().to(where, non_blocking=True)
 

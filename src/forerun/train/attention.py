@@ -1,6 +1,6 @@
 """Attention for training and sampling on a CPU with short windows: two plain products and a softmax.
 
-PyTorch's fused CPU kernel recomputes scores block by block, which pays for long windows only. At
+PyTorch's fused CPU kernel recomputes scores block by block, which is faster for long windows only. At
 512 tokens and bfloat16 the plain form takes 27 ms a layer, forward and backward, against 50 ms; for
 one new token in each of 128 sequences of 300 tokens, 7 ms against 18.
 """

@@ -77,7 +77,7 @@ def name_pool(texts: Iterable[str]) -> list[str]:
 def renamed_throughout(text: str, rng: random.Random, pool: Sequence[str]) -> str:
     """`text` with up to half of the names it defines replaced, wherever they stand, by names from `pool`.
 
-    What a name is can then not be known by heart and has to be read from the text before it.
+    A name can then not be learnt by heart; it has to be read from the text before it.
     """
     names = defined_names(text)
     chosen = rng.sample(names, round(rng.random() * _RENAMED_AT_MOST * len(names)))

@@ -1,4 +1,4 @@
-"""The card beside a trained model: what it learnt from, how, and what it is worth."""
+"""The card beside a trained model: its training data, its training, and its measurements."""
 
 from __future__ import annotations
 

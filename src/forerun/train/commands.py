@@ -10,9 +10,10 @@ import torch
 from rich.console import Console
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from forerun import workloads
 from forerun.errors import ConfigError
-from forerun.train import card, distil, folder, lm, spelled
-from forerun.train.accelerator import device, device_name
+from forerun.train import card, card_command, distil, folder, lm
+from forerun.train.accelerator import device_name, training_device
 from forerun.train.copying import copying
 from forerun.train.corpus import (
     LICENCE,
@@ -24,7 +25,7 @@ from forerun.train.corpus import (
 )
 from forerun.train.defaults import DraftTraining, LmTraining, OtherVocabTraining
 from forerun.train.evaluate import Acceptance, TextScore, acceptance, continued, score_of_continuations, text_score
-from forerun.train.heldout import HELD_OUT_CORPUS, holds_out_the_same, read_held_out, read_prompts
+from forerun.train.heldout import HELD_OUT_CORPUS, holds_out_the_same, read_held_out
 from forerun.train.loop import CHECKPOINT
 from forerun.train.other_vocab import sample_documents
 
@@ -102,6 +103,7 @@ def train_lm(
 
     `tokenizer_folder` holds a tokenizer to use instead of learning one.
     """
+    where = training_device(options.device)
     check_resume(work, CHECKPOINT, resume)
     console = Console()
     corpus = read_corpus(data)
@@ -110,11 +112,11 @@ def train_lm(
     model, tokenizer, state = lm.train(corpus.training, work, options, console)
     folder.save(model, tokenizer, out)
     stored, _ = folder.load(out)
-    stored.to(device())
+    stored.to(where)
     score = text_score(stored, tokenizer, held_out_texts(data, corpus.held_out))
     record = card.build_record(
         kind="target",
-        command=spelled.lm_command(data, options, tokenizer_folder),
+        command=card_command.lm_command(data, options, tokenizer_folder),
         seed=options.seed,
         model=stored,
         data=corpus.record(),
@@ -123,7 +125,7 @@ def train_lm(
         held_out=score,
         acceptance=[],
         copying=copying(stored, tokenizer, held_out_files(data, corpus.held_out)),
-        device=device_name(),
+        device=device_name(where),
     )
     card.write_card(out, record)
     console.print(f"{out}: held-out bits per byte {score.bits_per_byte:.4f}, perplexity {score.perplexity:.3f}")
@@ -143,20 +145,21 @@ def train_draft(
 
     `start` is the folder of a draft to go on from, instead of training one on text.
     """
+    where = training_device(options.device)
     check_resume(work, f"*/{CHECKPOINT}", resume)
     console = Console()
     corpus = read_corpus(data)
     target, tokenizer = folder.load(target_folder)
-    target.to(device())
+    target.to(where)
     former = folder.load(start, torch.float32)[0] if start is not None else None
     draft, stages = distil.train(target, tokenizer, corpus.training, work, options, console, former)
     folder.save(draft, tokenizer, out)
     stored, _ = folder.load(out)
-    stored.to(device())
+    stored.to(where)
     rates = pair_acceptance(target, stored, tokenizer)
     record = card.build_record(
         kind="draft",
-        command=spelled.draft_command(data, options, start),
+        command=card_command.draft_command(data, options, start),
         seed=options.seed,
         model=stored,
         data=corpus.record(", and samples of the target"),
@@ -165,7 +168,7 @@ def train_draft(
         started_from=folder.read_record(start) if start is not None else None,
         held_out=text_score(stored, tokenizer, held_out_texts(data, corpus.held_out)),
         acceptance=rates,
-        device=device_name(),
+        device=device_name(where),
     )
     card.write_card(out, record)
     for row in rates:
@@ -189,11 +192,12 @@ def train_other_vocab(
     `samples` is the folder of samples of a run of `train_draft` with the same target; without it, samples
     are drawn first.
     """
+    where = training_device(options.text.device)
     check_resume(work, CHECKPOINT, resume)
     console = Console()
     corpus = read_corpus(data)
     target, tokenizer = folder.load(target_folder)
-    target.to(device())
+    target.to(where)
     drawn = samples or work / "samples"
     if samples is None:
         distil.sample(target, tokenizer, corpus.training, drawn, options.sampling, console)
@@ -204,10 +208,10 @@ def train_other_vocab(
     draft, own, state = lm.train([*corpus.training, *written], work, options.text, console)
     folder.save(draft, own, out)
     stored, _ = folder.load(out)
-    stored.to(device())
+    stored.to(where)
     record = card.build_record(
         kind="draft with a vocabulary of its own",
-        command=spelled.other_vocab_command(data, options, samples),
+        command=card_command.other_vocab_command(data, options, samples),
         seed=options.text.seed,
         model=stored,
         data=corpus.record(", and the target's samples as text"),
@@ -216,7 +220,7 @@ def train_other_vocab(
         held_out=text_score(stored, own, held_out_texts(data, corpus.held_out)),
         acceptance=[],
         on_target=on_target(target, tokenizer, stored, own),
-        device=device_name(),
+        device=device_name(where),
     )
     card.write_card(out, record)
     console.print(f"{out}: held-out bits per byte {record['held_out']['bits_per_byte']:.4f}")
@@ -229,7 +233,7 @@ def on_target(
     draft_tokenizer: PreTrainedTokenizerBase,
 ) -> dict[str, float]:
     """Bits per byte of the target's continuations of the bundled prompts, for draft and target."""
-    prompts = [tokenizer(prompt.prompt, verbose=False)["input_ids"] for prompt in read_prompts()]
+    prompts = [tokenizer(case.prompt, verbose=False)["input_ids"] for case in workloads.load("code")]
     bits = {}
     for temperature in (0.0, 1.0):
         before, after = continued(target, tokenizer, prompts, temperature)
@@ -256,7 +260,7 @@ def pair_acceptance(
     new_tokens: int = 128,
 ) -> list[Acceptance]:
     """Acceptance on the bundled prompts at temperatures 0 and 1."""
-    prompts = [tokenizer(prompt.prompt, verbose=False)["input_ids"] for prompt in read_prompts()]
+    prompts = [tokenizer(case.prompt, verbose=False)["input_ids"] for case in workloads.load("code")]
     return [
         acceptance(
             target,
@@ -271,15 +275,22 @@ def pair_acceptance(
 
 
 def evaluate_pair(
-    target_folder: Path, draft_folder: Path, *, num_draft_tokens: int, new_tokens: int, threads: int
+    target_folder: Path,
+    draft_folder: Path,
+    *,
+    num_draft_tokens: int,
+    new_tokens: int,
+    threads: int,
+    device: str | None = None,
 ) -> Evaluation:
     """Measure a pair on the bundled held-out files and prompts."""
+    where = training_device(device)
     if threads:
         torch.set_num_threads(threads)
     target, tokenizer = folder.load(target_folder)
     draft, _ = folder.load(draft_folder)
-    target.to(device())
-    draft.to(device())
+    target.to(where)
+    draft.to(where)
     texts = [file.text for file in read_held_out()]
     return Evaluation(
         target=text_score(target, tokenizer, texts),

@@ -1,6 +1,6 @@
-"""The target's own text and laws: what a draft is distilled on and measured on.
+"""Text that the target writes, with its distributions: what a draft is distilled on and measured on.
 
-Whole batches of prompts of one length are continued together, so nothing is padded, and the laws
+Whole batches of prompts of one length are continued together, so nothing is padded, and the distributions
 are kept while sampling, so that no second forward over the samples is needed.
 """
 
@@ -54,7 +54,7 @@ def reserved_cache(model: PreTrainedModel, room: int) -> DynamicCache:
 class Laws:
     """The target's most probable tokens at every position, [B, T, k], most probable first.
 
-    `ids` uint16, `probabilities` float16; row t is the law of token t + 1. The tail is left out: it
+    `ids` uint16, `probabilities` float16; row t is the distribution of token t + 1. The tail is left out: it
     holds a few hundredths of the mass, and a draft so small cannot learn it.
     """
 
@@ -78,7 +78,7 @@ def next_tokens(logits: Tensor, temperature: float, generator: torch.Generator) 
 
 @torch.inference_mode()
 def laws_of(model: PreTrainedModel, tokens: Tensor, top: int) -> Laws:
-    """The target's laws at every position but the last of given text [B, T + 1]: [B, T, top]."""
+    """The target's distributions at every position but the last of given text [B, T + 1]: [B, T, top]."""
     attention.use_for(model, tokens.shape[1] - 1)
     ids, probabilities = [], []
     for rows in torch.split(tokens, max(1, MICRO_TOKENS[tokens.device.type] // tokens.shape[1])):
@@ -90,7 +90,7 @@ def laws_of(model: PreTrainedModel, tokens: Tensor, top: int) -> Laws:
 
 @torch.inference_mode()
 def write_on(model: PreTrainedModel, prompts: Tensor, new_tokens: int, temperature: float, seed: int) -> Tensor:
-    """Continue prompts [B, P] by `new_tokens` tokens each, without laws: [B, P + new_tokens]."""
+    """Continue prompts [B, P] by `new_tokens` tokens each, without distributions: [B, P + new_tokens]."""
     attention.use_for(model, prompts.shape[1] + new_tokens)
     generator = torch.Generator(device=prompts.device).manual_seed(seed)
     cache = reserved_cache(model, prompts.shape[1] + new_tokens)
@@ -108,7 +108,7 @@ def continue_prompts(
 ) -> tuple[Tensor, Laws]:
     """Continue prompts [B, P] by `new_tokens` tokens each; end-of-text does not stop them.
 
-    Returns the sequences [B, P + new_tokens] and the target's laws at each of their positions but
+    Returns the sequences [B, P + new_tokens] and the target's distributions at each of their positions but
     the last, [B, P + new_tokens - 1, top].
     """
     attention.use_for(model, prompts.shape[1] + new_tokens)

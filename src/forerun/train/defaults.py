@@ -1,8 +1,17 @@
-"""Every default of the training commands, in one place."""
+"""What the training commands may be told, with every default, range and line of help."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+
+from forerun.errors import ConfigError
+from forerun.fields import check_options, option
+
+_SEED = "Seed of weights, order and samples."
+_THREADS = "CPU threads; 0 takes as many as PyTorch finds."
+_DEVICE = "Where to compute: cpu, cuda, cuda:0 or mps."
+_DEVICE_DEFAULT = "CUDA if it is there, else the CPU"
+_TOKENS_PER_STEP = "Tokens of one step."
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,26 +22,32 @@ class Optimisation:
     adam_lr: float = 3e-3
     momentum: float = 0.95
     betas: tuple[float, float] = (0.9, 0.95)
-    weight_decay: float = 0.01
+    weight_decay: float = option(0.01, "Weight decay of the hidden matrices.", low=0)
     clip: float = 1.0
     warmup: float = 0.02
     decay: float = 0.8
     final_factor: float = 0.02
+
+    def __post_init__(self) -> None:
+        check_options(self, ConfigError)
 
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
     """A Llama of these sizes; embeddings are tied."""
 
-    vocab_size: int = 4096
-    hidden_size: int = 256
-    num_layers: int = 16
-    num_heads: int = 4
-    num_kv_heads: int = 2
-    head_dim: int = 64
-    intermediate_size: int = 704
+    vocab_size: int = option(4096, "Tokens of its tokenizer.", low=257)
+    hidden_size: int = option(256, "Width of the states between layers.", low=1)
+    num_layers: int = option(16, "Decoder layers.", low=1)
+    num_heads: int = option(4, "Attention heads of a layer.", low=1)
+    num_kv_heads: int = option(2, "Heads of keys and values of a layer.", low=1)
+    head_dim: int = option(64, "Width of a head.", low=1)
+    intermediate_size: int = option(704, "Width of the feed-forward part.", low=1)
     context: int = 2048
     rope_theta: float = 10_000.0
+
+    def __post_init__(self) -> None:
+        check_options(self, ConfigError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,19 +56,24 @@ class LmTraining:
 
     architecture: Architecture = field(default_factory=Architecture)
     optimisation: Optimisation = field(default_factory=Optimisation)
-    tokens: int = 6_000_000
-    tokens_per_step: int = 8_192
-    short_window: int = 512
+    tokens: int = option(6_000_000, "Tokens of text to train on.", low=1)
+    tokens_per_step: int = option(8_192, _TOKENS_PER_STEP, low=1)
+    short_window: int = option(512, "Tokens of a window at first.", low=8)
     long_window: int = 2_048
-    long_share: float = 0.15
-    copy_share: float = 0.10
-    """Share of the files that carry repeated and edited spans, drawn anew in each epoch."""
-    rename_share: float = 0.0
-    """Share of the files in which names are replaced, drawn anew in each epoch."""
-    seed: int = 0
+    long_share: float = option(0.15, "Last part of the run, in long windows.", low=0, high=1)
+    copy_share: float = option(
+        0.1, "Share of the files with repeated and edited spans, drawn anew in each epoch.", low=0, high=1
+    )
+    rename_share: float = option(
+        0.0, "Share of the files in which names are replaced, drawn anew in each epoch.", low=0, high=1
+    )
+    seed: int = option(0, _SEED, low=0)
     checkpoint_seconds: float = 180.0
-    threads: int = 0
-    """0 = PyTorch's own choice."""
+    threads: int = option(0, _THREADS, low=0)
+    device: str | None = option(None, _DEVICE, default_text=_DEVICE_DEFAULT)
+
+    def __post_init__(self) -> None:
+        check_options(self, ConfigError)
 
 
 DRAFT_ARCHITECTURE = Architecture(
@@ -62,59 +82,61 @@ DRAFT_ARCHITECTURE = Architecture(
 """Two layers, because copying takes two: one attends to the token before, the other finds where it stood
 earlier. With one layer of 192, slightly more parameters, and more steps, the acceptance rate at K=4 was
 0.32 instead of 0.58 at temperature 0, and 0.28 instead of 0.36 at temperature 1."""
-
-
 OTHER_VOCAB_ARCHITECTURE = replace(DRAFT_ARCHITECTURE, vocab_size=3_072)
-
-
-def _draft_text() -> LmTraining:
-    return LmTraining(architecture=DRAFT_ARCHITECTURE, tokens=2_000_000)
-
-
-def _distillation() -> Optimisation:
-    return Optimisation(muon_lr=0.01, adam_lr=2e-3, warmup=0.02, decay=0.9, weight_decay=0.0)
+DRAFT_TEXT = LmTraining(architecture=DRAFT_ARCHITECTURE, tokens=2_000_000)
+OTHER_VOCAB_TEXT = LmTraining(architecture=OTHER_VOCAB_ARCHITECTURE, tokens=10_000_000)
+DISTILLATION = Optimisation(muon_lr=0.01, adam_lr=2e-3, warmup=0.02, decay=0.9, weight_decay=0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class DraftTraining:
     """`forerun train draft`: on text first, then on the target's own samples."""
 
-    text: LmTraining = field(default_factory=_draft_text)
-    distillation: Optimisation = field(default_factory=_distillation)
-    sample_tokens: int = 400_000
-    """Tokens the target writes; the prompts they continue are learnt from as well."""
-    sample_batch: int = 128
+    text: LmTraining = DRAFT_TEXT
+    distillation: Optimisation = DISTILLATION
+    sample_tokens: int = option(
+        400_000, "Tokens the target writes; the prompts they continue are learnt from as well.", low=1
+    )
+    sample_batch: int = option(128, "Prompts continued together.", low=1)
     prompt_lengths: tuple[int, ...] = (128, 256, 384)
-    new_tokens: int = 128
-    own_prompt_share: float = 0.0
-    """Share of the prompts that the target itself wrote, at temperature 1, from their 33rd token on."""
+    new_tokens: int = option(128, "Tokens a prompt is continued by.", low=1)
+    own_prompt_share: float = option(
+        0.0, "Share of the prompts that the target itself wrote, at temperature 1, from token 33 on.", low=0, high=1
+    )
     temperatures: tuple[float, ...] = (0.0, 1.0)
-    text_law_tokens: int = 2_200_000
-    """Tokens of training text that the target only reads: three times cheaper than those it writes."""
+    text_law_tokens: int = option(
+        2_200_000,
+        "Tokens of training text that the target only reads: three times cheaper than those it writes.",
+        low=0,
+    )
     text_window: int = 384
     text_batch: int = 64
     top: int = 32
-    """Tokens of each of the target's laws that are kept."""
-    tokens: int = 10_000_000
-    """Tokens of distillation, counted with repetitions."""
-    tokens_per_step: int = 8_192
+    """Tokens of each of the target's distributions that are kept."""
+    tokens: int = option(10_000_000, "Tokens of distillation, counted with repetitions.", low=1)
+    tokens_per_step: int = option(8_192, _TOKENS_PER_STEP, low=1)
     variation_from: float = 0.5
     """Share of the distillation after which total variation takes over from forward KL."""
-    seed: int = 0
+    seed: int = option(0, _SEED, low=0)
     checkpoint_seconds: float = 60.0
-    threads: int = 0
+    threads: int = option(0, _THREADS, low=0)
+    device: str | None = option(None, _DEVICE, default_text=_DEVICE_DEFAULT)
+
+    def __post_init__(self) -> None:
+        check_options(self, ConfigError)
 
 
-def _other_vocab_text() -> LmTraining:
-    return LmTraining(architecture=OTHER_VOCAB_ARCHITECTURE, tokens=10_000_000)
+OTHER_VOCAB_SAMPLING = DraftTraining(text_law_tokens=0)
 
 
 @dataclass(frozen=True, slots=True)
 class OtherVocabTraining:
     """`forerun train other-vocab`: a draft with a tokenizer of its own, on text and the target's samples."""
 
-    text: LmTraining = field(default_factory=_other_vocab_text)
-    read_tokens: int = 20_000_000
-    """Tokens of the target's samples that are read, at most."""
-    sampling: DraftTraining = field(default_factory=DraftTraining)
+    text: LmTraining = OTHER_VOCAB_TEXT
+    read_tokens: int = option(20_000_000, "Tokens of the target's samples that are read, at most.", low=1)
+    sampling: DraftTraining = OTHER_VOCAB_SAMPLING
     """How samples are drawn where there are none."""
+
+    def __post_init__(self) -> None:
+        check_options(self, ConfigError)

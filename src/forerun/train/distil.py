@@ -13,13 +13,13 @@ from transformers import LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerB
 
 from forerun.errors import ConfigError
 from forerun.train import attention, lm
-from forerun.train.accelerator import device, device_of, to_device
+from forerun.train.accelerator import device_of, to_device, training_device
 from forerun.train.corpus import SourceFile
 from forerun.train.defaults import DraftTraining
 from forerun.train.loop import Loop, LoopState, load_checkpoint
 from forerun.train.losses import distillation_loss
 from forerun.train.optim import Optimisers
-from forerun.train.pinned import pin
+from forerun.train.resumed_options import pin
 from forerun.train.samples import ShardBatches, sample_all, total_shards
 from forerun.train.stream import EpochTexts, tokenize
 from forerun.train.workers import Batch, Workers
@@ -83,7 +83,7 @@ def train(
     text_folder.mkdir(parents=True, exist_ok=True)
     if not (text_folder / "tokenizer.json").exists():
         tokenizer.save_pretrained(text_folder)
-    text_options = replace(options.text, threads=options.threads)
+    text_options = replace(options.text, threads=options.threads, device=options.device)
     sizes = lm.build_model(text_options.architecture, 0, 0)
     check_size(sizes.num_parameters(), target.num_parameters())
     draft, _, text_state = lm.train(
@@ -104,7 +104,7 @@ def sample(
     """Let the target continue prompts from the training text until `folder` holds every shard."""
     texts = EpochTexts.make(files, options.text.seed, options.text.copy_share, options.text.rename_share)
     tokens = tokenize(texts.of(0), tokenizer)
-    target.to(device())
+    target.to(training_device(options.device))
     with Progress(console=console) as progress:
         task = progress.add_task("sampling", total=total_shards(options))
         sample_all(target, tokens, folder, options, lambda _: progress.advance(task))
@@ -112,7 +112,7 @@ def sample(
 
 def distil(draft: LlamaForCausalLM, run_folder: Path, options: DraftTraining, console: Console) -> LoopState:
     """Train `draft` in place on the samples: forward KL, then total variation."""
-    draft.to(device())
+    draft.to(training_device(options.device))
     batches = ShardBatches(run_folder / "samples", total_shards(options), options.tokens_per_step, options.seed)
     optimisers = Optimisers(draft, options.distillation)
     folder = run_folder / "distil"

@@ -1,4 +1,4 @@
-"""What a model and a pair are worth on held-out code: bits per byte, perplexity, acceptance.
+"""Measurements of a model and a pair on held-out code: bits per byte, perplexity, acceptance.
 
 Acceptance is read from one forward of the draft over the target's own continuations. At temperature 0
 that is exact: the draft's greedy chain and the target's text are the same tokens until the first

@@ -14,19 +14,19 @@ from torch import Tensor, nn
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 
 from forerun.train import attention
-from forerun.train.accelerator import EPOCH_PROCESSES, compile_layers, device, device_of, to_device
+from forerun.train.accelerator import EPOCH_PROCESSES, compile_layers, device_of, to_device, training_device
 from forerun.train.corpus import SourceFile
 from forerun.train.defaults import Architecture, LmTraining
 from forerun.train.loop import Loop, LoopState, load_checkpoint
 from forerun.train.optim import Optimisers
-from forerun.train.pinned import pin
+from forerun.train.resumed_options import pin
 from forerun.train.stream import Epochs, EpochTexts, TwoStageStream
 from forerun.train.tokenizer import train_tokenizer
 from forerun.train.workers import Batch, Workers
 
 
 def build_model(sizes: Architecture, end_token: int, seed: int) -> LlamaForCausalLM:
-    """A Llama with random float32 weights; output projections start small, as depth asks (GPT-2)."""
+    """A Llama with random float32 weights; output projections start small, by depth, as in GPT-2."""
     config = LlamaConfig(
         vocab_size=sizes.vocab_size,
         hidden_size=sizes.hidden_size,
@@ -84,11 +84,12 @@ def train(
 
     `prepare` may change the random weights before the first step.
     """
-    free = {"tokens", "threads", "checkpoint_seconds"}
+    free = {"tokens", "threads", "checkpoint_seconds", "device"}
     pin(run_folder, {key: value for key, value in asdict(options).items() if key not in free})
     tokenizer = prepare_tokenizer(run_folder, files, options.architecture.vocab_size, console)
     texts = EpochTexts.make(files, options.seed, options.copy_share, options.rename_share)
-    epochs = Epochs(texts, tokenizer, EPOCH_PROCESSES[device().type])
+    where = training_device(options.device)
+    epochs = Epochs(texts, tokenizer, EPOCH_PROCESSES[where.type])
     stream = TwoStageStream(
         epochs,
         seed=options.seed,
@@ -100,7 +101,7 @@ def train(
     model = build_model(options.architecture, int(tokenizer.eos_token_id), options.seed)
     if prepare is not None:
         prepare(model)
-    model.to(device())
+    model.to(where)
     compile_layers(model)
     optimisers = Optimisers(model, options.optimisation)
     state = load_checkpoint(run_folder, model, optimisers)

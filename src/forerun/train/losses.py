@@ -2,7 +2,7 @@
 
 The acceptance rate of a drawn draft is the sum of min(target, draft) at each position, so total
 variation is the loss that speaks of it directly; forward KL has the better gradient while the two
-laws are still far apart. Target laws come as their `k` most probable tokens (see `continuations`).
+distributions are still far apart. Target distributions come as their `k` most probable tokens (see `continuations`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 def forward_kl(draft_logprobs: Tensor, target_ids: Tensor, target_probs: Tensor) -> Tensor:
-    """Cross-entropy of the draft under the target's law: KL(target || draft) up to a constant.
+    """Cross-entropy of the draft under the target's distribution: KL(target || draft) up to a constant.
 
     draft_logprobs [N, V]; target_ids int64 [N, k]; target_probs [N, k]; returns [N] in nats.
     """

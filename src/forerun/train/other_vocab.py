@@ -1,6 +1,6 @@
 """A draft with a vocabulary of its own: what its target writes, as text, is what it learns from.
 
-Laws over other tokens cannot be compared, so there is nothing to distil: the draft is a language model
+Distributions over other tokens cannot be compared, so there is nothing to distil: the draft is a language model
 of the training text and of the target's samples, decoded and encoded anew.
 """
 

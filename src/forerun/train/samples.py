@@ -1,4 +1,4 @@
-"""The distillation set: shards of the target's own continuations with its laws, on disk.
+"""The distillation set: shards of the target's continuations with its distributions, on disk.
 
 A shard is one batch of prompts of one length at one temperature. Shards are written whole or not at
 all and depend on their number alone, so that sampling goes on where a killed run stopped.
@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from forerun.train.continuations import Laws, continue_prompts, laws_of, write_on
 from forerun.train.defaults import DraftTraining
-from forerun.train.pinned import pin
+from forerun.train.resumed_options import pin
 from forerun.train.stream import Windows
 from forerun.train.workers import Batch
 
@@ -30,7 +30,7 @@ OWN_PROMPT_STARTS_WITH = 32
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """tokens uint16 [B, T + 1]; laws of tokens 1 to T: ids uint16, probabilities float16 [B, T, k]."""
+    """tokens uint16 [B, T + 1]; distributions of tokens 1 to T: ids uint16, probabilities float16 [B, T, k]."""
 
     tokens: np.ndarray
     laws: Laws
@@ -75,7 +75,7 @@ def sample_shard(target: PreTrainedModel, tokens: np.ndarray, number: int, optio
     prompts = windows.batch(number * options.sample_batch, options.sample_batch)[:, :-1].to(target.device)
     prompts = _partly_own(target, prompts, number, options)
     if target.device.type != "cpu":
-        # Laws of many prompts all at once need more memory than there is, and a second forward is cheap.
+        # Distributions of many prompts all at once need more memory than there is, and a second forward is cheap.
         written = write_on(target, prompts, options.new_tokens, temperature, options.seed + number)
         laws = laws_of(target, written, options.top)
         return Shard(written.cpu().numpy().astype(np.uint16), laws)
@@ -111,7 +111,7 @@ def total_shards(options: DraftTraining) -> int:
 
 
 def text_shard(target: PreTrainedModel, tokens: np.ndarray, number: int, options: DraftTraining) -> Shard:
-    """Text shard `number` (from 0): windows of the training stream with the target's laws."""
+    """Text shard `number` (from 0): windows of the training stream with the target's distributions."""
     windows = Windows(tokens, options.text_window, options.seed + 1)
     batch = windows.batch(number * options.text_batch, options.text_batch).to(target.device)
     return Shard(batch.cpu().numpy().astype(np.uint16), laws_of(target, batch, options.top))

@@ -1,7 +1,7 @@
-"""Acceptance by threshold: faster, and not the target's law. Refused unless asked for by name.
+"""Acceptance by threshold: faster, and not the target's distribution. Refused unless asked for by name.
 
-A node is accepted if its parent is and the target finds its token good enough; the longest accepted path
-is taken (of equal ones the most probable), and the next token is drawn from the target's law at its end.
+A node is accepted if its parent is and the target finds its token good enough; the longest accepted path is taken (of
+equal ones the most probable), and the next token is drawn from the target's distribution at its end.
 """
 
 from __future__ import annotations
@@ -11,9 +11,17 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from forerun.config import ACCEPT_TOP_K, ACCEPT_TOP_P, TYPICAL_DELTA, TYPICAL_EPSILON
 from forerun.sampling import draw_tokens
 from forerun.types import Draft, Noise, PackedDrafts, Verdict
+
+TYPICAL_EPSILON = 0.09
+"""Typical acceptance: a token this probable is accepted at any entropy (Medusa, 2401.10774)."""
+TYPICAL_DELTA = 0.3
+"""Typical acceptance: the threshold is at most this times exp(-entropy); the square root of epsilon."""
+ACCEPT_TOP_K = 3
+"""Top-k acceptance: a token is accepted among this many most probable ones."""
+ACCEPT_TOP_P = 0.8
+"""Top-p acceptance: a token is accepted in the smallest set of most probable ones with this mass."""
 
 GoodEnough = Callable[[Tensor, Tensor], Tensor]
 """(target probabilities [N, V], tokens [N]) -> [N] bool."""

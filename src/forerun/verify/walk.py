@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,6 +18,8 @@ from forerun.types import Noise, PackedDrafts, Verdict
 
 _CHUNK = 2**16
 """Noise values held at once: fresh pages for larger arrays cost more than the values."""
+_SPARSE = 4
+"""Noise is made for the tokens of positive probability alone where the vocabulary has this many times as many."""
 
 
 def walk_tokens(packed: PackedDrafts, row_tokens: Tensor | Seq[int]) -> list[Verdict]:
@@ -68,8 +71,20 @@ class Coupled:
         at_once = max(1, _CHUNK // vocab_size)
         tokens = []
         for start in range(0, num_rows, at_once):
-            rows = range(start, min(start + at_once, num_rows))
-            perturbed = noise.gumbel(rows, vocab_size).to(target_logprobs.device)
-            perturbed += target_logprobs[rows.start : rows.stop]
-            tokens.append(row_argmax(perturbed))
+            logprobs = target_logprobs[start : start + at_once]
+            tokens.append(_perturbed_argmax(logprobs, range(start, start + len(logprobs)), noise))
         return walk_tokens(drafts, torch.cat(tokens))
+
+
+def _perturbed_argmax(logprobs: Tensor, rows: Seq[int], noise: Noise) -> Tensor:
+    """[R] argmax(logprob + Gumbel noise), of equal sums the lowest id. logprobs: [R, V], of these rows of the step.
+
+    Filters leave few tokens, and a token's noise does not depend on which others are asked for.
+    """
+    vocab_size = logprobs.shape[-1]
+    if logprobs.device.type == "cpu":  # elsewhere the number of tokens would have to be read back
+        drawable = np.flatnonzero((logprobs.numpy() > -np.inf).any(0))
+        if _SPARSE * len(drawable) <= vocab_size:
+            ids = torch.from_numpy(drawable)
+            return ids[row_argmax(noise.gumbel(rows, vocab_size, ids) + logprobs[:, ids])]
+    return row_argmax(noise.gumbel(rows, vocab_size).to(logprobs.device).add_(logprobs))

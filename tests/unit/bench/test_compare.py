@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from forerun.bench.compare import Run, compare
-from forerun.bench.generate import BARE, HF_PLAIN, PLAIN, assisted_name, own_name, reduce_methods
+from forerun.bench.engines import BARE, PLAIN, method_name
+from forerun.bench.generate import HF_PLAIN, assisted_name, reduce_runs
 from forerun.bench.measure import Timed
 
 
@@ -41,13 +42,13 @@ def test_methods_are_compared_with_plain_transformers_and_its_best_assisted_run(
     runs = {
         BARE: [Timed(1.8, Run(tokens, 4))],
         PLAIN: [Timed(2.0, Run(tokens, 4))],
-        own_name("draft-model", 4): [Timed(1.0, Run(tokens, 2, 8, 2))],
+        method_name("draft-model", 4): [Timed(1.0, Run(tokens, 2, 8, 2))],
         HF_PLAIN: [Timed(4.0, Run([1, 2, 3, 9]))],
         assisted_name(2): [Timed(5.0, Run(tokens))],
         assisted_name(4): [Timed(3.0, Run(tokens))],
     }
-    rows = {row.method: row for row in reduce_methods(runs)}
-    own = rows[own_name("draft-model", 4)]
+    rows = {row.method: row for row in reduce_runs(runs)}
+    own = rows[method_name("draft-model", 4)]
     assert (own.over_plain.median, own.tokens_per_second.median) == (2, 4)
     assert own.over_transformers is not None
     assert own.over_transformers.median == 4
@@ -60,6 +61,6 @@ def test_methods_are_compared_with_plain_transformers_and_its_best_assisted_run(
 
 
 def test_without_transformers_there_is_nothing_to_compare_with() -> None:
-    [row] = reduce_methods({PLAIN: [Timed(1.0, Run([1], 1))]})
+    [row] = reduce_runs({PLAIN: [Timed(1.0, Run([1], 1))]})
     assert row.over_transformers is None
     assert row.over_assisted is None

@@ -11,24 +11,15 @@ from doubles import FakeModel
 from families import make_family
 from forerun import LLM, SamplingParams
 from forerun.bench.compare import Run
-from forerun.bench.forward import TRANSFORMERS, cells, header, measure_forward
-from forerun.bench.generate import (
-    BARE,
-    HF_PLAIN,
-    PLAIN,
-    OverheadRow,
-    Stopwatch,
-    assisted_name,
-    bare_loop,
-    beside,
-    measure_methods,
-    measure_overhead,
-    own_name,
-    own_run,
-)
+from forerun.bench.engines import BARE, PLAIN, bare_loop, beside, generate, method_name
+from forerun.bench.forward import TRANSFORMERS, cells, header
+from forerun.bench.forward import measure as measure_forward
+from forerun.bench.generate import HF_PLAIN, Methods, assisted_name, timed_runs
 from forerun.bench.reference import Reference
-from forerun.bench.workloads import Case
+from forerun.bench.step_time import StepTimeRow
+from forerun.bench.step_time import measure as measure_step_time
 from forerun.errors import ConfigError
+from forerun.workloads import Case
 
 PROMPT = [5, 3, 8, 5, 3, 8, 5, 3]
 
@@ -47,7 +38,7 @@ def test_the_bare_loop_and_the_engine_say_the_same() -> None:
     expected = model.greedy(PROMPT, 40)
     assert bare_loop(model, PROMPT, 40) == Run(expected, 40)  # type: ignore[arg-type]
     assert all(cache.freed for cache in model.caches)
-    run = own_run(llm(model, "prompt-lookup"), PROMPT, SamplingParams(temperature=0, max_tokens=40, ignore_eos=True))
+    run = generate(llm(model, "prompt-lookup"), PROMPT, SamplingParams(temperature=0, max_tokens=40, ignore_eos=True))
     assert run.token_ids == expected
     assert 0 < run.num_accepted <= run.num_drafted
     assert run.num_forwards < 40
@@ -56,43 +47,30 @@ def test_the_bare_loop_and_the_engine_say_the_same() -> None:
 def test_transformers_and_forerun_say_the_same_in_float64(folder: Path) -> None:
     own = LLM(str(folder), dtype="float64", tokenizer=None)
     target, draft = Reference(folder, "float64"), Reference(folder, "float64")
-    engines = {PLAIN: own, own_name("draft-model", 3): LLM(own.target, folder, num_draft_tokens=3)}
-    runs = measure_methods(
-        engines, target, draft, [3], [Case("a", " ".join(map(str, PROMPT))), Case("b", "5 3")], 12, 2, lambda _: None
-    )
-    names = [BARE, PLAIN, own_name("draft-model", 3), HF_PLAIN, assisted_name(3)]
+    engines = {PLAIN: own, method_name("draft-model", 3): LLM(own.target, folder, num_draft_tokens=3)}
+    cases = [Case("a", " ".join(map(str, PROMPT))), Case("b", "5 3")]
+    runs = timed_runs(Methods(engines, target, draft, [3]), cases, 12, 2)
+    names = [BARE, PLAIN, method_name("draft-model", 3), HF_PLAIN, assisted_name(3)]
     assert list(runs) == names
     for name in names:
         assert [list(run.value.token_ids) for run in runs[name]] == [list(run.value.token_ids) for run in runs[BARE]]
         assert [len(run.value.token_ids) for run in runs[name]] == [12] * 4
-    assert runs[own_name("draft-model", 3)][0].value.num_accepted > 0
-
-
-def test_the_stopwatch_leaves_the_model_as_it_was() -> None:
-    model = FakeModel()
-    with Stopwatch(model) as watch:  # type: ignore[arg-type]
-        bare_loop(model, PROMPT, 3)  # type: ignore[arg-type]
-        assert watch.seconds > 0
-    assert "forward" not in vars(model)
-    seconds = watch.seconds
-    bare_loop(model, PROMPT, 3)  # type: ignore[arg-type]
-    assert watch.seconds == seconds
-    with Stopwatch(None) as none:
-        assert none.seconds == 0
+    assert runs[method_name("draft-model", 3)][0].value.num_accepted > 0
 
 
 def test_the_parts_of_a_step_add_up(folder: Path) -> None:
     own = LLM(str(folder), dtype="float32")
-    [plain, drafted] = measure_overhead(
+    [plain, drafted] = measure_step_time(
         {PLAIN: own, "drafted": LLM(own.target, folder, num_draft_tokens=3)}, [PROMPT], 6
     )
     for row in (plain, drafted):
-        assert isinstance(row, OverheadRow)
+        assert isinstance(row, StepTimeRow)
         assert math.isclose(row.step, row.target + row.draft + row.engine)
         assert row.target > 0
         assert row.engine > 0
     assert plain.draft == 0
     assert drafted.draft > 0
+    assert "forward" not in vars(own.target)  # the engine's statistics say it; nothing is patched
 
 
 def test_an_engine_beside_another_shares_its_target() -> None:

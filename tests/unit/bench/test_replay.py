@@ -8,10 +8,12 @@ import pytest
 
 from doubles import FakeModel
 from forerun import LLM, SamplingParams
-from forerun.bench.replay import Charged, Setting, charged, compare, replay, sources_of
-from forerun.bench.step_costs import Curve, DrafterCosts, drafter_costs, target_costs
+from forerun.bench.echo import EchoModel
+from forerun.bench.priced_run import PricedDrafter, Setting, priced_run
+from forerun.bench.replay import compare, priced, sources_of
+from forerun.bench.replay_costs import CostCurve, DrafterCosts, drafter_costs, target_costs
 from forerun.drafters import Drafter, PromptLookup
-from forerun.engine.budget import AutoBudget, FixedBudget
+from forerun.policy import AutoBudget, FixedBudget
 from forerun.types import Draft, Sequence
 
 PROMPT = [5, 3, 8, 5, 3, 8, 5, 3]
@@ -25,20 +27,22 @@ def llm() -> LLM:
 
 def setting(drafter: Any = PromptLookup, draft: float = 0.1, idle: float = 0.0, echo: bool = False) -> Setting:
     """A forward costs 1 and a tenth per row; a node costs `draft`, a step of the drafter `idle` in any case."""
-    costs = DrafterCosts(Curve([0, 64], [idle, idle + 64 * draft]), idle, Curve([0], [0.0]))
-    return Setting(llm(), lambda clock: Charged(drafter(), costs, clock), Curve([1, 65], [1.1, 7.5]), costs.rest, echo)
+    costs = DrafterCosts(CostCurve([0, 64], [idle, idle + 64 * draft]), idle, CostCurve([0], [0.0]))
+    return Setting(
+        llm(), lambda clock: PricedDrafter(drafter(), costs, clock), CostCurve([1, 65], [1.1, 7.5]), costs.rest, echo
+    )
 
 
 def test_a_curve_is_linear_between_its_points_and_flat_beyond() -> None:
-    curve = Curve.of_medians({1: [2.0, 2.0, 9.0], 3: [4.0, 4.0], 2: [100.0]})
+    curve = CostCurve.of_medians({1: [2.0, 2.0, 9.0], 3: [4.0, 4.0], 2: [100.0]})
     assert [curve(count) for count in (0, 1, 2, 3, 9)] == [2, 2, 3, 4, 4]
-    assert Curve.of_medians({7: [1.5]})(0) == 1.5
-    assert Curve.of_medians({})(3) == 0
+    assert CostCurve.of_medians({7: [1.5]})(0) == 1.5
+    assert CostCurve.of_medians({})(3) == 0
 
 
 def test_a_run_costs_what_its_steps_cost() -> None:
-    k4 = replay(setting(), FixedBudget(4), "K=4", [PROMPT], [PARAMS])
-    k0 = replay(setting(), FixedBudget(0), "K=0", [PROMPT], [PARAMS])
+    k4 = priced_run(setting(), FixedBudget(4), "K=4", [PROMPT], [PARAMS])
+    k0 = priced_run(setting(), FixedBudget(0), "K=0", [PROMPT], [PARAMS])
     assert k0.tokens_per_second == pytest.approx(setting().plain_speed)
     assert (k0.mean_acceptance_length, k0.mean_nodes, k0.idle) == (1, 0, 1)
     assert k4.idle == 0
@@ -54,16 +58,16 @@ def test_the_inner_budget_sees_the_table_not_the_clock() -> None:
         def observe(self, cost: Any, outcomes: Any) -> None:
             seen.append(cost)
 
-    replay(setting(), Watching(4), "", [PROMPT], [PARAMS])
+    priced_run(setting(), Watching(4), "", [PROMPT], [PARAMS])
     verified = [cost for cost in seen if cost.num_prompt_rows == 0]
     assert all(cost.time_target == pytest.approx(1 + 0.1 * cost.num_rows) for cost in verified)
     assert all(cost.time_draft == pytest.approx(0.1 * (cost.num_rows - 1)) for cost in verified)
 
 
 def test_a_drafter_that_is_not_asked_still_costs_its_upkeep() -> None:
-    idle = replay(setting(idle=0.4), FixedBudget(0), "K=0", [PROMPT], [PARAMS])
+    idle = priced_run(setting(idle=0.4), FixedBudget(0), "K=0", [PROMPT], [PARAMS])
     assert idle.tokens_per_second == pytest.approx(1 / 1.5)
-    asked = replay(setting(idle=0.4), FixedBudget(4), "K=4", [PROMPT], [PARAMS])
+    asked = priced_run(setting(idle=0.4), FixedBudget(4), "K=4", [PROMPT], [PARAMS])
     assert asked.tokens_per_second == pytest.approx(asked.mean_acceptance_length / (1.5 + 0.2 * asked.mean_nodes))
 
 
@@ -71,15 +75,16 @@ def test_a_hybrid_decides_by_the_virtual_clock() -> None:
     """Two runs of a hybrid agree to the last bit, although wall-clock times differ."""
     plain = llm()
     costs = {
-        name: DrafterCosts(Curve([0, 64], [0.0, 3.0]), 0.0, Curve([0], [0.0])) for name in ("suffix", "prompt-lookup")
+        name: DrafterCosts(CostCurve([0, 64], [0.0, 3.0]), 0.0, CostCurve([0], [0.0]))
+        for name in ("suffix", "prompt-lookup")
     }
     spec = "hybrid:sources=suffix+prompt-lookup,mode=first"
     assert sources_of(spec) == (["suffix", "prompt-lookup"], "first")
     assert sources_of("suffix") == (["suffix"], "")
     hybrid = Setting(
-        plain, lambda clock: charged(plain, spec, costs, clock), Curve([1, 65], [1.1, 7.5]), Curve([0], [0.0])
+        plain, lambda clock: priced(plain, spec, costs, clock), CostCurve([1, 65], [1.1, 7.5]), CostCurve([0], [0.0])
     )
-    runs = [replay(hybrid, AutoBudget(), "auto", [PROMPT] * 3, [PARAMS] * 3) for _ in range(2)]
+    runs = [priced_run(hybrid, AutoBudget(), "auto", [PROMPT] * 3, [PARAMS] * 3) for _ in range(2)]
     assert runs[0] == runs[1]
     assert runs[0].tokens_per_second > hybrid.plain_speed
 
@@ -123,3 +128,21 @@ def test_an_echo_gives_the_verdicts_of_the_target(params: SamplingParams) -> Non
     assert echo.fixed == real.fixed
     assert echo.auto == real.auto
     assert real.fixed[1].mean_nodes > 0
+
+
+def test_an_echo_describes_itself_as_the_model_and_nothing_more() -> None:
+    model: Any = FakeModel(eos_token_ids=[3])
+    echo = EchoModel(model)
+    described = (
+        "name",
+        "vocab_size",
+        "context_length",
+        "eos_token_ids",
+        "dtype",
+        "device",
+        "num_parameters",
+        "exactness",
+    )
+    assert all(getattr(echo, name) == getattr(model, name) for name in described)
+    with pytest.raises(AttributeError):
+        echo.table  # type: ignore[attr-defined]  # noqa: B018

@@ -6,33 +6,36 @@ import json
 
 import pytest
 
-from forerun.bench.generate import AcceptanceRow, MethodRow, OverheadRow
+from forerun.bench import acceptance_rate, generate, step_time
+from forerun.bench.acceptance_rate import AcceptanceRow
+from forerun.bench.generate import MethodRow
 from forerun.bench.measure import Interval
-from forerun.cli import bench
+from forerun.bench.step_time import StepTimeRow
+from forerun.cli.bench import shared
 from forerun.errors import ConfigError
 
 from .conftest import Invoke
 
 
 def test_whole_numbers() -> None:
-    assert bench.whole_numbers("1, 5,8", "--rows") == [1, 5, 8]
+    assert shared.whole_numbers("1, 5,8", "--rows") == [1, 5, 8]
     for text in ("", "1,x", "0", "1,-2", "5,5"):
         with pytest.raises(ConfigError, match="--rows"):
-            bench.whole_numbers(text, "--rows")
+            shared.whole_numbers(text, "--rows")
 
 
 def test_counts_and_temperatures() -> None:
-    assert bench.draft_counts("auto, 4") == ["auto", 4]
-    assert bench.non_negative("0,1.5", "--temperatures") == [0, 1.5]
+    assert shared.draft_counts("auto, 4") == ["auto", 4]
+    assert shared.non_negative("0,1.5", "--temperatures") == [0, 1.5]
 
 
 def test_lines_of_the_tables() -> None:
     row = MethodRow("m", Interval(66.7, 60, 70), Interval(2, 1.9, 2.1), None, Interval(3, 2.5, 3.5), 2.5, None, 0.9)
-    assert bench.method_cells(row) == ["m", "66.7", "2.00 [1.90, 2.10]", "–", "3.00 [2.50, 3.50]", "2.50", "–", "90 %"]
-    assert bench.overhead_cells(OverheadRow("m", 10, 7, 2, 1)) == ["m", "10.00", "7.00", "2.00", "1.00", "10 %"]
-    line = bench.acceptance_cells(AcceptanceRow("code", "draft-model", 4, 1.0, 0.512, 3.04))
+    assert generate.cells(row) == ["m", "66.7", "2.00 [1.90, 2.10]", "–", "3.00 [2.50, 3.50]", "2.50", "–", "90 %"]
+    assert step_time.cells(StepTimeRow("m", 10, 7, 2, 1)) == ["m", "10.00", "7.00", "2.00", "1.00", "10 %"]
+    line = acceptance_rate.cells(AcceptanceRow("code", "draft-model", 4, 1.0, 0.512, 3.04))
     assert line == ["code, draft-model", "4", "1", "0.512", "3.04"]
-    for cells, header in ((bench.method_cells(row), bench.METHODS), (line, bench.ACCEPTANCE)):
+    for cells, header in ((generate.cells(row), generate.header()), (line, acceptance_rate.header())):
         assert len(cells) == len(header)
 
 

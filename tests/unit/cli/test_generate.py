@@ -213,6 +213,44 @@ def test_precedence_is_flag_env_file_default(invoke: Invoke, opened: dict[str, A
     assert (opened["model"], params.max_tokens, params.seed, params.top_k) == ("env", 5, 5, 0)
 
 
+def test_variables_are_named_as_their_flags(invoke: Invoke, opened: dict[str, Any]) -> None:
+    invoke("generate", "x", env={"FORERUN_GENERATE_STOP_TOKEN_ID": "7 8", "FORERUN_GENERATE_STOP": "def f"})
+    params = opened["llm"].requests[-1][1]
+    assert (params.stop_token_ids, params.stop) == ((7, 8), ("def f",))
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ('max-tokens = "many"', "sets 'generate.max-tokens' to 'many': 'many' is not a whole number of 1 or more"),
+        ("max-tokens = 5.5", "sets 'generate.max-tokens' to 5.5"),
+        ("max_tokens = true", "sets 'generate.max_tokens' to True: true and false are for switches"),
+        ("temperature = 999", "sets 'generate.temperature' to 999: 999 is not a number in 0..100"),
+        ("json = 5", "sets 'generate.json' to 5"),
+        ('stop = [["a"]]', "sets 'generate.stop' to [['a']]"),
+        ('stop-token-id = [1, "x"]', "sets 'generate.stop-token-id' to [1, 'x']: 'x' is not a whole number"),
+        ("model = {a = 1}", "sets 'generate.model' to {'a': 1}"),
+    ],
+)
+def test_a_wrong_value_in_a_file_is_blamed_on_file_and_key(
+    invoke: Invoke, opened: dict[str, Any], tmp_path: Path, line: str, told: str
+) -> None:
+    file = tmp_path / "forerun.toml"
+    file.write_text(f"[generate]\n{line}\n")
+    result = invoke("--config", str(file), "generate", "x", "--max-tokens", "3")
+    assert result.exit_code == 2
+    assert f"The configuration file {file} {told}" in result.stderr
+    assert "model" not in opened
+
+
+def test_a_file_may_give_a_repeated_flag_one_value(invoke: Invoke, opened: dict[str, Any], tmp_path: Path) -> None:
+    file = tmp_path / "forerun.toml"
+    file.write_text('[generate]\nstop = "a b"\nstop_token_id = 7\n')
+    assert invoke("--config", str(file), "generate", "x").exit_code == 0
+    params = opened["llm"].requests[-1][1]
+    assert (params.stop, params.stop_token_ids) == (("a b",), (7,))
+
+
 @pytest.mark.parametrize(
     ("text", "told"),
     [

@@ -10,6 +10,7 @@ from doubles import FakeModel, PieceTokenizer, Scripted, adversaries
 from forerun.config import EngineConfig, SamplingParams
 from forerun.engine import Engine, StepOutput
 from forerun.errors import ConfigError, DrafterError, PromptError, SamplingError
+from forerun.policy import FixedBudget
 from forerun.types import Draft
 
 GREEDY = SamplingParams(temperature=0, max_tokens=14)
@@ -448,3 +449,14 @@ def test_zero_draft_tokens_leave_the_drafter_alone() -> None:
     engine.add(PROMPTS[0], GREEDY)
     assert tokens(run(engine)[0, 0]) == fake.greedy(PROMPTS[0], 14)
     assert plan.steps == []
+
+
+def test_a_budget_keeps_its_drafter_at_zero_draft_tokens() -> None:
+    for k in (0, 3):
+        fake = model()
+        plan = drafter(fake, "right")
+        engine = Engine(fake, plan, config=EngineConfig(num_draft_tokens=0), budget=FixedBudget(k))
+        engine.add(PROMPTS[0], GREEDY)
+        assert tokens(run(engine)[0, 0]) == fake.greedy(PROMPTS[0], 14)
+        assert plan.steps
+        assert any(len(step.draft) for step in plan.steps if step.draft is not None) == (k > 0)

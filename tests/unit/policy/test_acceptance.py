@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from forerun.policy import Acceptance, Probes, Prospects
+from forerun.policy.goodput import ProspectsAlone, price
 
 
 def feed(acceptance: Acceptance, key: str, chance: float, count: int, budget: int = 6, seed: int = 0) -> None:
@@ -80,24 +81,29 @@ def prospects(batch: int, chance: float, row: float = 0.01, node: float = 0.05, 
     return Prospects(gains, np.ones_like(gains), 1 + row * rows, node * np.arange(places + 1))
 
 
+def alone_of(one: Prospects) -> ProspectsAlone:
+    return ProspectsAlone(one.gains[0].tolist(), one.chances[0].tolist(), one.target.tolist(), one.draft.tolist())
+
+
 def test_alone_and_together_are_the_same_calculation() -> None:
     one = prospects(1, 0.8)
-    alone = one.rates_alone()
+    alone = alone_of(one).rates
     grid, budgets = one.rates_together()
     for cell in np.ndindex(grid.shape):
         assert grid[cell] == pytest.approx(alone[budgets[cell][0]])
-    tokens, seconds = one.outlook(np.array([7]))
-    assert tokens / seconds == pytest.approx(alone[7])
+    for own in (one, alone_of(one)):
+        tokens, seconds = own.outlook([7])
+        assert tokens / seconds == pytest.approx(alone[7])
     assert alone[3] == pytest.approx((1 + 0.8 + 0.64 + 0.512) / (1 + 0.01 * 4 + 0.15))
 
 
 def test_the_price_stands_where_the_best_chain_ends() -> None:
     one = prospects(1, 0.8)
-    rates = one.rates_alone()
-    best = int(rates.argmax())
-    price = one.price(float(rates[best]), np.array([best]))
-    assert 0.8 ** (best + 1) < price * 1.1 and 0.8**best > price * 0.9
-    assert one.price(1.0, np.array([0])) == 0.0
+    rates = alone_of(one).rates
+    best = rates.index(max(rates))
+    least = price(rates[best], [best], one.target, one.draft)
+    assert 0.8 ** (best + 1) < least * 1.1 and 0.8**best > least * 0.9
+    assert price(1.0, [0], one.target, one.draft) == 0.0
 
 
 def test_what_rows_cost_is_spent_on_the_better_sequences() -> None:
@@ -121,3 +127,14 @@ def test_probes_are_paid_for() -> None:
         if probes.due:
             made += probes.buy(0.0)
     assert made <= 5 + 100 // 8 + 1
+
+
+def test_lists_and_arrays_expect_the_same() -> None:
+    acceptance = Acceptance()
+    for turn in range(40):
+        feed(acceptance, "easy", 0.9, 1, seed=turn)
+        acceptance.observe("short", 5, turn % 3, [0][: turn % 3])
+    for key in ("easy", "short", "new"):
+        arrays = acceptance.expect([key], 9)
+        for array, expected in zip(arrays, acceptance.expect_one(key, 9), strict=True):
+            assert array[0] == pytest.approx(expected)

@@ -229,7 +229,7 @@ def test_counts_follow_the_sequence_without_rescanning_it():
         sequence.token_ids += appended
         law = pipeline.process(logits, [LogitsRow(sequence)])
         assert torch.equal(law, LogitsPipeline(VOCAB, EOS).process(logits, [LogitsRow(sequence)]))
-    counts = pipeline._edits[sequence.id]._counts
+    counts = pipeline._penalties[sequence.id]._counts
     ids, seen, output = counts.with_paths([[30, 59], []])
     table = {token: (seen[:, i].tolist(), output[:, i].tolist()) for i, token in enumerate(ids.tolist())}
     assert table[30] == ([True, True], [3, 2]) and table[5] == ([True, True], [0, 0])
@@ -238,7 +238,7 @@ def test_counts_follow_the_sequence_without_rescanning_it():
     law = pipeline.process(logits, [LogitsRow(sequence)])
     assert torch.equal(law, LogitsPipeline(VOCAB, EOS).process(logits, [LogitsRow(sequence)]))
     pipeline.stop(sequence)
-    assert not pipeline._edits
+    assert not pipeline._penalties
 
 
 def test_another_sequence_of_the_same_id_is_not_confused():

@@ -9,13 +9,13 @@ import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
+from forerun import workloads
 from forerun.errors import ConfigError, ModelLoadError
 from forerun.train import card, commands, folder
 from forerun.train.commands import check_resume, train_draft, train_lm, train_other_vocab
 from forerun.train.corpus import SourceFile
 from forerun.train.defaults import Architecture, DraftTraining, OtherVocabTraining
 from forerun.train.distil import check_size, inherit_embeddings
-from forerun.train.heldout import read_prompts
 from forerun.train.lm import build_model
 from forerun.train.other_vocab import sample_documents
 
@@ -36,8 +36,8 @@ SMALL_DRAFT = Architecture(
 @pytest.fixture(autouse=True)
 def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commands, "Console", lambda: Console(quiet=True))
-    few = read_prompts()[:4]
-    monkeypatch.setattr(commands, "read_prompts", lambda: few)
+    few = workloads.load("code", 4)
+    monkeypatch.setattr(workloads, "load", lambda _: few)
 
 
 def test_a_pair_is_trained_from_files_to_folders_with_cards(source_folder: Path, tmp_path: Path) -> None:

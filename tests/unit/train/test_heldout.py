@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 
 import pytest
 
 from forerun.errors import ConfigError
 from forerun.train.corpus import SourceFile, is_held_out
-from forerun.train.heldout import cut_prompts, read_held_out, read_prompts, write_held_out, write_prompts
+from forerun.train.heldout import read_held_out, write_held_out
 from forerun.train.tokenizer import train_tokenizer
+from forerun.train.workload_prompts import code_prompts
+from forerun.workloads import load, save
 
 
 def long_files(count: int) -> list[SourceFile]:
@@ -26,29 +29,33 @@ def test_files_survive_and_the_bytes_do_not_depend_on_the_day(tmp_path: Path) ->
 def test_prompts_end_at_a_line_and_go_on_in_the_reference(tmp_path: Path) -> None:
     files = long_files(12)
     tokenizer = train_tokenizer((file.text for file in files), 320)
-    prompts = cut_prompts(files, tokenizer)
-    assert len({prompt.file for prompt in prompts}) == 12
+    prompts = code_prompts(files, tokenizer)
+    assert len({prompt.name for prompt in prompts}) == 12
     for prompt in prompts:
-        text = next(file.text for file in files if file.name == prompt.file)
+        text = next(file.text for file in files if file.name == prompt.name)
         assert prompt.prompt.endswith("\n") and prompt.prompt + prompt.reference in text
         assert 60 <= len(tokenizer(prompt.prompt)["input_ids"]) <= 400
-    assert cut_prompts(files[::-1], tokenizer) == prompts
-    write_prompts(prompts, tmp_path / "prompts.jsonl")
-    assert read_prompts(tmp_path / "prompts.jsonl") == prompts
+    assert code_prompts(files[::-1], tokenizer) == prompts
+    save(prompts, tmp_path / "prompts.jsonl")
+    assert load(str(tmp_path / "prompts.jsonl")) == prompts
 
 
 def test_what_ships_was_held_out() -> None:
     files = read_held_out()
     assert files and all(is_held_out(file.name) for file in files)
-    prompts = read_prompts()
-    assert len(prompts) >= 64 and {prompt.file for prompt in prompts} <= {file.name for file in files}
+    prompts = load("code")
+    assert len(prompts) >= 64 and {prompt.name for prompt in prompts} <= {file.name for file in files}
     texts = {file.name: file.text for file in files}
-    assert all(prompt.prompt + prompt.reference in texts[prompt.file] for prompt in prompts)
+    assert all(prompt.prompt + prompt.reference in texts[prompt.name] for prompt in prompts)
 
 
 def test_broken_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "broken").write_text("{}\n")
-    for reader in (read_held_out, read_prompts):
-        for name in ("broken", "absent"):
-            with pytest.raises(ConfigError, match=name):
-                reader(tmp_path / name)
+    with gzip.open(tmp_path / "second.gz", "wt") as packed:
+        packed.write('{"file": "a.py", "text": ""}\n{"file": "b.py"}\n')
+    for name in ("broken", "absent", "second.gz:2"):
+        with pytest.raises(ConfigError, match=name):
+            read_held_out(tmp_path / name.partition(":")[0])
+    for name in ("broken:1", "absent"):
+        with pytest.raises(ConfigError, match=name):
+            load(str(tmp_path / name.partition(":")[0]))

@@ -14,8 +14,8 @@ class GivenNoise:
         assert len(taken) == size
         return torch.tensor(taken, dtype=torch.float64)
 
-    def gumbel(self, rows, vocab_size):
-        return self.table[list(rows), :vocab_size]
+    def gumbel(self, rows, vocab_size, token_ids=None):
+        return self.table[list(rows), :vocab_size][:, slice(None) if token_ids is None else token_ids]
 
 
 class FreshNoise:
@@ -27,8 +27,9 @@ class FreshNoise:
     def uniform(self, size):
         return torch.rand(size, dtype=torch.float64, generator=self.generator)
 
-    def gumbel(self, rows, vocab_size):
-        u = torch.rand(len(rows), vocab_size, dtype=torch.float64, generator=self.generator)
+    def gumbel(self, rows, vocab_size, token_ids=None):
+        width = vocab_size if token_ids is None else len(token_ids)
+        u = torch.rand(len(rows), width, dtype=torch.float64, generator=self.generator)
         return -torch.log(-torch.log(u.clamp(min=1e-300)))
 
 

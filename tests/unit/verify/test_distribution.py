@@ -7,8 +7,8 @@ import torch
 
 from forerun.types import Draft, PackedDrafts
 from forerun.verify import VERIFIERS
-from forerun.verify.core import BLOCK, up_to_first_failure
-from forerun.verify.reject import Rejection
+from forerun.verify.chain_rejection import Rejection
+from forerun.verify.chain_rejection_math import BLOCK, up_to_first_failure
 
 VOCAB, SAMPLES = 3, 100_000
 

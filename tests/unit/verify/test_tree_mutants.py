@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from forerun.verify import tree_core
+from forerun.verify import tree_rejection_math
 
 from .enumeration import Laws
 from .tree_enumeration import REPLACEMENT, RULES, SHAPES, distance, draw_trees, emitted, rules
@@ -14,11 +14,11 @@ from .tree_enumeration import REPLACEMENT, RULES, SHAPES, distance, draw_trees, 
 
 def mutated(*changes):
     """The module with some of its lines changed. changes: pairs of text that stands there once, and its replacement."""
-    source = inspect.getsource(tree_core)
+    source = inspect.getsource(tree_rejection_math)
     for text, instead in changes:
         assert source.count(text) == 1
         source = source.replace(text, instead)
-    namespace = {"__name__": tree_core.__name__}
+    namespace = {"__name__": tree_rejection_math.__name__}
     exec(compile(source, "mutant", "exec"), namespace)
     return SimpleNamespace(**namespace)
 
@@ -118,12 +118,12 @@ def test_breaking_off_at_the_first_failure_is_lossy(replacement, shape):
     def broken(tree, accept):
         """The same chances, but a node also needs all those above it to succeed."""
         shares, row = {}, 0
-        tree_core.traversal(tree, lambda node, chance: bool(shares.update({node: chance})))
+        tree_rejection_math.traversal(tree, lambda node, chance: bool(shares.update({node: chance})))
         taken = 0
         while taken is not None:
             taken = next((child for child in tree.children[row] if accept(child, shares.get(child, 0))), None)
             row = row if taken is None else taken + 1
-        return tree_core.traversal(tree, lambda node, chance: node == row - 1)
+        return tree_rejection_math.traversal(tree, lambda node, chance: node == row - 1)
 
     target, draft = Laws("target", zeros=0), Laws("draft", zeros=0)
     assert distance(broken, SHAPES[shape], target, draft, replacement) > Fraction(1, 100)

@@ -5,8 +5,8 @@ from fractions import Fraction
 
 import pytest
 
-from forerun.verify import tree_core
-from forerun.verify.tree_core import DrawnTree
+from forerun.verify import tree_rejection_math
+from forerun.verify.tree_rejection_math import DrawnTree
 
 from .enumeration import total_variation
 
@@ -24,7 +24,7 @@ SHAPES = {
 REPLACEMENT = pytest.mark.parametrize("replacement", [True, False], ids=["with", "without"])
 
 
-def rules(module=tree_core):
+def rules(module=tree_rejection_math):
     return {"traversal": module.traversal, "multi-step": module.multi_step}
 
 

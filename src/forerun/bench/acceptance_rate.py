@@ -1,0 +1,60 @@
+"""Acceptance rate and mean acceptance length of drafters on workloads, at temperatures 0 and 1, without seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from forerun.config import SamplingParams
+from forerun.engine import LLM
+from forerun.workloads import Case
+
+TEMPERATURES = (0.0, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptanceRow:
+    """One drafter on all prompts of a workload together, at one temperature.
+
+    Attributes:
+        num_draft_tokens: K.
+        acceptance_rate: accepted over drafted; 0 where nothing was drafted.
+        mean_acceptance_length: tokens per target forward, bonus included.
+    """
+
+    workload: str
+    drafter: str
+    num_draft_tokens: int
+    temperature: float
+    acceptance_rate: float
+    mean_acceptance_length: float
+
+
+def measure(
+    engines: Mapping[tuple[str, int], LLM], workloads: Mapping[str, Sequence[Case]], max_tokens: int
+) -> list[AcceptanceRow]:
+    """Every drafter on every workload at TEMPERATURES. engines: by (drafter, K)."""
+    rows = []
+    for workload, cases in workloads.items():
+        for (drafter, k), llm in engines.items():
+            for temperature in TEMPERATURES:
+                params = SamplingParams(temperature=temperature, max_tokens=max_tokens, ignore_eos=True)
+                generations: Any = llm.generate([case.prompt for case in cases], params)
+                stats = [generation.stats for generation in generations]
+                drafted = sum(each.num_draft_tokens for each in stats)
+                rate = sum(each.num_accepted_tokens for each in stats) / drafted if drafted else 0.0
+                length = sum(each.num_tokens for each in stats) / sum(each.num_forwards for each in stats)
+                rows.append(AcceptanceRow(workload, drafter, k, temperature, rate, length))
+    return rows
+
+
+def header() -> list[str]:
+    """The column titles."""
+    return ["workload, drafter", "K", "temperature", "acceptance rate", "mean acceptance length"]
+
+
+def cells(row: AcceptanceRow) -> list[str]:
+    """One line of the table."""
+    rate, length = f"{row.acceptance_rate:.3f}", f"{row.mean_acceptance_length:.2f}"
+    return [f"{row.workload}, {row.drafter}", str(row.num_draft_tokens), f"{row.temperature:g}", rate, length]

@@ -1,0 +1,92 @@
+"""forerun's engines as methods of a measurement: their names, how they are opened, and one generation of each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from forerun.bench.compare import Run
+from forerun.config import AUTO, NumDraftTokens, SamplingParams
+from forerun.drafters import Drafter, build_drafter
+from forerun.engine import LLM
+from forerun.models import LanguageModel, Rows
+from forerun.workloads import Case
+
+BARE = "forerun, bare loop"
+PLAIN = "forerun, plain"
+CHAIN_NUM_DRAFT_TOKENS = 4
+"""K at which acceptance is reported for a drafter without a K of its own, as in most publications."""
+
+
+def method_name(drafter: str, k: NumDraftTokens) -> str:
+    """The name of one of forerun's methods."""
+    return f"forerun, {drafter}, {k}" if k == AUTO else f"forerun, {drafter}, K={k}"
+
+
+def beside(plain: LLM, drafter: str, num_draft_tokens: NumDraftTokens) -> LLM:
+    """An engine with a drafter over the target of another engine, with its draws seeded.
+
+    num_draft_tokens: "auto" keeps a K that is part of the drafter's text.
+    """
+    k = None if num_draft_tokens == AUTO else num_draft_tokens
+    return LLM(plain.target, drafter=drafter, num_draft_tokens=k, tokenizer=plain.tokenizer, seed=0)
+
+
+def open_engines(
+    plain: LLM, drafters: Mapping[str, str], counts: Sequence[NumDraftTokens]
+) -> tuple[dict[str, LLM], dict[tuple[str, int], LLM]]:
+    """Engines over the target of `plain`: by method name for speed, by (drafter, its usual K) for acceptance.
+
+    drafters: name -> the drafter's text.
+    """
+    engines: dict[str, LLM] = {PLAIN: plain}
+    acceptance: dict[tuple[str, int], LLM] = {}
+    for name, spec in drafters.items():
+        for k in counts:
+            engines[method_name(name, k)] = beside(plain, spec, k)
+        usual = usual_num_draft_tokens(spec)
+        acceptance[name, usual] = engines.get(method_name(name, usual)) or beside(plain, spec, usual)
+    return engines, acceptance
+
+
+def usual_num_draft_tokens(drafter: str) -> int:
+    """The K at which a drafter's acceptance is reported: the drafter's, or CHAIN_NUM_DRAFT_TOKENS."""
+    _, k = build_drafter(drafter)
+    return k if isinstance(k, int) else CHAIN_NUM_DRAFT_TOKENS
+
+
+def prompt_ids(llm: LLM, case: Case) -> list[int]:
+    """The prompt in the target's tokens; without a tokenizer it holds token ids with spaces between them."""
+    if llm.tokenizer is None:
+        return [int(each) for each in case.prompt.split()]
+    ids: list[int] = llm.tokenizer.encode(case.prompt)
+    return ids
+
+
+def with_prediction(params: SamplingParams, drafter: Drafter | None, case: Case) -> SamplingParams:
+    """The params with the case's reference as the client's prediction, if the drafter reads predictions."""
+    if case.reference and drafter is not None and drafter.traits.reads_prediction:
+        return replace(params, prediction=case.reference)
+    return params
+
+
+def generate(llm: LLM, prompt: str | list[int], params: SamplingParams) -> Run:
+    """One generation. prompt: text or token ids."""
+    generation: Any = llm.generate(prompt, params)
+    stats = generation.stats
+    return Run(generation.token_ids, stats.num_forwards, stats.num_draft_tokens, stats.num_accepted_tokens)
+
+
+def bare_loop(model: LanguageModel, prompt: Sequence[int], max_tokens: int) -> Run:
+    """Greedy decoding over forerun's forward and nothing else: an upper bound for the speed of plain decoding."""
+    cache = model.new_cache()
+    logits = model.forward([Rows(cache, prompt, num_logits=1)]).logits
+    cache.commit(range(len(prompt)))
+    tokens = [int(logits[-1].argmax())]
+    while len(tokens) < max_tokens:
+        logits = model.forward([Rows(cache, tokens[-1:])]).logits
+        cache.commit([0])
+        tokens.append(int(logits[-1].argmax()))
+    cache.free()
+    return Run(tokens, len(tokens))

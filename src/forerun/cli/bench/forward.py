@@ -1,0 +1,50 @@
+"""`forerun bench forward`: the time of one target forward of K rows."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Annotated
+
+from forerun.bench.report import Report, Table
+from forerun.cli import options
+from forerun.cli.bench.shared import print_report, say, set_threads, whole_numbers
+from forerun.cli.flags import Flags, with_flags
+from forerun.fields import option
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardOptions:
+    """Which forwards are timed."""
+
+    model: str | None = option(None, "A folder or hub id.", default_text="a random Llama of 197 M parameters")
+    rows: str = option("1,5,8", "Rows of a forward, with commas between them.")
+    dtypes: str = option("float32,bfloat16", "Number formats, with commas between them.")
+    prefix: int = option(256, "Cached positions before the new rows.", low=1)
+    rounds: int = option(20, "Interleaved rounds.", low=1)
+
+
+@with_flags
+def forward(
+    *,
+    timed: Annotated[ForwardOptions, Flags()],
+    threads: options.Threads = None,
+    json: options.Json = False,
+    markdown: options.Markdown = False,
+) -> None:
+    """One target forward of K rows, all logits: Transformers' own module against forerun's paths."""
+    counts = whole_numbers(timed.rows, "--rows")
+    dtypes = options.comma_list(timed.dtypes, "--dtypes")
+    set_threads(threads)
+    from forerun.bench import forward as bench
+    from forerun.bench.random_llama import RandomLlama
+    from forerun.bench.reference import quieten
+
+    quieten()
+    with ExitStack() as stack:
+        folder = timed.model or stack.enter_context(RandomLlama())
+        results = bench.measure(folder, dtypes, counts, timed.prefix, timed.rounds, say)
+    facts = {"prefix": timed.prefix, "rounds": timed.rounds, "results": results}
+    title = f"One forward after {timed.prefix} cached positions, {timed.rounds} interleaved rounds"
+    table = Table(title, bench.header(counts), [bench.cells(row, counts) for row in results])
+    print_report(Report(facts, [table]), json, markdown)

@@ -1,0 +1,125 @@
+"""`forerun bench generate`: whole generations, where the time of their steps goes, and acceptance."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from forerun.bench.measure import is_cost_padded
+from forerun.bench.report import Report, Table
+from forerun.cli import options
+from forerun.cli.bench.shared import Compared, draft_counts, non_negative, print_report, say, set_threads, whole_numbers
+from forerun.cli.demo import DRAFT_MODEL, choose_drafters
+from forerun.cli.flags import Flags, with_flags
+from forerun.cli.options import LLMOptions
+from forerun.config import AUTO, BUNDLED_DRAFT, BUNDLED_TARGET
+from forerun.fields import option
+from forerun.workloads import Case, temperatures
+
+if TYPE_CHECKING:
+    from forerun.bench.generate import MethodRow, Methods
+    from forerun.engine import LLM
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateOptions:
+    """How every method generates."""
+
+    num_draft_tokens: str = option(AUTO, "Values of K, with commas between them; 'auto' is one.", metavar="K,K,...")
+    temperatures: str = option("0", "With commas between them; a workload may have its own.")
+    rounds: int = option(1, "Interleaved rounds per prompt.", low=1)
+    assisted: str = option("2,4,6,8", "Values of K for Transformers' assisted generation.", metavar="K,K,...")
+
+
+@with_flags
+def generate(
+    *,
+    model: options.ModelName = BUNDLED_TARGET,
+    draft: options.DraftName = None,
+    compared: Annotated[Compared, Flags()],
+    settings: Annotated[GenerateOptions, Flags()],
+    llm: Annotated[LLMOptions, Flags("dtype")],
+    reference: Annotated[bool, typer.Option(help="Measure Transformers' generate as well (greedy only).")] = True,
+    details: Annotated[bool, typer.Option(help="Measure overhead and acceptance as well.")] = True,
+    threads: options.Threads = None,
+    json: options.Json = False,
+    markdown: options.Markdown = False,
+) -> None:
+    """Whole generations, batch 1: forerun's methods against Transformers', overhead, and acceptance."""
+    cases, counts = compared.cases(), draft_counts(settings.num_draft_tokens)
+    heats = non_negative(settings.temperatures, "--temperatures")
+    assisted = whole_numbers(settings.assisted, "--assisted")
+    chosen = choose_drafters(model, draft, compared.drafters)
+    set_threads(threads)
+    from forerun.bench import engines
+    from forerun.bench.generate import Methods
+    from forerun.bench.reference import Reference, quieten
+    from forerun.engine import LLM
+
+    quieten()
+    say(f"loading {model}")
+    plain = LLM(model, drafter=None, dtype=llm.dtype)
+    by_method, by_drafter = engines.open_engines(plain, chosen, counts)
+    assistant = (draft or BUNDLED_DRAFT) if DRAFT_MODEL in chosen else None
+    hf = Reference(model, llm.dtype) if reference else None
+    hf_draft = Reference(assistant, llm.dtype) if reference and assistant else None
+    methods = Methods(by_method, hf, hf_draft, assisted)
+    measured = speeds(methods, cases, heats, compared.max_tokens, settings.rounds)
+    tables = speed_tables(measured, f"{model}, {llm.dtype}", compared, settings.rounds)
+    facts = {"model": model, "cost_padded": is_cost_padded(model), "dtype": llm.dtype, "methods": measured}
+    facts |= {"overhead": [], "acceptance": []}
+    if details:
+        found, more = measure_details(by_method, by_drafter, cases, compared.max_tokens)
+        facts, tables = facts | found, tables + more
+    print_report(Report(facts, tables, model), json, markdown)
+
+
+def speeds(
+    methods: Methods, cases: Mapping[str, Sequence[Case]], heats: Sequence[float], max_tokens: int, rounds: int
+) -> dict[str, list[MethodRow]]:
+    """The speed of every method, by workload and temperature."""
+    from forerun.bench import generate as bench
+
+    measured = {}
+    for workload, prompts in cases.items():
+        for heat in temperatures(prompts) or heats:
+            label = f"{workload}, {'greedy' if heat == 0 else f'temperature {heat:g}'}"
+            say(f"measuring {label}")
+            measured[label] = bench.measure(methods, prompts, max_tokens, rounds, heat, say)
+    return measured
+
+
+def speed_tables(
+    measured: Mapping[str, Sequence[MethodRow]], target: str, compared: Compared, rounds: int
+) -> list[Table]:
+    """One table for each workload and temperature."""
+    from forerun.bench import generate as bench
+
+    about = f"{compared.prompts} prompts of {compared.max_tokens} tokens, rounds: {rounds}"
+    return [
+        Table(f"{target}, {label}, {about}", bench.header(), [bench.cells(row) for row in rows])
+        for label, rows in measured.items()
+    ]
+
+
+def measure_details(
+    by_method: Mapping[str, LLM],
+    by_drafter: Mapping[tuple[str, int], LLM],
+    cases: Mapping[str, Sequence[Case]],
+    max_tokens: int,
+) -> tuple[dict[str, Any], list[Table]]:
+    """Where the time of a step goes, and acceptance: as facts for JSON and as tables."""
+    from forerun.bench import acceptance_rate, engines, step_time
+
+    say("measuring overhead")
+    prompts = [engines.prompt_ids(by_method[engines.PLAIN], case) for each in cases.values() for case in each]
+    times = step_time.measure(by_method, prompts, max_tokens)
+    say("measuring acceptance")
+    rates = acceptance_rate.measure(by_drafter, cases, max_tokens)
+    return {"overhead": times, "acceptance": rates}, [
+        Table("Time per step in ms", step_time.header(), [step_time.cells(row) for row in times]),
+        Table("Acceptance", acceptance_rate.header(), [acceptance_rate.cells(row) for row in rates]),
+    ]

@@ -1,0 +1,67 @@
+"""`forerun bench replay`: the automatic K against the best fixed K, by measured costs of a step's parts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from forerun.bench.report import Report, Table
+from forerun.cli import options
+from forerun.cli.bench.shared import Compared, print_report, say, set_threads, whole_numbers
+from forerun.cli.demo import choose_drafters
+from forerun.cli.flags import Flags, with_flags
+from forerun.cli.options import LLMOptions
+from forerun.config import BUNDLED_TARGET
+from forerun.fields import option
+
+CONTEXT = 384
+"""Cached positions at which the target's forward is timed."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayOptions:
+    """Which values of K are replayed, and at whose costs."""
+
+    num_draft_tokens: str = option(
+        "1,2,3,4,6,8,12,16,24,32,48", "Fixed values of K, with commas between them.", metavar="K,K,..."
+    )
+    cost_of: str | None = option(
+        None, "Price the target's forwards as those of this model.", default_text="the target itself"
+    )
+    rounds: int = option(20, "Rounds in which the target's forward is timed.", low=1)
+
+
+@with_flags
+def replay(
+    *,
+    model: options.ModelName = BUNDLED_TARGET,
+    draft: options.DraftName = None,
+    compared: Annotated[Compared, Flags(base=Compared(workloads="code,prose,copying,high-temperature", prompts=6))],
+    priced: Annotated[ReplayOptions, Flags()],
+    llm: Annotated[LLMOptions, Flags("dtype")],
+    threads: options.Threads = None,
+    json: options.Json = False,
+    markdown: options.Markdown = False,
+) -> None:
+    """Every drafter at every K and with K chosen automatically, priced by measured step costs."""
+    counts, cases = whole_numbers(priced.num_draft_tokens, "--num-draft-tokens"), compared.cases()
+    chosen = choose_drafters(model, draft, compared.drafters)
+    set_threads(threads)
+    from forerun.bench import replay as bench
+    from forerun.bench.reference import quieten
+    from forerun.bench.replay_costs import target_costs
+    from forerun.engine import LLM
+    from forerun.models import load_model
+
+    quieten()
+    cost_of, dtype = priced.cost_of, llm.dtype
+    plain = LLM(model, drafter=None, dtype=dtype)
+    say("timing the target's forward")
+    target = target_costs(plain.target if cost_of is None else load_model(cost_of, dtype), CONTEXT, priced.rounds)
+    results = bench.measure(plain, chosen, target, cases, counts, compared.max_tokens, say)
+    facts = {"model": model, "cost_of": cost_of or model, "dtype": dtype, "target": target, "results": results}
+    at = f" at the cost of {cost_of}" if cost_of else ""
+    about = f"{compared.prompts} prompts of {compared.max_tokens} tokens"
+    title = f"{model}{at}, {dtype}: auto against the best fixed K, {about}"
+    table = Table(title, bench.header(), [bench.cells(row) for row in sorted(results, key=lambda row: row.workload)])
+    print_report(Report(facts, [table], cost_of or model), json, markdown)

@@ -1,0 +1,80 @@
+"""Where a flag's value comes from; the first found wins.
+
+1. the flag: `forerun generate --model bundled`;
+2. the environment variable: FORERUN_GENERATE_MODEL, named by command and flag;
+3. the configuration file, read here: `[generate]`, `model = "bundled"`;
+4. the default.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from forerun.errors import ConfigError
+
+
+def read_config(path: Path, command: Any) -> dict[str, Any]:
+    """The defaults in a configuration file, by command and parameter.
+
+    Raises:
+        ConfigError: the file cannot be read, or names a command or flag that does not exist.
+    """
+    try:
+        with path.open("rb") as file:
+            tables = tomllib.load(file)
+    except OSError as error:
+        raise ConfigError(f"The configuration file {path} cannot be read: {error.strerror}.") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"The configuration file {path} is not TOML: {error}.") from None
+    return _checked(tables, command, str(path), "")
+
+
+def _checked(table: dict[str, Any], command: Any, path: str, where: str) -> dict[str, Any]:
+    """The table by names of parameters: every key must be a subcommand or a flag, and the flag must take the value."""
+    subcommands = getattr(command, "commands", {})
+    flags = {} if subcommands else {key: flag for flag in command.params for key in _keys(flag)}
+    checked: dict[str, Any] = {}
+    for key, value in table.items():
+        if key in subcommands and isinstance(value, dict):
+            checked[key] = _checked(value, subcommands[key], path, f"{where}{key}.")
+            continue
+        name = key.replace("-", "_")
+        if name not in flags:
+            known = sorted(subcommands or flags)
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f"Did you mean {close[0]!r}?" if close else f"Known here: {', '.join(known)}."
+            raise ConfigError(f"The configuration file {path} sets {where + key!r}, which does not exist. {hint}")
+        try:
+            checked[flags[name].name] = _taken(flags[name], value, typer.Context(command))
+        except typer.BadParameter as error:
+            raise ConfigError(
+                f"The configuration file {path} sets {where + key!r} to {value!r}: {error.message}"
+            ) from None
+    return checked
+
+
+def _taken(flag: Any, value: Any, ctx: typer.Context) -> Any:
+    """The value as the flag may be given it; typer.BadParameter if the flag does not take it.
+
+    A repeated flag takes a list, or one value alone.
+    """
+    several = getattr(flag, "multiple", False) or flag.nargs != 1
+    values = value if several and isinstance(value, list) else [value]
+    switch = getattr(flag, "is_flag", False)
+    for each in values:
+        if isinstance(each, (dict, list)):
+            raise typer.BadParameter("a flag takes text, numbers, or true and false.")
+        if isinstance(each, bool) and not switch:
+            raise typer.BadParameter("true and false are for switches; this flag takes a value.")
+    flag.process_value(ctx, values if several else value)
+    return values if several else value
+
+
+def _keys(flag: Any) -> set[str]:
+    """How a configuration file may call a flag: as it is written, without its dashes."""
+    return {flag.name} | {option.lstrip("-").replace("-", "_") for option in flag.opts if option.startswith("--")}

@@ -1,0 +1,187 @@
+"""Fields of options: each carries its help, its range and its flag, for checks, documentation and command line alike.
+
+@documented
+@dataclass(frozen=True, slots=True)
+class Options:
+    max_tokens: int = option(128, "Tokens generated at most.", low=1)
+
+    def __post_init__(self) -> None:
+        check_options(self, ConfigError)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, Field, dataclass, field, fields, replace
+from functools import cache, reduce
+from numbers import Integral, Real
+from operator import or_
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from forerun.errors import ConfigError
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+T = TypeVar("T")
+_KEY = "option"
+_UNIONS = (Union, UnionType)
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """What is said about a field beside its type and default.
+
+    Attributes:
+        help: what the field does, in sentences.
+        low, high: the smallest and the largest number allowed.
+        above: `low` itself is not allowed.
+        remedy: what to do about a number out of range.
+        flags: the flag's names where they are not made from the field's.
+        metavar: what stands for the value in help, where the type's name does not tell.
+        default_text: the default in words, where the value does not tell.
+    """
+
+    help: str
+    low: float = -math.inf
+    high: float = math.inf
+    above: bool = False
+    remedy: str = ""
+    flags: tuple[str, ...] = ()
+    metavar: str | None = None
+    default_text: str | None = None
+
+    @property
+    def range(self) -> str:
+        """The range in words; empty if there is none."""
+        if self.low == -math.inf and self.high == math.inf:
+            return ""
+        if self.above:
+            return f"above {self.low:g}" + ("" if self.high == math.inf else f" and at most {self.high:g}")
+        return f"{self.low:g} or more" if self.high == math.inf else f"{self.low:g}..{_spelled(self.high)}"
+
+
+def option(
+    default: T,
+    help: str,  # noqa: A002
+    *,
+    low: float = -math.inf,
+    high: float = math.inf,
+    above: bool = False,
+    remedy: str = "",
+    flags: tuple[str, ...] = (),
+    metavar: str | None = None,
+    default_text: str | None = None,
+) -> T:
+    """A dataclass field with this default and an `Option` of the other arguments."""
+    metadata = {_KEY: Option(help, low, high, above, remedy, flags, metavar, default_text)}
+    if isinstance(default, dict):
+        return field(default_factory=default.copy, metadata=metadata)  # type: ignore[return-value]  # T is dict here
+    return field(default=default, metadata=metadata)
+
+
+def option_like(options: type[DataclassInstance], name: str, default: T, *, default_text: str) -> T:
+    """A field as that of another dataclass, with another default."""
+    said = replace(described(options)[name].option, default_text=default_text)
+    return field(default=default, metadata={_KEY: said})
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """A field made by `option`, with its type resolved.
+
+    Attributes:
+        kind: its type without None.
+        default: makes its default.
+    """
+
+    name: str
+    kind: object
+    option: Option
+    default: Callable[[], object]
+
+    @property
+    def number(self) -> type[int] | type[float] | None:
+        """The type of number that the field holds, if it holds one."""
+        kinds = (self.kind, *get_args(self.kind)) if get_origin(self.kind) in _UNIONS else (self.kind,)
+        return int if int in kinds else float if float in kinds else None
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """What may stand in place of a number, such as "auto"."""
+        return tuple(word for kind in get_args(self.kind) if get_origin(kind) is Literal for word in get_args(kind))
+
+    @property
+    def expected(self) -> str:
+        """What a number must be, in words."""
+        limits = self.option.range
+        before = " in " if ".." in limits else " of " if limits and not self.option.above else " " if limits else ""
+        noun = "a whole number" if self.number is int else "a number"
+        return " or ".join([noun + before + limits, *map(repr, self.words)])
+
+    def accepts(self, value: object) -> bool:
+        """Whether a number is of the field's type and in its range; True for fields that hold no number."""
+        if self.number is None or (isinstance(value, str) and value in self.words):
+            return True
+        if isinstance(value, bool) or not isinstance(value, Integral if self.number is int else Real):
+            return False
+        number = int(value) if isinstance(value, Integral) else float(value)
+        lowest = self.option.low < number if self.option.above else self.option.low <= number
+        return lowest and number <= self.option.high and abs(number) != math.inf
+
+
+@cache
+def described(options: type[DataclassInstance]) -> Mapping[str, Described]:
+    """The fields of a dataclass that `option` made, by name and in their order."""
+    hints = get_type_hints(options)
+    return {
+        each.name: Described(each.name, _without_none(hints[each.name]), each.metadata[_KEY], _default_of(each))
+        for each in fields(options)
+        if _KEY in each.metadata
+    }
+
+
+def check_options(options: DataclassInstance, error: type[ConfigError]) -> None:
+    """Replace None by the default and numbers of other libraries by Python's, and check the ranges of numbers.
+
+    Raises:
+        error: naming field, value and range.
+    """
+    for each in described(type(options)).values():
+        value = getattr(options, each.name)
+        if value is None:
+            value = each.default()
+        elif not each.accepts(value):
+            raise error(f"{each.name} is {value!r}, but must be {each.expected}. {each.option.remedy}".rstrip())
+        object.__setattr__(options, each.name, _plain(value))
+
+
+def documented(options: type[T]) -> type[T]:
+    """Add the fields' help to the docstring, under "Attributes:"."""
+    lines = []
+    for each in described(options).values():  # type: ignore[arg-type]  # of dataclasses only
+        limits = f" ({each.option.range})" if each.option.range else ""
+        lines.append(f"        {each.name}: {each.option.help}{limits}")
+    options.__doc__ = f"{(options.__doc__ or '').rstrip()}\n\n    Attributes:\n" + "\n".join(lines) + "\n    "
+    return options
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, (int, float)) or not isinstance(value, Real):
+        return value
+    return int(value) if isinstance(value, Integral) else float(value)
+
+
+def _without_none(hint: object) -> object:
+    kinds = get_args(hint)
+    return reduce(or_, (kind for kind in kinds if kind is not NoneType)) if NoneType in kinds else hint
+
+
+def _default_of(each: Field[object]) -> Callable[[], object]:
+    return each.default_factory if each.default_factory is not MISSING else lambda: each.default
+
+
+def _spelled(number: float) -> str:
+    return str(number) if isinstance(number, int) else f"{number:g}"

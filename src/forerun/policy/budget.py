@@ -1,0 +1,75 @@
+"""The contract of a budget: what it says before a step, and what it is told after it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Protocol
+
+from forerun.types import Draft, Sequence, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What the drafter may propose in one step.
+
+    Attributes:
+        budgets: nodes of each sequence's draft at most.
+        price: see `Drafter.draft`.
+    """
+
+    budgets: list[int]
+    price: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """What one step cost. Times in seconds.
+
+    Attributes:
+        num_rows: rows of the target's forward, prompt chunks included.
+        num_prompt_rows: of these, rows of prompt chunks.
+        context: positions in the sequences' caches, summed.
+        time_draft: in the drafter, drafting and learning what became of the draft.
+        time_target: in the target's forward.
+        time_verify: from logits to verdicts.
+        time_rest: the engine's other work: committing, text, statistics.
+    """
+
+    num_rows: int
+    num_prompt_rows: int
+    context: int
+    time_draft: float
+    time_target: float
+    time_verify: float
+    time_rest: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one sequence's draft.
+
+    Attributes:
+        sequence: it already holds the new tokens.
+        budget: the budget that the plan gave it.
+        draft: what the drafter proposed.
+        verdict: before it was cut where the output ends.
+    """
+
+    sequence: Sequence
+    budget: int
+    draft: Draft
+    verdict: Verdict
+
+
+class Budget(Protocol):
+    """Decides how many nodes may be drafted, and learns from what came of it."""
+
+    def plan(self, sequences: Seq[Sequence]) -> Plan:
+        """Budgets for the sequences whose prompts are computed, before they draft."""
+
+    def observe(self, cost: StepCost, outcomes: Seq[Outcome]) -> None:
+        """A step is done. `stop` has not yet been called for the sequences that end with it."""
+
+    def stop(self, sequence: Sequence) -> None:
+        """The sequence leaves."""

@@ -1,0 +1,122 @@
+"""Expected tokens per second by budget, from the chances of a draft's nodes and the costs of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from itertools import accumulate
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forerun.config import MAX_NUM_DRAFT_TOKENS
+
+Array = NDArray[np.float64]
+Counts = NDArray[np.int64]
+
+LIMITS = np.array([0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, MAX_NUM_DRAFT_TOKENS])
+"""Largest budgets that are compared for several sequences."""
+THRESHOLDS = np.array([0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.75, 0.9])
+"""Smallest chances of acceptance that are compared for several sequences."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prospects:
+    """What the next step of some sequences is expected to give and to cost.
+
+    Attributes:
+        gains: [B, L] expected accepted nodes at each place of each draft.
+        chances: [B, L] chance that a draft asked for more than r nodes has one at place r.
+        target: [R] seconds of a step by rows, drafting apart.
+        draft: [L + 1] seconds of drafting by the largest budget; the first entry is what the drafter costs a step in
+            which it is not asked.
+    """
+
+    gains: Array
+    chances: Array
+    target: Array
+    draft: Array
+
+    def rates_together(self) -> tuple[Array, Counts]:
+        """Of several sequences: each budget ends at a limit, or where nodes fall below a threshold, for a grid of both.
+
+        The threshold is on a node's chance of acceptance, given that it is there.
+
+        Returns:
+            [T, M] tokens per second by threshold and limit, [T, M, B] the budgets.
+        """
+        batch, places = self.gains.shape
+        given = np.minimum.accumulate(self.gains / np.maximum(self.chances, 1e-9), 1)
+        ends = (given[None] >= THRESHOLDS[:, None, None]).sum(2)
+        limits = LIMITS[: int(np.searchsorted(LIMITS, places, "right"))]
+        budgets = np.minimum(ends[:, None, :], limits[None, :, None])
+        flat = budgets + np.arange(batch) * (places + 1)
+        tokens = _from_zero(self.gains).take(flat).sum(2) + batch
+        rows = _from_zero(self.chances).take(flat).sum(2) + batch
+        seconds = np.interp(rows, np.arange(len(self.target)), self.target) + self.draft[budgets.max(2)]
+        return tokens / seconds, budgets
+
+    def outlook(self, budgets: Seq[int]) -> tuple[float, float]:
+        """Expected tokens and seconds of a step with these budgets. budgets: [B]."""
+        batch, places = self.gains.shape
+        flat = np.minimum(budgets, places) + np.arange(batch) * (places + 1)
+        rows = float(_from_zero(self.chances).take(flat).sum()) + batch
+        seconds = float(np.interp(rows, np.arange(len(self.target)), self.target)) + float(self.draft[max(budgets)])
+        return float(_from_zero(self.gains).take(flat).sum()) + batch, seconds
+
+
+class ProspectsAlone:
+    """The same of a single sequence, as lists: arrays of a few numbers are slower.
+
+    Args:
+        gains, chances: [L], as in Prospects.
+        target: [L + 2] seconds of a step by rows.
+        draft: [L + 1] as in Prospects.
+
+    Attributes:
+        tokens, seconds, rates: [L + 1] expected tokens and seconds of a step, and tokens per second, by budget.
+    """
+
+    __slots__ = ("rates", "seconds", "tokens")
+
+    def __init__(self, gains: Seq[float], chances: Seq[float], target: Seq[float], draft: Seq[float]) -> None:
+        self.tokens = list(accumulate(gains, initial=1.0))
+        rows = [target[1]]  # seconds of the target by budget: a draft may come shorter than its budget
+        for place, chance in enumerate(chances):
+            rows.append(rows[-1] + chance * (target[place + 2] - target[place + 1]))
+        self.seconds = [row + node for row, node in zip(rows, draft, strict=True)]
+        self.rates = [token / second for token, second in zip(self.tokens, self.seconds, strict=True)]
+
+    def outlook(self, budgets: Seq[int]) -> tuple[float, float]:
+        """Expected tokens and seconds of a step with this budget. budgets: [1]."""
+        budget = min(budgets[0], len(self.tokens) - 1)
+        return self.tokens[budget], self.seconds[budget]
+
+
+def price(rate: float, budgets: Seq[int], target: Seq[float] | Array, draft: Seq[float] | Array) -> float:
+    """The chance of acceptance above which a node raises tokens per second, which are `rate` now.
+
+    Slopes are taken over a few rows, since kernels pad and costs rise in steps.
+
+    Args:
+        rate: tokens per second with these budgets.
+        budgets: [B].
+        target: [R] seconds of a step by rows, drafting apart.
+        draft: [L + 1] seconds of drafting by the largest budget.
+    """
+    batch, longest = len(budgets), max(budgets)
+    if longest == 0:
+        return 0.0
+    rows = batch + sum(budgets)
+    low, high = max(batch, rows - 4), min(rows + 4, len(target) - 1)
+    row = (target[high] - target[low]) / max(high - low, 1)
+    first = int(longest > 1)
+    node = (draft[longest] - draft[first]) / (longest - first) / batch
+    return min(max(rate * float(row + node), 0.0), 0.9)
+
+
+def _from_zero(values: Array) -> Array:
+    """[B, L + 1] running sums, the first 0."""
+    sums = np.zeros((len(values), values.shape[1] + 1))
+    np.cumsum(values, 1, out=sums[:, 1:])
+    return sums

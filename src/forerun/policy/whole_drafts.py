@@ -1,0 +1,94 @@
+"""The automatic budget of drafters whose drafts come whole or not at all.
+
+A window that is computed today makes the guesses of tomorrow (Lookahead), so what a single step would give without it
+says nothing. Such a drafter is given its own number of nodes for some steps together, and nothing for others, and
+whichever gave more tokens per second goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+
+from forerun.policy.budget import Outcome, Plan, StepCost
+from forerun.types import Sequence
+
+WHOLE_STEPS = 12
+"""Consecutive drafting steps after which drafting is compared with plain decoding."""
+WHOLE_PLAIN_STEPS = 3
+"""Plain steps before the first drafts."""
+WHOLE_PAUSE, WHOLE_MAX_PAUSE = 192, 6144
+"""Plain steps before drafting is tried again; doubled each time that it was slower, up to the second number."""
+WHOLE_DECAY = 0.96
+"""Weight that earlier tokens and seconds keep at each later step of the same kind."""
+
+
+@dataclass(slots=True)
+class _Arm:
+    """One of the two ways: tokens and seconds of late."""
+
+    tokens: float = 0.0
+    seconds: float = 0.0
+
+    def add(self, tokens: int, seconds: float) -> None:
+        self.tokens = self.tokens * WHOLE_DECAY + tokens
+        self.seconds = self.seconds * WHOLE_DECAY + seconds
+
+    @property
+    def rate(self) -> float:
+        return self.tokens / self.seconds if self.seconds else 0.0
+
+
+@dataclass(slots=True)
+class _Load:
+    """What is known at batches of about one size. left: steps that the present way goes on for."""
+
+    arms: tuple[_Arm, _Arm] = field(default_factory=lambda: (_Arm(), _Arm()))
+    drafting: bool = False
+    left: int = WHOLE_PLAIN_STEPS
+    pause: int = WHOLE_PAUSE
+
+    def decide(self) -> None:
+        """The present way has had its steps."""
+        plain, drafted = self.arms
+        if not self.drafting:
+            self.drafting, self.left = True, WHOLE_STEPS
+        elif drafted.rate >= plain.rate:
+            self.pause, self.left = WHOLE_PAUSE, WHOLE_STEPS
+        else:  # each time that it does not pay, it is tried again later
+            self.drafting, self.left = False, self.pause
+            self.pause = min(2 * self.pause, WHOLE_MAX_PAUSE)
+
+
+class WholeBudget:
+    """All nodes or none, for all sequences of a step alike.
+
+    Args:
+        num_nodes: nodes of a draft.
+    """
+
+    def __init__(self, num_nodes: int) -> None:
+        self._num_nodes = num_nodes
+        self._loads: dict[int, _Load] = {}
+        self._drafting = False
+
+    def plan(self, sequences: Seq[Sequence]) -> Plan:
+        load = self._load(len(sequences))
+        if load.left == 0:
+            load.decide()
+        load.left -= 1
+        self._drafting = load.drafting
+        return Plan([self._num_nodes if load.drafting and sequence.room > 0 else 0 for sequence in sequences])
+
+    def observe(self, cost: StepCost, outcomes: Seq[Outcome]) -> None:
+        if cost.num_prompt_rows or not outcomes:
+            return
+        seconds = cost.time_draft + cost.time_target + cost.time_verify + cost.time_rest
+        tokens = sum(len(outcome.verdict.path) + 1 for outcome in outcomes)
+        self._load(len(outcomes)).arms[self._drafting].add(tokens, seconds)
+
+    def stop(self, sequence: Sequence) -> None:
+        pass
+
+    def _load(self, batch: int) -> _Load:
+        return self._loads.setdefault(batch.bit_length(), _Load())

@@ -1,0 +1,132 @@
+"""Options that change the logits of particular tokens: bias, penalties, and holding back the end.
+
+Only the tokens concerned are touched, and what the sequence holds is counted as it grows: a step costs
+the number of distinct tokens so far, and never rescans the prompt.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from collections.abc import Sequence as Seq
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from forerun.config import SamplingParams
+from forerun.types import Sequence
+
+
+def penalises(params: SamplingParams) -> bool:
+    """Whether logits depend on the tokens that the sequence holds."""
+    return params.repetition_penalty != 1 or params.presence_penalty != 0 or params.frequency_penalty != 0
+
+
+def in_use(params: SamplingParams) -> bool:
+    """Whether any option of this module is in use."""
+    return bool(params.logit_bias) or params.min_tokens > 0 or penalises(params)
+
+
+class SequencePenalties:
+    """One sequence's options that name tokens, made ready to apply.
+
+    Args:
+        sequence: whose options and tokens.
+        vocab_size: token ids at and above it are ignored, since a draft model's vocabulary may be smaller.
+        eos_token_ids: held back by min_tokens, beside the sequence's stop_token_ids.
+    """
+
+    def __init__(self, sequence: Sequence, vocab_size: int, eos_token_ids: Iterable[int]) -> None:
+        params = sequence.params
+        self.sequence = sequence
+        bias = {token: value for token, value in params.logit_bias.items() if token < vocab_size}
+        ends = {token for token in (*eos_token_ids, *params.stop_token_ids) if token < vocab_size}
+        self._bias_ids = torch.tensor(list(bias), dtype=torch.int64)
+        self._bias = torch.tensor(list(bias.values()), dtype=torch.float64)
+        self._end_ids = torch.tensor(sorted(ends), dtype=torch.int64)
+        self._counts = _TokenCounts(sequence, vocab_size) if penalises(params) else None
+
+    def apply(self, logits: Tensor, paths: Seq[Seq[int]]) -> None:
+        """Changes [R, V] logits in place; row r stands after the sequence's tokens and paths[r]."""
+        params, device = self.sequence.params, logits.device
+        if len(self._bias):
+            limit = torch.finfo(logits.dtype).max / 4  # a logit and two such numbers add up to a finite one
+            bias = self._bias.clamp(-limit, limit).to(logits).expand(len(logits), -1)
+            logits.index_add_(1, self._bias_ids.to(device), bias)
+        if self._counts is not None:
+            self._penalise(self._counts, logits, paths)
+        missing = params.min_tokens - self.sequence.num_output
+        if missing > 0 and len(self._end_ids):
+            held = torch.tensor([[len(path) < missing] for path in paths], device=device)
+            ends = self._end_ids.to(device)
+            logits[:, ends] = logits[:, ends].masked_fill(held, -math.inf)
+
+    def _penalise(self, counts: _TokenCounts, logits: Tensor, paths: Seq[Seq[int]]) -> None:
+        params = self.sequence.params
+        counts.update()
+        ids, seen, output = (each.to(logits.device) for each in counts.with_paths(paths))
+        values = logits.index_select(1, ids)
+        if params.repetition_penalty != 1:
+            penalty = params.repetition_penalty
+            penalised = torch.where(values < 0, values * penalty, values / penalty)
+            values = torch.where(seen, penalised, values)
+        if params.frequency_penalty != 0:
+            values -= params.frequency_penalty * output.to(values.dtype)
+        if params.presence_penalty != 0:
+            values -= params.presence_penalty * (output > 0).to(values.dtype)
+        logits.index_copy_(1, ids, values)
+
+
+class _TokenCounts:
+    """The distinct tokens of prompt and output, and how often each is in the output."""
+
+    def __init__(self, sequence: Sequence, vocab_size: int) -> None:
+        self._sequence = sequence
+        self._vocab_size = vocab_size
+        self._reset()
+
+    def _reset(self) -> None:
+        self._counted = 0
+        self._slots: dict[int, int] = {}
+        self._ids = np.empty(64, dtype=np.int64)
+        self._output = np.zeros(64)
+
+    def update(self) -> None:
+        """Counts what was appended since the last call; recounts if the sequence became shorter."""
+        tokens = self._sequence.token_ids
+        if len(tokens) < self._counted:
+            self._reset()
+        for index in range(self._counted, len(tokens)):
+            token = tokens[index]
+            if token < self._vocab_size:
+                slot = self._slots.setdefault(token, len(self._slots))
+                if slot == len(self._ids):
+                    self._ids = np.resize(self._ids, 2 * slot)
+                    self._output = np.concatenate([self._output, np.zeros(slot)])
+                self._ids[slot] = token
+                self._output[slot] += index >= self._sequence.num_prompt
+        self._counted = len(tokens)
+
+    def with_paths(self, paths: Seq[Seq[int]]) -> tuple[Tensor, Tensor, Tensor]:
+        """The tokens of the sequence and of the paths after it.
+
+        Returns:
+            [n] int64 distinct tokens; [R, n] bool, whether a row's prefix holds them; [R, n] float64, how often
+            they are in its output.
+        """
+        columns = {token: None for path in paths for token in path if token < self._vocab_size}
+        extra = [token for token in columns if token not in self._slots]
+        known = len(self._slots)
+        slots = self._slots | {token: known + index for index, token in enumerate(extra)}
+        seen = np.ones((len(paths), len(slots)), dtype=bool)
+        seen[:, known:] = False
+        output = np.zeros((len(paths), len(slots)))
+        output[:, :known] = self._output[:known]
+        for row, path in enumerate(paths):
+            for token in path:
+                if token < self._vocab_size:
+                    seen[row, slots[token]] = True
+                    output[row, slots[token]] += 1
+        ids = np.concatenate([self._ids[:known], np.array(extra, dtype=np.int64)])
+        return torch.from_numpy(ids), torch.from_numpy(seen), torch.from_numpy(output)

@@ -1,0 +1,30 @@
+"""The check that a resumed run has the options of the run it goes on from."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from forerun.errors import ConfigError
+
+FILE_NAME = "options.json"
+
+
+def pin(folder: Path, options: dict[str, Any]) -> None:
+    """Write `options` into `folder`, or compare them with those a former run wrote there.
+
+    Raises:
+        ConfigError: some differ; what is in the folder would not fit what is added to it.
+    """
+    path = folder / FILE_NAME
+    plain = json.loads(json.dumps(options))
+    if not path.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(plain, indent=2) + "\n", encoding="utf-8")
+        return
+    former = json.loads(path.read_text(encoding="utf-8"))
+    changed = sorted(key for key in {*plain, *former} if plain.get(key) != former.get(key))
+    if changed:
+        described = ", ".join(f"{key} was {former.get(key)} and is {plain.get(key)}" for key in changed)
+        raise ConfigError(f"{folder} belongs to another run: {described}. Give the same options, or another --work.")

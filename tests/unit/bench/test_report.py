@@ -1,0 +1,45 @@
+"""What the bench commands print."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from forerun.bench import acceptance_rate, forward, generate, overhead, replay, report, step_time
+from forerun.cli.output import plain
+
+
+def test_plain_columns_line_up() -> None:
+    text = report.plain_table(["method", "x"], [["a", "1"], ["longer", "22.5"]])
+    assert text.splitlines() == ["method     x", "------  ----", "a          1", "longer  22.5"]
+
+
+def test_markdown_escapes_its_own_sign() -> None:
+    text = report.markdown_table(["method", "x"], [["a|b", "1"]])
+    assert text.splitlines() == ["| method | x |", "| --- | ---: |", "| a\\|b | 1 |"]
+
+
+def test_percent() -> None:
+    assert (report.percent(0.555), report.percent(None)) == ("56 %", "–")
+
+
+def test_one_report_prints_text_markdown_and_json(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"forerun_cost_padded": true}')
+    table = report.Table("Title", ["method", "x"], [["a", "1"]])
+    one = report.Report({"results": [1]}, [table, table], str(tmp_path))
+    facts = report.describe(report.machine())
+    text, markdown = one.text(), one.text(markdown=True)
+    assert text == f"\n{report.PADDED_NOTE}\n" + "\nTitle\nmethod  x\n------  -\na       1\n" * 2 + f"\n{facts}"
+    assert "\n\n### Title\n\n| method | x |\n" in markdown and markdown.endswith(f"\n\n{facts}")
+    assert json.loads(json.dumps(plain(one.as_object())))["machine"] == plain(report.machine())
+    assert report.PADDED_NOTE not in dataclasses.replace(one, model=None).text()
+
+
+@pytest.mark.parametrize("module", [acceptance_rate, forward, generate, overhead, replay, step_time])
+def test_every_measurement_has_one_shape(module: ModuleType) -> None:
+    defined = {name for name, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__}
+    assert {"measure", "header", "cells"} <= defined

@@ -1,0 +1,140 @@
+"""`forerun train`: what its flags make of the options. Nothing is trained here."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forerun.config import ASSETS
+from forerun.train import commands
+from forerun.train.commands import Evaluation
+from forerun.train.defaults import (
+    DRAFT_ARCHITECTURE,
+    DRAFT_TEXT,
+    OTHER_VOCAB_ARCHITECTURE,
+    OTHER_VOCAB_SAMPLING,
+    OTHER_VOCAB_TEXT,
+    Architecture,
+    DraftTraining,
+    LmTraining,
+    Optimisation,
+    OtherVocabTraining,
+)
+from forerun.train.evaluate import TextScore
+
+from .conftest import Invoke
+
+SIZES = {"hidden_size": 64, "num_layers": 3, "num_heads": 2, "num_kv_heads": 1, "head_dim": 16, "intermediate_size": 96}
+SIZE_FLAGS = [word for name, size in SIZES.items() for word in (f"--{name.replace('_', '-')}", str(size))]
+TEXT_FLAGS = "--tokens 1000 --tokens-per-step 10 --copy-share 0.3 --rename-share 0.4 --seed 5 --threads 2 --device cpu"
+TEXT = {"tokens_per_step": 10, "copy_share": 0.3, "rename_share": 0.4, "seed": 5}
+
+
+@pytest.fixture
+def called(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What the command called with: its positional arguments as "args", the others by name."""
+    seen: dict[str, Any] = {}
+
+    def note(*args: Any, **others: Any) -> Evaluation:
+        seen.update(others, args=args)
+        return Evaluation(TextScore(1.0, 2.0, 3, 4), TextScore(1.0, 2.0, 3, 4), [])
+
+    for name in ("train_lm", "train_draft", "train_other_vocab", "evaluate_pair"):
+        monkeypatch.setattr(commands, name, note)
+    return seen
+
+
+def test_the_defaults_are_those_of_the_options(invoke: Invoke, called: dict[str, Any]) -> None:
+    work = Path("out.run")
+    for command, expected in (("lm", LmTraining()), ("draft", DraftTraining()), ("other-vocab", OtherVocabTraining())):
+        assert invoke("train", command, "out").exit_code == 0
+        assert (called["args"][0], called["args"][1], called["args"][-1]) == (Path("out"), work, expected)
+    assert called["args"][2] == ASSETS / "target"
+
+
+def test_a_language_model_is_told_what_was_asked(invoke: Invoke, called: dict[str, Any]) -> None:
+    own = "--short-window 16 --long-share 0.2 --weight-decay 0.5 --resume"
+    flags = [*TEXT_FLAGS.split(), *own.split()]
+    result = invoke("train", "lm", "out", *flags, *SIZE_FLAGS, "--data", "d", "--work", "w", "--tokenizer", "t")
+    assert result.exit_code == 0, result.output
+    assert called["args"][:3] == (Path("out"), Path("w"), Path("d"))
+    assert called["args"][3] == LmTraining(
+        architecture=Architecture(**SIZES),
+        optimisation=Optimisation(weight_decay=0.5),
+        tokens=1000,
+        short_window=16,
+        long_share=0.2,
+        threads=2,
+        device="cpu",
+        **TEXT,  # type: ignore[arg-type]
+    )
+    assert called["resume"] is True and called["tokenizer_folder"] == Path("t")
+
+
+def test_a_draft_is_told_what_was_asked(invoke: Invoke, called: dict[str, Any]) -> None:
+    own = "--text-tokens 20 --sample-tokens 30 --text-law-tokens 40 --sample-batch 50 --new-tokens 60"
+    flags = [*TEXT_FLAGS.split(), *own.split(), "--own-prompt-share", "0.5", *SIZE_FLAGS]
+    assert invoke("train", "draft", "out", "--target", "t", "--start", "s", *flags).exit_code == 0
+    text = replace(DRAFT_TEXT, tokens=20, architecture=replace(DRAFT_ARCHITECTURE, **SIZES), **TEXT)
+    assert called["args"][4] == DraftTraining(
+        text=text,
+        sample_tokens=30,
+        text_law_tokens=40,
+        sample_batch=50,
+        new_tokens=60,
+        own_prompt_share=0.5,
+        tokens=1000,
+        tokens_per_step=10,
+        seed=5,
+        threads=2,
+        device="cpu",
+    )
+    assert called["args"][2] == Path("t") and called["start"] == Path("s")
+
+
+def test_a_draft_with_its_own_vocabulary_is_told_what_was_asked(invoke: Invoke, called: dict[str, Any]) -> None:
+    own = "--read-tokens 20 --sample-tokens 30 --sample-batch 50 --own-prompt-share 0.5 --vocab-size 300"
+    assert invoke("train", "other-vocab", "out", *TEXT_FLAGS.split(), *own.split(), *SIZE_FLAGS).exit_code == 0
+    machine: dict[str, Any] = {"threads": 2, "device": "cpu"}
+    sizes = replace(OTHER_VOCAB_ARCHITECTURE, vocab_size=300, **SIZES)
+    drawn = replace(OTHER_VOCAB_SAMPLING, sample_tokens=30, sample_batch=50, own_prompt_share=0.5, seed=5, **machine)
+    assert called["args"][4] == OtherVocabTraining(
+        text=replace(OTHER_VOCAB_TEXT, architecture=sizes, tokens=1000, **TEXT, **machine),
+        read_tokens=20,
+        sampling=drawn,
+    )
+    assert drawn.text_law_tokens == 0
+
+
+def test_samples_that_are_there_are_not_drawn_by_other_rules(invoke: Invoke, called: dict[str, Any]) -> None:
+    assert invoke("train", "other-vocab", "out", "--samples", "s").exit_code == 0
+    assert called["samples"] == Path("s")
+    result = invoke("train", "other-vocab", "out", "--samples", "s", "--sample-batch", "128")
+    assert result.exit_code == 2
+    assert "--sample-batch has no effect" in result.stderr
+
+
+def test_a_pair_is_measured_where_it_was_asked_for(invoke: Invoke, called: dict[str, Any]) -> None:
+    result = invoke("train", "eval", "--threads", "1", "--device", "cpu", "-k", "3", "--new-tokens", "8", "--json")
+    assert json.loads(result.stdout)["target"] == {"bits_per_byte": 1.0, "perplexity": 2.0, "tokens": 3, "bytes": 4}
+    assert (called["threads"], called["device"], called["num_draft_tokens"], called["new_tokens"]) == (1, "cpu", 3, 8)
+
+
+@pytest.mark.parametrize("command", ["lm", "draft", "other-vocab", "eval"])
+def test_a_device_that_is_not_there_is_refused_first(invoke: Invoke, tmp_path: Path, command: str) -> None:
+    arguments = [] if command == "eval" else [str(tmp_path / "out")]
+    result = invoke("train", command, *arguments, "--device", "abacus")
+    assert result.exit_code == 2
+    assert "device is 'abacus'" in result.stderr and "Give cpu" in result.stderr
+
+
+@pytest.mark.parametrize("flags", [["--tokens", "0"], ["--copy-share", "2"], ["--short-window", "7"], ["--seed", "-1"]])
+def test_numbers_out_of_range_are_refused(invoke: Invoke, called: dict[str, Any], flags: list[str]) -> None:
+    result = invoke("train", "lm", "out", *flags)
+    assert result.exit_code == 2
+    assert flags[0] in result.stderr
+    assert not called

@@ -1,0 +1,65 @@
+"""Workloads: bundled ones, and files of the user."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from forerun import workloads
+from forerun.errors import ConfigError
+
+
+def test_the_bundled_workload_is_there_and_cut_to_size() -> None:
+    assert "code" in workloads.names()
+    cases = workloads.load("code", 3)
+    assert len(cases) == 3
+    assert all(case.prompt and case.reference and case.name.endswith(".py") for case in cases)
+
+
+def test_a_file_of_the_user(tmp_path: Path) -> None:
+    path = tmp_path / "mine.jsonl"
+    path.write_text('{"prompt": "a"}\n\n{"prompt": "b", "file": "b.py"}\n')
+    assert [(case.name, case.prompt) for case in workloads.load(str(path))] == [("mine.jsonl:1", "a"), ("b.py", "b")]
+
+
+@pytest.mark.parametrize("text", ["", "not json\n", '{"text": "a"}\n', '{"prompt": 3}\n', "[1]\n"])
+def test_an_unreadable_file_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "bad.jsonl"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=r"bad\.jsonl"):
+        workloads.load(str(path))
+
+
+def test_an_unknown_workload_names_those_there_are() -> None:
+    with pytest.raises(ConfigError, match="code"):
+        workloads.load("no-such-workload")
+
+
+@pytest.mark.parametrize(
+    ("lines", "place"),
+    [
+        (['{"prompt": "a"}', "", "not json"], ":3"),
+        (['{"prompt": "a"}', '{"prompt": 3}'], ":2"),
+        (['{"prompt": "a", "temperature": -1}'], ":1"),
+    ],
+)
+def test_an_error_names_the_line(tmp_path: Path, lines: list[str], place: str) -> None:
+    path = tmp_path / "bad.jsonl"
+    path.write_text("\n".join(lines))
+    with pytest.raises(ConfigError, match=rf"bad\.jsonl{place} "):
+        workloads.load(str(path))
+
+
+def test_a_file_that_is_not_utf_8_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "latin.jsonl"
+    path.write_bytes('{"prompt": "é"}'.encode("latin-1"))
+    with pytest.raises(ConfigError, match=r"latin\.jsonl"):
+        workloads.load(str(path))
+
+
+def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
+    cases = [workloads.Case("a.py", "é\u2028b", "c"), workloads.Case("b.py", "d", "", 1.5)]
+    workloads.save(cases, tmp_path / "new" / "w.jsonl")
+    assert workloads.load(str(tmp_path / "new" / "w.jsonl")) == cases
+    assert workloads.temperatures(cases) == [1.5]
