@@ -40,8 +40,8 @@ def probe(model: Model) -> None:
 
 @torch.inference_mode()
 def self_test(model: Model) -> Exactness:
-    """Compare the logits of rows computed one by one with the same rows computed together, beside other sequences, and on
-    a path through a branching tree. The rows stand at a border of two blocks of keys."""
+    """Compare the logits of rows computed one by one with the same rows computed together, beside other sequences, and
+    on a path through a branching tree. The rows stand at a border of two blocks of keys."""
     tokens = _tokens(model, _NEW)
     cache = _prefilled(model)
     alone = _in_groups(model, cache, tokens, (1,) * _NEW)
