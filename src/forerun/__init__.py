@@ -15,18 +15,18 @@ if TYPE_CHECKING:
     from forerun.config import EngineConfig as EngineConfig
     from forerun.config import SamplingParams as SamplingParams
     from forerun.drafters import Drafter as Drafter
-    from forerun.drafters.cross_vocab import CrossVocab as CrossVocab
-    from forerun.drafters.draft_model import DraftModel as DraftModel
-    from forerun.drafters.draft_tree import DraftTree as DraftTree
-    from forerun.drafters.early_exit import EarlyExit as EarlyExit
-    from forerun.drafters.hybrid import Hybrid as Hybrid
-    from forerun.drafters.lookahead import Lookahead as Lookahead
-    from forerun.drafters.prediction import Prediction as Prediction
-    from forerun.drafters.prompt_lookup import PromptLookup as PromptLookup
-    from forerun.drafters.recycling import Recycling as Recycling
-    from forerun.drafters.rest import Rest as Rest
-    from forerun.drafters.staged import Staged as Staged
-    from forerun.drafters.suffix import Suffix as Suffix
+    from forerun.drafters.cross_vocab.cross_vocab import CrossVocab as CrossVocab
+    from forerun.drafters.hybrid.hybrid import Hybrid as Hybrid
+    from forerun.drafters.model.draft_model import DraftModel as DraftModel
+    from forerun.drafters.model.draft_tree import DraftTree as DraftTree
+    from forerun.drafters.model.staged import Staged as Staged
+    from forerun.drafters.target.early_exit import EarlyExit as EarlyExit
+    from forerun.drafters.target.lookahead import Lookahead as Lookahead
+    from forerun.drafters.target.recycling import Recycling as Recycling
+    from forerun.drafters.text.prediction import Prediction as Prediction
+    from forerun.drafters.text.prompt_lookup import PromptLookup as PromptLookup
+    from forerun.drafters.text.rest import Rest as Rest
+    from forerun.drafters.text.suffix import Suffix as Suffix
     from forerun.engine import LLM as LLM
     from forerun.engine import Choice as Choice
     from forerun.engine import Generation as Generation
@@ -50,18 +50,18 @@ if TYPE_CHECKING:
 # Names are fetched on first use, so that `forerun --help` and `import forerun.config` need not load torch.
 _HOMES = {
     "forerun.config": ("EngineConfig", "SamplingParams"),
-    "forerun.drafters.cross_vocab": ("CrossVocab",),
-    "forerun.drafters.draft_model": ("DraftModel",),
-    "forerun.drafters.draft_tree": ("DraftTree",),
-    "forerun.drafters.early_exit": ("EarlyExit",),
-    "forerun.drafters.hybrid": ("Hybrid",),
-    "forerun.drafters.lookahead": ("Lookahead",),
-    "forerun.drafters.prediction": ("Prediction",),
-    "forerun.drafters.prompt_lookup": ("PromptLookup",),
-    "forerun.drafters.recycling": ("Recycling",),
-    "forerun.drafters.rest": ("Rest",),
-    "forerun.drafters.staged": ("Staged",),
-    "forerun.drafters.suffix": ("Suffix",),
+    "forerun.drafters.cross_vocab.cross_vocab": ("CrossVocab",),
+    "forerun.drafters.model.draft_model": ("DraftModel",),
+    "forerun.drafters.model.draft_tree": ("DraftTree",),
+    "forerun.drafters.target.early_exit": ("EarlyExit",),
+    "forerun.drafters.hybrid.hybrid": ("Hybrid",),
+    "forerun.drafters.target.lookahead": ("Lookahead",),
+    "forerun.drafters.text.prediction": ("Prediction",),
+    "forerun.drafters.text.prompt_lookup": ("PromptLookup",),
+    "forerun.drafters.target.recycling": ("Recycling",),
+    "forerun.drafters.text.rest": ("Rest",),
+    "forerun.drafters.model.staged": ("Staged",),
+    "forerun.drafters.text.suffix": ("Suffix",),
     "forerun.engine": ("LLM", "Choice", "Generation", "SequenceStats", "StreamChunk"),
     "forerun.errors": (
         "ConfigError",

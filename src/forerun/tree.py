@@ -93,6 +93,26 @@ class Tree:
                 at = node
         return path
 
+    def graft(self, token_ids: Seq[int], max_nodes: int | None = None) -> None:
+        """Add a path from the root, sharing the beginning that is there already.
+
+        max_nodes: of the whole tree; what would exceed it is left out.
+        """
+        path = self.follow(token_ids)
+        node = path[-1] if path else ROOT
+        for token_id in token_ids[len(path) :]:
+            if len(self) == max_nodes:
+                return
+            node = self.add(token_id, node)
+
+    def first_path(self) -> list[int]:
+        """The nodes of the path that takes the first child everywhere."""
+        path: list[int] = []
+        for node, parent in enumerate(self.parents):
+            if parent == (path[-1] if path else ROOT):
+                path.append(node)
+        return path
+
     def part(self, nodes: Iterable[int]) -> Tree:
         """These nodes alone. nodes: parents before their children."""
         chosen = list(nodes)

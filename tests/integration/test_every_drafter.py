@@ -64,7 +64,8 @@ def test_the_output_is_that_of_plain_decoding(
 ) -> None:
     llm = LLM(plain.target, drafter, num_draft_tokens=16, tokenizer=plain.tokenizer)
     every = [params for _, params in CASES for _ in prompts]
-    if getattr(llm.drafter, "reads_prediction", False):
+    assert llm.drafter is not None
+    if llm.drafter.traits.reads_prediction:
         every = [_predicted(params, reference) for params, reference in zip(every, expected, strict=True)]
     results = llm.generate([prompt for _ in CASES for prompt in prompts], every)
     accepted = 0

@@ -21,6 +21,7 @@ FLOORS = {
     "policy": 1,
     "cache": 2,
     "retrieval": 2,
+    "vocabulary": 2,
     "models": 3,
     "drafters": 4,
     "engine": 5,

@@ -17,8 +17,8 @@ from forerun.bench.replay_costs import CostCurve, DrafterCosts, drafter_costs
 from forerun.bench.report import percent
 from forerun.config import AUTO, HYBRID_MODES, HYBRID_SOURCES, SamplingParams
 from forerun.drafters import Binding, Drafter, make_drafter
-from forerun.drafters.hybrid import Hybrid
-from forerun.drafters.spec import split_spec
+from forerun.drafters.hybrid.hybrid import Hybrid
+from forerun.drafters.parse_text import split_spec
 from forerun.engine import LLM
 from forerun.policy import FixedBudget, automatic_budget
 from forerun.workloads import Case, temperatures

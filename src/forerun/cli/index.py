@@ -64,7 +64,8 @@ def build(
 ) -> None:
     """Index files, folders and JSON lines."""
     from forerun.models import load_tokenizer
-    from forerun.retrieval import build_index, fingerprint, tokenise
+    from forerun.retrieval import build_index, tokenise
+    from forerun.vocabulary import fingerprint
 
     if out.exists() and not force:
         raise ConfigError(f"{out} exists. Give another name, or --force to replace it.")
@@ -95,7 +96,8 @@ def append(
 ) -> None:
     """Add to an index; the result is that of building from all at once."""
     from forerun.models import load_tokenizer
-    from forerun.retrieval import append_index, fingerprint, read_header, tokenise
+    from forerun.retrieval import append_index, read_header, tokenise
+    from forerun.vocabulary import fingerprint
 
     name = tokenizer or read_header(index)[0].tokenizer
     if not name:

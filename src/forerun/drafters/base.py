@@ -31,11 +31,15 @@ class Traits:
 
     @classmethod
     def merged(cls, name: str, parts: Iterable[Traits]) -> Traits:
-        """Those of a drafter that asks others. Its drafts are not whole: parts of several come together."""
+        """Those of a drafter that asks others, each for a draft of the size that it can make.
+
+        Its drafts are whole only if those of all parts are.
+        """
         every = list(parts)
+        whole = [part.whole_draft for part in every if part.whole_draft is not None]
         return cls(
-            (name, *(entry for part in every for entry in part.cost_key)),
-            None,
+            (name, *(f"({' '.join(part.cost_key)})" for part in every)),
+            max(whole) if whole and len(whole) == len(every) else None,
             any(part.reads_prediction for part in every),
             any(part.writes_cache for part in every),
         )

@@ -9,19 +9,19 @@ from typing import Literal
 
 from forerun.config import BUNDLED_DRAFT, HYBRID_MODES, HYBRID_SOURCES, NumDraftTokens
 from forerun.drafters.base import Binding, Drafter
-from forerun.drafters.cross_vocab import CrossVocab
-from forerun.drafters.draft_model import DraftModel
-from forerun.drafters.draft_tree import DraftTree
-from forerun.drafters.early_exit import EarlyExit
-from forerun.drafters.hybrid import Hybrid
-from forerun.drafters.lookahead import Lookahead
-from forerun.drafters.prediction import Prediction
-from forerun.drafters.prompt_lookup import PromptLookup
-from forerun.drafters.recycling import Recycling
-from forerun.drafters.rest import Rest
-from forerun.drafters.spec import K_OPTION, option_types, parse_drafter
-from forerun.drafters.staged import Staged
-from forerun.drafters.suffix import Suffix
+from forerun.drafters.cross_vocab.cross_vocab import CrossVocab
+from forerun.drafters.hybrid.hybrid import Hybrid
+from forerun.drafters.model.draft_model import DraftModel
+from forerun.drafters.model.draft_tree import DraftTree
+from forerun.drafters.model.staged import Staged
+from forerun.drafters.parse_text import K_OPTION, option_types, parse_drafter
+from forerun.drafters.target.early_exit import EarlyExit
+from forerun.drafters.target.lookahead import Lookahead
+from forerun.drafters.target.recycling import Recycling
+from forerun.drafters.text.prediction import Prediction
+from forerun.drafters.text.prompt_lookup import PromptLookup
+from forerun.drafters.text.rest import Rest
+from forerun.drafters.text.suffix import Suffix
 from forerun.errors import DrafterError
 
 

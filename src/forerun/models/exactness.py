@@ -18,6 +18,7 @@ from forerun.models.general import GeneralDecoder
 from forerun.models.model import Model
 
 _NEW = 9
+_CROWD = 70
 
 
 def probe(model: Model) -> None:
@@ -49,6 +50,7 @@ def self_test(model: Model) -> Exactness:
         "together": lambda: _in_groups(model, cache, tokens, (9,)),
         "in twos": lambda: _in_groups(model, cache, tokens, (2, 7)),
         "in fives": lambda: _in_groups(model, cache, tokens, (5, 4)),
+        "in a forward of many rows": lambda: _in_a_crowd(model, cache, tokens),
         "beside other sequences": lambda: _beside_others(model, cache, tokens),
         "in a branching tree": lambda: _in_a_tree(model, cache, tokens),
     }
@@ -95,6 +97,15 @@ def _beside_others(model: Model, cache: SequenceCache, tokens: list[int]) -> Ten
     logits = model.forward(batch).logits[3 : 3 + _NEW]
     for rows in batch:
         rows.cache.drop()
+    return logits
+
+
+def _in_a_crowd(model: Model, cache: SequenceCache, tokens: list[int]) -> Tensor:
+    """Beside a prompt chunk: some kernels change with the number of rows only beyond a few dozen."""
+    prompt = Rows(model.new_cache(), (tokens * _CROWD)[: min(_CROWD, model.context_length)], num_logits=0)
+    logits = model.forward([prompt, Rows(cache, tokens)]).logits
+    for used in (prompt.cache, cache):
+        used.drop()
     return logits
 
 

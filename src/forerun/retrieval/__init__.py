@@ -1,26 +1,24 @@
 """A corpus of tokens on disk in which every n-gram is found by binary search. It knows nothing of drafters."""
 
 from forerun.retrieval.build import append_index, build_index, tokenise
+from forerun.retrieval.continuations import Continuations, best_nodes
 from forerun.retrieval.file import FORMAT_VERSION, Header, read_header
-from forerun.retrieval.fingerprint import fingerprint
 from forerun.retrieval.index import Index, Match
 from forerun.retrieval.sources import Document, Skipped, find_files, read_documents
 from forerun.retrieval.suffixes import sort_suffixes
-from forerun.retrieval.trie import Trie, best_nodes
 
 __all__ = [
     "FORMAT_VERSION",
+    "Continuations",
     "Document",
     "Header",
     "Index",
     "Match",
     "Skipped",
-    "Trie",
     "append_index",
     "best_nodes",
     "build_index",
     "find_files",
-    "fingerprint",
     "read_documents",
     "read_header",
     "sort_suffixes",

@@ -65,3 +65,16 @@ def test_a_replay_says_whose_costs_it_used(invoke: Invoke) -> None:
     result = invoke("bench", "replay", "--cost-of", "bundled-draft", *few)
     assert "bundled at the cost of bundled-draft" in result.stdout
     assert json.loads(invoke("bench", "replay", "--json", *few).stdout)["cost_of"] == "bundled"
+
+
+def test_the_engines_time_is_printed_as_text_and_as_json(invoke: Invoke) -> None:
+    few = ["--vocab-sizes", "50", "--rounds", "2", "--steps", "2"]
+    text = invoke("bench", "engine", "--markdown", *few).stdout
+    assert "### Choosing K" in text
+    assert "### Sampling and verification" in text and "| drawn chain, K = 4 | 50 |" in text
+    found = json.loads(invoke("bench", "engine", "--json", *few).stdout)
+    assert (
+        [row["vocab_size"] for row in found["sampling"]] == [50, 50]
+        and len(found["planning"]) == 3
+        and "machine" in found
+    )

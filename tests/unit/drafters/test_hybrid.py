@@ -12,8 +12,8 @@ from doubles import FakeModel, References, Scripted, adversaries
 from forerun import LLM, SamplingParams
 from forerun.config import EngineConfig
 from forerun.drafters import Binding, Hybrid, Traits, build_drafter, make_drafter
-from forerun.drafters.early_exit import EarlyExit
-from forerun.drafters.merging import agreement, kept, merge
+from forerun.drafters.hybrid.merging import agreement, kept, merge
+from forerun.drafters.target.early_exit import EarlyExit
 from forerun.engine.engine import Engine
 from forerun.errors import ConfigError, DrafterError
 from forerun.types import Draft, Needs, Sequence, Step
@@ -53,7 +53,7 @@ def timed(clock: Clock, seconds: float, drafter: Scripted) -> Scripted:
     return drafter
 
 
-def run(hybrid: Hybrid, k: int = 4, clock: Clock | None = None) -> tuple[FakeModel, list[Any]]:
+def run(hybrid: Hybrid, k: int = 4, clock: Clock | None = None, chunk: int = 256) -> tuple[FakeModel, list[Any]]:
     """Generations of all prompts, each forward a second long."""
     fake = FakeModel()
 
@@ -62,7 +62,7 @@ def run(hybrid: Hybrid, k: int = 4, clock: Clock | None = None) -> tuple[FakeMod
             clock.now += 1.0
 
     fake.before_forward = tick
-    llm = LLM(fake, hybrid, num_draft_tokens=k)
+    llm = LLM(fake, hybrid, num_draft_tokens=k, prefill_chunk=chunk)
     results: Any = llm.generate(PROMPTS, GREEDY)
     for prompt, result in zip(PROMPTS, results):
         assert result.token_ids == fake.greedy(prompt, 40)
@@ -186,6 +186,83 @@ def test_needs_and_prediction_are_the_union() -> None:
     assert hybrid.needs == Needs(2, False) and not hybrid.traits.reads_prediction
     two.needs, two.traits, two.nbytes = Needs(1, True), Traits(("two",), reads_prediction=True), 5
     assert hybrid.needs == Needs(2, True) and hybrid.traits.reads_prediction and hybrid.nbytes == 5
+
+
+class Asked(Scripted):
+    """Remembers the budgets it was given."""
+
+    def __init__(self, propose: Callable[[Sequence, int], Draft | Seq[int]], traits: Traits) -> None:
+        super().__init__(propose)
+        self._traits = traits
+        self.budgets: set[int] = set()
+
+    @property
+    def traits(self) -> Traits:
+        return self._traits
+
+    def draft(self, sequences: Seq[Sequence], budgets: Seq[int], price: float = 0.0) -> list[Draft]:
+        self.budgets.update(budgets)
+        return super().draft(sequences, budgets, price)
+
+
+@pytest.mark.parametrize("mode", ["first", "merge"])
+@pytest.mark.parametrize(("k", "asked"), [(5, set()), (6, {6}), (20, {6})])
+@pytest.mark.parametrize("kind", ["right", "wrong"])
+def test_a_source_whose_drafts_come_whole_is_asked_for_all_or_nothing(
+    mode: str, k: int, asked: set[int], kind: str
+) -> None:
+    bad = adversaries(references(FakeModel()), 11)
+    whole = Asked(bad[kind].propose, Traits(("whole",), whole_draft=6))
+    hybrid = Hybrid([whole, bad["right"]], mode, ["whole", "right"])
+    run(hybrid, k)
+    assert whole.budgets == asked
+    assert hybrid.traits.whole_draft is None
+    assert Hybrid([whole, Asked(bad[kind].propose, Traits(("w",), whole_draft=9))]).traits.whole_draft == 9
+
+
+class Tapped(Scripted):
+    """Needs states of its own layers and most probable tokens of its own number, and keeps what it is told of them."""
+
+    def __init__(self, propose: Callable[[Sequence, int], Draft | Seq[int]], needs: Needs) -> None:
+        super().__init__(propose)
+        self._needs = needs
+        self.told: list[Step] = []
+
+    @property
+    def needs(self) -> Needs:
+        return self._needs
+
+    def commit(self, steps: Seq[Step]) -> None:
+        self.told += steps
+        super().commit(steps)
+
+
+@pytest.mark.parametrize("mode", ["first", "merge"])
+def test_every_source_is_told_of_its_own_layers_and_as_many_tokens_as_it_needs(mode: str) -> None:
+    bad = adversaries(references(FakeModel()), 11)
+    needs = [Needs(1, True, (2, 5)), Needs(3, False, (0, 5)), Needs(2), Needs()]
+    sources = [Tapped(bad[kind].propose, each) for kind, each in zip(("right", "tree", "wrong", "right"), needs)]
+    hybrid = Hybrid(sources, mode)
+    assert hybrid.needs == Needs(3, True, (0, 2, 5))
+    run(hybrid, 5, chunk=2)
+    for source, each in zip(sources, needs):
+        for step in source.told:
+            if step.draft is None and not each.prompt_rows:
+                assert step.top_tokens is None and step.taps is None
+                continue
+            if not each.top_tokens:
+                assert step.top_tokens is None
+            else:
+                assert step.top_tokens is not None and step.top_tokens.shape[1] == each.top_tokens
+            if not each.layers:
+                assert step.taps is None
+                continue
+            assert step.taps is not None and step.top_tokens is not None
+            assert step.taps.shape[:2] == (len(step.top_tokens), len(each.layers))
+            assert step.taps[:, :, 1].unique(dim=0).tolist() == [list(each.layers)]  # the fake's states tell the layer
+            slots = step.taps[:, 0, 0].long()  # and the row
+            assert FakeModel().table[slots].topk(each.top_tokens).indices.tolist() == step.top_tokens.tolist()
+        assert {step.draft is None for step in source.told} == {True, False}
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 
 from forerun.config import PREDICTION_MAX_MATCH, PREDICTION_RATES, SamplingParams
 from forerun.drafters import Prediction
-from forerun.drafters.prediction import Follower
+from forerun.drafters.text.prediction import Follower
 from forerun.types import Draft, Sequence, Step, Verdict
 
 PROMPT = [900, 901]

@@ -72,7 +72,7 @@ def test_what_only_a_shorter_match_knows_is_learned_apart(path: Path) -> None:
     for first in (9, 0):
         sequence = Sequence(0, [first, 2, 3], 1, PARAMS)
         (result,) = drafter.draft([sequence], [64])
-        levels.append(drafter._pending[sequence].levels[paths(result).index((4,))])
+        levels.append(drafter._pending[sequence][1].levels[paths(result).index((4,))])
     assert levels[0] != levels[1]  # the same match, the same share; the first after a longer match
 
 
@@ -109,7 +109,7 @@ def test_the_price_cuts_what_is_not_worth_it(path: Path) -> None:
         assert kept == paths(everything)[: len(kept)]
         pending = drafter._pending.get(sequence)
         chances: list[float] = []
-        for level, parent in zip(pending.levels, pending.parents) if pending else ():
+        for level, parent in zip(pending[1].levels, pending[1].parents) if pending else ():
             chances.append(rates.rate(level) * (chances[parent] if parent >= 0 else 1))
         assert all(chance > price for chance in chances) and chances == sorted(chances, reverse=True)
     assert kept == [] and len(everything) == 5
@@ -133,7 +133,7 @@ def test_only_what_could_have_been_accepted_is_a_trial(path: Path) -> None:
     drafter = bound(path, num_matches=1)
     sequence = Sequence(0, [1, 2, 3], 1, PARAMS)
     drafter.draft([sequence], [64])
-    four, seven, *below = drafter._pending[sequence].levels
+    four, seven, *below = drafter._pending[sequence][1].levels
     assert len({four, seven, *below}) == 3
     rates = drafter._rates
     before = rates.rate(four), rates.rate(seven)

@@ -8,8 +8,8 @@ import torch
 from doubles import FakeModel, Scripted, adversaries
 from forerun import LLM, SamplingParams
 from forerun.drafters import Binding, DraftModel, PromptLookup, Staged, Traits
-from forerun.drafters.early_exit import EarlyExit
-from forerun.drafters.staged import _first_path
+from forerun.drafters.model.staged import _proposal
+from forerun.drafters.target.early_exit import EarlyExit
 from forerun.errors import DrafterError
 from forerun.types import Draft, Needs, Sequence, Step, Verdict
 
@@ -114,11 +114,11 @@ def test_it_wants_what_the_inner_drafter_wants() -> None:
     assert (drafter.needs, drafter.traits.reads_prediction, drafter.nbytes) == (Needs(top_tokens=3), True, 1000)
 
 
-def test_the_first_path_of_a_tree() -> None:
+def test_the_proposal_of_a_tree() -> None:
     tree = Draft([4, 5, 6, 7, 8], [-1, -1, 0, 1, 2])
-    assert _first_path(tree) == [4, 6, 8]
-    assert _first_path(Draft(tree.token_ids, tree.parents, num_candidates=3)) == [4, 6]
-    assert _first_path(Draft.empty()) == []
+    assert _proposal(tree) == [4, 6, 8]
+    assert _proposal(Draft(tree.token_ids, tree.parents, num_candidates=3)) == [4, 6]
+    assert _proposal(Draft.empty()) == []
 
 
 def test_an_inner_drafter_that_does_not_exist() -> None:

@@ -9,8 +9,8 @@ import pytest
 
 from forerun.config import COPY_RATES, SUFFIX_LENGTH_BASE, SUFFIX_LENGTH_FACTOR, SamplingParams
 from forerun.drafters import Suffix
-from forerun.drafters.shared_text import SharedText, Tenants
-from forerun.drafters.suffix_automaton import SuffixAutomaton
+from forerun.drafters.text.shared_text import SharedText, Tenants
+from forerun.drafters.text.suffix_automaton import SuffixAutomaton
 from forerun.errors import ConfigError, SamplingError
 from forerun.types import Draft, Sequence, Step, Verdict
 

@@ -4,9 +4,9 @@ import random
 
 import pytest
 
-from forerun.drafters.confidence import Confidence
-from forerun.drafters.ranked import RankedTree
-from forerun.drafters.tree_growth import DynamicGrowth, Growth, ShapedGrowth
+from forerun.drafters.model.confidence import Confidence
+from forerun.drafters.model.tree_growth import DynamicGrowth, Growth, ShapedGrowth
+from forerun.drafters.ranked_tree import RankedTree
 
 
 def grow(growth: Growth, law: dict[tuple[int, ...], list[tuple[int, float]]], default: list[tuple[int, float]]) -> int:

@@ -1,16 +1,14 @@
-"""Texts from files, folders and JSON lines; the tokens and the fingerprint of a tokenizer."""
+"""Texts from files, folders and JSON lines; the tokens of a tokenizer."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from forerun.errors import ConfigError
-from forerun.models import load_tokenizer
-from forerun.retrieval import Document, Skipped, find_files, fingerprint, read_documents, tokenise
+from forerun.retrieval import Document, Skipped, find_files, read_documents, tokenise
 
 
 @pytest.fixture
@@ -96,21 +94,9 @@ def test_json_lines_without_text(tmp_path: Path, line: str, words: str) -> None:
 class Letters:
     """One token per character."""
 
-    def __init__(self, vocabulary: dict[str, int] | None = None, merges: Any = None) -> None:
-        self.vocabulary = vocabulary or {"a": 0, "b": 1}
-        if merges is not None:
-            self.backend_tokenizer = self
-            self.merges = merges
-
     def __call__(self, texts: list[str], add_special_tokens: bool, verbose: bool) -> dict[str, list[list[int]]]:
         assert not add_special_tokens
         return {"input_ids": [[ord(letter) for letter in text] for text in texts]}
-
-    def get_vocab(self) -> dict[str, int]:
-        return self.vocabulary
-
-    def to_str(self) -> str:
-        return json.dumps({"truncation": None, "model": {"merges": self.merges}})
 
 
 def test_tokens_up_to_a_limit() -> None:
@@ -119,26 +105,3 @@ def test_tokens_up_to_a_limit() -> None:
     assert list(tokenise(documents, Letters(), 9)) == [[97, 98]] * 3
     assert list(tokenise(documents, Letters(), 8)) == [[97, 98]] * 2
     assert list(tokenise([], Letters())) == []
-
-
-def test_fingerprints() -> None:
-    plain = fingerprint(Letters())
-    assert plain == fingerprint(Letters({"b": 1, "a": 0})) and len(plain) == 32
-    merged = fingerprint(Letters(merges=["a b", "ab a"]))
-    assert merged == fingerprint(Letters(merges=[["a", "b"], ["ab", "a"]]))
-    others = [
-        Letters({"a": 1, "b": 0}),
-        Letters({"a": 0}),
-        Letters({"a": 0, "b": 2}),
-        Letters(merges=["ab a", "a b"]),
-        None,
-    ]
-    assert len({plain, merged, *map(fingerprint, others)}) == 7
-    assert fingerprint(Letters(merges=[])) == plain
-
-
-def test_the_fingerprint_does_not_depend_on_settings() -> None:
-    tokenizer = load_tokenizer("bundled")
-    before = fingerprint(tokenizer)
-    tokenizer("a b c", truncation=True, max_length=2)
-    assert fingerprint(tokenizer) == before == fingerprint(load_tokenizer("bundled-draft"))

@@ -1,0 +1,266 @@
+"""A draft with another tokenizer (Timor et al., "Accelerating LLM Inference with Lossless Speculative Decoding
+Algorithms for Heterogeneous Vocabularies", 2502.05202).
+
+The inner drafter lives in a shadow of every sequence: the same text in the draft's tokens. Two ways lead back:
+
+- *tokens* (token-level intersection): the draft's law is restricted to the tokens that both vocabularies have before
+  anything is drawn from it, so that drafts and laws are translated one to one, and drawn drafts stay drawn.
+- *text* (string-level match): the drafted text is tokenised again by the target's tokenizer, and what comes out counts
+  as chosen. Any text can be drafted, but no law comes along.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from forerun.config import BUNDLED_OTHER_VOCAB, BUNDLED_TARGET, SamplingParams
+from forerun.drafters.base import Binding, Drafter, Traits
+from forerun.drafters.cross_vocab.restricted_model import RestrictedModel
+from forerun.drafters.cross_vocab.retokenise import Retokeniser, complete
+from forerun.drafters.model.draft_model import DraftModel
+from forerun.drafters.model.model_drafter import MAX_LAG
+from forerun.errors import ConfigError, DrafterError, IncompatibleDrafterError
+from forerun.models import LanguageModel, load_model, load_tokenizer
+from forerun.sampling import filters_only
+from forerun.tree import Tree
+from forerun.types import Draft, Sequence, Step, Verdict
+from forerun.vocabulary import shared_tokens, token_bytes
+
+MODES = ("auto", "tokens", "text")
+
+
+@dataclass(slots=True, eq=False)
+class _Shadow:
+    """A sequence in the draft's tokens.
+
+    Attributes:
+        sequence: as the inner drafter knows it; holds the text as far as its characters are complete.
+        rest: bytes of an incomplete character after it.
+        seen: committed target tokens that it holds.
+        by_tokens: how its drafts are translated.
+        drafted: the inner draft that the last draft was made from.
+    """
+
+    sequence: Sequence
+    rest: bytes
+    seen: int
+    by_tokens: bool
+    drafted: Draft = field(default_factory=Draft.empty)
+
+
+class CrossVocab(Drafter):
+    """Wraps a drafter that speaks another vocabulary than the target.
+
+    Args:
+        model: folder, hub id or loaded draft model with a tokenizer of its own; None means the bundled one, which
+            belongs to the bundled target.
+        inner: makes the drafter from the draft model.
+        mode: "tokens" or "text" for all requests, or "auto": tokens for drawn drafts, text for the others.
+        tokenizer: of the draft model; None takes the one beside it.
+
+    Raises:
+        ConfigError: there is no such mode.
+    """
+
+    def __init__(
+        self,
+        model: str | Path | LanguageModel | None = None,
+        inner: Callable[[Any], Drafter] = DraftModel,
+        mode: str = "auto",
+        *,
+        tokenizer: Any = None,
+    ) -> None:
+        if mode not in MODES:
+            raise ConfigError(f"mode is {mode!r}, but must be one of {', '.join(MODES)}.")
+        self._source = model
+        self._make = inner
+        self._mode = mode
+        self._tokenizer = tokenizer
+        self._shadows: dict[Sequence, _Shadow] = {}
+        self._inner: Drafter | None = None
+
+    @property
+    def traits(self) -> Traits:
+        inner = Traits() if self._inner is None else self._inner.traits
+        return Traits((type(self).__name__, self._mode, *inner.cost_key), inner.whole_draft)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes the inner drafter holds."""
+        return 0 if self._inner is None else self._inner.nbytes
+
+    @property
+    def inner(self) -> Drafter:
+        """The drafter in the draft's vocabulary. Raises DrafterError before `bind`."""
+        if self._inner is None:
+            raise DrafterError("This CrossVocab is not bound to a target yet. Give it to LLM(drafter=...).")
+        return self._inner
+
+    def bind(self, binding: Binding) -> None:
+        """Load the draft model and compare the vocabularies.
+
+        Raises:
+            DrafterError: no draft model was named, or one side has no tokenizer.
+            IncompatibleDrafterError: the vocabularies share nothing.
+            ModelLoadError: the draft model cannot be read.
+        """
+        target = binding.target
+        if self._source is None:
+            if target.name != BUNDLED_TARGET:
+                raise DrafterError(
+                    "'cross-vocab' without a model means the bundled draft of another vocabulary, which belongs to the "
+                    f"bundled target, not to {target.name}. Say which: drafter='cross-vocab:model=path/to/draft'."
+                )
+            self._source = BUNDLED_OTHER_VOCAB
+        if binding.tokenizer is None:
+            raise DrafterError(
+                f"{target.name} has no tokenizer, and without text there is no way into another vocabulary. "
+                "Put its tokenizer beside its weights."
+            )
+        dtype = str(target.dtype).removeprefix("torch.")
+        model = load_model(self._source, dtype) if isinstance(self._source, (str, Path)) else self._source
+        if self._tokenizer is None:
+            if not isinstance(self._source, (str, Path)):
+                raise DrafterError(f"{model.name} was given as a loaded model: give its tokenizer as well.")
+            self._tokenizer = load_tokenizer(self._source)
+        self._bind_vocabularies(binding, model)
+        self._model = RestrictedModel(model, list(self._to_target))
+        self._inner = self._make(self._model)
+        self._inner.bind(Binding(self._model, self._tokenizer, binding.seed))
+
+    def _bind_vocabularies(self, binding: Binding, model: LanguageModel) -> None:
+        self._target_bytes = token_bytes(binding.tokenizer)
+        draft_bytes = {i: own for i, own in token_bytes(self._tokenizer).items() if i < model.vocab_size}
+        self._vocab_size = binding.target.vocab_size
+        known = {i: own for i, own in self._target_bytes.items() if i < self._vocab_size}
+        self._to_target = shared_tokens(known, draft_bytes)
+        if not self._to_target:
+            raise IncompatibleDrafterError(
+                f"{model.name} and {binding.target.name} have no token in common. Choose a draft model for text of the "
+                "same kind."
+            )
+        # one to one here too, or a law would lose what another token had: each end of text has a partner of its own
+        self._target_ends = binding.target.eos_token_ids
+        free = sorted(self._target_ends - set(self._to_target.values()))
+        self._to_target |= dict(zip(sorted(model.eos_token_ids - set(self._to_target)), free, strict=False))
+        self._ends = model.eos_token_ids
+        self._draft_text = Retokeniser(self._tokenizer, draft_bytes)
+        self._target_text = Retokeniser(binding.tokenizer, self._target_bytes)
+        self._draft_ids = torch.tensor(list(self._to_target))
+        self._target_ids = torch.tensor(list(self._to_target.values()))
+
+    def start(self, sequence: Sequence) -> None:
+        params = sequence.params
+        drawn = not params.greedy and params.seed is None
+        by_tokens = self._mode == "tokens" or (self._mode == "auto" and drawn)
+        data = self._target_text.bytes_of(sequence.token_ids)
+        text = complete(data)
+        ids = self._draft_text.encode(text.decode("utf-8", errors="replace"), special=True)
+        if not ids:  # a model cannot draft from nothing
+            ids = sorted(self._ends)[:1] or [0]
+        shadow = Sequence(sequence.id, ids, len(ids), _shadow_params(params, by_tokens and drawn), sequence.choice)
+        self._shadows[sequence] = _Shadow(shadow, data[len(text) :], len(sequence.token_ids), by_tokens)
+        self._model.restrict = by_tokens
+        self.inner.start(shadow)
+
+    def stop(self, sequence: Sequence) -> None:
+        shadow = self._shadows.pop(sequence, None)
+        if shadow is not None:
+            self.inner.stop(shadow.sequence)
+
+    def draft(self, sequences: Seq[Sequence], budgets: Seq[int], price: float = 0.0) -> list[Draft]:
+        shadows = [self._shadows[sequence] for sequence in sequences]
+        inner_budgets = []
+        for sequence, shadow, budget in zip(sequences, shadows, budgets, strict=True):
+            self._follow(sequence, shadow)
+            shadow.sequence.max_length = len(shadow.sequence.token_ids) + max(sequence.room, 0) + 1
+            inner_budgets.append(0 if shadow.rest else max(0, min(budget, sequence.room)))
+        drafts = self.inner.draft([shadow.sequence for shadow in shadows], inner_budgets, price)
+        translated = []
+        for sequence, shadow, draft, budget in zip(sequences, shadows, drafts, inner_budgets, strict=True):
+            shadow.drafted = draft
+            translate = self._by_tokens if shadow.by_tokens else self._by_text
+            translated.append(translate(sequence, draft, budget) if len(draft) else Draft.empty())
+        return translated
+
+    def commit(self, steps: Seq[Step]) -> None:
+        inner = []
+        for step in steps:
+            shadow = self._shadows[step.sequence]
+            if step.draft is None:  # as much of the shadow's prompt as of the sequence's
+                share = step.num_computed / max(1, step.sequence.num_prompt)
+                done = min(len(shadow.sequence.token_ids) - 1, int(share * len(shadow.sequence.token_ids)))
+                inner.append(Step(shadow.sequence, None, None, done))
+                continue
+            if not len(shadow.drafted) and len(step.sequence.token_ids) - shadow.seen < MAX_LAG:
+                continue  # nobody asked for a draft: the text is translated when somebody does, or by and by
+            shadow.drafted = _NOTHING
+            self._follow(step.sequence, shadow)
+            own = shadow.sequence
+            inner.append(Step(own, Draft.empty(), Verdict([], own.token_ids[-1]), len(own.token_ids) - 1))
+        if inner:
+            self.inner.commit(inner)
+
+    def _follow(self, sequence: Sequence, shadow: _Shadow) -> None:
+        """Bring the shadow to the text of the committed tokens."""
+        if shadow.seen == len(sequence.token_ids):
+            return
+        data = shadow.rest + self._target_text.bytes_of(sequence.token_ids[shadow.seen :])
+        text = complete(data)
+        shadow.rest, shadow.seen = data[len(text) :], len(sequence.token_ids)
+        old = shadow.sequence.token_ids
+        new = self._draft_text.extend(old, text.decode("utf-8", errors="replace"))
+        kept = _common(old, new)
+        shadow.sequence.token_ids = new
+        if kept < len(old):
+            self.inner.rewind(shadow.sequence, kept)
+
+    def _by_tokens(self, sequence: Sequence, draft: Draft, budget: int) -> Draft:
+        """The same tree with every token, and every law, in the target's vocabulary."""
+        tokens = [self._to_target[token_id] for token_id in draft.ids]
+        laws = None
+        if draft.laws is not None:
+            laws = draft.laws.new_zeros(len(draft.laws), self._vocab_size)
+            laws[:, self._target_ids] = draft.laws[:, self._draft_ids]
+        return Draft(tokens, draft.parents, laws, draft.replacement, draft.num_candidates)
+
+    def _by_text(self, sequence: Sequence, draft: Draft, budget: int) -> Draft:
+        """The texts of the draft's paths in the target's tokens, merged into one tree."""
+        drafted = draft.ids
+        tree = Tree()
+        for leaf in sorted(set(range(len(draft))) - set(draft.parents)):
+            path = [drafted[node] for node in draft.path_to(leaf)]
+            tree.graft(self._retokenised(sequence, path)[: max(sequence.room, 0)], budget)
+        return Draft(tree.ids, tree.parents)
+
+    def _retokenised(self, sequence: Sequence, path: list[int]) -> list[int]:
+        ended = next((i for i, token_id in enumerate(path) if token_id in self._ends), None)
+        text = complete(self._draft_text.bytes_of(path if ended is None else path[:ended])).decode("utf-8", "replace")
+        ids = self._target_text.continuation(sequence.token_ids, text) if text else []
+        if ended is not None and self._target_ends:
+            ids = [*ids, self._to_target.get(path[ended], min(self._target_ends))]
+        return [token_id for token_id in ids if token_id < self._vocab_size]
+
+
+def _shadow_params(params: SamplingParams, drawn: bool) -> SamplingParams:
+    """Options that mean the same in any vocabulary. Chosen drafts take the most probable token."""
+    if not drawn:
+        return SamplingParams(temperature=0)
+    return filters_only(params)
+
+
+def _common(old: list[int], new: list[int]) -> int:
+    """Length of the common beginning; most often all of the old one."""
+    length = min(len(old), len(new))
+    if old[:length] == new[:length]:
+        return length
+    return next(i for i in range(length) if old[i] != new[i])
+
+
+_NOTHING = Draft.empty()

@@ -1,0 +1,243 @@
+"""A small model of the same vocabulary drafts a chain (Leviathan et al., 2211.17192; Chen et al., 2302.01318).
+
+What it draws with its laws is judged by rejection; what it picks greedily, or with the noise that a seeded
+request shares with the target (Daliri et al., 2408.07978), counts as chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from forerun.config import PREFILL_CHUNK
+from forerun.drafters.model.confidence import Confidence
+from forerun.drafters.model.model_drafter import Own, OwnModel, Way, way_of
+from forerun.drafters.ranked_tree import RankedTree
+from forerun.models import LanguageModel, Rows
+from forerun.sampling import NoiseKey, draw_tokens, keyed_gumbel, row_argmax
+from forerun.types import Draft, Sequence
+
+_NOISE_AT_ONCE = 2**16
+"""Noise values made at once: one call for several positions costs less than one each."""
+
+
+@dataclass(slots=True, eq=False)
+class Chain:
+    """One chain while it grows.
+
+    Attributes:
+        own: state of its sequence.
+        way: how its tokens are picked.
+        budget: tokens at most.
+        price: it ends where the chance that all of it is accepted is no more than this.
+        confidence: what the draft model's probabilities are worth.
+        tree: its tokens so far, with their levels if there is a price.
+        owed: tokens to be fed first.
+        proposed: what may follow them; the model is fed these too, and keeps those it would have picked itself.
+        laws: [V] each, of the tokens so far, if they are drawn.
+        chance: that all tokens so far are accepted.
+        uniforms: [budget] for draws.
+    """
+
+    own: Own
+    way: Way
+    budget: int
+    price: float
+    confidence: Confidence
+    tree: RankedTree = field(default_factory=RankedTree)
+    owed: list[int] = field(default_factory=list)
+    proposed: list[int] = field(default_factory=list)
+    laws: list[Tensor] = field(default_factory=list)
+    chance: float = 1.0
+    uniforms: Tensor | None = None
+    ended: bool = False
+    _noise: Tensor | None = None
+    _noise_from: int = 0
+
+    @property
+    def sequence(self) -> Sequence:
+        return self.own.sequence
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the next forward whose logits are wanted."""
+        return len(self.proposed) + 1
+
+    def extend(self, picked: Seq[int], probabilities: Seq[float] | None, laws: Tensor | None) -> int:
+        """Take what was picked at each row, as far as the rows before it were fed what was picked there.
+
+        Args:
+            picked: [num_rows] tokens.
+            probabilities: [num_rows] what the draft model thinks of them; None without a price.
+            laws: [num_rows, V] that they were drawn from; None if they were chosen.
+
+        Returns:
+            How many of the proposed tokens are kept.
+        """
+        for i, token_id in enumerate(picked):
+            probability = None if probabilities is None else probabilities[i]
+            self._take(token_id, probability, None if laws is None else laws[i])
+            if self.ended or i == len(self.proposed) or token_id != self.proposed[i]:
+                return i
+        raise AssertionError("one row more than proposed tokens")
+
+    def _take(self, token_id: int, probability: float | None, law: Tensor | None) -> None:
+        level = 0
+        if probability is not None:
+            level = self.confidence.level(probability)
+            self.chance *= self.confidence.chance(probability, level)
+            self.ended = self.chance <= self.price
+            if self.ended and law is None:
+                return
+        # A drawn token that was looked at stays: to drop it would bias what is accepted.
+        tree = self.tree
+        tree.add(token_id, len(tree) - 1, level, self.chance)
+        if law is not None:
+            self.laws.append(law)
+        self.ended = self.ended or len(tree) == self.budget
+
+    def noise(self, vocab_size: int) -> Tensor:
+        """[num_rows, V] the target's own noise at the next positions."""
+        first, wanted = len(self.tree), self.num_rows
+        if self._noise is None or first + wanted > self._noise_from + len(self._noise):
+            params, length = self.sequence.params, len(self.sequence.token_ids)
+            assert params.seed is not None
+            end = min(self.budget, first + max(wanted, _NOISE_AT_ONCE // vocab_size))
+            keys = [NoiseKey(params.seed, self.sequence.choice, length + i) for i in range(first, end)]
+            self._noise, self._noise_from = keyed_gumbel(keys, vocab_size), first
+        at = first - self._noise_from
+        return self._noise[at : at + wanted]
+
+    def draft(self) -> Draft:
+        if not self.laws:
+            return Draft.chain(self.tree.ids)
+        unread = torch.zeros_like(self.laws[0])  # the row after the last node, whose children nobody drew
+        return Draft.chain(self.tree.ids, torch.stack([*self.laws, unread]))
+
+
+class DraftModel(OwnModel):
+    """Drafts chains with a causal language model that shares the target's vocabulary.
+
+    Given a price, a chain ends where the chance that all of it is accepted, as measured for the draft model's own
+    probabilities, no longer exceeds the price.
+
+    Args:
+        model: "bundled-draft", a folder, a hub id, or a loaded model; None means the bundled draft, which belongs to
+            the bundled target.
+        dtype: of its weights; None takes the target's.
+
+    The model is loaded when an LLM takes the drafter (`bind`).
+    """
+
+    def __init__(self, model: str | Path | LanguageModel | None = None, *, dtype: str | None = None) -> None:
+        super().__init__(model, dtype)
+        self._confidence: dict[Way, Confidence] = {way: Confidence() for way in Way}
+
+    def draft(self, sequences: Seq[Sequence], budgets: Seq[int], price: float = 0.0) -> list[Draft]:
+        chains = []
+        for sequence, budget in zip(sequences, budgets, strict=True):
+            way, room = way_of(sequence), self._room(sequence, budget)
+            chains.append(Chain(self._owned[sequence], way, room, price, self._confidence[way]))
+        growing = [chain for chain in chains if chain.budget > 0]
+        self._prepare(growing)
+        while growing:
+            rows = [
+                Rows(chain.own.cache, [*chain.owed, *self._within_vocabulary(chain.proposed)], None, chain.num_rows)
+                for chain in growing
+            ]
+            result = self._feed(rows, [chain.own for chain in growing])
+            self._extend(growing, result.logits, price > 0)
+            growing = [chain for chain in growing if not chain.ended]
+        for chain in chains:
+            counted = price > 0 and len(chain.tree) > 0
+            self._remember(chain.own, (chain.tree, chain.confidence.rates) if counted else None)
+        return [chain.draft() for chain in chains]
+
+    def _prepare(self, chains: list[Chain]) -> None:
+        """What each chain is fed first, and its random numbers."""
+        self._catch_up([chain.own for chain in chains], PREFILL_CHUNK)
+        drawn = []
+        for chain in chains:
+            chain.owed = self._owed(chain.own)
+            if chain.way is Way.DRAWN:
+                drawn.append(chain)
+        if drawn:
+            sizes = [chain.budget for chain in drawn]
+            uniforms = torch.rand(sum(sizes), dtype=torch.float64, generator=self._generator)
+            for chain, part in zip(drawn, torch.split(uniforms, sizes), strict=True):
+                chain.uniforms = part
+
+    def _extend(self, chains: list[Chain], logits: Tensor, priced: bool) -> None:
+        """Extend each chain by what its rows say.
+
+        logits: [rows of all chains, draft vocabulary].
+        """
+        groups: dict[Way, list[Chain]] = {}
+        for chain in chains:
+            groups.setdefault(chain.way, []).append(chain)
+        rows: dict[Way, list[int]] = {}
+        if len(groups) > 1:
+            at = 0
+            for chain in chains:
+                rows.setdefault(chain.way, []).extend(range(at, at + chain.num_rows))
+                at += chain.num_rows
+        for way, members in groups.items():
+            own = logits[rows[way]] if rows else logits
+            values, picked = self._pick(way, members, own)
+            tokens = picked.tolist()
+            laws = values if way is Way.DRAWN else None
+            probabilities = _probabilities(values, picked, way) if priced else None
+            start = 0
+            for chain in members:
+                part = slice(start, start + chain.num_rows)
+                start = part.stop
+                chances = None if probabilities is None else probabilities[part]
+                self._keep(chain, chain.extend(tokens[part], chances, None if laws is None else laws[part]))
+
+    def _pick(self, way: Way, chains: list[Chain], logits: Tensor) -> tuple[Tensor, Tensor]:
+        """What each row's token is picked by, and the token.
+
+        Greedy chains take the argmax, seeded ones with the target's own noise added; the others draw.
+
+        Returns:
+            [R, V] logits up to a constant, or laws if drawn; [R] tokens.
+        """
+        if way is Way.GREEDY and all(self._pipeline.is_identity(chain.sequence.params) for chain in chains):
+            values = logits[:, : self._vocab_size]
+            return values, row_argmax(values)
+        places = []
+        for chain in chains:
+            path = chain.tree.ids
+            places.append((chain.own, path[:]))
+            places.extend((chain.own, [*path, *chain.proposed[:i]]) for i in range(1, chain.num_rows))
+        if way is Way.DRAWN:
+            laws = self._laws(logits, places)
+            at = [(len(chain.tree), chain) for chain in chains]
+            parts = [chain.uniforms[i : i + chain.num_rows] for i, chain in at if chain.uniforms is not None]
+            return laws, draw_tokens(laws, parts[0] if len(parts) == 1 else torch.cat(parts))
+        values = self._logprobs(logits, places)
+        if way is Way.GREEDY:
+            return values, row_argmax(values)
+        noise = [chain.noise(self._vocab_size) for chain in chains]
+        values = torch.add(noise[0] if len(noise) == 1 else torch.cat(noise), values)
+        return values, row_argmax(values)
+
+    def _keep(self, chain: Chain, num_proposed: int) -> None:
+        """Drop the rows that the draft model would not have been fed: those after so many of the proposed tokens."""
+        own, rejected = chain.own, len(chain.proposed) - num_proposed
+        if rejected:
+            keep = len(own.scratch) - rejected
+            own.cache.drop(keep)
+            own.scratch = own.scratch.part(range(keep))
+        chain.owed, chain.proposed = self._within_vocabulary(chain.tree.ids[-1:]), []
+
+
+def _probabilities(values: Tensor, picked: Tensor, way: Way) -> list[float]:
+    """[R] of the picked tokens. values: [R, V] laws if drawn, else logits up to a constant."""
+    laws = values if way is Way.DRAWN else values.softmax(-1)
+    probabilities: list[float] = laws.gather(-1, picked[:, None])[:, 0].tolist()
+    return probabilities

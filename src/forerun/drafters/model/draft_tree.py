@@ -1,0 +1,239 @@
+"""A small model of the same vocabulary drafts a branching tree.
+
+Of greedy requests, and of those with a seed, a node's children are the tokens that the draft model would pick first
+(with a seed: with the noise that the target adds too, Daliri et al., 2408.07978). Of all others they are drawn without
+replacement from the draft model's law (Sequoia, 2402.12374), or they are its most probable tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from forerun.config import (
+    DRAFT_TREE_DEPTHS,
+    DRAFT_TREE_MIN_GAIN,
+    DRAFT_TREE_RATES,
+    DRAFT_TREE_REFRESH,
+    DRAFT_TREE_WIDTH,
+    PREFILL_CHUNK,
+)
+from forerun.drafters.base import Traits
+from forerun.drafters.model.confidence import Confidence
+from forerun.drafters.model.distinct_draws import draw_distinct
+from forerun.drafters.model.model_drafter import Own, OwnModel, Way, way_of
+from forerun.drafters.model.tree_growth import DynamicGrowth, Growth, ShapedGrowth
+from forerun.drafters.model.tree_shapes import best_shape
+from forerun.drafters.ranked_tree import RankedTree
+from forerun.errors import ConfigError
+from forerun.models import LanguageModel, Rows
+from forerun.policy import Rates
+from forerun.sampling import NoiseKey, keyed_gumbel
+from forerun.tree import ROOT
+from forerun.types import Draft, Sequence
+
+Children = list[tuple[int, float]]
+"""Tokens that may follow a row, best or first drawn first, and the draft model's probabilities of them."""
+_SHAPES = ("dynamic", "static")
+
+
+@dataclass(slots=True, eq=False)
+class _Tree:
+    """One sequence's tree while it grows.
+
+    Attributes:
+        own: state of the sequence.
+        growth: decides what is expanded.
+        rates: where its nodes' trials are counted.
+        rows: node -> the scratch row that it was fed as.
+        depth: of the next children's parents.
+        laws: [V] of each node that was expanded (-1: the last committed token), if its children were drawn.
+    """
+
+    own: Own
+    growth: Growth
+    rates: Rates
+    rows: dict[int, int] = field(default_factory=dict)
+    depth: int = 0
+    laws: dict[int, Tensor] = field(default_factory=dict)
+
+    def paths(self) -> list[list[int]]:
+        """The tokens from below the last committed one to each node of the frontier."""
+        tree = self.growth.tree
+        ids = tree.ids
+        return [[ids[node] for node in tree.path_to(end)] for end in self.growth.frontier]
+
+    def next_rows(self) -> tuple[list[int], list[int]]:
+        """Tokens of the frontier's nodes, and the scratch rows that they follow."""
+        tree, frontier = self.growth.tree, self.growth.frontier
+        ids = tree.ids
+        parents = [self.rows.get(tree.parents[node], ROOT) for node in frontier]
+        first = len(self.rows)
+        self.rows.update({node: first + i for i, node in enumerate(frontier)})
+        return [ids[node] for node in frontier], parents
+
+    def draft(self) -> tuple[Draft, RankedTree]:
+        tree, nodes = self.growth.finished()
+        if not nodes:
+            return Draft.empty(), tree
+        if not self.laws:
+            return Draft(tree.ids, tree.parents), tree
+        none = torch.zeros_like(self.laws[-1])  # of leaves, whose children nobody drew
+        laws = torch.stack([self.laws.get(node, none) for node in (-1, *nodes)])
+        return Draft(tree.ids, tree.parents, laws, replacement=False), tree
+
+
+class DraftTree(OwnModel):
+    """Drafts trees with a causal language model that shares the target's vocabulary.
+
+    A dynamic tree expands the most probable nodes, all of one depth in one forward, and keeps the best of all nodes. A
+    static one has the shape that measured acceptance by depth and rank makes best. Drawn trees are always of such a
+    shape, since a token that was drawn must not be dropped for what it is.
+
+    Args:
+        model: "bundled-draft", a folder, a hub id, or a loaded Model; None means the bundled draft, which belongs to
+            the bundled target.
+        shape: "dynamic" or "static".
+        drawn: draw the children for requests without a seed above temperature 0; False takes the most probable ones.
+        width: nodes expanded at one depth of a dynamic tree, and children looked at below each.
+        min_gain: accepted tokens that one more forward of the draft model must promise a dynamic tree.
+        dtype: of the model's weights; None takes the target's.
+
+    Raises:
+        ConfigError: an option is out of range.
+    """
+
+    def __init__(
+        self,
+        model: str | Path | LanguageModel | None = None,
+        shape: str = "dynamic",
+        drawn: bool = True,
+        *,
+        width: int = DRAFT_TREE_WIDTH,
+        min_gain: float = DRAFT_TREE_MIN_GAIN,
+        dtype: str | None = None,
+    ) -> None:
+        super().__init__(model, dtype)
+        if shape not in _SHAPES:
+            raise ConfigError(f"shape is {shape!r}, but must be one of {', '.join(_SHAPES)}.")
+        if width < 1 or not 0 <= min_gain < 1:
+            raise ConfigError(
+                f"width is {width} and min_gain {min_gain}, but 1 <= width and 0 <= min_gain < 1 is needed."
+            )
+        self._shape: Literal["dynamic", "static"] = "static" if shape == "static" else "dynamic"
+        self._drawn, self._width, self._min_gain = drawn, width, min_gain
+        self._confidence = {way: Confidence() for way in Way}
+        self._rates = {way: Rates(DRAFT_TREE_RATES * DRAFT_TREE_DEPTHS) for way in Way}
+        self._shapes: dict[tuple[Way, int, int, float], RankedTree] = {}
+        self._num_drafts = 0
+
+    @property
+    def traits(self) -> Traits:
+        options = f"{self._shape} drawn={self._drawn} width={self._width} min_gain={self._min_gain}"
+        return Traits((*super().traits.cost_key, options))
+
+    def draft(self, sequences: Seq[Sequence], budgets: Seq[int], price: float = 0.0) -> list[Draft]:
+        trees = [self._plant(each, budget, price) for each, budget in zip(sequences, budgets, strict=True)]
+        growing = [tree for tree in trees if tree.growth.frontier]
+        self._catch_up([tree.own for tree in growing], PREFILL_CHUNK)
+        rows = [Rows(tree.own.cache, self._owed(tree.own), None, 1) for tree in growing]
+        while growing:
+            final = not growing[0].depth  # what is owed has been committed
+            result = self._feed(rows, [tree.own for tree in growing], final)
+            self._expand(growing, result.logits)
+            growing = [tree for tree in growing if tree.growth.frontier]
+            rows = []
+            for tree in growing:
+                tokens, parents = tree.next_rows()
+                rows.append(Rows(tree.own.cache, self._within_vocabulary(tokens), parents))
+        self._num_drafts += 1
+        if self._num_drafts % DRAFT_TREE_REFRESH == 0:
+            self._shapes.clear()
+        return [self._harvest(tree) for tree in trees]
+
+    def _plant(self, sequence: Sequence, budget: int, price: float) -> _Tree:
+        way, own, depth = way_of(sequence), self._owned[sequence], self._room(sequence, budget)
+        growth: Growth
+        if self._shape == "static" or self._draws(way):
+            growth = ShapedGrowth(self._best_shape(way, budget, depth, price))
+            return _Tree(own, growth, self._rates[way])
+        confidence = self._confidence[way]
+        growth = DynamicGrowth(budget, depth, self._width, self._min_gain, price, confidence)
+        return _Tree(own, growth, confidence.rates)
+
+    def _draws(self, way: Way) -> bool:
+        return way is Way.DRAWN and self._drawn
+
+    def _best_shape(self, way: Way, budget: int, depth: int, price: float) -> RankedTree:
+        """Of what has been measured so far; renewed now and then."""
+        key = (way, budget, depth, price)
+        if key not in self._shapes:
+            rates, width = self._rates[way], len(DRAFT_TREE_RATES)
+            by_depth = [[rates.rate(d * width + rank) for rank in range(width)] for d in range(DRAFT_TREE_DEPTHS)]
+            self._shapes[key] = best_shape(by_depth, budget, depth, price)
+        return self._shapes[key]
+
+    def _expand(self, trees: list[_Tree], logits: Tensor) -> None:
+        """Give every node of the trees' frontiers its children. logits: [all frontiers' nodes, draft vocabulary]."""
+        groups: dict[Way, list[_Tree]] = {}
+        rows: dict[Way, list[int]] = {}
+        at = 0
+        for tree in trees:
+            way, size = way_of(tree.own.sequence), len(tree.growth.frontier)
+            groups.setdefault(way, []).append(tree)
+            rows.setdefault(way, []).extend(range(at, at + size))
+            at += size
+        for way, members in groups.items():
+            own = logits[:at] if len(groups) == 1 else logits[rows[way]]
+            children = self._children(way, members, own)
+            start = 0
+            for tree in members:
+                end = start + len(tree.growth.frontier)
+                tree.growth.expand(children[start:end])
+                tree.depth += 1
+                start = end
+
+    def _children(self, way: Way, trees: list[_Tree], logits: Tensor) -> list[Children]:
+        """The children to look at below each row, as many as the row's tree wants. logits: [rows, draft vocabulary]."""
+        wanted = [tree.growth.wanted(node) for tree in trees for node in tree.growth.frontier]
+        values = self._values(way, trees, logits)
+        if self._draws(way):
+            laws = iter(values)
+            for tree in trees:
+                tree.laws.update(zip(tree.growth.frontier, laws, strict=False))
+            return [[(token, 1.0) for token in row] for row in draw_distinct(values, wanted, self._generator)]
+        top = values.topk(min(max(wanted), values.shape[1]))
+        probabilities = (values if way is Way.DRAWN else values.softmax(-1)).gather(-1, top.indices)
+        children = []
+        for tokens, chances, most in zip(top.indices.tolist(), probabilities.tolist(), wanted, strict=True):
+            children.append([child for child in zip(tokens[:most], chances[:most], strict=True) if child[1] > 0])
+        return children
+
+    def _values(self, way: Way, trees: list[_Tree], logits: Tensor) -> Tensor:
+        """[rows, V] what children are ranked by: logits up to a constant, or laws for requests without a seed."""
+        if way is Way.GREEDY and all(self._pipeline.is_identity(tree.own.sequence.params) for tree in trees):
+            return logits[:, : self._vocab_size]
+        places = [(tree.own, path) for tree in trees for path in tree.paths()]
+        if way is Way.DRAWN:
+            return self._laws(logits, places)
+        values = self._logprobs(logits, places)
+        if way is Way.GREEDY:
+            return values
+        keys = []
+        for tree in trees:
+            sequence = tree.own.sequence
+            assert sequence.params.seed is not None
+            keys.append(NoiseKey(sequence.params.seed, sequence.choice, len(sequence.token_ids) + tree.depth))
+        noise = keyed_gumbel(keys, self._vocab_size)
+        sizes = torch.tensor([len(tree.growth.frontier) for tree in trees])
+        return noise.repeat_interleave(sizes, 0).add_(values)
+
+    def _harvest(self, tree: _Tree) -> Draft:
+        draft, ranked = tree.draft()
+        self._remember(tree.own, (ranked, tree.rates) if len(ranked) else None)
+        return draft

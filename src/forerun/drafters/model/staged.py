@@ -1,0 +1,119 @@
+"""A drafter drafts for the draft model, which drafts for the target.
+
+The inner loop is speculation like the outer one: what the inner drafter proposes goes through the draft model in one
+forward, and the draft model keeps the tokens that it would have picked itself, greedily, with a seeded request's noise,
+or by drawing from its own laws. So its chain, and the laws of a drawn one, are those it would have drafted alone, in
+fewer forwards. (Chen et al., Cascade Speculative Drafting, 2312.11462, and Sun et al., TriForce, 2404.11912.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from pathlib import Path
+
+from forerun.config import AUTO, STAGED_INNER_DRAFTER
+from forerun.drafters.base import Binding, Drafter, Traits
+from forerun.drafters.model.draft_model import Chain, DraftModel
+from forerun.errors import DrafterError
+from forerun.models import LanguageModel
+from forerun.types import Draft, Needs, Sequence, Step
+
+
+class Staged(DraftModel):
+    """A draft model with a drafter of its own.
+
+    The inner drafter is asked once for each draft, when all tokens are committed: it need not be able to take tokens
+    back. Where its proposal ends or fails, the draft model goes on alone.
+
+    Args:
+        model: the draft model, as in DraftModel.
+        drafter: the inner one: a name of the table, perhaps with options, or a drafter. Not one that computes with the
+            target's own layers, since those are not the draft model's.
+        dtype: of the draft model's weights; None takes the target's.
+
+    Raises:
+        DrafterError: the inner drafter is unknown, or of a kind that cannot serve here.
+    """
+
+    def __init__(
+        self,
+        model: str | Path | LanguageModel | None = None,
+        drafter: str | Drafter = STAGED_INNER_DRAFTER,
+        *,
+        dtype: str | None = None,
+    ) -> None:
+        super().__init__(model, dtype=dtype)
+        self._inner, self._inner_k = _inner(drafter)
+
+    @property
+    def needs(self) -> Needs:
+        return self._inner.needs
+
+    @property
+    def traits(self) -> Traits:
+        inner = self._inner.traits
+        key = (*super().traits.cost_key, f"inner K {self._inner_k}", *inner.cost_key)
+        return Traits(key, reads_prediction=inner.reads_prediction)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the draft model's caches, and of the inner drafter."""
+        return super().nbytes + self._inner.nbytes
+
+    def bind(self, binding: Binding) -> None:
+        super().bind(binding)
+        # its text is the target's; another seed, so that its draws are not those of the draft model
+        seed = None if binding.seed is None else binding.seed ^ 1
+        self._inner.bind(Binding(self.model, binding.tokenizer, seed))
+
+    def start(self, sequence: Sequence) -> None:
+        super().start(sequence)
+        self._inner.start(sequence)
+
+    def stop(self, sequence: Sequence) -> None:
+        if sequence in self._owned:
+            super().stop(sequence)
+            self._inner.stop(sequence)
+
+    def commit(self, steps: Seq[Step]) -> None:
+        super().commit(steps)
+        self._inner.commit(steps)
+
+    def rewind(self, sequence: Sequence, length: int) -> None:
+        super().rewind(sequence, length)
+        self._inner.rewind(sequence, length)
+
+    def _prepare(self, chains: list[Chain]) -> None:
+        super()._prepare(chains)
+        budgets = []
+        for chain in chains:
+            most = chain.budget - 1  # the draft model adds a token of its own
+            budgets.append(most if self._inner_k is None else min(most, self._inner_k))
+        if any(budgets):
+            drafts = self._inner.draft([chain.sequence for chain in chains], budgets)
+            for chain, draft in zip(chains, drafts, strict=True):
+                chain.proposed = _proposal(draft)
+
+
+def _proposal(draft: Draft) -> list[int]:
+    """The tokens of the path that takes the first child everywhere: of siblings, drafters put the best one first."""
+    return [draft.ids[node] for node in draft.first_path() if node < draft.num_candidates]
+
+
+def _inner(drafter: str | Drafter) -> tuple[Drafter, int | None]:
+    """The inner drafter, and how many tokens it may propose where its text says so."""
+    from forerun.drafters.table import DRAFTERS, build_drafter  # the table has a row for this module
+
+    row = DRAFTERS.get(drafter.partition(":")[0]) if isinstance(drafter, str) else None
+    if row is not None and row.kind == "target":
+        raise DrafterError(
+            f"The inner drafter is {drafter!r}, which computes with the target's own layers or rows, and here "
+            "the draft model is its target. Take one that reads text, such as prompt-lookup, or another draft model."
+        )
+    inner, num_draft_tokens = build_drafter(drafter)
+    if inner.traits.writes_cache:
+        raise DrafterError(
+            f"The inner drafter, {type(inner).__name__}, computes in the target's own cache, and here the draft model "
+            "is its target. Take one that reads text, such as prompt-lookup."
+        )
+    return inner, None if num_draft_tokens == AUTO else num_draft_tokens

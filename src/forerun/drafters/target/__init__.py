@@ -1,0 +1,1 @@
+"""Drafters that use what the target computes itself."""

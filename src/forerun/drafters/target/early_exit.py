@@ -1,0 +1,117 @@
+"""The target's own first layers draft (LayerSkip, Elhoushi et al., 2404.16710), and verification goes on from there.
+
+What the first layers compute of a drafted token is what the target would compute of it anyway: keys and values are
+written into the target's own cache, the states that leave them are kept, and verification begins at the next layer.
+No layer computes a token twice. The final norm and head make tokens of the states; a model that was not trained for
+it makes poor ones, which costs speed, never correctness.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from forerun.config import EARLY_EXIT_SHARE
+from forerun.drafters.base import Binding, Traits
+from forerun.drafters.model.draft_model import DraftModel
+from forerun.drafters.model.model_drafter import Own
+from forerun.errors import ConfigError, DrafterError, IncompatibleDrafterError
+from forerun.models import Forward, Model, Rows
+from forerun.tree import Tree
+from forerun.types import Cache, Draft, Sequence
+
+
+class EarlyExit(DraftModel):
+    """Drafts chains with the target's first layers. Their tokens are picked as a draft model's are.
+
+    Args:
+        exit_layer: E, how many layers draft; None takes a share of the target's (config.EARLY_EXIT_SHARE).
+
+    Raises:
+        ConfigError: exit_layer is below 1.
+    """
+
+    def __init__(self, exit_layer: int | None = None) -> None:
+        super().__init__(None)
+        if exit_layer is not None and exit_layer < 1:
+            raise ConfigError(f"exit_layer is {exit_layer}, but at least one layer must draft.")
+        self._exit_layer = exit_layer
+        self._num_layers = 0
+        self._states: dict[Own, list[Tensor]] = {}
+
+    @property
+    def traits(self) -> Traits:
+        return Traits((type(self).__name__, f"{self._num_layers or self._exit_layer} layers"), writes_cache=True)
+
+    @property
+    def nbytes(self) -> int:
+        """Nothing: keys and values are the target's own."""
+        return 0
+
+    def bind(self, binding: Binding) -> None:
+        """Take the target's first layers.
+
+        Raises:
+            ConfigError: exit_layer is not below the target's number of layers.
+            IncompatibleDrafterError: the target cannot be left in the middle.
+        """
+        target = binding.target
+        if not isinstance(target, Model) or not target.can_exit_early:
+            raise IncompatibleDrafterError(
+                f"{target.name} runs through its own Transformers modules, which cannot be left after some layers. "
+                "Early exit is for the architectures of the Llama decoder (Llama, Mistral, Qwen2, Qwen3). "
+                "Take another drafter."
+            )
+        layers = target.num_layers
+        self._num_layers = self._exit_layer or max(1, round(EARLY_EXIT_SHARE * layers))
+        if self._num_layers >= layers:
+            raise ConfigError(
+                f"exit_layer is {self._num_layers}, but {target.name} has {layers} layers: give a number from 1 to "
+                f"{layers - 1}, so that something is left to verify with."
+            )
+        self._target = target
+        self._serve(target, binding)
+
+    def draft(self, sequences: Seq[Sequence], budgets: Seq[int], price: float = 0.0) -> list[Draft]:
+        owned = [self._owned[sequence] for sequence in sequences]
+        self._states.clear()
+        try:
+            drafts = super().draft(sequences, budgets, price)
+            self._finish(owned, drafts)
+        finally:
+            for own in owned:
+                own.scratch = Tree()  # the verification goes on from it, and the engine commits or drops it
+        return [self._with_states(own, draft) for own, draft in zip(owned, drafts, strict=True)]
+
+    def _forward(self, rows: Seq[Rows], owned: Seq[Own]) -> Forward:
+        """Through the first layers; what leaves them is kept."""
+        hidden, logits = self._target.forward_first(rows, self._num_layers)
+        parts = torch.split(hidden, [len(row.token_ids) for row in rows])
+        for own, part in zip(owned, parts, strict=True):
+            self._states.setdefault(own, []).append(part)
+        return Forward(logits)
+
+    def _finish(self, owned: Seq[Own], drafts: Seq[Draft]) -> None:
+        """Take every draft's last token through the layers as well, unless it was asked already what follows it, and
+        the answer did not pay."""
+        late = [(own, draft) for own, draft in zip(owned, drafts, strict=True) if len(own.scratch) == len(draft) > 0]
+        if late:
+            rows = [Rows(own.cache, draft.ids[-1:], None, 0) for own, draft in late]
+            self._feed(rows, [own for own, _ in late])
+
+    def _with_states(self, own: Own, draft: Draft) -> Draft:
+        states = self._states.get(own)
+        if not len(draft) or states is None:
+            return draft
+        return replace(draft, hidden=torch.cat(states), first_layer=self._num_layers)
+
+    def _cache_for(self, sequence: Sequence) -> Cache:
+        if sequence.cache is None:
+            raise DrafterError("Early exit drafts in the target's own cache, and this sequence has none.")
+        return sequence.cache
+
+    def _free(self, own: Own) -> None:
+        """The cache is the engine's."""

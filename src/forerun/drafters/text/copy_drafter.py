@@ -1,0 +1,92 @@
+"""What drafters that copy share: how often a copied token was right, by how many tokens before it matched."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence as Seq
+
+from forerun.config import COPY_RATES
+from forerun.drafters.base import Drafter
+from forerun.policy import Rates
+from forerun.types import Draft, Sequence
+
+
+class CopyRates:
+    """Cuts copies where they stop to pay, and learns from what the target said in their place.
+
+    A copied token's level is the number of binary digits of its match length: the tokens before it, copied ones
+    included, that stand before the place it was copied from too. What was not drafted teaches as well, as far as the
+    target's own tokens reach, so that a level whose copies are never worth their price is still known.
+
+    Args:
+        prior: chance beforehand of each level.
+    """
+
+    __slots__ = ("_copied", "_rates")
+
+    def __init__(self, prior: Seq[float] = COPY_RATES) -> None:
+        self._rates = Rates(prior)
+        self._copied: dict[Sequence, tuple[int, list[int], list[int]]] = {}
+
+    def rate(self, length: int) -> float:
+        """The chance that a token copied after a match of this length is accepted."""
+        return self._rates.rate(length.bit_length())
+
+    def draft(
+        self, sequence: Sequence, token_ids: list[int], lengths: list[int], price: float, source: str | None = None
+    ) -> Draft:
+        """The chain of those tokens whose chance to be reached and accepted exceeds the price; all at price 0.
+
+        Args:
+            token_ids: the copy, not yet cut.
+            lengths: the match length of each.
+            source: its name, where there are statistics of it.
+        """
+        self._copied[sequence] = (len(sequence.token_ids), token_ids, lengths)
+        if price > 0:
+            token_ids = token_ids[: self._paying(lengths, price)]
+        draft = Draft.chain(token_ids)
+        if source is not None:
+            draft.sources = (source,) * len(draft)
+        return draft
+
+    def observe(self, sequence: Sequence) -> None:
+        """The sequence holds what the target said: compare it with the last copy."""
+        copied = self._copied.pop(sequence, None)
+        if copied is None:
+            return
+        start, token_ids, lengths = copied
+        for token_id, length, said in zip(token_ids, lengths, sequence.token_ids[start:], strict=False):
+            self._rates.observe(length.bit_length(), token_id == said)
+            if token_id != said:
+                break
+
+    def stop(self, sequence: Sequence) -> None:
+        """The sequence leaves."""
+        self._copied.pop(sequence, None)
+
+    def _paying(self, lengths: list[int], price: float) -> int:
+        chance = 1.0
+        for count, length in enumerate(lengths):
+            chance *= self.rate(length)
+            if chance <= price:
+                return count
+        return len(lengths)
+
+
+class CopyDrafter(Drafter):
+    """The base of drafters that copy: each sequence for itself, never beyond its room."""
+
+    def draft(self, sequences: Seq[Sequence], budgets: Seq[int], price: float = 0.0) -> list[Draft]:
+        drafts = []
+        for sequence, budget in zip(sequences, budgets, strict=True):
+            count = min(budget, sequence.room)
+            drafts.append(self._copy(sequence, count, price) if count > 0 else EMPTY)
+        return drafts
+
+    @abstractmethod
+    def _copy(self, sequence: Sequence, budget: int, price: float) -> Draft:
+        """A draft of at most `budget` tokens, at least 1."""
+
+
+EMPTY = Draft.empty()

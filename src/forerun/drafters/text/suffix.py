@@ -1,0 +1,134 @@
+"""Suffix drafting: what most often followed the longest suffix of the sequence that stood somewhere before.
+
+The automaton and the length of a copy are those of SAM-decoding (Hu et al., 2411.10666); going on with the most
+frequent continuation, and text shared between requests, those of SuffixDecoding (Oliaro et al., 2411.04975).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+
+from forerun.config import (
+    SUFFIX_LENGTH_BASE,
+    SUFFIX_LENGTH_FACTOR,
+    SUFFIX_MIN_MATCH,
+    SUFFIX_SHARED_TOKENS,
+)
+from forerun.drafters.base import Traits
+from forerun.drafters.text.copy_drafter import EMPTY, CopyDrafter, CopyRates
+from forerun.drafters.text.shared_text import Place, Sharer, Tenants
+from forerun.drafters.text.suffix_automaton import SuffixAutomaton
+from forerun.errors import ConfigError
+from forerun.types import Draft, Sequence, Step
+
+
+@dataclass(slots=True, eq=False)
+class _Own:
+    """What is held for one sequence.
+
+    Attributes:
+        place: the end of its own text.
+        sharer: its part in its tenant's text; None where nothing is shared.
+        num_read: its tokens that both hold.
+    """
+
+    place: Place = field(default_factory=lambda: Place(SuffixAutomaton()))
+    sharer: Sharer | None = None
+    num_read: int = 0
+
+
+class Suffix(CopyDrafter):
+    """Copies from the sequence itself, and if it is told to, from other requests of the same tenant. Never drawn.
+
+    The longer the match, the longer the copy.
+
+    Args:
+        min_match: tokens that must match at least.
+        share: requests that name the same tenant (`SamplingParams.tenant`) copy from each other's prompts and outputs,
+            also after they are finished. How fast tokens come may tell a client what those hold; a request without
+            a tenant shares nothing.
+        max_shared_tokens: tokens of text kept per tenant; the oldest half goes first.
+
+    Raises:
+        ConfigError: min_match below 1, max_shared_tokens below 2.
+    """
+
+    def __init__(
+        self,
+        min_match: int = SUFFIX_MIN_MATCH,
+        share: bool = False,
+        max_shared_tokens: int = SUFFIX_SHARED_TOKENS,
+    ) -> None:
+        if min_match < 1:
+            raise ConfigError(f"min_match is {min_match}, but at least 1 token must match.")
+        if max_shared_tokens < 2:
+            raise ConfigError(
+                f"max_shared_tokens is {max_shared_tokens}, but must be at least 2. Leave out share to share no text."
+            )
+        self._min_match = min_match
+        self._rates = CopyRates()
+        self._tenants = Tenants(max_shared_tokens) if share else None
+        self._owned: dict[Sequence, _Own] = {}
+
+    @property
+    def traits(self) -> Traits:
+        return Traits((type(self).__name__, "alone" if self._tenants is None else "shared"))
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of all texts, in bytes."""
+        shared = 0 if self._tenants is None else self._tenants.nbytes
+        return shared + sum(own.place.text.nbytes for own in self._owned.values())
+
+    def start(self, sequence: Sequence) -> None:
+        own = self._owned[sequence] = _Own()
+        if self._tenants is not None and sequence.params.tenant is not None:
+            own.sharer = self._tenants.enter(sequence.params.tenant)
+
+    def commit(self, steps: Seq[Step]) -> None:
+        for step in steps:
+            if step.verdict is None:  # spread the cost of a long prompt over its chunks
+                self._read(self._owned[step.sequence], step.sequence, step.num_computed)
+            self._rates.observe(step.sequence)
+
+    def stop(self, sequence: Sequence) -> None:
+        self._rates.stop(sequence)
+        own = self._owned.pop(sequence, None)
+        if self._tenants is None or own is None or own.sharer is None:
+            return
+        own.sharer.write(sequence.token_ids[own.num_read :])
+        tenant = sequence.params.tenant
+        assert tenant is not None
+        self._tenants.leave(tenant, own.sharer)
+
+    def _copy(self, sequence: Sequence, budget: int, price: float) -> Draft:
+        own = self._owned[sequence]
+        self._read(own, sequence, len(sequence.token_ids))
+        text, state, length = self._longest(own)
+        count = min(budget, SUFFIX_LENGTH_BASE + SUFFIX_LENGTH_FACTOR * length)
+        token_ids, lengths = text.copy(state, length, count, self._min_match)
+        return self._rates.draft(sequence, token_ids, lengths, price) if token_ids else EMPTY
+
+    def _read(self, own: _Own, sequence: Sequence, end: int) -> None:
+        """Take in the sequence's tokens up to there."""
+        if end <= own.num_read:
+            return
+        token_ids = sequence.token_ids[own.num_read : end]
+        own.num_read = end
+        place = own.place
+        for token in token_ids:
+            place.state = place.text.add(place.state, token)
+        place.length += len(token_ids)
+        if own.sharer is not None:
+            own.sharer.write(token_ids)
+
+    def _longest(self, own: _Own) -> tuple[SuffixAutomaton, int, int]:
+        """The longest suffix that something follows: in the sequence's own text first, then in its tenant's."""
+        text = own.place.text
+        state, length = text.continued(own.place.state, own.place.length)
+        for place in own.sharer.places() if own.sharer is not None else ():
+            other, other_length = place.text.continued(place.state, place.length)
+            if other_length > length:
+                text, state, length = place.text, other, other_length
+        return text, state, length

@@ -1,0 +1,53 @@
+"""What copies teach about copies."""
+
+from __future__ import annotations
+
+import pytest
+
+from forerun.config import SamplingParams
+from forerun.drafters.text.copy_drafter import CopyRates
+from forerun.types import Sequence
+
+PRIOR = (0.5, 0.5, 0.5, 0.5)
+
+
+def sequence() -> Sequence:
+    return Sequence(0, [1, 2], 2, SamplingParams())
+
+
+@pytest.mark.parametrize(
+    ("said", "better", "worse"),
+    [
+        ([5, 6, 7], {1, 2, 4}, set()),
+        ([5, 6], {1, 2}, set()),
+        ([5, 9, 7], {1}, {2}),  # what stands after the wrong one was never tried, whoever drafted it
+        ([9], set(), {1}),
+        ([], set(), set()),
+    ],
+)
+@pytest.mark.parametrize("price", [0.0, 0.9])
+def test_each_token_is_a_trial_up_to_the_first_wrong_one(
+    said: list[int], better: set[int], worse: set[int], price: float
+) -> None:
+    rates, own = CopyRates(PRIOR), sequence()
+    assert len(rates.draft(own, [5, 6, 7], [1, 2, 4], price)) == (0 if price else 3)
+    own.token_ids += said
+    for _ in range(2):  # the second time there is nothing new to learn
+        rates.observe(own)
+        assert {length for length in (1, 2, 4) if rates.rate(length) > 0.5} == better
+        assert {length for length in (1, 2, 4) if rates.rate(length) < 0.5} == worse
+
+
+def test_lengths_of_as_many_binary_digits_are_one_level() -> None:
+    rates, own = CopyRates(PRIOR), sequence()
+    rates.draft(own, [5], [2], 0.0)
+    own.token_ids.append(5)
+    rates.observe(own)
+    assert rates.rate(3) == rates.rate(2) > rates.rate(1) == rates.rate(4) == rates.rate(10**6) == 0.5
+
+
+def test_nodes_name_their_source_where_one_is_given() -> None:
+    rates, own = CopyRates(), sequence()
+    assert rates.draft(own, [5, 6], [9, 10], 0.0, "here").sources == ("here", "here")
+    assert rates.draft(own, [5, 6], [9, 10], 0.0).sources == ()
+    assert rates.draft(own, [5, 6], [9, 10], 1.0, "here").sources == ()
