@@ -1,4 +1,4 @@
-"""Sliding and full layers in one model, on the Llama path: each layer sees what its kind says."""
+"""Sliding and full layers in one model, in the Llama decoder: each layer sees what its kind says."""
 
 from __future__ import annotations
 
