@@ -76,7 +76,10 @@ def test_the_output_is_that_of_plain_decoding(
             assert (own.text, own.finish_reason) == (other.text, other.finish_reason), name
             assert (own.token_ids, own.logprobs) == (other.token_ids, other.logprobs), name
             accepted += own.stats.num_accepted_tokens
-    assert accepted > 0
+    assert accepted > 0 or DRAFTERS[drafter].may_be_silent, (
+        f"No token of {drafter} was accepted on the bundled prompts: it drafts nothing, or what is wrong. If these "
+        "prompts rightly give it nothing to draft from, say so in its row of the table: may_be_silent=True."
+    )
 
 
 def _predicted(params: SamplingParams, reference: Any) -> SamplingParams:

@@ -115,27 +115,18 @@ def choose_drafters(model: str, draft: str | None, names: str | None) -> dict[st
         name, colon, _ = spec.partition(":")
         if name not in DRAFTERS:
             raise ConfigError(f"There is no drafter {name!r}. Known: {', '.join(DRAFTERS)}.")
-        serves = bundled or colon or DRAFTERS[name].asks is None
-        if not colon and draft is not None and name in WITH_DRAFT:
-            chosen[name] = WITH_DRAFT[name].format(draft)
+        row = DRAFTERS[name]
+        serves = bundled or colon or row.needed_option is None
+        if not colon and draft is not None and row.with_draft_model is not None:
+            chosen[name] = row.with_draft_model.format(draft)
         elif serves:
             chosen[spec] = spec
         elif names:
-            asked = DRAFTERS[name].asks
             raise ConfigError(
-                f"{name} needs its option {asked!r} for {model!r}: {name}:{asked}=..."
-                + (", or a draft model for all with --draft." if name in WITH_DRAFT else ".")
+                f"{name} needs its option {row.needed_option!r} for {model!r}: {name}:{row.needed_option}=..."
+                + (", or a draft model for all with --draft." if row.with_draft_model is not None else ".")
             )
     return chosen
-
-
-WITH_DRAFT = {
-    DRAFT_MODEL: "{}",
-    "draft-tree": "draft-tree:model={}",
-    "staged": "staged:model={}",
-    "hybrid": "hybrid:sources=suffix+{}",
-}
-"""What a draft model given for all makes of each drafter that wants one."""
 
 
 def open_methods(

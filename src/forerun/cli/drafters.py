@@ -12,7 +12,7 @@ def drafters(json: options.Json = False) -> None:
 
     if json:
         rows = {
-            name: {"kind": row.kind, "description": row.description, "options": row.options, "asks": row.asks}
+            name: {"kind": row.kind, "description": row.description, "options": row.options, "asks": row.needed_option}
             for name, row in DRAFTERS.items()
         }
         print_json(rows)

@@ -1,38 +1,30 @@
 """Where drafts come from: one file per method, and a table of names."""
 
-from forerun.drafters.base import Binding, Drafter, Traits
-from forerun.drafters.cross_vocab.cross_vocab import CrossVocab
-from forerun.drafters.hybrid.hybrid import Hybrid
-from forerun.drafters.model.draft_model import DraftModel
-from forerun.drafters.model.draft_tree import DraftTree
-from forerun.drafters.model.staged import Staged
-from forerun.drafters.table import DRAFTERS, DrafterRow, build_drafter, make_drafter
-from forerun.drafters.target.early_exit import EarlyExit
-from forerun.drafters.target.lookahead import Lookahead
-from forerun.drafters.target.recycling import Recycling
-from forerun.drafters.text.prediction import Prediction
-from forerun.drafters.text.prompt_lookup import PromptLookup
-from forerun.drafters.text.rest import Rest
-from forerun.drafters.text.suffix import Suffix
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-__all__ = [
-    "DRAFTERS",
-    "Binding",
-    "CrossVocab",
-    "DraftModel",
-    "DraftTree",
-    "Drafter",
-    "DrafterRow",
-    "EarlyExit",
-    "Hybrid",
-    "Lookahead",
-    "Prediction",
-    "PromptLookup",
-    "Recycling",
-    "Rest",
-    "Staged",
-    "Suffix",
-    "Traits",
-    "build_drafter",
-    "make_drafter",
-]
+from forerun.drafters.table import DRAFTERS as DRAFTERS
+from forerun.drafters.table import DrafterRow as DrafterRow
+
+if TYPE_CHECKING:
+    from forerun.drafters.base import Binding as Binding
+    from forerun.drafters.base import Drafter as Drafter
+    from forerun.drafters.base import Traits as Traits
+    from forerun.drafters.build import build_drafter as build_drafter
+    from forerun.drafters.build import make_drafter as make_drafter
+    from forerun.drafters.table import *  # noqa: F403
+
+# Names are fetched on first use, so that the table can be read without loading torch.
+_HOME_OF = {
+    **dict.fromkeys(("Binding", "Drafter", "Traits"), "base"),
+    **dict.fromkeys(("build_drafter", "make_drafter"), "build"),
+    **{row.class_name: row.home.partition(":")[0] for row in DRAFTERS.values()},
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'forerun.drafters' has no attribute {name!r}")
+    value = getattr(import_module(f"forerun.drafters.{_HOME_OF[name]}"), name)
+    globals()[name] = value
+    return value

@@ -23,8 +23,8 @@ from forerun.config import BUNDLED_OTHER_VOCAB, BUNDLED_TARGET, SamplingParams
 from forerun.drafters.base import Binding, Drafter, Traits
 from forerun.drafters.cross_vocab.restricted_model import RestrictedModel
 from forerun.drafters.cross_vocab.retokenise import Retokeniser, complete
-from forerun.drafters.model.draft_model import DraftModel
 from forerun.drafters.model.model_drafter import MAX_LAG
+from forerun.drafters.table import DRAFTERS
 from forerun.errors import ConfigError, DrafterError, IncompatibleDrafterError
 from forerun.models import LanguageModel, load_model, load_tokenizer
 from forerun.sampling import filters_only
@@ -60,18 +60,20 @@ class CrossVocab(Drafter):
     Args:
         model: folder, hub id or loaded draft model with a tokenizer of its own; None means the bundled one, which
             belongs to the bundled target.
-        inner: makes the drafter from the draft model.
+        drafter: the inner one: a name of the table, of a drafter that runs a model, or what makes it from the draft
+            model.
         mode: "tokens" or "text" for all requests, or "auto": tokens for drawn drafts, text for the others.
         tokenizer: of the draft model; None takes the one beside it.
 
     Raises:
         ConfigError: there is no such mode.
+        DrafterError: the inner drafter's name is not that of a drafter that runs a model.
     """
 
     def __init__(
         self,
         model: str | Path | LanguageModel | None = None,
-        inner: Callable[[Any], Drafter] = DraftModel,
+        drafter: str | Callable[[LanguageModel], Drafter] = "draft-model",
         mode: str = "auto",
         *,
         tokenizer: Any = None,
@@ -79,7 +81,7 @@ class CrossVocab(Drafter):
         if mode not in MODES:
             raise ConfigError(f"mode is {mode!r}, but must be one of {', '.join(MODES)}.")
         self._source = model
-        self._make = inner
+        self._make = _maker(drafter) if isinstance(drafter, str) else drafter
         self._mode = mode
         self._tokenizer = tokenizer
         self._shadows: dict[Sequence, _Shadow] = {}
@@ -248,6 +250,13 @@ class CrossVocab(Drafter):
         if ended is not None and self._target_ends:
             ids = [*ids, self._to_target.get(path[ended], min(self._target_ends))]
         return [token_id for token_id in ids if token_id < self._vocab_size]
+
+
+def _maker(name: str) -> Callable[[LanguageModel], Drafter]:
+    names = [name for name, row in DRAFTERS.items() if row.needed_option == "model" and name != "cross-vocab"]
+    if name not in names:
+        raise DrafterError(f"'cross-vocab' wraps a drafter that runs a model ({', '.join(names)}), not {name!r}.")
+    return DRAFTERS[name].make
 
 
 def _shadow_params(params: SamplingParams, drawn: bool) -> SamplingParams:

@@ -15,8 +15,9 @@ from typing import Any
 
 from torch import Tensor
 
-from forerun.config import HYBRID_MODES, MAX_NUM_DRAFT_TOKENS
+from forerun.config import HYBRID_MODES, HYBRID_SOURCES, MAX_NUM_DRAFT_TOKENS
 from forerun.drafters.base import Binding, Drafter, Traits
+from forerun.drafters.build import build_drafter
 from forerun.drafters.hybrid.merging import Merged, agreement, kept, merge
 from forerun.errors import ConfigError, DrafterError, ModelLoadError
 from forerun.policy import Acceptance, Probes
@@ -81,23 +82,27 @@ class Hybrid(Drafter):
     """Drafts with several drafters, each asked where it pays.
 
     Args:
-        sources: drafters, in the order in which they are asked.
+        sources: drafters in the order in which they are asked, or their texts with + between them.
         mode: "first": a sequence takes the first draft that is worth at least what the sources after it could win;
             "merge": those that pay are merged into one tree by common prefixes.
-        names: of the sources, for statistics; None takes their classes'.
+        names: of the sources, for statistics; None takes their texts or their classes'.
         clock: seconds, for what drafting costs.
 
     Raises:
         ConfigError: no source, an unknown mode, or two sources that write into the target's cache.
+        DrafterError: the texts are not those of different drafters.
     """
 
     def __init__(
         self,
-        sources: Seq[Drafter],
+        sources: str | Seq[Drafter] = HYBRID_SOURCES,
         mode: str = HYBRID_MODES[0],
         names: Seq[str] | None = None,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
+        if isinstance(sources, str):
+            names = names or _split(sources)
+            sources = [build_drafter(text)[0] for text in _split(sources)]
         if not sources:
             raise ConfigError("A hybrid needs at least one source. Give drafters, or sources=suffix+staged.")
         if mode not in HYBRID_MODES:
@@ -339,6 +344,17 @@ def _rows(values: Tensor | None, num_nodes: int, nodes: Seq[int]) -> Tensor | No
         return None
     first = len(values) - num_nodes
     return values[[*range(first), *(first + node for node in nodes)]]
+
+
+def _split(sources: str) -> list[str]:
+    """The texts of a hybrid's sources."""
+    texts = [text.strip() for text in sources.split("+")]
+    if len(set(texts)) < len(texts) or "hybrid" in texts or "" in texts:
+        raise DrafterError(
+            f"sources is {sources!r}, but must be different names with + between, and none of them 'hybrid', "
+            f"such as {HYBRID_SOURCES}."
+        )
+    return texts
 
 
 def _name_of(drafter: Any) -> str:

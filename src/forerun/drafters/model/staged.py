@@ -13,7 +13,9 @@ from pathlib import Path
 
 from forerun.config import AUTO, STAGED_INNER_DRAFTER
 from forerun.drafters.base import Binding, Drafter, Traits
+from forerun.drafters.build import build_drafter
 from forerun.drafters.model.draft_model import Chain, DraftModel
+from forerun.drafters.table import DRAFTERS
 from forerun.errors import DrafterError
 from forerun.models import LanguageModel
 from forerun.types import Draft, Needs, Sequence, Step
@@ -102,8 +104,6 @@ def _proposal(draft: Draft) -> list[int]:
 
 def _inner(drafter: str | Drafter) -> tuple[Drafter, int | None]:
     """The inner drafter, and how many tokens it may propose where its text says so."""
-    from forerun.drafters.table import DRAFTERS, build_drafter  # the table has a row for this module
-
     row = DRAFTERS.get(drafter.partition(":")[0]) if isinstance(drafter, str) else None
     if row is not None and row.kind == "target":
         raise DrafterError(

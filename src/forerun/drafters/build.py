@@ -1,0 +1,59 @@
+"""From what a user gives as the drafter (a name, a folder or id, an object) to a drafter bound to its target."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from forerun.config import BUNDLED_DRAFT, NumDraftTokens
+from forerun.drafters.base import Binding, Drafter
+from forerun.drafters.parse_text import parse_drafter
+from forerun.drafters.table import DRAFTERS
+from forerun.errors import DrafterError
+
+
+def build_drafter(spec: str | Path | Drafter) -> tuple[Drafter, NumDraftTokens | None]:
+    """The drafter that a user asked for, not yet bound to a target, and the K that the text asks for, if it does.
+
+    Args:
+        spec: a name of the table, perhaps with options (NAME:key=value,key=value; num_draft_tokens=K is one of every
+            drafter's); the folder or hub id of a draft model; or a drafter.
+
+    Raises:
+        DrafterError: an unknown name or option; not a drafter.
+        ConfigError: an option is out of range.
+    """
+    if isinstance(spec, str):
+        name, _, _ = spec.partition(":")
+        if name in DRAFTERS:
+            return parse_drafter(spec, DRAFTERS[name].make)
+    if isinstance(spec, (str, Path)):
+        _check_place(spec)
+        return DRAFTERS["draft-model"].make(spec), None
+    if isinstance(spec, Drafter):
+        return spec, None
+    raise DrafterError(
+        f"drafter is {spec!r}, but must be one of {', '.join(DRAFTERS)}, the folder or id of a draft model, "
+        "or an object whose class derives from forerun.Drafter."
+    )
+
+
+def make_drafter(spec: str | Path | Drafter, binding: Binding) -> tuple[Drafter, NumDraftTokens | None]:
+    """`build_drafter`, and bound to its target.
+
+    Raises:
+        DrafterError, ConfigError: as build_drafter; IncompatibleDrafterError: it does not fit the target.
+        ModelLoadError: the draft model cannot be read.
+    """
+    drafter, num_draft_tokens = build_drafter(spec)
+    drafter.bind(binding)
+    return drafter, num_draft_tokens
+
+
+def _check_place(spec: str | Path) -> None:
+    """A word that is neither a name of the table, nor a folder, nor like a hub id, is most likely misspelt."""
+    if isinstance(spec, Path) or spec == BUNDLED_DRAFT or "/" in spec or "\\" in spec or Path(spec).exists():
+        return
+    raise DrafterError(
+        f"drafter is {spec!r}, which is neither a known name ({', '.join(DRAFTERS)}) nor a folder. "
+        "Give one of the names, or the folder or hub id (owner/name) of a draft model."
+    )
