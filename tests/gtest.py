@@ -47,9 +47,9 @@ class Timed(MarkovModel):
         super().__init__(table)
         self.clock, self.seconds, self.name = clock, seconds, name
 
-    def forward(self, batch: Any) -> Tensor:
+    def forward(self, batch: Any, layers: Any = ()) -> Any:
         self.clock.now += self.seconds * (1 + 0.0005 * sum(len(rows.token_ids) for rows in batch))
-        return super().forward(batch)
+        return super().forward(batch, layers)
 
 
 def p_value(
