@@ -124,3 +124,12 @@ def test_a_stop_token_before_min_tokens_in_the_same_step_as_one_after(kind: str)
         assert (choice.token_ids, choice.finish_reason) == (plain.token_ids, plain.finish_reason)
         assert len(choice.token_ids) > min_tokens or choice.token_ids[-1] in (output[3], output[6])
         assert choice.stats.num_accepted_tokens > 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("min_tokens", [0, 1, 2, 4, 7])
+def test_where_every_token_is_a_stop_min_tokens_still_holds(kind: str, min_tokens: int) -> None:
+    """Then none can be held back in the logits, and the ends before min_tokens are passed over."""
+    fake = FakeModel(seed=5, eos_token_ids=range(11))
+    choice = ended(fake, drafter(fake, kind), replace(GREEDY, min_tokens=min_tokens))
+    assert (choice.token_ids, choice.finish_reason) == (fake.greedy(PROMPT, min_tokens + 1), "stop")
