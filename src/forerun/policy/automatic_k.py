@@ -167,10 +167,12 @@ class AutoBudget:
         self._settle(sequences, budgets, rate, price(rate, budgets, target, draft))
 
     def _settle(self, sequences: Seq[Sequence], budgets: list[int], rate: float, price: float) -> None:
+        longest = max(budgets)
+        kept = all(self._chosen.get(sequence) == budget for sequence, budget in zip(sequences, budgets, strict=True))
         self._chosen.update(zip(sequences, budgets, strict=True))
         self._rate, self._price = rate, price
-        longest = max(budgets)
-        self._left = (PLAN_STEPS if longest else max(PLAN_STEPS, math.ceil(self._probes.wait))) - 1
+        steps = 2 * PLAN_STEPS if kept else PLAN_STEPS
+        self._left = (steps if longest else max(PLAN_STEPS, math.ceil(self._probes.wait))) - 1
         if longest:
             self._probes.judge(gained=True)
         if self.costs.largest_draft < min(self._max, longest):

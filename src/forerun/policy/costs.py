@@ -118,11 +118,12 @@ class CostModel:
         """
         costs = cls()
         for kind, batch, context, points in state["target"]:
-            curve = costs._target[str(kind), int(batch)] = Curve(COST_SIZE)
+            key = str(kind), int(_within(batch, 1e6))
+            curve = costs._target[key] = Curve(COST_SIZE)
             curve.restore(points)
-            costs._context[str(kind), int(batch)] = _within(context, 1e9)
+            costs._context[key] = _within(context, 1e9)
         for batch, points in state["draft"]:
-            curve = costs._draft[int(batch)] = Curve(MAX_NUM_DRAFT_TOKENS + 1, flat=False)
+            curve = costs._draft[int(_within(batch, 1e6))] = Curve(MAX_NUM_DRAFT_TOKENS + 1, flat=False)
             curve.restore(points)
         costs._slope.value = _within(state["slope"], 1.0)
         return costs

@@ -169,3 +169,54 @@ def test_state_goes_with_the_sequence() -> None:
     assert len(budget._chosen) <= 8
     assert len(budget._idle) <= 4
     assert len(budget._acceptance._own) <= 4
+
+
+def test_plans_stand_and_probes_that_lose_become_rarer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is computed for a plan is computed for many steps, and for more of them the longer nothing pays."""
+    made: list[int] = []
+    budget = AutoBudget()
+    target = budget.costs.target
+
+    def counted(*args: object) -> object:
+        made.append(budget._steps)
+        return target(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(budget.costs, "target", counted)
+    lived = live(WORLDS["always wrong"], budget, 2000)
+    early, late = ([own[0] > 0 for own in lived.budgets[first : first + 400]] for first in (100, 1600))
+    assert sum(early) > sum(late) > 0
+    assert len([step for step in made if step >= 1000]) < 1000 / 10
+    made.clear()
+    live(WORLDS["cheap drafts"], budget, 1000)
+    assert len(made) < 1000 / 3
+
+
+def test_costs_of_a_plan_are_learned_before_they_are_used_or_saved() -> None:
+    budget = AutoBudget()
+    world = World(lambda s, t, d: 0.0, chain(0.3), flat, length=2000)
+    live(world, budget, 300)
+    seen = budget.costs.seen_rows("greedy", 1, 1)
+    sequence = Sequence(10**6, [0] * 400, 1, GREEDY, max_length=10**6)
+    while budget._plain is None or budget._left < 3:
+        budget.plan([sequence])
+        budget.observe(StepCost(1, 0, 400, 0.0, 1.0, 0.0), [Outcome(sequence, 0, Draft.empty(), Verdict([], 0))])
+    assert seen > 4
+    for _ in range(2):
+        assert budget.plan([sequence]).budgets == [0]
+        budget.observe(StepCost(1, 0, 400, 0.0, 1.0, 0.0), [Outcome(sequence, 0, Draft.empty(), Verdict([], 0))])
+    assert budget._unlearned
+    budget.stop(sequence)
+    assert not budget._unlearned and not budget._chosen.get(sequence)
+
+
+def test_a_plan_gives_every_sequence_its_budget_while_it_stands() -> None:
+    """Room shrinks within a standing plan."""
+    budget = AutoBudget()
+    live(WORLDS["nearly always right"], budget, 200)
+    sequence = Sequence(10**6, [0] * 8, 1, GREEDY, max_length=60)
+    for _ in range(6):
+        room = sequence.room
+        (own,) = budget.plan([sequence]).budgets
+        assert own <= room
+        sequence.token_ids += [0] * 10
+        sequence.token_ids = sequence.token_ids[:59]

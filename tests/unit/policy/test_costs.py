@@ -115,6 +115,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv(COST_CACHE_VARIABLE, "1")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(cost_store, "_known", {})
+    monkeypatch.setattr(cost_store, "_warned", set())
     return tmp_path / "forerun" / "costs.json"
 
 
@@ -162,6 +163,74 @@ def test_a_spoilt_entry_is_nothing_known(home: Path, state: object, monkeypatch:
     monkeypatch.setattr(cost_store, "_known", {})
     costs = StoredCosts(("a",)).costs
     assert costs.largest_draft == 0 and costs.target("greedy", 1, 0) is None
+
+
+SOUND = '{"target": [["greedy", 1, 9.0, {"1": [0.5, 8.0]}]], "draft": [[1, {"2": [0.1, 8.0]}]], "slope": 0.0}'
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('["greedy", 1,', '["greedy", Infinity,'),
+        ('["greedy", 1,', f'["greedy", {10**400},'),
+        ("9.0", "NaN"),
+        ("9.0", f"{10**400}"),
+        ("[[1, {", "[[Infinity, {"),
+        ("0.5", f"{10**400}"),
+        ("0.5", "NaN"),
+        ("8.0", "Infinity"),
+        ('"slope": 0.0', '"slope": Infinity'),
+        ('"slope": 0.0', '"slope": NaN'),
+        ('{"2": [0.1, 8.0]}', "{}"),
+    ],
+)
+def test_a_damaged_entry_is_left_out_and_not_saved_back(
+    home: Path, old: str, new: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("damaged", "sound"):
+        StoredCosts((name,)).costs.add_draft(1, 2, 0.1)
+        StoredCosts((name,)).save()
+    damaged, sound = json.loads(home.read_text())["entries"]
+    assert old in SOUND
+    bad = SOUND.replace(old, new, 1)
+    home.write_text(f'{{"version": 1, "entries": {{"{damaged}": {bad}, "{sound}": {SOUND}}}}}')
+    monkeypatch.setattr(cost_store, "_known", {})
+    assert StoredCosts(("sound",)).costs.largest_draft == 2
+    assert StoredCosts(("damaged",)).costs.largest_draft == 0
+    StoredCosts(("sound",)).save()
+    assert list(json.loads(home.read_text())["entries"]) == [sound]
+    assert [str(home) in record.getMessage() for record in caplog.records] == [True]  # one warning, which names it
+
+
+@pytest.mark.parametrize("content", ["[" * 100_000, '{"version": 1, "entries": ' + "[" * 100_000, "{", "[]"])
+def test_a_damaged_file_is_set_aside_with_one_warning(
+    home: Path, content: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    home.parent.mkdir()
+    home.write_text(content)
+    for name in ("a", "b"):
+        assert StoredCosts((name,)).costs.largest_draft == 0
+    assert home.with_name("costs.json.damaged").read_text() == content
+    StoredCosts(("a",)).save()
+    assert json.loads(home.read_text())["version"] == 1
+    assert [str(home) in record.getMessage() for record in caplog.records] == [True]
+
+
+def test_another_version_is_not_called_damaged(home: Path, caplog: pytest.LogCaptureFixture) -> None:
+    home.parent.mkdir()
+    home.write_text('{"version": 9, "entries": {}}')
+    assert StoredCosts(("a",)).costs.largest_draft == 0
+    assert home.exists() and not caplog.records
+
+
+def test_a_relative_cache_folder_is_ignored(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "user"))
+    for folder in ("cache", "./cache", ""):
+        monkeypatch.setenv("XDG_CACHE_HOME", folder)
+        assert cost_store.cache_file() == tmp_path / "user" / ".cache" / "forerun" / "costs.json"
+    StoredCosts(("a",)).save()
+    assert [each.name for each in tmp_path.iterdir()] == ["user"]
 
 
 def test_switched_off_or_not_writable(home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
