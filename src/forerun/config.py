@@ -33,89 +33,16 @@ NumDraftTokens = int | Literal["auto"]
 MAX_NUM_DRAFT_TOKENS = 128
 """Upper bound of K, the nodes of a draft: no chain pays beyond a few of them, but trees and probes need more."""
 
-CONFIDENCE_BINS = 12
-"""Bins of a draft model's probabilities; they are equally wide in the probability's square root."""
-CONFIDENCE_RANKS = 3
-"""A token's rank among its siblings is told apart up to this many."""
-CONFIDENCE_DECAY = 0.995
-
-STAGED_INNER_DRAFTER = "prompt-lookup"
-
-DRAFT_TREE_WIDTH = 8
-"""Nodes expanded at one depth of a growing tree, and children looked at below each."""
-DRAFT_TREE_MIN_GAIN = 0.1
-"""Accepted tokens that one more forward of the draft model must promise before a tree grows deeper."""
-DRAFT_TREE_DEPTHS = 8
-"""Depths whose acceptance is measured apart; deeper ones count as the last."""
-DRAFT_TREE_RATES = (0.5, 0.15, 0.08, 0.05, 0.03, 0.02, 0.015, 0.01)
-"""Chance beforehand that a child is accepted, by its rank among its siblings."""
-DRAFT_TREE_REFRESH = 16
-"""Drafts after which the best shape is found again from what was measured since."""
-
 COST_CACHE_VARIABLE = "FORERUN_COST_CACHE"
 """Environment variable; 0 keeps measured costs out of the user's cache folder."""
 
-EARLY_EXIT_SHARE = 0.25
-"""Share of the target's layers that draft, unless a number is given."""
-CROSS_VOCAB_LOOK_BEHIND = 32
-"""Tokens at the end of a text that are encoded anew when it grows in another vocabulary."""
-
 HYBRID_MODES = ("first", "merge")
 HYBRID_SOURCES = "suffix+staged"
-
-PROMPT_LOOKUP_MAX_NGRAM = 4
-PROMPT_LOOKUP_MIN_NGRAM = 2
-
-COPY_RATES = (0.1, 0.3, 0.65, 0.85, 0.9, 0.97, 0.98)
-"""Chance beforehand that a copied token is accepted, by the binary digits of how many tokens before it matched."""
-
-SUFFIX_MIN_MATCH = 1
-SUFFIX_LENGTH_BASE = 1
-SUFFIX_LENGTH_FACTOR = 4
-"""A copy is this many tokens long for each token of the match it begins with, and SUFFIX_LENGTH_BASE more."""
-SUFFIX_COUNTED_LINKS = 8
-"""Suffixes of each new token, from the longest down, whose occurrences are counted; of all others the count is old."""
-SUFFIX_SHARED_TOKENS = 65_536
-"""Tokens of text kept for the requests of one tenant."""
-SUFFIX_IDLE_TENANTS = 8
-"""Tenants without a running request whose text is kept."""
-
-PREDICTION_RATES = (0.6, 0.7, 0.85, 0.92, 0.96, 0.98, 0.99)
-"""As COPY_RATES, for the client's prediction; no match at all is its beginning, or a guess after a replaced token."""
-PREDICTION_MAX_MATCH = 16
-PREDICTION_CANDIDATES = 32
-"""Places of a prediction, on either side of the lost one, that are tried when the output has left it."""
 
 INDEX_DEPTH = 32
 """Tokens by which an index of a corpus is sorted: what is matched and what follows, together."""
 BUNDLED_INDEX = ASSETS / "index" / "stdlib.index"
 """Corpus of the bundled tokenizer's tokens."""
-REST_MIN_NGRAM = 2
-REST_MAX_NGRAM = 16
-REST_NUM_MATCHES = 3
-REST_MAX_PLACES = 500
-REST_CONTINUATION = 10
-REST_DECAY = 0.995
-REST_CHANCES = (0.02, 0.07, 0.1, 0.14, 0.2, 0.25, 0.37, 0.43, 0.5, 0.9)
-"""Chance beforehand that a token is accepted, by its share of what followed the same n-gram in the corpus."""
-REST_AGAIN = 0.8
-"""How much less is expected beforehand of what only a shorter match knows."""
-
-LOOKAHEAD_WINDOW = 4
-LOOKAHEAD_NGRAM = 3
-LOOKAHEAD_GUESSES = 4
-LOOKAHEAD_MAX_NGRAMS = 2**14
-"""N-grams that a sequence's pool may hold."""
-LOOKAHEAD_CHANCES = (0.4, 0.7, 0.7)
-"""Chance of the most recent guess's first token, and of each after it, before anything was learned."""
-
-RECYCLING_WIDTH = 8
-RECYCLING_DEPTHS = 3
-"""Depths told apart in what is learned of acceptance; deeper nodes count as the last."""
-RECYCLING_CHANCES = (0.4, 0.12, 0.07, 0.05, 0.04, 0.03, 0.02, 0.02)
-"""Chance of each rank before anything was learned."""
-RECYCLING_REFRESH = 16
-"""Steps after which the chances learned since are used."""
 
 PREFILL_CHUNK = 256
 """Prompt tokens a sequence computes in one step."""

@@ -11,9 +11,10 @@ import torch
 
 from against_plain import assert_output_is_plain
 from doubles import FakeModel
-from forerun.config import LOOKAHEAD_MAX_NGRAMS, MAX_NUM_DRAFT_TOKENS, EngineConfig, SamplingParams
+from forerun.config import MAX_NUM_DRAFT_TOKENS, EngineConfig, SamplingParams
 from forerun.drafters import Binding, Lookahead
 from forerun.drafters.target.jacobi import NgramPool, Window, window_parents
+from forerun.drafters.target.lookahead import MAX_NGRAMS
 from forerun.engine import Engine
 from forerun.errors import ConfigError
 from forerun.types import Draft, Sequence, Step, Verdict
@@ -254,13 +255,13 @@ def test_a_draft_of_another_is_not_learned_from() -> None:
 def test_memory_is_bounded_and_told() -> None:
     drafter = bound(FakeModel())
     rng = random.Random(0)
-    prompt = [rng.randrange(30_000) for _ in range(LOOKAHEAD_MAX_NGRAMS + 3000)]
+    prompt = [rng.randrange(30_000) for _ in range(MAX_NGRAMS + 3000)]
     sequence = Sequence(0, prompt, len(prompt), GREEDY)
     drafter.start(sequence)
     for end in range(256, len(prompt), 256):
         drafter.commit([Step(sequence, None, None, end)])
-    assert len(drafter._states[sequence].pool) == LOOKAHEAD_MAX_NGRAMS
-    assert 100 * LOOKAHEAD_MAX_NGRAMS < drafter.nbytes < 1000 * LOOKAHEAD_MAX_NGRAMS
+    assert len(drafter._states[sequence].pool) == MAX_NGRAMS
+    assert 100 * MAX_NGRAMS < drafter.nbytes < 1000 * MAX_NGRAMS
     drafter.stop(sequence)
     assert drafter.nbytes == 0
 

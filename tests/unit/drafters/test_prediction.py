@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-from forerun.config import PREDICTION_MAX_MATCH, PREDICTION_RATES, SamplingParams
+from forerun.config import SamplingParams
 from forerun.drafters import Prediction
-from forerun.drafters.text.prediction import Follower
+from forerun.drafters.text.prediction import MAX_MATCH, PREDICTION_RATES, Follower
 from forerun.types import Draft, Sequence, Step, Verdict
 
 PROMPT = [900, 901]
@@ -85,7 +85,7 @@ def naive_find(prediction: list[int], output: list[int], at: int) -> tuple[int, 
     best = None
     for place in range(len(prediction) - 1):
         length = 0
-        while length < min(place + 1, len(output), PREDICTION_MAX_MATCH):
+        while length < min(place + 1, len(output), MAX_MATCH):
             if prediction[place - length] != output[len(output) - 1 - length]:
                 break
             length += 1
@@ -142,8 +142,8 @@ def test_a_match_is_measured_no_further_than_it_need_be() -> None:
     follower = Follower(prediction)
     follower.at, prediction.reads = 8000, 0
     follower.follow([5] * 100)
-    assert (follower.at, follower.matched) == (7999, PREDICTION_MAX_MATCH)
-    assert 0 < prediction.reads < 2 * PREDICTION_MAX_MATCH + 4
+    assert (follower.at, follower.matched) == (7999, MAX_MATCH)
+    assert 0 < prediction.reads < 2 * MAX_MATCH + 4
 
 
 def test_without_a_prediction_nothing_is_drafted() -> None:

@@ -4,8 +4,9 @@ import random
 
 import pytest
 
-from forerun.config import COPY_RATES, SamplingParams
+from forerun.config import SamplingParams
 from forerun.drafters import PromptLookup
+from forerun.drafters.text.copy_drafter import COPY_RATES
 from forerun.errors import ConfigError
 from forerun.types import Sequence, Step, Verdict
 

@@ -7,9 +7,11 @@ import random
 
 import pytest
 
-from forerun.config import COPY_RATES, SUFFIX_LENGTH_BASE, SUFFIX_LENGTH_FACTOR, SamplingParams
+from forerun.config import SamplingParams
 from forerun.drafters import Suffix
+from forerun.drafters.text.copy_drafter import COPY_RATES
 from forerun.drafters.text.shared_text import SharedText, Tenants
+from forerun.drafters.text.suffix import LENGTH_BASE, LENGTH_FACTOR
 from forerun.drafters.text.suffix_automaton import SuffixAutomaton
 from forerun.errors import ConfigError, SamplingError
 from forerun.types import Draft, Sequence, Step, Verdict
@@ -54,7 +56,7 @@ def test_the_copy_grows_with_the_match() -> None:
     for matched in (1, 2, 3):
         drafter = Suffix()
         own = begun(drafter, [*text, 7, *text[:matched]])
-        expected = SUFFIX_LENGTH_BASE + SUFFIX_LENGTH_FACTOR * matched
+        expected = LENGTH_BASE + LENGTH_FACTOR * matched
         assert drafted(drafter, own, 64) == text[matched : matched + expected]
         assert drafted(drafter, own, 2) == text[matched : matched + 2]
 
@@ -264,7 +266,7 @@ def test_what_a_sequence_held_is_freed(share: bool) -> None:
     for leaving in (own, own, other):
         drafter.stop(leaving)
     assert automata() == before + share  # the tenant's text stays
-    assert not drafter._owned and not drafter._rates._copied
+    assert not drafter._states and not drafter._rates._copied
     assert (drafter.nbytes > 0) == share
 
 

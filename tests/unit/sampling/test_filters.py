@@ -99,8 +99,8 @@ def test_a_greedy_draft_sees_the_penalties_and_no_filter(made_up: MoreParams) ->
     options = {**ON, "top_k": 1}
     sequence = Sequence(0, [1, 2], 2, replace(made_up, temperature=0, **options))
     drafter.start(sequence)
-    assert drafter._owned[sequence].view.params == MoreParams(temperature=1.0, frequency_penalty=0.1, max_tokens=7)
-    logprobs = drafter._logprobs(torch.randn(1, VOCAB), [(drafter._owned[sequence], [])])
+    assert drafter._states[sequence].view.params == MoreParams(temperature=1.0, frequency_penalty=0.1, max_tokens=7)
+    logprobs = drafter._logprobs(torch.randn(1, VOCAB), [(drafter._states[sequence], [])])
     assert logprobs.isfinite().all()
 
 

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from typing import Any
 
-from forerun.config import CROSS_VOCAB_LOOK_BEHIND
+_LOOK_BEHIND = 32
+"""Tokens at the end of a text that are encoded anew when it grows in another vocabulary."""
 
 
 class Retokeniser:
@@ -33,11 +34,11 @@ class Retokeniser:
     def extend(self, token_ids: Seq[int], added: str) -> list[int]:
         """The tokens of a text and of what is added to it.
 
-        The last CROSS_VOCAB_LOOK_BEHIND tokens are encoded anew, together with the addition. Encoded from the middle
+        The last tokens (_LOOK_BEHIND) are encoded anew, together with the addition. Encoded from the middle
         of a text, the first tokens may be others than before; so the two are spliced at the first border, from the
         middle of the part that both hold, at which both have one.
         """
-        behind = list(token_ids[-CROSS_VOCAB_LOOK_BEHIND:])
+        behind = list(token_ids[-_LOOK_BEHIND:])
         while behind and not _is_text(self.bytes_of(behind)):
             behind = behind[1:]  # begins inside a character
         old = self.bytes_of(behind)
@@ -55,7 +56,7 @@ class Retokeniser:
 
     def continuation(self, token_ids: Seq[int], added: str) -> list[int]:
         """Tokens of `added` alone, as they would follow tokens that must stay as they are."""
-        behind = list(token_ids[-CROSS_VOCAB_LOOK_BEHIND:])
+        behind = list(token_ids[-_LOOK_BEHIND:])
         while behind and not _is_text(self.bytes_of(behind)):
             behind = behind[1:]
         old = self.bytes_of(behind)

@@ -1,11 +1,17 @@
-"""What a draft model's confidence in a token is worth: the chance that the target accepts it."""
+"""From the probability that a draft model gives a token to the chance that the target accepts it."""
 
 from __future__ import annotations
 
 from math import sqrt
 
-from forerun.config import CONFIDENCE_BINS, CONFIDENCE_DECAY, CONFIDENCE_RANKS
 from forerun.policy import Rates, bin_centres, bin_of
+
+_BINS = 12
+"""Bins of a draft model's probabilities; they are equally wide in the probability's square root."""
+_RANKS = 3
+"""Ranks of a token among its siblings that are told apart; later ones count as the last."""
+_DECAY = 0.995
+"""Weight that earlier trials of a level keep at each new one."""
 
 
 class Confidence:
@@ -13,7 +19,7 @@ class Confidence:
 
     Probabilities fall into bins that are narrower towards 0, apart for each rank among the token's siblings. Of each
     bin it is measured how often its tokens were accepted; inside a bin the chance grows with the probability, so that
-    the order of tokens stays. Before anything was seen, a probability is taken at its word.
+    the order of tokens stays. The prior is the probability itself.
 
     Attributes:
         rates: where the trials are counted, by level.
@@ -22,14 +28,14 @@ class Confidence:
     __slots__ = ("_typical", "rates")
 
     def __init__(self) -> None:
-        self._typical = [centre**2 for centre in bin_centres(CONFIDENCE_BINS)]
-        self.rates = Rates(self._typical * CONFIDENCE_RANKS, decay=CONFIDENCE_DECAY)
+        self._typical = [centre**2 for centre in bin_centres(_BINS)]
+        self.rates = Rates(self._typical * _RANKS, decay=_DECAY)
 
     def level(self, probability: float, rank: int = 0) -> int:
         """Where a token is counted. rank: 0 for the most probable of its siblings."""
-        place = bin_of(sqrt(min(max(probability, 0.0), 1.0)), CONFIDENCE_BINS)
-        return min(rank, CONFIDENCE_RANKS - 1) * CONFIDENCE_BINS + place
+        place = bin_of(sqrt(min(max(probability, 0.0), 1.0)), _BINS)
+        return min(rank, _RANKS - 1) * _BINS + place
 
     def chance(self, probability: float, level: int) -> float:
         """The chance that a token of this probability and level is accepted if its parent is; at most 1."""
-        return min(1.0, probability * self.rates.rate(level) / self._typical[level % CONFIDENCE_BINS])
+        return min(1.0, probability * self.rates.rate(level) / self._typical[level % _BINS])

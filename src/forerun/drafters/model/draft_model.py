@@ -15,7 +15,8 @@ from torch import Tensor
 
 from forerun.config import PREFILL_CHUNK
 from forerun.drafters.model.confidence import Confidence
-from forerun.drafters.model.model_drafter import Own, OwnModel, Way, way_of
+from forerun.drafters.model.draft_cache import DraftState
+from forerun.drafters.model.model_drafter import ModelDrafter, Picking, picking_of
 from forerun.drafters.ranked_tree import RankedTree
 from forerun.models import LanguageModel, Rows
 from forerun.sampling import NoiseKey, draw_tokens, keyed_gumbel, row_argmax
@@ -26,30 +27,30 @@ _NOISE_AT_ONCE = 2**16
 
 
 @dataclass(slots=True, eq=False)
-class Chain:
+class GrowingChain:
     """One chain while it grows.
 
     Attributes:
-        own: state of its sequence.
-        way: how its tokens are picked.
+        state: state of its sequence.
+        picking: how its tokens are picked.
         budget: tokens at most.
         price: it ends where the chance that all of it is accepted is no more than this.
-        confidence: what the draft model's probabilities are worth.
+        confidence: turns the draft model's probabilities into chances of acceptance.
         tree: its tokens so far, with their levels if there is a price.
-        owed: tokens to be fed first.
+        unfed: tokens to be fed first.
         proposed: what may follow them; the model is fed these too, and keeps those it would have picked itself.
         laws: [V] each, of the tokens so far, if they are drawn.
         chance: that all tokens so far are accepted.
         uniforms: [budget] for draws.
     """
 
-    own: Own
-    way: Way
+    state: DraftState
+    picking: Picking
     budget: int
     price: float
     confidence: Confidence
     tree: RankedTree = field(default_factory=RankedTree)
-    owed: list[int] = field(default_factory=list)
+    unfed: list[int] = field(default_factory=list)
     proposed: list[int] = field(default_factory=list)
     laws: list[Tensor] = field(default_factory=list)
     chance: float = 1.0
@@ -60,7 +61,7 @@ class Chain:
 
     @property
     def sequence(self) -> Sequence:
-        return self.own.sequence
+        return self.state.sequence
 
     @property
     def num_rows(self) -> int:
@@ -72,7 +73,7 @@ class Chain:
 
         Args:
             picked: [num_rows] tokens.
-            probabilities: [num_rows] what the draft model thinks of them; None without a price.
+            probabilities: [num_rows] the draft model's probabilities of them; None without a price.
             laws: [num_rows, V] that they were drawn from; None if they were chosen.
 
         Returns:
@@ -101,7 +102,7 @@ class Chain:
         self.ended = self.ended or len(tree) == self.budget
 
     def noise(self, vocab_size: int) -> Tensor:
-        """[num_rows, V] the target's own noise at the next positions."""
+        """[num_rows, V] the noise that the target adds at the next positions."""
         first, wanted = len(self.tree), self.num_rows
         if self._noise is None or first + wanted > self._noise_from + len(self._noise):
             params, length = self.sequence.params, len(self.sequence.token_ids)
@@ -119,10 +120,10 @@ class Chain:
         return Draft.chain(self.tree.ids, torch.stack([*self.laws, unread]))
 
 
-class DraftModel(OwnModel):
+class DraftModel(ModelDrafter):
     """Drafts chains with a causal language model that shares the target's vocabulary.
 
-    Given a price, a chain ends where the chance that all of it is accepted, as measured for the draft model's own
+    Given a price, a chain ends where the chance that all of it is accepted, as measured for the draft model's
     probabilities, no longer exceeds the price.
 
     Args:
@@ -135,35 +136,35 @@ class DraftModel(OwnModel):
 
     def __init__(self, model: str | Path | LanguageModel | None = None, *, dtype: str | None = None) -> None:
         super().__init__(model, dtype)
-        self._confidence: dict[Way, Confidence] = {way: Confidence() for way in Way}
+        self._confidence: dict[Picking, Confidence] = {picking: Confidence() for picking in Picking}
 
     def draft(self, sequences: Seq[Sequence], budgets: Seq[int], price: float = 0.0) -> list[Draft]:
         chains = []
         for sequence, budget in zip(sequences, budgets, strict=True):
-            way, room = way_of(sequence), self._room(sequence, budget)
-            chains.append(Chain(self._owned[sequence], way, room, price, self._confidence[way]))
+            picking, room = picking_of(sequence), self._room(sequence, budget)
+            chains.append(GrowingChain(self._states[sequence], picking, room, price, self._confidence[picking]))
         growing = [chain for chain in chains if chain.budget > 0]
         self._prepare(growing)
         while growing:
             rows = [
-                Rows(chain.own.cache, [*chain.owed, *self._within_vocabulary(chain.proposed)], None, chain.num_rows)
+                Rows(chain.state.cache, [*chain.unfed, *self._within_vocabulary(chain.proposed)], None, chain.num_rows)
                 for chain in growing
             ]
-            result = self._feed(rows, [chain.own for chain in growing])
+            result = self._feed(rows, [chain.state for chain in growing])
             self._extend(growing, result.logits, price > 0)
             growing = [chain for chain in growing if not chain.ended]
         for chain in chains:
             counted = price > 0 and len(chain.tree) > 0
-            self._remember(chain.own, (chain.tree, chain.confidence.rates) if counted else None)
+            chain.state.remember((chain.tree, chain.confidence.rates) if counted else None)
         return [chain.draft() for chain in chains]
 
-    def _prepare(self, chains: list[Chain]) -> None:
+    def _prepare(self, chains: list[GrowingChain]) -> None:
         """What each chain is fed first, and its random numbers."""
-        self._catch_up([chain.own for chain in chains], PREFILL_CHUNK)
+        self._catch_up([chain.state for chain in chains], PREFILL_CHUNK)
         drawn = []
         for chain in chains:
-            chain.owed = self._owed(chain.own)
-            if chain.way is Way.DRAWN:
+            chain.unfed = self._unfed(chain.state)
+            if chain.picking is Picking.DRAWN:
                 drawn.append(chain)
         if drawn:
             sizes = [chain.budget for chain in drawn]
@@ -171,26 +172,25 @@ class DraftModel(OwnModel):
             for chain, part in zip(drawn, torch.split(uniforms, sizes), strict=True):
                 chain.uniforms = part
 
-    def _extend(self, chains: list[Chain], logits: Tensor, priced: bool) -> None:
-        """Extend each chain by what its rows say.
+    def _extend(self, chains: list[GrowingChain], logits: Tensor, priced: bool) -> None:
+        """Extend each chain by what was picked at its rows.
 
         logits: [rows of all chains, draft vocabulary].
         """
-        groups: dict[Way, list[Chain]] = {}
+        groups: dict[Picking, list[GrowingChain]] = {}
         for chain in chains:
-            groups.setdefault(chain.way, []).append(chain)
-        rows: dict[Way, list[int]] = {}
+            groups.setdefault(chain.picking, []).append(chain)
+        rows: dict[Picking, list[int]] = {}
         if len(groups) > 1:
             at = 0
             for chain in chains:
-                rows.setdefault(chain.way, []).extend(range(at, at + chain.num_rows))
+                rows.setdefault(chain.picking, []).extend(range(at, at + chain.num_rows))
                 at += chain.num_rows
-        for way, members in groups.items():
-            own = logits[rows[way]] if rows else logits
-            values, picked = self._pick(way, members, own)
+        for picking, members in groups.items():
+            values, picked = self._pick(picking, members, logits[rows[picking]] if rows else logits)
             tokens = picked.tolist()
-            laws = values if way is Way.DRAWN else None
-            probabilities = _probabilities(values, picked, way) if priced else None
+            laws = values if picking is Picking.DRAWN else None
+            probabilities = _probabilities(values, picked, picking) if priced else None
             start = 0
             for chain in members:
                 part = slice(start, start + chain.num_rows)
@@ -198,46 +198,44 @@ class DraftModel(OwnModel):
                 chances = None if probabilities is None else probabilities[part]
                 self._keep(chain, chain.extend(tokens[part], chances, None if laws is None else laws[part]))
 
-    def _pick(self, way: Way, chains: list[Chain], logits: Tensor) -> tuple[Tensor, Tensor]:
+    def _pick(self, picking: Picking, chains: list[GrowingChain], logits: Tensor) -> tuple[Tensor, Tensor]:
         """What each row's token is picked by, and the token.
 
-        Greedy chains take the argmax, seeded ones with the target's own noise added; the others draw.
+        Greedy chains take the argmax, seeded ones with the target's noise added; the others draw.
 
         Returns:
             [R, V] logits up to a constant, or laws if drawn; [R] tokens.
         """
-        if way is Way.GREEDY and all(self._pipeline.is_identity(chain.sequence.params) for chain in chains):
+        if picking is Picking.GREEDY and all(self._pipeline.is_identity(chain.sequence.params) for chain in chains):
             values = logits[:, : self._vocab_size]
             return values, row_argmax(values)
         places = []
         for chain in chains:
             path = chain.tree.ids
-            places.append((chain.own, path[:]))
-            places.extend((chain.own, [*path, *chain.proposed[:i]]) for i in range(1, chain.num_rows))
-        if way is Way.DRAWN:
+            places.append((chain.state, path[:]))
+            places.extend((chain.state, [*path, *chain.proposed[:i]]) for i in range(1, chain.num_rows))
+        if picking is Picking.DRAWN:
             laws = self._laws(logits, places)
             at = [(len(chain.tree), chain) for chain in chains]
             parts = [chain.uniforms[i : i + chain.num_rows] for i, chain in at if chain.uniforms is not None]
             return laws, draw_tokens(laws, parts[0] if len(parts) == 1 else torch.cat(parts))
         values = self._logprobs(logits, places)
-        if way is Way.GREEDY:
+        if picking is Picking.GREEDY:
             return values, row_argmax(values)
         noise = [chain.noise(self._vocab_size) for chain in chains]
         values = torch.add(noise[0] if len(noise) == 1 else torch.cat(noise), values)
         return values, row_argmax(values)
 
-    def _keep(self, chain: Chain, num_proposed: int) -> None:
+    def _keep(self, chain: GrowingChain, num_proposed: int) -> None:
         """Drop the rows that the draft model would not have been fed: those after so many of the proposed tokens."""
-        own, rejected = chain.own, len(chain.proposed) - num_proposed
+        rejected = len(chain.proposed) - num_proposed
         if rejected:
-            keep = len(own.scratch) - rejected
-            own.cache.drop(keep)
-            own.scratch = own.scratch.part(range(keep))
-        chain.owed, chain.proposed = self._within_vocabulary(chain.tree.ids[-1:]), []
+            chain.state.drop(len(chain.state.scratch) - rejected)
+        chain.unfed, chain.proposed = self._within_vocabulary(chain.tree.ids[-1:]), []
 
 
-def _probabilities(values: Tensor, picked: Tensor, way: Way) -> list[float]:
+def _probabilities(values: Tensor, picked: Tensor, picking: Picking) -> list[float]:
     """[R] of the picked tokens. values: [R, V] laws if drawn, else logits up to a constant."""
-    laws = values if way is Way.DRAWN else values.softmax(-1)
+    laws = values if picking is Picking.DRAWN else values.softmax(-1)
     probabilities: list[float] = laws.gather(-1, picked[:, None])[:, 0].tolist()
     return probabilities

@@ -15,18 +15,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from forerun.config import (
-    DRAFT_TREE_DEPTHS,
-    DRAFT_TREE_MIN_GAIN,
-    DRAFT_TREE_RATES,
-    DRAFT_TREE_REFRESH,
-    DRAFT_TREE_WIDTH,
-    PREFILL_CHUNK,
-)
+from forerun.config import PREFILL_CHUNK
 from forerun.drafters.base import Traits
 from forerun.drafters.model.confidence import Confidence
 from forerun.drafters.model.distinct_draws import draw_distinct
-from forerun.drafters.model.model_drafter import Own, OwnModel, Way, way_of
+from forerun.drafters.model.draft_cache import DraftState
+from forerun.drafters.model.model_drafter import ModelDrafter, Picking, picking_of
 from forerun.drafters.model.tree_growth import DynamicGrowth, Growth, ShapedGrowth
 from forerun.drafters.model.tree_shapes import best_shape
 from forerun.drafters.ranked_tree import RankedTree
@@ -40,14 +34,24 @@ from forerun.types import Draft, Sequence
 Children = list[tuple[int, float]]
 """Tokens that may follow a row, best or first drawn first, and the draft model's probabilities of them."""
 _SHAPES = ("dynamic", "static")
+_WIDTH = 8
+"""Nodes expanded at one depth of a growing tree, and children looked at below each."""
+_MIN_GAIN = 0.1
+"""Accepted tokens that one more forward of the draft model must promise before a tree grows deeper."""
+_DEPTHS = 8
+"""Depths whose acceptance is measured apart; deeper ones count as the last."""
+_RATES = (0.5, 0.15, 0.08, 0.05, 0.03, 0.02, 0.015, 0.01)
+"""Prior chance that a child is accepted, by its rank among its siblings."""
+_REFRESH = 16
+"""Drafts after which the best shape is found again from what was measured since."""
 
 
 @dataclass(slots=True, eq=False)
-class _Tree:
+class GrowingTree:
     """One sequence's tree while it grows.
 
     Attributes:
-        own: state of the sequence.
+        state: state of the sequence.
         growth: decides what is expanded.
         rates: where its nodes' trials are counted.
         rows: node -> the scratch row that it was fed as.
@@ -55,7 +59,7 @@ class _Tree:
         laws: [V] of each node that was expanded (-1: the last committed token), if its children were drawn.
     """
 
-    own: Own
+    state: DraftState
     growth: Growth
     rates: Rates
     rows: dict[int, int] = field(default_factory=dict)
@@ -88,7 +92,7 @@ class _Tree:
         return Draft(tree.ids, tree.parents, laws, replacement=False), tree
 
 
-class DraftTree(OwnModel):
+class DraftTree(ModelDrafter):
     """Drafts trees with a causal language model that shares the target's vocabulary.
 
     A dynamic tree expands the most probable nodes, all of one depth in one forward, and keeps the best of all nodes. A
@@ -114,8 +118,8 @@ class DraftTree(OwnModel):
         shape: str = "dynamic",
         drawn: bool = True,
         *,
-        width: int = DRAFT_TREE_WIDTH,
-        min_gain: float = DRAFT_TREE_MIN_GAIN,
+        width: int = _WIDTH,
+        min_gain: float = _MIN_GAIN,
         dtype: str | None = None,
     ) -> None:
         super().__init__(model, dtype)
@@ -127,9 +131,9 @@ class DraftTree(OwnModel):
             )
         self._shape: Literal["dynamic", "static"] = "static" if shape == "static" else "dynamic"
         self._drawn, self._width, self._min_gain = drawn, width, min_gain
-        self._confidence = {way: Confidence() for way in Way}
-        self._rates = {way: Rates(DRAFT_TREE_RATES * DRAFT_TREE_DEPTHS) for way in Way}
-        self._shapes: dict[tuple[Way, int, int, float], RankedTree] = {}
+        self._confidence = {picking: Confidence() for picking in Picking}
+        self._rates = {picking: Rates(_RATES * _DEPTHS) for picking in Picking}
+        self._shapes: dict[tuple[Picking, int, int, float], RankedTree] = {}
         self._num_drafts = 0
 
     @property
@@ -140,57 +144,56 @@ class DraftTree(OwnModel):
     def draft(self, sequences: Seq[Sequence], budgets: Seq[int], price: float = 0.0) -> list[Draft]:
         trees = [self._plant(each, budget, price) for each, budget in zip(sequences, budgets, strict=True)]
         growing = [tree for tree in trees if tree.growth.frontier]
-        self._catch_up([tree.own for tree in growing], PREFILL_CHUNK)
-        rows = [Rows(tree.own.cache, self._owed(tree.own), None, 1) for tree in growing]
+        self._catch_up([tree.state for tree in growing], PREFILL_CHUNK)
+        rows = [Rows(tree.state.cache, self._unfed(tree.state), None, 1) for tree in growing]
         while growing:
-            final = not growing[0].depth  # what is owed has been committed
-            result = self._feed(rows, [tree.own for tree in growing], final)
+            final = not growing[0].depth  # these tokens have been committed
+            result = self._feed(rows, [tree.state for tree in growing], final)
             self._expand(growing, result.logits)
             growing = [tree for tree in growing if tree.growth.frontier]
             rows = []
             for tree in growing:
                 tokens, parents = tree.next_rows()
-                rows.append(Rows(tree.own.cache, self._within_vocabulary(tokens), parents))
+                rows.append(Rows(tree.state.cache, self._within_vocabulary(tokens), parents))
         self._num_drafts += 1
-        if self._num_drafts % DRAFT_TREE_REFRESH == 0:
+        if self._num_drafts % _REFRESH == 0:
             self._shapes.clear()
         return [self._harvest(tree) for tree in trees]
 
-    def _plant(self, sequence: Sequence, budget: int, price: float) -> _Tree:
-        way, own, depth = way_of(sequence), self._owned[sequence], self._room(sequence, budget)
+    def _plant(self, sequence: Sequence, budget: int, price: float) -> GrowingTree:
+        picking, state, depth = picking_of(sequence), self._states[sequence], self._room(sequence, budget)
         growth: Growth
-        if self._shape == "static" or self._draws(way):
-            growth = ShapedGrowth(self._best_shape(way, budget, depth, price))
-            return _Tree(own, growth, self._rates[way])
-        confidence = self._confidence[way]
+        if self._shape == "static" or self._draws(picking):
+            growth = ShapedGrowth(self._best_shape(picking, budget, depth, price))
+            return GrowingTree(state, growth, self._rates[picking])
+        confidence = self._confidence[picking]
         growth = DynamicGrowth(budget, depth, self._width, self._min_gain, price, confidence)
-        return _Tree(own, growth, confidence.rates)
+        return GrowingTree(state, growth, confidence.rates)
 
-    def _draws(self, way: Way) -> bool:
-        return way is Way.DRAWN and self._drawn
+    def _draws(self, picking: Picking) -> bool:
+        return picking is Picking.DRAWN and self._drawn
 
-    def _best_shape(self, way: Way, budget: int, depth: int, price: float) -> RankedTree:
+    def _best_shape(self, picking: Picking, budget: int, depth: int, price: float) -> RankedTree:
         """Of what has been measured so far; renewed now and then."""
-        key = (way, budget, depth, price)
+        key = (picking, budget, depth, price)
         if key not in self._shapes:
-            rates, width = self._rates[way], len(DRAFT_TREE_RATES)
-            by_depth = [[rates.rate(d * width + rank) for rank in range(width)] for d in range(DRAFT_TREE_DEPTHS)]
+            rates, width = self._rates[picking], len(_RATES)
+            by_depth = [[rates.rate(d * width + rank) for rank in range(width)] for d in range(_DEPTHS)]
             self._shapes[key] = best_shape(by_depth, budget, depth, price)
         return self._shapes[key]
 
-    def _expand(self, trees: list[_Tree], logits: Tensor) -> None:
+    def _expand(self, trees: list[GrowingTree], logits: Tensor) -> None:
         """Give every node of the trees' frontiers its children. logits: [all frontiers' nodes, draft vocabulary]."""
-        groups: dict[Way, list[_Tree]] = {}
-        rows: dict[Way, list[int]] = {}
+        groups: dict[Picking, list[GrowingTree]] = {}
+        rows: dict[Picking, list[int]] = {}
         at = 0
         for tree in trees:
-            way, size = way_of(tree.own.sequence), len(tree.growth.frontier)
-            groups.setdefault(way, []).append(tree)
-            rows.setdefault(way, []).extend(range(at, at + size))
+            picking, size = picking_of(tree.state.sequence), len(tree.growth.frontier)
+            groups.setdefault(picking, []).append(tree)
+            rows.setdefault(picking, []).extend(range(at, at + size))
             at += size
-        for way, members in groups.items():
-            own = logits[:at] if len(groups) == 1 else logits[rows[way]]
-            children = self._children(way, members, own)
+        for picking, members in groups.items():
+            children = self._children(picking, members, logits[:at] if len(groups) == 1 else logits[rows[picking]])
             start = 0
             for tree in members:
                 end = start + len(tree.growth.frontier)
@@ -198,42 +201,42 @@ class DraftTree(OwnModel):
                 tree.depth += 1
                 start = end
 
-    def _children(self, way: Way, trees: list[_Tree], logits: Tensor) -> list[Children]:
+    def _children(self, picking: Picking, trees: list[GrowingTree], logits: Tensor) -> list[Children]:
         """The children to look at below each row, as many as the row's tree wants. logits: [rows, draft vocabulary]."""
         wanted = [tree.growth.wanted(node) for tree in trees for node in tree.growth.frontier]
-        values = self._values(way, trees, logits)
-        if self._draws(way):
+        values = self._values(picking, trees, logits)
+        if self._draws(picking):
             laws = iter(values)
             for tree in trees:
                 tree.laws.update(zip(tree.growth.frontier, laws, strict=False))
             return [[(token, 1.0) for token in row] for row in draw_distinct(values, wanted, self._generator)]
         top = values.topk(min(max(wanted), values.shape[1]))
-        probabilities = (values if way is Way.DRAWN else values.softmax(-1)).gather(-1, top.indices)
+        probabilities = (values if picking is Picking.DRAWN else values.softmax(-1)).gather(-1, top.indices)
         children = []
         for tokens, chances, most in zip(top.indices.tolist(), probabilities.tolist(), wanted, strict=True):
             children.append([child for child in zip(tokens[:most], chances[:most], strict=True) if child[1] > 0])
         return children
 
-    def _values(self, way: Way, trees: list[_Tree], logits: Tensor) -> Tensor:
+    def _values(self, picking: Picking, trees: list[GrowingTree], logits: Tensor) -> Tensor:
         """[rows, V] what children are ranked by: logits up to a constant, or laws for requests without a seed."""
-        if way is Way.GREEDY and all(self._pipeline.is_identity(tree.own.sequence.params) for tree in trees):
+        if picking is Picking.GREEDY and all(self._pipeline.is_identity(tree.state.sequence.params) for tree in trees):
             return logits[:, : self._vocab_size]
-        places = [(tree.own, path) for tree in trees for path in tree.paths()]
-        if way is Way.DRAWN:
+        places = [(tree.state, path) for tree in trees for path in tree.paths()]
+        if picking is Picking.DRAWN:
             return self._laws(logits, places)
         values = self._logprobs(logits, places)
-        if way is Way.GREEDY:
+        if picking is Picking.GREEDY:
             return values
         keys = []
         for tree in trees:
-            sequence = tree.own.sequence
+            sequence = tree.state.sequence
             assert sequence.params.seed is not None
             keys.append(NoiseKey(sequence.params.seed, sequence.choice, len(sequence.token_ids) + tree.depth))
         noise = keyed_gumbel(keys, self._vocab_size)
         sizes = torch.tensor([len(tree.growth.frontier) for tree in trees])
         return noise.repeat_interleave(sizes, 0).add_(values)
 
-    def _harvest(self, tree: _Tree) -> Draft:
+    def _harvest(self, tree: GrowingTree) -> Draft:
         draft, ranked = tree.draft()
-        self._remember(tree.own, (ranked, tree.rates) if len(ranked) else None)
+        tree.state.remember((ranked, tree.rates) if len(ranked) else None)
         return draft

@@ -2,8 +2,9 @@
 
 The inner loop is speculation like the outer one: what the inner drafter proposes goes through the draft model in one
 forward, and the draft model keeps the tokens that it would have picked itself, greedily, with a seeded request's noise,
-or by drawing from its own laws. So its chain, and the laws of a drawn one, are those it would have drafted alone, in
-fewer forwards. (Chen et al., Cascade Speculative Drafting, 2312.11462, and Sun et al., TriForce, 2404.11912.)
+or by drawing from its distributions. So its chain, and the distributions of a drawn one, are those it would have
+drafted alone, in fewer forwards. (Chen et al., Cascade Speculative Drafting, 2312.11462, and Sun et al., TriForce,
+2404.11912.)
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from pathlib import Path
 
-from forerun.config import AUTO, STAGED_INNER_DRAFTER
+from forerun.config import AUTO
 from forerun.drafters.base import Binding, Drafter, Traits
 from forerun.drafters.build import build_drafter
-from forerun.drafters.model.draft_model import Chain, DraftModel
+from forerun.drafters.model.draft_model import DraftModel, GrowingChain
 from forerun.drafters.table import DRAFTERS
 from forerun.errors import DrafterError
 from forerun.models import LanguageModel
@@ -22,7 +23,7 @@ from forerun.types import Draft, Needs, Sequence, Step
 
 
 class Staged(DraftModel):
-    """A draft model with a drafter of its own.
+    """A draft model with a drafter of its state.
 
     The inner drafter is asked once for each draft, when all tokens are committed: it need not be able to take tokens
     back. Where its proposal ends or fails, the draft model goes on alone.
@@ -30,7 +31,7 @@ class Staged(DraftModel):
     Args:
         model: the draft model, as in DraftModel.
         drafter: the inner one: a name of the table, perhaps with options, or a drafter. Not one that computes with the
-            target's own layers, since those are not the draft model's.
+            target's layers, since those are not the draft model's.
         dtype: of the draft model's weights; None takes the target's.
 
     Raises:
@@ -40,7 +41,7 @@ class Staged(DraftModel):
     def __init__(
         self,
         model: str | Path | LanguageModel | None = None,
-        drafter: str | Drafter = STAGED_INNER_DRAFTER,
+        drafter: str | Drafter = "prompt-lookup",
         *,
         dtype: str | None = None,
     ) -> None:
@@ -73,7 +74,7 @@ class Staged(DraftModel):
         self._inner.start(sequence)
 
     def stop(self, sequence: Sequence) -> None:
-        if sequence in self._owned:
+        if sequence in self._states:
             super().stop(sequence)
             self._inner.stop(sequence)
 
@@ -85,7 +86,7 @@ class Staged(DraftModel):
         super().rewind(sequence, length)
         self._inner.rewind(sequence, length)
 
-    def _prepare(self, chains: list[Chain]) -> None:
+    def _prepare(self, chains: list[GrowingChain]) -> None:
         super()._prepare(chains)
         budgets = []
         for chain in chains:

@@ -25,7 +25,7 @@ class Growth(Protocol):
         """How many children of a node of the frontier to look at."""
 
     def expand(self, children: Seq[Seq[tuple[int, float]]]) -> None:
-        """Add children to each node of the frontier: tokens and what the draft model thinks of them, best first."""
+        """Add children to each node of the frontier: tokens and the draft model's probabilities of them, best first."""
 
     def finished(self) -> tuple[RankedTree, list[int]]:
         """The draft, in the order of its nodes' values, and which node of `tree` each of its nodes is."""
@@ -42,7 +42,7 @@ class DynamicGrowth:
         width: nodes expanded at one depth, and children looked at below each.
         min_gain: accepted tokens that one more depth must promise.
         price: nodes whose chance is not above it are left out.
-        confidence: what the draft model's probabilities are worth.
+        confidence: turns the draft model's probabilities into chances of acceptance.
     """
 
     def __init__(

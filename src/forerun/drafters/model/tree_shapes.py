@@ -1,4 +1,4 @@
-"""Fixed shapes of draft trees: which ranks of children are worth a node, from measured acceptance (Sequoia)."""
+"""Fixed shapes of draft trees: which ranks of children get a node, from measured acceptance (Sequoia)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The target's own first layers draft (LayerSkip, Elhoushi et al., 2404.16710), and verification goes on from there.
+"""The target's first layers draft (LayerSkip, Elhoushi et al., 2404.16710), and verification goes on from there.
 
 What the first layers compute of a drafted token is what the target would compute of it anyway: keys and values are
 written into the target's own cache, the states that leave them are kept, and verification begins at the next layer.
@@ -14,21 +14,23 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from forerun.config import EARLY_EXIT_SHARE
 from forerun.drafters.base import Binding, Traits
+from forerun.drafters.model.draft_cache import DraftState
 from forerun.drafters.model.draft_model import DraftModel
-from forerun.drafters.model.model_drafter import Own
 from forerun.errors import ConfigError, DrafterError, IncompatibleDrafterError
 from forerun.models import Forward, Model, Rows
 from forerun.tree import Tree
 from forerun.types import Cache, Draft, Sequence
+
+_SHARE = 0.25
+"""Share of the target's layers that draft, unless a number is given."""
 
 
 class EarlyExit(DraftModel):
     """Drafts chains with the target's first layers. Their tokens are picked as a draft model's are.
 
     Args:
-        exit_layer: E, how many layers draft; None takes a share of the target's (config.EARLY_EXIT_SHARE).
+        exit_layer: E, how many layers draft; None takes a quarter of the target's.
 
     Raises:
         ConfigError: exit_layer is below 1.
@@ -40,7 +42,7 @@ class EarlyExit(DraftModel):
             raise ConfigError(f"exit_layer is {exit_layer}, but at least one layer must draft.")
         self._exit_layer = exit_layer
         self._num_layers = 0
-        self._states: dict[Own, list[Tensor]] = {}
+        self._hidden: dict[DraftState, list[Tensor]] = {}
 
     @property
     def traits(self) -> Traits:
@@ -48,7 +50,7 @@ class EarlyExit(DraftModel):
 
     @property
     def nbytes(self) -> int:
-        """Nothing: keys and values are the target's own."""
+        """Nothing: keys and values are the target's state."""
         return 0
 
     def bind(self, binding: Binding) -> None:
@@ -66,7 +68,7 @@ class EarlyExit(DraftModel):
                 "Take another drafter."
             )
         layers = target.num_layers
-        self._num_layers = self._exit_layer or max(1, round(EARLY_EXIT_SHARE * layers))
+        self._num_layers = self._exit_layer or max(1, round(_SHARE * layers))
         if self._num_layers >= layers:
             raise ConfigError(
                 f"exit_layer is {self._num_layers}, but {target.name} has {layers} layers: give a number from 1 to "
@@ -76,34 +78,36 @@ class EarlyExit(DraftModel):
         self._serve(target, binding)
 
     def draft(self, sequences: Seq[Sequence], budgets: Seq[int], price: float = 0.0) -> list[Draft]:
-        owned = [self._owned[sequence] for sequence in sequences]
-        self._states.clear()
+        states = [self._states[sequence] for sequence in sequences]
+        self._hidden.clear()
         try:
             drafts = super().draft(sequences, budgets, price)
-            self._finish(owned, drafts)
+            self._finish(states, drafts)
         finally:
-            for own in owned:
-                own.scratch = Tree()  # the verification goes on from it, and the engine commits or drops it
-        return [self._with_states(own, draft) for own, draft in zip(owned, drafts, strict=True)]
+            for state in states:
+                state.scratch = Tree()  # the verification goes on from it, and the engine commits or drops it
+        return [self._with_states(state, draft) for state, draft in zip(states, drafts, strict=True)]
 
-    def _forward(self, rows: Seq[Rows], owned: Seq[Own]) -> Forward:
+    def _forward(self, rows: Seq[Rows], states: Seq[DraftState]) -> Forward:
         """Through the first layers; what leaves them is kept."""
         hidden, logits = self._target.forward_first(rows, self._num_layers)
         parts = torch.split(hidden, [len(row.token_ids) for row in rows])
-        for own, part in zip(owned, parts, strict=True):
-            self._states.setdefault(own, []).append(part)
+        for state, part in zip(states, parts, strict=True):
+            self._hidden.setdefault(state, []).append(part)
         return Forward(logits)
 
-    def _finish(self, owned: Seq[Own], drafts: Seq[Draft]) -> None:
+    def _finish(self, states: Seq[DraftState], drafts: Seq[Draft]) -> None:
         """Take every draft's last token through the layers as well, unless it was asked already what follows it, and
         the answer did not pay."""
-        late = [(own, draft) for own, draft in zip(owned, drafts, strict=True) if len(own.scratch) == len(draft) > 0]
+        late = [
+            (state, draft) for state, draft in zip(states, drafts, strict=True) if len(state.scratch) == len(draft) > 0
+        ]
         if late:
-            rows = [Rows(own.cache, draft.ids[-1:], None, 0) for own, draft in late]
-            self._feed(rows, [own for own, _ in late])
+            rows = [Rows(state.cache, draft.ids[-1:], None, 0) for state, draft in late]
+            self._feed(rows, [state for state, _ in late])
 
-    def _with_states(self, own: Own, draft: Draft) -> Draft:
-        states = self._states.get(own)
+    def _with_states(self, state: DraftState, draft: Draft) -> Draft:
+        states = self._hidden.get(state)
         if not len(draft) or states is None:
             return draft
         return replace(draft, hidden=torch.cat(states), first_layer=self._num_layers)
@@ -113,5 +117,5 @@ class EarlyExit(DraftModel):
             raise DrafterError("Early exit drafts in the target's own cache, and this sequence has none.")
         return sequence.cache
 
-    def _free(self, own: Own) -> None:
+    def _free(self, state: DraftState) -> None:
         """The cache is the engine's."""

@@ -11,14 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
-from forerun.config import (
-    LOOKAHEAD_CHANCES,
-    LOOKAHEAD_GUESSES,
-    LOOKAHEAD_MAX_NGRAMS,
-    LOOKAHEAD_NGRAM,
-    LOOKAHEAD_WINDOW,
-    MAX_NUM_DRAFT_TOKENS,
-)
+from forerun.config import MAX_NUM_DRAFT_TOKENS
 from forerun.drafters.base import Binding, Drafter, Traits
 from forerun.drafters.ranked_tree import Child, RankedTree, best_tree
 from forerun.drafters.target.jacobi import NgramPool, Window, window_parents
@@ -26,6 +19,13 @@ from forerun.errors import ConfigError
 from forerun.policy import Rates
 from forerun.tree import ROOT, Tree
 from forerun.types import Draft, Needs, Sequence, Step
+
+_CHANCES = (0.4, 0.7, 0.7)
+"""Prior chance of the most recent guess's first token, and of each after it."""
+MAX_NGRAMS = 2**14
+"""N-grams that a sequence's pool may hold."""
+_NGRAM_BYTES = 200
+"""Of a tuple and its place in a dict; its tokens come on top."""
 
 
 @dataclass(slots=True)
@@ -69,9 +69,9 @@ class Lookahead(Drafter):
 
     def __init__(
         self,
-        window: int = LOOKAHEAD_WINDOW,
-        ngram: int = LOOKAHEAD_NGRAM,
-        guesses: int = LOOKAHEAD_GUESSES,
+        window: int = 4,
+        ngram: int = 3,
+        guesses: int = 4,
         prompt_pool: bool = True,
         verify_window: bool = False,
     ) -> None:
@@ -89,7 +89,7 @@ class Lookahead(Drafter):
         self._verify_window = verify_window
         self._end_of_text: frozenset[int] = frozenset()
         # by depth, and by rank among siblings, which are in the order of their guesses
-        self._rates = Rates([chance / rank for chance in LOOKAHEAD_CHANCES for rank in range(1, guesses + 1)])
+        self._rates = Rates([chance / rank for chance in _CHANCES for rank in range(1, guesses + 1)])
         self._states: dict[Sequence, _State] = {}
 
     def bind(self, binding: Binding) -> None:
@@ -109,7 +109,7 @@ class Lookahead(Drafter):
         return sum(len(state.pool) for state in self._states.values()) * (_NGRAM_BYTES + 8 * self._num_rows)
 
     def start(self, sequence: Sequence) -> None:
-        self._states[sequence] = _State(NgramPool(self._guesses, LOOKAHEAD_MAX_NGRAMS))
+        self._states[sequence] = _State(NgramPool(self._guesses, MAX_NGRAMS))
 
     def stop(self, sequence: Sequence) -> None:
         self._states.pop(sequence, None)
@@ -156,7 +156,7 @@ class Lookahead(Drafter):
         below = tree.children()
 
         def children(node: int, depth: int) -> list[Child[int]]:
-            first = min(depth, len(LOOKAHEAD_CHANCES) - 1) * self._guesses
+            first = min(depth, len(_CHANCES) - 1) * self._guesses
             found = [
                 Child(self._rates.rate(level), tree.ids[child], level, child)
                 for level, child in enumerate(below[node + 1], first)
@@ -188,5 +188,3 @@ class Lookahead(Drafter):
 
 
 _EMPTY = Draft.empty()
-_NGRAM_BYTES = 200
-"""Of a tuple and its place in a dict; its tokens come on top."""

@@ -3,7 +3,7 @@
 Luo and others, "Turning Trash into Treasure: Accelerating Inference of Large Language Models with Token Recycling",
 2408.08696. A matrix keeps, for every token, the k most probable successors that the target gave when it last computed
 the token, in whatever context, rejected drafts included; a tree is read off it. The tree here is not fixed: which
-ranks are worth a node is learned.
+ranks get a node is learned.
 """
 
 from __future__ import annotations
@@ -14,12 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from forerun.config import (
-    RECYCLING_CHANCES,
-    RECYCLING_DEPTHS,
-    RECYCLING_REFRESH,
-    RECYCLING_WIDTH,
-)
 from forerun.drafters.base import Binding, Drafter, Traits
 from forerun.drafters.ranked_tree import Child, RankedTree, best_tree
 from forerun.drafters.target.successors import STEADY, Matrix, Successors, load_matrix, save_matrix
@@ -27,9 +21,16 @@ from forerun.errors import ConfigError, DrafterError
 from forerun.policy import Rates
 from forerun.types import Draft, Needs, Sequence, Step
 
+_DEPTHS = 3
+"""Depths whose acceptance is measured apart; deeper nodes count as the last."""
+_CHANCES = (0.4, 0.12, 0.07, 0.05, 0.04, 0.03, 0.02, 0.02)
+"""Prior chance of each rank."""
+_REFRESH = 16
+"""Steps after which the chances learned since are used."""
+
 
 class Recycling(Drafter):
-    """Drafts a tree from the target's own former predictions; no model, no training. Chosen, never drawn.
+    """Drafts a tree from the target's former predictions; no model, no training. Chosen, never drawn.
 
     Args:
         width: k, successors kept of every token.
@@ -44,14 +45,14 @@ class Recycling(Drafter):
 
     def __init__(
         self,
-        width: int = RECYCLING_WIDTH,
+        width: int = 8,
         share: bool = False,
         matrix: str | None = None,
         learn_prompt: bool = True,
     ) -> None:
-        if not 1 <= width <= len(RECYCLING_CHANCES):
+        if not 1 <= width <= len(_CHANCES):
             raise ConfigError(
-                f"width is {width}, but must lie in 1..{len(RECYCLING_CHANCES)}: successors beyond are too seldom "
+                f"width is {width}, but must lie in 1..{len(_CHANCES)}: successors beyond are too seldom "
                 "accepted. Leave it out."
             )
         self._needs = Needs(top_tokens=width, prompt_rows=learn_prompt)
@@ -62,8 +63,8 @@ class Recycling(Drafter):
         self._shared: Successors | None = None
         self._known: dict[Sequence, Successors] = {}
         self._trees: dict[Sequence, tuple[Draft, RankedTree]] = {}
-        chances = RECYCLING_CHANCES[:width]
-        self._rates = Rates([chance for _ in range(STEADY * RECYCLING_DEPTHS) for chance in chances])
+        chances = _CHANCES[:width]
+        self._rates = Rates([chance for _ in range(STEADY * _DEPTHS) for chance in chances])
         self._order = self._ranked()
         self._num_learned = 0
 
@@ -120,7 +121,7 @@ class Recycling(Drafter):
             if step.top_tokens is not None:
                 token_ids, top = _seen(step)
                 self._known[step.sequence].update(token_ids, top)
-        if self._num_learned >= RECYCLING_REFRESH:
+        if self._num_learned >= _REFRESH:
             self._num_learned = 0
             self._order = self._ranked()
 
@@ -139,7 +140,7 @@ class Recycling(Drafter):
 
         def children(token_id: int, depth: int) -> list[Child[int]]:
             known, steady = successors.of(token_id)
-            ranked = order[steady * RECYCLING_DEPTHS + min(depth, RECYCLING_DEPTHS - 1)]
+            ranked = order[steady * _DEPTHS + min(depth, _DEPTHS - 1)]
             return [
                 Child(chance, known[rank], level, known[rank]) for chance, rank, level in ranked if rank < len(known)
             ]
@@ -160,7 +161,7 @@ class Recycling(Drafter):
 
 
 def _seen(step: Step) -> tuple[list[int], np.ndarray[Any, np.dtype[np.int64]]]:
-    """The tokens of the step's rows and what may follow each, the rows to be believed most at the end."""
+    """The tokens of the step's rows and what may follow each, of equal tokens the row that counts comes last."""
     assert step.top_tokens is not None
     top = step.top_tokens.numpy()
     if step.draft is None or step.verdict is None:

@@ -5,21 +5,23 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence as Seq
 
-from forerun.config import COPY_RATES
 from forerun.drafters.base import Drafter
 from forerun.policy import Rates
 from forerun.types import Draft, Sequence
 
+COPY_RATES = (0.1, 0.3, 0.65, 0.85, 0.9, 0.97, 0.98)
+"""Prior chance that a copied token is accepted, by the binary digits of how many tokens before it matched."""
+
 
 class CopyRates:
-    """Cuts copies where they stop to pay, and learns from what the target said in their place.
+    """Cuts copies where their chance no longer exceeds the price, and learns from the tokens that were committed.
 
     A copied token's level is the number of binary digits of its match length: the tokens before it, copied ones
-    included, that stand before the place it was copied from too. What was not drafted teaches as well, as far as the
-    target's own tokens reach, so that a level whose copies are never worth their price is still known.
+    included, that stand before the place it was copied from too. Trials are counted for what was cut off as well, as
+    far as committed tokens reach, so that a level whose copies are always cut is still measured.
 
     Args:
-        prior: chance beforehand of each level.
+        prior: of each level's chance.
     """
 
     __slots__ = ("_copied", "_rates")
@@ -44,28 +46,29 @@ class CopyRates:
         """
         self._copied[sequence] = (len(sequence.token_ids), token_ids, lengths)
         if price > 0:
-            token_ids = token_ids[: self._paying(lengths, price)]
+            token_ids = token_ids[: self._count_above(lengths, price)]
         draft = Draft.chain(token_ids)
         if source is not None:
             draft.sources = (source,) * len(draft)
         return draft
 
     def observe(self, sequence: Sequence) -> None:
-        """The sequence holds what the target said: compare it with the last copy."""
+        """The sequence holds what was committed: compare it with the last copy."""
         copied = self._copied.pop(sequence, None)
         if copied is None:
             return
         start, token_ids, lengths = copied
-        for token_id, length, said in zip(token_ids, lengths, sequence.token_ids[start:], strict=False):
-            self._rates.observe(length.bit_length(), token_id == said)
-            if token_id != said:
+        for token_id, length, committed in zip(token_ids, lengths, sequence.token_ids[start:], strict=False):
+            self._rates.observe(length.bit_length(), token_id == committed)
+            if token_id != committed:
                 break
 
     def stop(self, sequence: Sequence) -> None:
         """The sequence leaves."""
         self._copied.pop(sequence, None)
 
-    def _paying(self, lengths: list[int], price: float) -> int:
+    def _count_above(self, lengths: list[int], price: float) -> int:
+        """How many tokens of a copy are reached and accepted with a chance above the price."""
         chance = 1.0
         for count, length in enumerate(lengths):
             chance *= self.rate(length)

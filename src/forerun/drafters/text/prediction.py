@@ -1,4 +1,4 @@
-"""The client's own guess of the output: it is copied for as long as the output follows it.
+"""The client's guess of the output: it is copied for as long as the output follows it.
 
 As OpenAI's Predicted Outputs; where the output leaves the prediction, the place at which it comes back is looked for.
 """
@@ -8,23 +8,25 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence as Seq
 
-from forerun.config import (
-    PREDICTION_CANDIDATES,
-    PREDICTION_MAX_MATCH,
-    PREDICTION_RATES,
-)
 from forerun.drafters.base import Traits
 from forerun.drafters.text.copy_drafter import EMPTY, CopyDrafter, CopyRates
 from forerun.types import Draft, Sequence, Step
+
+PREDICTION_RATES = (0.6, 0.7, 0.85, 0.92, 0.96, 0.98, 0.99)
+"""As COPY_RATES, for the client's prediction; no match at all is its beginning, or a guess after a replaced token."""
+MAX_MATCH = 16
+"""Tokens before a place that are compared at most."""
+_CANDIDATES = 32
+"""Places of a prediction, on either side of the lost one, that are tried when the output has left it."""
 
 
 class Follower:
     """Where an output stands in its prediction.
 
-    While the output says what the prediction says next, the place moves on. Where it does not, the place becomes the
+    While the output's next token is the prediction's, the place moves on. Where it does not, the place becomes the
     one after the longest suffix of the output that stands in the prediction, of equally long ones the next ahead of
-    the lost place, else the nearest behind. Where the last token stands nowhere near, it has taken a predicted token's
-    place, for all one can tell.
+    the lost place, else the nearest behind. Where the last token stands nowhere near, it is taken for a replacement of
+    the predicted token.
 
     Args:
         prediction: token ids.
@@ -62,14 +64,14 @@ class Follower:
         if places is None:
             return None
         middle = bisect_left(places, self.at)
-        nearest = places[middle : middle + PREDICTION_CANDIDATES]
-        nearest += places[max(0, middle - PREDICTION_CANDIDATES) : middle][::-1]
+        nearest = places[middle : middle + _CANDIDATES]
+        nearest += places[max(0, middle - _CANDIDATES) : middle][::-1]
         best, length = nearest[0], 0
         for place in nearest:
             matched = self._match(output, place, length)
             if matched > length:
                 best, length = place, matched
-                if length == PREDICTION_MAX_MATCH:
+                if length == MAX_MATCH:
                     break
         return best + 1, length
 
@@ -79,7 +81,7 @@ class Follower:
         if beyond > place or beyond > end or prediction[place - beyond] != output[end - beyond]:
             return 0
         length = 1
-        limit = min(place, end, PREDICTION_MAX_MATCH - 1)
+        limit = min(place, end, MAX_MATCH - 1)
         while length <= limit and prediction[place - length] == output[end - length]:
             length += 1
         return length

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
-from forerun.config import PROMPT_LOOKUP_MAX_NGRAM, PROMPT_LOOKUP_MIN_NGRAM
 from forerun.drafters.base import Traits
 from forerun.drafters.text.copy_drafter import EMPTY, CopyDrafter, CopyRates
 from forerun.errors import ConfigError
@@ -55,8 +54,8 @@ class PromptLookup(CopyDrafter):
 
     def __init__(
         self,
-        min_ngram: int = PROMPT_LOOKUP_MIN_NGRAM,
-        max_ngram: int = PROMPT_LOOKUP_MAX_NGRAM,
+        min_ngram: int = 2,
+        max_ngram: int = 4,
     ) -> None:
         if not 1 <= min_ngram <= max_ngram:
             raise ConfigError(

@@ -13,17 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from forerun.config import (
-    BUNDLED_INDEX,
-    REST_AGAIN,
-    REST_CHANCES,
-    REST_CONTINUATION,
-    REST_DECAY,
-    REST_MAX_NGRAM,
-    REST_MAX_PLACES,
-    REST_MIN_NGRAM,
-    REST_NUM_MATCHES,
-)
+from forerun.config import BUNDLED_INDEX
 from forerun.drafters.base import Binding, Drafter, Traits
 from forerun.drafters.ranked_tree import RankedTree
 from forerun.errors import ConfigError, DrafterError, IncompatibleDrafterError
@@ -35,7 +25,13 @@ from forerun.vocabulary import fingerprint
 
 _LENGTHS = (3, 4, 5, 7, 9, 13)
 """Match lengths at which the next level of acceptance begins."""
-_BINS = len(REST_CHANCES)
+_CHANCES = (0.02, 0.07, 0.1, 0.14, 0.2, 0.25, 0.37, 0.43, 0.5, 0.9)
+"""Prior chance that a token is accepted, by its share of what followed the same n-gram in the corpus."""
+_BINS = len(_CHANCES)
+_AGAIN = 0.8
+"""Factor on the prior of what only a shorter match gives."""
+_DECAY = 0.995
+"""Weight that earlier trials of a level keep at each new one."""
 
 
 class Rest(Drafter):
@@ -57,11 +53,11 @@ class Rest(Drafter):
     def __init__(
         self,
         index: str | Path | Index | None = None,
-        min_ngram: int = REST_MIN_NGRAM,
-        max_ngram: int = REST_MAX_NGRAM,
-        num_matches: int = REST_NUM_MATCHES,
-        max_places: int = REST_MAX_PLACES,
-        continuation: int = REST_CONTINUATION,
+        min_ngram: int = 2,
+        max_ngram: int = 16,
+        num_matches: int = 3,
+        max_places: int = 500,
+        continuation: int = 10,
     ) -> None:
         if not 1 <= min_ngram <= max_ngram:
             raise ConfigError(
@@ -76,7 +72,7 @@ class Rest(Drafter):
         self._min, self._max = min_ngram, max_ngram
         self._num_matches, self._max_places, self._continuation = num_matches, max_places, continuation
         self._index: Index | None = None
-        self._rates = Rates(_priors(), decay=REST_DECAY)
+        self._rates = Rates(_priors(), decay=_DECAY)
         self._pending: dict[Sequence, tuple[int, RankedTree]] = {}  # length of the sequence, and its draft
 
     @property
@@ -104,10 +100,10 @@ class Rest(Drafter):
             ConfigError: it cannot be read, is damaged, or is not sorted as deep as the options look.
             IncompatibleDrafterError: it is of another tokenizer's tokens.
         """
-        own = fingerprint(binding.tokenizer)
+        ours = fingerprint(binding.tokenizer)
 
         def check(header: Header) -> None:
-            self._check(header, own, binding)
+            self._check(header, ours, binding)
 
         if isinstance(self._source, Index):
             check(self._source.header)
@@ -176,10 +172,10 @@ class Rest(Drafter):
                 node = nodes[parent, token_id] = tree.add(token_id, parent, level, chance)
             place[i] = node
 
-    def _check(self, header: Header, own: str, binding: Binding) -> None:
+    def _check(self, header: Header, ours: str, binding: Binding) -> None:
         """Refuse an index of other tokens, or one that is not deep enough."""
         name = binding.target.name
-        if header.fingerprint != own or header.vocab_size > binding.target.vocab_size:
+        if header.fingerprint != ours or header.vocab_size > binding.target.vocab_size:
             what = "The bundled index" if self._source is None else f"The index {self._path}"
             raise IncompatibleDrafterError(
                 f"{what} holds tokens of another tokenizer ({header.tokenizer or 'unnamed'}) than that of {name}. "
@@ -211,9 +207,7 @@ def _levels(length: int, again: bool, found: Continuations) -> list[int]:
 
 
 def _priors() -> list[float]:
-    return [
-        factor * chance for factor in (1.0, REST_AGAIN) for _ in range(len(_LENGTHS) + 1) for chance in REST_CHANCES
-    ]
+    return [factor * chance for factor in (1.0, _AGAIN) for _ in range(len(_LENGTHS) + 1) for chance in _CHANCES]
 
 
 _EMPTY = Draft.empty()

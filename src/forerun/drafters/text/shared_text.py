@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from forerun.config import SUFFIX_IDLE_TENANTS, SUFFIX_SHARED_TOKENS
 from forerun.drafters.text.suffix_automaton import ROOT, SuffixAutomaton
+
+MAX_SHARED_TOKENS = 65_536
+"""Tokens of text kept for the requests of one tenant."""
+_IDLE_TENANTS = 8
+"""Tenants without a running request whose text is kept."""
 
 
 @dataclass(slots=True, eq=False)
@@ -98,7 +102,7 @@ class Tenants:
         max_idle: tenants without a running sequence that are kept, the most recent ones.
     """
 
-    def __init__(self, max_tokens: int = SUFFIX_SHARED_TOKENS, max_idle: int = SUFFIX_IDLE_TENANTS) -> None:
+    def __init__(self, max_tokens: int = MAX_SHARED_TOKENS, max_idle: int = _IDLE_TENANTS) -> None:
         self._max_tokens, self._max_idle = max_tokens, max_idle
         self._busy: dict[str, SharedText] = {}
         self._idle: OrderedDict[str, SharedText] = OrderedDict()

@@ -9,26 +9,24 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
-from forerun.config import (
-    SUFFIX_LENGTH_BASE,
-    SUFFIX_LENGTH_FACTOR,
-    SUFFIX_MIN_MATCH,
-    SUFFIX_SHARED_TOKENS,
-)
 from forerun.drafters.base import Traits
 from forerun.drafters.text.copy_drafter import EMPTY, CopyDrafter, CopyRates
-from forerun.drafters.text.shared_text import Place, Sharer, Tenants
+from forerun.drafters.text.shared_text import MAX_SHARED_TOKENS, Place, Sharer, Tenants
 from forerun.drafters.text.suffix_automaton import SuffixAutomaton
 from forerun.errors import ConfigError
 from forerun.types import Draft, Sequence, Step
 
+LENGTH_BASE = 1
+LENGTH_FACTOR = 4
+"""A copy is this many tokens long for each token of the match it begins with, and LENGTH_BASE more."""
+
 
 @dataclass(slots=True, eq=False)
-class _Own:
+class _Held:
     """What is held for one sequence.
 
     Attributes:
-        place: the end of its own text.
+        place: the end of the sequence in its text, which holds nothing else.
         sharer: its part in its tenant's text; None where nothing is shared.
         num_read: its tokens that both hold.
     """
@@ -56,9 +54,9 @@ class Suffix(CopyDrafter):
 
     def __init__(
         self,
-        min_match: int = SUFFIX_MIN_MATCH,
+        min_match: int = 1,
         share: bool = False,
-        max_shared_tokens: int = SUFFIX_SHARED_TOKENS,
+        max_shared_tokens: int = MAX_SHARED_TOKENS,
     ) -> None:
         if min_match < 1:
             raise ConfigError(f"min_match is {min_match}, but at least 1 token must match.")
@@ -69,7 +67,7 @@ class Suffix(CopyDrafter):
         self._min_match = min_match
         self._rates = CopyRates()
         self._tenants = Tenants(max_shared_tokens) if share else None
-        self._owned: dict[Sequence, _Own] = {}
+        self._states: dict[Sequence, _Held] = {}
 
     @property
     def traits(self) -> Traits:
@@ -79,55 +77,55 @@ class Suffix(CopyDrafter):
     def nbytes(self) -> int:
         """Memory of all texts, in bytes."""
         shared = 0 if self._tenants is None else self._tenants.nbytes
-        return shared + sum(own.place.text.nbytes for own in self._owned.values())
+        return shared + sum(held.place.text.nbytes for held in self._states.values())
 
     def start(self, sequence: Sequence) -> None:
-        own = self._owned[sequence] = _Own()
+        held = self._states[sequence] = _Held()
         if self._tenants is not None and sequence.params.tenant is not None:
-            own.sharer = self._tenants.enter(sequence.params.tenant)
+            held.sharer = self._tenants.enter(sequence.params.tenant)
 
     def commit(self, steps: Seq[Step]) -> None:
         for step in steps:
             if step.verdict is None:  # spread the cost of a long prompt over its chunks
-                self._read(self._owned[step.sequence], step.sequence, step.num_computed)
+                self._read(self._states[step.sequence], step.sequence, step.num_computed)
             self._rates.observe(step.sequence)
 
     def stop(self, sequence: Sequence) -> None:
         self._rates.stop(sequence)
-        own = self._owned.pop(sequence, None)
-        if self._tenants is None or own is None or own.sharer is None:
+        held = self._states.pop(sequence, None)
+        if self._tenants is None or held is None or held.sharer is None:
             return
-        own.sharer.write(sequence.token_ids[own.num_read :])
+        held.sharer.write(sequence.token_ids[held.num_read :])
         tenant = sequence.params.tenant
         assert tenant is not None
-        self._tenants.leave(tenant, own.sharer)
+        self._tenants.leave(tenant, held.sharer)
 
     def _copy(self, sequence: Sequence, budget: int, price: float) -> Draft:
-        own = self._owned[sequence]
-        self._read(own, sequence, len(sequence.token_ids))
-        text, state, length = self._longest(own)
-        count = min(budget, SUFFIX_LENGTH_BASE + SUFFIX_LENGTH_FACTOR * length)
-        token_ids, lengths = text.copy(state, length, count, self._min_match)
+        held = self._states[sequence]
+        self._read(held, sequence, len(sequence.token_ids))
+        text, end, length = self._longest(held)
+        count = min(budget, LENGTH_BASE + LENGTH_FACTOR * length)
+        token_ids, lengths = text.copy(end, length, count, self._min_match)
         return self._rates.draft(sequence, token_ids, lengths, price) if token_ids else EMPTY
 
-    def _read(self, own: _Own, sequence: Sequence, end: int) -> None:
+    def _read(self, held: _Held, sequence: Sequence, end: int) -> None:
         """Take in the sequence's tokens up to there."""
-        if end <= own.num_read:
+        if end <= held.num_read:
             return
-        token_ids = sequence.token_ids[own.num_read : end]
-        own.num_read = end
-        place = own.place
+        token_ids = sequence.token_ids[held.num_read : end]
+        held.num_read = end
+        place = held.place
         for token in token_ids:
             place.state = place.text.add(place.state, token)
         place.length += len(token_ids)
-        if own.sharer is not None:
-            own.sharer.write(token_ids)
+        if held.sharer is not None:
+            held.sharer.write(token_ids)
 
-    def _longest(self, own: _Own) -> tuple[SuffixAutomaton, int, int]:
+    def _longest(self, held: _Held) -> tuple[SuffixAutomaton, int, int]:
         """The longest suffix that something follows: in the sequence's own text first, then in its tenant's."""
-        text = own.place.text
-        state, length = text.continued(own.place.state, own.place.length)
-        for place in own.sharer.places() if own.sharer is not None else ():
+        text = held.place.text
+        state, length = text.continued(held.place.state, held.place.length)
+        for place in held.sharer.places() if held.sharer is not None else ():
             other, other_length = place.text.continued(place.state, place.length)
             if other_length > length:
                 text, state, length = place.text, other, other_length

@@ -9,9 +9,9 @@ from __future__ import annotations
 import sys
 from array import array
 
-from forerun.config import SUFFIX_COUNTED_LINKS
-
 ROOT = 0
+_COUNTED_LINKS = 8
+"""Suffixes of each new token, from the longest down, whose occurrences are counted; of all others the count is old."""
 
 
 class SuffixAutomaton:
@@ -30,7 +30,7 @@ class SuffixAutomaton:
 
     __slots__ = ("_branches", "_count", "_counted_links", "_length", "_link", "_target", "_token", "num_tokens")
 
-    def __init__(self, counted_links: int = SUFFIX_COUNTED_LINKS) -> None:
+    def __init__(self, counted_links: int = _COUNTED_LINKS) -> None:
         self._counted_links = counted_links
         self._link, self._length, self._count = array("i", [-1]), array("i", [0]), array("i", [0])
         self._token, self._target = array("i", [-1]), array("i", [-1])

@@ -1,0 +1,82 @@
+"""A draft model's cache of one sequence: what it has been fed, and what of that stays after a rejection."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from forerun.drafters.ranked_tree import RankedTree
+from forerun.models import Rows
+from forerun.policy import Rates
+from forerun.tree import Tree
+from forerun.types import Cache, Sequence
+
+
+@dataclass(slots=True, eq=False)
+class DraftState:
+    """The draft model's state for one sequence.
+
+    Attributes:
+        sequence: whose state it is.
+        cache: of the draft model.
+        view: the sequence as the sampling pipeline sees it: a greedy one at temperature 1, so that its tokens have
+            probabilities.
+        scratch: tokens of the rows fed since the cache's last commit.
+        drafted: the last draft, and the rates that its trials are counted in; None where nobody counts.
+        drafted_at: length of the sequence when it was made.
+    """
+
+    sequence: Sequence
+    cache: Cache
+    view: Sequence
+    scratch: Tree = field(default_factory=Tree)
+    drafted: tuple[RankedTree, Rates] | None = None
+    drafted_at: int = 0
+
+    def add(self, rows: Rows) -> None:
+        """The model has been fed these rows, and they may be rejected."""
+        first = len(self.scratch)
+        parents = range(first - 1, first + len(rows.token_ids) - 1) if rows.parents is None else rows.parents
+        for token_id, parent in zip(rows.token_ids, parents, strict=True):
+            self.scratch.add(token_id, parent)
+
+    def settle(self, end: int = -1) -> None:
+        """Commit the rows whose tokens have been committed since, up to `end`, and drop the others."""
+        if len(self.scratch):
+            self.cache.commit(self.scratch.follow(self.sequence.token_ids[self.cache.length : end]))
+            self.scratch = Tree()
+
+    def unfed(self) -> list[int]:
+        """Committed tokens that the model must be fed before it drafts, at least the last one.
+
+        After a draft that was accepted to its end they are two, since its last token was not fed.
+        """
+        tokens = self.sequence.token_ids
+        self.settle()
+        if self.cache.length >= len(tokens):
+            self.cache.truncate(len(tokens) - 1)
+        return tokens[self.cache.length :]
+
+    def drop(self, keep: int = 0) -> None:
+        """Drop the rows fed since the last commit, but for the first `keep` of them."""
+        self.cache.drop(keep)
+        self.scratch = self.scratch.part(range(keep))
+
+    def rewind(self, length: int) -> None:
+        """The sequence's tokens from `length` on are others than before."""
+        self.drafted = None
+        self.settle(length)
+        self.cache.truncate(min(length, self.cache.length))
+
+    def remember(self, drafted: tuple[RankedTree, Rates] | None) -> None:
+        """Let `count_trials` count what becomes of this draft; None: nothing is to be counted."""
+        self.drafted, self.drafted_at = drafted, len(self.sequence.token_ids)
+
+    def count_trials(self) -> None:
+        """Count what became of the last draft, by the tokens that were committed.
+
+        Not by the step's verdict: what was verified may be another draft, of which this one was a part.
+        """
+        if self.drafted is not None:
+            tree, rates = self.drafted
+            self.drafted = None
+            tree.observe_tokens(rates, self.sequence.token_ids[self.drafted_at :])
