@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from itertools import islice
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from forerun.sampling import draw_tokens
 from forerun.types import Draft, Noise, PackedDrafts, Verdict
-from forerun.verify.chain_rejection_math import ChainRule, Numbers, excess
+from forerun.verify.chain_rejection_math import ChainRule, excess
 
 _SMALLEST = 1e-300
 """In place of a draft's zero: such a token could not be drawn, and is accepted if the target can draw it."""
@@ -27,89 +25,63 @@ class Rejection:
 
     def verify(self, drafts: PackedDrafts, target_logprobs: Tensor, noise: Noise) -> list[Verdict]:
         target = target_logprobs.exp()
-        chances, left, mass_left = self.weigh(drafts, target)
-        num_chains, longest = chances.shape
-        uniforms = noise.uniform(num_chains * (longest + 1)).reshape(num_chains, longest + 1)
-        accepted = self.rule.length(uniforms[:, :longest].cpu().numpy() < chances)
-
-        rows = np.array(drafts.offsets[:-1]) + accepted
-        weights = left.index_select(0, torch.from_numpy(rows).to(target.device))
+        chances, left, masses = self.weigh(drafts, target)
+        longest = max(map(len, chances))
+        uniforms = noise.uniform(len(chances) * (longest + 1)).reshape(-1, longest + 1)
+        accepted = [
+            self.rule.length([number < chance for number, chance in zip(numbers, each, strict=False)])
+            for numbers, each in zip(uniforms.tolist(), chances, strict=True)
+        ]
+        rows = [start + length for start, length in zip(drafts.offsets, accepted, strict=False)]
+        weights = left.index_select(0, torch.tensor(rows, device=left.device))
         # Where both distributions are equal to rounding there is no excess, and no rejection but by rounding.
-        equal = mass_left[rows] <= 0
-        if equal.any():
-            weights[torch.from_numpy(equal)] = target[torch.from_numpy(rows[equal]).to(target.device)]
+        equal = [index for index, row in enumerate(rows) if masses[row] <= 0]
+        if equal:
+            weights[equal] = target[[rows[index] for index in equal]]
         tokens = draw_tokens(weights, uniforms[:, longest]).tolist()
-        return [Verdict(list(range(n)), token) for n, token in zip(accepted.tolist(), tokens, strict=True)]
+        return [Verdict(list(range(length)), token) for length, token in zip(accepted, tokens, strict=True)]
 
-    def weigh(self, drafts: PackedDrafts, target: Tensor) -> tuple[Numbers, Tensor, Numbers]:
+    def weigh(self, drafts: PackedDrafts, target: Tensor) -> tuple[list[list[float]], Tensor, list[float]]:
         """What the decision depends on, beside chance. target: [rows, V] probabilities.
 
         Returns:
-            [B, longest] float64, the chance that the comparison at each drafted token succeeds, 0 beyond a
-            chain's end; [rows, V], the weights of the token that follows when the walk ends at the row; and
-            [rows] float64, their sums.
+            Of each chain, the chances that the comparisons at its drafted tokens succeed; [rows, V], the weights of
+            the token that follows when the chain ends at the row; and [rows], their sums.
         """
-        layout = _Layout.of(drafts)
         laws = [checked_laws(draft, target) for draft in drafts.drafts]
         draft_probs = laws[0] if len(laws) == 1 else torch.cat(laws)
-        ratios = layout.ratios(drafts, target, draft_probs)
-        carries = self.rule.carry(ratios)
-        left = excess(layout.by_row(carries).to(target), target, draft_probs)
+        ratios = _ratios(drafts, target, draft_probs)
+        carries = [self.rule.carry(each) for each in ratios]
+        column: list[float] = []
+        ends: list[int] = []
+        for draft, start, carry in zip(drafts.drafts, drafts.offsets, carries, strict=False):
+            num_ends = len(draft) + 1 - draft.num_candidates
+            column += [*carry[:-1], *[1] * num_ends]
+            ends += range(start + draft.num_candidates, start + len(draft) + 1)
+        left = excess(torch.tensor(column, dtype=target.dtype, device=target.device)[:, None], target, draft_probs)
         # Where no candidate was drawn, nothing was meant for one: the bonus token is drawn from the target.
-        ends = torch.from_numpy(layout.ends()).to(target.device)
-        left.index_copy_(0, ends, target.index_select(0, ends))
-        mass_left: Numbers = left.sum(-1).double().cpu().numpy()
-        chances = self.rule.acceptance(ratios, carries, mass_left[layout.rows], layout.lengths)
-        return chances, left, mass_left
+        index = torch.tensor(ends, device=target.device)
+        left.index_copy_(0, index, target.index_select(0, index))
+        masses: list[float] = left.sum(-1).tolist()
+        chances = [
+            self.rule.acceptance(ratio, carry, masses[start : start + len(carry)])
+            for ratio, carry, start in zip(ratios, carries, drafts.offsets, strict=False)
+        ]
+        return chances, left, masses
 
 
-@dataclass(frozen=True, slots=True)
-class _Layout:
-    """Where the chains of a step lie in the packed rows.
-
-    Attributes:
-        lengths: [B] candidates of each chain.
-        rows: [B, longest + 1] the packed row after each number of tokens; what lies beyond a chain is another's.
-        inside: [B, longest] bool, whether the chain has that many tokens.
-        drawn_rows: packed rows that a candidate was drawn at, chain after chain.
-        num_rows: packed rows in all.
-    """
-
-    lengths: NDArray[np.int64]
-    rows: NDArray[np.int64]
-    inside: NDArray[np.bool_]
-    drawn_rows: NDArray[np.int64]
-    num_rows: int
-
-    @classmethod
-    def of(cls, drafts: PackedDrafts) -> _Layout:
-        lengths = np.array([draft.num_candidates for draft in drafts.drafts])
-        places = np.arange(lengths.max(initial=0) + 1)
-        rows = np.minimum(np.array(drafts.offsets[:-1])[:, None] + places, drafts.offsets[-1] - 1)
-        inside = places[:-1] < lengths[:, None]
-        return cls(lengths, rows, inside, rows[:, :-1][inside], drafts.offsets[-1])
-
-    def ends(self) -> NDArray[np.int64]:
-        """All other rows: a chain's end, and its probes beyond."""
-        drawn = np.zeros(self.num_rows, dtype=bool)
-        drawn[self.drawn_rows] = True
-        return np.flatnonzero(~drawn)
-
-    def ratios(self, drafts: PackedDrafts, target: Tensor, draft_probs: Tensor) -> Numbers:
-        """[B, longest] float64 target / draft at each drafted token; 0 beyond a chain's end."""
-        ratios = np.zeros(self.inside.shape)
-        if ratios.size:
-            tokens = np.array([i for draft in drafts.drafts for i in draft.ids[: draft.num_candidates]])
-            places = torch.from_numpy(self.drawn_rows * target.shape[-1] + tokens).to(target.device)
-            both = torch.stack([target.take(places), draft_probs.take(places)]).double().cpu().numpy()
-            ratios[self.inside] = both[0] / np.maximum(both[1], _SMALLEST)
-        return ratios
-
-    def by_row(self, carries: Numbers) -> Tensor:
-        """[B, longest + 1] carries -> [rows, 1]; 1 at a chain's end and beyond."""
-        by_row = np.ones((self.num_rows, 1))
-        by_row[self.drawn_rows, 0] = carries[:, :-1][self.inside]
-        return torch.from_numpy(by_row)
+def _ratios(drafts: PackedDrafts, target: Tensor, draft_probs: Tensor) -> list[list[float]]:
+    """Of each chain, target / draft at each drafted token. target, draft_probs: [rows, V] probabilities."""
+    vocab_size = target.shape[-1]
+    places = [
+        (start + node) * vocab_size + token_id
+        for draft, start in zip(drafts.drafts, drafts.offsets, strict=False)
+        for node, token_id in enumerate(draft.ids[: draft.num_candidates])
+    ]
+    index = torch.tensor(places, dtype=torch.int64, device=target.device)
+    both = torch.stack([target.take(index), draft_probs.take(index)]).tolist()
+    ratios = iter([ours / max(drawn, _SMALLEST) for ours, drawn in zip(*both, strict=True)])
+    return [list(islice(ratios, draft.num_candidates)) for draft in drafts.drafts]
 
 
 def checked_laws(draft: Draft, like: Tensor) -> Tensor:

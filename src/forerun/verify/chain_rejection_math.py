@@ -1,7 +1,7 @@
 """The mathematics of the acceptance rules for drafts drawn from known distributions, and nothing else.
 
-Everything here works on numpy arrays of any number type, so that the tests enumerate the very code that
-runs (arrays of `fractions.Fraction`) and prove that it is exact; `excess` works on tensors as well.
+Everything here works on numbers of any type, and `excess` on arrays of them, so that the tests enumerate the very code
+that runs with `fractions.Fraction` and prove that it is exact; `excess` works on tensors as well.
 
 Notation, for one drawn chain x_1 ... x_n: p_i and q_i are the target's and the draft's distribution of
 x_i given the tokens before it, and ratio_i = p_i(x_i) / q_i(x_i). The rule accepts the first `length` tokens and
@@ -11,10 +11,10 @@ then draws one more from p_{n+1} if all were accepted, else from the normalised 
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
-import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -34,62 +34,55 @@ def excess(carry: Array, target: Array, draft: Array) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class ChainRule:
-    """An acceptance rule for drawn chains, as three pure functions. Arrays are [B, n] unless said otherwise.
+    """An acceptance rule for drawn chains, as three pure functions of one chain of n tokens.
 
     Attributes:
-        carry: ratios -> [B, n + 1]; column i is the weight of the target in the excess after i tokens.
-        acceptance: (ratios, carries [B, n + 1], masses [B, n + 1], lengths [B]) -> chances; column i - 1 is
-            the chance that token i's comparison with a uniform number succeeds. masses: the sum of the
-            excess after i tokens. lengths: tokens in each chain; columns beyond them hold chance 0.
-        length: outcomes of the comparisons, bool -> [B] how many tokens are accepted.
+        carry: ratios [n] -> [n + 1]; entry i is the weight of the target in the excess after i tokens.
+        acceptance: (ratios [n], carries [n + 1], masses [n + 1]) -> [n] chances; entry i - 1 is the chance that token
+            i's comparison with a uniform number succeeds. masses: the sum of the excess after i tokens.
+        length: outcomes of the comparisons [n] -> how many tokens are accepted.
     """
 
-    carry: Callable[[Numbers], Numbers]
-    acceptance: Callable[[Numbers, Numbers, Numbers, NDArray[np.int64]], Numbers]
-    length: Callable[[NDArray[np.bool_]], NDArray[np.int64]]
+    carry: Callable[[Seq[float]], list[float]]
+    acceptance: Callable[[Seq[float], Seq[float], Seq[float]], list[float]]
+    length: Callable[[Seq[bool]], int]
 
 
-def unit_carry(ratios: Numbers) -> Numbers:
+def unit_carry(ratios: Seq[float]) -> list[float]:
     """Token-level rejection recovers from (p - q)+ wherever it stops."""
-    return np.ones((len(ratios), ratios.shape[1] + 1), dtype=int).astype(ratios.dtype)
+    return [1] * (len(ratios) + 1)
 
 
-def block_carry(ratios: Numbers) -> Numbers:
+def block_carry(ratios: Seq[float]) -> list[float]:
     """a_0 = 1, a_i = min(1, a_{i-1} * ratio_i): the chance that at least i of these tokens are accepted."""
-    carries = unit_carry(ratios)
-    for place in range(ratios.shape[1]):
-        np.minimum(carries[:, place] * ratios[:, place], 1, out=carries[:, place + 1])
+    carries: list[float] = [1]
+    for ratio in ratios:
+        carries.append(min(1, carries[-1] * ratio))
     return carries
 
 
-def token_acceptance(ratios: Numbers, carries: Numbers, masses: Numbers, lengths: NDArray[np.int64]) -> Numbers:
+def token_acceptance(ratios: Seq[float], carries: Seq[float], masses: Seq[float]) -> list[float]:
     """min(1, ratio_i) (Leviathan et al., 2211.17192; Chen et al., 2302.01318)."""
-    return np.where(_places(ratios) <= lengths[:, None], np.minimum(ratios, 1), 0)
+    return [min(1, ratio) for ratio in ratios]
 
 
-def block_acceptance(ratios: Numbers, carries: Numbers, masses: Numbers, lengths: NDArray[np.int64]) -> Numbers:
+def block_acceptance(ratios: Seq[float], carries: Seq[float], masses: Seq[float]) -> list[float]:
     """Z_i / (Z_i + 1 - a_i), where 0 / 0 is 1; a_n at the chain's end (Sun et al., 2403.10444)."""
-    places = _places(ratios)
-    carry, mass = carries[:, 1:], masses[:, 1:]
-    whole = mass + 1 - carry
-    inside = np.where(whole == 0, 1, mass / np.where(whole == 0, 1, whole))
-    return np.where(places == lengths[:, None], carry, np.where(places < lengths[:, None], inside, 0))
+    chances: list[float] = []
+    for carry, mass in zip(carries[1:-1], masses[1:-1], strict=True):
+        whole = mass + 1 - carry
+        chances.append(mass / whole if whole else 1)
+    return [*chances, carries[-1]] if ratios else []
 
 
-def up_to_first_failure(accepted: NDArray[np.bool_]) -> NDArray[np.int64]:
+def up_to_first_failure(accepted: Seq[bool]) -> int:
     """How many comparisons in a row succeeded, from the first on."""
-    count: NDArray[np.int64] = np.cumprod(accepted, axis=-1, dtype=np.int64).sum(-1)
-    return count
+    return next((place for place, success in enumerate(accepted) if not success), len(accepted))
 
 
-def up_to_last_success(accepted: NDArray[np.bool_]) -> NDArray[np.int64]:
+def up_to_last_success(accepted: Seq[bool]) -> int:
     """The last comparison that succeeded, counted from 1; 0 if none did. Failures before it do not matter."""
-    last: NDArray[np.int64] = np.where(accepted, _places(accepted), 0).max(-1, initial=0)
-    return last
-
-
-def _places(array: Numbers) -> NDArray[np.int64]:
-    return np.arange(1, array.shape[1] + 1)
+    return max((place for place, success in enumerate(accepted, 1) if success), default=0)
 
 
 TOKEN = ChainRule(unit_carry, token_acceptance, up_to_first_failure)

@@ -52,10 +52,10 @@ def weigh(rule, chain, target, draft):
     contexts = [chain[:i] for i in range(len(chain) + 1)]
     p = np.stack([target[context] for context in contexts])
     q = np.stack([draft[context] for context in contexts])
-    ratios = np.array([[p[i][x] / q[i][x] for i, x in enumerate(chain)]], dtype=object).reshape(1, len(chain))
+    ratios = [p[i][x] / q[i][x] for i, x in enumerate(chain)]
     carries = rule.carry(ratios)
-    left = excess(carries.T, p, q)
-    chances = rule.acceptance(ratios, carries, left.sum(-1)[None], np.array([len(chain)]))[0]
+    left = excess(np.array(carries, dtype=object)[:, None], p, q)
+    chances = rule.acceptance(ratios, carries, list(left.sum(-1)))
     left[-1] = p[-1]
     return [Fraction(chance) for chance in chances], left
 
@@ -73,7 +73,7 @@ def emitted(rule, chains, target, draft, wrong_residual=False):
                 chance *= threshold if success else 1 - threshold
             if not chance:
                 continue
-            length = int(rule.length(np.array([outcome], dtype=bool).reshape(1, len(chain)))[0])
+            length = rule.length(outcome)
             accepted += chance * length
             weights = left[length] if left[length].sum() else target[chain[:length]]
             for token, weight in enumerate(weights):
