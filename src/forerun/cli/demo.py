@@ -44,7 +44,9 @@ def demo(
     prompts: Annotated[int, typer.Option(help="How many of its prompts, from the first.", min=1)] = 4,
     rounds: Annotated[int, typer.Option(help="Measured rounds per prompt.", min=1)] = 3,
     sampling: Annotated[SamplingParams, Flags("max_tokens")],
-    settings: Annotated[LLMOptions, Flags("num_draft_tokens", "dtype", base=LLMOptions(num_draft_tokens=AUTO))],
+    settings: Annotated[
+        LLMOptions, Flags("num_draft_tokens", "dtype", "device", base=LLMOptions(num_draft_tokens=AUTO))
+    ],
     json: options.Json = False,
 ) -> None:
     """Show plain decoding and every drafter on held-out prompts, then measure them: same text, sooner."""
@@ -55,7 +57,7 @@ def demo(
     stage = Stage(quiet=json)
     stage.say(f"Loading {model} ...")
     count: NumDraftTokens = AUTO if settings.num_draft_tokens is None else settings.num_draft_tokens
-    methods = open_methods(model, chosen, settings.dtype, count)
+    methods = open_methods(model, chosen, settings, count)
     # Past any end of text: a prompt whose answer is one token long would measure the prompt.
     params = replace(sampling, temperature=0, ignore_eos=True)
     rows, interrupted = perform(stage, methods, cases, params, rounds)
@@ -128,13 +130,13 @@ def choose_drafters(model: str, draft: str | None, names: str | None) -> dict[st
 
 
 def open_methods(
-    model: str, drafters: Mapping[str, str], dtype: str, num_draft_tokens: NumDraftTokens
+    model: str, drafters: Mapping[str, str], settings: LLMOptions, num_draft_tokens: NumDraftTokens
 ) -> dict[str, LLM]:
     """Plain first, then one engine per drafter, all over one target. The seam that tests replace."""
     from forerun.bench.engines import beside
     from forerun.engine import LLM
 
-    plain = LLM(model, drafter=None, dtype=dtype)
+    plain = LLM(model, drafter=None, dtype=settings.dtype, device=settings.device)
     return {PLAIN: plain} | {name: beside(plain, spec, num_draft_tokens) for name, spec in drafters.items()}
 
 

@@ -64,6 +64,7 @@ def generate(
         model,
         chosen,
         dtype=settings.dtype,
+        device=settings.device,
         num_draft_tokens=settings.num_draft_tokens,
         acceptance=settings.acceptance,
     )

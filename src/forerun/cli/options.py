@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from forerun.config import AUTO, BUNDLED_TARGET, DEFAULT_DTYPE, DTYPES, EngineConfig, NumDraftTokens
+from forerun.device import DEVICES
 from forerun.errors import ConfigError
 from forerun.fields import check_options, option, option_like
 
@@ -26,6 +27,7 @@ class LLMOptions:
     )
     acceptance: str | None = option_like(EngineConfig, "acceptance", None, default_text="the exact rule that fits")
     dtype: str = option(DEFAULT_DTYPE, _DTYPE)
+    device: str = option("cpu", f"Where to compute: {DEVICES}.")
 
     def __post_init__(self) -> None:
         check_options(self, ConfigError)

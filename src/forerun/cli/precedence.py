@@ -71,6 +71,8 @@ def _taken(flag: Any, value: Any, ctx: typer.Context) -> Any:
             raise typer.BadParameter("a flag takes text, numbers, or true and false.")
         if isinstance(each, bool) and not switch:
             raise typer.BadParameter("true and false are for switches; this flag takes a value.")
+        if switch and not isinstance(each, (bool, str)):
+            raise typer.BadParameter("this flag is a switch. Give true or false.")
     flag.process_value(ctx, values if several else value)
     return values if several else value
 

@@ -36,6 +36,7 @@ class LLM:
         drafter: None (plain decoding), "draft-model", "prompt-lookup", the folder or id of a draft model,
             or a drafter object such as DraftModel(path).
         dtype: of the weights: "bfloat16", "float32" or "float64".
+        device: where target and draft model compute: "cpu", "cuda", "cuda:1" or "mps".
         num_draft_tokens: K, at most this many tokens are drafted in a step; 0 is plain decoding; "auto" chooses for
             every sequence and step what is fastest, by measured acceptance and costs. None takes the one in the
             drafter's text ("suffix:num_draft_tokens=4"), or "auto".
@@ -46,7 +47,7 @@ class LLM:
         tokenizer: replaces the one beside the target.
 
     Raises:
-        ConfigError: an option is out of range.
+        ConfigError: an option is out of range, or the device is not there.
         ModelLoadError: a model cannot be read.
         DrafterError: the drafter is unknown, or does not fit the target.
     """
@@ -57,6 +58,7 @@ class LLM:
         drafter: str | Path | Drafter | None = None,
         *,
         dtype: str = DEFAULT_DTYPE,
+        device: str = "cpu",
         num_draft_tokens: NumDraftTokens | None = None,
         acceptance: str | None = None,
         seed: int | None = None,
@@ -72,7 +74,7 @@ class LLM:
             **({} if num_draft_tokens is None else {"num_draft_tokens": num_draft_tokens}),
         )
         if isinstance(target, (str, Path)):
-            self.target: LanguageModel = load_model(target, dtype)
+            self.target: LanguageModel = load_model(target, dtype, device=device)
             tokenizer = tokenizer or _tokenizer_of(target)
         else:
             self.target = target

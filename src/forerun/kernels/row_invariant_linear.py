@@ -9,6 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+_AMX_ROWS = 32
+"""Rows up to which oneDNN's bfloat16 products by matrix tiles (AMX) give a row the same bits whatever their number."""
+
 
 def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
     """Whether oneDNN packs weights of this type here."""
@@ -17,10 +20,6 @@ def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
     if dtype == torch.bfloat16:
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
     return dtype == torch.float32
-
-
-_AMX_ROWS = 32
-"""Rows up to which oneDNN's bfloat16 products by matrix tiles (AMX) give a row the same bits whatever their number."""
 
 
 class PackedLinear(nn.Module):

@@ -1,4 +1,7 @@
-"""Does a row's result depend on its company? Tried on every model at load, on this machine, and never assumed."""
+"""The self-test that says whether a model is exact: does a row's result depend on the rows beside it?
+
+It is tried on every model at load, on the device it computes on, and never assumed.
+"""
 
 from __future__ import annotations
 
@@ -38,8 +41,8 @@ def probe(model: Model) -> None:
 
 @torch.inference_mode()
 def self_test(model: Model) -> Exactness:
-    """Compare the logits of rows computed one by one with the same rows computed together, beside strangers, and on a
-    path through a branching tree. The rows stand at a border of two blocks of keys."""
+    """Compare the logits of rows computed one by one with the same rows computed together, beside other sequences, and
+    on a path through a branching tree. The rows stand at a border of two blocks of keys."""
     tokens = _tokens(model, _NEW)
     cache = _prefilled(model)
     alone = _in_groups(model, cache, tokens, (1,) * _NEW)
@@ -48,7 +51,7 @@ def self_test(model: Model) -> Exactness:
         "in twos": lambda: _in_groups(model, cache, tokens, (2, 7)),
         "in fives": lambda: _in_groups(model, cache, tokens, (5, 4)),
         "in a forward of many rows": lambda: _in_a_crowd(model, cache, tokens),
-        "beside other sequences": lambda: _in_company(model, cache, tokens),
+        "beside other sequences": lambda: _beside_others(model, cache, tokens),
         "in a branching tree": lambda: _in_a_tree(model, cache, tokens),
     }
     for label, trial in trials.items():
@@ -66,8 +69,6 @@ def _prefilled(model: Model) -> SequenceCache:
     """A cache whose prefix nobody computed: any keys and values will do, and drawn ones cost next to nothing. Half of
     the new rows stand before the border of a block, where the model reaches that far."""
     cache = model.new_cache()
-    model.forward([Rows(cache, [0], num_logits=0)])
-    cache.drop()
     generator = torch.Generator().manual_seed(1)
     length = max(0, min(KV_BLOCK - _NEW // 2, model.context_length - _NEW))
     cache.feed(range(-1, length - 1))
@@ -89,12 +90,13 @@ def _in_groups(model: Model, cache: SequenceCache, tokens: list[int], sizes: tup
     return torch.cat(logits)
 
 
-def _in_company(model: Model, cache: SequenceCache, tokens: list[int]) -> Tensor:
-    stranger = model.new_cache()
-    _feed(model, stranger, tokens[2:])
-    batch = [Rows(stranger, tokens[:3]), Rows(cache, tokens), Rows(model.new_cache(), tokens[::-1] * 2)]
+def _beside_others(model: Model, cache: SequenceCache, tokens: list[int]) -> Tensor:
+    other = model.new_cache()
+    _feed(model, other, tokens[2:])
+    batch = [Rows(other, tokens[:3]), Rows(cache, tokens), Rows(model.new_cache(), tokens[::-1] * 2)]
     logits = model.forward(batch).logits[3 : 3 + _NEW]
-    cache.drop()
+    for rows in batch:
+        rows.cache.drop()
     return logits
 
 
@@ -102,7 +104,8 @@ def _in_a_crowd(model: Model, cache: SequenceCache, tokens: list[int]) -> Tensor
     """Beside a prompt chunk: some kernels change with the number of rows only beyond a few dozen."""
     prompt = Rows(model.new_cache(), (tokens * _CROWD)[: min(_CROWD, model.context_length)], num_logits=0)
     logits = model.forward([prompt, Rows(cache, tokens)]).logits
-    cache.drop()
+    for used in (prompt.cache, cache):
+        used.drop()
     return logits
 
 
@@ -130,7 +133,7 @@ def _feed(model: Model, cache: SequenceCache, tokens: list[int]) -> None:
 
 
 def _blame(model: Model) -> str:
-    """Name the first module that gives another result for the same row in other company."""
+    """Name the first module that gives another result for the same row beside other rows."""
     if not isinstance(model.decoder, GeneralDecoder):
         return f"the Llama decoder in {model.dtype} on this {model.device.type}"
     inside = model.decoder.model
@@ -139,7 +142,9 @@ def _blame(model: Model) -> str:
     many: dict[str, tuple[Tensor, Tensor]] = {}
     for store, rows in ((few, tokens[:4]), (many, tokens)):
         with _recording(inside, store):
-            model.forward([Rows(model.new_cache(), rows)])
+            cache = model.new_cache()
+            model.forward([Rows(cache, rows)])
+            cache.drop()
     for name, (given, result) in few.items():
         if name not in many:
             continue

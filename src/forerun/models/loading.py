@@ -58,21 +58,9 @@ def load_model(
         raise ConfigError(f"the Llama decoder cannot serve {name}: {refusal}. Use kind='general'.")
     if kind == "auto":
         kind = "general" if refusal else "llama"
-    hf = _load_weights(folder, str(name), config, getattr(torch, dtype)).to(place)
-    num_parameters = sum(p.numel() for p in hf.parameters())
+    hf = _load_weights(folder, str(name), config, getattr(torch, dtype), place)
     try:
-        decoder: Decoder = LlamaDecoder(hf) if kind == "llama" else GeneralDecoder(hf)
-        model = Model(
-            decoder,
-            name=str(name),
-            vocab_size=config.vocab_size,
-            context_length=_context_length(config),
-            eos_token_ids=_eos_token_ids(hf),
-            dtype=getattr(torch, dtype),
-            device=place,
-            num_parameters=num_parameters,
-            kind=kind,
-        )
+        model = _assemble(hf, str(name), config, getattr(torch, dtype), kind, place)
         probe(model)
     except (AttributeError, TypeError, ValueError, RuntimeError) as error:
         if isinstance(error, ForerunError):
@@ -83,6 +71,22 @@ def load_model(
         ) from error
     model.exactness = self_test(model)
     return model
+
+
+def _assemble(hf: nn.Module, name: str, config: Any, dtype: torch.dtype, kind: Kind, device: torch.device) -> Model:
+    num_parameters = sum(p.numel() for p in hf.parameters())
+    decoder: Decoder = LlamaDecoder(hf) if kind == "llama" else GeneralDecoder(hf)
+    return Model(
+        decoder,
+        name=name,
+        vocab_size=config.vocab_size,
+        context_length=_context_length(config),
+        eos_token_ids=_eos_token_ids(hf),
+        dtype=dtype,
+        device=device,
+        num_parameters=num_parameters,
+        kind=kind,
+    )
 
 
 def load_tokenizer(name: str | Path) -> Any:
@@ -142,7 +146,7 @@ def _refuse_unservable(config: Any, name: str) -> None:
         raise UnsupportedModelError(f"{name} ({config.model_type}) cannot be served: {reason}.")
 
 
-def _load_weights(folder: str, name: str, config: Any, dtype: torch.dtype) -> nn.Module:
+def _load_weights(folder: str, name: str, config: Any, dtype: torch.dtype, device: torch.device) -> nn.Module:
     from transformers import AutoModelForCausalLM
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
@@ -164,6 +168,7 @@ def _load_weights(folder: str, name: str, config: Any, dtype: torch.dtype) -> nn
                 use_safetensors=True,
                 output_loading_info=True,
             )
+        model.to(device)
     except ValueError as error:
         raise UnsupportedModelError(f"{name} ({config.model_type}) cannot be served: {_first_line(error)}") from error
     except (OSError, KeyError, RuntimeError, ImportError) as error:

@@ -34,7 +34,7 @@ ACCEPTANCE_REFRESH = 16
 LENGTH_WEIGHT = 2.0
 """Pseudo-trials of the prior that a drafter proposes as many nodes as it is asked for."""
 
-_ASKED, _TRIED, _ACCEPTED, _OPEN, _DRAFTED = range(5)
+_TRIED, _ACCEPTED, _OPEN, _DRAFTED = range(4)
 _REJECTED, _PARTLY, _FULLY = range(3)
 """What became of a sequence's last draft. Acceptance of the next one depends on it where text comes in bursts."""
 _EVEN = (1.0, 1.0)
@@ -55,18 +55,15 @@ class Acceptance:
 
     def __init__(self, size: int = MAX_NUM_DRAFT_TOKENS) -> None:
         self.size = size
-        self._counts = np.zeros((5, 3, size))  # by kind of count, outcome of the last draft, and place
-        self._new: tuple[list[int], ...] = ([], [], [], [], [])  # what is not yet in them, as `_fold` reads it
+        # by outcome of the last draft, kind of count, and place
+        self._counts = [[[0.0] * size for _ in range(4)] for _ in range(3)]
         self._num_new = self._num_seen = 0  # drafts since the steps were computed, and before
-        self._steps: tuple[Array, Array] = (np.zeros(0), np.zeros(0))
-        self._accepts: list[list[float]] = []  # the same, and running sums of the second
-        self._drafts: list[list[float]] = []
-        self._drafts_sums: list[list[float]] = []
+        # by outcome of the last draft: steps of acceptance, of drafting, and running sums of the latter
+        self._steps: list[tuple[list[float], list[float], list[float]]] = [([], [], [])] * 3
         self._fate: dict[Hashable, int] = {}
         # accepted and what was expected, rejected and what was expected; then the same of drafted nodes
         self._own: dict[Hashable, list[float]] = {}
         self._odds: dict[Hashable, tuple[float, float]] = {}
-        self._compute_steps()
 
     def observe(self, key: Hashable, budget: int, drafted: int, accepted: Seq[int], forget: float = 1.0) -> None:
         """A draft has been verified.
@@ -87,18 +84,19 @@ class Acceptance:
         opened = min(drafted + 1, budget)
         fate = self._fate.get(key, _PARTLY)
         self._learn_own(key, fate, tried, len(accepted), opened, drafted, ACCEPTANCE_DECAY * forget)
-        new, first = self._new, fate * self.size
-        new[_TRIED].extend([first + place for place in tried])
-        new[_ACCEPTED].extend([first + place for place in accepted])
-        first += fate
-        new[_ASKED].append(first + budget)
-        new[_OPEN].append(first + opened)
-        new[_DRAFTED].append(first + drafted)
+        decay, counts = ACCEPTANCE_SHARED_DECAY, self._counts[fate]
+        for row, places in ((counts[_TRIED], tried), (counts[_ACCEPTED], accepted)):
+            row[:budget] = [count * decay for count in row[:budget]]
+            for place in places:
+                row[place] += 1
+        for row, length in ((counts[_OPEN], opened), (counts[_DRAFTED], drafted)):
+            row[:budget] = [
+                *[count * decay + 1 for count in row[:length]],
+                *[count * decay for count in row[length:budget]],
+            ]
         self._num_new += 1
         if drafted:
             self._fate[key] = _REJECTED if not accepted else _FULLY if accepted[-1] == drafted - 1 else _PARTLY
-        if len(new[_ASKED]) >= ACCEPTANCE_REFRESH:
-            self._fold()
 
     def stop(self, key: Hashable) -> None:
         """The sequence leaves."""
@@ -112,22 +110,19 @@ class Acceptance:
         Returns:
             Two arrays [len(keys), places].
         """
-        self._refresh()
-        fates = [self._fate.get(key, _PARTLY) for key in keys]
-        odds = np.array([self._odds.get(key, _EVEN) for key in keys])
-        accepts, drafts = self._steps
-        gains = _tilt(accepts[fates, :places], odds[:, :1])
-        chances = _tilt(drafts[fates, :places], odds[:, 1:])
-        return gains.cumprod(1), chances.cumprod(1)
+        gains, chances = zip(*[self.expect_one(key, places) for key in keys], strict=True)
+        return np.array(gains), np.array(chances)
 
     def expect_one(self, key: Hashable, places: int) -> tuple[list[float], list[float]]:
-        """The same of one sequence, as lists: arrays of a few numbers are slower."""
-        self._refresh()
-        fate = self._fate.get(key, _PARTLY)
+        """The same of one sequence, two lists [places]."""
+        fresh = min(ACCEPTANCE_REFRESH, 1 + self._num_seen // 4)
+        if self._num_new >= fresh or len(self._steps[0][0]) < places:
+            self._compute_steps(places)
+        accepts, drafts, _ = self._steps[self._fate.get(key, _PARTLY)]
         odds, odds_drafted = self._odds.get(key, _EVEN)
         gain = chance = 1.0
         gains, chances = [], []
-        for accept, draft in zip(self._accepts[fate][:places], self._drafts[fate], strict=False):
+        for accept, draft in zip(accepts[:places], drafts, strict=False):
             gain *= odds * accept / (1 - accept + odds * accept)
             chance *= odds_drafted * draft / (1 - draft + odds_drafted * draft)
             gains.append(gain)
@@ -138,9 +133,11 @@ class Acceptance:
         self, key: Hashable, fate: int, tried: list[int], num_accepted: int, opened: int, drafted: int, decay: float
     ) -> None:
         """How the sequence differs from what was to be expected of any."""
-        accepts = self._accepts[fate]
+        if len(self._steps[fate][0]) <= max(tried[-1], opened):
+            self._compute_steps(max(tried[-1], opened) + 1)
+        accepts, _, sums = self._steps[fate]
         hoped = sum([accepts[place] for place in tried])
-        looked = self._drafts_sums[fate][opened]
+        looked = sums[opened]
         judged = len(tried)
         now = (
             *(num_accepted, hoped, judged - num_accepted, judged - hoped),
@@ -151,54 +148,38 @@ class Acceptance:
         self._own[key] = own
         self._odds[key] = _ratio(*own[:4]), _ratio(*own[4:])
 
-    def _refresh(self) -> None:
-        """Compute the steps again once enough drafts are new."""
-        if self._num_new >= min(ACCEPTANCE_REFRESH, 1 + self._num_seen // 4):
-            self._fold()
-            self._num_seen += self._num_new
-            self._num_new = 0
-            self._compute_steps()
-
-    def _fold(self) -> None:
-        """Add the new drafts to the counts, where earlier trials of every place that was asked for lose weight."""
-        size = self.size
-        new = np.empty_like(self._counts)
-        for row in (_TRIED, _ACCEPTED):  # one entry a node
-            new[row] = np.bincount(self._new[row], minlength=3 * size).reshape(3, size)
-        for row in (_ASKED, _OPEN, _DRAFTED):  # one entry a draft: its length
-            lengths = np.bincount(self._new[row], minlength=3 * (size + 1)).reshape(3, size + 1)
-            new[row] = lengths[:, ::-1].cumsum(1)[:, -2::-1]
-        self._counts *= ACCEPTANCE_SHARED_DECAY ** new[_ASKED]
-        self._counts += new
-        for each in self._new:
-            each.clear()
-
-    def _compute_steps(self) -> None:
-        """Compute the steps that all sequences share, [outcomes, size] each."""
-        _, tried, accepted, opened, drafted = self._counts.sum(1)
-        # the prior of a place is the acceptance of the places before it, all but the first taken together
-        seen, good = tried.cumsum(), accepted.cumsum()
-        weight = ACCEPTANCE_WEIGHT
-        guess = np.full(self.size, ACCEPTANCE_FIRST)
-        guess[1:] = ACCEPTANCE_NEXT
-        guess[2:] = (good[1:-1] - good[0] + weight * ACCEPTANCE_NEXT) / (seen[1:-1] - seen[0] + weight)
-        every = (accepted + weight * guess) / (tried + weight)
-        goes_on = (drafted + LENGTH_WEIGHT) / (opened + LENGTH_WEIGHT)
-        weight = ACCEPTANCE_STATE_WEIGHT
-        accepts = (self._counts[_ACCEPTED] + weight * every) / (self._counts[_TRIED] + weight)
-        drafts = (self._counts[_DRAFTED] + weight * goes_on) / (self._counts[_OPEN] + weight)
-        self._steps = accepts, drafts = np.minimum(accepts, ACCEPTANCE_MOST), np.minimum(drafts, ACCEPTANCE_MOST)
-        self._accepts, self._drafts = accepts.tolist(), drafts.tolist()
-        self._drafts_sums = [list(accumulate(each, initial=0.0)) for each in self._drafts]
+    def _compute_steps(self, places: int) -> None:
+        """Compute the steps that all sequences share, of the first places."""
+        self._num_seen += self._num_new
+        self._num_new = 0
+        each = [[own[kind][:places] for own in self._counts] for kind in range(4)]
+        totals = [[sum(three) for three in zip(*rows, strict=True)] for rows in each]
+        weight, state = ACCEPTANCE_WEIGHT, ACCEPTANCE_STATE_WEIGHT
+        accepts_of_any, drafts_of_any = [], []
+        guess, seen, good = ACCEPTANCE_FIRST, weight, weight * ACCEPTANCE_NEXT
+        for place, (tried, accepted, opened, drafted) in enumerate(zip(*totals, strict=True)):
+            accepts_of_any.append((accepted + weight * guess) / (tried + weight))
+            drafts_of_any.append((drafted + LENGTH_WEIGHT) / (opened + LENGTH_WEIGHT))
+            if place:  # the prior of a place is the acceptance of the places before it, all but the first together
+                seen += tried
+                good += accepted
+            guess = good / seen
+        self._steps = []
+        for counts in self._counts:
+            accepts, drafts = [
+                [
+                    min((came + state * prior) / (all_ + state), ACCEPTANCE_MOST)
+                    for came, all_, prior in zip(counts[came_row], counts[all_row], priors, strict=False)
+                ]
+                for came_row, all_row, priors in (
+                    (_ACCEPTED, _TRIED, accepts_of_any),
+                    (_DRAFTED, _OPEN, drafts_of_any),
+                )
+            ]
+            self._steps.append((accepts, drafts, list(accumulate(drafts, initial=0.0))))
 
 
 def _ratio(came: float, expected: float, failed: float, feared: float) -> float:
     """Odds over those expected, with a prior of no difference."""
     weight = ACCEPTANCE_SEQUENCE_WEIGHT
     return (came + weight) / (expected + weight) * (feared + weight) / (failed + weight)
-
-
-def _tilt(chances: Array, odds: Array) -> Array:
-    """[B, L] the chances with their odds multiplied. odds: [B, 1]."""
-    tilted: Array = odds * chances / (1 - chances + odds * chances)
-    return tilted

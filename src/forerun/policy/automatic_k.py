@@ -59,7 +59,7 @@ class AutoBudget:
         self._left = 0  # steps for which it stands
         self._rate = 0.0  # tokens per second that it is expected to give
         self._plain: Plan | None = None  # the plan itself, where nobody drafts
-        self._unlearned: list[StepCost] = []  # steps under it
+        self._unlearned: list[tuple[int, StepCost, Seq[Outcome]]] = []  # the steps since the plan was made
         self._alone = 0  # the last K of a single sequence
         self._cell = (0, 0)  # the last threshold and limit of several
         self._turn = 0
@@ -67,91 +67,84 @@ class AutoBudget:
         self._idle: dict[Sequence, int] = {}  # the last step in which the sequence drafted, or before it came
 
     def plan(self, sequences: Seq[Sequence]) -> Plan:
-        if self._left > 0 and self._planned == sequences:
+        standing = self._left > 0 and self._planned == sequences
+        if not standing:
+            self._replan(sequences)
+        else:
             self._left -= 1
             if self._plain is not None:
                 return self._plain
-        else:
-            self._replan(sequences)
         budgets = [min(self._chosen[sequence], max(sequence.room, 0)) for sequence in sequences]
-        probe = self._probe(sequences, budgets) if self._rate > 0 and self._probes.due else None
-        if probe is not None:
-            return Plan(probe)
+        if not standing and self._rate > 0 and self._probes.due:
+            probe = self._probe(sequences, budgets)
+            if probe is not None:
+                return Plan(probe)
         plan = Plan(budgets, self._price)
-        if self._rate > 0 and not any(self._chosen[sequence] for sequence in sequences):
+        if self._left and not any(self._chosen[sequence] for sequence in sequences):
             self._plain = plan
         return plan
 
     def observe(self, cost: StepCost, outcomes: Seq[Outcome]) -> None:
-        """Learn from a step. Steps that computed prompts as well say nothing of what drafts cost."""
+        """Note a step. What the plan's steps have shown is learned together, after the last of them."""
         self._steps += 1
-        if cost.num_prompt_rows == 0 and outcomes:
-            if self._plain is not None and len(outcomes) == len(self._planned):
-                self._unlearned.append(cost)
-                return
-            self._learn_costs(cost, outcomes)
-        for outcome in outcomes:
-            sequence = outcome.sequence
-            if outcome.budget == 0:
-                continue
-            rested = self._rested(sequence)
-            self._idle[sequence] = self._steps
-            self._acceptance.observe(
-                sequence,
-                outcome.budget,
-                min(outcome.draft.num_candidates, len(outcome.draft)),
-                outcome.verdict.path,
-                PROBE_FORGETS if rested else 1.0,
-            )
-        if self._forgone:
-            tokens = len(outcomes) + sum(len(outcome.verdict.path) for outcome in outcomes)
-            self._probes.judge(tokens > self._forgone)
-            self._forgone = 0.0
+        self._unlearned.append((self._steps, cost, outcomes))
+        if self._left == 0:
+            self._learn()
 
     def stop(self, sequence: Sequence) -> None:
-        self._learn_plain()
+        self._learn()
         self._acceptance.stop(sequence)
         self._chosen.pop(sequence, None)
         self._idle.pop(sequence, None)
         if self._stored is not None and self._steps >= self._save_at:
             self._save_at = 2 * self._steps
             self._stored.save()
-        self._planned = [other for other in self._planned if other is not sequence]
+        self._planned, self._left = [], 0
 
-    def _rested(self, sequence: Sequence) -> bool:
-        """Whether the sequence, which drafted in this step, did not in the step before it."""
-        return self._steps > self._idle.get(sequence, self._steps) + 1
+    def _learn(self) -> None:
+        """Learn from the steps since the last plan: acceptance step by step, costs by the mean of each kind of step."""
+        steps, self._unlearned = self._unlearned, []
+        kinds: dict[tuple[str, int, int, int, int, bool], list[StepCost]] = {}
+        for number, cost, outcomes in steps:
+            num_asked, longest, rested = self._learn_acceptance(number, outcomes)
+            batch = len(outcomes)
+            if batch and cost.num_prompt_rows == 0:  # prompts in the forward hide what drafts cost
+                kind = self._kind if batch == len(self._planned) else _kind([each.sequence for each in outcomes])
+                kinds.setdefault((kind, batch, cost.num_rows, num_asked, longest, rested), []).append(cost)
+            if self._forgone:  # the probe is the only step of its plan
+                tokens = batch + sum([len(outcome.verdict.path) for outcome in outcomes])
+                self._probes.judge(tokens > self._forgone)
+                self._forgone = 0.0
+        for (kind, batch, num_rows, num_asked, longest, rested), costs in kinds.items():
+            count = len(costs)
+            seconds = [cost.time_target + cost.time_verify + cost.time_rest for cost in costs]
+            drafting = [cost.time_draft for cost in costs]
+            context = sum([cost.context for cost in costs]) / count
+            self.costs.add_target(kind, batch, context, num_rows, _clipped_mean(seconds), count)
+            if num_asked:  # after a pause the drafter may have to catch up
+                self.costs.add_draft(num_asked, longest, _clipped_mean(drafting), count * (0.25 if rested else 1.0))
+            else:
+                self.costs.add_idle(_clipped_mean(drafting), count)
+            self._probes.earn(sum(seconds) + sum(drafting), count)
 
-    def _learn_costs(self, cost: StepCost, outcomes: Seq[Outcome]) -> None:
-        seconds = cost.time_target + cost.time_verify + cost.time_rest
-        kind = _kind([outcome.sequence for outcome in outcomes])
-        self.costs.add_target(kind, len(outcomes), cost.context, cost.num_rows, seconds)
-        asked = [outcome for outcome in outcomes if outcome.budget > 0]
-        if asked:
-            # after a pause the drafter may have to catch up
-            rested = all(self._rested(outcome.sequence) for outcome in asked)
-            longest = max(outcome.budget for outcome in asked)
-            self.costs.add_draft(len(asked), longest, cost.time_draft, 0.25 if rested else 1.0)
-        else:
-            self.costs.add_idle(cost.time_draft)
-        self._probes.earn(seconds + cost.time_draft)
-
-    def _learn_plain(self) -> None:
-        """Learn from the steps since the last plan, in which nobody drafted, by their mean."""
-        count = len(self._unlearned)
-        if count == 0:
-            return
-        context = sum(cost.context for cost in self._unlearned) / count
-        seconds = [cost.time_target + cost.time_verify + cost.time_rest for cost in self._unlearned]
-        idle = [cost.time_draft for cost in self._unlearned]
-        batch = len(self._planned)
-        self.costs.add_target(self._kind, batch, context, batch, _clipped_mean(seconds), count)
-        self.costs.add_idle(_clipped_mean(idle), count)
-        self._probes.earn(sum(seconds) + sum(idle), count)
-        self._unlearned.clear()
+    def _learn_acceptance(self, number: int, outcomes: Seq[Outcome]) -> tuple[int, int, bool]:
+        """Of one step: how many sequences drafted, their largest budget, and whether all of them had paused before."""
+        num_asked = longest = 0
+        all_rested = True
+        for outcome in outcomes:
+            budget, sequence, draft = outcome.budget, outcome.sequence, outcome.draft
+            if budget == 0:
+                continue
+            rested = number > self._idle.get(sequence, number) + 1
+            self._idle[sequence] = number
+            num_asked, longest, all_rested = num_asked + 1, max(longest, budget), all_rested and rested
+            drafted = min(draft.num_candidates, len(draft))
+            forget = PROBE_FORGETS if rested else 1.0
+            self._acceptance.observe(sequence, budget, drafted, outcome.verdict.path, forget)
+        return num_asked, longest, all_rested and num_asked > 0
 
     def _replan(self, sequences: Seq[Sequence]) -> None:
-        self._learn_plain()
+        self._learn()
         self._planned, self._kind, self._plain = list(sequences), _kind(sequences), None
         for sequence in sequences:
             self._idle.setdefault(sequence, self._steps)
@@ -224,7 +217,7 @@ class AutoBudget:
             return None
         if idle:
             self._forgone = seconds * self._rate
-            self._left = 0  # what it shows is considered at once
+            self._left = 0  # what it shows is learned and considered at once
         return other
 
     def _idle_probe(self, sequences: Seq[Sequence]) -> list[int]:
@@ -254,7 +247,7 @@ def _clearly_better(best: float, stay: float, one_is_plain: bool) -> bool:
 
 def _clipped_mean(seconds: Seq[float]) -> float:
     """The mean, where what exceeds the median by the factor COST_CLIP counts as so much."""
-    most = COST_CLIP * sorted(seconds)[len(seconds) // 2]
+    most = COST_CLIP * sorted(seconds)[(len(seconds) - 1) // 2]
     return sum(min(each, most) for each in seconds) / len(seconds)
 
 

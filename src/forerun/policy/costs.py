@@ -46,7 +46,7 @@ class CostModel:
         key = _nearest(self._target, (kind, bucket(batch)))
         if key is None:
             return None
-        table = self._target[key].table()[:most] * self._pace
+        table = self._target[key].table(most)[:most] * self._pace
         extra = self._slope.value * (context - self._context[key])
         return table + extra if extra >= 0 else np.maximum(table + extra, table / 4)
 
@@ -61,7 +61,7 @@ class CostModel:
         At 0 it is not asked, and the cost is that of being told what happened.
         """
         key = min(self._draft, key=lambda other: abs(other - bucket(batch)), default=None)
-        table = np.zeros(places + 1) if key is None else self._draft[key].table()[: places + 1] * self._pace
+        table = np.zeros(places + 1) if key is None else self._draft[key].table(places + 1)[: places + 1] * self._pace
         table[0] = self._idle.table()[0] * self._pace
         return table
 
@@ -82,7 +82,7 @@ class CostModel:
             self._context[key] = context
         distance = context - self._context[key]
         if curve.weight(rows) >= COST_TRUSTED:
-            expected = max(float(curve.table()[rows]) * self._pace + self._slope.value * distance, 1e-9)
+            expected = max(float(curve.table(rows + 1)[rows]) * self._pace + self._slope.value * distance, 1e-9)
             surprise = min(max(seconds / expected, 1 / COST_CLIP), COST_CLIP)
             self._pace *= surprise ** (1 - (1 - COST_PACE) ** share)
             self._slope.add(distance, (seconds - expected) / self._pace, share)

@@ -44,7 +44,7 @@ class Curve:
         self._means: dict[int, float] = {}
         self._weights: dict[int, float] = {}
         self._tabled: dict[int, float] = {}  # the means of which the table was computed
-        self._table: Table = np.zeros(size)
+        self._table: Table = np.zeros(0)
         self._stale = False
 
     def __bool__(self) -> bool:
@@ -66,7 +66,7 @@ class Curve:
         mean, weight = self._means.get(count), self._weights.get(count, 0.0)
         if mean is None:
             if self._means:  # the first of a count often includes allocations and the choice of kernels
-                seconds = min(seconds, COST_CLIP * float(self.table()[count]))
+                seconds = min(seconds, COST_CLIP * float(self.table(count + 1)[count]))
             mean = seconds
         elif weight < COST_CLIP and seconds < mean / COST_CLIP:
             mean, weight = seconds, 0.0  # the few before were the exception
@@ -79,10 +79,11 @@ class Curve:
         if tabled is None or abs(mean - tabled) > COST_TOLERANCE * mean:
             self._stale = True
 
-    def table(self) -> Table:
-        """[size] seconds by count. Read only."""
-        if self._stale:
-            self._table = self._compute()
+    def table(self, most: int | None = None) -> Table:
+        """[most or more] seconds by count, up to `size`; all if None. Read only."""
+        most = self._size if most is None else min(most, self._size)
+        if self._stale or len(self._table) < most:
+            self._table = self._compute(min(self._size, max(most, self.largest + 2)))
             self._tabled = dict(self._means)
             self._stale = False
         return self._table
@@ -107,12 +108,15 @@ class Curve:
         self._weights = {x: min(weight, COST_MEMORY / 4) for x, (_, weight) in points.items()}
         self._stale = True
 
-    def _compute(self) -> Table:
+    def _compute(self, most: int) -> Table:
+        """[most] where most is beyond the largest count seen: the table rises from there on by itself."""
+        if not self._means:
+            return np.zeros(most)
         points = sorted(self._means)
-        base = np.maximum(self._line(), 1e-12)
+        base = np.maximum(self._line(most), 1e-12)
         # between the points the line is bent to go through them; outside it keeps the ratio of the outermost one
         ratios = np.array([self._means[x] for x in points]) / base[points]
-        table = base * np.interp(np.arange(self._size), points, ratios)
+        table = base * np.interp(np.arange(most), points, ratios)
         seen = table[points]
         table *= COST_OPTIMISM
         table[points] = seen
@@ -121,9 +125,9 @@ class Curve:
         smooth: Table = (rising + np.minimum.accumulate(table[::-1])[::-1]) / 2
         return smooth
 
-    def _line(self) -> Table:
-        """[size] the regression line through the means, rising and positive."""
-        counts = np.arange(self._size, dtype=np.float64)
+    def _line(self, most: int) -> Table:
+        """[most] the regression line through the means, rising and positive."""
+        counts = np.arange(most, dtype=np.float64)
         points = [(x, mean, self._weights[x]) for x, mean in self._means.items()]
         if len(points) == 1:
             ((x, mean, _),) = points

@@ -10,6 +10,8 @@ PROBE_FADE = 0.8
 """Factor on that share after each of them."""
 PROBE_STEPS = 8
 """Fewest steps between two probes; in inverse proportion more where the share is smaller."""
+PROBE_PATIENCE = 64
+"""Most steps until a probe that cannot be paid for is considered again."""
 
 
 class Probes:
@@ -44,13 +46,12 @@ class Probes:
 
     def buy(self, loss: float) -> bool:
         """Whether a probe that loses so many seconds may be made now; it then has been paid for."""
-        longest = PROBE_STEPS * PROBE_SHARE / self._share
         if self._balance < loss:  # not asked again before it can be paid for
-            steps = (loss - self._balance) / self._income if self._income else longest
-            self._wait = min(max(steps, PROBE_STEPS / 2), longest)
+            steps = (loss - self._balance) / self._income if self._income else 0.0
+            self._wait = min(max(steps, PROBE_STEPS / 2), PROBE_PATIENCE)
             return False
         self._balance -= max(loss, 0.0)
-        self._wait = longest
+        self._wait = PROBE_STEPS * PROBE_SHARE / self._share
         return True
 
     def judge(self, gained: bool) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from forerun.device import DEVICES
 from forerun.errors import ConfigError
 from forerun.fields import check_options, option
 
 _SEED = "Seed of weights, order and samples."
 _THREADS = "CPU threads; 0 takes as many as PyTorch finds."
-_DEVICE = "Where to compute: cpu, cuda, cuda:0 or mps."
+_DEVICE = f"Where to compute: {DEVICES}."
 _DEVICE_DEFAULT = "CUDA if it is there, else the CPU"
 _TOKENS_PER_STEP = "Tokens of one step."
 

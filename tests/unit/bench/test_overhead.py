@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from doubles import FakeModel
-from forerun.bench.overhead import bundled_drafters, long_text, measure
+from forerun.bench.overhead import bundled_drafters, follow, long_text, measure
 from forerun.drafters import DRAFTERS, Binding, EarlyExit, PromptLookup, make_drafter
 from forerun.errors import ConfigError
+from forerun.types import Draft
 
 
 def test_a_text_that_repeats_itself_is_drafted() -> None:
@@ -39,3 +40,14 @@ def test_all_drafters_that_can_be_measured_are_chosen() -> None:
     assert len(text) == 900
     assert list(drafters) == [n for n, row in DRAFTERS.items() if row.kind != "model" and n != "early-exit"]
     assert list(bundled_drafters(["early-exit"], None, "float32", 10)[0]) == ["early-exit"]
+
+
+def test_the_text_accepts_a_path_of_candidates_and_answers_every_row() -> None:
+    text = list(range(100, 140))
+    tree = Draft([7, 110, 111, 112], [-1, -1, 1, 2])
+    path, answers = follow(tree, text, 10)
+    assert path == [1, 2, 3]
+    assert [answers[0], *answers[2:]] == [110, 111, 112, 113] and len(answers) == 5
+    probes = Draft([110, 111, 112], [-1, 0, 1], num_candidates=1)
+    assert follow(probes, text, 10)[0] == [0]
+    assert follow(Draft.empty(), text, 10) == ([], [110])

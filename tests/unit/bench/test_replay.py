@@ -13,6 +13,7 @@ from forerun.bench.priced_run import PricedDrafter, Setting, priced_run
 from forerun.bench.replay import compare, priced, sources_of
 from forerun.bench.replay_costs import CostCurve, DrafterCosts, drafter_costs, target_costs
 from forerun.drafters import Drafter, PromptLookup
+from forerun.models import Rows
 from forerun.policy import AutoBudget, FixedBudget
 from forerun.types import Draft, Sequence
 
@@ -146,3 +147,24 @@ def test_an_echo_describes_itself_as_the_model_and_nothing_more() -> None:
     assert all(getattr(echo, name) == getattr(model, name) for name in described)
     with pytest.raises(AttributeError):
         echo.table  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_an_echo_follows_its_text_along_branches_and_earlier_scratch() -> None:
+    echo = EchoModel(FakeModel())
+    echo.text = [5, 3, 8, 7, 2, 6]
+    cache = echo.new_cache()
+
+    def said(token_ids: list[int], parents: list[int] | None = None, num_logits: int | None = None) -> list[int]:
+        logits = echo.forward([Rows(cache, token_ids, parents, num_logits)]).logits
+        assert logits.shape[1] == 11
+        return logits.argmax(-1).tolist()
+
+    assert said([5, 3], num_logits=1) == [8]
+    cache.commit([0, 1])
+    assert said([8, 9, 7, 5], [-1, 0, 0, 1]) == [7, 0, 2, 0]  # the last two: on the text, and below a wrong token
+    assert said([2], [2]) == [6]
+    assert said([6]) == [0]  # nothing follows the end
+    cache.commit([0, 2, 4, 5])
+    assert (cache.tokens, cache.num_scratch) == (echo.text, 0)
+    cache.truncate(3)
+    assert said([7]) == [2]

@@ -9,7 +9,17 @@ from types import ModuleType
 
 import pytest
 
-from forerun.bench import acceptance_rate, forward, generate, overhead, replay, report, step_time
+from forerun.bench import (
+    acceptance_rate,
+    forward,
+    generate,
+    overhead,
+    planning_time,
+    replay,
+    report,
+    sampling_time,
+    step_time,
+)
 from forerun.cli.output import plain
 
 
@@ -39,7 +49,9 @@ def test_one_report_prints_text_markdown_and_json(tmp_path: Path) -> None:
     assert report.PADDED_NOTE not in dataclasses.replace(one, model=None).text()
 
 
-@pytest.mark.parametrize("module", [acceptance_rate, forward, generate, overhead, replay, step_time])
+@pytest.mark.parametrize(
+    "module", [acceptance_rate, forward, generate, overhead, planning_time, replay, sampling_time, step_time]
+)
 def test_every_measurement_has_one_shape(module: ModuleType) -> None:
     defined = {name for name, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__}
     assert {"measure", "header", "cells"} <= defined

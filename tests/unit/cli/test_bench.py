@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from forerun.bench import acceptance_rate, generate, step_time
+from forerun.bench import acceptance_rate, generate, planning_time, step_time
 from forerun.bench.acceptance_rate import AcceptanceRow
 from forerun.bench.generate import MethodRow
 from forerun.bench.measure import Interval
@@ -65,3 +65,18 @@ def test_a_replay_says_whose_costs_it_used(invoke: Invoke) -> None:
     result = invoke("bench", "replay", "--cost-of", "bundled-draft", *few)
     assert "bundled at the cost of bundled-draft" in result.stdout
     assert json.loads(invoke("bench", "replay", "--json", *few).stdout)["cost_of"] == "bundled"
+
+
+def test_the_engines_time_is_printed_as_text_and_as_json(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planning_time, "WARMUP", 1)
+    monkeypatch.setattr(planning_time, "EVICTED", 8)
+    few = ["--vocab-sizes", "50", "--rounds", "2", "--steps", "2"]
+    text = invoke("bench", "engine", "--markdown", *few).stdout
+    assert "### Choosing K" in text
+    assert "### Sampling and verification" in text and "| drawn chain, K = 4 | 50 |" in text
+    found = json.loads(invoke("bench", "engine", "--json", *few).stdout)
+    assert (
+        [row["vocab_size"] for row in found["sampling"]] == [50, 50]
+        and len(found["planning"]) == 3
+        and "machine" in found
+    )

@@ -226,7 +226,7 @@ def test_variables_are_named_as_their_flags(invoke: Invoke, opened: dict[str, An
         ("max-tokens = 5.5", "sets 'generate.max-tokens' to 5.5"),
         ("max_tokens = true", "sets 'generate.max_tokens' to True: true and false are for switches"),
         ("temperature = 999", "sets 'generate.temperature' to 999: 999 is not a number in 0..100"),
-        ("json = 5", "sets 'generate.json' to 5"),
+        ("json = 5", "sets 'generate.json' to 5: this flag is a switch. Give true or false"),
         ('stop = [["a"]]', "sets 'generate.stop' to [['a']]"),
         ('stop-token-id = [1, "x"]', "sets 'generate.stop-token-id' to [1, 'x']: 'x' is not a whole number"),
         ("model = {a = 1}", "sets 'generate.model' to {'a': 1}"),

@@ -48,11 +48,11 @@ def test_no_layer_computes_a_token_twice(target: Model, monkeypatch: pytest.Monk
     decoder: Any = target.decoder
     inner, rows = decoder.through, {"below": 0, "above": 0}
 
-    def through(x: Any, layout: Any, first: int, last: int) -> Any:
-        real = layout.writes[-1][3]
+    def through(x: Any, layout: Any, first: int, last: int, taps: Any) -> Any:
+        real = layout.num_new
         rows["below"] += real if first == 0 else 0
         rows["above"] += real if last == target.num_layers else 0
-        return inner(x, layout, first, last)
+        return inner(x, layout, first, last, taps)
 
     monkeypatch.setattr(decoder, "through", through)
     result: Any = LLM(target, EarlyExit(1), num_draft_tokens=5).generate([3, 1, 4, 1, 5], PARAMS[0])
@@ -125,5 +125,5 @@ def test_what_cannot_be_is_refused(target: Model, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=f"has {target.num_layers} layers"):
         EarlyExit(target.num_layers).bind(Binding(target))
     general = load_model(make_family("gpt2", tmp_path), "float32")
-    with pytest.raises(IncompatibleDrafterError, match="lean path"):
+    with pytest.raises(IncompatibleDrafterError, match="Llama decoder"):
         EarlyExit(1).bind(Binding(general))

@@ -42,6 +42,16 @@ def tokens(output: StepOutput) -> list[int]:
     return output.choice.token_ids
 
 
+def assert_drafted(output: StepOutput, kind: str) -> None:
+    """There were drafts to verify, and what the drafter is known to be right about was accepted."""
+    assert output.choice is not None
+    stats = output.choice.stats
+    if kind != "random":
+        assert (stats.num_draft_tokens > 0) == (kind != "empty")
+    if kind in ("right", "duplicated", "tree"):
+        assert stats.num_accepted_tokens > 0
+
+
 def assert_clean(engine: Engine) -> None:
     """Nothing is left behind by whatever has left."""
     assert len(engine.scheduler) == 0
@@ -89,9 +99,11 @@ def test_stop_tokens_at_every_offset(kind: str, offset: int) -> None:
 @pytest.mark.parametrize("kind", BAD)
 def test_ignore_eos_goes_on(kind: str) -> None:
     fake = model(eos_token_ids=range(11))
-    engine = Engine(fake, drafter(fake, kind))
+    engine = Engine(fake, drafter(fake, kind), config=EngineConfig(num_draft_tokens=4))
     engine.add(PROMPTS[0], replace(GREEDY, ignore_eos=True))
-    assert tokens(run(engine)[0, 0]) == fake.greedy(PROMPTS[0], 14)
+    output = run(engine)[0, 0]
+    assert tokens(output) == fake.greedy(PROMPTS[0], 14)
+    assert_drafted(output, kind)
 
 
 @pytest.mark.parametrize("kind", BAD)
@@ -106,9 +118,12 @@ def test_min_tokens_holds_eos_back(kind: str, min_tokens: int) -> None:
         context.append(int(logits.argmax()))
         if context[-1] in fake.eos_token_ids or len(context) == 17:
             break
-    engine = Engine(fake, drafter(fake, kind))
+    plan = adversaries({tuple(PROMPTS[0]): context[3:] + [0] * 9}, fake.vocab_size)[kind]
+    engine = Engine(fake, plan, config=EngineConfig(num_draft_tokens=4))
     engine.add(PROMPTS[0], replace(GREEDY, min_tokens=min_tokens))
-    assert tokens(run(engine)[0, 0]) == context[3:]
+    output = run(engine)[0, 0]
+    assert tokens(output) == context[3:]
+    assert_drafted(output, kind)
 
 
 PIECES = PieceTokenizer([text.encode() for text in ("a", "b", "ab", "ba", "é", "€", "c", "d", " ", "bab", "x")])
@@ -124,7 +139,7 @@ def test_stop_strings_at_every_offset(kind: str, offset: int, length: int) -> No
     stop = whole[offset : offset + length]
     at = whole.index(stop)
     count = next(n for n in range(1, 15) if stop in PIECES.decode(output[:n]))
-    engine = Engine(fake, drafter(fake, kind), tokenizer=PIECES)
+    engine = Engine(fake, drafter(fake, kind), config=EngineConfig(num_draft_tokens=4), tokenizer=PIECES)
     for stream in (False, True):
         request_id = engine.add(PROMPTS[0], replace(GREEDY, stop=(stop,)), stream=stream)
         text = ""
@@ -136,6 +151,8 @@ def test_stop_strings_at_every_offset(kind: str, offset: int, length: int) -> No
         assert (choice.text, choice.token_ids, choice.finish_reason) == (whole[:at], output[:count], "stop")
         assert text == (whole[:at] if stream else "")
         assert fake.caches[-1].final == (PROMPTS[0] + output[:count])[:-1]
+        if count > 1:  # the first token comes with the prompt
+            assert_drafted(outputs[-1], kind)
     assert_clean(engine)
 
 
@@ -207,7 +224,9 @@ def test_prompt_chunks_and_verified_drafts_share_a_forward() -> None:
 @pytest.mark.parametrize("stream", [False, True])
 def test_abort_frees_and_reports(stream: bool) -> None:
     fake = model()
-    engine = Engine(fake, drafter(fake, "random"), tokenizer=PIECES, config=EngineConfig(max_batch=1))
+    engine = Engine(
+        fake, drafter(fake, "random"), tokenizer=PIECES, config=EngineConfig(num_draft_tokens=4, max_batch=1)
+    )
     ids = [engine.add(prompt, GREEDY, stream=stream) for prompt in PROMPTS[:3]]
     engine.step()
     engine.abort(ids[0])
@@ -261,7 +280,7 @@ def poisoned(place: str, fake: FakeModel, plan: Scripted) -> None:
 def test_an_error_ends_its_own_sequence_only(place: str) -> None:
     fake = model()
     plan = drafter(fake, "random")
-    engine = Engine(fake, plan, config=EngineConfig(prefill_chunk=3))
+    engine = Engine(fake, plan, config=EngineConfig(num_draft_tokens=4, prefill_chunk=3))
     poisoned(place, fake, plan)
     ids = [engine.add(prompt, GREEDY) for prompt in PROMPTS]
     last = run(engine)
@@ -346,7 +365,7 @@ def test_ctrl_c_in_a_step_loses_nothing() -> None:
     ids=["over budget", "above the vocabulary", "below 0", "its own parent", "a parent too few"],
 )
 def test_a_drafter_that_breaks_its_contract_is_named(proposal: Draft | list[int]) -> None:
-    engine = Engine(model(), Scripted(lambda *_: proposal))
+    engine = Engine(model(), Scripted(lambda *_: proposal), config=EngineConfig(num_draft_tokens=4))
     engine.add(PROMPTS[1], GREEDY)
     assert isinstance(run(engine)[0, 0].error, DrafterError)
     assert_clean(engine)
@@ -398,13 +417,14 @@ def test_accepted_counts_what_was_committed_at_a_stop() -> None:
 def test_logprobs_are_the_models_own(kind: str, chunk: int) -> None:
     fake = model()
     prompt = PROMPTS[2]
-    engine = Engine(fake, drafter(fake, kind), config=EngineConfig(prefill_chunk=chunk))
+    engine = Engine(fake, drafter(fake, kind), config=EngineConfig(num_draft_tokens=4, prefill_chunk=chunk))
     engine.add(prompt, replace(GREEDY, logprobs=2, prompt_logprobs=1), stream=True)
     streamed = []
     while engine.has_work:
         for output in engine.step():
             streamed += output.chunk.logprobs or []
     assert output.choice is not None and output.choice.logprobs == streamed
+    assert_drafted(output, kind)
     sequence = prompt + fake.greedy(prompt, 14)
     assert output.prompt_logprobs is not None and output.prompt_logprobs[0] is None
     reports = output.prompt_logprobs + streamed

@@ -127,14 +127,3 @@ def test_probes_are_paid_for() -> None:
         if probes.due:
             made += probes.buy(0.0)
     assert made <= 5 + 100 // 8 + 1
-
-
-def test_lists_and_arrays_expect_the_same() -> None:
-    acceptance = Acceptance()
-    for turn in range(40):
-        feed(acceptance, "easy", 0.9, 1, seed=turn)
-        acceptance.observe("short", 5, turn % 3, [0][: turn % 3])
-    for key in ("easy", "short", "new"):
-        arrays = acceptance.expect([key], 9)
-        for array, expected in zip(arrays, acceptance.expect_one(key, 9), strict=True):
-            assert array[0] == pytest.approx(expected)

@@ -56,3 +56,15 @@ def test_row_argmax_is_torchs_with_ties_to_the_first(dtype):
     values[3] = -torch.inf
     assert torch.equal(row_argmax(values), values.float().argmax(-1))
     assert row_argmax(values).tolist() == [row.index(max(row)) for row in values.tolist()]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_row_alone_gives_the_token_it_gives_among_others(dtype):
+    generator = torch.Generator().manual_seed(8)
+    weights = torch.rand(40, 300, generator=generator, dtype=dtype).pow(8)
+    weights[:, ::7] = 0
+    uniforms = torch.rand(40, generator=generator, dtype=torch.float64)
+    uniforms[:2] = torch.tensor([0.0, 1 - 2**-53], dtype=torch.float64)
+    together = draw_tokens(weights, uniforms)
+    assert [int(draw_tokens(weights[i : i + 1], uniforms[i : i + 1])) for i in range(40)] == together.tolist()
+    assert (weights[torch.arange(40), together] > 0).all()

@@ -5,7 +5,7 @@ import torch
 
 from forerun.config import MAX_SEED, SamplingParams
 from forerun.sampling import NoiseKey, StepNoise, keyed_gumbel, keyed_uniform
-from forerun.sampling.seeded_noise import _hash_key, _mix
+from forerun.sampling.seeded_noise import _hash_key, _mix, _token_steps, _uniform_tensor
 from forerun.types import Draft, PackedDrafts, Sequence
 
 KEYS = [NoiseKey(seed, choice, position) for seed in (0, 1, MAX_SEED) for choice in (0, 1) for position in (5, 6, 900)]
@@ -29,6 +29,19 @@ def test_tensor_hash_is_the_integer_hash():
         for token, value in enumerate(row):
             bits = _mix((_hash_key(key) + (token + 1) * gamma) & mask) >> 12
             assert value == (2 * bits + 1) / 2**53
+
+
+def test_the_hash_on_a_device_is_the_one_on_the_cpu():
+    starts = [_hash_key(key) for key in KEYS]
+    steps = _token_steps(5000, torch.device("cpu"))
+    assert torch.equal(_uniform_tensor(starts, steps), keyed_uniform(KEYS, 5000))
+
+
+@pytest.mark.parametrize("ids", [[], [0], [4095], [7, 8, 30, 900, 901], list(range(0, 4096, 3))])
+def test_noise_of_some_tokens_is_that_of_all(ids):
+    some = torch.tensor(ids, dtype=torch.int64)
+    assert torch.equal(keyed_uniform(KEYS, 4096, token_ids=some), keyed_uniform(KEYS, 4096)[:, some])
+    assert torch.equal(keyed_gumbel(KEYS, 4096, token_ids=some), keyed_gumbel(KEYS, 4096)[:, some])
 
 
 def test_values_stay():
@@ -113,6 +126,8 @@ def test_step_noise_keys_rows_by_the_position_they_draw():
     assert torch.equal(gumbel[2], gumbel[3])
     assert torch.isfinite(gumbel).all()
     assert torch.equal(noise.gumbel([7, 0], 20), gumbel[[7, 0]])
+    some = noise.gumbel(range(8), 20, torch.tensor([3, 17]))
+    assert torch.equal(some[[0, 1, 2, 3, 4, 7]], gumbel[[0, 1, 2, 3, 4, 7]][:, [3, 17]]) and some.shape == (8, 2)
     again = noise.gumbel(range(8), 20)
     assert not torch.equal(again[5:7], gumbel[5:7])
 

@@ -150,3 +150,29 @@ def test_missing_or_misshapen_laws_are_named(fresh_noise):
         VERIFIERS["block"].verify(PackedDrafts.of([Draft.chain([1])]), logprobs, fresh_noise())
     with pytest.raises(ValueError, match="shape"):
         VERIFIERS["block"].verify(PackedDrafts.of([Draft.chain([1], torch.ones(2, 3))]), logprobs, fresh_noise())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", RULES)
+def test_weights_have_the_bits_of_the_formula(name, dtype):
+    """Whatever is computed in place, and however many drafts there are."""
+    chains = [random_chain(length, 4099, seed, dtype=dtype) for seed, length in enumerate([4, 0, 2])]
+    probed = random_chain(3, 4099, 9, dtype=dtype)
+    chains.append(Draft(probed.token_ids, probed.parents, probed.laws, num_candidates=1))
+    for drafts in (chains, chains[:1], chains[3:]):
+        packed = PackedDrafts.of(drafts)
+        target = random_laws(packed.offsets[-1], 4099, seed=17, dtype=dtype)
+        before = [draft.laws.clone() for draft in drafts], target.clone()
+        _, left, masses = VERIFIERS[name].weigh(packed, target)
+        assert torch.equal(target, before[1]) and all(map(torch.equal, before[0], [draft.laws for draft in drafts]))
+        expected = target.clone()
+        for draft, start in zip(drafts, packed.offsets):
+            carry = np.ones(1)
+            for node in range(draft.num_candidates):
+                p, q = target[start + node], draft.laws[node]
+                expected[start + node] = (torch.from_numpy(carry).to(dtype) * p - q).clip(min=0)
+                if name == "block":
+                    token = draft.ids[node]
+                    carry = np.minimum(carry * (float(p[token]) / float(q[token])), 1)
+        assert torch.equal(left, expected)
+        assert masses.tolist() == expected.sum(-1).double().tolist()

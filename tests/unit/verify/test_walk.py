@@ -166,3 +166,23 @@ def test_coupled_emits_the_same_tokens_whatever_is_drafted(seed):
         verdict = VERIFIERS["coupled"].verify(packed, logprobs, noise)[0]
         tokens += [drafted[node] for node in verdict.path] + [verdict.next_token]
         assert tokens == plain[: len(tokens)]
+
+
+@pytest.mark.parametrize("kept", [1, 3, 40, 2000])
+def test_coupled_takes_the_argmax_over_all_tokens_however_few_can_be_drawn(kept):
+    generator = torch.Generator().manual_seed(kept)
+    sequence, draft = seeded_sequence([1, 2, 3]), tree([5, 6, 7], [-1, -1, 0])
+    logprobs = torch.full((4, 2000), -torch.inf)
+    for row in logprobs:
+        row[torch.randperm(2000, generator=generator)[:kept]] = torch.randn(kept, generator=generator).log_softmax(-1)
+    packed = PackedDrafts.of([draft])
+    noise = StepNoise(generator, [sequence], packed)
+    expected = (noise.gumbel(range(4), 2000) + logprobs).argmax(-1)
+    assert VERIFIERS["coupled"].verify(packed, logprobs, noise) == walk_tokens(packed, expected)
+
+
+def test_coupled_takes_the_lowest_of_equal_sums(given_noise):
+    logprobs = torch.full((1, 40), -torch.inf)
+    logprobs[0, [9, 11, 30]] = torch.tensor([-2.0, -1.0, -1.0])
+    noise = given_noise(gumbel=torch.zeros(1, 40, dtype=torch.float64))
+    assert VERIFIERS["coupled"].verify(PackedDrafts.of([Draft.empty()]), logprobs, noise) == [Verdict([], 11)]

@@ -49,3 +49,14 @@ def test_without_tokenizers_the_widths_must_agree() -> None:
         check(None, None, 4, 5)
     with pytest.raises(IncompatibleDrafterError, match="no tokenizer"):
         check(None, Words("a"))
+
+
+@pytest.mark.parametrize(("target_size", "draft_size"), [(4, 64), (64, 4), (64, 128), (3, 3)])
+def test_padding_hides_no_difference(target_size: int, draft_size: int) -> None:
+    """Whatever the widths: the same words pass, others do not, and words that stand in the other's padding neither."""
+    words = Words("a", "b", "</s>")
+    assert check(words, words, target_size, draft_size) is None  # type: ignore[func-returns-value]
+    for other in (Words("a", "c", "</s>"), Words("a", "b"), Words("a", "b", "</s>", "<tool>")):
+        for pair in ((words, other), (other, words)):
+            with pytest.raises(IncompatibleDrafterError, match="cannot draft for"):
+                check(*pair, target_size, draft_size)

@@ -126,7 +126,9 @@ class CrossVocab(Drafter):
                 "Put its tokenizer beside its weights."
             )
         dtype = str(target.dtype).removeprefix("torch.")
-        model = load_model(self._source, dtype) if isinstance(self._source, (str, Path)) else self._source
+        model = self._source
+        if isinstance(model, (str, Path)):
+            model = load_model(model, dtype, device=target.device)
         if self._tokenizer is None:
             if not isinstance(self._source, (str, Path)):
                 raise DrafterError(f"{model.name} was given as a loaded model: give its tokenizer as well.")

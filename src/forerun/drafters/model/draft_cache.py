@@ -39,10 +39,10 @@ class DraftState:
         for token_id, parent in zip(rows.token_ids, parents, strict=True):
             self.scratch.add(token_id, parent)
 
-    def settle(self) -> None:
-        """Commit the rows whose tokens have been committed since, but for the last token, and drop the others."""
+    def settle(self, end: int = -1) -> None:
+        """Commit the rows whose tokens agree with the committed ones up to `end`, and drop the others."""
         if len(self.scratch):
-            self.cache.commit(self.scratch.follow(self.sequence.token_ids[self.cache.length : -1]))
+            self.cache.commit(self.scratch.follow(self.sequence.token_ids[self.cache.length : end]))
             self.scratch = Tree()
 
     def unfed(self) -> list[int]:
@@ -63,7 +63,8 @@ class DraftState:
 
     def rewind(self, length: int) -> None:
         """The sequence's tokens from `length` on are others than before."""
-        self.drafted, self.scratch = None, Tree()
+        self.drafted = None
+        self.settle(length)
         self.cache.truncate(min(length, self.cache.length))
 
     def remember(self, drafted: tuple[RankedTree, Rates] | None) -> None:

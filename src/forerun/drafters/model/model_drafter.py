@@ -85,7 +85,7 @@ class ModelDrafter(Drafter):
         tokenizer: Any = None
         if isinstance(self._source, (str, Path)):
             dtype = self._dtype or str(target.dtype).removeprefix("torch.")
-            model = self._model or load_model(self._source, dtype)
+            model = self._model or load_model(self._source, dtype, device=target.device)
             try:
                 tokenizer = load_tokenizer(self._source)
             except ModelLoadError:

@@ -64,7 +64,7 @@ class EarlyExit(DraftModel):
         if not isinstance(target, Model) or not target.can_exit_early:
             raise IncompatibleDrafterError(
                 f"{target.name} runs through its own Transformers modules, which cannot be left after some layers. "
-                "Early exit is for the architectures of the lean path (Llama, Mistral, Qwen2, Qwen3). "
+                "Early exit is for the architectures of the Llama decoder (Llama, Mistral, Qwen2, Qwen3). "
                 "Take another drafter."
             )
         layers = target.num_layers

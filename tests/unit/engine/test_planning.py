@@ -1,0 +1,157 @@
+"""When a standing plan gives way to another, and what a step after a rest teaches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from typing import Any
+
+import numpy as np
+import pytest
+
+from forerun import SamplingParams
+from forerun.policy import Acceptance, AutoBudget, CostModel, Outcome, Prospects, StepCost
+from forerun.policy.goodput import ProspectsAlone
+from forerun.types import Draft, Sequence, Verdict
+from worlds import GREEDY
+
+MOST = 4
+
+
+def sequences(count: int, params: SamplingParams = GREEDY) -> list[Sequence]:
+    return [Sequence(i, [0] * 9, 1, params, max_length=1000) for i in range(count)]
+
+
+def step(budget: AutoBudget, own: Seq[Sequence], given: Seq[int], draft: float = 0.1, accepted: int = 1) -> None:
+    """One step: everybody drafts what it was given, and so many nodes are accepted."""
+    rows = sum(given) + len(own)
+    outcomes = []
+    for sequence, count in zip(own, given):
+        made = Draft.chain([0] * count) if count else Draft.empty()
+        outcomes.append(Outcome(sequence, count, made, Verdict(list(range(min(accepted, count))), 0)))
+    cost = StepCost(rows, 0, 8 * len(own), draft, 1 + 0.01 * rows, 0.0)
+    budget.observe(cost, outcomes)
+
+
+def learned(count: int) -> tuple[AutoBudget, list[Sequence]]:
+    """A budget that has seen plain steps and drafts of MOST nodes."""
+    budget, own = AutoBudget(), sequences(count)
+    step(budget, own, [0] * count)
+    step(budget, own, [MOST] * count)
+    return budget, own
+
+
+def settled(budget: AutoBudget, own: list[Sequence]) -> list[int]:
+    """What is planned once the standing plan has run out."""
+    for _ in range(200):
+        plan = budget.plan(own)
+    return plan.budgets
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "gain", "moves"),
+    [
+        (3, 4, 1.005, False),
+        (3, 4, 1.015, True),
+        (4, 3, 1.005, False),
+        (4, 3, 1.015, True),
+        (3, 0, 1.005, False),
+        (3, 0, 1.015, False),  # to and from plain decoding it takes more
+        (3, 0, 1.025, True),
+        (0, 3, 1.015, False),
+        (0, 3, 1.025, True),
+    ],
+)
+@pytest.mark.parametrize("batch", [1, 2])
+def test_a_plan_stands_until_another_is_clearly_better(
+    batch: int, first: int, second: int, gain: float, moves: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rates = np.full(1 + 2 * MOST, 0.5)
+    choices = np.arange(len(rates))
+
+    class Alone(ProspectsAlone):
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
+            self.rates = rates[: len(self.rates)].tolist()
+
+    def together(self: Prospects) -> Any:
+        return rates[None, :], np.repeat(choices[None, :, None], len(self.gains), axis=2)
+
+    monkeypatch.setattr("forerun.policy.automatic_k.ProspectsAlone", Alone)
+    monkeypatch.setattr(Prospects, "rates_together", together)
+    budget, own = learned(batch)
+    rates[first] = 2.0
+    assert settled(budget, own) == [first] * batch
+    rates[first] = 1.0
+    assert settled(budget, own) == [first] * batch
+    rates[second] = gain
+    assert settled(budget, own) == [second if moves else first] * batch
+
+
+def test_a_draft_after_a_rest_says_less_of_what_drafts_cost() -> None:
+    """After a pause the drafter may have to catch up: such a step counts a quarter."""
+    moved = []
+    for rests in (0, 1, 3):
+        budget, own = AutoBudget(), sequences(1)
+        for _ in range(6):
+            step(budget, own, [2], 1.0)
+        for _ in range(rests):
+            step(budget, own, [0], 0.0)
+        before = float(budget.costs.draft(1, 2)[2])
+        step(budget, own, [2], 2.0)
+        moved.append(float(budget.costs.draft(1, 2)[2]) - before)
+    assert 0 < moved[1] < 0.4 * moved[0]
+    assert moved[2] == pytest.approx(moved[1], rel=0.05)
+
+
+def test_a_step_in_which_somebody_has_not_rested_counts_in_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    shares: list[float] = []
+
+    def add_draft(self: CostModel, batch: int, budget: int, seconds: float, share: float = 1.0) -> None:
+        shares.append(share)
+
+    monkeypatch.setattr(CostModel, "add_draft", add_draft)
+    budget, own = AutoBudget(), sequences(2)
+    for given in ([2, 2], [2, 0], [2, 2], [0, 0], [2, 2], [2, 2], [0, 2], [0, 2], [2, 0]):
+        step(budget, own, given)
+    assert shares == [1, 1, 1, 0.25, 1, 1, 1, 0.25]
+
+
+def test_a_sequence_that_has_rested_forgets_a_part_of_what_it_showed(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[int, float]] = []
+    inner = Acceptance.observe
+
+    def observe(self: Acceptance, key: Any, budget: int, drafted: int, accepted: Seq[int], forget: float = 1.0) -> None:
+        told.append((key.id, forget))
+        inner(self, key, budget, drafted, accepted, forget)
+
+    monkeypatch.setattr(Acceptance, "observe", observe)
+    budget, own = AutoBudget(), sequences(2)
+    for given in ([2, 2], [2, 0], [2, 2], [2, 2], [0, 2], [0, 2], [2, 2]):
+        step(budget, own, given)
+    assert [forget < 1 for key, forget in told if key == 0] == [False] * 4 + [True]
+    assert [forget < 1 for key, forget in told if key == 1] == [False, True] + [False] * 4
+    assert len({forget for _, forget in told}) == 2
+
+
+def test_forgetting_is_about_the_sequence_itself() -> None:
+    """The less of the past is kept, the more one draft says."""
+    after = []
+    for forget in (1.0, 0.5):
+        acceptance = Acceptance()
+        for _ in range(40):
+            acceptance.observe("a", 4, 4, [0, 1, 2, 3])
+        acceptance.observe("a", 4, 4, [], forget)
+        after.append(float(acceptance.expect(["a"], 4)[0].sum()))
+    assert after[1] < after[0]
+
+
+def test_a_batch_counts_as_greedy_only_if_all_are() -> None:
+    budget = AutoBudget()
+    mixed = [*sequences(1), *sequences(1, SamplingParams())]
+    for own, seconds in ((sequences(2), 1.0), (mixed, 2.0)):
+        for _ in range(3):
+            cost = StepCost(2, 0, 16, 0.0, seconds, 0.0)
+            budget.observe(cost, [Outcome(each, 0, Draft.empty(), Verdict([], 0)) for each in own])
+    for kind, seconds in (("greedy", 1.0), ("drawn", 2.0)):
+        table = budget.costs.target(kind, 2, 16)
+        assert table is not None and table[2] == pytest.approx(seconds, rel=0.05)
