@@ -186,7 +186,7 @@ class Hybrid(Drafter):
         if number not in given.asked or not len(given.asked[number][1]):
             return False
         draft = given.asked[number][1]
-        # what was drawn may not be dropped for how it came out, or the rest would not have been drawn from its law
+        # a drawn draft may not be dropped for how it came out: those that stay would follow another distribution
         if (
             given.owner is None
             or draft.laws is not None

@@ -25,8 +25,8 @@ class Merged:
 def merge(parts: Seq[tuple[str, Draft]], values: Seq[Seq[float]], budget: int) -> Merged:
     """Merge by token prefix; the most probable nodes stay.
 
-    Laws are dropped: a node that was drawn counts as chosen, which is exact for any tree that does not know the
-    target's randomness.
+    Distributions are dropped: a node that was drawn counts as chosen, which is exact for any tree that does not know
+    the target's randomness.
 
     Args:
         parts: name and draft of each source.
@@ -60,7 +60,7 @@ def merge(parts: Seq[tuple[str, Draft]], values: Seq[Seq[float]], budget: int) -
 
 
 def kept(draft: Draft, nodes: Seq[int]) -> Draft:
-    """A draft's nodes that stayed, as a draft of its own. nodes: ascending, closed under parents."""
+    """A draft's nodes that stayed, as a draft. nodes: ascending, closed under parents."""
     if list(nodes) == list(range(len(draft))):
         return draft
     part = draft.part(nodes)

@@ -13,7 +13,7 @@ from forerun.types import Draft, Needs, Step, Verdict
 
 @dataclass(slots=True, eq=False)
 class Given:
-    """What one sequence was given in a step, until the step's verdict is known.
+    """What one sequence was given in a step, until the step's verdict.
 
     Attributes:
         draft: for the engine.
