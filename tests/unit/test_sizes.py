@@ -12,7 +12,6 @@ MAX_FUNCTION_LINES = 50
 """From `def` to the last line, docstring included, decorators not."""
 
 EXCEPTIONS = {
-    "drafters/hybrid/hybrid.py": "to go when the kinds of hybrids have a file each",
     "train/lm.py:train": "one training run from files to weights, read from top to bottom",
 }
 """Path below src/forerun, or path:function -> why it may be longer."""

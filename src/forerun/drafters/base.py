@@ -52,7 +52,7 @@ class Binding:
     Attributes:
         target: the model that verifies.
         tokenizer: the target's; None if it has none.
-        seed: for the drafter's own draws; never the seed of the engine's noise, which must be independent.
+        seed: for the draws of the drafter; never the seed of the engine's noise, which must be independent.
     """
 
     target: LanguageModel
@@ -99,8 +99,8 @@ class Drafter(ABC):
         Args:
             budgets: nodes of each draft at most, probes included; 0 asks for none. No node is deeper than
                 `sequence.room` (children of the last committed token have depth 1).
-            price: a node pays only if the chance that it and all above it are accepted exceeds this; a drafter that
-                can tell stops there. Of a drawn chain, a token that was looked at to decide is kept.
+            price: a node is wanted only if the chance that it and all above it are accepted exceeds this; a drafter
+                that can tell stops there. Of a drawn chain, a token that was looked at to decide is kept.
         """
 
     @abstractmethod

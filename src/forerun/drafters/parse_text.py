@@ -10,7 +10,7 @@ from forerun.config import AUTO, NumDraftTokens
 from forerun.errors import DrafterError
 
 K_OPTION = "num_draft_tokens"
-"""The option that every drafter has; the engine heeds it, not the drafter."""
+"""The option that every drafter has; it is for the engine, not for the drafter."""
 Made = TypeVar("Made")
 
 
@@ -73,8 +73,8 @@ def parse_options(name: str, make: Callable[..., Any], written: Mapping[str, str
     options: dict[str, Any] = {}
     for key, text in written.items():
         if key not in types:
-            known = ", ".join([*types, K_OPTION])
-            raise DrafterError(f"The drafter {name!r} has no option {key!r}. It has: {known}.")
+            names = ", ".join([*types, K_OPTION])
+            raise DrafterError(f"The drafter {name!r} has no option {key!r}. It has: {names}.")
         try:
             options[key] = _parse(text, types[key])
         except ValueError:

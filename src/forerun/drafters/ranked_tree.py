@@ -27,7 +27,7 @@ class Child(NamedTuple, Generic[Key]):
         chance: that it is accepted if its parent is.
         token_id: the token.
         level: of the rates, where its trial will be counted.
-        key: what its own children are found by.
+        key: what its children are found by.
     """
 
     chance: float
@@ -38,7 +38,7 @@ class Child(NamedTuple, Generic[Key]):
 
 @dataclass(slots=True, eq=False)
 class RankedTree(Tree):
-    """A tree whose nodes' acceptance is estimated, and learned from.
+    """A tree whose nodes' acceptance is estimated and measured.
 
     Attributes:
         levels: [n] level of each node in the rates, where its trial is counted.

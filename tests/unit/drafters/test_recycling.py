@@ -81,7 +81,7 @@ def test_what_is_learned_of_a_step() -> None:
     sequence = Sequence(0, [1, 2, 3], 3, GREEDY)
     drafter.start(sequence)
     drafter.commit([Step(sequence, None, None, 2, top([5, 6], [7, 8]))])
-    known = drafter._known[sequence]
+    known = drafter._successors[sequence]
     assert [known.of(i)[0] for i in (1, 2, 3)] == [[5, 6], [7, 8], []]
     sequence.token_ids.append(4)
     drafter.commit([Step(sequence, Draft.empty(), Verdict([], 4), 3, top([9, 10]))])
@@ -96,12 +96,12 @@ def test_what_is_learned_of_a_step() -> None:
     late = Sequence(1, [1, 2, 3, 4], 3, GREEDY)
     drafter.start(late)
     drafter.commit([Step(late, Draft.empty(), Verdict([], 4), 3, top([5, 6], [7, 8], [9, 10]))])
-    assert [drafter._known[late].of(i)[0] for i in (1, 2, 3)] == [[5, 6], [7, 8], [9, 10]]
+    assert [drafter._successors[late].of(i)[0] for i in (1, 2, 3)] == [[5, 6], [7, 8], [9, 10]]
     # rejected nodes: the one thought more of counts
     draft = Draft([8, 9, 8], [-1, -1, 1])
     late.token_ids.append(1)
     drafter.commit([Step(late, draft, Verdict([], 1), 4, top([0, 1], [1, 2], [2, 3], [3, 4]))])
-    assert [drafter._known[late].of(i)[0] for i in (4, 8, 9)] == [[0, 1], [1, 2], [2, 3]]
+    assert [drafter._successors[late].of(i)[0] for i in (4, 8, 9)] == [[0, 1], [1, 2], [2, 3]]
 
 
 def filled(seed: int = 0, missing: int = 0, **options: Any) -> tuple[Recycling, Sequence]:
@@ -111,7 +111,7 @@ def filled(seed: int = 0, missing: int = 0, **options: Any) -> tuple[Recycling, 
     sequence = Sequence(seed, [1], 1, GREEDY)
     drafter.start(sequence)
     for token_id in range(11 - missing):
-        drafter._known[sequence].update([token_id], np.array([rng.sample(range(11), 8)]))
+        drafter._successors[sequence].update([token_id], np.array([rng.sample(range(11), 8)]))
     return drafter, sequence
 
 
@@ -127,7 +127,7 @@ def test_the_tree_is_read_off_the_matrix(budget: int, room: int, missing: int) -
     edges = set()
     for node, parent in enumerate(parents, 1):
         depths.append(depths[parent + 1] + 1)
-        successors = drafter._known[sequence].of(token_ids[parent + 1])[0]
+        successors = drafter._successors[sequence].of(token_ids[parent + 1])[0]
         edges.add((parent, successors.index(token_ids[node])))
     assert len(edges) == len(draft) <= budget and draft.laws is None  # no sibling twice
     assert len(draft) == 0 or max(depths) <= room
@@ -155,7 +155,7 @@ def test_ranks_learn_their_worth() -> None:
     drafter, sequence = filled()
     for _ in range(200):
         (draft,) = drafter.draft([sequence], [24])
-        known = drafter._known[sequence].of
+        known = drafter._successors[sequence].of
         path, token_id, node = [], sequence.token_ids[-1], -1
         while (rank_two := known(token_id)[0][1]) is not None:
             below = [i for i, p in enumerate(draft.parents) if p == node and draft.token_ids[i] == rank_two]
@@ -169,7 +169,7 @@ def test_ranks_learn_their_worth() -> None:
     assert draft.is_chain
     expected = [sequence.token_ids[-1]]
     for _ in range(4):
-        expected.append(drafter._known[sequence].of(expected[-1])[0][1])
+        expected.append(drafter._successors[sequence].of(expected[-1])[0][1])
     assert draft.ids == expected[1:]
 
 
@@ -180,7 +180,7 @@ def test_no_budget_still_learns() -> None:
     drafter.start(sequence)
     assert len(drafter.draft([sequence], [0])[0]) == 0
     drafter.commit([Step(sequence, Draft.empty(), Verdict([], 2), 1, top(list(range(8))))])
-    assert drafter._known[sequence].of(1)[0] == list(range(8))
+    assert drafter._successors[sequence].of(1)[0] == list(range(8))
 
 
 def test_requests_do_not_see_each_other_unless_shared() -> None:
@@ -190,15 +190,15 @@ def test_requests_do_not_see_each_other_unless_shared() -> None:
         first, again = generate(fake, drafter, [1, 2, 3]), generate(fake, drafter, [1, 2, 3])
         assert first.token_ids == again.token_ids == fake.greedy([1, 2, 3], 40)
         assert first.stats.num_accepted_tokens > 0
-        assert not drafter._known and not drafter._trees
+        assert not drafter._successors and not drafter._trees
         assert (drafter.nbytes > 0) == share
         sequences = [Sequence(i, [1, 2, 3], 3, GREEDY) for i in range(2)]
         for sequence in sequences:
             drafter.start(sequence)
-        seen = [drafter._known[sequences[0]].of(token_id)[0] for token_id in first.token_ids[:-1]]
+        seen = [drafter._successors[sequences[0]].of(token_id)[0] for token_id in first.token_ids[:-1]]
         assert all(len(row) == (8 if share else 0) for row in seen)
         drafter.commit([Step(sequences[0], None, None, 1, top(list(range(8))))])
-        assert (drafter._known[sequences[1]].of(1)[0] == list(range(8))) == share
+        assert (drafter._successors[sequences[1]].of(1)[0] == list(range(8))) == share
 
 
 def test_a_saved_matrix_starts_every_request(tmp_path: Path) -> None:
@@ -268,4 +268,4 @@ def test_the_output_is_that_of_plain_decoding(seed: int) -> None:
     drafter = bound(fake, share=bool(seed % 2), width=rng.randint(1, 8), learn_prompt=bool(seed % 4))
     config = EngineConfig(num_draft_tokens=rng.randint(1, 40), prefill_chunk=rng.choice([2, 256]), max_batch=3)
     assert_output_is_plain(fake, drafter, config, rng)
-    assert not drafter._known
+    assert not drafter._successors

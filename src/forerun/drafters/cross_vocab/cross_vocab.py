@@ -3,10 +3,10 @@ Algorithms for Heterogeneous Vocabularies", 2502.05202).
 
 The inner drafter lives in a shadow of every sequence: the same text in the draft's tokens. Two ways lead back:
 
-- *tokens* (token-level intersection): the draft's law is restricted to the tokens that both vocabularies have before
-  anything is drawn from it, so that drafts and laws are translated one to one, and drawn drafts stay drawn.
+- *tokens* (token-level intersection): the draft's distribution is restricted to the tokens that both vocabularies have
+  before anything is drawn, so that drafts and distributions are translated one to one, and drawn drafts stay drawn.
 - *text* (string-level match): the drafted text is tokenised again by the target's tokenizer, and what comes out counts
-  as chosen. Any text can be drafted, but no law comes along.
+  as chosen. Any text can be drafted, but no distribution comes along.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class _Shadow:
 
 
 class CrossVocab(Drafter):
-    """Wraps a drafter that speaks another vocabulary than the target.
+    """Wraps a drafter whose vocabulary is another than the target's.
 
     Args:
         model: folder, hub id or loaded draft model with a tokenizer of its own; None means the bundled one, which
@@ -140,16 +140,16 @@ class CrossVocab(Drafter):
 
     def _bind_vocabularies(self, binding: Binding, model: LanguageModel) -> None:
         self._target_bytes = token_bytes(binding.tokenizer)
-        draft_bytes = {i: own for i, own in token_bytes(self._tokenizer).items() if i < model.vocab_size}
+        draft_bytes = {i: data for i, data in token_bytes(self._tokenizer).items() if i < model.vocab_size}
         self._vocab_size = binding.target.vocab_size
-        known = {i: own for i, own in self._target_bytes.items() if i < self._vocab_size}
-        self._to_target = shared_tokens(known, draft_bytes)
+        target_bytes = {i: data for i, data in self._target_bytes.items() if i < self._vocab_size}
+        self._to_target = shared_tokens(target_bytes, draft_bytes)
         if not self._to_target:
             raise IncompatibleDrafterError(
                 f"{model.name} and {binding.target.name} have no token in common. Choose a draft model for text of the "
                 "same kind."
             )
-        # one to one here too, or a law would lose what another token had: each end of text has a partner of its own
+        # one to one here too, or the probability of a token would be lost: each end of text has a partner of its own
         self._target_ends = binding.target.eos_token_ids
         free = sorted(self._target_ends - set(self._to_target.values()))
         self._to_target |= dict(zip(sorted(model.eos_token_ids - set(self._to_target)), free, strict=False))
@@ -206,8 +206,9 @@ class CrossVocab(Drafter):
                 continue  # nobody asked for a draft: the text is translated when somebody does, or by and by
             shadow.drafted = _NOTHING
             self._follow(step.sequence, shadow)
-            own = shadow.sequence
-            inner.append(Step(own, Draft.empty(), Verdict([], own.token_ids[-1]), len(own.token_ids) - 1))
+            followed = shadow.sequence
+            verdict = Verdict([], followed.token_ids[-1])
+            inner.append(Step(followed, Draft.empty(), verdict, len(followed.token_ids) - 1))
         if inner:
             self.inner.commit(inner)
 
@@ -226,7 +227,7 @@ class CrossVocab(Drafter):
             self.inner.rewind(shadow.sequence, kept)
 
     def _by_tokens(self, sequence: Sequence, draft: Draft, budget: int) -> Draft:
-        """The same tree with every token, and every law, in the target's vocabulary."""
+        """The same tree with every token, and every distribution, in the target's vocabulary."""
         tokens = [self._to_target[token_id] for token_id in draft.ids]
         laws = None
         if draft.laws is not None:

@@ -23,22 +23,22 @@ class Merged:
 
 
 def merge(parts: Seq[tuple[str, Draft]], values: Seq[Seq[float]], budget: int) -> Merged:
-    """Merge by token prefix; of the nodes the most valuable stay.
+    """Merge by token prefix; the most probable nodes stay.
 
-    Laws are dropped: a node that was drawn counts as chosen, which is exact for any tree that does not know the
-    target's randomness.
+    Distributions are dropped: a node that was drawn counts as chosen, which is exact for any tree that does not know
+    the target's randomness.
 
     Args:
         parts: name and draft of each source.
-        values: for each part the expected worth of its nodes, not rising from a node to its children.
+        values: for each part the chance that each of its nodes is accepted, not rising from a node to its children.
         budget: nodes of the tree at most.
     """
     tokens = [part.ids for _, part in parts]
     above = [part.parents for _, part in parts]
     order = [
         (-value, number, node)
-        for number, own in enumerate(values)
-        for node, value in enumerate(own[: parts[number][1].num_candidates])
+        for number, chances in enumerate(values)
+        for node, value in enumerate(chances[: parts[number][1].num_candidates])
     ]
     tree = Tree()
     sources: list[str] = []
@@ -60,7 +60,7 @@ def merge(parts: Seq[tuple[str, Draft]], values: Seq[Seq[float]], budget: int) -
 
 
 def kept(draft: Draft, nodes: Seq[int]) -> Draft:
-    """A draft's nodes that stayed, as a draft of its own. nodes: ascending, closed under parents."""
+    """A draft's nodes that stayed, as a draft. nodes: ascending, closed under parents."""
     if list(nodes) == list(range(len(draft))):
         return draft
     part = draft.part(nodes)

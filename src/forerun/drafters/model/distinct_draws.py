@@ -1,4 +1,4 @@
-"""Several different tokens from each of a batch of laws, one after the other."""
+"""Several different tokens drawn from each of a batch of distributions, one after the other."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def draw_distinct(laws: Tensor, counts: Seq[int], generator: torch.Generator) -> list[list[int]]:
-    """Draws without replacement: each from what the law holds beside the tokens before it.
+    """Draws without replacement: each from what the distribution holds beside the tokens before it.
 
     That is what draws with replacement give once repeats are left out, and those cost one cumulative sum for them all.
 

@@ -2,7 +2,7 @@
 
 Of greedy requests, and of those with a seed, a node's children are the tokens that the draft model would pick first
 (with a seed: with the noise that the target adds too, Daliri et al., 2408.07978). Of all others they are drawn without
-replacement from the draft model's law (Sequoia, 2402.12374), or they are its most probable tokens.
+replacement from the draft model's distribution (Sequoia, 2402.12374), or they are its most probable tokens.
 """
 
 from __future__ import annotations

@@ -124,15 +124,15 @@ class ModelDrafter(Drafter):
             self._free(state)
 
     def commit(self, steps: Seq[Step]) -> None:
-        late = []
+        behind = []
         for step in steps:
             state = self._states[step.sequence]
             state.count_trials()
             state.settle()
             if step.num_computed - state.cache.length >= MAX_LAG:
-                late.append((state, step.num_computed))
-        if late:  # most often nobody is, and then nothing is computed here at all
-            self._catch_up([state for state, _ in late], MAX_LAG, [end for _, end in late])
+                behind.append((state, step.num_computed))
+        if behind:
+            self._catch_up([state for state, _ in behind], MAX_LAG, [end for _, end in behind])
 
     def rewind(self, sequence: Sequence, length: int) -> None:
         """The sequence's tokens from `length` on are others than before: forget what was computed of them."""

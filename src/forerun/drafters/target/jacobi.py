@@ -67,7 +67,7 @@ def window_parents(columns: int, num_rows: int) -> tuple[list[int], list[int]]:
 class Window:
     """W columns of num_rows = N - 1 tokens: the last iterates of a Jacobi iteration, the oldest in row 0.
 
-    Each column begins as a piece of the prompt, and is worth an n-gram once all below its row 0 was computed.
+    Each column begins as a piece of the prompt, and gives an n-gram once all below its row 0 was computed.
 
     Args:
         filler: tokens to begin with, not empty; they also stand in for ends of text.
@@ -89,7 +89,7 @@ class Window:
         return [column[row] for row in range(self._num_rows) for column in self._columns[:columns]][1:]
 
     def advance(self, last_token: int, computed: Seq[int], end_of_text: frozenset[int]) -> list[tuple[int, Ngram]]:
-        """Take over what the target says after the last row of the first columns, and drop their row 0.
+        """Take over the target's tokens after the last row of the first columns, and drop their row 0.
 
         Args:
             last_token: what stood in row 0, column 0.

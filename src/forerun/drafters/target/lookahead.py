@@ -51,7 +51,7 @@ class _State:
 
 
 class Lookahead(Drafter):
-    """Drafts n-grams of the target's own making; no model, no training. Chosen, never drawn.
+    """Drafts n-grams that the target itself has made; no model, no training. Chosen, never drawn.
 
     Args:
         window: W, columns of the window; each costs ngram - 1 rows of every forward.

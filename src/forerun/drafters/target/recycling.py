@@ -1,9 +1,9 @@
-"""Token Recycling: tokens that the target thought probable before are proposed again.
+"""Token Recycling: tokens that the target gave a high probability before are proposed again.
 
 Luo and others, "Turning Trash into Treasure: Accelerating Inference of Large Language Models with Token Recycling",
 2408.08696. A matrix keeps, for every token, the k most probable successors that the target gave when it last computed
 the token, in whatever context, rejected drafts included; a tree is read off it. The tree here is not fixed: which
-ranks get a node is learned.
+ranks get a node follows from measured acceptance.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _DEPTHS = 3
 _CHANCES = (0.4, 0.12, 0.07, 0.05, 0.04, 0.03, 0.02, 0.02)
 """Prior chance of each rank."""
 _REFRESH = 16
-"""Steps after which the chances learned since are used."""
+"""Drafts after which the chances measured since are used."""
 
 
 class Recycling(Drafter):
@@ -61,7 +61,7 @@ class Recycling(Drafter):
         self._tokenizer: Any = None
         self._base: Matrix | None = None
         self._shared: Successors | None = None
-        self._known: dict[Sequence, Successors] = {}
+        self._successors: dict[Sequence, Successors] = {}
         self._trees: dict[Sequence, tuple[Draft, RankedTree]] = {}
         chances = _CHANCES[:width]
         self._rates = Rates([chance for _ in range(STEADY * _DEPTHS) for chance in chances])
@@ -87,7 +87,7 @@ class Recycling(Drafter):
     @property
     def nbytes(self) -> int:
         """Bytes of all matrices."""
-        every = [self._shared] if self._shared is not None else list(self._known.values())
+        every = [self._shared] if self._shared is not None else list(self._successors.values())
         return sum(each.nbytes for each in every) + (0 if self._base is None else self._base.nbytes)
 
     def save(self, path: str | Path) -> None:
@@ -103,10 +103,10 @@ class Recycling(Drafter):
         save_matrix(path, self._shared.dense(), self._tokenizer)
 
     def start(self, sequence: Sequence) -> None:
-        self._known[sequence] = self._new() if self._shared is None else self._shared
+        self._successors[sequence] = self._new() if self._shared is None else self._shared
 
     def stop(self, sequence: Sequence) -> None:
-        self._known.pop(sequence, None)
+        self._successors.pop(sequence, None)
         self._trees.pop(sequence, None)
 
     def draft(self, sequences: Seq[Sequence], budgets: Seq[int], price: float = 0.0) -> list[Draft]:
@@ -120,7 +120,7 @@ class Recycling(Drafter):
                 self._num_learned += 1
             if step.top_tokens is not None:
                 token_ids, top = _seen(step)
-                self._known[step.sequence].update(token_ids, top)
+                self._successors[step.sequence].update(token_ids, top)
         if self._num_learned >= _REFRESH:
             self._num_learned = 0
             self._order = self._ranked()
@@ -136,13 +136,13 @@ class Recycling(Drafter):
     def _draft(self, sequence: Sequence, budget: int, price: float) -> Draft:
         if budget <= 0:
             return _EMPTY
-        successors, order = self._known[sequence], self._order
+        successors, order = self._successors[sequence], self._order
 
         def children(token_id: int, depth: int) -> list[Child[int]]:
-            known, steady = successors.of(token_id)
+            tokens, steady = successors.of(token_id)
             ranked = order[steady * _DEPTHS + min(depth, _DEPTHS - 1)]
             return [
-                Child(chance, known[rank], level, known[rank]) for chance, rank, level in ranked if rank < len(known)
+                Child(chance, tokens[rank], level, tokens[rank]) for chance, rank, level in ranked if rank < len(tokens)
             ]
 
         tree = best_tree(sequence.token_ids[-1], children, budget, sequence.room, price)

@@ -1,4 +1,4 @@
-"""The matrix of Token Recycling: for every token, what the target last thought might follow it."""
+"""The matrix of Token Recycling: for every token, its most probable successors when the target last computed it."""
 
 from __future__ import annotations
 
@@ -57,7 +57,10 @@ class Successors:
         return [each for each in self._base[token_id].tolist() if each >= 0], 0
 
     def update(self, token_ids: Seq[int], top: npt.NDArray[Any]) -> None:
-        """Take over what the target says: top is [n, k], most probable first; of equal tokens the last counts."""
+        """Take over the target's most probable tokens after each of these.
+
+        top: [n, k], most probable first; of equal token_ids the last counts.
+        """
         slots, leaders, steady = self._slots, self._leaders, self._steady
         at: list[int] = []
         for token_id, leader in zip(token_ids, top[:, 0].tolist(), strict=True):
@@ -78,7 +81,7 @@ class Successors:
         self._rows[at] = top
 
     def dense(self) -> Matrix:
-        """[V, k], -1 where nothing is known."""
+        """[V, k], -1 where nothing was seen."""
         matrix = np.full((self._vocab_size, self._width), -1, np.int32) if self._base is None else self._base.copy()
         matrix[list(self._slots)] = self._rows[: len(self._slots)]
         return matrix

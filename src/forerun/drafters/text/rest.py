@@ -1,7 +1,7 @@
 """Retrieval: what followed the last tokens in a corpus on disk, as a tree (REST; He et al., 2311.08252).
 
 The longest n-gram at the sequence's end that the corpus holds is looked up, then shorter ones that occur more often.
-Of all prefixes of what follows them there, the tree takes the most probable: how probable is learned, by how long the
+Of all prefixes of what follows them there, the tree takes the most probable: how probable is measured, by how long the
 match was and by how many of its places agree.
 """
 

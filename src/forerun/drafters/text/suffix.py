@@ -122,7 +122,7 @@ class Suffix(CopyDrafter):
             held.sharer.write(token_ids)
 
     def _longest(self, held: _Held) -> tuple[SuffixAutomaton, int, int]:
-        """The longest suffix that something follows: in the sequence's own text first, then in its tenant's."""
+        """The longest suffix that something follows: in the sequence's text first, then in its tenant's."""
         text = held.place.text
         state, length = text.continued(held.place.state, held.place.length)
         for place in held.sharer.places() if held.sharer is not None else ():

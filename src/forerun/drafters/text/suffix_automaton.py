@@ -18,7 +18,7 @@ class SuffixAutomaton:
     """All strings of one or more growing texts, in O(1) amortised a token.
 
     A state stands for the strings that end at the same places; its link is the state of their longest suffix that
-    ends at more. A text is known by the state of all of it, `ROOT` at first, and texts may grow in turn. Of each
+    ends at more. A text is named by the state of all of it, `ROOT` at first, and texts may grow in turn. Of each
     state's continuations the most frequent is at hand, of equally frequent ones the most recent.
 
     Most states have one continuation, so the best one is held in arrays and only the branching states have a dict.
@@ -146,7 +146,7 @@ class SuffixAutomaton:
         return new
 
     def _split(self, state: int, token: int, following: int) -> int:
-        """A state of their own for the strings of `following` that are one token longer than those of `state`."""
+        """A separate state for the strings of `following` that are one token longer than those of `state`."""
         new = self._new_state(self._length[state] + 1)
         for values in (self._link, self._count, self._token, self._target):
             values[new] = values[following]
