@@ -1,4 +1,4 @@
-"""How often something of each kind was accepted, with a prior, forgetting what is long past."""
+"""Acceptance rates by level, with a prior and a decay."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ RATE_PRIOR_WEIGHT = 2.0
 
 
 class Rates:
-    """Acceptance by level: of each position, match length, or bin of a drafter's own confidence.
+    """Acceptance by level: of each position, match length, or bin of a drafter's confidence.
 
     The estimate is that of a beta prior around `prior`, after trials whose weight decays with every new trial of the
     same level. Only uncensored trials count: a node is one if its parent was accepted (or is the last committed
-    token), since of all others nothing is known.
+    token); the others were never compared with the target.
 
     Args:
-        prior: the guess for each level before anything was seen.
-        weight: how many trials the guess is worth.
-        decay: factor of the old trials' weight at each new one.
+        prior: the rate of each level before any trial.
+        weight: pseudo-trials of the prior.
+        decay: factor on the earlier trials' weight at each new one.
     """
 
     __slots__ = ("_accepted", "_decay", "_prior", "_tried", "_weight")
@@ -48,7 +48,7 @@ class Rates:
         self._accepted[level] = self._accepted[level] * self._decay + accepted
 
     def trials(self, level: int) -> float:
-        """Weight of what has been seen of a level."""
+        """Decayed number of trials of a level."""
         return self._tried[min(level, len(self._prior) - 1)]
 
 

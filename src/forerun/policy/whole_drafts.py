@@ -1,8 +1,8 @@
 """The automatic budget of drafters whose drafts come whole or not at all.
 
-A window that is computed today makes the guesses of tomorrow (Lookahead), so what a single step would give without it
-says nothing. Such a drafter is given its own number of nodes for some steps together, and nothing for others, and
-whichever gave more tokens per second goes on.
+A window that is computed in one step makes the drafts of later steps (Lookahead), so single steps with and without it
+cannot be compared. Such a drafter is given all its nodes for some consecutive steps, and none for others, and whichever
+gave more tokens per second is continued.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ WHOLE_DECAY = 0.96
 
 @dataclass(slots=True)
 class _Arm:
-    """One of the two ways: tokens and seconds of late."""
+    """Drafting or plain decoding: decayed sums of tokens and seconds."""
 
     tokens: float = 0.0
     seconds: float = 0.0
@@ -41,7 +41,7 @@ class _Arm:
 
 @dataclass(slots=True)
 class _Load:
-    """What is known at batches of about one size. left: steps that the present way goes on for."""
+    """Both arms at batches of about one size. left: steps for which the present one is continued."""
 
     arms: tuple[_Arm, _Arm] = field(default_factory=lambda: (_Arm(), _Arm()))
     drafting: bool = False
@@ -49,19 +49,19 @@ class _Load:
     pause: int = WHOLE_PAUSE
 
     def decide(self) -> None:
-        """The present way has had its steps."""
+        """The present arm has had its steps: choose the next, and for how many."""
         plain, drafted = self.arms
         if not self.drafting:
             self.drafting, self.left = True, WHOLE_STEPS
         elif drafted.rate >= plain.rate:
             self.pause, self.left = WHOLE_PAUSE, WHOLE_STEPS
-        else:  # each time that it does not pay, it is tried again later
+        else:  # twice as long until the next trial, each time that drafting was slower
             self.drafting, self.left = False, self.pause
             self.pause = min(2 * self.pause, WHOLE_MAX_PAUSE)
 
 
 class WholeBudget:
-    """All nodes or none, for all sequences of a step alike.
+    """All nodes or none, the same for all sequences of a step.
 
     Args:
         num_nodes: nodes of a draft.
