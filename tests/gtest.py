@@ -1,6 +1,6 @@
-"""A G-test of what the engine samples, on a Markov chain whose law is known exactly.
+"""A G-test of what the engine samples, on a Markov chain whose distribution is known exactly.
 
-As in test_distribution: given the token before them, each two tokens are an independent draw from a joint law.
+As in test_distribution: given the token before them, each two tokens are an independent draw from a joint distribution.
 """
 
 from __future__ import annotations
@@ -81,10 +81,10 @@ def p_value(
     assert accepted > num_samples / 5, (accepted, num_samples)
     tokens = torch.tensor([[i % VOCAB, *result.token_ids] for i, result in enumerate(results)])
     windows = tokens.unfold(1, 3, 2).reshape(-1, 3)
-    law = TARGET.double().softmax(-1)
+    distribution = TARGET.double().softmax(-1)
     weights = torch.tensor([VOCAB**2, VOCAB, 1])
     counts = torch.bincount((windows * weights).sum(-1), minlength=VOCAB**3).double().reshape(VOCAB, -1)
-    expected = torch.einsum("sa,ab->sab", law, law).reshape(VOCAB, -1) * counts.sum(-1, keepdim=True)
+    expected = torch.einsum("sa,ab->sab", distribution, distribution).reshape(VOCAB, -1) * counts.sum(-1, keepdim=True)
     statistic, freedom = 0.0, 0
     for row, hoped in zip(counts, expected):
         rare = hoped < 5

@@ -21,9 +21,9 @@ class Draft(Tree):
     Row 0 of the target's rows follows the last committed token; row i + 1 follows node i.
 
     Attributes:
-        laws: [n + 1, V] float; row r is the law that the children of row r were drawn from, in index order.
+        probs: [n + 1, V] float; row r is the distribution that the children of row r were drawn from, in index order.
             None: the nodes were chosen by a rule that does not know the target's randomness.
-        replacement: siblings were drawn with replacement; False: each draw was removed from the law before the next.
+        replacement: siblings were drawn with replacement; False: each draw was removed before the next.
         num_candidates: nodes at and after this index are probes: computed by the target, never accepted. -1: all of
             the nodes are candidates.
         sources: [n] who proposed each node, for statistics; empty where there is one source only.
@@ -36,7 +36,7 @@ class Draft(Tree):
     first nodes stay.
     """
 
-    laws: Tensor | None = None
+    probs: Tensor | None = None
     replacement: bool = True
     num_candidates: int = -1
     sources: tuple[str, ...] = ()
@@ -50,9 +50,9 @@ class Draft(Tree):
             self.num_candidates = len(self.parents)
 
     @classmethod
-    def chain(cls, token_ids: Seq[int] | Tensor, laws: Tensor | None = None) -> Draft:
-        """A draft of width one. token_ids: [n]; laws: [n + 1, V] or None (the last row is not read)."""
-        return cls(token_ids, list(range(-1, len(token_ids) - 1)), laws)
+    def chain(cls, token_ids: Seq[int] | Tensor, probs: Tensor | None = None) -> Draft:
+        """A draft of width one. token_ids: [n]; probs: [n + 1, V] or None (the last row is not read)."""
+        return cls(token_ids, list(range(-1, len(token_ids) - 1)), probs)
 
     @classmethod
     def empty(cls) -> Draft:
@@ -239,4 +239,4 @@ class Verifier(Protocol):
     lossless: bool
 
     def verify(self, drafts: PackedDrafts, target_logprobs: Tensor, noise: Noise) -> list[Verdict]:
-        """One verdict per sequence. target_logprobs: [rows, V], the target's processed law at each row."""
+        """One verdict per sequence. target_logprobs: [rows, V], the target's processed distribution at each row."""

@@ -24,9 +24,9 @@ def decide(rule: str, device: str) -> list[Verdict]:
     sequences = [Sequence(i, [1, 2, 3 + i], 3, params) for i in range(4)]
     drafts, rows = [], []
     for length, sequence in zip((0, 1, 4, 4), sequences, strict=True):
-        laws = torch.rand(length + 1, VOCAB, generator=generator, dtype=torch.float64).softmax(-1)
-        tokens = torch.multinomial(laws[:length], 1, generator=generator).flatten() if length else []
-        drafts.append(Draft.chain(tokens, None if rule in ("walk", "coupled") else laws.to(device)))
+        probs = torch.rand(length + 1, VOCAB, generator=generator, dtype=torch.float64).softmax(-1)
+        tokens = torch.multinomial(probs[:length], 1, generator=generator).flatten() if length else []
+        drafts.append(Draft.chain(tokens, None if rule in ("walk", "coupled") else probs.to(device)))
         path = drafts[-1].ids
         rows += [LogitsRow(sequence, path[:depth]) for depth in range(length + 1)]
     packed = PackedDrafts.of(drafts)
@@ -38,17 +38,17 @@ def decide(rule: str, device: str) -> list[Verdict]:
 
 
 def decide_trees(rule: str, replacement: bool, device: str, dtype: torch.dtype) -> list[Verdict]:
-    """Trees of 0 to 23 nodes with up to three children a row, drawn from laws near the target's."""
+    """Trees of 0 to 23 nodes with up to three children a row, drawn from distributions near the target's."""
     generator = torch.Generator().manual_seed(4)
     drafts, logits = [], []
     for size in range(24):
         parents = [(node - 3) // 3 if node >= 3 else -1 for node in range(size)]
         scores = torch.randn(size + 1, VOCAB, generator=generator, dtype=torch.float64) * 2
-        laws, tokens = scores.softmax(-1), torch.zeros(size, dtype=torch.int64)
+        probs, tokens = scores.softmax(-1), torch.zeros(size, dtype=torch.int64)
         for row in sorted({parent + 1 for parent in parents}):
             children = [node for node in range(size) if parents[node] + 1 == row]
-            tokens[children] = torch.multinomial(laws[row], len(children), replacement, generator=generator)
-        drafts.append(Draft(tokens, parents, laws.to(device, dtype), replacement))
+            tokens[children] = torch.multinomial(probs[row], len(children), replacement, generator=generator)
+        drafts.append(Draft(tokens, parents, probs.to(device, dtype), replacement))
         logits.append(scores + torch.randn(scores.shape, generator=generator, dtype=torch.float64) / 2)
     packed = PackedDrafts.of(drafts)
     logprobs = torch.cat(logits).log_softmax(-1).to(device, dtype)

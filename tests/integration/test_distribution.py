@@ -1,7 +1,7 @@
-"""A million samples through the real engine follow the target's law; a biased verifier is found out.
+"""A million samples through the real engine follow the target's distribution; a biased verifier is found out.
 
 The model is a Markov chain over five tokens, so that everything a run writes is data: given the token before
-them, each two tokens are an independent draw from a joint law that is known exactly. A G-test compares the
+them, each two tokens are an independent draw from a joint distribution that is known exactly. A G-test compares the
 counts with it, whichever positions the drafts happened to cover.
 """
 
@@ -44,9 +44,9 @@ def sample(num_samples: int, drafter: Any, acceptance: str | None = None, seeded
 
 
 def p_value(windows: Tensor, table: Tensor = TARGET) -> float:
-    """Of the G-test against the joint law given the first column; cells that expect fewer than 5 are merged."""
-    law = table.double().softmax(-1)
-    joint = torch.einsum("sa,ab->sab", law, law).reshape(VOCAB, -1)
+    """Of the G-test against the joint distribution given the first column; cells expecting fewer than 5 are merged."""
+    distribution = table.double().softmax(-1)
+    joint = torch.einsum("sa,ab->sab", distribution, distribution).reshape(VOCAB, -1)
     cells = windows[:, 0] * VOCAB**2 + windows[:, 1] * VOCAB + windows[:, 2]
     counts = torch.bincount(cells, minlength=VOCAB**3).reshape(VOCAB, -1).double()
     statistic, freedom = 0.0, 0
@@ -79,10 +79,10 @@ class Forgetful(Scripted):
 
 
 def drawn_tree(replacement: bool, claimed: bool | None = None) -> Scripted:
-    """Trees of random shape, drawn from the draft's laws; claimed: what the draft says of its replacement."""
+    """Trees of random shape, drawn from the draft's distributions; claimed: what the draft says of its replacement."""
     rng = random.Random(3)
-    laws = DRAFT.softmax(-1)
-    weights: list[list[float]] = laws.tolist()
+    probs = DRAFT.softmax(-1)
+    weights: list[list[float]] = probs.tolist()
 
     def propose(sequence: Sequence, budget: int) -> Draft:
         parents: list[int] = []
@@ -99,7 +99,7 @@ def drawn_tree(replacement: bool, claimed: bool | None = None) -> Scripted:
             tokens.append(token)
             left[node] = list(weights[token])
         told = replacement if claimed is None else claimed
-        return Draft([int(t) for t in tokens[1:]], [int(p) for p in parents], laws[tokens], told)
+        return Draft([int(t) for t in tokens[1:]], [int(p) for p in parents], probs[tokens], told)
 
     return Forgetful(propose)
 
@@ -143,17 +143,17 @@ def test_a_million_samples(method: str) -> None:
 
 
 def wrong_residual(packed: PackedDrafts, logprobs: Tensor, rules: Seq[str], noise: Noise) -> list[Verdict]:
-    """Token-level rejection that draws the recovered token from the target's law instead of the excess."""
+    """Token-level rejection that draws the recovered token from the target's distribution instead of the excess."""
     verdicts = []
     for draft, start in zip(packed.drafts, packed.offsets):
         path: list[int] = []
         for i, token in enumerate(draft.ids):
-            assert draft.laws is not None
-            if float(noise.uniform(1)) * draft.laws[i, token] >= logprobs[start + i, token].exp():
+            assert draft.probs is not None
+            if float(noise.uniform(1)) * draft.probs[i, token] >= logprobs[start + i, token].exp():
                 break
             path.append(i)
-        law = logprobs[start + len(path)].double().exp().cumsum(0)
-        token = int(torch.searchsorted(law, float(noise.uniform(1)) * law[-1], right=True))
+        distribution = logprobs[start + len(path)].double().exp().cumsum(0)
+        token = int(torch.searchsorted(distribution, float(noise.uniform(1)) * distribution[-1], right=True))
         verdicts.append(Verdict(path, token))
     return verdicts
 
@@ -163,12 +163,14 @@ def test_a_biased_verifier_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     assert p_value(sample(10_000, DraftModel(MarkovModel(DRAFT)))) < 1e-6
 
 
-def test_laws_of_another_temperature_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The drafter claims other laws than it drew from."""
+def test_distribution_of_another_temperature_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The drafter claims other distributions than it drew from."""
     honest = Draft.chain
 
-    def lie(token_ids: Any, laws: Tensor | None = None) -> Draft:
-        return honest(token_ids, None if laws is None else (laws**2) / (laws**2).sum(-1, keepdim=True).clamp(min=1e-9))
+    def lie(token_ids: Any, probs: Tensor | None = None) -> Draft:
+        return honest(
+            token_ids, None if probs is None else (probs**2) / (probs**2).sum(-1, keepdim=True).clamp(min=1e-9)
+        )
 
     monkeypatch.setattr(Draft, "chain", staticmethod(lie))
     assert p_value(sample(10_000, DraftModel(MarkovModel(DRAFT)))) < 1e-6
@@ -176,7 +178,7 @@ def test_laws_of_another_temperature_are_rejected(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("rule", [traversal, multi_step])
 def test_a_biased_verifier_of_trees_is_rejected(rule: TreeRule, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The recovered token is drawn from the target's law instead of what is left of it."""
+    """The recovered token is drawn from the target's distribution instead of what is left of it."""
 
     def biased(packed: PackedDrafts, logprobs: Tensor, rules: Seq[str], noise: Noise) -> list[Verdict]:
         def wrong_residual(tree: DrawnTree[Any], accept: Accept) -> tuple[int, Any]:

@@ -1,6 +1,6 @@
-"""What hybrids, staged drafts and drafts of another vocabulary leave of the target's law: all of it.
+"""What hybrids, staged drafts and drafts of another vocabulary leave of the target's distribution: all of it.
 
-Requests without a seed, through the real engine; one G-test each, as in test_draft_laws.
+Requests without a seed, through the real engine; one G-test each, as in test_draft_distributions.
 """
 
 from __future__ import annotations
@@ -56,19 +56,19 @@ def several() -> Scripted:
 
 
 def drawn(least: int = 1) -> Scripted:
-    """Chains drawn from laws near the target's that end at once where token 1 is drawn first, and are long else.
+    """Chains drawn near the target's distribution that end at once where token 1 is drawn first, and are long else.
 
     least: shorter ones are not given at all, which no drafter may do.
     """
     rng = random.Random(3)
-    laws = (TARGET + 0.3 * (DRAFT - TARGET)).softmax(-1)
-    weights = laws.tolist()
+    probs = (TARGET + 0.3 * (DRAFT - TARGET)).softmax(-1)
+    weights = probs.tolist()
 
     def propose(sequence: Sequence, budget: int) -> Draft:
         tokens = [sequence.token_ids[-1]]
         while len(tokens) <= min(budget, 4) and tokens[1:] != [1]:
             tokens += rng.choices(range(VOCAB), weights[tokens[-1]])
-        return Draft.chain(tokens[1:], laws[tokens]) if len(tokens) > least else Draft.empty()
+        return Draft.chain(tokens[1:], probs[tokens]) if len(tokens) > least else Draft.empty()
 
     return Scripted(propose)
 
@@ -111,7 +111,7 @@ OURS, THEIRS = Letters("a", "b", "c", "d"), Letters("d", "cb", "c", "b", "a")
 
 
 def foreign_table() -> torch.Tensor:
-    """The draft's law in the other vocabulary, in which "cb" is one token; "d" is far likelier than it should be."""
+    """The draft's distribution in the other vocabulary: "cb" is one token, "d" far likelier than it should be."""
     ours = [OURS.tokens.index(token[-1]) for token in THEIRS.tokens]
     table = DRAFT[ours][:, ours].clone()
     table[:, THEIRS.tokens.index("cb")] = 2.0  # masked where drafts are translated token by token
@@ -142,7 +142,7 @@ def tokenizer_of(method: str) -> Letters | None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_the_law_is_the_targets(method: str) -> None:
+def test_the_distribution_is_the_targets(method: str) -> None:
     count = MORE_SAMPLES if "as long as it came out" in method else NUM_SAMPLES
     assert p_value(METHODS[method](), count, tokenizer=tokenizer_of(method)) > SIGNIFICANCE
 
@@ -170,7 +170,9 @@ def automatic(method: str, num_samples: int, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("method", AUTOMATIC)
-def test_the_law_is_the_targets_where_k_and_price_are_automatic(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_distribution_is_the_targets_where_k_and_price_are_automatic(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert automatic(method, NUM_SAMPLES, monkeypatch) > SIGNIFICANCE
 
 

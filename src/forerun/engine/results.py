@@ -17,7 +17,7 @@ class Choice:
         index: among the request's `n`.
         text: without the stop string or the token that ended it; empty if the model has no tokenizer.
         token_ids: what was generated, with the token that ended it.
-        logprobs: one entry per token, of the model's own law before any option; None if not asked for.
+        logprobs: one entry per token, of the model's own distribution before any option; None if not asked for.
         finish_reason: "stop" (EOS, a stop token or a stop string), "length" or "abort".
         stats: what it cost.
     """

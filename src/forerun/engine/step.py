@@ -44,7 +44,7 @@ class StepLoop:
             self._generator.manual_seed(config.seed)
 
     def argmax_suffices(self, params: SamplingParams) -> bool:
-        """Whether the argmax of the raw logits decides, so that no law need be computed."""
+        """Whether the argmax of the raw logits decides, so that no distribution need be computed."""
         return self._pipeline.is_identity(params)
 
     def start(self, state: SequenceState) -> None:

@@ -51,7 +51,7 @@ def reserved_cache(model: PreTrainedModel, room: int) -> DynamicCache:
 
 
 @dataclass(frozen=True, slots=True)
-class Laws:
+class TopProbs:
     """The target's most probable tokens at every position, [B, T, k], most probable first.
 
     `ids` uint16, `probabilities` float16; row t is the distribution of token t + 1. The tail is left out: it
@@ -62,7 +62,7 @@ class Laws:
     probabilities: np.ndarray
 
 
-def top_laws(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
+def top_probs(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Ids and probabilities (of the whole softmax) of the `k` most probable tokens; logits [..., V]."""
     probabilities, ids = torch.softmax(logits.float(), dim=-1).topk(k, dim=-1)
     return ids, probabilities
@@ -72,20 +72,20 @@ def next_tokens(logits: Tensor, temperature: float, generator: torch.Generator) 
     """One token a row from logits [B, V]: the most probable at temperature 0, otherwise drawn."""
     if temperature == 0:
         return logits.argmax(dim=-1)
-    law = torch.softmax(logits.float() / temperature, dim=-1)
-    return torch.multinomial(law, 1, generator=generator).squeeze(-1)
+    distribution = torch.softmax(logits.float() / temperature, dim=-1)
+    return torch.multinomial(distribution, 1, generator=generator).squeeze(-1)
 
 
 @torch.inference_mode()
-def laws_of(model: PreTrainedModel, tokens: Tensor, top: int) -> Laws:
+def top_probs_of(model: PreTrainedModel, tokens: Tensor, top: int) -> TopProbs:
     """The target's distributions at every position but the last of given text [B, T + 1]: [B, T, top]."""
     attention.use_for(model, tokens.shape[1] - 1)
     ids, probabilities = [], []
     for rows in torch.split(tokens, max(1, MICRO_TOKENS[tokens.device.type] // tokens.shape[1])):
-        top_ids, top_probabilities = top_laws(model(input_ids=rows[:, :-1], use_cache=False).logits, top)
+        top_ids, top_probabilities = top_probs(model(input_ids=rows[:, :-1], use_cache=False).logits, top)
         ids.append(top_ids.to(torch.int16).cpu())
         probabilities.append(top_probabilities.half().cpu())
-    return Laws(torch.cat(ids).numpy().astype(np.uint16), torch.cat(probabilities).numpy())
+    return TopProbs(torch.cat(ids).numpy().astype(np.uint16), torch.cat(probabilities).numpy())
 
 
 @torch.inference_mode()
@@ -105,7 +105,7 @@ def write_on(model: PreTrainedModel, prompts: Tensor, new_tokens: int, temperatu
 @torch.inference_mode()
 def continue_prompts(
     model: PreTrainedModel, prompts: Tensor, new_tokens: int, temperature: float, seed: int, top: int
-) -> tuple[Tensor, Laws]:
+) -> tuple[Tensor, TopProbs]:
     """Continue prompts [B, P] by `new_tokens` tokens each; end-of-text does not stop them.
 
     Returns the sequences [B, P + new_tokens] and the target's distributions at each of their positions but
@@ -118,10 +118,12 @@ def continue_prompts(
     ids, probabilities = [], []
     for _ in range(new_tokens):
         logits = model(input_ids=fed, past_key_values=cache, use_cache=True).logits
-        top_ids, top_probabilities = top_laws(logits, top)
+        top_ids, top_probabilities = top_probs(logits, top)
         ids.append(top_ids.to(torch.int16))
         probabilities.append(top_probabilities.half())
         fed = next_tokens(logits[:, -1], temperature, generator).unsqueeze(1)
         tokens = torch.cat([tokens, fed], dim=1)
-    laws = Laws(torch.cat(ids, dim=1).cpu().numpy().astype(np.uint16), torch.cat(probabilities, dim=1).cpu().numpy())
-    return tokens, laws
+    probs = TopProbs(
+        torch.cat(ids, dim=1).cpu().numpy().astype(np.uint16), torch.cat(probabilities, dim=1).cpu().numpy()
+    )
+    return tokens, probs

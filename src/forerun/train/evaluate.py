@@ -219,8 +219,8 @@ def _agreements(
             # The text itself, not a second argmax: a batched forward may break a near-tie the other way.
             agreed = (guessed.argmax(-1) == tokens[:, first + 1 :]).float()
         else:
-            laws = (torch.softmax(logits / temperature, dim=-1) for logits in (wanted, guessed))
-            agreed = torch.minimum(*laws).sum(-1)
+            probs = (torch.softmax(logits / temperature, dim=-1) for logits in (wanted, guessed))
+            agreed = torch.minimum(*probs).sum(-1)
         lengths = lengths_to_end(tokens[:, first + 1 :], target.config.eos_token_id)
         rows.extend(row[:length] for row, length in zip(agreed.cpu(), lengths, strict=True))
     return rows

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from forerun.train.continuations import Laws, continue_prompts, laws_of, write_on
+from forerun.train.continuations import TopProbs, continue_prompts, top_probs_of, write_on
 from forerun.train.defaults import DraftTraining
 from forerun.train.resumed_options import pin
 from forerun.train.stream import Windows
@@ -33,7 +33,7 @@ class Shard:
     """tokens uint16 [B, T + 1]; distributions of tokens 1 to T: ids uint16, probabilities float16 [B, T, k]."""
 
     tokens: np.ndarray
-    laws: Laws
+    probs: TopProbs
 
 
 def _paths(folder: Path, number: int) -> dict[str, Path]:
@@ -42,7 +42,7 @@ def _paths(folder: Path, number: int) -> dict[str, Path]:
 
 def write_shard(folder: Path, number: int, shard: Shard) -> None:
     """Write one shard; its tokens come last, so that a shard with tokens is complete."""
-    parts = {"ids": shard.laws.ids, "probabilities": shard.laws.probabilities, "tokens": shard.tokens}
+    parts = {"ids": shard.probs.ids, "probabilities": shard.probs.probabilities, "tokens": shard.tokens}
     for part, path in _paths(folder, number).items():
         temporary = path.with_suffix(".tmp")
         with temporary.open("wb") as file:
@@ -53,7 +53,7 @@ def write_shard(folder: Path, number: int, shard: Shard) -> None:
 def read_shard(folder: Path, number: int) -> Shard:
     """Map one shard into memory; nothing is read before it is used."""
     parts = {p: np.load(path, mmap_mode="r", allow_pickle=False) for p, path in _paths(folder, number).items()}
-    return Shard(parts["tokens"], Laws(parts["ids"], parts["probabilities"]))
+    return Shard(parts["tokens"], TopProbs(parts["ids"], parts["probabilities"]))
 
 
 def read_tokens(path: Path) -> np.ndarray:
@@ -77,12 +77,12 @@ def sample_shard(target: PreTrainedModel, tokens: np.ndarray, number: int, optio
     if target.device.type != "cpu":
         # Distributions of many prompts all at once need more memory than there is, and a second forward is cheap.
         written = write_on(target, prompts, options.new_tokens, temperature, options.seed + number)
-        laws = laws_of(target, written, options.top)
-        return Shard(written.cpu().numpy().astype(np.uint16), laws)
-    written, laws = continue_prompts(
+        probs = top_probs_of(target, written, options.top)
+        return Shard(written.cpu().numpy().astype(np.uint16), probs)
+    written, probs = continue_prompts(
         target, prompts, options.new_tokens, temperature, options.seed + number, options.top
     )
-    return Shard(written.cpu().numpy().astype(np.uint16), laws)
+    return Shard(written.cpu().numpy().astype(np.uint16), probs)
 
 
 def _partly_own(target: PreTrainedModel, prompts: Tensor, number: int, options: DraftTraining) -> Tensor:
@@ -114,7 +114,7 @@ def text_shard(target: PreTrainedModel, tokens: np.ndarray, number: int, options
     """Text shard `number` (from 0): windows of the training stream with the target's distributions."""
     windows = Windows(tokens, options.text_window, options.seed + 1)
     batch = windows.batch(number * options.text_batch, options.text_batch).to(target.device)
-    return Shard(batch.cpu().numpy().astype(np.uint16), laws_of(target, batch, options.top))
+    return Shard(batch.cpu().numpy().astype(np.uint16), top_probs_of(target, batch, options.top))
 
 
 def sample_all(
@@ -173,6 +173,6 @@ class ShardBatches:
         shard = self.shards[index]
         return (
             torch.from_numpy(shard.tokens[start:end].astype(np.int32)),
-            torch.from_numpy(shard.laws.ids[start:end].astype(np.int32)),
-            torch.from_numpy(np.array(shard.laws.probabilities[start:end])),
+            torch.from_numpy(shard.probs.ids[start:end].astype(np.int32)),
+            torch.from_numpy(np.array(shard.probs.probabilities[start:end])),
         )

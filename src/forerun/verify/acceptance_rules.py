@@ -56,7 +56,7 @@ def rule_for(params: SamplingParams, draft: Draft, acceptance: str | None = None
         return "coupled"
     rule = acceptance or "block"
     if rule in _OF_CHAINS or rule in _OF_TREES:
-        if draft.laws is None:
+        if draft.probs is None:
             return "walk"
         return (_OF_CHAINS if draft.is_chain else _OF_TREES).get(rule, rule)
     # Without a seed nothing is keyed, and coupled is the walk with the generator's noise.

@@ -48,8 +48,8 @@ class Rejection:
             Of each chain, the chances that the comparisons at its drafted tokens succeed; [rows, V], the weights of
             the token that follows when the chain ends at the row; and [rows], their sums.
         """
-        laws = [checked_laws(draft, target) for draft in drafts.drafts]
-        draft_probs = laws[0] if len(laws) == 1 else torch.cat(laws)
+        probs = [checked_probs(draft, target) for draft in drafts.drafts]
+        draft_probs = probs[0] if len(probs) == 1 else torch.cat(probs)
         ratios = _ratios(drafts, target, draft_probs)
         carries = [self.rule.carry(each) for each in ratios]
         column: list[float] = []
@@ -84,15 +84,15 @@ def _ratios(drafts: PackedDrafts, target: Tensor, draft_probs: Tensor) -> list[l
     return [list(islice(ratios, draft.num_candidates)) for draft in drafts.drafts]
 
 
-def checked_laws(draft: Draft, like: Tensor) -> Tensor:
+def checked_probs(draft: Draft, like: Tensor) -> Tensor:
     """[n + 1, V] the draft's distributions, in the type and on the device of `like` [..., V]; a zero row for no draft.
 
     Raises:
         ValueError: the draft has no distributions, or distributions of another shape.
     """
-    if draft.laws is None and len(draft):
-        raise ValueError("rejection needs the laws that the draft was drawn from; walk serves chosen drafts")
-    laws = like.new_zeros(1, like.shape[-1]) if draft.laws is None else draft.laws
-    if laws.shape != (len(draft) + 1, like.shape[-1]):
-        raise ValueError(f"laws have shape {tuple(laws.shape)}, not {(len(draft) + 1, like.shape[-1])}")
-    return laws.to(like)
+    if draft.probs is None and len(draft):
+        raise ValueError("rejection needs the distributions that the draft was drawn from; walk serves chosen drafts")
+    probs = like.new_zeros(1, like.shape[-1]) if draft.probs is None else draft.probs
+    if probs.shape != (len(draft) + 1, like.shape[-1]):
+        raise ValueError(f"probs have shape {tuple(probs.shape)}, not {(len(draft) + 1, like.shape[-1])}")
+    return probs.to(like)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from forerun.sampling import draw_tokens
 from forerun.types import Draft, Noise, PackedDrafts, Verdict
-from forerun.verify.chain_rejection import checked_laws
+from forerun.verify.chain_rejection import checked_probs
 from forerun.verify.chain_rejection_math import Numbers
 from forerun.verify.tree_rejection_math import Accept, DrawnTree
 
@@ -67,12 +67,12 @@ def drawn_tree(draft: Draft, target_logprobs: Tensor) -> DrawnTree[Any]:
         target_logprobs = target_logprobs.float()
     n = draft.num_candidates
     children = [[node for node in below if node < n] for below in draft.children()[: n + 1]]
-    laws = checked_laws(draft, target_logprobs)
+    probs = checked_probs(draft, target_logprobs)
     return DrawnTree(
         draft.ids,
         children,
         lambda row: _fast(target_logprobs[row].exp()),
-        lambda row: _fast(laws[row]),
+        lambda row: _fast(probs[row]),
         draft.replacement,
     )
 

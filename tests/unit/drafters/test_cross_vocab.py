@@ -118,9 +118,9 @@ def test_the_same_vocabulary_gives_the_same_drafts(target: Model, ours: Any, mod
             assert other.ids[: n - 1] == own.ids[: n - 1]
         elif mode == "tokens":
             assert other.ids == own.ids
-            assert torch.allclose(other.laws, own.laws, atol=1e-6)
+            assert torch.allclose(other.probs, own.probs, atol=1e-6)
         else:
-            assert other.laws is None
+            assert other.probs is None
 
 
 def small_draft(vocab_size: int) -> Any:
@@ -172,18 +172,18 @@ def test_drawn_drafts_stay_inside_what_both_vocabularies_have(target: Model, our
     assert 100 < len(allowed) <= 300
     for draft in drafts:
         assert set(draft.ids) <= allowed
-        assert draft.laws.shape == (len(draft) + 1, target.vocab_size)
+        assert draft.probs.shape == (len(draft) + 1, target.vocab_size)
         for row in range(len(draft)):
-            assert draft.laws[row].sum() == pytest.approx(1, abs=1e-5)
-            assert draft.laws[row, draft.token_ids[row]] > 0
-            assert set(draft.laws[row].nonzero()[:, 0].tolist()) <= allowed
+            assert draft.probs[row].sum() == pytest.approx(1, abs=1e-5)
+            assert draft.probs[row, draft.token_ids[row]] > 0
+            assert set(draft.probs[row].nonzero()[:, 0].tolist()) <= allowed
 
 
 @pytest.mark.parametrize("target_ends", [{0}, {0, 7}])
 def test_several_ends_of_text_are_translated_one_to_one(
     target: Model, ours: Any, draft_folder: str, monkeypatch: pytest.MonkeyPatch, target_ends: set[int]
 ) -> None:
-    """Two draft tokens that became one would leave the law with the chance of one of them."""
+    """Two draft tokens that became one would leave the distribution with the chance of one of them."""
     draft = load_model(draft_folder, "float32")
     draft.eos_token_ids = frozenset({310, 311, 312})
     monkeypatch.setattr(target, "eos_token_ids", frozenset(target_ends))

@@ -47,7 +47,7 @@ def test_full_acceptance_owes_two_tokens() -> None:
     drafter.start(each)
     (draft,) = drafter.draft([each], [K])
     expected = fake.greedy([1, 2, 3], K)
-    assert draft.ids == expected and draft.laws is None
+    assert draft.ids == expected and draft.probs is None
     assert fed == [[[1, 2, 3]], *([[token]] for token in expected[:-1])]
     fed.clear()
     settle(drafter, each, draft, K, 7)
@@ -162,23 +162,23 @@ def test_padding_of_either_vocabulary(widths: tuple[int, int], options: dict[str
         assert result.token_ids == LLM(target).generate([1, 2], params).token_ids
 
 
-def test_drawn_chains_carry_the_processed_laws_they_were_drawn_from() -> None:
+def test_drawn_chains_carry_the_processed_distribution_they_were_drawn_from() -> None:
     fake = FakeModel(vocab_size=7)
     drafter = bound(fake, FakeModel(vocab_size=7))
     params = SamplingParams(temperature=0.8, top_k=4, presence_penalty=0.5)
     each = sequence([1, 2, 3], params)
     drafter.start(each)
     (draft,) = drafter.draft([each], [3])
-    assert draft.laws is not None and draft.laws.shape == (4, 7)
+    assert draft.probs is not None and draft.probs.shape == (4, 7)
     pipeline, path = LogitsPipeline(7), draft.ids
     for row in range(3):
         logits = fake.logits_after([1, 2, 3, *path[:row]])[None]
-        law = pipeline.process(logits, [LogitsRow(each, path[:row])])[0].exp()
-        assert torch.allclose(draft.laws[row], law)
-        assert draft.laws[row, path[row]] > 0
+        distribution = pipeline.process(logits, [LogitsRow(each, path[:row])])[0].exp()
+        assert torch.allclose(draft.probs[row], distribution)
+        assert draft.probs[row, path[row]] > 0
 
 
-def test_draws_follow_their_law() -> None:
+def test_draws_follow_their_distribution() -> None:
     table = torch.tensor([[0.0, 1.0, 2.0]] * 3)
     drafter = bound(MarkovModel(table), FakeModel(vocab_size=3))
     sequences = [sequence([0], SamplingParams(), id=i) for i in range(500)]
@@ -198,7 +198,7 @@ def test_seeded_chains_use_the_targets_noise() -> None:
     drafter, each = bound(fake), sequence([1, 2, 3], SamplingParams(seed=9), choice=2)
     drafter.start(each)
     (draft,) = drafter.draft([each], [3])
-    assert draft.laws is None
+    assert draft.probs is None
     path: list[int] = []
     for i in range(3):
         noise = keyed_gumbel([NoiseKey(9, 2, 3 + i)], 11)[0]
@@ -220,19 +220,19 @@ def test_unbound_is_said() -> None:
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7, 3.0, 1e-4])
-def test_laws_of_the_temperature_alone(temperature: float) -> None:
+def test_distribution_of_the_temperature_alone(temperature: float) -> None:
     """They skip the pipeline where they can, and are the same."""
     fake = FakeModel(vocab_size=7)
     drafter = bound(fake, FakeModel(vocab_size=7))
     each = sequence([1, 2, 3], SamplingParams(temperature=temperature))
     drafter.start(each)
     (draft,) = drafter.draft([each], [3])
-    assert draft.laws is not None
+    assert draft.probs is not None
     for row in range(3):
         path = draft.ids[:row]
         logits = fake.logits_after([1, 2, 3, *path])[None]
-        law = LogitsPipeline(7).process(logits, [LogitsRow(each, path)])[0].exp()
-        assert torch.allclose(draft.laws[row], law, atol=1e-6)
+        distribution = LogitsPipeline(7).process(logits, [LogitsRow(each, path)])[0].exp()
+        assert torch.allclose(draft.probs[row], distribution, atol=1e-6)
 
 
 def test_a_price_ends_a_chosen_chain_before_the_token_and_a_drawn_one_after_it() -> None:

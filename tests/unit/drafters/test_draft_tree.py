@@ -152,37 +152,37 @@ def test_children_are_the_tokens_that_the_noise_favours() -> None:
     drafter, each = bound(fake, width=3, min_gain=0.0), sequence([1, 2, 3], params, choice=2)
     drafter.start(each)
     (draft,) = drafter.draft([each], [30])
-    assert draft.laws is None
+    assert draft.probs is None
     pipeline, children = LogitsPipeline(11), {}
     for path in paths_of(draft):
         children.setdefault(tuple(path[:-1]), []).append(path[-1])
     assert max(map(len, children)) > 1
     for above, tokens in children.items():
-        law = pipeline.process(fake.logits_after([1, 2, 3, *above])[None], [LogitsRow(each, above)])[0]
+        distribution = pipeline.process(fake.logits_after([1, 2, 3, *above])[None], [LogitsRow(each, above)])[0]
         noise = keyed_gumbel([NoiseKey(9, 2, 3 + len(above))], 11)[0]
-        assert tokens == (law + noise).topk(len(tokens)).indices.tolist()
+        assert tokens == (distribution + noise).topk(len(tokens)).indices.tolist()
 
 
-def test_drawn_trees_carry_the_processed_laws_they_were_drawn_from() -> None:
+def test_drawn_trees_carry_the_processed_distribution_they_were_drawn_from() -> None:
     fake = near()
     params = SamplingParams(temperature=0.8, top_k=4, presence_penalty=0.5)
     drafter, each = bound(fake), sequence([1, 2, 3], params)
     drafter.start(each)
     (draft,) = drafter.draft([each], [16])
-    assert draft.laws is not None and draft.laws.shape == (len(draft) + 1, 11)
+    assert draft.probs is not None and draft.probs.shape == (len(draft) + 1, 11)
     assert not draft.replacement
     assert not draft.is_chain
     pipeline, paths = LogitsPipeline(11), [[], *paths_of(draft)]
     inner = {int(parent) + 1 for parent in draft.parents}
     for row, path in enumerate(paths):
         logits = fake.logits_after([1, 2, 3, *path])[None]
-        law = pipeline.process(logits, [LogitsRow(each, path)])[0].exp()
-        assert torch.allclose(draft.laws[row], law if row in inner else torch.zeros(11))
+        distribution = pipeline.process(logits, [LogitsRow(each, path)])[0].exp()
+        assert torch.allclose(draft.probs[row], distribution if row in inner else torch.zeros(11))
         for node in draft.children()[row]:
-            assert draft.laws[row, draft.ids[node]] > 0
+            assert draft.probs[row, draft.ids[node]] > 0
 
 
-def test_draws_follow_their_law_in_order() -> None:
+def test_draws_follow_their_distribution_in_order() -> None:
     table = torch.tensor([[0.0, 1.0, 2.0]] * 3)
     drafter = DraftTree(MarkovModel(table))  # type: ignore[arg-type]
     drafter.bind(Binding(FakeModel(vocab_size=3), seed=5))  # type: ignore[arg-type]
@@ -198,8 +198,11 @@ def test_draws_follow_their_law_in_order() -> None:
             firsts[tokens[0]] += 1
             if tokens[0] == 2 and len(tokens) > 1:
                 seconds[tokens[1]] += 1
-    law = table[0].softmax(0)
-    for counts, expected in ((firsts, law * firsts.sum()), (seconds[:2], law[:2] / law[:2].sum() * seconds.sum())):
+    distribution = table[0].softmax(0)
+    for counts, expected in (
+        (firsts, distribution * firsts.sum()),
+        (seconds[:2], distribution[:2] / distribution[:2].sum() * seconds.sum()),
+    ):
         assert seconds[2] == 0
         statistic = float(((counts - expected) ** 2 / expected).sum())
         assert statistic < 13.8  # chi-squared, at most 2 degrees of freedom, p = 0.001
@@ -210,7 +213,7 @@ def test_undrawn_trees_are_the_most_probable_tokens_and_count_as_chosen() -> Non
     drafter.start(each)
     (draft,) = drafter.draft([each], [6])
     top = near().logits_after([1, 2, 3]).argmax()
-    assert draft.laws is None and int(draft.token_ids[0]) == top
+    assert draft.probs is None and int(draft.token_ids[0]) == top
 
 
 @pytest.mark.parametrize("shape", ["dynamic", "static"])

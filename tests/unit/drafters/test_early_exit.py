@@ -60,7 +60,7 @@ def test_no_layer_computes_a_token_twice(target: Model, monkeypatch: pytest.Monk
     assert rows["above"] == 5 + (result.stats.num_forwards - 1) + result.stats.num_draft_tokens
 
 
-def test_drawn_drafts_carry_their_laws_and_the_cache_is_left_as_it_was(target: Model) -> None:
+def test_drawn_drafts_carry_their_distribution_and_the_cache_is_left_as_it_was(target: Model) -> None:
     llm = LLM(target, EarlyExit(1), num_draft_tokens=3, seed=0)
     drafter: Any = llm.drafter
     seen = []
@@ -78,7 +78,7 @@ def test_drawn_drafts_carry_their_laws_and_the_cache_is_left_as_it_was(target: M
     assert any(len(each) for each in seen)
     for each in seen:
         if len(each):
-            assert each.laws.shape == (len(each) + 1, target.vocab_size)
+            assert each.probs.shape == (len(each) + 1, target.vocab_size)
             assert (len(each.hidden), each.first_layer) == (len(each) + 1, 1)
     assert drafter.nbytes == 0 and not drafter._states
 

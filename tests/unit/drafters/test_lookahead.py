@@ -155,7 +155,7 @@ def test_any_budget_and_any_room(budget: int, room: int) -> None:
     parents = draft.parents
     depths = [len(ancestors(parents, node)) for node in range(len(draft))]
     n = draft.num_candidates
-    assert 0 < len(draft) <= budget and max(depths) <= room and draft.laws is None
+    assert 0 < len(draft) <= budget and max(depths) <= room and draft.probs is None
     assert all(parent < n for parent in parents[:n])
     pooled = {ngram[:room] for ngram in drafter._states[sequence].pool.find(sequence.token_ids[-1])}
     prefixes = {ngram[:size] for ngram in pooled for size in range(1, len(ngram) + 1)}

@@ -23,7 +23,7 @@ def begun(drafter: Prediction, prediction: list[int] | None, max_length: int = 2
 
 def drafted(drafter: Prediction, own: Sequence, budget: int = 4, price: float = 0.0) -> list[int]:
     (draft,) = drafter.draft([own], [budget], price)
-    assert draft.is_chain and draft.laws is None
+    assert draft.is_chain and draft.probs is None
     assert draft.sources == ("prediction",) * len(draft)
     tokens: list[int] = draft.ids
     return tokens

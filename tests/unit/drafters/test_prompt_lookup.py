@@ -38,7 +38,7 @@ def test_against_the_definition(low: int, high: int) -> None:
             (draft,) = drafter.draft([sequence], [budget])
             expected = naive(sequence.token_ids, budget, low, high) if budget else []
             assert draft.ids == expected
-            assert draft.is_chain and draft.laws is None
+            assert draft.is_chain and draft.probs is None
             sequence.token_ids += [rng.randrange(3) for _ in range(rng.randint(1, 4))]
         drafter.stop(sequence)
         drafter.stop(sequence)

@@ -129,7 +129,7 @@ def test_the_tree_is_read_off_the_matrix(budget: int, room: int, missing: int) -
         depths.append(depths[parent + 1] + 1)
         successors = drafter._successors[sequence].of(token_ids[parent + 1])[0]
         edges.add((parent, successors.index(token_ids[node])))
-    assert len(edges) == len(draft) <= budget and draft.laws is None  # no sibling twice
+    assert len(edges) == len(draft) <= budget and draft.probs is None  # no sibling twice
     assert len(draft) == 0 or max(depths) <= room
     if missing == 0:
         assert len(draft) == min(budget, sum(8**depth for depth in range(1, room + 1)))

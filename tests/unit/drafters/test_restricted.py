@@ -48,7 +48,7 @@ def test_rows_of_restricted_sequences_alone_are_masked(wanted: list[int | None],
     assert at == len(logits)
 
 
-def test_what_is_not_about_laws_is_the_models_own() -> None:
+def test_what_is_not_about_distribution_is_the_models_own() -> None:
     fake: Any = FakeModel(eos_token_ids=[3])
     model: Any = RestrictedModel(fake, ALLOWED)
     assert (model.vocab_size, model.context_length, model.eos_token_ids) == (11, 4096, frozenset([3]))

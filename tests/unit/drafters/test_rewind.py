@@ -72,8 +72,8 @@ def test_what_stands_is_not_computed_again(name: str) -> None:
 
 @pytest.mark.parametrize("filters", [{"top_k": 1}, {"top_p": 0.01}, {"min_p": 0.9}])
 @pytest.mark.parametrize("edit", [{"presence_penalty": 0.7}, {"logit_bias": {3: 1.0}}])
-def test_a_greedy_requests_law_is_the_whole_of_it(filters: dict[str, Any], edit: dict[str, Any]) -> None:
-    """Filters mean nothing at temperature 0: the draft model ranks by its whole law at temperature 1."""
+def test_a_greedy_requests_distribution_is_the_whole_of_it(filters: dict[str, Any], edit: dict[str, Any]) -> None:
+    """Filters mean nothing at temperature 0: the draft model ranks by its whole distribution at temperature 1."""
     drafts = []
     for options in (edit, {**edit, **filters}):
         _, drafter = bound("dynamic tree")

@@ -38,7 +38,7 @@ def chains(drafter: DraftModel, params: SamplingParams, price: float) -> list[tu
     for turn in range(25):
         steps = []
         for each, draft in zip(sequences, drafter.draft(sequences, [6, 1 + turn % 9], price)):
-            drafted.append((draft.ids, draft.laws))
+            drafted.append((draft.ids, draft.probs))
             accepted = turn % (len(draft) + 1)
             bonus = FakeModel(num_contexts=40).greedy(each.token_ids, 1)[0]
             each.token_ids += [*draft.ids[:accepted], bonus]
@@ -68,10 +68,10 @@ def test_its_chains_are_the_draft_models_own(drafter: Any, options: dict[str, An
     params = SamplingParams(max_tokens=10**6, **options)
     staged, alone = near(), near()
     pairs = zip(chains(Staged(staged, drafter), params, price), chains(DraftModel(alone), params, price))
-    for (tokens, laws), (expected, expected_laws) in pairs:
+    for (tokens, probs), (expected, expected_probs) in pairs:
         assert tokens == expected
-        assert (laws is None) == (expected_laws is None)
-        assert laws is None or torch.equal(laws, expected_laws)
+        assert (probs is None) == (expected_probs is None)
+        assert probs is None or torch.equal(probs, expected_probs)
     assert staged.num_forwards <= alone.num_forwards
 
 

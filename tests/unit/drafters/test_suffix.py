@@ -31,7 +31,7 @@ def begun(drafter: Suffix, token_ids: list[int], tenant: str | None = None) -> S
 
 def drafted(drafter: Suffix, own: Sequence, budget: int = 16, price: float = 0.0) -> list[int]:
     (draft,) = drafter.draft([own], [budget], price)
-    assert draft.is_chain and draft.laws is None
+    assert draft.is_chain and draft.probs is None
     tokens: list[int] = draft.ids
     return tokens
 

@@ -9,8 +9,10 @@ from forerun.drafters.model.tree_growth import DynamicGrowth, Growth, ShapedGrow
 from forerun.drafters.ranked_tree import RankedTree
 
 
-def grow(growth: Growth, law: dict[tuple[int, ...], list[tuple[int, float]]], default: list[tuple[int, float]]) -> int:
-    """Feed a growth from a table of laws by path; the number of depths it asked for."""
+def grow(
+    growth: Growth, distribution: dict[tuple[int, ...], list[tuple[int, float]]], default: list[tuple[int, float]]
+) -> int:
+    """Feed a growth from a table of distributions by path; the number of depths it asked for."""
     depth = 0
     while growth.frontier:
         tree, children = growth.tree, []
@@ -20,19 +22,21 @@ def grow(growth: Growth, law: dict[tuple[int, ...], list[tuple[int, float]]], de
             while node >= 0:
                 path.insert(0, tree.token_ids[node])
                 node = tree.parents[node]
-            children.append(law.get(tuple(path), default)[: growth.wanted(end)])
+            children.append(distribution.get(tuple(path), default)[: growth.wanted(end)])
         growth.expand(children)
         depth += 1
     return depth
 
 
-def chances(tree: RankedTree, law: dict[tuple[int, ...], list[tuple[int, float]]], default: list[tuple[int, float]]):
+def chances(
+    tree: RankedTree, distribution: dict[tuple[int, ...], list[tuple[int, float]]], default: list[tuple[int, float]]
+):
     found: list[float] = []
     paths: list[tuple[int, ...]] = []
     confidence = Confidence()
     for token, parent in zip(tree.token_ids, tree.parents):
         above = paths[parent] if parent >= 0 else ()
-        row = law.get(above, default)
+        row = distribution.get(above, default)
         rank = [each[0] for each in row].index(token)
         chance = confidence.chance(row[rank][1], confidence.level(row[rank][1], rank))
         found.append((found[parent] if parent >= 0 else 1.0) * chance)
@@ -40,27 +44,29 @@ def chances(tree: RankedTree, law: dict[tuple[int, ...], list[tuple[int, float]]
     return found
 
 
-def random_law(rng: random.Random) -> tuple[dict[tuple[int, ...], list[tuple[int, float]]], list[tuple[int, float]]]:
+def random_distribution(
+    rng: random.Random,
+) -> tuple[dict[tuple[int, ...], list[tuple[int, float]]], list[tuple[int, float]]]:
     def row() -> list[tuple[int, float]]:
         weights = sorted((rng.random() ** 4 for _ in range(5)), reverse=True)
         return [(token, weight / sum(weights)) for token, weight in enumerate(weights)]
 
-    law = {(): row()}
+    distribution = {(): row()}
     for a in range(5):
-        law[(a,)] = row()
+        distribution[(a,)] = row()
         for b in range(5):
-            law[(a, b)] = row()
-    return law, row()
+            distribution[(a, b)] = row()
+    return distribution, row()
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_the_best_nodes_of_all_are_kept(seed: int) -> None:
     """With nothing to narrow the search it is the best tree of all, found here by expanding everything."""
-    law, default = random_law(random.Random(seed))
+    distribution, default = random_distribution(random.Random(seed))
     growth = DynamicGrowth(9, 4, 99, 0.0, 0.0, Confidence())
-    grow(growth, law, default)
+    grow(growth, distribution, default)
     tree, nodes = growth.finished()
-    found = chances(tree, law, default)
+    found = chances(tree, distribution, default)
     everything: list[float] = []
     complete = RankedTree()
     level = [-1]
@@ -72,7 +78,7 @@ def test_the_best_nodes_of_all_are_kept(seed: int) -> None:
                 complete.token_ids.append(token)
                 complete.parents.append(parent)
         level = below
-    everything = sorted(chances(complete, law, default), reverse=True)
+    everything = sorted(chances(complete, distribution, default), reverse=True)
     assert found == pytest.approx(everything[:9])
     assert [growth.tree.token_ids[node] for node in nodes] == tree.token_ids
 
@@ -80,12 +86,12 @@ def test_the_best_nodes_of_all_are_kept(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(20))
 def test_closed_under_ancestors_and_in_order(seed: int) -> None:
     rng = random.Random(seed)
-    law, default = random_law(rng)
+    distribution, default = random_distribution(rng)
     growth = DynamicGrowth(rng.randint(1, 20), rng.randint(1, 5), rng.randint(1, 4), 0.02, 0.0, Confidence())
-    grow(growth, law, default)
+    grow(growth, distribution, default)
     tree, _ = growth.finished()
     assert all(parent < node for node, parent in enumerate(tree.parents))
-    found = chances(tree, law, default)
+    found = chances(tree, distribution, default)
     assert found == sorted(found, reverse=True)
     assert len(set(zip(tree.parents, tree.token_ids))) == len(tree)
 
@@ -143,7 +149,7 @@ def test_a_shape_is_filled_by_rank() -> None:
     assert nodes == [0, 1, 4, 2, 3]  # by depth in the growing tree, by value in the draft
 
 
-def test_a_shape_lacks_what_a_law_does_not_hold() -> None:
+def test_a_shape_lacks_what_a_distribution_does_not_hold() -> None:
     growth = ShapedGrowth(RankedTree([0, 1, 0, 0], [-1, -1, 1, 0], [0, 1, 2, 2]))
     grow(growth, {(): [(10, 1.0)], (10,): [(20, 1.0)]}, [])
     tree, _ = growth.finished()

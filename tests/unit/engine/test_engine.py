@@ -430,12 +430,12 @@ def test_logprobs_are_the_models_own(kind: str, chunk: int) -> None:
     reports = output.prompt_logprobs + streamed
     assert len(reports) == len(sequence)
     for i in range(1, len(sequence)):
-        law = torch.log_softmax(fake.logits_after(sequence[:i]), 0)
+        distribution = torch.log_softmax(fake.logits_after(sequence[:i]), 0)
         report = reports[i]
         assert report is not None and report.token_id == sequence[i]
-        assert report.logprob == pytest.approx(float(law[sequence[i]]))
+        assert report.logprob == pytest.approx(float(distribution[sequence[i]]))
         count = 1 if i < len(prompt) else 2
-        assert [token_id for token_id, _ in report.top] == law.topk(count).indices.tolist()
+        assert [token_id for token_id, _ in report.top] == distribution.topk(count).indices.tolist()
 
 
 @pytest.mark.parametrize(

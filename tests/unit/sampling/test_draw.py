@@ -34,11 +34,11 @@ def test_weight_zero_is_never_drawn(uniform, vocab_size):
     assert int(draw_tokens(pair, torch.tensor([uniform], dtype=torch.float64))) in (1, vocab_size - 2)
 
 
-def test_law():
-    law = torch.zeros(130)
-    law[[0, 63, 64, 129]] = torch.tensor([0.4, 0.1, 0.2, 0.3])
+def test_distribution():
+    distribution = torch.zeros(130)
+    distribution[[0, 63, 64, 129]] = torch.tensor([0.4, 0.1, 0.2, 0.3])
     uniforms = (torch.arange(10_000, dtype=torch.float64) + 0.5) / 10_000
-    counts = torch.bincount(draw_tokens(law.expand(10_000, -1), uniforms), minlength=130)
+    counts = torch.bincount(draw_tokens(distribution.expand(10_000, -1), uniforms), minlength=130)
     assert counts[[0, 63, 64, 129]].tolist() == pytest.approx([4000, 1000, 2000, 3000], abs=2)
 
 

@@ -86,10 +86,10 @@ def test_a_draft_model_draws_through_what_the_table_holds(made_up: MoreParams) -
     sequence = Sequence(0, [1, 2], 2, made_up)
     drafter.start(sequence)
     (draft,) = drafter.draft([sequence], [3])
-    assert draft.laws is not None
+    assert draft.probs is not None
     for depth in range(3):
         logits = fake.logits_after([1, 2, *draft.ids[:depth]])
-        assert support(draft.laws[depth]) <= allowed(logits)
+        assert support(draft.probs[depth]) <= allowed(logits)
 
 
 def test_a_greedy_draft_sees_the_penalties_and_no_filter(made_up: MoreParams) -> None:

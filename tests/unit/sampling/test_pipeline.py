@@ -52,7 +52,7 @@ class CountPenalties(LogitsProcessor):
 
 
 def reference(logits, params, tokens, num_prompt):
-    """The law that Transformers' `generate` would draw from. logits: [1, V]."""
+    """The distribution that Transformers' `generate` would draw from. logits: [1, V]."""
     config = GenerationConfig(
         do_sample=True,
         temperature=params.temperature,
@@ -102,19 +102,19 @@ MORE = [
 
 
 @pytest.mark.parametrize("names", [*SINGLES, *PAIRS, *MORE], ids=" + ".join)
-def test_same_law_as_transformers(names):
+def test_same_distribution_as_transformers(names):
     params = merged(names)
     sequence = sequence_of(params)
     logits = random_logits(len(PATHS), seed=len(names))
     before = logits.clone()
-    laws = LogitsPipeline(VOCAB, EOS).process(logits, [LogitsRow(sequence, path) for path in PATHS])
+    probs = LogitsPipeline(VOCAB, EOS).process(logits, [LogitsRow(sequence, path) for path in PATHS])
     assert torch.equal(logits, before)
     for row, path in enumerate(PATHS):
         tokens = [*sequence.token_ids, *path]
         expected = reference(logits[row : row + 1], params, tokens, sequence.num_prompt)[0]
-        assert torch.equal(laws[row].isneginf(), expected.isneginf())
+        assert torch.equal(probs[row].isneginf(), expected.isneginf())
         # Transformers keeps its bias in float32
-        torch.testing.assert_close(laws[row].exp(), expected.exp(), atol=1e-6 if params.logit_bias else 1e-12, rtol=0)
+        torch.testing.assert_close(probs[row].exp(), expected.exp(), atol=1e-6 if params.logit_bias else 1e-12, rtol=0)
 
 
 @pytest.mark.parametrize("names", [("top_k",), ("top_p",), ("min_p",), ("top_k", "top_p", "min_p")], ids=" + ".join)
@@ -122,11 +122,11 @@ def test_equal_logits(names):
     """As many stay as in Transformers; top_p, which leaves open which, keeps the lowest ids."""
     params = merged(names)
     logits = torch.randint(0, 4, (20, VOCAB), generator=torch.Generator().manual_seed(1)).double()
-    laws = LogitsPipeline(VOCAB, EOS).process(logits, [LogitsRow(sequence_of(params))] * len(logits))
-    for row, law in enumerate(laws):
+    probs = LogitsPipeline(VOCAB, EOS).process(logits, [LogitsRow(sequence_of(params))] * len(logits))
+    for row, distribution in enumerate(probs):
         expected = reference(logits[row : row + 1], params, [*PROMPT, *OUTPUT], len(PROMPT))[0]
-        assert torch.equal(law.sort().values.isneginf(), expected.sort().values.isneginf())
-        kept = ~law.isneginf()
+        assert torch.equal(distribution.sort().values.isneginf(), expected.sort().values.isneginf())
+        kept = ~distribution.isneginf()
         for value in logits[row].unique():
             of_value = kept[logits[row] == value].tolist()
             assert of_value == sorted(of_value, reverse=True)
@@ -151,28 +151,28 @@ def test_wide_nucleus_is_found_beyond_the_first_guesses():
     logits = random_logits(2, vocab_size=vocab_size) / 30
     for top_p in (0.1, 0.5, 0.999):
         params = SamplingParams(top_p=top_p)
-        laws = LogitsPipeline(vocab_size).process(logits, [LogitsRow(sequence_of(params))] * 2)
-        for row, law in enumerate(laws):
+        probs = LogitsPipeline(vocab_size).process(logits, [LogitsRow(sequence_of(params))] * 2)
+        for row, distribution in enumerate(probs):
             expected = reference(logits[row : row + 1], params, PROMPT, len(PROMPT))[0]
-            assert torch.equal(law.isneginf(), expected.isneginf())
+            assert torch.equal(distribution.isneginf(), expected.isneginf())
 
 
 def test_greedy_rows_hold_one_token_the_first_of_equal_ones():
     logits = torch.tensor([[1.0, 5.0, 5.0, 0.0], [2.0, 1.0, 0.0, 2.0]])
     params = SamplingParams(temperature=0, top_k=2, top_p=0.5, min_p=0.1)
-    laws = LogitsPipeline(4).process(logits, [LogitsRow(Sequence(0, [1], 1, params))] * 2)
-    assert laws.exp().tolist() == [[0, 1, 0, 0], [1, 0, 0, 0]]
+    probs = LogitsPipeline(4).process(logits, [LogitsRow(Sequence(0, [1], 1, params))] * 2)
+    assert probs.exp().tolist() == [[0, 1, 0, 0], [1, 0, 0, 0]]
     penalised = SamplingParams(temperature=0, repetition_penalty=2.0)
-    laws = LogitsPipeline(4).process(logits, [LogitsRow(Sequence(0, [1], 1, penalised), path) for path in ([], [2])])
-    assert laws.argmax(-1).tolist() == [2, 0]
+    probs = LogitsPipeline(4).process(logits, [LogitsRow(Sequence(0, [1], 1, penalised), path) for path in ([], [2])])
+    assert probs.argmax(-1).tolist() == [2, 0]
 
 
 def test_greedy_beside_sampling():
     rows = [LogitsRow(sequence_of(params)) for params in (SamplingParams(), SamplingParams(temperature=0))]
     logits = random_logits(2)
-    laws = LogitsPipeline(VOCAB).process(logits, rows)
-    torch.testing.assert_close(laws[0], logits[0].log_softmax(-1))
-    assert laws[1].exp().sum() == 1 and laws[1].argmax() == logits[1].argmax()
+    probs = LogitsPipeline(VOCAB).process(logits, rows)
+    torch.testing.assert_close(probs[0], logits[0].log_softmax(-1))
+    assert probs[1].exp().sum() == 1 and probs[1].argmax() == logits[1].argmax()
 
 
 @pytest.mark.parametrize(
@@ -208,16 +208,16 @@ def test_is_identity(options, identity):
 def test_extreme_options_never_give_nan(options, temperature, dtype):
     params = SamplingParams(temperature=temperature, **options)
     row = LogitsRow(Sequence(0, [1, 2, 1, 2], 2, params), [1])
-    laws = LogitsPipeline(VOCAB, EOS).process(random_logits(3, dtype=dtype), [row] * 3)
-    assert not laws.isnan().any()
-    torch.testing.assert_close(laws.exp().sum(-1), torch.ones(3, dtype=dtype))
+    probs = LogitsPipeline(VOCAB, EOS).process(random_logits(3, dtype=dtype), [row] * 3)
+    assert not probs.isnan().any()
+    torch.testing.assert_close(probs.exp().sum(-1), torch.ones(3, dtype=dtype))
 
 
-def test_masking_every_token_keeps_the_models_law():
+def test_masking_every_token_keeps_the_models_distribution():
     params = SamplingParams(min_tokens=5, stop_token_ids=tuple(range(VOCAB)))
     logits = random_logits(1)
-    laws = LogitsPipeline(VOCAB, EOS).process(logits, [LogitsRow(sequence_of(params))])
-    torch.testing.assert_close(laws, logits.log_softmax(-1))
+    probs = LogitsPipeline(VOCAB, EOS).process(logits, [LogitsRow(sequence_of(params))])
+    torch.testing.assert_close(probs, logits.log_softmax(-1))
 
 
 def test_counts_follow_the_sequence_without_rescanning_it():
@@ -227,16 +227,16 @@ def test_counts_follow_the_sequence_without_rescanning_it():
     logits = random_logits(1)
     for appended in ([], [7], [30, 30, 2], []):
         sequence.token_ids += appended
-        law = pipeline.process(logits, [LogitsRow(sequence)])
-        assert torch.equal(law, LogitsPipeline(VOCAB, EOS).process(logits, [LogitsRow(sequence)]))
+        distribution = pipeline.process(logits, [LogitsRow(sequence)])
+        assert torch.equal(distribution, LogitsPipeline(VOCAB, EOS).process(logits, [LogitsRow(sequence)]))
     counts = pipeline._penalties[sequence.id]._counts
     ids, seen, output = counts.with_paths([[30, 59], []])
     table = {token: (seen[:, i].tolist(), output[:, i].tolist()) for i, token in enumerate(ids.tolist())}
     assert table[30] == ([True, True], [3, 2]) and table[5] == ([True, True], [0, 0])
     assert table[59] == ([True, False], [1, 0])
     del sequence.token_ids[-3:]  # a cut at a stop
-    law = pipeline.process(logits, [LogitsRow(sequence)])
-    assert torch.equal(law, LogitsPipeline(VOCAB, EOS).process(logits, [LogitsRow(sequence)]))
+    distribution = pipeline.process(logits, [LogitsRow(sequence)])
+    assert torch.equal(distribution, LogitsPipeline(VOCAB, EOS).process(logits, [LogitsRow(sequence)]))
     pipeline.stop(sequence)
     assert not pipeline._penalties
 
@@ -253,5 +253,5 @@ def test_another_sequence_of_the_same_id_is_not_confused():
 def test_tokens_outside_a_smaller_vocabulary_are_ignored():
     params = SamplingParams(repetition_penalty=1.5, logit_bias={70: 3.0}, min_tokens=3, stop_token_ids=(80,))
     sequence = Sequence(0, [1, 65, 2], 1, params)
-    law = LogitsPipeline(VOCAB, {90}).process(random_logits(1), [LogitsRow(sequence, [66])])
-    assert math.isclose(float(law.exp().sum()), 1)
+    distribution = LogitsPipeline(VOCAB, {90}).process(random_logits(1), [LogitsRow(sequence, [66])])
+    assert math.isclose(float(distribution.exp().sum()), 1)

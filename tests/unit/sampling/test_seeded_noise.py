@@ -97,11 +97,11 @@ def test_gumbel_moments():
     assert float(noise.var()) == pytest.approx(math.pi**2 / 6, abs=0.01)
 
 
-def test_argmax_with_noise_draws_from_the_law():
-    law = torch.tensor([0.5, 0.0, 0.3, 0.2], dtype=torch.float64)
+def test_argmax_with_noise_draws_from_the_distribution():
+    distribution = torch.tensor([0.5, 0.0, 0.3, 0.2], dtype=torch.float64)
     noise = keyed_gumbel([NoiseKey(seed, 0, 10) for seed in range(50_000)], 4)
-    counts = torch.bincount((law.log() + noise).argmax(-1), minlength=4).double()
-    expected = law * 50_000
+    counts = torch.bincount((distribution.log() + noise).argmax(-1), minlength=4).double()
+    expected = distribution * 50_000
     assert counts[1] == 0
     assert chi2_p(float(((counts - expected) ** 2 / expected)[[0, 2, 3]].sum()), 2) > 1e-3
 

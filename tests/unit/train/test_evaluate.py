@@ -67,14 +67,14 @@ def test_text_counts_up_to_its_end() -> None:
     assert lengths_to_end(tokens, None) == [5, 5, 5]
 
 
-def test_continuations_are_greedy_and_their_laws_the_targets_own() -> None:
+def test_continuations_are_greedy_and_their_distribution_the_targets_own() -> None:
     model = build_model(TINY, 0, 0).float().eval()
     prompts = torch.arange(12).view(2, 6) + 3
-    tokens, laws = continue_prompts(model, prompts, 5, 0.0, seed=0, top=8)
+    tokens, probs = continue_prompts(model, prompts, 5, 0.0, seed=0, top=8)
     expected = model.generate(prompts, max_new_tokens=5, do_sample=False, eos_token_id=None, pad_token_id=0)
     assert torch.equal(tokens, expected)
     with torch.inference_mode():
         whole = torch.softmax(model(input_ids=tokens[:, :-1]).logits, -1)
-    assert laws.ids.shape == laws.probabilities.shape == (2, 10, 8)
-    gathered = whole.gather(-1, torch.from_numpy(laws.ids.astype("int64")))
-    assert torch.allclose(gathered, torch.from_numpy(laws.probabilities).float(), atol=1e-3)
+    assert probs.ids.shape == probs.probabilities.shape == (2, 10, 8)
+    gathered = whole.gather(-1, torch.from_numpy(probs.ids.astype("int64")))
+    assert torch.allclose(gathered, torch.from_numpy(probs.probabilities).float(), atol=1e-3)

@@ -10,13 +10,13 @@ import torch
 from forerun.train.losses import distillation_loss, forward_kl, overlap, total_variation
 
 
-def random_laws(rows: int = 5, vocab: int = 7) -> tuple[torch.Tensor, torch.Tensor]:
+def random_probs(rows: int = 5, vocab: int = 7) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(3)
     return tuple(torch.softmax(2 * torch.randn(rows, vocab, generator=generator), -1) for _ in range(2))  # type: ignore[return-value]
 
 
-def test_with_whole_laws_they_are_the_textbook_divergences() -> None:
-    target, draft = random_laws()
+def test_with_whole_distribution_they_are_the_textbook_divergences() -> None:
+    target, draft = random_probs()
     probabilities, ids = target.topk(target.shape[1], dim=-1)
     for row in range(len(target)):
         p, q = target[row].tolist(), draft[row].tolist()
@@ -28,8 +28,8 @@ def test_with_whole_laws_they_are_the_textbook_divergences() -> None:
         assert float(total_variation(*one)) == pytest.approx(0.5 * sum(abs(a - b) for a, b in zip(p, q)), abs=1e-5)
 
 
-def test_truncated_laws_ignore_the_tail() -> None:
-    target, draft = random_laws()
+def test_truncated_distribution_ignore_the_tail() -> None:
+    target, draft = random_probs()
     probabilities, ids = target.topk(3, dim=-1)
     expected = [
         sum(min(target[row, token], draft[row, token]) for token in ids[row].tolist()) for row in range(len(target))
@@ -39,7 +39,7 @@ def test_truncated_laws_ignore_the_tail() -> None:
 
 @pytest.mark.parametrize("share", [0.0, 0.25, 1.0])
 def test_the_mixture_and_its_gradient(share: float) -> None:
-    target, draft = random_laws()
+    target, draft = random_probs()
     probabilities, ids = target.topk(4, dim=-1)
     logits = draft.log().clone().requires_grad_()
     loss = distillation_loss(logits, ids, probabilities, variation_share=share)

@@ -1,4 +1,4 @@
-"""What the proofs by enumeration share: random laws in fractions, and the distance from the target's law."""
+"""What the proofs by enumeration share: random distributions in fractions, and the distance from the target's."""
 
 from collections import defaultdict
 from fractions import Fraction
@@ -8,8 +8,8 @@ from random import Random
 import numpy as np
 
 
-class Laws:
-    """A law for every context: random fractions, among them zeros."""
+class Distributions:
+    """A distribution for every context: random fractions, among them zeros."""
 
     def __init__(self, seed, zeros=0.15, vocab_size=3):
         self.seed = seed
@@ -27,10 +27,10 @@ class Laws:
         return self.known[context]
 
 
-def total_variation(law, target, length, vocab_size=3):
+def total_variation(distribution, target, length, vocab_size=3):
     """Between what is emitted, completed to `length` tokens by the target, and the target itself."""
     completed = defaultdict(Fraction)
-    for tokens, chance in law.items():
+    for tokens, chance in distribution.items():
         for rest in product(range(vocab_size), repeat=length - len(tokens)):
             mass = chance
             for i, token in enumerate(rest):

@@ -8,9 +8,9 @@ from forerun.types import Draft, PackedDrafts, Sequence
 from forerun.verify import VERIFIERS, check_acceptance, rule_for, verify_step
 
 VOCAB = 8
-LAWS = torch.full((3, VOCAB), 1 / VOCAB)
-DRAWN, CHOSEN = Draft.chain([1, 2], LAWS), Draft.chain([1, 2])
-DRAWN_TREE = Draft([1, 2], [-1, -1], LAWS)
+UNIFORM = torch.full((3, VOCAB), 1 / VOCAB)
+DRAWN, CHOSEN = Draft.chain([1, 2], UNIFORM), Draft.chain([1, 2])
+DRAWN_TREE = Draft([1, 2], [-1, -1], UNIFORM)
 CHOSEN_TREE = Draft([1, 2], [-1, -1])
 GREEDY, PLAIN, SEEDED = SamplingParams(temperature=0), SamplingParams(), SamplingParams(seed=1)
 
@@ -72,9 +72,9 @@ def test_only_the_named_ones_are_lossy():
 
 def test_mixed_rules_verify_each_sequence_by_its_own():
     params = [GREEDY, PLAIN, SEEDED, SamplingParams(seed=2), PLAIN, PLAIN]
-    laws = torch.rand(4, VOCAB, generator=torch.Generator().manual_seed(1)).softmax(-1)
+    probs = torch.rand(4, VOCAB, generator=torch.Generator().manual_seed(1)).softmax(-1)
     chain, other = Draft.chain([1, 2, 3]), Draft.chain([1])
-    drafts = [chain, Draft.chain([4, 5, 6], laws), other, Draft.empty(), Draft.empty(), DRAWN_TREE]
+    drafts = [chain, Draft.chain([4, 5, 6], probs), other, Draft.empty(), Draft.empty(), DRAWN_TREE]
     rules = ["walk", "block", "coupled", "coupled", "walk", "traversal"]
     packed = PackedDrafts.of(drafts)
     logprobs = torch.randn(packed.offsets[-1], VOCAB, generator=torch.Generator().manual_seed(2)).log_softmax(-1)

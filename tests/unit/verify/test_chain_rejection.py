@@ -13,7 +13,7 @@ from forerun.verify.chain_rejection_math import BLOCK, TOKEN, excess
 RULES = {"token": TOKEN, "block": BLOCK}
 
 
-def random_laws(rows, vocab_size, seed, zeros=0.2, dtype=torch.float64):
+def random_probs(rows, vocab_size, seed, zeros=0.2, dtype=torch.float64):
     generator = torch.Generator().manual_seed(seed)
     weights = torch.rand(rows, vocab_size, generator=generator, dtype=dtype)
     weights *= torch.rand(rows, vocab_size, generator=generator) > zeros
@@ -22,9 +22,9 @@ def random_laws(rows, vocab_size, seed, zeros=0.2, dtype=torch.float64):
 
 
 def random_chain(length, vocab_size, seed, **options):
-    laws = random_laws(length + 1, vocab_size, seed, **options)
-    tokens = torch.multinomial(laws[:length], 1)[:, 0] if length else []
-    return Draft.chain(tokens, laws)
+    probs = random_probs(length + 1, vocab_size, seed, **options)
+    tokens = torch.multinomial(probs[:length], 1)[:, 0] if length else []
+    return Draft.chain(tokens, probs)
 
 
 def fractions(tensor):
@@ -34,7 +34,7 @@ def fractions(tensor):
 def exact(rule, draft, target):
     """Chances [n] and weights after each accepted length [n + 1, V], in fractions, without batch or padding."""
     n = draft.num_candidates
-    p, q = fractions(target[: n + 1]), fractions(draft.laws[: n + 1])
+    p, q = fractions(target[: n + 1]), fractions(draft.probs[: n + 1])
     tokens = draft.ids[:n]
     ratios = [p[i][x] / q[i][x] for i, x in enumerate(tokens)]
     carries = rule.carry(ratios)
@@ -49,7 +49,7 @@ def exact(rule, draft, target):
 def test_tensors_agree_with_fractions(name, vocab_size):
     drafts = [random_chain(length, vocab_size, seed) for seed, length in enumerate([3, 0, 1, 5, 4, 0, 2])]
     packed = PackedDrafts.of(drafts)
-    target = random_laws(packed.offsets[-1], vocab_size, seed=99)
+    target = random_probs(packed.offsets[-1], vocab_size, seed=99)
     chances, left, _ = VERIFIERS[name].weigh(packed, target)
     for index, draft in enumerate(drafts):
         rows = slice(packed.offsets[index], packed.offsets[index + 1])
@@ -64,7 +64,7 @@ def test_tensors_agree_with_fractions(name, vocab_size):
 def test_decision_given_the_uniform_numbers(name, seed, given_noise):
     length, vocab_size = seed % 5, 4
     draft = random_chain(length, vocab_size, seed)
-    target = random_laws(length + 1, vocab_size, seed=seed + 1000)
+    target = random_probs(length + 1, vocab_size, seed=seed + 1000)
     uniforms = torch.rand(length + 1, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)).tolist()
     verdict = VERIFIERS[name].verify(PackedDrafts.of([draft]), target.log(), given_noise(uniforms))[0]
 
@@ -81,9 +81,9 @@ def test_decision_given_the_uniform_numbers(name, seed, given_noise):
 
 @pytest.mark.parametrize("name", RULES)
 def test_impossible_tokens_are_never_accepted_even_at_zero(name, given_noise):
-    laws = torch.tensor([[0.5, 0.5, 0.0]]).repeat(3, 1)
+    probs = torch.tensor([[0.5, 0.5, 0.0]]).repeat(3, 1)
     target = torch.tensor([[0.0, 0.5, 0.5]]).repeat(3, 1)
-    draft = Draft.chain([0, 1], laws)
+    draft = Draft.chain([0, 1], probs)
     for u in (0.0, 1 - 2**-53):
         verdict = VERIFIERS[name].verify(PackedDrafts.of([draft]), target.log(), given_noise([0.0, 0.0, u]))[0]
         assert verdict.path == []
@@ -91,42 +91,44 @@ def test_impossible_tokens_are_never_accepted_even_at_zero(name, given_noise):
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_equal_laws_accept_everything(name, given_noise):
-    laws = random_laws(5, 11, seed=3, dtype=torch.float32)
-    draft = Draft.chain([0, 0, 0, 0], laws)
+def test_equal_distribution_accept_everything(name, given_noise):
+    probs = random_probs(5, 11, seed=3, dtype=torch.float32)
+    draft = Draft.chain([0, 0, 0, 0], probs)
     almost_one = 1 - 2**-53
-    target_logprobs = laws.double().log()
+    target_logprobs = probs.double().log()
     exact_draft = Draft.chain([0, 0, 0, 0], target_logprobs.exp())
     verdict = VERIFIERS[name].verify(PackedDrafts.of([exact_draft]), target_logprobs, given_noise([almost_one] * 5))[0]
     assert verdict.path == [0, 1, 2, 3]
     # Equal but for rounding: whatever is decided, the next token is one that the target can draw.
-    verdict = VERIFIERS[name].verify(PackedDrafts.of([draft]), laws.log(), given_noise([almost_one] * 5))[0]
-    assert laws[len(verdict.path), verdict.next_token] > 0
+    verdict = VERIFIERS[name].verify(PackedDrafts.of([draft]), probs.log(), given_noise([almost_one] * 5))[0]
+    assert probs[len(verdict.path), verdict.next_token] > 0
 
 
 @pytest.mark.parametrize("name", RULES)
 def test_token_that_the_draft_could_not_have_drawn(name, given_noise):
-    laws = torch.tensor([[0.0, 1.0], [0.0, 1.0], [0.0, 1.0]])
+    probs = torch.tensor([[0.0, 1.0], [0.0, 1.0], [0.0, 1.0]])
     target = torch.tensor([[1.0, 0.0], [0.5, 0.5], [1.0, 0.0]])
-    chances, left, _ = VERIFIERS[name].weigh(PackedDrafts.of([Draft.chain([0, 0], laws)]), target)
+    chances, left, _ = VERIFIERS[name].weigh(PackedDrafts.of([Draft.chain([0, 0], probs)]), target)
     assert np.isfinite(chances).all() and torch.isfinite(left).all()
     verdict = VERIFIERS[name].verify(
-        PackedDrafts.of([Draft.chain([0, 0], laws)]), target.log(), given_noise([0.5, 0.5, 0.5])
+        PackedDrafts.of([Draft.chain([0, 0], probs)]), target.log(), given_noise([0.5, 0.5, 0.5])
     )[0]
     assert verdict.path == [0, 1] and verdict.next_token == 0
 
 
 @pytest.mark.parametrize("name", RULES)
 def test_probes_are_not_accepted_and_do_not_move_the_bonus(name, given_noise):
-    laws = random_laws(5, 6, seed=5)
-    target = laws.clone()
-    laws[2] = torch.tensor([1.0, 0, 0, 0, 0, 0])
-    target[2] = torch.tensor([0.5, 0, 0, 0, 0, 0.5])  # its excess over the law that drew the probe is token 5 alone
-    chain = Draft.chain([0, 0, 0, 0], laws)
-    probed = Draft(chain.token_ids, chain.parents, laws, num_candidates=2)
+    probs = random_probs(5, 6, seed=5)
+    target = probs.clone()
+    probs[2] = torch.tensor([1.0, 0, 0, 0, 0, 0])
+    target[2] = torch.tensor(
+        [0.5, 0, 0, 0, 0, 0.5]
+    )  # its excess over the distribution that drew the probe is token 5 alone
+    chain = Draft.chain([0, 0, 0, 0], probs)
+    probed = Draft(chain.token_ids, chain.parents, probs, num_candidates=2)
     verdict = VERIFIERS[name].verify(PackedDrafts.of([probed]), target.log(), given_noise([0.9, 0.9, 0.1]))[0]
     assert verdict.path == [0, 1] and verdict.next_token == 0
-    only_probes = Draft(chain.token_ids, chain.parents, laws, num_candidates=0)
+    only_probes = Draft(chain.token_ids, chain.parents, probs, num_candidates=0)
     verdict = VERIFIERS[name].verify(PackedDrafts.of([only_probes]), target.log(), given_noise([0.0]))[0]
     assert verdict.path == []
 
@@ -135,7 +137,7 @@ def test_probes_are_not_accepted_and_do_not_move_the_bonus(name, given_noise):
 def test_company_and_padding_change_nothing(name, fresh_noise):
     drafts = [random_chain(length, 9, seed, dtype=torch.float32) for seed, length in enumerate([4, 0, 2, 7])]
     packed = PackedDrafts.of(drafts)
-    target = random_laws(packed.offsets[-1], 9, seed=7, dtype=torch.float32)
+    target = random_probs(packed.offsets[-1], 9, seed=7, dtype=torch.float32)
     chances, left, _ = VERIFIERS[name].weigh(packed, target)
     for index, draft in enumerate(drafts):
         rows = slice(packed.offsets[index], packed.offsets[index + 1])
@@ -144,9 +146,9 @@ def test_company_and_padding_change_nothing(name, fresh_noise):
         assert torch.equal(left[rows], alone_left)
 
 
-def test_missing_or_misshapen_laws_are_named(fresh_noise):
+def test_missing_or_misshapen_distribution_are_named(fresh_noise):
     logprobs = torch.zeros(2, 4).log_softmax(-1)
-    with pytest.raises(ValueError, match="laws"):
+    with pytest.raises(ValueError, match="distributions"):
         VERIFIERS["block"].verify(PackedDrafts.of([Draft.chain([1])]), logprobs, fresh_noise())
     with pytest.raises(ValueError, match="shape"):
         VERIFIERS["block"].verify(PackedDrafts.of([Draft.chain([1], torch.ones(2, 3))]), logprobs, fresh_noise())
@@ -158,18 +160,18 @@ def test_weights_have_the_bits_of_the_formula(name, dtype):
     """Whatever is computed in place, and however many drafts there are."""
     chains = [random_chain(length, 4099, seed, dtype=dtype) for seed, length in enumerate([4, 0, 2])]
     probed = random_chain(3, 4099, 9, dtype=dtype)
-    chains.append(Draft(probed.token_ids, probed.parents, probed.laws, num_candidates=1))
+    chains.append(Draft(probed.token_ids, probed.parents, probed.probs, num_candidates=1))
     for drafts in (chains, chains[:1], chains[3:]):
         packed = PackedDrafts.of(drafts)
-        target = random_laws(packed.offsets[-1], 4099, seed=17, dtype=dtype)
-        before = [draft.laws.clone() for draft in drafts], target.clone()
+        target = random_probs(packed.offsets[-1], 4099, seed=17, dtype=dtype)
+        before = [draft.probs.clone() for draft in drafts], target.clone()
         _, left, masses = VERIFIERS[name].weigh(packed, target)
-        assert torch.equal(target, before[1]) and all(map(torch.equal, before[0], [draft.laws for draft in drafts]))
+        assert torch.equal(target, before[1]) and all(map(torch.equal, before[0], [draft.probs for draft in drafts]))
         expected = target.clone()
         for draft, start in zip(drafts, packed.offsets):
             carry = np.ones(1)
             for node in range(draft.num_candidates):
-                p, q = target[start + node], draft.laws[node]
+                p, q = target[start + node], draft.probs[node]
                 expected[start + node] = (torch.from_numpy(carry).to(dtype) * p - q).clip(min=0)
                 if name == "block":
                     token = draft.ids[node]

@@ -15,19 +15,19 @@ import pytest
 
 from forerun.verify.chain_rejection_math import BLOCK, TOKEN, excess, unit_carry, up_to_first_failure
 
-from .enumeration import Laws, total_variation
+from .enumeration import Distributions, total_variation
 
 RULES = {"token": TOKEN, "block": BLOCK}
 
 
 class Sharpened:
-    """The same laws at half the temperature."""
+    """The same distributions at half the temperature."""
 
-    def __init__(self, laws):
-        self.laws = laws
+    def __init__(self, probs):
+        self.probs = probs
 
     def __getitem__(self, context):
-        squares = self.laws[context] ** 2
+        squares = self.probs[context] ** 2
         return squares / squares.sum()
 
 
@@ -61,8 +61,8 @@ def weigh(rule, chain, target, draft):
 
 
 def emitted(rule, chains, target, draft, wrong_residual=False):
-    """Law of (accepted tokens, next token), and the expected number of accepted tokens."""
-    law, accepted = defaultdict(Fraction), Fraction(0)
+    """Distribution of (accepted tokens, next token), and the expected number of accepted tokens."""
+    distribution, accepted = defaultdict(Fraction), Fraction(0)
     for chain, chain_chance in chains:
         chances, left = weigh(rule, chain, target, draft)
         if wrong_residual:
@@ -77,27 +77,27 @@ def emitted(rule, chains, target, draft, wrong_residual=False):
             accepted += chance * length
             weights = left[length] if left[length].sum() else target[chain[:length]]
             for token, weight in enumerate(weights):
-                law[(*chain[:length], token)] += chance * weight / weights.sum()
-    return law, accepted
+                distribution[(*chain[:length], token)] += chance * weight / weights.sum()
+    return distribution, accepted
 
 
 @pytest.mark.parametrize("name", RULES)
 @pytest.mark.parametrize("length", [0, 1, 2, 3, 4])
 @pytest.mark.parametrize("seed", range(4))
 def test_rule_is_exact(name, length, seed):
-    target, draft = Laws(f"target{seed}"), Laws(f"draft{seed}")
-    law, _ = emitted(RULES[name], draw_chains(draft, length), target, draft)
-    assert total_variation(law, target, length + 1) == 0
+    target, draft = Distributions(f"target{seed}"), Distributions(f"draft{seed}")
+    distribution, _ = emitted(RULES[name], draw_chains(draft, length), target, draft)
+    assert total_variation(distribution, target, length + 1) == 0
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_rule_is_exact_where_the_laws_are_equal_or_disjoint(name):
+def test_rule_is_exact_where_the_distribution_are_equal_or_disjoint(name):
     class Constant(dict):
         def __missing__(self, context):
-            return self["law"]
+            return self["distribution"]
 
     def constant(*weights):
-        return Constant(law=np.array([Fraction(weight, sum(weights)) for weight in weights], dtype=object))
+        return Constant(distribution=np.array([Fraction(weight, sum(weights)) for weight in weights], dtype=object))
 
     for target, draft in [
         (constant(1, 2, 3), constant(1, 2, 3)),
@@ -105,15 +105,15 @@ def test_rule_is_exact_where_the_laws_are_equal_or_disjoint(name):
         (constant(0, 1, 0), constant(0, 1, 0)),
         (constant(0, 3, 1), constant(2, 1, 0)),
     ]:
-        law, accepted = emitted(RULES[name], draw_chains(draft, 3), target, draft)
-        assert total_variation(law, target, 4) == 0
-        if np.array_equal(target["law"], draft["law"]):
+        distribution, accepted = emitted(RULES[name], draw_chains(draft, 3), target, draft)
+        assert total_variation(distribution, target, 4) == 0
+        if np.array_equal(target["distribution"], draft["distribution"]):
             assert accepted == 3
 
 
 @pytest.mark.parametrize("name", RULES)
 def test_stopping_at_a_token_is_exact_if_the_token_is_verified(name):
-    target, draft = Laws("target", zeros=0), Laws("draft", zeros=0)
+    target, draft = Distributions("target", zeros=0), Distributions("draft", zeros=0)
     kept = draw_chains(draft, 3, stop_below=Fraction(3, 10))
     dropped = draw_chains(draft, 3, stop_below=Fraction(3, 10), drop=True)
     assert total_variation(emitted(RULES[name], kept, target, draft)[0], target, 4) == 0
@@ -121,38 +121,38 @@ def test_stopping_at_a_token_is_exact_if_the_token_is_verified(name):
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_law_of_another_temperature_is_lossy(name):
-    target, draft = Laws("target", zeros=0), Laws("draft", zeros=0)
-    law, _ = emitted(RULES[name], draw_chains(draft, 3), target, Sharpened(draft))
-    assert total_variation(law, target, 4) > Fraction(1, 100)
+def test_distribution_of_another_temperature_is_lossy(name):
+    target, draft = Distributions("target", zeros=0), Distributions("draft", zeros=0)
+    distribution, _ = emitted(RULES[name], draw_chains(draft, 3), target, Sharpened(draft))
+    assert total_variation(distribution, target, 4) > Fraction(1, 100)
 
 
 def test_stopping_at_the_first_failure_breaks_block():
-    target, draft = Laws("target", zeros=0), Laws("draft", zeros=0)
+    target, draft = Distributions("target", zeros=0), Distributions("draft", zeros=0)
     broken = replace(BLOCK, length=up_to_first_failure)
     assert total_variation(emitted(broken, draw_chains(draft, 3), target, draft)[0], target, 4) > Fraction(1, 100)
 
 
 def test_residual_without_the_carry_breaks_block():
-    target, draft = Laws("target", zeros=0), Laws("draft", zeros=0)
-    law, _ = emitted(BLOCK, draw_chains(draft, 3), target, draft, wrong_residual=True)
-    assert total_variation(law, target, 4) > 0
+    target, draft = Distributions("target", zeros=0), Distributions("draft", zeros=0)
+    distribution, _ = emitted(BLOCK, draw_chains(draft, 3), target, draft, wrong_residual=True)
+    assert total_variation(distribution, target, 4) > 0
 
 
 def test_expected_accepted_tokens():
     class Constant(dict):
         def __missing__(self, context):
-            return self["law"]
+            return self["distribution"]
 
-    target = Constant(law=np.array([Fraction(1, 3), Fraction(2, 3), Fraction(0)], dtype=object))
-    draft = Constant(law=np.array([Fraction(2, 3), Fraction(1, 3), Fraction(0)], dtype=object))
+    target = Constant(distribution=np.array([Fraction(1, 3), Fraction(2, 3), Fraction(0)], dtype=object))
+    draft = Constant(distribution=np.array([Fraction(2, 3), Fraction(1, 3), Fraction(0)], dtype=object))
     assert emitted(TOKEN, draw_chains(draft, 2), target, draft)[1] == Fraction(10, 9)
     assert emitted(BLOCK, draw_chains(draft, 2), target, draft)[1] == Fraction(11, 9)
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_block_accepts_no_fewer_tokens_than_token_level_rejection(seed):
-    target, draft = Laws(f"target{seed}"), Laws(f"draft{seed}")
+    target, draft = Distributions(f"target{seed}"), Distributions(f"draft{seed}")
     token = emitted(TOKEN, draw_chains(draft, 3), target, draft)[1]
     block = emitted(BLOCK, draw_chains(draft, 3), target, draft)[1]
     assert block >= token

@@ -13,17 +13,17 @@ from forerun.verify.chain_rejection_math import BLOCK, up_to_first_failure
 VOCAB, SAMPLES = 3, 100_000
 
 
-def laws(seed):
-    """Laws after no token [V], one [V, V] and two [V, V, V]."""
+def probs(seed):
+    """Distributions after no token [V], one [V, V] and two [V, V, V]."""
     generator = torch.Generator().manual_seed(seed)
     return [torch.rand(*[VOCAB] * depth, generator=generator).pow(2).add(0.02) for depth in (1, 2, 3)]
 
 
-TARGET, DRAFT = ([law / law.sum(-1, keepdim=True) for law in laws(seed)] for seed in (1, 2))
+TARGET, DRAFT = ([distribution / distribution.sum(-1, keepdim=True) for distribution in probs(seed)] for seed in (1, 2))
 
 
 def rows(table, tokens):
-    """[B, 3, V] the laws along drafted tokens [B, 2]."""
+    """[B, 3, V] the distributions along drafted tokens [B, 2]."""
     first, second = tokens.T
     return torch.stack([table[0].expand(len(tokens), -1), table[1][first], table[2][first, second]], dim=1)
 
@@ -34,10 +34,10 @@ def proposals():
     generator = torch.Generator().manual_seed(5)
     drafted = torch.zeros(SAMPLES, 2, dtype=torch.int64)
     for place in range(2):
-        law = rows(DRAFT, drafted)[:, place]
-        drafted[:, place] = torch.multinomial(law, 1, generator=generator)[:, 0]
+        distribution = rows(DRAFT, drafted)[:, place]
+        drafted[:, place] = torch.multinomial(distribution, 1, generator=generator)[:, 0]
     chains = torch.cartesian_prod(torch.arange(VOCAB), torch.arange(VOCAB))
-    drafts = [Draft.chain(chain, law) for chain, law in zip(chains, rows(DRAFT, chains))]
+    drafts = [Draft.chain(chain, distribution) for chain, distribution in zip(chains, rows(DRAFT, chains))]
     return drafted, [drafts[index] for index in (drafted @ torch.tensor([VOCAB, 1])).tolist()]
 
 
@@ -50,9 +50,9 @@ def emitted(verifier, noise, proposals):
     following = torch.tensor([verdict.next_token for verdict in verdicts])
     tokens = torch.cat([drafted, torch.zeros(SAMPLES, 1, dtype=torch.int64)], dim=1)
     tokens[torch.arange(SAMPLES), lengths] = following
-    for place in range(3):  # what the step left open is completed by the target's own law
-        law = rows(TARGET, tokens[:, :2])[:, place]
-        drawn = torch.multinomial(law, 1, generator=generator)[:, 0]
+    for place in range(3):  # what the step left open is completed by the target's own distribution
+        distribution = rows(TARGET, tokens[:, :2])[:, place]
+        drawn = torch.multinomial(distribution, 1, generator=generator)[:, 0]
         tokens[:, place] = torch.where(lengths < place, drawn, tokens[:, place])
     return torch.bincount((tokens * torch.tensor([9, 3, 1])).sum(-1), minlength=27)
 

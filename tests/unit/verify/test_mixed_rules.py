@@ -13,19 +13,19 @@ RULES = ["traversal", "walk", "block", "coupled", "token", "block", "multi-step"
 
 
 def drafted(rule: str, generator: torch.Generator, near: torch.Tensor) -> Draft:
-    """A draft such as the rule is for, drawn from laws near the target's."""
+    """A draft such as the rule is for, drawn from distributions near the target's."""
 
-    def laws(rows: int) -> torch.Tensor:
+    def probs(rows: int) -> torch.Tensor:
         return (near[:rows] + torch.randn(rows, VOCAB, generator=generator, dtype=torch.float64)).softmax(-1)
 
     if rule in ("block", "token"):
-        own = laws(4)
+        own = probs(4)
         return Draft.chain(torch.multinomial(own[:3], 1, generator=generator)[:, 0].tolist(), own)
     if rule in ("traversal", "multi-step"):
-        own = laws(5)
+        own = probs(5)
         parents = [-1, -1, 0, 1]
         tokens = [int(torch.multinomial(own[parent + 1], 1, generator=generator)) for parent in parents]
-        return tree_draft(tokens, parents, laws=own)
+        return tree_draft(tokens, parents, probs=own)
     return Draft.chain(near[:3].argmax(-1).tolist())
 
 

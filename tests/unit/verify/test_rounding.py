@@ -1,4 +1,4 @@
-"""Laws that are equal but for an ulp, chances near zero, and what lossy rules prefer."""
+"""Distributions that are equal but for an ulp, chances near zero, and what lossy rules prefer."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_where_no_excess_is_left_the_next_token_is_the_targets(
     name: str, length: int, dtype: torch.dtype, given_noise
 ) -> None:
     """The draft's chance of its own token is an ulp above the target's: that token is refused by rounding alone, and
-    nothing of the target's law lies above the draft's."""
+    nothing of the target's distribution lies above the draft's."""
     almost_one = 1 - 2**-53
     refused = 0
     for seed in range(200):
@@ -33,12 +33,12 @@ def test_where_no_excess_is_left_the_next_token_is_the_targets(
         logprobs = torch.randn(length + 1, VOCAB, generator=generator, dtype=dtype).log_softmax(-1)
         target = logprobs.exp()
         tokens = target[:length].argmax(-1).tolist()
-        laws = target.clone()
+        probs = target.clone()
         for row, token in enumerate(tokens):
-            laws[row, token] = torch.nextafter(target[row, token], torch.tensor(2.0, dtype=dtype))
+            probs[row, token] = torch.nextafter(target[row, token], torch.tensor(2.0, dtype=dtype))
         last = uniforms(1, seed)[0]
         noise = given_noise([*[almost_one] * length, last])
-        (verdict,) = VERIFIERS[name].verify(PackedDrafts.of([Draft.chain(tokens, laws)]), logprobs, noise)
+        (verdict,) = VERIFIERS[name].verify(PackedDrafts.of([Draft.chain(tokens, probs)]), logprobs, noise)
         row = len(verdict.path)
         assert 0 <= verdict.next_token < VOCAB
         cumulative = target[row].double().cumsum(0)
@@ -49,7 +49,7 @@ def test_where_no_excess_is_left_the_next_token_is_the_targets(
 
 @pytest.mark.parametrize("name", ["token", "block"])
 def test_a_row_without_excess_beside_rows_with_some(name: str, given_noise) -> None:
-    """Only the row that needs it falls back on the target's law."""
+    """Only the row that needs it falls back on the target's distribution."""
     logprobs = torch.tensor([[0.5, 0.25, 0.25, 0.0]] * 4, dtype=torch.float64).log()
     target = logprobs.exp()
     equal = target[:2].clone()
@@ -69,8 +69,8 @@ def test_a_row_without_excess_beside_rows_with_some(name: str, given_noise) -> N
 def test_a_small_chance_of_the_draft_is_taken_at_its_word(name: str, chance: float, given_noise) -> None:
     """A token that the draft drew with a tiny chance is accepted with the ratio of both chances, not always."""
     target = torch.tensor([[chance / 4, 1.0, 0.0], [0.0, 0.0, 1.0]], dtype=torch.float64)
-    laws = torch.tensor([[chance, 0.0, 1.0], [0.0, 0.0, 0.0]], dtype=torch.float64)
-    packed = PackedDrafts.of([tree_draft([0], [-1], laws=laws)])
+    probs = torch.tensor([[chance, 0.0, 1.0], [0.0, 0.0, 0.0]], dtype=torch.float64)
+    packed = PackedDrafts.of([tree_draft([0], [-1], probs=probs)])
     for uniform, path, token in ((0.2499, [0], 2), (0.2501, [], 1), (0.9, [], 1)):
         (verdict,) = VERIFIERS[name].verify(packed, target.log(), given_noise([uniform, 0.5]))
         assert (verdict.path, verdict.next_token) == (path, token)

@@ -8,7 +8,7 @@ import pytest
 
 from forerun.verify import tree_rejection_math
 
-from .enumeration import Laws
+from .enumeration import Distributions
 from .tree_enumeration import REPLACEMENT, RULES, SHAPES, distance, draw_trees, emitted, rules
 
 
@@ -45,11 +45,21 @@ MUTANTS = {
         TRAVERSAL,
         (True, False),
     ),
-    "law not renormalised": ("draft_mass = _number(draft.sum())", "pass", BOTH, (False,)),
-    "token not removed from the law": ("if not tree.replacement and child", "if False and child", BOTH, (False,)),
-    "law of another row": ("tree.draft(self._row)", "tree.draft(0)", BOTH, (True, False)),
+    "distribution not renormalised": ("draft_mass = _number(draft.sum())", "pass", BOTH, (False,)),
+    "token not removed from the distribution": (
+        "if not tree.replacement and child",
+        "if False and child",
+        BOTH,
+        (False,),
+    ),
+    "distribution of another row": ("tree.draft(self._row)", "tree.draft(0)", BOTH, (True, False)),
     "order reversed": ("for child in children:", "for child in children[::-1]:", BOTH, (False,)),
-    "bonus from the target's law": ("else self._target", "else self._tree.target(self._row)", BOTH, (True, False)),
+    "bonus from the target's distribution": (
+        "else self._target",
+        "else self._tree.target(self._row)",
+        BOTH,
+        (True, False),
+    ),
     "bonus from the root": ("return (row, residual.weights)", "return (row, tree.target(0))", TRAVERSAL, (True, False)),
     "bonus from the root, level by level": (
         "return row, residual.weights",
@@ -65,33 +75,36 @@ MUTANTS = {
 def test_broken_rules_are_lossy(mutant):
     line, instead, names, replacements = MUTANTS[mutant]
     broken = rules(mutated((line, instead)))
-    laws = [(Laws("target1", zeros=0), Laws("draft1", zeros=0)), (Laws("target1"), Laws("draft1", zeros=0.5))]
+    probs = [
+        (Distributions("target1", zeros=0), Distributions("draft1", zeros=0)),
+        (Distributions("target1"), Distributions("draft1", zeros=0.5)),
+    ]
     for name in names:
         for replacement in replacements:
             assert any(
                 distance(broken[name], SHAPES[shape], *pair, replacement) > 0
                 for shape in ("uneven", "three, then one")
-                for pair in laws
+                for pair in probs
             )
 
 
 def test_mutation_itself_changes_nothing():
     same = rules(mutated(("self.share *= 0", "self.share *= 0")))
     for name in RULES:
-        assert distance(same[name], SHAPES["uneven"], Laws("target1"), Laws("draft1"), False) == 0
+        assert distance(same[name], SHAPES["uneven"], Distributions("target1"), Distributions("draft1"), False) == 0
 
 
 @pytest.mark.parametrize("name", RULES)
 def test_accepting_children_drawn_from_nothing_is_lossy(name):
     broken = rules(mutated((NOT_PASSED_OVER[0], f"                yield child, tree.one\n{NOT_PASSED_OVER[0]}")))
-    target, draft = Laws("target1", zeros=0), Laws("draft1", zeros=0.6)
+    target, draft = Distributions("target1", zeros=0), Distributions("draft1", zeros=0.6)
     assert distance(broken[name], SHAPES["one level"], target, draft, False, filler=0) > Fraction(1, 100)
 
 
 @pytest.mark.parametrize("name", RULES)
 def test_removing_tokens_drawn_with_replacement(name):
     """Lossy, unless duplicates are passed over: what stays was drawn without replacement, and is accepted less."""
-    target, draft = Laws("target1", zeros=0), Laws("draft1", zeros=0)
+    target, draft = Distributions("target1", zeros=0), Distributions("draft1", zeros=0)
     broken = rules(mutated(REMOVED_THOUGH_REPLACED, NOT_PASSED_OVER))[name]
     assert distance(broken, SHAPES["one level"], target, draft, True) > 0
     wasteful = rules(mutated(REMOVED_THOUGH_REPLACED))[name]
@@ -103,12 +116,12 @@ def test_removing_tokens_drawn_with_replacement(name):
 
 @pytest.mark.parametrize("name", RULES)
 @REPLACEMENT
-def test_laws_of_other_temperature_are_lossy(name, replacement):
+def test_distribution_of_other_temperature_are_lossy(name, replacement):
     class Sharpened:
         def __getitem__(self, context):
             return draft[context] ** 2 / (draft[context] ** 2).sum()
 
-    target, draft = Laws("target", zeros=0), Laws("draft", zeros=0)
+    target, draft = Distributions("target", zeros=0), Distributions("draft", zeros=0)
     assert distance(rules()[name], SHAPES["uneven"], target, draft, replacement, told=Sharpened()) > Fraction(1, 100)
 
 
@@ -125,5 +138,5 @@ def test_breaking_off_at_the_first_failure_is_lossy(replacement, shape):
             row = row if taken is None else taken + 1
         return tree_rejection_math.traversal(tree, lambda node, chance: node == row - 1)
 
-    target, draft = Laws("target", zeros=0), Laws("draft", zeros=0)
+    target, draft = Distributions("target", zeros=0), Distributions("draft", zeros=0)
     assert distance(broken, SHAPES[shape], target, draft, replacement) > Fraction(1, 100)

@@ -16,7 +16,7 @@ REPLACEMENT = pytest.mark.parametrize("replacement", [True, False], ids=["with",
 ALMOST_ONE = 1 - 2**-53
 
 
-def random_laws(rows, vocab_size, generator, zeros=0.2, dtype=torch.float64):
+def random_probs(rows, vocab_size, generator, zeros=0.2, dtype=torch.float64):
     weights = torch.rand(rows, vocab_size, generator=generator, dtype=dtype)
     weights *= torch.rand(rows, vocab_size, generator=generator) > zeros
     weights[:, 0] += 0.01
@@ -28,20 +28,20 @@ def random_parents(size, generator):
 
 
 def random_tree(parents, vocab_size, seed, replacement=True, dtype=torch.float64):
-    """A drawn draft, and the target's laws for it, not far from its own."""
+    """A drawn draft, and the target's distributions for it, not far from its own."""
     generator = torch.Generator().manual_seed(seed)
     if isinstance(parents, int):
         parents = random_parents(parents, generator)
-    laws = random_laws(len(parents) + 1, vocab_size, generator, dtype=dtype)
-    target = (laws + random_laws(len(parents) + 1, vocab_size, generator, dtype=dtype)) / 2
+    probs = random_probs(len(parents) + 1, vocab_size, generator, dtype=dtype)
+    target = (probs + random_probs(len(parents) + 1, vocab_size, generator, dtype=dtype)) / 2
     tokens = torch.zeros(len(parents), dtype=torch.int64)
-    left = laws.clone()
+    left = probs.clone()
     for node, parent in enumerate(parents):
-        law = left[parent + 1]
-        tokens[node] = torch.multinomial(law, 1, generator=generator)[0] if law.sum() > 0 else 0
+        distribution = left[parent + 1]
+        tokens[node] = torch.multinomial(distribution, 1, generator=generator)[0] if distribution.sum() > 0 else 0
         if not replacement:
-            law[tokens[node]] = 0
-    return Draft(tokens, parents, laws, replacement), target
+            distribution[tokens[node]] = 0
+    return Draft(tokens, parents, probs, replacement), target
 
 
 def fractions(row):
@@ -55,7 +55,7 @@ def exact_verdict(rule, draft, target, uniforms):
         draft.ids,
         [[i for i in range(draft.num_candidates) if parents[i] == node] for node in range(-1, len(parents))],
         lambda row: fractions(target[row]),
-        lambda row: fractions(draft.laws[row]),
+        lambda row: fractions(draft.probs[row]),
         draft.replacement,
         Fraction(1),
     )
@@ -78,10 +78,10 @@ def test_decision_given_the_uniform_numbers(name, replacement, dtype, given_nois
         draft, target = random_tree(seed % 9, 4, seed, replacement, dtype)
         generator = torch.Generator().manual_seed(seed + 1)
         uniforms = torch.rand(len(draft) + 1, dtype=torch.float64, generator=generator).tolist()
-        noise, before = given_noise(uniforms), draft.laws.clone()
+        noise, before = given_noise(uniforms), draft.probs.clone()
         verdict = VERIFIERS[name].verify(PackedDrafts.of([draft]), target.log(), noise)[0]
         assert noise.uniforms == []  # as many as asked for, whatever was decided
-        assert torch.equal(draft.laws, before)
+        assert torch.equal(draft.probs, before)
         assert verdict == exact_verdict(RULES[name], draft, target, uniforms)
         lengths.add(len(verdict.path))
     assert lengths >= {0, 1, 2, 3}
@@ -104,7 +104,7 @@ def test_chains_get_the_verdicts_of_the_rule_for_chains(name, replacement, given
 @REPLACEMENT
 def test_company_changes_nothing(name, replacement, given_noise):
     items = [random_tree(size, 9, seed, replacement, torch.float32) for seed, size in enumerate([6, 0, 3, 9])]
-    items.insert(1, (Draft.empty(), random_laws(1, 9, torch.Generator().manual_seed(1), dtype=torch.float32)))
+    items.insert(1, (Draft.empty(), random_probs(1, 9, torch.Generator().manual_seed(1), dtype=torch.float32)))
     packed = PackedDrafts.of([draft for draft, _ in items])
     uniforms = torch.rand(len(items), 10, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
     together = VERIFIERS[name].verify(
@@ -116,9 +116,9 @@ def test_company_changes_nothing(name, replacement, given_noise):
     assert VERIFIERS[name].verify(PackedDrafts.of([]), torch.zeros(0, 9), given_noise([])) == []
 
 
-def siblings(tokens, law, replacement=True, **options):
-    laws = torch.as_tensor(law).repeat(len(tokens) + 1, 1)
-    return Draft(tokens, [-1] * len(tokens), laws, replacement, **options)
+def siblings(tokens, distribution, replacement=True, **options):
+    probs = torch.as_tensor(distribution).repeat(len(tokens) + 1, 1)
+    return Draft(tokens, [-1] * len(tokens), probs, replacement, **options)
 
 
 @pytest.mark.parametrize("name", RULES)
@@ -132,7 +132,7 @@ def test_impossible_tokens_are_never_accepted_even_at_zero(name, replacement, gi
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_exhausted_law_leaves_the_remainder_of_the_target(name, given_noise):
+def test_exhausted_distribution_leaves_the_remainder_of_the_target(name, given_noise):
     """Both tokens that the draft knows are offered and rejected; what follows is no draw of it."""
     draft = siblings([0, 1, 2, 3], [0.5, 0.5, 0.0, 0.0], replacement=False)
     target = torch.tensor([[0.1, 0.1, 0.4, 0.4]]).repeat(5, 1)
@@ -144,10 +144,10 @@ def test_exhausted_law_leaves_the_remainder_of_the_target(name, given_noise):
 
 @pytest.mark.parametrize("name", RULES)
 @pytest.mark.parametrize("rest", [1e-12, 1e-36, 1e-42])
-def test_next_to_nothing_left_of_the_law(name, rest, given_noise):
-    """Without replacement, a sharp law leaves little to the second draw: it is the whole of the law then."""
-    law = torch.tensor([[1.0, rest, 3 * rest]])
-    draft = Draft([0, 1], [-1, -1], law.repeat(3, 1), replacement=False)
+def test_next_to_nothing_left_of_the_distribution(name, rest, given_noise):
+    """Without replacement, a sharp distribution leaves little to the second draw: it is all of it then."""
+    distribution = torch.tensor([[1.0, rest, 3 * rest]])
+    draft = Draft([0, 1], [-1, -1], distribution.repeat(3, 1), replacement=False)
     target = torch.tensor([[0.0, 0.125, 0.875]]).repeat(3, 1)
     for u, verdict in [(0.49, Verdict([1], 2)), (0.51, Verdict([], 2))]:  # accepted with 0.125 / 0.25
         assert VERIFIERS[name].verify(PackedDrafts.of([draft]), target.log(), given_noise([0.0, u, 0.5])) == [verdict]
@@ -155,10 +155,10 @@ def test_next_to_nothing_left_of_the_law(name, rest, given_noise):
 
 @pytest.mark.parametrize("name", RULES)
 @pytest.mark.parametrize("rest", [1e-12, 1e-36])
-def test_residual_after_next_to_nothing_was_left_of_the_law(name, rest, given_noise):
+def test_residual_after_next_to_nothing_was_left_of_the_distribution(name, rest, given_noise):
     """The second child holds more of the draft's remainder than of the target's: if it falls, the other is meant."""
-    law = torch.tensor([[1.0, rest, 2 * rest]])
-    draft = Draft([0, 2], [-1, -1], law.repeat(3, 1), replacement=False)
+    distribution = torch.tensor([[1.0, rest, 2 * rest]])
+    draft = Draft([0, 2], [-1, -1], distribution.repeat(3, 1), replacement=False)
     target = torch.tensor([[0.0, 0.5, 0.5]]).repeat(3, 1)
     noise = given_noise([0.0, 0.76, ALMOST_ONE])  # accepted with (1 / 2) / (2 / 3)
     assert VERIFIERS[name].verify(PackedDrafts.of([draft]), target.log(), noise) == [Verdict([], 1)]
@@ -186,9 +186,9 @@ def test_an_excess_of_rounding_overflows_nowhere(name, replacement, given_noise)
 @pytest.mark.parametrize("name", RULES)
 @REPLACEMENT
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_equal_laws_accept_a_whole_path(name, replacement, dtype, given_noise):
+def test_equal_distribution_accept_a_whole_path(name, replacement, dtype, given_noise):
     draft, _ = random_tree([-1, -1, 0, 0, 2], 11, 4, replacement, torch.float32)
-    logprobs = draft.laws.log().to(dtype)
+    logprobs = draft.probs.log().to(dtype)
     wide = torch.float32 if dtype == torch.bfloat16 else dtype
     equal = Draft(draft.token_ids, draft.parents, logprobs.to(wide).exp(), replacement)
     noise = given_noise([ALMOST_ONE] * 6)
@@ -196,7 +196,7 @@ def test_equal_laws_accept_a_whole_path(name, replacement, dtype, given_noise):
     # Equal but for rounding: whatever is decided, the next token is one that the target can draw.
     nearly = Draft(draft.token_ids, draft.parents, logprobs.double().exp() * (1 + 1e-7), replacement)
     verdict = VERIFIERS[name].verify(PackedDrafts.of([nearly]), logprobs, given_noise([ALMOST_ONE] * 6))[0]
-    assert draft.laws[verdict.path[-1] + 1 if verdict.path else 0, verdict.next_token] > 0
+    assert draft.probs[verdict.path[-1] + 1 if verdict.path else 0, verdict.next_token] > 0
 
 
 @pytest.mark.parametrize("name", RULES)
@@ -206,9 +206,9 @@ def test_probes_are_not_accepted(name, replacement, given_noise):
     draft, target = random_tree(parents, 6, 2, replacement)
     probed = Draft(draft.token_ids, draft.parents, target.clone(), replacement, num_candidates=2)
     verdict = VERIFIERS[name].verify(PackedDrafts.of([probed]), target.log(), given_noise([0.9, 0.9, 0.1]))[0]
-    assert verdict.path == [0, 1]  # the laws are equal; the probes below and beside take no part
+    assert verdict.path == [0, 1]  # the distributions are equal; the probes below and beside take no part
     verdict = VERIFIERS[name].verify(
-        PackedDrafts.of([Draft(draft.token_ids, draft.parents, draft.laws, replacement, num_candidates=0)]),
+        PackedDrafts.of([Draft(draft.token_ids, draft.parents, draft.probs, replacement, num_candidates=0)]),
         target.log(),
         given_noise([0.0]),
     )[0]
@@ -216,10 +216,10 @@ def test_probes_are_not_accepted(name, replacement, given_noise):
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_missing_or_misshapen_laws_are_named(name, fresh_noise):
+def test_missing_or_misshapen_distribution_are_named(name, fresh_noise):
     logprobs = torch.zeros(3, 4).log_softmax(-1)
     tokens, parents = torch.tensor([1, 2]), torch.tensor([-1, -1])
-    with pytest.raises(ValueError, match="laws"):
+    with pytest.raises(ValueError, match="distributions"):
         VERIFIERS[name].verify(PackedDrafts.of([Draft(tokens, parents)]), logprobs, fresh_noise())
     with pytest.raises(ValueError, match="shape"):
         VERIFIERS[name].verify(PackedDrafts.of([Draft(tokens, parents, torch.ones(2, 4))]), logprobs, fresh_noise())

@@ -12,20 +12,20 @@ import pytest
 from forerun.verify import tree_rejection_math
 from forerun.verify.chain_rejection_math import BLOCK, TOKEN
 
-from .enumeration import Laws
+from .enumeration import Distributions
 from .test_chain_rejection_math import draw_chains
 from .test_chain_rejection_math import emitted as emitted_on_chains
 from .tree_enumeration import REPLACEMENT, RULES, SHAPES, distance, draw_trees, emitted, rules
 
 
 class Constant(dict):
-    """The same law everywhere."""
+    """The same distribution everywhere."""
 
     def __init__(self, *weights):
-        self.law = np.array([Fraction(weight, sum(weights)) for weight in weights], dtype=object)
+        self.distribution = np.array([Fraction(weight, sum(weights)) for weight in weights], dtype=object)
 
     def __missing__(self, context):
-        return self.law
+        return self.distribution
 
 
 @pytest.mark.parametrize("name", RULES)
@@ -33,7 +33,7 @@ class Constant(dict):
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("seed", range(2))
 def test_rule_is_exact(name, replacement, shape, seed):
-    target, draft = Laws(f"target{seed}"), Laws(f"draft{seed}", zeros=0.2)
+    target, draft = Distributions(f"target{seed}"), Distributions(f"draft{seed}", zeros=0.2)
     assert distance(rules()[name], SHAPES[shape], target, draft, replacement) == 0
 
 
@@ -41,27 +41,27 @@ def test_rule_is_exact(name, replacement, shape, seed):
 @REPLACEMENT
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("vocab_size", [2, 3])
-def test_rule_is_exact_where_laws_hold_few_tokens(name, replacement, shape, vocab_size):
-    """Fewer tokens than children are drawn: without replacement the law is exhausted, with it there are duplicates."""
+def test_rule_is_exact_where_distributions_hold_few_tokens(name, replacement, shape, vocab_size):
+    """Fewer tokens than children: without replacement the distribution is exhausted, with it there are duplicates."""
     for seed in range(3):
-        target = Laws(f"target{seed}", zeros=0.4, vocab_size=vocab_size)
-        draft = Laws(f"draft{seed}", zeros=0.6, vocab_size=vocab_size)
+        target = Distributions(f"target{seed}", zeros=0.4, vocab_size=vocab_size)
+        draft = Distributions(f"draft{seed}", zeros=0.6, vocab_size=vocab_size)
         assert distance(rules()[name], SHAPES[shape], target, draft, replacement, vocab_size) == 0
 
 
 @pytest.mark.parametrize("name", RULES)
 @pytest.mark.parametrize("filler", [0, 1, 2])
 def test_children_drawn_from_nothing_are_passed_over(name, filler):
-    """A drafter that fills up its tree after a law was exhausted: those nodes were chosen, not drawn."""
+    """A drafter that fills up its tree after a distribution was exhausted: those nodes were chosen, not drawn."""
     for seed in range(3):
-        target, draft = Laws(f"target{seed}", zeros=0), Laws(f"draft{seed}", zeros=0.6)
+        target, draft = Distributions(f"target{seed}", zeros=0), Distributions(f"draft{seed}", zeros=0.6)
         assert distance(rules()[name], SHAPES["uneven"], target, draft, False, filler=filler) == 0
         assert distance(rules()[name], SHAPES["one level"], target, draft, False, filler=filler) == 0
 
 
 @pytest.mark.parametrize("name", RULES)
 @REPLACEMENT
-def test_rule_is_exact_where_the_laws_are_equal_or_disjoint(name, replacement):
+def test_rule_is_exact_where_the_distribution_are_equal_or_disjoint(name, replacement):
     for target, draft in [
         (Constant(1, 2, 3), Constant(1, 2, 3)),
         (Constant(1, 0, 0), Constant(0, 1, 1)),
@@ -79,7 +79,7 @@ def test_rule_is_exact_where_the_laws_are_equal_or_disjoint(name, replacement):
 @pytest.mark.parametrize("shape", ["binary", "depth first", "three, then one"])
 def test_trees_that_grow_where_they_look_promising(name, replacement, shape):
     """Which nodes get children may depend on what was drawn; a node that was looked at must stay."""
-    target, draft = Laws("target", zeros=0), Laws("draft", zeros=0)
+    target, draft = Distributions("target", zeros=0), Distributions("draft", zeros=0)
     assert distance(rules()[name], SHAPES[shape], target, draft, replacement, expand_above=Fraction(1, 3)) == 0
     assert distance(rules()[name], SHAPES[shape], target, draft, replacement, drop_below=Fraction(1, 3)) > Fraction(
         1, 100
@@ -90,7 +90,7 @@ def test_trees_that_grow_where_they_look_promising(name, replacement, shape):
 @REPLACEMENT
 @pytest.mark.parametrize("seed", range(4))
 def test_on_chains_it_is_the_rule_for_chains(name, of_chains, replacement, seed):
-    target, draft = Laws(f"target{seed}"), Laws(f"draft{seed}")
+    target, draft = Distributions(f"target{seed}"), Distributions(f"draft{seed}")
     own = emitted(rules()[name], draw_trees(SHAPES["chain"], draft, replacement), target, draft, replacement)
     other = emitted_on_chains(of_chains, draw_chains(draft, 3), target, draft)
     assert own[1] == other[1]
@@ -98,10 +98,10 @@ def test_on_chains_it_is_the_rule_for_chains(name, of_chains, replacement, seed)
 
 
 def test_expected_accepted_tokens():
-    """Two children at each of two levels, laws at random: each step to the better rule pays."""
+    """Two children at each of two levels, distributions at random: each step to the better rule pays."""
     totals = np.zeros(3, dtype=int).astype(object)
     for seed in range(4):
-        target, draft = Laws(f"target{seed}", zeros=0), Laws(f"draft{seed}", zeros=0)
+        target, draft = Distributions(f"target{seed}", zeros=0), Distributions(f"draft{seed}", zeros=0)
         totals += [
             emitted(rules()[name], draw_trees(SHAPES["binary"], draft, replacement), target, draft, replacement)[1]
             for name, replacement in [("multi-step", True), ("multi-step", False), ("traversal", False)]
@@ -113,7 +113,7 @@ def test_expected_accepted_tokens():
 @pytest.mark.parametrize("shape", ["uneven", "three, then one", "chain"])
 def test_traversal_accepts_no_fewer_tokens_than_multi_step(replacement, shape):
     for seed in range(3):
-        target, draft = Laws(f"target{seed}"), Laws(f"draft{seed}")
+        target, draft = Distributions(f"target{seed}"), Distributions(f"draft{seed}")
         trees = list(draw_trees(SHAPES[shape], draft, replacement))
         multi_step = emitted(tree_rejection_math.multi_step, trees, target, draft, replacement)[1]
         assert emitted(tree_rejection_math.traversal, trees, target, draft, replacement)[1] >= multi_step

@@ -40,7 +40,7 @@ def context_of(draft, row):
     return tokens
 
 
-def target_law(context):
+def target_distribution(context):
     random = Random(str(context))
     weights = [random.randint(0, 4) for _ in range(VOCAB - 1)] + [1]
     return [Fraction(weight, sum(weights)) for weight in weights]
@@ -49,27 +49,27 @@ def target_law(context):
 def chance_of(tokens):
     chance = Fraction(1)
     for i, token in enumerate(tokens):
-        chance *= target_law(tokens[:i])[token]
+        chance *= target_distribution(tokens[:i])[token]
     return chance
 
 
 def emitted(draft, walk):
-    """Law of the tokens of one step, over every outcome of the draws at the tree's rows."""
-    laws = [target_law(context_of(draft, row)) for row in range(len(draft) + 1)]
+    """Distribution of the tokens of one step, over every outcome of the draws at the tree's rows."""
+    probs = [target_distribution(context_of(draft, row)) for row in range(len(draft) + 1)]
     emitted = defaultdict(Fraction)
     for drawn in product(range(VOCAB), repeat=len(draft) + 1):
         chance = Fraction(1)
-        for law, token in zip(laws, drawn):
-            chance *= law[token]
+        for distribution, token in zip(probs, drawn):
+            chance *= distribution[token]
         if chance:
-            for tokens, share in walk(draft, list(drawn), laws):
+            for tokens, share in walk(draft, list(drawn), probs):
                 emitted[tokens] += chance * share
     return emitted
 
 
-def total_variation(law, length=5):
+def total_variation(distribution, length=5):
     completed = defaultdict(Fraction)
-    for tokens, chance in law.items():
+    for tokens, chance in distribution.items():
         for rest in product(range(VOCAB), repeat=length - len(tokens)):
             whole = (*tokens, *rest)
             if chance_of(whole):
@@ -77,15 +77,15 @@ def total_variation(law, length=5):
     return sum(abs(chance_of(t) - completed[t]) for t in product(range(VOCAB), repeat=length)) / 2
 
 
-def walk(draft, drawn, laws):
+def walk(draft, drawn, probs):
     verdict = walk_tokens(PackedDrafts.of([draft]), drawn)[0]
     yield (*(int(draft.token_ids[node]) for node in verdict.path), verdict.next_token), Fraction(1)
 
 
-def walk_redrawing_after_a_mismatch(draft, drawn, laws):
+def walk_redrawing_after_a_mismatch(draft, drawn, probs):
     """The next token is drawn anew instead of being the one that did not match."""
     path = walk_tokens(PackedDrafts.of([draft]), drawn)[0].path
-    for token, chance in enumerate(laws[path[-1] + 1 if path else 0]):
+    for token, chance in enumerate(probs[path[-1] + 1 if path else 0]):
         yield (*(int(draft.token_ids[node]) for node in path), token), chance
 
 
@@ -119,13 +119,13 @@ def test_greedy_takes_each_rows_argmax():
     assert greedy_verdicts(packed, torch.tensor([3, 0, 5, 2, 4])) == [Verdict([0], 0), Verdict([0], 4)]
 
 
-def test_drawn_tokens_come_from_the_rows_laws(fresh_noise):
-    law = torch.tensor([[0.2, 0.0, 0.5, 0.3]])
+def test_drawn_tokens_come_from_the_rows_distribution(fresh_noise):
+    distribution = torch.tensor([[0.2, 0.0, 0.5, 0.3]])
     packed = PackedDrafts.of([Draft.empty()] * 50_000)
-    verdicts = VERIFIERS["walk"].verify(packed, law.log().expand(50_000, -1), fresh_noise())
+    verdicts = VERIFIERS["walk"].verify(packed, distribution.log().expand(50_000, -1), fresh_noise())
     counts = torch.bincount(torch.tensor([verdict.next_token for verdict in verdicts]), minlength=4)
     assert counts[1] == 0
-    torch.testing.assert_close(counts / 50_000, law[0], atol=0.01, rtol=0)
+    torch.testing.assert_close(counts / 50_000, distribution[0], atol=0.01, rtol=0)
 
 
 def seeded_sequence(tokens, seed=11, choice=0):

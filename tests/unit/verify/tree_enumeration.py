@@ -35,7 +35,7 @@ def path_of(tokens, parents, node):
 def draw_trees(shape, draft, replacement, expand_above=0, drop_below=0, filler=None, nodes=()):
     """Every (token, parent) list a drafter may propose, with its probability.
 
-    A node is left out with all below it if its law is exhausted (or gets the token `filler` and no children).
+    A node is left out with all below it if its distribution is exhausted (or gets the token `filler` and no children).
 
     Args:
         nodes: (token, parent, chance) drawn so far, one per entry of shape; None for one left out.
@@ -57,13 +57,13 @@ def draw_trees(shape, draft, replacement, expand_above=0, drop_below=0, filler=N
     if parent >= 0 and (nodes[parent] is None or nodes[parent][2] < expand_above or nodes[parent][2] == 0):
         yield from go_on(None, 1)
         return
-    law = draft[path_of([node and node[0] for node in nodes], shape, parent)].copy()
+    distribution = draft[path_of([node and node[0] for node in nodes], shape, parent)].copy()
     if not replacement:
-        law[[node[0] for node in nodes if node and node[1] == parent]] = Fraction(0)
-    if not law.sum():
+        distribution[[node[0] for node in nodes if node and node[1] == parent]] = Fraction(0)
+    if not distribution.sum():
         yield from go_on(None if filler is None else (filler, parent, Fraction(0)), 1)
         return
-    for token, weight in enumerate(law / law.sum()):
+    for token, weight in enumerate(distribution / distribution.sum()):
         if weight:
             yield from go_on(None if weight < drop_below else (token, parent, weight), weight)
 
@@ -103,18 +103,18 @@ def drawn_tree(nodes, target, draft, replacement):
     contexts = [path_of(tokens, parents, node) for node in range(-1, len(nodes))]
     children = [[i for i, parent in enumerate(parents) if parent == node] for node in range(-1, len(nodes))]
 
-    def target_law(row):
+    def target_distribution(row):
         return target[contexts[row]]
 
-    def draft_law(row):
+    def draft_distribution(row):
         return draft[contexts[row]]
 
-    return DrawnTree(tokens, children, target_law, draft_law, replacement, Fraction(1)), contexts
+    return DrawnTree(tokens, children, target_distribution, draft_distribution, replacement, Fraction(1)), contexts
 
 
 def emitted(rule, trees, target, draft, replacement):
-    """Law of (accepted tokens, next token), and the expected number of accepted tokens."""
-    law, accepted, total, merged = defaultdict(Fraction), Fraction(0), Fraction(0), defaultdict(Fraction)
+    """Distribution of (accepted tokens, next token), and the expected number of accepted tokens."""
+    distribution, accepted, total, merged = defaultdict(Fraction), Fraction(0), Fraction(0), defaultdict(Fraction)
     for nodes, chance in trees:
         merged[tuple(nodes)] += chance
     for nodes, tree_chance in merged.items():
@@ -125,9 +125,9 @@ def emitted(rule, trees, target, draft, replacement):
                 total += chance
                 accepted += chance * len(contexts[row])
                 for token, weight in enumerate(weights / weights.sum()):
-                    law[(*contexts[row], token)] += chance * weight
+                    distribution[(*contexts[row], token)] += chance * weight
     assert total == 1
-    return law, accepted
+    return distribution, accepted
 
 
 def depth(shape):
@@ -135,7 +135,7 @@ def depth(shape):
 
 
 def distance(rule, shape, target, draft, replacement, vocab_size=3, told=None, **options):
-    """How far what the rule emits is from the target. told: the laws it is told of, if not those drawn from."""
+    """How far what the rule emits is from the target. told: the distributions it is told of, if not those used."""
     trees = draw_trees(shape, draft, replacement, **options)
-    law, _ = emitted(rule, trees, target, told or draft, replacement)
-    return total_variation(law, target, depth(shape) + 1, vocab_size)
+    distribution, _ = emitted(rule, trees, target, told or draft, replacement)
+    return total_variation(distribution, target, depth(shape) + 1, vocab_size)

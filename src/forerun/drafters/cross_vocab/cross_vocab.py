@@ -229,11 +229,11 @@ class CrossVocab(Drafter):
     def _by_tokens(self, sequence: Sequence, draft: Draft, budget: int) -> Draft:
         """The same tree with every token, and every distribution, in the target's vocabulary."""
         tokens = [self._to_target[token_id] for token_id in draft.ids]
-        laws = None
-        if draft.laws is not None:
-            laws = draft.laws.new_zeros(len(draft.laws), self._vocab_size)
-            laws[:, self._target_ids] = draft.laws[:, self._draft_ids]
-        return Draft(tokens, draft.parents, laws, draft.replacement, draft.num_candidates)
+        probs = None
+        if draft.probs is not None:
+            probs = draft.probs.new_zeros(len(draft.probs), self._vocab_size)
+            probs[:, self._target_ids] = draft.probs[:, self._draft_ids]
+        return Draft(tokens, draft.parents, probs, draft.replacement, draft.num_candidates)
 
     def _by_text(self, sequence: Sequence, draft: Draft, budget: int) -> Draft:
         """The texts of the draft's paths in the target's tokens, merged into one tree."""

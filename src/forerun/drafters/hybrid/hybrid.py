@@ -189,12 +189,12 @@ class Hybrid(Drafter):
         # a drawn draft may not be dropped for how it came out: those that stay would follow another distribution
         if (
             given.owner is None
-            or draft.laws is not None
+            or draft.probs is not None
             or self._value(number, sequence) > self._value(given.owner, sequence)
         ):
             given.owner = number
             given.draft = self._signed(number, draft)
-        if draft.laws is not None:
+        if draft.probs is not None:
             return True
         value = self._value(given.owner, sequence) - price * len(given.draft)
         return all(

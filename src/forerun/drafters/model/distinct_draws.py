@@ -8,20 +8,20 @@ import torch
 from torch import Tensor
 
 
-def draw_distinct(laws: Tensor, counts: Seq[int], generator: torch.Generator) -> list[list[int]]:
+def draw_distinct(probs: Tensor, counts: Seq[int], generator: torch.Generator) -> list[list[int]]:
     """Draws without replacement: each from what the distribution holds beside the tokens before it.
 
     That is what draws with replacement give once repeats are left out, and those cost one cumulative sum for them all.
 
     Args:
-        laws: [R, V], not negative, not necessarily summing to one.
+        probs: [R, V], not negative, not necessarily summing to one.
         counts: [R] how many tokens of each; at least 1.
 
     Returns:
         The tokens of each row in the order of draws; fewer where no others have any weight.
     """
     drawn: list[list[int]] = [[] for _ in counts]
-    rows, weights = list(range(len(counts))), laws
+    rows, weights = list(range(len(counts))), probs
     while rows:
         cumulative = weights.cumsum(-1, dtype=torch.float64)  # in float32 the least probable tokens would be lost
         totals = cumulative[:, -1:]

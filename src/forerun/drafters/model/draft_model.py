@@ -1,6 +1,6 @@
 """A small model of the same vocabulary drafts a chain (Leviathan et al., 2211.17192; Chen et al., 2302.01318).
 
-What it draws with its laws is judged by rejection; what it picks greedily, or with the noise that a seeded
+What it draws with its distributions is judged by rejection; what it picks greedily, or with the noise that a seeded
 request shares with the target (Daliri et al., 2408.07978), counts as chosen.
 """
 
@@ -39,7 +39,7 @@ class GrowingChain:
         tree: its tokens so far, with their levels if there is a price.
         unfed: tokens to be fed first.
         proposed: what may follow them; the model is fed these too, and keeps those it would have picked itself.
-        laws: [V] each, of the tokens so far, if they are drawn.
+        probs: [V] each, of the tokens so far, if they are drawn.
         chance: that all tokens so far are accepted.
         uniforms: [budget] for draws.
     """
@@ -52,7 +52,7 @@ class GrowingChain:
     tree: RankedTree = field(default_factory=RankedTree)
     unfed: list[int] = field(default_factory=list)
     proposed: list[int] = field(default_factory=list)
-    laws: list[Tensor] = field(default_factory=list)
+    probs: list[Tensor] = field(default_factory=list)
     chance: float = 1.0
     uniforms: Tensor | None = None
     ended: bool = False
@@ -68,37 +68,37 @@ class GrowingChain:
         """Rows of the next forward whose logits are wanted."""
         return len(self.proposed) + 1
 
-    def extend(self, picked: Seq[int], probabilities: Seq[float] | None, laws: Tensor | None) -> int:
+    def extend(self, picked: Seq[int], probabilities: Seq[float] | None, probs: Tensor | None) -> int:
         """Take what was picked at each row, as far as the rows before it were fed what was picked there.
 
         Args:
             picked: [num_rows] tokens.
             probabilities: [num_rows] the draft model's probabilities of them; None without a price.
-            laws: [num_rows, V] that they were drawn from; None if they were chosen.
+            probs: [num_rows, V] that they were drawn from; None if they were chosen.
 
         Returns:
             How many of the proposed tokens are kept.
         """
         for i, token_id in enumerate(picked):
             probability = None if probabilities is None else probabilities[i]
-            self._take(token_id, probability, None if laws is None else laws[i])
+            self._take(token_id, probability, None if probs is None else probs[i])
             if self.ended or i == len(self.proposed) or token_id != self.proposed[i]:
                 return i
         raise AssertionError("one row more than proposed tokens")
 
-    def _take(self, token_id: int, probability: float | None, law: Tensor | None) -> None:
+    def _take(self, token_id: int, probability: float | None, distribution: Tensor | None) -> None:
         level = 0
         if probability is not None:
             level = self.confidence.level(probability)
             self.chance *= self.confidence.chance(probability, level)
             self.ended = self.chance <= self.price
-            if self.ended and law is None:
+            if self.ended and distribution is None:
                 return
         # A drawn token that was looked at stays: to drop it would bias what is accepted.
         tree = self.tree
         tree.add(token_id, len(tree) - 1, level, self.chance)
-        if law is not None:
-            self.laws.append(law)
+        if distribution is not None:
+            self.probs.append(distribution)
         self.ended = self.ended or len(tree) == self.budget
 
     def noise(self, vocab_size: int) -> Tensor:
@@ -114,10 +114,10 @@ class GrowingChain:
         return self._noise[at : at + wanted]
 
     def draft(self) -> Draft:
-        if not self.laws:
+        if not self.probs:
             return Draft.chain(self.tree.ids)
-        unread = torch.zeros_like(self.laws[0])  # the row after the last node, whose children nobody drew
-        return Draft.chain(self.tree.ids, torch.stack([*self.laws, unread]))
+        unread = torch.zeros_like(self.probs[0])  # the row after the last node, whose children nobody drew
+        return Draft.chain(self.tree.ids, torch.stack([*self.probs, unread]))
 
 
 class DraftModel(ModelDrafter):
@@ -189,14 +189,14 @@ class DraftModel(ModelDrafter):
         for picking, members in groups.items():
             values, picked = self._pick(picking, members, logits[rows[picking]] if rows else logits)
             tokens = picked.tolist()
-            laws = values if picking is Picking.DRAWN else None
+            probs = values if picking is Picking.DRAWN else None
             probabilities = _probabilities(values, picked, picking) if priced else None
             start = 0
             for chain in members:
                 part = slice(start, start + chain.num_rows)
                 start = part.stop
                 chances = None if probabilities is None else probabilities[part]
-                self._keep(chain, chain.extend(tokens[part], chances, None if laws is None else laws[part]))
+                self._keep(chain, chain.extend(tokens[part], chances, None if probs is None else probs[part]))
 
     def _pick(self, picking: Picking, chains: list[GrowingChain], logits: Tensor) -> tuple[Tensor, Tensor]:
         """What each row's token is picked by, and the token.
@@ -204,7 +204,7 @@ class DraftModel(ModelDrafter):
         Greedy chains take the argmax, seeded ones with the target's noise added; the others draw.
 
         Returns:
-            [R, V] logits up to a constant, or laws if drawn; [R] tokens.
+            [R, V] logits up to a constant, or distributions if drawn; [R] tokens.
         """
         if picking is Picking.GREEDY and all(self._pipeline.is_identity(chain.sequence.params) for chain in chains):
             values = logits[:, : self._vocab_size]
@@ -215,10 +215,10 @@ class DraftModel(ModelDrafter):
             places.append((chain.state, path[:]))
             places.extend((chain.state, [*path, *chain.proposed[:i]]) for i in range(1, chain.num_rows))
         if picking is Picking.DRAWN:
-            laws = self._laws(logits, places)
+            probs = self._probs(logits, places)
             at = [(len(chain.tree), chain) for chain in chains]
             parts = [chain.uniforms[i : i + chain.num_rows] for i, chain in at if chain.uniforms is not None]
-            return laws, draw_tokens(laws, parts[0] if len(parts) == 1 else torch.cat(parts))
+            return probs, draw_tokens(probs, parts[0] if len(parts) == 1 else torch.cat(parts))
         values = self._logprobs(logits, places)
         if picking is Picking.GREEDY:
             return values, row_argmax(values)
@@ -235,7 +235,7 @@ class DraftModel(ModelDrafter):
 
 
 def _probabilities(values: Tensor, picked: Tensor, picking: Picking) -> list[float]:
-    """[R] of the picked tokens. values: [R, V] laws if drawn, else logits up to a constant."""
-    laws = values if picking is Picking.DRAWN else values.softmax(-1)
-    probabilities: list[float] = laws.gather(-1, picked[:, None])[:, 0].tolist()
+    """[R] of the picked tokens. values: [R, V] distributions if drawn, else logits up to a constant."""
+    probs = values if picking is Picking.DRAWN else values.softmax(-1)
+    probabilities: list[float] = probs.gather(-1, picked[:, None])[:, 0].tolist()
     return probabilities

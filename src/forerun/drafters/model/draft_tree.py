@@ -56,7 +56,7 @@ class GrowingTree:
         rates: where its nodes' trials are counted.
         rows: node -> the scratch row that it was fed as.
         depth: of the next children's parents.
-        laws: [V] of each node that was expanded (-1: the last committed token), if its children were drawn.
+        probs: [V] of each node that was expanded (-1: the last committed token), if its children were drawn.
     """
 
     state: DraftState
@@ -64,7 +64,7 @@ class GrowingTree:
     rates: Rates
     rows: dict[int, int] = field(default_factory=dict)
     depth: int = 0
-    laws: dict[int, Tensor] = field(default_factory=dict)
+    probs: dict[int, Tensor] = field(default_factory=dict)
 
     def paths(self) -> list[list[int]]:
         """The tokens from below the last committed one to each node of the frontier."""
@@ -85,11 +85,11 @@ class GrowingTree:
         tree, nodes = self.growth.finished()
         if not nodes:
             return Draft.empty(), tree
-        if not self.laws:
+        if not self.probs:
             return Draft(tree.ids, tree.parents), tree
-        none = torch.zeros_like(self.laws[-1])  # of leaves, whose children nobody drew
-        laws = torch.stack([self.laws.get(node, none) for node in (-1, *nodes)])
-        return Draft(tree.ids, tree.parents, laws, replacement=False), tree
+        none = torch.zeros_like(self.probs[-1])  # of leaves, whose children nobody drew
+        probs = torch.stack([self.probs.get(node, none) for node in (-1, *nodes)])
+        return Draft(tree.ids, tree.parents, probs, replacement=False), tree
 
 
 class DraftTree(ModelDrafter):
@@ -206,9 +206,9 @@ class DraftTree(ModelDrafter):
         wanted = [tree.growth.wanted(node) for tree in trees for node in tree.growth.frontier]
         values = self._values(picking, trees, logits)
         if self._draws(picking):
-            laws = iter(values)
+            probs = iter(values)
             for tree in trees:
-                tree.laws.update(zip(tree.growth.frontier, laws, strict=False))
+                tree.probs.update(zip(tree.growth.frontier, probs, strict=False))
             return [[(token, 1.0) for token in row] for row in draw_distinct(values, wanted, self._generator)]
         top = values.topk(min(max(wanted), values.shape[1]))
         probabilities = (values if picking is Picking.DRAWN else values.softmax(-1)).gather(-1, top.indices)
@@ -218,12 +218,12 @@ class DraftTree(ModelDrafter):
         return children
 
     def _values(self, picking: Picking, trees: list[GrowingTree], logits: Tensor) -> Tensor:
-        """[rows, V] what children are ranked by: logits up to a constant, or laws for requests without a seed."""
+        """[rows, V] what children are ranked by: logits up to a constant; probabilities for requests without a seed."""
         if picking is Picking.GREEDY and all(self._pipeline.is_identity(tree.state.sequence.params) for tree in trees):
             return logits[:, : self._vocab_size]
         places = [(tree.state, path) for tree in trees for path in tree.paths()]
         if picking is Picking.DRAWN:
-            return self._laws(logits, places)
+            return self._probs(logits, places)
         values = self._logprobs(logits, places)
         if picking is Picking.GREEDY:
             return values

@@ -205,7 +205,7 @@ class ModelDrafter(Drafter):
             logits = functional.pad(logits, (0, self._vocab_size - width), value=-torch.inf)
         return self._pipeline.process(logits[:, : self._vocab_size], _places(rows))
 
-    def _laws(self, logits: Tensor, rows: Seq[tuple[DraftState, Seq[int]]]) -> Tensor:
+    def _probs(self, logits: Tensor, rows: Seq[tuple[DraftState, Seq[int]]]) -> Tensor:
         """[R, V] processed probabilities; arguments as of `_logprobs`."""
         if logits.shape[1] < self._vocab_size:
             return self._logprobs(logits, rows).exp_()

@@ -1,4 +1,4 @@
-"""Drafts of a draft model, stopped by a price or grown into trees, leave the target's law as it is.
+"""Drafts of a draft model, stopped by a price or grown into trees, leave the target's distribution as it is.
 
 As in test_distribution: a Markov chain over few tokens, so that all a run writes is data for one G-test.
 """
@@ -29,9 +29,9 @@ def p_value(drafter: Any, num_samples: int = 15_000, acceptance: str | None = No
     assert sum(result.stats.num_accepted_tokens for result in results) > num_samples / 5
     tokens = torch.tensor([[i % VOCAB, *result.token_ids] for i, result in enumerate(results)])
     windows = tokens.unfold(1, 3, 2).reshape(-1, 3)
-    law = TARGET.double().softmax(-1)
+    distribution = TARGET.double().softmax(-1)
     counts = torch.bincount((windows * torch.tensor([16, 4, 1])).sum(-1), minlength=64).double().reshape(4, 16)
-    expected = torch.einsum("sa,ab->sab", law, law).reshape(4, 16) * counts.sum(-1, keepdim=True)
+    expected = torch.einsum("sa,ab->sab", distribution, distribution).reshape(4, 16) * counts.sum(-1, keepdim=True)
     assert expected.min() > 4  # a biased drafter visits some states less
     statistic = 2 * torch.special.xlogy(counts, counts / expected).sum()
     return float(chi2.sf(float(statistic), 4 * 15))
@@ -60,7 +60,7 @@ class Dropping(Priced):
         drafts = []
         for draft, budget in zip(super().draft(sequences, budgets), budgets):
             kept = draft.token_ids[:-1] if len(draft) < budget else draft.token_ids
-            drafts.append(Draft.chain(kept, None if draft.laws is None else draft.laws[: len(kept) + 1]))
+            drafts.append(Draft.chain(kept, None if draft.probs is None else draft.probs[: len(kept) + 1]))
         return drafts
 
 
@@ -77,7 +77,7 @@ METHODS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_the_law_is_the_targets(method: str) -> None:
+def test_the_distribution_is_the_targets(method: str) -> None:
     drafter, acceptance = METHODS[method]
     assert p_value(drafter(), acceptance=acceptance) > SIGNIFICANCE
 
