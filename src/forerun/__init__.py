@@ -14,7 +14,6 @@ from forerun.drafters.table import DRAFTERS
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from forerun.config import EngineConfig as EngineConfig
     from forerun.config import SamplingParams as SamplingParams
     from forerun.drafters import *  # noqa: F403
     from forerun.drafters import Drafter as Drafter
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
     from forerun.errors import DrafterError as DrafterError
     from forerun.errors import ForerunError as ForerunError
     from forerun.errors import IncompatibleDrafterError as IncompatibleDrafterError
-    from forerun.errors import MissingExtraError as MissingExtraError
     from forerun.errors import ModelLoadError as ModelLoadError
     from forerun.errors import PromptError as PromptError
     from forerun.errors import SamplingError as SamplingError
@@ -36,25 +34,23 @@ if TYPE_CHECKING:
     from forerun.types import Sequence as Sequence
     from forerun.types import Step as Step
     from forerun.types import Verdict as Verdict
-    from forerun.types import Verifier as Verifier
 
 # Names are fetched on first use, so that `forerun --help` and `import forerun.config` need not load torch.
 _HOMES = {
-    "forerun.config": ("EngineConfig", "SamplingParams"),
+    "forerun.config": ("SamplingParams",),
     "forerun.engine": ("LLM", "Choice", "Generation", "SequenceStats", "StreamChunk"),
     "forerun.errors": (
         "ConfigError",
         "DrafterError",
         "ForerunError",
         "IncompatibleDrafterError",
-        "MissingExtraError",
         "ModelLoadError",
         "PromptError",
         "SamplingError",
         "UnsupportedModelError",
     ),
     "forerun.drafters": ("Drafter", *(row.class_name for row in DRAFTERS.values())),
-    "forerun.types": ("Draft", "Sequence", "Step", "Verdict", "Verifier"),
+    "forerun.types": ("Draft", "Sequence", "Step", "Verdict"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

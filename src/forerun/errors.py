@@ -6,9 +6,8 @@
     ├── PromptError               a prompt that cannot be served: empty, too long, tokens out of range
     ├── ModelLoadError            a model folder that cannot be read
     │   └── UnsupportedModelError ... that can be read but not served exactly (state space, encoder-decoder)
-    ├── DrafterError              a drafter that cannot be used
-    │   └── IncompatibleDrafterError  ... with this target
-    └── MissingExtraError         an optional dependency is not installed
+    └── DrafterError              a drafter that cannot be used
+        └── IncompatibleDrafterError  ... with this target
 
 A message names the value, the reason and the remedy. The command line prints it and
 exits with code 2; bugs in forerun itself surface as ordinary Python exceptions.
@@ -45,10 +44,3 @@ class DrafterError(ForerunError, ValueError):
 
 class IncompatibleDrafterError(DrafterError):
     """A drafter whose vocabulary or shape does not fit the target."""
-
-
-class MissingExtraError(ForerunError, ImportError):
-    """An optional dependency is not installed."""
-
-    def __init__(self, feature: str, extra: str) -> None:
-        super().__init__(f"{feature} needs an optional dependency. Install it: pip install 'forerun[{extra}]'")

@@ -15,11 +15,9 @@ FIXED = [
     "Draft",
     "Drafter",
     "DrafterError",
-    "EngineConfig",
     "ForerunError",
     "Generation",
     "IncompatibleDrafterError",
-    "MissingExtraError",
     "ModelLoadError",
     "PromptError",
     "SamplingError",
@@ -30,7 +28,6 @@ FIXED = [
     "StreamChunk",
     "UnsupportedModelError",
     "Verdict",
-    "Verifier",
     "__version__",
 ]
 
