@@ -26,6 +26,8 @@ _BLOCK = 32
 """Logits of which one maximum is taken, in search of the largest of a row."""
 _BLOCKED_SIZE = 2**14
 """Logits in a row from which that search is faster than sorting out the largest of all."""
+_SPARSE = 16
+"""Where top_k keeps at most one token in so many, the rest is computed of the kept tokens alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +37,9 @@ class Filter:
     Attributes:
         field: the option's name in SamplingParams.
         neutral: the value of the option that keeps every token.
-        keep: ([R, V] logits with maximum 0, [R] values of the option, none of them neutral) -> [R, V], the same
-            logits with -inf where a token is dropped. It does not modify its argument.
+        keep: ([R, C] logits with maximum 0, [R] values of the option, none of them neutral) -> [R, C], the same
+            logits with -inf where a token is dropped. The columns are tokens in the order of their ids, all or those
+            that top_k left. It does not modify its argument.
     """
 
     field: str
@@ -101,6 +104,49 @@ def apply(logits: Tensor, params: Seq[SamplingParams]) -> Tensor:
             logits = logits.clone()
             logits[on] = part
     return logits
+
+
+def log_distributions(logits: Tensor, temperatures: Seq[float], params: Seq[SamplingParams]) -> Tensor:
+    """[R, V] log-probabilities after temperature and filters.
+
+    Args:
+        logits: [R, V]; not modified.
+        temperatures: [R].
+        params: [R] of each row's request.
+    """
+    groups: dict[int, list[int]] = {}  # rows by the number of tokens that are enough, 0 for all
+    for row, each in enumerate(params):
+        few = 0 < _SPARSE * each.top_k <= logits.shape[-1] and logits.device.type == "cpu"
+        groups.setdefault(each.top_k if few else 0, []).append(row)
+    whole = groups.pop(0, [])
+    if len(whole) == len(params):
+        return apply(scale(logits, temperatures), params).log_softmax(-1)
+    logprobs = torch.full_like(logits, -math.inf)
+    for count, rows in groups.items():
+        part = logits if len(rows) == len(params) else logits[rows]
+        ids, kept, tied = _of_top_k(part, [temperatures[row] for row in rows], [params[row] for row in rows], count)
+        logprobs[torch.tensor(rows)[:, None], ids] = kept
+        whole += [row for row, tie in zip(rows, tied, strict=True) if tie]
+    if whole:
+        of_all = apply(scale(logits[whole], [temperatures[row] for row in whole]), [params[row] for row in whole])
+        logprobs[whole] = of_all.log_softmax(-1)
+    return logprobs
+
+
+def _of_top_k(
+    logits: Tensor, temperatures: Seq[float], params: Seq[SamplingParams], count: int
+) -> tuple[Tensor, Tensor, list[bool]]:
+    """Log-probabilities of each row's `count` most probable tokens. count: top_k of every row.
+
+    Returns:
+        [R, count] ids; [R, count] log-probabilities; [R] whether a further token equals the last of them, so that
+        top_k keeps more, and the row must be computed of all.
+    """
+    values, ids = _largest(logits, count + 1)
+    values = scale(values, temperatures)
+    tied: list[bool] = (values[:, count] == values[:, count - 1]).tolist()
+    ids, order = ids[:, :count].sort(-1)
+    return ids, apply(values.gather(-1, order), params).log_softmax(-1), tied
 
 
 def unfiltered(params: SamplingParams) -> SamplingParams:

@@ -132,4 +132,4 @@ def _warp(logits: Tensor, params: Seq[SamplingParams]) -> Tensor:
     filtered = any(filters.in_use(each) for each in params)
     if not filtered and all(temperature == 1 for temperature in temperatures):
         return logits.log_softmax(-1)  # it subtracts the maximum first, as `scale` does: the same bits
-    return filters.apply(filters.scale(logits, temperatures), params).log_softmax(-1)
+    return filters.log_distributions(logits, temperatures, params)

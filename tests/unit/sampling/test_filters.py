@@ -142,3 +142,43 @@ def test_temperature_1_without_options_gives_the_bits_of_scaling_by_it(dtype: to
         rows = [LogitsRow(Sequence(0, [1], 1, SamplingParams()))] * 5
         expected = filters.scale(logits, [1.0] * 5).log_softmax(-1)
         assert torch.equal(LogitsPipeline(vocab_size).process(logits, rows), expected)
+
+
+FEW = [
+    SamplingParams(top_k=7, top_p=0.8, temperature=0.9),
+    SamplingParams(top_k=7),
+    SamplingParams(top_k=1, temperature=2.0),
+    SamplingParams(top_k=60, min_p=0.05, temperature=0.3),
+    SamplingParams(top_p=0.6),
+    SamplingParams(top_k=900),
+]
+"""Requests over a vocabulary of 1,000: top_k leaves few tokens, or many, or is not in use."""
+
+
+@pytest.mark.parametrize("levels", [0, 40], ids=["distinct logits", "equal logits"])
+def test_computing_the_kept_tokens_alone_is_no_difference(levels: int) -> None:
+    """The same distributions as computed of all tokens, and in a batch the same bits as alone."""
+    logits = torch.randn(4 * len(FEW), 1000, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    if levels:
+        logits = (logits * levels).round() / levels
+    logits[1, 5:] = -math.inf  # fewer tokens than top_k
+    params = [FEW[row % len(FEW)] for row in range(len(logits))]
+    temperatures = [each.temperature for each in params]
+    found = filters.log_distributions(logits, temperatures, params)
+    expected = filters.apply(filters.scale(logits, temperatures), params).log_softmax(-1)
+    assert torch.equal(found > -math.inf, expected > -math.inf)
+    torch.testing.assert_close(found.exp(), expected.exp(), atol=1e-14, rtol=0)
+    for row, each in enumerate(params):
+        alone = filters.log_distributions(logits[row : row + 1], [each.temperature], [each])
+        assert torch.equal(alone[0], found[row])
+
+
+def test_tokens_that_equal_the_last_one_stay() -> None:
+    logits = torch.zeros(2, 1000)
+    logits[:, 3] = 2.0
+    logits[0, [8, 500]] = 1.0
+    logits[1, [8, 500, 999]] = 1.0
+    params = [SamplingParams(top_k=3)] * 2
+    kept = filters.log_distributions(logits, [1.0, 1.0], params) > -math.inf
+    assert kept[0].nonzero()[:, 0].tolist() == [3, 8, 500]
+    assert kept[1].nonzero()[:, 0].tolist() == [3, 8, 500, 999]
