@@ -107,7 +107,11 @@ class LanguageModel(Protocol):
 
 
 class StandIn(ABC):
-    """The base of models that stand in for another one: its attributes, and its caches unless they say otherwise."""
+    """The base of models that stand in for another one: its attributes, and its caches unless they say otherwise.
+
+    Attributes:
+        model: that one.
+    """
 
     def __init__(self, model: LanguageModel) -> None:
         self.name = model.name
@@ -118,11 +122,11 @@ class StandIn(ABC):
         self.device = model.device
         self.num_parameters = model.num_parameters
         self.exactness = model.exactness
-        self._model = model
+        self.model = model
 
     def new_cache(self) -> Cache:
         """An empty cache for one sequence."""
-        return self._model.new_cache()
+        return self.model.new_cache()
 
     @abstractmethod
     def forward(self, batch: Seq[Rows], layers: Seq[int] = ()) -> Forward:

@@ -33,7 +33,7 @@ class RestrictedModel(StandIn):
 
     @torch.inference_mode()
     def forward(self, batch: Seq[Rows], layers: Seq[int] = ()) -> Forward:
-        result = self._model.forward(batch, layers)
+        result = self.model.forward(batch, layers)
         at = 0
         for rows in batch:
             if rows.num_wanted and rows.cache in self._restricted:

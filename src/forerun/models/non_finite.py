@@ -1,0 +1,78 @@
+"""Which weights hold NaN or infinity? Looked for after a model has computed numbers that are not finite."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from forerun.models.base import LanguageModel, StandIn
+from forerun.models.general import GeneralDecoder
+from forerun.models.linear import Linear
+from forerun.models.llama import LlamaDecoder
+from forerun.models.model import Model
+
+_PART = 1 << 24
+"""Entries looked at together: one flag each is what the look costs in memory."""
+
+
+def first_non_finite_tensor(model: LanguageModel) -> str | None:
+    """The name, as in the checkpoint, of the first tensor of weights with an entry that is NaN or infinite.
+
+    None: every entry is finite, or the model is of a kind whose weights cannot be looked at. The Llama decoder keeps
+    some tensors side by side; they are named together. All weights are read: a second for a model of a few gigabytes.
+    """
+    if isinstance(model, StandIn):
+        return first_non_finite_tensor(model.model)
+    if not isinstance(model, Model):
+        return None
+    for name, tensor in _named_tensors(model.decoder):
+        if not _is_finite(tensor):
+            return name
+    return None
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    if tensor.is_mkldnn:
+        tensor = tensor.to_dense()
+    if not (tensor.is_floating_point() or tensor.is_complex()):
+        return True
+    return all(bool(torch.isfinite(part).all()) for part in torch.split(tensor.flatten(), _PART))
+
+
+def _named_tensors(decoder: object) -> Iterator[tuple[str, Tensor]]:
+    if isinstance(decoder, LlamaDecoder):
+        yield from _of_llama(decoder)
+    elif isinstance(decoder, GeneralDecoder):
+        yield from _of_module(decoder.model)
+
+
+def _of_llama(decoder: LlamaDecoder) -> Iterator[tuple[str, Tensor]]:
+    yield "model.embed_tokens.weight", decoder.embedding
+    for index, layer in enumerate(decoder.layers):
+        prefix = f"model.layers.{index}"
+        yield f"{prefix}.input_layernorm.weight", layer.input_norm
+        yield from _of_linear(f"{prefix}.self_attn.q_proj, k_proj or v_proj", layer.qkv)
+        if layer.head_norm is not None:
+            yield f"{prefix}.self_attn.q_norm or k_norm.weight", layer.head_norm
+        yield from _of_linear(f"{prefix}.self_attn.o_proj", layer.out)
+        yield f"{prefix}.post_attention_layernorm.weight", layer.mlp_norm
+        yield from _of_linear(f"{prefix}.mlp.gate_proj or up_proj", layer.gate_up)
+        yield from _of_linear(f"{prefix}.mlp.down_proj", layer.down)
+    yield "model.norm.weight", decoder.norm
+    yield from _of_linear("lm_head", decoder.lm_head)
+
+
+def _of_linear(name: str, linear: Linear) -> Iterator[tuple[str, Tensor]]:
+    if isinstance(linear, nn.Module):
+        yield from _of_module(linear, name + ".")
+
+
+def _of_module(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Parameters, buffers, and the tensors that packed layers keep as plain attributes, in the modules' order."""
+    for path, part in module.named_modules(prefix=prefix.removesuffix(".")):
+        tensors = {**vars(part), **part._parameters, **part._buffers}
+        for name, tensor in tensors.items():
+            if isinstance(tensor, Tensor):
+                yield (f"{path}.{name}" if path else name), tensor

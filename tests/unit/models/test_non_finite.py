@@ -1,0 +1,48 @@
+"""The tensor of weights that a NaN came from is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from families import make_family
+from forerun.bench.echo import EchoModel
+from forerun.models import load_model
+from forerun.models.non_finite import first_non_finite_tensor
+
+
+def damage(folder: Path, name: str, value: float) -> None:
+    weights = folder / "model.safetensors"
+    tensors = load_file(weights)
+    tensors[name].view(-1)[-1] = value
+    save_file(tensors, weights, metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
+@pytest.mark.parametrize(
+    ("family", "tensor", "said"),
+    [
+        ("llama", "model.embed_tokens.weight", "model.embed_tokens.weight"),
+        ("llama", "model.layers.1.self_attn.v_proj.weight", "model.layers.1.self_attn.q_proj, k_proj or v_proj.weight"),
+        ("qwen3", "model.layers.0.self_attn.k_norm.weight", "model.layers.0.self_attn.q_norm or k_norm.weight"),
+        ("llama", "model.norm.weight", "model.norm.weight"),
+        ("gpt2", "transformer.h.1.attn.c_proj.bias", "transformer.h.1.attn.c_proj.bias"),
+        ("gpt2", "transformer.h.0.mlp.c_fc.weight", "transformer.h.0.mlp.c_fc.weight"),
+    ],
+)
+def test_the_tensor_is_named(family: str, tensor: str, said: str, dtype: str, tmp_path: Path) -> None:
+    folder = make_family(family, tmp_path)
+    assert first_non_finite_tensor(load_model(folder, dtype)) is None
+    damage(folder, tensor, float("nan") if dtype != "bfloat16" else float("-inf"))
+    model = load_model(folder, dtype)
+    assert first_non_finite_tensor(model) == said
+    assert first_non_finite_tensor(EchoModel(model)) == said
+
+
+def test_a_model_of_another_kind_has_no_weights_to_look_at() -> None:
+    class Other:
+        name = "other"
+
+    assert first_non_finite_tensor(Other()) is None  # type: ignore[arg-type]
