@@ -9,6 +9,7 @@ import pytest
 SRC = Path(__file__).parents[2] / "src" / "forerun"
 FLOORS = {
     "errors": 0,
+    "files": 0,
     "tree": 0,
     "fields": 0,
     "device": 0,

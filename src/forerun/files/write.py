@@ -1,0 +1,144 @@
+"""Writing so that nothing is lost: whole files or none, checksums, locks, no silent overwriting."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+ErrorType = Callable[[str], Exception]
+
+REMEDY = "Give another place, or make room and permission there."
+
+
+@contextmanager
+def atomic_file(path: Path, error: ErrorType, *, remedy: str = REMEDY) -> Iterator[BinaryIO]:
+    """A file to write, which takes the place of `path` when the block ends, and vanishes where it raises.
+
+    Whoever has the former file open or mapped keeps it. The folder is made if it is missing.
+
+    Raises:
+        error: the file cannot be written, a full disk included.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with temporary.open("xb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+        _sync_folder(path.parent)
+    except OSError as failure:
+        raise error(f"{path} cannot be written: {failure.strerror or failure}. {remedy}") from failure
+
+
+def write_bytes(path: Path, *parts: Any, error: ErrorType) -> None:
+    """Write bytes or buffers, one after another, as `atomic_file` does."""
+    with atomic_file(path, error) as file:
+        for part in parts:
+            file.write(part)
+
+
+def write_json(path: Path, value: object, *, error: ErrorType, indent: int | None = 2) -> None:
+    """Write a value as JSON, as `atomic_file` does."""
+    text = json.dumps(value, indent=indent, ensure_ascii=False, allow_nan=False) + "\n"
+    write_bytes(path, text.encode(), error=error)
+
+
+def digest(*parts: Any) -> str:
+    """BLAKE2b of the bytes, 16 of them, in hexadecimal."""
+    state = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        state.update(part)
+    return state.hexdigest()
+
+
+def file_digest(path: Path) -> str:
+    """`digest` of a file's content. Raises OSError."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+
+
+@contextmanager
+def locked(path: Path, error: ErrorType, *, wait: bool, remedy: str = "Wait until it is done.") -> Iterator[None]:
+    """Hold the lock of a file or folder, which no other process or thread gets meanwhile.
+
+    The lock is the system's, on a file .NAME.lock beside `path`: it ends with the process that holds it.
+
+    Args:
+        wait: wait for whoever holds it; False: raise.
+
+    Raises:
+        error: somebody else holds it, or the lock's file cannot be made.
+    """
+    lock = path.with_name(f".{path.name}.lock")
+    try:
+        file = _lock(lock, wait)
+    except BlockingIOError:
+        raise error(f"{path} is in use by another process. {remedy}") from None
+    except OSError as failure:
+        raise error(f"{path} cannot be locked: {failure.strerror} ({lock}). {REMEDY}") from None
+    try:
+        yield
+    finally:
+        lock.unlink(missing_ok=True)
+        os.close(file)
+
+
+def refuse_to_overwrite(
+    path: Path, error: ErrorType, remedy: str = "Give another name, or --force to replace it."
+) -> None:
+    """Raise `error` where `path` is a file, or a folder that is not empty."""
+    if any(path.iterdir()) if path.is_dir() else os.path.lexists(path):
+        raise error(f"{path} exists. {remedy}")
+
+
+def _lock(lock: Path, wait: bool) -> int:
+    """The open file that holds the lock. Raises OSError, BlockingIOError where somebody else has it."""
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    while True:
+        file = os.open(lock, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            if fcntl is not None:
+                fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            if fcntl is None or _same(file, lock):
+                return file
+        except BaseException:
+            os.close(file)
+            raise
+        os.close(file)  # whoever had it has removed it: it locks nothing any more
+
+
+def _same(file: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the new name last beyond a power cut, where folders can be synced."""
+    try:
+        file = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return
+    try:
+        os.fsync(file)
+    except OSError:
+        pass
+    finally:
+        os.close(file)
