@@ -24,7 +24,7 @@ BUNDLED_MODELS: Mapping[str, Path] = {
     BUNDLED_OTHER_VOCAB: ASSETS / "draft-other-vocab",
 }
 
-DTYPES = ("float32", "bfloat16", "float64")
+DTYPES = ("float32", "bfloat16", "float64", "auto")
 DEFAULT_DTYPE = "bfloat16"
 
 AUTO: Literal["auto"] = "auto"

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from forerun.bench.compare import Run
-from forerun.models.loading import resolve
+from forerun.models import load_transformers_model
 
 
 def quieten() -> None:
@@ -30,10 +30,7 @@ class Reference:
     """
 
     def __init__(self, name: str | Path, dtype: str) -> None:
-        from transformers import AutoModelForCausalLM
-
-        model: Any = AutoModelForCausalLM.from_pretrained(resolve(name), dtype=getattr(torch, dtype))
-        self.model = model.eval()
+        self.model: Any = load_transformers_model(name, dtype)
 
     @torch.inference_mode()
     def forward_step(self, prefix: Sequence[int], tokens: Sequence[int]) -> Callable[[], Tensor]:

@@ -21,8 +21,8 @@ from forerun.engine.checks import check_request, encode_prediction
 from forerun.engine.engine import Engine
 from forerun.engine.prompts import Prompt, encode, split_prompts
 from forerun.engine.results import Generation, StepOutput, StreamChunk
-from forerun.errors import ConfigError, ModelLoadError, PromptError
-from forerun.models import LanguageModel, load_model, load_tokenizer
+from forerun.errors import ConfigError, PromptError
+from forerun.models import LanguageModel, find_tokenizer, load_model
 
 _DRAFTER_SEED = 0x6A09E667F3BCC908
 """Keeps the drafter's draws apart from the engine's: rejection is exact only if the two are independent."""
@@ -75,7 +75,7 @@ class LLM:
         )
         if isinstance(target, (str, Path)):
             self.target: LanguageModel = load_model(target, dtype, device=device)
-            tokenizer = tokenizer or _tokenizer_of(target)
+            tokenizer = tokenizer or find_tokenizer(target)
         else:
             self.target = target
         self.tokenizer = tokenizer
@@ -207,11 +207,3 @@ def _one_each(params: SamplingParams | Seq[SamplingParams] | None, count: int) -
     if len(params) != count:
         raise ConfigError(f"There are {count} prompts but {len(params)} params. Give one for all, or one per prompt.")
     return list(params)
-
-
-def _tokenizer_of(target: str | Path) -> Any:
-    """None if the folder has no tokenizer: such a model is served by token ids."""
-    try:
-        return load_tokenizer(target)
-    except ModelLoadError:
-        return None

@@ -1,7 +1,13 @@
 """The models: Transformers' weights under forerun's attention, packed linear layers and row layout."""
 
 from forerun.models.base import Exactness, Forward, LanguageModel, Rows, StandIn, identity
-from forerun.models.loading import load_model, load_tokenizer
+from forerun.models.loading import (
+    find_tokenizer,
+    load_draft_model,
+    load_model,
+    load_tokenizer,
+    load_transformers_model,
+)
 from forerun.models.model import Model
 
 __all__ = [
@@ -11,7 +17,10 @@ __all__ = [
     "Model",
     "Rows",
     "StandIn",
+    "find_tokenizer",
     "identity",
+    "load_draft_model",
     "load_model",
     "load_tokenizer",
+    "load_transformers_model",
 ]

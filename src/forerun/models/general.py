@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextvars import ContextVar
 from functools import partial
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
-from transformers import AttentionInterface
 
 from forerun.errors import UnsupportedModelError
 from forerun.kernels.partition import Form
@@ -45,6 +45,10 @@ class Attend(Protocol):
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, form: Form) -> Tensor: ...
 
 
+_attend: ContextVar[Attend] = ContextVar("attend")
+"""Of the forward that is under way. It does not travel through the model's modules: some drop what they do not use."""
+
+
 def forerun_attention(
     module: nn.Module,
     query: Tensor,
@@ -53,7 +57,6 @@ def forerun_attention(
     attention_mask: Tensor | None,
     scaling: float | None = None,
     dropout: float = 0.0,
-    attend: Attend | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
     """Attention in the form Transformers calls. query: [1, H, T, D]; key, value: [1, H_kv, T, D] -> [1, T, H, D_v].
@@ -61,8 +64,6 @@ def forerun_attention(
     Raises:
         UnsupportedModelError: the model asks for something that `Attention` does not do.
     """
-    if attend is None:
-        raise UnsupportedModelError(f"{type(module).__name__} does not pass the batch's layout on to its attention.")
     for name, option in options.items():
         if option is not None and name not in _KNOWN_OPTIONS and name not in _HARMLESS_OPTIONS:
             raise UnsupportedModelError(
@@ -77,11 +78,15 @@ def forerun_attention(
         options.get("s_aux"),
     )
     packed = (each[0].transpose(0, 1).to(compute_dtype) for each in (query, key, value))
-    mixed = attend(int(module.layer_idx), *packed, form=form)  # type: ignore[arg-type]
+    mixed = _attend.get()(int(module.layer_idx), *packed, form=form)  # type: ignore[arg-type]
     return mixed.view(1, query.shape[2], query.shape[1], -1), None
 
 
-AttentionInterface.register(ATTENTION_NAME, forerun_attention)
+def register_attention() -> None:
+    """Tell Transformers of `forerun_attention`. Before that, nothing of Transformers' models is imported."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(ATTENTION_NAME, forerun_attention)
 
 
 class GeneralDecoder:
@@ -117,13 +122,13 @@ class GeneralDecoder:
 
     def _run(self, token_ids: Tensor, positions: Tensor, keep: Tensor | int, attend: Attend) -> Tensor:
         """token_ids, positions: [T] -> [rows kept, V]."""
-        output = self.model(
-            input_ids=token_ids[None],
-            position_ids=positions[None],
-            use_cache=False,
-            logits_to_keep=keep,
-            attend=attend,
-        )
+        under_way = _attend.set(attend)
+        try:
+            output = self.model(
+                input_ids=token_ids[None], position_ids=positions[None], use_cache=False, logits_to_keep=keep
+            )
+        finally:
+            _attend.reset(under_way)
         logits: Tensor = output.logits[0]
         return logits
 

@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from forerun.errors import ModelLoadError
+from forerun.models import load_tokenizer as read_tokenizer
+from forerun.models import load_transformers_model
 
 TRAINING_RECORD = "training.json"
 CARD = "README.md"
@@ -45,17 +47,7 @@ def load(folder: Path, dtype: torch.dtype = torch.bfloat16) -> tuple[PreTrainedM
     Raises:
         ModelLoadError: the folder is missing, or Transformers cannot read a model from it.
     """
-    if not (folder / "config.json").exists():
-        raise ModelLoadError(f"{folder} holds no config.json: not a model folder. Give the folder of a saved model.")
-    try:
-        with without_bars():
-            model = AutoModelForCausalLM.from_pretrained(
-                folder, dtype=dtype, local_files_only=True, use_safetensors=True, trust_remote_code=False
-            )
-            tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, KeyError) as error:
-        raise ModelLoadError(f"{folder} cannot be read: {error}. Save the model anew, as safetensors.") from error
-    return model.eval(), tokenizer
+    return load_transformers_model(folder, str(dtype).removeprefix("torch.")), read_tokenizer(folder)
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
@@ -66,7 +58,7 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     """
     if not (folder / "tokenizer.json").exists():
         raise ModelLoadError(f"{folder} holds no tokenizer.json. Give the folder of a saved tokenizer or model.")
-    return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    return read_tokenizer(folder)
 
 
 def write_record(folder: Path, record: dict[str, Any]) -> None:

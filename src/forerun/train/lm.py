@@ -11,8 +11,9 @@ import torch
 import torch.nn.functional as F
 from rich.console import Console
 from torch import Tensor, nn
-from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 
+from forerun.models import load_tokenizer
 from forerun.train import attention
 from forerun.train.accelerator import EPOCH_PROCESSES, compile_layers, device_of, to_device, training_device
 from forerun.train.corpus import SourceFile
@@ -66,7 +67,7 @@ def prepare_tokenizer(
 ) -> PreTrainedTokenizerBase:
     """The tokenizer saved in `folder`, or a new one learnt from `files` and saved there."""
     if (folder / "tokenizer.json").exists():
-        return AutoTokenizer.from_pretrained(folder)
+        return load_tokenizer(folder)
     console.print(f"learning a tokenizer of {vocab_size} tokens")
     tokenizer = train_tokenizer((file.text for file in files), vocab_size)
     tokenizer.save_pretrained(folder)

@@ -31,13 +31,13 @@ def test_folder_without_config(tmp_path: Path) -> None:
 
 def test_broken_config(llama: Path) -> None:
     (llama / "config.json").write_text("{")
-    with pytest.raises(ModelLoadError, match="cannot be read"):
+    with pytest.raises(ModelLoadError, match=r"config\.json: it is not JSON"):
         load_model(llama)
 
 
 def test_unknown_architecture(llama: Path) -> None:
     (llama / "config.json").write_text(json.dumps({"model_type": "no-such-model"}))
-    with pytest.raises(ModelLoadError, match="cannot be read"):
+    with pytest.raises(ModelLoadError, match="'no-such-model' is not one that Transformers"):
         load_model(llama)
 
 
@@ -57,7 +57,7 @@ def test_missing_weights(llama: Path) -> None:
 def test_truncated_weights(llama: Path) -> None:
     weights = llama / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:1000])
-    with pytest.raises(ModelLoadError, match="weights of"):
+    with pytest.raises(ModelLoadError, match=r"model\.safetensors: the weights are damaged"):
         load_model(llama)
 
 

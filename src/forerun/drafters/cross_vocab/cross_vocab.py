@@ -26,7 +26,7 @@ from forerun.drafters.cross_vocab.retokenise import Retokeniser, complete
 from forerun.drafters.model.model_drafter import MAX_LAG
 from forerun.drafters.table import DRAFTERS
 from forerun.errors import ConfigError, DrafterError, IncompatibleDrafterError
-from forerun.models import LanguageModel, load_model, load_tokenizer
+from forerun.models import LanguageModel, load_draft_model, load_tokenizer
 from forerun.sampling import filters_only
 from forerun.tree import Tree
 from forerun.types import Draft, Sequence, Step, Verdict
@@ -128,7 +128,7 @@ class CrossVocab(Drafter):
         dtype = str(target.dtype).removeprefix("torch.")
         model = self._source
         if isinstance(model, (str, Path)):
-            model = load_model(model, dtype, device=target.device)
+            model = load_draft_model(model, dtype, device=target.device)
         if self._tokenizer is None:
             if not isinstance(self._source, (str, Path)):
                 raise DrafterError(f"{model.name} was given as a loaded model: give its tokenizer as well.")

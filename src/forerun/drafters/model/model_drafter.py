@@ -15,8 +15,8 @@ from torch.nn import functional
 from forerun.config import BUNDLED_DRAFT, BUNDLED_TARGET, PREFILL_CHUNK
 from forerun.drafters.base import Binding, Drafter, Traits
 from forerun.drafters.model.draft_cache import DraftState
-from forerun.errors import DrafterError, ModelLoadError
-from forerun.models import Forward, LanguageModel, Rows, identity, load_model, load_tokenizer
+from forerun.errors import DrafterError
+from forerun.models import Forward, LanguageModel, Rows, find_tokenizer, identity, load_draft_model
 from forerun.sampling import LogitsPipeline, LogitsRow, unfiltered
 from forerun.types import Cache, Sequence, Step
 from forerun.vocabulary import Vocabulary, check_same_tokens
@@ -85,11 +85,8 @@ class ModelDrafter(Drafter):
         tokenizer: Any = None
         if isinstance(self._source, (str, Path)):
             dtype = self._dtype or str(target.dtype).removeprefix("torch.")
-            model = self._model or load_model(self._source, dtype, device=target.device)
-            try:
-                tokenizer = load_tokenizer(self._source)
-            except ModelLoadError:
-                tokenizer = None  # check_same_tokens decides what that means
+            model = self._model or load_draft_model(self._source, dtype, device=target.device)
+            tokenizer = find_tokenizer(self._source)  # check_same_tokens decides what it means if there is none
         else:
             model, tokenizer = self._source, binding.tokenizer
         check_same_tokens(

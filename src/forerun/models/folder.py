@@ -1,0 +1,155 @@
+"""A model's folder, before Transformers sees it: where it is, what its JSON files say, which files hold its weights.
+
+The folder of a hub id is the hub's cache. Only JSON, tokenizers, templates and safetensors are fetched: no code and no
+pickles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from forerun.config import BUNDLED_MODELS
+from forerun.errors import ModelLoadError
+from forerun.files.json_file import Fields
+from forerun.models.foreign_errors import as_load_errors
+
+CONFIG = "config.json"
+TOKENIZER_CONFIG = "tokenizer_config.json"
+GENERATION_CONFIG = "generation_config.json"
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+_TOKENIZER_JSON = (TOKENIZER_CONFIG, "special_tokens_map.json", "added_tokens.json")
+_TOKENIZERS = (
+    "tokenizer.json",
+    "tokenizer.model",
+    TOKENIZER_CONFIG,
+    "vocab.json",
+    "vocab.txt",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+)
+_TEXT = ("*.json", "*.jinja", "*.txt", "*.model")
+REMEDY = "Download or save the model anew."
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFolder:
+    """A folder on this machine.
+
+    Attributes:
+        name: what it was asked for as, for messages.
+        path: where it is.
+        is_remote: whether it is the hub's cache of a hub id.
+    """
+
+    name: str
+    path: Path
+    is_remote: bool = False
+
+    @classmethod
+    def find(cls, name: str | Path) -> ModelFolder:
+        """The folder of a bundled model, a local folder, or, for a string, that of a hub id.
+
+        Raises:
+            ModelLoadError: there is none.
+        """
+        text = str(BUNDLED_MODELS.get(str(name), name))
+        path = Path(text).expanduser()
+        if path.is_dir():
+            return cls(str(name), path)
+        if isinstance(name, Path) or path.is_absolute() or text.startswith((".", "~")) or path.exists():
+            raise ModelLoadError(f"model folder {name} does not exist. Give a folder with config.json, or a hub id.")
+        return cls(str(name), _download(text, _TEXT), is_remote=True)
+
+    def has_tokenizer(self) -> bool:
+        """Whether there is any file that a tokenizer would be made of."""
+        return any((self.path / file).exists() for file in _TOKENIZERS)
+
+    def read(self, file: str) -> Fields:
+        """What a JSON file says; nothing where the folder has no such file.
+
+        Raises:
+            ModelLoadError: it is damaged, or holds no object.
+        """
+        path = self.path / file
+        return Fields.read(path, ModelLoadError, remedy=REMEDY) if path.exists() else self._nothing(path)
+
+    def config(self) -> Fields:
+        """What config.json says.
+
+        Raises:
+            ModelLoadError: there is none, or as `read`.
+        """
+        if not (self.path / CONFIG).is_file():
+            raise ModelLoadError(f"model folder {self.name} has no config.json. Give a Transformers model folder.")
+        return self.read(CONFIG)
+
+    def tokenizer_config(self) -> Fields:
+        """What tokenizer_config.json says; the other JSON files beside it are looked at too.
+
+        Raises:
+            ModelLoadError: as `read`.
+        """
+        for file in _TOKENIZER_JSON:
+            self.read(file)
+        return self.read(TOKENIZER_CONFIG)
+
+    def weight_files(self) -> list[Path]:
+        """The safetensors files of the weights, fetched if they lie on the hub.
+
+        Raises:
+            ModelLoadError: there are none, or the index that names them is damaged.
+        """
+        if self.is_remote:
+            names = self._shards() if (self.path / INDEX).is_file() else [WEIGHTS]
+            _download(self.name, names)
+        if (self.path / WEIGHTS).is_file():
+            return [self.path / WEIGHTS]
+        if not (self.path / INDEX).is_file():
+            raise self._no_weights()
+        shards = self._shards()
+        for shard in shards:
+            if not (self.path / shard).is_file():
+                raise ModelLoadError(f"{self.path / INDEX}: it names {shard}, which is not there. {REMEDY}")
+        return [self.path / shard for shard in shards]
+
+    def _shards(self) -> list[str]:
+        """The files that the index names, each once."""
+        weight_map: Fields = self.read(INDEX).fields("weight_map")
+        shards = list(dict.fromkeys(weight_map.string(tensor) for tensor in weight_map.values))
+        for shard in shards:
+            if Path(shard).name != shard or "\\" in shard or not shard.endswith(".safetensors"):
+                raise ModelLoadError(
+                    f"{self.path / INDEX}: it names {shard[:60]!r}, but may name *.safetensors files beside it only. "
+                    f"{REMEDY}"
+                )
+        if not shards:
+            raise ModelLoadError(f"{self.path / INDEX}: its weight_map is empty. {REMEDY}")
+        return shards
+
+    def _no_weights(self) -> ModelLoadError:
+        others = sorted(path.name for path in self.path.glob("*.safetensors"))
+        if others:
+            return ModelLoadError(
+                f"model folder {self.name} has {others[0]}, but no {WEIGHTS}, and no {INDEX} that names it. {REMEDY}"
+            )
+        pickles = [path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in self.path.glob(pattern)]
+        if pickles:
+            return ModelLoadError(
+                f"model folder {self.name} has only pickled weights ({pickles[0]}), which can run code when loaded. "
+                "Convert it: model.save_pretrained(folder) of a current Transformers writes safetensors."
+            )
+        return ModelLoadError(f"model folder {self.name} has no *.safetensors weights. {REMEDY}")
+
+    def _nothing(self, path: Path) -> Fields:
+        return Fields(str(path), {}, ModelLoadError, REMEDY)
+
+
+def _download(name: str, patterns: Sequence[str]) -> Path:
+    """The cached folder of a hub id, with the files of these names in it; folders inside it are left out."""
+    from huggingface_hub import snapshot_download
+
+    with as_load_errors(f"{name} is no folder, and cannot be fetched as a hub id", "Check its name and the network."):
+        return Path(snapshot_download(name, allow_patterns=list(patterns), ignore_patterns=["*/*"]))

@@ -1,0 +1,151 @@
+"""The only module that lets Transformers read a model folder. It never runs a folder's code, nor asks whether to.
+
+Configuration and weights are read here and handed to Transformers as values (`configuration.py`, `weights.py`); it
+opens files for tokenizers alone.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from forerun.errors import ModelLoadError, UnsupportedModelError
+from forerun.models.configuration import asks_for_code
+from forerun.models.folder import REMEDY, ModelFolder
+from forerun.models.foreign_errors import as_load_errors
+from forerun.models.weights import Checkpoint, check_layers, check_numbers, check_shapes, check_unused
+
+_log = logging.getLogger(__name__)
+
+
+def read_tokenizer(folder: ModelFolder) -> Any:
+    """The Transformers tokenizer of a folder.
+
+    Raises:
+        ModelLoadError: there is none, it cannot be read, or it needs code of the folder's.
+    """
+    from transformers import AutoTokenizer
+
+    remedy = "Put tokenizer.json and tokenizer_config.json beside the weights, or pass token ids."
+    if not folder.has_tokenizer():
+        raise ModelLoadError(f"no tokenizer could be read from {folder.name}: there is none. {remedy}")
+    settings = folder.tokenizer_config()
+    try:
+        with as_load_errors(f"no tokenizer could be read from {folder.name}", remedy):
+            return AutoTokenizer.from_pretrained(folder.path, local_files_only=True, trust_remote_code=False)
+    except ModelLoadError as error:
+        code = asks_for_code(settings)
+        if code is None or "trust_remote_code" not in str(error.__cause__):
+            raise
+        raise ModelLoadError(
+            f"{settings.place}: the code that auto_map asks for ({code}) is not run: it could do anything. {remedy}"
+        ) from None
+
+
+def read_model(folder: ModelFolder, config: Any, dtype: torch.dtype, attention: str | None = None) -> Any:
+    """The Transformers model of a configuration, on the CPU, with the folder's weights.
+
+    Args:
+        dtype: that the weights are brought to.
+        attention: the name that its attention is registered by; None for Transformers' default.
+
+    Raises:
+        ModelLoadError: the weights are damaged or not those of the configuration.
+        UnsupportedModelError: Transformers has no causal language model of the kind, or none with this attention.
+    """
+    cls = _model_class(folder.name, config)
+    checkpoint = Checkpoint(folder.weight_files())
+    kind = f"{folder.name} ({config.model_type})"
+    num_nextn = getattr(config, "num_nextn_predict_layers", None) or 0
+    check_layers(checkpoint, config.num_hidden_layers, num_nextn, kind)
+    options: dict[str, Any] = {"dtype": dtype, "experts_implementation": "eager"}
+    if attention is not None:
+        options["attn_implementation"] = attention
+    with _attention_errors(kind), as_load_errors(f"{folder.name}: config.json describes no {cls.__name__}", REMEDY):
+        with torch.device("meta"):
+            empty = cls._from_config(config, **options)
+        wanted = {key: tuple(tensor.shape) for key, tensor in empty.state_dict().items()}
+    check_shapes(checkpoint, wanted, cls.base_model_prefix, kind)
+    with as_load_errors(f"the weights of {folder.name} cannot be read", REMEDY), _quietly():
+        model, loaded = cls.from_pretrained(
+            None,
+            config=config,
+            state_dict=dict(checkpoint.slices),
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+            trust_remote_code=False,
+            **options,
+        )
+    _check_loaded(checkpoint, model, loaded, kind)
+    return model.eval().requires_grad_(False)
+
+
+def stored_dtype(folder: ModelFolder) -> str:
+    """The number format of most of a folder's weights."""
+    return Checkpoint(folder.weight_files()).stored_dtype()
+
+
+def _model_class(name: str, config: Any) -> Any:
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise UnsupportedModelError(f"{name} ({config.model_type}) has no causal language model in Transformers.")
+    cls = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    if getattr(cls, "_is_stateful", False):
+        raise UnsupportedModelError(
+            f"{name} ({config.model_type}) cannot be served: its recurrent state cannot be rolled back."
+        )
+    return cls
+
+
+def _check_loaded(checkpoint: Checkpoint, model: Any, loaded: dict[str, Any], name: str) -> None:
+    """Raises ModelLoadError where tensors are missing, do not fit, or would change the model if they were used."""
+    for tensor, found, wanted in sorted(loaded["mismatched_keys"]):
+        raise ModelLoadError(
+            f"{name}: tensor {tensor} has shape {list(found)} in the weights, and {list(wanted)} by config.json. "
+            "Give the config.json that the weights were saved with."
+        )
+    if loaded["missing_keys"]:
+        missing = sorted(loaded["missing_keys"])
+        raise ModelLoadError(
+            f"{name} lacks {len(missing)} weights, among them {missing[0]}: they would be random. {REMEDY}"
+        )
+    served = {path for path, _ in model.named_modules() if path}
+    base = model.base_model_prefix + "."
+    served |= {path.removeprefix(base) for path in served}
+    check_numbers(checkpoint, loaded["unexpected_keys"], name)
+    check_unused(checkpoint, loaded["unexpected_keys"], served, name)
+
+
+@contextmanager
+def _attention_errors(kind: str) -> Iterator[None]:
+    """Say so where a class computes attention itself: it finds no class of its own for the registered name."""
+    try:
+        yield
+    except ModelLoadError as error:
+        if isinstance(error.__cause__, (KeyError, ValueError)) and "attention" in str(error).lower():
+            raise UnsupportedModelError(
+                f"{kind} cannot be served: it does not compute attention through Transformers' attention interface. "
+                "Serve it with Transformers."
+            ) from error
+        raise
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Transformers' bars would run through ours, and its report would say once more what is checked here."""
+    from transformers.utils import logging as of_transformers
+
+    shown, level = of_transformers.is_progress_bar_enabled(), of_transformers.get_verbosity()
+    of_transformers.disable_progress_bar()
+    of_transformers.set_verbosity_error()
+    try:
+        yield
+    finally:
+        of_transformers.set_verbosity(level)
+        if shown:
+            of_transformers.enable_progress_bar()

@@ -1,0 +1,184 @@
+"""The weights of a model folder: read from safetensors alone, and compared with the model that they are for.
+
+Tensors that a model needs must be there with its shapes. Those that it does not need fall into three classes: an error
+where leaving them out would change what the model computes; one warning for parts that belong to other tasks; silence
+for what a model computes itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from forerun.errors import ModelLoadError
+from forerun.models.folder import REMEDY
+from forerun.models.foreign_errors import as_load_errors
+
+_log = logging.getLogger(__name__)
+_FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+_COMPUTED = re.compile(r"(^|\.)(inv_freq|masked_bias|position_ids|cos_cached|sin_cached)$|\.(attn|attention)\.bias$")
+_LAYER = re.compile(r"^(?P<list>(?:.+\.)?(?:layers|h|blocks|block|layer))\.(?P<index>\d+)\.")
+_SERVED_CONFIG = "Give the config.json that the weights were saved with."
+
+
+class Checkpoint:
+    """The tensors of safetensors files by name. They are read when they are used.
+
+    Args:
+        files: at least one.
+
+    Attributes:
+        slices: by name, what Transformers takes as a tensor that is not read yet.
+
+    Raises:
+        ModelLoadError: a file is damaged, or two files have a tensor of the same name.
+    """
+
+    def __init__(self, files: Sequence[Path]) -> None:
+        from safetensors import safe_open
+
+        self.slices: dict[str, Any] = {}
+        for file in files:
+            with as_load_errors(f"{file}: the weights are damaged", REMEDY):
+                opened: Any = safe_open(file, framework="pt")
+                for name in opened.keys():  # noqa: SIM118 (no mapping)
+                    if name in self.slices:
+                        raise ModelLoadError(f"{file}: tensor {name} is in another file as well. {REMEDY}")
+                    self.slices[name] = opened.get_slice(name)
+        if not self.slices:
+            raise ModelLoadError(f"{files[0]}: it holds no tensors. {REMEDY}")
+
+    def shape(self, name: str) -> list[int]:
+        shape: list[int] = self.slices[name].get_shape()
+        return shape
+
+    def dtype(self, name: str) -> str:
+        """As the file writes it, such as "BF16"."""
+        dtype: str = self.slices[name].get_dtype()
+        return dtype
+
+    def is_zero(self, name: str) -> bool:
+        return not self.slices[name][...].any()
+
+    def stored_dtype(self) -> str:
+        """The number format, such as "bfloat16", of most of the entries."""
+        entries: Counter[str] = Counter()
+        for name in self.slices:
+            count = 1
+            for length in self.shape(name):
+                count *= length
+            entries[_FLOATS.get(self.dtype(name), "float32")] += count
+        return entries.most_common(1)[0][0]
+
+
+def check_layers(checkpoint: Checkpoint, num_layers: int, num_nextn: int, name: str) -> None:
+    """Refuse a configuration with another number of layers than the weights have, before a model of it is made.
+
+    Args:
+        num_layers: that the configuration speaks of. num_nextn: that predict further tokens, after those.
+
+    Raises:
+        ModelLoadError: names the first layer that is missing or too many.
+    """
+    counts: dict[str, int] = {}
+    for tensor in checkpoint.slices:
+        found = _LAYER.match(tensor)
+        if found:
+            counts[found["list"]] = max(counts.get(found["list"], 0), int(found["index"]) + 1)
+    if counts and max(counts.values()) < num_layers:
+        raise ModelLoadError(
+            f"{name}: config.json speaks of {num_layers} layers, and the weights have {max(counts.values())}. "
+            f"{_SERVED_CONFIG}"
+        )
+    decoder = [name for name in counts if name.removeprefix("language_model.") in _DECODER_LISTS]
+    for layers in decoder:
+        if counts[layers] > num_layers + num_nextn:
+            raise ModelLoadError(
+                f"{name}: the weights have {layers}.{counts[layers] - 1}, but config.json speaks of {num_layers} "
+                f"layers only. {_SERVED_CONFIG}"
+            )
+
+
+_DECODER_LISTS = {
+    *("model.layers", "layers", "model.language_model.layers", "model.decoder.layers", "decoder.layers"),
+    *("transformer.h", "h", "gpt_neox.layers", "transformer.blocks", "model.model.layers"),
+}
+
+
+def check_shapes(checkpoint: Checkpoint, wanted: Mapping[str, Sequence[int]], base: str, name: str) -> None:
+    """Compare tensors that bear the name of one of the model's, with or without the prefix of its base.
+
+    Raises:
+        ModelLoadError: names the first whose shape is another.
+    """
+    for tensor in checkpoint.slices:
+        shape = wanted.get(tensor, wanted.get(f"{base}.{tensor}"))
+        found = checkpoint.shape(tensor)
+        if shape is not None and list(shape) != found:
+            raise ModelLoadError(
+                f"{name}: tensor {tensor} has shape {found} in the weights, and {list(shape)} by config.json. "
+                f"{_SERVED_CONFIG}"
+            )
+
+
+def check_numbers(checkpoint: Checkpoint, unused: Collection[str], name: str) -> None:
+    """Refuse integers and eight-bit floats in place of weights: they mean something only with their scales.
+
+    Raises:
+        ModelLoadError: names the first.
+    """
+    for tensor in checkpoint.slices:
+        dtype = checkpoint.dtype(tensor)
+        if dtype not in _FLOATS and tensor not in unused and not _COMPUTED.search(tensor):
+            raise ModelLoadError(
+                f"{name}: tensor {tensor} is stored as {dtype}, as quantised weights are, and config.json does not say "
+                "how. Take the model's float weights."
+            )
+
+
+def check_unused(checkpoint: Checkpoint, unused: Iterable[str], served: Collection[str], name: str) -> None:
+    """Sort the tensors that the model did not take.
+
+    Args:
+        unused: their names. served: the modules of the model by path.
+
+    Raises:
+        ModelLoadError: one of them belongs to a module that is served, and is not zero.
+    """
+    others: Counter[str] = Counter()
+    for tensor in sorted(unused):
+        if _COMPUTED.search(tensor) or _is_tied_head(checkpoint, tensor):
+            continue
+        if not _is_inside(tensor, served):
+            others[tensor.split(".")[0]] += 1
+        elif not checkpoint.is_zero(tensor):
+            raise ModelLoadError(
+                f"{name}: the weights hold {tensor}, which a model by this config.json would leave out. "
+                f"{_SERVED_CONFIG}"
+            )
+    if others:
+        parts = ", ".join(f"{prefix}.* ({count})" for prefix, count in others.items())
+        _log.warning("%s: weights that text needs not are left out: %s.", name, parts)
+
+
+def _is_inside(tensor: str, served: Collection[str]) -> bool:
+    """Whether the tensor's module, or the layer or block that it lies in, is one of the model's."""
+    path = tensor.rpartition(".")[0]
+    if not path or path in served:
+        return bool(path)
+    layer = _LAYER.match(tensor)
+    return layer is not None and f"{layer['list']}.{layer['index']}" in served
+
+
+def _is_tied_head(checkpoint: Checkpoint, tensor: str) -> bool:
+    """Whether the tensor is an output layer that equals the embedding."""
+    if tensor.rpartition(".")[0].rpartition(".")[2] not in ("lm_head", "embed_out"):
+        return False
+    shape = checkpoint.shape(tensor)
+    embeddings = [name for name in checkpoint.slices if name != tensor and checkpoint.shape(name) == shape]
+    head = checkpoint.slices[tensor][...]
+    return any(head.equal(checkpoint.slices[name][...]) for name in embeddings)
