@@ -16,13 +16,14 @@ from forerun.kernels.partition import KV_BLOCK
 from forerun.models.base import Exactness, Rows
 from forerun.models.general import GeneralDecoder
 from forerun.models.model import Model
+from forerun.models.non_finite import first_non_finite_tensor, has_finite_rows
 
 _NEW = 9
 _CROWD = 70
 
 
-def probe(model: Model) -> None:
-    """Compute one step.
+def probe(model: Model) -> bool:
+    """Compute one step, and return whether its logits are finite.
 
     Raises:
         UnsupportedModelError: not every layer calls our attention, so the model keeps another kind of state.
@@ -35,8 +36,9 @@ def probe(model: Model) -> None:
             "Transformers' attention interface."
         )
     cache = model.new_cache()
-    model.forward([Rows(cache, [0] * 5)])
+    logits = model.forward([Rows(cache, [0] * 5)]).logits
     cache.drop()
+    return has_finite_rows(logits)
 
 
 @torch.inference_mode()
@@ -46,6 +48,9 @@ def self_test(model: Model) -> Exactness:
     tokens = _tokens(model, _NEW)
     cache = _prefilled(model)
     alone = _in_groups(model, cache, tokens, (1,) * _NEW)
+    if not has_finite_rows(alone):
+        tensor = first_non_finite_tensor(model) or "a number computed from finite weights"
+        return Exactness(False, f"its logits are not finite: {tensor} is NaN or infinite")
     trials: dict[str, Callable[[], Tensor]] = {
         "together": lambda: _in_groups(model, cache, tokens, (9,)),
         "in twos": lambda: _in_groups(model, cache, tokens, (2, 7)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Protocol
 
 from torch import Tensor, nn
@@ -35,8 +36,15 @@ def make_linear(weight: Tensor, bias: Tensor | None = None) -> Linear:
     return PlainLinear(weight, bias)
 
 
-# Transformers' modules with the plain gated form; others (biases, clamps) keep their own and report what that costs
-_PLAIN_EXPERTS = {"MixtralExperts", "Qwen2MoeExperts", "Qwen3MoeExperts", "OlmoeExperts"}
+def _are_plain_experts(module: nn.Module) -> bool:
+    """Whether a module computes what Mixtral's experts do, which Transformers copies from family to family. Others
+    (biases, clamps) keep their own modules and report what that costs."""
+    if not type(module).__name__.endswith("Experts"):
+        return False
+    from transformers.models.mixtral.modeling_mixtral import MixtralExperts
+
+    ours, theirs = (inspect.unwrap(cls.forward).__code__ for cls in (type(module), MixtralExperts))
+    return (ours.co_code, ours.co_names, ours.co_consts) == (theirs.co_code, theirs.co_names, theirs.co_consts)
 
 
 def pack_module(module: nn.Module) -> None:
@@ -60,6 +68,6 @@ def _packed(module: nn.Module) -> nn.Module | None:
         return PackedLinear(module.weight, module.bias)
     if type(module) is Conv1D:
         return PackedLinear(weights["weight"].T, weights["bias"])
-    if type(module).__name__ in _PLAIN_EXPERTS:
+    if _are_plain_experts(module):
         return PackedExperts(list(weights["gate_up_proj"]), list(weights["down_proj"]), module.get_submodule("act_fn"))
     return None

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import nn
 
 from forerun.config import DEFAULT_DTYPE, DTYPES
 from forerun.device import resolve_device
@@ -26,7 +25,7 @@ from forerun.models.general import ATTENTION_NAME, GeneralDecoder, register_atte
 from forerun.models.llama import LlamaDecoder, llama_refusal
 from forerun.models.model import Decoder, Model
 from forerun.models.non_finite import first_non_finite_tensor
-from forerun.models.transformers_model import read_model, read_tokenizer, stored_dtype
+from forerun.models.transformers_model import foreign_attention, read_model, read_tokenizer, stored_dtype
 
 _log = logging.getLogger(__name__)
 Kind = Literal["auto", "llama", "general"]
@@ -81,6 +80,8 @@ def load_draft_model(name: str | Path, dtype: str = DEFAULT_DTYPE, device: str |
         raise ModelLoadError(
             f"draft model {name}: {tensor} holds NaN or infinity. Save the model anew, or draft with another."
         )
+    if not probe(model):
+        raise ModelLoadError(f"draft model {name} computes NaN or infinity from finite weights. Draft with another.")
     model.exactness = self_test(model)
     return model
 
@@ -134,13 +135,15 @@ def _load(name: str | Path, dtype: str, kind: Kind, device: str | torch.device) 
         kind = "general" if refusal else "llama"
     eos = eos_token_ids(folder, config)
     register_attention()
-    hf: nn.Module = read_model(folder, config, _torch_dtype(folder, dtype), ATTENTION_NAME).to(place)
+    hf = read_model(folder, config, _torch_dtype(folder, dtype), ATTENTION_NAME).to(place)
     try:
         model = _assemble(hf, folder.name, config, eos, kind)
         probe(model)
     except _COMPUTING as error:
         if isinstance(error, ForerunError):
             raise
+        if kind == "general" and not type(hf)._supports_attention_backend:
+            raise foreign_attention(f"{name} ({config.model_type})") from error
         raise UnsupportedModelError(
             f"{name} ({config.model_type}) could not compute one step in forerun: {reason(error)}. "
             "Serve it with Transformers, or report the architecture."

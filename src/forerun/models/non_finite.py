@@ -33,6 +33,11 @@ def first_non_finite_tensor(model: LanguageModel) -> str | None:
     return None
 
 
+def has_finite_rows(logits: Tensor) -> bool:
+    """Whether every row, [R, V], has a largest entry that is finite: -inf beside it is how tokens are masked."""
+    return bool(torch.isfinite(logits.amax(-1)).all())
+
+
 def _is_finite(tensor: Tensor) -> bool:
     if tensor.is_mkldnn:
         tensor = tensor.to_dense()

@@ -65,11 +65,7 @@ def read_model(folder: ModelFolder, config: Any, dtype: torch.dtype, attention: 
     options: dict[str, Any] = {"dtype": dtype, "experts_implementation": "eager"}
     if attention is not None:
         options["attn_implementation"] = attention
-    with _attention_errors(kind), as_load_errors(f"{folder.name}: config.json describes no {cls.__name__}", REMEDY):
-        with torch.device("meta"):
-            empty = cls._from_config(config, **options)
-        wanted = {key: tuple(tensor.shape) for key, tensor in empty.state_dict().items()}
-    check_shapes(checkpoint, wanted, cls.base_model_prefix, kind)
+    check_shapes(checkpoint, _shapes(cls, config, options, kind), cls.base_model_prefix, kind)
     with as_load_errors(f"the weights of {folder.name} cannot be read", REMEDY), _quietly():
         model, loaded = cls.from_pretrained(
             None,
@@ -102,6 +98,18 @@ def _model_class(name: str, config: Any) -> Any:
     return cls
 
 
+def _shapes(cls: Any, config: Any, options: dict[str, Any], kind: str) -> dict[str, tuple[int, ...]]:
+    """The shapes of a model's tensors by name, without making them."""
+    try:
+        with as_load_errors(f"{kind}: config.json describes no {cls.__name__}", REMEDY), torch.device("meta"):
+            empty = cls._from_config(config, **options)
+            return {key: tuple(tensor.shape) for key, tensor in empty.state_dict().items()}
+    except ModelLoadError as error:
+        if isinstance(error.__cause__, KeyError) and error.__cause__.args == (options.get("attn_implementation"),):
+            raise foreign_attention(kind) from None  # it looks the name up among classes of its own
+        raise
+
+
 def _check_loaded(checkpoint: Checkpoint, model: Any, loaded: dict[str, Any], name: str) -> None:
     """Raises ModelLoadError where tensors are missing, do not fit, or would change the model if they were used."""
     for tensor, found, wanted in sorted(loaded["mismatched_keys"]):
@@ -121,18 +129,12 @@ def _check_loaded(checkpoint: Checkpoint, model: Any, loaded: dict[str, Any], na
     check_unused(checkpoint, loaded["unexpected_keys"], served, name)
 
 
-@contextmanager
-def _attention_errors(kind: str) -> Iterator[None]:
-    """Say so where a class computes attention itself: it finds no class of its own for the registered name."""
-    try:
-        yield
-    except ModelLoadError as error:
-        if isinstance(error.__cause__, (KeyError, ValueError)) and "attention" in str(error).lower():
-            raise UnsupportedModelError(
-                f"{kind} cannot be served: it does not compute attention through Transformers' attention interface. "
-                "Serve it with Transformers."
-            ) from error
-        raise
+def foreign_attention(kind: str) -> UnsupportedModelError:
+    """The error for a class whose modules compute attention in code of their own."""
+    return UnsupportedModelError(
+        f"{kind} cannot be served: it does not compute attention through Transformers' attention interface. "
+        "Serve it with Transformers."
+    )
 
 
 @contextmanager

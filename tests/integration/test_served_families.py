@@ -1,0 +1,26 @@
+"""docs/models.md says what is so."""
+
+from __future__ import annotations
+
+import pytest
+
+from served_families import END, FAMILIES, PAGE, START, serve
+
+
+def rows() -> dict[str, str]:
+    lines = PAGE.read_text(encoding="utf-8").partition(START)[2].partition(END)[0].strip().splitlines()[2:]
+    return {line.split("|")[1].strip(): line for line in lines}
+
+
+def test_every_family_has_a_row() -> None:
+    assert list(rows()) == list(FAMILIES)
+
+
+FEW = ("StableLm", "GraniteMoe", "GptOss", "GPTJ", "Mpt", "Bloom", "Jamba")
+
+
+@pytest.mark.parametrize(
+    "family", [*FEW, *(pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES if name not in FEW)]
+)
+def test_the_row_is_true(family: str) -> None:
+    assert serve(family).row(family) == rows()[family]
