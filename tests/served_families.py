@@ -40,7 +40,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "Cohere": _GATED,
     "Cohere2": {**_GATED, "sliding_window": 24},
     "DeepseekV3": {
-        **_GATED,
+        **_WIDE,
+        "num_key_value_heads": 4,
         **_LATENT,
         "n_routed_experts": 4,
         "n_group": 2,
