@@ -154,7 +154,7 @@ def check_unused(checkpoint: Checkpoint, unused: Iterable[str], served: Collecti
         if _COMPUTED.search(tensor) or _is_tied_head(checkpoint, tensor):
             continue
         if not _is_inside(tensor, served):
-            others[tensor.split(".")[0]] += 1
+            others[_outside(tensor, served)] += 1
         elif not checkpoint.is_zero(tensor):
             raise ModelLoadError(
                 f"{name}: the weights hold {tensor}, which a model by this config.json would leave out. "
@@ -172,6 +172,13 @@ def _is_inside(tensor: str, served: Collection[str]) -> bool:
         return bool(path)
     layer = _LAYER.match(tensor)
     return layer is not None and f"{layer['list']}.{layer['index']}" in served
+
+
+def _outside(tensor: str, served: Collection[str]) -> str:
+    """The shortest part of the tensor's path that is none of the model's modules."""
+    parts = tensor.split(".")
+    paths = (".".join(parts[:count]) for count in range(1, len(parts) + 1))
+    return next(path for path in paths if path not in served)
 
 
 def _is_tied_head(checkpoint: Checkpoint, tensor: str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -20,9 +21,18 @@ from torch import Tensor
 from families import VOCAB, make_family
 from forerun import LLM
 from forerun.errors import ModelLoadError
-from forerun.models import find_tokenizer, load_draft_model, load_model, load_tokenizer
+from forerun.models import Rows, find_tokenizer, load_draft_model, load_model, load_tokenizer
 
 WEIGHTS = "model.safetensors"
+EXAMPLES = int(os.environ.get("FORERUN_FUZZ", "0"))
+"""Of each fuzzer; the same few where it is not set."""
+ANY_FOLDER = settings(
+    max_examples=EXAMPLES or 30,
+    derandomize=not EXAMPLES,
+    print_blob=True,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 NESTED = "[" * 10_000 + "]" * 10_000
 
 
@@ -221,6 +231,28 @@ def test_weights_for_other_tasks_are_one_warning(folder: Path, caplog: pytest.Lo
     assert line.endswith("mtp.* (1), v_head.* (1), vision_tower.* (2).")
 
 
+def test_layers_that_predict_further_tokens_are_one_warning(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    change(folder / "config.json", num_nextn_predict_layers=1)
+    names = ["model.layers.2.eh_proj.weight", "model.layers.2.mlp.up_proj.weight"]
+    change_weights(folder, lambda tensors: tensors.update({name: torch.ones(2) for name in names}))
+    with caplog.at_level(logging.WARNING):
+        load_model(folder, "float32")
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line.endswith("model.layers.2.* (2).")
+    change(folder / "config.json", num_nextn_predict_layers=None)
+    with pytest.raises(ModelLoadError, match=r"the weights have model\.layers\.2"):
+        load_model(folder, "float32")
+
+
+def test_an_output_layer_that_a_tied_configuration_would_leave_out(folder: Path) -> None:
+    """Transformers takes the one that the weights hold, if it is another than the embedding."""
+    untied = load_model(folder, "float32")
+    change(folder / "config.json", tie_word_embeddings=True)
+    rows = [Rows(untied.new_cache(), [1, 2, 3])]
+    tied = load_model(folder, "float32")
+    assert tied.forward([Rows(tied.new_cache(), [1, 2, 3])]).logits.equal(untied.forward(rows).logits)
+
+
 def test_what_a_model_computes_itself_is_left_out_in_silence(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     def add(tensors: dict[str, Tensor]) -> None:
         tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(8)
@@ -247,7 +279,7 @@ class TestFuzz:
 
     FILES = ("config.json", "generation_config.json", "tokenizer_config.json", "tokenizer.json", WEIGHTS)
 
-    @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @ANY_FOLDER
     @given(data=st.data())
     def test_bytes(self, healthy: Path, tmp_path: Path, data: st.DataObject) -> None:
         folder = shutil.copytree(healthy, tmp_path / "model", dirs_exist_ok=True)
@@ -264,7 +296,7 @@ class TestFuzz:
 
     VALUES = st.sampled_from([None, True, -1, 0, 1, 0.5, 1e308, 10**30, "", "x", [], [1], [[]], {}, {"a": {}}])
 
-    @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @ANY_FOLDER
     @given(data=st.data())
     def test_types(self, healthy: Path, tmp_path: Path, data: st.DataObject) -> None:
         folder = shutil.copytree(healthy, tmp_path / "model", dirs_exist_ok=True)
