@@ -12,6 +12,7 @@ from forerun.cli.options import Json
 from forerun.cli.output import print_json
 from forerun.config import BUNDLED_TARGET, INDEX_DEPTH
 from forerun.errors import ConfigError
+from forerun.files.write import refuse_to_overwrite
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -67,8 +68,8 @@ def build(
     from forerun.retrieval import build_index, tokenise
     from forerun.vocabulary import fingerprint
 
-    if out.exists() and not force:
-        raise ConfigError(f"{out} exists. Give another name, or --force to replace it.")
+    if not force:
+        refuse_to_overwrite(out, ConfigError)
     loaded = load_tokenizer(tokenizer)
     with _Reading(sources, glob, field, standard_library) as reading:
         header = build_index(
@@ -78,6 +79,7 @@ def build(
             tokenizer=tokenizer,
             fingerprint=fingerprint(loaded),
             depth=depth,
+            force=force,
             tick=reading.tick,
         )
     _report(out, header, reading)

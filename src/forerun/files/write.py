@@ -8,6 +8,7 @@ import os
 import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from io import BufferedReader, FileIO
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -67,10 +68,9 @@ def digest(*parts: Any) -> str:
     return state.hexdigest()
 
 
-def file_digest(path: Path) -> str:
-    """`digest` of a file's content. Raises OSError."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+def file_digest(file: FileIO | BufferedReader) -> str:
+    """`digest` of what an open file holds from where it stands. Raises OSError."""
+    return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
 
 
 @contextmanager

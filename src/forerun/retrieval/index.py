@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from forerun.retrieval.file import Header, map_file
+from forerun.retrieval.file import Header, open_file
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +34,11 @@ class Match:
 
 
 class Index:
-    """A corpus and its suffix array, mapped from one file; pages are read as they are needed.
+    """A corpus and its suffix array, from one file: a small one is read, of a larger one pages as they are needed.
+
+    A large file must not be changed in place while it is in use, by `cp NEW FILE` for instance; `forerun index build
+    --force` and `mv NEW FILE` put another one in its place. Where it has been changed nevertheless, nothing is found
+    in it any more, and one warning says so.
 
     Args:
         path: the file.
@@ -41,7 +50,11 @@ class Index:
 
     def __init__(self, path: str | Path, check: Callable[[Header], None] = lambda header: None) -> None:
         self.path = Path(path)
-        self.header, self._map, self._start, self._tokens, self._suffixes = map_file(self.path, check)
+        stored = open_file(self.path, check)
+        self.header, self._data, self._start = stored.header, stored.data, stored.start
+        self._tokens, self._suffixes = stored.tokens, stored.suffixes
+        self._file, self._changed = stored.file, False
+        self._opened = _version(stored.file)
         self._steps = np.arange(self.header.depth)
 
     @property
@@ -67,8 +80,10 @@ class Index:
             min_ngram, max_ngram: its length; no longer than the index is deep.
 
         Returns:
-            None if not even the shortest occurs.
+            None if not even the shortest occurs, or the file was changed since it was opened.
         """
+        if self._file is not None and not self._unchanged():
+            return None
         encoded = self._encoded(context[-min(max_ngram, self.header.depth) :])
         width = self.header.token_bytes
         # what a shorter end lacks, a longer one lacks too: the longest is found by bisection
@@ -121,6 +136,18 @@ class Index:
         followed: NDArray[np.int64] = self._tokens[np.minimum(places, len(self._tokens) - 1)].astype(np.int64)
         return followed
 
+    def _unchanged(self) -> bool:
+        """Whether the mapped file is as it was opened: reading beyond its end would end the process."""
+        if not self._changed and _version(self._file) != self._opened:
+            self._changed = True
+            _log.warning(
+                "The index %s was changed while it is in use: nothing is looked up in it any more. Put the right file "
+                "in its place by `mv NEW %s`, not `cp`, and start again.",
+                self.path,
+                self.path,
+            )
+        return not self._changed
+
     def _encoded(self, tail: Seq[int]) -> bytes:
         """The tokens as the file has them, from after the last one that the vocabulary lacks."""
         tokens = list(tail)
@@ -143,10 +170,18 @@ class Index:
 
     def _reader(self, size: int) -> Callable[[Any], bytes]:
         """From a position to the `size` bytes that start there."""
-        mapped, start, width = self._map, self._start, self.header.token_bytes
+        data, start, width = self._data, self._start, self.header.token_bytes
 
         def read(position: Any) -> bytes:
             at = start + int(position) * width
-            return mapped[at : at + size]
+            return data[at : at + size]
 
         return read
+
+
+def _version(file: FileIO | None) -> tuple[int, int] | None:
+    """Size and time of the last change of an open file."""
+    if file is None:
+        return None
+    status = os.fstat(file.fileno())
+    return status.st_size, status.st_mtime_ns
