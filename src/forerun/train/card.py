@@ -10,11 +10,13 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
+from forerun.errors import ConfigError
+from forerun.files.write import write_bytes
+from forerun.train.checkpoint import LoopState
 from forerun.train.copying import SHOWN_LINES, SPAN_LINES, CopyScore
 from forerun.train.corpus import HELD_OUT_SHARE
 from forerun.train.evaluate import Acceptance, TextScore
 from forerun.train.folder import CARD, write_record
-from forerun.train.loop import LoopState
 
 
 def versions() -> dict[str, str]:
@@ -83,7 +85,7 @@ def build_record(
 def write_card(folder: Path, record: dict[str, Any]) -> None:
     """Write `README.md` and `training.json` into a model folder."""
     write_record(folder, record)
-    (folder / CARD).write_text(render(record), encoding="utf-8")
+    write_bytes(folder / CARD, render(record).encode(), error=ConfigError)
 
 
 def render(record: dict[str, Any]) -> str:

@@ -12,6 +12,7 @@ _SEED = "Seed of weights, order and samples."
 _THREADS = "CPU threads; 0 takes as many as PyTorch finds."
 _DEVICE = f"Where to compute: {DEVICES}."
 _DEVICE_DEFAULT = "CUDA if it is there, else the CPU"
+_CHECKPOINT_SECONDS = "Seconds of training between checkpoints."
 _TOKENS_PER_STEP = "Tokens of one step."
 
 
@@ -69,7 +70,7 @@ class LmTraining:
         0.0, "Share of the files in which names are replaced, drawn anew in each epoch.", low=0, high=1
     )
     seed: int = option(0, _SEED, low=0)
-    checkpoint_seconds: float = 180.0
+    checkpoint_seconds: float = option(180.0, _CHECKPOINT_SECONDS, low=0)
     threads: int = option(0, _THREADS, low=0)
     device: str | None = option(None, _DEVICE, default_text=_DEVICE_DEFAULT)
 
@@ -119,7 +120,7 @@ class DraftTraining:
     variation_from: float = 0.5
     """Share of the distillation after which total variation takes over from forward KL."""
     seed: int = option(0, _SEED, low=0)
-    checkpoint_seconds: float = 60.0
+    checkpoint_seconds: float = option(60.0, _CHECKPOINT_SECONDS, low=0)
     threads: int = option(0, _THREADS, low=0)
     device: str | None = option(None, _DEVICE, default_text=_DEVICE_DEFAULT)
 

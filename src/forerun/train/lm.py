@@ -11,16 +11,20 @@ import torch
 import torch.nn.functional as F
 from rich.console import Console
 from torch import Tensor, nn
-from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 
+from forerun.files.write import digest
 from forerun.train import attention
 from forerun.train.accelerator import EPOCH_PROCESSES, compile_layers, device_of, to_device, training_device
+from forerun.train.checkpoint import LoopState, load_checkpoint
 from forerun.train.corpus import SourceFile
 from forerun.train.defaults import Architecture, LmTraining
-from forerun.train.loop import Loop, LoopState, load_checkpoint
+from forerun.train.folder import load_tokenizer
+from forerun.train.loop import Loop
 from forerun.train.optim import Optimisers
 from forerun.train.resumed_options import pin
 from forerun.train.stream import Epochs, EpochTexts, TwoStageStream
+from forerun.train.token_ids import end_of_text
 from forerun.train.tokenizer import train_tokenizer
 from forerun.train.workers import Batch, Workers
 
@@ -66,7 +70,7 @@ def prepare_tokenizer(
 ) -> PreTrainedTokenizerBase:
     """The tokenizer saved in `folder`, or a new one learnt from `files` and saved there."""
     if (folder / "tokenizer.json").exists():
-        return AutoTokenizer.from_pretrained(folder)
+        return load_tokenizer(folder)
     console.print(f"learning a tokenizer of {vocab_size} tokens")
     tokenizer = train_tokenizer((file.text for file in files), vocab_size)
     tokenizer.save_pretrained(folder)
@@ -84,9 +88,10 @@ def train(
 
     `prepare` may change the random weights before the first step.
     """
-    free = {"tokens", "threads", "checkpoint_seconds", "device"}
-    pin(run_folder, {key: value for key, value in asdict(options).items() if key not in free})
     tokenizer = prepare_tokenizer(run_folder, files, options.architecture.vocab_size, console)
+    free = {"tokens", "threads", "checkpoint_seconds", "device"}
+    pinned = {key: value for key, value in asdict(options).items() if key not in free}
+    pin(run_folder, pinned | {"tokenizer": digest((run_folder / "tokenizer.json").read_bytes())})
     texts = EpochTexts.make(files, options.seed, options.copy_share, options.rename_share)
     where = training_device(options.device)
     epochs = Epochs(texts, tokenizer, EPOCH_PROCESSES[where.type])
@@ -98,7 +103,7 @@ def train(
         long_share=options.long_share,
         tokens_per_step=options.tokens_per_step,
     )
-    model = build_model(options.architecture, int(tokenizer.eos_token_id), options.seed)
+    model = build_model(options.architecture, end_of_text(tokenizer), options.seed)
     if prepare is not None:
         prepare(model)
     model.to(where)

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from rich.console import Console
@@ -21,53 +19,12 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from torch import Tensor, nn
 
 from forerun.train.accelerator import LOSSES_READ_EVERY, MICRO_TOKENS, device_of
+from forerun.train.checkpoint import LoopState, save_checkpoint
 from forerun.train.optim import Optimisers
+from forerun.train.run_folder import Interrupts
 from forerun.train.workers import Batch, Workers
 
-CHECKPOINT = "checkpoint.pt"
 METRICS = "metrics.jsonl"
-
-
-@dataclass(slots=True)
-class LoopState:
-    """Where a run stands: steps done, tokens seen, seconds spent training (over all its lives)."""
-
-    step: int = 0
-    tokens: int = 0
-    seconds: float = 0.0
-    losses: list[float] = field(default_factory=list)
-
-
-def save_checkpoint(folder: Path, model: nn.Module, optimisers: Optimisers, state: LoopState) -> None:
-    """Write everything a resume needs into one file that is replaced as a whole or not at all."""
-    content = {
-        "model": model.state_dict(),
-        "optimisers": optimisers.state_dict(),
-        "step": state.step,
-        "tokens": state.tokens,
-        "seconds": state.seconds,
-        "losses": state.losses[-256:],
-    }
-    temporary = folder / (CHECKPOINT + ".tmp")
-    with temporary.open("wb") as file:
-        torch.save(content, file)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(folder / CHECKPOINT)
-
-
-def load_checkpoint(folder: Path, model: nn.Module, optimisers: Optimisers) -> LoopState:
-    """Restore model and optimisers; a fresh state if `folder` holds no checkpoint.
-
-    Only tensors and plain values are read (`weights_only`): the file can run no code.
-    """
-    path = folder / CHECKPOINT
-    if not path.exists():
-        return LoopState()
-    content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-    model.load_state_dict(content["model"])
-    optimisers.load_state_dict(content["optimisers"])
-    return LoopState(content["step"], content["tokens"], content["seconds"], list(content["losses"]))
 
 
 @dataclass(slots=True)
@@ -86,12 +43,21 @@ class Loop:
     workers: Workers
 
     def run(self, state: LoopState, console: Console, title: str) -> LoopState:
-        """Train from `state` to the end, or until killed; the last act is a checkpoint."""
+        """Train from `state` to the end, or until interrupted; the last act is a checkpoint.
+
+        Raises:
+            ConfigError: a checkpoint cannot be written.
+            KeyboardInterrupt: after Ctrl-C, when the step is done and saved.
+        """
         last_save = time.monotonic()
         self.model.train()
-        with self._progress(console) as progress, (self.folder / METRICS).open("a") as metrics:
+        with (
+            Interrupts() as interrupts,
+            self._progress(console) as progress,
+            (self.folder / METRICS).open("a") as metrics,
+        ):
             task = progress.add_task(title, total=self.total_steps, completed=state.step, loss=0.0, speed=0.0)
-            while state.step < self.total_steps:
+            while state.step < self.total_steps and not interrupts.asked:
                 speed = self._several_steps(state)
                 recent = state.losses[-32:]
                 progress.update(task, completed=state.step, loss=sum(recent) / len(recent), speed=speed)
@@ -103,7 +69,9 @@ class Loop:
                 if time.monotonic() - last_save > self.checkpoint_seconds:
                     save_checkpoint(self.folder, self.model, self.optimisers, state)
                     last_save = time.monotonic()
-        save_checkpoint(self.folder, self.model, self.optimisers, state)
+            save_checkpoint(self.folder, self.model, self.optimisers, state)
+        if interrupts.asked:
+            raise KeyboardInterrupt
         return state
 
     def _several_steps(self, state: LoopState) -> float:
