@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from forerun.errors import ConfigError
+from forerun.files.json_file import parse_json
 
 TEXT_PATTERNS = (
     *("*.py", "*.pyi", "*.pyx", "*.c", "*.h", "*.cc", "*.cpp", "*.hpp", "*.cs", "*.java", "*.kt", "*.scala", "*.swift"),
@@ -89,16 +89,13 @@ def read_documents(path: Path, named: bool, field_name: str, skipped: Skipped) -
         return
     for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
-            entry = _entry(line, field_name, f"{path}, line {number},")
+            entry = _entry(line, field_name, f"{path}, line {number}")
             if entry:
                 yield Document(f"{path}:{number}", entry)
 
 
 def _entry(line: str, field_name: str, where: str) -> str:
-    try:
-        value = json.loads(line)
-    except ValueError as error:
-        raise ConfigError(f"{where} is not JSON: {error}.") from None
+    value = parse_json(line, where, ConfigError, remedy="Put the line right, or leave the file out.")
     entry = value.get(field_name) if isinstance(value, dict) else None
     if not isinstance(entry, str):
         keys = [key for key, kept in value.items() if isinstance(kept, str)] if isinstance(value, dict) else []

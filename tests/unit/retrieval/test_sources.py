@@ -82,7 +82,8 @@ def test_json_lines(tmp_path: Path) -> None:
         ),
         ('{"text": 3}', "There is no text in it"),
         ("[1]", "There is no text in it"),
-        ("{", "line 1, is not JSON"),
+        ("{", "line 1: it is not JSON"),
+        ("[" * 10_000, "line 1: it is nested too deeply"),
     ],
 )
 def test_json_lines_without_text(tmp_path: Path, line: str, words: str) -> None:
