@@ -88,6 +88,11 @@ def train(
     """
     if start is not None:
         check_size(start.num_parameters(), target.num_parameters())
+        if model_vocabulary(start) != model_vocabulary(target):
+            raise ConfigError(
+                f"The draft to start from has {model_vocabulary(start):,} tokens and its target "
+                f"{model_vocabulary(target):,}. Start from a draft of this target, or leave --start out."
+            )
         sample(target, tokenizer, files, run_folder / "samples", options, console)
         return start, {"distillation": distil(start, run_folder, options, console)}
     text_folder = run_folder / "text"

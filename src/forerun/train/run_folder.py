@@ -33,26 +33,32 @@ def run_in(work: Path, out: Path, console: Console, *, resume: bool, force: bool
         force: begin anew, and replace the model in `out`.
 
     Raises:
-        ConfigError: something is there that would be lost; nothing is there to resume; another process has the folder.
+        ConfigError: something is there that would be lost; nothing is there to resume; another process has the folder;
+            a file cannot be read or written.
     """
     with locked(work, ConfigError, wait=False, remedy="Wait until that run ends, or give another --work."):
-        exists = _holds_run(work)
-        if resume and not exists:
+        former = _files(work)
+        if resume and not former:
             raise ConfigError(f"{work} holds no run to resume. Leave --resume out to start one.")
-        if exists and not resume and not force:
+        if former and not resume and not force:
             raise ConfigError(f"{work} holds another run. Add --resume to go on with it, or --force to begin anew.")
         if not resume and not force:
             remedy = "Give another name, --force to replace it, or --resume to go on with the run that made it."
             refuse_to_overwrite(out, ConfigError, remedy)
         if not resume:
-            _clear(work)
+            for path in former:
+                path.unlink()
         work.mkdir(parents=True, exist_ok=True)
         try:
             yield
         except KeyboardInterrupt:
-            resumable = "the same command with --resume goes on" if _holds_run(work) else "nothing was begun yet"
+            resumable = "the same command with --resume goes on" if _files(work) else "nothing was begun yet"
             console.print(f"Stopped. What was done is in {work}; {resumable}.", soft_wrap=True, highlight=False)
             raise
+        except OSError as failure:
+            raise ConfigError(
+                f"The run in {work} cannot go on: {failure}. Make room or permission, then go on by --resume."
+            ) from failure
 
 
 class Interrupts:
@@ -76,13 +82,6 @@ class Interrupts:
         signal.signal(signal.SIGINT, self._former)
 
 
-def _holds_run(work: Path) -> bool:
-    return any((work / stage / FILE_NAME).exists() for stage in _STAGES)
-
-
-def _clear(work: Path) -> None:
-    """Remove what another run left; other files stay."""
-    for stage in _STAGES:
-        for pattern in _FILES:
-            for path in (work / stage).glob(pattern):
-                path.unlink()
+def _files(work: Path) -> list[Path]:
+    """What a run has left in its folder."""
+    return [path for stage in _STAGES for pattern in _FILES for path in (work / stage).glob(pattern)]

@@ -130,11 +130,24 @@ def test_nothing_is_overwritten_without_being_asked(tmp_path: Path) -> None:
     run(force=True)
     assert sorted(path.name for path in work.iterdir()) == ["notes.txt", "options.json"]
     (work / "options.json").unlink()
+    (work / "tokenizer.json").touch()  # of a run that was stopped before its first step, or somebody else's
+    with pytest.raises(ConfigError, match="holds another run"):
+        run()
+    assert (work / "tokenizer.json").exists()
+    (work / "tokenizer.json").unlink()
     out.mkdir()
     (out / "config.json").touch()
     with pytest.raises(ConfigError, match=r"out exists\..*--force.*--resume"):
         run()
     run(force=True)
+
+
+def test_a_failure_of_the_system_is_said_with_its_remedy(tmp_path: Path) -> None:
+    with (
+        pytest.raises(ConfigError, match=r"w cannot go on: .*No space left on device.*go on by --resume"),
+        run_in(tmp_path / "w", tmp_path / "o", QUIET, resume=False, force=False),
+    ):
+        raise OSError(errno.ENOSPC, "No space left on device")
 
 
 def test_a_folder_has_one_run_at_a_time(tmp_path: Path) -> None:

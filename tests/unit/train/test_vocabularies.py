@@ -17,7 +17,7 @@ from tokenizers.pre_tokenizers import Whitespace
 from transformers import PreTrainedTokenizerFast
 
 from forerun.errors import ConfigError
-from forerun.train import commands, folder, lm
+from forerun.train import commands, distil, folder, lm
 from forerun.train.continuations import continue_prompts, top_probs_of
 from forerun.train.corpus import SourceFile
 from forerun.train.defaults import Architecture, DraftTraining
@@ -100,6 +100,13 @@ def test_a_draft_takes_its_targets_vocabulary(source_folder: Path, tmp_path: Pat
     shards = sorted((work / "samples").glob(SHARDS))
     assert [read_shard(work / "samples", number).tokens.dtype for number in range(len(shards))] == [np.uint32] * 2
     assert "--vocab-size" not in folder.read_record(out)["command"]
+
+
+def test_a_draft_of_another_target_is_no_start(tmp_path: Path) -> None:
+    sizes = replace(NARROW, vocab_size=300, hidden_size=96, num_heads=6, head_dim=16, num_layers=2)
+    target, start = lm.build_model(sizes, 0, 0), lm.build_model(replace(NARROW, vocab_size=301), 0, 0)
+    with pytest.raises(ConfigError, match="has 301 tokens and its target 300"):
+        distil.train(target, large_tokenizer(), [], tmp_path, DraftTraining(), Console(quiet=True), start)
 
 
 def test_a_language_model_takes_the_vocabulary_of_the_tokenizer_it_is_given(
