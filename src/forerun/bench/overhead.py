@@ -16,6 +16,7 @@ from torch import Tensor
 
 from forerun.bench.random_llama import RandomLlama
 from forerun.bench.replay_costs import target_costs
+from forerun.bench.report import Columns
 from forerun.config import BUNDLED_TARGET, PREFILL_CHUNK, SamplingParams
 from forerun.drafters import DRAFTERS, Binding, Drafter, make_drafter
 from forerun.errors import ConfigError
@@ -55,6 +56,17 @@ class OverheadRow:
     nodes: float
     nbytes: int
     share: float
+
+
+COLUMNS: Columns[OverheadRow] = {
+    "drafter": lambda row: row.drafter,
+    "step in ms": lambda row: f"{row.step:.3f}",
+    "99 %": lambda row: f"{row.slowest:.3f}",
+    "prompt in ms": lambda row: f"{row.prompt:.1f}",
+    "nodes": lambda row: f"{row.nodes:.1f}",
+    "memory in MB": lambda row: f"{row.nbytes / 1e6:.1f}",
+    "share of a forward": lambda row: f"{100 * row.share:.2f} %",
+}
 
 
 def measure(
@@ -97,24 +109,6 @@ def measure(
         timings = (1e3 * median, 1e3 * slowest, 1e3 * prompt)
         rows.append(OverheadRow(name, context, *timings, float(np.mean(nodes)), nbytes, median / forward))
     return rows
-
-
-def header() -> list[str]:
-    """The column titles."""
-    return ["drafter", "step in ms", "99 %", "prompt in ms", "nodes", "memory in MB", "share of a forward"]
-
-
-def cells(row: OverheadRow) -> list[str]:
-    """One line of the table."""
-    return [
-        row.drafter,
-        f"{row.step:.3f}",
-        f"{row.slowest:.3f}",
-        f"{row.prompt:.1f}",
-        f"{row.nodes:.1f}",
-        f"{row.nbytes / 1e6:.1f}",
-        f"{100 * row.share:.2f} %",
-    ]
 
 
 def forward_seconds(context: int, dtype: str) -> float:

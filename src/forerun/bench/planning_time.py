@@ -12,6 +12,7 @@ from time import thread_time
 
 import numpy as np
 
+from forerun.bench.report import Columns
 from forerun.config import SamplingParams
 from forerun.policy import AutoBudget, Budget, Outcome, StepCost
 from forerun.types import Draft, Verdict
@@ -59,6 +60,14 @@ class PlanningRow:
     num_draft_tokens: float
 
 
+COLUMNS: Columns[PlanningRow] = {
+    "situation": lambda row: row.situation,
+    "plan and observe in ms": lambda row: f"{row.step:.4f}",
+    "99 %": lambda row: f"{row.slowest:.4f}",
+    "K": lambda row: f"{row.num_draft_tokens:.1f}",
+}
+
+
 def measure(
     steps: int = 500,
     rounds: int = 5,
@@ -79,16 +88,6 @@ def measure(
         slowest = float(np.quantile(np.concatenate(times), 0.99))
         rows.append(PlanningRow(situation.name, step, slowest, float(np.mean([budgets for _, budgets in own]))))
     return rows
-
-
-def header() -> list[str]:
-    """Of the table whose lines are `cells`."""
-    return ["situation", "plan and observe in ms", "99 %", "K"]
-
-
-def cells(row: PlanningRow) -> list[str]:
-    """One line of the table."""
-    return [row.situation, f"{row.step:.4f}", f"{row.slowest:.4f}", f"{row.num_draft_tokens:.1f}"]
 
 
 def _run(situation: Situation, budget: Budget, steps: int, seed: int) -> tuple[list[float], float]:

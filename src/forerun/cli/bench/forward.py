@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Annotated
 
-from forerun.bench.report import Report, Table
+from forerun.bench.report import Report
 from forerun.cli import options
 from forerun.cli.bench.shared import print_report, say, set_threads, whole_numbers
 from forerun.cli.flags import Flags, with_flags
@@ -46,5 +46,5 @@ def forward(
         results = bench.measure(folder, dtypes, counts, timed.prefix, timed.rounds, say)
     facts = {"prefix": timed.prefix, "rounds": timed.rounds, "results": results}
     title = f"One forward after {timed.prefix} cached positions, {timed.rounds} interleaved rounds"
-    table = Table(title, bench.header(counts), [bench.cells(row, counts) for row in results])
+    table = bench.table(title, counts, results)
     print_report(Report(facts, [table]), json, markdown)

@@ -99,10 +99,7 @@ def speed_tables(
     from forerun.bench import generate as bench
 
     about = f"{compared.prompts} prompts of {compared.max_tokens} tokens, rounds: {rounds}"
-    return [
-        Table(f"{target}, {label}, {about}", bench.header(), [bench.cells(row) for row in rows])
-        for label, rows in measured.items()
-    ]
+    return [Table.of(f"{target}, {label}, {about}", bench.COLUMNS, rows) for label, rows in measured.items()]
 
 
 def measure_details(
@@ -120,6 +117,6 @@ def measure_details(
     say("measuring acceptance")
     rates = acceptance_rate.measure(by_drafter, cases, max_tokens)
     return {"overhead": times, "acceptance": rates}, [
-        Table("Time per step in ms", step_time.header(), [step_time.cells(row) for row in times]),
-        Table("Acceptance", acceptance_rate.header(), [acceptance_rate.cells(row) for row in rates]),
+        Table.of("Time per step in ms", step_time.COLUMNS, times),
+        Table.of("Acceptance", acceptance_rate.COLUMNS, rates),
     ]
