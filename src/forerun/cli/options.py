@@ -10,7 +10,7 @@ import typer
 from forerun.config import AUTO, BUNDLED_TARGET, DEFAULT_DTYPE, DTYPES, EngineConfig, NumDraftTokens
 from forerun.device import DEVICES
 from forerun.errors import ConfigError
-from forerun.fields import check_options, option, option_like
+from forerun.fields import Checked, option, option_like
 
 NO_DRAFTER = "none"
 
@@ -19,7 +19,7 @@ _DTYPE = f"Number format of weights and cache: {', '.join(DTYPES)}."
 
 
 @dataclass(frozen=True, slots=True)
-class LLMOptions:
+class LLMOptions(Checked):
     """What LLM is told beside its target and its drafter."""
 
     num_draft_tokens: NumDraftTokens | None = option_like(
@@ -28,9 +28,6 @@ class LLMOptions:
     acceptance: str | None = option_like(EngineConfig, "acceptance", None, default_text="the exact rule that fits")
     dtype: str = option(DEFAULT_DTYPE, _DTYPE)
     device: str = option("cpu", f"Where to compute: {DEVICES}.")
-
-    def __post_init__(self) -> None:
-        check_options(self, ConfigError)
 
 
 ModelName = Annotated[str, typer.Option("--model", help=_MODEL, metavar="MODEL")]
@@ -42,7 +39,6 @@ DraftName = Annotated[
         show_default="the bundled draft for the bundled target",
     ),
 ]
-DType = Annotated[str, typer.Option(help=_DTYPE, metavar="TEXT")]
 Threads = Annotated[int | None, typer.Option(help="Threads of torch.", min=1, show_default="chosen by torch")]
 Markdown = Annotated[bool, typer.Option("--markdown", help="Print Markdown tables.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
