@@ -14,9 +14,6 @@ from forerun.fields import Checked, option, option_like
 
 NO_DRAFTER = "none"
 
-_MODEL = "The target model: 'bundled', a local folder, or a hub id."
-_DTYPE = f"Number format of weights and cache: {', '.join(DTYPES)}."
-
 
 @dataclass(frozen=True, slots=True)
 class LLMOptions(Checked):
@@ -26,11 +23,14 @@ class LLMOptions(Checked):
         EngineConfig, "num_draft_tokens", None, default_text=f"the drafter's own, or {AUTO}"
     )
     acceptance: str | None = option_like(EngineConfig, "acceptance", None, default_text="the exact rule that fits")
-    dtype: str = option(DEFAULT_DTYPE, _DTYPE)
+    dtype: str = option(DEFAULT_DTYPE, f"Number format of weights and cache: {', '.join(DTYPES)}.")
     device: str = option("cpu", f"Where to compute: {DEVICES}.")
 
 
-ModelName = Annotated[str, typer.Option("--model", help=_MODEL, metavar="MODEL")]
+ModelName = Annotated[
+    str,
+    typer.Option("--model", help="The target model: 'bundled', a local folder, or a hub id.", metavar="MODEL"),
+]
 DraftName = Annotated[
     str | None,
     typer.Option(

@@ -16,6 +16,7 @@ from forerun.train import card, card_command, distil, folder, lm
 from forerun.train.accelerator import device_name, training_device
 from forerun.train.copying import copying
 from forerun.train.corpus import (
+    HELD_OUT_SHARE,
     LICENCE,
     SourceFile,
     describe_standard_library,
@@ -38,10 +39,6 @@ class Evaluation:
     draft: TextScore
     acceptance: list[Acceptance]
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        return asdict(self)
-
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
@@ -54,7 +51,13 @@ class Corpus:
 
     def record(self, more: str = "") -> dict[str, Any]:
         """The card's entry; `more` is added to the description."""
-        return card.data_record(self.description + more, self.licence, len(self.training), len(self.held_out))
+        return {
+            "description": self.description + more,
+            "licence": self.licence,
+            "training_files": len(self.training),
+            "held_out_files": len(self.held_out),
+            "split": f"by file: held out if sha256 of its name, as a fraction, is below {HELD_OUT_SHARE}",
+        }
 
 
 def read_corpus(data: Path | None) -> Corpus:

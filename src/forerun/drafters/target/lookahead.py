@@ -128,7 +128,7 @@ class Lookahead(Drafter):
 
     def _draft(self, sequence: Sequence, budget: int, price: float) -> Draft:
         if budget <= 0 or sequence.room <= 0:
-            return _EMPTY
+            return Draft.empty()
         state = self._states[sequence]
         guesses = self._guess(state.pool, sequence, budget, price)
         if state.window is None:
@@ -185,6 +185,3 @@ class Lookahead(Drafter):
         for at in range(state.num_indexed, end - size):
             state.pool.push(token_ids[at], tuple(token_ids[at + 1 : at + 1 + size]))
             state.num_indexed = at + 1
-
-
-_EMPTY = Draft.empty()

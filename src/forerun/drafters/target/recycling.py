@@ -135,7 +135,7 @@ class Recycling(Drafter):
 
     def _draft(self, sequence: Sequence, budget: int, price: float) -> Draft:
         if budget <= 0:
-            return _EMPTY
+            return Draft.empty()
         successors, order = self._successors[sequence], self._order
 
         def children(token_id: int, depth: int) -> list[Child[int]]:
@@ -174,6 +174,3 @@ def _seen(step: Step) -> tuple[list[int], np.ndarray[Any, np.dtype[np.int64]]]:
     token_ids = [*drafted[::-1], *step.sequence.token_ids[before - 1 - first : before], *(drafted[i] for i in path)]
     rows = [*range(first + n, first, -1), *range(first + 1), *(first + 1 + i for i in path)]
     return token_ids, top[rows]
-
-
-_EMPTY = Draft.empty()

@@ -84,12 +84,9 @@ class CopyDrafter(Drafter):
         drafts = []
         for sequence, budget in zip(sequences, budgets, strict=True):
             count = min(budget, sequence.room)
-            drafts.append(self._copy(sequence, count, price) if count > 0 else EMPTY)
+            drafts.append(self._copy(sequence, count, price) if count > 0 else Draft.empty())
         return drafts
 
     @abstractmethod
     def _copy(self, sequence: Sequence, budget: int, price: float) -> Draft:
         """A draft of at most `budget` tokens, at least 1."""
-
-
-EMPTY = Draft.empty()

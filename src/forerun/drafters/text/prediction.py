@@ -9,7 +9,7 @@ from bisect import bisect_left
 from collections.abc import Sequence as Seq
 
 from forerun.drafters.base import Traits
-from forerun.drafters.text.copy_drafter import EMPTY, CopyDrafter, CopyRates
+from forerun.drafters.text.copy_drafter import CopyDrafter, CopyRates
 from forerun.types import Draft, Sequence, Step
 
 PREDICTION_RATES = (0.6, 0.7, 0.85, 0.92, 0.96, 0.98, 0.99)
@@ -117,14 +117,14 @@ class Prediction(CopyDrafter):
     def _copy(self, sequence: Sequence, budget: int, price: float) -> Draft:
         held = self._followers.get(sequence)
         if held is None:
-            return EMPTY
+            return Draft.empty()
         follower, output = held
         for token in sequence.token_ids[sequence.num_prompt + len(output) :]:
             output.append(token)
             follower.follow(output)
         token_ids = follower.prediction[follower.at : follower.at + budget]
         if not token_ids:
-            return EMPTY
+            return Draft.empty()
         lengths = list(range(follower.matched, follower.matched + len(token_ids)))
         return self._rates.draft(sequence, token_ids, lengths, price, SOURCE)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 
 from forerun.drafters.base import Traits
-from forerun.drafters.text.copy_drafter import EMPTY, CopyDrafter, CopyRates
+from forerun.drafters.text.copy_drafter import CopyDrafter, CopyRates
 from forerun.errors import ConfigError
 from forerun.types import Draft, Sequence, Step
 
@@ -88,7 +88,7 @@ class PromptLookup(CopyDrafter):
         index.update(tokens)
         found = index.find(tokens)
         if found is None:
-            return EMPTY
+            return Draft.empty()
         start, size = found
         copied = tokens[start : start + budget]
         while len(copied) < budget:  # the match overlaps the end: go on with what was just copied

@@ -119,7 +119,7 @@ class Rest(Drafter):
 
     def draft(self, sequences: Seq[Sequence], budgets: Seq[int], price: float = 0.0) -> list[Draft]:
         return [
-            self._draft(sequence, budget, price) if budget > 0 else _EMPTY
+            self._draft(sequence, budget, price) if budget > 0 else Draft.empty()
             for sequence, budget in zip(sequences, budgets, strict=True)
         ]
 
@@ -133,7 +133,7 @@ class Rest(Drafter):
     def _draft(self, sequence: Sequence, budget: int, price: float) -> Draft:
         depth = min(self._continuation, sequence.room)
         if depth < 1:
-            return _EMPTY
+            return Draft.empty()
         index, tail = self.index, sequence.token_ids[-self._max :]
         tree, nodes = RankedTree(), dict[tuple[int, int], int]()
         match = index.find(tail, self._min, self._max)
@@ -145,7 +145,7 @@ class Rest(Drafter):
             found = best_nodes(index.continuations(match, depth, self._max_places), index.header.marker, budget)
             self._add(tree, nodes, found.tree, _levels(match.length, step > 0, found), price)
         if not len(tree):
-            return _EMPTY
+            return Draft.empty()
         best = tree.part(tree.ranked(range(len(tree)))[:budget])
         self._pending[sequence] = len(sequence.token_ids), best
         return Draft(best.token_ids, best.parents)
@@ -208,6 +208,3 @@ def _levels(length: int, again: bool, found: Continuations) -> list[int]:
 
 def _priors() -> list[float]:
     return [factor * chance for factor in (1.0, _AGAIN) for _ in range(len(_LENGTHS) + 1) for chance in _CHANCES]
-
-
-_EMPTY = Draft.empty()

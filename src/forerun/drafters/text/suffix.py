@@ -10,7 +10,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 from forerun.drafters.base import Traits
-from forerun.drafters.text.copy_drafter import EMPTY, CopyDrafter, CopyRates
+from forerun.drafters.text.copy_drafter import CopyDrafter, CopyRates
 from forerun.drafters.text.shared_text import MAX_SHARED_TOKENS, Place, Sharer, Tenants
 from forerun.drafters.text.suffix_automaton import SuffixAutomaton
 from forerun.errors import ConfigError
@@ -106,7 +106,7 @@ class Suffix(CopyDrafter):
         text, end, length = self._longest(held)
         count = min(budget, LENGTH_BASE + LENGTH_FACTOR * length)
         token_ids, lengths = text.copy(end, length, count, self._min_match)
-        return self._rates.draft(sequence, token_ids, lengths, price) if token_ids else EMPTY
+        return self._rates.draft(sequence, token_ids, lengths, price) if token_ids else Draft.empty()
 
     def _read(self, held: _Held, sequence: Sequence, end: int) -> None:
         """Take in the sequence's tokens up to there."""
