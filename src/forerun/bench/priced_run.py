@@ -81,7 +81,7 @@ class PricedDrafter(Drafter):
         self._clock.now += self._costs.idle * sum(step.verdict is not None for step in steps)
 
 
-class PricedBudget:
+class PricedBudget(Budget):
     """A budget that is told the priced costs of each step, and adds them up.
 
     Args:

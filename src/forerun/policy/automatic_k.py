@@ -1,7 +1,8 @@
 """The budget that chooses K by itself, 0 included, from measured acceptance and costs.
 
 It maximises expected tokens per second over all sequences of a step together ("goodput": SmartSpec, 2406.14066), and
-its price is the chance of acceptance below which a further node lowers them.
+its price is the chance of acceptance below which a further node lowers them. Drafters whose drafts come whole
+get another automatic budget (`automatic_budget`).
 """
 
 from __future__ import annotations
@@ -9,14 +10,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence as Seq
 
+import torch
+
 from forerun.config import MAX_NUM_DRAFT_TOKENS
 from forerun.policy.acceptance import Acceptance
-from forerun.policy.budget import Outcome, Plan, StepCost
+from forerun.policy.budget import Budget, Outcome, Plan, StepCost
 from forerun.policy.cost_store import StoredCosts
 from forerun.policy.costs import COST_TRUSTED, CostModel
 from forerun.policy.curve import COST_CLIP, Table
 from forerun.policy.goodput import Prospects, ProspectsAlone, price
 from forerun.policy.probes import Probes
+from forerun.policy.whole_drafts import WholeBudget
 from forerun.types import Sequence
 
 COST_SAVE_STEPS = 32
@@ -33,7 +37,7 @@ PROBE_FORGETS = 0.8
 """Weight that a sequence's earlier trials keep when it drafts after a pause, since much may have changed."""
 
 
-class AutoBudget:
+class AutoBudget(Budget):
     """Chooses every sequence's K, 0 included, and the price: the chance of acceptance that a draft's nodes must reach.
 
     What the engine writes does not depend on it, only how fast.
@@ -241,6 +245,22 @@ class AutoBudget:
             longest = min(zeros, key=lambda i: self._idle[sequences[i]])
             return [max(budget, int(i == longest)) for i, budget in enumerate(budgets)]
         return [min(budget + (budget + 1) // 2, self._places) for budget in budgets]
+
+
+def automatic_budget(*, whole_draft: int | None, cost_key: tuple[str, ...] | None) -> Budget:
+    """K chosen by measurement.
+
+    Args:
+        whole_draft: nodes of the drafter's drafts, where they come whole or not at all; None for every other drafter.
+        cost_key: all that costs depend on besides machine and threads (models, their number format, the drafter):
+            the budget begins with the costs that earlier engines of the same key measured, and keeps what it
+            measures. None begins with nothing and keeps nothing.
+    """
+    if whole_draft is not None:
+        return WholeBudget(whole_draft)
+    if cost_key is None:
+        return AutoBudget()
+    return AutoBudget(StoredCosts((*cost_key, str(torch.get_num_threads()))))
 
 
 def _clearly_better(best: float, stay: float, one_is_plain: bool) -> bool:

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from forerun.config import BUNDLED_INDEX
-from forerun.drafters.base import Binding, Drafter, Traits
+from forerun.drafters.base import Binding, OneByOne, Traits
 from forerun.drafters.ranked_tree import RankedTree
 from forerun.errors import ConfigError, DrafterError, IncompatibleDrafterError
 from forerun.policy import Rates
@@ -34,7 +34,7 @@ _DECAY = 0.995
 """Weight that earlier trials of a level keep at each new one."""
 
 
-class Rest(Drafter):
+class Rest(OneByOne):
     """Drafts trees from a corpus of the target's tokens; no model, no training. Chosen, never drawn.
 
     Args:
@@ -117,12 +117,6 @@ class Rest(Drafter):
     def stop(self, sequence: Sequence) -> None:
         self._pending.pop(sequence, None)
 
-    def draft(self, sequences: Seq[Sequence], budgets: Seq[int], price: float = 0.0) -> list[Draft]:
-        return [
-            self._draft(sequence, budget, price) if budget > 0 else Draft.empty()
-            for sequence, budget in zip(sequences, budgets, strict=True)
-        ]
-
     def commit(self, steps: Seq[Step]) -> None:
         for step in steps:
             pending = self._pending.pop(step.sequence, None)
@@ -132,8 +126,6 @@ class Rest(Drafter):
 
     def _draft(self, sequence: Sequence, budget: int, price: float) -> Draft:
         depth = min(self._continuation, sequence.room)
-        if depth < 1:
-            return Draft.empty()
         index, tail = self.index, sequence.token_ids[-self._max :]
         tree, nodes = RankedTree(), dict[tuple[int, int], int]()
         match = index.find(tail, self._min, self._max)
