@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from forerun.bench.random_llama import RandomLlama
+from forerun.bench.random_llama import random_llama
 from forerun.bench.replay_costs import target_costs
 from forerun.bench.report import Columns
 from forerun.config import BUNDLED_TARGET, PREFILL_CHUNK, SamplingParams
@@ -113,7 +113,7 @@ def measure(
 
 def forward_seconds(context: int, dtype: str) -> float:
     """Seconds of one row's forward of a random Llama of 197 M parameters after `context` positions."""
-    with RandomLlama(context + ROOM) as folder:
+    with random_llama(context + ROOM) as folder:
         return target_costs(load_model(folder, dtype), context, FORWARD_ROUNDS, rows=(1,))(1)
 
 

@@ -100,14 +100,9 @@ def _partly_own(target: PreTrainedModel, prompts: Tensor, number: int, options: 
     return torch.cat([write_on(target, starts, length - OWN_PROMPT_STARTS_WITH, 1.0, seed), prompts[own:]])
 
 
-def text_shard_count(options: DraftTraining) -> int:
-    """How many shards of plain text hold `options.text_law_tokens` tokens; they come after the sampled ones."""
-    return round(options.text_law_tokens / (options.text_batch * options.text_window))
-
-
 def total_shards(options: DraftTraining) -> int:
-    """Sampled and text shards together."""
-    return shard_count(options) + text_shard_count(options)
+    """The sampled shards, and after them those of plain text, which hold `options.text_law_tokens` tokens."""
+    return shard_count(options) + round(options.text_law_tokens / (options.text_batch * options.text_window))
 
 
 def text_shard(target: PreTrainedModel, tokens: np.ndarray, number: int, options: DraftTraining) -> Shard:

@@ -37,12 +37,12 @@ def forward(
     dtypes = options.comma_list(timed.dtypes, "--dtypes")
     set_threads(threads)
     from forerun.bench import forward as bench
-    from forerun.bench.random_llama import RandomLlama
+    from forerun.bench.random_llama import random_llama
     from forerun.bench.reference import quieten
 
     quieten()
     with ExitStack() as stack:
-        folder = timed.model or stack.enter_context(RandomLlama())
+        folder = timed.model or stack.enter_context(random_llama())
         results = bench.measure(folder, dtypes, counts, timed.prefix, timed.rounds, say)
     facts = {"prefix": timed.prefix, "rounds": timed.rounds, "results": results}
     title = f"One forward after {timed.prefix} cached positions, {timed.rounds} interleaved rounds"
