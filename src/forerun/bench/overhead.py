@@ -21,8 +21,7 @@ from forerun.config import BUNDLED_TARGET, PREFILL_CHUNK, SamplingParams
 from forerun.drafters import DRAFTERS, Binding, Drafter, make_drafter
 from forerun.errors import ConfigError
 from forerun.models import load_model, load_tokenizer
-from forerun.types import Draft, Needs, Step, Verdict
-from forerun.types import Sequence as Tokens
+from forerun.types import Draft, Needs, Sequence as Tokens, Step, Verdict
 from forerun.workloads import load, names
 
 FORWARD_ROUNDS = 10

@@ -15,8 +15,7 @@ import numpy as np
 from forerun.bench.report import Columns
 from forerun.config import SamplingParams
 from forerun.policy import AutoBudget, Budget, Outcome, StepCost
-from forerun.types import Draft, Verdict
-from forerun.types import Sequence as Tokens
+from forerun.types import Draft, Sequence as Tokens, Verdict
 
 WARMUP = 200
 """Steps before those that are timed: budgets settle in them."""

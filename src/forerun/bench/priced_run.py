@@ -16,8 +16,7 @@ from forerun.drafters import Drafter, Traits
 from forerun.engine import LLM
 from forerun.engine.engine import Engine
 from forerun.policy import Budget, Outcome, Plan, StepCost
-from forerun.types import Draft, Needs, Step
-from forerun.types import Sequence as Tokens
+from forerun.types import Draft, Needs, Sequence as Tokens, Step
 
 
 @dataclass(slots=True)

@@ -13,8 +13,7 @@ from torch import Tensor
 from forerun.bench.report import Columns
 from forerun.config import SamplingParams
 from forerun.sampling import LogitsPipeline, LogitsRow, StepNoise, draw_tokens
-from forerun.types import Draft, PackedDrafts
-from forerun.types import Sequence as Tokens
+from forerun.types import Draft, PackedDrafts, Sequence as Tokens
 from forerun.verify import rule_for, verify_step
 
 VOCAB_SIZES = (4096, 49_152)

@@ -12,12 +12,10 @@ from families import make_family
 from forerun import LLM, SamplingParams
 from forerun.bench.compare import Run
 from forerun.bench.engines import BARE, PLAIN, bare_loop, beside, generate, method_name
-from forerun.bench.forward import TRANSFORMERS, table
-from forerun.bench.forward import measure as measure_forward
+from forerun.bench.forward import TRANSFORMERS, measure as measure_forward, table
 from forerun.bench.generate import HF_PLAIN, Methods, assisted_name, timed_runs
 from forerun.bench.reference import Reference
-from forerun.bench.step_time import StepTimeRow
-from forerun.bench.step_time import measure as measure_step_time
+from forerun.bench.step_time import StepTimeRow, measure as measure_step_time
 from forerun.errors import ConfigError
 from forerun.workloads import Case
 

@@ -11,8 +11,7 @@ The inner drafter lives in a shadow of every sequence: the same text in the draf
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence as Seq
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any

@@ -7,8 +7,7 @@ As SAM-decoding falls back on a model where its automaton finds too little (2411
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence as Seq
 from dataclasses import replace
 from time import perf_counter
 
