@@ -81,11 +81,11 @@ def measure(
     """
     runs = [[_run(situation, new(), steps, seed) for situation in situations] for seed in range(rounds)]
     rows = []
-    for situation, own in zip(situations, zip(*runs, strict=True), strict=True):
-        times = [1e3 * np.array(seconds) for seconds, _ in own]
+    for situation, measured in zip(situations, zip(*runs, strict=True), strict=True):
+        times = [1e3 * np.array(seconds) for seconds, _ in measured]
         step = float(np.median([each.mean() for each in times]))
         slowest = float(np.quantile(np.concatenate(times), 0.99))
-        rows.append(PlanningRow(situation.name, step, slowest, float(np.mean([budgets for _, budgets in own]))))
+        rows.append(PlanningRow(situation.name, step, slowest, float(np.mean([budgets for _, budgets in measured]))))
     return rows
 
 
@@ -104,7 +104,7 @@ def _run(situation: Situation, budget: Budget, steps: int, seed: int) -> tuple[l
         started = thread_time()
         budgets = budget.plan(running).budgets
         planned = thread_time() - started
-        outcomes = [_outcome(each, own, situation.acceptance, rng) for each, own in zip(running, budgets, strict=True)]
+        outcomes = [_outcome(each, k, situation.acceptance, rng) for each, k in zip(running, budgets, strict=True)]
         rows, context = sum(budgets) + len(running), sum(len(each.token_ids) for each in running)
         blur = float(np.exp(0.03 * rng.standard_normal()))
         cost = StepCost(rows, 0, context, situation.node * max(budgets) * blur, (1 + 0.01 * rows) * blur, 0.0)

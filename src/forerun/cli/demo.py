@@ -108,7 +108,7 @@ def choose_drafters(model: str, draft: str | None, names: str | None) -> dict[st
     """
     from forerun.drafters import DRAFTERS
 
-    bundled = options.is_bundled(model)
+    bundled = model == BUNDLED_TARGET
     wanted = options.comma_list(names, "--drafters") if names else list(DRAFTERS)
     chosen: dict[str, str] = {}
     for spec in wanted:

@@ -55,10 +55,10 @@ class Flags:
 
     def bound(self, options: type[DataclassInstance]) -> tuple[DataclassInstance, list[Flag]]:
         """For the parameter of this class: what the flags change, and the flags."""
-        known = described(options)
-        names = self._names or {name: "" for name in known if name not in self.leave_out}
+        fields = described(options)
+        names = self._names or {name: "" for name in fields if name not in self.leave_out}
         base = self.base or options()
-        return base, [Flag.of(key, known[field or key], base, self.panel) for key, field in names.items()]
+        return base, [Flag.of(key, fields[field or key], base, self.panel) for key, field in names.items()]
 
 
 @dataclass(frozen=True, slots=True)

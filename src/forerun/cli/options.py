@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from forerun.config import AUTO, BUNDLED_TARGET, DEFAULT_DTYPE, DTYPES, EngineConfig, NumDraftTokens
+from forerun.config import AUTO, DEFAULT_DTYPE, DTYPES, EngineConfig, NumDraftTokens
 from forerun.device import DEVICES
 from forerun.errors import ConfigError
 from forerun.fields import Checked, option, option_like
@@ -54,8 +54,3 @@ def comma_list(text: str, what: str) -> list[str]:
     if not entries or len(set(entries)) < len(entries):
         raise ConfigError(f"{what} is {text!r}, but must be different names with commas between them.")
     return entries
-
-
-def is_bundled(model: str) -> bool:
-    """Whether the bundled draft fits this target."""
-    return model == BUNDLED_TARGET

@@ -57,7 +57,7 @@ class AutoBudget(Budget):
         self._chosen: dict[Sequence, int] = {}  # the standing plan
         self._planned: list[Sequence] = []
         self._kind = ""
-        self._known: Prospects | ProspectsAlone | None = None  # from which it was made
+        self._prospects: Prospects | ProspectsAlone | None = None  # from which it was made
         self._places = 1  # largest budget that was considered
         self._price = 0.0
         self._left = 0  # steps for which it stands
@@ -159,7 +159,7 @@ class AutoBudget(Budget):
         context = sum(len(sequence.token_ids) for sequence in sequences) - batch
         target = self.costs.target(self._kind, batch, context, batch * (places + 1) + 1)
         if target is None:  # what a plain step costs is measured first
-            self._known = None
+            self._prospects = None
             self._settle(sequences, [0] * batch, 0.0, 0.0)
             self._left = 0
             return
@@ -185,8 +185,8 @@ class AutoBudget(Budget):
     def _best_alone(self, sequence: Sequence, target: Seq[float], draft: Seq[float]) -> tuple[float, list[int]]:
         """Tokens per second, and the budget that gives them; the standing one, unless another is clearly better."""
         gains, chances = self._acceptance.expect_one(sequence, self._places)
-        known = self._known = ProspectsAlone(gains, chances, target, draft)
-        rates = known.rates
+        prospects = self._prospects = ProspectsAlone(gains, chances, target, draft)
+        rates = prospects.rates
         best = rates.index(max(rates))
         stay = min(self._chosen.get(sequence, self._alone), self._places)
         if not _clearly_better(rates[best], rates[stay], (best == 0) != (stay == 0)):
@@ -197,8 +197,8 @@ class AutoBudget(Budget):
     def _best_together(self, sequences: Seq[Sequence], target: Table, draft: Table) -> tuple[float, list[int]]:
         """The same of several sequences."""
         gains, chances = self._acceptance.expect(sequences, self._places)
-        known = self._known = Prospects(gains, chances, target, draft)
-        grid, choices = known.rates_together()
+        prospects = self._prospects = Prospects(gains, chances, target, draft)
+        grid, choices = prospects.rates_together()
         best = int(grid.argmax()) // grid.shape[1], int(grid.argmax()) % grid.shape[1]
         stay = min(self._cell[0], grid.shape[0] - 1), min(self._cell[1], grid.shape[1] - 1)
         plain = [not choices[cell].any() for cell in (best, stay)]
@@ -210,7 +210,7 @@ class AutoBudget(Budget):
 
     def _probe(self, sequences: Seq[Sequence], budgets: list[int]) -> list[int] | None:
         """Other budgets for this step, if some that might show something new can be afforded."""
-        if self._known is None:
+        if self._prospects is None:
             return None
         self._turn += 1
         idle = not any(budgets)
@@ -218,7 +218,7 @@ class AutoBudget(Budget):
         other = [min(budget, max(sequence.room, 0)) for sequence, budget in zip(sequences, other, strict=True)]
         if other == budgets:
             return None
-        tokens, seconds = self._known.outlook(other)
+        tokens, seconds = self._prospects.outlook(other)
         if not self._probes.buy(seconds - tokens / self._rate):
             return None
         if idle:
@@ -229,15 +229,15 @@ class AutoBudget(Budget):
     def _idle_probe(self, sequences: Seq[Sequence]) -> list[int]:
         """One of the sequences drafts, the one that has not for longest."""
         longest = min(range(len(sequences)), key=lambda i: self._idle[sequences[i]])
-        few = self._known.rates[1:5] if isinstance(self._known, ProspectsAlone) else [1.0]
+        few = self._prospects.rates[1:5] if isinstance(self._prospects, ProspectsAlone) else [1.0]
         budget = few.index(max(few)) + 1
         return [budget if i == longest else 0 for i in range(len(sequences))]
 
     def _busy_probe(self, sequences: Seq[Sequence], budgets: list[int]) -> list[int]:
         """In turn: longer drafts, sequences that do not draft, and a plain step, where it may be the better one."""
-        assert self._known is not None
+        assert self._prospects is not None
         if self._turn % 3 == 0:
-            tokens, seconds = self._known.outlook([0] * len(budgets))
+            tokens, seconds = self._prospects.outlook([0] * len(budgets))
             rows = self.costs.seen_rows(self._kind, len(budgets), len(budgets))
             return [0] * len(budgets) if rows < COST_TRUSTED or self._rate < 1.5 * tokens / seconds else budgets
         if self._turn % 3 == 1 and 0 in budgets:

@@ -96,6 +96,6 @@ def _entry(line: str, field_name: str, where: str) -> str:
     entry = value.get(field_name) if isinstance(value, dict) else None
     if not isinstance(entry, str):
         keys = [key for key, kept in value.items() if isinstance(kept, str)] if isinstance(value, dict) else []
-        known = f"Texts there: {', '.join(keys)}." if keys else "There is no text in it."
-        raise ConfigError(f"{where} has no text in the field {field_name!r}. {known} Choose with --field.")
+        there = f"Texts there: {', '.join(keys)}." if keys else "There is no text in it."
+        raise ConfigError(f"{where} has no text in the field {field_name!r}. {there} Choose with --field.")
     return entry

@@ -204,12 +204,12 @@ def train_other_vocab(
     drawn = samples or work / "samples"
     if samples is None:
         distil.sample(target, tokenizer, corpus.training, drawn, options.sampling, console)
-    own = lm.prepare_tokenizer(work, corpus.training, options.text.architecture.vocab_size, console)
+    read_by = lm.prepare_tokenizer(work, corpus.training, options.text.architecture.vocab_size, console)
     sizes = lm.build_model(options.text.architecture, 0, 0)
     distil.check_size(sizes.num_parameters(), target.num_parameters())
     written = sample_documents(drawn, tokenizer, options.read_tokens)
-    draft, own, state = lm.train([*corpus.training, *written], work, options.text, console)
-    folder.save(draft, own, out)
+    draft, read_by, state = lm.train([*corpus.training, *written], work, options.text, console)
+    folder.save(draft, read_by, out)
     stored, _ = folder.load(out)
     stored.to(where)
     record = card.build_record(
@@ -220,9 +220,9 @@ def train_other_vocab(
         data=corpus.record(", and the target's samples as text"),
         options=asdict(options),
         stages={"text and samples": state},
-        held_out=text_score(stored, own, held_out_texts(data, corpus.held_out)),
+        held_out=text_score(stored, read_by, held_out_texts(data, corpus.held_out)),
         acceptance=[],
-        on_target=on_target(target, tokenizer, stored, own),
+        on_target=on_target(target, tokenizer, stored, read_by),
         device=device_name(where),
     )
     card.write_card(out, record)
@@ -246,7 +246,7 @@ def on_target(
 
 
 def held_out_files(data: Path | None, held_out: list[SourceFile]) -> list[SourceFile]:
-    """What to measure on: the files that ship, so that figures compare, or those of the user's own folder."""
+    """What to measure on: the files that ship, so that figures compare, or those of the user's folder."""
     return read_held_out() if data is None or holds_out_the_same(held_out) else held_out
 
 
@@ -266,12 +266,7 @@ def pair_acceptance(
     prompts = [tokenizer(case.prompt, verbose=False)["input_ids"] for case in workloads.load("code")]
     return [
         acceptance(
-            target,
-            draft,
-            prompts,
-            temperature=temperature,
-            num_draft_tokens=num_draft_tokens,
-            new_tokens=new_tokens,
+            target, draft, prompts, temperature=temperature, num_draft_tokens=num_draft_tokens, new_tokens=new_tokens
         )
         for temperature in (0.0, 1.0)
     ]

@@ -91,13 +91,13 @@ def _partly_own(target: PreTrainedModel, prompts: Tensor, number: int, options: 
     It has read the training text and knows some of it by heart; what it writes there is not what it
     writes after text it never saw.
     """
-    own, length = round(options.own_prompt_share * len(prompts)), prompts.shape[1]
-    if not own or length <= OWN_PROMPT_STARTS_WITH:
+    count, length = round(options.own_prompt_share * len(prompts)), prompts.shape[1]
+    if not count or length <= OWN_PROMPT_STARTS_WITH:
         return prompts
-    starts = prompts[:own, :OWN_PROMPT_STARTS_WITH]
+    starts = prompts[:count, :OWN_PROMPT_STARTS_WITH]
     # Not the seed of the continuation, whose draws would otherwise come twice.
     seed = options.seed + number + 2**31
-    return torch.cat([write_on(target, starts, length - OWN_PROMPT_STARTS_WITH, 1.0, seed), prompts[own:]])
+    return torch.cat([write_on(target, starts, length - OWN_PROMPT_STARTS_WITH, 1.0, seed), prompts[count:]])
 
 
 def total_shards(options: DraftTraining) -> int:
