@@ -27,10 +27,6 @@ Tick = Callable[[float], None]
 Ids = Sequence[int] | NDArray[Any]
 
 
-def _silent(share: float) -> None:
-    pass
-
-
 def tokenise(documents: Iterable[Document], tokenizer: Any, max_tokens: int | None = None) -> Iterator[list[int]]:
     """The token ids of each document, special tokens left out.
 
@@ -55,7 +51,7 @@ def build_index(
     tokenizer: str = "",
     fingerprint: str = "",
     depth: int = INDEX_DEPTH,
-    tick: Tick = _silent,
+    tick: Tick = lambda share: None,
 ) -> Header:
     """Write an index of token ids.
 
@@ -76,7 +72,9 @@ def build_index(
     return _sorted_and_written(path, header, tokens, tick)
 
 
-def append_index(path: Path, documents: Iterable[Ids], *, fingerprint: str = "", tick: Tick = _silent) -> Header:
+def append_index(
+    path: Path, documents: Iterable[Ids], *, fingerprint: str = "", tick: Tick = lambda share: None
+) -> Header:
     """Add documents to an index; whoever has it open goes on with the old one.
 
     Args:

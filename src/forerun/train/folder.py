@@ -4,31 +4,17 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.utils import logging
 
 from forerun.errors import ModelLoadError
+from forerun.models.loading import without_bars
 
 TRAINING_RECORD = "training.json"
 CARD = "README.md"
-
-
-@contextmanager
-def without_bars() -> Iterator[None]:
-    """Keep Transformers' progress bars off the screen: the commands have their own."""
-    enabled = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if enabled:
-            logging.enable_progress_bar()
 
 
 def save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:

@@ -13,7 +13,6 @@ from rich.console import Console
 from torch import Tensor, nn
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 
-from forerun.train import attention
 from forerun.train.accelerator import EPOCH_PROCESSES, compile_layers, device_of, to_device, training_device
 from forerun.train.corpus import SourceFile
 from forerun.train.defaults import Architecture, LmTraining
@@ -22,7 +21,7 @@ from forerun.train.optim import Optimisers
 from forerun.train.resumed_options import pin
 from forerun.train.stream import Epochs, EpochTexts, TwoStageStream
 from forerun.train.tokenizer import train_tokenizer
-from forerun.train.workers import Batch, Workers
+from forerun.train.workers import Workers
 
 
 def build_model(sizes: Architecture, end_token: int, seed: int) -> LlamaForCausalLM:
@@ -108,22 +107,14 @@ def train(
     read = len(epochs.tokens(0))
     console.print(f"{read:,} tokens in {len(files)} files, {model.num_parameters():,} parameters")
     steps = max(1, options.tokens // options.tokens_per_step)
-    workers = Workers(model, options.threads)
-
-    def batch(step: int) -> Batch:
-        rows = stream.batch(step, steps)
-        for replica in workers.replicas:
-            attention.use_for(replica, rows.shape[1] - 1)
-        return (rows,)
-
     loop = Loop(
         folder=run_folder,
         model=model,
         optimisers=optimisers,
         total_steps=steps,
-        batch=batch,
+        batch=lambda step: (stream.batch(step, steps),),
         loss=lambda replica, rows, _: next_token_loss(replica, rows[0]),
-        workers=workers,
+        workers=Workers(model, options.threads),
         checkpoint_seconds=options.checkpoint_seconds,
     )
     try:
