@@ -173,7 +173,7 @@ def evaluate(
         device=machine.device,
     )
     if json:
-        print_json(result.as_dict())
+        print_json(result)
     else:
         _show(result)
 

@@ -158,7 +158,7 @@ def _load_weights(folder: str, name: str, config: Any, dtype: torch.dtype, devic
             f"{name} ({config.model_type}) cannot be served: its recurrent state cannot be rolled back."
         )
     try:
-        with _no_progress_bars():
+        with without_bars():
             model, loaded = AutoModelForCausalLM.from_pretrained(
                 folder,
                 config=config,
@@ -185,8 +185,8 @@ def _load_weights(folder: str, name: str, config: Any, dtype: torch.dtype, devic
 
 
 @contextmanager
-def _no_progress_bars() -> Iterator[None]:
-    """Transformers' bars would run through ours."""
+def without_bars() -> Iterator[None]:
+    """Keep Transformers' progress bars off the screen: they would run through ours."""
     from transformers.utils import logging
 
     shown = logging.is_progress_bar_enabled()

@@ -28,10 +28,6 @@ Tick = Callable[[float], None]
 Ids = Sequence[int] | NDArray[Any]
 
 
-def _silent(share: float) -> None:
-    pass
-
-
 def tokenise(documents: Iterable[Document], tokenizer: Any, max_tokens: int | None = None) -> Iterator[list[int]]:
     """The token ids of each document, special tokens left out.
 
@@ -57,7 +53,7 @@ def build_index(
     fingerprint: str = "",
     depth: int = INDEX_DEPTH,
     force: bool = False,
-    tick: Tick = _silent,
+    tick: Tick = lambda share: None,
 ) -> Header:
     """Write an index of token ids.
 
@@ -85,7 +81,9 @@ def build_index(
         return write_file(path, header, tokens, suffixes)
 
 
-def append_index(path: Path, documents: Iterable[Ids], *, fingerprint: str = "", tick: Tick = _silent) -> Header:
+def append_index(
+    path: Path, documents: Iterable[Ids], *, fingerprint: str = "", tick: Tick = lambda share: None
+) -> Header:
     """Add documents to an index; whoever has it open goes on with the old one.
 
     Several at once wait for each other.

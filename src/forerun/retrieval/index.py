@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence as Seq
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
@@ -44,6 +43,11 @@ class Index:
         path: the file.
         check: may refuse it by its header, before the data are read.
 
+    Attributes:
+        header: what it says of itself.
+        tokens: [n], each document followed by the marker.
+        suffixes: [n] positions in the order of what follows them.
+
     Raises:
         ConfigError: it cannot be read, is no index, is damaged, or is of another version.
     """
@@ -52,7 +56,7 @@ class Index:
         self.path = Path(path)
         stored = open_file(self.path, check)
         self.header, self._data, self._start = stored.header, stored.data, stored.start
-        self._tokens, self._suffixes = stored.tokens, stored.suffixes
+        self.tokens, self.suffixes = stored.tokens, stored.suffixes
         self._file, self._changed = stored.file, False
         self._opened = _version(stored.file)
         self._steps = np.arange(self.header.depth)
@@ -61,16 +65,6 @@ class Index:
     def nbytes(self) -> int:
         """Bytes of the file that may come to lie in memory."""
         return self.header.num_data_bytes
-
-    @property
-    def tokens(self) -> NDArray[Any]:
-        """[n], each document followed by the marker."""
-        return self._tokens
-
-    @property
-    def suffixes(self) -> NDArray[Any]:
-        """[n] positions in the order of what follows them."""
-        return self._suffixes
 
     def find(self, context: Seq[int], min_ngram: int, max_ngram: int) -> Match | None:
         """The longest n-gram at the context's end that the corpus holds inside one document.
@@ -128,12 +122,12 @@ class Index:
             (`header.marker`) and all after it are not part of a continuation.
         """
         if match.count <= limit:
-            starts = self._suffixes[match.first : match.last].astype(np.int64)
+            starts = self.suffixes[match.first : match.last].astype(np.int64)
         else:
-            starts = self._suffixes[match.first + np.arange(limit) * match.count // limit].astype(np.int64)
+            starts = self.suffixes[match.first + np.arange(limit) * match.count // limit].astype(np.int64)
         places = (starts + match.length)[:, None] + self._steps[:length]
         # the last token of all is a marker, and stands for what lies beyond it
-        followed: NDArray[np.int64] = self._tokens[np.minimum(places, len(self._tokens) - 1)].astype(np.int64)
+        followed: NDArray[np.int64] = self.tokens[np.minimum(places, len(self.tokens) - 1)].astype(np.int64)
         return followed
 
     def _unchanged(self) -> bool:
@@ -160,13 +154,13 @@ class Index:
     def _match(self, length: int, first: int, encoded: bytes) -> Match:
         """The rows from `first` on that start with the last `length` tokens."""
         key = encoded[-length * self.header.token_bytes :]
-        return Match(length, first, bisect_right(self._suffixes, key, lo=first, key=self._reader(len(key))))
+        return Match(length, first, bisect_right(self.suffixes, key, lo=first, key=self._reader(len(key))))
 
     def _first(self, key: bytes) -> tuple[int, bool]:
         """The first row that does not come before the n-gram, and whether it starts with it."""
         read = self._reader(len(key))
-        row = bisect_left(self._suffixes, key, key=read)
-        return row, row < len(self._suffixes) and read(int(self._suffixes[row])) == key
+        row = bisect_left(self.suffixes, key, key=read)
+        return row, row < len(self.suffixes) and read(int(self.suffixes[row])) == key
 
     def _reader(self, size: int) -> Callable[[Any], bytes]:
         """From a position to the `size` bytes that start there."""

@@ -16,6 +16,7 @@ from forerun.train import card, card_command, distil, folder, lm
 from forerun.train.accelerator import device_name, training_device
 from forerun.train.copying import copying
 from forerun.train.corpus import (
+    HELD_OUT_SHARE,
     LICENCE,
     SourceFile,
     describe_standard_library,
@@ -39,10 +40,6 @@ class Evaluation:
     draft: TextScore
     acceptance: list[Acceptance]
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        return asdict(self)
-
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
@@ -55,7 +52,13 @@ class Corpus:
 
     def record(self, more: str = "") -> dict[str, Any]:
         """The card's entry; `more` is added to the description."""
-        return card.data_record(self.description + more, self.licence, len(self.training), len(self.held_out))
+        return {
+            "description": self.description + more,
+            "licence": self.licence,
+            "training_files": len(self.training),
+            "held_out_files": len(self.held_out),
+            "split": f"by file: held out if sha256 of its name, as a fraction, is below {HELD_OUT_SHARE}",
+        }
 
 
 def read_corpus(data: Path | None) -> Corpus:
@@ -196,25 +199,25 @@ def train_other_vocab(
         drawn = samples or work / "samples"
         if samples is None:
             distil.sample(target, tokenizer, corpus.training, drawn, options.sampling, console)
-        own = lm.prepare_tokenizer(work, corpus.training, options.text.architecture.vocab_size, console)
+        read_by = lm.prepare_tokenizer(work, corpus.training, options.text.architecture.vocab_size, console)
         sizes = lm.build_model(options.text.architecture, 0, 0)
         distil.check_size(sizes.num_parameters(), target.num_parameters())
         written = sample_documents(drawn, tokenizer, options.read_tokens)
-        draft, own, state = lm.train([*corpus.training, *written], work, options.text, console)
-        folder.save(draft, own, out)
+        draft, read_by, state = lm.train([*corpus.training, *written], work, options.text, console)
+        folder.save(draft, read_by, out)
         stored, _ = folder.load(out)
         stored.to(where)
         record = card.build_record(
-            kind="draft with a vocabulary of its own",
+            kind="draft with a vocabulary of its read_by",
             command=card_command.other_vocab_command(data, options, samples),
             seed=options.text.seed,
             model=stored,
             data=corpus.record(", and the target's samples as text"),
             options=asdict(options),
             stages={"text and samples": state},
-            held_out=text_score(stored, own, held_out_texts(data, corpus.held_out)),
+            held_out=text_score(stored, read_by, held_out_texts(data, corpus.held_out)),
             acceptance=[],
-            on_target=on_target(target, tokenizer, stored, own),
+            on_target=on_target(target, tokenizer, stored, read_by),
             device=device_name(where),
         )
         card.write_card(out, record)
@@ -238,7 +241,7 @@ def on_target(
 
 
 def held_out_files(data: Path | None, held_out: list[SourceFile]) -> list[SourceFile]:
-    """What to measure on: the files that ship, so that figures compare, or those of the user's own folder."""
+    """What to measure on: the files that ship, so that figures compare, or those of the user's folder."""
     return read_held_out() if data is None or holds_out_the_same(held_out) else held_out
 
 
@@ -258,12 +261,7 @@ def pair_acceptance(
     prompts = [tokenizer(case.prompt, verbose=False)["input_ids"] for case in workloads.load("code")]
     return [
         acceptance(
-            target,
-            draft,
-            prompts,
-            temperature=temperature,
-            num_draft_tokens=num_draft_tokens,
-            new_tokens=new_tokens,
+            target, draft, prompts, temperature=temperature, num_draft_tokens=num_draft_tokens, new_tokens=new_tokens
         )
         for temperature in (0.0, 1.0)
     ]

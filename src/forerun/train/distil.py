@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from forerun.errors import ConfigError
-from forerun.train import attention, lm
+from forerun.train import lm
 from forerun.train.accelerator import device_of, to_device, training_device
 from forerun.train.checkpoint import LoopState, load_checkpoint
 from forerun.train.corpus import SourceFile
@@ -136,13 +136,6 @@ def distil(draft: LlamaForCausalLM, run_folder: Path, options: DraftTraining, co
     folder = run_folder / "distil"
     pin(folder, {"distillation": asdict(options.distillation), "tokens_per_step": options.tokens_per_step})
     state = load_checkpoint(folder, draft, optimisers)
-    workers = Workers(draft, options.threads)
-
-    def batch(step: int) -> Batch:
-        rows = batches.batch(step)
-        for replica in workers.replicas:
-            attention.use_for(replica, rows[0].shape[1] - 1)
-        return rows
 
     def loss(model: nn.Module, rows: Batch, progress: float) -> Tensor:
         where = device_of(model)
@@ -157,9 +150,9 @@ def distil(draft: LlamaForCausalLM, run_folder: Path, options: DraftTraining, co
         model=draft,
         optimisers=optimisers,
         total_steps=max(1, options.tokens // options.tokens_per_step),
-        batch=batch,
+        batch=batches.batch,
         loss=loss,
         checkpoint_seconds=options.checkpoint_seconds,
-        workers=workers,
+        workers=Workers(draft, options.threads),
     )
     return loop.run(state, console, "distilling")

@@ -3,34 +3,20 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.utils import logging
 
 from forerun.errors import ConfigError, ModelLoadError
 from forerun.files.json_file import Fields
 from forerun.files.write import REMEDY, new_files, write_json
+from forerun.models.loading import without_bars
 
 TRAINING_RECORD = "training.json"
 CARD = "README.md"
-
-
-@contextmanager
-def without_bars() -> Iterator[None]:
-    """Keep Transformers' progress bars off the screen: the commands have their own."""
-    enabled = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if enabled:
-            logging.enable_progress_bar()
 
 
 def save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:

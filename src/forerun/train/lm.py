@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 
 from forerun.files.write import digest
-from forerun.train import attention
 from forerun.train.accelerator import EPOCH_PROCESSES, compile_layers, device_of, to_device, training_device
 from forerun.train.checkpoint import LoopState, load_checkpoint
 from forerun.train.corpus import SourceFile
@@ -26,7 +25,7 @@ from forerun.train.resumed_options import pin
 from forerun.train.stream import Epochs, EpochTexts, TwoStageStream
 from forerun.train.token_ids import end_of_text
 from forerun.train.tokenizer import train_tokenizer
-from forerun.train.workers import Batch, Workers
+from forerun.train.workers import Workers
 
 
 def build_model(sizes: Architecture, end_token: int, seed: int) -> LlamaForCausalLM:
@@ -113,22 +112,14 @@ def train(
     read = len(epochs.tokens(0))
     console.print(f"{read:,} tokens in {len(files)} files, {model.num_parameters():,} parameters")
     steps = max(1, options.tokens // options.tokens_per_step)
-    workers = Workers(model, options.threads)
-
-    def batch(step: int) -> Batch:
-        rows = stream.batch(step, steps)
-        for replica in workers.replicas:
-            attention.use_for(replica, rows.shape[1] - 1)
-        return (rows,)
-
     loop = Loop(
         folder=run_folder,
         model=model,
         optimisers=optimisers,
         total_steps=steps,
-        batch=batch,
+        batch=lambda step: (stream.batch(step, steps),),
         loss=lambda replica, rows, _: next_token_loss(replica, rows[0]),
-        workers=workers,
+        workers=Workers(model, options.threads),
         checkpoint_seconds=options.checkpoint_seconds,
     )
     try:

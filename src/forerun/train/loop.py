@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
 
+from forerun.train import attention
 from forerun.train.accelerator import LOSSES_READ_EVERY, MICRO_TOKENS, device_of
 from forerun.train.checkpoint import LoopState, save_checkpoint
 from forerun.train.optim import Optimisers
@@ -36,7 +37,7 @@ class Loop:
     optimisers: Optimisers
     total_steps: int
     batch: Callable[[int], Batch]
-    """Step number -> tensors that agree in their first dimension, rows."""
+    """Step number -> tensors that agree in their first dimension, rows; the first [rows, window + 1] token ids."""
     loss: Callable[[nn.Module, Batch, float], Tensor]
     """(model, rows of the batch, progress) -> their mean loss; progress in [0, 1)."""
     checkpoint_seconds: float
@@ -81,6 +82,8 @@ class Loop:
         count = min(LOSSES_READ_EVERY[device_of(self.model).type], self.total_steps - state.step)
         for step in range(state.step, state.step + count):
             batch = self.batch(step)
+            for replica in self.workers.replicas:
+                attention.use_for(replica, batch[0].shape[1] - 1)
             values.append(self._step(batch, step / self.total_steps))
             state.tokens += batch[0].shape[0] * (batch[0].shape[1] - 1)
         state.losses.extend(float(value) for value in values)

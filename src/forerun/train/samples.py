@@ -101,23 +101,18 @@ def _partly_own(target: PreTrainedModel, prompts: Tensor, number: int, options: 
     It has read the training text and knows some of it by heart; what it writes there is not what it
     writes after text it never saw.
     """
-    own, length = round(options.own_prompt_share * len(prompts)), prompts.shape[1]
-    if not own or length <= OWN_PROMPT_STARTS_WITH:
+    count, length = round(options.own_prompt_share * len(prompts)), prompts.shape[1]
+    if not count or length <= OWN_PROMPT_STARTS_WITH:
         return prompts
-    starts = prompts[:own, :OWN_PROMPT_STARTS_WITH]
+    starts = prompts[:count, :OWN_PROMPT_STARTS_WITH]
     # Not the seed of the continuation, whose draws would otherwise come twice.
     seed = options.seed + number + 2**31
-    return torch.cat([write_on(target, starts, length - OWN_PROMPT_STARTS_WITH, 1.0, seed), prompts[own:]])
-
-
-def text_shard_count(options: DraftTraining) -> int:
-    """How many shards of plain text hold `options.text_law_tokens` tokens; they come after the sampled ones."""
-    return round(options.text_law_tokens / (options.text_batch * options.text_window))
+    return torch.cat([write_on(target, starts, length - OWN_PROMPT_STARTS_WITH, 1.0, seed), prompts[count:]])
 
 
 def total_shards(options: DraftTraining) -> int:
-    """Sampled and text shards together."""
-    return shard_count(options) + text_shard_count(options)
+    """The sampled shards, and after them those of plain text, which hold `options.text_law_tokens` tokens."""
+    return shard_count(options) + round(options.text_law_tokens / (options.text_batch * options.text_window))
 
 
 def text_shard(target: PreTrainedModel, tokens: np.ndarray, number: int, options: DraftTraining) -> Shard:

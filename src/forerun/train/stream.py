@@ -118,15 +118,14 @@ class Epochs:
     def tokens(self, epoch: int) -> np.ndarray:
         """Epoch `epoch` as token ids."""
         if epoch not in self._ready:
-            self._ready = {epoch: self._coming.pop(epoch).result() if epoch in self._coming else self._make(epoch)}
+            coming = self._coming.pop(epoch, None)
+            made = tokenize(self._texts.of(epoch), self._tokenizer) if coming is None else coming.result()
+            self._ready = {epoch: made}
         if self._pool is not None:
-            for coming in range(epoch + 1, min(epoch + self._ahead, self._last) + 1):
-                if coming not in self._coming:
-                    self._coming[coming] = self._pool.submit(_work, coming)
+            for later in range(epoch + 1, min(epoch + self._ahead, self._last) + 1):
+                if later not in self._coming:
+                    self._coming[later] = self._pool.submit(_work, later)
         return self._ready[epoch]
-
-    def _make(self, epoch: int) -> np.ndarray:
-        return tokenize(self._texts.of(epoch), self._tokenizer)
 
     def close(self) -> None:
         """End the processes; epochs that were only asked for are dropped."""

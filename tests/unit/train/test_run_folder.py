@@ -20,8 +20,7 @@ from forerun.train.checkpoint import CHECKPOINT, LoopState, load_checkpoint, sav
 from forerun.train.continuations import TopProbs
 from forerun.train.corpus import SourceFile
 from forerun.train.defaults import DraftTraining
-from forerun.train.folder import load_tokenizer, read_record
-from forerun.train.folder import save as save_folder
+from forerun.train.folder import load_tokenizer, read_record, save as save_folder
 from forerun.train.loop import Loop
 from forerun.train.optim import Optimisers
 from forerun.train.resumed_options import pin
