@@ -4,7 +4,7 @@
 # make check     what a change must pass: lint, format, types, tests
 # make fix       mend what ruff can mend
 # make gpu       the tests that need an accelerator, with the python3 that is there (no environment is made)
-# make bench     the figures of docs/benchmarks.md (takes a while; leave the machine alone)
+# make bench     one forward, and whole generations, beside Transformers (takes a while; leave the machine alone)
 #
 # Each but gpu makes the virtual environment it needs. PYTHON chooses the interpreter, TORCH what pip installs as torch,
 # WORKERS the number of test processes, GPU_PYTHON the Python of make gpu. ARGS goes to the command:

@@ -17,23 +17,24 @@ if TYPE_CHECKING:
     from forerun.config import SamplingParams as SamplingParams
     from forerun.drafters import *  # noqa: F403
     from forerun.drafters import Drafter as Drafter
-    from forerun.engine import LLM as LLM
-    from forerun.engine import Choice as Choice
-    from forerun.engine import Generation as Generation
-    from forerun.engine import SequenceStats as SequenceStats
-    from forerun.engine import StreamChunk as StreamChunk
-    from forerun.errors import ConfigError as ConfigError
-    from forerun.errors import DrafterError as DrafterError
-    from forerun.errors import ForerunError as ForerunError
-    from forerun.errors import IncompatibleDrafterError as IncompatibleDrafterError
-    from forerun.errors import ModelLoadError as ModelLoadError
-    from forerun.errors import PromptError as PromptError
-    from forerun.errors import SamplingError as SamplingError
-    from forerun.errors import UnsupportedModelError as UnsupportedModelError
-    from forerun.types import Draft as Draft
-    from forerun.types import Sequence as Sequence
-    from forerun.types import Step as Step
-    from forerun.types import Verdict as Verdict
+    from forerun.engine import (
+        LLM as LLM,
+        Choice as Choice,
+        Generation as Generation,
+        SequenceStats as SequenceStats,
+        StreamChunk as StreamChunk,
+    )
+    from forerun.errors import (
+        ConfigError as ConfigError,
+        DrafterError as DrafterError,
+        ForerunError as ForerunError,
+        IncompatibleDrafterError as IncompatibleDrafterError,
+        ModelLoadError as ModelLoadError,
+        PromptError as PromptError,
+        SamplingError as SamplingError,
+        UnsupportedModelError as UnsupportedModelError,
+    )
+    from forerun.types import Draft as Draft, Sequence as Sequence, Step as Step, Verdict as Verdict
 
 # Names are fetched on first use, so that `forerun --help` and `import forerun.config` need not load torch.
 _HOMES = {

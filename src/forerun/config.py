@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from forerun.errors import ConfigError, SamplingError
-from forerun.fields import check_options, documented, option
+from forerun.errors import SamplingError
+from forerun.fields import Checked, check_options, documented, option
 
 ASSETS = Path(__file__).parent / "assets"
 BUNDLED_TARGET = "bundled"
@@ -55,7 +55,7 @@ MAX_SEED = 2**63 - 1
 
 @documented
 @dataclass(frozen=True, slots=True)
-class EngineConfig:
+class EngineConfig(Checked):
     """How the step loop runs. None stands for the default of every field."""
 
     num_draft_tokens: NumDraftTokens = option(
@@ -72,9 +72,6 @@ class EngineConfig:
     seed: int | None = option(
         None, "Seed of the engine's own noise, for requests that carry none.", default_text="drawn"
     )
-
-    def __post_init__(self) -> None:
-        check_options(self, ConfigError)
 
 
 @documented

@@ -158,6 +158,14 @@ def check_options(options: DataclassInstance, error: type[ConfigError]) -> None:
         object.__setattr__(options, each.name, _plain(value))
 
 
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """Options that are checked when they are made. Raises ConfigError, see `check_options`."""
+
+    def __post_init__(self) -> None:
+        check_options(self, ConfigError)
+
+
 def documented(options: type[T]) -> type[T]:
     """Add the fields' help to the docstring, under "Attributes:"."""
     lines = []

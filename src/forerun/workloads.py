@@ -14,9 +14,12 @@ from typing import Any
 
 from forerun.config import ASSETS
 from forerun.errors import ConfigError
+from forerun.files.json_file import Fields
+from forerun.files.write import write_bytes
 
 WORKLOADS = ASSETS / "workloads"
 """Folder of the bundled workloads."""
+_REMEDY = "Put the line right: one JSON object with its texts as strings."
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +60,10 @@ def load(workload: str, limit: int | None = None) -> list[Case]:
     try:
         with path.open(encoding="utf-8") as lines:
             cases: list[Case] = []
-            for where, record in read_records(lines, path.name):
+            for record in read_records(lines, path.name):
                 if limit is not None and len(cases) >= limit:
                     break
-                cases.append(_case(record, where))
+                cases.append(_case(record))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"The workload {path} cannot be read: {error}. Give a JSONL file in UTF-8.") from None
     if not cases:
@@ -70,12 +73,11 @@ def load(workload: str, limit: int | None = None) -> list[Case]:
 
 def save(cases: Sequence[Case], path: Path) -> None:
     """Write cases so that `load` reads them; the folder is made if it is missing."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     records = []
     for case in cases:
         record: dict[str, Any] = {"file": case.name, "prompt": case.prompt, "reference": case.reference}
         records.append(record if case.temperature is None else record | {"temperature": case.temperature})
-    path.write_text(written(records), encoding="utf-8")
+    write_bytes(path, written(records).encode(), error=ConfigError)
 
 
 def temperatures(cases: Sequence[Case]) -> list[float]:
@@ -83,30 +85,15 @@ def temperatures(cases: Sequence[Case]) -> list[float]:
     return sorted({case.temperature for case in cases if case.temperature is not None})
 
 
-def read_records(lines: Iterable[str], file_name: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """("FILE:LINE", object) of every line that is not blank.
+def read_records(lines: Iterable[str], file_name: str) -> Iterator[Fields]:
+    """The object of every line that is not blank; its place is FILE:LINE.
 
     Raises:
-        ConfigError: a line is not a JSON object; the message names the file and the line.
+        ConfigError: a line is not a JSON object; the message names the file and the line, and shows nothing of it.
     """
     for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            record = json.loads(line)
-        except ValueError:
-            record = None
-        if not isinstance(record, dict):
-            raise ConfigError(f"{file_name}:{number} is not a JSON object: {line.strip()[:80]!r}.")
-        yield f"{file_name}:{number}", record
-
-
-def text_of(record: dict[str, Any], key: str, where: str) -> str:
-    """The string that a record holds under `key`. Raises ConfigError if it holds none."""
-    value = record.get(key)
-    if not isinstance(value, str):
-        raise ConfigError(f'{where} is not a JSON object with a string "{key}": {json.dumps(record)[:80]!r}.')
-    return value
+        if line.strip():
+            yield Fields.parse(line, f"{file_name}:{number}", ConfigError, remedy=_REMEDY, private=True)
 
 
 def written(records: Iterable[dict[str, Any]]) -> str:
@@ -114,9 +101,10 @@ def written(records: Iterable[dict[str, Any]]) -> str:
     return "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
 
 
-def _case(record: dict[str, Any], where: str) -> Case:
-    prompt = text_of(record, "prompt", where)
-    temperature = record.get("temperature")
-    if temperature is not None and not (isinstance(temperature, (int, float)) and temperature >= 0):
-        raise ConfigError(f"{where} has the temperature {temperature!r}, but it must be a number of 0 or more.")
-    return Case(str(record.get("file", where)), prompt, str(record.get("reference", "")), temperature)
+def _case(record: Fields) -> Case:
+    return Case(
+        record.string("file", record.place),
+        record.string("prompt"),
+        record.string("reference", ""),
+        record.number("temperature", None, low=0),
+    )

@@ -45,22 +45,23 @@ def bundled(request: pytest.FixtureRequest) -> Model:
     return load_model("bundled", dtype=request.param)
 
 
-def compare(target: Model, num_prompts: int, num_tokens: int, ks: tuple[int, ...]) -> None:
+def compare(target: Model, num_prompts: int, num_tokens: int, settings: dict[str, list[tuple[int, int]]]) -> None:
+    """settings: drafter -> K and batch of each run."""
     assert target.exactness.exact, target.exactness.reason
     plain = LLM(target, tokenizer=load_tokenizer("bundled"))
     prompts = held_out_prompts(num_prompts)
     assert len(prompts) == num_prompts
     prompts = [prompt[-90:] * 2 if i % 2 else prompt for i, prompt in enumerate(prompts)]  # half of them repeat
     expected = bits(plain, prompts, 1, num_tokens)
-    for drafter in ("bundled-draft", "prompt-lookup"):
-        for k in ks:
-            for batch in (1, 4):
-                llm = LLM(target, drafter, num_draft_tokens=k, tokenizer=load_tokenizer("bundled"))
-                assert bits(llm, prompts, batch, num_tokens, 5 * num_prompts) == expected, (drafter, k, batch)
+    for drafter, runs in settings.items():
+        for k, batch in runs:
+            llm = LLM(target, drafter, num_draft_tokens=k, tokenizer=load_tokenizer("bundled"))
+            assert bits(llm, prompts, batch, num_tokens, 5 * num_prompts) == expected, (drafter, k, batch)
 
 
 def test_bundled_pair(bundled: Model) -> None:
-    compare(bundled, num_prompts=4, num_tokens=32, ks=(1, 5))
+    """Each K alone and in company, shared out between the drafters; the slow test has the whole product."""
+    compare(bundled, 4, 32, {"bundled-draft": [(1, 4), (5, 1)], "prompt-lookup": [(1, 1), (5, 4)]})
 
 
 def test_bundled_target_with_trees(bundled: Model) -> None:
@@ -81,13 +82,23 @@ def test_bundled_target_with_trees(bundled: Model) -> None:
 
 @pytest.mark.slow
 def test_bundled_pair_at_length(bundled: Model) -> None:
-    compare(bundled, num_prompts=50, num_tokens=64, ks=(1, 3, 5, 8))
+    runs = [(k, batch) for k in (1, 3, 5, 8) for batch in (1, 4)]
+    compare(bundled, 50, 64, {"bundled-draft": runs, "prompt-lookup": runs})
 
 
+CHAINS, TREES = [(1, 1), (3, 4), (5, 1), (8, 4)], [(5, 1), (12, 4)]
+"""K and batch of the runs of drafters that draft chains, and of those that draft trees."""
+
+
+@pytest.mark.parametrize("half", [0, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_families(family: str, dtype: str, tmp_path: Path) -> None:
-    """Prompts that end just before a block of keys does, so that every run crosses into the next."""
+def test_families(family: str, dtype: str, half: int, tmp_path: Path) -> None:
+    """Prompts that end just before a block of keys does, so that every run crosses into the next.
+
+    One half of the runs is slow: which one differs from format to format and from drafter to drafter, so that by
+    default every family has every run in one of the two formats, and every drafter in both.
+    """
     target = load_model(make_family(family, tmp_path), dtype=dtype)
     if not target.exactness.exact:
         assert family in MAY_BE_INEXACT and "experts" in str(target.exactness.reason)
@@ -96,8 +107,9 @@ def test_families(family: str, dtype: str, tmp_path: Path) -> None:
     prompts = [torch.randint(0, VOCAB, (n,), generator=generator).tolist() for n in (247, 30, 239, 251)]
     expected = bits(LLM(target), prompts, 1, 24)
     references = {tuple(prompt): tokens for prompt, (tokens, _) in zip(prompts, expected, strict=True)}
-    for name in ("right", "random", "duplicated", "tree"):
-        for k, batch in ((1, 1), (3, 4), (5, 1), (8, 4)) if name in ("right", "random") else ((5, 1), (12, 4)):
+    for number, name in enumerate(("right", "random", "duplicated", "tree")):
+        runs = CHAINS if name in ("right", "random") else TREES
+        for k, batch in runs[(number + DTYPES.index(dtype) + half) % 2 :: 2]:
             llm = LLM(target, adversaries(references, VOCAB)[name], num_draft_tokens=k)
             least = 0 if name == "random" else 40
             assert bits(llm, prompts, batch, 24, least) == expected, (name, k, batch)

@@ -1,4 +1,4 @@
-"""A million samples through the real engine follow the target's distribution; a biased verifier is found out.
+"""Samples through the real engine follow the target's distribution; a biased verifier is found out.
 
 The model is a Markov chain over five tokens, so that everything a run writes is data: given the token before
 them, each two tokens are an independent draw from a joint distribution that is known exactly. A G-test compares the
@@ -125,9 +125,10 @@ METHODS: dict[str, tuple[Any, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_hundred_thousand_samples(method: str) -> None:
+def test_twenty_thousand_samples(method: str) -> None:
+    """Twice as many as find out the biased verifier below at p < 1e-6; the slow test takes a million."""
     drafter, options = METHODS[method]
-    windows = sample(100_000 if method == "block" else 20_000, drafter(), **options)
+    windows = sample(20_000, drafter(), **options)
     assert p_value(windows) > SIGNIFICANCE
 
 

@@ -7,34 +7,14 @@ from collections.abc import Sequence as Seq
 from typing import Any
 
 import pytest
-import torch
-from scipy.stats import chi2
 
 from doubles import MarkovModel
-from forerun import LLM, SamplingParams
 from forerun.drafters import DraftModel, DraftTree, Staged
 from forerun.types import Draft, Sequence
+from gtest import DRAFT, SIGNIFICANCE, p_value
 
-VOCAB, BATCH, SIGNIFICANCE = 4, 256, 1e-3
-TARGET = torch.randn(VOCAB, VOCAB, generator=torch.Generator().manual_seed(1)) * 1.5
-DRAFT = TARGET + torch.randn(VOCAB, VOCAB, generator=torch.Generator().manual_seed(2))
-
-
-def p_value(drafter: Any, num_samples: int = 15_000, acceptance: str | None = None) -> float:
-    """Of the G-test of all pairs of tokens, given the token before them."""
-    length = -(-num_samples * 2 // BATCH) // 2 * 2
-    target: Any = MarkovModel(TARGET)
-    llm = LLM(target, drafter, num_draft_tokens=6, acceptance=acceptance, max_batch=BATCH, seed=20)
-    results = llm.generate([[i % VOCAB] for i in range(BATCH)], SamplingParams(max_tokens=length))
-    assert sum(result.stats.num_accepted_tokens for result in results) > num_samples / 5
-    tokens = torch.tensor([[i % VOCAB, *result.token_ids] for i, result in enumerate(results)])
-    windows = tokens.unfold(1, 3, 2).reshape(-1, 3)
-    distribution = TARGET.double().softmax(-1)
-    counts = torch.bincount((windows * torch.tensor([16, 4, 1])).sum(-1), minlength=64).double().reshape(4, 16)
-    expected = torch.einsum("sa,ab->sab", distribution, distribution).reshape(4, 16) * counts.sum(-1, keepdim=True)
-    assert expected.min() > 4  # a biased drafter visits some states less
-    statistic = 2 * torch.special.xlogy(counts, counts / expected).sum()
-    return float(chi2.sf(float(statistic), 4 * 15))
+NUM_SAMPLES = 8_000
+"""The planted bias below gets p < 1e-100 with these; the slow tests take a million."""
 
 
 class Priced(DraftModel):
@@ -79,15 +59,15 @@ METHODS: dict[str, Any] = {
 @pytest.mark.parametrize("method", METHODS)
 def test_the_distribution_is_the_targets(method: str) -> None:
     drafter, acceptance = METHODS[method]
-    assert p_value(drafter(), acceptance=acceptance) > SIGNIFICANCE
+    assert p_value(drafter(), NUM_SAMPLES, acceptance=acceptance) > SIGNIFICANCE
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_a_million_samples(method: str) -> None:
     drafter, acceptance = METHODS[method]
-    assert p_value(drafter(), 1_000_000, acceptance) > SIGNIFICANCE
+    assert p_value(drafter(), 1_000_000, acceptance=acceptance) > SIGNIFICANCE
 
 
 def test_dropping_the_token_that_was_looked_at_is_found_out() -> None:
-    assert p_value(Dropping(MarkovModel(DRAFT))) < 1e-6  # type: ignore[arg-type]
+    assert p_value(Dropping(MarkovModel(DRAFT)), NUM_SAMPLES) < 1e-6  # type: ignore[arg-type]

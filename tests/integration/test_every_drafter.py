@@ -1,4 +1,7 @@
-"""Every drafter of the table with every sampling option, on the bundled pair: the output is that of plain decoding."""
+"""Every drafter of the table with every sampling option, on the bundled pair: the output is that of plain decoding.
+
+Short prompts with every option, and two long ones, greedy and drawn, that cross into the next block of keys.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ import pytest
 
 from forerun import LLM, SamplingParams, workloads
 from forerun.drafters import DRAFTERS
+from forerun.kernels.partition import KV_BLOCK
 
 GREEDY: dict[str, dict[str, Any]] = {
     "nothing else": {},
@@ -36,10 +40,14 @@ DRAWN: dict[str, dict[str, Any]] = {
         "logprobs": 1,
     },
 }
+NUM_NEW, K = 16, 10
 CASES = [
-    *((name, SamplingParams(temperature=0, max_tokens=24, **options)) for name, options in GREEDY.items()),
-    *((name, SamplingParams(**{"seed": 3, "max_tokens": 24, **options})) for name, options in DRAWN.items()),
+    *((name, SamplingParams(temperature=0, max_tokens=NUM_NEW, **options)) for name, options in GREEDY.items()),
+    *((name, SamplingParams(**{"seed": 3, "max_tokens": NUM_NEW, **options})) for name, options in DRAWN.items()),
 ]
+CROSSING = ("nothing else", "temperature")
+"""The cases that get the long prompt too, which ends eight tokens before a block of keys does."""
+Request = tuple[str, list[int], SamplingParams]
 
 
 @pytest.fixture(scope="module")
@@ -48,29 +56,34 @@ def plain() -> LLM:
 
 
 @pytest.fixture(scope="module")
-def prompts() -> list[str]:
-    return [case.prompt for case in workloads.load("code", 2)]
+def requests(plain: LLM) -> list[Request]:
+    """Name of the case, prompt, parameters."""
+    assert plain.tokenizer is not None
+    every: Any = [plain.tokenizer(case.prompt)["input_ids"] for case in workloads.load("code", 4)]
+    one, other, *_, long = sorted(every, key=len)
+    assert len(long) >= KV_BLOCK
+    made = [(name, prompt, params) for name, params in CASES for prompt in (one, other)]
+    return made + [(name, long[: KV_BLOCK - 8], params) for name, params in CASES if name in CROSSING]
 
 
 @pytest.fixture(scope="module")
-def expected(plain: LLM, prompts: list[str]) -> list[Any]:
+def expected(plain: LLM, requests: list[Request]) -> list[Any]:
     """What plain decoding says: all options together, in one batch."""
-    return plain.generate([prompt for _ in CASES for prompt in prompts], [p for _, p in CASES for _ in prompts])
+    return plain.generate([prompt for _, prompt, _ in requests], [params for *_, params in requests])
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_the_output_is_that_of_plain_decoding(
-    plain: LLM, prompts: list[str], expected: list[Any], drafter: str
+    plain: LLM, requests: list[Request], expected: list[Any], drafter: str
 ) -> None:
-    llm = LLM(plain.target, drafter, num_draft_tokens=16, tokenizer=plain.tokenizer)
-    every = [params for _, params in CASES for _ in prompts]
+    llm = LLM(plain.target, drafter, num_draft_tokens=K, tokenizer=plain.tokenizer)
+    every = [params for *_, params in requests]
     assert llm.drafter is not None
     if llm.drafter.traits.reads_prediction:
         every = [_predicted(params, reference) for params, reference in zip(every, expected, strict=True)]
-    results = llm.generate([prompt for _ in CASES for prompt in prompts], every)
+    results = llm.generate([prompt for _, prompt, _ in requests], every)
     accepted = 0
-    for index, (result, reference) in enumerate(zip(results, expected, strict=True)):
-        name = CASES[index // len(prompts)][0]
+    for (name, *_), result, reference in zip(requests, results, expected, strict=True):
         assert result.prompt_logprobs == reference.prompt_logprobs, name
         for own, other in zip(result.choices, reference.choices, strict=True):
             assert (own.text, own.finish_reason) == (other.text, other.finish_reason), name

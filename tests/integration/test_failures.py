@@ -33,6 +33,13 @@ def target(family_folder: Callable[[str], Path]) -> Model:
     return load_model(family_folder("llama"), "float32")
 
 
+@pytest.fixture(scope="module")
+def plain(family_folder: Callable[[str], Path], draft: Path) -> list[Any]:
+    """What plain decoding says, undisturbed, computed by a model that no test touches."""
+    folder = family_folder("llama")
+    return answers(open_llm(load_model(folder, "float32"), load_tokenizer(folder), None, draft))
+
+
 def open_llm(target: Model, tokenizer: Any, drafter: str | None, draft: Path) -> LLM:
     spec = drafter
     if drafter in ("draft-model", "draft-tree", "staged"):
@@ -74,13 +81,13 @@ def failing(model: Any, calls: Sequence[int], after: bool, monkeypatch: pytest.M
 def test_a_target_forward_that_fails(
     drafter: str,
     after: bool,
+    plain: list[Any],
     target: Model,
     draft: Path,
     family_folder: Callable[[str], Path],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     tokenizer = load_tokenizer(family_folder("llama"))
-    plain = answers(open_llm(target, tokenizer, None, draft))
     llm = open_llm(target, tokenizer, drafter, draft)
     failed = failing(target, (1, 9, 20), after, monkeypatch, "forward")
     assert answers(llm) == plain
@@ -92,13 +99,13 @@ def test_a_target_forward_that_fails(
 def test_a_drafters_forward_that_fails(
     drafter: str,
     after: bool,
+    plain: list[Any],
     target: Model,
     draft: Path,
     family_folder: Callable[[str], Path],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     tokenizer = load_tokenizer(family_folder("llama"))
-    plain = answers(open_llm(target, tokenizer, None, draft))
     llm = open_llm(target, tokenizer, drafter, draft)
     model: Any = target
     if drafter != "early-exit":

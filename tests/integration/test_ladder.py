@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import pytest
@@ -44,7 +45,6 @@ class Rig:
         self.tokenizer: Any = load_tokenizer("bundled")
         cases = workloads.load("code", 5)
         self.prompts = [self.tokenizer(case.prompt)["input_ids"][-20 - 3 * i :] * 3 for i, case in enumerate(cases)]
-        self.llms: dict[tuple[str | None, Any], LLM] = {}
         self.expected: list[list[int]] = [
             result.token_ids for result in self.llm(None, 0).generate(self.prompts, GREEDY)
         ]
@@ -138,12 +138,19 @@ def choices(llm: LLM, prompts: Any, params: list[SamplingParams], least: int = 0
     return [(own.token_ids, own.logprobs, own.finish_reason) for result in results for own in result.choices]
 
 
+@lru_cache(maxsize=1)
+def plain_choices(rig: Rig, count: int, max_tokens: int) -> tuple[list[Any], list[list[int]]]:
+    """What plain decoding says to the mixed requests: all choices as of `choices`, and the tokens of each first one."""
+    results: Any = rig.llm(None, 0).generate(*mixed(rig, count, max_tokens))
+    every = [(own.token_ids, own.logprobs, own.finish_reason) for result in results for own in result.choices]
+    return every, [result.token_ids for result in results]
+
+
 def compare_seeded(rig: Rig, drafter: str, count: int, max_tokens: int, ks: Any, least: int) -> None:
     """least: tokens accepted at every fixed K."""
     prompts, params = mixed(rig, count, max_tokens)
-    expected = choices(rig.llm(None, 0), prompts, params)
+    expected, outputs = plain_choices(rig, count, max_tokens)
     if drafter == "prediction":
-        outputs = [result.token_ids for result in rig.llm(None, 0).generate(prompts, params)]
         params = [predicted(drafter, own, output) for own, output in zip(params, outputs, strict=True)]
     for k in ks:
         assert choices(rig.llm(drafter, k), prompts, params, 0 if k == "auto" else least) == expected, k
@@ -189,6 +196,12 @@ def bits(
     return found
 
 
+@lru_cache(maxsize=1)
+def plain_bits(rig: Rig, count: int, num_tokens: int) -> Bits:
+    """What plain decoding says to the first prompts, one at a time."""
+    return bits(rig.llm(None, 0), rig.prompts[:count], 1, num_tokens)
+
+
 @pytest.fixture(scope="module", params=["float32", "bfloat16"])
 def exact(request: pytest.FixtureRequest) -> Rig:
     return Rig(request.param)
@@ -197,7 +210,7 @@ def exact(request: pytest.FixtureRequest) -> Rig:
 @pytest.mark.parametrize("drafter", ROWS)
 def test_bits(exact: Rig, drafter: str) -> None:
     assert exact.target.exactness.exact, exact.target.exactness.reason
-    expected = bits(exact.llm(None, 0), exact.prompts[:2], 1, 10)
+    expected = plain_bits(exact, 2, 10)
     told = expected if drafter == "prediction" else None
     assert bits(exact.llm(drafter, K), exact.prompts[:2], 2, 10, 4, told) == expected
 

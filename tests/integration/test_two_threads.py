@@ -1,7 +1,10 @@
 """What may depend on the number of threads, again with two: every other test computes with one (see conftest.py).
 
 Products split their rows or their sums among threads, so that the bits of a row could depend on the rows beside it;
-training takes as many workers as there are threads.
+training takes as many workers as there are threads. By default one process, with one or more tests of everything that
+divides its work: attention, the products of families that are formed otherwise (experts, gpt2's transposed weights),
+the packed products of the bundled models in both formats, alone and under trees, and the workers of the gradient. The
+rest of the same files, where other requests reach the same products, runs with the slow tests.
 """
 
 from __future__ import annotations
@@ -15,25 +18,25 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 UNIT, INTEGRATION = "tests/unit", "tests/integration"
+PATHS = f"{UNIT}/models/test_trees.py::test_nodes_have_the_bits_of_their_paths"
+BITS = f"{INTEGRATION}/test_ladder.py::test_bits"
 GROUPS = {
-    "attention": [
+    "what divides its work": [
         f"{UNIT}/models/test_attention.py",
         f"{UNIT}/models/test_trees.py::test_attention_of_random_trees",
         f"{UNIT}/models/test_trees.py::test_trees_beside_trees_chains_and_prompts",
-    ],
-    "families": [f"{UNIT}/models/test_trees.py::test_nodes_have_the_bits_of_their_paths"],
-    "layers": [f"{UNIT}/models/test_layer_ranges.py", f"{UNIT}/drafters/test_early_exit.py"],
-    "bundled": [
-        f"{INTEGRATION}/test_bit_equality.py::test_bundled_pair",
+        *(f"{PATHS}[{case}]" for case in ("llama-bfloat16", "gpt2-float32", "gpt2-bfloat16", "mixtral-float32")),
         f"{INTEGRATION}/test_bit_equality.py::test_bundled_target_with_trees",
-    ],
-    "drafters": [f"{INTEGRATION}/test_ladder.py::test_bits"],
-    "training": [
-        f"{UNIT}/train/test_card.py::test_a_draft_with_its_own_vocabulary_learns_from_samples",
+        *(f"{BITS}[{case}]" for case in ("float32-draft-model", "bfloat16-draft-model", "float32-early-exit")),
         f"{UNIT}/train/test_loop.py::test_several_workers_compute_the_gradient_of_one",
     ],
 }
 SLOW_GROUPS = {
+    "families": [PATHS],
+    "layers": [f"{UNIT}/models/test_layer_ranges.py", f"{UNIT}/drafters/test_early_exit.py"],
+    "bundled": [f"{INTEGRATION}/test_bit_equality.py::test_bundled_pair"],
+    "drafters": [BITS],
+    "training": [f"{UNIT}/train/test_card.py::test_a_draft_with_its_own_vocabulary_learns_from_samples"],
     "engine": [f"{INTEGRATION}/test_bit_equality.py::test_families"],
     "draws": [f"{INTEGRATION}/test_ladder.py::test_seeded_requests", f"{INTEGRATION}/test_coupled.py"],
     "options": [f"{INTEGRATION}/test_every_drafter.py"],

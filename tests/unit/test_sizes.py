@@ -11,9 +11,7 @@ MAX_FILE_LINES = 300
 MAX_FUNCTION_LINES = 50
 """From `def` to the last line, docstring included, decorators not."""
 
-EXCEPTIONS = {
-    "train/lm.py:train": "one training run from files to weights, read from top to bottom",
-}
+EXCEPTIONS: dict[str, str] = {}
 """Path below src/forerun, or path:function -> why it may be longer."""
 
 

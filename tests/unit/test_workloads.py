@@ -23,7 +23,19 @@ def test_a_file_of_the_user(tmp_path: Path) -> None:
     assert [(case.name, case.prompt) for case in workloads.load(str(path))] == [("mine.jsonl:1", "a"), ("b.py", "b")]
 
 
-@pytest.mark.parametrize("text", ["", "not json\n", '{"text": "a"}\n', '{"prompt": 3}\n', "[1]\n"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "not json\n",
+        "[" * 10_000,
+        '{"prompt": "a", "temperature": NaN}',
+        r'{"prompt": "\ud800"}',
+        '{"text": "a"}\n',
+        '{"prompt": 3}\n',
+        "[1]\n",
+    ],
+)
 def test_an_unreadable_file_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "bad.jsonl"
     path.write_text(text)
@@ -47,7 +59,7 @@ def test_an_unknown_workload_names_those_there_are() -> None:
 def test_an_error_names_the_line(tmp_path: Path, lines: list[str], place: str) -> None:
     path = tmp_path / "bad.jsonl"
     path.write_text("\n".join(lines))
-    with pytest.raises(ConfigError, match=rf"bad\.jsonl{place} "):
+    with pytest.raises(ConfigError, match=rf"bad\.jsonl{place}: "):
         workloads.load(str(path))
 
 
@@ -63,3 +75,13 @@ def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
     workloads.save(cases, tmp_path / "new" / "w.jsonl")
     assert workloads.load(str(tmp_path / "new" / "w.jsonl")) == cases
     assert workloads.temperatures(cases) == [1.5]
+
+
+@pytest.mark.parametrize(
+    "line", ['["confidential"]', '{"prompt": ["confidential"]}', '"confidential"', '{"confidential']
+)
+def test_an_error_shows_nothing_of_the_text(tmp_path: Path, line: str) -> None:
+    (tmp_path / "bad.jsonl").write_text(line)
+    with pytest.raises(ConfigError) as raised:
+        workloads.load(str(tmp_path / "bad.jsonl"))
+    assert "confidential" not in str(raised.value)

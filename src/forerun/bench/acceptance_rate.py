@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from forerun.bench.report import Columns
 from forerun.config import SamplingParams
 from forerun.engine import LLM
 from forerun.workloads import Case
@@ -31,6 +32,15 @@ class AcceptanceRow:
     mean_acceptance_length: float
 
 
+COLUMNS: Columns[AcceptanceRow] = {
+    "workload, drafter": lambda row: f"{row.workload}, {row.drafter}",
+    "K": lambda row: str(row.num_draft_tokens),
+    "temperature": lambda row: f"{row.temperature:g}",
+    "acceptance rate": lambda row: f"{row.acceptance_rate:.3f}",
+    "mean acceptance length": lambda row: f"{row.mean_acceptance_length:.2f}",
+}
+
+
 def measure(
     engines: Mapping[tuple[str, int], LLM], workloads: Mapping[str, Sequence[Case]], max_tokens: int
 ) -> list[AcceptanceRow]:
@@ -47,14 +57,3 @@ def measure(
                 length = sum(each.num_tokens for each in stats) / sum(each.num_forwards for each in stats)
                 rows.append(AcceptanceRow(workload, drafter, k, temperature, rate, length))
     return rows
-
-
-def header() -> list[str]:
-    """The column titles."""
-    return ["workload, drafter", "K", "temperature", "acceptance rate", "mean acceptance length"]
-
-
-def cells(row: AcceptanceRow) -> list[str]:
-    """One line of the table."""
-    rate, length = f"{row.acceptance_rate:.3f}", f"{row.mean_acceptance_length:.2f}"
-    return [f"{row.workload}, {row.drafter}", str(row.num_draft_tokens), f"{row.temperature:g}", rate, length]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from forerun.bench.measure import Interval, Timed, ratio
 
@@ -46,17 +45,6 @@ class Row:
     mean_acceptance_length: float | None
     acceptance_rate: float | None
     identical: bool
-
-    def as_object(self) -> dict[str, Any]:
-        """For JSON."""
-        return {
-            "method": self.method,
-            "tokens_per_second": self.tokens_per_second,
-            "speedup": self.speedup.median,
-            "mean_acceptance_length": self.mean_acceptance_length,
-            "acceptance_rate": self.acceptance_rate,
-            "identical": self.identical,
-        }
 
 
 def compare(runs: Mapping[str, Sequence[Timed[Run]]], reference: str) -> list[Row]:

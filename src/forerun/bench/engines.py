@@ -16,7 +16,7 @@ from forerun.workloads import Case
 BARE = "forerun, bare loop"
 PLAIN = "forerun, plain"
 CHAIN_NUM_DRAFT_TOKENS = 4
-"""K at which acceptance is reported for a drafter without a K of its own, as in most publications."""
+"""K at which acceptance is reported for a drafter whose text gives no K, as in most publications."""
 
 
 def method_name(drafter: str, k: NumDraftTokens) -> str:
@@ -36,7 +36,7 @@ def beside(plain: LLM, drafter: str, num_draft_tokens: NumDraftTokens) -> LLM:
 def open_engines(
     plain: LLM, drafters: Mapping[str, str], counts: Sequence[NumDraftTokens]
 ) -> tuple[dict[str, LLM], dict[tuple[str, int], LLM]]:
-    """Engines over the target of `plain`: by method name for speed, by (drafter, its usual K) for acceptance.
+    """Engines over the target of `plain`: by method name for speed, by (drafter, the K of its text) for acceptance.
 
     drafters: name -> the drafter's text.
     """
@@ -45,15 +45,10 @@ def open_engines(
     for name, spec in drafters.items():
         for k in counts:
             engines[method_name(name, k)] = beside(plain, spec, k)
-        usual = usual_num_draft_tokens(spec)
+        _, written = build_drafter(spec)
+        usual = written if isinstance(written, int) else CHAIN_NUM_DRAFT_TOKENS
         acceptance[name, usual] = engines.get(method_name(name, usual)) or beside(plain, spec, usual)
     return engines, acceptance
-
-
-def usual_num_draft_tokens(drafter: str) -> int:
-    """The K at which a drafter's acceptance is reported: the drafter's, or CHAIN_NUM_DRAFT_TOKENS."""
-    _, k = build_drafter(drafter)
-    return k if isinstance(k, int) else CHAIN_NUM_DRAFT_TOKENS
 
 
 def prompt_ids(llm: LLM, case: Case) -> list[int]:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from forerun.bench.measure import Interval, bootstrap, interleave, ratio
 from forerun.bench.reference import Reference
+from forerun.bench.report import Table, decimal
 from forerun.errors import ConfigError
 from forerun.models import Model, Rows, load_model
 
@@ -121,21 +122,21 @@ def _reduce(dtype: str, seconds: dict[tuple[str, int], list[float]], rows: Seque
     return results
 
 
-def header(rows: Sequence[int]) -> list[str]:
-    """The column titles. rows: the values of K."""
-    return [
+def table(title: str, rows: Sequence[int], measured: Sequence[ForwardRow]) -> Table:
+    """The table of what was measured; ratios with their intervals. rows: the values of K."""
+    header = [
         "dtype, method",
         *(f"t({k}) ms" for k in rows),
         *(f"t({k}) / Transformers" for k in rows),
         *(f"t({k}) / t(1)" for k in rows if k > 1),
     ]
-
-
-def cells(row: ForwardRow, rows: Sequence[int]) -> list[str]:
-    """One line of the table; ratios with their intervals."""
-    return [
-        f"{row.dtype}, {row.method}",
-        *(f"{row.milliseconds[k].median:.1f}" for k in rows),
-        *(f"{row.ratios[k]:.2f}" if row.ratios else "–" for k in rows),
-        *(f"{row.growth[k]:.2f}" if row.growth else "–" for k in rows if k > 1),
+    lines = [
+        [
+            f"{row.dtype}, {row.method}",
+            *(f"{row.milliseconds[k].median:.1f}" for k in rows),
+            *(decimal(row.ratios.get(k)) for k in rows),
+            *(decimal(row.growth.get(k)) for k in rows if k > 1),
+        ]
+        for row in measured
     ]
+    return Table(title, header, lines)

@@ -15,7 +15,7 @@ from forerun.bench.compare import Run
 from forerun.bench.engines import BARE, PLAIN, bare_loop, generate, prompt_ids, with_prediction
 from forerun.bench.measure import Interval, Timed, bootstrap, interleave, ratio
 from forerun.bench.reference import Reference
-from forerun.bench.report import decimal, percent
+from forerun.bench.report import Columns, decimal, percent
 from forerun.config import SamplingParams
 from forerun.engine import LLM
 from forerun.workloads import Case
@@ -86,6 +86,18 @@ class MethodRow:
     same_text: float
 
 
+COLUMNS: Columns[MethodRow] = {
+    "method": lambda row: row.method,
+    "tokens/s": lambda row: f"{row.tokens_per_second.median:.1f}",
+    "over forerun plain": lambda row: decimal(row.over_plain),
+    "over transformers plain": lambda row: decimal(row.over_transformers),
+    "over best assisted": lambda row: decimal(row.over_assisted),
+    "mean acceptance length": lambda row: decimal(row.mean_acceptance_length),
+    "acceptance rate": lambda row: percent(row.acceptance_rate),
+    "same text": lambda row: percent(row.same_text),
+}
+
+
 def measure(
     methods: Methods,
     cases: Sequence[Case],
@@ -140,30 +152,3 @@ def reduce_runs(runs: Mapping[str, Sequence[Timed[Run]]]) -> list[MethodRow]:
             )
         )
     return rows
-
-
-def header() -> list[str]:
-    """The column titles."""
-    return [
-        "method",
-        "tokens/s",
-        "over forerun plain",
-        "over transformers plain",
-        "over best assisted",
-        "mean acceptance length",
-        "acceptance rate",
-        "same text",
-    ]
-
-
-def cells(row: MethodRow) -> list[str]:
-    """One line of the table."""
-    ratios = (row.over_plain, row.over_transformers, row.over_assisted)
-    return [
-        row.method,
-        f"{row.tokens_per_second.median:.1f}",
-        *("–" if interval is None else f"{interval:.2f}" for interval in ratios),
-        decimal(row.mean_acceptance_length),
-        percent(row.acceptance_rate),
-        percent(row.same_text),
-    ]

@@ -6,7 +6,6 @@ compared within a round; a ratio is the median of the rounds' ratios, never a ra
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import subprocess
@@ -17,6 +16,9 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import numpy as np
+
+from forerun.errors import ConfigError
+from forerun.files.json_file import Fields
 
 T = TypeVar("T")
 
@@ -132,10 +134,10 @@ PADDED_NOTE = "Cost-padded model: the text and the acceptance of a smaller one, 
 def is_cost_padded(model: str | Path) -> bool:
     """Whether the folder says that it was made by `forerun make padded`."""
     try:
-        config = json.loads((Path(model) / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        config = Fields.read(Path(model) / "config.json", ConfigError)
+    except ConfigError:
         return False
-    return isinstance(config, dict) and bool(config.get("forerun_cost_padded"))
+    return bool(config.values.get("forerun_cost_padded"))
 
 
 def _cpu_model() -> str:

@@ -14,14 +14,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from forerun.bench.random_llama import RandomLlama
+from forerun.bench.random_llama import random_llama
 from forerun.bench.replay_costs import target_costs
+from forerun.bench.report import Columns
 from forerun.config import BUNDLED_TARGET, PREFILL_CHUNK, SamplingParams
 from forerun.drafters import DRAFTERS, Binding, Drafter, make_drafter
 from forerun.errors import ConfigError
 from forerun.models import load_model, load_tokenizer
-from forerun.types import Draft, Needs, Step, Verdict
-from forerun.types import Sequence as Tokens
+from forerun.types import Draft, Needs, Sequence as Tokens, Step, Verdict
 from forerun.workloads import load, names
 
 FORWARD_ROUNDS = 10
@@ -55,6 +55,17 @@ class OverheadRow:
     nodes: float
     nbytes: int
     share: float
+
+
+COLUMNS: Columns[OverheadRow] = {
+    "drafter": lambda row: row.drafter,
+    "step in ms": lambda row: f"{row.step:.3f}",
+    "99 %": lambda row: f"{row.slowest:.3f}",
+    "prompt in ms": lambda row: f"{row.prompt:.1f}",
+    "nodes": lambda row: f"{row.nodes:.1f}",
+    "memory in MB": lambda row: f"{row.nbytes / 1e6:.1f}",
+    "share of a forward": lambda row: f"{100 * row.share:.2f} %",
+}
 
 
 def measure(
@@ -99,27 +110,9 @@ def measure(
     return rows
 
 
-def header() -> list[str]:
-    """The column titles."""
-    return ["drafter", "step in ms", "99 %", "prompt in ms", "nodes", "memory in MB", "share of a forward"]
-
-
-def cells(row: OverheadRow) -> list[str]:
-    """One line of the table."""
-    return [
-        row.drafter,
-        f"{row.step:.3f}",
-        f"{row.slowest:.3f}",
-        f"{row.prompt:.1f}",
-        f"{row.nodes:.1f}",
-        f"{row.nbytes / 1e6:.1f}",
-        f"{100 * row.share:.2f} %",
-    ]
-
-
 def forward_seconds(context: int, dtype: str) -> float:
     """Seconds of one row's forward of a random Llama of 197 M parameters after `context` positions."""
-    with RandomLlama(context + ROOM) as folder:
+    with random_llama(context + ROOM) as folder:
         return target_costs(load_model(folder, dtype), context, FORWARD_ROUNDS, rows=(1,))(1)
 
 

@@ -12,10 +12,10 @@ from time import thread_time
 
 import numpy as np
 
+from forerun.bench.report import Columns
 from forerun.config import SamplingParams
 from forerun.policy import AutoBudget, Budget, Outcome, StepCost
-from forerun.types import Draft, Verdict
-from forerun.types import Sequence as Tokens
+from forerun.types import Draft, Sequence as Tokens, Verdict
 
 WARMUP = 200
 """Steps before those that are timed: budgets settle in them."""
@@ -59,6 +59,14 @@ class PlanningRow:
     num_draft_tokens: float
 
 
+COLUMNS: Columns[PlanningRow] = {
+    "situation": lambda row: row.situation,
+    "plan and observe in ms": lambda row: f"{row.step:.4f}",
+    "99 %": lambda row: f"{row.slowest:.4f}",
+    "K": lambda row: f"{row.num_draft_tokens:.1f}",
+}
+
+
 def measure(
     steps: int = 500,
     rounds: int = 5,
@@ -73,22 +81,12 @@ def measure(
     """
     runs = [[_run(situation, new(), steps, seed) for situation in situations] for seed in range(rounds)]
     rows = []
-    for situation, own in zip(situations, zip(*runs, strict=True), strict=True):
-        times = [1e3 * np.array(seconds) for seconds, _ in own]
+    for situation, measured in zip(situations, zip(*runs, strict=True), strict=True):
+        times = [1e3 * np.array(seconds) for seconds, _ in measured]
         step = float(np.median([each.mean() for each in times]))
         slowest = float(np.quantile(np.concatenate(times), 0.99))
-        rows.append(PlanningRow(situation.name, step, slowest, float(np.mean([budgets for _, budgets in own]))))
+        rows.append(PlanningRow(situation.name, step, slowest, float(np.mean([budgets for _, budgets in measured]))))
     return rows
-
-
-def header() -> list[str]:
-    """Of the table whose lines are `cells`."""
-    return ["situation", "plan and observe in ms", "99 %", "K"]
-
-
-def cells(row: PlanningRow) -> list[str]:
-    """One line of the table."""
-    return [row.situation, f"{row.step:.4f}", f"{row.slowest:.4f}", f"{row.num_draft_tokens:.1f}"]
 
 
 def _run(situation: Situation, budget: Budget, steps: int, seed: int) -> tuple[list[float], float]:
@@ -106,7 +104,7 @@ def _run(situation: Situation, budget: Budget, steps: int, seed: int) -> tuple[l
         started = thread_time()
         budgets = budget.plan(running).budgets
         planned = thread_time() - started
-        outcomes = [_outcome(each, own, situation.acceptance, rng) for each, own in zip(running, budgets, strict=True)]
+        outcomes = [_outcome(each, k, situation.acceptance, rng) for each, k in zip(running, budgets, strict=True)]
         rows, context = sum(budgets) + len(running), sum(len(each.token_ids) for each in running)
         blur = float(np.exp(0.03 * rng.standard_normal()))
         cost = StepCost(rows, 0, context, situation.node * max(budgets) * blur, (1 + 0.01 * rows) * blur, 0.0)

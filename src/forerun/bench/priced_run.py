@@ -16,8 +16,7 @@ from forerun.drafters import Drafter, Traits
 from forerun.engine import LLM
 from forerun.engine.engine import Engine
 from forerun.policy import Budget, Outcome, Plan, StepCost
-from forerun.types import Draft, Needs, Step
-from forerun.types import Sequence as Tokens
+from forerun.types import Draft, Needs, Sequence as Tokens, Step
 
 
 @dataclass(slots=True)
@@ -81,7 +80,7 @@ class PricedDrafter(Drafter):
         self._clock.now += self._costs.idle * sum(step.verdict is not None for step in steps)
 
 
-class PricedBudget:
+class PricedBudget(Budget):
     """A budget that is told the priced costs of each step, and adds them up.
 
     Args:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -20,25 +22,19 @@ RANDOM_LLAMA = {
 """Its configuration: 197 M parameters, small enough to measure in a minute."""
 
 
-class RandomLlama:
+@contextmanager
+def random_llama(context: int = 0) -> Iterator[str]:
     """A temporary folder with a random Llama in bfloat16, for as long as the block lasts.
 
     Args:
         context: positions that it must be able to compute.
     """
+    from transformers import LlamaConfig, LlamaForCausalLM
 
-    def __init__(self, context: int = 0) -> None:
-        self._context = max(context, int(RANDOM_LLAMA["max_position_embeddings"]))
-
-    def __enter__(self) -> str:
-        from transformers import LlamaConfig, LlamaForCausalLM
-
-        self._folder = TemporaryDirectory(prefix="forerun-bench-")
-        settings: dict[str, Any] = {**RANDOM_LLAMA, "max_position_embeddings": self._context}
-        torch.manual_seed(0)
-        model: Any = LlamaForCausalLM(LlamaConfig(**settings)).to(torch.bfloat16)
-        model.save_pretrained(self._folder.name)
-        return self._folder.name
-
-    def __exit__(self, *_: object) -> None:
-        self._folder.cleanup()
+    positions = max(context, int(RANDOM_LLAMA["max_position_embeddings"]))
+    settings: dict[str, Any] = {**RANDOM_LLAMA, "max_position_embeddings": positions}
+    torch.manual_seed(0)
+    model: Any = LlamaForCausalLM(LlamaConfig(**settings)).to(torch.bfloat16)
+    with TemporaryDirectory(prefix="forerun-bench-") as folder:
+        model.save_pretrained(folder)
+        yield folder

@@ -14,7 +14,7 @@ from typing import Any
 from forerun.bench.engines import with_prediction
 from forerun.bench.priced_run import PricedDrafter, PricedRun, Setting, VirtualClock, priced_run
 from forerun.bench.replay_costs import CostCurve, DrafterCosts, drafter_costs
-from forerun.bench.report import percent
+from forerun.bench.report import Columns, percent
 from forerun.config import AUTO, HYBRID_MODES, HYBRID_SOURCES, SamplingParams
 from forerun.drafters import Binding, Drafter, make_drafter
 from forerun.drafters.hybrid.hybrid import Hybrid
@@ -66,6 +66,17 @@ class Comparison:
         return self.auto.tokens_per_second / self.best.tokens_per_second
 
 
+COLUMNS: Columns[Comparison] = {
+    "workload, temperature, drafter": lambda row: row.workload,
+    "best K": lambda row: row.best.name,
+    "over plain": lambda row: f"{row.best_over_plain:.2f}",
+    "auto over plain": lambda row: f"{row.auto_over_plain:.2f}",
+    "auto / best": lambda row: f"{row.auto_over_best:.3f}",
+    "length": lambda row: f"{row.auto.mean_acceptance_length:.2f}",
+    "idle": lambda row: percent(row.auto.idle),
+}
+
+
 def measure(
     plain: LLM,
     drafters: Mapping[str, str],
@@ -112,32 +123,6 @@ def compare(
     runs = [priced_run(setting, FixedBudget(k), f"K={k}", prompts, params, texts) for k in counts]
     budget = automatic_budget(whole_draft=setting.make(VirtualClock()).traits.whole_draft, cost_key=None)
     return Comparison(label, runs, priced_run(setting, budget, AUTO, prompts, params, texts), setting.plain_speed)
-
-
-def header() -> list[str]:
-    """The column titles."""
-    return [
-        "workload, temperature, drafter",
-        "best K",
-        "over plain",
-        "auto over plain",
-        "auto / best",
-        "length",
-        "idle",
-    ]
-
-
-def cells(row: Comparison) -> list[str]:
-    """One line of the table."""
-    return [
-        row.workload,
-        row.best.name,
-        f"{row.best_over_plain:.2f}",
-        f"{row.auto_over_plain:.2f}",
-        f"{row.auto_over_best:.3f}",
-        f"{row.auto.mean_acceptance_length:.2f}",
-        percent(row.auto.idle),
-    ]
 
 
 def timed_setting(

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
-from forerun.bench.measure import PADDED_NOTE, describe, is_cost_padded, machine
+from forerun.bench.measure import PADDED_NOTE, Interval, describe, is_cost_padded, machine
+
+Row = TypeVar("Row")
+Columns: TypeAlias = Mapping[str, Callable[[Row], str]]
+"""By title of a column, what a measured row has in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +20,11 @@ class Table:
     title: str
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
+
+    @classmethod
+    def of(cls, title: str, columns: Columns[Row], rows: Iterable[Row]) -> Table:
+        """The table of measured rows."""
+        return cls(title, list(columns), [[cell(row) for cell in columns.values()] for row in rows])
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +81,6 @@ def percent(value: float | None) -> str:
     return "–" if value is None else f"{100 * value:.0f} %"
 
 
-def decimal(value: float | None) -> str:
-    """A number with two decimals; a dash where there is none."""
+def decimal(value: float | Interval | None) -> str:
+    """A number, or a median with its interval, with two decimals; a dash where there is none."""
     return "–" if value is None else f"{value:.2f}"

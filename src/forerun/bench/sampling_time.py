@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from forerun.bench.report import Columns
 from forerun.config import SamplingParams
 from forerun.sampling import LogitsPipeline, LogitsRow, StepNoise, draw_tokens
-from forerun.types import Draft, PackedDrafts
-from forerun.types import Sequence as Tokens
+from forerun.types import Draft, PackedDrafts, Sequence as Tokens
 from forerun.verify import rule_for, verify_step
 
 VOCAB_SIZES = (4096, 49_152)
@@ -51,6 +51,17 @@ class SamplingTimeRow:
     fast: float
 
 
+COLUMNS: Columns[SamplingTimeRow] = {
+    "step": lambda row: row.step,
+    "vocabulary": lambda row: str(row.vocab_size),
+    "draft in ms": lambda row: f"{row.draft:.3f}",
+    "target in ms": lambda row: f"{row.target:.3f}",
+    "verify in ms": lambda row: f"{row.verify:.3f}",
+    "all in ms": lambda row: f"{row.total:.3f}",
+    "10 %": lambda row: f"{row.fast:.3f}",
+}
+
+
 def measure(
     vocab_sizes: Sequence[int] = VOCAB_SIZES,
     num_draft_tokens: int = 4,
@@ -83,17 +94,6 @@ def measure(
             fast = float(np.quantile(total, 0.1))
             rows.append(SamplingTimeRow(name, vocab_size, drafted, processed, verified, whole, fast))
     return rows
-
-
-def header() -> list[str]:
-    """The column titles."""
-    return ["step", "vocabulary", "draft in ms", "target in ms", "verify in ms", "all in ms", "10 %"]
-
-
-def cells(row: SamplingTimeRow) -> list[str]:
-    """One line of the table."""
-    times = (row.draft, row.target, row.verify, row.total, row.fast)
-    return [row.step, str(row.vocab_size), *(f"{time:.3f}" for time in times)]
 
 
 def _step_seconds(sequence: Tokens, draft_logits: Tensor, logits: Tensor, generator: torch.Generator) -> list[float]:

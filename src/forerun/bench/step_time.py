@@ -6,10 +6,9 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from forerun.bench.measure import timed
-from forerun.bench.report import percent
+from forerun.bench.report import Columns, percent
 from forerun.config import SamplingParams
 from forerun.engine import LLM
 
@@ -33,6 +32,16 @@ class StepTimeRow:
     engine: float
 
 
+COLUMNS: Columns[StepTimeRow] = {
+    "method": lambda row: row.method,
+    "step": lambda row: f"{row.step:.2f}",
+    "target": lambda row: f"{row.target:.2f}",
+    "draft": lambda row: f"{row.draft:.2f}",
+    "engine": lambda row: f"{row.engine:.2f}",
+    "engine share": lambda row: percent(row.engine / row.step),
+}
+
+
 def measure(engines: Mapping[str, LLM], prompts: Sequence[Sequence[int]], max_tokens: int) -> list[StepTimeRow]:
     """Medians over the prompts, by the engine's statistics of a greedy generation from each.
 
@@ -46,25 +55,10 @@ def measure(engines: Mapping[str, LLM], prompts: Sequence[Sequence[int]], max_to
         llm.generate(list(prompts[0]), params)
         parts = []
         for prompt in prompts:
-            run = timed(partial(_generate, llm, prompt, params))
+            run = timed(partial(llm.generate, list(prompt), params))
             stats = run.value.stats
             scale = 1000 / stats.num_forwards
             rest = run.seconds - stats.time_target - stats.time_draft
             parts.append([scale * part for part in (run.seconds, stats.time_target, stats.time_draft, rest)])
         rows.append(StepTimeRow(name, *(statistics.median(column) for column in zip(*parts, strict=True))))
     return rows
-
-
-def header() -> list[str]:
-    """The column titles."""
-    return ["method", "step", "target", "draft", "engine", "engine share"]
-
-
-def cells(row: StepTimeRow) -> list[str]:
-    """One line of the table."""
-    parts = [f"{part:.2f}" for part in (row.step, row.target, row.draft, row.engine)]
-    return [row.method, *parts, percent(row.engine / row.step)]
-
-
-def _generate(llm: LLM, prompt: Sequence[int], params: SamplingParams) -> Any:
-    return llm.generate(list(prompt), params)

@@ -12,12 +12,12 @@ import typer
 from forerun import workloads
 from forerun.bench.compare import Row, Run, compare
 from forerun.bench.measure import PADDED_NOTE, Timed, describe, interleave, is_cost_padded, machine
-from forerun.bench.report import decimal, percent
+from forerun.bench.report import Columns, Table, decimal, percent
 from forerun.cli import options
 from forerun.cli.flags import Flags, with_flags
 from forerun.cli.generate import INTERRUPTED
 from forerun.cli.options import LLMOptions
-from forerun.cli.output import print_json
+from forerun.cli.output import plain, print_json
 from forerun.config import AUTO, BUNDLED_TARGET, NumDraftTokens, SamplingParams
 from forerun.errors import ConfigError
 
@@ -64,13 +64,13 @@ def demo(
     exact, padded = methods[PLAIN].exact, is_cost_padded(model)
     if json:
         facts = {"model": model, "cost_padded": padded, "dtype": settings.dtype, "num_draft_tokens": count}
-        results = [row.as_object() for row in rows]
+        results = [{**plain(row), "speedup": row.speedup.median} for row in rows]
         print_json({"results": results, **facts, "prompts": len(cases), "exact": exact, "machine": machine()})
     else:
         if interrupted:
             stage.say("Interrupted. The table holds the complete rounds." if rows else "Interrupted.")
         if rows:
-            stage.table([HEADER, *map(cells, rows)])
+            stage.table(Table.of("", COLUMNS, rows))
             if padded:
                 stage.say(PADDED_NOTE)
             stage.say(closing_line(exact, count, len(cases), rounds, params.max_tokens))
@@ -108,7 +108,7 @@ def choose_drafters(model: str, draft: str | None, names: str | None) -> dict[st
     """
     from forerun.drafters import DRAFTERS
 
-    bundled = options.is_bundled(model)
+    bundled = model == BUNDLED_TARGET
     wanted = options.comma_list(names, "--drafters") if names else list(DRAFTERS)
     chosen: dict[str, str] = {}
     for spec in wanted:
@@ -176,21 +176,14 @@ def measure(
             interleave(runners, rounds, warmup=0, after=after)
 
 
-HEADER = ("method", "tokens/s", "speedup", "mean acceptance length", "acceptance rate", "identical")
-
-
-def cells(row: Row) -> tuple[str, ...]:
-    """A row of the table; a dash where a figure has no meaning."""
-    identical = "yes" if row.identical else "no"
-    speed = f"{row.tokens_per_second:.1f}"
-    return (
-        row.method,
-        speed,
-        f"{row.speedup.median:.2f}×",
-        decimal(row.mean_acceptance_length),
-        percent(row.acceptance_rate),
-        identical,
-    )
+COLUMNS: Columns[Row] = {
+    "method": lambda row: row.method,
+    "tokens/s": lambda row: f"{row.tokens_per_second:.1f}",
+    "speedup": lambda row: f"{row.speedup.median:.2f}×",
+    "mean acceptance length": lambda row: decimal(row.mean_acceptance_length),
+    "acceptance rate": lambda row: percent(row.acceptance_rate),
+    "identical": lambda row: "yes" if row.identical else "no",
+}
 
 
 def closing_line(exact: bool, num_draft_tokens: NumDraftTokens, prompts: int, rounds: int, max_tokens: int) -> str:

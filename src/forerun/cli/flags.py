@@ -53,12 +53,12 @@ class Flags:
         self.base, self.leave_out, self.panel = base, leave_out, panel
         self._names: dict[str, str] = dict.fromkeys(fields, "") | renamed
 
-    def bound(self, options: type[DataclassInstance]) -> Bound:
-        """The flags for the parameter of this class."""
-        known = described(options)
-        names = self._names or {name: "" for name in known if name not in self.leave_out}
+    def bound(self, options: type[DataclassInstance]) -> tuple[DataclassInstance, list[Flag]]:
+        """For the parameter of this class: what the flags change, and the flags."""
+        fields = described(options)
+        names = self._names or {name: "" for name in fields if name not in self.leave_out}
         base = self.base or options()
-        return Bound(base, [Flag.of(key, known[field or key], base, self.panel) for key, field in names.items()])
+        return base, [Flag.of(key, fields[field or key], base, self.panel) for key, field in names.items()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,28 +149,16 @@ class Flag:
         return kind.many(given) if given else self.default
 
 
-@dataclass(frozen=True, slots=True)
-class Bound:
-    """The flags of one parameter."""
-
-    base: DataclassInstance
-    flags: Sequence[Flag]
-
-    def build(self, values: Mapping[str, Any], ctx: typer.Context) -> DataclassInstance:
-        """The options, from the command's parameters as typer has read them."""
-        return replace(self.base, **{flag.field.name: flag.value(values[flag.key], ctx) for flag in self.flags})
-
-
 def with_flags(command: Callable[..., None]) -> Callable[..., None]:
     """The command with flags in place of each parameter annotated `Annotated[Options, Flags(...)]`."""
     signature = inspect.signature(command, eval_str=True)
-    groups: dict[str, Bound] = {}
+    groups: dict[str, tuple[DataclassInstance, list[Flag]]] = {}
     parameters = {"ctx": inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)}
     for name, parameter in signature.parameters.items():
         options, *more = get_args(parameter.annotation) or (None,)
         if more and isinstance(more[0], Flags):
             groups[name] = more[0].bound(options)
-            for flag in groups[name].flags:
+            for flag in groups[name][1]:
                 made = parameters.setdefault(flag.key, flag.parameter())
                 assert made.default == flag.parameter().default, f"{name} has another default for {flag.key}"
         else:
@@ -178,8 +166,10 @@ def with_flags(command: Callable[..., None]) -> Callable[..., None]:
 
     def run(**values: Any) -> None:
         ctx = values["ctx"]
-        kept = {name: values[name] for name in signature.parameters if name not in groups}
-        command(**kept, **{name: group.build(values, ctx) for name, group in groups.items()})
+        given = {name: values[name] for name in signature.parameters if name not in groups}
+        for name, (base, flags) in groups.items():
+            given[name] = replace(base, **{flag.field.name: flag.value(values[flag.key], ctx) for flag in flags})
+        command(**given)
 
     run.__name__, run.__doc__, run.__module__ = command.__name__, command.__doc__, command.__module__
     run.__signature__ = inspect.Signature(list(parameters.values()))  # type: ignore[attr-defined]

@@ -122,7 +122,7 @@ def choose_drafter(model: str, drafter: str | None, predicted: bool = False) -> 
         return drafter
     if predicted:
         return "prediction"
-    return "draft-model" if options.is_bundled(model) else "prompt-lookup"
+    return "draft-model" if model == BUNDLED_TARGET else "prompt-lookup"
 
 
 def open_llm(model: str, drafter: str | None, **settings: Any) -> LLM:

@@ -12,10 +12,9 @@ from forerun.cli.options import Json
 from forerun.cli.output import print_json
 from forerun.config import BUNDLED_TARGET, INDEX_DEPTH
 from forerun.errors import ConfigError
+from forerun.files.write import refuse_to_overwrite
 
 if TYPE_CHECKING:
-    from rich.progress import Progress
-
     from forerun.retrieval import Document, Header
 
 app = typer.Typer(help="Corpora on disk for the drafter 'rest'.", no_args_is_help=True)
@@ -67,8 +66,8 @@ def build(
     from forerun.retrieval import build_index, tokenise
     from forerun.vocabulary import fingerprint
 
-    if out.exists() and not force:
-        raise ConfigError(f"{out} exists. Give another name, or --force to replace it.")
+    if not force:
+        refuse_to_overwrite(out, ConfigError)
     loaded = load_tokenizer(tokenizer)
     with _Reading(sources, glob, field, standard_library) as reading:
         header = build_index(
@@ -78,6 +77,7 @@ def build(
             tokenizer=tokenizer,
             fingerprint=fingerprint(loaded),
             depth=depth,
+            force=force,
             tick=reading.tick,
         )
     _report(out, header, reading)
@@ -134,34 +134,31 @@ class _Reading:
     def __init__(
         self, sources: list[Path] | None, glob: list[str] | None, field: str, standard_library: bool = False
     ) -> None:
-        from forerun.retrieval import Skipped, find_files
+        from rich.console import Console
+        from rich.progress import Progress
+
+        from forerun.retrieval import find_files
         from forerun.retrieval.sources import TEXT_PATTERNS
 
         if standard_library and (sources or glob):
             raise ConfigError("--standard-library takes neither sources nor --glob. Leave one of the two out.")
-        self.skipped = Skipped()
+        self.skipped: list[Path] = []
         self._field = field
         self._files = None if standard_library else find_files(sources or [], glob or TEXT_PATTERNS)
-        self._bars: Progress | None = None
+        self._bars = Progress(console=Console(stderr=True), transient=True)
 
     def __enter__(self) -> _Reading:
-        from rich.console import Console
-        from rich.progress import Progress
-
-        self._bars = Progress(console=Console(stderr=True), transient=True)
         self._bars.start()
         self._sorting = self._bars.add_task("sorting", total=1.0, start=False, visible=False)
         return self
 
     def __exit__(self, *_: Any) -> None:
-        if self._bars is not None:
-            self._bars.stop()
+        self._bars.stop()
 
     def documents(self) -> Iterator[Document]:
         """What is read, in its order."""
         from forerun.retrieval import read_documents
 
-        assert self._bars is not None
         if self._files is None:
             yield from self._bars.track(_standard_library(), description="reading")
             return
@@ -170,7 +167,6 @@ class _Reading:
 
     def tick(self, share: float) -> None:
         """Show how far the sorting is."""
-        assert self._bars is not None
         self._bars.start_task(self._sorting)
         self._bars.update(self._sorting, completed=share, visible=True)
 
@@ -187,9 +183,9 @@ def _standard_library() -> list[Document]:
 
 def _report(path: Path, header: Header, reading: _Reading) -> None:
     typer.echo(f"{path}: {_size(header)}, {path.stat().st_size:,} bytes")
-    skipped = reading.skipped.files
-    if skipped:
-        typer.echo(f"left out, since not UTF-8: {len(skipped)} files, the first {skipped[0]}", err=True)
+    if reading.skipped:
+        first, count = reading.skipped[0], len(reading.skipped)
+        typer.echo(f"left out, since not UTF-8: {count} files, the first {first}", err=True)
 
 
 def _size(header: Header) -> str:

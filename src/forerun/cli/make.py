@@ -7,6 +7,11 @@ from typing import Annotated
 
 import typer
 
+from forerun.errors import ConfigError
+from forerun.files.write import refuse_to_overwrite
+
+Force = Annotated[bool, typer.Option("--force", help="Replace what OUT holds.")]
+
 app = typer.Typer(help="Make models from models, and prompts from files.", no_args_is_help=True)
 
 
@@ -23,12 +28,13 @@ def padded(
     source: Annotated[
         Path | None, typer.Option(help="A Llama folder.", metavar="FOLDER", show_default="the bundled target")
     ] = None,
+    force: Force = False,
 ) -> None:
     """Write a model that gives the same text at the cost of a larger one, to measure speed at that cost."""
     from forerun.config import ASSETS
     from forerun.train.padded import make_padded, parse_parameters
 
-    sizes = make_padded(source or ASSETS / "target", out, parse_parameters(parameters), layers)
+    sizes = make_padded(source or ASSETS / "target", out, parse_parameters(parameters), layers, force=force)
     typer.echo(
         f"{out}: cost-padded to {sizes.parameters:,} parameters, {sizes.num_layers} layers, "
         f"intermediate size {sizes.intermediate_size}; same text as the original"
@@ -36,7 +42,7 @@ def padded(
 
 
 @app.command()
-def workloads(out: Annotated[Path, typer.Argument(help="Folder to write.")]) -> None:
+def workloads(out: Annotated[Path, typer.Argument(help="Folder to write.")], force: Force = False) -> None:
     """Cut the bundled workloads from the held-out files again: prose, copying, high temperature."""
     from forerun.train import workload_prompts as cut
     from forerun.train.heldout import read_held_out
@@ -48,5 +54,7 @@ def workloads(out: Annotated[Path, typer.Argument(help="Folder to write.")]) -> 
         ("copying", cut.copying_prompts(files)),
         ("high-temperature", cut.high_temperature_prompts(load("code"))),
     ):
+        if not force:
+            refuse_to_overwrite(out / f"{name}.jsonl", ConfigError)
         save(prompts, out / f"{name}.jsonl")
         typer.echo(f"{out / name}.jsonl: {len(prompts)} prompts")

@@ -7,33 +7,30 @@ from typing import Annotated
 
 import typer
 
-from forerun.config import AUTO, BUNDLED_TARGET, DEFAULT_DTYPE, DTYPES, EngineConfig, NumDraftTokens
+from forerun.config import AUTO, DEFAULT_DTYPE, DTYPES, EngineConfig, NumDraftTokens
 from forerun.device import DEVICES
 from forerun.errors import ConfigError
-from forerun.fields import check_options, option, option_like
+from forerun.fields import Checked, option, option_like
 
 NO_DRAFTER = "none"
 
-_MODEL = "The target model: 'bundled', a local folder, or a hub id."
-_DTYPE = f"Number format of weights and cache: {', '.join(DTYPES)}."
-
 
 @dataclass(frozen=True, slots=True)
-class LLMOptions:
+class LLMOptions(Checked):
     """What LLM is told beside its target and its drafter."""
 
     num_draft_tokens: NumDraftTokens | None = option_like(
         EngineConfig, "num_draft_tokens", None, default_text=f"the drafter's own, or {AUTO}"
     )
     acceptance: str | None = option_like(EngineConfig, "acceptance", None, default_text="the exact rule that fits")
-    dtype: str = option(DEFAULT_DTYPE, _DTYPE)
+    dtype: str = option(DEFAULT_DTYPE, f"Number format of weights and cache: {', '.join(DTYPES)}.")
     device: str = option("cpu", f"Where to compute: {DEVICES}.")
 
-    def __post_init__(self) -> None:
-        check_options(self, ConfigError)
 
-
-ModelName = Annotated[str, typer.Option("--model", help=_MODEL, metavar="MODEL")]
+ModelName = Annotated[
+    str,
+    typer.Option("--model", help="The target model: 'bundled', a local folder, or a hub id.", metavar="MODEL"),
+]
 DraftName = Annotated[
     str | None,
     typer.Option(
@@ -42,7 +39,6 @@ DraftName = Annotated[
         show_default="the bundled draft for the bundled target",
     ),
 ]
-DType = Annotated[str, typer.Option(help=_DTYPE, metavar="TEXT")]
 Threads = Annotated[int | None, typer.Option(help="Threads of torch.", min=1, show_default="chosen by torch")]
 Markdown = Annotated[bool, typer.Option("--markdown", help="Print Markdown tables.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
@@ -58,8 +54,3 @@ def comma_list(text: str, what: str) -> list[str]:
     if not entries or len(set(entries)) < len(entries):
         raise ConfigError(f"{what} is {text!r}, but must be different names with commas between them.")
     return entries
-
-
-def is_bundled(model: str) -> bool:
-    """Whether the bundled draft fits this target."""
-    return model == BUNDLED_TARGET

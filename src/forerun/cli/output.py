@@ -9,7 +9,7 @@ from typing import Any
 import typer
 
 
-def print_json(report: dict[str, Any]) -> None:
+def print_json(report: object) -> None:
     """One object on one line of standard output; dataclasses and named tuples become objects."""
     typer.echo(json.dumps(plain(report), ensure_ascii=False))
 

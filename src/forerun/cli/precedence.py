@@ -29,7 +29,7 @@ def read_config(path: Path, command: Any) -> dict[str, Any]:
             tables = tomllib.load(file)
     except OSError as error:
         raise ConfigError(f"The configuration file {path} cannot be read: {error.strerror}.") from None
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # not TOML, not UTF-8, too many digits, nested too deeply
         raise ConfigError(f"The configuration file {path} is not TOML: {error}.") from None
     return _checked(tables, command, str(path), "")
 

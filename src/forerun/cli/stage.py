@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
@@ -18,6 +18,8 @@ from rich.panel import Panel
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
+
+from forerun.bench import report
 
 FRAMES_PER_SECOND = 15
 ACCEPTED = "bold green"
@@ -130,12 +132,12 @@ class Stage:
         if self._live is not None and last is not None:
             self._live.update(last, refresh=True)
 
-    def table(self, rows: Sequence[Sequence[str]]) -> None:
-        """The first row is the header."""
+    def table(self, measured: report.Table) -> None:
+        """Each row by whether its last cell says yes."""
         table = Table(header_style="bold")
-        for number, name in enumerate(rows[0]):
+        for number, name in enumerate(measured.header):
             table.add_column(name, justify="left" if number == 0 else "right")
-        for row in rows[1:]:
+        for row in measured.rows:
             style = "bold" if row[-1] == "yes" else "red"
             table.add_row(*row[:-1], Text(row[-1], style=style))
         # A pipe has no width: without one the table would be folded to 80 columns.

@@ -42,7 +42,8 @@ Data = Annotated[
 Target = Annotated[
     Path | None, typer.Option(help="Target's model folder.", metavar="FOLDER", show_default="the bundled one")
 ]
-Resume = Annotated[bool, typer.Option("--resume", help="Go on from the checkpoint of a run that was killed.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on with a run that was stopped.")]
+Force = Annotated[bool, typer.Option("--force", help="Begin anew, and replace the model in OUT.")]
 
 MACHINE = ("seed", "threads", "device")
 """What every command takes: they say where and how a run goes, not what it learns."""
@@ -57,7 +58,9 @@ PANEL = "Architecture"
 def lm(
     *,
     out: Out,
-    options: Annotated[LmTraining, Flags("tokens", *TEXT, "short_window", "long_share", *MACHINE)],
+    options: Annotated[
+        LmTraining, Flags("tokens", *TEXT, "short_window", "long_share", "checkpoint_seconds", *MACHINE)
+    ],
     optimisation: Annotated[Optimisation, Flags("weight_decay")],
     tokenizer: Annotated[
         Path | None,
@@ -66,13 +69,14 @@ def lm(
     data: Data = None,
     work: Work = None,
     resume: Resume = False,
+    force: Force = False,
     sizes: Annotated[Architecture, Flags(*SIZES, panel=PANEL)],
 ) -> None:
     """Train a language model of Python source from nothing."""
     from forerun.train.commands import train_lm
 
     options = replace(options, architecture=sizes, optimisation=optimisation)
-    train_lm(out, work or _beside(out), data, options, resume=resume, tokenizer_folder=tokenizer)
+    train_lm(out, work or _beside(out), data, options, resume=resume, force=force, tokenizer_folder=tokenizer)
 
 
 @app.command()
@@ -83,7 +87,8 @@ def draft(
     target: Target = None,
     text: Annotated[LmTraining, Flags(*TEXT, "seed", base=DRAFT_TEXT, text_tokens="tokens")],
     options: Annotated[
-        DraftTraining, Flags("tokens", "tokens_per_step", *SAMPLING, "text_law_tokens", "new_tokens", *MACHINE)
+        DraftTraining,
+        Flags("tokens", "tokens_per_step", *SAMPLING, "text_law_tokens", "new_tokens", "checkpoint_seconds", *MACHINE),
     ],
     start: Annotated[
         Path | None,
@@ -92,13 +97,16 @@ def draft(
     data: Data = None,
     work: Work = None,
     resume: Resume = False,
+    force: Force = False,
     sizes: Annotated[Architecture, Flags(*SIZES, base=DRAFT_ARCHITECTURE, panel=PANEL)],
 ) -> None:
     """Train a draft for a target: on text first, then on the target's own samples."""
     from forerun.train.commands import train_draft
 
     options = replace(options, text=replace(text, architecture=sizes))
-    train_draft(out, work or _beside(out), target or ASSETS / "target", data, options, resume=resume, start=start)
+    train_draft(
+        out, work or _beside(out), target or ASSETS / "target", data, options, resume=resume, force=force, start=start
+    )
 
 
 @app.command(name="other-vocab")
@@ -113,11 +121,12 @@ def other_vocab(
         typer.Option(help="Folder of samples of a `train draft` run.", metavar="FOLDER", show_default="drawn first"),
     ] = None,
     options: Annotated[OtherVocabTraining, Flags("read_tokens")],
-    text: Annotated[LmTraining, Flags("tokens", *TEXT, *MACHINE, base=OTHER_VOCAB_TEXT)],
+    text: Annotated[LmTraining, Flags("tokens", *TEXT, "checkpoint_seconds", *MACHINE, base=OTHER_VOCAB_TEXT)],
     sampling: Annotated[DraftTraining, Flags(*SAMPLING, *MACHINE, base=OTHER_VOCAB_SAMPLING)],
     data: Data = None,
     work: Work = None,
     resume: Resume = False,
+    force: Force = False,
     sizes: Annotated[Architecture, Flags("vocab_size", *SIZES, base=OTHER_VOCAB_ARCHITECTURE, panel=PANEL)],
 ) -> None:
     """Train a draft with a tokenizer of its own, on text and on the target's samples."""
@@ -128,7 +137,14 @@ def other_vocab(
         raise ConfigError(f"--samples are drawn already, so {drawn[0]} has no effect. Leave one of the two out.")
     options = replace(options, text=replace(text, architecture=sizes), sampling=sampling)
     train_other_vocab(
-        out, work or _beside(out), target or ASSETS / "target", data, options, resume=resume, samples=samples
+        out,
+        work or _beside(out),
+        target or ASSETS / "target",
+        data,
+        options,
+        resume=resume,
+        force=force,
+        samples=samples,
     )
 
 
@@ -157,7 +173,7 @@ def evaluate(
         device=machine.device,
     )
     if json:
-        print_json(result.as_dict())
+        print_json(result)
     else:
         _show(result)
 

@@ -3,15 +3,11 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from forerun.drafters.table import DRAFTERS as DRAFTERS
-from forerun.drafters.table import DrafterRow as DrafterRow
+from forerun.drafters.table import DRAFTERS as DRAFTERS, DrafterRow as DrafterRow
 
 if TYPE_CHECKING:
-    from forerun.drafters.base import Binding as Binding
-    from forerun.drafters.base import Drafter as Drafter
-    from forerun.drafters.base import Traits as Traits
-    from forerun.drafters.build import build_drafter as build_drafter
-    from forerun.drafters.build import make_drafter as make_drafter
+    from forerun.drafters.base import Binding as Binding, Drafter as Drafter, Traits as Traits
+    from forerun.drafters.build import build_drafter as build_drafter, make_drafter as make_drafter
     from forerun.drafters.table import *  # noqa: F403
 
 # Names are fetched on first use, so that the table can be read without loading torch.

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
-from collections.abc import Sequence as Seq
+from collections.abc import Iterable, Sequence as Seq
 from dataclasses import dataclass
 from typing import Any
 
@@ -115,3 +114,17 @@ class Drafter(ABC):
         """The sequence's tokens from `length` on have been replaced by others: forget what was learned of them."""
         self.stop(sequence)
         self.start(sequence)
+
+
+class OneByOne(Drafter):
+    """The base of drafters that draft for each sequence by itself."""
+
+    def draft(self, sequences: Seq[Sequence], budgets: Seq[int], price: float = 0.0) -> list[Draft]:
+        return [
+            self._draft(sequence, budget, price) if min(budget, sequence.room) > 0 else Draft.empty()
+            for sequence, budget in zip(sequences, budgets, strict=True)
+        ]
+
+    @abstractmethod
+    def _draft(self, sequence: Sequence, budget: int, price: float) -> Draft:
+        """A draft of at most `budget` nodes, at least 1, for a sequence with room for one."""

@@ -8,8 +8,7 @@ part of it is the best tree of that smaller size.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Iterable, Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
 

@@ -57,7 +57,7 @@ class Work:
         owed = min(missing, chunk)
         last = owed == missing
         extra = owed - last if all_rows or state.prompt_logprobs is not None else 0
-        return cls(state, owed, _EMPTY if last else None, extra)
+        return cls(state, owed, Draft.empty() if last else None, extra)
 
     @classmethod
     def verification(cls, state: SequenceState, draft: Draft, budget: int, vocab_size: int) -> Work:
@@ -134,6 +134,3 @@ def _check_tokens(draft: Draft, vocab_size: int) -> None:
     ids = draft.ids
     if min(ids) < 0 or max(ids) >= vocab_size:
         raise DrafterError(f"The drafter gave token ids outside the vocabulary 0..{vocab_size - 1}: {ids}.")
-
-
-_EMPTY = Draft.empty()

@@ -87,12 +87,14 @@ class Fields:
         values: the object as it was read, unchecked.
         error: makes the exception from its message.
         remedy: the message's last sentence.
+        private: texts are a user's own; messages say of what type they are, not what they are.
     """
 
     place: str
     values: Mapping[str, Any]
     error: ErrorType
     remedy: str = REMEDY
+    private: bool = False
 
     @classmethod
     def read(cls, path: str | Path, error: ErrorType, *, remedy: str = REMEDY) -> Fields:
@@ -100,16 +102,19 @@ class Fields:
         return cls.of(read_json(path, error, remedy=remedy), str(path), error, remedy=remedy)
 
     @classmethod
-    def parse(cls, content: str | bytes, place: str, error: ErrorType, *, remedy: str = REMEDY) -> Fields:
+    def parse(
+        cls, content: str | bytes, place: str, error: ErrorType, *, remedy: str = REMEDY, private: bool = False
+    ) -> Fields:
         """The object that JSON text stands for. Raises `error` as `parse_json`, and where it is something else."""
-        return cls.of(parse_json(content, place, error, remedy=remedy), place, error, remedy=remedy)
+        value = parse_json(content, place, error, remedy=remedy)
+        return cls.of(value, place, error, remedy=remedy, private=private)
 
     @classmethod
-    def of(cls, value: object, place: str, error: ErrorType, *, remedy: str = REMEDY) -> Fields:
+    def of(cls, value: object, place: str, error: ErrorType, *, remedy: str = REMEDY, private: bool = False) -> Fields:
         """A value that must be an object. Raises `error` where it is not."""
         if not isinstance(value, dict):
-            raise error(f"{place}: it holds {_brief.repr(value)}, but must hold an object. {remedy}")
-        return cls(place, value, error, remedy)
+            raise error(f"{place}: it holds {_kind(value)}, but must hold an object. {remedy}")
+        return cls(place, value, error, remedy, private)
 
     def __contains__(self, key: str) -> bool:
         """Whether the key is there and not null."""
@@ -144,11 +149,15 @@ class Fields:
     def fields(self, key: str, default: D = REQUIRED) -> Fields | D:
         """An object inside this one."""
         found: dict[str, Any] | D = self._get(key, default, lambda value: _instance(value, dict), "an object")
-        return Fields(f"{self.place}: {key}", found, self.error, self.remedy) if isinstance(found, dict) else found
+        if not isinstance(found, dict):
+            return found
+        return Fields(f"{self.place}: {key}", found, self.error, self.remedy, self.private)
 
     def wrong(self, key: str, expected: str) -> Exception:
         """The error that says what a key's value is and what it must be, for checks of the caller's."""
-        found = f"{key} is {_brief.repr(self.values[key])}, but" if key in self.values else f"{key} is missing; it"
+        value = self.values.get(key)
+        said = _kind(value) if self.private else _brief.repr(value)
+        found = f"{key} is {said}, but" if key in self.values else f"{key} is missing; it"
         return self.error(f"{self.place}: {found} must be {expected}. {self.remedy}")
 
     def _get(self, key: str, default: D, check: Callable[[object], T], expected: str) -> T | D:
@@ -174,6 +183,12 @@ def _instance(value: object, kind: type[T]) -> T:
     if not isinstance(value, kind):
         raise ValueError
     return value
+
+
+def _kind(value: object) -> str:
+    """What a value is: its type in words, of what cannot be a text of the user's the value itself."""
+    words: dict[type, str] = {str: "a string", list: "a list", dict: "an object"}
+    return words.get(type(value)) or _brief.repr(value)
 
 
 def _number(value: object, low: float = -math.inf, high: float = math.inf) -> float:

@@ -6,8 +6,10 @@ import hashlib
 import json
 import os
 import secrets
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from io import BufferedReader, FileIO
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -19,6 +21,20 @@ except ImportError:  # Windows
 ErrorType = Callable[[str], Exception]
 
 REMEDY = "Give another place, or make room and permission there."
+_DIGEST_BYTES = 16
+_SEAL = b"\nforerun-blake2b "
+_SEAL_BYTES = len(_SEAL) + 2 * _DIGEST_BYTES
+
+
+class _Hashing:
+    """A file to write, and the hash of what was written."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self.state = file, hashlib.blake2b(digest_size=_DIGEST_BYTES)
+
+    def write(self, part: Any) -> int:
+        self.state.update(part)
+        return self._file.write(part)
 
 
 @contextmanager
@@ -61,16 +77,65 @@ def write_json(path: Path, value: object, *, error: ErrorType, indent: int | Non
 
 def digest(*parts: Any) -> str:
     """BLAKE2b of the bytes, 16 of them, in hexadecimal."""
-    state = hashlib.blake2b(digest_size=16)
+    state = hashlib.blake2b(digest_size=_DIGEST_BYTES)
     for part in parts:
         state.update(part)
     return state.hexdigest()
 
 
-def file_digest(path: Path) -> str:
-    """`digest` of a file's content. Raises OSError."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+def file_digest(file: FileIO | BufferedReader) -> str:
+    """`digest` of what an open file holds from where it stands. Raises OSError."""
+    return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=_DIGEST_BYTES)).hexdigest()
+
+
+@contextmanager
+def sealed_file(path: Path, error: ErrorType) -> Iterator[_Hashing]:
+    """As `atomic_file`, with the checksum of the content behind it, for `check_seal`. Of formats that allow it."""
+    with atomic_file(path, error) as file:
+        content = _Hashing(file)
+        yield content
+        file.write(_SEAL + content.state.hexdigest().encode())
+
+
+def check_seal(path: Path, error: ErrorType, remedy: str) -> None:
+    """Compare a file that `sealed_file` wrote with its checksum.
+
+    Raises:
+        error: it cannot be read, or is not as it was written.
+    """
+    try:
+        with path.open("rb") as file:
+            state, left = hashlib.blake2b(digest_size=_DIGEST_BYTES), os.fstat(file.fileno()).st_size - _SEAL_BYTES
+            while left > 0 and (part := file.read(min(left, 1 << 20))):
+                state.update(part)
+                left -= len(part)
+            seal = file.read()
+    except OSError as failure:
+        raise error(f"{path} cannot be read: {failure.strerror or failure}. {remedy}") from None
+    if seal != _SEAL + state.hexdigest().encode():
+        raise error(f"{path} is damaged: it is not as it was written, or was cut short. {remedy}")
+
+
+@contextmanager
+def new_files(folder: Path, error: ErrorType) -> Iterator[Path]:
+    """A temporary folder whose files move into `folder` when the block ends, and vanish where it raises.
+
+    Raises:
+        error: they cannot be written, a full disk included.
+    """
+    temporary = folder.with_name(f".{folder.name}.{secrets.token_hex(6)}.tmp")
+    try:
+        temporary.mkdir(parents=True)
+        try:
+            yield temporary
+            folder.mkdir(parents=True, exist_ok=True)
+            for path in sorted(temporary.iterdir()):
+                path.replace(folder / path.name)
+            _sync_folder(folder)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+    except OSError as failure:
+        raise error(f"{folder} cannot be written: {failure.strerror or failure}. {REMEDY}") from failure
 
 
 @contextmanager

@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -70,7 +69,8 @@ class Exactness:
     reason: str | None = None
 
 
-class LanguageModel(Protocol):
+@dataclass(eq=False, repr=False)
+class LanguageModel(ABC):
     """A target, a draft model, or anything that stands in for one.
 
     Attributes:
@@ -93,9 +93,11 @@ class LanguageModel(Protocol):
     num_parameters: int
     exactness: Exactness
 
+    @abstractmethod
     def new_cache(self) -> Cache:
         """An empty cache for one sequence."""
 
+    @abstractmethod
     def forward(self, batch: Seq[Rows], layers: Seq[int] = ()) -> Forward:
         """Compute the rows of several sequences. They join their caches' scratch: `commit` decides what stays.
 
@@ -106,7 +108,7 @@ class LanguageModel(Protocol):
         """
 
 
-class StandIn(ABC):
+class StandIn(LanguageModel):
     """The base of models that stand in for another one: its attributes, and its caches unless they say otherwise.
 
     Attributes:
@@ -114,23 +116,21 @@ class StandIn(ABC):
     """
 
     def __init__(self, model: LanguageModel) -> None:
-        self.name = model.name
-        self.vocab_size = model.vocab_size
-        self.context_length = model.context_length
-        self.eos_token_ids = model.eos_token_ids
-        self.dtype = model.dtype
-        self.device = model.device
-        self.num_parameters = model.num_parameters
-        self.exactness = model.exactness
+        super().__init__(
+            name=model.name,
+            vocab_size=model.vocab_size,
+            context_length=model.context_length,
+            eos_token_ids=model.eos_token_ids,
+            dtype=model.dtype,
+            device=model.device,
+            num_parameters=model.num_parameters,
+            exactness=model.exactness,
+        )
         self.model = model
 
     def new_cache(self) -> Cache:
         """An empty cache for one sequence."""
         return self.model.new_cache()
-
-    @abstractmethod
-    def forward(self, batch: Seq[Rows], layers: Seq[int] = ()) -> Forward:
-        """As `LanguageModel.forward`."""
 
 
 def identity(model: LanguageModel) -> str:

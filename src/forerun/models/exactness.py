@@ -5,7 +5,9 @@ It is tried on every model at load, on the device it computes on, and never assu
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -159,25 +161,20 @@ def _blame(model: Model) -> str:
     return "no single module; the difference appears only across steps"
 
 
-class _recording:
+@contextmanager
+def _recording(module: nn.Module, store: dict[str, tuple[Tensor, Tensor]]) -> Iterator[None]:
     """Keep the first tensor that goes into each leaf-most module, and the first that comes out."""
 
-    def __init__(self, module: nn.Module, store: dict[str, tuple[Tensor, Tensor]]) -> None:
-        self.handles = [child.register_forward_hook(self._hook(name, store)) for name, child in module.named_modules()]
+    def hook(name: str, _: nn.Module, args: tuple[object, ...], result: object) -> None:
+        out = result[0] if isinstance(result, tuple) else result
+        if args and isinstance(args[0], Tensor) and isinstance(out, Tensor):
+            store.setdefault(name, (args[0].detach().clone(), out.detach().clone()))
 
-    @staticmethod
-    def _hook(name: str, store: dict[str, tuple[Tensor, Tensor]]) -> Callable[..., None]:
-        def hook(_: nn.Module, args: tuple[object, ...], result: object) -> None:
-            out = result[0] if isinstance(result, tuple) else result
-            if args and isinstance(args[0], Tensor) and isinstance(out, Tensor):
-                store.setdefault(name, (args[0].detach().clone(), out.detach().clone()))
-
-        return hook
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, *_: object) -> None:
-        for handle in self.handles:
+    handles = [child.register_forward_hook(partial(hook, name)) for name, child in module.named_modules()]
+    try:
+        yield
+    finally:
+        for handle in handles:
             handle.remove()
 
 

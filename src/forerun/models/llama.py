@@ -84,15 +84,9 @@ class LlamaDecoder:
             self._rearranged(layer, Form(self.head_dim**-0.5, window))
             for layer, window in zip(base.layers, _windows(config), strict=True)
         ]
-
-    @property
-    def num_layers(self) -> int:
-        return len(self.layers)
-
-    @property
-    def layer_attentions(self) -> list[LayerAttention]:
+        self.num_layers = len(self.layers)
         heads, group, width = self.num_kv_heads, self.num_heads // self.num_kv_heads, self.head_dim
-        return [LayerAttention(heads, group, width, width, layer.form) for layer in self.layers]
+        self.layer_attentions = [LayerAttention(heads, group, width, width, layer.form) for layer in self.layers]
 
     def forward(self, layout: Layout, layers: Sequence[int] = ()) -> tuple[Tensor, Tensor | None]:
         """As `Decoder.forward`."""

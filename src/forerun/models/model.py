@@ -13,7 +13,7 @@ from forerun.cache import SequenceCache
 from forerun.errors import UnsupportedModelError
 from forerun.models.attention.base import LayerAttention, Layout
 from forerun.models.attention.views import Views
-from forerun.models.base import Exactness, Forward, Rows
+from forerun.models.base import Exactness, Forward, LanguageModel, Rows
 from forerun.models.llama import LlamaDecoder
 from forerun.models.runner import lay_out
 from forerun.models.taps import Taps, check_layers
@@ -33,7 +33,7 @@ class Decoder(Protocol):
         """Logits of the wanted rows, [R, V] with R >= layout.num_logits, and the states that enter `layers`."""
 
 
-class Model:
+class Model(LanguageModel):
     """A target or draft model.
 
     Attributes:
@@ -44,6 +44,7 @@ class Model:
         dtype: of the weights.
         device: where they lie.
         kind: of decoder, "llama" or "general".
+        num_layers: layers, each with keys and values that belong to it alone.
         exactness: the self-test's verdict.
     """
 
@@ -60,25 +61,16 @@ class Model:
         num_parameters: int,
         kind: str,
     ) -> None:
-        self.decoder = decoder
-        self.name = name
-        self.vocab_size = vocab_size
-        self.context_length = context_length
-        self.eos_token_ids = eos_token_ids
-        self.dtype = dtype
-        self.device = device
-        self.num_parameters = num_parameters
-        self.kind = kind
+        untested = Exactness(False, "the self-test has not run")
+        super().__init__(
+            name, vocab_size, context_length, eos_token_ids, dtype, device, num_parameters, exactness=untested
+        )
+        self.decoder, self.kind = decoder, kind
+        self.num_layers = decoder.num_layers
         self.compute_dtype = torch.float64 if dtype == torch.float64 else torch.float32
-        self.exactness = Exactness(False, "the self-test has not run")
         attentions = decoder.layer_attentions
         self._shapes = [attention.shape for attention in attentions]
         self._views = Views(tuple({attention.view: None for attention in attentions}), self.compute_dtype, device)
-
-    @property
-    def num_layers(self) -> int:
-        """Layers, each with keys and values of its own."""
-        return self.decoder.num_layers
 
     @property
     def can_exit_early(self) -> bool:

@@ -66,7 +66,7 @@ def read_model(folder: ModelFolder, config: Any, dtype: torch.dtype, attention: 
     if attention is not None:
         options["attn_implementation"] = attention
     check_shapes(checkpoint, _shapes(cls, config, options, kind), cls.base_model_prefix, kind)
-    with as_load_errors(f"the weights of {folder.name} cannot be read", REMEDY), _quietly():
+    with as_load_errors(f"the weights of {folder.name} cannot be read", REMEDY), quietly():
         model, loaded = cls.from_pretrained(
             None,
             config=config,
@@ -138,7 +138,7 @@ def foreign_attention(kind: str) -> UnsupportedModelError:
 
 
 @contextmanager
-def _quietly() -> Iterator[None]:
+def quietly() -> Iterator[None]:
     """Transformers' bars would run through ours, and its report would say once more what is checked here."""
     from transformers.utils import logging as of_transformers
 

@@ -1,13 +1,11 @@
 """How much to draft: acceptance and costs as they are measured, and the budget of each step that follows from them."""
 
 from forerun.policy.acceptance import Acceptance
-from forerun.policy.automatic_k import AutoBudget
-from forerun.policy.budget import Budget, Outcome, Plan, StepCost
-from forerun.policy.choose_budget import automatic_budget
+from forerun.policy.automatic_k import AutoBudget, automatic_budget
+from forerun.policy.budget import Budget, FixedBudget, Outcome, Plan, StepCost
 from forerun.policy.cost_store import StoredCosts
 from forerun.policy.costs import CostModel
 from forerun.policy.curve import Curve
-from forerun.policy.fixed_k import FixedBudget
 from forerun.policy.goodput import Prospects
 from forerun.policy.probes import Probes
 from forerun.policy.rates import Rates, bin_centres, bin_of

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from collections.abc import Sequence as Seq
+from collections.abc import Hashable, Sequence as Seq
 from itertools import accumulate
 
 import numpy as np

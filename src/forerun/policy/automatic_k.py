@@ -1,7 +1,8 @@
 """The budget that chooses K by itself, 0 included, from measured acceptance and costs.
 
 It maximises expected tokens per second over all sequences of a step together ("goodput": SmartSpec, 2406.14066), and
-its price is the chance of acceptance below which a further node lowers them.
+its price is the chance of acceptance below which a further node lowers them. Drafters whose drafts come whole
+get another automatic budget (`automatic_budget`).
 """
 
 from __future__ import annotations
@@ -9,14 +10,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence as Seq
 
+import torch
+
 from forerun.config import MAX_NUM_DRAFT_TOKENS
 from forerun.policy.acceptance import Acceptance
-from forerun.policy.budget import Outcome, Plan, StepCost
+from forerun.policy.budget import Budget, Outcome, Plan, StepCost
 from forerun.policy.cost_store import StoredCosts
 from forerun.policy.costs import COST_TRUSTED, CostModel
 from forerun.policy.curve import COST_CLIP, Table
 from forerun.policy.goodput import Prospects, ProspectsAlone, price
 from forerun.policy.probes import Probes
+from forerun.policy.whole_drafts import WholeBudget
 from forerun.types import Sequence
 
 COST_SAVE_STEPS = 32
@@ -33,7 +37,7 @@ PROBE_FORGETS = 0.8
 """Weight that a sequence's earlier trials keep when it drafts after a pause, since much may have changed."""
 
 
-class AutoBudget:
+class AutoBudget(Budget):
     """Chooses every sequence's K, 0 included, and the price: the chance of acceptance that a draft's nodes must reach.
 
     What the engine writes does not depend on it, only how fast.
@@ -53,7 +57,7 @@ class AutoBudget:
         self._chosen: dict[Sequence, int] = {}  # the standing plan
         self._planned: list[Sequence] = []
         self._kind = ""
-        self._known: Prospects | ProspectsAlone | None = None  # from which it was made
+        self._prospects: Prospects | ProspectsAlone | None = None  # from which it was made
         self._places = 1  # largest budget that was considered
         self._price = 0.0
         self._left = 0  # steps for which it stands
@@ -155,7 +159,7 @@ class AutoBudget:
         context = sum(len(sequence.token_ids) for sequence in sequences) - batch
         target = self.costs.target(self._kind, batch, context, batch * (places + 1) + 1)
         if target is None:  # what a plain step costs is measured first
-            self._known = None
+            self._prospects = None
             self._settle(sequences, [0] * batch, 0.0, 0.0)
             self._left = 0
             return
@@ -181,8 +185,8 @@ class AutoBudget:
     def _best_alone(self, sequence: Sequence, target: Seq[float], draft: Seq[float]) -> tuple[float, list[int]]:
         """Tokens per second, and the budget that gives them; the standing one, unless another is clearly better."""
         gains, chances = self._acceptance.expect_one(sequence, self._places)
-        known = self._known = ProspectsAlone(gains, chances, target, draft)
-        rates = known.rates
+        prospects = self._prospects = ProspectsAlone(gains, chances, target, draft)
+        rates = prospects.rates
         best = rates.index(max(rates))
         stay = min(self._chosen.get(sequence, self._alone), self._places)
         if not _clearly_better(rates[best], rates[stay], (best == 0) != (stay == 0)):
@@ -193,8 +197,8 @@ class AutoBudget:
     def _best_together(self, sequences: Seq[Sequence], target: Table, draft: Table) -> tuple[float, list[int]]:
         """The same of several sequences."""
         gains, chances = self._acceptance.expect(sequences, self._places)
-        known = self._known = Prospects(gains, chances, target, draft)
-        grid, choices = known.rates_together()
+        prospects = self._prospects = Prospects(gains, chances, target, draft)
+        grid, choices = prospects.rates_together()
         best = int(grid.argmax()) // grid.shape[1], int(grid.argmax()) % grid.shape[1]
         stay = min(self._cell[0], grid.shape[0] - 1), min(self._cell[1], grid.shape[1] - 1)
         plain = [not choices[cell].any() for cell in (best, stay)]
@@ -206,7 +210,7 @@ class AutoBudget:
 
     def _probe(self, sequences: Seq[Sequence], budgets: list[int]) -> list[int] | None:
         """Other budgets for this step, if some that might show something new can be afforded."""
-        if self._known is None:
+        if self._prospects is None:
             return None
         self._turn += 1
         idle = not any(budgets)
@@ -214,7 +218,7 @@ class AutoBudget:
         other = [min(budget, max(sequence.room, 0)) for sequence, budget in zip(sequences, other, strict=True)]
         if other == budgets:
             return None
-        tokens, seconds = self._known.outlook(other)
+        tokens, seconds = self._prospects.outlook(other)
         if not self._probes.buy(seconds - tokens / self._rate):
             return None
         if idle:
@@ -225,15 +229,15 @@ class AutoBudget:
     def _idle_probe(self, sequences: Seq[Sequence]) -> list[int]:
         """One of the sequences drafts, the one that has not for longest."""
         longest = min(range(len(sequences)), key=lambda i: self._idle[sequences[i]])
-        few = self._known.rates[1:5] if isinstance(self._known, ProspectsAlone) else [1.0]
+        few = self._prospects.rates[1:5] if isinstance(self._prospects, ProspectsAlone) else [1.0]
         budget = few.index(max(few)) + 1
         return [budget if i == longest else 0 for i in range(len(sequences))]
 
     def _busy_probe(self, sequences: Seq[Sequence], budgets: list[int]) -> list[int]:
         """In turn: longer drafts, sequences that do not draft, and a plain step, where it may be the better one."""
-        assert self._known is not None
+        assert self._prospects is not None
         if self._turn % 3 == 0:
-            tokens, seconds = self._known.outlook([0] * len(budgets))
+            tokens, seconds = self._prospects.outlook([0] * len(budgets))
             rows = self.costs.seen_rows(self._kind, len(budgets), len(budgets))
             return [0] * len(budgets) if rows < COST_TRUSTED or self._rate < 1.5 * tokens / seconds else budgets
         if self._turn % 3 == 1 and 0 in budgets:
@@ -241,6 +245,22 @@ class AutoBudget:
             longest = min(zeros, key=lambda i: self._idle[sequences[i]])
             return [max(budget, int(i == longest)) for i, budget in enumerate(budgets)]
         return [min(budget + (budget + 1) // 2, self._places) for budget in budgets]
+
+
+def automatic_budget(*, whole_draft: int | None, cost_key: tuple[str, ...] | None) -> Budget:
+    """K chosen by measurement.
+
+    Args:
+        whole_draft: nodes of the drafter's drafts, where they come whole or not at all; None for every other drafter.
+        cost_key: all that costs depend on besides machine and threads (models, their number format, the drafter):
+            the budget begins with the costs that earlier engines of the same key measured, and keeps what it
+            measures. None begins with nothing and keeps nothing.
+    """
+    if whole_draft is not None:
+        return WholeBudget(whole_draft)
+    if cost_key is None:
+        return AutoBudget()
+    return AutoBudget(StoredCosts((*cost_key, str(torch.get_num_threads()))))
 
 
 def _clearly_better(best: float, stay: float, one_is_plain: bool) -> bool:

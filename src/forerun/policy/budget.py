@@ -1,10 +1,10 @@
-"""The contract of a budget: what it says before a step, and what it is told after it."""
+"""The contract of a budget: what it says before a step, and what it is told after it. And the simplest budget."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import Protocol
 
 from forerun.types import Draft, Sequence, Verdict
 
@@ -62,14 +62,25 @@ class Outcome:
     verdict: Verdict
 
 
-class Budget(Protocol):
+class Budget(ABC):
     """Decides how many nodes may be drafted, and learns from what came of it."""
 
+    @abstractmethod
     def plan(self, sequences: Seq[Sequence]) -> Plan:
         """Budgets for the sequences whose prompts are computed, before they draft."""
 
-    def observe(self, cost: StepCost, outcomes: Seq[Outcome]) -> None:
+    def observe(self, cost: StepCost, outcomes: Seq[Outcome]) -> None:  # noqa: B027 - a budget need not learn
         """A step is done. `stop` has not yet been called for the sequences that end with it."""
 
-    def stop(self, sequence: Sequence) -> None:
+    def stop(self, sequence: Sequence) -> None:  # noqa: B027 - nor keep anything of a sequence
         """The sequence leaves."""
+
+
+class FixedBudget(Budget):
+    """The same K for every sequence in every step."""
+
+    def __init__(self, num_draft_tokens: int) -> None:
+        self.num_draft_tokens = num_draft_tokens
+
+    def plan(self, sequences: Seq[Sequence]) -> Plan:
+        return Plan([self.num_draft_tokens if sequence.room > 0 else 0 for sequence in sequences])

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import os
 import platform
-import tempfile
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from forerun.config import COST_CACHE_VARIABLE
+from forerun.errors import ConfigError
+from forerun.files.json_file import Fields
+from forerun.files.write import write_json
 from forerun.policy.costs import CostModel
 
 COST_CACHE_ENTRIES = 64
 """Settings kept in the file; the one written longest ago is dropped first."""
 _VERSION = 1
 _DAMAGE = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
-"""What reading a damaged file or entry may raise."""
+"""What a damaged entry may raise."""
 
 _log = logging.getLogger(__name__)
 _known: dict[str, CostModel] = {}
@@ -67,29 +68,19 @@ class StoredCosts:
         entries.pop(self._key, None)
         entries[self._key] = self.costs
         kept = {key: costs.state() for key, costs in list(entries.items())[-COST_CACHE_ENTRIES:]}
-        temporary = ""
-        try:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            handle, temporary = tempfile.mkstemp(dir=file.parent, suffix=".tmp")
-            with os.fdopen(handle, "w", encoding="utf-8") as out:
-                json.dump({"version": _VERSION, "entries": kept}, out)
-            Path(temporary).replace(file)
-        except OSError:
-            if temporary:
-                Path(temporary).unlink(missing_ok=True)
+        with suppress(ConfigError, ValueError):  # ValueError: a number that is not finite
+            write_json(file, {"version": _VERSION, "entries": kept}, error=ConfigError, indent=None)
 
 
 def _read() -> dict[str, CostModel]:
     """Key -> costs of every sound entry, the oldest first; empty if there is no readable file of this version."""
     file = cache_file()
-    if file is None:
+    if file is None or not os.path.lexists(file):
         return {}
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-        states: dict[str, Any] = dict(content["entries"]) if content["version"] == _VERSION else {}
-    except OSError:
-        return {}
-    except _DAMAGE:
+        content = Fields.read(file, ConfigError)
+        states = content.fields("entries").values if content.integer("version") == _VERSION else {}
+    except ConfigError:
         _warn(file, f"It is kept as {_set_aside(file)}.")
         return {}
     entries = {}

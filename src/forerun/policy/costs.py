@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,13 +24,13 @@ class CostModel:
     """Seconds of a step's parts: the target by rows, batch and context, the drafter by nodes asked of it.
 
     Two things move all costs together and must not be mistaken for a difference between budgets: the context grows,
-    and the machine's speed changes. Context has a slope of its own; the machine has a pace, by which every observation
+    and the machine's speed changes. Context has a slope, and the machine a pace, by which every observation
     is divided before it is learned.
     """
 
     def __init__(self) -> None:
         self._target: dict[tuple[str, int], Curve] = {}
-        self._draft: dict[int, Curve] = {}
+        self._draft: defaultdict[int, Curve] = defaultdict(partial(Curve, MAX_NUM_DRAFT_TOKENS + 1, flat=False))
         self._idle = Curve(1)
         self._context: dict[tuple[str, int], float] = {}
         self._slope = _Slope()
@@ -91,11 +93,7 @@ class CostModel:
 
     def add_draft(self, batch: int, budget: int, seconds: float, share: float = 1.0) -> None:
         """A drafter has been asked for at most `budget` nodes of each of `batch` sequences."""
-        key = bucket(batch)
-        curve = self._draft.get(key)
-        if curve is None:
-            curve = self._draft[key] = Curve(MAX_NUM_DRAFT_TOKENS + 1, flat=False)
-        curve.add(budget, seconds / self._pace, share)
+        self._draft[bucket(batch)].add(budget, seconds / self._pace, share)
 
     def add_idle(self, seconds: float, share: float = 1.0) -> None:
         """A step has passed in which the drafter was not asked; it was told what happened."""
@@ -123,8 +121,7 @@ class CostModel:
             curve.restore(points)
             costs._context[key] = _within(context, 1e9)
         for batch, points in state["draft"]:
-            curve = costs._draft[int(_within(batch, 1e6))] = Curve(MAX_NUM_DRAFT_TOKENS + 1, flat=False)
-            curve.restore(points)
+            costs._draft[int(_within(batch, 1e6))].restore(points)
         costs._slope.value = _within(state["slope"], 1.0)
         return costs
 

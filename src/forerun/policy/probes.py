@@ -19,39 +19,37 @@ class Probes:
 
     So probing never costs more than that share of the time, however slow the probed budget is, and budgets that lose
     next to nothing are probed often.
+
+    Attributes:
+        wait: steps until a probe may be bought, at most 0 if it may now.
     """
 
-    __slots__ = ("_balance", "_income", "_share", "_wait")
+    __slots__ = ("_balance", "_income", "_share", "wait")
 
     def __init__(self) -> None:
         self._balance = self._income = 0.0  # seconds, and seconds that the last steps paid in each
         self._share = PROBE_SHARE
-        self._wait = float(PROBE_STEPS)
+        self.wait = float(PROBE_STEPS)
 
     def earn(self, seconds: float, steps: int = 1) -> None:
         """So many steps were made, which took so many seconds together."""
         self._income = self._share * seconds / steps
         self._balance += self._share * seconds
-        self._wait -= steps
-
-    @property
-    def wait(self) -> float:
-        """Steps until a probe may be bought, at most 0 if it may now."""
-        return self._wait
+        self.wait -= steps
 
     @property
     def due(self) -> bool:
         """Whether a probe may be bought now."""
-        return self._wait <= 0
+        return self.wait <= 0
 
     def buy(self, loss: float) -> bool:
         """Whether a probe that loses so many seconds may be made now; it then has been paid for."""
         if self._balance < loss:  # not asked again before it can be paid for
             steps = (loss - self._balance) / self._income if self._income else 0.0
-            self._wait = min(max(steps, PROBE_STEPS / 2), PROBE_PATIENCE)
+            self.wait = min(max(steps, PROBE_STEPS / 2), PROBE_PATIENCE)
             return False
         self._balance -= max(loss, 0.0)
-        self._wait = PROBE_STEPS * PROBE_SHARE / self._share
+        self.wait = PROBE_STEPS * PROBE_SHARE / self._share
         return True
 
     def judge(self, gained: bool) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
-from forerun.policy.budget import Outcome, Plan, StepCost
+from forerun.policy.budget import Budget, Outcome, Plan, StepCost
 from forerun.types import Sequence
 
 WHOLE_STEPS = 12
@@ -60,7 +60,7 @@ class _Load:
             self.pause = min(2 * self.pause, WHOLE_MAX_PAUSE)
 
 
-class WholeBudget:
+class WholeBudget(Budget):
     """All nodes or none, the same for all sequences of a step.
 
     Args:
@@ -86,9 +86,6 @@ class WholeBudget:
         seconds = cost.time_draft + cost.time_target + cost.time_verify + cost.time_rest
         tokens = sum(len(outcome.verdict.path) + 1 for outcome in outcomes)
         self._load(len(outcomes)).arms[self._drafting].add(tokens, seconds)
-
-    def stop(self, sequence: Sequence) -> None:
-        pass
 
     def _load(self, batch: int) -> _Load:
         return self._loads.setdefault(batch.bit_length(), _Load())

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from forerun.config import INDEX_DEPTH
 from forerun.errors import ConfigError
-from forerun.retrieval.file import Header, token_bytes_for, write_file
+from forerun.files.write import locked, refuse_to_overwrite
+from forerun.retrieval.file import Header, read_header, token_bytes_for, write_file
 from forerun.retrieval.index import Index
 from forerun.retrieval.sources import Document
 from forerun.retrieval.suffixes import sort_suffixes
@@ -25,10 +26,6 @@ _BATCH = 64
 
 Tick = Callable[[float], None]
 Ids = Sequence[int] | NDArray[Any]
-
-
-def _silent(share: float) -> None:
-    pass
 
 
 def tokenise(documents: Iterable[Document], tokenizer: Any, max_tokens: int | None = None) -> Iterator[list[int]]:
@@ -55,29 +52,41 @@ def build_index(
     tokenizer: str = "",
     fingerprint: str = "",
     depth: int = INDEX_DEPTH,
-    tick: Tick = _silent,
+    force: bool = False,
+    tick: Tick = lambda share: None,
 ) -> Header:
     """Write an index of token ids.
 
     Args:
-        path: the file; it is replaced when all is done.
+        path: the file.
         documents: token ids of each; empty ones are left out.
         vocab_size: every id is below it; decides whether a token takes two bytes or four.
         tokenizer, fingerprint: name and `fingerprint` of the tokenizer.
         depth: tokens by which suffixes are sorted: what is matched and what follows may not be longer together.
+        force: a file that is there is replaced, when all is done.
         tick: is told the share of the sorting that is done.
 
     Raises:
-        ConfigError: no tokens, an id out of range, or the file cannot be written.
+        ConfigError: the file exists; no tokens, an id out of range, or the file cannot be written.
     """
+    if not force:
+        refuse_to_overwrite(path, ConfigError)
     width = token_bytes_for(vocab_size)
     tokens, count = _joined(documents, width, vocab_size)
-    header = Header(0, count, width, depth, vocab_size, tokenizer, fingerprint, "")
-    return _sorted_and_written(path, header, tokens, tick)
+    header = Header(len(tokens), count, width, depth, vocab_size, tokenizer, fingerprint, "")
+    suffixes = sort_suffixes(tokens, depth, tick)
+    with locked(path, ConfigError, wait=True):
+        if not force:
+            refuse_to_overwrite(path, ConfigError)
+        return write_file(path, header, tokens, suffixes)
 
 
-def append_index(path: Path, documents: Iterable[Ids], *, fingerprint: str = "", tick: Tick = _silent) -> Header:
+def append_index(
+    path: Path, documents: Iterable[Ids], *, fingerprint: str = "", tick: Tick = lambda share: None
+) -> Header:
     """Add documents to an index; whoever has it open goes on with the old one.
+
+    Several at once wait for each other.
 
     Args:
         fingerprint: of the tokenizer that made the ids.
@@ -85,21 +94,20 @@ def append_index(path: Path, documents: Iterable[Ids], *, fingerprint: str = "",
     Raises:
         ConfigError: another tokenizer; else as `build_index`, and as `Index`.
     """
-    index = Index(path)
-    old = index.header
-    if fingerprint != old.fingerprint:
-        raise ConfigError(
-            f"The index {path} was made with another tokenizer ({old.tokenizer or 'unnamed'}): its fingerprint is "
-            f"{old.fingerprint or 'empty'}, not {fingerprint or 'empty'}. Append with that one, or build a new index."
-        )
-    tokens, count = _joined(documents, old.token_bytes, old.vocab_size)
-    header = replace(old, num_documents=old.num_documents + count)
-    return _sorted_and_written(path, header, np.concatenate([index.tokens.astype(tokens.dtype), tokens]), tick)
-
-
-def _sorted_and_written(path: Path, header: Header, tokens: NDArray[Any], tick: Tick) -> Header:
-    suffixes = sort_suffixes(tokens, header.depth, tick)
-    return write_file(path, replace(header, num_tokens=len(tokens)), tokens, suffixes)
+    read_header(path)
+    with locked(path, ConfigError, wait=True):
+        index = Index(path)
+        old = index.header
+        if fingerprint != old.fingerprint:
+            raise ConfigError(
+                f"The index {path} was made with another tokenizer ({old.tokenizer or 'unnamed'}): its fingerprint is "
+                f"{old.fingerprint or 'empty'}, not {fingerprint or 'empty'}. Append with that one, or build a new "
+                "index."
+            )
+        tokens, count = _joined(documents, old.token_bytes, old.vocab_size)
+        tokens = np.concatenate([index.tokens.astype(tokens.dtype), tokens])
+        header = replace(old, num_documents=old.num_documents + count, num_tokens=len(tokens))
+        return write_file(path, header, tokens, sort_suffixes(tokens, old.depth, tick))
 
 
 def _joined(documents: Iterable[Ids], width: int, vocab_size: int) -> tuple[NDArray[Any], int]:

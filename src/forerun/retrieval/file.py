@@ -1,4 +1,4 @@
-"""The index as one file: a line of JSON, the tokens, the suffix array. Mapped, never unpickled.
+"""The index as one file: a line of JSON, the tokens, the suffix array. Read or mapped, never unpickled.
 
 Tokens are stored with the high byte first: then comparing bytes compares tokens, and a binary search needs no more than
 slices of the map. Every document is followed by the end marker, the largest number of the type, which no token is.
@@ -6,13 +6,12 @@ slices of the map. Every document is followed by the end marker, the largest num
 
 from __future__ import annotations
 
-import hashlib
 import json
 import mmap
 import os
-import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forerun.errors import ConfigError
+from forerun.files.json_file import Fields
+from forerun.files.write import digest, file_digest, write_bytes
 
 FORMAT = "forerun-index"
 FORMAT_VERSION = 1
@@ -27,6 +28,8 @@ SUFFIX_BYTES = 4
 _START = f'{{"format": "{FORMAT}"'.encode()
 _PAGE = 4096
 _MAX_HEADER = 1 << 20
+MAX_IN_MEMORY = 1 << 26
+"""Bytes of a file up to which it is read into memory and not mapped."""
 _REBUILD = "Build it anew: forerun index build OUT SOURCES..."
 
 
@@ -69,14 +72,6 @@ def token_bytes_for(vocab_size: int) -> int:
     return 2 if vocab_size < 1 << 16 else 4
 
 
-def digest(*parts: Any) -> str:
-    """BLAKE2b of the bytes, 16 of them, in hexadecimal."""
-    state = hashlib.blake2b(digest_size=16)
-    for part in parts:
-        state.update(part)
-    return state.hexdigest()
-
-
 def write_file(path: Path, header: Header, tokens: NDArray[Any], suffixes: NDArray[np.uint32]) -> Header:
     """Write the index, whole or not at all; whoever has the old one mapped keeps it.
 
@@ -95,23 +90,7 @@ def write_file(path: Path, header: Header, tokens: NDArray[Any], suffixes: NDArr
         np.ascontiguousarray(suffixes, dtype=f"<u{SUFFIX_BYTES}").data.cast("B"),
     )
     values = {**asdict(header), "checksum": digest(*data)}
-    line = _encode(values)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                for part in (line, *data):
-                    file.write(part)
-                file.flush()
-                os.fsync(file.fileno())
-            os.chmod(name, 0o644)  # noqa: PTH101 (mkstemp allows the owner alone)
-            os.replace(name, path)  # noqa: PTH105
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
-    except OSError as error:
-        raise ConfigError(f"The index {path} cannot be written: {error.strerror}. Give another place.") from error
+    write_bytes(path, _encode(values), *data, error=ConfigError)
     return Header(**values)
 
 
@@ -129,19 +108,24 @@ def read_header(path: Path) -> tuple[Header, int]:
         raise ConfigError(f"The index {path} cannot be read: {error.strerror}. {_REBUILD}") from None
     if not line.startswith(_START):
         raise ConfigError(f"{path} is not an index of forerun (its first bytes are {line[:16]!r}). {_REBUILD}")
-    try:
-        values = json.loads(line)
-    except ValueError:
-        raise ConfigError(f"The index {path} is damaged: its header is not JSON. {_REBUILD}") from None
-    if values.get("version") != FORMAT_VERSION:
+    values = Fields.parse(line, f"The index {path} is damaged: its header", ConfigError, remedy=_REBUILD)
+    if (version := values.values.get("version")) != FORMAT_VERSION:
         raise ConfigError(
-            f"The index {path} is of version {values.get('version')!r}, but this forerun reads version "
-            f"{FORMAT_VERSION}. {_REBUILD}"
+            f"The index {path} is of version {str(version)[:20]}, but this forerun reads version {FORMAT_VERSION}. "
+            f"{_REBUILD}"
         )
-    own = {field.name: values.get(field.name) for field in fields(Header)}
-    if line != _encode(own):
+    header = Header(
+        num_tokens=values.integer("num_tokens"),
+        num_documents=values.integer("num_documents"),
+        token_bytes=values.integer("token_bytes"),
+        depth=values.integer("depth"),
+        vocab_size=values.integer("vocab_size"),
+        tokenizer=values.string("tokenizer"),
+        fingerprint=values.string("fingerprint"),
+        checksum=values.string("checksum"),
+    )
+    if line != _encode(asdict(header)):
         raise ConfigError(f"The index {path} is damaged: its header is not as it was written. {_REBUILD}")
-    header = Header(**own)
     if size != len(line) + header.num_data_bytes:
         raise ConfigError(
             f"The index {path} is damaged: it has {size:,} bytes and not {len(line) + header.num_data_bytes:,}, as if "
@@ -150,16 +134,38 @@ def read_header(path: Path) -> tuple[Header, int]:
     return header, len(line)
 
 
-def map_file(
-    path: Path, check: Callable[[Header], None] = lambda header: None
-) -> tuple[Header, mmap.mmap, int, NDArray[Any], NDArray[Any]]:
-    """The index, mapped and compared with its checksum.
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """An index's data.
+
+    Attributes:
+        data: small files are held in memory; larger ones are mapped, so that pages are read as they are needed.
+        start: where in `data` the tokens start.
+        file: the mapped file, open; None where the data are in memory.
+    """
+
+    header: Header
+    data: bytes | mmap.mmap
+    start: int
+    file: FileIO | None
+
+    @property
+    def tokens(self) -> NDArray[Any]:
+        """[n], the high byte first."""
+        return np.frombuffer(self.data, f">u{self.header.token_bytes}", self.header.num_tokens, self.start)
+
+    @property
+    def suffixes(self) -> NDArray[Any]:
+        """[n]"""
+        start = self.start + self.header.num_tokens * self.header.token_bytes
+        return np.frombuffer(self.data, f"<u{SUFFIX_BYTES}", self.header.num_tokens, start)
+
+
+def open_file(path: Path, check: Callable[[Header], None] = lambda header: None) -> Stored:
+    """The index, compared with its checksum.
 
     Args:
         check: may refuse an index by its header before the data are read.
-
-    Returns:
-        The header, the map, where in it the tokens start, tokens [n] (high byte first) and suffix array [n].
 
     Raises:
         ConfigError: as `read_header`; the checksum differs.
@@ -167,16 +173,20 @@ def map_file(
     header, start = read_header(path)
     check(header)
     try:
-        with path.open("rb") as file:
-            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except OSError as error:
-        raise ConfigError(f"The index {path} cannot be mapped: {error.strerror}. {_REBUILD}") from None
-    if digest(memoryview(mapped)[start:]) != header.checksum:
+        if start + header.num_data_bytes <= MAX_IN_MEMORY:
+            stored = Stored(header, path.read_bytes(), start, None)
+            found = digest(memoryview(stored.data)[start:])
+        else:
+            # unbuffered: nothing is read before the hash has gone past the header
+            file = path.open("rb", buffering=0)
+            file.seek(start)
+            found = file_digest(file)  # read, not mapped: a map of a file that shrinks meanwhile ends the process
+            stored = Stored(header, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), start, file)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"The index {path} cannot be read: {error}. {_REBUILD}") from None
+    if found != header.checksum or len(stored.data) != start + header.num_data_bytes:
         raise ConfigError(f"The index {path} is damaged: its data do not agree with their checksum. {_REBUILD}")
-    count = header.num_tokens
-    tokens = np.frombuffer(mapped, dtype=f">u{header.token_bytes}", count=count, offset=start)
-    suffixes = np.frombuffer(mapped, f"<u{SUFFIX_BYTES}", count, start + count * header.token_bytes)
-    return header, mapped, start, tokens, suffixes
+    return stored
 
 
 def _encode(values: Mapping[str, Any]) -> bytes:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence as Seq
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from forerun.retrieval.file import Header, map_file
+from forerun.retrieval.file import Header, open_file
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +33,20 @@ class Match:
 
 
 class Index:
-    """A corpus and its suffix array, mapped from one file; pages are read as they are needed.
+    """A corpus and its suffix array, from one file: a small one is read, of a larger one pages as they are needed.
+
+    A large file must not be changed in place while it is in use, by `cp NEW FILE` for instance; `forerun index build
+    --force` and `mv NEW FILE` put another one in its place. Where it has been changed nevertheless, nothing is found
+    in it any more, and one warning says so.
 
     Args:
         path: the file.
         check: may refuse it by its header, before the data are read.
+
+    Attributes:
+        header: what it says of itself.
+        tokens: [n], each document followed by the marker.
+        suffixes: [n] positions in the order of what follows them.
 
     Raises:
         ConfigError: it cannot be read, is no index, is damaged, or is of another version.
@@ -41,23 +54,17 @@ class Index:
 
     def __init__(self, path: str | Path, check: Callable[[Header], None] = lambda header: None) -> None:
         self.path = Path(path)
-        self.header, self._map, self._start, self._tokens, self._suffixes = map_file(self.path, check)
+        stored = open_file(self.path, check)
+        self.header, self._data, self._start = stored.header, stored.data, stored.start
+        self.tokens, self.suffixes = stored.tokens, stored.suffixes
+        self._file, self._changed = stored.file, False
+        self._opened = _version(stored.file)
         self._steps = np.arange(self.header.depth)
 
     @property
     def nbytes(self) -> int:
         """Bytes of the file that may come to lie in memory."""
         return self.header.num_data_bytes
-
-    @property
-    def tokens(self) -> NDArray[Any]:
-        """[n], each document followed by the marker."""
-        return self._tokens
-
-    @property
-    def suffixes(self) -> NDArray[Any]:
-        """[n] positions in the order of what follows them."""
-        return self._suffixes
 
     def find(self, context: Seq[int], min_ngram: int, max_ngram: int) -> Match | None:
         """The longest n-gram at the context's end that the corpus holds inside one document.
@@ -67,8 +74,10 @@ class Index:
             min_ngram, max_ngram: its length; no longer than the index is deep.
 
         Returns:
-            None if not even the shortest occurs.
+            None if not even the shortest occurs, or the file was changed since it was opened.
         """
+        if self._file is not None and not self._unchanged():
+            return None
         encoded = self._encoded(context[-min(max_ngram, self.header.depth) :])
         width = self.header.token_bytes
         # what a shorter end lacks, a longer one lacks too: the longest is found by bisection
@@ -113,13 +122,25 @@ class Index:
             (`header.marker`) and all after it are not part of a continuation.
         """
         if match.count <= limit:
-            starts = self._suffixes[match.first : match.last].astype(np.int64)
+            starts = self.suffixes[match.first : match.last].astype(np.int64)
         else:
-            starts = self._suffixes[match.first + np.arange(limit) * match.count // limit].astype(np.int64)
+            starts = self.suffixes[match.first + np.arange(limit) * match.count // limit].astype(np.int64)
         places = (starts + match.length)[:, None] + self._steps[:length]
         # the last token of all is a marker, and stands for what lies beyond it
-        followed: NDArray[np.int64] = self._tokens[np.minimum(places, len(self._tokens) - 1)].astype(np.int64)
+        followed: NDArray[np.int64] = self.tokens[np.minimum(places, len(self.tokens) - 1)].astype(np.int64)
         return followed
+
+    def _unchanged(self) -> bool:
+        """Whether the mapped file is as it was opened: reading beyond its end would end the process."""
+        if not self._changed and _version(self._file) != self._opened:
+            self._changed = True
+            _log.warning(
+                "The index %s was changed while it is in use: nothing is looked up in it any more. Put the right file "
+                "in its place by `mv NEW %s`, not `cp`, and start again.",
+                self.path,
+                self.path,
+            )
+        return not self._changed
 
     def _encoded(self, tail: Seq[int]) -> bytes:
         """The tokens as the file has them, from after the last one that the vocabulary lacks."""
@@ -133,20 +154,28 @@ class Index:
     def _match(self, length: int, first: int, encoded: bytes) -> Match:
         """The rows from `first` on that start with the last `length` tokens."""
         key = encoded[-length * self.header.token_bytes :]
-        return Match(length, first, bisect_right(self._suffixes, key, lo=first, key=self._reader(len(key))))
+        return Match(length, first, bisect_right(self.suffixes, key, lo=first, key=self._reader(len(key))))
 
     def _first(self, key: bytes) -> tuple[int, bool]:
         """The first row that does not come before the n-gram, and whether it starts with it."""
         read = self._reader(len(key))
-        row = bisect_left(self._suffixes, key, key=read)
-        return row, row < len(self._suffixes) and read(int(self._suffixes[row])) == key
+        row = bisect_left(self.suffixes, key, key=read)
+        return row, row < len(self.suffixes) and read(int(self.suffixes[row])) == key
 
     def _reader(self, size: int) -> Callable[[Any], bytes]:
         """From a position to the `size` bytes that start there."""
-        mapped, start, width = self._map, self._start, self.header.token_bytes
+        data, start, width = self._data, self._start, self.header.token_bytes
 
         def read(position: Any) -> bytes:
             at = start + int(position) * width
-            return mapped[at : at + size]
+            return data[at : at + size]
 
         return read
+
+
+def _version(file: FileIO | None) -> tuple[int, int] | None:
+    """Size and time of the last change of an open file."""
+    if file is None:
+        return None
+    status = os.fstat(file.fileno())
+    return status.st_size, status.st_mtime_ns

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from forerun.errors import ConfigError
+from forerun.files.json_file import parse_json
 
 TEXT_PATTERNS = (
     *("*.py", "*.pyi", "*.pyx", "*.c", "*.h", "*.cc", "*.cpp", "*.hpp", "*.cs", "*.java", "*.kt", "*.scala", "*.swift"),
@@ -24,13 +24,6 @@ class Document:
 
     name: str
     text: str
-
-
-@dataclass(slots=True)
-class Skipped:
-    """Files of folders that are not UTF-8 text."""
-
-    files: list[Path] = field(default_factory=list)
 
 
 def find_files(sources: Sequence[Path], patterns: Sequence[str] = TEXT_PATTERNS) -> list[tuple[Path, bool]]:
@@ -60,12 +53,13 @@ def find_files(sources: Sequence[Path], patterns: Sequence[str] = TEXT_PATTERNS)
     return list(found.items())
 
 
-def read_documents(path: Path, named: bool, field_name: str, skipped: Skipped) -> Iterator[Document]:
+def read_documents(path: Path, named: bool, field_name: str, skipped: list[Path]) -> Iterator[Document]:
     """The documents of one file: one of a text, one per line of JSON lines.
 
     Args:
         named: the user named this very file: what is not UTF-8 is then an error, and not skipped.
         field_name: where JSON lines have their text.
+        skipped: takes up files of folders that are not UTF-8 text.
 
     Raises:
         ConfigError: it cannot be read, or a line has no such text.
@@ -80,7 +74,7 @@ def read_documents(path: Path, named: bool, field_name: str, skipped: Skipped) -
                 f"{path} is not UTF-8 text (byte {error.start} is {error.object[error.start]:#04x}). "
                 "Convert it, or leave it out."
             ) from None
-        skipped.files.append(path)
+        skipped.append(path)
         return
     text = text.replace("\r\n", "\n")
     if path.suffix != JSON_LINES:
@@ -89,19 +83,16 @@ def read_documents(path: Path, named: bool, field_name: str, skipped: Skipped) -
         return
     for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
-            entry = _entry(line, field_name, f"{path}, line {number},")
+            entry = _entry(line, field_name, f"{path}, line {number}")
             if entry:
                 yield Document(f"{path}:{number}", entry)
 
 
 def _entry(line: str, field_name: str, where: str) -> str:
-    try:
-        value = json.loads(line)
-    except ValueError as error:
-        raise ConfigError(f"{where} is not JSON: {error}.") from None
+    value = parse_json(line, where, ConfigError, remedy="Put the line right, or leave the file out.")
     entry = value.get(field_name) if isinstance(value, dict) else None
     if not isinstance(entry, str):
         keys = [key for key, kept in value.items() if isinstance(kept, str)] if isinstance(value, dict) else []
-        known = f"Texts there: {', '.join(keys)}." if keys else "There is no text in it."
-        raise ConfigError(f"{where} has no text in the field {field_name!r}. {known} Choose with --field.")
+        there = f"Texts there: {', '.join(keys)}." if keys else "There is no text in it."
+        raise ConfigError(f"{where} has no text in the field {field_name!r}. {there} Choose with --field.")
     return entry

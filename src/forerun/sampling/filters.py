@@ -10,8 +10,7 @@ leave filters out or take them to another vocabulary, reads the table.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence as Seq
 from dataclasses import dataclass, replace
 from typing import Any
 

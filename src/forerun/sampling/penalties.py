@@ -7,8 +7,7 @@ the number of distinct tokens so far, and never rescans the prompt.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from collections.abc import Sequence as Seq
+from collections.abc import Iterable, Sequence as Seq
 
 import numpy as np
 import torch

@@ -8,8 +8,7 @@ top-k, top-p, min-p. Each row is processed on its own prefix: the committed toke
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from collections.abc import Sequence as Seq
+from collections.abc import Iterable, Sequence as Seq
 from dataclasses import dataclass
 from itertools import groupby
 

@@ -10,28 +10,18 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
+from forerun.errors import ConfigError
+from forerun.files.write import write_bytes
+from forerun.train.checkpoint import LoopState
 from forerun.train.copying import SHOWN_LINES, SPAN_LINES, CopyScore
-from forerun.train.corpus import HELD_OUT_SHARE
 from forerun.train.evaluate import Acceptance, TextScore
 from forerun.train.folder import CARD, write_record
-from forerun.train.loop import LoopState
 
 
 def versions() -> dict[str, str]:
     """The versions that a run depends on."""
     found = {name: version(name) for name in ("torch", "transformers", "tokenizers")}
     return {"python": platform.python_version(), **found}
-
-
-def data_record(description: str, licence: str, training_files: int, held_out_files: int) -> dict[str, Any]:
-    """What was learnt from: in words, the licence, and how it was split."""
-    return {
-        "description": description,
-        "licence": licence,
-        "training_files": training_files,
-        "held_out_files": held_out_files,
-        "split": f"by file: held out if sha256 of its name, as a fraction, is below {HELD_OUT_SHARE}",
-    }
 
 
 def stage_record(state: LoopState) -> dict[str, Any]:
@@ -70,7 +60,7 @@ def build_record(
         "data": data,
         "stages": {name: stage_record(state) for name, state in stages.items()},
         "held_out": asdict(held_out),
-        "acceptance": [row.as_dict() for row in acceptance],
+        "acceptance": [asdict(row) for row in acceptance],
         "copying": asdict(copying) if copying is not None else None,
         "on_target": on_target,
         "device": device,
@@ -83,7 +73,7 @@ def build_record(
 def write_card(folder: Path, record: dict[str, Any]) -> None:
     """Write `README.md` and `training.json` into a model folder."""
     write_record(folder, record)
-    (folder / CARD).write_text(render(record), encoding="utf-8")
+    write_bytes(folder / CARD, render(record).encode(), error=ConfigError)
 
 
 def render(record: dict[str, Any]) -> str:

@@ -49,10 +49,11 @@ def other_vocab_command(data: Path | None, options: OtherVocabTraining, samples:
         f"--tokens {options.text.tokens} --seed {options.text.seed}"
         + _changed(options, OtherVocabTraining(), ("read_tokens",))
         + _lm_flags(options.text, OtherVocabTraining().text)
-        + _flags(data, options.text.architecture, OTHER_VOCAB_ARCHITECTURE)
+        + _flags(data, options.text.architecture, OTHER_VOCAB_ARCHITECTURE, ("vocab_size", *_SIZES))
     )
 
 
+_SIZES = tuple(name for name in asdict(Architecture()) if name != "vocab_size")
 _LM_FLAGS = ("tokens_per_step", "short_window", "long_share", "copy_share", "rename_share")
 
 
@@ -70,7 +71,7 @@ def _changed(options: Any, default: Any, names: tuple[str, ...]) -> str:
     )
 
 
-def _flags(data: Path | None, sizes: Architecture, default: Architecture) -> str:
+def _flags(data: Path | None, sizes: Architecture, default: Architecture, names: tuple[str, ...] = _SIZES) -> str:
     """The flags for a folder of files and for sizes that are not the default's."""
     flags = f" --data {data.name}" if data is not None else ""
-    return flags + _changed(sizes, default, tuple(asdict(sizes)))
+    return flags + _changed(sizes, default, names)

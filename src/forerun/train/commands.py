@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from forerun.train import card, card_command, distil, folder, lm
 from forerun.train.accelerator import device_name, training_device
 from forerun.train.copying import copying
 from forerun.train.corpus import (
+    HELD_OUT_SHARE,
     LICENCE,
     SourceFile,
     describe_standard_library,
@@ -26,8 +27,9 @@ from forerun.train.corpus import (
 from forerun.train.defaults import DraftTraining, LmTraining, OtherVocabTraining
 from forerun.train.evaluate import Acceptance, TextScore, acceptance, continued, score_of_continuations, text_score
 from forerun.train.heldout import HELD_OUT_CORPUS, holds_out_the_same, read_held_out
-from forerun.train.loop import CHECKPOINT
 from forerun.train.other_vocab import sample_documents
+from forerun.train.run_folder import run_in
+from forerun.train.token_ids import vocabulary_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +39,6 @@ class Evaluation:
     target: TextScore
     draft: TextScore
     acceptance: list[Acceptance]
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +52,13 @@ class Corpus:
 
     def record(self, more: str = "") -> dict[str, Any]:
         """The card's entry; `more` is added to the description."""
-        return card.data_record(self.description + more, self.licence, len(self.training), len(self.held_out))
+        return {
+            "description": self.description + more,
+            "licence": self.licence,
+            "training_files": len(self.training),
+            "held_out_files": len(self.held_out),
+            "split": f"by file: held out if sha256 of its name, as a fraction, is below {HELD_OUT_SHARE}",
+        }
 
 
 def read_corpus(data: Path | None) -> Corpus:
@@ -77,26 +81,14 @@ def read_corpus(data: Path | None) -> Corpus:
     return Corpus(describe_standard_library(), LICENCE, training, held_out)
 
 
-def check_resume(work: Path, pattern: str, resume: bool) -> None:
-    """Refuse to overwrite a run that is there, and to resume one that is not.
-
-    Raises:
-        ConfigError: naming the folder and the remedy.
-    """
-    exists = any(work.glob(pattern))
-    if exists and not resume:
-        raise ConfigError(f"{work} holds the checkpoint of another run. Add --resume to go on, or remove the folder.")
-    if resume and not exists:
-        raise ConfigError(f"{work} holds no checkpoint to resume. Leave --resume out to start a run.")
-
-
 def train_lm(
     out: Path,
     work: Path,
     data: Path | None,
     options: LmTraining,
     *,
-    resume: bool,
+    resume: bool = False,
+    force: bool = False,
     tokenizer_folder: Path | None = None,
 ) -> None:
     """Train, save to `out`, measure on the held-out files, write the card.
@@ -104,31 +96,34 @@ def train_lm(
     `tokenizer_folder` holds a tokenizer to use instead of learning one.
     """
     where = training_device(options.device)
-    check_resume(work, CHECKPOINT, resume)
     console = Console()
-    corpus = read_corpus(data)
-    if tokenizer_folder is not None:
-        folder.load_tokenizer(tokenizer_folder).save_pretrained(work)
-    model, tokenizer, state = lm.train(corpus.training, work, options, console)
-    folder.save(model, tokenizer, out)
-    stored, _ = folder.load(out)
-    stored.to(where)
-    score = text_score(stored, tokenizer, held_out_texts(data, corpus.held_out))
-    record = card.build_record(
-        kind="target",
-        command=card_command.lm_command(data, options, tokenizer_folder),
-        seed=options.seed,
-        model=stored,
-        data=corpus.record(),
-        options=asdict(options),
-        stages={"text": state},
-        held_out=score,
-        acceptance=[],
-        copying=copying(stored, tokenizer, held_out_files(data, corpus.held_out)),
-        device=device_name(where),
-    )
-    card.write_card(out, record)
-    console.print(f"{out}: held-out bits per byte {score.bits_per_byte:.4f}, perplexity {score.perplexity:.3f}")
+    with run_in(work, out, console, resume=resume, force=force):
+        corpus = read_corpus(data)
+        if tokenizer_folder is not None:
+            given = folder.load_tokenizer(tokenizer_folder)
+            given.save_pretrained(work)
+            sizes = replace(options.architecture, vocab_size=vocabulary_size(given))
+            options = replace(options, architecture=sizes)
+        model, tokenizer, state = lm.train(corpus.training, work, options, console)
+        folder.save(model, tokenizer, out)
+        stored, _ = folder.load(out)
+        stored.to(where)
+        score = text_score(stored, tokenizer, held_out_texts(data, corpus.held_out))
+        record = card.build_record(
+            kind="target",
+            command=card_command.lm_command(data, options, tokenizer_folder),
+            seed=options.seed,
+            model=stored,
+            data=corpus.record(),
+            options=asdict(options),
+            stages={"text": state},
+            held_out=score,
+            acceptance=[],
+            copying=copying(stored, tokenizer, held_out_files(data, corpus.held_out)),
+            device=device_name(where),
+        )
+        card.write_card(out, record)
+        console.print(f"{out}: held-out bits per byte {score.bits_per_byte:.4f}, perplexity {score.perplexity:.3f}")
 
 
 def train_draft(
@@ -138,7 +133,8 @@ def train_draft(
     data: Path | None,
     options: DraftTraining,
     *,
-    resume: bool,
+    resume: bool = False,
+    force: bool = False,
     start: Path | None = None,
 ) -> None:
     """Train a draft of `target_folder`, save to `out`, measure the pair, write the card.
@@ -146,35 +142,36 @@ def train_draft(
     `start` is the folder of a draft to go on from, instead of training one on text.
     """
     where = training_device(options.device)
-    check_resume(work, f"*/{CHECKPOINT}", resume)
     console = Console()
-    corpus = read_corpus(data)
-    target, tokenizer = folder.load(target_folder)
-    target.to(where)
-    former = folder.load(start, torch.float32)[0] if start is not None else None
-    draft, stages = distil.train(target, tokenizer, corpus.training, work, options, console, former)
-    folder.save(draft, tokenizer, out)
-    stored, _ = folder.load(out)
-    stored.to(where)
-    rates = pair_acceptance(target, stored, tokenizer)
-    record = card.build_record(
-        kind="draft",
-        command=card_command.draft_command(data, options, start),
-        seed=options.seed,
-        model=stored,
-        data=corpus.record(", and samples of the target"),
-        options=asdict(options),
-        stages=stages,
-        started_from=folder.read_record(start) if start is not None else None,
-        held_out=text_score(stored, tokenizer, held_out_texts(data, corpus.held_out)),
-        acceptance=rates,
-        device=device_name(where),
-    )
-    card.write_card(out, record)
-    for row in rates:
-        console.print(
-            f"{out}: acceptance rate {row.rate:.3f} at temperature {row.temperature:g}, K={row.num_draft_tokens}"
+    with run_in(work, out, console, resume=resume, force=force):
+        corpus = read_corpus(data)
+        target, tokenizer = folder.load(target_folder)
+        target.to(where)
+        options = distil.fitted(options, target)
+        former = folder.load(start, torch.float32)[0] if start is not None else None
+        draft, stages = distil.train(target, tokenizer, corpus.training, work, options, console, former)
+        folder.save(draft, tokenizer, out)
+        stored, _ = folder.load(out)
+        stored.to(where)
+        rates = pair_acceptance(target, stored, tokenizer)
+        record = card.build_record(
+            kind="draft",
+            command=card_command.draft_command(data, options, start),
+            seed=options.seed,
+            model=stored,
+            data=corpus.record(", and samples of the target"),
+            options=asdict(options),
+            stages=stages,
+            started_from=folder.read_record(start) if start is not None else None,
+            held_out=text_score(stored, tokenizer, held_out_texts(data, corpus.held_out)),
+            acceptance=rates,
+            device=device_name(where),
         )
+        card.write_card(out, record)
+        for row in rates:
+            console.print(
+                f"{out}: acceptance rate {row.rate:.3f} at temperature {row.temperature:g}, K={row.num_draft_tokens}"
+            )
 
 
 def train_other_vocab(
@@ -184,7 +181,8 @@ def train_other_vocab(
     data: Path | None,
     options: OtherVocabTraining,
     *,
-    resume: bool,
+    resume: bool = False,
+    force: bool = False,
     samples: Path | None = None,
 ) -> None:
     """Train a draft with a tokenizer of its own, save to `out`, measure, write the card.
@@ -193,37 +191,37 @@ def train_other_vocab(
     are drawn first.
     """
     where = training_device(options.text.device)
-    check_resume(work, CHECKPOINT, resume)
     console = Console()
-    corpus = read_corpus(data)
-    target, tokenizer = folder.load(target_folder)
-    target.to(where)
-    drawn = samples or work / "samples"
-    if samples is None:
-        distil.sample(target, tokenizer, corpus.training, drawn, options.sampling, console)
-    own = lm.prepare_tokenizer(work, corpus.training, options.text.architecture.vocab_size, console)
-    sizes = lm.build_model(options.text.architecture, 0, 0)
-    distil.check_size(sizes.num_parameters(), target.num_parameters())
-    written = sample_documents(drawn, tokenizer, options.read_tokens)
-    draft, own, state = lm.train([*corpus.training, *written], work, options.text, console)
-    folder.save(draft, own, out)
-    stored, _ = folder.load(out)
-    stored.to(where)
-    record = card.build_record(
-        kind="draft with a vocabulary of its own",
-        command=card_command.other_vocab_command(data, options, samples),
-        seed=options.text.seed,
-        model=stored,
-        data=corpus.record(", and the target's samples as text"),
-        options=asdict(options),
-        stages={"text and samples": state},
-        held_out=text_score(stored, own, held_out_texts(data, corpus.held_out)),
-        acceptance=[],
-        on_target=on_target(target, tokenizer, stored, own),
-        device=device_name(where),
-    )
-    card.write_card(out, record)
-    console.print(f"{out}: held-out bits per byte {record['held_out']['bits_per_byte']:.4f}")
+    with run_in(work, out, console, resume=resume, force=force):
+        corpus = read_corpus(data)
+        target, tokenizer = folder.load(target_folder)
+        target.to(where)
+        drawn = samples or work / "samples"
+        if samples is None:
+            distil.sample(target, tokenizer, corpus.training, drawn, options.sampling, console)
+        read_by = lm.prepare_tokenizer(work, corpus.training, options.text.architecture.vocab_size, console)
+        sizes = lm.build_model(options.text.architecture, 0, 0)
+        distil.check_size(sizes.num_parameters(), target.num_parameters())
+        written = sample_documents(drawn, tokenizer, options.read_tokens)
+        draft, read_by, state = lm.train([*corpus.training, *written], work, options.text, console)
+        folder.save(draft, read_by, out)
+        stored, _ = folder.load(out)
+        stored.to(where)
+        record = card.build_record(
+            kind="draft with a vocabulary of its read_by",
+            command=card_command.other_vocab_command(data, options, samples),
+            seed=options.text.seed,
+            model=stored,
+            data=corpus.record(", and the target's samples as text"),
+            options=asdict(options),
+            stages={"text and samples": state},
+            held_out=text_score(stored, read_by, held_out_texts(data, corpus.held_out)),
+            acceptance=[],
+            on_target=on_target(target, tokenizer, stored, read_by),
+            device=device_name(where),
+        )
+        card.write_card(out, record)
+        console.print(f"{out}: held-out bits per byte {record['held_out']['bits_per_byte']:.4f}")
 
 
 def on_target(
@@ -243,7 +241,7 @@ def on_target(
 
 
 def held_out_files(data: Path | None, held_out: list[SourceFile]) -> list[SourceFile]:
-    """What to measure on: the files that ship, so that figures compare, or those of the user's own folder."""
+    """What to measure on: the files that ship, so that figures compare, or those of the user's folder."""
     return read_held_out() if data is None or holds_out_the_same(held_out) else held_out
 
 
@@ -263,12 +261,7 @@ def pair_acceptance(
     prompts = [tokenizer(case.prompt, verbose=False)["input_ids"] for case in workloads.load("code")]
     return [
         acceptance(
-            target,
-            draft,
-            prompts,
-            temperature=temperature,
-            num_draft_tokens=num_draft_tokens,
-            new_tokens=new_tokens,
+            target, draft, prompts, temperature=temperature, num_draft_tokens=num_draft_tokens, new_tokens=new_tokens
         )
         for temperature in (0.0, 1.0)
     ]

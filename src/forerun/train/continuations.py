@@ -16,6 +16,7 @@ from transformers.cache_utils import DynamicLayer
 
 from forerun.train import attention
 from forerun.train.accelerator import MICRO_TOKENS
+from forerun.train.token_ids import model_vocabulary, stored_ids
 
 
 class _Reserved(DynamicLayer):  # type: ignore[misc]
@@ -54,7 +55,7 @@ def reserved_cache(model: PreTrainedModel, room: int) -> DynamicCache:
 class TopProbs:
     """The target's most probable tokens at every position, [B, T, k], most probable first.
 
-    `ids` uint16, `probabilities` float16; row t is the distribution of token t + 1. The tail is left out: it
+    `ids` uint16 or uint32, `probabilities` float16; row t is the distribution of token t + 1. The tail is left out: it
     holds a few hundredths of the mass, and a draft so small cannot learn it.
     """
 
@@ -83,9 +84,9 @@ def top_probs_of(model: PreTrainedModel, tokens: Tensor, top: int) -> TopProbs:
     ids, probabilities = [], []
     for rows in torch.split(tokens, max(1, MICRO_TOKENS[tokens.device.type] // tokens.shape[1])):
         top_ids, top_probabilities = top_probs(model(input_ids=rows[:, :-1], use_cache=False).logits, top)
-        ids.append(top_ids.to(torch.int16).cpu())
+        ids.append(stored_ids(top_ids, model_vocabulary(model)))
         probabilities.append(top_probabilities.half().cpu())
-    return TopProbs(torch.cat(ids).numpy().astype(np.uint16), torch.cat(probabilities).numpy())
+    return TopProbs(np.concatenate(ids), torch.cat(probabilities).numpy())
 
 
 @torch.inference_mode()
@@ -119,11 +120,9 @@ def continue_prompts(
     for _ in range(new_tokens):
         logits = model(input_ids=fed, past_key_values=cache, use_cache=True).logits
         top_ids, top_probabilities = top_probs(logits, top)
-        ids.append(top_ids.to(torch.int16))
+        ids.append(stored_ids(top_ids, model_vocabulary(model)))
         probabilities.append(top_probabilities.half())
         fed = next_tokens(logits[:, -1], temperature, generator).unsqueeze(1)
         tokens = torch.cat([tokens, fed], dim=1)
-    probs = TopProbs(
-        torch.cat(ids, dim=1).cpu().numpy().astype(np.uint16), torch.cat(probabilities, dim=1).cpu().numpy()
-    )
+    probs = TopProbs(np.concatenate(ids, axis=1), torch.cat(probabilities, dim=1).cpu().numpy())
     return tokens, probs

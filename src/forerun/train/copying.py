@@ -82,7 +82,5 @@ def _ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
 
 def _common(first: Sequence[int], second: Sequence[int]) -> int:
     """Length of the common beginning."""
-    for index, (a, b) in enumerate(zip(first, second, strict=False)):
-        if a != b:
-            return index
-    return min(len(first), len(second))
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((index for index, (a, b) in pairs if a != b), min(len(first), len(second)))

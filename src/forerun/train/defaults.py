@@ -5,18 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from forerun.device import DEVICES
-from forerun.errors import ConfigError
-from forerun.fields import check_options, option
+from forerun.fields import Checked, option
 
 _SEED = "Seed of weights, order and samples."
 _THREADS = "CPU threads; 0 takes as many as PyTorch finds."
 _DEVICE = f"Where to compute: {DEVICES}."
 _DEVICE_DEFAULT = "CUDA if it is there, else the CPU"
+_CHECKPOINT_SECONDS = "Seconds of training between checkpoints."
 _TOKENS_PER_STEP = "Tokens of one step."
 
 
 @dataclass(frozen=True, slots=True)
-class Optimisation:
+class Optimisation(Checked):
     """Peak learning rates and the shape of the schedule; shares are of the whole run."""
 
     muon_lr: float = 0.02
@@ -29,12 +29,9 @@ class Optimisation:
     decay: float = 0.8
     final_factor: float = 0.02
 
-    def __post_init__(self) -> None:
-        check_options(self, ConfigError)
-
 
 @dataclass(frozen=True, slots=True)
-class Architecture:
+class Architecture(Checked):
     """A Llama of these sizes; embeddings are tied."""
 
     vocab_size: int = option(4096, "Tokens of its tokenizer.", low=257)
@@ -47,12 +44,9 @@ class Architecture:
     context: int = 2048
     rope_theta: float = 10_000.0
 
-    def __post_init__(self) -> None:
-        check_options(self, ConfigError)
-
 
 @dataclass(frozen=True, slots=True)
-class LmTraining:
+class LmTraining(Checked):
     """`forerun train lm`: a causal language model on the text of files."""
 
     architecture: Architecture = field(default_factory=Architecture)
@@ -69,12 +63,9 @@ class LmTraining:
         0.0, "Share of the files in which names are replaced, drawn anew in each epoch.", low=0, high=1
     )
     seed: int = option(0, _SEED, low=0)
-    checkpoint_seconds: float = 180.0
+    checkpoint_seconds: float = option(180.0, _CHECKPOINT_SECONDS, low=0)
     threads: int = option(0, _THREADS, low=0)
     device: str | None = option(None, _DEVICE, default_text=_DEVICE_DEFAULT)
-
-    def __post_init__(self) -> None:
-        check_options(self, ConfigError)
 
 
 DRAFT_ARCHITECTURE = Architecture(
@@ -90,7 +81,7 @@ DISTILLATION = Optimisation(muon_lr=0.01, adam_lr=2e-3, warmup=0.02, decay=0.9, 
 
 
 @dataclass(frozen=True, slots=True)
-class DraftTraining:
+class DraftTraining(Checked):
     """`forerun train draft`: on text first, then on the target's own samples."""
 
     text: LmTraining = DRAFT_TEXT
@@ -119,25 +110,19 @@ class DraftTraining:
     variation_from: float = 0.5
     """Share of the distillation after which total variation takes over from forward KL."""
     seed: int = option(0, _SEED, low=0)
-    checkpoint_seconds: float = 60.0
+    checkpoint_seconds: float = option(60.0, _CHECKPOINT_SECONDS, low=0)
     threads: int = option(0, _THREADS, low=0)
     device: str | None = option(None, _DEVICE, default_text=_DEVICE_DEFAULT)
-
-    def __post_init__(self) -> None:
-        check_options(self, ConfigError)
 
 
 OTHER_VOCAB_SAMPLING = DraftTraining(text_law_tokens=0)
 
 
 @dataclass(frozen=True, slots=True)
-class OtherVocabTraining:
+class OtherVocabTraining(Checked):
     """`forerun train other-vocab`: a draft with a tokenizer of its own, on text and the target's samples."""
 
     text: LmTraining = OTHER_VOCAB_TEXT
     read_tokens: int = option(20_000_000, "Tokens of the target's samples that are read, at most.", low=1)
     sampling: DraftTraining = OTHER_VOCAB_SAMPLING
     """How samples are drawn where there are none."""
-
-    def __post_init__(self) -> None:
-        check_options(self, ConfigError)

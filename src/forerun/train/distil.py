@@ -12,16 +12,18 @@ from torch import Tensor, nn
 from transformers import LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from forerun.errors import ConfigError
-from forerun.train import attention, lm
+from forerun.train import lm
 from forerun.train.accelerator import device_of, to_device, training_device
+from forerun.train.checkpoint import LoopState, load_checkpoint
 from forerun.train.corpus import SourceFile
 from forerun.train.defaults import DraftTraining
-from forerun.train.loop import Loop, LoopState, load_checkpoint
+from forerun.train.loop import Loop
 from forerun.train.losses import distillation_loss
 from forerun.train.optim import Optimisers
 from forerun.train.resumed_options import pin
 from forerun.train.samples import ShardBatches, sample_all, total_shards
 from forerun.train.stream import EpochTexts, tokenize
+from forerun.train.token_ids import model_vocabulary
 from forerun.train.workers import Batch, Workers
 
 MAX_SHARE = 0.1
@@ -45,7 +47,8 @@ def check_size(draft_parameters: int, target_parameters: int) -> None:
 def inherit_embeddings(draft: LlamaForCausalLM, target: PreTrainedModel) -> None:
     """Start the draft's (tied) embeddings as the target's, on their principal axes.
 
-    Two thirds of so small a draft are embeddings, and they are what little data teaches slowest.
+    Two thirds of so small a draft are embeddings, and they are what little data teaches slowest. They are scaled to the
+    standard deviation of random ones, so that the first loss is near ln V whatever the target's scale is.
     Nothing happens if the draft is wider than the target.
     """
     source = target.get_input_embeddings().weight.float().cpu()
@@ -53,7 +56,15 @@ def inherit_embeddings(draft: LlamaForCausalLM, target: PreTrainedModel) -> None
     if width > source.shape[1] or len(source) != draft.config.vocab_size:
         return
     _, vectors = torch.linalg.eigh(source.T @ source)
-    draft.model.embed_tokens.weight.copy_(source @ vectors[:, -width:])
+    inherited = source @ vectors[:, -width:]
+    scale = draft.config.initializer_range / inherited.std().clamp(min=1e-12)
+    draft.model.embed_tokens.weight.copy_(inherited * scale)
+
+
+def fitted(options: DraftTraining, target: PreTrainedModel) -> DraftTraining:
+    """The options with the target's vocabulary, which its draft must have."""
+    sizes = replace(options.text.architecture, vocab_size=model_vocabulary(target))
+    return replace(options, text=replace(options.text, architecture=sizes))
 
 
 def variation_share(progress: float, start: float, ramp: float = 0.1) -> float:
@@ -77,13 +88,20 @@ def train(
     """
     if start is not None:
         check_size(start.num_parameters(), target.num_parameters())
+        if model_vocabulary(start) != model_vocabulary(target):
+            raise ConfigError(
+                f"The draft to start from has {model_vocabulary(start):,} tokens and its target "
+                f"{model_vocabulary(target):,}. Start from a draft of this target, or leave --start out."
+            )
         sample(target, tokenizer, files, run_folder / "samples", options, console)
         return start, {"distillation": distil(start, run_folder, options, console)}
     text_folder = run_folder / "text"
     text_folder.mkdir(parents=True, exist_ok=True)
     if not (text_folder / "tokenizer.json").exists():
         tokenizer.save_pretrained(text_folder)
-    text_options = replace(options.text, threads=options.threads, device=options.device)
+    text_options = replace(
+        options.text, threads=options.threads, device=options.device, checkpoint_seconds=options.checkpoint_seconds
+    )
     sizes = lm.build_model(text_options.architecture, 0, 0)
     check_size(sizes.num_parameters(), target.num_parameters())
     draft, _, text_state = lm.train(
@@ -118,13 +136,6 @@ def distil(draft: LlamaForCausalLM, run_folder: Path, options: DraftTraining, co
     folder = run_folder / "distil"
     pin(folder, {"distillation": asdict(options.distillation), "tokens_per_step": options.tokens_per_step})
     state = load_checkpoint(folder, draft, optimisers)
-    workers = Workers(draft, options.threads)
-
-    def batch(step: int) -> Batch:
-        rows = batches.batch(step)
-        for replica in workers.replicas:
-            attention.use_for(replica, rows[0].shape[1] - 1)
-        return rows
 
     def loss(model: nn.Module, rows: Batch, progress: float) -> Tensor:
         where = device_of(model)
@@ -139,9 +150,9 @@ def distil(draft: LlamaForCausalLM, run_folder: Path, options: DraftTraining, co
         model=draft,
         optimisers=optimisers,
         total_steps=max(1, options.tokens // options.tokens_per_step),
-        batch=batch,
+        batch=batches.batch,
         loss=loss,
         checkpoint_seconds=options.checkpoint_seconds,
-        workers=workers,
+        workers=Workers(draft, options.threads),
     )
     return loop.run(state, console, "distilling")

@@ -3,42 +3,36 @@
 from __future__ import annotations
 
 import copy
-import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
-from transformers.utils import logging
 
-from forerun.errors import ModelLoadError
-from forerun.models import load_tokenizer as read_tokenizer
-from forerun.models import load_transformers_model
+from forerun.errors import ConfigError, ModelLoadError
+from forerun.files.json_file import Fields
+from forerun.files.write import REMEDY, new_files, write_json
+from forerun.models import load_tokenizer as read_tokenizer, load_transformers_model
+from forerun.models.transformers_model import quietly
 
 TRAINING_RECORD = "training.json"
 CARD = "README.md"
 
 
-@contextmanager
-def without_bars() -> Iterator[None]:
-    """Keep Transformers' progress bars off the screen: the commands have their own."""
-    enabled = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if enabled:
-            logging.enable_progress_bar()
-
-
 def save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Write weights (bfloat16 safetensors), configuration and tokenizer; `model` itself is left as it is."""
+    """Write weights (bfloat16 safetensors), configuration and tokenizer; `model` itself is left as it is.
+
+    Raises:
+        ConfigError: they cannot be written; what was in the folder is still there.
+    """
     stored = copy.deepcopy(model).to(device="cpu", dtype=torch.bfloat16)
-    with without_bars():
-        stored.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
+    with new_files(folder, ConfigError) as fresh, quietly():
+        try:
+            stored.save_pretrained(fresh)
+            tokenizer.save_pretrained(fresh)
+        except SafetensorError as error:
+            raise ConfigError(f"{folder} cannot be written: {error}. {REMEDY}") from error
 
 
 def load(folder: Path, dtype: torch.dtype = torch.bfloat16) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
@@ -47,14 +41,14 @@ def load(folder: Path, dtype: torch.dtype = torch.bfloat16) -> tuple[PreTrainedM
     Raises:
         ModelLoadError: the folder is missing, or Transformers cannot read a model from it.
     """
-    return load_transformers_model(folder, str(dtype).removeprefix("torch.")), read_tokenizer(folder)
+    return load_transformers_model(folder, str(dtype).removeprefix("torch.")), load_tokenizer(folder)
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     """The tokenizer of a local folder.
 
     Raises:
-        ModelLoadError: there is none.
+        ModelLoadError: there is none, or it is damaged.
     """
     if not (folder / "tokenizer.json").exists():
         raise ModelLoadError(f"{folder} holds no tokenizer.json. Give the folder of a saved tokenizer or model.")
@@ -63,11 +57,10 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
 
 def write_record(folder: Path, record: dict[str, Any]) -> None:
     """Write `training.json`: what the card says, for programs."""
-    text = json.dumps(record, indent=2, ensure_ascii=False) + "\n"
-    (folder / TRAINING_RECORD).write_text(text, encoding="utf-8")
+    write_json(folder / TRAINING_RECORD, record, error=ConfigError)
 
 
 def read_record(folder: Path) -> dict[str, Any]:
-    """What `write_record` wrote, or an empty dictionary if the folder has no record."""
+    """What `write_record` wrote, or an empty dictionary if the folder has no record. Raises ModelLoadError: damaged."""
     path = folder / TRAINING_RECORD
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return dict(Fields.read(path, ModelLoadError, remedy="Remove it or put it right.").values) if path.exists() else {}

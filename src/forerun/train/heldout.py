@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import gzip
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
 from forerun.config import ASSETS
 from forerun.errors import ConfigError
 from forerun.train.corpus import SourceFile, hash_fraction, is_generated
-from forerun.workloads import read_records, text_of, written
+from forerun.workloads import read_records, written
 
 HELD_OUT_FILE = ASSETS / "heldout.jsonl.gz"
 HELD_OUT_CORPUS = "Python source of the standard library of CPython 3.11.7"
@@ -47,8 +48,8 @@ def read_held_out(path: Path = HELD_OUT_FILE) -> list[SourceFile]:
     try:
         with gzip.open(path, "rt", encoding="utf-8") as packed:
             records = read_records(packed, path.name)
-            return [SourceFile(text_of(row, "file", where), text_of(row, "text", where)) for where, row in records]
-    except (OSError, UnicodeDecodeError, EOFError, ConfigError) as error:
+            return [SourceFile(record.string("file"), record.string("text")) for record in records]
+    except (OSError, UnicodeDecodeError, EOFError, zlib.error, ConfigError) as error:
         raise ConfigError(
             f"{path} cannot be read as held-out files ({error}). "
             "Give a gzipped JSON-lines file with `file` and `text` in every line."

@@ -13,17 +13,19 @@ from rich.console import Console
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 
-from forerun.models import load_tokenizer
-from forerun.train import attention
+from forerun.files.write import digest
 from forerun.train.accelerator import EPOCH_PROCESSES, compile_layers, device_of, to_device, training_device
+from forerun.train.checkpoint import LoopState, load_checkpoint
 from forerun.train.corpus import SourceFile
 from forerun.train.defaults import Architecture, LmTraining
-from forerun.train.loop import Loop, LoopState, load_checkpoint
+from forerun.train.folder import load_tokenizer
+from forerun.train.loop import Loop
 from forerun.train.optim import Optimisers
 from forerun.train.resumed_options import pin
 from forerun.train.stream import Epochs, EpochTexts, TwoStageStream
+from forerun.train.token_ids import end_of_text
 from forerun.train.tokenizer import train_tokenizer
-from forerun.train.workers import Batch, Workers
+from forerun.train.workers import Workers
 
 
 def build_model(sizes: Architecture, end_token: int, seed: int) -> LlamaForCausalLM:
@@ -85,9 +87,10 @@ def train(
 
     `prepare` may change the random weights before the first step.
     """
-    free = {"tokens", "threads", "checkpoint_seconds", "device"}
-    pin(run_folder, {key: value for key, value in asdict(options).items() if key not in free})
     tokenizer = prepare_tokenizer(run_folder, files, options.architecture.vocab_size, console)
+    free = {"tokens", "threads", "checkpoint_seconds", "device"}
+    pinned = {key: value for key, value in asdict(options).items() if key not in free}
+    pin(run_folder, pinned | {"tokenizer": digest((run_folder / "tokenizer.json").read_bytes())})
     texts = EpochTexts.make(files, options.seed, options.copy_share, options.rename_share)
     where = training_device(options.device)
     epochs = Epochs(texts, tokenizer, EPOCH_PROCESSES[where.type])
@@ -99,7 +102,7 @@ def train(
         long_share=options.long_share,
         tokens_per_step=options.tokens_per_step,
     )
-    model = build_model(options.architecture, int(tokenizer.eos_token_id), options.seed)
+    model = build_model(options.architecture, end_of_text(tokenizer), options.seed)
     if prepare is not None:
         prepare(model)
     model.to(where)
@@ -109,22 +112,14 @@ def train(
     read = len(epochs.tokens(0))
     console.print(f"{read:,} tokens in {len(files)} files, {model.num_parameters():,} parameters")
     steps = max(1, options.tokens // options.tokens_per_step)
-    workers = Workers(model, options.threads)
-
-    def batch(step: int) -> Batch:
-        rows = stream.batch(step, steps)
-        for replica in workers.replicas:
-            attention.use_for(replica, rows.shape[1] - 1)
-        return (rows,)
-
     loop = Loop(
         folder=run_folder,
         model=model,
         optimisers=optimisers,
         total_steps=steps,
-        batch=batch,
+        batch=lambda step: (stream.batch(step, steps),),
         loss=lambda replica, rows, _: next_token_loss(replica, rows[0]),
-        workers=workers,
+        workers=Workers(model, options.threads),
         checkpoint_seconds=options.checkpoint_seconds,
     )
     try:

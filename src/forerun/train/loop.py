@@ -8,66 +8,24 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
 
+from forerun.train import attention
 from forerun.train.accelerator import LOSSES_READ_EVERY, MICRO_TOKENS, device_of
+from forerun.train.checkpoint import LoopState, save_checkpoint
 from forerun.train.optim import Optimisers
+from forerun.train.run_folder import Interrupts
 from forerun.train.workers import Batch, Workers
 
-CHECKPOINT = "checkpoint.pt"
 METRICS = "metrics.jsonl"
-
-
-@dataclass(slots=True)
-class LoopState:
-    """Where a run stands: steps done, tokens seen, seconds spent training (over all its lives)."""
-
-    step: int = 0
-    tokens: int = 0
-    seconds: float = 0.0
-    losses: list[float] = field(default_factory=list)
-
-
-def save_checkpoint(folder: Path, model: nn.Module, optimisers: Optimisers, state: LoopState) -> None:
-    """Write everything a resume needs into one file that is replaced as a whole or not at all."""
-    content = {
-        "model": model.state_dict(),
-        "optimisers": optimisers.state_dict(),
-        "step": state.step,
-        "tokens": state.tokens,
-        "seconds": state.seconds,
-        "losses": state.losses[-256:],
-    }
-    temporary = folder / (CHECKPOINT + ".tmp")
-    with temporary.open("wb") as file:
-        torch.save(content, file)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(folder / CHECKPOINT)
-
-
-def load_checkpoint(folder: Path, model: nn.Module, optimisers: Optimisers) -> LoopState:
-    """Restore model and optimisers; a fresh state if `folder` holds no checkpoint.
-
-    Only tensors and plain values are read (`weights_only`): the file can run no code.
-    """
-    path = folder / CHECKPOINT
-    if not path.exists():
-        return LoopState()
-    content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-    model.load_state_dict(content["model"])
-    optimisers.load_state_dict(content["optimisers"])
-    return LoopState(content["step"], content["tokens"], content["seconds"], list(content["losses"]))
 
 
 @dataclass(slots=True)
@@ -79,19 +37,28 @@ class Loop:
     optimisers: Optimisers
     total_steps: int
     batch: Callable[[int], Batch]
-    """Step number -> tensors that agree in their first dimension, rows."""
+    """Step number -> tensors that agree in their first dimension, rows; the first [rows, window + 1] token ids."""
     loss: Callable[[nn.Module, Batch, float], Tensor]
     """(model, rows of the batch, progress) -> their mean loss; progress in [0, 1)."""
     checkpoint_seconds: float
     workers: Workers
 
     def run(self, state: LoopState, console: Console, title: str) -> LoopState:
-        """Train from `state` to the end, or until killed; the last act is a checkpoint."""
+        """Train from `state` to the end, or until interrupted; the last act is a checkpoint.
+
+        Raises:
+            ConfigError: a checkpoint cannot be written.
+            KeyboardInterrupt: after Ctrl-C, when the step is done and saved.
+        """
         last_save = time.monotonic()
         self.model.train()
-        with self._progress(console) as progress, (self.folder / METRICS).open("a") as metrics:
+        with (
+            Interrupts() as interrupts,
+            self._progress(console) as progress,
+            (self.folder / METRICS).open("a") as metrics,
+        ):
             task = progress.add_task(title, total=self.total_steps, completed=state.step, loss=0.0, speed=0.0)
-            while state.step < self.total_steps:
+            while state.step < self.total_steps and not interrupts.asked:
                 speed = self._several_steps(state)
                 recent = state.losses[-32:]
                 progress.update(task, completed=state.step, loss=sum(recent) / len(recent), speed=speed)
@@ -103,7 +70,9 @@ class Loop:
                 if time.monotonic() - last_save > self.checkpoint_seconds:
                     save_checkpoint(self.folder, self.model, self.optimisers, state)
                     last_save = time.monotonic()
-        save_checkpoint(self.folder, self.model, self.optimisers, state)
+            save_checkpoint(self.folder, self.model, self.optimisers, state)
+        if interrupts.asked:
+            raise KeyboardInterrupt
         return state
 
     def _several_steps(self, state: LoopState) -> float:
@@ -113,6 +82,8 @@ class Loop:
         count = min(LOSSES_READ_EVERY[device_of(self.model).type], self.total_steps - state.step)
         for step in range(state.step, state.step + count):
             batch = self.batch(step)
+            for replica in self.workers.replicas:
+                attention.use_for(replica, batch[0].shape[1] - 1)
             values.append(self._step(batch, step / self.total_steps))
             state.tokens += batch[0].shape[0] * (batch[0].shape[1] - 1)
         state.losses.extend(float(value) for value in values)

@@ -14,6 +14,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from forerun.errors import ConfigError
+from forerun.files.write import refuse_to_overwrite, write_bytes
 from forerun.train.folder import CARD, load, save, write_record
 
 GRAIN = 64
@@ -88,13 +89,18 @@ def pad(model: LlamaForCausalLM, padding: Padding, seed: int = 0) -> LlamaForCau
     return padded.eval()
 
 
-def make_padded(source: Path, out: Path, parameters: int, num_layers: int | None = None) -> Padding:
+def make_padded(
+    source: Path, out: Path, parameters: int, num_layers: int | None = None, *, force: bool = False
+) -> Padding:
     """Write the cost-padded form of the Llama folder `source` to `out`, with a card that says so.
 
     Raises:
         ModelLoadError: `source` is no model folder.
-        ConfigError: the sizes cannot be reached, or the architecture is not Llama.
+        ConfigError: `out` exists, unless it is to be replaced (`force`); the sizes cannot be reached, or the
+            architecture is not Llama.
     """
+    if not force:
+        refuse_to_overwrite(out, ConfigError)
     model, tokenizer = load(source)
     check_llama(model, source)
     padding = plan(model.config, model.num_parameters(), parameters, num_layers)
@@ -110,7 +116,7 @@ def make_padded(source: Path, out: Path, parameters: int, num_layers: int | None
         "intermediate_size": padding.intermediate_size,
     }
     write_record(out, record)
-    (out / CARD).write_text(_card(record, model), encoding="utf-8")
+    write_bytes(out / CARD, _card(record, model).encode(), error=ConfigError)
     return padding
 
 

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from forerun.errors import ConfigError
+from forerun.files.json_file import Fields
+from forerun.files.write import write_json
 
 FILE_NAME = "options.json"
 
@@ -15,16 +17,15 @@ def pin(folder: Path, options: dict[str, Any]) -> None:
     """Write `options` into `folder`, or compare them with those a former run wrote there.
 
     Raises:
-        ConfigError: some differ; what is in the folder would not fit what is added to it.
+        ConfigError: the file is damaged, or some differ: what is in the folder would not fit what is added to it.
     """
     path = folder / FILE_NAME
     plain = json.loads(json.dumps(options))
     if not path.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(plain, indent=2) + "\n", encoding="utf-8")
+        write_json(path, plain, error=ConfigError)
         return
-    former = json.loads(path.read_text(encoding="utf-8"))
+    former = Fields.read(path, ConfigError, remedy="Give another --work, or --force to begin anew.").values
     changed = sorted(key for key in {*plain, *former} if plain.get(key) != former.get(key))
     if changed:
-        described = ", ".join(f"{key} was {former.get(key)} and is {plain.get(key)}" for key in changed)
+        described = ", ".join(f"{key} was {str(former.get(key))[:80]} and is {plain.get(key)}" for key in changed)
         raise ConfigError(f"{folder} belongs to another run: {described}. Give the same options, or another --work.")

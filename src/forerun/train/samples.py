@@ -16,21 +16,25 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from forerun.errors import ConfigError
+from forerun.files.write import check_seal, sealed_file
 from forerun.train.continuations import TopProbs, continue_prompts, top_probs_of, write_on
 from forerun.train.defaults import DraftTraining
 from forerun.train.resumed_options import pin
 from forerun.train.stream import Windows
+from forerun.train.token_ids import model_vocabulary, stored_ids
 from forerun.train.workers import Batch
 
 SHARDS = "shard-*.tokens.npy"
 """The files of a folder of samples that hold tokens, one a shard."""
+_REMEDY = "Remove this shard's three files, and --resume of the run that wrote them draws it again."
 OWN_PROMPT_STARTS_WITH = 32
 """Tokens of training text before what the target writes into its own prompts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """tokens uint16 [B, T + 1]; distributions of tokens 1 to T: ids uint16, probabilities float16 [B, T, k]."""
+    """tokens [B, T + 1], uint16 or uint32; of tokens 1 to T, ids likewise and probabilities float16 [B, T, k]."""
 
     tokens: np.ndarray
     probs: TopProbs
@@ -44,22 +48,28 @@ def write_shard(folder: Path, number: int, shard: Shard) -> None:
     """Write one shard; its tokens come last, so that a shard with tokens is complete."""
     parts = {"ids": shard.probs.ids, "probabilities": shard.probs.probabilities, "tokens": shard.tokens}
     for part, path in _paths(folder, number).items():
-        temporary = path.with_suffix(".tmp")
-        with temporary.open("wb") as file:
+        with sealed_file(path, ConfigError) as file:
             np.save(file, parts[part], allow_pickle=False)
-        temporary.replace(path)
 
 
 def read_shard(folder: Path, number: int) -> Shard:
-    """Map one shard into memory; nothing is read before it is used."""
-    parts = {p: np.load(path, mmap_mode="r", allow_pickle=False) for p, path in _paths(folder, number).items()}
+    """Map one shard into memory. Raises ConfigError where it is damaged."""
+    parts = {part: _read(path) for part, path in _paths(folder, number).items()}
     return Shard(parts["tokens"], TopProbs(parts["ids"], parts["probabilities"]))
 
 
 def read_tokens(path: Path) -> np.ndarray:
-    """The tokens, uint16 [B, T + 1], of the shard whose file is `path` (see `SHARDS`)."""
-    tokens: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
-    return tokens
+    """The tokens, [B, T + 1], of the shard whose file is `path` (see `SHARDS`). Raises ConfigError: it is damaged."""
+    return _read(path)
+
+
+def _read(path: Path) -> np.ndarray:
+    check_seal(path, ConfigError, _REMEDY)
+    try:
+        array: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError) as failure:
+        raise ConfigError(f"{path} cannot be read: {failure}. {_REMEDY}") from None
+    return array
 
 
 def shard_count(options: DraftTraining) -> int:
@@ -78,11 +88,11 @@ def sample_shard(target: PreTrainedModel, tokens: np.ndarray, number: int, optio
         # Distributions of many prompts all at once need more memory than there is, and a second forward is cheap.
         written = write_on(target, prompts, options.new_tokens, temperature, options.seed + number)
         probs = top_probs_of(target, written, options.top)
-        return Shard(written.cpu().numpy().astype(np.uint16), probs)
+        return Shard(stored_ids(written, model_vocabulary(target)), probs)
     written, probs = continue_prompts(
         target, prompts, options.new_tokens, temperature, options.seed + number, options.top
     )
-    return Shard(written.cpu().numpy().astype(np.uint16), probs)
+    return Shard(stored_ids(written, model_vocabulary(target)), probs)
 
 
 def _partly_own(target: PreTrainedModel, prompts: Tensor, number: int, options: DraftTraining) -> Tensor:
@@ -91,30 +101,25 @@ def _partly_own(target: PreTrainedModel, prompts: Tensor, number: int, options: 
     It has read the training text and knows some of it by heart; what it writes there is not what it
     writes after text it never saw.
     """
-    own, length = round(options.own_prompt_share * len(prompts)), prompts.shape[1]
-    if not own or length <= OWN_PROMPT_STARTS_WITH:
+    count, length = round(options.own_prompt_share * len(prompts)), prompts.shape[1]
+    if not count or length <= OWN_PROMPT_STARTS_WITH:
         return prompts
-    starts = prompts[:own, :OWN_PROMPT_STARTS_WITH]
+    starts = prompts[:count, :OWN_PROMPT_STARTS_WITH]
     # Not the seed of the continuation, whose draws would otherwise come twice.
     seed = options.seed + number + 2**31
-    return torch.cat([write_on(target, starts, length - OWN_PROMPT_STARTS_WITH, 1.0, seed), prompts[own:]])
-
-
-def text_shard_count(options: DraftTraining) -> int:
-    """How many shards of plain text hold `options.text_law_tokens` tokens; they come after the sampled ones."""
-    return round(options.text_law_tokens / (options.text_batch * options.text_window))
+    return torch.cat([write_on(target, starts, length - OWN_PROMPT_STARTS_WITH, 1.0, seed), prompts[count:]])
 
 
 def total_shards(options: DraftTraining) -> int:
-    """Sampled and text shards together."""
-    return shard_count(options) + text_shard_count(options)
+    """The sampled shards, and after them those of plain text, which hold `options.text_law_tokens` tokens."""
+    return shard_count(options) + round(options.text_law_tokens / (options.text_batch * options.text_window))
 
 
 def text_shard(target: PreTrainedModel, tokens: np.ndarray, number: int, options: DraftTraining) -> Shard:
     """Text shard `number` (from 0): windows of the training stream with the target's distributions."""
     windows = Windows(tokens, options.text_window, options.seed + 1)
     batch = windows.batch(number * options.text_batch, options.text_batch).to(target.device)
-    return Shard(batch.cpu().numpy().astype(np.uint16), top_probs_of(target, batch, options.top))
+    return Shard(stored_ids(batch, model_vocabulary(target)), top_probs_of(target, batch, options.top))
 
 
 def sample_all(
@@ -149,8 +154,12 @@ def sample_all(
         return number
 
     with ThreadPoolExecutor(workers) as pool:
-        for future in as_completed([pool.submit(work, number) for number in range(total_shards(options))]):
-            done(future.result())
+        try:
+            for future in as_completed([pool.submit(work, number) for number in range(total_shards(options))]):
+                done(future.result())
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)  # those begun are finished, and kept
+            raise
 
 
 class ShardBatches:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import random
+import signal
 from collections.abc import Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass
@@ -17,8 +18,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from forerun.errors import ConfigError
 from forerun.train.augment import name_pool, renamed_throughout, with_copies
 from forerun.train.corpus import SourceFile
+from forerun.train.token_ids import end_of_text, id_type, vocabulary_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +60,13 @@ class EpochTexts:
 
 
 def tokenize(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> np.ndarray:
-    """All texts one after the other as uint16 token ids, each ended by the end-of-text token."""
-    end = tokenizer.eos_token_id
+    """All texts one after the other as token ids (uint16 or uint32), each ended by the end-of-text token."""
+    end, kind = end_of_text(tokenizer), id_type(vocabulary_size(tokenizer))
     parts: list[np.ndarray] = []
     for start in range(0, len(texts), 64):
         encoded = tokenizer(list(texts[start : start + 64]), verbose=False)["input_ids"]
-        parts.extend(np.asarray([*ids, end], dtype=np.uint16) for ids in encoded)
-    return np.concatenate(parts) if parts else np.zeros(0, dtype=np.uint16)
+        parts.extend(np.asarray([*ids, end], dtype=kind) for ids in encoded)
+    return np.concatenate(parts) if parts else np.zeros(0, dtype=kind)
 
 
 class Windows:
@@ -74,7 +77,9 @@ class Windows:
         self.length = length
         self._order = np.random.default_rng(seed).permutation(max(0, (len(tokens) - 1) // length))
         if len(self._order) == 0:
-            raise ValueError(f"{len(tokens)} tokens do not fill one window of {length + 1}")
+            raise ConfigError(
+                f"{len(tokens):,} tokens of text do not fill one window of {length + 1:,}. Give more text."
+            )
 
     def batch(self, first: int, count: int) -> Tensor:
         """Windows `first` to `first + count` of the endless order: int64 [count, length + 1]."""
@@ -111,17 +116,16 @@ class Epochs:
         self._last = last
 
     def tokens(self, epoch: int) -> np.ndarray:
-        """Epoch `epoch` as uint16 token ids."""
+        """Epoch `epoch` as token ids."""
         if epoch not in self._ready:
-            self._ready = {epoch: self._coming.pop(epoch).result() if epoch in self._coming else self._make(epoch)}
+            coming = self._coming.pop(epoch, None)
+            made = tokenize(self._texts.of(epoch), self._tokenizer) if coming is None else coming.result()
+            self._ready = {epoch: made}
         if self._pool is not None:
-            for coming in range(epoch + 1, min(epoch + self._ahead, self._last) + 1):
-                if coming not in self._coming:
-                    self._coming[coming] = self._pool.submit(_work, coming)
+            for later in range(epoch + 1, min(epoch + self._ahead, self._last) + 1):
+                if later not in self._coming:
+                    self._coming[later] = self._pool.submit(_work, later)
         return self._ready[epoch]
-
-    def _make(self, epoch: int) -> np.ndarray:
-        return tokenize(self._texts.of(epoch), self._tokenizer)
 
     def close(self) -> None:
         """End the processes; epochs that were only asked for are dropped."""
@@ -134,6 +138,7 @@ _worker: tuple[EpochTexts, PreTrainedTokenizerBase] | None = None
 
 def _set_up_worker(texts: EpochTexts, tokenizer: PreTrainedTokenizerBase) -> None:
     global _worker
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its processes
     _worker = (texts, tokenizer)
 
 

@@ -10,8 +10,7 @@ then draws one more from p_{n+1} if all were accepted, else from the normalised 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence as Seq
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 

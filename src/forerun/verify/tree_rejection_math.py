@@ -12,8 +12,7 @@ the recovered or bonus token is drawn from.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Iterator, Sequence as Seq
 from dataclasses import dataclass
 from typing import Any, Generic, TypeAlias
 

@@ -12,12 +12,10 @@ from families import make_family
 from forerun import LLM, SamplingParams
 from forerun.bench.compare import Run
 from forerun.bench.engines import BARE, PLAIN, bare_loop, beside, generate, method_name
-from forerun.bench.forward import TRANSFORMERS, cells, header
-from forerun.bench.forward import measure as measure_forward
+from forerun.bench.forward import TRANSFORMERS, measure as measure_forward, table
 from forerun.bench.generate import HF_PLAIN, Methods, assisted_name, timed_runs
 from forerun.bench.reference import Reference
-from forerun.bench.step_time import StepTimeRow
-from forerun.bench.step_time import measure as measure_step_time
+from forerun.bench.step_time import StepTimeRow, measure as measure_step_time
 from forerun.errors import ConfigError
 from forerun.workloads import Case
 
@@ -84,7 +82,8 @@ def test_forwards_are_measured_for_every_path_and_number_of_rows(folder: Path) -
     assert rows[0].ratios == {}
     assert list(rows[1].ratios) == [1, 3]
     assert list(rows[1].growth) == [3]
-    assert all(len(cells(row, [1, 3])) == len(header([1, 3])) for row in rows)
+    printed = table("One forward", [1, 3], rows)
+    assert all(len(cells) == len(printed.header) for cells in printed.rows)
 
 
 def test_rows_that_do_not_fit_the_context_are_refused(folder: Path) -> None:

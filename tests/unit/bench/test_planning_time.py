@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from forerun.bench.planning_time import SITUATIONS, cells, header, measure
+from forerun.bench.planning_time import COLUMNS, SITUATIONS, measure
 from forerun.policy import FixedBudget
 
 
@@ -15,7 +15,8 @@ def test_one_row_per_situation() -> None:
     assert drafting.num_draft_tokens > 2 and several.num_draft_tokens > 0.5
     assert plain.num_draft_tokens < 0.3
     assert all(0 < row.step <= row.slowest for row in rows)
-    assert all(len(cells(row)) == len(header()) for row in rows)
+    assert [COLUMNS["situation"](row) for row in rows] == [row.situation for row in rows]
+    assert all(float(COLUMNS[title](row)) >= 0 for row in rows for title in ("plan and observe in ms", "99 %", "K"))
 
 
 def test_any_budget_may_be_measured() -> None:

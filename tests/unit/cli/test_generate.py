@@ -257,16 +257,19 @@ def test_a_file_may_give_a_repeated_flag_one_value(invoke: Invoke, opened: dict[
         ("[generate]\nmax-token = 5\n", "max_tokens"),
         ("[generates]\n", "generate"),
         ("[generate]\nmodel = \n", "TOML"),
+        ("[generate]\nmodel = " + "[" * 10_000, "TOML"),
+        ("[generate]\nmax_tokens = " + "9" * 5_000, "TOML"),
+        ("[generate]\nmodel = '\udce9'\n", "TOML"),
     ],
 )
 def test_a_wrong_configuration_file_is_refused(
     invoke: Invoke, opened: dict[str, Any], tmp_path: Path, text: str, told: str
 ) -> None:
     file = tmp_path / "forerun.toml"
-    file.write_text(text)
+    file.write_bytes(text.encode(errors="surrogateescape"))
     result = invoke("--config", str(file), "generate", "x")
     assert result.exit_code == 2
-    assert told in result.stderr
+    assert told in result.stderr and str(file) in result.stderr
 
 
 def test_a_missing_configuration_file_is_refused(invoke: Invoke) -> None:

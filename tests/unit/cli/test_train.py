@@ -57,7 +57,7 @@ def test_the_defaults_are_those_of_the_options(invoke: Invoke, called: dict[str,
 
 
 def test_a_language_model_is_told_what_was_asked(invoke: Invoke, called: dict[str, Any]) -> None:
-    own = "--short-window 16 --long-share 0.2 --weight-decay 0.5 --resume"
+    own = "--short-window 16 --long-share 0.2 --weight-decay 0.5 --checkpoint-seconds 7 --resume"
     flags = [*TEXT_FLAGS.split(), *own.split()]
     result = invoke("train", "lm", "out", *flags, *SIZE_FLAGS, "--data", "d", "--work", "w", "--tokenizer", "t")
     assert result.exit_code == 0, result.output
@@ -68,11 +68,22 @@ def test_a_language_model_is_told_what_was_asked(invoke: Invoke, called: dict[st
         tokens=1000,
         short_window=16,
         long_share=0.2,
+        checkpoint_seconds=7,
         threads=2,
         device="cpu",
         **TEXT,  # type: ignore[arg-type]
     )
-    assert called["resume"] is True and called["tokenizer_folder"] == Path("t")
+    assert called["resume"] is True and called["force"] is False and called["tokenizer_folder"] == Path("t")
+
+
+@pytest.mark.parametrize("command", ["lm", "draft", "other-vocab"])
+def test_every_command_may_be_forced_and_told_when_to_save(
+    invoke: Invoke, called: dict[str, Any], command: str
+) -> None:
+    assert invoke("train", command, "out", "--force", "--checkpoint-seconds", "9").exit_code == 0
+    options = called["args"][-1]
+    assert called["force"] is True and called["resume"] is False
+    assert (options.text if command == "other-vocab" else options).checkpoint_seconds == 9
 
 
 def test_a_draft_is_told_what_was_asked(invoke: Invoke, called: dict[str, Any]) -> None:

@@ -34,13 +34,17 @@ def answers(llm: LLM) -> list[Any]:
     return [(each.token_ids, each.logprobs if llm.exact else None) for each in results]
 
 
+@pytest.fixture(scope="module")
+def plain(target: Model) -> list[Any]:
+    return answers(LLM(target))
+
+
 @pytest.mark.parametrize("options", [{}, {"max_batch": 1}, {"prefill_chunk": 2}, {"max_batch": 3, "prefill_chunk": 7}])
 @pytest.mark.parametrize("k", [1, 4, 8])
-def test_bits_are_those_of_plain_decoding(target: Model, k: int, options: dict[str, int]) -> None:
-    expected = answers(LLM(target))
+def test_bits_are_those_of_plain_decoding(target: Model, plain: list[Any], k: int, options: dict[str, int]) -> None:
     for exit_layer in range(1, target.num_layers):
         llm = LLM(target, EarlyExit(exit_layer), num_draft_tokens=k, **options)  # type: ignore[arg-type]
-        assert answers(llm) == expected, exit_layer
+        assert answers(llm) == plain, exit_layer
 
 
 def test_no_layer_computes_a_token_twice(target: Model, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,7 +60,7 @@ def test_it_knows_every_string_of_its_texts_and_no_other(count: int, in_turns: b
                 assert (walk(automaton, [*string, token]) > ROOT) == ((*string, token) in known)
         for text, end in zip(texts, ends, strict=True):
             assert walk(automaton, text) == end
-            assert automaton.length(end) == len(text)
+            assert automaton._length[end] == len(text)
 
 
 def test_a_state_stands_for_the_strings_that_end_at_the_same_places() -> None:
@@ -75,8 +75,8 @@ def test_a_state_stands_for_the_strings_that_end_at_the_same_places() -> None:
                 places = frozenset(i for i in range(size, len(text) + 1) if text[i - size : i] == text[start:end])
                 state = walk(automaton, text[start:end])
                 endings.setdefault(state, set()).add(places)
-                assert automaton.count(state) == len(places)
-                assert automaton.length(state) >= size
+                assert automaton._count[state] == len(places)
+                assert automaton._length[state] >= size
         assert all(len(places) == 1 for places in endings.values())
         assert len({next(iter(places)) for places in endings.values()}) == len(endings) == len(automaton) - 1
 
@@ -90,7 +90,7 @@ def test_counts_over_several_texts() -> None:
             tuple(text[start:end]) for text in texts for end in range(1, len(text) + 1) for start in range(end)
         )
         for string, times in every.items():
-            assert automaton.count(walk(automaton, list(string))) == times
+            assert automaton._count[walk(automaton, list(string))] == times
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -113,14 +113,14 @@ def test_the_match_is_the_longest_suffix_that_stands_in_a_text(seed: int) -> Non
         tried = [*before, token]
         expected = next((tried[i:] for i in range(len(tried)) if tuple(tried[i:]) in known), [])
         assert length == len(expected)
-        assert automaton.length(state) >= length
+        assert automaton._length[state] >= length
         assert walk(automaton, expected) in (state, *_links(automaton, state))
 
 
 def test_a_match_outlives_the_split_of_its_state() -> None:
     automaton, _ = built([[8, 1, 2]])
     state, length = automaton.match(ROOT, 0, 2)
-    assert (automaton.length(state), length) == (3, 1)
+    assert (automaton._length[state], length) == (3, 1)
     end = ROOT
     for token in (1, 2, 5):
         end = automaton.add(end, token)
@@ -186,7 +186,7 @@ def test_nothing_follows_in_an_empty_text() -> None:
 def test_a_common_beginning_is_held_once() -> None:
     automaton, _ = built([[1, 2, 3, 4], [1, 2, 3, 5], [1, 2, 3, 4]])
     assert automaton.num_tokens == 5
-    assert automaton.count(walk(automaton, [2, 3])) == 3
+    assert automaton._count[walk(automaton, [2, 3])] == 3
 
 
 class Counted(SuffixAutomaton):
@@ -224,5 +224,5 @@ def test_no_token_of_a_long_period_counts_all_its_suffixes() -> None:
         for _ in range(30):
             end = automaton.add(end, 1)
         assert automaton.copy(end, 30, 3)[0] == [1, 1, 1]
-    assert every.count(walk(every, [1])) == 30
-    assert few.count(walk(few, [1])) == 4
+    assert every._count[walk(every, [1])] == 30
+    assert few._count[walk(few, [1])] == 4

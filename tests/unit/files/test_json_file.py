@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from forerun.errors import ModelLoadError
+from forerun.errors import ConfigError, ModelLoadError
 from forerun.files.json_file import Fields, parse_json, read_json
 
 SOUND = json.dumps({"layers": 4, "epsilon": 1e-6, "name": "ö", "rope": {"theta": 1e4}, "sizes": [1, 2], "on": True})
@@ -147,6 +147,23 @@ def test_an_object_within_has_its_place() -> None:
     inner = Fields("config.json", {"rope": {"theta": "x"}}, ModelLoadError).fields("rope")
     with pytest.raises(ModelLoadError, match=r"^config\.json: rope: theta is 'x', but must be a number\."):
         inner.number("theta")
+
+
+def test_private_texts_are_not_shown() -> None:
+    fields = Fields(
+        "f", {"a": "secret", "b": ["secret"], "c": {"d": {"e": "secret"}}, "n": 3}, ConfigError, private=True
+    )
+    for call in (
+        lambda: fields.integer("a"),
+        lambda: fields.string("b"),
+        lambda: fields.string("c"),
+        lambda: fields.fields("c").fields("d").integer("e"),
+    ):
+        with pytest.raises(ConfigError, match=r"is (a string|a list|an object), but must be") as raised:
+            call()
+        assert "secret" not in str(raised.value)
+    with pytest.raises(ConfigError, match="n is 3, but"):
+        fields.string("n")
 
 
 def test_any_damage_gives_values_or_the_error(tmp_path: Path) -> None:

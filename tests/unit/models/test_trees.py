@@ -72,10 +72,13 @@ def check_tree(model: Model, length: int, tree: Bits, logits: Tensor, cache: Seq
     plain = prefilled(model, length)
     known: dict[int, Tensor] = {}
     leaves = set(range(len(tokens))) - set(parents)
+    path: list[int] = []
     for leaf in sorted(leaves, key=lambda leaf: len(path_of(leaf, parents))):
-        path = path_of(leaf, parents)
-        plain.truncate(length)
-        known.update(zip(path, decode(model, plain, [tokens[node] for node in path]), strict=True))
+        last, path = path, path_of(leaf, parents)
+        shared = sum(node in last for node in path)  # from the root on; the cache holds these already
+        plain.truncate(length + shared)
+        new = path[shared:]
+        known.update(zip(new, decode(model, plain, [tokens[node] for node in new]), strict=True))
     assert torch.equal(logits, torch.stack([known[node] for node in range(len(tokens))]))
     cache.commit(path)
     assert all(torch.equal(a, b) for a, b in zip(held(cache), held(plain), strict=True))

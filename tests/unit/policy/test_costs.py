@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import random
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -214,6 +217,35 @@ def test_a_damaged_file_is_set_aside_with_one_warning(
     StoredCosts(("a",)).save()
     assert json.loads(home.read_text())["version"] == 1
     assert [str(home) in record.getMessage() for record in caplog.records] == [True]
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_what_is_no_file_stops_nothing(home: Path, make: Callable[[Path], None]) -> None:
+    home.parent.mkdir()
+    make(home)
+    StoredCosts(("a",)).save()
+    assert home.is_file()
+
+
+def test_any_damage_leaves_costs_that_can_be_used(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stored = StoredCosts(("a",))
+    for rows in (1, 3, 8):
+        stored.costs.add_target("greedy", 1, 100.0, rows, 0.01)
+        stored.costs.add_draft(1, rows, 0.002)
+    stored.save()
+    whole, draw = home.read_bytes(), random.Random(4)
+    for _ in range(300):
+        content = bytearray(whole)
+        for _ in range(draw.randrange(1, 4)):
+            content[draw.randrange(len(content))] = draw.choice(b'0123456789eE-+.,:[]{}"NaInfity\x00\xff')
+        home.write_bytes(content[: draw.randrange(len(content))] if draw.random() < 0.2 else content)
+        monkeypatch.setattr(cost_store, "_known", {})
+        again = StoredCosts(("a",))
+        target = again.costs.target("greedy", 1, 200.0, 8)
+        assert target is None or (np.isfinite(target).all() and (target > 0).all())
+        assert np.isfinite(again.costs.draft(1, 8)).all()
+        again.save()
+        json.loads(home.read_text(), parse_constant=pytest.fail)
 
 
 def test_another_version_is_not_called_damaged(home: Path, caplog: pytest.LogCaptureFixture) -> None:

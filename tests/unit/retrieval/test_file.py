@@ -1,6 +1,9 @@
 """Files that are damaged, cut short, foreign or of another version are refused, with the reason."""
 
 import json
+import random
+import subprocess
+import sys
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -8,7 +11,7 @@ from typing import Any
 import pytest
 
 from forerun.errors import ConfigError
-from forerun.retrieval import Header, Index, build_index, read_header
+from forerun.retrieval import Header, Index, build_index, file, read_header
 
 
 @pytest.fixture
@@ -69,6 +72,30 @@ def test_other_headers(path: Path, changes: dict[str, Any], words: str) -> None:
         Index(path)
 
 
+def test_a_header_that_is_nested_deeply(path: Path) -> None:
+    for depth in (500, 900, 2000):
+        line, _, data = path.read_bytes().partition(b"\n")
+        nested = line.replace(b'"tokenizer": "some"', b'"tokenizer": ' + b"[" * depth + b"]" * depth)
+        path.with_name("n").write_bytes(nested + b"\n" + data)
+        with pytest.raises(ConfigError, match=r"is damaged: its header.*forerun index build"):
+            Index(path.with_name("n"))
+
+
+def test_any_damage_is_refused(path: Path) -> None:
+    draw, whole = random.Random(3), path.read_bytes()
+    for _ in range(500):
+        content = bytearray(whole)
+        for _ in range(draw.randrange(1, 3)):
+            content[draw.randrange(len(content))] ^= draw.randrange(1, 256)
+        if draw.random() < 0.3:
+            del content[draw.randrange(len(content)) :]
+        if content == whole:
+            continue
+        path.write_bytes(content)
+        with pytest.raises(ConfigError):
+            Index(path)
+
+
 @pytest.mark.parametrize("size", [4096, 4096 + 41, 4095, 100])
 def test_a_file_that_was_cut_short(path: Path, size: int) -> None:
     path.write_bytes(path.read_bytes()[:size])
@@ -94,7 +121,7 @@ def test_foreign_files(tmp_path: Path, content: bytes) -> None:
 
 def test_a_header_that_is_no_json(path: Path) -> None:
     path.write_bytes(path.read_bytes().replace(b'"version"', b'"version', 1))
-    with pytest.raises(ConfigError, match="its header is not JSON"):
+    with pytest.raises(ConfigError, match="its header: it is not JSON"):
         Index(path)
 
 
@@ -127,3 +154,50 @@ def test_a_long_name_takes_another_page(tmp_path: Path) -> None:
     header, start = read_header(tmp_path / "i")
     assert (start % 4096, header.tokenizer) == (0, "é" * 3000) and start > 4096
     assert Index(tmp_path / "i").tokens.tolist() == [1, 2, 65_535]
+
+
+IN_USE = """if True:
+    import sys
+    from pathlib import Path
+    from forerun.retrieval import Index, file
+    path = Path(sys.argv[1])
+    content = path.read_bytes()
+    for in_memory, size in ((1 << 26, 0), (0, 0), (0, 4100)):
+        path.write_bytes(content)
+        file.MAX_IN_MEMORY = in_memory
+        index = Index(path)
+        first = index.find([1, 2], 1, 4)
+        assert first is not None
+        with path.open("r+b") as other:  # what `cp SHORTER PATH` does
+            other.truncate(size)
+        print([index.find([1, 2], 1, 4) == first for _ in range(2)])
+"""
+
+
+def test_a_file_that_is_overwritten_while_it_is_in_use_ends_nothing(path: Path) -> None:
+    ended = subprocess.run([sys.executable, "-c", IN_USE, str(path)], capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.splitlines() == ["[True, True]", "[False, False]", "[False, False]"]
+    assert ended.stderr.count("was changed while it is in use") == 2
+
+
+def test_a_mapped_index_finds_what_one_in_memory_finds(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = Index(path)
+    monkeypatch.setattr(file, "MAX_IN_MEMORY", 0)
+    large = Index(path)
+    assert large.find([1, 2], 1, 4) == small.find([1, 2], 1, 4) is not None
+    assert large.tokens.tolist() == small.tokens.tolist() and large.suffixes.tolist() == small.suffixes.tolist()
+    other = path.with_name("other")
+    build_index(other, [[8]], 9)
+    other.replace(path)  # the old one is still mapped
+    assert large.find([1, 2], 1, 4) == small.find([1, 2], 1, 4)
+
+
+@pytest.mark.parametrize("in_memory", [0, 1 << 26])
+def test_damage_is_found_mapped_or_not(path: Path, monkeypatch: pytest.MonkeyPatch, in_memory: int) -> None:
+    monkeypatch.setattr(file, "MAX_IN_MEMORY", in_memory)
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(ConfigError, match="do not agree with their checksum"):
+        Index(path)

@@ -1,7 +1,9 @@
 """Looking up against reading every document; documents' borders are never crossed."""
 
 import random
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -96,8 +98,10 @@ def test_appending_is_building_from_both(tmp_path: Path, vocab_size: int) -> Non
     rng = random.Random(0)
     for _ in range(10):
         first, second, third = corpus(rng, 3), corpus(rng, 3), corpus(rng, 9)
-        build_index(tmp_path / "whole", [*first, *second, *third], vocab_size, tokenizer="t", fingerprint="f")
-        build_index(tmp_path / "grown", first, vocab_size, tokenizer="t", fingerprint="f")
+        build_index(
+            tmp_path / "whole", [*first, *second, *third], vocab_size, tokenizer="t", fingerprint="f", force=True
+        )
+        build_index(tmp_path / "grown", first, vocab_size, tokenizer="t", fingerprint="f", force=True)
         old = Index(tmp_path / "grown")
         before = old.tokens.tolist()
         append_index(tmp_path / "grown", second, fingerprint="f")
@@ -108,7 +112,7 @@ def test_appending_is_building_from_both(tmp_path: Path, vocab_size: int) -> Non
 
 
 def test_another_tokenizer_appends_nothing(tmp_path: Path) -> None:
-    build_index(tmp_path / "i", [[1]], 9, tokenizer="t", fingerprint="f")
+    build_index(tmp_path / "i", [[1]], 9, tokenizer="t", fingerprint="f", force=True)
     before = (tmp_path / "i").read_bytes()
     with pytest.raises(ConfigError, match=r"another tokenizer \(t\).*is f, not g"):
         append_index(tmp_path / "i", [[2]], fingerprint="g")
@@ -134,7 +138,7 @@ def test_a_failed_write_leaves_the_old_index(tmp_path: Path, monkeypatch: pytest
 
     monkeypatch.setattr("os.fsync", fail)
     with pytest.raises(ConfigError, match="No space left"):
-        build_index(tmp_path / "i", [[3]], 9)
+        build_index(tmp_path / "i", [[3]], 9, force=True)
     assert [path.name for path in tmp_path.iterdir()] == ["i"]
     assert (tmp_path / "i").read_bytes() == before
 
@@ -165,3 +169,38 @@ def test_looking_up_reads_few_places(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(Index, "_reader", counted)
     index.find([rng.randrange(4) for _ in range(16)], 2, 16)
     assert 0 < reads < 6 * 17
+
+
+def test_what_several_append_at_once_is_all_there(tmp_path: Path) -> None:
+    path = tmp_path / "i"
+    build_index(path, [[1]], 100)
+    start = threading.Barrier(4)
+
+    def append(first: int) -> None:
+        start.wait(10)
+        for value in range(first, first + 5):
+            append_index(path, [[value]])
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(append, range(10, 90, 20), timeout=60))
+    index = Index(path)
+    assert index.header.num_documents == 21
+    values = {first + i for first in range(10, 90, 20) for i in range(5)}
+    assert set(index.tokens.tolist()) == {1, 65_535, *values}
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_an_index_is_not_replaced_without_being_asked(tmp_path: Path) -> None:
+    path = tmp_path / "i"
+    build_index(path, [[1]], 9)
+
+    def documents() -> Iterator[list[int]]:
+        yield [2]
+        build_index(path, [[3]], 9, force=True)
+
+    with pytest.raises(ConfigError, match="exists"):
+        build_index(path, [[2]], 9)
+    path.unlink()
+    with pytest.raises(ConfigError, match="exists"):  # another came meanwhile
+        build_index(path, documents(), 9)
+    assert Index(path).tokens.tolist() == [3, 65_535]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from forerun.errors import ConfigError
-from forerun.retrieval import Document, Skipped, find_files, read_documents, tokenise
+from forerun.retrieval import Document, find_files, read_documents, tokenise
 
 
 @pytest.fixture
@@ -28,18 +28,18 @@ def folder(tmp_path: Path) -> Path:
 
 
 def read(path: Path, named: bool = True, field: str = "text") -> list[Document]:
-    return list(read_documents(path, named, field, Skipped()))
+    return list(read_documents(path, named, field, []))
 
 
 def test_a_folder(folder: Path) -> None:
     found = find_files([folder])
     names = ["a.txt", "b.py", "sub/c.md", "sub/empty.py", "sub/latin.py"]
     assert found == [(folder / name, False) for name in names]
-    skipped = Skipped()
+    skipped: list[Path] = []
     documents = [document for path, named in found for document in read_documents(path, named, "text", skipped)]
     assert [document.text for document in documents] == ["ä", "b = 1\n", "c"]
     assert documents[2].name == str(folder / "sub/c.md")
-    assert skipped.files == [folder / "sub/latin.py"]
+    assert skipped == [folder / "sub/latin.py"]
 
 
 def test_patterns_and_named_files(folder: Path) -> None:
@@ -82,7 +82,8 @@ def test_json_lines(tmp_path: Path) -> None:
         ),
         ('{"text": 3}', "There is no text in it"),
         ("[1]", "There is no text in it"),
-        ("{", "line 1, is not JSON"),
+        ("{", "line 1: it is not JSON"),
+        ("[" * 10_000, "line 1: it is nested too deeply"),
     ],
 )
 def test_json_lines_without_text(tmp_path: Path, line: str, words: str) -> None:

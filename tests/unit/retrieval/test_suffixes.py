@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from forerun.errors import ConfigError
-from forerun.retrieval import sort_suffixes
-from forerun.retrieval import suffixes as module
+from forerun.retrieval import sort_suffixes, suffixes as module
 
 
 def naive(tokens: list[int], depth: int) -> list[int]:

@@ -8,8 +8,9 @@ import torch
 from rich.console import Console
 
 from forerun.train import lm
+from forerun.train.checkpoint import CHECKPOINT, save_checkpoint
 from forerun.train.corpus import SourceFile
-from forerun.train.loop import CHECKPOINT, Loop, save_checkpoint
+from forerun.train.loop import Loop
 
 from .conftest import SHORT_RUN
 

@@ -61,6 +61,8 @@ def test_the_folder_says_that_it_is_padded(tmp_path: Path) -> None:
     source = tmp_path / "small"
     folder.save(tiny(torch.float32), train_tokenizer(["def f():\n    return 1\n"], 320), source)
     padding = make_padded(source, tmp_path / "out", 300_000)
+    with pytest.raises(ConfigError, match=r"out exists\..*--force"):
+        make_padded(source, tmp_path / "out", 300_000)
     original, _ = folder.load(source)
     padded, _ = folder.load(tmp_path / "out")
     assert padded.num_parameters() == padding.parameters

@@ -13,8 +13,7 @@ from forerun.verify import tree_rejection_math
 from forerun.verify.chain_rejection_math import BLOCK, TOKEN
 
 from .enumeration import Distributions
-from .test_chain_rejection_math import draw_chains
-from .test_chain_rejection_math import emitted as emitted_on_chains
+from .test_chain_rejection_math import draw_chains, emitted as emitted_on_chains
 from .tree_enumeration import REPLACEMENT, RULES, SHAPES, distance, draw_trees, emitted, rules
 
 

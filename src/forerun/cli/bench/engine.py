@@ -39,7 +39,7 @@ def engine(
     planning = planning_time.measure(timed.steps)
     sampling = sampling_time.measure(vocab_sizes, timed.num_draft_tokens, timed.rounds, say)
     tables = [
-        Table("Choosing K", planning_time.header(), [planning_time.cells(row) for row in planning]),
-        Table("Sampling and verification", sampling_time.header(), [sampling_time.cells(row) for row in sampling]),
+        Table.of("Choosing K", planning_time.COLUMNS, planning),
+        Table.of("Sampling and verification", sampling_time.COLUMNS, sampling),
     ]
     print_report(Report({"planning": planning, "sampling": sampling}, tables), json, markdown)

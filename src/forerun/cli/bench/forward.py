@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Annotated
 
-from forerun.bench.report import Report, Table
+from forerun.bench.report import Report
 from forerun.cli import options
 from forerun.cli.bench.shared import print_report, say, set_threads, whole_numbers
 from forerun.cli.flags import Flags, with_flags
@@ -37,14 +37,14 @@ def forward(
     dtypes = options.comma_list(timed.dtypes, "--dtypes")
     set_threads(threads)
     from forerun.bench import forward as bench
-    from forerun.bench.random_llama import RandomLlama
+    from forerun.bench.random_llama import random_llama
     from forerun.bench.reference import quieten
 
     quieten()
     with ExitStack() as stack:
-        folder = timed.model or stack.enter_context(RandomLlama())
+        folder = timed.model or stack.enter_context(random_llama())
         results = bench.measure(folder, dtypes, counts, timed.prefix, timed.rounds, say)
     facts = {"prefix": timed.prefix, "rounds": timed.rounds, "results": results}
     title = f"One forward after {timed.prefix} cached positions, {timed.rounds} interleaved rounds"
-    table = Table(title, bench.header(counts), [bench.cells(row, counts) for row in results])
+    table = bench.table(title, counts, results)
     print_report(Report(facts, [table]), json, markdown)

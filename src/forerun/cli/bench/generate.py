@@ -67,8 +67,7 @@ def generate(
     hf = Reference(model, llm.dtype) if reference else None
     hf_draft = Reference(assistant, llm.dtype) if reference and assistant else None
     methods = Methods(by_method, hf, hf_draft, assisted)
-    measured = speeds(methods, cases, heats, compared.max_tokens, settings.rounds)
-    tables = speed_tables(measured, f"{model}, {llm.dtype}", compared, settings.rounds)
+    measured, tables = speeds(methods, cases, heats, compared, settings.rounds, f"{model}, {llm.dtype}")
     facts = {"model": model, "cost_padded": is_cost_padded(model), "dtype": llm.dtype, "methods": measured}
     facts |= {"overhead": [], "acceptance": []}
     if details:
@@ -78,31 +77,25 @@ def generate(
 
 
 def speeds(
-    methods: Methods, cases: Mapping[str, Sequence[Case]], heats: Sequence[float], max_tokens: int, rounds: int
-) -> dict[str, list[MethodRow]]:
-    """The speed of every method, by workload and temperature."""
+    methods: Methods,
+    cases: Mapping[str, Sequence[Case]],
+    heats: Sequence[float],
+    compared: Compared,
+    rounds: int,
+    target: str,
+) -> tuple[dict[str, list[MethodRow]], list[Table]]:
+    """The speed of every method, by workload and temperature; and a table for each of these."""
     from forerun.bench import generate as bench
 
-    measured = {}
+    about = f"{compared.prompts} prompts of {compared.max_tokens} tokens, rounds: {rounds}"
+    measured, tables = {}, []
     for workload, prompts in cases.items():
         for heat in temperatures(prompts) or heats:
             label = f"{workload}, {'greedy' if heat == 0 else f'temperature {heat:g}'}"
             say(f"measuring {label}")
-            measured[label] = bench.measure(methods, prompts, max_tokens, rounds, heat, say)
-    return measured
-
-
-def speed_tables(
-    measured: Mapping[str, Sequence[MethodRow]], target: str, compared: Compared, rounds: int
-) -> list[Table]:
-    """One table for each workload and temperature."""
-    from forerun.bench import generate as bench
-
-    about = f"{compared.prompts} prompts of {compared.max_tokens} tokens, rounds: {rounds}"
-    return [
-        Table(f"{target}, {label}, {about}", bench.header(), [bench.cells(row) for row in rows])
-        for label, rows in measured.items()
-    ]
+            rows = measured[label] = bench.measure(methods, prompts, compared.max_tokens, rounds, heat, say)
+            tables.append(Table.of(f"{target}, {label}, {about}", bench.COLUMNS, rows))
+    return measured, tables
 
 
 def measure_details(
@@ -120,6 +113,6 @@ def measure_details(
     say("measuring acceptance")
     rates = acceptance_rate.measure(by_drafter, cases, max_tokens)
     return {"overhead": times, "acceptance": rates}, [
-        Table("Time per step in ms", step_time.header(), [step_time.cells(row) for row in times]),
-        Table("Acceptance", acceptance_rate.header(), [acceptance_rate.cells(row) for row in rates]),
+        Table.of("Time per step in ms", step_time.COLUMNS, times),
+        Table.of("Acceptance", acceptance_rate.COLUMNS, rates),
     ]

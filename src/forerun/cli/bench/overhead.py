@@ -48,4 +48,4 @@ def overhead(
     results = bench.measure(drafters, text, context, timed.budget, steps, forward, say)
     facts = {"context": context, "forward": forward, "results": results}
     title = f"After {context} tokens; the forward takes {1e3 * forward:.1f} ms"
-    print_report(Report(facts, [Table(title, bench.header(), [bench.cells(row) for row in results])]), json, markdown)
+    print_report(Report(facts, [Table.of(title, bench.COLUMNS, results)]), json, markdown)

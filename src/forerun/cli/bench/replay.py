@@ -63,5 +63,5 @@ def replay(
     at = f" at the cost of {cost_of}" if cost_of else ""
     about = f"{compared.prompts} prompts of {compared.max_tokens} tokens"
     title = f"{model}{at}, {dtype}: auto against the best fixed K, {about}"
-    table = Table(title, bench.header(), [bench.cells(row) for row in sorted(results, key=lambda row: row.workload)])
+    table = Table.of(title, bench.COLUMNS, sorted(results, key=lambda row: row.workload))
     print_report(Report(facts, [table], cost_of or model), json, markdown)

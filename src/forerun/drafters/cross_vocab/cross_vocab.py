@@ -11,8 +11,7 @@ The inner drafter lives in a shadow of every sequence: the same text in the draf
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence as Seq
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -168,7 +167,9 @@ class CrossVocab(Drafter):
         ids = self._draft_text.encode(text.decode("utf-8", errors="replace"), special=True)
         if not ids:  # a model cannot draft from nothing
             ids = sorted(self._ends)[:1] or [0]
-        shadow = Sequence(sequence.id, ids, len(ids), _shadow_params(params, by_tokens and drawn), sequence.choice)
+        # options that mean the same in any vocabulary; chosen drafts take the most probable token
+        options = filters_only(params) if by_tokens and drawn else SamplingParams(temperature=0)
+        shadow = Sequence(sequence.id, ids, len(ids), options, sequence.choice)
         self._shadows[sequence] = _Shadow(shadow, data[len(text) :], len(sequence.token_ids), by_tokens)
         self._model.restrict = by_tokens
         self.inner.start(shadow)
@@ -204,7 +205,7 @@ class CrossVocab(Drafter):
                 continue
             if not len(shadow.drafted) and len(step.sequence.token_ids) - shadow.seen < MAX_LAG:
                 continue  # nobody asked for a draft: the text is translated when somebody does, or by and by
-            shadow.drafted = _NOTHING
+            shadow.drafted = Draft.empty()
             self._follow(step.sequence, shadow)
             followed = shadow.sequence
             verdict = Verdict([], followed.token_ids[-1])
@@ -260,19 +261,9 @@ def _maker(name: str) -> Callable[[LanguageModel], Drafter]:
     return DRAFTERS[name].make
 
 
-def _shadow_params(params: SamplingParams, drawn: bool) -> SamplingParams:
-    """Options that mean the same in any vocabulary. Chosen drafts take the most probable token."""
-    if not drawn:
-        return SamplingParams(temperature=0)
-    return filters_only(params)
-
-
 def _common(old: list[int], new: list[int]) -> int:
     """Length of the common beginning; most often all of the old one."""
     length = min(len(old), len(new))
     if old[:length] == new[:length]:
         return length
     return next(i for i in range(length) if old[i] != new[i])
-
-
-_NOTHING = Draft.empty()

@@ -7,8 +7,7 @@ As SAM-decoding falls back on a model where its automaton finds too little (2411
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence as Seq
 from dataclasses import replace
 from time import perf_counter
 
@@ -131,7 +130,7 @@ class Hybrid(Drafter):
             if min(budget, sequence.room) > 0
         ]
         for sequence, _ in wanted:
-            self._given[sequence] = Given(_EMPTY, {})
+            self._given[sequence] = Given(Draft.empty(), {})
         unsettled = list(wanted)
         for number, source in enumerate(self._sources):
             asked = source.requests(unsettled, rate, price)
@@ -148,7 +147,7 @@ class Hybrid(Drafter):
         if self._mode == "merge":
             for sequence, budget in wanted:
                 self._merge(sequence, budget)
-        return [self._given[each].draft if each in self._given else _EMPTY for each in sequences]
+        return [self._given[each].draft if each in self._given else Draft.empty() for each in sequences]
 
     def commit(self, steps: Seq[Step]) -> None:
         given: list[Given | None] = []
@@ -251,6 +250,3 @@ def _split(sources: str) -> list[str]:
 def _name_of(drafter: Drafter) -> str:
     """DraftModel -> draft-model."""
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", type(drafter).__name__.removesuffix("Drafter")).lower()
-
-
-_EMPTY = Draft.empty()

@@ -21,8 +21,7 @@ from forerun.drafters.model.confidence import Confidence
 from forerun.drafters.model.distinct_draws import draw_distinct
 from forerun.drafters.model.draft_cache import DraftState
 from forerun.drafters.model.model_drafter import ModelDrafter, Picking, picking_of
-from forerun.drafters.model.tree_growth import DynamicGrowth, Growth, ShapedGrowth
-from forerun.drafters.model.tree_shapes import best_shape
+from forerun.drafters.model.tree_growth import DynamicGrowth, Growth, ShapedGrowth, best_shape
 from forerun.drafters.ranked_tree import RankedTree
 from forerun.errors import ConfigError
 from forerun.models import LanguageModel, Rows

@@ -81,9 +81,6 @@ class Window:
         self._columns = [self._piece() for _ in range(width)]
         self._ages = [0] * width
 
-    def __len__(self) -> int:
-        return len(self._columns)
-
     def token_ids(self, columns: int) -> list[int]:
         """Tokens of the first columns, row by row, without column 0 of row 0, which is the last committed token."""
         return [column[row] for row in range(self._num_rows) for column in self._columns[:columns]][1:]

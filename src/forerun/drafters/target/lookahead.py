@@ -12,7 +12,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 from forerun.config import MAX_NUM_DRAFT_TOKENS
-from forerun.drafters.base import Binding, Drafter, Traits
+from forerun.drafters.base import Binding, OneByOne, Traits
 from forerun.drafters.ranked_tree import Child, RankedTree, best_tree
 from forerun.drafters.target.jacobi import NgramPool, Window, window_parents
 from forerun.errors import ConfigError
@@ -50,7 +50,7 @@ class _State:
     asked: _Asked | None = None
 
 
-class Lookahead(Drafter):
+class Lookahead(OneByOne):
     """Drafts n-grams that the target itself has made; no model, no training. Chosen, never drawn.
 
     Args:
@@ -114,9 +114,6 @@ class Lookahead(Drafter):
     def stop(self, sequence: Sequence) -> None:
         self._states.pop(sequence, None)
 
-    def draft(self, sequences: Seq[Sequence], budgets: Seq[int], price: float = 0.0) -> list[Draft]:
-        return [self._draft(*each, price) for each in zip(sequences, budgets, strict=True)]
-
     def commit(self, steps: Seq[Step]) -> None:
         for step in steps:
             state = self._states[step.sequence]
@@ -127,8 +124,6 @@ class Lookahead(Drafter):
                 self._index(state, step)
 
     def _draft(self, sequence: Sequence, budget: int, price: float) -> Draft:
-        if budget <= 0 or sequence.room <= 0:
-            return _EMPTY
         state = self._states[sequence]
         guesses = self._guess(state.pool, sequence, budget, price)
         if state.window is None:
@@ -185,6 +180,3 @@ class Lookahead(Drafter):
         for at in range(state.num_indexed, end - size):
             state.pool.push(token_ids[at], tuple(token_ids[at + 1 : at + 1 + size]))
             state.num_indexed = at + 1
-
-
-_EMPTY = Draft.empty()

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from forerun.drafters.base import Binding, Drafter, Traits
+from forerun.drafters.base import Binding, OneByOne, Traits
 from forerun.drafters.ranked_tree import Child, RankedTree, best_tree
 from forerun.drafters.target.successors import STEADY, Matrix, Successors, load_matrix, save_matrix
 from forerun.errors import ConfigError, DrafterError
@@ -29,7 +29,7 @@ _REFRESH = 16
 """Drafts after which the chances measured since are used."""
 
 
-class Recycling(Drafter):
+class Recycling(OneByOne):
     """Drafts a tree from the target's former predictions; no model, no training. Chosen, never drawn.
 
     Args:
@@ -109,9 +109,6 @@ class Recycling(Drafter):
         self._successors.pop(sequence, None)
         self._trees.pop(sequence, None)
 
-    def draft(self, sequences: Seq[Sequence], budgets: Seq[int], price: float = 0.0) -> list[Draft]:
-        return [self._draft(*each, price) for each in zip(sequences, budgets, strict=True)]
-
     def commit(self, steps: Seq[Step]) -> None:
         for step in steps:
             drafted = self._trees.pop(step.sequence, None)
@@ -134,8 +131,6 @@ class Recycling(Drafter):
         return Successors(self._vocab_size, self._columns, self._base)
 
     def _draft(self, sequence: Sequence, budget: int, price: float) -> Draft:
-        if budget <= 0:
-            return _EMPTY
         successors, order = self._successors[sequence], self._order
 
         def children(token_id: int, depth: int) -> list[Child[int]]:
@@ -174,6 +169,3 @@ def _seen(step: Step) -> tuple[list[int], np.ndarray[Any, np.dtype[np.int64]]]:
     token_ids = [*drafted[::-1], *step.sequence.token_ids[before - 1 - first : before], *(drafted[i] for i in path)]
     rows = [*range(first + n, first, -1), *range(first + 1), *(first + 1 + i for i in path)]
     return token_ids, top[rows]
-
-
-_EMPTY = Draft.empty()

@@ -5,9 +5,9 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence as Seq
 
-from forerun.drafters.base import Drafter
+from forerun.drafters.base import OneByOne
 from forerun.policy import Rates
-from forerun.types import Draft, Sequence
+from forerun.types import Draft, Sequence, Step
 
 COPY_RATES = (0.1, 0.3, 0.65, 0.85, 0.9, 0.97, 0.98)
 """Prior chance that a copied token is accepted, by the binary digits of how many tokens before it matched."""
@@ -77,19 +77,31 @@ class CopyRates:
         return len(lengths)
 
 
-class CopyDrafter(Drafter):
-    """The base of drafters that copy: each sequence for itself, never beyond its room."""
+class CopyDrafter(OneByOne):
+    """The base of drafters that copy, never beyond the sequence's room.
 
-    def draft(self, sequences: Seq[Sequence], budgets: Seq[int], price: float = 0.0) -> list[Draft]:
-        drafts = []
-        for sequence, budget in zip(sequences, budgets, strict=True):
-            count = min(budget, sequence.room)
-            drafts.append(self._copy(sequence, count, price) if count > 0 else EMPTY)
-        return drafts
+    Args:
+        prior: as of CopyRates.
+    """
+
+    def __init__(self, prior: Seq[float] = COPY_RATES) -> None:
+        self._rates = CopyRates(prior)
+
+    def commit(self, steps: Seq[Step]) -> None:
+        for step in steps:
+            if step.verdict is None:  # spread the cost of a long prompt over its chunks
+                self._read(step.sequence, step.num_computed)
+            self._rates.observe(step.sequence)
+
+    def stop(self, sequence: Sequence) -> None:
+        self._rates.stop(sequence)
+
+    def _read(self, sequence: Sequence, end: int) -> None:
+        """Take in the sequence's tokens up to there."""
+
+    def _draft(self, sequence: Sequence, budget: int, price: float) -> Draft:
+        return self._copy(sequence, min(budget, sequence.room), price)
 
     @abstractmethod
     def _copy(self, sequence: Sequence, budget: int, price: float) -> Draft:
         """A draft of at most `budget` tokens, at least 1."""
-
-
-EMPTY = Draft.empty()

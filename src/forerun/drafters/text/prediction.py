@@ -6,11 +6,10 @@ As OpenAI's Predicted Outputs; where the output leaves the prediction, the place
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence as Seq
 
 from forerun.drafters.base import Traits
-from forerun.drafters.text.copy_drafter import EMPTY, CopyDrafter, CopyRates
-from forerun.types import Draft, Sequence, Step
+from forerun.drafters.text.copy_drafter import CopyDrafter
+from forerun.types import Draft, Sequence
 
 PREDICTION_RATES = (0.6, 0.7, 0.85, 0.92, 0.96, 0.98, 0.99)
 """As COPY_RATES, for the client's prediction; no match at all is its beginning, or a guess after a replaced token."""
@@ -99,32 +98,28 @@ class Prediction(CopyDrafter):
         return Traits((type(self).__name__,), reads_prediction=True)
 
     def __init__(self) -> None:
-        self._rates = CopyRates(PREDICTION_RATES)
+        super().__init__(PREDICTION_RATES)
         self._followers: dict[Sequence, tuple[Follower, list[int]]] = {}
 
     def start(self, sequence: Sequence) -> None:
         if sequence.prediction:
             self._followers[sequence] = Follower(sequence.prediction), []
 
-    def commit(self, steps: Seq[Step]) -> None:
-        for step in steps:
-            self._rates.observe(step.sequence)
-
     def stop(self, sequence: Sequence) -> None:
-        self._rates.stop(sequence)
+        super().stop(sequence)
         self._followers.pop(sequence, None)
 
     def _copy(self, sequence: Sequence, budget: int, price: float) -> Draft:
         held = self._followers.get(sequence)
         if held is None:
-            return EMPTY
+            return Draft.empty()
         follower, output = held
         for token in sequence.token_ids[sequence.num_prompt + len(output) :]:
             output.append(token)
             follower.follow(output)
         token_ids = follower.prediction[follower.at : follower.at + budget]
         if not token_ids:
-            return EMPTY
+            return Draft.empty()
         lengths = list(range(follower.matched, follower.matched + len(token_ids)))
         return self._rates.draft(sequence, token_ids, lengths, price, SOURCE)
 

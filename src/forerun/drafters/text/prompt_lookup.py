@@ -5,12 +5,10 @@ Saxena, "Prompt Lookup Decoding", 2023; here the longest match is taken, of equa
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
-
 from forerun.drafters.base import Traits
-from forerun.drafters.text.copy_drafter import EMPTY, CopyDrafter, CopyRates
+from forerun.drafters.text.copy_drafter import CopyDrafter
 from forerun.errors import ConfigError
-from forerun.types import Draft, Sequence, Step
+from forerun.types import Draft, Sequence
 
 
 class NgramIndex:
@@ -61,9 +59,9 @@ class PromptLookup(CopyDrafter):
             raise ConfigError(
                 f"min_ngram is {min_ngram} and max_ngram {max_ngram}, but 1 <= min_ngram <= max_ngram is needed."
             )
+        super().__init__()
         self._min, self._max = min_ngram, max_ngram
         self._indices: dict[Sequence, NgramIndex] = {}
-        self._rates = CopyRates()
 
     @property
     def traits(self) -> Traits:
@@ -72,15 +70,12 @@ class PromptLookup(CopyDrafter):
     def start(self, sequence: Sequence) -> None:
         self._indices[sequence] = NgramIndex(self._min, self._max)
 
-    def commit(self, steps: Seq[Step]) -> None:
-        for step in steps:
-            if step.verdict is None:  # spread the cost of a long prompt over its chunks
-                self._indices[step.sequence].update(step.sequence.token_ids[: step.num_computed])
-            self._rates.observe(step.sequence)
-
     def stop(self, sequence: Sequence) -> None:
-        self._rates.stop(sequence)
+        super().stop(sequence)
         self._indices.pop(sequence, None)
+
+    def _read(self, sequence: Sequence, end: int) -> None:
+        self._indices[sequence].update(sequence.token_ids[:end])
 
     def _copy(self, sequence: Sequence, budget: int, price: float) -> Draft:
         index = self._indices[sequence]
@@ -88,7 +83,7 @@ class PromptLookup(CopyDrafter):
         index.update(tokens)
         found = index.find(tokens)
         if found is None:
-            return EMPTY
+            return Draft.empty()
         start, size = found
         copied = tokens[start : start + budget]
         while len(copied) < budget:  # the match overlaps the end: go on with what was just copied

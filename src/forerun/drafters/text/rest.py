@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from forerun.config import BUNDLED_INDEX
-from forerun.drafters.base import Binding, Drafter, Traits
+from forerun.drafters.base import Binding, OneByOne, Traits
 from forerun.drafters.ranked_tree import RankedTree
 from forerun.errors import ConfigError, DrafterError, IncompatibleDrafterError
 from forerun.policy import Rates
@@ -34,7 +34,7 @@ _DECAY = 0.995
 """Weight that earlier trials of a level keep at each new one."""
 
 
-class Rest(Drafter):
+class Rest(OneByOne):
     """Drafts trees from a corpus of the target's tokens; no model, no training. Chosen, never drawn.
 
     Args:
@@ -117,12 +117,6 @@ class Rest(Drafter):
     def stop(self, sequence: Sequence) -> None:
         self._pending.pop(sequence, None)
 
-    def draft(self, sequences: Seq[Sequence], budgets: Seq[int], price: float = 0.0) -> list[Draft]:
-        return [
-            self._draft(sequence, budget, price) if budget > 0 else _EMPTY
-            for sequence, budget in zip(sequences, budgets, strict=True)
-        ]
-
     def commit(self, steps: Seq[Step]) -> None:
         for step in steps:
             pending = self._pending.pop(step.sequence, None)
@@ -132,8 +126,6 @@ class Rest(Drafter):
 
     def _draft(self, sequence: Sequence, budget: int, price: float) -> Draft:
         depth = min(self._continuation, sequence.room)
-        if depth < 1:
-            return _EMPTY
         index, tail = self.index, sequence.token_ids[-self._max :]
         tree, nodes = RankedTree(), dict[tuple[int, int], int]()
         match = index.find(tail, self._min, self._max)
@@ -145,7 +137,7 @@ class Rest(Drafter):
             found = best_nodes(index.continuations(match, depth, self._max_places), index.header.marker, budget)
             self._add(tree, nodes, found.tree, _levels(match.length, step > 0, found), price)
         if not len(tree):
-            return _EMPTY
+            return Draft.empty()
         best = tree.part(tree.ranked(range(len(tree)))[:budget])
         self._pending[sequence] = len(sequence.token_ids), best
         return Draft(best.token_ids, best.parents)
@@ -208,6 +200,3 @@ def _levels(length: int, again: bool, found: Continuations) -> list[int]:
 
 def _priors() -> list[float]:
     return [factor * chance for factor in (1.0, _AGAIN) for _ in range(len(_LENGTHS) + 1) for chance in _CHANCES]
-
-
-_EMPTY = Draft.empty()

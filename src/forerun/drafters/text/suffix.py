@@ -6,15 +6,14 @@ frequent continuation, and text shared between requests, those of SuffixDecoding
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 from forerun.drafters.base import Traits
-from forerun.drafters.text.copy_drafter import EMPTY, CopyDrafter, CopyRates
+from forerun.drafters.text.copy_drafter import CopyDrafter
 from forerun.drafters.text.shared_text import MAX_SHARED_TOKENS, Place, Sharer, Tenants
 from forerun.drafters.text.suffix_automaton import SuffixAutomaton
 from forerun.errors import ConfigError
-from forerun.types import Draft, Sequence, Step
+from forerun.types import Draft, Sequence
 
 LENGTH_BASE = 1
 LENGTH_FACTOR = 4
@@ -64,8 +63,8 @@ class Suffix(CopyDrafter):
             raise ConfigError(
                 f"max_shared_tokens is {max_shared_tokens}, but must be at least 2. Leave out share to share no text."
             )
+        super().__init__()
         self._min_match = min_match
-        self._rates = CopyRates()
         self._tenants = Tenants(max_shared_tokens) if share else None
         self._states: dict[Sequence, _Held] = {}
 
@@ -84,14 +83,8 @@ class Suffix(CopyDrafter):
         if self._tenants is not None and sequence.params.tenant is not None:
             held.sharer = self._tenants.enter(sequence.params.tenant)
 
-    def commit(self, steps: Seq[Step]) -> None:
-        for step in steps:
-            if step.verdict is None:  # spread the cost of a long prompt over its chunks
-                self._read(self._states[step.sequence], step.sequence, step.num_computed)
-            self._rates.observe(step.sequence)
-
     def stop(self, sequence: Sequence) -> None:
-        self._rates.stop(sequence)
+        super().stop(sequence)
         held = self._states.pop(sequence, None)
         if self._tenants is None or held is None or held.sharer is None:
             return
@@ -101,15 +94,14 @@ class Suffix(CopyDrafter):
         self._tenants.leave(tenant, held.sharer)
 
     def _copy(self, sequence: Sequence, budget: int, price: float) -> Draft:
-        held = self._states[sequence]
-        self._read(held, sequence, len(sequence.token_ids))
-        text, end, length = self._longest(held)
+        self._read(sequence, len(sequence.token_ids))
+        text, end, length = self._longest(self._states[sequence])
         count = min(budget, LENGTH_BASE + LENGTH_FACTOR * length)
         token_ids, lengths = text.copy(end, length, count, self._min_match)
-        return self._rates.draft(sequence, token_ids, lengths, price) if token_ids else EMPTY
+        return self._rates.draft(sequence, token_ids, lengths, price) if token_ids else Draft.empty()
 
-    def _read(self, held: _Held, sequence: Sequence, end: int) -> None:
-        """Take in the sequence's tokens up to there."""
+    def _read(self, sequence: Sequence, end: int) -> None:
+        held = self._states[sequence]
         if end <= held.num_read:
             return
         token_ids = sequence.token_ids[held.num_read : end]

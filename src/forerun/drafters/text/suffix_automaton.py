@@ -115,14 +115,6 @@ class SuffixAutomaton:
             length += 1
         return token_ids, lengths
 
-    def length(self, state: int) -> int:
-        """Of the longest string of a state."""
-        return self._length[state]
-
-    def count(self, state: int) -> int:
-        """How often a state's strings stand in the texts; a lower bound where `counted_links` did not suffice."""
-        return self._count[state]
-
     def _append(self, end: int, token: int) -> int:
         """A state for a string that stood nowhere."""
         new = self._new_state(self._length[end] + 1)

@@ -1,0 +1,128 @@
+"""Training takes the vocabulary from the target or the tokenizer it is given, beyond 65,536 tokens too."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from transformers import PreTrainedTokenizerFast
+
+from forerun.errors import ConfigError
+from forerun.train import commands, distil, folder, lm
+from forerun.train.continuations import continue_prompts, top_probs_of
+from forerun.train.corpus import SourceFile
+from forerun.train.defaults import Architecture, DraftTraining
+from forerun.train.samples import SHARDS, read_shard
+from forerun.train.stream import Epochs, EpochTexts, TwoStageStream, tokenize
+from forerun.train.token_ids import end_of_text, id_type
+
+from .conftest import SHORT_RUN
+
+LARGE = 70_000
+NARROW = Architecture(
+    hidden_size=8, num_layers=1, num_heads=1, num_kv_heads=1, head_dim=8, intermediate_size=16, context=256
+)
+
+
+def large_tokenizer() -> PreTrainedTokenizerFast:
+    """Words of letters and digits as ids; "def" and what is unknown are beyond 16 bits."""
+    names = {"</s>": 0, "return": 1, "value": 2, "def": 69_000, "<unk>": LARGE - 1}
+    vocabulary = names | {f"w{index}": index for index in range(LARGE) if index not in names.values()}
+    tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = Whitespace()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>", unk_token="<unk>")
+
+
+@pytest.fixture(autouse=True)
+def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commands, "Console", lambda: Console(quiet=True))
+    monkeypatch.setattr(commands, "pair_acceptance", lambda *_: [])
+
+
+def first_loss(metrics: Path) -> float:
+    return json.loads(metrics.read_text().splitlines()[0])["loss"]
+
+
+def test_ids_are_stored_in_the_type_that_holds_them() -> None:
+    assert [id_type(size) for size in (1, 65_536, 65_537)] == [np.uint16, np.uint16, np.uint32]
+    tokens = tokenize(["def value", "other"], large_tokenizer())
+    assert tokens.dtype == np.uint32 and tokens.tolist() == [69_000, 2, 0, LARGE - 1, 0]
+
+
+def test_a_stream_and_samples_keep_large_ids(files: list[SourceFile]) -> None:
+    epochs = Epochs(EpochTexts.make(files, 0, 0.0, 0.0), large_tokenizer())
+    stream = TwoStageStream(epochs, seed=0, short_window=8, long_window=8, long_share=0.0, tokens_per_step=64)
+    assert stream.batch(0, 4).max() == LARGE - 1
+    model = lm.build_model(replace(NARROW, vocab_size=LARGE), 0, 0)
+    with torch.no_grad():
+        model.model.embed_tokens.weight[: 1 << 16] = 0.0
+    prompts = torch.tensor([[69_000, 69_001]])
+    written, probs = continue_prompts(model, prompts, 3, 1.0, 0, 4)
+    again = top_probs_of(model, written, 4)
+    for each in (probs, again):
+        assert each.ids.dtype == np.uint32 and each.ids.shape == (1, 4, 4) and each.ids[0, 0].min() >= 1 << 16
+
+
+def test_a_draft_takes_its_targets_vocabulary(source_folder: Path, tmp_path: Path) -> None:
+    sizes = replace(NARROW, vocab_size=LARGE, hidden_size=96, num_heads=6, head_dim=16)
+    target = lm.build_model(sizes, 0, 0)
+    with torch.no_grad():
+        target.model.embed_tokens.weight.mul_(50)
+    folder.save(target, large_tokenizer(), tmp_path / "target")
+    options = DraftTraining(
+        text=replace(SHORT_RUN, architecture=NARROW, tokens=128, tokens_per_step=128),
+        sample_tokens=32,
+        text_law_tokens=64,
+        text_window=16,
+        text_batch=4,
+        sample_batch=4,
+        prompt_lengths=(8,),
+        new_tokens=8,
+        top=4,
+        tokens=128,
+        tokens_per_step=128,
+        threads=1,
+    )
+    out, work = tmp_path / "draft", tmp_path / "work"
+    commands.train_draft(out, work, tmp_path / "target", source_folder, options)
+    draft, tokenizer = folder.load(out)
+    assert draft.config.vocab_size == LARGE == len(tokenizer)
+    assert abs(first_loss(work / "text" / "metrics.jsonl") - math.log(LARGE)) < 0.5
+    shards = sorted((work / "samples").glob(SHARDS))
+    assert [read_shard(work / "samples", number).tokens.dtype for number in range(len(shards))] == [np.uint32] * 2
+    assert "--vocab-size" not in folder.read_record(out)["command"]
+
+
+def test_a_draft_of_another_target_is_no_start(tmp_path: Path) -> None:
+    sizes = replace(NARROW, vocab_size=300, hidden_size=96, num_heads=6, head_dim=16, num_layers=2)
+    target, start = lm.build_model(sizes, 0, 0), lm.build_model(replace(NARROW, vocab_size=301), 0, 0)
+    with pytest.raises(ConfigError, match="has 301 tokens and its target 300"):
+        distil.train(target, large_tokenizer(), [], tmp_path, DraftTraining(), Console(quiet=True), start)
+
+
+def test_a_language_model_takes_the_vocabulary_of_the_tokenizer_it_is_given(
+    source_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commands, "copying", lambda *_: None)
+    large_tokenizer().save_pretrained(tmp_path / "tokenizer")
+    options = replace(SHORT_RUN, architecture=NARROW, tokens=128)
+    out, work = tmp_path / "out", tmp_path / "work"
+    commands.train_lm(out, work, source_folder, options, tokenizer_folder=tmp_path / "tokenizer")
+    assert folder.load(out)[0].config.vocab_size == LARGE
+    assert abs(first_loss(work / "metrics.jsonl") - math.log(LARGE)) < 0.5
+
+
+def test_a_tokenizer_without_an_end_of_text_is_refused() -> None:
+    tokenizer = large_tokenizer()
+    tokenizer.eos_token = None
+    with pytest.raises(ConfigError, match="has no end-of-text token"):
+        end_of_text(tokenizer)
