@@ -115,3 +115,6 @@ class Drafter(ABC):
         """The sequence's tokens from `length` on have been replaced by others: forget what was learned of them."""
         self.stop(sequence)
         self.start(sequence)
+
+    def reset(self) -> None:  # noqa: B027 - most drafters share nothing between sequences
+        """Drop what sequences share. A step was interrupted, and it may be half written; no sequence is in now."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from forerun.config import BUNDLED_DRAFT, NumDraftTokens
+from forerun.drafters.ask import check_drafter
 from forerun.drafters.base import Binding, Drafter
 from forerun.drafters.parse_text import parse_drafter
 from forerun.drafters.table import DRAFTERS
@@ -29,12 +30,8 @@ def build_drafter(spec: str | Path | Drafter) -> tuple[Drafter, NumDraftTokens |
     if isinstance(spec, (str, Path)):
         _check_place(spec)
         return DRAFTERS["draft-model"].make(spec), None
-    if isinstance(spec, Drafter):
-        return spec, None
-    raise DrafterError(
-        f"drafter is {spec!r}, but must be one of {', '.join(DRAFTERS)}, the folder or id of a draft model, "
-        "or an object whose class derives from forerun.Drafter."
-    )
+    check_drafter(spec)
+    return spec, None
 
 
 def make_drafter(spec: str | Path | Drafter, binding: Binding) -> tuple[Drafter, NumDraftTokens | None]:

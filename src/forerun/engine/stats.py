@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 
 @dataclass(slots=True)
@@ -126,3 +126,8 @@ class StepStats:
     time_target: float = 0.0
     time_verify: float = 0.0
     time_total: float = 0.0
+
+    def add(self, other: StepStats) -> None:
+        """Count a further part of the same step, of other sequences."""
+        for each in fields(self):
+            setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))

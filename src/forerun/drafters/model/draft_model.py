@@ -151,7 +151,11 @@ class DraftModel(ModelDrafter):
                 for chain in growing
             ]
             result = self._feed(rows, [chain.state for chain in growing])
-            self._extend(growing, result.logits, price > 0)
+            bad = self._non_finite_rows(result.logits)
+            if bad:
+                self._end(growing, bad)
+            else:
+                self._extend(growing, result.logits, price > 0)
             growing = [chain for chain in growing if not chain.ended]
         for chain in chains:
             counted = price > 0 and len(chain.tree) > 0

@@ -109,6 +109,10 @@ class Recycling(Drafter):
         self._successors.pop(sequence, None)
         self._trees.pop(sequence, None)
 
+    def reset(self) -> None:
+        if self._shared is not None:
+            self._shared = self._new()
+
     def draft(self, sequences: Seq[Sequence], budgets: Seq[int], price: float = 0.0) -> list[Draft]:
         return [self._draft(*each, price) for each in zip(sequences, budgets, strict=True)]
 
