@@ -31,7 +31,7 @@ class SharedEngine:
         self._forgotten: deque[int] = deque()
         self._turn = threading.Condition()
         self._driver: int | None = None  # the thread that steps
-        self._entering = 0  # threads that wait for the engine between two steps
+        self._entering: set[object] = set()  # who waits for the engine between two steps
 
     def add(self, token_ids: list[int], params: SamplingParams | None, stream: bool) -> int:
         """As `Engine.add`."""
@@ -65,7 +65,7 @@ class SharedEngine:
         me = threading.get_ident()
         try:
             with self._turn:
-                if inbox or self._driver is not None or self._entering:
+                if inbox or self._driver not in (None, me) or self._entering:
                     return
                 self._driver = me
             if not self.engine.has_work:
@@ -95,14 +95,15 @@ class SharedEngine:
     @contextmanager
     def _between_steps(self) -> Iterator[None]:
         """The engine to oneself, before its next step begins."""
+        ticket = object()
         with self._turn:
-            self._entering += 1
             try:
-                while self._driver is not None:
+                self._entering.add(ticket)
+                while self._driver not in (None, threading.get_ident()):
                     self._turn.wait(_PATIENCE)
                 yield
             finally:
-                self._entering -= 1
+                self._entering.discard(ticket)
                 self._turn.notify_all()
 
     def _abort_forgotten(self) -> None:

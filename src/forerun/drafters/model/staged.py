@@ -13,7 +13,7 @@ from collections.abc import Sequence as Seq
 from pathlib import Path
 
 from forerun.config import AUTO
-from forerun.drafters.ask import ask, check_drafter
+from forerun.drafters.ask import ask
 from forerun.drafters.base import Binding, Drafter, Traits
 from forerun.drafters.build import build_drafter
 from forerun.drafters.model.draft_model import DraftModel, GrowingChain
