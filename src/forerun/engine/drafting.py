@@ -35,6 +35,7 @@ class Drafting:
         if self.drafter is not None:
             state.entered = True
             self.drafter.start(state.sequence)
+            self._check_untouched([state])
 
     def stop(self, state: SequenceState) -> None:
         """A sequence leaves, if it has entered."""
