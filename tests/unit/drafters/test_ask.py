@@ -86,7 +86,7 @@ PROBS: dict[str, Any] = {
     "negative": altered(1, 7, -0.1),
     "too much": altered(1, 7, 0.2),
     "nothing for its token": Draft.chain([1], torch.eye(11)[:2]),
-    "nothing for a child": Draft([0, 2], [-1, -1], torch.eye(11)[[0, 0, 0]], replacement=False),
+    "nothing for a child": Draft([2, 0], [-1, -1], torch.eye(11)[[0, 0, 0]], replacement=False),
     "NaN in a tree": Draft([1, 2], [-1, -1], torch.full((3, 11), torch.nan)),
 }
 
@@ -139,8 +139,7 @@ def test_verification_looks_at_the_tokens_own_probability(name: str, value: floa
 
 
 def test_whole_numbers_of_numpy_are_taken() -> None:
-    draft = Draft(list(np.array([1, 2])), list(np.array([-1, 0])))
-    bad, _, fake = outputs(Culprit(lambda _: draft), GREEDY)
+    bad, _, fake = outputs(Culprit(lambda _: Draft(list(np.array([1])), list(np.array([-1])))), GREEDY)
     assert bad.choice.token_ids == fake.greedy(BAD, 8)
 
 
