@@ -22,12 +22,16 @@ if TYPE_CHECKING:
     from forerun.engine import Generation as Generation
     from forerun.engine import SequenceStats as SequenceStats
     from forerun.engine import StreamChunk as StreamChunk
+    from forerun.errors import BatchError as BatchError
     from forerun.errors import ConfigError as ConfigError
     from forerun.errors import DrafterError as DrafterError
     from forerun.errors import ForerunError as ForerunError
     from forerun.errors import IncompatibleDrafterError as IncompatibleDrafterError
+    from forerun.errors import InterruptedRequestError as InterruptedRequestError
     from forerun.errors import ModelLoadError as ModelLoadError
+    from forerun.errors import NonFiniteError as NonFiniteError
     from forerun.errors import PromptError as PromptError
+    from forerun.errors import RequestError as RequestError
     from forerun.errors import SamplingError as SamplingError
     from forerun.errors import UnsupportedModelError as UnsupportedModelError
     from forerun.types import Draft as Draft
@@ -40,12 +44,16 @@ _HOMES = {
     "forerun.config": ("SamplingParams",),
     "forerun.engine": ("LLM", "Choice", "Generation", "SequenceStats", "StreamChunk"),
     "forerun.errors": (
+        "BatchError",
         "ConfigError",
         "DrafterError",
         "ForerunError",
         "IncompatibleDrafterError",
+        "InterruptedRequestError",
         "ModelLoadError",
+        "NonFiniteError",
         "PromptError",
+        "RequestError",
         "SamplingError",
         "UnsupportedModelError",
     ),

@@ -20,6 +20,7 @@ from forerun.engine.work import Work
 from forerun.models import Forward, LanguageModel, identity
 from forerun.policy import Budget, FixedBudget, Outcome, StepCost, automatic_budget
 from forerun.sampling import LogitsPipeline, StepNoise, TokenLogprob, non_finite_rows, row_argmax, token_logprobs
+from forerun.tree import ROOT
 from forerun.types import PackedDrafts, Verdict
 from forerun.verify import UnsoundProbsError, greedy_verdicts, rule_for, verify_step
 
@@ -242,7 +243,10 @@ class StepLoop:
         own.count_budget(item.budget or 0)
         if item.draft is not None and len(item.draft):
             depths = [depth - 1 for depth in item.draft.depths[: item.draft.num_candidates]]
-            own.count_draft(depths, chunk.num_accepted_draft)
+            # one more than was accepted, where the last accepted node has a child
+            end = accepted[-1] if accepted else ROOT
+            goes_on = len(chunk.token_ids) > len(accepted) and end in item.draft.parents[: item.draft.num_candidates]
+            own.count_draft(depths, chunk.num_accepted_draft, chunk.num_accepted_draft + goes_on)
             if item.draft.sources:
                 own.count_sources(item.draft.sources[: item.draft.num_candidates], accepted)
         stats.num_tokens += len(chunk.token_ids)

@@ -257,6 +257,9 @@ def test_a_file_may_give_a_repeated_flag_one_value(invoke: Invoke, opened: dict[
         ("[generate]\nmax-token = 5\n", "max_tokens"),
         ("[generates]\n", "generate"),
         ("[generate]\nmodel = \n", "TOML"),
+        ('[generate]\ndrafter = "os.path:join"\n', "may not name code"),
+        ('[generate]\ndrafter = "hybrid:sources=suffix+theirs:Theirs:width=3"\n', "import theirs:Theirs"),
+        ('[demo]\ndrafters = "suffix,theirs:Theirs"\n', "import theirs:Theirs"),
     ],
 )
 def test_a_wrong_configuration_file_is_refused(
