@@ -25,12 +25,16 @@ if TYPE_CHECKING:
         StreamChunk as StreamChunk,
     )
     from forerun.errors import (
+        BatchError as BatchError,
         ConfigError as ConfigError,
         DrafterError as DrafterError,
         ForerunError as ForerunError,
         IncompatibleDrafterError as IncompatibleDrafterError,
+        InterruptedRequestError as InterruptedRequestError,
         ModelLoadError as ModelLoadError,
+        NonFiniteError as NonFiniteError,
         PromptError as PromptError,
+        RequestError as RequestError,
         SamplingError as SamplingError,
         UnsupportedModelError as UnsupportedModelError,
     )
@@ -41,12 +45,16 @@ _HOMES = {
     "forerun.config": ("SamplingParams",),
     "forerun.engine": ("LLM", "Choice", "Generation", "SequenceStats", "StreamChunk"),
     "forerun.errors": (
+        "BatchError",
         "ConfigError",
         "DrafterError",
         "ForerunError",
         "IncompatibleDrafterError",
+        "InterruptedRequestError",
         "ModelLoadError",
+        "NonFiniteError",
         "PromptError",
+        "RequestError",
         "SamplingError",
         "UnsupportedModelError",
     ),

@@ -6,12 +6,19 @@
     ├── PromptError               a prompt that cannot be served: empty, too long, tokens out of range
     ├── ModelLoadError            a model folder that cannot be read
     │   └── UnsupportedModelError ... that can be read but not served exactly (state space, encoder-decoder)
-    └── DrafterError              a drafter that cannot be used
-        └── IncompatibleDrafterError  ... with this target
+    ├── DrafterError              a drafter that cannot be used
+    │   └── IncompatibleDrafterError  ... with this target
+    ├── RequestError              a request that could not be finished
+    │   ├── NonFiniteError            ... for the target's logits are NaN or infinite
+    │   └── InterruptedRequestError   ... for its step was interrupted
+    └── BatchError                some of several requests could not be finished; it holds the others' answers
 
-A message names the value, the reason and the remedy. The command line prints it and
-exits with code 2; bugs in forerun itself surface as ordinary Python exceptions.
+A message names the value, the reason and the remedy, and never holds text or tokens of a request. The command line
+prints it and exits with code 2; bugs in forerun itself surface as ordinary Python exceptions.
 """
+
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 
 class ForerunError(Exception):
@@ -44,3 +51,36 @@ class DrafterError(ForerunError, ValueError):
 
 class IncompatibleDrafterError(DrafterError):
     """A drafter whose vocabulary or shape does not fit the target."""
+
+
+class RequestError(ForerunError):
+    """A request that could not be finished, though nothing was wrong with it."""
+
+
+class NonFiniteError(RequestError):
+    """A request for which the target computed logits that are NaN or infinite."""
+
+
+class InterruptedRequestError(RequestError):
+    """A request whose step was interrupted where it could not be taken back."""
+
+
+class BatchError(ForerunError):
+    """Some of the requests that were given together could not be finished; the answers to the others are here.
+
+    Attributes:
+        generations: [prompts] the Generation of each prompt; None where it failed.
+        errors: index of a prompt that failed -> its error.
+    """
+
+    def __init__(self, generations: Sequence[Any], errors: Mapping[int, Exception]) -> None:
+        self.generations = list(generations)
+        self.errors = dict(errors)
+        number, error = next(iter(self.errors.items()))
+        # the text of other exceptions may hold what the request held
+        reason = f": {error}" if isinstance(error, ForerunError) else ""
+        super().__init__(
+            f"{len(self.errors)} of {len(self.generations)} requests failed, the first of them at index {number} with "
+            f"{type(error).__name__}{reason} The other answers are in this error's `generations`, all reasons in "
+            "its `errors`."
+        )

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, NoReturn, Protocol
 
 from torch import Tensor
 
 from forerun.config import SamplingParams
+from forerun.errors import DrafterError
 from forerun.tree import Tree
 
 FinishReason = Literal["stop", "length", "abort"]
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class Draft(Tree):
     """What a drafter proposes for one sequence: a tree of tokens, and how they were found.
 
@@ -48,6 +49,10 @@ class Draft(Tree):
             self.token_ids = self.token_ids.tolist()
         if self.num_candidates < 0:
             self.num_candidates = len(self.parents)
+
+    def __repr__(self) -> str:
+        """Without tokens, as `Sequence`."""
+        return f"Draft({len(self)} nodes)"
 
     @classmethod
     def chain(cls, token_ids: Seq[int] | Tensor, probs: Tensor | None = None) -> Draft:
@@ -127,7 +132,32 @@ class Cache(Protocol):
         """Give the memory back."""
 
 
-@dataclass(slots=True, eq=False)
+class TokenIds(list[int]):
+    """A list of token ids that only its owner lengthens, by `grow`: reading costs what it costs of a list.
+
+    Every other change raises DrafterError. Slices and copies are plain lists.
+    """
+
+    __slots__ = ()
+
+    def grow(self, token_ids: Seq[int]) -> None:
+        """Append; for the owner."""
+        list.extend(self, token_ids)
+
+    def __reduce__(self) -> tuple[type[list[int]], tuple[list[int]]]:
+        return list, (list(self),)
+
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
+        raise DrafterError(
+            "A sequence's tokens are the engine's, and cannot be changed by others. Change a copy of them: "
+            "list(sequence.token_ids)."
+        )
+
+    append = extend = insert = pop = remove = clear = sort = reverse = _refuse
+    __setitem__ = __delitem__ = __iadd__ = __imul__ = _refuse
+
+
+@dataclass(slots=True, eq=False, repr=False)
 class Sequence:
     """One choice of one request, as it grows.
 
@@ -136,7 +166,7 @@ class Sequence:
 
     Attributes:
         id: unique within the engine.
-        token_ids: prompt and committed tokens.
+        token_ids: prompt and committed tokens. The engine's are `TokenIds`: a drafter reads them.
         num_prompt: how many of token_ids are the prompt.
         params: the request's options.
         choice: index among the request's `n` choices; part of the key of its noise.
@@ -155,6 +185,10 @@ class Sequence:
     finish_reason: FinishReason | None = field(default=None)
     prediction: list[int] | None = None
     cache: Cache | None = None
+
+    def __repr__(self) -> str:
+        """Without tokens: it may end up in an error's text, which others read."""
+        return f"Sequence(id={self.id}, {len(self.token_ids)} tokens)"
 
     @property
     def output_ids(self) -> list[int]:

@@ -10,6 +10,7 @@ from forerun.drafters import DRAFTERS
 
 FIXED = [
     "LLM",
+    "BatchError",
     "Choice",
     "ConfigError",
     "Draft",
@@ -18,8 +19,11 @@ FIXED = [
     "ForerunError",
     "Generation",
     "IncompatibleDrafterError",
+    "InterruptedRequestError",
     "ModelLoadError",
+    "NonFiniteError",
     "PromptError",
+    "RequestError",
     "SamplingError",
     "SamplingParams",
     "Sequence",

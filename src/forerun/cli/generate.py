@@ -200,6 +200,7 @@ def _stats_object(output: Output) -> dict[str, Any] | None:
         "mean_acceptance_length": stats.mean_acceptance_length,
         "acceptance_rate": stats.acceptance_rate if stats.num_draft_tokens else None,
         "drafted_per_position": list(stats.drafted_per_position),
+        "reached_per_position": list(stats.reached_per_position),
         "accepted_per_position": list(stats.accepted_per_position),
         "time_draft": stats.time_draft,
         "time_target": stats.time_target,

@@ -15,6 +15,7 @@ from typing import Any
 
 import typer
 
+from forerun.drafters.third_party import named_module
 from forerun.errors import ConfigError
 
 
@@ -49,6 +50,7 @@ def _checked(table: dict[str, Any], command: Any, path: str, where: str) -> dict
             close = difflib.get_close_matches(name, known, n=1)
             hint = f"Did you mean {close[0]!r}?" if close else f"Known here: {', '.join(known)}."
             raise ConfigError(f"The configuration file {path} sets {where + key!r}, which does not exist. {hint}")
+        _refuse_modules(flags[name], value, path, where + key)
         try:
             checked[flags[name].name] = _taken(flags[name], value, typer.Context(command))
         except typer.BadParameter as error:
@@ -75,6 +77,19 @@ def _taken(flag: Any, value: Any, ctx: typer.Context) -> Any:
             raise typer.BadParameter("this flag is a switch. Give true or false.")
     flag.process_value(ctx, values if several else value)
     return values if several else value
+
+
+def _refuse_modules(flag: Any, value: Any, path: str, key: str) -> None:
+    """A file may lie there without the user's doing, so no code is run because it says so."""
+    if "draft" not in flag.name:
+        return
+    for text in value if isinstance(value, list) else [value]:
+        if isinstance(text, str) and (module := named_module(text)) is not None:
+            raise ConfigError(
+                f"The configuration file {path} sets {key!r} to {value!r}, which would import {module}. A file may not "
+                "name code to run. Give it on the command line or in the environment, or install the drafter with an "
+                "entry point and give its name."
+            )
 
 
 def _keys(flag: Any) -> set[str]:

@@ -115,6 +115,9 @@ class Drafter(ABC):
         self.stop(sequence)
         self.start(sequence)
 
+    def reset(self) -> None:  # noqa: B027 - most drafters share nothing between sequences
+        """Drop what sequences share. A step was interrupted, and it may be half written; no sequence is in now."""
+
 
 class OneByOne(Drafter):
     """The base of drafters that draft for each sequence by itself."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from forerun.config import BUNDLED_DRAFT, NumDraftTokens
+from forerun.drafters.ask import check_drafter
 from forerun.drafters.base import Binding, Drafter
 from forerun.drafters.parse_text import parse_drafter
 from forerun.drafters.table import DRAFTERS
+from forerun.drafters.third_party import find_class
 from forerun.errors import DrafterError
 
 
@@ -16,7 +18,8 @@ def build_drafter(spec: str | Path | Drafter) -> tuple[Drafter, NumDraftTokens |
 
     Args:
         spec: a name of the table, perhaps with options (NAME:key=value,key=value; num_draft_tokens=K is one of every
-            drafter's); the folder or hub id of a draft model; or a drafter.
+            drafter's); likewise the name of an installed package's drafter, or module:Class; the folder or hub id of a
+            draft model; or a drafter.
 
     Raises:
         DrafterError: an unknown name or option; not a drafter.
@@ -26,15 +29,13 @@ def build_drafter(spec: str | Path | Drafter) -> tuple[Drafter, NumDraftTokens |
         name, _, _ = spec.partition(":")
         if name in DRAFTERS:
             return parse_drafter(spec, DRAFTERS[name].make)
+        if not Path(spec).exists() and (found := find_class(spec)) is not None:
+            return parse_drafter(found[1], found[0])
     if isinstance(spec, (str, Path)):
         _check_place(spec)
         return DRAFTERS["draft-model"].make(spec), None
-    if isinstance(spec, Drafter):
-        return spec, None
-    raise DrafterError(
-        f"drafter is {spec!r}, but must be one of {', '.join(DRAFTERS)}, the folder or id of a draft model, "
-        "or an object whose class derives from forerun.Drafter."
-    )
+    check_drafter(spec)
+    return spec, None
 
 
 def make_drafter(spec: str | Path | Drafter, binding: Binding) -> tuple[Drafter, NumDraftTokens | None]:
@@ -55,5 +56,5 @@ def _check_place(spec: str | Path) -> None:
         return
     raise DrafterError(
         f"drafter is {spec!r}, which is neither a known name ({', '.join(DRAFTERS)}) nor a folder. "
-        "Give one of the names, or the folder or hub id (owner/name) of a draft model."
+        "Give one of the names, module:Class, or the folder or hub id (owner/name) of a draft model."
     )

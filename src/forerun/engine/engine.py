@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+from collections import deque
 from time import perf_counter
 from typing import Any
 
@@ -12,15 +13,16 @@ import torch
 from forerun.config import EngineConfig, SamplingParams
 from forerun.drafters import Drafter
 from forerun.engine.checks import check_request, encode_prediction
-from forerun.engine.results import Choice, StepOutput, StreamChunk
+from forerun.engine.interrupts import HeldInterrupts
+from forerun.engine.outputs import failure, result, shown
+from forerun.engine.results import StepOutput, StreamChunk
 from forerun.engine.scheduler import Scheduler
-from forerun.engine.state import Request, SequenceState
+from forerun.engine.state import Request, SequenceState, new_state
 from forerun.engine.stats import StepStats
 from forerun.engine.step import StepLoop
-from forerun.engine.text import TextStream
+from forerun.errors import InterruptedRequestError
 from forerun.models import LanguageModel
 from forerun.policy import Budget
-from forerun.types import Sequence
 from forerun.verify import check_acceptance
 
 _log = logging.getLogger(__name__)
@@ -31,6 +33,10 @@ class Engine:
 
     A step takes every running sequence one forward further: a chunk of its prompt, or a draft verified.
     An exception inside one sequence ends that sequence, and its output carries the exception; others go on.
+
+    Attributes:
+        outputs: what came of the steps, until somebody takes it from the front.
+        last_step: figures of the last step.
     """
 
     def __init__(
@@ -55,12 +61,14 @@ class Engine:
         self._drafter = drafter if self.config.num_draft_tokens or budget is not None else None
         self._loop = StepLoop(target, self._drafter, self.config, budget)
         self._ids = itertools.count()
-        self._outputs: list[StepOutput] = []
+        self.outputs: deque[StepOutput] = deque()
+        self._under_way: list[SequenceState] = []  # the sequences of the present step; after it, of one cut short
+        self._ending: list[SequenceState] = []  # sequences that are to leave before they are finished
 
     @property
     def has_work(self) -> bool:
         """Whether another step would do anything."""
-        return len(self.scheduler) > 0 or bool(self._outputs)
+        return bool(len(self.scheduler) or self.outputs or self._under_way or self._ending)
 
     def add(self, prompt_token_ids: list[int], params: SamplingParams | None = None, *, stream: bool = False) -> int:
         """Queue a request; its id. Each of its `n` choices computes the prompt for itself.
@@ -81,51 +89,67 @@ class Engine:
         request = Request(
             next(self._ids), list(prompt_token_ids), params, stream, eos | frozenset(params.stop_token_ids), prediction
         )
-        self.scheduler.add([self._new_state(request, choice) for choice in range(params.n)])
+        greedy = self._loop.argmax_suffices(params)
+        length = self.target.context_length
+        self.scheduler.add(
+            [new_state(request, choice, next(self._ids), length, greedy, self.tokenizer) for choice in range(params.n)]
+        )
         return request.id
 
     def step(self) -> list[StepOutput]:
-        """Take every running sequence one forward further; what came of it."""
-        started = perf_counter()
-        for state in self.scheduler.admit():
-            self._enter(state, started)
-        batch = self.scheduler.running
-        if batch:
-            with torch.inference_mode():
-                self.last_step = stats = self._run(list(batch))
-            stats.time_total = perf_counter() - started
-        outputs, self._outputs = self._outputs, []
+        """Take every running sequence one forward further; what came of it.
+
+        SIGINT is held back until the step is done. What else interrupts it takes every sequence back to where it was
+        before the step, or ends it with an error; the next call returns what had been finished.
+        """
+        self.advance()
+        outputs, self.outputs = list(self.outputs), deque()
         return outputs
+
+    def advance(self) -> None:
+        """As `step`, but what came of it is added to `outputs`, from which the caller takes it."""
+        with HeldInterrupts():
+            self._recover()  # unless it was done when the step before was interrupted
+            try:
+                self._advance(perf_counter())
+            except Exception as error:
+                self._recover(error)
+            except BaseException:
+                self._recover()
+                raise
 
     def abort(self, request_id: int) -> None:
         """End a request's unfinished choices with finish reason "abort"; the next step's outputs hold them."""
-        for state in self.scheduler.remove(lambda state: state.request.id == request_id):
-            state.sequence.finish_reason = "abort"
-            self._leave(state)
-            self._finish(state, StreamChunk("", [], index=state.sequence.choice))
+        with HeldInterrupts():
+            self._recover()
+            for state in self.scheduler.find(lambda state: state.request.id == request_id):
+                state.sequence.finish_reason = "abort"
+                self._ending.append(state)
+            self._recover()
 
     def close(self) -> None:
         """Free everything; unfinished requests are forgotten."""
-        for state in self.scheduler.remove(lambda _: True):
-            self._leave(state)
-        self._outputs = []
+        with HeldInterrupts():
+            for state in (*self._under_way, *self._ending, *self.scheduler.find(lambda _: True)):
+                self._leave(state)
+            self._under_way, self._ending = [], []
+            self.outputs.clear()
 
-    def _new_state(self, request: Request, choice: int) -> SequenceState:
-        params, prompt = request.params, request.prompt_token_ids
-        max_length = min(len(prompt) + params.max_tokens, self.target.context_length)
-        sequence = Sequence(next(self._ids), list(prompt), len(prompt), params, choice, max_length)
-        sequence.prediction = request.prediction
-        state = SequenceState(request, sequence, self._loop.argmax_suffices(params))
-        if self.tokenizer is not None and (request.stream or params.stop):
-            state.text = TextStream(self.tokenizer, prompt, params.stop)
-        if params.logprobs is not None:
-            state.logprobs = []
-        if params.prompt_logprobs is not None and choice == 0:
-            state.prompt_logprobs = [None]
-        return state
+    def _advance(self, started: float) -> None:
+        self.scheduler.admit()
+        self._under_way = list(self.scheduler.running)
+        for state in self._under_way:
+            if state.cache is None:
+                self._enter(state, started)
+        batch = list(self.scheduler.running)
+        if batch:
+            with torch.inference_mode():
+                self.last_step = stats = self._run(batch)
+            stats.time_total = perf_counter() - started
+        self._under_way = []
 
     def _enter(self, state: SequenceState, now: float) -> None:
-        state.time_started = now
+        state.time_started = state.time_started or now
         try:
             state.cache = state.sequence.cache = self.target.new_cache()
             self._loop.start(state)
@@ -144,97 +168,130 @@ class Engine:
                     state.cache.drop()
             if len(batch) == 1:
                 self._fail(batch[0], error)
-            else:
-                for state in batch:
-                    stats = self._run([state])
+                return StepStats()
+            stats = StepStats()
+            for state in batch:
+                stats.add(self._run([state]))
             return stats
         done = []
         for item in work:
+            state = item.state
             try:
+                state.changing = True
                 chunk = self._loop.apply(item, stats)
+                state.pending, state.changing = chunk, False
             except Exception as error:
-                self._fail(item.state, error)
+                self._fail(state, error)
             else:
-                done.append((item, chunk))
-        failed = self._loop.tell_drafter([item for item, _ in done], stats)
+                done.append(item)
+        failed = self._loop.tell_drafter(done, stats)
         known = stats.time_draft + stats.time_target + stats.time_verify
-        self._loop.observe([item for item, _ in done], stats, perf_counter() - started - known)
-        for item, _ in done:
+        self._loop.observe(done, stats, perf_counter() - started - known)
+        for item in done:
             own = item.state.stats
             own.time_draft += stats.time_draft
             own.time_target += stats.time_target
             own.time_verify += stats.time_verify
-        for item, chunk in done:
+        for item in done:
             if item.state in failed:
                 self._fail(item.state, failed[item.state])
-            elif chunk is not None:
-                self._deliver(item.state, chunk)
+            else:
+                self._deliver(item.state)
         return stats
 
-    def _deliver(self, state: SequenceState, chunk: StreamChunk) -> None:
+    def _deliver(self, state: SequenceState) -> None:
+        """Put what the step has committed among the outputs; a sequence that is finished leaves."""
+        chunk = state.pending
+        if chunk is None:
+            return
+        state.changing = True
         if state.sequence.finish_reason is None:
             if state.request.stream:
-                self._outputs.append(StepOutput(state.request.id, _shown(state, chunk)))
+                self.outputs.append(StepOutput(state.request.id, shown(state, chunk)))
+            state.pending, state.changing = None, False
             return
-        self.scheduler.running.remove(state)
         self._leave(state)
         self._finish(state, chunk)
 
     def _finish(self, state: SequenceState, chunk: StreamChunk) -> None:
         """Put the choice, which has left, among the outputs; or the error of a tokenizer that cannot decode it."""
         try:
-            self._outputs.append(self._result(state, chunk))
+            output = result(state, chunk, self.tokenizer)
         except Exception as error:
-            self._outputs.append(_failure(state, error))
-
-    def _result(self, state: SequenceState, chunk: StreamChunk) -> StepOutput:
-        chunk.finish_reason, chunk.stats = state.sequence.finish_reason, state.stats
-        prompt_logprobs = state.prompt_logprobs if state.sequence.choice == 0 else None
-        if state.text is not None and state.sequence.finish_reason == "abort":
-            state.text.finish()
-        if state.time_started:
-            state.stats.time_total = perf_counter() - state.time_started
-        choice = self._choice(state)
-        return StepOutput(state.request.id, _shown(state, chunk), choice, prompt_logprobs)
-
-    def _choice(self, state: SequenceState) -> Choice:
-        if state.text is not None:
-            return state.choice(state.text.text)
-        if self.tokenizer is None:
-            return state.choice("")
-        output = state.sequence.output_ids
-        if output and state.sequence.finish_reason == "stop":
-            output.pop()
-        text = TextStream(self.tokenizer, state.request.prompt_token_ids)
-        text.push(output)
-        text.finish()
-        return state.choice(text.text)
+            output = failure(state, error)
+        # in one line: an interrupt comes before or after both
+        state.has_left = self.outputs.append(output) is None  # type: ignore[func-returns-value]
 
     def _fail(self, state: SequenceState, error: Exception) -> None:
-        self.scheduler.remove(lambda other: other is state)
-        state.sequence.finish_reason = "abort"
+        """End the sequence with this error."""
+        state.error, state.sequence.finish_reason = error, "abort"
+        self._end(state)
+
+    def _end(self, state: SequenceState) -> None:
+        """The sequence leaves before it is finished, with an error or without."""
         self._leave(state)
-        self._outputs.append(_failure(state, error))
+        if state.has_left:
+            return
+        if state.error is None:
+            self._finish(state, StreamChunk("", [], index=state.sequence.choice))
+        else:
+            state.has_left = self.outputs.append(failure(state, state.error)) is None  # type: ignore[func-returns-value]
 
     def _leave(self, state: SequenceState) -> None:
-        """Free what the sequence holds. Runs once per sequence, whatever happened before."""
+        """Free what the sequence holds, however often this is called."""
+        self._stop(state)
+        if state.cache is not None:
+            state.cache.free()
+            state.cache = state.sequence.cache = None
+        self.scheduler.remove(state)
+
+    def _stop(self, state: SequenceState) -> None:
         try:
             self._loop.stop(state)
         except Exception:
             # the sequence is gone either way, and its own result or error matters more
             _log.exception("the drafter failed to let sequence %d go", state.sequence.id)
-        finally:
+
+    def _recover(self, error: Exception | None = None) -> None:
+        """Let go whatever is to end. After a step that was cut short, take its sequences back, or end them, first.
+
+        An interrupt of this is made good by the next call.
+
+        Args:
+            error: what cut the step short, and ends all of its sequences; None: an interrupt.
+        """
+        if self._under_way:
+            for state in self._under_way:
+                self._stop(state)
+                if state.error is None and (error is not None or state.changing):
+                    state.error = error or _interrupted()
+            self._loop.reset()
+            for state in self._under_way:
+                if state.error is not None or state.has_left:
+                    self._ending.append(state)
+                else:
+                    self._take_back(state)
+            self._under_way = []
+        for state in self._ending:
+            self._end(state)
+        self._ending = []
+
+    def _take_back(self, state: SequenceState) -> None:
+        """Go on from the last commit: the interrupted step's, if it came to that, or the one before."""
+        try:
             if state.cache is not None:
-                state.cache.free()
-                state.cache = state.sequence.cache = None
+                state.cache.drop()
+                if state.cache.length:
+                    self._loop.start(state)
+                else:  # its layers may be half allocated: it enters anew with the next step
+                    state.cache.free()
+                    state.cache = state.sequence.cache = None
+            self._deliver(state)
+        except Exception as error:
+            self._fail(state, error)
 
 
-def _shown(state: SequenceState, chunk: StreamChunk) -> StreamChunk:
-    if state.text is not None and state.request.stream:
-        chunk.text = state.text.take()
-    return chunk
-
-
-def _failure(state: SequenceState, error: Exception) -> StepOutput:
-    chunk = StreamChunk("", [], finish_reason="abort", index=state.sequence.choice, stats=state.stats)
-    return StepOutput(state.request.id, chunk, error=error)
+def _interrupted() -> InterruptedRequestError:
+    return InterruptedRequestError(
+        "The step that computed this request was interrupted while tokens were committed. Send the request again."
+    )

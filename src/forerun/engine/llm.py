@@ -20,7 +20,8 @@ from forerun.engine.checks import check_request, encode_prediction
 from forerun.engine.engine import Engine
 from forerun.engine.prompts import Prompt, encode, split_prompts
 from forerun.engine.results import Generation, StepOutput, StreamChunk
-from forerun.errors import ConfigError, PromptError
+from forerun.engine.shared import SharedEngine
+from forerun.errors import BatchError, ConfigError, PromptError
 from forerun.models import LanguageModel, find_tokenizer, load_model
 
 _DRAFTER_SEED = 0x6A09E667F3BCC908
@@ -29,6 +30,11 @@ _DRAFTER_SEED = 0x6A09E667F3BCC908
 
 class LLM:
     """Generates text with a target model, faster with a drafter, and the same text either way.
+
+    Any number of threads may call `generate` and `stream` at once: their requests are computed together, up to
+    `max_batch`, and one of the waiting threads steps for all. The iterator of a stream belongs to one thread at a time.
+
+    Ctrl-C is handled at the end of a step. The call that it interrupts ends its own requests; others go on.
 
     Args:
         target: "bundled", a folder, a hub id, or a loaded Model.
@@ -85,7 +91,7 @@ class LLM:
             if num_draft_tokens is None and written is not None:
                 config = replace(config, num_draft_tokens=written)
         self.engine = Engine(self.target, self.drafter, tokenizer=tokenizer, config=config)
-        self._inboxes: dict[int, list[StepOutput]] = {}
+        self._shared = SharedEngine(self.engine)
 
     @property
     def exact(self) -> bool:
@@ -117,19 +123,30 @@ class LLM:
 
         Raises:
             PromptError, SamplingError: before anything is computed, if one of the requests cannot be served.
+            BatchError: some of several requests failed while they were computed; it holds the others' answers. Of a
+                single prompt, the error itself.
         """
         split, single = split_prompts(prompts)
         encoded = [encode(prompt, self.tokenizer, self.target.name) for prompt in split]
         every = _one_each(params, len(encoded))
         ids: list[int] = []
+        results: list[Generation | Exception] = []
         try:
             for prompt, each in zip(encoded, every, strict=True):
-                ids.append(self._add(prompt, each, stream=False))
-            done = [self._collect(request_id, each.n) for request_id, each in zip(ids, every, strict=True)]
+                ids.append(self._shared.add(prompt, each, stream=False))
+            for request_id, prompt, each in zip(ids, encoded, every, strict=True):
+                results.append(self._collect(request_id, prompt, each.n))
         finally:
-            self._forget(ids)
-        results = [_generation(prompt, outputs) for prompt, outputs in zip(encoded, done, strict=True)]
-        return results[0] if single else results
+            self._shared.forget(ids)
+        errors = {index: result for index, result in enumerate(results) if isinstance(result, Exception)}
+        generations = [result if isinstance(result, Generation) else None for result in results]
+        if errors:
+            first = next(iter(errors.values()))
+            if single:
+                raise first
+            raise BatchError(generations, errors) from first
+        done = [generation for generation in generations if generation is not None]
+        return done[0] if single else done
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[StreamChunk]:
         """Answer one prompt, step by step. Closing the iterator ends the request.
@@ -150,54 +167,30 @@ class LLM:
 
     def _chunks(self, token_ids: list[int], params: SamplingParams) -> Iterator[StreamChunk]:
         # The request enters with the first chunk asked for: an iterator never started leaves nothing behind.
-        request_id = self._add(token_ids, params, stream=True)
+        request_id = self._shared.add(token_ids, params, stream=True)
         try:
             unfinished = params.n
             while unfinished:
-                for output in self._next(request_id):
+                for output in self._shared.take(request_id):
+                    if output.error is not None:
+                        raise output.error
                     unfinished -= output.choice is not None
                     yield output.chunk
         finally:
-            self._forget([request_id])
+            self._shared.forget([request_id])
 
-    def _add(self, token_ids: list[int], params: SamplingParams | None, stream: bool) -> int:
-        request_id = self.engine.add(token_ids, params, stream=stream)
-        self._inboxes[request_id] = []
-        return request_id
-
-    def _collect(self, request_id: int, num_choices: int) -> list[StepOutput]:
-        """The results of all choices of one request, in the order of the choices."""
+    def _collect(self, request_id: int, prompt: list[int], num_choices: int) -> Generation | Exception:
+        """The answer to one request, its choices in order; or the error of the choice that failed first."""
         outputs: list[StepOutput] = []
         while len(outputs) < num_choices:
-            outputs += self._next(request_id)
-        return sorted(outputs, key=lambda output: output.chunk.index)
-
-    def _next(self, request_id: int) -> list[StepOutput]:
-        """Step until this request has outputs. Other requests' outputs wait in their own inboxes."""
-        inbox = self._inboxes[request_id]
-        while not inbox:
-            if not self.engine.has_work:
-                raise RuntimeError(f"request {request_id} was lost by the engine")
-            for output in self.engine.step():
-                if output.request_id in self._inboxes:
-                    self._inboxes[output.request_id].append(output)
-        outputs = inbox.copy()
-        inbox.clear()
-        for output in outputs:
-            if output.error is not None:
-                raise output.error
-        return outputs
-
-    def _forget(self, request_ids: Seq[int]) -> None:
-        """The caller is done with these requests, finished or not."""
-        for request_id in request_ids:
-            self._inboxes.pop(request_id, None)
-            self.engine.abort(request_id)
-
-
-def _generation(prompt: list[int], outputs: Seq[StepOutput]) -> Generation:
-    choices = [output.choice for output in outputs if output.choice is not None]
-    return Generation(prompt, choices, outputs[0].prompt_logprobs)
+            for output in self._shared.take(request_id):
+                if output.error is not None:
+                    self._shared.forget([request_id])
+                    return output.error
+                outputs.append(output)
+        outputs.sort(key=lambda output: output.chunk.index)
+        choices = [output.choice for output in outputs if output.choice is not None]
+        return Generation(prompt, choices, outputs[0].prompt_logprobs)
 
 
 def _one_each(params: SamplingParams | Seq[SamplingParams] | None, count: int) -> list[SamplingParams]:

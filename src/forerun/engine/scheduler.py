@@ -23,18 +23,21 @@ class Scheduler:
         """Put sequences at the end of the queue."""
         self.waiting.extend(states)
 
-    def admit(self) -> list[SequenceState]:
-        """Move waiting sequences into free places; those that moved."""
-        admitted: list[SequenceState] = []
+    def admit(self) -> None:
+        """Move waiting sequences into free places. An interrupt leaves none out: for a moment it is in both."""
         while self.waiting and len(self.running) < self.max_batch:
-            admitted.append(self.waiting.popleft())
-            self.running.append(admitted[-1])
-        return admitted
+            state = self.waiting[0]
+            if state not in self.running:
+                self.running.append(state)
+            self.waiting.popleft()
 
-    def remove(self, leaves: Callable[[SequenceState], bool]) -> list[SequenceState]:
-        """Take out every waiting or running sequence for which `leaves` holds; those taken."""
-        taken = [state for state in (*self.waiting, *self.running) if leaves(state)]
-        if taken:
-            self.waiting = deque(state for state in self.waiting if not leaves(state))
-            self.running = [state for state in self.running if not leaves(state)]
-        return taken
+    def find(self, wanted: Callable[[SequenceState], bool]) -> list[SequenceState]:
+        """Every waiting or running sequence for which `wanted` holds."""
+        return [state for state in (*self.waiting, *self.running) if wanted(state)]
+
+    def remove(self, state: SequenceState) -> None:
+        """Take a sequence out, if it is there."""
+        if state in self.running:
+            self.running.remove(state)
+        if state in self.waiting:
+            self.waiting.remove(state)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from operator import attrgetter, is_
+from typing import Any
 
 from forerun.config import SamplingParams
-from forerun.engine.results import Choice
+from forerun.engine.results import Choice, StreamChunk
 from forerun.engine.stats import SequenceStats
 from forerun.engine.text import TextStream
 from forerun.sampling import TokenLogprob
-from forerun.types import Cache, FinishReason, Sequence
+from forerun.types import Cache, FinishReason, Sequence, TokenIds
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Request:
     """A prompt and what is asked for it.
 
@@ -33,7 +35,7 @@ class Request:
     prediction: list[int] | None = None
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class SequenceState:
     """A sequence with everything the engine holds for it.
 
@@ -46,6 +48,10 @@ class SequenceState:
         logprobs, prompt_logprobs: filled as tokens come; None where not asked for.
         entered: whether the drafter has been told of the sequence.
         time_started: perf_counter at the first step.
+        changing: the step under way changes what cannot be taken back.
+        pending: what the step under way has committed, until it is among the engine's outputs.
+        error: what ends the sequence.
+        has_left: its result or error is among the engine's outputs, or was.
     """
 
     request: Request
@@ -58,6 +64,30 @@ class SequenceState:
     prompt_logprobs: list[TokenLogprob | None] | None = None
     entered: bool = False
     time_started: float = 0.0
+    changing: bool = False
+    pending: StreamChunk | None = None
+    error: Exception | None = None
+    has_left: bool = False
+    _given: tuple[Any, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._given = _attributes(self.sequence)
+
+    @property
+    def token_ids(self) -> TokenIds:
+        """Prompt and committed tokens, to be lengthened."""
+        token_ids = self._given[0]
+        assert isinstance(token_ids, TokenIds)
+        return token_ids
+
+    def is_untouched(self) -> bool:
+        """Whether the sequence's attributes are the engine's; from now on they are."""
+        sequence, given = self.sequence, self._given
+        if all(map(is_, _attributes(sequence), given)):
+            return True
+        for name, value in zip(_READ_ONLY, given, strict=True):
+            setattr(sequence, name, value)
+        return False
 
     def cut(self, new_ids: list[int]) -> tuple[int, FinishReason | None]:
         """How many of the tokens that a step would append are kept, and why the sequence ends there, if it does.
@@ -97,3 +127,30 @@ class SequenceState:
             finish_reason=sequence.finish_reason,
             stats=self.stats,
         )
+
+
+def new_state(
+    request: Request, choice: int, number: int, context_length: int, argmax_suffices: bool, tokenizer: Any
+) -> SequenceState:
+    """One choice of a request, before its first step.
+
+    Args:
+        number: the sequence's id.
+        context_length: of the target.
+    """
+    params, prompt = request.params, request.prompt_token_ids
+    max_length = min(len(prompt) + params.max_tokens, context_length)
+    sequence = Sequence(number, TokenIds(prompt), len(prompt), params, choice, max_length)
+    sequence.prediction = None if request.prediction is None else TokenIds(request.prediction)
+    state = SequenceState(request, sequence, argmax_suffices)
+    if tokenizer is not None and (request.stream or params.stop):
+        state.text = TextStream(tokenizer, prompt, params.stop)
+    if params.logprobs is not None:
+        state.logprobs = []
+    if params.prompt_logprobs is not None and choice == 0:
+        state.prompt_logprobs = [None]
+    return state
+
+
+_READ_ONLY = ("token_ids", "id", "num_prompt", "params", "choice", "max_length", "prediction")
+_attributes = attrgetter(*_READ_ONLY)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 
 @dataclass(slots=True)
@@ -29,8 +29,10 @@ class SequenceStats:
         num_draft_tokens: draft tokens that the target verified.
         num_accepted_tokens: those of them that were committed.
         drafted_per_position: [depth] how many draft tokens stood at each depth.
-        accepted_per_position: [depth] how many of those were committed; divided by the entry one shallower,
-            this is the acceptance conditional on reaching the position.
+        reached_per_position: [depth] how many drafts had a node at this depth below what was accepted before it: those
+            that could be accepted there.
+        accepted_per_position: [depth] how many of those were committed; divided by `reached_per_position`, this is the
+            acceptance conditional on reaching the position.
         sources: name -> figures of each source, where a drafter has several or names its only one.
         num_plain_forwards: of the forwards, those for which the drafter was not asked, K = 0.
         num_asked_tokens: K summed over the others.
@@ -46,6 +48,7 @@ class SequenceStats:
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     drafted_per_position: list[int] = field(default_factory=list)
+    reached_per_position: list[int] = field(default_factory=list)
     accepted_per_position: list[int] = field(default_factory=list)
     sources: dict[str, SourceStats] = field(default_factory=dict)
     num_plain_forwards: int = 0
@@ -82,16 +85,25 @@ class SequenceStats:
         self.num_plain_forwards += budget == 0
         self.num_asked_tokens += budget
 
-    def count_draft(self, depths: list[int], accepted: int) -> None:
-        """One verified draft: the depth of each node (the first is 0), and how many tokens were committed."""
+    def count_draft(self, depths: list[int], accepted: int, reached: int) -> None:
+        """One verified draft.
+
+        Args:
+            depths: of each node; that of the first is 0.
+            accepted: tokens of it that were committed.
+            reached: the depths at which it had a node below what was accepted before.
+        """
         self.num_draft_tokens += len(depths)
         self.num_accepted_tokens += accepted
         missing = (max(depths) + 1 if depths else 0) - len(self.drafted_per_position)
         if missing > 0:
             self.drafted_per_position += [0] * missing
+            self.reached_per_position += [0] * missing
             self.accepted_per_position += [0] * missing
         for depth in depths:
             self.drafted_per_position[depth] += 1
+        for depth in range(reached):
+            self.reached_per_position[depth] += 1
         for depth in range(accepted):
             self.accepted_per_position[depth] += 1
 
@@ -126,3 +138,8 @@ class StepStats:
     time_target: float = 0.0
     time_verify: float = 0.0
     time_total: float = 0.0
+
+    def add(self, other: StepStats) -> None:
+        """Count a further part of the same step, of other sequences."""
+        for each in fields(self):
+            setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence as Seq
 from time import perf_counter
 
@@ -10,16 +11,18 @@ from torch import Tensor
 
 from forerun.config import EngineConfig, SamplingParams
 from forerun.drafters import Drafter
+from forerun.engine.drafting import Drafting
+from forerun.engine.non_finite import Diagnosis
 from forerun.engine.results import StreamChunk
 from forerun.engine.state import SequenceState
 from forerun.engine.stats import StepStats
 from forerun.engine.work import Work
-from forerun.errors import DrafterError
 from forerun.models import Forward, LanguageModel, identity
-from forerun.policy import Budget, FixedBudget, Outcome, Plan, StepCost, automatic_budget
-from forerun.sampling import LogitsPipeline, StepNoise, TokenLogprob, row_argmax, token_logprobs
-from forerun.types import Draft, Needs, PackedDrafts, Step, Verdict
-from forerun.verify import greedy_verdicts, rule_for, verify_step
+from forerun.policy import Budget, FixedBudget, Outcome, StepCost, automatic_budget
+from forerun.sampling import LogitsPipeline, StepNoise, TokenLogprob, non_finite_rows, row_argmax, token_logprobs
+from forerun.tree import ROOT
+from forerun.types import PackedDrafts, Verdict
+from forerun.verify import UnsoundProbsError, greedy_verdicts, rule_for, verify_step
 
 
 class StepLoop:
@@ -32,10 +35,11 @@ class StepLoop:
         self, target: LanguageModel, drafter: Drafter | None, config: EngineConfig, budget: Budget | None = None
     ) -> None:
         self._target = target
-        self._drafter = drafter
-        self._needs = Needs() if drafter is None else drafter.needs
+        self._drafting = Drafting(drafter, target.vocab_size)
+        self._needs = self._drafting.needs
         self._config = config
         self._budget = budget or _new_budget(config, target, drafter)
+        self._diagnosis = Diagnosis(target)
         self._pipeline = LogitsPipeline(target.vocab_size, target.eos_token_ids)
         self._generator = torch.Generator()
         if config.seed is None:
@@ -50,17 +54,17 @@ class StepLoop:
     def start(self, state: SequenceState) -> None:
         """A sequence enters."""
         self._pipeline.start(state.sequence)
-        if self._drafter is not None:
-            state.entered = True
-            self._drafter.start(state.sequence)
+        self._drafting.start(state)
 
     def stop(self, state: SequenceState) -> None:
         """A sequence leaves, however far it came."""
         self._pipeline.stop(state.sequence)
         self._budget.stop(state.sequence)
-        if self._drafter is not None and state.entered:
-            state.entered = False
-            self._drafter.stop(state.sequence)
+        self._drafting.stop(state)
+
+    def reset(self) -> None:
+        """A step was interrupted; no sequence is in at this moment."""
+        self._drafting.reset()
 
     def compute(self, batch: Seq[SequenceState], stats: StepStats) -> list[Work]:
         """Draft, forward and verify; nothing is committed."""
@@ -102,8 +106,10 @@ class StepLoop:
             # the last token kept is a draft token, and takes the place of the verdict's own
             num_accepted, new_ids, rows = keep, new_ids[:keep], rows[:keep]
             verdict = item.verdict = Verdict(verdict.path[: keep - 1], new_ids[-1])
+        if not item.bad_rows.isdisjoint(rows):
+            raise self._diagnosis.error()
         cache.commit([*range(item.num_owed - 1), *(item.num_owed - 1 + row for row in rows)])
-        sequence.token_ids.extend(new_ids)
+        state.token_ids.grow(new_ids)
         sequence.finish_reason = reason
         chunk = StreamChunk("", new_ids, num_accepted, index=sequence.choice)
         if state.logprobs is not None:
@@ -114,20 +120,9 @@ class StepLoop:
 
     def tell_drafter(self, work: Seq[Work], stats: StepStats) -> dict[SequenceState, Exception]:
         """Report what was committed; the sequences for which the drafter failed."""
-        if self._drafter is None or not work:
-            return {}
-        t0 = perf_counter()
-        failed: dict[SequenceState, Exception] = {}
-        steps = [_step(item) for item in work]
-        try:
-            self._drafter.commit(steps)
-        except Exception:
-            for item, step in zip(work, steps, strict=True):
-                try:
-                    self._drafter.commit([step])
-                except Exception as error:
-                    failed[item.state] = error
-        stats.time_draft += perf_counter() - t0
+        started = perf_counter()
+        failed = self._drafting.tell(work)
+        stats.time_draft += perf_counter() - started
         return failed
 
     def observe(self, work: Seq[Work], stats: StepStats, time_rest: float) -> None:
@@ -151,28 +146,18 @@ class StepLoop:
         work: list[Work] = []
         for state in batch:
             assert state.cache is not None
-            if self._drafter is None or state.cache.length + 1 < len(state.sequence.token_ids):
+            if self._drafting.drafter is None or state.cache.length + 1 < len(state.sequence.token_ids):
                 work.append(Work.prompt_chunk(state, chunk, all_rows))
             else:
                 ready.append(state)
         if ready:
             plan = self._budget.plan([state.sequence for state in ready])
             started = perf_counter()
-            drafts = self._ask(ready, plan)
+            drafts = self._drafting.ask(ready, plan)
             stats.time_draft = perf_counter() - started
-            vocab_size = self._target.vocab_size
             for state, draft, budget in zip(ready, drafts, plan.budgets, strict=True):
-                work.append(Work.verification(state, draft, budget, vocab_size))
+                work.append(Work(state, 1, draft, budget=budget))
         return work
-
-    def _ask(self, ready: list[SequenceState], plan: Plan) -> Seq[Draft]:
-        """The drafts; where nobody may draft, the drafter is not called."""
-        if self._drafter is None or not any(plan.budgets):
-            return [Draft.empty()] * len(ready)
-        drafts = self._drafter.draft([state.sequence for state in ready], plan.budgets, plan.price)
-        if len(drafts) != len(ready):
-            raise DrafterError(f"The drafter gave {len(drafts)} drafts for {len(ready)} sequences.")
-        return drafts
 
     def _verify(self, work: Seq[Work], logits: Tensor) -> None:
         """Set every verdict; keep the logits that log-probabilities will be taken from."""
@@ -193,20 +178,29 @@ class StepLoop:
         if greedy:
             wanted = logits if len(greedy_rows) == at else logits[greedy_rows]
             packed = PackedDrafts.of([item.draft for item in greedy if item.draft is not None])
-            _settle(greedy, greedy_verdicts(packed, row_argmax(wanted)))
+            tokens = row_argmax(wanted)
+            _settle(greedy, greedy_verdicts(packed, tokens))
+            _mark(greedy, packed, non_finite_rows(wanted, tokens))
         if drawn:
             self._verify_drawn(drawn, logits if len(drawn_rows) == at else logits[drawn_rows])
 
     def _verify_drawn(self, work: Seq[Work], logits: Tensor) -> None:
         drafts = [item.draft for item in work if item.draft is not None]
         packed = PackedDrafts.of(drafts)
+        bad = non_finite_rows(logits)
+        if bad:  # any distribution will do in their place: a request whose verdict comes by one of them ends
+            _mark(work, packed, bad)
+            logits = logits.index_fill(0, torch.tensor(bad, device=logits.device), 0.0)
         logprobs = self._pipeline.process(logits, [row for item in work for row in item.logits_rows()])
         rules = [
             rule_for(item.state.sequence.params, draft, self._config.acceptance)
             for item, draft in zip(work, drafts, strict=True)
         ]
         noise = StepNoise(self._generator, [item.state.sequence for item in work], packed, logits.device)
-        _settle(work, verify_step(packed, logprobs, rules, noise))
+        try:
+            _settle(work, verify_step(packed, logprobs, rules, noise))
+        except UnsoundProbsError as error:
+            raise self._drafting.error(error) from None
 
     def _hand_out(self, work: Seq[Work], result: Forward) -> None:
         """Check drafts that could not be read before, and keep what the drafter wants to know of every row."""
@@ -217,7 +211,8 @@ class StepLoop:
             top = row_argmax(logits)[:, None] if count == 1 else logits.topk(count).indices
         at = 0
         for item in work:
-            item.check_tokens(self._target.vocab_size)
+            if item.draft is not None:
+                self._drafting.check_tokens(item.draft)
             end = at + item.num_logits
             if end > at:
                 item.top_tokens = None if top is None else top[at:end]
@@ -248,7 +243,10 @@ class StepLoop:
         own.count_budget(item.budget or 0)
         if item.draft is not None and len(item.draft):
             depths = [depth - 1 for depth in item.draft.depths[: item.draft.num_candidates]]
-            own.count_draft(depths, chunk.num_accepted_draft)
+            # one more than was accepted, where the last accepted node has a child
+            end = accepted[-1] if accepted else ROOT
+            goes_on = len(chunk.token_ids) > len(accepted) and end in item.draft.parents[: item.draft.num_candidates]
+            own.count_draft(depths, chunk.num_accepted_draft, chunk.num_accepted_draft + goes_on)
             if item.draft.sources:
                 own.count_sources(item.draft.sources[: item.draft.num_candidates], accepted)
         stats.num_tokens += len(chunk.token_ids)
@@ -264,12 +262,13 @@ def _new_budget(config: EngineConfig, target: LanguageModel, drafter: Drafter | 
     return automatic_budget(whole_draft=traits.whole_draft, cost_key=(identity(target), *traits.cost_key))
 
 
+def _mark(work: Seq[Work], packed: PackedDrafts, bad_rows: Seq[int]) -> None:
+    """Note for each sequence which of its rows are bad. bad_rows: among all rows of the packed drafts."""
+    for row in bad_rows:
+        index = bisect_right(packed.offsets, row) - 1
+        work[index].bad_rows |= {row - packed.offsets[index]}
+
+
 def _settle(work: Seq[Work], verdicts: Seq[Verdict]) -> None:
     for item, verdict in zip(work, verdicts, strict=True):
         item.verdict = verdict
-
-
-def _step(item: Work) -> Step:
-    assert item.state.cache is not None
-    length = item.state.cache.length
-    return Step(item.state.sequence, item.draft, item.verdict, length, item.top_tokens, item.taps)

@@ -9,14 +9,13 @@ import torch
 from torch import Tensor
 
 from forerun.engine.state import SequenceState
-from forerun.errors import DrafterError
 from forerun.models import Rows
 from forerun.policy import Outcome
 from forerun.sampling import LogitsRow
 from forerun.types import Draft, Verdict
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class Work:
     """One sequence's part of a step.
 
@@ -31,6 +30,7 @@ class Work:
         taps: [rows, layers, H] likewise.
         top_tokens: [rows, k] of this sequence's rows, where the drafter asked for them.
         budget: nodes that the draft might have had; None for a prompt chunk.
+        bad_rows: of the rows that the verifier saw, those whose logits are NaN or infinite.
         outcome, context: what the budget is told of it: the verdict before any cut, the cache's length before the step.
     """
 
@@ -45,6 +45,7 @@ class Work:
     budget: int | None = None
     outcome: Outcome | None = None
     context: int = 0
+    bad_rows: frozenset[int] = frozenset()
 
     @classmethod
     def prompt_chunk(cls, state: SequenceState, chunk: int, all_rows: bool = False) -> Work:
@@ -58,23 +59,6 @@ class Work:
         last = owed == missing
         extra = owed - last if all_rows or state.prompt_logprobs is not None else 0
         return cls(state, owed, Draft.empty() if last else None, extra)
-
-    @classmethod
-    def verification(cls, state: SequenceState, draft: Draft, budget: int, vocab_size: int) -> Work:
-        """The last committed token and a draft. Raises DrafterError if the draft breaks its contract.
-
-        Tokens on a device are looked at after the forward (`check_tokens`): reading them would wait for the drafter.
-        """
-        if len(draft.token_ids):
-            _check_shape(draft, budget, state.sequence.room)
-            if isinstance(draft.token_ids, list):
-                _check_tokens(draft, vocab_size)
-        return cls(state, 1, draft, budget=budget)
-
-    def check_tokens(self, vocab_size: int) -> None:
-        """Raise DrafterError if the draft holds ids outside the vocabulary; reads them if nobody has yet."""
-        if self.draft is not None and not isinstance(self.draft.token_ids, list):
-            _check_tokens(self.draft, vocab_size)
 
     @property
     def num_logits(self) -> int:
@@ -109,28 +93,3 @@ class Work:
         for token_id, parent in zip(self.draft.ids, self.draft.parents, strict=True):
             paths.append([*paths[parent + 1], token_id])
         return [LogitsRow(self.state.sequence, path) for path in paths]
-
-
-def _check_shape(draft: Draft, budget: int, room: int) -> None:
-    n, parents = len(draft.token_ids), draft.parents
-    if n > budget:
-        raise DrafterError(f"The drafter gave {n} tokens, but its budget was {budget}.")
-    if len(parents) != n or any(not -1 <= parent < i for i, parent in enumerate(parents)):
-        raise DrafterError(f"The drafter gave parents that are no rooted tree in order: {parents}.")
-    if draft.num_candidates > n:
-        raise DrafterError(f"The drafter gave {draft.num_candidates} candidates among {n} tokens.")
-    if draft.sources and len(draft.sources) != n:
-        raise DrafterError(f"The drafter gave {len(draft.sources)} sources for {n} tokens.")
-    if draft.hidden is not None and (len(draft.hidden) != n + 1 or not draft.is_chain):
-        raise DrafterError(
-            f"The drafter gave {len(draft.hidden)} hidden states for {n} nodes; only chains may "
-            "come with them, one for the last committed token and one for each node."
-        )
-    if draft.depth > room:
-        raise DrafterError(f"The drafter gave a draft {draft.depth} tokens deep, but the output has room for {room}.")
-
-
-def _check_tokens(draft: Draft, vocab_size: int) -> None:
-    ids = draft.ids
-    if min(ids) < 0 or max(ids) >= vocab_size:
-        raise DrafterError(f"The drafter gave token ids outside the vocabulary 0..{vocab_size - 1}: {ids}.")

@@ -163,7 +163,7 @@ class Acceptance:
                 seen += tried
                 good += accepted
             guess = good / seen
-        self._steps = []
+        steps = []
         for counts in self._counts:
             accepts, drafts = [
                 [
@@ -175,7 +175,8 @@ class Acceptance:
                     (_DRAFTED, _OPEN, drafts_of_any),
                 )
             ]
-            self._steps.append((accepts, drafts, list(accumulate(drafts, initial=0.0))))
+            steps.append((accepts, drafts, list(accumulate(drafts, initial=0.0))))
+        self._steps = steps  # at once: an interrupt leaves the old ones
 
 
 def _ratio(came: float, expected: float, failed: float, feared: float) -> float:

@@ -53,8 +53,10 @@ class Rates:
 
 
 def bin_of(confidence: float, num_bins: int) -> int:
-    """The level of a confidence in [0, 1] among equally wide bins."""
-    return min(int(confidence * num_bins), num_bins - 1)
+    """The level of a confidence in [0, 1] among equally wide bins; what is out of it, or NaN, counts as 0 or as 1."""
+    if not confidence > 0:
+        return 0
+    return int(min(confidence * num_bins, num_bins - 1))
 
 
 def bin_centres(num_bins: int) -> list[float]:

@@ -1,6 +1,6 @@
 """Logits to distributions, and the noise that tokens are drawn with."""
 
-from forerun.sampling.draw import draw_tokens, row_argmax
+from forerun.sampling.draw import draw_tokens, non_finite_rows, row_argmax
 from forerun.sampling.filters import filters_only, unfiltered
 from forerun.sampling.logprobs import TokenLogprob, token_logprobs
 from forerun.sampling.pipeline import LogitsPipeline, LogitsRow
@@ -16,6 +16,7 @@ __all__ = [
     "filters_only",
     "keyed_gumbel",
     "keyed_uniform",
+    "non_finite_rows",
     "row_argmax",
     "token_logprobs",
     "unfiltered",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -41,7 +42,26 @@ def _invert(weights: Tensor, uniforms: Tensor) -> Tensor:
 
 
 def row_argmax(values: Tensor) -> Tensor:
-    """[R] int64, the first index of each row's maximum. values: [R, V], without NaN."""
+    """[R] int64, the first index of each row's maximum; of a row with NaN, of the first NaN. values: [R, V]."""
     if values.device.type != "cpu" or values.dtype == torch.bfloat16:
         return values.argmax(-1)
     return torch.from_numpy(values.numpy().argmax(-1))  # a tenth of the time of torch's
+
+
+def non_finite_rows(logits: Tensor, argmax: Tensor | None = None) -> list[int]:
+    """The rows from which no distribution can be made: some logit is NaN or +inf, or all are -inf.
+
+    The row's maximum tells: it is NaN where any logit is.
+
+    Args:
+        logits: [R, V].
+        argmax: [R] what `row_argmax` gave of them; None to look for the maximum.
+    """
+    if logits.device.type == "cpu" and logits.dtype != torch.bfloat16:
+        array = logits.numpy()
+        highest = array.max(-1) if argmax is None else array[np.arange(len(array)), argmax.numpy()]
+        finite = np.isfinite(highest)
+        return [] if finite.all() else np.flatnonzero(~finite).tolist()
+    top = logits.amax(-1) if argmax is None else logits.gather(-1, argmax[:, None])[:, 0]
+    rows: list[int] = (~top.isfinite()).nonzero()[:, 0].tolist()
+    return rows

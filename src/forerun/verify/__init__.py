@@ -1,6 +1,7 @@
 """The acceptance rules: which drafted tokens are kept, and which token follows them."""
 
 from forerun.verify.acceptance_rules import VERIFIERS, check_acceptance, rule_for, verify_step
+from forerun.verify.chain_rejection_math import UnsoundProbsError
 from forerun.verify.walk import greedy_verdicts
 
-__all__ = ["VERIFIERS", "check_acceptance", "greedy_verdicts", "rule_for", "verify_step"]
+__all__ = ["VERIFIERS", "UnsoundProbsError", "check_acceptance", "greedy_verdicts", "rule_for", "verify_step"]

@@ -9,10 +9,7 @@ from torch import Tensor
 
 from forerun.sampling import draw_tokens
 from forerun.types import Draft, Noise, PackedDrafts, Verdict
-from forerun.verify.chain_rejection_math import ChainRule, excess
-
-_SMALLEST = 1e-300
-"""In place of a draft's zero: such a token could not be drawn, and is accepted if the target can draw it."""
+from forerun.verify.chain_rejection_math import ChainRule, UnsoundProbsError, excess
 
 
 class Rejection:
@@ -79,8 +76,10 @@ def _ratios(drafts: PackedDrafts, target: Tensor, draft_probs: Tensor) -> list[l
         for node, token_id in enumerate(draft.ids[: draft.num_candidates])
     ]
     index = torch.tensor(places, dtype=torch.int64, device=target.device)
-    both = torch.stack([target.take(index), draft_probs.take(index)]).tolist()
-    ratios = iter([ours / max(drawn, _SMALLEST) for ours, drawn in zip(*both, strict=True)])
+    theirs, drawn = torch.stack([target.take(index), draft_probs.take(index)]).tolist()
+    if not all(each > 0 for each in drawn):  # NaN is not either
+        raise UnsoundProbsError
+    ratios = iter([ours / each for ours, each in zip(theirs, drawn, strict=True)])
     return [list(islice(ratios, draft.num_candidates)) for draft in drafts.drafts]
 
 

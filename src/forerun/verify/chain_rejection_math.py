@@ -3,6 +3,8 @@
 Everything here works on numbers of any type, and `excess` on arrays of them, so that the tests enumerate the very code
 that runs with `fractions.Fraction` and prove that it is exact; `excess` works on tensors as well.
 
+A minimum takes 1 as its second argument: of NaN it is NaN then, with which no comparison succeeds.
+
 Notation, for one drawn chain x_1 ... x_n: p_i and q_i are the target's and the draft's distribution of
 x_i given the tokens before it, and ratio_i = p_i(x_i) / q_i(x_i). The rule accepts the first `length` tokens and
 then draws one more from p_{n+1} if all were accepted, else from the normalised `excess` at `length`.
@@ -19,6 +21,16 @@ from torch import Tensor
 
 Numbers: TypeAlias = NDArray[Any]
 Array = TypeVar("Array", Numbers, Tensor)
+
+
+class UnsoundProbsError(ValueError):
+    """The distribution that a token was drawn from gives it nothing, or NaN: no acceptance would be right."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "gave a drawn token whose own distribution gives it no positive probability. Give the distributions that "
+            "the tokens were drawn from, or none if they were chosen."
+        )
 
 
 def excess(carry: Array, target: Array, draft: Array) -> Array:
@@ -56,13 +68,13 @@ def block_carry(ratios: Seq[float]) -> list[float]:
     """a_0 = 1, a_i = min(1, a_{i-1} * ratio_i): the chance that at least i of these tokens are accepted."""
     carries: list[float] = [1]
     for ratio in ratios:
-        carries.append(min(1, carries[-1] * ratio))
+        carries.append(min(carries[-1] * ratio, 1))
     return carries
 
 
 def token_acceptance(ratios: Seq[float], carries: Seq[float], masses: Seq[float]) -> list[float]:
     """min(1, ratio_i) (Leviathan et al., 2211.17192; Chen et al., 2302.01318)."""
-    return [min(1, ratio) for ratio in ratios]
+    return [min(ratio, 1) for ratio in ratios]
 
 
 def block_acceptance(ratios: Seq[float], carries: Seq[float], masses: Seq[float]) -> list[float]:

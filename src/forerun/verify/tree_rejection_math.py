@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence as Seq
 from dataclasses import dataclass
 from typing import Any, Generic, TypeAlias
 
-from forerun.verify.chain_rejection_math import Array, excess
+from forerun.verify.chain_rejection_math import Array, UnsoundProbsError, excess
 
 Accept: TypeAlias = Callable[[int, Any], bool]
 """(node, chance) -> whether the node's comparison succeeds: it must with this chance."""
@@ -68,8 +68,11 @@ class Residual(Generic[Array]):
     def offers(self) -> Iterator[tuple[int, Any]]:
         """Each child with its chance, min(1, share * p(x) / q(x)); to take the next one is to reject the last.
 
-        A child that q could not draw (any more) is passed over, as if it were not there: it says nothing about
-        the others, and no chance of accepting it would be right.
+        A child that q could not draw any more, since the same token was drawn before it, is passed over, as if it were
+        not there: it says nothing about the others, and no chance of accepting it would be right.
+
+        Raises:
+            UnsoundProbsError: q itself gives a child nothing.
         """
         tree = self._tree
         children = tree.children[self._row]
@@ -80,9 +83,11 @@ class Residual(Generic[Array]):
         for child in children:
             token = tree.tokens[child]
             drawn = _number(draft[token])
-            if drawn <= 0:
+            if not drawn > 0:
+                if draft_mass is tree.one:
+                    raise UnsoundProbsError
                 continue
-            yield child, min(tree.one, self.share * _number(target[token]) * draft_mass / (drawn * target_mass))
+            yield child, min(self.share * _number(target[token]) * draft_mass / (drawn * target_mass), tree.one)
             left = excess(self.share * draft_mass / target_mass, target, draft)
             mass = _number(left.sum())
             if mass > _NOTHING * draft_mass:

@@ -260,6 +260,9 @@ def test_a_file_may_give_a_repeated_flag_one_value(invoke: Invoke, opened: dict[
         ("[generate]\nmodel = " + "[" * 10_000, "TOML"),
         ("[generate]\nmax_tokens = " + "9" * 5_000, "TOML"),
         ("[generate]\nmodel = '\udce9'\n", "TOML"),
+        ('[generate]\ndrafter = "os.path:join"\n', "may not name code"),
+        ('[generate]\ndrafter = "hybrid:sources=suffix+theirs:Theirs:width=3"\n', "import theirs:Theirs"),
+        ('[demo]\ndrafters = "suffix,theirs:Theirs"\n', "import theirs:Theirs"),
     ],
 )
 def test_a_wrong_configuration_file_is_refused(

@@ -11,7 +11,7 @@ from forerun.config import EngineConfig, SamplingParams
 from forerun.engine import Engine, StepOutput
 from forerun.errors import ConfigError, DrafterError, PromptError, SamplingError
 from forerun.policy import FixedBudget
-from forerun.types import Draft
+from forerun.types import Draft, Sequence
 
 GREEDY = SamplingParams(temperature=0, max_tokens=14)
 PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10, 1], [3, 3]]
@@ -390,6 +390,7 @@ def test_statistics() -> None:
     # five steps of three tokens, the fifth with room for a draft of three; the sixth has none
     assert (stats.num_tokens, stats.num_forwards) == (16, 6)
     assert stats.drafted_per_position == [5, 5, 5, 4]
+    assert stats.reached_per_position == [5, 5, 5, 0]
     assert stats.accepted_per_position == [5, 5, 0, 0]
     assert (stats.num_draft_tokens, stats.num_accepted_tokens) == (19, 10)
     assert stats.acceptance_rate == 10 / 19
@@ -480,3 +481,45 @@ def test_a_budget_keeps_its_drafter_at_zero_draft_tokens() -> None:
         assert tokens(run(engine)[0, 0]) == fake.greedy(PROMPTS[0], 14)
         assert plan.steps
         assert any(len(step.draft) for step in plan.steps if step.draft is not None) == (k > 0)
+
+
+def test_a_short_draft_reaches_no_further_than_it_is_long() -> None:
+    """Nine short drafts, right to their end, and four long ones, wrong at their second token."""
+    fake = model()
+    reference = fake.greedy(PROMPTS[1], 60)
+    lengths = iter([1] * 9 + [3] * 4)
+
+    def propose(sequence: Sequence, budget: int) -> list[int]:
+        length = next(lengths, 0)
+        ids = reference[sequence.num_output : sequence.num_output + length]
+        return ids if length < 2 else [ids[0], *((token_id + 1) % 11 for token_id in ids[1:])]
+
+    engine = Engine(fake, Scripted(propose), config=EngineConfig(num_draft_tokens=4))
+    engine.add(PROMPTS[1], replace(GREEDY, max_tokens=40))
+    stats = run(engine)[0, 0].chunk.stats
+    assert stats is not None
+    assert stats.drafted_per_position == [13, 4, 4]
+    assert stats.reached_per_position == [13, 4, 0]
+    assert stats.accepted_per_position == [13, 0, 0]
+
+
+def test_the_last_step_is_that_of_all_its_sequences_though_each_was_tried_alone() -> None:
+    fake = model()
+    engine = Engine(fake, drafter(fake, "right"), config=EngineConfig(num_draft_tokens=2))
+    for prompt in (PROMPTS[0], PROMPTS[1], PROMPTS[3]):
+        engine.add(prompt, GREEDY)
+    engine.step()
+    engine.step()
+    expected, hits = engine.last_step, iter([True])
+
+    def fail(batch: Seq[object]) -> None:
+        if len(batch) > 1 and next(hits, False):
+            raise Poison
+
+    fake.before_forward = fail
+    engine.step()
+    stats = engine.last_step
+    assert next(hits, None) is None
+    for name in ("num_sequences", "num_rows", "num_draft_tokens", "num_accepted_tokens", "num_tokens"):
+        assert getattr(stats, name) == getattr(expected, name) > 0
+    assert stats.time_total >= stats.time_target > 0

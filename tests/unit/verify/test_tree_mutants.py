@@ -38,7 +38,7 @@ MUTANTS = {
     ),
     "residual not normalised": ("left, left, mass", "left, left, tree.one", BOTH, (True, False)),
     "share not updated": ("self.share = beyond / (beyond + (1 - self.share))", "pass", TRAVERSAL, (True, False)),
-    "share of the parent forgotten": ("min(tree.one, self.share * ", "min(tree.one, ", TRAVERSAL, (True, False)),
+    "share of the parent forgotten": ("min(self.share * ", "min(", TRAVERSAL, (True, False)),
     "share not carried into the residual": (
         "excess(self.share * draft_mass / target_mass",
         "excess(draft_mass / target_mass",

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from forerun.config import BUNDLED_OTHER_VOCAB, BUNDLED_TARGET, SamplingParams
+from forerun.drafters.ask import ask, check_drafter
 from forerun.drafters.base import Binding, Drafter, Traits
 from forerun.drafters.cross_vocab.restricted_model import RestrictedModel
 from forerun.drafters.cross_vocab.retokenise import Retokeniser, complete
@@ -135,6 +136,7 @@ class CrossVocab(Drafter):
         self._bind_vocabularies(binding, model)
         self._model = RestrictedModel(model, list(self._to_target))
         self._inner = self._make(self._model)
+        check_drafter(self._inner)
         self._inner.bind(Binding(self._model, self._tokenizer, binding.seed))
 
     def _bind_vocabularies(self, binding: Binding, model: LanguageModel) -> None:
@@ -175,9 +177,13 @@ class CrossVocab(Drafter):
         self.inner.start(shadow)
 
     def stop(self, sequence: Sequence) -> None:
-        shadow = self._shadows.pop(sequence, None)
+        shadow = self._shadows.get(sequence)
         if shadow is not None:
             self.inner.stop(shadow.sequence)
+            self._shadows.pop(sequence, None)
+
+    def reset(self) -> None:
+        self.inner.reset()
 
     def draft(self, sequences: Seq[Sequence], budgets: Seq[int], price: float = 0.0) -> list[Draft]:
         shadows = [self._shadows[sequence] for sequence in sequences]
@@ -186,7 +192,7 @@ class CrossVocab(Drafter):
             self._follow(sequence, shadow)
             shadow.sequence.max_length = len(shadow.sequence.token_ids) + max(sequence.room, 0) + 1
             inner_budgets.append(0 if shadow.rest else max(0, min(budget, sequence.room)))
-        drafts = self.inner.draft([shadow.sequence for shadow in shadows], inner_budgets, price)
+        drafts = ask(self.inner, [shadow.sequence for shadow in shadows], inner_budgets, price, self._model.vocab_size)
         translated = []
         for sequence, shadow, draft, budget in zip(sequences, shadows, drafts, inner_budgets, strict=True):
             shadow.drafted = draft

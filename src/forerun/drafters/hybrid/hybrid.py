@@ -12,6 +12,7 @@ from dataclasses import replace
 from time import perf_counter
 
 from forerun.config import HYBRID_MODES, HYBRID_SOURCES, MAX_NUM_DRAFT_TOKENS
+from forerun.drafters.ask import ask, check_drafter
 from forerun.drafters.base import Binding, Drafter, Traits
 from forerun.drafters.build import build_drafter
 from forerun.drafters.hybrid.merging import agreement, merge
@@ -53,6 +54,8 @@ class Hybrid(Drafter):
             raise ConfigError("A hybrid needs at least one source. Give drafters, or sources=suffix+staged.")
         if mode not in HYBRID_MODES:
             raise ConfigError(f"mode is {mode!r}, but must be one of {', '.join(HYBRID_MODES)}.")
+        for drafter in sources:
+            check_drafter(drafter)
         named = names or [_name_of(drafter) for drafter in sources]
         self._sources = [Source(name, drafter) for name, drafter in zip(named, sources, strict=True)]
         writers = [source.name for source in self._sources if source.drafter.traits.writes_cache]
@@ -64,7 +67,7 @@ class Hybrid(Drafter):
         self._see_whole_drafts()
         self._mode = mode
         self._clock = clock
-        self._started: set[Sequence] = set()
+        self._started: dict[Sequence, list[Source]] = {}  # the sources that have been told of it
         self._given: dict[Sequence, Given] = {}
         self._last = 0.0  # when drafts were last asked for
         self._tokens = self._seconds = 0.0  # committed and passed, earlier ones decayed
@@ -102,25 +105,28 @@ class Hybrid(Drafter):
             source.whole_draft = source.drafter.traits.whole_draft
 
     def start(self, sequence: Sequence) -> None:
-        started: list[Source] = []
-        try:
-            for source in self._sources:
-                started.append(source)
-                source.drafter.start(sequence)
-        except Exception:
-            for source in started[:-1]:
-                source.drafter.stop(sequence)
-            raise
-        self._started.add(sequence)
+        started = self._started[sequence] = []
+        for source in self._sources:
+            started.append(source)
+            source.drafter.start(sequence)
 
     def stop(self, sequence: Sequence) -> None:
         self._given.pop(sequence, None)
-        if sequence not in self._started:
-            return  # one of the sources failed to start, and the others have let it go
-        self._started.remove(sequence)
+        started = self._started.get(sequence, [])
+        try:
+            while started:  # the one that failed to start, too
+                started[-1].acceptance.stop(sequence)
+                started[-1].drafter.stop(sequence)
+                started.pop()
+        except Exception:
+            started.pop()
+            self.stop(sequence)
+            raise
+        self._started.pop(sequence, None)
+
+    def reset(self) -> None:
         for source in self._sources:
-            source.acceptance.stop(sequence)
-            source.drafter.stop(sequence)
+            source.drafter.reset()
 
     def draft(self, sequences: Seq[Sequence], budgets: Seq[int], price: float = 0.0) -> list[Draft]:
         rate = self._measure()
@@ -137,7 +143,7 @@ class Hybrid(Drafter):
             if not asked:
                 continue
             started = self._clock()
-            drafts = source.drafter.draft([sequence for sequence, _ in asked], [count for _, count in asked], price)
+            drafts = ask(source.drafter, [sequence for sequence, _ in asked], [count for _, count in asked], price)
             source.cost.add(max(count for _, count in asked), self._clock() - started)
             for (sequence, count), draft in zip(asked, drafts, strict=True):
                 self._given[sequence].asked[number] = count, draft

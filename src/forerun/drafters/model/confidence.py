@@ -38,4 +38,4 @@ class Confidence:
 
     def chance(self, probability: float, level: int) -> float:
         """The chance that a token of this probability and level is accepted if its parent is; at most 1."""
-        return min(1.0, probability * self.rates.rate(level) / self._typical[level % _BINS])
+        return min(probability * self.rates.rate(level) / self._typical[level % _BINS], 1.0)

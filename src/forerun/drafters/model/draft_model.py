@@ -151,7 +151,11 @@ class DraftModel(ModelDrafter):
                 for chain in growing
             ]
             result = self._feed(rows, [chain.state for chain in growing])
-            self._extend(growing, result.logits, price > 0)
+            logits, bad = result.logits, self._non_finite_rows(result.logits)
+            if bad:
+                growing, logits = _end(growing, logits, bad)
+            if growing:
+                self._extend(growing, logits, price > 0)
             growing = [chain for chain in growing if not chain.ended]
         for chain in chains:
             counted = price > 0 and len(chain.tree) > 0
@@ -232,6 +236,26 @@ class DraftModel(ModelDrafter):
         if rejected:
             chain.state.drop(len(chain.state.scratch) - rejected)
         chain.unfed, chain.proposed = self._within_vocabulary(chain.tree.ids[-1:]), []
+
+
+def _end(chains: list[GrowingChain], logits: Tensor, bad: frozenset[int]) -> tuple[list[GrowingChain], Tensor]:
+    """End the chains that have a row of `bad`; what they hold stays, since drawn tokens must not be dropped.
+
+    Returns:
+        The other chains, and their rows of the logits.
+    """
+    others: list[GrowingChain] = []
+    rows: list[int] = []
+    start = 0
+    for chain in chains:
+        part = range(start, start + chain.num_rows)
+        start = part.stop
+        if bad.isdisjoint(part):
+            others.append(chain)
+            rows.extend(part)
+        else:
+            chain.ended = True
+    return others, logits[rows]
 
 
 def _probabilities(values: Tensor, picked: Tensor, picking: Picking) -> list[float]:

@@ -203,6 +203,10 @@ class DraftTree(ModelDrafter):
     def _children(self, picking: Picking, trees: list[GrowingTree], logits: Tensor) -> list[Children]:
         """The children to look at below each row, as many as the row's tree wants. logits: [rows, draft vocabulary]."""
         wanted = [tree.growth.wanted(node) for tree in trees for node in tree.growth.frontier]
+        bad = self._non_finite_rows(logits)
+        if bad:  # such a row has no children
+            logits = logits.index_fill(0, torch.tensor(sorted(bad), device=logits.device), 0.0)
+            wanted = [0 if row in bad else count for row, count in enumerate(wanted)]
         values = self._values(picking, trees, logits)
         if self._draws(picking):
             probs = iter(values)

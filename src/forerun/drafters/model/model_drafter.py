@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from enum import Enum
@@ -17,9 +18,12 @@ from forerun.drafters.base import Binding, Drafter, Traits
 from forerun.drafters.model.draft_cache import DraftState
 from forerun.errors import DrafterError
 from forerun.models import Forward, LanguageModel, Rows, find_tokenizer, identity, load_draft_model
-from forerun.sampling import LogitsPipeline, LogitsRow, unfiltered
+from forerun.models.non_finite import first_non_finite_tensor
+from forerun.sampling import LogitsPipeline, LogitsRow, non_finite_rows, unfiltered
 from forerun.types import Cache, Sequence, Step
 from forerun.vocabulary import Vocabulary, check_same_tokens
+
+_log = logging.getLogger(__name__)
 
 MAX_LAG = 32
 """Committed tokens the draft model may be behind before it catches up without being asked to draft."""
@@ -49,6 +53,7 @@ class ModelDrafter(Drafter):
         self._dtype = dtype
         self._model: LanguageModel | None = None
         self._states: dict[Sequence, DraftState] = {}
+        self._reported = False
 
     @property
     def model(self) -> LanguageModel:
@@ -168,6 +173,21 @@ class ModelDrafter(Drafter):
             else:
                 state.add(row)
         return result
+
+    def _non_finite_rows(self, logits: Tensor) -> frozenset[int]:
+        """The rows from which nothing can be drafted. The first are reported, once."""
+        rows = non_finite_rows(logits)
+        if rows and not self._reported:
+            self._reported = True
+            tensor = first_non_finite_tensor(self.model)
+            where = "" if tensor is None else f" (its weights hold such numbers, first in {tensor})"
+            _log.warning(
+                "The draft model %s computed logits that are NaN or infinite%s. Nothing is drafted from these; the "
+                "target's text is not affected. Take another draft model.",
+                self.model.name,
+                where,
+            )
+        return frozenset(rows)
 
     def _forward(self, rows: Seq[Rows], states: Seq[DraftState]) -> Forward:
         """The draft model's forward, of rows of these sequences."""

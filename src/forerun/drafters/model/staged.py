@@ -13,6 +13,7 @@ from collections.abc import Sequence as Seq
 from pathlib import Path
 
 from forerun.config import AUTO
+from forerun.drafters.ask import ask
 from forerun.drafters.base import Binding, Drafter, Traits
 from forerun.drafters.build import build_drafter
 from forerun.drafters.model.draft_model import DraftModel, GrowingChain
@@ -75,8 +76,8 @@ class Staged(DraftModel):
 
     def stop(self, sequence: Sequence) -> None:
         if sequence in self._states:
-            super().stop(sequence)
             self._inner.stop(sequence)
+            super().stop(sequence)
 
     def commit(self, steps: Seq[Step]) -> None:
         super().commit(steps)
@@ -86,6 +87,10 @@ class Staged(DraftModel):
         super().rewind(sequence, length)
         self._inner.rewind(sequence, length)
 
+    def reset(self) -> None:
+        super().reset()
+        self._inner.reset()
+
     def _prepare(self, chains: list[GrowingChain]) -> None:
         super()._prepare(chains)
         budgets = []
@@ -93,7 +98,7 @@ class Staged(DraftModel):
             most = chain.budget - 1  # the draft model adds a token of its own
             budgets.append(most if self._inner_k is None else min(most, self._inner_k))
         if any(budgets):
-            drafts = self._inner.draft([chain.sequence for chain in chains], budgets)
+            drafts = ask(self._inner, [chain.sequence for chain in chains], budgets, vocab_size=self._vocab_size)
             for chain, draft in zip(chains, drafts, strict=True):
                 chain.proposed = _proposal(draft)
 

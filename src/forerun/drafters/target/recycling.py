@@ -109,6 +109,10 @@ class Recycling(OneByOne):
         self._successors.pop(sequence, None)
         self._trees.pop(sequence, None)
 
+    def reset(self) -> None:
+        if self._shared is not None:
+            self._shared = self._new()
+
     def commit(self, steps: Seq[Step]) -> None:
         for step in steps:
             drafted = self._trees.pop(step.sequence, None)

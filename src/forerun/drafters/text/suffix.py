@@ -65,6 +65,7 @@ class Suffix(CopyDrafter):
             )
         super().__init__()
         self._min_match = min_match
+        self._max_shared_tokens = max_shared_tokens
         self._tenants = Tenants(max_shared_tokens) if share else None
         self._states: dict[Sequence, _Held] = {}
 
@@ -92,6 +93,10 @@ class Suffix(CopyDrafter):
         tenant = sequence.params.tenant
         assert tenant is not None
         self._tenants.leave(tenant, held.sharer)
+
+    def reset(self) -> None:
+        if self._tenants is not None:
+            self._tenants = Tenants(self._max_shared_tokens)
 
     def _copy(self, sequence: Sequence, budget: int, price: float) -> Draft:
         self._read(sequence, len(sequence.token_ids))

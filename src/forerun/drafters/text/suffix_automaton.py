@@ -76,21 +76,21 @@ class SuffixAutomaton:
         Args:
             state, length: the same of the string itself. It may be from before the automaton grew.
         """
-        while state and length <= self._length[self._link[state]]:
+        while state > ROOT and length <= self._length[self._link[state]]:
             state = self._link[state]  # the string's state has been split since
         while (following := self.follow(state, token)) < 0:
-            if state == ROOT:
-                return ROOT, 0
             state = self._link[state]
+            if state < ROOT:
+                return ROOT, 0
             length = self._length[state]
         return following, length + 1
 
     def continued(self, state: int, length: int) -> tuple[int, int]:
         """The longest suffix of a string that something follows, as its state and length; at worst (ROOT, 0)."""
-        while state and self._target[state] < 0:
+        while state > ROOT and self._target[state] < 0:
             state = self._link[state]
             length = self._length[state]
-        return state, length
+        return (state, length) if state > ROOT else (ROOT, 0)
 
     def copy(self, state: int, length: int, count: int, min_match: int = 1) -> tuple[list[int], list[int]]:
         """What follows a string, each time by the most frequent continuation; at a text's end its suffixes go on.

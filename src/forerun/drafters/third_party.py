@@ -1,0 +1,66 @@
+"""Drafters that are not in the table: of installed packages, by entry point, and classes named by their module."""
+
+from __future__ import annotations
+
+import re
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import Any
+
+from forerun.errors import DrafterError
+
+GROUP = "forerun.drafters"
+"""The group of entry points, NAME = "package.module:Class"."""
+_CLASS = re.compile(r"(?P<module>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):(?P<name>[A-Za-z_]\w*)(?![\w=])")
+"""module:Class; in NAME:key=value an equals sign follows."""
+
+
+def installed_drafters() -> dict[str, str]:
+    """The entry points of installed packages: name -> module:Class."""
+    return {each.name: each.value for each in entry_points(group=GROUP)}
+
+
+def find_class(spec: str) -> tuple[Any, str] | None:
+    """The class that a text names, and the text with a plain name in its place; None if it names none.
+
+    spec: NAME of an entry point or module:Class, perhaps with :key=value,key=value after it. The module is imported.
+
+    Raises:
+        DrafterError: it cannot be imported, or holds no such drafter.
+    """
+    found = _CLASS.match(spec)
+    if found is not None:
+        place, rest = found.group(), spec[found.end() :]
+    else:
+        name, colon, options = spec.partition(":")
+        place, rest = installed_drafters().get(name, ""), colon + options
+    if not place:
+        return None
+    return _load(place), place.replace(":", ".") + rest
+
+
+def named_module(text: str) -> str | None:
+    """The first module:Class in a drafter's text, also inside the options of a hybrid or of `staged`; None without."""
+    for part in re.finditer(r"(?:^|[+,=])\s*", text):
+        found = _CLASS.match(text, part.end())
+        if found is not None:
+            return found.group()
+    return None
+
+
+def _load(place: str) -> Any:
+    from forerun.drafters.base import Drafter  # loads torch
+
+    module, _, name = place.partition(":")
+    try:
+        found = getattr(import_module(module), name, None)
+    except Exception as error:
+        raise DrafterError(
+            f"drafter is {place!r}, but the module {module} cannot be imported: {type(error).__name__}: {error}. "
+            "Install it, or put its folder on PYTHONPATH."
+        ) from error
+    if not (isinstance(found, type) and issubclass(found, Drafter)):
+        raise DrafterError(
+            f"drafter is {place!r}, but {module} holds no class {name} that derives from forerun.Drafter."
+        )
+    return found

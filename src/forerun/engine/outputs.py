@@ -1,0 +1,49 @@
+"""From a sequence that has gone on, or has left, to what its user gets."""
+
+from __future__ import annotations
+
+from time import perf_counter
+from typing import Any
+
+from forerun.engine.results import Choice, StepOutput, StreamChunk
+from forerun.engine.state import SequenceState
+from forerun.engine.text import TextStream
+
+
+def shown(state: SequenceState, chunk: StreamChunk) -> StreamChunk:
+    """The chunk with the text that may be shown now, if it is streamed."""
+    if state.text is not None and state.request.stream:
+        chunk.text = state.text.take()
+    return chunk
+
+
+def result(state: SequenceState, chunk: StreamChunk, tokenizer: Any) -> StepOutput:
+    """The last output of a sequence that has left. chunk: what its last step committed. Raises what decoding raises."""
+    chunk.finish_reason, chunk.stats = state.sequence.finish_reason, state.stats
+    prompt_logprobs = state.prompt_logprobs if state.sequence.choice == 0 else None
+    if state.text is not None and state.sequence.finish_reason == "abort":
+        state.text.finish()
+    if state.time_started:
+        state.stats.time_total = perf_counter() - state.time_started
+    choice = _choice(state, tokenizer)
+    return StepOutput(state.request.id, shown(state, chunk), choice, prompt_logprobs)
+
+
+def failure(state: SequenceState, error: Exception) -> StepOutput:
+    """The last output of a sequence that an error has ended."""
+    chunk = StreamChunk("", [], finish_reason="abort", index=state.sequence.choice, stats=state.stats)
+    return StepOutput(state.request.id, chunk, error=error)
+
+
+def _choice(state: SequenceState, tokenizer: Any) -> Choice:
+    if state.text is not None:
+        return state.choice(state.text.text)
+    if tokenizer is None:
+        return state.choice("")
+    output = state.sequence.output_ids
+    if output and state.sequence.finish_reason == "stop":
+        output.pop()
+    text = TextStream(tokenizer, state.request.prompt_token_ids)
+    text.push(output)
+    text.finish()
+    return state.choice(text.text)

@@ -1,0 +1,111 @@
+"""One engine for any number of threads."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterator, Sequence as Seq
+from contextlib import contextmanager
+
+from forerun.config import SamplingParams
+from forerun.engine.engine import Engine
+from forerun.engine.interrupts import HeldInterrupts
+from forerun.engine.results import StepOutput
+
+_PATIENCE = 1.0
+"""Seconds after which a thread that waits looks again by itself."""
+
+
+class SharedEngine:
+    """Requests of several threads in one engine, each of which gets the outputs of its requests.
+
+    Of the threads that wait for outputs, one steps the engine, for all; so requests of different threads are computed
+    together. A request that enters waits for the end of the present step at most.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self._inboxes: dict[int, deque[StepOutput]] = {}
+        self._nobody: deque[StepOutput] = deque(maxlen=0)
+        self._forgotten: deque[int] = deque()
+        self._turn = threading.Condition()
+        self._driver: int | None = None  # the thread that steps
+        self._entering: set[object] = set()  # who waits for the engine between two steps
+
+    def add(self, token_ids: list[int], params: SamplingParams | None, stream: bool) -> int:
+        """As `Engine.add`."""
+        with HeldInterrupts(), self._between_steps():
+            request_id = self.engine.add(token_ids, params, stream=stream)
+            self._inboxes[request_id] = deque()
+            return request_id
+
+    def take(self, request_id: int) -> list[StepOutput]:
+        """The request's outputs since the last call, at least one; steps the engine for them, or waits."""
+        inbox = self._inboxes[request_id]
+        while not inbox:
+            with HeldInterrupts():
+                self._drive(inbox)
+            if not inbox:
+                self._wait(inbox)
+        return [inbox.popleft() for _ in range(len(inbox))]
+
+    def forget(self, request_ids: Seq[int]) -> None:
+        """The caller is done with these requests, finished or not. Never waits: a garbage collector may call it."""
+        with HeldInterrupts():
+            for request_id in request_ids:
+                if self._inboxes.pop(request_id, None) is not None:
+                    self._forgotten.append(request_id)
+            with self._turn:
+                if self._driver is None and not self._entering:
+                    self._abort_forgotten()
+
+    def _drive(self, inbox: deque[StepOutput]) -> None:
+        """One step, if no other thread steps or waits to enter."""
+        me = threading.get_ident()
+        try:
+            with self._turn:
+                if inbox or self._driver not in (None, me) or self._entering:
+                    return
+                self._driver = me
+            if not self.engine.has_work:
+                raise RuntimeError("a request was lost by the engine")
+            try:
+                self.engine.advance()
+            finally:
+                self._deliver()
+        finally:
+            with self._turn:
+                if self._driver == me:
+                    self._abort_forgotten()
+                    self._driver = None
+                    self._turn.notify_all()
+
+    def _deliver(self) -> None:
+        outputs = self.engine.outputs
+        while outputs:
+            inbox = self._inboxes.get(outputs[0].request_id, self._nobody)
+            inbox.append(outputs.popleft())
+
+    def _wait(self, inbox: deque[StepOutput]) -> None:
+        """Until there are outputs, or the engine is free."""
+        with self._turn:
+            self._turn.wait_for(lambda: inbox or (self._driver is None and not self._entering), _PATIENCE)
+
+    @contextmanager
+    def _between_steps(self) -> Iterator[None]:
+        """The engine to oneself, before its next step begins."""
+        ticket = object()
+        with self._turn:
+            try:
+                self._entering.add(ticket)
+                while self._driver not in (None, threading.get_ident()):
+                    self._turn.wait(_PATIENCE)
+                yield
+            finally:
+                self._entering.discard(ticket)
+                self._turn.notify_all()
+
+    def _abort_forgotten(self) -> None:
+        while self._forgotten:
+            self.engine.abort(self._forgotten[0])
+            self._forgotten.popleft()

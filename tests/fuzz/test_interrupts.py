@@ -1,0 +1,203 @@
+"""KeyboardInterrupt at a random line, then the same engine goes on: the right tokens or our error, and no hang."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+from hypothesis import given, strategies as st
+
+from doubles import FakeModel, PieceTokenizer
+from forerun import LLM, Drafter, SamplingParams
+from forerun.drafters import (
+    DraftModel,
+    DraftTree,
+    Hybrid,
+    Lookahead,
+    Prediction,
+    PromptLookup,
+    Recycling,
+    Staged,
+    Suffix,
+)
+from forerun.engine import Engine, StepOutput
+from forerun.errors import ForerunError, InterruptedRequestError
+
+from .examples import examples
+from .interrupting import Hang, Interrupts
+
+TOKENIZER = PieceTokenizer([text.encode() for text in "abcdefghijk"])
+LIMIT = 60
+"""Seconds after which something hangs."""
+LINES = 200_000
+"""Lines of forerun that nothing here needs."""
+
+
+def target() -> FakeModel:
+    return FakeModel(order=2, num_contexts=13)
+
+
+def draft() -> FakeModel:
+    """Agrees with the target in most contexts."""
+    model = FakeModel(order=2, num_contexts=13)
+    model.table[::4] = model.table[::4].roll(1, -1)
+    return model
+
+
+DRAFTERS: dict[str, Callable[[], Drafter | None]] = {
+    "none": lambda: None,
+    "draft-model": lambda: DraftModel(draft()),
+    "draft-tree": lambda: DraftTree(draft()),
+    "staged": lambda: Staged(draft(), Suffix(share=True)),
+    "prompt-lookup": lambda: PromptLookup(min_ngram=1),
+    "suffix": Suffix,
+    "shared suffix": lambda: Suffix(share=True, max_shared_tokens=40),
+    "lookahead": Lookahead,
+    "recycling": Recycling,
+    "shared recycling": lambda: Recycling(share=True),
+    "prediction": Prediction,
+    "hybrid": lambda: Hybrid([Suffix(share=True), DraftModel(draft())]),
+    "merged hybrid": lambda: Hybrid([Suffix(), Recycling(share=True)], "merge"),
+}
+PROMPTS = [[1, 2, 3], [4, 5, 4, 5, 4], [6, 7]]
+KINDS = [
+    {"temperature": 0.0},
+    {"seed": 3},
+    {"temperature": 0.0, "frequency_penalty": 0.5, "stop": ("k",)},
+]
+
+
+def requests(drafter: Drafter | None) -> list[tuple[list[int], SamplingParams]]:
+    params = [SamplingParams(max_tokens=12, tenant="t", **kind) for kind in KINDS]
+    if drafter is not None and drafter.traits.reads_prediction:
+        params = [replace(each, prediction=[1, 2, 3] * 4) for each in params]
+    return list(zip(PROMPTS, params))
+
+
+def open_llm(kind: str, k: int | str) -> LLM:
+    return LLM(target(), DRAFTERS[kind](), num_draft_tokens=k if kind != "none" else 0, tokenizer=TOKENIZER, seed=0)
+
+
+@cache
+def plain(index: int) -> tuple[str, list[int]]:
+    llm = open_llm("none", 0)
+    prompt, params = requests(None)[index]
+    result: Any = llm.generate(prompt, params)
+    return result.text, result.token_ids
+
+
+def work(llm: LLM, interrupts: Interrupts) -> str | ForerunError | None:
+    """A stream, between whose chunks another call is interrupted. What the stream gave; None if it was interrupted."""
+    (first, *others) = requests(llm.drafter)
+    text = ""
+    try:
+        with interrupts:
+            stream = llm.stream(*first)
+            text += next(stream).text
+            interrupts.stream_open = True
+            results: Any = llm.generate([prompt for prompt, _ in others], [params for _, params in others])
+        assert [result.token_ids for result in results] == [plain(1)[1], plain(2)[1]]
+    except KeyboardInterrupt:
+        if not interrupts.stream_open:
+            return None
+    try:
+        with Interrupts(limit=LINES):
+            return text + "".join(chunk.text for chunk in stream)
+    except ForerunError as error:
+        return error
+
+
+@contextmanager
+def time_limit() -> Iterator[None]:
+    def ring(*_: object) -> None:
+        raise Hang("time is up")
+
+    old = signal.signal(signal.SIGALRM, ring)
+    signal.alarm(LIMIT)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, old)
+
+
+@cache
+def num_lines(kind: str, k: int | str) -> int:
+    counting = Interrupts()
+    work(open_llm(kind, k), counting)
+    return counting.count
+
+
+def assert_nothing_left(llm: LLM) -> None:
+    assert not llm.engine.has_work
+    assert not llm._shared._inboxes
+    assert all(cache.freed for cache in llm.target.caches)
+    for drafter in parts(llm.drafter):
+        for name, value in vars(drafter).items():
+            if isinstance(value, dict) and any(type(key).__name__ == "Sequence" for key in value):
+                raise AssertionError(f"{type(drafter).__name__}.{name} still holds {value}")
+
+
+def parts(drafter: Any) -> list[Any]:
+    if drafter is None:
+        return []
+    inner = [source.drafter for source in getattr(drafter, "_sources", [])]
+    if hasattr(drafter, "_inner"):
+        inner.append(drafter._inner)
+    return [drafter, *(part for each in inner for part in parts(each))]
+
+
+@pytest.mark.parametrize("kind", DRAFTERS)
+@examples(8)
+@given(place=st.floats(0, 1), k=st.sampled_from([4, "auto"]))
+def test_another_call_is_interrupted(kind: str, place: float, k: int | str) -> None:
+    llm = open_llm(kind, k)
+    interrupts = Interrupts(int(place * num_lines(kind, k)))
+    with time_limit():
+        streamed = work(llm, interrupts)
+        assert streamed is None or isinstance(streamed, InterruptedRequestError) or streamed == plain(0)[0], (
+            interrupts.where
+        )
+        for index, (prompt, params) in enumerate(requests(llm.drafter)):
+            result: Any = llm.generate(prompt, params)
+            assert (result.text, result.token_ids) == plain(index), interrupts.where
+        assert_nothing_left(llm)
+
+
+@pytest.mark.parametrize("kind", DRAFTERS)
+@examples(8)
+@given(place=st.floats(0, 1), k=st.sampled_from([4, "auto"]))
+def test_a_step_is_interrupted(kind: str, place: float, k: int | str) -> None:
+    """No request is lost: each has one result, which is right, or the error that says it was interrupted."""
+    drafter = DRAFTERS[kind]()
+    llm = LLM(target(), drafter, num_draft_tokens=k if drafter else 0, tokenizer=TOKENIZER, seed=0)
+    interrupts = Interrupts(int(place * num_lines(kind, k)))
+    ids = [llm.engine.add(prompt, params) for prompt, params in requests(drafter)]
+    last: dict[int, StepOutput] = {}
+    with time_limit():
+        try:
+            with interrupts:
+                run(llm.engine, last)
+        except KeyboardInterrupt:
+            with Interrupts(limit=LINES):
+                run(llm.engine, last)
+        for index, request_id in enumerate(ids):
+            output = last[request_id]
+            if output.choice is None:
+                assert isinstance(output.error, InterruptedRequestError), interrupts.where
+            else:
+                assert output.choice.token_ids == plain(index)[1], interrupts.where
+        assert_nothing_left(llm)
+
+
+def run(engine: Engine, last: dict[int, StepOutput]) -> None:
+    while engine.has_work:
+        for output in engine.step():
+            assert output.request_id not in last
+            if output.choice is not None or output.error is not None:
+                last[output.request_id] = output
