@@ -11,13 +11,13 @@ import torch
 
 from forerun.config import EngineConfig, SamplingParams
 from forerun.drafters import Drafter
-from forerun.engine.checks import check_request, encode_prediction
+from forerun.engine.checks import check_request, encode_prediction, with_special_stops
 from forerun.engine.results import Choice, StepOutput, StreamChunk
 from forerun.engine.scheduler import Scheduler
 from forerun.engine.state import Request, SequenceState
 from forerun.engine.stats import StepStats
 from forerun.engine.step import StepLoop
-from forerun.engine.text import TextStream
+from forerun.engine.text import TextStream, TokenTexts
 from forerun.models import LanguageModel
 from forerun.policy import Budget
 from forerun.types import Sequence
@@ -48,6 +48,7 @@ class Engine:
         if self.config.acceptance is not None:
             check_acceptance(self.config.acceptance)
         self.tokenizer = tokenizer
+        self._texts = None if tokenizer is None else TokenTexts(tokenizer)
         self.scheduler = Scheduler(self.config.max_batch)
         self.last_step = StepStats()
         # K = 0 is plain decoding: a drafter that is never asked need not be told anything either. An explicit budget
@@ -76,6 +77,7 @@ class Engine:
         """
         params = params or SamplingParams()
         check_request(prompt_token_ids, params, self.target, self.tokenizer)
+        params = with_special_stops(params, {} if self._texts is None else self._texts.special, self.target)
         prediction = encode_prediction(params, self.target, self.tokenizer, self.drafter)
         eos = frozenset() if params.ignore_eos else self.target.eos_token_ids
         request = Request(
@@ -116,8 +118,8 @@ class Engine:
         sequence = Sequence(next(self._ids), list(prompt), len(prompt), params, choice, max_length)
         sequence.prediction = request.prediction
         state = SequenceState(request, sequence, self._loop.argmax_suffices(params))
-        if self.tokenizer is not None and (request.stream or params.stop):
-            state.text = TextStream(self.tokenizer, prompt, params.stop)
+        if self._texts is not None and (request.stream or params.stop):
+            state.text = TextStream(self._texts, prompt, params.stop)
         if params.logprobs is not None:
             state.logprobs = []
         if params.prompt_logprobs is not None and choice == 0:
@@ -200,12 +202,12 @@ class Engine:
     def _choice(self, state: SequenceState) -> Choice:
         if state.text is not None:
             return state.choice(state.text.text)
-        if self.tokenizer is None:
+        if self._texts is None:
             return state.choice("")
         output = state.sequence.output_ids
         if output and state.sequence.finish_reason == "stop":
             output.pop()
-        text = TextStream(self.tokenizer, state.request.prompt_token_ids)
+        text = TextStream(self._texts, state.request.prompt_token_ids)
         text.push(output)
         text.finish()
         return state.choice(text.text)

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from typing import Any
 
+from forerun.vocabulary import encode_text
+
 _LOOK_BEHIND = 32
 """Tokens at the end of a text that are encoded anew when it grows in another vocabulary."""
 
@@ -24,8 +26,7 @@ class Retokeniser:
 
     def encode(self, text: str, special: bool = False) -> list[int]:
         """Token ids. special: with whatever the tokenizer puts before a text."""
-        ids: list[int] = self._tokenizer(text, add_special_tokens=special)["input_ids"]
-        return ids
+        return encode_text(self._tokenizer, text, special=special)
 
     def bytes_of(self, token_ids: Seq[int]) -> bytes:
         """The text that the tokens stand for."""
