@@ -33,6 +33,14 @@ NumDraftTokens = int | Literal["auto"]
 MAX_NUM_DRAFT_TOKENS = 128
 """Upper bound of K, the nodes of a draft: no chain pays beyond a few of them, but trees and probes need more."""
 
+DEFAULT_DRAFTER = "suffix"
+"""Of targets other than the bundled one: needs no model, and of such drafters was the fastest (docs/benchmarks.md)."""
+NO_DRAFTER = "none"
+"""The drafter's name that stands for plain decoding."""
+
+LOSSY_RULES = ("typical", "top-k", "top-p")
+"""Acceptance rules that change the text's distribution."""
+
 COST_CACHE_VARIABLE = "FORERUN_COST_CACHE"
 """Environment variable; 0 keeps measured costs out of the user's cache folder."""
 

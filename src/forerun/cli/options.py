@@ -12,8 +12,6 @@ from forerun.device import DEVICES
 from forerun.errors import ConfigError
 from forerun.fields import check_options, option, option_like
 
-NO_DRAFTER = "none"
-
 _MODEL = "The target model: 'bundled', a local folder, or a hub id."
 _DTYPE = f"Number format of weights and cache: {', '.join(DTYPES)}."
 

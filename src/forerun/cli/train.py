@@ -11,7 +11,7 @@ import typer
 from forerun.cli.flags import Flags, given, with_flags
 from forerun.cli.options import Json
 from forerun.cli.output import print_json
-from forerun.config import ASSETS
+from forerun.config import ASSETS, BUNDLED_MODELS, BUNDLED_TARGET
 from forerun.errors import ConfigError
 from forerun.train.defaults import (
     DRAFT_ARCHITECTURE,
@@ -40,7 +40,13 @@ Data = Annotated[
     typer.Option(help="Folder of Python files.", metavar="FOLDER", show_default="the interpreter's standard library"),
 ]
 Target = Annotated[
-    Path | None, typer.Option(help="Target's model folder.", metavar="FOLDER", show_default="the bundled one")
+    Path,
+    typer.Option(
+        help="The target model: 'bundled', or a local folder.",
+        metavar="MODEL",
+        parser=lambda name: BUNDLED_MODELS.get(str(name), Path(name)),
+        show_default="bundled",
+    ),
 ]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on from the checkpoint of a run that was killed.")]
 
@@ -80,7 +86,7 @@ def lm(
 def draft(
     *,
     out: Out,
-    target: Target = None,
+    target: Target = BUNDLED_MODELS[BUNDLED_TARGET],
     text: Annotated[LmTraining, Flags(*TEXT, "seed", base=DRAFT_TEXT, text_tokens="tokens")],
     options: Annotated[
         DraftTraining, Flags("tokens", "tokens_per_step", *SAMPLING, "text_law_tokens", "new_tokens", *MACHINE)
@@ -98,7 +104,7 @@ def draft(
     from forerun.train.commands import train_draft
 
     options = replace(options, text=replace(text, architecture=sizes))
-    train_draft(out, work or _beside(out), target or ASSETS / "target", data, options, resume=resume, start=start)
+    train_draft(out, work or _beside(out), target, data, options, resume=resume, start=start)
 
 
 @app.command(name="other-vocab")
@@ -107,7 +113,7 @@ def other_vocab(
     *,
     ctx: typer.Context,
     out: Out,
-    target: Target = None,
+    target: Target = BUNDLED_MODELS[BUNDLED_TARGET],
     samples: Annotated[
         Path | None,
         typer.Option(help="Folder of samples of a `train draft` run.", metavar="FOLDER", show_default="drawn first"),
@@ -127,16 +133,14 @@ def other_vocab(
     if samples is not None and drawn:
         raise ConfigError(f"--samples are drawn already, so {drawn[0]} has no effect. Leave one of the two out.")
     options = replace(options, text=replace(text, architecture=sizes), sampling=sampling)
-    train_other_vocab(
-        out, work or _beside(out), target or ASSETS / "target", data, options, resume=resume, samples=samples
-    )
+    train_other_vocab(out, work or _beside(out), target, data, options, resume=resume, samples=samples)
 
 
 @app.command(name="eval")
 @with_flags
 def evaluate(
     *,
-    target: Target = None,
+    target: Target = BUNDLED_MODELS[BUNDLED_TARGET],
     draft: Annotated[
         Path | None, typer.Option(help="Draft's model folder.", metavar="FOLDER", show_default="the bundled one")
     ] = None,
@@ -149,7 +153,7 @@ def evaluate(
     from forerun.train.commands import evaluate_pair
 
     result = evaluate_pair(
-        target or ASSETS / "target",
+        target,
         draft or ASSETS / "draft",
         num_draft_tokens=num_draft_tokens,
         new_tokens=new_tokens,

@@ -209,8 +209,13 @@ def test_other_refusals(llm: LLM, fake: FakeModel) -> None:
         LLM(fake, num_draft_tokens="car")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="acceptance is 'hope'"):
         LLM(fake, acceptance="hope")
-    with pytest.raises(DrafterError, match="bundled draft"):
+    with pytest.raises(DrafterError, match=r"bundled draft.*hybrid:sources=suffix"):
         LLM(fake, "draft-model")
+    with pytest.raises(DrafterError, match="hybrid:sources=suffix"):
+        LLM(fake, "hybrid")
+    with pytest.raises(DrafterError, match="'bundled-draft'"):
+        LLM(fake, "bundled")
+    assert LLM(fake, "none").drafter is None
 
 
 def test_the_drafters_draws_are_not_the_engines(fake: FakeModel) -> None:
