@@ -55,6 +55,8 @@ def demo(
     from forerun.cli.stage import Stage
 
     stage = Stage(quiet=json)
+    if drafters is None and (missing := left_out(chosen, draft)):
+        stage.say(f"Left out: {missing}")
     stage.say(f"Loading {model} ...")
     count: NumDraftTokens = AUTO if settings.num_draft_tokens is None else settings.num_draft_tokens
     methods = open_methods(model, chosen, settings, count)
@@ -127,6 +129,18 @@ def choose_drafters(model: str, draft: str | None, names: str | None) -> dict[st
                 + (", or a draft model for all with --draft." if row.with_draft_model is not None else ".")
             )
     return chosen
+
+
+def left_out(chosen: Mapping[str, str], draft: str | None) -> str:
+    """The drafters that are not shown because they need something for this target, and what; empty if none is."""
+    from forerun.drafters import DRAFTERS
+
+    rest = {name: row for name, row in DRAFTERS.items() if name not in chosen}
+    with_model = [name for name, row in rest.items() if draft is None and row.with_draft_model is not None]
+    parts = [f"{', '.join(with_model)} (give a draft model with --draft)"] if with_model else []
+    others = {name: row.needed_option for name, row in rest.items() if name not in with_model}
+    parts += [f"{name} (give --drafters {name}:{option}=...)" for name, option in others.items()]
+    return "; ".join(parts) + "." if parts else ""
 
 
 def open_methods(

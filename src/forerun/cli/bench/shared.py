@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 from dataclasses import dataclass
 
 import typer
@@ -89,4 +91,5 @@ def print_report(report: Report, json: bool, markdown: bool) -> None:
     if json:
         print_json(report.as_object())
     else:
-        typer.echo(report.text(markdown))
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+        typer.echo(report.text(markdown, width))
