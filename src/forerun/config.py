@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
@@ -129,7 +130,7 @@ class SamplingParams:
     logit_bias: Mapping[int, float] = option({}, "Token id -> number added to its logit.")
     max_tokens: int = option(128, "Tokens generated at most.", low=1)
     min_tokens: int = option(0, "Neither EOS nor stop tokens may be generated before this many tokens.", low=0)
-    stop: Sequence[str] = option((), "Strings that end the output; they are not part of it.", metavar="STRING")
+    stop: Sequence[str] = option((), "Strings that end the output; they are not part of it.")
     stop_token_ids: Sequence[int] = option(
         (), "Token ids that end the output, beside the model's EOS.", flags=("--stop-token-id",), metavar="ID"
     )
@@ -228,9 +229,10 @@ def _biases(values: object) -> dict[int, float]:
     for key, bias in values.items():
         digits = isinstance(key, str) and key.isascii() and key.isdecimal() and len(key) < _MOST_DIGITS
         token_id = _token_id("logit_bias", int(key) if digits else key)
-        if isinstance(bias, bool) or not isinstance(bias, Real) or not abs(bias) <= MAX_BIAS:  # type: ignore[operator]
+        number = int(bias) if isinstance(bias, Integral) else float(bias) if isinstance(bias, Real) else math.nan
+        if isinstance(bias, bool) or not abs(number) <= MAX_BIAS:
             raise SamplingError(
                 f"logit_bias of token {token_id} is {bias!r}, but must be a number in -{MAX_BIAS:g}..{MAX_BIAS:g}."
             )
-        biases[token_id] = float(bias)
+        biases[token_id] = float(number)
     return biases

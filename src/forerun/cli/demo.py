@@ -16,7 +16,7 @@ from forerun.bench.report import decimal, percent
 from forerun.cli import options
 from forerun.cli.flags import Flags, with_flags
 from forerun.cli.generate import INTERRUPTED
-from forerun.cli.options import LLMOptions
+from forerun.cli.options import WORKLOAD_FILE, LLMOptions
 from forerun.cli.output import print_json
 from forerun.config import AUTO, BUNDLED_TARGET, NumDraftTokens, SamplingParams
 from forerun.errors import ConfigError
@@ -38,11 +38,9 @@ def demo(
         str | None,
         typer.Option(help="Drafters to show, with commas between them.", metavar="DRAFTER,...", show_default="all"),
     ] = None,
-    workload: Annotated[
-        str, typer.Option(help="A bundled workload, or a JSONL file of prompts.", metavar="NAME|FILE")
-    ] = "code",
-    prompts: Annotated[int, typer.Option(help="How many of its prompts, from the first.", min=1)] = 4,
-    rounds: Annotated[int, typer.Option(help="Measured rounds per prompt.", min=1)] = 3,
+    workload: Annotated[str, typer.Option(help=f"A bundled workload, {WORKLOAD_FILE}", metavar="WORKLOAD")] = "code",
+    prompts: Annotated[int, typer.Option(help="How many of its prompts, from the first.", min=1, metavar="INT")] = 4,
+    rounds: Annotated[int, typer.Option(help="Measured rounds per prompt.", min=1, metavar="INT")] = 3,
     sampling: Annotated[SamplingParams, Flags("max_tokens")],
     settings: Annotated[
         LLMOptions, Flags("num_draft_tokens", "dtype", "device", base=LLMOptions(num_draft_tokens=AUTO))

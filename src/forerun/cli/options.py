@@ -12,6 +12,11 @@ from forerun.device import DEVICES
 from forerun.errors import ConfigError
 from forerun.fields import check_options, option, option_like
 
+WORKLOAD_FILE = (
+    'or a JSONL file: on each line an object with a "prompt", and if known its "file", the "reference" that follows it '
+    'there, and the "temperature" to sample it at.'
+)
+
 _MODEL = "The target model: 'bundled', a local folder, or a hub id."
 _DTYPE = f"Number format of weights and cache: {', '.join(DTYPES)}."
 
@@ -41,7 +46,9 @@ DraftName = Annotated[
     ),
 ]
 DType = Annotated[str, typer.Option(help=_DTYPE, metavar="TEXT")]
-Threads = Annotated[int | None, typer.Option(help="Threads of torch.", min=1, show_default="chosen by torch")]
+Threads = Annotated[
+    int | None, typer.Option(help="Threads of torch.", min=1, metavar="INT", show_default="chosen by torch")
+]
 Markdown = Annotated[bool, typer.Option("--markdown", help="Print Markdown tables.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 

@@ -144,8 +144,10 @@ def evaluate(
     draft: Annotated[
         Path | None, typer.Option(help="Draft's model folder.", metavar="FOLDER", show_default="the bundled one")
     ] = None,
-    num_draft_tokens: Annotated[int, typer.Option("--num-draft-tokens", "-k", min=1, help="K.")] = 4,
-    new_tokens: Annotated[int, typer.Option(min=8, help="Tokens the target continues each prompt by.")] = 128,
+    num_draft_tokens: Annotated[int, typer.Option("--num-draft-tokens", "-k", min=1, help="K.", metavar="INT")] = 4,
+    new_tokens: Annotated[
+        int, typer.Option(min=8, help="Tokens the target continues each prompt by.", metavar="INT")
+    ] = 128,
     machine: Annotated[LmTraining, Flags("threads", "device")],
     json: Json = False,
 ) -> None:
