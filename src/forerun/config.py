@@ -60,8 +60,6 @@ MAX_BATCH = 32
 MAX_TOP_LOGPROBS = 20
 
 MAX_SEED = 2**63 - 1
-MAX_BIAS = 1e30
-"""Of a logit, either way; such a number and the penalties after it stay finite in float32."""
 _MOST_DIGITS = 20
 
 
@@ -229,10 +227,11 @@ def _biases(values: object) -> dict[int, float]:
     for key, bias in values.items():
         digits = isinstance(key, str) and key.isascii() and key.isdecimal() and len(key) < _MOST_DIGITS
         token_id = _token_id("logit_bias", int(key) if digits else key)
-        number = int(bias) if isinstance(bias, Integral) else float(bias) if isinstance(bias, Real) else math.nan
-        if isinstance(bias, bool) or not abs(number) <= MAX_BIAS:
-            raise SamplingError(
-                f"logit_bias of token {token_id} is {bias!r}, but must be a number in -{MAX_BIAS:g}..{MAX_BIAS:g}."
-            )
-        biases[token_id] = float(number)
+        try:
+            number = math.nan if isinstance(bias, bool) or not isinstance(bias, Real) else float(bias)
+        except OverflowError:
+            number = math.inf
+        if not math.isfinite(number):
+            raise SamplingError(f"logit_bias of token {token_id} is {bias!r}, but must be a finite number.")
+        biases[token_id] = number
     return biases

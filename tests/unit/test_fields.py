@@ -113,7 +113,7 @@ def test_options_that_contradict_each_other_are_refused() -> None:
         ({"logit_bias": [5]}, "logit_bias is of type list"),
         ({"logit_bias": {"five": 1}}, "logit_bias holds 'five'"),
         ({"logit_bias": {5: float("nan")}}, "logit_bias of token 5 is nan"),
-        ({"logit_bias": {5: 1e31}}, "in -1e\\+30..1e\\+30"),
+        ({"logit_bias": {5: 10**400}}, "must be a finite number"),
         ({"ignore_eos": "no"}, "ignore_eos is 'no', but must be True or False"),
         ({"tenant": 5}, "tenant is 5, but must be text"),
     ],
