@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral, Real
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from forerun.errors import SamplingError
 from forerun.fields import Checked, check_options, documented, option
@@ -33,6 +34,14 @@ NumDraftTokens = int | Literal["auto"]
 MAX_NUM_DRAFT_TOKENS = 128
 """Upper bound of K, the nodes of a draft: no chain pays beyond a few of them, but trees and probes need more."""
 
+DEFAULT_DRAFTER = "suffix"
+"""Of targets other than the bundled one: needs no model, and of such drafters was the fastest (docs/benchmarks.md)."""
+NO_DRAFTER = "none"
+"""The drafter's name that stands for plain decoding."""
+
+LOSSY_RULES = ("typical", "top-k", "top-p")
+"""Acceptance rules that change the text's distribution."""
+
 COST_CACHE_VARIABLE = "FORERUN_COST_CACHE"
 """Environment variable; 0 keeps measured costs out of the user's cache folder."""
 
@@ -51,6 +60,7 @@ MAX_BATCH = 32
 MAX_TOP_LOGPROBS = 20
 
 MAX_SEED = 2**63 - 1
+_MOST_DIGITS = 20
 
 
 @documented
@@ -68,7 +78,11 @@ class EngineConfig(Checked):
     )
     prefill_chunk: int = option(PREFILL_CHUNK, "Prompt tokens that a sequence computes in one step.", low=1)
     max_batch: int = option(MAX_BATCH, "Sequences that one step may hold; more wait their turn.", low=1)
-    acceptance: str | None = option(None, "Name of a verification rule.", default_text="the exact rule that fits")
+    acceptance: str | None = option(
+        None,
+        "Name of a verification rule. Greedy requests and those with a seed are verified exactly whatever it is.",
+        default_text="the exact rule that fits",
+    )
     seed: int | None = option(
         None, "Seed of the engine's own noise, for requests that carry none.", default_text="drawn"
     )
@@ -98,8 +112,7 @@ class SamplingParams:
     repetition_penalty: float = option(
         1.0,
         "Divide positive (multiply negative) logits of tokens already in prompt or output.",
-        low=0,
-        above=True,
+        low=0.01,
         high=100,
         remedy="Leave it out to switch it off.",
     )
@@ -112,7 +125,7 @@ class SamplingParams:
     logit_bias: Mapping[int, float] = option({}, "Token id -> number added to its logit.")
     max_tokens: int = option(128, "Tokens generated at most.", low=1)
     min_tokens: int = option(0, "Neither EOS nor stop tokens may be generated before this many tokens.", low=0)
-    stop: Sequence[str] = option((), "Strings that end the output; they are not part of it.", metavar="STRING")
+    stop: Sequence[str] = option((), "Strings that end the output; they are not part of it.")
     stop_token_ids: Sequence[int] = option(
         (), "Token ids that end the output, beside the model's EOS.", flags=("--stop-token-id",), metavar="ID"
     )
@@ -149,14 +162,19 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         check_options(self, SamplingError)
-        if isinstance(self.stop, str):
-            object.__setattr__(self, "stop", (self.stop,))
-        for name in ("stop", "stop_token_ids"):
-            object.__setattr__(self, name, tuple(getattr(self, name)))
-        if self.prediction is not None and not isinstance(self.prediction, str):
-            object.__setattr__(self, "prediction", tuple(self.prediction))
+        stop = (self.stop,) if isinstance(self.stop, str) else self.stop
+        prediction = self.prediction
+        if prediction is not None and not isinstance(prediction, str):
+            prediction = _token_ids("prediction", prediction)
+        for name, value in (
+            ("stop", _entries("stop", stop, "a string or a list of strings")),
+            ("stop_token_ids", _token_ids("stop_token_ids", self.stop_token_ids)),
+            ("logit_bias", _biases(self.logit_bias)),
+            ("prediction", prediction),
+        ):
+            object.__setattr__(self, name, value)
+        self._check_strings()
         self._check_combinations()
-        self._check_entries()
 
     def _check_combinations(self) -> None:
         if self.min_tokens > self.max_tokens:
@@ -169,21 +187,48 @@ class SamplingParams:
                 f"n is {self.n} at temperature 0: all choices would be the same. Set temperature above 0, or n=1."
             )
 
-    def _check_entries(self) -> None:
+    def _check_strings(self) -> None:
         if self.tenant is not None and (not isinstance(self.tenant, str) or not self.tenant):
             raise SamplingError(f"tenant is {self.tenant!r}, but must be a non-empty string, or None to share nothing.")
         for string in self.stop:
             if not isinstance(string, str) or not string:
                 raise SamplingError(f"stop holds {string!r}, but each entry must be a non-empty string.")
-        predicted = () if self.prediction is None or isinstance(self.prediction, str) else self.prediction
-        for token_id in (*self.stop_token_ids, *self.logit_bias, *predicted):
-            if isinstance(token_id, bool) or not isinstance(token_id, int) or token_id < 0:
-                raise SamplingError(f"token id {token_id!r} is not a whole number of 0 or more.")
-        for token_id, bias in self.logit_bias.items():
-            if isinstance(bias, bool) or not isinstance(bias, (int, float)) or not math.isfinite(bias):
-                raise SamplingError(f"logit_bias of token {token_id} is {bias!r}, but must be a finite number.")
 
     @property
     def greedy(self) -> bool:
         """Whether the most probable token is taken without drawing."""
         return self.temperature == 0
+
+
+def _entries(name: str, values: object, expected: str) -> tuple[Any, ...]:
+    if not isinstance(values, Iterable) or isinstance(values, (str, bytes, Mapping)):
+        raise SamplingError(f"{name} is of type {type(values).__name__}, but must be {expected}.")
+    return tuple(values)
+
+
+def _token_ids(name: str, values: object) -> tuple[int, ...]:
+    return tuple(_token_id(name, value) for value in _entries(name, values, "a list of token ids"))
+
+
+def _token_id(name: str, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < 0:
+        raise SamplingError(f"{name} holds {value!r}, but a token id is a whole number of 0 or more.")
+    return int(value)
+
+
+def _biases(values: object) -> dict[int, float]:
+    """Token id -> bias. Ids may be text, since the keys of a JSON object are."""
+    if not isinstance(values, Mapping):
+        raise SamplingError(f"logit_bias is of type {type(values).__name__}, but must map token ids to numbers.")
+    biases = {}
+    for key, bias in values.items():
+        digits = isinstance(key, str) and key.isascii() and key.isdecimal() and len(key) < _MOST_DIGITS
+        token_id = _token_id("logit_bias", int(key) if digits else key)
+        try:
+            number = math.nan if isinstance(bias, bool) or not isinstance(bias, Real) else float(bias)
+        except OverflowError:
+            number = math.inf
+        if not math.isfinite(number):
+            raise SamplingError(f"logit_bias of token {token_id} is {bias!r}, but must be a finite number.")
+        biases[token_id] = number
+    return biases

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _KEY = "option"
 _UNIONS = (Union, UnionType)
+_WORDS: Mapping[object, str] = {bool: "True or False", str: "text"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,14 +116,18 @@ class Described:
 
     @property
     def expected(self) -> str:
-        """What a number must be, in words."""
+        """What the value must be, in words."""
+        if self.kind in _WORDS:
+            return _WORDS[self.kind]
         limits = self.option.range
         before = " in " if ".." in limits else " of " if limits and not self.option.above else " " if limits else ""
         noun = "a whole number" if self.number is int else "a number"
         return " or ".join([noun + before + limits, *map(repr, self.words)])
 
     def accepts(self, value: object) -> bool:
-        """Whether a number is of the field's type and in its range; True for fields that hold no number."""
+        """Whether a value is of the field's type and in its range; True for other types than numbers, text and bool."""
+        if self.kind in _WORDS:
+            return isinstance(value, bool if self.kind is bool else str)
         if self.number is None or (isinstance(value, str) and value in self.words):
             return True
         if isinstance(value, bool) or not isinstance(value, Integral if self.number is int else Real):
@@ -177,7 +182,7 @@ def documented(options: type[T]) -> type[T]:
 
 
 def _plain(value: object) -> object:
-    if isinstance(value, (int, float)) or not isinstance(value, Real):
+    if isinstance(value, bool) or not isinstance(value, Real):
         return value
     return int(value) if isinstance(value, Integral) else float(value)
 

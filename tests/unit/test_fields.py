@@ -98,3 +98,38 @@ def test_options_that_contradict_each_other_are_refused() -> None:
     for given in ({"min_tokens": 9, "max_tokens": 3}, {"temperature": 0, "n": 2}, {"stop": [""]}, {"tenant": ""}):
         with pytest.raises(SamplingError):
             SamplingParams(**given)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"stop": 5}, "stop is of type int, but must be a string or a list of strings"),
+        ({"stop": ["a", 5]}, "stop holds 5"),
+        ({"stop_token_ids": [1.0]}, "stop_token_ids holds 1.0"),
+        ({"stop_token_ids": "5"}, "stop_token_ids is of type str"),
+        ({"stop_token_ids": 5}, "stop_token_ids is of type int"),
+        ({"prediction": b"5"}, "prediction is of type bytes"),
+        ({"prediction": [True]}, "prediction holds True"),
+        ({"logit_bias": [5]}, "logit_bias is of type list"),
+        ({"logit_bias": {"five": 1}}, "logit_bias holds 'five'"),
+        ({"logit_bias": {5: float("nan")}}, "logit_bias of token 5 is nan"),
+        ({"logit_bias": {5: 10**400}}, "must be a finite number"),
+        ({"ignore_eos": "no"}, "ignore_eos is 'no', but must be True or False"),
+        ({"tenant": 5}, "tenant is 5, but must be text"),
+    ],
+)
+def test_a_value_of_another_type_is_refused_by_the_fields_name(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(SamplingError, match=message):
+        SamplingParams(**given)
+
+
+def test_lists_and_keys_are_taken_as_clients_have_them() -> None:
+    params = SamplingParams(
+        stop_token_ids=np.array([3, 4]),  # type: ignore[arg-type]
+        logit_bias={"5": 1, np.int64(6): np.float32(0.5)},  # type: ignore[dict-item]
+        prediction=[np.int32(7)],  # type: ignore[list-item]
+        stop=["a"],
+    )
+    assert (params.stop_token_ids, params.prediction, params.stop) == ((3, 4), (7,), ("a",))
+    assert params.logit_bias == {5: 1.0, 6: 0.5}
+    assert {type(each) for each in (*params.stop_token_ids, *params.logit_bias, *(params.prediction or ()))} == {int}

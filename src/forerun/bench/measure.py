@@ -36,14 +36,19 @@ class Timed(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A median and the bounds of its bootstrap interval (LEVEL of the resampled medians lie inside)."""
+    """A median and the bounds of its bootstrap interval (LEVEL of the resampled medians lie inside).
+
+    A single value has no interval: the bounds are None.
+    """
 
     median: float
-    low: float
-    high: float
+    low: float | None
+    high: float | None
 
     def __format__(self, spec: str) -> str:
-        """`f"{interval:.2f}"` is "1.53 [1.49, 1.58]"."""
+        """`f"{interval:.2f}"` is "1.53 [1.49, 1.58]", and "1.53 [–]" without bounds."""
+        if self.low is None or self.high is None:
+            return f"{self.median:{spec}} [–]"
         return f"{self.median:{spec}} [{self.low:{spec}}, {self.high:{spec}}]"
 
 
@@ -82,6 +87,8 @@ def bootstrap(values: Sequence[float], resamples: int = RESAMPLES, level: float 
     sample = np.asarray(values, dtype=np.float64)
     if sample.size == 0:
         raise ValueError("No values to take a median of.")
+    if sample.size == 1:
+        return Interval(float(sample[0]), None, None)
     generator = np.random.default_rng(seed)
     drawn = generator.integers(0, sample.size, size=(resamples, sample.size))
     medians = np.median(sample[drawn], axis=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
@@ -45,27 +46,45 @@ class Report:
         """The facts and the machine."""
         return {**self.facts, "machine": machine()}
 
-    def text(self, markdown: bool = False) -> str:
-        """All tables, and the machine in one line."""
-        parts = [PADDED_NOTE] if self.model is not None and is_cost_padded(self.model) else []
+    def text(self, markdown: bool = False, width: int | None = None) -> str:
+        """All tables, and the machine in one line. width: of the terminal, which would break longer lines anywhere."""
+        parts = (
+            [_filled(PADDED_NOTE, None if markdown else width)]
+            if self.model is not None and is_cost_padded(self.model)
+            else []
+        )
         for table in self.tables:
-            title = f"### {table.title}\n" if markdown else table.title
-            parts.append(f"{title}\n{(markdown_table if markdown else plain_table)(table.header, table.rows)}")
-        return "\n" + "\n\n".join([*parts, describe(machine())])
+            if markdown:
+                parts.append(f"### {table.title}\n\n{markdown_table(table.header, table.rows)}")
+            else:
+                parts.append(f"{_filled(table.title, width)}\n{plain_table(table.header, table.rows, width)}")
+        return "\n" + "\n\n".join([*parts, _filled(describe(machine()), width)])
 
 
-def plain_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns padded to their widest cell; the first is aligned left, the others right."""
+def plain_table(header: Sequence[str], rows: Sequence[Sequence[str]], width: int | None = None) -> str:
+    """Columns padded to their widest cell; the first is aligned left, the others right.
+
+    Where they are wider together than `width`, the columns follow in several tables, the first in each of them.
+    """
     widths = [max(len(row[column]) for row in [header, *rows]) for column in range(len(header))]
+    groups: list[list[int]] = [[0]]
+    for column in range(1, len(widths)):
+        taken = sum(widths[other] + 2 for other in groups[-1])
+        if width is not None and len(groups[-1]) > 1 and taken + widths[column] > width:
+            groups.append([0])
+        groups[-1].append(column)
 
-    def line(cells: Sequence[str]) -> str:
-        padded = [
-            cell.ljust(width) if column == 0 else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(cells, widths, strict=True))
-        ]
+    def line(cells: Sequence[str], group: Sequence[int]) -> str:
+        padded = [cells[column].rjust(widths[column]) if column else cells[0].ljust(widths[0]) for column in group]
         return "  ".join(padded).rstrip()
 
-    return "\n".join([line(header), "  ".join("-" * width for width in widths), *map(line, rows)])
+    rules = ["-" * size for size in widths]
+    tables = ["\n".join(line(cells, group) for cells in (header, rules, *rows)) for group in groups]
+    return "\n\n".join(tables)
+
+
+def _filled(text: str, width: int | None) -> str:
+    return text if width is None else textwrap.fill(text, width)
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -16,7 +16,7 @@ from forerun.bench.report import Columns, Table, decimal, percent
 from forerun.cli import options
 from forerun.cli.flags import Flags, with_flags
 from forerun.cli.generate import INTERRUPTED
-from forerun.cli.options import LLMOptions
+from forerun.cli.options import WORKLOAD_FILE, LLMOptions
 from forerun.cli.output import plain, print_json
 from forerun.config import AUTO, BUNDLED_TARGET, NumDraftTokens, SamplingParams
 from forerun.errors import ConfigError
@@ -38,11 +38,9 @@ def demo(
         str | None,
         typer.Option(help="Drafters to show, with commas between them.", metavar="DRAFTER,...", show_default="all"),
     ] = None,
-    workload: Annotated[
-        str, typer.Option(help="A bundled workload, or a JSONL file of prompts.", metavar="NAME|FILE")
-    ] = "code",
-    prompts: Annotated[int, typer.Option(help="How many of its prompts, from the first.", min=1)] = 4,
-    rounds: Annotated[int, typer.Option(help="Measured rounds per prompt.", min=1)] = 3,
+    workload: Annotated[str, typer.Option(help=f"A bundled workload, {WORKLOAD_FILE}", metavar="WORKLOAD")] = "code",
+    prompts: Annotated[int, typer.Option(help="How many of its prompts, from the first.", min=1, metavar="INT")] = 4,
+    rounds: Annotated[int, typer.Option(help="Measured rounds per prompt.", min=1, metavar="INT")] = 3,
     sampling: Annotated[SamplingParams, Flags("max_tokens")],
     settings: Annotated[
         LLMOptions, Flags("num_draft_tokens", "dtype", "device", base=LLMOptions(num_draft_tokens=AUTO))
@@ -55,6 +53,8 @@ def demo(
     from forerun.cli.stage import Stage
 
     stage = Stage(quiet=json)
+    if drafters is None and (missing := left_out(chosen, draft)):
+        stage.say(f"Left out: {missing}")
     stage.say(f"Loading {model} ...")
     count: NumDraftTokens = AUTO if settings.num_draft_tokens is None else settings.num_draft_tokens
     methods = open_methods(model, chosen, settings, count)
@@ -127,6 +127,18 @@ def choose_drafters(model: str, draft: str | None, names: str | None) -> dict[st
                 + (", or a draft model for all with --draft." if row.with_draft_model is not None else ".")
             )
     return chosen
+
+
+def left_out(chosen: Mapping[str, str], draft: str | None) -> str:
+    """The drafters that are not shown because they need something for this target, and what; empty if none is."""
+    from forerun.drafters import DRAFTERS
+
+    rest = {name: row for name, row in DRAFTERS.items() if name not in chosen}
+    with_model = [name for name, row in rest.items() if draft is None and row.with_draft_model is not None]
+    parts = [f"{', '.join(with_model)} (give a draft model with --draft)"] if with_model else []
+    others = {name: row.needed_option for name, row in rest.items() if name not in with_model}
+    parts += [f"{name} (give --drafters {name}:{option}=...)" for name, option in others.items()]
+    return "; ".join(parts) + "." if parts else ""
 
 
 def open_methods(

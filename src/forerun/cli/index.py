@@ -32,7 +32,7 @@ Glob = Annotated[
 ]
 Field = Annotated[str, typer.Option(help="Where JSON lines have their text.", metavar="NAME")]
 MaxTokens = Annotated[
-    int | None, typer.Option(min=1, help="Stop before the document with which there would be more.", metavar="N")
+    int | None, typer.Option(min=1, help="Stop before the document with which there would be more.", metavar="INT")
 ]
 StandardLibrary = Annotated[
     bool,
@@ -56,7 +56,7 @@ def build(
     field: Field = "text",
     max_tokens: MaxTokens = None,
     depth: Annotated[
-        int, typer.Option(min=2, help="Tokens to sort by: what is matched and what follows, together.")
+        int, typer.Option(min=2, help="Tokens to sort by: what is matched and what follows, together.", metavar="INT")
     ] = INDEX_DEPTH,
     standard_library: StandardLibrary = False,
     force: Annotated[bool, typer.Option("--force", help="Replace what OUT is now.")] = False,

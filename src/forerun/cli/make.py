@@ -24,7 +24,9 @@ def make() -> None:
 def padded(
     out: Annotated[Path, typer.Argument(help="Folder to write.")],
     parameters: Annotated[str, typer.Option(help="Size to reach, such as 200M.", metavar="SIZE")],
-    layers: Annotated[int | None, typer.Option(help="Layers.", show_default="1.5 times the source's")] = None,
+    layers: Annotated[
+        int | None, typer.Option(help="Layers.", metavar="INT", show_default="1.5 times the source's")
+    ] = None,
     source: Annotated[
         Path | None, typer.Option(help="A Llama folder.", metavar="FOLDER", show_default="the bundled target")
     ] = None,

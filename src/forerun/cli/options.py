@@ -12,7 +12,10 @@ from forerun.device import DEVICES
 from forerun.errors import ConfigError
 from forerun.fields import Checked, option, option_like
 
-NO_DRAFTER = "none"
+WORKLOAD_FILE = (
+    'or a JSONL file: on each line an object with a "prompt", and if known its "file", the "reference" that follows it '
+    'there, and the "temperature" to sample it at.'
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +42,9 @@ DraftName = Annotated[
         show_default="the bundled draft for the bundled target",
     ),
 ]
-Threads = Annotated[int | None, typer.Option(help="Threads of torch.", min=1, show_default="chosen by torch")]
+Threads = Annotated[
+    int | None, typer.Option(help="Threads of torch.", min=1, metavar="INT", show_default="chosen by torch")
+]
 Markdown = Annotated[bool, typer.Option("--markdown", help="Print Markdown tables.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 

@@ -97,7 +97,8 @@ class Stage:
     def say(self, text: str) -> None:
         """A line for people."""
         if not self._quiet or self._out.is_terminal:
-            self._out.print(text, style=PROMPT, markup=False)
+            # a pipe has no width: there lines are not broken
+            self._out.print(text, style=PROMPT, markup=False, soft_wrap=not self._out.is_terminal)
 
     @contextmanager
     def performance(self, title: str, prompt: str) -> Iterator[Scene]:

@@ -11,7 +11,7 @@ import typer
 from forerun.cli.flags import Flags, given, with_flags
 from forerun.cli.options import Json
 from forerun.cli.output import print_json
-from forerun.config import ASSETS
+from forerun.config import ASSETS, BUNDLED_MODELS, BUNDLED_TARGET
 from forerun.errors import ConfigError
 from forerun.train.defaults import (
     DRAFT_ARCHITECTURE,
@@ -40,7 +40,13 @@ Data = Annotated[
     typer.Option(help="Folder of Python files.", metavar="FOLDER", show_default="the interpreter's standard library"),
 ]
 Target = Annotated[
-    Path | None, typer.Option(help="Target's model folder.", metavar="FOLDER", show_default="the bundled one")
+    Path,
+    typer.Option(
+        help="The target model: 'bundled', or a local folder.",
+        metavar="MODEL",
+        parser=lambda name: BUNDLED_MODELS.get(str(name), Path(name)),
+        show_default="bundled",
+    ),
 ]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with a run that was stopped.")]
 Force = Annotated[bool, typer.Option("--force", help="Begin anew, and replace the model in OUT.")]
@@ -84,7 +90,7 @@ def lm(
 def draft(
     *,
     out: Out,
-    target: Target = None,
+    target: Target = BUNDLED_MODELS[BUNDLED_TARGET],
     text: Annotated[LmTraining, Flags(*TEXT, "seed", base=DRAFT_TEXT, text_tokens="tokens")],
     options: Annotated[
         DraftTraining,
@@ -104,9 +110,7 @@ def draft(
     from forerun.train.commands import train_draft
 
     options = replace(options, text=replace(text, architecture=sizes))
-    train_draft(
-        out, work or _beside(out), target or ASSETS / "target", data, options, resume=resume, force=force, start=start
-    )
+    train_draft(out, work or _beside(out), target, data, options, resume=resume, force=force, start=start)
 
 
 @app.command(name="other-vocab")
@@ -115,7 +119,7 @@ def other_vocab(
     *,
     ctx: typer.Context,
     out: Out,
-    target: Target = None,
+    target: Target = BUNDLED_MODELS[BUNDLED_TARGET],
     samples: Annotated[
         Path | None,
         typer.Option(help="Folder of samples of a `train draft` run.", metavar="FOLDER", show_default="drawn first"),
@@ -136,28 +140,21 @@ def other_vocab(
     if samples is not None and drawn:
         raise ConfigError(f"--samples are drawn already, so {drawn[0]} has no effect. Leave one of the two out.")
     options = replace(options, text=replace(text, architecture=sizes), sampling=sampling)
-    train_other_vocab(
-        out,
-        work or _beside(out),
-        target or ASSETS / "target",
-        data,
-        options,
-        resume=resume,
-        force=force,
-        samples=samples,
-    )
+    train_other_vocab(out, work or _beside(out), target, data, options, resume=resume, force=force, samples=samples)
 
 
 @app.command(name="eval")
 @with_flags
 def evaluate(
     *,
-    target: Target = None,
+    target: Target = BUNDLED_MODELS[BUNDLED_TARGET],
     draft: Annotated[
         Path | None, typer.Option(help="Draft's model folder.", metavar="FOLDER", show_default="the bundled one")
     ] = None,
-    num_draft_tokens: Annotated[int, typer.Option("--num-draft-tokens", "-k", min=1, help="K.")] = 4,
-    new_tokens: Annotated[int, typer.Option(min=8, help="Tokens the target continues each prompt by.")] = 128,
+    num_draft_tokens: Annotated[int, typer.Option("--num-draft-tokens", "-k", min=1, help="K.", metavar="INT")] = 4,
+    new_tokens: Annotated[
+        int, typer.Option(min=8, help="Tokens the target continues each prompt by.", metavar="INT")
+    ] = 128,
     machine: Annotated[LmTraining, Flags("threads", "device")],
     json: Json = False,
 ) -> None:
@@ -165,7 +162,7 @@ def evaluate(
     from forerun.train.commands import evaluate_pair
 
     result = evaluate_pair(
-        target or ASSETS / "target",
+        target,
         draft or ASSETS / "draft",
         num_draft_tokens=num_draft_tokens,
         new_tokens=new_tokens,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from forerun.config import BUNDLED_DRAFT, NumDraftTokens
+from forerun.config import BUNDLED_DRAFT, BUNDLED_OTHER_VOCAB, BUNDLED_TARGET, NumDraftTokens
 from forerun.drafters.ask import check_drafter
 from forerun.drafters.base import Binding, Drafter
 from forerun.drafters.parse_text import parse_drafter
@@ -52,8 +52,19 @@ def make_drafter(spec: str | Path | Drafter, binding: Binding) -> tuple[Drafter,
 
 def _check_place(spec: str | Path) -> None:
     """A word that is neither a name of the table, nor a folder, nor like a hub id, is most likely misspelt."""
-    if isinstance(spec, Path) or spec == BUNDLED_DRAFT or "/" in spec or "\\" in spec or Path(spec).exists():
+    if (
+        isinstance(spec, Path)
+        or spec in (BUNDLED_DRAFT, BUNDLED_OTHER_VOCAB)
+        or "/" in spec
+        or "\\" in spec
+        or Path(spec).exists()
+    ):
         return
+    if spec == BUNDLED_TARGET:
+        raise DrafterError(
+            f"drafter is {spec!r}, which is the bundled target. Give the draft model that belongs to it: "
+            f"{BUNDLED_DRAFT!r}."
+        )
     raise DrafterError(
         f"drafter is {spec!r}, which is neither a known name ({', '.join(DRAFTERS)}) nor a folder. "
         "Give one of the names, module:Class, or the folder or hub id (owner/name) of a draft model."

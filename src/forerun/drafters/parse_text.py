@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar, get_args, get_type_hints
+from types import UnionType
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from forerun.config import AUTO, NumDraftTokens
 from forerun.errors import DrafterError
@@ -40,7 +41,8 @@ def option_types(make: Callable[..., Any]) -> Mapping[str, type]:
     types: dict[str, type] = {}
     for name in inspect.signature(make).parameters:
         hint = hints.get(name)
-        kinds = [kind for kind in (get_args(hint) or (hint,)) if kind in (bool, int, float, str)]
+        union = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+        kinds = [kind for kind in union if kind in (bool, int, float, str)]
         if kinds:
             types[name] = kinds[0]
     return types

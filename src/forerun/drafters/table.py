@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Literal
 
-from forerun.drafters.parse_text import K_OPTION, option_types
-
 if TYPE_CHECKING:  # for type checkers alone: the classes of the rows
     from forerun.drafters.base import Drafter
     from forerun.drafters.cross_vocab.cross_vocab import CrossVocab as CrossVocab
@@ -63,11 +61,6 @@ class DrafterRow:
             import_module(f"forerun.drafters.{self.home.partition(':')[0]}"), self.class_name
         )
         return drafter
-
-    @property
-    def options(self) -> list[str]:
-        """Names of the options that a text may set: NAME:key=value,key=value."""
-        return [*option_types(self.make), K_OPTION]
 
 
 DRAFTERS: Mapping[str, DrafterRow] = {

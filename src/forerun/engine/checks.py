@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
+from collections.abc import Mapping, Sequence as Seq
+from dataclasses import replace
 from typing import Any
 
 from forerun.config import SamplingParams
 from forerun.drafters import Drafter
 from forerun.errors import PromptError, SamplingError
 from forerun.models import LanguageModel
+from forerun.vocabulary import encode_text
 
 
 def check_request(prompt: Seq[int], params: SamplingParams, target: LanguageModel, tokenizer: Any) -> None:
@@ -41,6 +43,24 @@ def check_request(prompt: Seq[int], params: SamplingParams, target: LanguageMode
         )
 
 
+def check_text(text: str, error: type[PromptError | SamplingError], what: str) -> None:
+    """Raise `error` if the text holds halves of characters, as Python's reading of bytes that are no UTF-8 leaves."""
+    if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
+        raise error(
+            f"{what} is not Unicode text: it holds lone surrogates. It was read from bytes that are not UTF-8, or cut "
+            "inside a character; decode it with the encoding it is in."
+        )
+
+
+def with_special_stops(params: SamplingParams, special: Mapping[str, int], target: LanguageModel) -> SamplingParams:
+    """A stop string that is a special token's text also stops at that token, which no text ever shows.
+
+    special: text -> id of the tokenizer's special tokens.
+    """
+    ids = [special[stop] for stop in params.stop if special.get(stop, target.vocab_size) < target.vocab_size]
+    return replace(params, stop_token_ids=(*params.stop_token_ids, *ids)) if ids else params
+
+
 def encode_prediction(
     params: SamplingParams, target: LanguageModel, tokenizer: Any, drafter: Drafter | None
 ) -> list[int] | None:
@@ -61,7 +81,8 @@ def encode_prediction(
     if isinstance(prediction, str):
         if tokenizer is None:
             raise SamplingError(f"The prediction is text, but {target.name} has no tokenizer. Give it as token ids.")
-        token_ids: list[int] = list(tokenizer(prediction, add_special_tokens=False)["input_ids"])
+        check_text(prediction, SamplingError, "The prediction")
+        token_ids = encode_text(tokenizer, prediction, special=False)
     else:
         token_ids = list(prediction)
     bad = next((token_id for token_id in token_ids if not 0 <= token_id < target.vocab_size), None)

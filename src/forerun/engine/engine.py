@@ -12,7 +12,7 @@ import torch
 
 from forerun.config import EngineConfig, SamplingParams
 from forerun.drafters import Drafter
-from forerun.engine.checks import check_request, encode_prediction
+from forerun.engine.checks import check_request, encode_prediction, with_special_stops
 from forerun.engine.interrupts import HeldInterrupts
 from forerun.engine.outputs import failure, result, shown
 from forerun.engine.results import StepOutput, StreamChunk
@@ -20,6 +20,7 @@ from forerun.engine.scheduler import Scheduler
 from forerun.engine.state import Request, SequenceState, new_state
 from forerun.engine.stats import StepStats
 from forerun.engine.step import StepLoop
+from forerun.engine.text import TokenTexts
 from forerun.errors import InterruptedRequestError
 from forerun.models import LanguageModel
 from forerun.policy import Budget
@@ -54,6 +55,7 @@ class Engine:
         if self.config.acceptance is not None:
             check_acceptance(self.config.acceptance)
         self.tokenizer = tokenizer
+        self._texts = None if tokenizer is None else TokenTexts(tokenizer)
         self.scheduler = Scheduler(self.config.max_batch)
         self.last_step = StepStats()
         # K = 0 is plain decoding: a drafter that is never asked need not be told anything either. An explicit budget
@@ -84,6 +86,7 @@ class Engine:
         """
         params = params or SamplingParams()
         check_request(prompt_token_ids, params, self.target, self.tokenizer)
+        params = with_special_stops(params, {} if self._texts is None else self._texts.special, self.target)
         prediction = encode_prediction(params, self.target, self.tokenizer, self.drafter)
         eos = frozenset() if params.ignore_eos else self.target.eos_token_ids
         request = Request(
@@ -92,7 +95,7 @@ class Engine:
         greedy = self._loop.argmax_suffices(params)
         length = self.target.context_length
         self.scheduler.add(
-            [new_state(request, choice, next(self._ids), length, greedy, self.tokenizer) for choice in range(params.n)]
+            [new_state(request, choice, next(self._ids), length, greedy, self._texts) for choice in range(params.n)]
         )
         return request.id
 
@@ -216,7 +219,7 @@ class Engine:
     def _finish(self, state: SequenceState, chunk: StreamChunk) -> None:
         """Put the choice, which has left, among the outputs; or the error of a tokenizer that cannot decode it."""
         try:
-            output = result(state, chunk, self.tokenizer)
+            output = result(state, chunk, self._texts)
         except Exception as error:
             output = failure(state, error)
         # in one line: an interrupt comes before or after both

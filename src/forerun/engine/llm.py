@@ -10,6 +10,7 @@ from typing import Any, overload
 from forerun.config import (
     DEFAULT_DTYPE,
     MAX_BATCH,
+    NO_DRAFTER,
     PREFILL_CHUNK,
     EngineConfig,
     NumDraftTokens,
@@ -38,8 +39,9 @@ class LLM:
 
     Args:
         target: "bundled", a folder, a hub id, or a loaded Model.
-        drafter: None (plain decoding), "draft-model", "prompt-lookup", the folder or id of a draft model,
-            or a drafter object such as DraftModel(path).
+        drafter: None or "none" (plain decoding), "suffix" (the choice without a draft model), "draft-model" or another
+            name, perhaps with options (`forerun drafters` lists them), the folder or id of a draft model, or a drafter
+            object such as DraftModel(path).
         dtype: of the weights: "bfloat16", "float32" or "float64".
         device: where target and draft model compute: "cpu", "cuda", "cuda:1" or "mps".
         num_draft_tokens: K, at most this many tokens are drafted in a step; 0 is plain decoding; "auto" chooses for
@@ -86,7 +88,7 @@ class LLM:
         self.tokenizer = tokenizer
         drafter_seed = None if seed is None else seed ^ _DRAFTER_SEED
         self.drafter: Drafter | None = None
-        if drafter is not None:
+        if drafter is not None and drafter != NO_DRAFTER:
             self.drafter, written = make_drafter(drafter, Binding(self.target, tokenizer, drafter_seed))
             if num_draft_tokens is None and written is not None:
                 config = replace(config, num_draft_tokens=written)

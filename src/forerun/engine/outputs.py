@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from time import perf_counter
-from typing import Any
 
 from forerun.engine.results import Choice, StepOutput, StreamChunk
 from forerun.engine.state import SequenceState
-from forerun.engine.text import TextStream
+from forerun.engine.text import TextStream, TokenTexts
 
 
 def shown(state: SequenceState, chunk: StreamChunk) -> StreamChunk:
@@ -17,7 +16,7 @@ def shown(state: SequenceState, chunk: StreamChunk) -> StreamChunk:
     return chunk
 
 
-def result(state: SequenceState, chunk: StreamChunk, tokenizer: Any) -> StepOutput:
+def result(state: SequenceState, chunk: StreamChunk, texts: TokenTexts | None) -> StepOutput:
     """The last output of a sequence that has left. chunk: what its last step committed. Raises what decoding raises."""
     chunk.finish_reason, chunk.stats = state.sequence.finish_reason, state.stats
     prompt_logprobs = state.prompt_logprobs if state.sequence.choice == 0 else None
@@ -25,7 +24,7 @@ def result(state: SequenceState, chunk: StreamChunk, tokenizer: Any) -> StepOutp
         state.text.finish()
     if state.time_started:
         state.stats.time_total = perf_counter() - state.time_started
-    choice = _choice(state, tokenizer)
+    choice = _choice(state, texts)
     return StepOutput(state.request.id, shown(state, chunk), choice, prompt_logprobs)
 
 
@@ -35,15 +34,15 @@ def failure(state: SequenceState, error: Exception) -> StepOutput:
     return StepOutput(state.request.id, chunk, error=error)
 
 
-def _choice(state: SequenceState, tokenizer: Any) -> Choice:
+def _choice(state: SequenceState, texts: TokenTexts | None) -> Choice:
     if state.text is not None:
         return state.choice(state.text.text)
-    if tokenizer is None:
+    if texts is None:
         return state.choice("")
     output = state.sequence.output_ids
     if output and state.sequence.finish_reason == "stop":
         output.pop()
-    text = TextStream(tokenizer, state.request.prompt_token_ids)
+    text = TextStream(texts, state.request.prompt_token_ids)
     text.push(output)
     text.finish()
     return state.choice(text.text)

@@ -15,7 +15,9 @@ class Choice:
 
     Attributes:
         index: among the request's `n`.
-        text: without the stop string or the token that ended it; empty if the model has no tokenizer.
+        text: what decoding prompt and answer adds to decoding the prompt, without the stop string or the token that
+            ended it; empty if the model has no tokenizer. A character that the prompt begins belongs to it if the
+            answer completes it.
         token_ids: what was generated, with the token that ended it.
         logprobs: one entry per token, of the model's own distribution before any option; None if not asked for.
         finish_reason: "stop" (EOS, a stop token or a stop string), "length" or "abort".

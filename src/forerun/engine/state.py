@@ -9,7 +9,7 @@ from typing import Any
 from forerun.config import SamplingParams
 from forerun.engine.results import Choice, StreamChunk
 from forerun.engine.stats import SequenceStats
-from forerun.engine.text import TextStream
+from forerun.engine.text import TextStream, TokenTexts
 from forerun.sampling import TokenLogprob
 from forerun.types import Cache, FinishReason, Sequence, TokenIds
 
@@ -130,7 +130,7 @@ class SequenceState:
 
 
 def new_state(
-    request: Request, choice: int, number: int, context_length: int, argmax_suffices: bool, tokenizer: Any
+    request: Request, choice: int, number: int, context_length: int, argmax_suffices: bool, texts: TokenTexts | None
 ) -> SequenceState:
     """One choice of a request, before its first step.
 
@@ -143,8 +143,8 @@ def new_state(
     sequence = Sequence(number, TokenIds(prompt), len(prompt), params, choice, max_length)
     sequence.prediction = None if request.prediction is None else TokenIds(request.prediction)
     state = SequenceState(request, sequence, argmax_suffices)
-    if tokenizer is not None and (request.stream or params.stop):
-        state.text = TextStream(tokenizer, prompt, params.stop)
+    if texts is not None and (request.stream or params.stop):
+        state.text = TextStream(texts, prompt, params.stop)
     if params.logprobs is not None:
         state.logprobs = []
     if params.prompt_logprobs is not None and choice == 0:

@@ -1,64 +1,154 @@
-"""From tokens to text as they arrive: incremental detokenisation, and stop strings across token borders."""
+"""From tokens to text as they arrive: incremental detokenisation, and stop strings across token borders.
+
+The text of an answer is what decoding prompt and answer adds to decoding the prompt. It is decoded token by token, and
+what a token adds depends on the tokens before it alone: so streamed text, the whole answer's, and the text of any other
+division into steps are the same.
+"""
 
 from __future__ import annotations
 
+from codecs import getincrementaldecoder
 from collections.abc import Sequence as Seq
+from functools import lru_cache
 from typing import Any
 
+from forerun.vocabulary import special_tokens
+
 _REPLACEMENT = "\ufffd"
-_PROMPT_CONTEXT = 5
-"""Prompt tokens decoded along, so that a leading space or the rest of a character comes out right."""
+_PROMPT_CONTEXT = 8
+"""Prompt tokens decoded along: no character has as many, so that one begun in the prompt is found."""
 _MAX_PENDING = 16
-"""Tokens held while they end in an undecodable byte; no character is this long, so the bytes are what they are."""
+"""Tokens decoded together at most, while they end in what may be part of a character."""
+_MAX_CACHED = 2**14
+
+
+class TokenTexts:
+    """What the tokens of one tokenizer add to a text.
+
+    Attributes:
+        special: text -> id of the special tokens, which are no part of a decoded text.
+        bytes: id -> value of the tokens that stand for one byte in a vocabulary of characters (<0x0A>); empty for other
+            vocabularies.
+        within: one of them, which is not the start of a text for what follows it; None if there are none.
+        added: (token before them, or None at the start of a text; tokens) -> the text that they add.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._token = getattr(tokenizer, "convert_ids_to_tokens", lambda _: "")
+        candidates = special_tokens(tokenizer)
+        self.special = {text: index for text, index in candidates.items() if not self._decode([index])}
+        self._skipped = frozenset(self.special.values())
+        self.bytes = self._byte_tokens()
+        self.within = next((index for index, value in self.bytes.items() if value == ord("A")), None)
+        self.added = lru_cache(_MAX_CACHED)(self._added)
+
+    def skips(self, token_id: int) -> bool:
+        """Whether the token is no part of any text: a special token, or an id that stands for nothing."""
+        return token_id in self._skipped or self._token(token_id) is None
+
+    def end_of(self, token_ids: Seq[int]) -> list[int]:
+        """The last tokens that are part of the text, as many as what follows can depend on."""
+        end: list[int] = []
+        for token_id in reversed(token_ids):
+            if len(end) == _PROMPT_CONTEXT:
+                break
+            if not self.skips(token_id):
+                end.append(token_id)
+        return end[::-1]
+
+    def _added(self, context: int | None, token_ids: tuple[int, ...]) -> str:
+        if context is None:
+            return self._decode(token_ids)
+        return self._decode((context, *token_ids))[len(self.added(None, (context,))) :]
+
+    def _decode(self, token_ids: Seq[int]) -> str:
+        text: str = self._tokenizer.decode(
+            list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
+        return text
+
+    def _byte_tokens(self) -> dict[int, int]:
+        find = getattr(self._tokenizer, "convert_tokens_to_ids", None)
+        ids = [] if find is None else find([f"<0x{value:02X}>" for value in range(256)])
+        if len(set(ids) - {None}) < 256 or self._decode([ids[ord("A")]]) != "A":
+            return {}
+        return {index: value for value, index in enumerate(ids)}
 
 
 class Detokenizer:
-    """Text of a growing list of tokens, never half a UTF-8 character, at amortised constant cost per token.
+    """Text of a growing list of tokens, never half a UTF-8 character, at constant cost per token.
 
-    Only a window is decoded: the block of tokens before the last clean border, as context, and what came after it.
+    Bytes that are no UTF-8 become U+FFFD, one for each ill-formed sequence, as in Python's decoding with "replace"
+    (tokenizers that replace every byte of such a run agree with it wherever the bytes are UTF-8). A character that the
+    prompt begins and the answer completes is the answer's. If it is not completed, its U+FFFD is the prompt's.
     """
 
-    __slots__ = ("_context", "_ids", "_shown", "_tokenizer")
+    __slots__ = ("_begun", "_context", "_pending", "_shown", "_texts", "_utf8")
 
-    def __init__(self, tokenizer: Any, prompt_ids: Seq[int]) -> None:
-        self._tokenizer = tokenizer
-        self._ids = list(prompt_ids[-_PROMPT_CONTEXT:])
-        self._context = len(self._ids)
-        self._shown = len(self._decode(self._ids).rstrip(_REPLACEMENT)) if self._ids else 0
+    def __init__(self, texts: TokenTexts, prompt_ids: Seq[int]) -> None:
+        self._texts = texts
+        self._context: int | None = None  # the last token that ended with a whole character
+        self._pending: list[int] = []  # tokens after it
+        self._shown = 0  # characters of their text that have been returned
+        self._utf8 = getincrementaldecoder("utf-8")("replace")  # of tokens that stand for one byte
+        self._begun = False  # the prompt ends inside a character of which nothing has been returned
+        self.push(texts.end_of(prompt_ids))
+        self._begun = bool(self._pending) or self._utf8.getstate()[0] != b""
 
     def push(self, ids: Seq[int]) -> str:
         """Text that these tokens complete."""
-        self._ids.extend(ids)
-        text = self._decode(self._ids)
-        stable = text.rstrip(_REPLACEMENT)
-        if len(self._ids) - self._context > _MAX_PENDING + len(ids):
-            stable = text
-        new = stable[self._shown :]
-        if len(stable) == len(text):
-            self._ids = self._ids[self._context :]
-            self._context = len(self._ids)
-            self._shown = len(self._decode(self._ids))
-        else:
-            self._shown = max(self._shown, len(stable))
-        return new
+        return self._after_prompt("".join(map(self._push, ids)))
 
     def flush(self) -> str:
         """What is left at the end: bytes that never became a character, as replacement characters."""
-        text = self._decode(self._ids)
-        new = text[self._shown :]
-        self._shown = max(self._shown, len(text))
-        return new
+        left = self._texts.added(self._context, tuple(self._pending))[self._shown :] if self._pending else ""
+        self._pending, self._shown = [], 0
+        return self._after_prompt(left + self._utf8.decode(b"", True))
 
-    def copy(self) -> Detokenizer:
-        """An independent copy at the same place."""
-        twin = object.__new__(Detokenizer)
-        twin._tokenizer, twin._ids = self._tokenizer, list(self._ids)
-        twin._context, twin._shown = self._context, self._shown
-        return twin
-
-    def _decode(self, ids: list[int]) -> str:
-        text: str = self._tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    def _after_prompt(self, text: str) -> str:
+        if self._begun and text:
+            self._begun = False
+            return text.removeprefix(_REPLACEMENT)
         return text
+
+    def _push(self, token_id: int) -> str:
+        texts = self._texts
+        if texts.skips(token_id):
+            return ""
+        if token_id in texts.bytes:
+            return self._push_byte(token_id)
+        self._pending.append(token_id)
+        text = texts.added(self._context, tuple(self._pending))
+        if texts.bytes:  # the other tokens hold whole characters
+            text = self._utf8.decode(b"", True) + text
+        elif text.endswith(_REPLACEMENT):
+            return self._hold(text)
+        text = text[self._shown :]
+        self._context, self._pending, self._shown = token_id, [], 0
+        return text
+
+    def _push_byte(self, token_id: int) -> str:
+        value = self._texts.bytes[token_id]
+        if self._context is None:
+            self._context = self._texts.within
+            if value < 0x80:
+                return self._texts.added(None, (token_id,))
+        return self._utf8.decode(bytes((value,)))
+
+    def _hold(self, text: str) -> str:
+        """All of the pending tokens' text but its last U+FFFD, which further tokens may complete."""
+        new, self._shown = text[self._shown : -1], len(text) - 1
+        for size in range(1, min(4, len(self._pending))):
+            head, tail = tuple(self._pending[:-size]), tuple(self._pending[-size:])
+            rest = self._texts.added(self._context, tail)
+            if self._texts.added(self._context, head) + rest == text:  # no sequence of bytes goes over this border
+                self._pending, self._shown = list(tail), len(rest) - 1
+                break
+        if len(self._pending) == _MAX_PENDING:
+            self._pending, self._shown = [], 0
+            new += _REPLACEMENT
+        return new
 
 
 class TextStream:
@@ -66,8 +156,8 @@ class TextStream:
 
     __slots__ = ("_detokenizer", "_held", "_pieces", "_ready", "_stops")
 
-    def __init__(self, tokenizer: Any, prompt_ids: Seq[int], stops: Seq[str] = ()) -> None:
-        self._detokenizer = Detokenizer(tokenizer, prompt_ids)
+    def __init__(self, texts: TokenTexts, prompt_ids: Seq[int], stops: Seq[str] = ()) -> None:
+        self._detokenizer = Detokenizer(texts, prompt_ids)
         self._stops = tuple(stops)
         self._held = ""  # decoded, not shown: the longest suffix that begins a stop string
         self._pieces: list[str] = []
@@ -84,27 +174,18 @@ class TextStream:
         num_exempt: stop strings completed by the first that many tokens are passed over (min_tokens).
         After a stop string the stream is closed: nothing more may be pushed.
         """
-        if num_exempt > 0 and self._stops:
-            self._hold(self._detokenizer.push(ids[:num_exempt]))
-            ids = ids[num_exempt:]
-        else:
-            num_exempt = 0
-        if not ids:
+        if not self._stops:
+            self._hold(self._detokenizer.push(ids))
             return None
-        before = self._detokenizer.copy() if self._stops and len(ids) > 1 else None
-        new = self._detokenizer.push(ids)
-        if self._find(new) is None:
-            self._hold(new)
-            return None
-        if before is None:
-            return self._stop(new, num_exempt + 1)
-        self._detokenizer = before
         for i, token_id in enumerate(ids):
-            new = before.push((token_id,))
-            if self._find(new) is not None:
-                return self._stop(new, num_exempt + i + 1)
+            new = self._detokenizer.push((token_id,))
+            at = self._find(new) if i >= num_exempt else None
+            if at is not None:
+                self._pieces.append((self._held + new)[:at])
+                self._held = ""
+                return i + 1
             self._hold(new)
-        return None  # unreachable for a tokenizer that decodes a block as it decodes its tokens
+        return None
 
     def finish(self) -> None:
         """The choice has ended without a stop string: nothing needs to be held any longer."""
@@ -127,12 +208,6 @@ class TextStream:
         text, old = self._held + new, len(self._held)
         found = [at for stop in self._stops if (at := text.find(stop, max(0, old - len(stop) + 1))) >= 0]
         return min(found, default=None)
-
-    def _stop(self, new: str, num_tokens: int) -> int:
-        at = self._find(new)
-        self._pieces.append((self._held + new)[:at])
-        self._held = ""
-        return num_tokens
 
     def _hold(self, new: str) -> None:
         text = self._held + new

@@ -65,7 +65,9 @@ def keep_top_k(logits: Tensor, top_k: Seq[float]) -> Tensor:
 
 def keep_top_p(logits: Tensor, top_p: Seq[float]) -> Tensor:
     """The smallest set of most probable tokens whose mass reaches top_p; of equal ones the lowest ids first."""
-    return _cut_nucleus(logits, logits.softmax(-1), _column(top_p, logits), _TOP_P_GUESSES)
+    smallest = torch.finfo(logits.dtype).tiny  # a smaller one would be 0, which no mass is below
+    mass = _column([max(value, smallest) for value in top_p], logits)
+    return _cut_nucleus(logits, logits.softmax(-1), mass, _TOP_P_GUESSES)
 
 
 def keep_min_p(logits: Tensor, min_p: Seq[float]) -> Tensor:

@@ -39,7 +39,7 @@ def test_a_median_lies_in_its_interval() -> None:
 
 def test_equal_values_have_no_width() -> None:
     assert bootstrap([2.5] * 4) == Interval(2.5, 2.5, 2.5)
-    assert bootstrap([7.0]) == Interval(7, 7, 7)
+    assert bootstrap([7.0]) == Interval(7, None, None)  # nothing is known of how it varies
 
 
 def test_no_values_are_an_error() -> None:
@@ -67,6 +67,7 @@ def test_ratios_are_taken_within_a_round() -> None:
 
 def test_an_interval_formats_itself() -> None:
     assert f"{Interval(1.534, 1.49, 1.577):.2f}" == "1.53 [1.49, 1.58]"
+    assert f"{Interval(1.534, None, None):.2f}" == "1.53 [–]"
 
 
 def test_the_machine_is_described() -> None:

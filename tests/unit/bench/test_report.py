@@ -28,6 +28,15 @@ def test_plain_columns_line_up() -> None:
     assert text.splitlines() == ["method     x", "------  ----", "a          1", "longer  22.5"]
 
 
+def test_a_table_wider_than_the_terminal_goes_on_below() -> None:
+    header, rows = ["method", "speed", "remark", "same"], [["plain", "1.0", "a long cell", "no"]]
+    first, second, third = report.plain_table(header, rows, 20).split("\n\n")
+    assert first.splitlines() == ["method  speed", "------  -----", "plain     1.0"]
+    assert second.splitlines()[-1] == "plain   a long cell"
+    assert third.splitlines()[-1] == "plain     no"
+    assert report.plain_table(header, rows, 80) == report.plain_table(header, rows)
+
+
 def test_markdown_escapes_its_own_sign() -> None:
     text = report.markdown_table(["method", "x"], [["a|b", "1"]])
     assert text.splitlines() == ["| method | x |", "| --- | ---: |", "| a\\|b | 1 |"]

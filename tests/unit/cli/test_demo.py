@@ -132,6 +132,18 @@ def test_drafters_follow_the_model() -> None:
     assert demo.choose_drafters("some/model", None, "rest:index=x") == {"rest:index=x": "rest:index=x"}
 
 
+def test_what_is_left_out_is_said(invoke: Invoke, methods: dict[str, FakeLLM], workload: str) -> None:
+    result = invoke("demo", "--workload", workload, "--model", "some/model", env={"COLUMNS": "80"})
+    [line] = [line for line in result.stdout.splitlines() if line.startswith("Left out: ")]
+    assert line.startswith("Left out: draft-model, draft-tree, staged, hybrid (give a draft model with --draft)")
+    assert "rest (give --drafters rest:index=...)" in line
+    assert line.endswith("cross-vocab (give --drafters cross-vocab:model=...); rest (give --drafters rest:index=...).")
+    assert any(
+        line.startswith("Greedy, K=auto") and line.endswith("medians over both.") for line in result.stdout.splitlines()
+    )
+    assert "Left out" not in invoke("demo", "--workload", workload).stdout
+
+
 def test_a_chunk_is_split_after_its_draft_tokens() -> None:
     tokenizer = FakeTokenizer()
     assert split_accepted(tokenizer, StreamChunk("alpha beta gamma ", [0, 1, 2], 2)) == ("alpha beta ", "gamma ")

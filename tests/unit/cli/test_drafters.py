@@ -1,8 +1,15 @@
 """`forerun drafters`."""
 
+import inspect
 import json
+import subprocess
+import sys
+
+import pytest
 
 from forerun.drafters import DRAFTERS
+from forerun.drafters.option_help import drafter_options
+from forerun.drafters.parse_text import K_OPTION, option_types
 
 from .conftest import Invoke
 
@@ -10,6 +17,31 @@ from .conftest import Invoke
 def test_every_drafter_is_listed_with_its_options(invoke: Invoke) -> None:
     listed = json.loads(invoke("drafters", "--json").stdout)
     assert list(listed) == list(DRAFTERS)
-    assert listed["suffix"]["kind"] == "lookup" and "min_match" in listed["suffix"]["options"]
+    assert listed["suffix"]["kind"] == "lookup"
+    assert listed["suffix"]["options"]["min_match"]["default"] == 1
     text = invoke("drafters").stdout
-    assert all(name in text for name in DRAFTERS)
+    assert all(f"\n{name}: " in "\n" + text for name in DRAFTERS)
+    assert "    min_match=1 (int)\n        tokens that must match at least (1 or more)." in text
+    assert "    drawn=true (bool)\n" in text
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_what_the_source_says_is_what_the_class_takes(name: str) -> None:
+    row = DRAFTERS[name]
+    *read, k = drafter_options(row)
+    taken = inspect.signature(row.make).parameters
+    types = option_types(row.make)
+    assert {each.name: each.type for each in read} == {key: kind.__name__ for key, kind in types.items()}
+    assert {each.name: each.default for each in read} == {key: taken[key].default for key in types}
+    assert all(each.help for each in read)
+    for each in read:
+        if each.type in ("int", "float"):
+            assert "(" in each.help, f"the range of {each.name}"
+    assert k.name == K_OPTION
+
+
+def test_the_list_loads_no_torch() -> None:
+    code = "import sys; from forerun.cli.main import app; app(['drafters'], standalone_mode=False); "
+    code += "print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout.splitlines()[-1] == "False"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -151,6 +152,16 @@ def test_every_parameter_is_named_as_its_flag() -> None:
             assert not flags or parameter.name == flags[0].removeprefix("--").replace("-", "_"), (path, flags)
             seen += len(flags)
     assert seen > 100
+
+
+def test_what_stands_for_values_is_written_in_one_style() -> None:
+    """A word in capitals, perhaps with what it may be repeated, joined or replaced by."""
+    for path, command in commands(typer.main.get_command(main.app)):
+        for parameter in command.params:
+            if parameter.opts[0].startswith("-") and not getattr(parameter, "is_flag", False):
+                metavar = parameter.metavar or ""
+                style = r"[A-Z]+(,\.\.\.|=[A-Z]+|\|(@?[A-Z]+|auto))?"
+                assert re.fullmatch(style, metavar), (path, parameter.opts, metavar)
 
 
 def test_every_sampling_option_has_a_flag_but_two(invoke: Invoke) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from forerun.cli import generate
+from forerun.cli.answers import joined
 from forerun.errors import ForerunError, ModelLoadError
 
 from .conftest import Invoke
@@ -35,8 +37,9 @@ def test_text_goes_to_stdout_and_one_line_of_statistics_to_stderr(invoke: Invoke
     result = invoke("generate", "def f():")
     assert result.exit_code == 0
     assert result.stdout == TEXT
-    [line] = result.stderr.splitlines()
-    assert line.startswith("forerun: 6 tokens in ")
+    loading, line = result.stderr.splitlines()
+    assert loading == "forerun: loading bundled"
+    assert re.match(r"forerun: 6 tokens in [\d.]+ s · the first after [\d.]+ s · then [\d.]+ tokens/s · ", line)
     assert "3.00 tokens per forward" in line
     assert "50 % of 8 draft tokens accepted" in line
     assert opened["llm"].closed
@@ -54,6 +57,50 @@ def test_standard_input_that_is_not_text_is_refused(invoke: Invoke, opened: dict
     assert "UTF-8" in result.stderr
 
 
+@pytest.mark.parametrize("argument", ["a\udcff", "\ud83d"])
+def test_an_argument_that_is_not_text_is_refused(invoke: Invoke, opened: dict[str, Any], argument: str) -> None:
+    for arguments in ([argument], ["x", "--prediction", argument]):
+        result = invoke("generate", *arguments)
+        assert result.exit_code == 2
+        assert "not UTF-8 text" in result.stderr
+    assert "model" not in opened
+
+
+def test_a_chat_comes_from_standard_input_as_json(invoke: Invoke, opened: dict[str, Any]) -> None:
+    chat = [{"role": "system", "content": "be brief"}, {"role": "user", "content": [{"type": "text", "text": "hi"}]}]
+    texts = ['["role"]', "[1, 2]", "[]", "[" * 100_000, '{"role": "user"}']
+    for text, expected in [(json.dumps(chat), chat), *((text, [{"role": "user", "content": text}]) for text in texts)]:
+        invoke("generate", "--chat", input=text)
+        assert opened["llm"].requests[-1][0] == expected
+    invoke("generate", input=json.dumps(chat))
+    assert opened["llm"].requests[-1][0] == json.dumps(chat)
+
+
+def test_a_template_that_is_not_used_is_told(invoke: Invoke, opened: dict[str, Any]) -> None:
+    opened["llm"].tokenizer.chat_template = "a template"
+    assert "has a chat template" in invoke("generate", "hello").stderr
+    assert "has a chat template" not in invoke("generate", "hello", "--chat").stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [("--temperature 0", "at temperature 0"), ("--seed 3", "with a seed"), ("--temperature 1", None)],
+)
+def test_a_lossy_rule_that_changes_nothing_is_told(
+    invoke: Invoke, opened: dict[str, Any], flags: str, reason: str | None
+) -> None:
+    stderr = invoke("generate", "x", "--acceptance", "typical", *flags.split()).stderr
+    assert (f"--acceptance typical changes nothing {reason}" in stderr) == (reason is not None)
+    assert "changes nothing" not in invoke("generate", "x", "--acceptance", "block", *flags.split()).stderr
+
+
+def test_the_line_of_statistics_is_broken_between_its_parts() -> None:
+    parts = ["forerun: 6 tokens in 0.01 s", "suffix", "finished: length"]
+    assert joined(parts, None) == "forerun: 6 tokens in 0.01 s · suffix · finished: length"
+    assert joined(parts, 40) == "forerun: 6 tokens in 0.01 s · suffix\n  finished: length"
+    assert joined(parts, 8).count("\n") == 2
+
+
 def test_chat_makes_the_prompt_a_message(invoke: Invoke, opened: dict[str, Any]) -> None:
     invoke("generate", "--chat", "hello")
     assert opened["llm"].requests[0][0] == [{"role": "user", "content": "hello"}]
@@ -63,7 +110,7 @@ def test_chat_makes_the_prompt_a_message(invoke: Invoke, opened: dict[str, Any])
     ("arguments", "drafter"),
     [
         ([], "draft-model"),
-        (["--model", "some/model"], "prompt-lookup"),
+        (["--model", "some/model"], "suffix"),
         (["--drafter", "none"], None),
         (["--drafter", "some/draft"], "some/draft"),
         (["--prediction", "y"], "prediction"),
@@ -136,7 +183,11 @@ def test_json_is_one_object(invoke: Invoke, opened: dict[str, Any]) -> None:
     assert report["exact"] is True
     assert [choice["text"] for choice in report["choices"]] == [TEXT, TEXT]
     assert report["choices"][0]["finish_reason"] == "length"
-    assert report["choices"][0]["stats"]["acceptance_rate"] == 0.5
+    stats = report["choices"][0]["stats"]
+    assert stats["acceptance_rate"] == 0.5
+    assert {"sources", "time_first_token", "tokens_per_second"} <= stats.keys()
+    assert 0 < report["time_first_token"] < report["seconds"]
+    assert report["decoding_tokens_per_second"] > 0
 
 
 def test_choices_are_printed_one_after_the_other(invoke: Invoke, opened: dict[str, Any]) -> None:
@@ -150,6 +201,7 @@ def test_ctrl_c_prints_what_was_generated(invoke: Invoke, opened: dict[str, Any]
     assert result.exit_code == 130
     assert result.stdout == "alpha beta gamma "
     assert "3 tokens in" in result.stderr
+    assert "3.00 tokens per forward · 2 of the tokens were drafted" in result.stderr
     assert "interrupted" in result.stderr
     assert opened["llm"].closed
 
@@ -167,7 +219,7 @@ def test_our_errors_are_a_message_and_exit_code_2(invoke: Invoke, opened: dict[s
     opened["llm"] = FakeLLM(fail_after=0, error=error)
     result = invoke("generate", "x")
     assert result.exit_code == 2
-    assert result.stderr == f"forerun: {error}\n"
+    assert result.stderr == f"forerun: loading bundled\nforerun: {error}\n"
     assert "Traceback" not in result.output
 
 

@@ -56,6 +56,12 @@ def test_the_defaults_are_those_of_the_options(invoke: Invoke, called: dict[str,
     assert called["args"][2] == ASSETS / "target"
 
 
+def test_a_target_is_a_folder_or_bundled(invoke: Invoke, called: dict[str, Any]) -> None:
+    for name, folder in (("bundled", ASSETS / "target"), ("some/folder", Path("some/folder"))):
+        assert invoke("train", "draft", "out", "--target", name).exit_code == 0
+        assert called["args"][2] == folder
+
+
 def test_a_language_model_is_told_what_was_asked(invoke: Invoke, called: dict[str, Any]) -> None:
     own = "--short-window 16 --long-share 0.2 --weight-decay 0.5 --checkpoint-seconds 7 --resume"
     flags = [*TEXT_FLAGS.split(), *own.split()]

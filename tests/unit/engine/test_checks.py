@@ -17,7 +17,7 @@ from forerun.errors import PromptError, SamplingError
 class Letters:
     """A tokenizer: letters a..k are tokens 0..10."""
 
-    def __call__(self, text: str, add_special_tokens: bool) -> dict[str, list[int]]:
+    def __call__(self, text: str, add_special_tokens: bool, **_: Any) -> dict[str, list[int]]:
         return {"input_ids": [11] * add_special_tokens + [ord(letter) - ord("a") for letter in text]}
 
 

@@ -9,6 +9,7 @@ import pytest
 from doubles import FakeModel, PieceTokenizer, Scripted, adversaries
 from forerun import LLM, DraftModel, PromptLookup, SamplingParams
 from forerun.errors import ConfigError, DrafterError, PromptError, SamplingError
+from small_tokenizers import END, TURN, byte_level, ids_of
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
 
@@ -42,7 +43,9 @@ def text(token_ids: list[int]) -> str:
 
 def test_one_prompt_of_each_kind(llm: LLM, fake: FakeModel) -> None:
     expected = fake.greedy([1, 2, 3], 12)
-    for prompt in ("bcd", [1, 2, 3], (1, 2, 3), [{"role": "user", "content": "bc"}, {"role": "user", "content": "d"}]):
+    parts = [{"type": "text", "text": "b"}, {"type": "text", "text": "c"}]
+    chats = ([{"role": "user", "content": first}, {"role": "user", "content": "d"}] for first in ("bc", parts))
+    for prompt in ("bcd", [1, 2, 3], (1, 2, 3), *chats):
         result: Any = llm.generate(prompt, GREEDY)
         assert result.token_ids == expected
         assert result.text == text(expected)
@@ -139,6 +142,14 @@ def test_an_error_reaches_the_caller_and_the_next_call_works(fake: FakeModel) ->
         ("", "nothing to continue"),
         ([], "empty"),
         ([[]], "nothing to continue"),
+        (b"x", "type bytes cannot be read. .* Decode the bytes"),
+        ([b"x"], "Decode the bytes"),
+        ([5.0], "an entry of type float at place 0, which is no token id"),
+        ([None], "type NoneType"),
+        ("a\ud800", "lone surrogates"),
+        ([{"role": "user", "content": "a\udcff"}], "lone surrogates"),
+        ([{"role": "user", "content": [{"type": "image_url"}]}], "parts that are not text"),
+        ([{"role": "user", "content": 5}], "content of message 0 of the chat is of type int"),
         ([1, "a"], "no token id"),
         ([1, 2.5], "no token id"),
         ([1, True], "no token id"),
@@ -153,7 +164,7 @@ def test_an_error_reaches_the_caller_and_the_next_call_works(fake: FakeModel) ->
 def test_bad_prompts(llm: LLM, prompt: Any, words: str) -> None:
     with pytest.raises(PromptError, match=words):
         llm.generate(prompt, GREEDY)
-    if prompt != [[]]:
+    if prompt not in ([[]], [b"x"], [None]):
         with pytest.raises(PromptError, match=words):
             llm.stream(prompt, GREEDY)
     assert not llm.engine.has_work
@@ -170,6 +181,21 @@ def test_what_needs_a_tokenizer_or_a_template(fake: FakeModel) -> None:
     assert bare.generate([1], GREEDY).text == ""
 
 
+def test_a_stop_string_that_is_a_special_token_stops_at_it() -> None:
+    tokenizer = byte_level()
+    fake = FakeModel(len(tokenizer), seed=3, num_contexts=499)
+    for special in (END, TURN):
+        [end] = ids_of(tokenizer, special)
+        unstopped = SamplingParams(temperature=0, max_tokens=12, logit_bias={end: 4})
+        expected = fake_tokens = LLM(fake, tokenizer=tokenizer).generate([5], unstopped).token_ids
+        assert end in fake_tokens
+        at = expected.index(end)
+        result = LLM(fake, tokenizer=tokenizer).generate([5], replace(unstopped, stop=[special]))
+        assert (result.token_ids, result.finish_reason) == (expected[: at + 1], "stop")
+    later = replace(unstopped, stop=[TURN], min_tokens=12)
+    assert end not in LLM(fake, tokenizer=tokenizer).generate([5], later).token_ids[:11]
+
+
 def test_other_refusals(llm: LLM, fake: FakeModel) -> None:
     with pytest.raises(ConfigError, match="2 prompts but 3 params"):
         llm.generate(["a", "b"], [GREEDY] * 3)
@@ -183,8 +209,13 @@ def test_other_refusals(llm: LLM, fake: FakeModel) -> None:
         LLM(fake, num_draft_tokens="car")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="acceptance is 'hope'"):
         LLM(fake, acceptance="hope")
-    with pytest.raises(DrafterError, match="bundled draft"):
+    with pytest.raises(DrafterError, match=r"bundled draft.*hybrid:sources=suffix"):
         LLM(fake, "draft-model")
+    with pytest.raises(DrafterError, match="hybrid:sources=suffix"):
+        LLM(fake, "hybrid")
+    with pytest.raises(DrafterError, match="'bundled-draft'"):
+        LLM(fake, "bundled")
+    assert LLM(fake, "none").drafter is None
 
 
 def test_the_drafters_draws_are_not_the_engines(fake: FakeModel) -> None:

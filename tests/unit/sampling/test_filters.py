@@ -182,3 +182,10 @@ def test_tokens_that_equal_the_last_one_stay() -> None:
     kept = filters.log_distributions(logits, [1.0, 1.0], params) > -math.inf
     assert kept[0].nonzero()[:, 0].tolist() == [3, 8, 500]
     assert kept[1].nonzero()[:, 0].tolist() == [3, 8, 500, 999]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_smallest_top_p_keeps_one_token(dtype: torch.dtype) -> None:
+    logits = torch.tensor([[0.0, -1.0, -2.0], [-1.0, -1.0, 0.0]], dtype=dtype)
+    kept = filters.keep_top_p(logits, [1e-46, 5e-324]) > -torch.inf
+    assert kept.tolist() == [[True, False, False], [False, False, True]]

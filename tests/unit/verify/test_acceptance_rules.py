@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from forerun.config import SamplingParams
+from forerun.config import LOSSY_RULES, SamplingParams
 from forerun.errors import ConfigError
 from forerun.sampling import StepNoise
 from forerun.types import Draft, PackedDrafts, Sequence
@@ -92,3 +92,7 @@ def test_mixed_rules_verify_each_sequence_by_its_own():
         assert verify_step(alone, logprobs[rows], ["coupled"], noise) == [mixed[index]]
     assert all(0 <= verdict.next_token < VOCAB for verdict in mixed)
     assert mixed[5].path in ([], [0], [1])
+
+
+def test_the_lossy_rules_are_named_for_the_command_line() -> None:
+    assert tuple(name for name, rule in VERIFIERS.items() if not rule.lossless) == LOSSY_RULES

@@ -16,7 +16,7 @@ from forerun.fields import option
 class EngineOptions:
     """Which steps are timed."""
 
-    vocab_sizes: str = option("4096,49152", "Sizes of the vocabulary, with commas between them.", metavar="V,V,...")
+    vocab_sizes: str = option("4096,49152", "Sizes of the vocabulary, with commas between them.", metavar="INT,...")
     num_draft_tokens: int = option(4, "K of the steps that draft.", low=1)
     rounds: int = option(200, "Steps of each kind whose sampling is timed.", low=1)
     steps: int = option(500, "Steps in each of five rounds whose planning is timed.", low=1)

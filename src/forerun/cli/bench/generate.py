@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 class GenerateOptions:
     """How every method generates."""
 
-    num_draft_tokens: str = option(AUTO, "Values of K, with commas between them; 'auto' is one.", metavar="K,K,...")
-    temperatures: str = option("0", "With commas between them; a workload may have its own.")
+    num_draft_tokens: str = option(AUTO, "Values of K, with commas between them; 'auto' is one.", metavar="K,...")
+    temperatures: str = option("0", "With commas between them; a workload may have its own.", metavar="FLOAT,...")
     rounds: int = option(1, "Interleaved rounds per prompt.", low=1)
-    assisted: str = option("2,4,6,8", "Values of K for Transformers' assisted generation.", metavar="K,K,...")
+    assisted: str = option("2,4,6,8", "Values of K for Transformers' assisted generation.", metavar="K,...")
 
 
 @with_flags

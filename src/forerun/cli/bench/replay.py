@@ -23,7 +23,7 @@ class ReplayOptions:
     """Which values of K are replayed, and at whose costs."""
 
     num_draft_tokens: str = option(
-        "1,2,3,4,6,8,12,16,24,32,48", "Fixed values of K, with commas between them.", metavar="K,K,..."
+        "1,2,3,4,6,8,12,16,24,32,48", "Fixed values of K, with commas between them.", metavar="K,..."
     )
     cost_of: str | None = option(
         None, "Price the target's forwards as those of this model.", default_text="the target itself"

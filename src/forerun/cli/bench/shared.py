@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 from dataclasses import dataclass
 
 import typer
 
 from forerun.bench.report import Report
-from forerun.cli.options import comma_list
+from forerun.cli.options import WORKLOAD_FILE, comma_list
 from forerun.cli.output import print_json
 from forerun.config import AUTO, NumDraftTokens
 from forerun.errors import ConfigError
@@ -19,8 +21,12 @@ from forerun.workloads import Case, load
 class Compared:
     """The drafters that are compared, and the prompts they are compared on."""
 
-    drafters: str | None = option(None, "Drafters, with commas between them.", default_text="all there are")
-    workloads: str = option("code", "Bundled workloads or JSONL files, with commas between them.")
+    drafters: str | None = option(
+        None, "Drafters, with commas between them.", metavar="DRAFTER,...", default_text="all there are"
+    )
+    workloads: str = option(
+        "code", f"With commas between them: bundled workloads, {WORKLOAD_FILE}", metavar="WORKLOAD,..."
+    )
     prompts: int = option(10, "Prompts of each workload, from the first.", low=1)
     max_tokens: int = option(128, "Tokens generated per prompt.", low=2)
 
@@ -89,4 +95,5 @@ def print_report(report: Report, json: bool, markdown: bool) -> None:
     if json:
         print_json(report.as_object())
     else:
-        typer.echo(report.text(markdown))
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+        typer.echo(report.text(markdown, width))

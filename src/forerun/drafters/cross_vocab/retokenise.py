@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence as Seq
 from typing import Any
 
+from forerun.vocabulary import encode_text
+
 _LOOK_BEHIND = 32
 """Tokens at the end of a text that are encoded anew when it grows in another vocabulary."""
 
@@ -23,8 +25,7 @@ class Retokeniser:
 
     def encode(self, text: str, special: bool = False) -> list[int]:
         """Token ids. special: with whatever the tokenizer puts before a text."""
-        ids: list[int] = self._tokenizer(text, add_special_tokens=special)["input_ids"]
-        return ids
+        return encode_text(self._tokenizer, text, special=special)
 
     def bytes_of(self, token_ids: Seq[int]) -> bytes:
         """The text that the tokens stand for."""

@@ -103,8 +103,8 @@ class DraftTree(ModelDrafter):
             the bundled target.
         shape: "dynamic" or "static".
         drawn: draw the children for requests without a seed above temperature 0; False takes the most probable ones.
-        width: nodes expanded at one depth of a dynamic tree, and children looked at below each.
-        min_gain: accepted tokens that one more forward of the draft model must promise a dynamic tree.
+        width: nodes expanded at one depth of a dynamic tree, and children looked at below each (1 or more).
+        min_gain: accepted tokens that one more forward of the draft model must promise a dynamic tree (0 to below 1).
         dtype: of the model's weights; None takes the target's.
 
     Raises:

@@ -84,7 +84,8 @@ class ModelDrafter(Drafter):
             if target.name != BUNDLED_TARGET:
                 raise DrafterError(
                     "A draft model without a name means the bundled draft, which belongs to the bundled target, not to "
-                    f"{target.name}. Pass the folder or id of a draft model: drafter='path/to/draft'."
+                    f"{target.name}. Pass the folder or id of a draft model: drafter='path/to/draft', or in a hybrid "
+                    "drafter='hybrid:sources=suffix+path/to/draft'."
                 )
             self._source = BUNDLED_DRAFT
         tokenizer: Any = None

@@ -30,7 +30,7 @@ class EarlyExit(DraftModel):
     """Drafts chains with the target's first layers. Their tokens are picked as a draft model's are.
 
     Args:
-        exit_layer: E, how many layers draft; None takes a quarter of the target's.
+        exit_layer: E, how many layers draft; None takes a quarter of the target's (1 or more).
 
     Raises:
         ConfigError: exit_layer is below 1.

@@ -54,9 +54,9 @@ class Lookahead(OneByOne):
     """Drafts n-grams that the target itself has made; no model, no training. Chosen, never drawn.
 
     Args:
-        window: W, columns of the window; each costs ngram - 1 rows of every forward.
-        ngram: N, tokens of an n-gram, its first included.
-        guesses: G, n-grams kept of each first token, and proposed at most.
+        window: W, columns of the window; each costs ngram - 1 rows of every forward (1 or more).
+        ngram: N, tokens of an n-gram, its first included (2 or more).
+        guesses: G, n-grams kept of each first token, and proposed at most (1 or more).
         prompt_pool: n-grams of the prompt are guesses too.
         verify_window: what stands in the window may be accepted as well; it is computed anyway. Measured on the
             bundled pair: 2 to 4 % longer steps. The authors leave it out, and its nodes count as drafted then.

@@ -33,7 +33,7 @@ class Recycling(OneByOne):
     """Drafts a tree from the target's former predictions; no model, no training. Chosen, never drawn.
 
     Args:
-        width: k, successors kept of every token.
+        width: k, successors kept of every token (1..8).
         share: one matrix for all requests. It makes the first drafts of a request better, but how fast a request is
             served then tells something of the others' text; without it, every request fills a matrix of its own.
         matrix: a file that `save` has written, which every request's matrix begins with.

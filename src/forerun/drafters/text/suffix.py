@@ -41,11 +41,11 @@ class Suffix(CopyDrafter):
     The longer the match, the longer the copy.
 
     Args:
-        min_match: tokens that must match at least.
+        min_match: tokens that must match at least (1 or more).
         share: requests that name the same tenant (`SamplingParams.tenant`) copy from each other's prompts and outputs,
             also after they are finished. How fast tokens come may tell a client what those hold; a request without
             a tenant shares nothing.
-        max_shared_tokens: tokens of text kept per tenant; the oldest half goes first.
+        max_shared_tokens: tokens of text kept per tenant; the oldest half goes first (2 or more).
 
     Raises:
         ConfigError: min_match below 1, max_shared_tokens below 2.

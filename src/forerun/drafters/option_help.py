@@ -1,0 +1,110 @@
+"""The options of drafters with type, default and help, read from their source: importing it would load PyTorch."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from forerun.config import AUTO, MAX_NUM_DRAFT_TOKENS
+from forerun.drafters.parse_text import K_OPTION
+from forerun.drafters.table import DrafterRow
+
+_ROOT = Path(__file__).parents[2]
+_TYPES = ("bool", "int", "float", "str")
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterOption:
+    """One option that a text may set: NAME:key=value.
+
+    Attributes:
+        type: "bool", "int", "float" or "str".
+        default: of the constructor; None leaves the choice to the drafter.
+        help: what it does, and its range.
+    """
+
+    name: str
+    type: str
+    default: Any
+    help: str
+
+
+def drafter_options(row: DrafterRow) -> list[DrafterOption]:
+    """The options of a drafter in the constructor's order, and K, which every drafter has."""
+    module = "forerun.drafters." + row.home.partition(":")[0]
+    classes = {node.name: node for node in _parsed(module).body if isinstance(node, ast.ClassDef)}
+    made = classes[row.class_name]
+    functions = (node for node in made.body if isinstance(node, ast.FunctionDef))
+    init = next((node for node in functions if node.name == "__init__"), None)
+    texts = _helps(ast.get_docstring(made) or "")
+    options = []
+    for argument, default in [] if init is None else _arguments(init):
+        kinds = [kind for kind in _union(argument.annotation) if kind in _TYPES]
+        if kinds:
+            help_text = texts.get(argument.arg, "")
+            options.append(DrafterOption(argument.arg, kinds[0], _value(default, module), help_text))
+    about = f"K, at most this many tokens are drafted in a step, or {AUTO} (0..{MAX_NUM_DRAFT_TOKENS})."
+    return [*options, DrafterOption(K_OPTION, "int", AUTO, about)]
+
+
+@cache
+def _parsed(module: str) -> ast.Module:
+    return ast.parse((_ROOT / (module.replace(".", "/") + ".py")).read_text(encoding="utf-8"))
+
+
+def _arguments(init: ast.FunctionDef) -> list[tuple[ast.arg, ast.expr | None]]:
+    """The arguments after `self`, each with its default."""
+    named = init.args.args[1:]
+    before: list[ast.expr | None] = [None] * (len(named) - len(init.args.defaults))
+    by_keyword = zip(init.args.kwonlyargs, init.args.kw_defaults, strict=True)
+    return [*zip(named, [*before, *init.args.defaults], strict=True), *by_keyword]
+
+
+def _union(annotation: ast.expr | None) -> list[str]:
+    """The names of the types in X | Y | Z."""
+    if isinstance(annotation, ast.BinOp):
+        return [*_union(annotation.left), *_union(annotation.right)]
+    return [annotation.id] if isinstance(annotation, ast.Name) else []
+
+
+def _value(node: ast.expr | None, module: str) -> Any:
+    """What a constant, the name of a constant, or an entry of one stands for."""
+    if isinstance(node, ast.Name):
+        return _named(node.id, module)
+    if isinstance(node, ast.Subscript):
+        return _value(node.value, module)[ast.literal_eval(node.slice)]
+    return None if node is None else ast.literal_eval(node)
+
+
+def _named(name: str, module: str) -> Any:
+    """The constant of this name in a module, which may import it from another one of forerun."""
+    for node in _parsed(module).body:
+        targets: list[ast.expr] = (
+            node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", ast.expr())]
+        )
+        if any(isinstance(target, ast.Name) and target.id == name for target in targets):
+            return _value(getattr(node, "value", None), module)
+        if isinstance(node, ast.ImportFrom) and node.module and any(alias.name == name for alias in node.names):
+            return _named(name, node.module)
+    raise LookupError(f"{module} has no constant {name}")
+
+
+def _helps(docstring: str) -> Mapping[str, str]:
+    """The descriptions under "Args:" by argument; several names before one colon have it in common."""
+    texts: dict[str, str] = {}
+    names: list[str] = []
+    _, _, section = docstring.partition("Args:\n")
+    for line in section.splitlines():
+        if not line.startswith("    "):
+            break
+        if found := re.match(r"    ([\w, ]+): (.*)", line):
+            names = found[1].split(", ")
+            texts |= dict.fromkeys(names, found[2])
+        else:
+            texts |= {name: f"{texts[name]} {line.strip()}" for name in names}
+    return texts
