@@ -14,7 +14,7 @@ import forerun
 
 SRC = str(Path(forerun.__file__).parent)
 HANDS_OVER = {"__enter__", "__exit__", "_hold"}
-"""Functions in which SIGINT itself is switched; and Engine.step, whose last lines give the outputs to the caller."""
+"""Functions in which SIGINT itself is switched; likewise Engine.step, whose last lines give outputs to the caller."""
 
 
 class Hang(BaseException):

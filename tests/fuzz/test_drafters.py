@@ -138,7 +138,7 @@ def plain(kind: str, index: int) -> list[int]:
     return choice.token_ids
 
 
-@examples(120)
+@examples(60)
 @given(
     answers=st.lists(drafts(), min_size=1, max_size=3),
     kind=st.sampled_from(list(KINDS)),

@@ -72,8 +72,8 @@ def ask(
             _check_shape(drafter, draft, budget, sequence.room)
             if vocab_size is not None:
                 check_tokens(drafter, draft, vocab_size, read=False)
-            if draft.probs is not None:
-                _check_probs(drafter, draft, vocab_size, ours)
+        if draft.probs is not None:
+            _check_probs(drafter, draft, vocab_size, ours)
     return drafts
 
 

@@ -34,8 +34,13 @@ def build_drafter(spec: str | Path | Drafter) -> tuple[Drafter, NumDraftTokens |
     if isinstance(spec, (str, Path)):
         _check_place(spec)
         return DRAFTERS["draft-model"].make(spec), None
-    check_drafter(spec)
-    return spec, None
+    if isinstance(spec, (Drafter, type)):
+        check_drafter(spec)
+        return spec, None
+    raise DrafterError(
+        f"drafter is {spec!r}, but must be one of {', '.join(DRAFTERS)}, the folder or id of a draft model, "
+        "or an object whose class derives from forerun.Drafter."
+    )
 
 
 def make_drafter(spec: str | Path | Drafter, binding: Binding) -> tuple[Drafter, NumDraftTokens | None]:

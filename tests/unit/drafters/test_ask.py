@@ -74,6 +74,7 @@ SHAPES: dict[str, Any] = {
 }
 PROBS: dict[str, Any] = {
     "of another width": Draft.chain([1], uniform(2, 10)),
+    "for no tokens": Draft([], [], uniform(2, 10)),
     "too few": Draft.chain([1, 2], uniform(2)),
     "a list": Draft([1], [-1], [[1.0] * 11] * 2),  # type: ignore[arg-type]
     "whole numbers": Draft.chain([1], torch.ones(2, 11, dtype=torch.int64)),
@@ -162,7 +163,12 @@ class Half:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "words"), [(PromptLookup, r"Write PromptLookup\(\)"), (Half(), "Half, which does not derive"), (7, "int")]
+    ("wrong", "words"),
+    [
+        (PromptLookup, r"Write PromptLookup\(\)"),
+        (Half(), "derive.? from forerun.Drafter"),
+        (7, "derive.? from forerun.Drafter"),
+    ],
 )
 def test_what_is_no_drafter_is_refused_at_once(wrong: Any, words: str) -> None:
     fake: Any = FakeModel()

@@ -1,0 +1,67 @@
+"""The fuzzers find what they are for: each is run on the engine as it was before it was mended."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from forerun.engine import Engine, drafting
+from forerun.engine import shared as shared_module
+
+from .test_drafters import test_others_are_as_without_it as drafters_fuzzer
+from .test_interrupts import DRAFTERS
+from .test_interrupts import test_a_step_is_interrupted as steps_fuzzer
+from .test_interrupts import test_another_call_is_interrupted as calls_fuzzer
+
+
+def forget(engine: Engine, error: Exception | None = None) -> None:
+    """An engine that goes on after an interrupt as if nothing had been half done."""
+    for state in engine._ending:
+        engine._end(state)
+    engine._ending, engine._under_way = [], []
+
+
+def finds(fuzzer: Any) -> bool:
+    """Whether it fails for some drafter, in whatever way."""
+    for kind in DRAFTERS:
+        try:
+            fuzzer(kind=kind)
+        except BaseException:
+            return True
+    return False
+
+
+@pytest.mark.parametrize("fuzzer", [steps_fuzzer, calls_fuzzer])
+def test_steps_that_are_not_taken_back_are_found(fuzzer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Engine, "_recover", forget)
+    assert finds(fuzzer)
+
+
+def test_outputs_that_an_interrupt_loses_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def deliver(shared: Any) -> None:
+        outputs = [shared.engine.outputs.popleft() for _ in range(len(shared.engine.outputs))]
+        if shared.engine._lost:
+            outputs.clear()
+        for output in outputs:
+            shared._inboxes.get(output.request_id, shared._nobody).append(output)
+
+    advance = Engine.advance
+
+    def noting(engine: Any) -> None:
+        engine._lost = True
+        advance(engine)
+        engine._lost = False
+
+    monkeypatch.setattr(Engine, "advance", noting)
+    monkeypatch.setattr(shared_module.SharedEngine, "_deliver", deliver)
+    assert finds(calls_fuzzer)
+
+
+def test_drafts_that_nobody_checks_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ask(drafter: Any, sequences: Any, budgets: Any, price: float = 0.0, vocab_size: int | None = None) -> Any:
+        return drafter.draft(sequences, budgets, price)
+
+    monkeypatch.setattr(drafting, "ask", ask)
+    with pytest.raises(BaseException):  # noqa: B017
+        drafters_fuzzer()
