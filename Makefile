@@ -1,6 +1,7 @@
 # make demo      watch the bundled model answer faster, with the same bytes
 # make test      the tests, in two processes of one thread each
 # make test-all  the slow tests too
+# make fuzz      the fuzzers with many random examples (EXAMPLES=1000); a failure prints how to repeat it
 # make check     what a change must pass: lint, format, types, tests
 # make fix       mend what ruff can mend
 # make gpu       the tests that need an accelerator, with the python3 that is there (no environment is made)
@@ -17,6 +18,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 TORCH ?= torch==2.13.0
 VENV ?= .venv
 WORKERS ?= 2
+EXAMPLES ?= 1000
 GPU_PYTHON ?= python3
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
@@ -24,7 +26,7 @@ STAMP := $(VENV)/.installed
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all check fix gpu bench clean
+.PHONY: help demo test test-all fuzz check fix gpu bench clean
 
 help:
 	@sed -n '/^$$/q; s/^# \{0,1\}//p' Makefile
@@ -46,6 +48,9 @@ test: $(STAMP)
 
 test-all: $(STAMP)
 	$(PYTEST) -m 'not gpu' $(ARGS)
+
+fuzz: $(STAMP)
+	FORERUN_FUZZ=$(EXAMPLES) $(PYTEST) tests/fuzz tests/unit/models/test_damaged_folders.py $(ARGS)
 
 check: $(STAMP)
 	$(BIN)/ruff check

@@ -15,8 +15,7 @@ from forerun.config import EngineConfig
 from forerun.drafters import Hybrid
 from forerun.engine import Engine, StepOutput
 from forerun.types import Draft, Sequence, Step
-
-from .examples import examples
+from fuzzing import examples
 
 VOCAB = 7
 GOOD = ([1, 2, 3], [4])

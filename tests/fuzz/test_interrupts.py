@@ -28,8 +28,8 @@ from forerun.drafters import (
 )
 from forerun.engine import Engine, StepOutput
 from forerun.errors import ForerunError, InterruptedRequestError
+from fuzzing import examples
 
-from .examples import examples
 from .interrupting import Hang, Interrupts
 
 TOKENIZER = PieceTokenizer([text.encode() for text in "abcdefghijk"])

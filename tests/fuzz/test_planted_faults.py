@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 
-from forerun.engine import Engine, drafting
-from forerun.engine import shared as shared_module
+from forerun.engine import Engine, drafting, shared as shared_module
 
 from .test_drafters import test_others_are_as_without_it as drafters_fuzzer
-from .test_interrupts import DRAFTERS
-from .test_interrupts import test_a_step_is_interrupted as steps_fuzzer
-from .test_interrupts import test_another_call_is_interrupted as calls_fuzzer
+from .test_interrupts import (
+    DRAFTERS,
+    test_a_step_is_interrupted as steps_fuzzer,
+    test_another_call_is_interrupted as calls_fuzzer,
+)
 
 
 def forget(engine: Engine, error: Exception | None = None) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings, strategies as st
+from hypothesis import given, strategies as st
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -21,17 +20,9 @@ from families import VOCAB, make_family
 from forerun import LLM
 from forerun.errors import ModelLoadError
 from forerun.models import Rows, find_tokenizer, load_draft_model, load_model, load_tokenizer
+from fuzzing import examples
 
 WEIGHTS = "model.safetensors"
-EXAMPLES = int(os.environ.get("FORERUN_FUZZ", "0"))
-"""Of each fuzzer; the same few where it is not set."""
-ANY_FOLDER = settings(
-    max_examples=EXAMPLES or 30,
-    derandomize=not EXAMPLES,
-    print_blob=True,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
 NESTED = "[" * 10_000 + "]" * 10_000
 
 
@@ -278,7 +269,7 @@ class TestFuzz:
 
     FILES = ("config.json", "generation_config.json", "tokenizer_config.json", "tokenizer.json", WEIGHTS)
 
-    @ANY_FOLDER
+    @examples(30)
     @given(data=st.data())
     def test_bytes(self, healthy: Path, tmp_path: Path, data: st.DataObject) -> None:
         folder = shutil.copytree(healthy, tmp_path / "model", dirs_exist_ok=True)
@@ -295,7 +286,7 @@ class TestFuzz:
 
     VALUES = st.sampled_from([None, True, -1, 0, 1, 0.5, 1e308, 10**30, "", "x", [], [1], [[]], {}, {"a": {}}])
 
-    @ANY_FOLDER
+    @examples(30)
     @given(data=st.data())
     def test_types(self, healthy: Path, tmp_path: Path, data: st.DataObject) -> None:
         folder = shutil.copytree(healthy, tmp_path / "model", dirs_exist_ok=True)
