@@ -8,7 +8,7 @@ import pytest
 
 from doubles import FakeModel, PieceTokenizer, Scripted, adversaries
 from forerun import LLM, DraftModel, PromptLookup, SamplingParams
-from forerun.errors import ConfigError, DrafterError, PromptError, SamplingError
+from forerun.errors import BatchError, ConfigError, DrafterError, PromptError, SamplingError
 from small_tokenizers import END, TURN, byte_level, ids_of
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
@@ -129,8 +129,15 @@ def test_an_error_reaches_the_caller_and_the_next_call_works(fake: FakeModel) ->
             raise RuntimeError("broken on purpose")
 
     fake.before_forward = fail
-    with pytest.raises(RuntimeError, match="on purpose"):
+    with pytest.raises(BatchError) as raised:
         llm.generate([[1], [5], [2]], GREEDY)
+    assert [type(error) for error in raised.value.errors.values()] == [RuntimeError] and 1 in raised.value.errors
+    answers = raised.value.generations
+    assert (answers[0].token_ids, answers[1], answers[2].token_ids) == (
+        fake.greedy([1], 12),
+        None,
+        fake.greedy([2], 12),
+    )
     assert len(llm.engine.scheduler) == 0
     assert all(cache.freed for cache in fake.caches)
     assert llm.generate([[1], [2]], GREEDY)[0].token_ids == fake.greedy([1], 12)
