@@ -8,7 +8,7 @@ import pytest
 
 from doubles import FakeModel, PieceTokenizer, Scripted, adversaries
 from forerun import LLM, DraftModel, PromptLookup, SamplingParams
-from forerun.errors import ConfigError, DrafterError, PromptError, SamplingError
+from forerun.errors import BatchError, ConfigError, DrafterError, PromptError, SamplingError
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
 
@@ -126,8 +126,12 @@ def test_an_error_reaches_the_caller_and_the_next_call_works(fake: FakeModel) ->
             raise RuntimeError("broken on purpose")
 
     fake.before_forward = fail
-    with pytest.raises(RuntimeError, match="on purpose"):
+    with pytest.raises(BatchError, match="1 of 3 requests failed") as caught:
         llm.generate([[1], [5], [2]], GREEDY)
+    assert str(caught.value.__cause__) == "broken on purpose"
+    assert caught.value.generations[2].token_ids == fake.greedy([2], 12)
+    with pytest.raises(RuntimeError, match="on purpose"):
+        llm.generate([5], GREEDY)
     assert len(llm.engine.scheduler) == 0
     assert all(cache.freed for cache in fake.caches)
     assert llm.generate([[1], [2]], GREEDY)[0].token_ids == fake.greedy([1], 12)
