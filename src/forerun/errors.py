@@ -78,7 +78,7 @@ class BatchError(ForerunError):
         self.errors = dict(errors)
         number, error = next(iter(self.errors.items()))
         # the text of other exceptions may hold what the request held
-        reason = f": {error}" if isinstance(error, ForerunError) else ""
+        reason = f": {error}" if isinstance(error, ForerunError) else "."
         super().__init__(
             f"{len(self.errors)} of {len(self.generations)} requests failed, the first of them at index {number} with "
             f"{type(error).__name__}{reason} The other answers are in this error's `generations`, all reasons in "

@@ -8,39 +8,79 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 import pytest
 from hypothesis import given, strategies as st
 
 from doubles import FakeModel, PieceTokenizer
+from families import VOCAB, make_family
 from forerun import LLM, Drafter, SamplingParams
 from forerun.drafters import (
+    CrossVocab,
     DraftModel,
     DraftTree,
+    EarlyExit,
     Hybrid,
     Lookahead,
     Prediction,
     PromptLookup,
     Recycling,
+    Rest,
     Staged,
     Suffix,
 )
 from forerun.engine import Engine, StepOutput
 from forerun.errors import ForerunError, InterruptedRequestError
+from forerun.models import Model, load_model
+from forerun.retrieval import build_index
+from forerun.vocabulary import fingerprint
 from fuzzing import examples
 
 from .interrupting import Hang, Interrupts
 
-TOKENIZER = PieceTokenizer([text.encode() for text in "abcdefghijk"])
+
+class Letters(PieceTokenizer):
+    """A token for each letter, with what drafters ask a tokenizer for."""
+
+    all_special_ids = ()
+
+    def __init__(self, letters: str) -> None:
+        super().__init__([letter.encode() for letter in letters])
+        self.added_tokens_decoder: dict[int, str] = {}
+
+    def get_vocab(self) -> dict[str, int]:
+        return {piece.decode(): token_id for token_id, piece in enumerate(self.pieces)}
+
+
+LETTERS = "".join(chr(97 + i) for i in range(11)) + "".join(chr(0x100 + i) for i in range(VOCAB - 11))
+TOKENIZER = Letters(LETTERS[:11])
+OTHERS = Letters(LETTERS[10::-1])
+MANY = Letters(LETTERS)
 LIMIT = 60
 """Seconds after which something hangs."""
 LINES = 200_000
 """Lines of forerun that nothing here needs."""
 
 
-def target() -> FakeModel:
-    return FakeModel(order=2, num_contexts=13)
+@cache
+def llama() -> Model:
+    return load_model(make_family("llama", Path(mkdtemp())), "float32")
+
+
+@cache
+def index() -> Path:
+    """Of what the target says."""
+    path = Path(mkdtemp()) / "index"
+    texts = [FakeModel(order=2, num_contexts=13).greedy(prompt, 20) for prompt in PROMPTS]
+    build_index(path, texts, 11, fingerprint=fingerprint(TOKENIZER))
+    return path
+
+
+def target(kind: str) -> Any:
+    return llama() if kind in OF_LLAMA else FakeModel(order=2, num_contexts=13)
 
 
 def draft() -> FakeModel:
@@ -63,8 +103,15 @@ DRAFTERS: dict[str, Callable[[], Drafter | None]] = {
     "shared recycling": lambda: Recycling(share=True),
     "prediction": Prediction,
     "hybrid": lambda: Hybrid([Suffix(share=True), DraftModel(draft())]),
+    "rest": lambda: Rest(index(), min_ngram=1, max_ngram=4),
+    "cross-vocab": lambda: CrossVocab(draft(), tokenizer=OTHERS),
+    "cross-vocab by tokens": lambda: CrossVocab(draft(), "draft-tree", "tokens", tokenizer=OTHERS),
+    "llama": lambda: None,
+    "early-exit": lambda: EarlyExit(1),
     "merged hybrid": lambda: Hybrid([Suffix(), Recycling(share=True)], "merge"),
 }
+OF_LLAMA = ("llama", "early-exit")
+"""Those whose target is a real model."""
 PROMPTS = [[1, 2, 3], [4, 5, 4, 5, 4], [6, 7]]
 KINDS = [
     {"temperature": 0.0},
@@ -81,18 +128,20 @@ def requests(drafter: Drafter | None) -> list[tuple[list[int], SamplingParams]]:
 
 
 def open_llm(kind: str, k: int | str) -> LLM:
-    return LLM(target(), DRAFTERS[kind](), num_draft_tokens=k if kind != "none" else 0, tokenizer=TOKENIZER, seed=0)
+    drafter = DRAFTERS[kind]()
+    tokenizer = MANY if kind in OF_LLAMA else TOKENIZER
+    return LLM(target(kind), drafter, num_draft_tokens=k if drafter else 0, tokenizer=tokenizer, seed=0)
 
 
 @cache
-def plain(index: int) -> tuple[str, list[int]]:
-    llm = open_llm("none", 0)
+def plain(kind: str, index: int) -> tuple[str, list[int]]:
+    llm = open_llm("llama" if kind in OF_LLAMA else "none", 0)
     prompt, params = requests(None)[index]
     result: Any = llm.generate(prompt, params)
     return result.text, result.token_ids
 
 
-def work(llm: LLM, interrupts: Interrupts) -> str | ForerunError | None:
+def work(kind: str, llm: LLM, interrupts: Interrupts) -> str | ForerunError | None:
     """A stream, between whose chunks another call is interrupted. What the stream gave; None if it was interrupted."""
     (first, *others) = requests(llm.drafter)
     text = ""
@@ -102,7 +151,7 @@ def work(llm: LLM, interrupts: Interrupts) -> str | ForerunError | None:
             text += next(stream).text
             interrupts.stream_open = True
             results: Any = llm.generate([prompt for prompt, _ in others], [params for _, params in others])
-        assert [result.token_ids for result in results] == [plain(1)[1], plain(2)[1]]
+        assert [result.token_ids for result in results] == [plain(kind, 1)[1], plain(kind, 2)[1]]
     except KeyboardInterrupt:
         if not interrupts.stream_open:
             return None
@@ -130,7 +179,7 @@ def time_limit() -> Iterator[None]:
 @cache
 def num_lines(kind: str, k: int | str) -> int:
     counting = Interrupts()
-    work(open_llm(kind, k), counting)
+    work(kind, open_llm(kind, k), counting)
     return counting.count
 
 
@@ -142,7 +191,7 @@ def interrupts_at(kind: str, k: int | str, seed: int) -> Interrupts:
 def assert_nothing_left(llm: LLM) -> None:
     assert not llm.engine.has_work
     assert not llm._shared._inboxes
-    assert all(cache.freed for cache in llm.target.caches)
+    assert all(cache.freed for cache in getattr(llm.target, "caches", ()))
     for drafter in parts(llm.drafter):
         for name, value in vars(drafter).items():
             if isinstance(value, dict) and any(type(key).__name__ == "Sequence" for key in value):
@@ -165,13 +214,13 @@ def test_another_call_is_interrupted(kind: str, seed: int, k: int | str) -> None
     llm = open_llm(kind, k)
     interrupts = interrupts_at(kind, k, seed)
     with time_limit():
-        streamed = work(llm, interrupts)
-        assert streamed is None or isinstance(streamed, InterruptedRequestError) or streamed == plain(0)[0], (
+        streamed = work(kind, llm, interrupts)
+        assert streamed is None or isinstance(streamed, InterruptedRequestError) or streamed == plain(kind, 0)[0], (
             interrupts.where
         )
         for index, (prompt, params) in enumerate(requests(llm.drafter)):
             result: Any = llm.generate(prompt, params)
-            assert (result.text, result.token_ids) == plain(index), interrupts.where
+            assert (result.text, result.token_ids) == plain(kind, index), interrupts.where
         assert_nothing_left(llm)
 
 
@@ -180,10 +229,9 @@ def test_another_call_is_interrupted(kind: str, seed: int, k: int | str) -> None
 @given(seed=st.integers(0, 2**32), k=st.sampled_from([4, "auto"]))
 def test_a_step_is_interrupted(kind: str, seed: int, k: int | str) -> None:
     """No request is lost: each has one result, which is right, or the error that says it was interrupted."""
-    drafter = DRAFTERS[kind]()
-    llm = LLM(target(), drafter, num_draft_tokens=k if drafter else 0, tokenizer=TOKENIZER, seed=0)
+    llm = open_llm(kind, k)
     interrupts = interrupts_at(kind, k, seed)
-    ids = [llm.engine.add(prompt, params) for prompt, params in requests(drafter)]
+    ids = [llm.engine.add(prompt, params) for prompt, params in requests(llm.drafter)]
     last: dict[int, StepOutput] = {}
     with time_limit():
         try:
@@ -197,7 +245,7 @@ def test_a_step_is_interrupted(kind: str, seed: int, k: int | str) -> None:
             if output.choice is None:
                 assert isinstance(output.error, InterruptedRequestError), interrupts.where
             else:
-                assert output.choice.token_ids == plain(index)[1], interrupts.where
+                assert output.choice.token_ids == plain(kind, index)[1], interrupts.where
         assert_nothing_left(llm)
 
 

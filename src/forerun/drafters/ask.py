@@ -68,10 +68,9 @@ def ask(
             raise DrafterError(f"{name_of(drafter)} gave {_kind(draft)} for a draft. Return Draft.empty() for none.")
         if not ours:
             _check_types(drafter, draft)
-        if len(draft.token_ids) or len(draft.parents):
-            _check_shape(drafter, draft, budget, sequence.room)
-            if vocab_size is not None:
-                check_tokens(drafter, draft, vocab_size, read=False)
+        _check_shape(drafter, draft, budget, sequence.room)
+        if vocab_size is not None:
+            check_tokens(drafter, draft, vocab_size, read=False)
         if draft.probs is not None:
             _check_probs(drafter, draft, vocab_size, ours)
     return drafts
@@ -122,7 +121,7 @@ def _check_shape(drafter: Drafter, draft: Draft, budget: int, room: int) -> None
             f"{name} gave {len(draft.hidden)} hidden states for {n} nodes; only chains may "
             "come with them, one for the last committed token and one for each node."
         )
-    if draft.depth > room:
+    if n and draft.depth > room:
         raise DrafterError(f"{name} gave a draft {draft.depth} tokens deep, but the output has room for {room}.")
 
 

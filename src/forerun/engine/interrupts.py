@@ -13,35 +13,37 @@ class HeldInterrupts:
 
     Signals come to the main thread alone: in others, and inside another such context, this does nothing. It does
     nothing either where SIGINT has no handler in Python, since then it ends the process or is ignored.
+
+    Attributes:
+        pending: SIGINT has come; who runs several steps in one context ends it after the present one.
     """
 
-    __slots__ = ("_handler", "_pending")
+    __slots__ = ("_handler", "pending")
 
     def __init__(self) -> None:
         self._handler: Any = None
-        self._pending = False
+        self.pending = False
 
-    def __enter__(self) -> None:
-        if threading.current_thread() is not threading.main_thread():
-            return
-        handler = signal.getsignal(signal.SIGINT)
-        if not callable(handler) or isinstance(getattr(handler, "__self__", None), HeldInterrupts):
-            return
-        self._handler = handler
-        signal.signal(signal.SIGINT, self._hold)
+    def __enter__(self) -> HeldInterrupts:
+        if threading.current_thread() is threading.main_thread():
+            handler = signal.getsignal(signal.SIGINT)
+            if callable(handler) and not isinstance(getattr(handler, "__self__", None), HeldInterrupts):
+                self._handler = handler
+                signal.signal(signal.SIGINT, self._hold)
+        return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         handler, self._handler = self._handler, None
         if handler is None:
             return
         signal.signal(signal.SIGINT, handler)
-        if self._pending:
-            self._pending = False
+        if self.pending:
+            self.pending = False
             handler(signal.SIGINT, None)
 
     def _hold(self, number: int, frame: FrameType | None) -> None:
-        if not self._pending:
-            self._pending = True
+        if not self.pending:
+            self.pending = True
         elif self._handler is not None:
-            self._pending = False
+            self.pending = False
             self._handler(number, frame)

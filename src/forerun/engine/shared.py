@@ -43,10 +43,10 @@ class SharedEngine:
         """The request's outputs since the last call, at least one; steps the engine for them, or waits."""
         inbox = self._inboxes[request_id]
         while not inbox:
-            with HeldInterrupts():
-                self._drive(inbox)
-            if not inbox:
-                self._wait(inbox)
+            with HeldInterrupts() as held:
+                while self._drive(inbox) and not (inbox or held.pending):
+                    pass
+            self._wait(inbox)
         return [inbox.popleft() for _ in range(len(inbox))]
 
     def forget(self, request_ids: Seq[int]) -> None:
@@ -59,13 +59,13 @@ class SharedEngine:
                 if self._driver is None and not self._entering:
                     self._abort_forgotten()
 
-    def _drive(self, inbox: deque[StepOutput]) -> None:
-        """One step, if no other thread steps or waits to enter."""
+    def _drive(self, inbox: deque[StepOutput]) -> bool:
+        """One step, if no other thread steps or waits to enter; whether there was one."""
         me = threading.get_ident()
         try:
             with self._turn:
                 if inbox or self._driver not in (None, me) or self._entering:
-                    return
+                    return False
                 self._driver = me
             if not self.engine.has_work:
                 raise RuntimeError("a request was lost by the engine")
@@ -73,6 +73,7 @@ class SharedEngine:
                 self.engine.advance()
             finally:
                 self._deliver()
+            return True
         finally:
             with self._turn:
                 if self._driver == me:

@@ -120,6 +120,8 @@ class StepLoop:
 
     def tell_drafter(self, work: Seq[Work], stats: StepStats) -> dict[SequenceState, Exception]:
         """Report what was committed; the sequences for which the drafter failed."""
+        if self._drafting.drafter is None:
+            return {}
         started = perf_counter()
         failed = self._drafting.tell(work)
         stats.time_draft += perf_counter() - started
@@ -178,7 +180,7 @@ class StepLoop:
         if greedy:
             wanted = logits if len(greedy_rows) == at else logits[greedy_rows]
             packed = PackedDrafts.of([item.draft for item in greedy if item.draft is not None])
-            tokens = row_argmax(wanted)
+            tokens: list[int] = row_argmax(wanted).tolist()
             _settle(greedy, greedy_verdicts(packed, tokens))
             _mark(greedy, packed, non_finite_rows(wanted, tokens))
         if drawn:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Sequence as Seq
+from math import isfinite
+
 import torch
 from torch import Tensor
 
@@ -48,7 +50,7 @@ def row_argmax(values: Tensor) -> Tensor:
     return torch.from_numpy(values.numpy().argmax(-1))  # a tenth of the time of torch's
 
 
-def non_finite_rows(logits: Tensor, argmax: Tensor | None = None) -> list[int]:
+def non_finite_rows(logits: Tensor, argmax: Seq[int] | None = None) -> list[int]:
     """The rows from which no distribution can be made: some logit is NaN or +inf, or all are -inf.
 
     The row's maximum tells: it is NaN where any logit is.
@@ -57,11 +59,12 @@ def non_finite_rows(logits: Tensor, argmax: Tensor | None = None) -> list[int]:
         logits: [R, V].
         argmax: [R] what `row_argmax` gave of them; None to look for the maximum.
     """
-    if logits.device.type == "cpu" and logits.dtype != torch.bfloat16:
+    highest: list[float]
+    if logits.device.type != "cpu" or logits.dtype == torch.bfloat16:
+        highest = logits.amax(-1).tolist()
+    elif argmax is None:
+        highest = logits.numpy().max(-1).tolist()
+    else:
         array = logits.numpy()
-        highest = array.max(-1) if argmax is None else array[np.arange(len(array)), argmax.numpy()]
-        finite = np.isfinite(highest)
-        return [] if finite.all() else np.flatnonzero(~finite).tolist()
-    top = logits.amax(-1) if argmax is None else logits.gather(-1, argmax[:, None])[:, 0]
-    rows: list[int] = (~top.isfinite()).nonzero()[:, 0].tolist()
-    return rows
+        highest = [array[row, token] for row, token in enumerate(argmax)]
+    return [] if all(map(isfinite, highest)) else [row for row, value in enumerate(highest) if not isfinite(value)]

@@ -69,6 +69,9 @@ SHAPES: dict[str, Any] = {
     "parents too few": Draft([1, 2], [-1]),
     "tokens too few": Draft([], [-1]),
     "candidates too many": Draft([1], [-1], num_candidates=2),
+    "candidates of no tokens": Draft([], [], num_candidates=1),
+    "sources of no tokens": Draft([], [], sources=("a",)),
+    "hidden states of no tokens": Draft([], [], hidden=torch.zeros(2, 4)),
     "sources too few": Draft([1, 2], [-1, 0], sources=("a",)),
     "hidden states too few": Draft([1], [-1], hidden=torch.zeros(1, 4)),
 }

@@ -133,11 +133,7 @@ def test_an_error_reaches_the_caller_and_the_next_call_works(fake: FakeModel) ->
         llm.generate([[1], [5], [2]], GREEDY)
     assert [type(error) for error in raised.value.errors.values()] == [RuntimeError] and 1 in raised.value.errors
     answers = raised.value.generations
-    assert (answers[0].token_ids, answers[1], answers[2].token_ids) == (
-        fake.greedy([1], 12),
-        None,
-        fake.greedy([2], 12),
-    )
+    assert [each and each.token_ids for each in answers] == [fake.greedy([1], 12), None, fake.greedy([2], 12)]
     assert len(llm.engine.scheduler) == 0
     assert all(cache.freed for cache in fake.caches)
     assert llm.generate([[1], [2]], GREEDY)[0].token_ids == fake.greedy([1], 12)

@@ -97,7 +97,7 @@ def test_whole_numbers_are_taken_for_numbers_and_the_other_way_round(folder: Pat
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("[]", r"generation_config\.json: it holds \[\], but must hold an object"),
+        ("[]", r"generation_config\.json: it holds a list, but must hold an object"),
         (NESTED, r"generation_config\.json: it is nested too deeply"),
         ('{"eos_token_id": "x"}', r"generation_config\.json: eos_token_id is 'x'"),
         ('{"eos_token_id": [1, "x"]}', r"generation_config\.json: eos_token_id is \[1, 'x'\]"),

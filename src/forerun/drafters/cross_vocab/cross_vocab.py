@@ -169,9 +169,7 @@ class CrossVocab(Drafter):
         ids = self._draft_text.encode(text.decode("utf-8", errors="replace"), special=True)
         if not ids:  # a model cannot draft from nothing
             ids = sorted(self._ends)[:1] or [0]
-        # options that mean the same in any vocabulary; chosen drafts take the most probable token
-        options = filters_only(params) if by_tokens and drawn else SamplingParams(temperature=0)
-        shadow = Sequence(sequence.id, ids, len(ids), options, sequence.choice)
+        shadow = Sequence(sequence.id, ids, len(ids), _shadow_params(params, by_tokens and drawn), sequence.choice)
         self._shadows[sequence] = _Shadow(shadow, data[len(text) :], len(sequence.token_ids), by_tokens)
         self._model.restrict = by_tokens
         self.inner.start(shadow)
@@ -265,6 +263,11 @@ def _maker(name: str) -> Callable[[LanguageModel], Drafter]:
     if name not in names:
         raise DrafterError(f"'cross-vocab' wraps a drafter that runs a model ({', '.join(names)}), not {name!r}.")
     return DRAFTERS[name].make
+
+
+def _shadow_params(params: SamplingParams, drawn: bool) -> SamplingParams:
+    """Options that mean the same in any vocabulary; chosen drafts take the most probable token."""
+    return filters_only(params) if drawn else SamplingParams(temperature=0)
 
 
 def _common(old: list[int], new: list[int]) -> int:
