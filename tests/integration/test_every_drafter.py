@@ -1,6 +1,6 @@
 """Every drafter of the table with every sampling option, on the bundled pair: the output is that of plain decoding.
 
-Short prompts with every option, and two long ones, greedy and drawn, that cross into the next block of keys.
+A short prompt with every option, and two long ones, greedy and drawn, that cross into the next block of keys.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def requests(plain: LLM) -> list[Request]:
     every: Any = [plain.tokenizer(case.prompt)["input_ids"] for case in workloads.load("code", 4)]
     one, other, *_, long = sorted(every, key=len)
     assert len(long) >= KV_BLOCK
-    made = [(name, prompt, params) for name, params in CASES for prompt in (one, other)]
+    made = [(name, (one, other)[number % 2], params) for number, (name, params) in enumerate(CASES)]
     return made + [(name, long[: KV_BLOCK - 8], params) for name, params in CASES if name in CROSSING]
 
 

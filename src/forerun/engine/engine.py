@@ -14,7 +14,7 @@ from forerun.config import EngineConfig, SamplingParams
 from forerun.drafters import Drafter
 from forerun.engine.checks import check_request, encode_prediction, with_special_stops
 from forerun.engine.interrupts import HeldInterrupts
-from forerun.engine.outputs import failure, result, shown
+from forerun.engine.outputs import failure, put, result, shown
 from forerun.engine.results import StepOutput, StreamChunk
 from forerun.engine.scheduler import Scheduler
 from forerun.engine.state import Request, SequenceState, new_state
@@ -222,8 +222,7 @@ class Engine:
             output = result(state, chunk, self._texts)
         except Exception as error:
             output = failure(state, error)
-        # in one line: an interrupt comes before or after both
-        state.has_left = self.outputs.append(output) is None  # type: ignore[func-returns-value]
+        put(output, state, self.outputs)
 
     def _fail(self, state: SequenceState, error: Exception) -> None:
         """End the sequence with this error."""
@@ -238,7 +237,7 @@ class Engine:
         if state.error is None:
             self._finish(state, StreamChunk("", [], index=state.sequence.choice))
         else:
-            state.has_left = self.outputs.append(failure(state, state.error)) is None  # type: ignore[func-returns-value]
+            put(failure(state, state.error), state, self.outputs)
 
     def _leave(self, state: SequenceState) -> None:
         """Free what the sequence holds, however often this is called."""

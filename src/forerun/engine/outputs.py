@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from time import perf_counter
 
 from forerun.engine.results import Choice, StepOutput, StreamChunk
@@ -32,6 +33,11 @@ def failure(state: SequenceState, error: Exception) -> StepOutput:
     """The last output of a sequence that an error has ended."""
     chunk = StreamChunk("", [], finish_reason="abort", index=state.sequence.choice, stats=state.stats)
     return StepOutput(state.request.id, chunk, error=error)
+
+
+def put(output: StepOutput, state: SequenceState, outputs: deque[StepOutput]) -> None:
+    """Append a sequence's last output and mark the sequence, with no line between where an interrupt could come."""
+    state.has_left = outputs.append(output) is None  # type: ignore[func-returns-value]
 
 
 def _choice(state: SequenceState, texts: TokenTexts | None) -> Choice:

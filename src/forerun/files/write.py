@@ -7,18 +7,18 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BufferedReader, FileIO
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from forerun.files.json_file import ErrorType
+
 try:
     import fcntl
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
-
-ErrorType = Callable[[str], Exception]
 
 REMEDY = "Give another place, or make room and permission there."
 _DIGEST_BYTES = 16

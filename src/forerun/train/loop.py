@@ -18,11 +18,11 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
 
+from forerun.engine.interrupts import HeldInterrupts
 from forerun.train import attention
 from forerun.train.accelerator import LOSSES_READ_EVERY, MICRO_TOKENS, device_of
 from forerun.train.checkpoint import LoopState, save_checkpoint
 from forerun.train.optim import Optimisers
-from forerun.train.run_folder import Interrupts
 from forerun.train.workers import Batch, Workers
 
 METRICS = "metrics.jsonl"
@@ -53,12 +53,12 @@ class Loop:
         last_save = time.monotonic()
         self.model.train()
         with (
-            Interrupts() as interrupts,
+            HeldInterrupts() as held,
             self._progress(console) as progress,
             (self.folder / METRICS).open("a") as metrics,
         ):
             task = progress.add_task(title, total=self.total_steps, completed=state.step, loss=0.0, speed=0.0)
-            while state.step < self.total_steps and not interrupts.asked:
+            while state.step < self.total_steps and not held.pending:
                 speed = self._several_steps(state)
                 recent = state.losses[-32:]
                 progress.update(task, completed=state.step, loss=sum(recent) / len(recent), speed=speed)
@@ -71,7 +71,8 @@ class Loop:
                     save_checkpoint(self.folder, self.model, self.optimisers, state)
                     last_save = time.monotonic()
             save_checkpoint(self.folder, self.model, self.optimisers, state)
-        if interrupts.asked:
+            interrupted = held.pending
+        if interrupted:  # the handler of SIGINT may be one that raises nothing
             raise KeyboardInterrupt
         return state
 

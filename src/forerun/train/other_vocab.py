@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from forerun.errors import ConfigError
 from forerun.train.corpus import SourceFile
-from forerun.train.samples import SHARDS, read_tokens
+from forerun.train.samples import SHARDS, read_array
 
 ROWS_PER_DOCUMENT = 16
 """Samples begin and end anywhere; joined, they teach no end of text where there is none."""
@@ -31,7 +31,7 @@ def sample_documents(folder: Path, tokenizer: PreTrainedTokenizerBase, tokens: i
         raise ConfigError(f"{folder} holds no samples. Give the folder `samples` of a run of `forerun train draft`.")
     documents = []
     for path in shards:
-        for number, rows in enumerate(_groups(read_tokens(path), tokens // len(shards))):
+        for number, rows in enumerate(_groups(read_array(path), tokens // len(shards))):
             texts = tokenizer.backend_tokenizer.decode_batch(rows.tolist(), skip_special_tokens=True)
             documents.append(SourceFile(f"samples/{path.name}/{number}", "\n".join(texts)))
     return documents

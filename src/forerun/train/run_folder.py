@@ -1,14 +1,10 @@
-"""A run's folder, held by one process: nothing is overwritten without being asked, an interrupt says how to go on."""
+"""A run's folder, held by one process: nothing is overwritten without being asked."""
 
 from __future__ import annotations
 
-import signal
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
-from typing import Any
 
 from rich.console import Console
 
@@ -59,27 +55,6 @@ def run_in(work: Path, out: Path, console: Console, *, resume: bool, force: bool
             raise ConfigError(
                 f"The run in {work} cannot go on: {failure}. Make room or permission, then go on by --resume."
             ) from failure
-
-
-class Interrupts:
-    """Ctrl-C as a wish: a step is finished and saved first. The second one interrupts at once, as usual."""
-
-    def __init__(self) -> None:
-        self.asked = False
-        self._former: Any = None
-
-    def __enter__(self) -> Interrupts:
-        if threading.current_thread() is threading.main_thread():
-            self._former = signal.signal(signal.SIGINT, self._note) or signal.default_int_handler
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._former is not None:
-            signal.signal(signal.SIGINT, self._former)
-
-    def _note(self, _: int, __: FrameType | None) -> None:
-        self.asked = True
-        signal.signal(signal.SIGINT, self._former)
 
 
 def _files(work: Path) -> list[Path]:

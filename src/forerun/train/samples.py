@@ -54,16 +54,12 @@ def write_shard(folder: Path, number: int, shard: Shard) -> None:
 
 def read_shard(folder: Path, number: int) -> Shard:
     """Map one shard into memory. Raises ConfigError where it is damaged."""
-    parts = {part: _read(path) for part, path in _paths(folder, number).items()}
+    parts = {part: read_array(path) for part, path in _paths(folder, number).items()}
     return Shard(parts["tokens"], TopProbs(parts["ids"], parts["probabilities"]))
 
 
-def read_tokens(path: Path) -> np.ndarray:
-    """The tokens, [B, T + 1], of the shard whose file is `path` (see `SHARDS`). Raises ConfigError: it is damaged."""
-    return _read(path)
-
-
-def _read(path: Path) -> np.ndarray:
+def read_array(path: Path) -> np.ndarray:
+    """Map one file of a shard into memory (see `SHARDS`). Raises ConfigError where it is damaged."""
     check_seal(path, ConfigError, _REMEDY)
     try:
         array: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)

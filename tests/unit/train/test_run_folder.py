@@ -24,7 +24,7 @@ from forerun.train.folder import load_tokenizer, read_record, save as save_folde
 from forerun.train.loop import Loop
 from forerun.train.optim import Optimisers
 from forerun.train.resumed_options import pin
-from forerun.train.run_folder import Interrupts, run_in
+from forerun.train.run_folder import run_in
 from forerun.train.samples import Shard, ShardBatches, sample_all, write_shard
 from forerun.train.tokenizer import train_tokenizer
 
@@ -206,14 +206,6 @@ def test_ctrl_c_finishes_the_step_and_saves(
     resumed = run(resume=True)
     assert len(steps) == 8
     assert all(torch.equal(tensor, resumed.state_dict()[name]) for name, tensor in whole.state_dict().items())
-
-
-def test_the_second_ctrl_c_interrupts_at_once() -> None:
-    with Interrupts() as interrupts:
-        os.kill(os.getpid(), signal.SIGINT)
-        assert interrupts.asked
-        with pytest.raises(KeyboardInterrupt):
-            os.kill(os.getpid(), signal.SIGINT)
 
 
 def small_shard() -> Shard:
