@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from forerun.engine import Engine, drafting, shared as shared_module
+from forerun import config
+from forerun.engine import Engine, drafting, shared as shared_module, text as text_module
 
 from .test_drafters import test_others_are_as_without_it as drafters_fuzzer
 from .test_interrupts import (
@@ -14,6 +15,8 @@ from .test_interrupts import (
     test_a_step_is_interrupted as steps_fuzzer,
     test_another_call_is_interrupted as calls_fuzzer,
 )
+from .test_options import test_every_field_takes_or_refuses_any_value as options_fuzzer
+from .test_text import test_the_text_does_not_depend_on_the_blocks as text_fuzzer
 
 
 def forget(engine: Engine, error: Exception | None = None) -> None:
@@ -66,3 +69,21 @@ def test_drafts_that_nobody_checks_are_found(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(drafting, "ask", ask)
     with pytest.raises(BaseException):  # noqa: B017
         drafters_fuzzer()
+
+
+def test_options_that_nobody_checks_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(config, "check_options", lambda *_: None)
+    with pytest.raises(BaseException):  # noqa: B017
+        options_fuzzer()
+
+
+def test_text_that_is_decoded_block_by_block_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    push = text_module.TextStream.push
+
+    def forgetting(stream: Any, ids: Any, num_exempt: int = 0) -> int | None:
+        stream._detokenizer = text_module.Detokenizer(stream._detokenizer._texts, [])
+        return push(stream, ids, num_exempt)
+
+    monkeypatch.setattr(text_module.TextStream, "push", forgetting)
+    with pytest.raises(BaseException):  # noqa: B017
+        text_fuzzer(name="byte-level")

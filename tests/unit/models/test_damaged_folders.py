@@ -19,6 +19,7 @@ from torch import Tensor
 from families import VOCAB, make_family
 from forerun import LLM
 from forerun.errors import ModelLoadError
+from forerun.files import json_file
 from forerun.models import Rows, find_tokenizer, load_draft_model, load_model, load_tokenizer
 from fuzzing import examples
 
@@ -294,6 +295,13 @@ class TestFuzz:
         key = data.draw(st.sampled_from(sorted(json.loads(path.read_text(encoding="utf-8")))))
         change(path, **{key: data.draw(self.VALUES)})
         attempt(folder)
+
+    def test_json_that_nobody_checks_is_found(
+        self, healthy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(json_file, "parse_json", lambda content, *_, **__: json.loads(content))
+        with pytest.raises(BaseException):  # noqa: B017
+            self.test_bytes(healthy=healthy, tmp_path=tmp_path)
 
 
 def attempt(folder: Path) -> None:
