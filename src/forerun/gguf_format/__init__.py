@@ -2,5 +2,6 @@
 
 from forerun.gguf_format.file import GgufFile
 from forerun.gguf_format.tensor import GgufTensor
+from forerun.gguf_format.tokenizer import eos_token_ids, read_tokenizer
 
-__all__ = ["GgufFile", "GgufTensor"]
+__all__ = ["GgufFile", "GgufTensor", "eos_token_ids", "read_tokenizer"]
