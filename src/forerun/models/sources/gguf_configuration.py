@@ -138,6 +138,7 @@ def _window(fields: Fields, architecture: str, context: int) -> tuple[str, dict[
         return architecture, {}
     if architecture != "llama" or f"{architecture}.attention.sliding_window_pattern" in fields:
         raise UnsupportedModelError(
-            f"{fields.place}: it has a sliding window of {window} positions, and does not say of which layers. {_FOLDER}"
+            f"{fields.place}: it has a sliding window of {window} positions, and does not say of which layers. "
+            f"{_FOLDER}"
         )
     return "mistral", {"sliding_window": window}
