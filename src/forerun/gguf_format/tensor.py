@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-_PART = 1 << 18
+_PART = 1 << 16
 """Numbers dequantised together: few enough to stay in the processor's cache."""
 
 
