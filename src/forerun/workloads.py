@@ -109,6 +109,16 @@ def save(cases: Sequence[Case], path: Path) -> None:
     write_bytes(path, written(records).encode(), error=ConfigError)
 
 
+def categories_in_turn(cases: Sequence[Case]) -> list[Case]:
+    """The first case of each category, the second of each, and so on; without categories, all as they are."""
+    seen: dict[str, int] = {}
+    ranked = []
+    for case in cases:
+        ranked.append((seen.get(case.category, 0), case))
+        seen[case.category] = ranked[-1][0] + 1
+    return [case for _, case in sorted(ranked, key=lambda each: each[0])]
+
+
 def temperatures(cases: Sequence[Case]) -> list[float]:
     """The temperatures that the cases ask for, in ascending order; empty if they leave that open."""
     return sorted({case.temperature for case in cases if case.temperature is not None})
