@@ -148,7 +148,7 @@ def _case(record: Fields) -> Case:
     if not record.values[forms[0]]:
         raise ConfigError(f"{record.place}: {forms[0]} is empty. {_REMEDY}")
     return Case(
-        record.string("id", None) or record.string("file", record.place),
+        record.string("id", "") or record.string("file", record.place),
         record.string("prompt", ""),
         record.string("reference", ""),
         record.number("temperature", None, low=0),

@@ -98,8 +98,8 @@ class Peer:
             said = worker.ask(options, limits.load, tell_errors=True).fields("ready")
             precision = said.string("precision")
             name = options["name"] or f"{options['kind']} {precision}"
-            about = [said.string(key) for key in ("version", "instructions")]
-            return cls(name, worker, *about, precision, said.list_of("methods", str), said)
+            version, instructions = said.string("version"), said.string("instructions")
+            return cls(name, worker, version, instructions, precision, said.list_of("methods", str), said)
         except BaseException:
             worker.stop(at_once=True)
             raise
@@ -113,7 +113,8 @@ class Peer:
         request = {"method": method, "token_ids": list(token_ids), "max_tokens": max_tokens}
         reply = self.worker.ask(request, limit)
         if "error" in reply:
-            return self._refuse(method, f"it reported {reply.string('error')}")
+            self._refuse(method, f"it reported {reply.string('error')}")
+            return None
         answer = Answer(
             reply.list_of("token_ids", int),
             reply.number("seconds", low=0),
@@ -121,7 +122,8 @@ class Peer:
             reply.integer("steps", None, low=1),
         )
         if len(answer.token_ids) < max_tokens or math.isclose(answer.seconds, 0):
-            return self._refuse(method, f"it gave {len(answer.token_ids)} tokens in place of {max_tokens}")
+            self._refuse(method, f"it gave {len(answer.token_ids)} tokens in place of {max_tokens}")
+            return None
         return answer
 
     def lacks_avx512(self, processor_has_it: bool) -> bool:

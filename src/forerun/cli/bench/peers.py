@@ -28,7 +28,7 @@ class PeerOptions:
         (),
         "transformers=PYTHON or openvino=PYTHON (an interpreter that has it), or llama.cpp=FOLDER (of llama-server); "
         "after a colon, with commas between them: model=PATH, draft=PATH, name=TEXT, lookup=VALUE.",
-        metavar="KIND=PROGRAM:KEY=VALUE,...",
+        metavar="KIND=PROGRAM",
     )
     rounds: int = option(1, "Interleaved rounds per prompt.", low=1)
     load_limit: float = option(600.0, "Seconds in which a peer must have loaded.", low=0, above=True)
