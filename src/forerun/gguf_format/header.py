@@ -27,7 +27,7 @@ MAX_NAME = 1 << 16
 DEFAULT_ALIGNMENT = 32
 _STRING, _ARRAY, _BOOL = 8, 9, 7
 _NUMBERS: Mapping[int, str] = dict(
-    zip((0, 1, 2, 3, 4, 5, 6, 10, 11, 12), "u1 i1 u2 i2 u4 i4 f4 u8 i8 f8".split(), strict=True)
+    zip((0, 1, 2, 3, 4, 5, 6, 10, 11, 12), ["u1", "i1", "u2", "i2", "u4", "i4", "f4", "u8", "i8", "f8"], strict=True)
 )
 """Value type in the file -> NumPy's name of the numbers; 7, 8 and 9 are truth values, strings and arrays."""
 _OTHERS: Mapping[bytes, str] = {
