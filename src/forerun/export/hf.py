@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from forerun.errors import ConfigError, ModelLoadError
 from forerun.files.json_file import read_json
 from forerun.files.write import REMEDY, new_files, refuse_to_overwrite, write_json
 from forerun.models import find_tokenizer, load_transformers_model
+from forerun.models.sources import find_source
 from forerun.models.transformers_model import quietly
 
 MAX_SHARD_BYTES = 5_000_000_000
@@ -65,7 +67,7 @@ def export_hf(
     loaded, tokenizer = load_transformers_model(model, dtype), find_tokenizer(model)
     sizes = {tensor.data_ptr(): tensor for tensor in loaded.state_dict().values()}.values()
     _check_room(out, sum(tensor.numel() * tensor.element_size() for tensor in sizes))
-    _name_tokens(loaded, tokenizer)
+    _complete(loaded.generation_config, tokenizer, find_source(model).recommended_sampling())
     with new_files(out, ConfigError) as fresh:
         try:
             with quietly():
@@ -108,11 +110,19 @@ def _existing(path: Path) -> Path:
     return path
 
 
-def _name_tokens(model: Any, tokenizer: Any) -> None:
-    """Put the ids of bos and padding where programs look that do not ask the tokenizer; those of eos are there."""
+def _complete(generation: Any, tokenizer: Any, sampling: Mapping[str, float]) -> None:
+    """Put what generation_config.json says beside the end tokens: bos, padding, and the sampling that is recommended.
+
+    Args:
+        sampling: option -> value.
+    """
     for role in ("bos_token_id", "pad_token_id"):
-        if getattr(model.generation_config, role, None) is None:
-            setattr(model.generation_config, role, getattr(tokenizer, role, None))
+        if getattr(generation, role, None) is None:
+            setattr(generation, role, getattr(tokenizer, role, None))
+    for option, value in sampling.items():
+        setattr(generation, option, int(value) if option == "top_k" else value)
+    if sampling.keys() - {"repetition_penalty"}:
+        generation.do_sample = True
 
 
 def _save_tokenizer(tokenizer: Any, folder: Path) -> None:
@@ -125,7 +135,7 @@ def _save_tokenizer(tokenizer: Any, folder: Path) -> None:
     write_json(path, settings, error=ConfigError)
 
 
-def _remove_former(out: Path, written: Any) -> None:
+def _remove_former(out: Path, written: Collection[str]) -> None:
     """Remove the files of a former model that no new one takes the place of: they would be read along with the new."""
     for pattern in _OF_A_MODEL:
         for path in out.glob(pattern):
