@@ -25,7 +25,7 @@ def smollm2() -> dict[str, Any]:
 
 def byte_level(pre: str = "gpt-2", **changes: Any) -> dict[str, Any]:
     """A byte-level vocabulary: every byte, a few merges, </s> and <tool>. changes: keys without their prefix."""
-    merges = ["h e", "l l", "he ll", "hell o", "Ġ w", "Ġw o", "1 2", "12 3", "Ġ Ġ"]
+    merges = ["h e", "l l", "he ll", "hell o", "Ġ w", "Ġw o", "1 2", "12 3", "Ġ Ġ", "! Ċ"]
     merged = [merge.replace(" ", "") for merge in merges]
     tokens = ["</s>", "<s>", *_alphabet(), *merged, "<tool>", "[PAD1]", "[PAD2]"]
     types = [CONTROL, CONTROL, *[NORMAL] * (len(tokens) - 5), USER_DEFINED, UNUSED, UNUSED]
