@@ -9,6 +9,7 @@ from forerun.bench.peers.peer import command_of, options_of, own_command
 from forerun.bench.peers.run import Start
 from forerun.bench.peers.specs import PeerSpec, missing
 from forerun.config import BUNDLED_MODELS
+from forerun.fetch.store import path_of
 
 FORERUN = "forerun"
 
@@ -21,7 +22,7 @@ def own_start(model: str, drafters: Mapping[str, str], dtype: str, threads: int)
 
 def start_of(spec: PeerSpec, model: str, dtype: str, threads: int) -> Start:
     """A peer of the user's. model: forerun's target, for a peer that was given none."""
-    target = str(BUNDLED_MODELS.get(model, model))
+    target = str(BUNDLED_MODELS.get(model) or path_of(model) or model)
     about = f", {spec.model}" if spec.model else ""
     return Start(
         spec.name or f"{spec.kind}{about}", command_of(spec), options_of(spec, target, dtype, threads), missing(spec)
