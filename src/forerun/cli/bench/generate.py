@@ -12,10 +12,11 @@ from forerun.bench.measure import is_cost_padded
 from forerun.bench.report import Report, Table
 from forerun.cli import options
 from forerun.cli.bench.shared import Compared, draft_counts, non_negative, print_report, say, set_threads, whole_numbers
+from forerun.cli.default_model import chosen_model
 from forerun.cli.demo import DRAFT_MODEL, choose_drafters
 from forerun.cli.flags import Flags, with_flags
 from forerun.cli.options import LLMOptions
-from forerun.config import AUTO, BUNDLED_DRAFT, BUNDLED_TARGET
+from forerun.config import AUTO, BUNDLED_DRAFT
 from forerun.fields import option
 from forerun.workloads import Case, temperatures
 
@@ -37,7 +38,7 @@ class GenerateOptions:
 @with_flags
 def generate(
     *,
-    model: options.ModelName = BUNDLED_TARGET,
+    model: options.ModelName = None,
     draft: options.DraftName = None,
     compared: Annotated[Compared, Flags()],
     settings: Annotated[GenerateOptions, Flags()],
@@ -52,6 +53,7 @@ def generate(
     cases, counts = compared.cases(), draft_counts(settings.num_draft_tokens)
     heats = non_negative(settings.temperatures, "--temperatures")
     assisted = whole_numbers(settings.assisted, "--assisted")
+    model = chosen_model(model)
     chosen = choose_drafters(model, draft, compared.drafters)
     set_threads(threads)
     from forerun.bench import engines
