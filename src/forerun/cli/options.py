@@ -32,9 +32,15 @@ class LLMOptions(Checked):
 
 
 ModelName = Annotated[
-    str,
-    typer.Option("--model", help="The target model: 'bundled', a local folder, or a hub id.", metavar="MODEL"),
+    str | None,
+    typer.Option(
+        "--model",
+        help="The target model: 'smollm2' once it is fetched, 'bundled', a local folder, or a hub id.",
+        metavar="MODEL",
+        show_default="smollm2 if it is fetched, else bundled",
+    ),
 ]
+"""None: to be replaced by `chosen_model` of cli/default_model.py."""
 DraftName = Annotated[
     str | None,
     typer.Option(

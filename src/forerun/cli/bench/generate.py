@@ -13,10 +13,11 @@ from forerun.bench.measure import is_cost_padded
 from forerun.bench.report import Report, Table
 from forerun.cli import options
 from forerun.cli.bench.shared import Compared, draft_counts, non_negative, print_report, say, set_threads, whole_numbers
+from forerun.cli.default_model import chosen_model
 from forerun.cli.demo import DRAFT_MODEL, choose_drafters
 from forerun.cli.flags import Flags, with_flags
 from forerun.cli.options import LLMOptions
-from forerun.config import AUTO, BUNDLED_DRAFT, BUNDLED_TARGET, SamplingParams
+from forerun.config import AUTO, BUNDLED_DRAFT, SamplingParams
 from forerun.errors import ConfigError
 from forerun.fields import option
 from forerun.files.write import refuse_to_overwrite
@@ -60,7 +61,7 @@ class Workload:
 @with_flags
 def generate(
     *,
-    model: options.ModelName = BUNDLED_TARGET,
+    model: options.ModelName = None,
     draft: options.DraftName = None,
     compared: Annotated[Compared, Flags()],
     settings: Annotated[GenerateOptions, Flags()],
@@ -75,6 +76,7 @@ def generate(
     cases, counts = compared.cases(), draft_counts(settings.num_draft_tokens)
     heats = non_negative(settings.temperatures, "--temperatures")
     assisted = whole_numbers(settings.assisted, "--assisted")
+    model = chosen_model(model)
     chosen = choose_drafters(model, draft, compared.drafters)
     if settings.csv is not None:
         refuse_to_overwrite(settings.csv, ConfigError, "Give another name.")

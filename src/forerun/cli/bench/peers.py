@@ -9,10 +9,10 @@ from typing import Annotated
 
 from forerun.cli import options
 from forerun.cli.bench.shared import Compared, print_report, say
+from forerun.cli.default_model import chosen_model
 from forerun.cli.demo import choose_drafters
 from forerun.cli.flags import Flags, with_flags
 from forerun.cli.options import LLMOptions
-from forerun.config import BUNDLED_TARGET
 from forerun.errors import ConfigError
 from forerun.fields import option
 
@@ -39,7 +39,7 @@ class PeerOptions:
 @with_flags
 def peers(
     *,
-    model: options.ModelName = BUNDLED_TARGET,
+    model: options.ModelName = None,
     draft: options.DraftName = None,
     compared: Annotated[Compared, Flags(base=Compared(drafters=DRAFTERS))],
     chosen: Annotated[PeerOptions, Flags()],
@@ -60,6 +60,7 @@ def peers(
     if not chosen.peer:
         raise ConfigError("There is no peer to measure beside. Give at least one: --peer transformers=PYTHON.")
     specs, cases = read_specs(chosen.peer), [case for each in compared.cases().values() for case in each]
+    model = chosen_model(model)
     drafters = choose_drafters(model, draft, compared.drafters)
     count, tokenizer = threads or available_cores(), find_tokenizer(model)
     with running(Limits(chosen.load_limit, chosen.prompt_limit), say, chosen.logs) as started:

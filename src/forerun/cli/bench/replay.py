@@ -8,10 +8,10 @@ from typing import Annotated
 from forerun.bench.report import Report, Table
 from forerun.cli import options
 from forerun.cli.bench.shared import Compared, print_report, say, set_threads, whole_numbers
+from forerun.cli.default_model import chosen_model
 from forerun.cli.demo import choose_drafters
 from forerun.cli.flags import Flags, with_flags
 from forerun.cli.options import LLMOptions
-from forerun.config import BUNDLED_TARGET
 from forerun.fields import option
 from forerun.workloads import temperatures
 
@@ -35,7 +35,7 @@ class ReplayOptions:
 @with_flags
 def replay(
     *,
-    model: options.ModelName = BUNDLED_TARGET,
+    model: options.ModelName = None,
     draft: options.DraftName = None,
     compared: Annotated[Compared, Flags(base=Compared(prompts="code,prose,copying,high-temperature", num_prompts=6))],
     priced: Annotated[ReplayOptions, Flags()],
@@ -46,6 +46,7 @@ def replay(
 ) -> None:
     """Every drafter at every K and with K chosen automatically, priced by measured step costs."""
     counts, cases = whole_numbers(priced.num_draft_tokens, "--num-draft-tokens"), compared.cases()
+    model = chosen_model(model)
     chosen = choose_drafters(model, draft, compared.drafters)
     set_threads(threads)
     from forerun.bench import replay as bench
