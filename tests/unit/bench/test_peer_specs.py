@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from forerun.bench.peers.llama_worker import instructions, precision
+from forerun.bench.peers.llama_worker import instructions, lookup_arguments
 from forerun.bench.peers.specs import PeerSpec, read_spec, read_specs
 from forerun.errors import ConfigError
 
@@ -37,6 +37,9 @@ def test_paths_may_hold_colons_and_commas() -> None:
         ("openvino=/python:model=/a,lookup=0", "a whole number in 1..128"),
         ("openvino=/python:model=/a,lookup=many", "a whole number in 1..128"),
         ("llama.cpp=/bin:model=/a,lookup=ngram-mod", "ngram-simple, ngram-map-k"),
+        ("llama.cpp=/bin:model=/a,lookup=ngram-simple/3", "TYPE/3/8"),
+        ("llama.cpp=/bin:model=/a,lookup=ngram-simple/0/8", "TYPE/3/8"),
+        ("llama.cpp=/bin:model=/a,lookup=ngram-cache/3/8", "TYPE/3/8"),
     ],
 )
 def test_bad_specs_are_refused(text: str, reason: str) -> None:
@@ -50,12 +53,14 @@ def test_a_peer_given_twice_is_refused() -> None:
     assert len(read_specs(["transformers=python", "transformers=python3"])) == 2
 
 
+def test_lookups_of_llama_cpp() -> None:
+    assert read_spec("llama.cpp=/b:model=m,lookup=ngram-map-k/3/8").lookup == "ngram-map-k/3/8"
+    assert lookup_arguments("ngram-cache") == ["--spec-type", "ngram-cache"]
+    sizes = ["--spec-ngram-simple-size-n", "3", "--spec-ngram-simple-size-m", "8"]
+    assert lookup_arguments("ngram-simple/3/8") == ["--spec-type", "ngram-simple", *sizes]
+
+
 def test_what_llama_cpp_prints_is_read() -> None:
-    log = (
-        "print_info: file type   = Q4_1\n"
-        "system_info: n_threads = 2 | CPU : SSE3 = 1 | AVX2 = 1 | AVX512 = 0 | OPENMP = 1 | \n"
-    )
+    log = "a line\n0.1 I system_info: n_threads = 2 | CPU : SSE3 = 1 | AVX2 = 1 | AVX512 = 0 | OPENMP = 1 | \n"
     assert instructions(log) == "SSE3 AVX2 OPENMP"
-    assert precision(log) == "Q4_1"
-    assert precision("print_info: file type   = all F32 (guessed)\n") == "F32"
-    assert (instructions(""), precision("")) == ("unknown", "unknown")
+    assert instructions("") == "unknown"

@@ -99,11 +99,11 @@ class LlamaCpp:
         try:
             folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="forerun-")))
             self._servers = self._started(options, folder)
-            plain = self._servers[PLAIN]
+            about = self._servers[PLAIN].get("/props")
             self.ready = {
-                "version": f"llama.cpp {plain.get('/props').get('build_info', 'of unknown version')}",
-                "instructions": instructions(plain.log),
-                "precision": precision(plain.log),
+                "version": f"llama.cpp {about.get('build_info', 'of unknown version')}",
+                "instructions": instructions(self._told),
+                "precision": str(about.get("model_ftype", "unknown")).removeprefix("all "),
                 "methods": list(self._servers),
             }
         except BaseException:
@@ -114,7 +114,10 @@ class LlamaCpp:
         threads = str(options["threads"])
         command = [str(Path(options["program"]) / SERVER), "--model", options["model"], "--offline"]
         command += ["--threads", threads, "--threads-batch", threads, "--parallel", "1", "--no-cache-prompt"]
-        more = {PLAIN: [], LOOKUP: ["--spec-type", options["lookup"]]}
+        talkative = Server([*command, "--verbosity", "4"], folder, "first")  # else it does not say what it uses
+        self._told = talkative.log
+        talkative.close()
+        more = {PLAIN: [], LOOKUP: lookup_arguments(options["lookup"])}
         if options["draft"]:
             more[DRAFT] = ["--model-draft", options["draft"], "--spec-type", "draft-simple"]
         servers = {}
@@ -150,17 +153,20 @@ class LlamaCpp:
         self._stack.close()
 
 
+def lookup_arguments(lookup: str) -> list[str]:
+    """What turns on a type of lookup: TYPE, or TYPE/LENGTH OF WHAT IS LOOKED UP/LENGTH OF WHAT IS DRAFTED."""
+    kind, *sizes = lookup.split("/")
+    lengths = [
+        part for letter, size in zip("nm", sizes, strict=False) for part in (f"--spec-{kind}-size-{letter}", size)
+    ]
+    return ["--spec-type", kind, *lengths]
+
+
 def instructions(log: str) -> str:
     """The instruction sets of the line "system_info: ... | CPU : SSE3 = 1 | AVX = 1 | ... |"."""
     found = re.search(r"system_info:.*", log)
     names = re.findall(r"(\w+) = 1\b", found.group().partition("|")[2]) if found else []
     return " ".join(names) or "unknown"
-
-
-def precision(log: str) -> str:
-    """The type of the file's weights, of the line "print_info: file type   = Q4_1"."""
-    found = re.search(r"file type\s*=\s*(?:all )?(\S+)", log)
-    return found.group(1) if found else "unknown"
 
 
 if __name__ == "__main__":

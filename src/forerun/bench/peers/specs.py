@@ -24,6 +24,8 @@ LOOKUPS = {TRANSFORMERS: "10", OPENVINO: "5", LLAMA: "ngram-simple"}
 """Prompt lookup where the spec gives none: draft tokens for Transformers and OpenVINO, the type for llama.cpp."""
 LLAMA_LOOKUPS = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-cache")
 """Types that read the request's own text. The others keep what earlier requests said, this one's repetitions too."""
+SIZED = LLAMA_LOOKUPS[:3]
+"""Those of them whose lengths can be set."""
 _FORM = "KIND=PROGRAM:model=PATH,draft=PATH,name=TEXT,lookup=VALUE"
 _STARTS = "|".join(OPTIONS)
 
@@ -93,10 +95,19 @@ def _check(spec: PeerSpec, text: str) -> None:
         what = "the folder of an exported model" if spec.kind == OPENVINO else "a GGUF file"
         raise ConfigError(f"--peer is {text!r}, but {spec.kind} needs model=PATH, {what}.")
     if spec.kind == LLAMA:
-        if spec.lookup not in LLAMA_LOOKUPS:
-            raise ConfigError(f"--peer is {text!r}: lookup must be one of {', '.join(LLAMA_LOOKUPS)} for llama.cpp.")
-    elif not (spec.lookup.isascii() and spec.lookup.isdecimal() and 0 < int(spec.lookup) <= 128):
+        kind, *sizes = spec.lookup.split("/")
+        sized = not sizes or (kind in SIZED and len(sizes) == 2 and all(map(_is_count, sizes)))
+        if kind not in LLAMA_LOOKUPS or not sized:
+            raise ConfigError(
+                f"--peer is {text!r}: lookup must be one of {', '.join(LLAMA_LOOKUPS)} for llama.cpp; those of "
+                f"{', '.join(SIZED)} may have lengths in 1..128, of what is looked up and of what is drafted: TYPE/3/8."
+            )
+    elif not _is_count(spec.lookup):
         raise ConfigError(f"--peer is {text!r}: lookup is the number of draft tokens, a whole number in 1..128.")
+
+
+def _is_count(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) < 4 and 0 < int(text) <= 128
 
 
 def missing(spec: PeerSpec) -> str | None:
