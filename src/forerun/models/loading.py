@@ -1,4 +1,4 @@
-"""From a folder or hub id to a Model. Weights come from safetensors only; no remote code is run."""
+"""From a name to a Model, whatever kind of files it lies in. No code of theirs is run, and no pickle is opened."""
 
 from __future__ import annotations
 
@@ -11,21 +11,15 @@ import torch
 from forerun.config import DEFAULT_DTYPE, DTYPES
 from forerun.device import resolve_device
 from forerun.errors import ConfigError, ForerunError, ModelLoadError, UnsupportedModelError
-from forerun.models.configuration import (
-    context_length,
-    eos_token_ids,
-    read_config,
-    recommended_sampling,
-    refuse_unservable,
-)
+from forerun.models.configuration import context_length, refuse_unservable
 from forerun.models.exactness import probe, self_test
-from forerun.models.folder import GENERATION_CONFIG, ModelFolder
 from forerun.models.foreign_errors import reason
 from forerun.models.general import ATTENTION_NAME, GeneralDecoder, register_attention
 from forerun.models.llama import LlamaDecoder, llama_refusal
 from forerun.models.model import Decoder, Model
 from forerun.models.non_finite import first_non_finite_tensor
-from forerun.models.transformers_model import foreign_attention, read_model, read_tokenizer, stored_dtype
+from forerun.models.sources import ModelSource, find_source
+from forerun.models.transformers_model import foreign_attention, read_model
 
 _log = logging.getLogger(__name__)
 Kind = Literal["auto", "llama", "general"]
@@ -40,12 +34,14 @@ def load_model(
 ) -> Model:
     """Load a causal language model and try whether it is exact.
 
-    One line is logged where the weights are rounded, and one where generation_config.json recommends sampling options:
-    those of a request are its own.
+    One line is logged where the weights are rounded, and one where the files recommend sampling options: those of a
+    request are its own. The numbers that quantised weights stand for are rounded without a line.
 
     Args:
-        name: "bundled", "bundled-draft", a local folder, or a hub id.
-        dtype: "float32", "bfloat16", "float64", or "auto": that of the weights, float32 for float16.
+        name: "bundled", "bundled-draft", "smollm2" (once fetched), a local folder, a .gguf file, a hub id, or one of
+            its GGUF files ("owner/name:file.gguf").
+        dtype: "float32", "bfloat16", "float64", or "auto": that of the weights, float32 for float16 and for quantised
+            ones.
         kind: of decoder: "llama" for the Llama family's fast one, "general" for Transformers' own modules,
             "auto" for the first where it serves the model.
         device: where the model computes: "cpu", "cuda", "cuda:1", "mps".
@@ -53,16 +49,16 @@ def load_model(
     Raises:
         ConfigError: unknown dtype or kind, the Llama decoder asked for a model it does not serve, or a device that is
             not there.
-        ModelLoadError: the folder is missing, broken, or has only pickled weights.
+        ModelLoadError: the files are missing, broken, or hold only pickled weights.
         UnsupportedModelError: the architecture cannot be served exactly (named, with the reason).
     """
-    folder, model = _load(name, dtype, kind, device)
-    options = ", ".join(f"{key} {value:g}" for key, value in recommended_sampling(folder).items())
+    source, model = _load(name, dtype, kind, device)
+    options = ", ".join(f"{key} {value:g}" for key, value in source.recommended_sampling().items())
     if options:
-        _log.warning("%s: %s recommends %s; requests that want this say so.", name, GENERATION_CONFIG, options)
-    stored = stored_dtype(folder)
+        _log.warning("%s: %s recommends %s; requests that want this say so.", name, source.place_of_sampling, options)
+    stored = source.stored_dtype()
     served = str(model.dtype).removeprefix("torch.")
-    if _BITS[stored] > _BITS[served]:
+    if stored is not None and _BITS[stored] > _BITS[served]:
         _log.warning("%s: the weights are %s and are rounded to %s; dtype='auto' keeps them.", name, stored, served)
     model.exactness = self_test(model)
     return model
@@ -92,7 +88,7 @@ def load_tokenizer(name: str | Path) -> Any:
     Raises:
         ModelLoadError: there is none, or it cannot be read.
     """
-    return read_tokenizer(ModelFolder.find(name))
+    return find_source(name).tokenizer()
 
 
 def find_tokenizer(name: str | Path) -> Any:
@@ -101,8 +97,8 @@ def find_tokenizer(name: str | Path) -> Any:
     Raises:
         ModelLoadError: there is one that cannot be read.
     """
-    folder = ModelFolder.find(name)
-    return read_tokenizer(folder) if folder.has_tokenizer() else None
+    source = find_source(name)
+    return source.tokenizer() if source.has_tokenizer() else None
 
 
 def load_transformers_model(name: str | Path, dtype: str) -> Any:
@@ -112,32 +108,35 @@ def load_transformers_model(name: str | Path, dtype: str) -> Any:
         ConfigError, ModelLoadError: as `load_model`.
     """
     _check_dtype(dtype)
-    folder = ModelFolder.find(name)
-    config = read_config(folder)
-    model = read_model(folder, config, _torch_dtype(folder, dtype))
-    model.generation_config.eos_token_id = sorted(eos_token_ids(folder, config)) or None
+    source = find_source(name)
+    config = source.config()
+    number_format = _torch_dtype(source, dtype)
+    model = read_model(source.name, config, source.checkpoint(config, number_format), number_format)
+    model.generation_config.eos_token_id = sorted(source.eos_token_ids(config)) or None
     return model.requires_grad_(True)
 
 
-def _load(name: str | Path, dtype: str, kind: Kind, device: str | torch.device) -> tuple[ModelFolder, Model]:
+def _load(name: str | Path, dtype: str, kind: Kind, device: str | torch.device) -> tuple[ModelSource, Model]:
     """A model that has computed one step."""
     _check_dtype(dtype)
     if kind not in ("auto", "llama", "general"):
         raise ConfigError(f"kind is {kind!r}, but must be auto, llama or general.")
     place = resolve_device(device)
-    folder = ModelFolder.find(name)
-    config = read_config(folder)
-    refuse_unservable(config, folder.name)
+    source = find_source(name)
+    config = source.config()
+    refuse_unservable(config, source.name)
     refusal = llama_refusal(config)
     if kind == "llama" and refusal:
         raise ConfigError(f"the Llama decoder cannot serve {name}: {refusal}. Use kind='general'.")
     if kind == "auto":
         kind = "general" if refusal else "llama"
-    eos = eos_token_ids(folder, config)
+    eos = source.eos_token_ids(config)
     register_attention()
-    hf = read_model(folder, config, _torch_dtype(folder, dtype), ATTENTION_NAME).to(place)
+    number_format = _torch_dtype(source, dtype)
+    checkpoint = source.checkpoint(config, number_format)
+    hf = read_model(source.name, config, checkpoint, number_format, ATTENTION_NAME).to(place)
     try:
-        model = _assemble(hf, folder.name, config, eos, kind)
+        model = _assemble(hf, source, config, eos, kind)
         probe(model)
     except _COMPUTING as error:
         if isinstance(error, ForerunError):
@@ -148,7 +147,7 @@ def _load(name: str | Path, dtype: str, kind: Kind, device: str | torch.device) 
             f"{name} ({config.model_type}) could not compute one step in forerun: {reason(error)}. "
             "Serve it with Transformers, or report the architecture."
         ) from error
-    return folder, model
+    return source, model
 
 
 def _check_dtype(dtype: str) -> None:
@@ -156,21 +155,22 @@ def _check_dtype(dtype: str) -> None:
         raise ConfigError(f"dtype is {dtype!r}, but must be one of {', '.join(DTYPES)}.")
 
 
-def _torch_dtype(folder: ModelFolder, dtype: str) -> torch.dtype:
-    """That of a name. "auto" is the weights' own, and float32, which holds all of it, for float16."""
+def _torch_dtype(source: ModelSource, dtype: str) -> torch.dtype:
+    """That of a name. "auto" is the weights' own, and float32, which holds all of it, for float16 and what quantised
+    weights stand for."""
     if dtype == "auto":
-        dtype = stored_dtype(folder)
+        dtype = source.stored_dtype() or "float32"
     found: torch.dtype = getattr(torch, "float32" if dtype == "float16" else dtype)
     return found
 
 
-def _assemble(hf: Any, name: str, config: Any, eos: frozenset[int], kind: Kind) -> Model:
+def _assemble(hf: Any, source: ModelSource, config: Any, eos: frozenset[int], kind: Kind) -> Model:
     num_parameters = sum(p.numel() for p in hf.parameters())
     dtype, device = hf.dtype, hf.device
     decoder: Decoder = LlamaDecoder(hf) if kind == "llama" else GeneralDecoder(hf)
     return Model(
         decoder,
-        name=name,
+        name=source.name,
         vocab_size=config.vocab_size,
         context_length=context_length(config),
         eos_token_ids=eos,
@@ -178,4 +178,5 @@ def _assemble(hf: Any, name: str, config: Any, eos: frozenset[int], kind: Kind) 
         device=device,
         num_parameters=num_parameters,
         kind=kind,
+        packed_weights=source.packed_weights(config),
     )

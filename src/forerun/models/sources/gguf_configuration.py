@@ -1,0 +1,119 @@
+"""From the metadata of a GGUF file to a Transformers configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from forerun.errors import ModelLoadError, UnsupportedModelError
+from forerun.gguf_format import GgufFile
+from forerun.gguf_format.header import REMEDY, brief
+from forerun.models.foreign_errors import as_load_errors
+from forerun.models.sources.gguf_fields import ModelFields, metadata_of
+from forerun.models.sources.gguf_rope import rope_parameters
+from forerun.models.sources.gguf_tensors import EMBEDDING, ROPE_FACTORS, is_tied
+
+ARCHITECTURES = ("llama", "qwen2", "qwen3")
+_NEUTRAL: Mapping[str, tuple[object, ...]] = {
+    "expert_count": (0,),
+    "attention.causal": (True,),
+    "attention.scale": (0,),
+    "attention.clamp_kqv": (0,),
+    "attention.max_alibi_bias": (0,),
+    "attn_logit_softcapping": (0,),
+    "final_logit_softcapping": (0,),
+    "logit_scale": (0, 1),
+    "embedding_scale": (0, 1),
+    "residual_scale": (0, 1),
+    "rope.dimension_sections": (),
+}
+"""Keys that stand for other computations than these architectures', and the values that do not."""
+
+
+def read_gguf_config(file: GgufFile, eos_ids: Iterable[int]) -> Any:
+    """The Transformers configuration of the file's model.
+
+    Args:
+        eos_ids: the tokens that end an output.
+
+    Raises:
+        ModelLoadError: a key is missing, or its value cannot be.
+        UnsupportedModelError: another architecture, or something in it that Transformers' model does not compute.
+    """
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    fields = _model_fields(file)
+    if EMBEDDING not in file.tensors:
+        raise ModelLoadError(f"{file.path}: it has no tensor {EMBEDDING}, and so no model. {REMEDY}")
+    hidden = fields.integer("embedding_length", low=1)
+    heads = fields.of_all_layers("attention.head_count")
+    head_dim = _head_dim(fields, hidden, heads)
+    values = {
+        "vocab_size": _vocab_size(file),
+        "hidden_size": hidden,
+        "intermediate_size": fields.of_all_layers("feed_forward_length"),
+        "num_hidden_layers": fields.integer("block_count", low=1),
+        "num_attention_heads": heads,
+        "num_key_value_heads": fields.of_all_layers("attention.head_count_kv", heads),
+        "head_dim": head_dim,
+        "max_position_embeddings": fields.integer("context_length", low=1),
+        "rms_norm_eps": fields.number("attention.layer_norm_rms_epsilon"),
+        "rope_parameters": rope_parameters(fields, file.tensors.get(ROPE_FACTORS), head_dim),
+        "tie_word_embeddings": is_tied(file),
+        "bos_token_id": fields.fields.integer("tokenizer.ggml.bos_token_id", None, low=0),
+        "eos_token_id": sorted(eos_ids) or None,
+    }
+    model_type, more = _model_type(fields, file)
+    with as_load_errors(f"{file.path}: its metadata describes no {model_type} model", REMEDY):
+        return CONFIG_MAPPING[model_type].from_dict({**values, **more})
+
+
+def _model_fields(file: GgufFile) -> ModelFields:
+    fields = metadata_of(file)
+    kind = fields.string("general.type", "model")
+    if kind != "model":
+        raise UnsupportedModelError(f"{fields.place}: it holds no model: general.type is {brief(kind)}. Give a model.")
+    architecture = fields.string("general.architecture")
+    if architecture not in ARCHITECTURES:
+        raise UnsupportedModelError(
+            f"{fields.place}: it is of the architecture {brief(architecture)}, and of GGUF files forerun reads "
+            f"{', '.join(ARCHITECTURES)} (Mistral's say llama). Give the model's Transformers folder or hub id instead."
+        )
+    found = ModelFields(fields, architecture)
+    found.refuse_other(_NEUTRAL)
+    return found
+
+
+def _head_dim(fields: ModelFields, hidden: int, heads: int) -> int:
+    """Width of a head; keys and values must be as wide, and rotated as a whole."""
+    width = fields.integer("attention.key_length", None, low=1)
+    if width is None:
+        if hidden % heads:
+            raise fields.fields.wrong(fields.name("embedding_length"), f"a multiple of the {heads} heads")
+        width = hidden // heads
+    if width % 2:
+        fields.refuse(f"its heads are {width} wide, an odd number")
+    for key in ("attention.value_length", "rope.dimension_count"):
+        other = fields.integer(key, width)
+        if other != width:
+            fields.refuse(f"{fields.name(key)} is {other} and the heads are {width} wide")
+    return width
+
+
+def _vocab_size(file: GgufFile) -> int:
+    """By the list of tokens; without one, by the embedding."""
+    tokens = file.metadata.get("tokenizer.ggml.tokens")
+    return len(tokens) if isinstance(tokens, list) else file.tensors[EMBEDDING].shape[0]
+
+
+def _model_type(fields: ModelFields, file: GgufFile) -> tuple[str, dict[str, Any]]:
+    """Transformers' model type, and what only models of the type are told."""
+    architecture, has_biases = fields.architecture, "blk.0.attn_q.bias" in file.tensors
+    window = fields.integer("attention.sliding_window", 0)
+    if 0 < window < fields.integer("context_length", low=1):
+        if architecture != "llama" or "attention.sliding_window_pattern" in fields:
+            fields.refuse(f"it has a sliding window of {window} positions and does not say in which layers")
+        return "mistral", {"sliding_window": window}
+    if architecture == "llama":
+        return "llama", {"attention_bias": has_biases, "mlp_bias": "blk.0.ffn_gate.bias" in file.tensors}
+    return architecture, {"attention_bias": has_biases} if architecture == "qwen3" else {}
