@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,6 +12,7 @@ import torch
 from forerun.config import DEFAULT_DTYPE, DTYPES
 from forerun.device import resolve_device
 from forerun.errors import ConfigError, ForerunError, ModelLoadError, UnsupportedModelError
+from forerun.models.adapter import check_adapter_tokens, with_adapter
 from forerun.models.configuration import (
     context_length,
     eos_token_ids,
@@ -36,7 +38,11 @@ _COMPUTING = (AttributeError, TypeError, ValueError, RuntimeError, LookupError, 
 
 
 def load_model(
-    name: str | Path, dtype: str = DEFAULT_DTYPE, kind: Kind = "auto", device: str | torch.device = "cpu"
+    name: str | Path,
+    dtype: str = DEFAULT_DTYPE,
+    kind: Kind = "auto",
+    device: str | torch.device = "cpu",
+    adapter: str | Path | None = None,
 ) -> Model:
     """Load a causal language model and try whether it is exact.
 
@@ -49,14 +55,15 @@ def load_model(
         kind: of decoder: "llama" for the Llama family's fast one, "general" for Transformers' own modules,
             "auto" for the first where it serves the model.
         device: where the model computes: "cpu", "cuda", "cuda:1", "mps".
+        adapter: the folder of a PEFT LoRA adapter to merge.
 
     Raises:
-        ConfigError: unknown dtype or kind, the Llama decoder asked for a model it does not serve, or a device that is
-            not there.
-        ModelLoadError: the folder is missing, broken, or has only pickled weights.
+        ConfigError: unknown dtype or kind, the Llama decoder asked for a model it does not serve, a device that is
+            not there, or an adapter without PEFT.
+        ModelLoadError: the folder is missing, broken, or has only pickled weights; an adapter does not fit it.
         UnsupportedModelError: the architecture cannot be served exactly (named, with the reason).
     """
-    folder, model = _load(name, dtype, kind, device)
+    folder, model = _load(name, dtype, kind, device, adapter)
     options = ", ".join(f"{key} {value:g}" for key, value in recommended_sampling(folder).items())
     if options:
         _log.warning("%s: %s recommends %s; requests that want this say so.", name, GENERATION_CONFIG, options)
@@ -95,18 +102,28 @@ def load_tokenizer(name: str | Path) -> Any:
     return read_tokenizer(ModelFolder.find(name))
 
 
-def find_tokenizer(name: str | Path) -> Any:
+def find_tokenizer(name: str | Path, adapter: str | Path | None = None) -> Any:
     """The same, or None where there is none: such a model is served by token ids.
 
+    adapter: the folder of an adapter, whose tokenizer, if it has one, is taken in place of the model's.
+
     Raises:
-        ModelLoadError: there is one that cannot be read.
+        ModelLoadError: there is one that cannot be read, or the adapter's has other tokens than the model's.
     """
     folder = ModelFolder.find(name)
-    return read_tokenizer(folder) if folder.has_tokenizer() else None
+    tokenizer = read_tokenizer(folder) if folder.has_tokenizer() else None
+    beside = None if adapter is None else ModelFolder(str(adapter), Path(adapter).expanduser())
+    if beside is None or not beside.has_tokenizer():
+        return tokenizer
+    ours = read_tokenizer(beside)
+    check_adapter_tokens(tokenizer, ours, str(name), str(adapter))
+    return ours
 
 
-def load_transformers_model(name: str | Path, dtype: str) -> Any:
+def load_transformers_model(name: str | Path, dtype: str, adapter: str | Path | None = None) -> Any:
     """A causal language model as Transformers computes it, with its default attention, in evaluation mode.
+
+    adapter: the folder of a PEFT LoRA adapter to merge.
 
     Raises:
         ConfigError, ModelLoadError: as `load_model`.
@@ -114,12 +131,14 @@ def load_transformers_model(name: str | Path, dtype: str) -> Any:
     _check_dtype(dtype)
     folder = ModelFolder.find(name)
     config = read_config(folder)
-    model = read_model(folder, config, _torch_dtype(folder, dtype))
+    model = with_adapter(partial(read_model, folder, config), _torch_dtype(folder, dtype), adapter, name)
     model.generation_config.eos_token_id = sorted(eos_token_ids(folder, config)) or None
     return model.requires_grad_(True)
 
 
-def _load(name: str | Path, dtype: str, kind: Kind, device: str | torch.device) -> tuple[ModelFolder, Model]:
+def _load(
+    name: str | Path, dtype: str, kind: Kind, device: str | torch.device, adapter: str | Path | None = None
+) -> tuple[ModelFolder, Model]:
     """A model that has computed one step."""
     _check_dtype(dtype)
     if kind not in ("auto", "llama", "general"):
@@ -135,9 +154,11 @@ def _load(name: str | Path, dtype: str, kind: Kind, device: str | torch.device) 
         kind = "general" if refusal else "llama"
     eos = eos_token_ids(folder, config)
     register_attention()
-    hf = read_model(folder, config, _torch_dtype(folder, dtype), ATTENTION_NAME).to(place)
+    read = partial(read_model, folder, config, attention=ATTENTION_NAME)
+    hf = with_adapter(read, _torch_dtype(folder, dtype), adapter, name).to(place)
     try:
         model = _assemble(hf, folder.name, config, eos, kind)
+        model.adapter = None if adapter is None else str(adapter)
         probe(model)
     except _COMPUTING as error:
         if isinstance(error, ForerunError):
