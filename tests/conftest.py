@@ -5,12 +5,32 @@ two, in `integration/test_two_threads.py`. OMP_NUM_THREADS in the environment ov
 """
 
 import os
+import tempfile
+from pathlib import Path
+
+import pytest
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("FORERUN_COST_CACHE", "0")
+os.environ.setdefault("FORERUN_USERS_HOME", os.environ.get("FORERUN_HOME", ""))  # workers inherit it from the first
+_home = tempfile.TemporaryDirectory(prefix="forerun-home-")
+os.environ["FORERUN_HOME"] = _home.name  # empty: no test depends on which models are fetched on this machine
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 # Read once, when torch and NumPy are imported; the processes that tests start inherit them.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 for _name in ("MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS"):
     os.environ.setdefault(_name, os.environ["OMP_NUM_THREADS"])
+
+
+@pytest.fixture
+def smollm2_file(monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The SmolLM2 file that the user of this machine has fetched; the test is skipped without one."""
+    from forerun.fetch.store import path_of
+
+    with monkeypatch.context() as patch:
+        patch.setenv("FORERUN_HOME", os.environ["FORERUN_USERS_HOME"])
+        path = path_of("smollm2")
+    if path is None:
+        pytest.skip("SmolLM2 is not fetched: forerun fetch smollm2")
+    return path

@@ -13,8 +13,10 @@ from forerun.config import COST_CACHE_VARIABLE
 from forerun.errors import ConfigError
 from forerun.files.json_file import Fields
 from forerun.files.write import write_json
+from forerun.home import home
 from forerun.policy.costs import CostModel
 
+COSTS_FILE = "costs.json"
 COST_CACHE_ENTRIES = 64
 """Settings kept in the file; the one written longest ago is dropped first."""
 _VERSION = 1
@@ -27,19 +29,11 @@ _warned: set[Path] = set()
 
 
 def cache_file() -> Path | None:
-    """Where costs are kept: in the user's cache folder. None where the variable FORERUN_COST_CACHE is 0.
-
-    A relative XDG_CACHE_HOME is ignored, as the XDG Base Directory Specification demands.
-    """
+    """Where costs are kept, in forerun's folder. None without one, or where FORERUN_COST_CACHE is 0."""
     if os.environ.get(COST_CACHE_VARIABLE, "1") == "0":
         return None
-    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    if not base.is_absolute():
-        try:
-            base = Path.home() / ".cache"
-        except RuntimeError:  # a user without a home
-            return None
-    return base / "forerun" / "costs.json"
+    base = home()
+    return None if base is None else base / COSTS_FILE
 
 
 class StoredCosts:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from forerun.config import COST_CACHE_VARIABLE
+from forerun.home import HOME_VARIABLE
 from forerun.policy import CostModel, StoredCosts, cost_store
 from forerun.policy.costs import bucket, rounded
 from forerun.policy.curve import Curve
@@ -116,6 +117,7 @@ def test_state_goes_round() -> None:
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv(COST_CACHE_VARIABLE, "1")
+    monkeypatch.delenv(HOME_VARIABLE, raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(cost_store, "_known", {})
     monkeypatch.setattr(cost_store, "_warned", set())
@@ -263,6 +265,10 @@ def test_a_relative_cache_folder_is_ignored(home: Path, tmp_path: Path, monkeypa
         assert cost_store.cache_file() == tmp_path / "user" / ".cache" / "forerun" / "costs.json"
     StoredCosts(("a",)).save()
     assert [each.name for each in tmp_path.iterdir()] == ["user"]
+    monkeypatch.setenv(HOME_VARIABLE, "elsewhere")
+    assert cost_store.cache_file() == tmp_path / "elsewhere" / "costs.json"
+    monkeypatch.setenv(HOME_VARIABLE, "~/mine")
+    assert cost_store.cache_file() == tmp_path / "user" / "mine" / "costs.json"
 
 
 def test_switched_off_or_not_writable(home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

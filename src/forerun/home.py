@@ -1,0 +1,25 @@
+"""The folder in which forerun keeps what it fetches and measures for a user."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+HOME_VARIABLE = "FORERUN_HOME"
+"""Environment variable: the folder. Unset or empty: `forerun` in the user's cache folder."""
+
+
+def home() -> Path | None:
+    """FORERUN_HOME, else $XDG_CACHE_HOME/forerun, else ~/.cache/forerun; it need not exist.
+
+    None for a user without a home, where no variable says otherwise.
+    A relative FORERUN_HOME counts from the working directory. A relative XDG_CACHE_HOME is ignored, as the XDG Base
+    Directory Specification demands.
+    """
+    try:
+        if chosen := os.environ.get(HOME_VARIABLE):
+            return Path(chosen).expanduser().absolute()
+        base = Path(os.environ.get("XDG_CACHE_HOME", ""))
+        return (base if base.is_absolute() else Path.home() / ".cache") / "forerun"
+    except RuntimeError:  # a user without a home
+        return None
