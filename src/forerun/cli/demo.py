@@ -43,7 +43,7 @@ def demo(
     rounds: Annotated[int, typer.Option(help="Measured rounds per prompt.", min=1, metavar="INT")] = 3,
     sampling: Annotated[SamplingParams, Flags("max_tokens")],
     settings: Annotated[
-        LLMOptions, Flags("num_draft_tokens", "dtype", "device", base=LLMOptions(num_draft_tokens=AUTO))
+        LLMOptions, Flags("num_draft_tokens", "dtype", "device", "adapter", base=LLMOptions(num_draft_tokens=AUTO))
     ],
     json: options.Json = False,
 ) -> None:
@@ -63,7 +63,8 @@ def demo(
     rows, interrupted = perform(stage, methods, cases, params, rounds)
     exact, padded = methods[PLAIN].exact, is_cost_padded(model)
     if json:
-        facts = {"model": model, "cost_padded": padded, "dtype": settings.dtype, "num_draft_tokens": count}
+        facts = {"model": model, "adapter": settings.adapter, "cost_padded": padded, "dtype": settings.dtype}
+        facts["num_draft_tokens"] = count
         results = [{**plain(row), "speedup": row.speedup.median} for row in rows]
         print_json({"results": results, **facts, "prompts": len(cases), "exact": exact, "machine": machine()})
     else:
@@ -148,7 +149,7 @@ def open_methods(
     from forerun.bench.engines import beside
     from forerun.engine import LLM
 
-    plain = LLM(model, drafter=None, dtype=settings.dtype, device=settings.device)
+    plain = LLM(model, drafter=None, dtype=settings.dtype, device=settings.device, adapter=settings.adapter)
     return {PLAIN: plain} | {name: beside(plain, spec, num_draft_tokens) for name, spec in drafters.items()}
 
 

@@ -34,7 +34,7 @@ def chat(
         str | None,
         typer.Argument(
             help="A model with a chat template: a folder or a hub id.",
-            metavar="[MODEL]",
+            metavar="MODEL",
             show_default=f"{CHAT_MODEL}, once it is fetched",
         ),
     ] = None,
