@@ -19,6 +19,8 @@ from forerun.errors import ConfigError, ModelLoadError, UnsupportedModelError
 from forerun.files.json_file import Fields
 from forerun.models.adapter_folder import CONFIG, MERGED, REMEDY, by_module, check_targets, read_settings, read_tensors
 from forerun.models.foreign_errors import as_load_errors
+from forerun.models.sources.folder import ModelFolder
+from forerun.models.sources.folder_source import FolderSource
 from forerun.vocabulary.compare import first_difference, shown
 from forerun.vocabulary.tokenizer import tokens_by_id
 
@@ -50,13 +52,20 @@ def with_adapter(
     return _rounded(model, dtype)
 
 
-def check_adapter_tokens(base: Any, adapter: Any, name: str, folder: str) -> None:
-    """Compare an adapter's tokenizer with the model's, None if it has none.
+def adapter_tokenizer(folder: str | Path, base: Any, name: str) -> Any:
+    """The tokenizer that was saved with an adapter; without one, the model's.
+
+    Args:
+        base: the model's; None if it has none. name: the model's, for messages.
 
     Raises:
-        ModelLoadError: a token id stands for something else.
+        ModelLoadError: it cannot be read, or a token id stands for something else than in the model's.
     """
-    first = None if base is None else first_difference(tokens_by_id(base), tokens_by_id(adapter))
+    source = FolderSource(ModelFolder(f"adapter {folder}", Path(folder).expanduser()))
+    if not source.has_tokenizer():
+        return base
+    tokenizer = source.tokenizer()
+    first = None if base is None else first_difference(tokens_by_id(base), tokens_by_id(tokenizer))
     if first is not None:
         token_id, ours, theirs = first
         raise ModelLoadError(
@@ -64,6 +73,7 @@ def check_adapter_tokens(base: Any, adapter: Any, name: str, folder: str) -> Non
             f"the vocabulary of {name}. Give the model that it was trained on; if the ids that the adapter was "
             "trained with are the model's, take the tokenizer out of its folder."
         )
+    return tokenizer
 
 
 @dataclass(frozen=True, slots=True)

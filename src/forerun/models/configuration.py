@@ -1,54 +1,16 @@
-"""From config.json and generation_config.json to a Transformers configuration and what forerun takes from it.
-
-The configuration is made of the values that were read here: Transformers does not open the folder for it, and nothing
-in the values makes it import code or look for other files.
-"""
+"""What forerun takes from a Transformers configuration, whatever files it was made from."""
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Any, get_args
+from collections.abc import Iterable
+from typing import Any
 
 from forerun.errors import UnsupportedModelError
-from forerun.files.json_file import Fields
-from forerun.models.folder import GENERATION_CONFIG, REMEDY, ModelFolder
-from forerun.models.foreign_errors import as_load_errors
 
 UNLIMITED = 2**20
 """Positions of a model whose configuration sets no limit."""
-_CONTEXT = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len")
-_SIZES = (
-    *("vocab_size", "hidden_size", "n_embd", "d_model", "intermediate_size", "head_dim"),
-    *("num_hidden_layers", "num_layers", "n_layers", "n_layer"),
-    *("num_attention_heads", "n_heads", "n_head", "num_key_value_heads"),
-)
-# what would make Transformers import code or open files that nobody has looked at
-_DROPPED = {"auto_map", "custom_generate", "transformers_weights", "fusion_config", "distributed_config"}
-_DROPPED |= {"_name_or_path", "_attn_implementation", "_attn_implementation_internal", "attn_implementation"}
+CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len")
 _ATTENTION_LAYERS = {"full_attention", "sliding_attention"}
-
-
-def read_config(folder: ModelFolder) -> Any:
-    """The Transformers configuration of the folder's language model.
-
-    Raises:
-        ModelLoadError: config.json is damaged, or a value in it cannot be.
-        UnsupportedModelError: Transformers has no such model type, or its weights are quantised.
-    """
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-
-    fields = folder.config()
-    model_type = fields.string("model_type")
-    if model_type not in CONFIG_MAPPING:
-        raise UnsupportedModelError(_unknown_type(folder, fields, model_type))
-    _check_quantization(fields)
-    text = fields.fields("text_config", None)
-    for part in (fields, text):
-        if part is not None:
-            _check_values(part)
-    with as_load_errors(f"{fields.place}: it describes no {model_type} model", REMEDY):
-        cls = CONFIG_MAPPING[model_type]
-        return cls.from_dict(_of_types(cls, _without_code(fields.values))).get_text_config(decoder=True)
 
 
 def refuse_unservable(config: Any, name: str) -> None:
@@ -65,101 +27,10 @@ def refuse_unservable(config: Any, name: str) -> None:
 
 def context_length(config: Any) -> int:
     """Positions that the model can compute."""
-    lengths = (getattr(config, key, None) for key in _CONTEXT)
+    lengths = (getattr(config, key, None) for key in CONTEXT_KEYS)
     return next((int(length) for length in lengths if length is not None), UNLIMITED)
 
 
-def eos_token_ids(folder: ModelFolder, config: Any) -> frozenset[int]:
-    """The tokens that end an output: what generation_config.json says, else the configuration. Ids that are no token
-    are left out.
-
-    Raises:
-        ModelLoadError: generation_config.json is damaged, or says something that cannot be a token id.
-    """
-    ids = _token_ids(folder.read(GENERATION_CONFIG))
-    if ids is None:
-        given = getattr(config, "eos_token_id", None)
-        ids = [] if given is None else [given] if isinstance(given, int) else given
+def token_ids_of(ids: Iterable[int], config: Any) -> frozenset[int]:
+    """Those of the ids that are tokens."""
     return frozenset(token_id for token_id in ids if 0 <= token_id < config.vocab_size)
-
-
-def recommended_sampling(folder: ModelFolder) -> dict[str, float]:
-    """The sampling options of generation_config.json that would change what a request without options gives."""
-    fields = folder.read(GENERATION_CONFIG)
-    neutral = {"repetition_penalty": 1.0}
-    if fields.flag("do_sample", False):
-        neutral |= {"temperature": 1.0, "top_p": 1.0, "min_p": 0.0, "top_k": 0.0}
-    found = {key: fields.number(key, value) for key, value in neutral.items()}
-    return {key: value for key, value in found.items() if value != neutral[key]}
-
-
-def _token_ids(fields: Fields) -> list[int] | None:
-    """`eos_token_id` as a list; None where it is not set."""
-    if isinstance(fields.values.get("eos_token_id"), list):
-        return fields.list_of("eos_token_id", int)
-    single = fields.integer("eos_token_id", None)
-    return None if single is None else [single]
-
-
-def _check_values(fields: Fields) -> None:
-    """Look at the values that models are built with: Transformers takes some of them as they are."""
-    import torch
-
-    for key in (*_SIZES, *_CONTEXT):
-        if not isinstance(fields.values.get(key), list):  # a value for each layer
-            fields.integer(key, None, low=1)
-    for key in ("dtype", "torch_dtype"):
-        name = fields.string(key, "float32")
-        if name != "auto" and not isinstance(getattr(torch, name.removeprefix("torch."), None), torch.dtype):
-            raise fields.wrong(key, "a number format of torch, such as bfloat16")
-    _token_ids(fields)
-
-
-def _check_quantization(fields: Fields) -> None:
-    quantization = fields.fields("quantization_config", None)
-    if quantization is not None:
-        method = quantization.string("quant_method", "unnamed")
-        raise UnsupportedModelError(
-            f"{fields.place}: the weights are quantised ({method}), which forerun does not undo. Take "
-            "the model's float weights, or save dequantised ones with Transformers."
-        )
-
-
-def _unknown_type(folder: ModelFolder, fields: Fields, model_type: str) -> str:
-    from transformers import __version__
-
-    known = f"model type {model_type!r} is not one that Transformers {__version__} has"
-    code = asks_for_code(fields)
-    if code is None:
-        return f"{fields.place}: {known}. Serve {folder.name} with a Transformers that has it."
-    return (
-        f"{fields.place}: {known}, and the code that auto_map asks for ({code}) is not run: it could do anything. "
-        "Give a model of a type that Transformers has."
-    )
-
-
-def asks_for_code(fields: Fields) -> str | None:
-    """What of a folder's code its `auto_map` asks for; None if for nothing."""
-    auto_map = fields.values.get("auto_map")
-    names = list(auto_map.values()) if isinstance(auto_map, dict) else auto_map if isinstance(auto_map, list) else []
-    flat = [part for name in names for part in (name if isinstance(name, list) else [name]) if isinstance(part, str)]
-    return ", ".join(part[:60] for part in flat[:3]) or (None if not auto_map else "auto_map")
-
-
-def _without_code(value: Any) -> Any:
-    """The value without the keys of _DROPPED, at any depth."""
-    if isinstance(value, dict):
-        return {key: _without_code(inner) for key, inner in value.items() if key not in _DROPPED}
-    return [_without_code(inner) for inner in value] if isinstance(value, list) else value
-
-
-def _of_types(cls: Any, values: dict[str, Any]) -> dict[str, Any]:
-    """Numbers as the class wants them: 1 where it wants a float, 4096.0 where it wants an integer."""
-    types = {field.name: get_args(field.type) or (field.type,) for field in dataclasses.fields(cls)}
-    for key, value in values.items():
-        wanted = types.get(key, ())
-        if type(value) is int and float in wanted and int not in wanted:
-            values[key] = float(value)
-        elif type(value) is float and value.is_integer() and int in wanted and float not in wanted:
-            values[key] = int(value)
-    return values

@@ -7,6 +7,8 @@ from contextlib import contextmanager
 
 from forerun.errors import ForerunError, ModelLoadError
 
+REMEDY = "Download or save the model anew."
+"""What to do about files that are damaged or not those of one model."""
 _LENGTH = 300
 
 

@@ -1,9 +1,8 @@
-"""From a folder or hub id to a Model. Weights come from safetensors only; no remote code is run."""
+"""From a name to a Model, whatever kind of files it lies in. No code of theirs is run, and no pickle is opened."""
 
 from __future__ import annotations
 
 import logging
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,22 +11,16 @@ import torch
 from forerun.config import DEFAULT_DTYPE, DTYPES
 from forerun.device import resolve_device
 from forerun.errors import ConfigError, ForerunError, ModelLoadError, UnsupportedModelError
-from forerun.models.adapter import check_adapter_tokens, with_adapter
-from forerun.models.configuration import (
-    context_length,
-    eos_token_ids,
-    read_config,
-    recommended_sampling,
-    refuse_unservable,
-)
+from forerun.models.adapter import adapter_tokenizer, with_adapter
+from forerun.models.configuration import context_length, refuse_unservable
 from forerun.models.exactness import probe, self_test
-from forerun.models.folder import GENERATION_CONFIG, ModelFolder
 from forerun.models.foreign_errors import reason
 from forerun.models.general import ATTENTION_NAME, GeneralDecoder, register_attention
 from forerun.models.llama import LlamaDecoder, llama_refusal
 from forerun.models.model import Decoder, Model
 from forerun.models.non_finite import first_non_finite_tensor
-from forerun.models.transformers_model import foreign_attention, read_model, read_tokenizer, stored_dtype
+from forerun.models.sources import ModelSource, find_source
+from forerun.models.transformers_model import foreign_attention, read_model
 
 _log = logging.getLogger(__name__)
 Kind = Literal["auto", "llama", "general"]
@@ -46,12 +39,14 @@ def load_model(
 ) -> Model:
     """Load a causal language model and try whether it is exact.
 
-    One line is logged where the weights are rounded, and one where generation_config.json recommends sampling options:
-    those of a request are its own.
+    One line is logged where the weights are rounded, and one where the files recommend sampling options: those of a
+    request are its own. The numbers that quantised weights stand for are rounded without a line.
 
     Args:
-        name: "bundled", "bundled-draft", a local folder, or a hub id.
-        dtype: "float32", "bfloat16", "float64", or "auto": that of the weights, float32 for float16.
+        name: "bundled", "bundled-draft", "smollm2" (once fetched), a local folder, a .gguf file, a hub id, or one of
+            its GGUF files ("owner/name:file.gguf").
+        dtype: "float32", "bfloat16", "float64", or "auto": that of the weights, float32 for float16 and for quantised
+            ones.
         kind: of decoder: "llama" for the Llama family's fast one, "general" for Transformers' own modules,
             "auto" for the first where it serves the model.
         device: where the model computes: "cpu", "cuda", "cuda:1", "mps".
@@ -60,16 +55,16 @@ def load_model(
     Raises:
         ConfigError: unknown dtype or kind, the Llama decoder asked for a model it does not serve, a device that is
             not there, or an adapter without PEFT.
-        ModelLoadError: the folder is missing, broken, or has only pickled weights; an adapter does not fit it.
+        ModelLoadError: the files are missing, broken, or hold only pickled weights; an adapter does not fit them.
         UnsupportedModelError: the architecture cannot be served exactly (named, with the reason).
     """
-    folder, model = _load(name, dtype, kind, device, adapter)
-    options = ", ".join(f"{key} {value:g}" for key, value in recommended_sampling(folder).items())
+    source, model = _load(name, dtype, kind, device, adapter)
+    options = ", ".join(f"{key} {value:g}" for key, value in source.recommended_sampling().items())
     if options:
-        _log.warning("%s: %s recommends %s; requests that want this say so.", name, GENERATION_CONFIG, options)
-    stored = stored_dtype(folder)
+        _log.warning("%s: %s recommends %s; requests that want this say so.", name, source.place_of_sampling, options)
+    stored = source.stored_dtype()
     served = str(model.dtype).removeprefix("torch.")
-    if _BITS[stored] > _BITS[served]:
+    if stored is not None and _BITS[stored] > _BITS[served]:
         _log.warning("%s: the weights are %s and are rounded to %s; dtype='auto' keeps them.", name, stored, served)
     model.exactness = self_test(model)
     return model
@@ -99,7 +94,7 @@ def load_tokenizer(name: str | Path) -> Any:
     Raises:
         ModelLoadError: there is none, or it cannot be read.
     """
-    return read_tokenizer(ModelFolder.find(name))
+    return find_source(name).tokenizer()
 
 
 def find_tokenizer(name: str | Path, adapter: str | Path | None = None) -> Any:
@@ -110,14 +105,9 @@ def find_tokenizer(name: str | Path, adapter: str | Path | None = None) -> Any:
     Raises:
         ModelLoadError: there is one that cannot be read, or the adapter's has other tokens than the model's.
     """
-    folder = ModelFolder.find(name)
-    tokenizer = read_tokenizer(folder) if folder.has_tokenizer() else None
-    beside = None if adapter is None else ModelFolder(str(adapter), Path(adapter).expanduser())
-    if beside is None or not beside.has_tokenizer():
-        return tokenizer
-    ours = read_tokenizer(beside)
-    check_adapter_tokens(tokenizer, ours, str(name), str(adapter))
-    return ours
+    source = find_source(name)
+    tokenizer = source.tokenizer() if source.has_tokenizer() else None
+    return tokenizer if adapter is None else adapter_tokenizer(adapter, tokenizer, str(name))
 
 
 def load_transformers_model(name: str | Path, dtype: str, adapter: str | Path | None = None) -> Any:
@@ -129,36 +119,34 @@ def load_transformers_model(name: str | Path, dtype: str, adapter: str | Path | 
         ConfigError, ModelLoadError: as `load_model`.
     """
     _check_dtype(dtype)
-    folder = ModelFolder.find(name)
-    config = read_config(folder)
-    model = with_adapter(partial(read_model, folder, config), _torch_dtype(folder, dtype), adapter, name)
-    model.generation_config.eos_token_id = sorted(eos_token_ids(folder, config)) or None
+    source = find_source(name)
+    config = source.config()
+    model = _read(source, config, dtype, adapter)
+    model.generation_config.eos_token_id = sorted(source.eos_token_ids(config)) or None
     return model.requires_grad_(True)
 
 
 def _load(
     name: str | Path, dtype: str, kind: Kind, device: str | torch.device, adapter: str | Path | None = None
-) -> tuple[ModelFolder, Model]:
+) -> tuple[ModelSource, Model]:
     """A model that has computed one step."""
     _check_dtype(dtype)
     if kind not in ("auto", "llama", "general"):
         raise ConfigError(f"kind is {kind!r}, but must be auto, llama or general.")
     place = resolve_device(device)
-    folder = ModelFolder.find(name)
-    config = read_config(folder)
-    refuse_unservable(config, folder.name)
+    source = find_source(name)
+    config = source.config()
+    refuse_unservable(config, source.name)
     refusal = llama_refusal(config)
     if kind == "llama" and refusal:
         raise ConfigError(f"the Llama decoder cannot serve {name}: {refusal}. Use kind='general'.")
     if kind == "auto":
         kind = "general" if refusal else "llama"
-    eos = eos_token_ids(folder, config)
+    eos = source.eos_token_ids(config)
     register_attention()
-    read = partial(read_model, folder, config, attention=ATTENTION_NAME)
-    hf = with_adapter(read, _torch_dtype(folder, dtype), adapter, name).to(place)
+    hf = _read(source, config, dtype, adapter, ATTENTION_NAME).to(place)
     try:
-        model = _assemble(hf, folder.name, config, eos, kind)
-        model.adapter = None if adapter is None else str(adapter)
+        model = _assemble(hf, source, config, eos, kind, adapter)
         probe(model)
     except _COMPUTING as error:
         if isinstance(error, ForerunError):
@@ -169,7 +157,19 @@ def _load(
             f"{name} ({config.model_type}) could not compute one step in forerun: {reason(error)}. "
             "Serve it with Transformers, or report the architecture."
         ) from error
-    return folder, model
+    return source, model
+
+
+def _read(
+    source: ModelSource, config: Any, dtype: str, adapter: str | Path | None, attention: str | None = None
+) -> Any:
+    """The Transformers model of a source, with an adapter if there is one."""
+
+    def read(number_format: torch.dtype) -> Any:
+        checkpoint = source.checkpoint(config, number_format)
+        return read_model(source.name, config, checkpoint, number_format, attention)
+
+    return with_adapter(read, _torch_dtype(source, dtype), adapter, source.name)
 
 
 def _check_dtype(dtype: str) -> None:
@@ -177,21 +177,24 @@ def _check_dtype(dtype: str) -> None:
         raise ConfigError(f"dtype is {dtype!r}, but must be one of {', '.join(DTYPES)}.")
 
 
-def _torch_dtype(folder: ModelFolder, dtype: str) -> torch.dtype:
-    """That of a name. "auto" is the weights' own, and float32, which holds all of it, for float16."""
+def _torch_dtype(source: ModelSource, dtype: str) -> torch.dtype:
+    """That of a name. "auto" is the weights' own, and float32, which holds all of it, for float16 and what quantised
+    weights stand for."""
     if dtype == "auto":
-        dtype = stored_dtype(folder)
+        dtype = source.stored_dtype() or "float32"
     found: torch.dtype = getattr(torch, "float32" if dtype == "float16" else dtype)
     return found
 
 
-def _assemble(hf: Any, name: str, config: Any, eos: frozenset[int], kind: Kind) -> Model:
+def _assemble(
+    hf: Any, source: ModelSource, config: Any, eos: frozenset[int], kind: Kind, adapter: str | Path | None
+) -> Model:
     num_parameters = sum(p.numel() for p in hf.parameters())
     dtype, device = hf.dtype, hf.device
     decoder: Decoder = LlamaDecoder(hf) if kind == "llama" else GeneralDecoder(hf)
-    return Model(
+    model = Model(
         decoder,
-        name=name,
+        name=source.name,
         vocab_size=config.vocab_size,
         context_length=context_length(config),
         eos_token_ids=eos,
@@ -199,4 +202,8 @@ def _assemble(hf: Any, name: str, config: Any, eos: frozenset[int], kind: Kind) 
         device=device,
         num_parameters=num_parameters,
         kind=kind,
+        # with an adapter the weights are no longer those that the file holds
+        packed_weights=source.packed_weights(config) if adapter is None else None,
     )
+    model.adapter = None if adapter is None else str(adapter)
+    return model

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from forerun.cache import SequenceCache
 from forerun.errors import UnsupportedModelError
+from forerun.gguf_format import GgufTensor
 from forerun.models.attention.base import LayerAttention, Layout
 from forerun.models.attention.views import Views
 from forerun.models.base import Exactness, Forward, LanguageModel, Rows
@@ -44,6 +45,8 @@ class Model(LanguageModel):
         dtype: of the weights.
         device: where they lie.
         kind: of decoder, "llama" or "general".
+        packed_weights: tensors as they are packed in a GGUF file, by the names of Transformers' parameters; nothing for
+            a model that comes from another kind of file.
         num_layers: layers, each with keys and values that belong to it alone.
         exactness: the self-test's verdict.
     """
@@ -60,12 +63,14 @@ class Model(LanguageModel):
         device: torch.device,
         num_parameters: int,
         kind: str,
+        packed_weights: Mapping[str, GgufTensor] | None = None,
     ) -> None:
         untested = Exactness(False, "the self-test has not run")
         super().__init__(
             name, vocab_size, context_length, eos_token_ids, dtype, device, num_parameters, exactness=untested
         )
         self.decoder, self.kind = decoder, kind
+        self.packed_weights: Mapping[str, GgufTensor] = {} if packed_weights is None else packed_weights
         self.num_layers = decoder.num_layers
         self.compute_dtype = torch.float64 if dtype == torch.float64 else torch.float32
         attentions = decoder.layer_attentions

@@ -1,7 +1,7 @@
 """The only module that lets Transformers read a model folder. It never runs a folder's code, nor asks whether to.
 
-Configuration and weights are read here and handed to Transformers as values (`configuration.py`, `weights.py`); it
-opens files for tokenizers alone.
+Configuration and weights are handed to Transformers as values (`sources/`, `weights.py`); it opens files for
+tokenizers alone.
 """
 
 from __future__ import annotations
@@ -9,47 +9,38 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from forerun.errors import ModelLoadError, UnsupportedModelError
-from forerun.models.configuration import asks_for_code
-from forerun.models.folder import REMEDY, ModelFolder
-from forerun.models.foreign_errors import as_load_errors
+from forerun.models.foreign_errors import REMEDY, as_load_errors
 from forerun.models.weights import Checkpoint, check_layers, check_numbers, check_shapes, check_unused
 
 _log = logging.getLogger(__name__)
 
 
-def read_tokenizer(folder: ModelFolder) -> Any:
-    """The Transformers tokenizer of a folder.
+def read_tokenizer(folder: Path, name: str, remedy: str) -> Any:
+    """The Transformers tokenizer that lies in a folder.
+
+    Args:
+        name: what the folder was asked for as. remedy: what to do where there is no tokenizer in it.
 
     Raises:
-        ModelLoadError: there is none, it cannot be read, or it needs code of the folder's.
+        ModelLoadError: it cannot be read, or needs code of the folder's.
     """
     from transformers import AutoTokenizer
 
-    remedy = "Put tokenizer.json and tokenizer_config.json beside the weights, or pass token ids."
-    if not folder.has_tokenizer():
-        raise ModelLoadError(f"no tokenizer could be read from {folder.name}: there is none. {remedy}")
-    settings = folder.tokenizer_config()
-    try:
-        with as_load_errors(f"no tokenizer could be read from {folder.name}", remedy):
-            return AutoTokenizer.from_pretrained(folder.path, local_files_only=True, trust_remote_code=False)
-    except ModelLoadError as error:
-        code = asks_for_code(settings)
-        if code is None or "trust_remote_code" not in str(error.__cause__):
-            raise
-        raise ModelLoadError(
-            f"{settings.place}: the code that auto_map asks for ({code}) is not run: it could do anything. {remedy}"
-        ) from None
+    with as_load_errors(f"no tokenizer could be read from {name}", remedy):
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
 
 
-def read_model(folder: ModelFolder, config: Any, dtype: torch.dtype, attention: str | None = None) -> Any:
-    """The Transformers model of a configuration, on the CPU, with the folder's weights.
+def read_model(name: str, config: Any, checkpoint: Checkpoint, dtype: torch.dtype, attention: str | None = None) -> Any:
+    """The Transformers model of a configuration, on the CPU, with a checkpoint's weights.
 
     Args:
+        name: what the model was asked for as.
         dtype: that the weights are brought to.
         attention: the name that its attention is registered by; None for Transformers' default.
 
@@ -57,16 +48,15 @@ def read_model(folder: ModelFolder, config: Any, dtype: torch.dtype, attention: 
         ModelLoadError: the weights are damaged or not those of the configuration.
         UnsupportedModelError: Transformers has no causal language model of the kind, or none with this attention.
     """
-    cls = _model_class(folder.name, config)
-    checkpoint = Checkpoint(folder.weight_files())
-    kind = f"{folder.name} ({config.model_type})"
+    cls = _model_class(name, config)
+    kind = f"{name} ({config.model_type})"
     num_nextn = getattr(config, "num_nextn_predict_layers", None) or 0
     check_layers(checkpoint, config.num_hidden_layers, num_nextn, kind)
     options: dict[str, Any] = {"dtype": dtype, "experts_implementation": "eager"}
     if attention is not None:
         options["attn_implementation"] = attention
-    check_shapes(checkpoint, _shapes(cls, config, options, kind), cls.base_model_prefix, kind)
-    with as_load_errors(f"the weights of {folder.name} cannot be read", REMEDY), quietly():
+    check_shapes(checkpoint, _shapes(cls, config, options, kind, checkpoint), cls.base_model_prefix, kind)
+    with as_load_errors(f"the weights of {name} cannot be read", REMEDY), quietly():
         model, loaded = cls.from_pretrained(
             None,
             config=config,
@@ -78,11 +68,6 @@ def read_model(folder: ModelFolder, config: Any, dtype: torch.dtype, attention: 
         )
     _check_loaded(checkpoint, model, loaded, kind)
     return model.eval().requires_grad_(False)
-
-
-def stored_dtype(folder: ModelFolder) -> str:
-    """The number format of most of a folder's weights."""
-    return Checkpoint(folder.weight_files()).stored_dtype()
 
 
 def _model_class(name: str, config: Any) -> Any:
@@ -98,10 +83,13 @@ def _model_class(name: str, config: Any) -> Any:
     return cls
 
 
-def _shapes(cls: Any, config: Any, options: dict[str, Any], kind: str) -> dict[str, tuple[int, ...]]:
+def _shapes(
+    cls: Any, config: Any, options: dict[str, Any], kind: str, checkpoint: Checkpoint
+) -> dict[str, tuple[int, ...]]:
     """The shapes of a model's tensors by name, without making them."""
+    what = f"{kind}: {checkpoint.described_by} describes no {cls.__name__}"
     try:
-        with as_load_errors(f"{kind}: config.json describes no {cls.__name__}", REMEDY), torch.device("meta"):
+        with as_load_errors(what, REMEDY), torch.device("meta"):
             empty = cls._from_config(config, **options)
             return {key: tuple(tensor.shape) for key, tensor in empty.state_dict().items()}
     except ModelLoadError as error:
@@ -114,8 +102,8 @@ def _check_loaded(checkpoint: Checkpoint, model: Any, loaded: dict[str, Any], na
     """Raises ModelLoadError where tensors are missing, do not fit, or would change the model if they were used."""
     for tensor, found, wanted in sorted(loaded["mismatched_keys"]):
         raise ModelLoadError(
-            f"{name}: tensor {tensor} has shape {list(found)} in the weights, and {list(wanted)} by config.json. "
-            "Give the config.json that the weights were saved with."
+            f"{name}: tensor {tensor} has shape {list(found)} in the weights, and {list(wanted)} by "
+            f"{checkpoint.described_by}. {checkpoint.remedy}"
         )
     if loaded["missing_keys"]:
         missing = sorted(loaded["missing_keys"])

@@ -1,4 +1,4 @@
-"""The weights of a model folder: read from safetensors alone, and compared with the model that they are for.
+"""The tensors of a checkpoint, not read yet, compared with the model that they are for.
 
 Tensors that a model needs must be there with its shapes. Those that it does not need fall into three classes: an error
 where leaving them out would change what the model computes; one warning for parts that belong to other tasks; silence
@@ -11,55 +11,53 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
+from math import prod
+from types import EllipsisType
+from typing import Protocol
+
+from torch import Tensor
 
 from forerun.errors import ModelLoadError
-from forerun.models.folder import REMEDY
-from forerun.models.foreign_errors import as_load_errors
 
 _log = logging.getLogger(__name__)
 _FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _COMPUTED = re.compile(r"(^|\.)(inv_freq|masked_bias|position_ids|cos_cached|sin_cached)$|\.(attn|attention)\.bias$")
 _LAYER = re.compile(r"^(?P<list>(?:.+\.)?(?:layers|h|blocks|block|layer))\.(?P<index>\d+)\.")
-_SERVED_CONFIG = "Give the config.json that the weights were saved with."
 
 
+class TensorSlice(Protocol):
+    """A tensor that is not read yet, in the form that Transformers takes from safetensors."""
+
+    def get_shape(self) -> list[int]: ...
+
+    def get_dtype(self) -> str:
+        """As safetensors files write it, such as "BF16"."""
+
+    def __getitem__(self, index: EllipsisType) -> Tensor:
+        """The whole tensor, read now."""
+
+
+@dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """The tensors of safetensors files by name. They are read when they are used.
-
-    Args:
-        files: at least one.
+    """The tensors of a model by name. They are read when they are used.
 
     Attributes:
-        slices: by name, what Transformers takes as a tensor that is not read yet.
-
-    Raises:
-        ModelLoadError: a file is damaged, or two files have a tensor of the same name.
+        slices: at least one.
+        described_by: what holds the configuration that they must fit, for messages: "config.json".
+        remedy: what to do where they do not fit it.
     """
 
-    def __init__(self, files: Sequence[Path]) -> None:
-        from safetensors import safe_open
-
-        self.slices: dict[str, Any] = {}
-        for file in files:
-            with as_load_errors(f"{file}: the weights are damaged", REMEDY):
-                opened: Any = safe_open(file, framework="pt")
-                for name in opened.keys():  # noqa: SIM118 (no mapping)
-                    if name in self.slices:
-                        raise ModelLoadError(f"{file}: tensor {name} is in another file as well. {REMEDY}")
-                    self.slices[name] = opened.get_slice(name)
-        if not self.slices:
-            raise ModelLoadError(f"{files[0]}: it holds no tensors. {REMEDY}")
+    slices: Mapping[str, TensorSlice]
+    described_by: str
+    remedy: str
 
     def shape(self, name: str) -> list[int]:
-        shape: list[int] = self.slices[name].get_shape()
-        return shape
+        return self.slices[name].get_shape()
 
     def dtype(self, name: str) -> str:
-        """As the file writes it, such as "BF16"."""
-        dtype: str = self.slices[name].get_dtype()
-        return dtype
+        """As safetensors files write it, such as "BF16"."""
+        return self.slices[name].get_dtype()
 
     def is_zero(self, name: str) -> bool:
         return not self.slices[name][...].any()
@@ -68,10 +66,7 @@ class Checkpoint:
         """The number format, such as "bfloat16", of most of the entries."""
         entries: Counter[str] = Counter()
         for name in self.slices:
-            count = 1
-            for length in self.shape(name):
-                count *= length
-            entries[_FLOATS.get(self.dtype(name), "float32")] += count
+            entries[_FLOATS.get(self.dtype(name), "float32")] += prod(self.shape(name))
         return entries.most_common(1)[0][0]
 
 
@@ -91,15 +86,15 @@ def check_layers(checkpoint: Checkpoint, num_layers: int, num_nextn: int, name: 
             counts[found["list"]] = max(counts.get(found["list"], 0), int(found["index"]) + 1)
     if counts and max(counts.values()) < num_layers:
         raise ModelLoadError(
-            f"{name}: config.json speaks of {num_layers} layers, and the weights have {max(counts.values())}. "
-            f"{_SERVED_CONFIG}"
+            f"{name}: {checkpoint.described_by} speaks of {num_layers} layers, and the weights have "
+            f"{max(counts.values())}. {checkpoint.remedy}"
         )
     decoder = [name for name in counts if name.removeprefix("language_model.") in _DECODER_LISTS]
     for layers in decoder:
         if counts[layers] > num_layers + num_nextn:
             raise ModelLoadError(
-                f"{name}: the weights have {layers}.{counts[layers] - 1}, but config.json speaks of {num_layers} "
-                f"layers only. {_SERVED_CONFIG}"
+                f"{name}: the weights have {layers}.{counts[layers] - 1}, but {checkpoint.described_by} speaks of "
+                f"{num_layers} layers only. {checkpoint.remedy}"
             )
 
 
@@ -120,8 +115,8 @@ def check_shapes(checkpoint: Checkpoint, wanted: Mapping[str, Sequence[int]], ba
         found = checkpoint.shape(tensor)
         if shape is not None and list(shape) != found:
             raise ModelLoadError(
-                f"{name}: tensor {tensor} has shape {found} in the weights, and {list(shape)} by config.json. "
-                f"{_SERVED_CONFIG}"
+                f"{name}: tensor {tensor} has shape {found} in the weights, and {list(shape)} by "
+                f"{checkpoint.described_by}. {checkpoint.remedy}"
             )
 
 
@@ -135,8 +130,8 @@ def check_numbers(checkpoint: Checkpoint, unused: Collection[str], name: str) ->
         dtype = checkpoint.dtype(tensor)
         if dtype not in _FLOATS and tensor not in unused and not _COMPUTED.search(tensor):
             raise ModelLoadError(
-                f"{name}: tensor {tensor} is stored as {dtype}, as quantised weights are, and config.json does not say "
-                "how. Take the model's float weights."
+                f"{name}: tensor {tensor} is stored as {dtype}, as quantised weights are, and "
+                f"{checkpoint.described_by} does not say how. Take the model's float weights."
             )
 
 
@@ -157,8 +152,8 @@ def check_unused(checkpoint: Checkpoint, unused: Iterable[str], served: Collecti
             others[_outside(tensor, served)] += 1
         elif not checkpoint.is_zero(tensor):
             raise ModelLoadError(
-                f"{name}: the weights hold {tensor}, which a model by this config.json would leave out. "
-                f"{_SERVED_CONFIG}"
+                f"{name}: the weights hold {tensor}, which a model by {checkpoint.described_by} would leave out. "
+                f"{checkpoint.remedy}"
             )
     if others:
         parts = ", ".join(f"{prefix}.* ({count})" for prefix, count in others.items())

@@ -6,14 +6,14 @@ pickles.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from forerun.config import BUNDLED_MODELS
 from forerun.errors import ModelLoadError
 from forerun.files.json_file import Fields
-from forerun.models.foreign_errors import as_load_errors
+from forerun.models.foreign_errors import REMEDY
+from forerun.models.sources.hub import download_files
 
 CONFIG = "config.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
@@ -31,7 +31,6 @@ _TOKENIZERS = (
     "sentencepiece.bpe.model",
 )
 _TEXT = ("*.json", "*.jinja", "*.txt", "*.model")
-REMEDY = "Download or save the model anew."
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +59,10 @@ class ModelFolder:
         if path.is_dir():
             return cls(str(name), path)
         if isinstance(name, Path) or path.is_absolute() or text.startswith((".", "~")) or path.exists():
-            raise ModelLoadError(f"model folder {name} does not exist. Give a folder with config.json, or a hub id.")
-        return cls(str(name), _download(text, _TEXT), is_remote=True)
+            raise ModelLoadError(
+                f"model folder {name} does not exist. Give a folder with config.json, a .gguf file, or a hub id."
+            )
+        return cls(str(name), download_files(text, _TEXT), is_remote=True)
 
     def has_tokenizer(self) -> bool:
         """Whether there is any file that a tokenizer would be made of."""
@@ -104,7 +105,7 @@ class ModelFolder:
         """
         if self.is_remote:
             names = self._shards() if (self.path / INDEX).is_file() else [WEIGHTS]
-            _download(self.name, names)
+            download_files(self.name, names)
         if (self.path / WEIGHTS).is_file():
             return [self.path / WEIGHTS]
         if not (self.path / INDEX).is_file():
@@ -145,11 +146,3 @@ class ModelFolder:
 
     def _nothing(self, path: Path) -> Fields:
         return Fields(str(path), {}, ModelLoadError, REMEDY)
-
-
-def _download(name: str, patterns: Sequence[str]) -> Path:
-    """The cached folder of a hub id, with the files of these names in it; folders inside it are left out."""
-    from huggingface_hub import snapshot_download
-
-    with as_load_errors(f"{name} is no folder, and cannot be fetched as a hub id", "Check its name and the network."):
-        return Path(snapshot_download(name, allow_patterns=list(patterns), ignore_patterns=["*/*"]))

@@ -1,0 +1,66 @@
+"""The contract of a model's source: all that loading needs to know, whatever kind of files it lies in."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from forerun.gguf_format import GgufTensor
+from forerun.models.weights import Checkpoint
+
+
+class ModelSource(ABC):
+    """The files of one model. They are read when a method asks for what is in them.
+
+    Each method raises ModelLoadError where its part is missing, damaged or contradicts another, and
+    UnsupportedModelError where it is of a kind that forerun does not serve.
+
+    Attributes:
+        name: what the model was asked for as, for messages.
+        place_of_sampling: where `recommended_sampling` is written, for messages.
+    """
+
+    name: str
+    place_of_sampling: str
+
+    @abstractmethod
+    def config(self) -> Any:
+        """The Transformers configuration of its language model."""
+
+    @abstractmethod
+    def eos_token_ids(self, config: Any) -> frozenset[int]:
+        """The tokens that end an output; ids that are no token are left out."""
+
+    @abstractmethod
+    def checkpoint(self, config: Any, dtype: torch.dtype) -> Checkpoint:
+        """The tensors by the names that Transformers gives them, not read yet.
+
+        Args:
+            dtype: that they will be brought to. Tensors that are computed when they are read come in it.
+        """
+
+    @abstractmethod
+    def stored_dtype(self) -> str | None:
+        """The number format of most of the weights, such as "bfloat16"; None where they are quantised."""
+
+    @abstractmethod
+    def recommended_sampling(self) -> dict[str, float]:
+        """The sampling options that the files recommend, where they would change what a request without options
+        gives."""
+
+    @abstractmethod
+    def has_tokenizer(self) -> bool:
+        """Whether there is anything that a tokenizer would be made of."""
+
+    @abstractmethod
+    def tokenizer(self) -> Any:
+        """The Transformers tokenizer."""
+
+    def packed_weights(self, config: Any) -> Mapping[str, GgufTensor]:
+        """The tensors as they are packed in the file, by Transformers' names and with rows in Transformers' order;
+        nothing where weights are not packed."""
+        return MappingProxyType({})

@@ -1,0 +1,92 @@
+"""A GGUF file as a model's source."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from forerun.errors import ModelLoadError
+from forerun.files.json_file import Fields
+from forerun.gguf_format import GgufFile, eos_token_ids, read_tokenizer
+from forerun.gguf_format.header import REMEDY
+from forerun.models.configuration import token_ids_of
+from forerun.models.sources.base import ModelSource
+from forerun.models.sources.gguf_configuration import read_gguf_config
+from forerun.models.sources.gguf_tensors import PackedWeights, open_slices
+from forerun.models.weights import Checkpoint
+
+_SAMPLING = {
+    "temperature": ("general.sampling.temp", 1.0),
+    "top_k": ("general.sampling.top_k", 0.0),
+    "top_p": ("general.sampling.top_p", 1.0),
+    "min_p": ("general.sampling.min_p", 0.0),
+    "repetition_penalty": ("general.sampling.penalty_repeat", 1.0),
+}
+"""Option of a request -> the key that recommends it, and the value that changes nothing."""
+
+
+class GgufSource(ModelSource):
+    """One GGUF file. It stays open, mapped into memory, as long as the source or its packed weights are in use."""
+
+    place_of_sampling = "the file"
+
+    def __init__(self, name: str, path: Path) -> None:
+        self.name, self.path = name, path
+
+    @cached_property
+    def file(self) -> GgufFile:
+        """The open file."""
+        return GgufFile.open(self.path)
+
+    def config(self) -> Any:
+        """As `ModelSource.config`."""
+        return read_gguf_config(self.file, self.eos_ids)
+
+    @property
+    def eos_ids(self) -> frozenset[int]:
+        """The tokens that end an output, as the file says; none where it has no tokenizer."""
+        return eos_token_ids(self.file.metadata) if self.has_tokenizer() else frozenset()
+
+    def eos_token_ids(self, config: Any) -> frozenset[int]:
+        """As `ModelSource.eos_token_ids`."""
+        return token_ids_of(self.eos_ids, config)
+
+    def checkpoint(self, config: Any, dtype: torch.dtype) -> Checkpoint:
+        """As `ModelSource.checkpoint`: one tensor is dequantised at a time."""
+        return Checkpoint(
+            open_slices(self.packed_weights(config), config, dtype), f"the metadata of {self.path}", REMEDY
+        )
+
+    def packed_weights(self, config: Any) -> PackedWeights:
+        """As `ModelSource.packed_weights`."""
+        return PackedWeights(self.file, config)
+
+    def stored_dtype(self) -> str | None:
+        """As `ModelSource.stored_dtype`."""
+        entries: Counter[str | None] = Counter()
+        for tensor in self.file.tensors.values():
+            entries[_FORMATS.get(tensor.type_name)] += math.prod(tensor.shape)
+        return entries.most_common(1)[0][0]
+
+    def recommended_sampling(self) -> dict[str, float]:
+        """As `ModelSource.recommended_sampling`."""
+        fields = Fields(str(self.path), self.file.metadata, ModelLoadError, REMEDY)
+        found = {option: fields.number(key, neutral) for option, (key, neutral) in _SAMPLING.items()}
+        return {option: value for option, value in found.items() if value != _SAMPLING[option][1]}
+
+    def has_tokenizer(self) -> bool:
+        """As `ModelSource.has_tokenizer`."""
+        return "tokenizer.ggml.tokens" in self.file.metadata
+
+    def tokenizer(self) -> Any:
+        """As `ModelSource.tokenizer`."""
+        return read_tokenizer(self.file.metadata, str(self.path))
+
+
+_FORMATS: Mapping[str, str] = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
