@@ -17,7 +17,16 @@ from torch import Tensor, nn
 
 from forerun.errors import ConfigError, ModelLoadError, UnsupportedModelError
 from forerun.files.json_file import Fields
-from forerun.models.adapter_folder import CONFIG, MERGED, REMEDY, by_module, check_targets, read_settings, read_tensors
+from forerun.models.adapter_folder import (
+    CONFIG,
+    MERGED,
+    REMEDY,
+    Tensors,
+    check_targets,
+    read_settings,
+    read_tensors,
+    sorted_tensors,
+)
 from forerun.models.foreign_errors import as_load_errors
 from forerun.models.sources.folder import ModelFolder
 from forerun.models.sources.folder_source import FolderSource
@@ -83,14 +92,12 @@ class Adapter:
     Attributes:
         path: the folder.
         settings: what of adapter_config.json decides the merged weights.
-        tensors: by name.
-        parts: module of the model -> the adapter's tensors for it, by their part, such as "lora_A.weight".
+        tensors: its matrices, and what else its file holds.
     """
 
     path: Path
     settings: Mapping[str, Any]
-    tensors: Mapping[str, Tensor]
-    parts: Mapping[str, Mapping[str, Tensor]]
+    tensors: Tensors
 
     @classmethod
     def read(cls, folder: str | Path) -> Adapter:
@@ -107,10 +114,9 @@ class Adapter:
             )
         fields = Fields.read(path / CONFIG, ModelLoadError, remedy=REMEDY)
         settings = read_settings(fields)
-        tensors = read_tensors(path)
-        parts = by_module(tensors, path)
-        check_targets(fields, parts)
-        return cls(path, settings, tensors, parts)
+        tensors = sorted_tensors(read_tensors(path), path)
+        check_targets(fields, tensors.parts)
+        return cls(path, settings, tensors)
 
     def merged(self, model: Any, name: str) -> Any:
         """The Transformers model with this added to its weights.
@@ -120,12 +126,12 @@ class Adapter:
         """
         self._check_modules(model, name)
         peft = _peft()
-        config = peft.LoraConfig(**self.settings, target_modules=list(self.parts))
+        config = peft.LoraConfig(**self.settings, target_modules=list(self.tensors.parts))
         what = f"adapter {self.path} cannot be merged into {name}"
         with as_load_errors(what, REMEDY), warnings.catch_warnings(), torch.random.fork_rng([]):
             warnings.simplefilter("ignore")
             wrapped = peft.get_peft_model(model, config)
-            loaded = peft.set_peft_model_state_dict(wrapped, dict(self.tensors))
+            loaded = peft.set_peft_model_state_dict(wrapped, dict(self.tensors.matrices))
             missing = [key for key in loaded.missing_keys if "lora_" in key]
             if missing or loaded.unexpected_keys:
                 wrong = f"it lacks {missing[0]}" if missing else f"it holds {loaded.unexpected_keys[0]}"
@@ -137,7 +143,14 @@ class Adapter:
     def _check_modules(self, model: Any, name: str) -> None:
         modules = dict(model.named_modules(remove_duplicate=False))
         shared = _shared_weights(modules)
-        for module, parts in self.parts.items():
+        for module, weight in self.tensors.whole.items():
+            served = getattr(modules.get(module), "weight", None)
+            if served is None or served.shape != weight.shape or not served.to(weight.dtype).equal(weight):
+                raise UnsupportedModelError(
+                    f"adapter {self.path}: it holds the whole weight of {module}, and {name} has another one: it was "
+                    f"trained, or tokens were added. {MERGED}"
+                )
+        for module, parts in self.tensors.parts.items():
             found = modules.get(module)
             if not isinstance(getattr(found, "weight", None), Tensor):
                 raise ModelLoadError(

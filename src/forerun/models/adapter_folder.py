@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -39,6 +39,7 @@ _TENSOR = re.compile(
     r"base_model\.model\.(?P<module>.+)\.(?P<part>lora_A\.weight|lora_B\.weight|lora_B\.bias|lora_embedding_A|"
     r"lora_embedding_B|lora_magnitude_vector(?:\.weight)?)"
 )
+_WHOLE = re.compile(r"base_model\.model\.(?P<module>.+?)(?:\.base_layer)?\.weight")
 
 
 def read_settings(fields: Fields) -> dict[str, Any]:
@@ -109,25 +110,41 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def by_module(tensors: Mapping[str, Tensor], path: Path) -> dict[str, dict[str, Tensor]]:
-    """Module of the model -> the tensors for it, by their part, such as "lora_A.weight".
+class Tensors(NamedTuple):
+    """The tensors of an adapter, sorted.
+
+    Attributes:
+        matrices: LoRA's, by name.
+        parts: module of the model -> its matrices by their part, such as "lora_A.weight".
+        whole: module -> its weight, where the file holds it: PEFT saves an embedding along with its matrices.
+    """
+
+    matrices: Mapping[str, Tensor]
+    parts: Mapping[str, Mapping[str, Tensor]]
+    whole: Mapping[str, Tensor]
+
+
+def sorted_tensors(tensors: Mapping[str, Tensor], path: Path) -> Tensors:
+    """What each tensor is.
 
     Raises:
-        UnsupportedModelError: a tensor belongs to no LoRA matrix.
-        ModelLoadError: there are none.
+        UnsupportedModelError: one is neither a part of a LoRA matrix nor a weight.
+        ModelLoadError: there are no matrices.
     """
+    matrices: dict[str, Tensor] = {}
     parts: dict[str, dict[str, Tensor]] = {}
+    whole: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
-        found = _TENSOR.fullmatch(name)
-        if found is None:
-            raise UnsupportedModelError(
-                f"{path / WEIGHTS}: tensor {name[:120]} is no part of a LoRA matrix: the adapter holds a whole weight "
-                f"of the model, as after training embeddings or adding tokens. {MERGED}"
-            )
-        parts.setdefault(found["module"], {})[found["part"]] = tensor
+        if found := _TENSOR.fullmatch(name):
+            matrices[name] = tensor
+            parts.setdefault(found["module"], {})[found["part"]] = tensor
+        elif found := _WHOLE.fullmatch(name):
+            whole[found["module"]] = tensor
+        else:
+            raise UnsupportedModelError(f"{path / WEIGHTS}: tensor {name[:120]} is no part of a LoRA matrix. {MERGED}")
     if not parts:
-        raise ModelLoadError(f"{path / WEIGHTS}: it holds no tensors. {REMEDY}")
-    return parts
+        raise ModelLoadError(f"{path / WEIGHTS}: it holds no LoRA matrices. {REMEDY}")
+    return Tensors(matrices, parts, whole)
 
 
 def check_targets(fields: Fields, parts: Mapping[str, object]) -> None:

@@ -190,12 +190,20 @@ REFUSED: dict[str, tuple[Callable[[Path], Any], str]] = {
     "pickled": (pickled, r"only pickled weights \(adapter_model\.bin\)"),
     "no weights": (lambda adapter: (adapter / "adapter_model.safetensors").unlink(), r"has no adapter_model\.saf"),
     "cut weights": (cut, "the weights are damaged"),
-    "no tensors": (tensors(lambda found: found.clear()), "holds no tensors"),
+    "no tensors": (tensors(lambda found: found.clear()), "holds no LoRA matrices"),
     "integers": (tensors(lambda found: found.update({A: torch.ones(4, 64).int()})), "stored as torch.int32"),
     "half a pair": (tensors(lambda found: found.pop(B)), r"q_proj has no lora_B\.weight"),
     "whole weight": (
         tensors(lambda found: found.update({"base_model.model.lm_head.weight": torch.zeros(99, 64)})),
-        "no part of a LoRA matrix",
+        "whole weight of lm_head, and .* has another one",
+    ),
+    "trained weight": (
+        tensors(lambda found: found.update({"base_model.model.lm_head.base_layer.weight": torch.zeros(VOCAB, 64)})),
+        "whole weight of lm_head, and .* has another one",
+    ),
+    "other tensor": (
+        tensors(lambda found: found.update({"base_model.model.lm_head.bias": torch.zeros(VOCAB)})),
+        "lm_head.bias is no part of a LoRA matrix",
     ),
     "no such module": (
         tensors(lambda found: found.update({key.replace(".0.", ".7."): found[key] for key in (A, B)})),
