@@ -206,7 +206,7 @@ REFUSED: dict[str, tuple[Callable[[Path], Any], str]] = {
         "lm_head.bias is no part of a LoRA matrix",
     ),
     "no such module": (
-        tensors(lambda found: found.update({key.replace(".0.", ".7."): found[key] for key in (A, B)})),
+        tensors(lambda found: found.update({key.replace(".0.", ".7."): found[key].clone() for key in (A, B)})),
         r"a module model\.layers\.7\.self_attn\.q_proj, which",
     ),
     "other width": (tensors(lambda found: found.update({A: torch.ones(4, 32)})), r"\[4, 32\] and \[64, 4\]"),
