@@ -11,6 +11,8 @@ from forerun.drafters.parse_text import parse_drafter
 from forerun.drafters.table import DRAFTERS
 from forerun.drafters.third_party import find_class
 from forerun.errors import DrafterError
+from forerun.fetch import store
+from forerun.gguf_format.file import SUFFIX
 
 
 def build_drafter(spec: str | Path | Drafter) -> tuple[Drafter, NumDraftTokens | None]:
@@ -18,8 +20,8 @@ def build_drafter(spec: str | Path | Drafter) -> tuple[Drafter, NumDraftTokens |
 
     Args:
         spec: a name of the table, perhaps with options (NAME:key=value,key=value; num_draft_tokens=K is one of every
-            drafter's); likewise the name of an installed package's drafter, or module:Class; the folder or hub id of a
-            draft model; or a drafter.
+            drafter's); likewise the name of an installed package's drafter, or module:Class; the folder, .gguf file or
+            hub id of a draft model; or a drafter.
 
     Raises:
         DrafterError: an unknown name or option; not a drafter.
@@ -59,9 +61,10 @@ def _check_place(spec: str | Path) -> None:
     """A word that is neither a name of the table, nor a folder, nor like a hub id, is most likely misspelt."""
     if (
         isinstance(spec, Path)
-        or spec in (BUNDLED_DRAFT, BUNDLED_OTHER_VOCAB)
+        or spec in (BUNDLED_DRAFT, BUNDLED_OTHER_VOCAB, *store.names())
         or "/" in spec
         or "\\" in spec
+        or spec.lower().endswith(SUFFIX)
         or Path(spec).exists()
     ):
         return
@@ -72,5 +75,5 @@ def _check_place(spec: str | Path) -> None:
         )
     raise DrafterError(
         f"drafter is {spec!r}, which is neither a known name ({', '.join(DRAFTERS)}) nor a folder. "
-        "Give one of the names, module:Class, or the folder or hub id (owner/name) of a draft model."
+        "Give one of the names, module:Class, or the folder, .gguf file or hub id (owner/name) of a draft model."
     )

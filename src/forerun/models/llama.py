@@ -23,7 +23,7 @@ from forerun.models.linear import Linear, make_linear
 from forerun.models.taps import Taps
 
 LLAMA_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
-_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+_ROPE_TYPES = ("default", "linear", "llama3", "yarn", "longrope")
 
 
 def llama_refusal(config: Any) -> str | None:
@@ -32,7 +32,8 @@ def llama_refusal(config: Any) -> str | None:
     if model_type not in LLAMA_MODEL_TYPES:
         return f"model type {model_type!r} is not one of {', '.join(LLAMA_MODEL_TYPES)}"
     rope = getattr(config, "rope_parameters", None) or {}
-    if rope.get("rope_type", "default") not in _ROPE_TYPES:
+    # longrope has factors for short and for long contexts
+    if rope.get("rope_type", "default") not in _ROPE_TYPES or rope.get("short_factor") != rope.get("long_factor"):
         return f"rope type {rope.get('rope_type')!r} depends on the sequence's length"
     if getattr(config, "hidden_act", "silu") != "silu":
         return f"activation {getattr(config, 'hidden_act', None)!r}"
@@ -58,7 +59,8 @@ class LlamaDecoder:
     """Decoder of a Transformers model of the Llama family, with its weights rearranged.
 
     Args:
-        model: the loaded causal language model, on its device; its weights are copied, so it may be dropped.
+        model: the loaded causal language model, on its device. Its layers are emptied one by one as their weights are
+            copied, so that memory does not hold all of them twice; the model is of no use afterwards.
     """
 
     def __init__(self, model: Any) -> None:
@@ -76,14 +78,16 @@ class LlamaDecoder:
         # the norms' weights in the type they are multiplied in, once and for all
         self.norm = base.norm.weight.detach().to(self.compute_dtype)
         self.lm_head = make_linear(model.lm_head.weight, model.lm_head.bias)
+        if model.lm_head.weight is not base.embed_tokens.weight:
+            model.lm_head.to_empty(device="meta")
         self.inverse_frequencies = base.rotary_emb.inv_freq.detach().float().cpu()
         self.rope_scaling = float(base.rotary_emb.attention_scaling)
         self.rotations = self._rotations(2048)
         self.attention: Attention = ReferenceAttention(self.dtype)
-        self.layers = [
-            self._rearranged(layer, Form(self.head_dim**-0.5, window))
-            for layer, window in zip(base.layers, _windows(config), strict=True)
-        ]
+        self.layers: list[_Layer] = []
+        for layer, window in zip(base.layers, _windows(config), strict=True):
+            self.layers.append(self._rearranged(layer, Form(self.head_dim**-0.5, window)))
+            layer.to_empty(device="meta")
         self.num_layers = len(self.layers)
         heads, group, width = self.num_kv_heads, self.num_heads // self.num_kv_heads, self.head_dim
         self.layer_attentions = [LayerAttention(heads, group, width, width, layer.form) for layer in self.layers]

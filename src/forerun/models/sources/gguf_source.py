@@ -11,16 +11,17 @@ from typing import Any
 
 import torch
 
-from forerun.errors import ModelLoadError
-from forerun.files.json_file import Fields
 from forerun.gguf_format import GgufFile, eos_token_ids, read_tokenizer
 from forerun.gguf_format.header import REMEDY
 from forerun.models.configuration import token_ids_of
 from forerun.models.sources.base import ModelSource
 from forerun.models.sources.gguf_configuration import read_gguf_config
+from forerun.models.sources.gguf_fields import metadata_of
 from forerun.models.sources.gguf_tensors import PackedWeights, open_slices
 from forerun.models.weights import Checkpoint
 
+_FORMATS: Mapping[str, str] = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+"""Type of tensor -> number format, of those that are not quantised."""
 _SAMPLING = {
     "temperature": ("general.sampling.temp", 1.0),
     "top_k": ("general.sampling.top_k", 0.0),
@@ -76,7 +77,7 @@ class GgufSource(ModelSource):
 
     def recommended_sampling(self) -> dict[str, float]:
         """As `ModelSource.recommended_sampling`."""
-        fields = Fields(str(self.path), self.file.metadata, ModelLoadError, REMEDY)
+        fields = metadata_of(self.file)
         found = {option: fields.number(key, neutral) for option, (key, neutral) in _SAMPLING.items()}
         return {option: value for option, value in found.items() if value != _SAMPLING[option][1]}
 
@@ -87,6 +88,3 @@ class GgufSource(ModelSource):
     def tokenizer(self) -> Any:
         """As `ModelSource.tokenizer`."""
         return read_tokenizer(self.file.metadata, str(self.path))
-
-
-_FORMATS: Mapping[str, str] = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}

@@ -1,0 +1,186 @@
+"""Small GGUF files: of models, as llama.cpp's converter writes them, and byte by byte, as nobody should."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+MAGIC = b"GGUF"
+_NAMES = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+_ARCHITECTURES = {"mistral": "llama"}
+K_QUANTS = {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
+"""Types that the gguf package does not make -> where a block's scales, of two bytes each, stand."""
+
+
+def write_gguf(
+    path: Path,
+    model: PreTrainedModel,
+    type_name: str = "F32",
+    keys: Mapping[str, Any] | None = None,
+    tensors: Mapping[str, np.ndarray] | None = None,
+    tokens: Sequence[str] | None = None,
+) -> dict[str, torch.Tensor]:
+    """Write a model's weights as llama.cpp's converter does, matrices in a type of blocks and vectors in float32.
+
+    Args:
+        keys: metadata beyond, or in place of, what the model's configuration says; None leaves a key out. Those of the
+            architecture have no prefix.
+        tensors: beyond the weights, in float32.
+        tokens: of a byte-level tokenizer; None for a file without one.
+
+    Returns:
+        What the file's numbers stand for, by Transformers' names.
+    """
+    config = model.config
+    architecture = _ARCHITECTURES.get(config.model_type, config.model_type)
+    writer = gguf.GGUFWriter(path, architecture)
+    for key, value in {**_metadata(config), **_tokenizer(tokens), **(keys or {})}.items():
+        if value is not None:
+            add_key(
+                writer, key if key.startswith(("general.", "tokenizer.", "split.")) else f"{architecture}.{key}", value
+            )
+    meaning = {}
+    for name, tensor in model.state_dict().items():
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        packed, meaning[name] = pack(tensor.float().numpy(), type_name)
+        heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(name.split(".")[-2])
+        if architecture == "llama" and heads:
+            packed = _permuted(packed, heads)
+        kind = gguf.GGMLQuantizationType[type_name if tensor.dim() > 1 else "F32"]
+        writer.add_tensor(_name(name), packed, raw_dtype=kind)
+    for name, tensor in (tensors or {}).items():
+        writer.add_tensor(name, tensor)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return meaning
+
+
+def add_key(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+    """A key of the type that a value of Python stands for."""
+    add: dict[type, Callable[[str, Any], None]] = {
+        bool: writer.add_bool,
+        int: writer.add_uint32,
+        float: writer.add_float32,
+        str: writer.add_string,
+        list: writer.add_array,
+    }
+    add[type(value)](key, value)
+
+
+def pack(numbers: np.ndarray, type_name: str) -> tuple[np.ndarray, torch.Tensor]:
+    """Numbers in blocks (bytes of a row in the last dimension), and what these stand for. Vectors stay as they are. The
+    blocks of K-quants have nothing to do with the numbers: they are drawn."""
+    if numbers.ndim == 1 or type_name == "F32":
+        return numbers, torch.from_numpy(numbers.copy())
+    kind = gguf.GGMLQuantizationType[type_name]
+    packed = _drawn(numbers.shape, type_name) if type_name in K_QUANTS else gguf.quants.quantize(numbers, kind)
+    return packed, torch.from_numpy(np.array(gguf.quants.dequantize(packed, kind), np.float32))
+
+
+def _drawn(shape: tuple[int, ...], type_name: str) -> np.ndarray:
+    size, num_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[type_name]]
+    random = np.random.default_rng(sum(shape))
+    blocks = random.integers(0, 256, (*shape[:-1], shape[-1] // size, num_bytes), np.uint8)
+    for place in K_QUANTS[type_name]:
+        scale = random.uniform(1e-4, 4e-4, blocks.shape[:-1] + (1,)).astype(np.float16)
+        blocks[..., place : place + 2] = scale.view(np.uint8)
+    return blocks.reshape(*shape[:-1], -1)
+
+
+def _permuted(rows: np.ndarray, heads: int) -> np.ndarray:
+    """llama.cpp's order of the rows of queries and keys."""
+    return rows.reshape(heads, 2, len(rows) // heads // 2, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
+
+
+def _name(name: str) -> str:
+    module, _, kind = name.rpartition(".")
+    if module.startswith("model.layers."):
+        index, _, part = module.removeprefix("model.layers.").partition(".")
+        return f"blk.{index}.{_NAMES[part]}.{kind}"
+    return f"{_NAMES[module]}.{kind}"
+
+
+def _metadata(config: Any) -> dict[str, Any]:
+    return {
+        "block_count": config.num_hidden_layers,
+        "context_length": config.max_position_embeddings,
+        "embedding_length": config.hidden_size,
+        "feed_forward_length": config.intermediate_size,
+        "attention.head_count": config.num_attention_heads,
+        "attention.head_count_kv": config.num_key_value_heads,
+        "attention.layer_norm_rms_epsilon": float(config.rms_norm_eps),
+        "attention.key_length": getattr(config, "head_dim", None),
+        "attention.value_length": getattr(config, "head_dim", None),
+        "rope.freq_base": float(config.rope_parameters["rope_theta"]),
+        "rope.dimension_count": getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
+        "attention.sliding_window": getattr(config, "sliding_window", None),
+    }
+
+
+def _tokenizer(tokens: Sequence[str] | None) -> dict[str, Any]:
+    if tokens is None:
+        return {}
+    return {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "gpt-2",
+        "tokenizer.ggml.tokens": list(tokens),
+        "tokenizer.ggml.token_type": [1] * len(tokens),
+        "tokenizer.ggml.merges": ["a b"],
+    }
+
+
+def text(value: str | bytes) -> bytes:
+    """A string as GGUF writes it."""
+    content = value.encode() if isinstance(value, str) else value
+    return struct.pack("<Q", len(content)) + content
+
+
+def entry(key: str | bytes, kind: int, value: bytes) -> bytes:
+    """A key of the metadata with a value of a type, by the number of the type."""
+    return text(key) + struct.pack("<I", kind) + value
+
+
+def info(name: str | bytes, shape: Sequence[int], kind: int, offset: int) -> bytes:
+    """A tensor of the list of tensors. shape: in the file's order, the length of a row first."""
+    return text(name) + struct.pack(f"<I{len(shape)}Q", len(shape), *shape) + struct.pack("<IQ", kind, offset)
+
+
+def raw(
+    entries: Sequence[bytes] = (),
+    infos: Sequence[bytes] = (),
+    data: bytes = b"",
+    *,
+    version: int = 3,
+    num_keys: int | None = None,
+    num_tensors: int | None = None,
+    alignment: int = 32,
+) -> bytes:
+    """A whole file, whatever its parts say."""
+    counts = (len(infos) if num_tensors is None else num_tensors, len(entries) if num_keys is None else num_keys)
+    header = MAGIC + struct.pack("<IQQ", version, *counts) + b"".join(entries) + b"".join(infos)
+    return header + b"\0" * (-len(header) % alignment) * bool(infos) + data
