@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from itertools import pairwise
 
-from forerun.gguf_format.token_list import PREFIX, TokenList, TokenType
+from forerun.gguf_format.token_list import PREFIX, TokenList
 
 MERGES = PREFIX + "merges"
 SCORES = PREFIX + "scores"
@@ -30,33 +30,28 @@ def read_merges(tokens: TokenList) -> list[tuple[str, str]]:
 def merges_of_scores(tokens: TokenList) -> list[tuple[str, str]]:
     """The merges that give what merging by score gives: of all neighbours the pair whose token has the highest score.
 
-    SentencePiece merges any two neighbours whose joined text is a token; a merge here is such a pair, ranked by the
-    score. Equal scores would leave the order to the place in the text, which ranks cannot say, so they are refused.
-    Where one token can be joined from several pairs, the shorter left part goes first.
+    SentencePiece merges any two neighbours whose joined text is a token, the leftmost of equal scores. A merge here is
+    such a pair, ranked by the score, then by the length of its left part: so of runs of one character, which have equal
+    scores in Llama's vocabulary, the leftmost grows first, as it should. Between other tokens of equal scores ranks
+    cannot say "leftmost", so they are refused. They cannot say it either where two pairs that make the same token
+    overlap (`ab aba ba`, both `ababa`); there the longer left part wins.
 
     Raises:
-        ModelLoadError: there is not one finite score for each token, or two tokens that can be merged have the same.
+        ModelLoadError: there is not one finite score for each token, or tokens that can be merged have the same.
     """
     scores = tokens.fields.list_of(SCORES, float)
     if len(scores) != len(tokens.texts):
         raise tokens.wrong(SCORES, f"it has {len(scores):,} entries, but there are {len(tokens.texts):,} tokens")
-    ranked = sorted(_joined(tokens), key=lambda index: -scores[index])
-    for first, second in pairwise(ranked):
-        if scores[first] == scores[second]:
+    pairs = {index: found for index, text in enumerate(tokens.texts) if (found := _pairs(text, tokens.ids))}
+    by_score = sorted(pairs, key=lambda index: -scores[index])
+    for first, second in pairwise(by_score):
+        if scores[first] == scores[second] and len({*tokens.texts[first], *tokens.texts[second]}) > 1:
             raise tokens.wrong(SCORES, f"tokens {first} and {second} have the same score, so no merge of them is first")
-    return [pair for index in ranked for pair in _pairs(tokens.texts[index], tokens.ids)]
-
-
-def _joined(tokens: TokenList) -> list[int]:
-    """The tokens that two others make. Control tokens are cut from the text before any merge."""
-    whole = (TokenType.CONTROL, TokenType.UNKNOWN)
-    return [
-        index
-        for index, (text, kind) in enumerate(zip(tokens.texts, tokens.types, strict=True))
-        if kind not in whole and _pairs(text, tokens.ids)
-    ]
+    merges = [(-scores[index], -len(left), left, right) for index, found in pairs.items() for left, right in found]
+    return [(left, right) for _, _, left, right in sorted(merges)]
 
 
 def _pairs(text: str, ids: Mapping[str, int]) -> list[tuple[str, str]]:
+    """The ways to make a token of two others."""
     parts = ((text[:border], text[border:]) for border in range(1, len(text)))
     return [(left, right) for left, right in parts if left in ids and right in ids]

@@ -154,17 +154,18 @@ def _ends_of_text(tokens: TokenList, *, add_bos: bool) -> Any:
         "bos": tokens.fields.flag(PREFIX + "add_bos_token", add_bos),
         "eos": tokens.fields.flag(PREFIX + "add_eos_token", False),
     }
-    names, special = {"bos": "", "eos": ""}, []
+    parts: dict[str, list[str]] = {"bos": [], "eos": []}
+    special = []
     for role in (role for role, is_wanted in wanted.items() if is_wanted):
         if role not in tokens.named:
             raise tokens.wrong(f"{PREFIX}add_{role}_token", f"it is true, but {PREFIX}{NAMED[role]} is missing")
         text = tokens.texts[tokens.named[role]]
-        name = role if set(": $") & set(text) else text  # these have a meaning in a template
+        name = role if set(":$") & set(text) else text  # these have a meaning in a template
         special.append({"id": name, "ids": [tokens.named[role]], "tokens": [text]})
-        names[role] = name + ":{0}"
-    single = f"{names['bos']} $A:{{0}} {names['eos']}"
-    first, second = single.format(0).strip(), single.format(1).strip()
-    return processors.TemplateProcessing(single=first, pair=f"{first} {second}", special_tokens=special)
+        parts[role] = [name]
+    first, second = ([*parts["bos"], text, *parts["eos"]] for text in ("$A", "$B"))
+    pair = [f"{part}:0" for part in first] + [f"{part}:1" for part in second]
+    return processors.TemplateProcessing(single=pair[: len(first)], pair=pair, special_tokens=special)
 
 
 def _add_matched(backend: Any, tokens: TokenList) -> frozenset[int]:

@@ -1,0 +1,143 @@
+"""A model as a Transformers folder: safetensors, configuration, generation configuration, tokenizer with template."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+
+from forerun.errors import ConfigError, ModelLoadError
+from forerun.files.json_file import read_json
+from forerun.files.write import REMEDY, new_files, refuse_to_overwrite, write_json
+from forerun.models import find_tokenizer, load_transformers_model
+from forerun.models.sources import find_source
+from forerun.models.transformers_model import quietly
+
+MAX_SHARD_BYTES = 5_000_000_000
+_TOKENIZER_CONFIG = "tokenizer_config.json"
+_MARGIN = 64 << 20
+"""Bytes for the files beside the weights."""
+_OF_A_MODEL = (
+    *("model*.safetensors", "model.safetensors.index.json", "config.json", "generation_config.json"),
+    *("tokenizer.json", _TOKENIZER_CONFIG, "special_tokens_map.json", "added_tokens.json", "chat_template.jinja*"),
+    *("tokenizer.model", "vocab.json", "merges.txt", "vocab.txt", "spiece.model", "sentencepiece.bpe.model"),
+)
+"""Files of a former model, which would be read along with the new one's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What was written.
+
+    Attributes:
+        num_parameters: tied ones counted once.
+        dtype: of the weights, such as "float32".
+        nbytes: of all files.
+        files: their names, sorted.
+    """
+
+    num_parameters: int
+    dtype: str
+    nbytes: int
+    files: tuple[str, ...]
+
+
+def export_hf(
+    model: str | Path, out: Path, dtype: str = "auto", *, force: bool = False, max_shard_bytes: int = MAX_SHARD_BYTES
+) -> Exported:
+    """Write any model that forerun loads as a Transformers folder, whole or not at all.
+
+    Args:
+        dtype: of the weights: "float32", "bfloat16", "float64", or "auto", that of the model (float32 for float16).
+        force: replace the model that `out` holds; other files there stay.
+        max_shard_bytes: weights larger than that are written as several files with an index.
+
+    Raises:
+        ConfigError: `out` holds something, cannot be written, or has too little room; unknown dtype.
+        ModelLoadError: there is no such model, or it cannot be read.
+    """
+    if not force:
+        refuse_to_overwrite(out, ConfigError)
+    _check_place(out)
+    loaded, tokenizer = load_transformers_model(model, dtype), find_tokenizer(model)
+    sizes = {tensor.data_ptr(): tensor for tensor in loaded.state_dict().values()}.values()
+    _check_room(out, sum(tensor.numel() * tensor.element_size() for tensor in sizes))
+    _complete(loaded.generation_config, tokenizer, find_source(model).recommended_sampling())
+    with new_files(out, ConfigError) as fresh:
+        try:
+            with quietly():
+                loaded.save_pretrained(fresh, max_shard_size=max_shard_bytes)
+                if tokenizer is not None:
+                    _save_tokenizer(tokenizer, fresh)
+        except SafetensorError as error:  # a full disk
+            raise ConfigError(f"{out} cannot be written: {error}. {REMEDY}") from error
+        written = {path.name: path.stat().st_size for path in fresh.iterdir()}
+        _remove_former(out, written.keys())
+    return Exported(
+        num_parameters=sum(tensor.numel() for tensor in sizes),
+        dtype=str(loaded.dtype).removeprefix("torch."),
+        nbytes=sum(written.values()),
+        files=tuple(sorted(written)),
+    )
+
+
+def _check_place(out: Path) -> None:
+    """Refuse a place that cannot be written, before a model is loaded for it."""
+    parent = _existing(out)
+    if not parent.is_dir():
+        raise ConfigError(f"{out} cannot be written: {parent} is not a folder. {REMEDY}")
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise ConfigError(f"{out} cannot be written: {parent} is read-only. {REMEDY}")
+
+
+def _check_room(out: Path, nbytes: int) -> None:
+    """Raise where the disk has less room than the files need. The former files are there until the new ones are."""
+    free, needed = shutil.disk_usage(_existing(out)).free, nbytes + _MARGIN
+    if free < needed:
+        raise ConfigError(f"{out} needs {needed / 1e9:,.1f} GB, and its disk has {free / 1e9:,.1f} GB left. {REMEDY}")
+
+
+def _existing(path: Path) -> Path:
+    """The path, or the nearest of its parents that is there."""
+    path = path.absolute()
+    while not os.path.lexists(path) and path != path.parent:
+        path = path.parent
+    return path
+
+
+def _complete(generation: Any, tokenizer: Any, sampling: Mapping[str, float]) -> None:
+    """Put what generation_config.json says beside the end tokens: bos, padding, and the sampling that is recommended.
+
+    Args:
+        sampling: option -> value.
+    """
+    for role in ("bos_token_id", "pad_token_id"):
+        if getattr(generation, role, None) is None:
+            setattr(generation, role, getattr(tokenizer, role, None))
+    for option, value in sampling.items():
+        setattr(generation, option, int(value) if option == "top_k" else value)
+    if sampling.keys() - {"repetition_penalty"}:
+        generation.do_sample = True
+
+
+def _save_tokenizer(tokenizer: Any, folder: Path) -> None:
+    """Write the tokenizer, its template inside tokenizer_config.json, where every version of Transformers looks."""
+    tokenizer.save_pretrained(folder, save_jinja_files=False)
+    path = folder / _TOKENIZER_CONFIG
+    settings = read_json(path, ModelLoadError)
+    if settings.get("tokenizer_class") == "TokenizersBackend":
+        settings["tokenizer_class"] = "PreTrainedTokenizerFast"  # its name before Transformers 5, which reads both
+    write_json(path, settings, error=ConfigError)
+
+
+def _remove_former(out: Path, written: Collection[str]) -> None:
+    """Remove the files of a former model that no new one takes the place of: they would be read along with the new."""
+    for pattern in _OF_A_MODEL:
+        for path in out.glob(pattern):
+            if path.name not in written and not path.is_dir():
+                path.unlink()
