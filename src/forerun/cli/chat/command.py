@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
@@ -60,16 +61,7 @@ def chat(
     chosen = choose_drafter(name, drafter)
     history = History(None if system is None else unicode_text(system, "--system"))
     screen.note(f"forerun: loading {name}")
-    llm = open_llm(
-        name,
-        chosen,
-        chat=True,
-        adapter=settings.adapter,
-        dtype=settings.dtype,
-        device=settings.device,
-        num_draft_tokens=settings.num_draft_tokens,
-        acceptance=settings.acceptance,
-    )
+    llm = open_llm(name, chosen, chat=True, **asdict(settings))
     session = Session(llm, chosen, params, settings, history)
     if sys.stdin.isatty():
         screen.note(f"{name}, drafter {chosen or NO_DRAFTER}. /help lists the commands, Ctrl-D ends the chat.")
