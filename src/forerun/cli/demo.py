@@ -71,8 +71,12 @@ def demo(
     runs, interrupted = perform(stage, methods, plan)
     results, exact = Results.of(plan, runs, prompts.every), methods[PLAIN].exact
     if json:
-        facts = {"model": model, "cost_padded": is_cost_padded(model), "dtype": settings.dtype}
-        facts["adapter"] = settings.adapter
+        facts = {
+            "model": model,
+            "cost_padded": is_cost_padded(model),
+            "dtype": settings.dtype,
+            "adapter": settings.adapter,
+        }
         print_json({**results.as_object(), **facts, "num_draft_tokens": count, "exact": exact, "machine": machine()})
     else:
         if interrupted:
