@@ -29,10 +29,11 @@ class Reference:
     Args:
         name: a bundled name, a local folder, or a hub id.
         dtype: "float32", "bfloat16" or "float64".
+        adapter: the folder of a LoRA adapter to merge.
     """
 
-    def __init__(self, name: str | Path, dtype: str) -> None:
-        self.model: Any = load_transformers_model(name, dtype)
+    def __init__(self, name: str | Path, dtype: str, adapter: str | Path | None = None) -> None:
+        self.model: Any = load_transformers_model(name, dtype, adapter)
 
     @torch.inference_mode()
     def forward_step(self, prefix: Sequence[int], tokens: Sequence[int]) -> Callable[[], Tensor]:

@@ -48,7 +48,7 @@ def demo(
     prompts: Annotated[DemoOptions, Flags()],
     sampling: Annotated[SamplingParams, Flags("max_tokens")],
     settings: Annotated[
-        LLMOptions, Flags("num_draft_tokens", "dtype", "device", base=LLMOptions(num_draft_tokens=AUTO))
+        LLMOptions, Flags("num_draft_tokens", "dtype", "device", "adapter", base=LLMOptions(num_draft_tokens=AUTO))
     ],
     json: options.Json = False,
 ) -> None:
@@ -71,7 +71,12 @@ def demo(
     runs, interrupted = perform(stage, methods, plan)
     results, exact = Results.of(plan, runs, prompts.every), methods[PLAIN].exact
     if json:
-        facts = {"model": model, "cost_padded": is_cost_padded(model), "dtype": settings.dtype}
+        facts = {
+            "model": model,
+            "cost_padded": is_cost_padded(model),
+            "dtype": settings.dtype,
+            "adapter": settings.adapter,
+        }
         print_json({**results.as_object(), **facts, "num_draft_tokens": count, "exact": exact, "machine": machine()})
     else:
         if interrupted:
@@ -169,7 +174,7 @@ def open_methods(
     from forerun.bench.engines import beside
     from forerun.engine import LLM
 
-    plain = LLM(model, drafter=None, dtype=settings.dtype, device=settings.device)
+    plain = LLM(model, drafter=None, dtype=settings.dtype, device=settings.device, adapter=settings.adapter)
     return {PLAIN: plain} | {name: beside(plain, spec, num_draft_tokens) for name, spec in drafters.items()}
 
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json as json_text
 import sys
-import time
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,11 +17,12 @@ from forerun.cli.default_model import chosen_model
 from forerun.cli.flags import Flags, with_flags
 from forerun.cli.options import LLMOptions
 from forerun.cli.output import print_json
+from forerun.cli.streaming import follow
 from forerun.config import BUNDLED_TARGET, DEFAULT_DRAFTER, LOSSY_RULES, NO_DRAFTER, SamplingParams
-from forerun.errors import PromptError
+from forerun.errors import ConfigError, PromptError
 
 if TYPE_CHECKING:
-    from forerun.engine import LLM
+    from forerun.engine import LLM, StreamChunk
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C: 128 + SIGINT."""
@@ -52,18 +51,21 @@ def generate(
             'messages ({"role": ..., "content": ...}), as that chat.',
         ),
     ] = False,
+    system: options.System = None,
     json: options.Json = False,
     params: Annotated[SamplingParams, Flags(leave_out=("prompt_logprobs", "tenant"), panel="Sampling")],
 ) -> None:
     """Generate text from a prompt, streaming it to standard output."""
     params = replace(params, prediction=read_prediction(params.prediction))
+    if system is not None and not chat:
+        raise ConfigError("--system is the system message of a chat. Add --chat, or put it into the prompt.")
     text = read_prompt(prompt)
-    request = read_chat(text) if chat else text
+    request = read_chat(text, system) if chat else text
     model = chosen_model(model)
     chosen = choose_drafter(model, drafter, params.prediction is not None)
     if not json:
         typer.echo(f"forerun: loading {model}", err=True)
-    llm = open_llm(model, chosen, **asdict(settings))
+    llm = open_llm(model, chosen, chat=chat, **asdict(settings))
     for note in notes(llm, model, chat, params, settings.acceptance):
         typer.echo(f"forerun: {note}", err=True)
     outputs, times, interrupted = run(llm, request, params, echo=not json)
@@ -94,7 +96,7 @@ def read_prompt(prompt: str | None) -> str:
         PromptError: no argument and nobody typing into a pipe; or the input is not UTF-8.
     """
     if prompt is not None and prompt != "-":
-        return _unicode(prompt, "The prompt")
+        return unicode_text(prompt, "The prompt")
     if prompt is None and sys.stdin.isatty():
         raise PromptError("There is no prompt. Give one as the argument, or pipe it in: forerun generate < file.txt")
     try:  # the bytes themselves: what sys.stdin makes of them depends on the locale
@@ -103,15 +105,24 @@ def read_prompt(prompt: str | None) -> str:
         raise PromptError(f"Standard input is not UTF-8 text: {error.reason}. Convert it first.") from None
 
 
-def read_chat(text: str) -> list[Any]:
-    """The chat that the text is as JSON, else the text as the user's message."""
+def read_chat(text: str, system: str | None = None) -> list[Any]:
+    """The chat that the text is as JSON, else the text as the user's message; after the system message, if any.
+
+    Raises:
+        ConfigError: there is a system message in the chat already.
+        PromptError: the system message is not UTF-8.
+    """
     try:
         chat = json_text.loads(text)
     except (ValueError, RecursionError):
         chat = None
-    if isinstance(chat, list) and chat and all(isinstance(entry, dict) and "role" in entry for entry in chat):
+    if not (isinstance(chat, list) and chat and all(isinstance(entry, dict) and "role" in entry for entry in chat)):
+        chat = [{"role": "user", "content": text}]
+    if system is None:
         return chat
-    return [{"role": "user", "content": text}]
+    if any(entry["role"] == "system" for entry in chat):
+        raise ConfigError("The chat has a system message, and --system gives another one. Leave one of them out.")
+    return [{"role": "system", "content": unicode_text(system, "--system")}, *chat]
 
 
 def read_prediction(prediction: str | Sequence[int] | None) -> str | Sequence[int] | None:
@@ -122,7 +133,7 @@ def read_prediction(prediction: str | Sequence[int] | None) -> str | Sequence[in
     """
     if not isinstance(prediction, str):
         return prediction
-    if not _unicode(prediction, "--prediction").startswith("@"):
+    if not unicode_text(prediction, "--prediction").startswith("@"):
         return prediction
     try:
         return Path(prediction[1:]).read_text(encoding="utf-8")
@@ -132,7 +143,7 @@ def read_prediction(prediction: str | Sequence[int] | None) -> str | Sequence[in
         raise PromptError(f"--prediction is {prediction!r}, but that file is not UTF-8 text: {error}.") from None
 
 
-def _unicode(text: str, what: str) -> str:
+def unicode_text(text: str, what: str) -> str:
     """The text of an argument. Python reads bytes that are not UTF-8 as lone surrogates."""
     try:
         text.encode("utf-8")
@@ -155,35 +166,36 @@ def choose_drafter(model: str, drafter: str | None, predicted: bool = False) -> 
     return "draft-model" if model == BUNDLED_TARGET else DEFAULT_DRAFTER
 
 
-def open_llm(model: str, drafter: str | None, **settings: Any) -> LLM:
-    """The seam that tests replace."""
-    from forerun.engine import LLM
+def open_llm(model: str, drafter: str | None, *, chat: bool, adapter: str | None, **settings: Any) -> LLM:
+    """The seam that tests replace.
 
-    return LLM(model, drafter=drafter, **settings)
+    Raises:
+        PromptError: for a chat, before the weights are read: the model has no chat template.
+    """
+    from forerun.engine import LLM
+    from forerun.engine.prompts import check_template
+    from forerun.models import find_tokenizer
+
+    tokenizer = None
+    if chat:
+        tokenizer = find_tokenizer(model, adapter)
+        check_template(tokenizer, model)
+    return LLM(model, drafter=drafter, adapter=adapter, tokenizer=tokenizer, **settings)
 
 
 def run(llm: LLM, prompt: Any, params: SamplingParams, echo: bool) -> tuple[dict[int, Output], Times, bool]:
-    """Generate; returns the choices by index, the wall-clock seconds, and whether Ctrl-C ended it.
+    """Generate as `follow`.
 
     With one choice the text is echoed as it comes; several would be mixed up, so they are printed when all is done.
     """
-    outputs: dict[int, Output] = {index: Output() for index in range(params.n)}
     streaming = echo and params.n == 1
-    interrupted = False
-    times, start = Times(), time.perf_counter()
-    try:
-        stream: Any = llm.stream(prompt, params)
-        with closing(stream):  # however it ends, the engine frees the sequence now
-            for chunk in stream:
-                if times.first is None and chunk.token_ids:
-                    times.first, times.num_first = time.perf_counter() - start, len(chunk.token_ids)
-                outputs[chunk.index].add(chunk)
-                if streaming:
-                    sys.stdout.write(chunk.text)
-                    sys.stdout.flush()
-    except KeyboardInterrupt:
-        interrupted = True
-    times.total = time.perf_counter() - start
+
+    def show(chunk: StreamChunk) -> None:
+        if streaming:
+            sys.stdout.write(chunk.text)
+            sys.stdout.flush()
+
+    outputs, times, interrupted = follow(llm, prompt, params, show)
     if echo and not streaming:
         for index, output in outputs.items():
             typer.echo(f"--- choice {index}\n{output.text}")

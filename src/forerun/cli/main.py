@@ -10,6 +10,7 @@ from typer.core import TyperGroup
 
 from forerun import __version__
 from forerun.cli import bench, cache, demo, drafters, export, fetch, generate, index, make, train
+from forerun.cli.chat import command as chat
 from forerun.cli.precedence import read_config
 from forerun.errors import ForerunError
 
@@ -65,6 +66,7 @@ def root(
 
 
 app.command("generate")(generate.generate)
+app.command("chat")(chat.chat)
 app.command("demo")(demo.demo)
 app.command("fetch")(fetch.fetch)
 app.command("drafters")(drafters.drafters)

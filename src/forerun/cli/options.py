@@ -29,6 +29,9 @@ class LLMOptions(Checked):
     acceptance: str | None = option_like(EngineConfig, "acceptance", None, default_text="the exact rule that fits")
     dtype: str = option(DEFAULT_DTYPE, f"Number format of weights and cache: {', '.join(DTYPES)}.")
     device: str = option("cpu", f"Where to compute: {DEVICES}.")
+    adapter: str | None = option(
+        None, "The folder of a PEFT LoRA adapter of the target, merged when it is loaded.", metavar="FOLDER"
+    )
 
 
 ModelName = Annotated[
@@ -48,6 +51,9 @@ DraftName = Annotated[
         metavar="MODEL",
         show_default="the bundled draft for the bundled target",
     ),
+]
+System = Annotated[
+    str | None, typer.Option(help="The system message of the chat.", metavar="TEXT", show_default="none")
 ]
 Threads = Annotated[
     int | None, typer.Option(help="Threads of torch.", min=1, metavar="INT", show_default="chosen by torch")

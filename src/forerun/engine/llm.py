@@ -52,10 +52,12 @@ class LLM:
         max_batch: sequences computed together; more wait their turn.
         prefill_chunk: prompt tokens a sequence computes in one step.
         tokenizer: replaces the one beside the target.
+        adapter: the folder of a PEFT LoRA adapter, merged into the target when it is loaded (extra `peft`). A tokenizer
+            beside it replaces the target's, whose tokens it must have.
 
     Raises:
-        ConfigError: an option is out of range, or the device is not there.
-        ModelLoadError: a model cannot be read.
+        ConfigError: an option is out of range, the device is not there, or a loaded Model is to get an adapter.
+        ModelLoadError: a model or an adapter cannot be read, or they do not fit.
         DrafterError: the drafter is unknown, or does not fit the target.
     """
 
@@ -72,6 +74,7 @@ class LLM:
         max_batch: int = MAX_BATCH,
         prefill_chunk: int = PREFILL_CHUNK,
         tokenizer: Any = None,
+        adapter: str | Path | None = None,
     ) -> None:
         config = EngineConfig(
             prefill_chunk=prefill_chunk,
@@ -81,8 +84,13 @@ class LLM:
             **({} if num_draft_tokens is None else {"num_draft_tokens": num_draft_tokens}),
         )
         if isinstance(target, (str, Path)):
-            self.target: LanguageModel = load_model(target, dtype, device=device)
-            tokenizer = tokenizer or find_tokenizer(target)
+            self.target: LanguageModel = load_model(target, dtype, device=device, adapter=adapter)
+            tokenizer = tokenizer or find_tokenizer(target, adapter)
+        elif adapter is not None:
+            raise ConfigError(
+                f"adapter is {str(adapter)!r}, but the target is a loaded model, and an adapter is merged before a "
+                "model is. Give the target's name, or load it with its adapter."
+            )
         else:
             self.target = target
         self.tokenizer = tokenizer
@@ -156,16 +164,24 @@ class LLM:
         Raises:
             PromptError, SamplingError: at once, not at the first chunk.
         """
-        split, single = split_prompts(prompt)
-        if not single:
-            raise PromptError(f"stream takes one prompt, but got a list of {len(split)}. Use generate for several.")
-        token_ids = encode(split[0], self.tokenizer, self.target.name)
+        token_ids = self.encode(prompt)
         params = params or SamplingParams()
         check_request(token_ids, params, self.target, self.tokenizer)
         prediction = encode_prediction(params, self.target, self.tokenizer, self.drafter)
         if prediction is not None:
             params = replace(params, prediction=prediction)  # encoded once
         return self._chunks(token_ids, params)
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """The token ids of one prompt as `generate` and `stream` put it to the target.
+
+        Raises:
+            PromptError: it cannot be read, or there are several.
+        """
+        split, single = split_prompts(prompt)
+        if not single:
+            raise PromptError(f"This takes one prompt, but got a list of {len(split)}. Use generate for several.")
+        return encode(split[0], self.tokenizer, self.target.name)
 
     def _chunks(self, token_ids: list[int], params: SamplingParams) -> Iterator[StreamChunk]:
         # The request enters with the first chunk asked for: an iterator never started leaves nothing behind.

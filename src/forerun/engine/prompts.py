@@ -78,9 +78,20 @@ def _message(entry: Any, place: int) -> dict[str, Any]:
     return message
 
 
-def _encode_chat(messages: list[dict[str, Any]], tokenizer: Any, name: str) -> list[int]:
+def check_template(tokenizer: Any, name: str) -> None:
+    """Raise PromptError if there is no chat template, by which messages become text.
+
+    tokenizer: None if the model has none.
+    """
     if not getattr(tokenizer, "chat_template", None):
-        raise PromptError(f"{name} has no chat template, so a chat cannot be put to it. Pass text instead.")
+        raise PromptError(
+            f"{name} has no chat template, so a chat cannot be put to it. Take a model that was made for chats, put "
+            "the template of this one beside its tokenizer (chat_template.jinja), or give the prompt as text."
+        )
+
+
+def _encode_chat(messages: list[dict[str, Any]], tokenizer: Any, name: str) -> list[int]:
+    check_template(tokenizer, name)
     try:
         text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
     except Exception as error:  # a template raises what it likes

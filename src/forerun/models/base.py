@@ -82,6 +82,7 @@ class LanguageModel(ABC):
         device: where it computes.
         num_parameters: of its weights.
         exactness: the self-test's verdict.
+        adapter: the folder of the adapter that was merged into its weights; None without one.
     """
 
     name: str
@@ -92,6 +93,7 @@ class LanguageModel(ABC):
     device: torch.device
     num_parameters: int
     exactness: Exactness
+    adapter: str | None = None
 
     @abstractmethod
     def new_cache(self) -> Cache:
@@ -125,6 +127,7 @@ class StandIn(LanguageModel):
             device=model.device,
             num_parameters=model.num_parameters,
             exactness=model.exactness,
+            adapter=model.adapter,
         )
         self.model = model
 
@@ -134,5 +137,6 @@ class StandIn(LanguageModel):
 
 
 def identity(model: LanguageModel) -> str:
-    """What tells a model from others in stored costs: name, size, number format and device."""
-    return f"{model.name} {model.num_parameters} {model.dtype} {model.device}"
+    """What tells a model from others in stored costs: name, adapter, size, number format and device."""
+    name = model.name if model.adapter is None else f"{model.name} with {model.adapter}"
+    return f"{name} {model.num_parameters} {model.dtype} {model.device}"

@@ -11,6 +11,7 @@ import torch
 from forerun.config import DEFAULT_DTYPE, DTYPES
 from forerun.device import resolve_device
 from forerun.errors import ConfigError, ForerunError, ModelLoadError, UnsupportedModelError
+from forerun.models.adapter import adapter_tokenizer, with_adapter
 from forerun.models.configuration import context_length, refuse_unservable
 from forerun.models.exactness import probe, self_test
 from forerun.models.foreign_errors import reason
@@ -30,7 +31,11 @@ _COMPUTING = (AttributeError, TypeError, ValueError, RuntimeError, LookupError, 
 
 
 def load_model(
-    name: str | Path, dtype: str = DEFAULT_DTYPE, kind: Kind = "auto", device: str | torch.device = "cpu"
+    name: str | Path,
+    dtype: str = DEFAULT_DTYPE,
+    kind: Kind = "auto",
+    device: str | torch.device = "cpu",
+    adapter: str | Path | None = None,
 ) -> Model:
     """Load a causal language model and try whether it is exact.
 
@@ -45,14 +50,15 @@ def load_model(
         kind: of decoder: "llama" for the Llama family's fast one, "general" for Transformers' own modules,
             "auto" for the first where it serves the model.
         device: where the model computes: "cpu", "cuda", "cuda:1", "mps".
+        adapter: the folder of a PEFT LoRA adapter to merge.
 
     Raises:
-        ConfigError: unknown dtype or kind, the Llama decoder asked for a model it does not serve, or a device that is
-            not there.
-        ModelLoadError: the files are missing, broken, or hold only pickled weights.
+        ConfigError: unknown dtype or kind, the Llama decoder asked for a model it does not serve, a device that is
+            not there, or an adapter without PEFT.
+        ModelLoadError: the files are missing, broken, or hold only pickled weights; an adapter does not fit them.
         UnsupportedModelError: the architecture cannot be served exactly (named, with the reason).
     """
-    source, model = _load(name, dtype, kind, device)
+    source, model = _load(name, dtype, kind, device, adapter)
     options = ", ".join(f"{key} {value:g}" for key, value in source.recommended_sampling().items())
     if options:
         _log.warning("%s: %s recommends %s; requests that want this say so.", name, source.place_of_sampling, options)
@@ -91,18 +97,23 @@ def load_tokenizer(name: str | Path) -> Any:
     return find_source(name).tokenizer()
 
 
-def find_tokenizer(name: str | Path) -> Any:
+def find_tokenizer(name: str | Path, adapter: str | Path | None = None) -> Any:
     """The same, or None where there is none: such a model is served by token ids.
 
+    adapter: the folder of an adapter, whose tokenizer, if it has one, is taken in place of the model's.
+
     Raises:
-        ModelLoadError: there is one that cannot be read.
+        ModelLoadError: there is one that cannot be read, or the adapter's has other tokens than the model's.
     """
     source = find_source(name)
-    return source.tokenizer() if source.has_tokenizer() else None
+    tokenizer = source.tokenizer() if source.has_tokenizer() else None
+    return tokenizer if adapter is None else adapter_tokenizer(adapter, tokenizer, str(name))
 
 
-def load_transformers_model(name: str | Path, dtype: str) -> Any:
+def load_transformers_model(name: str | Path, dtype: str, adapter: str | Path | None = None) -> Any:
     """A causal language model as Transformers computes it, with its default attention, in evaluation mode.
+
+    adapter: the folder of a PEFT LoRA adapter to merge.
 
     Raises:
         ConfigError, ModelLoadError: as `load_model`.
@@ -110,13 +121,14 @@ def load_transformers_model(name: str | Path, dtype: str) -> Any:
     _check_dtype(dtype)
     source = find_source(name)
     config = source.config()
-    number_format = _torch_dtype(source, dtype)
-    model = read_model(source.name, config, source.checkpoint(config, number_format), number_format)
+    model = _read(source, config, dtype, adapter)
     model.generation_config.eos_token_id = sorted(source.eos_token_ids(config)) or None
     return model.requires_grad_(True)
 
 
-def _load(name: str | Path, dtype: str, kind: Kind, device: str | torch.device) -> tuple[ModelSource, Model]:
+def _load(
+    name: str | Path, dtype: str, kind: Kind, device: str | torch.device, adapter: str | Path | None = None
+) -> tuple[ModelSource, Model]:
     """A model that has computed one step."""
     _check_dtype(dtype)
     if kind not in ("auto", "llama", "general"):
@@ -132,11 +144,9 @@ def _load(name: str | Path, dtype: str, kind: Kind, device: str | torch.device) 
         kind = "general" if refusal else "llama"
     eos = source.eos_token_ids(config)
     register_attention()
-    number_format = _torch_dtype(source, dtype)
-    checkpoint = source.checkpoint(config, number_format)
-    hf = read_model(source.name, config, checkpoint, number_format, ATTENTION_NAME).to(place)
+    hf = _read(source, config, dtype, adapter, ATTENTION_NAME).to(place)
     try:
-        model = _assemble(hf, source, config, eos, kind)
+        model = _assemble(hf, source, config, eos, kind, adapter)
         probe(model)
     except _COMPUTING as error:
         if isinstance(error, ForerunError):
@@ -148,6 +158,18 @@ def _load(name: str | Path, dtype: str, kind: Kind, device: str | torch.device) 
             "Serve it with Transformers, or report the architecture."
         ) from error
     return source, model
+
+
+def _read(
+    source: ModelSource, config: Any, dtype: str, adapter: str | Path | None, attention: str | None = None
+) -> Any:
+    """The Transformers model of a source, with an adapter if there is one."""
+
+    def read(number_format: torch.dtype) -> Any:
+        checkpoint = source.checkpoint(config, number_format)
+        return read_model(source.name, config, checkpoint, number_format, attention)
+
+    return with_adapter(read, _torch_dtype(source, dtype), adapter, source.name)
 
 
 def _check_dtype(dtype: str) -> None:
@@ -164,11 +186,13 @@ def _torch_dtype(source: ModelSource, dtype: str) -> torch.dtype:
     return found
 
 
-def _assemble(hf: Any, source: ModelSource, config: Any, eos: frozenset[int], kind: Kind) -> Model:
+def _assemble(
+    hf: Any, source: ModelSource, config: Any, eos: frozenset[int], kind: Kind, adapter: str | Path | None
+) -> Model:
     num_parameters = sum(p.numel() for p in hf.parameters())
     dtype, device = hf.dtype, hf.device
     decoder: Decoder = LlamaDecoder(hf) if kind == "llama" else GeneralDecoder(hf)
-    return Model(
+    model = Model(
         decoder,
         name=source.name,
         vocab_size=config.vocab_size,
@@ -178,5 +202,8 @@ def _assemble(hf: Any, source: ModelSource, config: Any, eos: frozenset[int], ki
         device=device,
         num_parameters=num_parameters,
         kind=kind,
-        packed_weights=source.packed_weights(config),
+        # with an adapter the weights are no longer those that the file holds
+        packed_weights=source.packed_weights(config) if adapter is None else None,
     )
+    model.adapter = None if adapter is None else str(adapter)
+    return model

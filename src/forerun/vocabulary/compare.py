@@ -50,8 +50,8 @@ def check_same_tokens(target: Vocabulary, draft: Vocabulary) -> None:
     if first is not None:
         token_id, ours, theirs = first
         raise IncompatibleDrafterError(
-            f"{draft.name} cannot draft for {target.name}: token {token_id} is {_show(ours)} in the target's "
-            f"vocabulary and {_show(theirs)} in the draft's. Choose a draft model with the same tokenizer."
+            f"{draft.name} cannot draft for {target.name}: token {token_id} is {shown(ours)} in the target's "
+            f"vocabulary and {shown(theirs)} in the draft's. Choose a draft model with the same tokenizer."
         )
 
 
@@ -63,5 +63,6 @@ def first_difference(ours: dict[int, str], theirs: dict[int, str]) -> tuple[int,
     return token_id, ours.get(token_id), theirs.get(token_id)
 
 
-def _show(token: str | None) -> str:
+def shown(token: str | None) -> str:
+    """A token in a message."""
     return "absent" if token is None else repr(token)

@@ -74,6 +74,10 @@ class FakeLLM:
         finally:
             self.closed = True
 
+    def encode(self, prompt: Any) -> list[int]:
+        """A token for each word of each message."""
+        return [0 for message in prompt for _ in message["content"].split()]
+
     def generate(self, prompt: Any, params: SamplingParams) -> Generation:
         self.requests.append((prompt, params))
         text = self.tokenizer.decode(self.token_ids)

@@ -110,6 +110,32 @@ def test_chat_makes_the_prompt_a_message(invoke: Invoke, opened: dict[str, Any])
     assert opened["llm"].requests[0][0] == [{"role": "user", "content": "hello"}]
 
 
+def test_the_system_message_comes_first(invoke: Invoke, opened: dict[str, Any]) -> None:
+    system = {"role": "system", "content": "be brief"}
+    user = {"role": "user", "content": "hello"}
+    assert invoke("generate", "--chat", "--system", "be brief", "hello").exit_code == 0
+    assert opened["llm"].requests[-1][0] == [system, user]
+    invoke("generate", "--chat", "--system", "be brief", input=json.dumps([user]))
+    assert opened["llm"].requests[-1][0] == [system, user]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--system", "x", "hello"], "Add --chat"),
+        (["--system", "x", "--chat", '[{"role": "system", "content": "y"}]'], "has a system message"),
+        (["--system", "\udcff", "--chat", "hello"], "--system is not UTF-8"),
+    ],
+)
+def test_a_system_message_without_its_place_is_refused(
+    invoke: Invoke, opened: dict[str, Any], arguments: list[str], told: str
+) -> None:
+    result = invoke("generate", *arguments)
+    assert result.exit_code == 2
+    assert told in result.stderr
+    assert "model" not in opened
+
+
 @pytest.mark.parametrize(
     ("arguments", "drafter"),
     [

@@ -65,7 +65,7 @@ def generate(
     draft: options.DraftName = None,
     compared: Annotated[Compared, Flags()],
     settings: Annotated[GenerateOptions, Flags()],
-    llm: Annotated[LLMOptions, Flags("dtype")],
+    llm: Annotated[LLMOptions, Flags("dtype", "adapter")],
     reference: Annotated[bool, typer.Option(help="Measure Transformers' generate as well (greedy only).")] = True,
     details: Annotated[bool, typer.Option(help="Measure overhead and acceptance as well.")] = True,
     threads: options.Threads = None,
@@ -90,18 +90,19 @@ def generate(
 
     quieten()
     say(f"loading {model}")
-    plain = LLM(model, drafter=None, dtype=llm.dtype)
+    plain = LLM(model, drafter=None, dtype=llm.dtype, adapter=llm.adapter)
     by_method, by_drafter = engines.open_engines(plain, chosen, counts)
     prompts = prepare(plain, cases, compared.max_tokens)
     workloads = [Workload(name, prompts[name], temperatures(each) or heats) for name, each in cases.items()]
     assistant = (draft or BUNDLED_DRAFT) if DRAFT_MODEL in chosen else None
-    hf = Reference(model, llm.dtype) if reference else None
+    hf = Reference(model, llm.dtype, llm.adapter) if reference else None
     hf_draft = Reference(assistant, llm.dtype) if reference and assistant else None
     methods = Methods(by_method, hf, hf_draft, assisted)
     measured, tables = speeds(methods, workloads, compared.max_tokens, settings, f"{model}, {llm.dtype}")
     if settings.csv is not None:
         write_rows(settings.csv, measured)
     facts = {"model": model, "cost_padded": is_cost_padded(model), "dtype": llm.dtype, "methods": measured}
+    facts["adapter"] = llm.adapter
     facts |= {"stop_at_eos": settings.stop_at_eos, "overhead": [], "acceptance": []}
     if details:
         found, more = measure_details(by_method, by_drafter, workloads, compared.max_tokens)

@@ -39,7 +39,7 @@ def replay(
     draft: options.DraftName = None,
     compared: Annotated[Compared, Flags(base=Compared(prompts="code,prose,copying,high-temperature", num_prompts=6))],
     priced: Annotated[ReplayOptions, Flags()],
-    llm: Annotated[LLMOptions, Flags("dtype")],
+    llm: Annotated[LLMOptions, Flags("dtype", "adapter")],
     threads: options.Threads = None,
     json: options.Json = False,
     markdown: options.Markdown = False,
@@ -58,13 +58,14 @@ def replay(
 
     quieten()
     cost_of, dtype = priced.cost_of, llm.dtype
-    plain = LLM(model, drafter=None, dtype=dtype)
+    plain = LLM(model, drafter=None, dtype=dtype, adapter=llm.adapter)
     prompts = prepare(plain, cases, compared.max_tokens)
     heats = {name: temperatures(each) for name, each in cases.items()}
     say("timing the target's forward")
     target = target_costs(plain.target if cost_of is None else load_model(cost_of, dtype), CONTEXT, priced.rounds)
     results = bench.measure(plain, chosen, target, prompts, heats, counts, compared.max_tokens, say)
     facts = {"model": model, "cost_of": cost_of or model, "dtype": dtype, "target": target, "results": results}
+    facts["adapter"] = llm.adapter
     at = f" at the cost of {cost_of}" if cost_of else ""
     about = f"{sum(map(len, prompts.values()))} prompts of {compared.max_tokens} tokens"
     title = f"{model}{at}, {dtype}: auto against the best fixed K, {about}"

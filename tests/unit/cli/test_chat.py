@@ -1,0 +1,404 @@
+"""`forerun chat`: what is said, kept, dropped and refused, with models that need no weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from doubles import FakeModel, PieceTokenizer
+from forerun import LLM, PromptLookup, SamplingParams
+from forerun.cli.chat import command, reading, session as sessions
+from forerun.cli.chat.history import History, Turn
+from forerun.cli.chat.reading import Entered, read_entry
+from forerun.cli.chat.screen import Screen, visible
+from forerun.cli.chat.session import Session
+from forerun.cli.options import LLMOptions
+from forerun.errors import ConfigError, DrafterError, PromptError
+from forerun.models import Exactness
+
+from .conftest import Invoke
+from .fakes import WORDS, FakeLLM
+
+TEXT = "".join(WORDS)
+PARAMS = SamplingParams(temperature=0, max_tokens=8)
+
+
+def fake(**settings: Any) -> FakeLLM:
+    target = SimpleNamespace(name="fake", context_length=64, dtype=torch.bfloat16, exactness=Exactness(True))
+    return FakeLLM(drafts=True, target=target, **settings)
+
+
+def session_of(llm: Any, drafter: str | None = "suffix") -> Session:
+    return Session(llm, drafter, PARAMS, LLMOptions())
+
+
+def converse(session: Session, *entries: str | type[BaseException]) -> None:
+    """Type these, then Ctrl-D."""
+    typed = iter(entries)
+
+    def read() -> Entered:
+        entry = next(typed, EOFError)
+        if not isinstance(entry, str):
+            raise entry
+        return Entered(entry, entry.startswith("/"))
+
+    command.converse(session, Screen(), read)
+
+
+def asked(llm: FakeLLM) -> list[list[str]]:
+    """The contents of the messages of every prompt."""
+    return [[message["content"] for message in prompt] for prompt, _ in llm.requests]
+
+
+# what is said and kept
+
+
+def test_every_answer_is_part_of_the_next_prompt() -> None:
+    llm = fake()
+    session = session_of(llm)
+    session.history.system = "be brief"
+    converse(session, "one", "two words")
+    assert asked(llm) == [["be brief", "one"], ["be brief", "one", TEXT, "two words"]]
+    assert [message["role"] for message in llm.requests[1][0]] == ["system", "user", "assistant", "user"]
+    assert session.history.turns == [Turn("one", TEXT), Turn("two words", TEXT)]
+
+
+def test_an_answer_and_its_statistics_are_printed_apart(capsys: pytest.CaptureFixture[str]) -> None:
+    converse(session_of(fake()), "one")
+    out, err = capsys.readouterr()
+    assert out == TEXT + "\n"
+    assert "6 tokens in" in err and "the first after" in err and "tokens/s" in err
+    assert "3.00 tokens per forward" in err and "50 % of 8 draft tokens accepted" in err and "suffix" in err
+
+
+def test_an_answer_is_what_generate_gives_for_the_same_messages() -> None:
+    pieces = [bytes([byte]) for byte in b"abcdefghijk"]
+
+    class ChatTokenizer(PieceTokenizer):
+        chat_template = "a template"
+
+        def apply_chat_template(self, messages: list[dict[str, Any]], **_: object) -> str:
+            return "".join(message["content"] for message in messages)
+
+    plain = LLM(FakeModel(seed=3), tokenizer=ChatTokenizer(pieces))
+    session = session_of(LLM(FakeModel(seed=3), PromptLookup(), tokenizer=ChatTokenizer(pieces)))
+    session.params = SamplingParams(temperature=0.9, seed=5, max_tokens=12)
+    shown: list[str] = []
+    for text in ("abc", "ded"):
+        messages = [*session.history.messages(), {"role": "user", "content": text}]
+        answer = session.answer(text, lambda chunk: shown.append(chunk.text), lambda _: None)
+        expected = plain.generate(messages, session.params)
+        assert answer.output.text == session.history.turns[-1].answer == expected.text
+    assert "".join(shown) == "".join(turn.answer for turn in session.history.turns)
+
+
+def test_ctrl_c_stops_an_answer_and_keeps_what_was_said(capsys: pytest.CaptureFixture[str]) -> None:
+    llm = fake(fail_after=1)
+    session = session_of(llm)
+    converse(session, "one", "two")
+    said = "alpha beta gamma "
+    assert session.history.turns == [Turn("one", said), Turn("two", said)]
+    assert asked(llm)[1] == ["one", said, "two"]
+    assert capsys.readouterr().err.count("interrupted") == 2
+    assert llm.closed
+
+
+def test_an_answer_stopped_before_its_first_word_leaves_the_chat_as_it_was(capsys: pytest.CaptureFixture[str]) -> None:
+    session = session_of(fake(fail_after=0))
+    session.history.turns.append(Turn("a", "b"))
+    converse(session, "one")
+    assert session.history.turns == [Turn("a", "b")]
+    assert "not part of the chat" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("end", [EOFError, KeyboardInterrupt, "/quit"])
+def test_a_chat_ends_at_the_prompt(end: Any) -> None:
+    llm = fake()
+    converse(session_of(llm), "one", end, "two")
+    assert asked(llm) == [["one"]]
+
+
+def test_an_error_is_told_and_the_chat_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
+    llm = fake(fail_after=0, error=PromptError("no such role"))
+    session = session_of(llm)
+    converse(session, "one", "two")
+    assert session.history.turns == []
+    assert capsys.readouterr().err.count("forerun: no such role") == 2
+
+
+# what fits the context
+
+
+def words(messages: Any) -> int:
+    return sum(len(message["content"].split()) for message in messages)
+
+
+def test_the_oldest_turns_are_dropped_and_never_the_system_message() -> None:
+    history = History("s s", [Turn("a a a", "b b b"), Turn("c c", "d d"), Turn("e", "f")])
+    whole = history.fitted("g", words, context_length=40, max_tokens=8)
+    assert (whole.size, whole.dropped) == (15, 0)
+    for context, dropped in ((23, 0), (22, 1), (16, 2), (12, 2), (10, 2), (8, 3)):
+        fitted = history.fitted("g", words, context, max_tokens=8)
+        assert fitted.dropped == dropped
+        assert fitted.messages[0] == {"role": "system", "content": "s s"}
+        assert fitted.messages[-1] == {"role": "user", "content": "g"}
+        assert len(fitted.messages) == 2 + 2 * (3 - dropped)
+        assert words(fitted.messages) == fitted.size <= context - min(8, context // 2)
+
+
+def test_a_message_that_needs_most_of_the_context_is_taken_alone() -> None:
+    history = History(None, [Turn("a", "b")])
+    assert history.fitted("g " * 19, words, 20, 8).dropped == 1
+    with pytest.raises(PromptError, match=r"a prompt of 20 tokens.*holds 20"):
+        history.fitted("g " * 20, words, 20, 8)
+    history.system = "s s"
+    with pytest.raises(PromptError, match=r"with the system message makes a prompt of 20 tokens"):
+        history.fitted("g " * 18, words, 20, 8)
+
+
+def test_what_is_dropped_is_said_and_stays_dropped(capsys: pytest.CaptureFixture[str]) -> None:
+    llm = fake()
+    llm.target.context_length = 30
+    session = session_of(llm)
+    converse(session, "one " * 6, "two " * 6, "/stats", "three " * 25, "four " * 31, "five")
+    err = capsys.readouterr().err
+    assert "holds 30 tokens: the oldest turns are dropped from here on (2 of 2)" in err
+    assert "room for an answer of 5 tokens" in err
+    assert "a prompt of 31 tokens" in err and "four" not in err
+    assert [prompt[0].split()[0] for prompt in asked(llm)] == ["one", "one", "three", "five"]
+
+
+def test_a_refused_message_drops_nothing() -> None:
+    session = session_of(fake())
+    session.history.turns.append(Turn("a", "b"))
+    converse(session, "word " * 64)
+    assert session.history.turns == [Turn("a", "b")]
+
+
+# commands
+
+
+def test_commands_change_the_chat(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    llm, other = fake(), fake()
+    opened: list[tuple[Any, ...]] = []
+
+    def open_beside(*given: Any) -> FakeLLM:
+        opened.append(given)
+        return other
+
+    monkeypatch.setattr(sessions, "open_beside", open_beside)
+    session = session_of(llm)
+    converse(session, "one", "/system be brief", "/temperature 0.5", "/drafter recycling:width=2", "two", "/reset", "3")
+    assert opened == [(llm, "recycling:width=2", session.settings)]
+    assert asked(llm) == [["one"]]
+    assert asked(other) == [["be brief", "one", TEXT, "two"], ["be brief", "3"]]
+    assert [params.temperature for _, params in other.requests] == [0.5, 0.5]
+    assert list(session.totals) == ["suffix", "recycling:width=2"]
+    converse(session, '/system ""', "/system", "/drafter none", "/drafter")
+    assert session.history.system is None and session.drafter is None
+    assert "there is no system message" in capsys.readouterr().err
+
+
+def test_stats_and_help_say_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
+    converse(session_of(fake()), "/stats", "one", "/stats", "/help")
+    err = capsys.readouterr().err
+    assert "nothing was answered yet" in err
+    assert "suffix: 1 answer, 6 tokens in" in err and "50 % of 8 draft tokens accepted" in err
+    assert "history: 1 turn, 7 of 64 tokens" in err and "fake, bfloat16, exact; drafter: suffix" in err
+    for name in ("system TEXT", "drafter NAME[:options]", "temperature X", "stats", "reset", "help", "quit", "drafts"):
+        assert f"/{name}" in err
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("/sytem x", "no command /sytem. Did you mean /system?"),
+        ("/xyzzy", "no command /xyzzy. /help lists them."),
+        ("/ reset", "no command /."),
+        ("/temperature hot", "temperature is 'hot', but must be a number"),
+        ("/temperature -1", "temperature is -1.0"),
+        ("/reset all", "/reset takes no argument"),
+        ("/drafter no-such", "no-such"),
+        ("/drafts", "on a terminal alone"),
+    ],
+)
+def test_a_command_that_cannot_be_followed_changes_nothing(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, line: str, told: str
+) -> None:
+    def refuse(*_: object) -> None:
+        raise DrafterError("drafter is 'no-such'")
+
+    monkeypatch.setattr(sessions, "open_beside", refuse)
+    llm = fake()
+    session = session_of(llm)
+    session.history.turns.append(Turn("a", "b"))
+    converse(session, line)
+    assert told in capsys.readouterr().err
+    assert (session.llm, session.drafter, session.params) == (llm, "suffix", PARAMS)
+    assert session.history.turns == [Turn("a", "b")]
+    assert llm.requests == []
+
+
+def test_a_drafter_is_changed_over_the_same_target() -> None:
+    llm = LLM(FakeModel(), PromptLookup(), tokenizer=PieceTokenizer([b"a"] * 11))
+    session = Session(llm, "prompt-lookup", PARAMS, LLMOptions(num_draft_tokens=3))
+    session.change_drafter("suffix:num_draft_tokens=5")
+    assert session.llm.target is llm.target and session.llm.tokenizer is llm.tokenizer
+    assert type(session.llm.drafter).__name__ == "Suffix" and session.llm.num_draft_tokens == 3
+    with pytest.raises(DrafterError):
+        session.change_drafter("suffixx")
+    assert session.drafter == "suffix:num_draft_tokens=5"
+    session.change_drafter("none")
+    assert session.drafter is None and session.llm.drafter is None
+
+
+# what is typed
+
+
+def asking(*lines: Any) -> Callable[[str], str]:
+    rest = iter(lines)
+
+    def ask(prompt: str) -> str:
+        line = next(rest, EOFError)
+        if not isinstance(line, str):
+            raise line
+        return line
+
+    return ask
+
+
+@pytest.mark.parametrize(
+    ("lines", "text", "is_command"),
+    [
+        (["hello"], "hello", False),
+        (["/help"], "/help", True),
+        (["one\\", "two\\", "three"], "one\ntwo\nthree", False),
+        (["one\\"], "one", False),
+        (['"""', "/help", "x", '"""'], "/help\nx", False),
+        (['"""one', 'two"""'], "one\ntwo", False),
+        (['"""one"""'], "one", False),
+        (['"""', "one", EOFError], "one", False),
+        (['"""', "one", KeyboardInterrupt], "", False),
+        (["one\\", KeyboardInterrupt], "", False),
+    ],
+)
+def test_messages_of_several_lines(lines: list[Any], text: str, is_command: bool) -> None:
+    assert read_entry(asking(*lines)) == Entered(text, is_command)
+
+
+@pytest.mark.parametrize("end", [EOFError, KeyboardInterrupt])
+def test_the_end_at_the_prompt_is_the_callers(end: type[BaseException]) -> None:
+    with pytest.raises(end):
+        read_entry(asking(end))
+
+
+def test_control_characters_of_an_answer_do_not_reach_a_terminal() -> None:
+    assert visible("a\tb\n\x1b[2J\x07\x9b\r\x7f") == "a\tb\n␛[2J␇\ufffd␡"
+
+
+# the command
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """How the model was opened; "llm" is what open_llm returns."""
+    seen: dict[str, Any] = {"llm": fake()}
+
+    def open_llm(model: str, drafter: str | None, **settings: Any) -> FakeLLM:
+        seen.update(model=model, drafter=drafter, **settings)
+        llm: FakeLLM = seen["llm"]
+        return llm
+
+    monkeypatch.setattr(command, "open_llm", open_llm)
+    return seen
+
+
+def test_on_a_pipe_every_line_is_a_message(invoke: Invoke, opened: dict[str, Any]) -> None:
+    flags = ["--system", "brief", "--seed", "3", "--max-tokens", "9", "--adapter", "some/adapter", "--drafter", "none"]
+    result = invoke("chat", "some/model", *flags, input="one\n\n/quit\\\n")
+    assert result.exit_code == 0
+    assert result.stdout == f"{TEXT}\n{TEXT}\n"
+    assert asked(opened["llm"]) == [["brief", "one"], ["brief", "one", TEXT, "/quit\\"]]
+    assert (opened["model"], opened["drafter"], opened["adapter"]) == ("some/model", None, "some/adapter")
+    assert opened["chat"] is True
+    params = opened["llm"].requests[0][1]
+    assert (params.seed, params.max_tokens, params.temperature) == (3, 9, 0.7)
+
+
+@pytest.mark.parametrize(("content", "told"), [(b"one\n\xff\xfe\n", "Line 2"), ("x " * 64, "a prompt of 64 tokens")])
+def test_on_a_pipe_a_line_that_cannot_be_answered_ends_the_chat(
+    invoke: Invoke, opened: dict[str, Any], content: Any, told: str
+) -> None:
+    result = invoke("chat", "some/model", input=content)
+    assert result.exit_code == 2
+    assert told in result.stderr
+    assert result.stdout == (f"{TEXT}\n" if content[:3] == b"one" else "")
+
+
+def test_on_a_pipe_ctrl_c_ends_the_chat_with_what_was_said(invoke: Invoke, opened: dict[str, Any]) -> None:
+    opened["llm"] = fake(fail_after=1)
+    result = invoke("chat", "some/model", input="one\ntwo\n")
+    assert result.exit_code == 130
+    assert result.stdout == "alpha beta gamma \n"
+
+
+def test_without_a_model_and_without_smollm2_it_says_how_to_fetch_it(
+    invoke: Invoke, opened: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("FORERUN_HOME", str(tmp_path))
+    result = invoke("chat", input="one\n")
+    assert result.exit_code == 2
+    [line] = result.stderr.splitlines()
+    assert "forerun fetch smollm2" in line
+    monkeypatch.setattr("forerun.fetch.store.path_of", lambda name: tmp_path)
+    assert invoke("chat", input="one\n").exit_code == 0
+    assert (opened["model"], opened["drafter"]) == ("smollm2", "suffix")
+
+
+@pytest.mark.parametrize("arguments", [["chat", "bundled"], ["generate", "--chat", "x"]])
+def test_a_model_without_a_template_is_refused_before_its_weights_are_read(
+    invoke: Invoke, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
+) -> None:
+    monkeypatch.setattr("forerun.models.loading.read_model", None)
+    result = invoke(*arguments, input="one\n")
+    assert result.exit_code == 2
+    assert "bundled has no chat template" in result.stderr and "chat_template.jinja" in result.stderr
+
+
+def test_drafts_are_marked_on_a_terminal_alone(invoke: Invoke, opened: dict[str, Any]) -> None:
+    result = invoke("chat", "some/model", "--show-drafts", input="one\n")
+    assert result.exit_code == 2 and "on a terminal alone" in result.stderr
+    assert "model" not in opened
+
+
+def test_marks_are_around_what_the_draft_had_right(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    screen = Screen()
+    screen.show_drafts(True)
+    llm = fake()
+    for chunk in llm.stream([], PARAMS):
+        screen.chunk(llm.tokenizer, chunk)
+    assert "\x1b[32m\x1b[4malpha beta \x1b[0mgamma " in capsys.readouterr().out
+    monkeypatch.setenv("TERM", "dumb")
+    with pytest.raises(ConfigError):
+        Screen().show_drafts(True)
+
+
+def test_where_standard_output_is_no_terminal_the_prompt_goes_to_standard_error(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = iter(["typed\n", ""])
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(readline=lambda: next(lines)))
+    assert reading.terminal_line("> ") == "typed"
+    with pytest.raises(EOFError):
+        reading.terminal_line("> ")
+    assert capsys.readouterr() == ("", "> > ")
