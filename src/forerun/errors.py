@@ -6,6 +6,7 @@
     ├── PromptError               a prompt that cannot be served: empty, too long, tokens out of range
     ├── ModelLoadError            a model folder that cannot be read
     │   └── UnsupportedModelError ... that can be read but not served exactly (state space, encoder-decoder)
+    ├── FetchError                a model that could not be fetched, or kept, or removed
     ├── DrafterError              a drafter that cannot be used
     │   └── IncompatibleDrafterError  ... with this target
     ├── RequestError              a request that could not be finished
@@ -43,6 +44,10 @@ class ModelLoadError(ForerunError):
 
 class UnsupportedModelError(ModelLoadError):
     """An architecture that forerun cannot serve exactly."""
+
+
+class FetchError(ForerunError):
+    """A model that could not be fetched, kept or removed."""
 
 
 class DrafterError(ForerunError, ValueError):

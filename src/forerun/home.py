@@ -7,6 +7,8 @@ from pathlib import Path
 
 HOME_VARIABLE = "FORERUN_HOME"
 """Environment variable: the folder. Unset or empty: `forerun` in the user's cache folder."""
+COSTS_FILE = "costs.json"
+"""In that folder: measured costs."""
 
 
 def home() -> Path | None:

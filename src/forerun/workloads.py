@@ -1,13 +1,15 @@
-"""Workloads: prompts with their references as JSON lines, one object a line, the bundled ones and a user's files.
+"""Workloads: prompts as JSON lines, one object a line, the bundled ones and a user's files.
 
-A line holds "prompt", and where they are known "file" (the prompt's source), "reference" (the text that follows the
-prompt in that file) and "temperature" (at which the prompt is to be sampled).
+A line holds one of "prompt" (raw text), "messages" (a chat, each message with "role" and "content") and "turns" (user
+messages put one after another, the model's answers between them). It may hold "category" (prompts of one category are
+reported together), "id" or "file" (the prompt's name or source), "reference" (the text that follows the prompt in its
+file) and "temperature" (at which the prompt is to be sampled).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,23 +22,43 @@ from forerun.files.write import write_bytes
 WORKLOADS = ASSETS / "workloads"
 """Folder of the bundled workloads."""
 _REMEDY = "Put the line right: one JSON object with its texts as strings."
+_FORMS = ("prompt", "messages", "turns")
+_ASSISTANT = "assistant"
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One prompt of a workload.
+    """One prompt of a workload: a text, a chat, or turns. Two of `prompt`, `messages` and `turns` are empty.
 
     Attributes:
-        name: the file that it was cut from, or the place of its line.
-        prompt: the text that the model is given.
+        name: its id, the file that it was cut from, or the place of its line.
+        prompt: the text that the model is given, raw.
         reference: the text that followed the prompt in its file; empty if unknown.
         temperature: the temperature to sample it at; None leaves that to the measurement.
+        messages: a chat, each message with "role" and "content"; the last is to be answered.
+        turns: user messages put one after another, the model's answers between them.
+        category: cases of one category are reported together; empty if it has none.
     """
 
     name: str
-    prompt: str
+    prompt: str = ""
     reference: str = ""
     temperature: float | None = None
+    messages: tuple[Mapping[str, str], ...] = ()
+    turns: tuple[str, ...] = ()
+    category: str = ""
+
+    @property
+    def is_chat(self) -> bool:
+        """Whether it needs a chat template."""
+        return bool(self.messages or self.turns)
+
+    @property
+    def opening(self) -> str | list[dict[str, str]]:
+        """What the model is given first, as `LLM.generate` takes it: the text, the chat, or the first turn."""
+        if self.turns:
+            return [{"role": "user", "content": self.turns[0]}]
+        return [dict(message) for message in self.messages] or self.prompt
 
 
 def names() -> list[str]:
@@ -45,7 +67,7 @@ def names() -> list[str]:
 
 
 def load(workload: str, limit: int | None = None) -> list[Case]:
-    """The first `limit` cases of a bundled workload, or of a JSONL file with a "prompt" on every line.
+    """The first `limit` cases of a bundled workload, or of a JSONL file with a prompt, a chat or turns on every line.
 
     Raises:
         ConfigError: there is no such workload, or a line of it cannot be read.
@@ -55,10 +77,10 @@ def load(workload: str, limit: int | None = None) -> list[Case]:
     if not path.is_file():
         raise ConfigError(
             f"There is no workload {workload!r}. Give one of {', '.join(names()) or 'none bundled'}, "
-            "or the path of a JSONL file with a prompt on every line."
+            "or the path of a JSONL file with a prompt, messages or turns on every line."
         )
     try:
-        with path.open(encoding="utf-8") as lines:
+        with path.open(encoding="utf-8-sig") as lines:
             cases: list[Case] = []
             for record in read_records(lines, path.name):
                 if limit is not None and len(cases) >= limit:
@@ -67,7 +89,9 @@ def load(workload: str, limit: int | None = None) -> list[Case]:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"The workload {path} cannot be read: {error}. Give a JSONL file in UTF-8.") from None
     if not cases:
-        raise ConfigError(f"{path} holds no prompts. Put one JSON object with a prompt on each line.")
+        raise ConfigError(
+            f"{path} holds no prompts. Put one JSON object with a prompt, messages or turns on each line."
+        )
     return cases
 
 
@@ -75,9 +99,24 @@ def save(cases: Sequence[Case], path: Path) -> None:
     """Write cases so that `load` reads them; the folder is made if it is missing."""
     records = []
     for case in cases:
-        record: dict[str, Any] = {"file": case.name, "prompt": case.prompt, "reference": case.reference}
-        records.append(record if case.temperature is None else record | {"temperature": case.temperature})
+        record: dict[str, Any] = {"file": case.name}
+        for form in _FORMS:
+            if held := getattr(case, form):
+                record[form] = held
+        record["reference"] = case.reference
+        optional = {"temperature": case.temperature, "category": case.category or None}
+        records.append(record | {key: value for key, value in optional.items() if value is not None})
     write_bytes(path, written(records).encode(), error=ConfigError)
+
+
+def categories_in_turn(cases: Sequence[Case]) -> list[Case]:
+    """The first case of each category, the second of each, and so on; without categories, all as they are."""
+    seen: dict[str, int] = {}
+    ranked = []
+    for case in cases:
+        ranked.append((seen.get(case.category, 0), case))
+        seen[case.category] = ranked[-1][0] + 1
+    return [case for _, case in sorted(ranked, key=lambda each: each[0])]
 
 
 def temperatures(cases: Sequence[Case]) -> list[float]:
@@ -102,9 +141,37 @@ def written(records: Iterable[dict[str, Any]]) -> str:
 
 
 def _case(record: Fields) -> Case:
+    forms = [form for form in _FORMS if form in record]
+    if len(forms) != 1:
+        found = " and ".join(forms) or "none of them"
+        raise ConfigError(f"{record.place}: one of {', '.join(_FORMS)} must be there, but it holds {found}. {_REMEDY}")
+    if not record.values[forms[0]]:
+        raise ConfigError(f"{record.place}: {forms[0]} is empty. {_REMEDY}")
     return Case(
-        record.string("file", record.place),
-        record.string("prompt"),
+        record.string("id", "") or record.string("file", record.place),
+        record.string("prompt", ""),
         record.string("reference", ""),
         record.number("temperature", None, low=0),
+        _messages(record),
+        _turns(record),
+        record.string("category", ""),
     )
+
+
+def _messages(record: Fields) -> tuple[Mapping[str, str], ...]:
+    """The chat, checked message by message. Raises ConfigError."""
+    messages: list[Mapping[str, str]] = []
+    for number, value in enumerate(record.list_of("messages", dict, [])):
+        message = Fields.of(value, f"{record.place}: messages[{number}]", ConfigError, remedy=_REMEDY, private=True)
+        messages.append({"role": message.string("role"), "content": message.string("content")})
+    if messages and messages[-1]["role"] == _ASSISTANT:
+        raise ConfigError(f"{record.place}: the last of the messages is the model's own, so none is left to answer.")
+    return tuple(messages)
+
+
+def _turns(record: Fields) -> tuple[str, ...]:
+    """The user's messages. Raises ConfigError."""
+    turns = tuple(record.list_of("turns", str, []))
+    if not all(turns):
+        raise ConfigError(f"{record.place}: one of the turns is empty. {_REMEDY}")
+    return turns

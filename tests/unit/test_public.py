@@ -16,6 +16,7 @@ FIXED = [
     "Draft",
     "Drafter",
     "DrafterError",
+    "FetchError",
     "ForerunError",
     "Generation",
     "IncompatibleDrafterError",

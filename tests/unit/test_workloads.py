@@ -34,6 +34,18 @@ def test_a_file_of_the_user(tmp_path: Path) -> None:
         '{"text": "a"}\n',
         '{"prompt": 3}\n',
         "[1]\n",
+        '{"prompt": ""}\n',
+        '{"prompt": "a", "turns": ["b"]}\n',
+        '{"turns": []}\n',
+        '{"turns": ["a", ""]}\n',
+        '{"turns": ["a", 3]}\n',
+        '{"turns": "a"}\n',
+        '{"messages": "a"}\n',
+        '{"messages": ["a"]}\n',
+        '{"messages": [{"role": "user"}]}\n',
+        '{"messages": [{"role": "user", "content": ["a"]}]}\n',
+        '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}\n',
+        '{"prompt": "a", "category": 3}\n',
     ],
 )
 def test_an_unreadable_file_is_refused(tmp_path: Path, text: str) -> None:
@@ -71,14 +83,45 @@ def test_a_file_that_is_not_utf_8_is_refused(tmp_path: Path) -> None:
 
 
 def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
-    cases = [workloads.Case("a.py", "é\u2028b", "c"), workloads.Case("b.py", "d", "", 1.5)]
+    chat = ({"role": "system", "content": "s"}, {"role": "user", "content": "é"})
+    cases = [
+        workloads.Case("a.py", "é\u2028b", "c"),
+        workloads.Case("b.py", "d", "", 1.5),
+        workloads.Case("c", messages=chat, category="chat"),
+        workloads.Case("d", turns=("one", "two"), category="writing"),
+    ]
     workloads.save(cases, tmp_path / "new" / "w.jsonl")
     assert workloads.load(str(tmp_path / "new" / "w.jsonl")) == cases
     assert workloads.temperatures(cases) == [1.5]
 
 
+def test_chats_and_turns(tmp_path: Path) -> None:
+    path = tmp_path / "mine.jsonl"
+    lines = ['{"id": "q1", "category": "chat", "messages": [{"role": "user", "content": "a", "more": 1}]}']
+    lines += ['{"turns": ["a", "b"]}', '{"prompt": "c"}']
+    path.write_text("\n".join(lines), encoding="utf-8-sig")  # some editors put a byte order mark in front
+    chat, turns, text = workloads.load(str(path))
+    assert (chat.name, chat.category, chat.opening) == ("q1", "chat", [{"role": "user", "content": "a"}])
+    assert (turns.name, turns.turns, turns.opening) == (
+        "mine.jsonl:2",
+        ("a", "b"),
+        [{"role": "user", "content": "a"}],
+    )
+    assert (text.opening, text.is_chat, chat.is_chat, turns.is_chat) == ("c", False, True, True)
+
+
 @pytest.mark.parametrize(
-    "line", ['["confidential"]', '{"prompt": ["confidential"]}', '"confidential"', '{"confidential']
+    "line",
+    [
+        '{"messages": [{"role": "user", "content": "a"}, "confidential"]}',
+        '{"messages": [{"role": "user", "content": {"confidential": 1}}]}',
+        '{"turns": ["confidential", {"confidential": 1}]}',
+        '["confidential"]',
+        '{"prompt": ["confidential"]}',
+        '"confidential"',
+        '{"confidential',
+        '{"prompt": "a", "confidential": "\\q"}',
+    ],
 )
 def test_an_error_shows_nothing_of_the_text(tmp_path: Path, line: str) -> None:
     (tmp_path / "bad.jsonl").write_text(line)

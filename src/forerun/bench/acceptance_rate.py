@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from forerun.bench.prompts import Request
 from forerun.bench.report import Columns
 from forerun.config import SamplingParams
 from forerun.engine import LLM
-from forerun.workloads import Case
 
 TEMPERATURES = (0.0, 1.0)
 
@@ -42,15 +42,15 @@ COLUMNS: Columns[AcceptanceRow] = {
 
 
 def measure(
-    engines: Mapping[tuple[str, int], LLM], workloads: Mapping[str, Sequence[Case]], max_tokens: int
+    engines: Mapping[tuple[str, int], LLM], workloads: Mapping[str, Sequence[Request]], max_tokens: int
 ) -> list[AcceptanceRow]:
     """Every drafter on every workload at TEMPERATURES. engines: by (drafter, K)."""
     rows = []
-    for workload, cases in workloads.items():
+    for workload, requests in workloads.items():
         for (drafter, k), llm in engines.items():
             for temperature in TEMPERATURES:
                 params = SamplingParams(temperature=temperature, max_tokens=max_tokens, ignore_eos=True)
-                generations: Any = llm.generate([case.prompt for case in cases], params)
+                generations: Any = llm.generate([request.token_ids for request in requests], params)
                 stats = [generation.stats for generation in generations]
                 drafted = sum(each.num_draft_tokens for each in stats)
                 rate = sum(each.num_accepted_tokens for each in stats) / drafted if drafted else 0.0

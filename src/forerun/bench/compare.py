@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from forerun.bench.measure import Interval, Timed, ratio
 
@@ -18,12 +18,18 @@ class Run:
         num_forwards: target forwards that yielded tokens; 0 where unknown (a method that is not ours).
         num_drafted: draft tokens proposed.
         num_accepted: draft tokens accepted.
+        first_seconds: until the first token came; None where unknown.
+        reached: [position] drafts that had a token there below what was accepted before it; empty where unknown.
+        accepted: [position] how many of those tokens were accepted.
     """
 
     token_ids: Sequence[int]
     num_forwards: int = 0
     num_drafted: int = 0
     num_accepted: int = 0
+    first_seconds: float | None = field(default=None, compare=False)
+    reached: Sequence[int] = ()
+    accepted: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)

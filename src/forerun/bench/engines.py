@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from time import perf_counter
 from typing import Any
 
 from forerun.bench.compare import Run
+from forerun.bench.prompts import Request
 from forerun.config import AUTO, NumDraftTokens, SamplingParams
 from forerun.drafters import Drafter, build_drafter
 from forerun.engine import LLM
@@ -51,15 +53,7 @@ def open_engines(
     return engines, acceptance
 
 
-def prompt_ids(llm: LLM, case: Case) -> list[int]:
-    """The prompt in the target's tokens; without a tokenizer it holds token ids with spaces between them."""
-    if llm.tokenizer is None:
-        return [int(each) for each in case.prompt.split()]
-    ids: list[int] = llm.tokenizer.encode(case.prompt)
-    return ids
-
-
-def with_prediction(params: SamplingParams, drafter: Drafter | None, case: Case) -> SamplingParams:
+def with_prediction(params: SamplingParams, drafter: Drafter | None, case: Case | Request) -> SamplingParams:
     """The params with the case's reference as the client's prediction, if the drafter reads predictions."""
     if case.reference and drafter is not None and drafter.traits.reads_prediction:
         return replace(params, prediction=case.reference)
@@ -70,18 +64,31 @@ def generate(llm: LLM, prompt: str | list[int], params: SamplingParams) -> Run:
     """One generation. prompt: text or token ids."""
     generation: Any = llm.generate(prompt, params)
     stats = generation.stats
-    return Run(generation.token_ids, stats.num_forwards, stats.num_draft_tokens, stats.num_accepted_tokens)
+    return Run(
+        generation.token_ids,
+        stats.num_forwards,
+        stats.num_draft_tokens,
+        stats.num_accepted_tokens,
+        stats.time_first_token,
+        stats.reached_per_position,
+        stats.accepted_per_position,
+    )
 
 
-def bare_loop(model: LanguageModel, prompt: Sequence[int], max_tokens: int) -> Run:
-    """Greedy decoding over forerun's forward and nothing else: an upper bound for the speed of plain decoding."""
+def bare_loop(model: LanguageModel, prompt: Sequence[int], max_tokens: int, ends: Collection[int] = ()) -> Run:
+    """Greedy decoding over forerun's forward and nothing else: an upper bound for the speed of plain decoding.
+
+    ends: tokens that end it.
+    """
+    start = perf_counter()
     cache = model.new_cache()
     logits = model.forward([Rows(cache, prompt, num_logits=1)]).logits
     cache.commit(range(len(prompt)))
     tokens = [int(logits[-1].argmax())]
-    while len(tokens) < max_tokens:
+    first = perf_counter() - start
+    while len(tokens) < max_tokens and tokens[-1] not in ends:
         logits = model.forward([Rows(cache, tokens[-1:])]).logits
         cache.commit([0])
         tokens.append(int(logits[-1].argmax()))
     cache.free()
-    return Run(tokens, len(tokens))
+    return Run(tokens, len(tokens), first_seconds=first)

@@ -1,6 +1,6 @@
 """Speed of whole generations: forerun's methods beside Hugging Face's, on the prompts of a workload.
 
-One sequence, a fixed number of tokens, greedy or with a seed for each prompt: every method has the same work, and
+One sequence, greedy or with a seed for each prompt; a fixed number of tokens, or up to the end of text. Either way
 forerun's methods write the same text. Speeds are compared per prompt and round.
 """
 
@@ -8,20 +8,25 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import zip_longest
+
+import numpy as np
 
 from forerun.bench.compare import Run
-from forerun.bench.engines import BARE, PLAIN, bare_loop, generate, prompt_ids, with_prediction
+from forerun.bench.engines import BARE, PLAIN, bare_loop, generate, with_prediction
 from forerun.bench.measure import Interval, Timed, bootstrap, interleave, ratio
+from forerun.bench.prompts import Request
 from forerun.bench.reference import Reference
-from forerun.bench.report import Columns, decimal, percent
+from forerun.bench.report import Columns, Table, decimal, percent
 from forerun.config import SamplingParams
 from forerun.engine import LLM
-from forerun.workloads import Case
 
 HF_PLAIN = "transformers, plain"
 _ASSISTED = "transformers, assisted"
+UNNAMED = "no category"
+"""What the prompts without a category are called beside others."""
 
 
 def assisted_name(k: int) -> str:
@@ -45,19 +50,21 @@ class Methods:
     draft: Reference | None = None
     assisted_counts: Sequence[int] = ()
 
-    def for_case(self, case: Case, params: SamplingParams) -> dict[str, Callable[[], Run]]:
+    def for_request(self, request: Request, params: SamplingParams) -> dict[str, Callable[[], Run]]:
         """One generation of each method. The bare loop and Transformers take part in greedy runs only."""
-        plain, max_tokens = self.engines[PLAIN], params.max_tokens
-        prompt = prompt_ids(plain, case)
+        plain, prompt, max_tokens = self.engines[PLAIN], request.token_ids, params.max_tokens
+        ends = () if params.ignore_eos else plain.target.eos_token_ids
         methods: dict[str, Callable[[], Run]] = {}
         if params.greedy:
-            methods[BARE] = partial(bare_loop, plain.target, prompt, max_tokens)
+            methods[BARE] = partial(bare_loop, plain.target, prompt, max_tokens, ends)
         for name, llm in self.engines.items():
-            methods[name] = partial(generate, llm, prompt, with_prediction(params, llm.drafter, case))
+            methods[name] = partial(generate, llm, prompt, with_prediction(params, llm.drafter, request))
         if self.reference is not None and params.greedy:
-            methods[HF_PLAIN] = partial(self.reference.generate, prompt, max_tokens)
+            methods[HF_PLAIN] = partial(self.reference.generate, prompt, max_tokens, ends=ends)
             for k in self.assisted_counts if self.draft is not None else ():
-                methods[assisted_name(k)] = partial(self.reference.generate, prompt, max_tokens, self.draft, k)
+                methods[assisted_name(k)] = partial(
+                    self.reference.generate, prompt, max_tokens, self.draft, k, ends=ends
+                )
         return methods
 
 
@@ -73,6 +80,9 @@ class MethodRow:
         over_assisted: speed over Transformers' assisted generation at its best K; None without a draft model.
         mean_acceptance_length: tokens per target forward; None where unknown.
         acceptance_rate: accepted over drafted; None where nothing was drafted or it is unknown.
+        first_token: median seconds to the first token; None where unknown.
+        first_token_p90: nine tenths of the first tokens came within so many seconds; None where unknown.
+        acceptance_per_position: [position] accepted over drafted there, below what was accepted before it.
         same_text: share of prompts on which its tokens are those of forerun's plain decoding.
     """
 
@@ -83,72 +93,121 @@ class MethodRow:
     over_assisted: Interval | None
     mean_acceptance_length: float | None
     acceptance_rate: float | None
+    first_token: float | None
+    first_token_p90: float | None
+    acceptance_per_position: Sequence[float]
     same_text: float
 
 
 COLUMNS: Columns[MethodRow] = {
     "method": lambda row: row.method,
-    "tokens/s": lambda row: f"{row.tokens_per_second.median:.1f}",
+    "tokens/s": lambda row: f"{row.tokens_per_second:.1f}",
     "over forerun plain": lambda row: decimal(row.over_plain),
     "over transformers plain": lambda row: decimal(row.over_transformers),
     "over best assisted": lambda row: decimal(row.over_assisted),
     "mean acceptance length": lambda row: decimal(row.mean_acceptance_length),
     "acceptance rate": lambda row: percent(row.acceptance_rate),
+    "first token ms, median": lambda row: _milliseconds(row.first_token),
+    "p90": lambda row: _milliseconds(row.first_token_p90),
     "same text": lambda row: percent(row.same_text),
 }
+
+POSITIONS = 8
+"""Draft positions whose acceptance the tables show; JSON and CSV have all."""
 
 
 def measure(
     methods: Methods,
-    cases: Sequence[Case],
-    max_tokens: int,
+    requests: Sequence[Request],
+    params: SamplingParams,
     rounds: int,
-    temperature: float = 0.0,
     say: Callable[[str], None] = lambda _: None,
-) -> list[MethodRow]:
-    """One row per method; every method on every prompt, in turn."""
-    return reduce_runs(timed_runs(methods, cases, max_tokens, rounds, temperature, say))
+) -> dict[str, list[MethodRow]]:
+    """Every method on every prompt, in turn: a row per method under "", and where there are several categories, one
+    under the name of each.
+
+    params: of all requests; each gets a seed of its own.
+    """
+    runs = timed_runs(methods, requests, params, rounds, say)
+    categories = [request.category for request in requests for _ in range(rounds)]
+    rows = {"": reduce_runs(runs)}
+    if len(set(categories)) > 1:
+        for category in dict.fromkeys(categories):
+            places = [place for place, each in enumerate(categories) if each == category]
+            part = {name: [timed[place] for place in places] for name, timed in runs.items()}
+            rows[category or UNNAMED] = reduce_runs(part)
+    return rows
 
 
 def timed_runs(
     methods: Methods,
-    cases: Sequence[Case],
-    max_tokens: int,
+    requests: Sequence[Request],
+    params: SamplingParams,
     rounds: int,
-    temperature: float = 0.0,
     say: Callable[[str], None] = lambda _: None,
 ) -> dict[str, list[Timed[Run]]]:
     """Every method on every prompt, in turn. Run i of all methods is of the same prompt and round."""
     runs: dict[str, list[Timed[Run]]] = {}
-    for number, case in enumerate(cases, 1):
-        params = SamplingParams(temperature=temperature, seed=number, max_tokens=max_tokens, ignore_eos=True)
-        ready = methods.for_case(case, params)
-        say(f"prompt {number} of {len(cases)}: {len(ready)} methods, {rounds} rounds")
+    for number, request in enumerate(requests, 1):
+        ready = methods.for_request(request, replace(params, seed=number))
+        say(f"prompt {number} of {len(requests)}: {len(ready)} methods, {rounds} rounds")
         for name, timed in interleave(ready, rounds, warmup=1 if number == 1 else 0).items():
             runs.setdefault(name, []).extend(timed)
     return runs
 
 
 def reduce_runs(runs: Mapping[str, Sequence[Timed[Run]]]) -> list[MethodRow]:
-    """One row per method."""
-    seconds = {name: [run.seconds for run in timed] for name, timed in runs.items()}
-    assisted = [name for name in seconds if name.startswith(_ASSISTED)]
-    best = min(assisted, key=lambda name: statistics.median(seconds[name]), default=None)
+    """One row per method. Speeds are compared per token: where texts end by themselves, they may differ in length."""
+    per_token = {name: [run.seconds / len(run.value.token_ids) for run in timed] for name, timed in runs.items()}
+    assisted = [name for name in per_token if name.startswith(_ASSISTED)]
+    best = min(assisted, key=lambda name: statistics.median(per_token[name]), default=None)
     rows = []
     for name, timed in runs.items():
         forwards = sum(run.value.num_forwards for run in timed)
         drafted = sum(run.value.num_drafted for run in timed)
+        first = [run.value.first_seconds for run in timed if run.value.first_seconds is not None]
         same = [list(a.value.token_ids) == list(b.value.token_ids) for a, b in zip(timed, runs[PLAIN], strict=True)]
         rows.append(
             MethodRow(
                 name,
-                bootstrap([len(run.value.token_ids) / run.seconds for run in timed]),
-                ratio(seconds[PLAIN], seconds[name]),
-                ratio(seconds[HF_PLAIN], seconds[name]) if HF_PLAIN in seconds else None,
-                ratio(seconds[best], seconds[name]) if best else None,
-                sum(len(run.value.token_ids) for run in timed) / forwards if forwards else None,
-                sum(run.value.num_accepted for run in timed) / drafted if drafted else None,
-                sum(same) / len(same),
+                tokens_per_second=bootstrap([1 / seconds for seconds in per_token[name]]),
+                over_plain=ratio(per_token[PLAIN], per_token[name]),
+                over_transformers=ratio(per_token[HF_PLAIN], per_token[name]) if HF_PLAIN in per_token else None,
+                over_assisted=ratio(per_token[best], per_token[name]) if best else None,
+                mean_acceptance_length=sum(len(run.value.token_ids) for run in timed) / forwards if forwards else None,
+                acceptance_rate=sum(run.value.num_accepted for run in timed) / drafted if drafted else None,
+                first_token=statistics.median(first) if first else None,
+                first_token_p90=float(np.quantile(first, 0.9)) if first else None,
+                acceptance_per_position=_per_position([run.value for run in timed]),
+                same_text=sum(same) / len(same),
             )
         )
     return rows
+
+
+def position_table(title: str, rows: Sequence[MethodRow]) -> Table | None:
+    """Acceptance at each draft position, of the drafts that reached it; None where nobody drafted."""
+    drafting = [row for row in rows if row.acceptance_per_position]
+    count = min(POSITIONS, max((len(row.acceptance_per_position) for row in drafting), default=0))
+    cells = [
+        [
+            row.method,
+            *(
+                percent(row.acceptance_per_position[i] if i < len(row.acceptance_per_position) else None)
+                for i in range(count)
+            ),
+        ]
+        for row in drafting
+    ]
+    return Table(title, ["method", *(str(place) for place in range(1, count + 1))], cells) if drafting else None
+
+
+def _per_position(runs: Sequence[Run]) -> list[float]:
+    """Accepted over reached, up to the last position that any draft reached."""
+    pairs = [zip_longest(*(getattr(run, kind) for run in runs), fillvalue=0) for kind in ("reached", "accepted")]
+    counts = [(sum(reached), sum(accepted)) for reached, accepted in zip(*pairs, strict=True)]
+    return [accepted / reached for reached, accepted in counts if reached]
+
+
+def _milliseconds(seconds: float | None) -> str:
+    return "–" if seconds is None else f"{1000 * seconds:.0f}"

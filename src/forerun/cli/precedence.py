@@ -81,6 +81,11 @@ def _taken(flag: Any, value: Any, ctx: typer.Context) -> Any:
 
 def _refuse_modules(flag: Any, value: Any, path: str, key: str) -> None:
     """A file may lie there without the user's doing, so no code is run because it says so."""
+    if flag.name == "peer":
+        raise ConfigError(
+            f"The configuration file {path} sets {key!r}, which would run a program. A file may not name code to run. "
+            "Give it on the command line or in the environment."
+        )
     if "draft" not in flag.name:
         return
     for text in value if isinstance(value, list) else [value]:

@@ -25,6 +25,8 @@ FRAMES_PER_SECOND = 15
 ACCEPTED = "bold green"
 PROMPT = "dim"
 LINES = 18
+BORDERS = 4
+"""Columns of a panel's sides."""
 
 
 def split_accepted(tokenizer: Any, chunk: Any) -> tuple[str, str]:
@@ -48,6 +50,7 @@ class Scene:
     def __init__(self, title: str, prompt: str, redraw: Callable[[], None]) -> None:
         self.title = title
         self._text = Text.assemble((prompt, PROMPT))
+        self.answer = ""
         self._redraw = redraw
         self._tokens = self._accepted = 0
         self._start = time.perf_counter()
@@ -57,6 +60,7 @@ class Scene:
         drafted, added = split_accepted(tokenizer, chunk)
         self._text.append(drafted, style=ACCEPTED)
         self._text.append(added)
+        self.answer += chunk.text
         self._tokens += len(chunk.token_ids)
         self._accepted += chunk.num_accepted_draft
         self._redraw()
@@ -66,8 +70,9 @@ class Scene:
         seconds = time.perf_counter() - self._start
         return f"{self._tokens} tokens, {self._tokens / seconds:.0f} tokens/s, {self._accepted} of them drafted"
 
-    def panel(self) -> Panel:
-        lines = self._text.split("\n")[-LINES:]
+    def panel(self, console: Console) -> Panel:
+        """The text's last lines, as wide as the console."""
+        lines = self._text.wrap(console, max(1, console.width - BORDERS))[-LINES:]
         body = Group(*lines, *[Text()] * (LINES - len(lines)))
         return Panel(body, title=self.title, subtitle=self.status, title_align="left", subtitle_align="right")
 
@@ -108,14 +113,20 @@ class Stage:
             now = time.perf_counter()
             if self._live is not None and now - self._last_frame >= 1 / FRAMES_PER_SECOND:
                 self._last_frame = now
-                self._live.update(scene.panel(), refresh=True)
+                self._live.update(scene.panel(self._out), refresh=True)
 
         scene = Scene(title, prompt, redraw)
         yield scene
         if self._live is not None:
-            self._live.update(scene.panel(), refresh=True)
+            self._live.update(scene.panel(self._out), refresh=True)
         elif not self._quiet:
             self.say(f"{scene.title}: {scene.status}")
+
+    def transcript(self, question: str, answer: str) -> None:
+        """Where nothing is redrawn, such as on a pipe, what was asked and answered, once."""
+        if self._live is None and not self._quiet:
+            self.say("\n".join(f"> {line}" for line in question.splitlines()))
+            self.say(f"{answer}\n")
 
     @contextmanager
     def progress(self, title: str, total: int) -> Iterator[Callable[[], None]]:

@@ -9,12 +9,13 @@ A folder gets its name when all of it is written and verified, so what has a rec
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
 from forerun.config import BUNDLED_TARGET
 from forerun.errors import ModelLoadError
-from forerun.fetch.catalogue import CATALOGUE
+from forerun.fetch.catalogue import CATALOGUE, Fetchable
 from forerun.files.json_file import Fields
 from forerun.home import home
 
@@ -54,6 +55,22 @@ def path_of(name: str) -> Path | None:
     except (ModelLoadError, OSError):
         return None
     return path if whole and path.is_file() else None
+
+
+def damage(folder: Path, model: Fetchable) -> str | None:
+    """What is wrong with a fetched model, all its files read in full; None if nothing is."""
+    try:
+        files = Fields.read(folder / RECORD, ModelLoadError).fields("files")
+        for name in (model.file_name, *model.documents.values()):
+            digest = model.sha256 if name == model.file_name else files.fields(name).string("sha256")
+            with (folder / name).open("rb") as file:
+                if hashlib.file_digest(file, "sha256").hexdigest() != digest:
+                    return f"{name} is not as it was fetched"
+    except ModelLoadError as failure:
+        return f"its record cannot be used ({failure})"
+    except OSError as failure:
+        return f"{name} cannot be read ({failure.strerror or failure})"
+    return None
 
 
 def default_model() -> str:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
 import os
 import secrets
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from io import BufferedReader, FileIO
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -18,6 +19,8 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
+CAN_LOCK = fcntl is not None
+"""Whether `locked` keeps other processes out; False on Windows."""
 ErrorType = Callable[[str], Exception]
 
 REMEDY = "Give another place, or make room and permission there."
@@ -46,7 +49,7 @@ def atomic_file(path: Path, error: ErrorType, *, remedy: str = REMEDY) -> Iterat
     Raises:
         error: the file cannot be written, a full disk included.
     """
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
+    temporary = _temporary(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -123,7 +126,7 @@ def new_files(folder: Path, error: ErrorType) -> Iterator[Path]:
     Raises:
         error: they cannot be written, a full disk included.
     """
-    temporary = folder.with_name(f".{folder.name}.{secrets.token_hex(6)}.tmp")
+    temporary = _temporary(folder)
     try:
         temporary.mkdir(parents=True)
         try:
@@ -136,6 +139,50 @@ def new_files(folder: Path, error: ErrorType) -> Iterator[Path]:
             shutil.rmtree(temporary, ignore_errors=True)
     except OSError as failure:
         raise error(f"{folder} cannot be written: {failure.strerror or failure}. {REMEDY}") from failure
+
+
+@contextmanager
+def whole_folder(folder: Path, error: ErrorType) -> Iterator[Path]:
+    """A temporary folder, which takes the place of `folder` when the block ends, and vanishes where it raises.
+
+    What a killed process leaves of it is in `leftovers`.
+
+    Raises:
+        error: it cannot be written, a full disk included.
+    """
+    temporary, former = _temporary(folder), _temporary(folder)
+    try:
+        temporary.mkdir(parents=True)
+        try:
+            yield temporary
+            try:
+                if os.path.lexists(folder):
+                    folder.replace(former)
+                temporary.replace(folder)
+            except BaseException:
+                if os.path.lexists(former) and not os.path.lexists(folder):
+                    former.replace(folder)
+                raise
+            _sync_folder(folder.parent)
+        finally:
+            remove(temporary)
+            remove(former)
+    except OSError as failure:
+        raise error(f"{folder} cannot be written: {failure.strerror or failure}. {REMEDY}") from failure
+
+
+def leftovers(path: Path) -> list[Path]:
+    """What processes that were killed have left of writing this file or folder, and what those at work are writing."""
+    return sorted(path.parent.glob(f".{glob.escape(path.name)}.*.tmp"))
+
+
+def remove(path: Path) -> None:
+    """Remove a file, a link or a folder with all in it, as far as possible; nothing there is nothing to do."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with suppress(OSError):
+            path.unlink()
 
 
 @contextmanager
@@ -170,6 +217,10 @@ def refuse_to_overwrite(
     """Raise `error` where `path` is a file, or a folder that is not empty."""
     if any(path.iterdir()) if path.is_dir() else os.path.lexists(path):
         raise error(f"{path} exists. {remedy}")
+
+
+def _temporary(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
 
 
 def _lock(lock: Path, wait: bool) -> int:

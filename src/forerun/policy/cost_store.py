@@ -13,10 +13,9 @@ from forerun.config import COST_CACHE_VARIABLE
 from forerun.errors import ConfigError
 from forerun.files.json_file import Fields
 from forerun.files.write import write_json
-from forerun.home import home
+from forerun.home import COSTS_FILE, home
 from forerun.policy.costs import CostModel
 
-COSTS_FILE = "costs.json"
 COST_CACHE_ENTRIES = 64
 """Settings kept in the file; the one written longest ago is dropped first."""
 _VERSION = 1

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,13 +15,25 @@ from forerun import LLM, SamplingParams
 from forerun.bench.compare import Run
 from forerun.bench.engines import BARE, PLAIN, bare_loop, beside, generate, method_name
 from forerun.bench.forward import TRANSFORMERS, measure as measure_forward, table
-from forerun.bench.generate import HF_PLAIN, Methods, assisted_name, timed_runs
+from forerun.bench.generate import (
+    HF_PLAIN,
+    UNNAMED,
+    Methods,
+    assisted_name,
+    measure,
+    position_table,
+    reduce_runs,
+    timed_runs,
+)
+from forerun.bench.measure import Timed
+from forerun.bench.prompts import Request
 from forerun.bench.reference import Reference
+from forerun.bench.rows_file import write_rows
 from forerun.bench.step_time import StepTimeRow, measure as measure_step_time
 from forerun.errors import ConfigError
-from forerun.workloads import Case
 
 PROMPT = [5, 3, 8, 5, 3, 8, 5, 3]
+GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 
 
 def llm(model: FakeModel, drafter: str | None = None) -> LLM:
@@ -46,14 +60,58 @@ def test_transformers_and_forerun_say_the_same_in_float64(folder: Path) -> None:
     own = LLM(str(folder), dtype="float64", tokenizer=None)
     target, draft = Reference(folder, "float64"), Reference(folder, "float64")
     engines = {PLAIN: own, method_name("draft-model", 3): LLM(own.target, folder, num_draft_tokens=3)}
-    cases = [Case("a", " ".join(map(str, PROMPT))), Case("b", "5 3")]
-    runs = timed_runs(Methods(engines, target, draft, [3]), cases, 12, 2)
+    requests = [Request("a", "", PROMPT), Request("b", "", [5, 3])]
+    runs = timed_runs(Methods(engines, target, draft, [3]), requests, GREEDY, 2)
     names = [BARE, PLAIN, method_name("draft-model", 3), HF_PLAIN, assisted_name(3)]
     assert list(runs) == names
     for name in names:
         assert [list(run.value.token_ids) for run in runs[name]] == [list(run.value.token_ids) for run in runs[BARE]]
         assert [len(run.value.token_ids) for run in runs[name]] == [12] * 4
+        assert all(run.value.first_seconds is not None for run in runs[name])
     assert runs[method_name("draft-model", 3)][0].value.num_accepted > 0
+
+
+def test_all_stop_at_the_end_of_text_if_asked(folder: Path) -> None:
+    own = LLM(str(folder), dtype="float64", tokenizer=None)
+    said = own.generate(PROMPT, GREEDY).token_ids
+    own.target.eos_token_ids = frozenset(said[4:5])  # type: ignore[misc]
+    methods = Methods({PLAIN: own}, Reference(folder, "float64"))
+    runs = timed_runs(methods, [Request("a", "", PROMPT)], replace(GREEDY, ignore_eos=False), 1)
+    assert {len(run.value.token_ids) for each in runs.values() for run in each} == {said.index(said[4]) + 1}
+
+
+def test_rows_by_category_with_acceptance_by_position(tmp_path: Path) -> None:
+    model = FakeModel(order=1)
+    engines = {PLAIN: llm(model), "drafting": llm(model, "prompt-lookup")}
+    requests = [Request("a", "x", PROMPT), Request("b", "", PROMPT[2:]), Request("c", "x", PROMPT[1:])]
+    rows = measure(Methods(engines), requests, GREEDY, 2)
+    assert list(rows) == ["", "x", UNNAMED]
+    bare, plain, drafting = rows["x"]
+    assert (bare.method, plain.method) == (BARE, PLAIN)
+    assert (plain.acceptance_per_position, plain.over_plain.median) == ([], 1)
+    assert drafting.acceptance_per_position and all(0 <= rate <= 1 for rate in drafting.acceptance_per_position)
+    assert drafting.first_token is not None and drafting.first_token_p90 is not None
+    assert drafting.first_token <= drafting.first_token_p90
+    table = position_table("", rows["x"])
+    assert table is not None and [row[0] for row in table.rows] == ["drafting"]
+    assert all(len(row) == len(table.header) for row in table.rows)
+    assert position_table("", rows["x"][:2]) is None
+
+    write_rows(tmp_path / "rows.csv", rows)
+    lines = list(csv.DictReader((tmp_path / "rows.csv").open()))
+    assert [line["measured"] for line in lines] == [""] * 3 + ["x"] * 3 + [UNNAMED] * 3
+    assert float(lines[5]["tokens_per_second"]) == drafting.tokens_per_second.median
+    assert float(lines[5]["acceptance_per_position_1"]) == drafting.acceptance_per_position[0]
+    assert lines[4]["acceptance_per_position_1"] == ""
+    with pytest.raises(ConfigError, match="none"):
+        write_rows(tmp_path / "rows.csv" / "none.csv", rows)
+
+
+def test_acceptance_by_position_is_of_the_drafts_that_reached_it() -> None:
+    one = Run([1], 1, reached=[4, 2], accepted=[3, 1])
+    two = Run([1], 1, reached=[4], accepted=[3])
+    (row,) = reduce_runs({PLAIN: [Timed(1.0, one), Timed(1.0, two), Timed(1.0, Run([1]))]})
+    assert row.acceptance_per_position == [0.75, 0.5]
 
 
 def test_the_parts_of_a_step_add_up(folder: Path) -> None:

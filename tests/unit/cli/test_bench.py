@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import sys
+from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+from fake_peers import fake_interpreter
 from forerun.bench import acceptance_rate, generate, planning_time, step_time
 from forerun.bench.acceptance_rate import AcceptanceRow
 from forerun.bench.generate import MethodRow
 from forerun.bench.measure import Interval
+from forerun.bench.peers import plan
 from forerun.bench.report import Table
 from forerun.bench.step_time import StepTimeRow
 from forerun.cli.bench import shared
@@ -38,8 +42,11 @@ def cells(module: ModuleType, row: object) -> list[str]:
 
 
 def test_lines_of_the_tables() -> None:
-    row = MethodRow("m", Interval(66.7, 60, 70), Interval(2, 1.9, 2.1), None, Interval(3, 2.5, 3.5), 2.5, None, 0.9)
-    assert cells(generate, row) == ["m", "66.7", "2.00 [1.90, 2.10]", "–", "3.00 [2.50, 3.50]", "2.50", "–", "90 %"]
+    speed, over_plain, over_assisted = Interval(66.7, 60, 70), Interval(2, 1.9, 2.1), Interval(3, 2.5, 3.5)
+    row = MethodRow("m", speed, over_plain, None, over_assisted, 2.5, None, 0.0214, None, [0.5], 0.9)
+    line = cells(generate, row)
+    assert line[:5] == ["m", "66.7 [60.0, 70.0]", "2.00 [1.90, 2.10]", "–", "3.00 [2.50, 3.50]"]
+    assert line[5:] == ["2.50", "–", "21", "–", "90 %"]
     assert cells(step_time, StepTimeRow("m", 10, 7, 2, 1)) == ["m", "10.00", "7.00", "2.00", "1.00", "10 %"]
     line = cells(acceptance_rate, AcceptanceRow("code", "draft-model", 4, 1.0, 0.512, 3.04))
     assert line == ["code, draft-model", "4", "1", "0.512", "3.04"]
@@ -50,13 +57,19 @@ def test_lines_of_the_tables() -> None:
     [
         ["forward", "--rows", "0"],
         ["forward", "--rounds", "0"],
-        ["generate", "--workloads", "no-such"],
+        ["generate", "--prompts", "no-such"],
+        ["generate", "--num-prompts", "0"],
+        ["peers"],
+        ["peers", "--peer", "vllm=python"],
+        ["peers", "--peer", "llama.cpp=/none"],
+        ["peers", "--peer", "transformers=/none", "--prompts", "no-such"],
+        ["peers", "--peer", "transformers=/none", "--prompt-limit", "0"],
         ["generate", "--num-draft-tokens", "a"],
         ["generate", "--num-draft-tokens", "auto,0"],
         ["generate", "--temperatures", "-1"],
         ["generate", "--assisted", "x"],
         ["replay", "--num-draft-tokens", "auto"],
-        ["replay", "--workloads", "no-such"],
+        ["replay", "--prompts", "no-such"],
         ["overhead", "--context", "3"],
         ["generate", "--drafters", "no-such"],
     ],
@@ -66,8 +79,8 @@ def test_bad_options_exit_with_2(invoke: Invoke, arguments: list[str]) -> None:
 
 
 def test_a_replay_says_whose_costs_it_used(invoke: Invoke) -> None:
-    few = ["--drafters", "prompt-lookup", "--workloads", "high-temperature", "--num-draft-tokens", "2"]
-    few += ["--prompts", "1", "--max-tokens", "8", "--rounds", "1"]
+    few = ["--drafters", "prompt-lookup", "--prompts", "high-temperature", "--num-draft-tokens", "2"]
+    few += ["--num-prompts", "1", "--max-tokens", "8", "--rounds", "1"]
     result = invoke("bench", "replay", "--cost-of", "bundled-draft", *few)
     assert "bundled at the cost of bundled-draft" in result.stdout
     assert json.loads(invoke("bench", "replay", "--json", *few).stdout)["cost_of"] == "bundled"
@@ -86,3 +99,67 @@ def test_the_engines_time_is_printed_as_text_and_as_json(invoke: Invoke, monkeyp
         and len(found["planning"]) == 3
         and "machine" in found
     )
+
+
+QUICK = ["--drafters", "prompt-lookup", "--no-reference", "--no-details", "--max-tokens", "8"]
+
+
+def test_generate_on_a_file_of_prompts(invoke: Invoke, tmp_path: Path) -> None:
+    lines = [{"prompt": "import os", "category": "x"}, {"prompt": "def f(", "category": "y"}]
+    (tmp_path / "mine.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    arguments = ["--prompts", str(tmp_path / "mine.jsonl"), "--csv", str(tmp_path / "rows.csv"), *QUICK]
+    result = invoke("bench", "generate", "--markdown", *arguments)
+    assert result.exit_code == 0, result.stderr
+    assert "2 prompts of 8 tokens, past any end of text" in result.stdout
+    assert "mine.jsonl, greedy, x" in result.stdout and "mine.jsonl, greedy, y" in result.stdout
+    assert (tmp_path / "rows.csv").read_text().count("prompt-lookup") == 3
+    again = invoke("bench", "generate", *arguments)
+    assert again.exit_code == 2 and "rows.csv exists" in again.stderr
+
+
+def test_chats_are_refused_by_name_where_the_model_has_no_template(invoke: Invoke, tmp_path: Path) -> None:
+    (tmp_path / "chat.jsonl").write_text('{"id": "q1", "turns": ["confidential"]}')
+    for command in (["generate", *QUICK], ["replay", "--drafters", "suffix"]):
+        result = invoke("bench", *command, "--prompts", str(tmp_path / "chat.jsonl"))
+        assert result.exit_code == 2
+        assert "q1 is a chat" in result.stderr and "confidential" not in result.output
+
+
+def test_peers_from_flags_to_the_report(invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own, other = fake_interpreter(tmp_path), fake_interpreter(tmp_path, seconds=0.5)
+    bad = fake_interpreter(tmp_path, "exits at start")
+    monkeypatch.setattr(plan, "own_command", lambda: [str(own)])
+    peers = ["--peer", f"transformers={other}:name=other", "--peer", f"transformers={bad}:name=bad"]
+    few = ["--num-prompts", "2", "--max-tokens", "6", "--threads", "1"]
+    result = invoke("bench", "peers", "--json", *peers, *few)
+    assert result.exit_code == 0, result.stderr
+    found = json.loads(result.stdout)
+    assert [peer["name"] for peer in found["peers"]] == ["forerun bfloat16", "other"]
+    (whole,) = found["classes"]
+    assert whole["reference"] == "forerun bfloat16, plain"
+    assert [row["method"] for row in whole["rows"]] == ["plain", "prompt lookup"] * 2
+    assert found["left_out"] == [{"peer": "bad", "reason": "it ended with exit code 1: no such library"}]
+    assert "going on without bad" in result.stderr
+    monkeypatch.setattr(plan, "own_command", lambda: [str(bad)])
+    result = invoke("bench", "peers", *peers, *few)
+    assert result.exit_code == 2 and "forerun itself cannot take part" in result.stderr
+
+
+def test_a_configuration_file_starts_no_peer(invoke: Invoke, tmp_path: Path) -> None:
+    (tmp_path / "c.toml").write_text('[bench.peers]\npeer = ["transformers=/bin/sh"]\n')
+    result = invoke("--config", str(tmp_path / "c.toml"), "bench", "peers")
+    assert result.exit_code == 2 and "which would run a program" in result.stderr
+
+
+@pytest.mark.slow
+def test_transformers_beside_forerun(invoke: Invoke) -> None:
+    arguments = ["--peer", f"transformers={sys.executable}", "--dtype", "float32", "--drafters", "suffix"]
+    few = ["--num-prompts", "2", "--max-tokens", "24", "--threads", "1"]
+    result = invoke("bench", "peers", "--json", *arguments, *few)
+    assert result.exit_code == 0, result.stderr
+    found = json.loads(result.stdout)
+    assert found["left_out"] == []
+    rows = {(row["peer"], row["method"]): row for row in found["classes"][0]["rows"]}
+    assert len(rows) == 4
+    assert all(row["same_text"] == 1 for row in rows.values())
+    assert rows["transformers float32", "plain"]["shared_prefix"] > 4

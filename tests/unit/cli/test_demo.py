@@ -137,11 +137,13 @@ def test_what_is_left_out_is_said(invoke: Invoke, methods: dict[str, FakeLLM], w
     [line] = [line for line in result.stdout.splitlines() if line.startswith("Left out: ")]
     assert line.startswith("Left out: draft-model, draft-tree, staged, hybrid (give a draft model with --draft)")
     assert "rest (give --drafters rest:index=...)" in line
-    assert line.endswith("cross-vocab (give --drafters cross-vocab:model=...); rest (give --drafters rest:index=...).")
+    assert "; cross-vocab (give --drafters cross-vocab:model=...); rest (give --drafters rest:index=...);" in line
+    assert line.endswith("; prediction (no prompt has a reference for it).")
     assert any(
         line.startswith("Greedy, K=auto") and line.endswith("medians over both.") for line in result.stdout.splitlines()
     )
-    assert "Left out" not in invoke("demo", "--workload", workload).stdout
+    assert "Left out: prediction (no" in invoke("demo", "--workload", workload).stdout
+    assert "Left out" not in invoke("demo", "--workload", "code").stdout
 
 
 def test_a_chunk_is_split_after_its_draft_tokens() -> None:
@@ -157,7 +159,7 @@ def test_accepted_tokens_are_coloured_and_the_others_are_not() -> None:
     scene.add(FakeTokenizer(), StreamChunk("alpha beta gamma ", [0, 1, 2], 2))
     console = Console(force_terminal=True, width=60, color_system="standard", file=None)
     with console.capture() as capture:
-        console.print(scene.panel())
+        console.print(scene.panel(console))
     assert "\x1b[1;32malpha beta \x1b[0mgamma" in capture.get()
     assert "3 tokens" in scene.status
     assert "2 of them drafted" in scene.status

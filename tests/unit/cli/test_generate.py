@@ -17,6 +17,9 @@ from .conftest import Invoke
 from .fakes import WORDS, FakeLLM
 
 TEXT = "".join(WORDS)
+DEFAULT = (
+    "forerun: no --model given, so it is bundled (no other is fetched; `forerun fetch smollm2` brings a chat model)"
+)
 
 
 @pytest.fixture
@@ -37,7 +40,8 @@ def test_text_goes_to_stdout_and_one_line_of_statistics_to_stderr(invoke: Invoke
     result = invoke("generate", "def f():")
     assert result.exit_code == 0
     assert result.stdout == TEXT
-    loading, line = result.stderr.splitlines()
+    default, loading, line = result.stderr.splitlines()
+    assert default == DEFAULT
     assert loading == "forerun: loading bundled"
     assert re.match(r"forerun: 6 tokens in [\d.]+ s · the first after [\d.]+ s · then [\d.]+ tokens/s · ", line)
     assert "3.00 tokens per forward" in line
@@ -179,7 +183,7 @@ def test_json_is_one_object(invoke: Invoke, opened: dict[str, Any]) -> None:
     result = invoke("generate", "x", "--json", "--temperature", "1", "-n", "2")
     report = json.loads(result.stdout)
     assert result.exit_code == 0
-    assert result.stderr == ""
+    assert result.stderr == f"{DEFAULT}\n"
     assert report["exact"] is True
     assert [choice["text"] for choice in report["choices"]] == [TEXT, TEXT]
     assert report["choices"][0]["finish_reason"] == "length"
@@ -219,7 +223,7 @@ def test_our_errors_are_a_message_and_exit_code_2(invoke: Invoke, opened: dict[s
     opened["llm"] = FakeLLM(fail_after=0, error=error)
     result = invoke("generate", "x")
     assert result.exit_code == 2
-    assert result.stderr == f"forerun: loading bundled\nforerun: {error}\n"
+    assert result.stderr == f"{DEFAULT}\nforerun: loading bundled\nforerun: {error}\n"
     assert "Traceback" not in result.output
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -12,32 +13,55 @@ from forerun.bench.measure import is_cost_padded
 from forerun.bench.report import Report, Table
 from forerun.cli import options
 from forerun.cli.bench.shared import Compared, draft_counts, non_negative, print_report, say, set_threads, whole_numbers
+from forerun.cli.default_model import chosen_model
 from forerun.cli.demo import DRAFT_MODEL, choose_drafters
 from forerun.cli.flags import Flags, with_flags
 from forerun.cli.options import LLMOptions
-from forerun.config import AUTO, BUNDLED_DRAFT, BUNDLED_TARGET
+from forerun.config import AUTO, BUNDLED_DRAFT, SamplingParams
+from forerun.errors import ConfigError
 from forerun.fields import option
-from forerun.workloads import Case, temperatures
+from forerun.files.write import refuse_to_overwrite
+from forerun.workloads import temperatures
 
 if TYPE_CHECKING:
     from forerun.bench.generate import MethodRow, Methods
+    from forerun.bench.prompts import Request
     from forerun.engine import LLM
 
 
 @dataclass(frozen=True, slots=True)
 class GenerateOptions:
-    """How every method generates."""
+    """How every method generates, and where the rows go beside the report."""
 
     num_draft_tokens: str = option(AUTO, "Values of K, with commas between them; 'auto' is one.", metavar="K,...")
     temperatures: str = option("0", "With commas between them; a workload may have its own.", metavar="FLOAT,...")
     rounds: int = option(1, "Interleaved rounds per prompt.", low=1)
     assisted: str = option("2,4,6,8", "Values of K for Transformers' assisted generation.", metavar="K,...")
+    stop_at_eos: bool = option(
+        False, "Stop at the end of text. Without it all go on past it, chats too, so that all do the same work."
+    )
+    csv: Path | None = option(None, "Write every row with all its figures into this CSV file.", metavar="FILE")
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What is measured together.
+
+    Attributes:
+        name: of the workload.
+        requests: its prompts.
+        heats: temperatures at which they are sampled.
+    """
+
+    name: str
+    requests: Sequence[Request]
+    heats: Sequence[float]
 
 
 @with_flags
 def generate(
     *,
-    model: options.ModelName = BUNDLED_TARGET,
+    model: options.ModelName = None,
     draft: options.DraftName = None,
     compared: Annotated[Compared, Flags()],
     settings: Annotated[GenerateOptions, Flags()],
@@ -52,66 +76,80 @@ def generate(
     cases, counts = compared.cases(), draft_counts(settings.num_draft_tokens)
     heats = non_negative(settings.temperatures, "--temperatures")
     assisted = whole_numbers(settings.assisted, "--assisted")
+    model = chosen_model(model)
     chosen = choose_drafters(model, draft, compared.drafters)
+    if settings.csv is not None:
+        refuse_to_overwrite(settings.csv, ConfigError, "Give another name.")
     set_threads(threads)
     from forerun.bench import engines
     from forerun.bench.generate import Methods
+    from forerun.bench.prompts import prepare
     from forerun.bench.reference import Reference, quieten
+    from forerun.bench.rows_file import write_rows
     from forerun.engine import LLM
 
     quieten()
     say(f"loading {model}")
     plain = LLM(model, drafter=None, dtype=llm.dtype)
     by_method, by_drafter = engines.open_engines(plain, chosen, counts)
+    prompts = prepare(plain, cases, compared.max_tokens)
+    workloads = [Workload(name, prompts[name], temperatures(each) or heats) for name, each in cases.items()]
     assistant = (draft or BUNDLED_DRAFT) if DRAFT_MODEL in chosen else None
     hf = Reference(model, llm.dtype) if reference else None
     hf_draft = Reference(assistant, llm.dtype) if reference and assistant else None
     methods = Methods(by_method, hf, hf_draft, assisted)
-    measured, tables = speeds(methods, cases, heats, compared, settings.rounds, f"{model}, {llm.dtype}")
+    measured, tables = speeds(methods, workloads, compared.max_tokens, settings, f"{model}, {llm.dtype}")
+    if settings.csv is not None:
+        write_rows(settings.csv, measured)
     facts = {"model": model, "cost_padded": is_cost_padded(model), "dtype": llm.dtype, "methods": measured}
-    facts |= {"overhead": [], "acceptance": []}
+    facts |= {"stop_at_eos": settings.stop_at_eos, "overhead": [], "acceptance": []}
     if details:
-        found, more = measure_details(by_method, by_drafter, cases, compared.max_tokens)
+        found, more = measure_details(by_method, by_drafter, workloads, compared.max_tokens)
         facts, tables = facts | found, tables + more
     print_report(Report(facts, tables, model), json, markdown)
 
 
 def speeds(
-    methods: Methods,
-    cases: Mapping[str, Sequence[Case]],
-    heats: Sequence[float],
-    compared: Compared,
-    rounds: int,
-    target: str,
+    methods: Methods, workloads: Sequence[Workload], max_tokens: int, settings: GenerateOptions, target: str
 ) -> tuple[dict[str, list[MethodRow]], list[Table]]:
-    """The speed of every method, by workload and temperature; and a table for each of these."""
+    """The speed of every method, by workload, temperature and category; and tables for each of these."""
     from forerun.bench import generate as bench
 
-    about = f"{compared.prompts} prompts of {compared.max_tokens} tokens, rounds: {rounds}"
-    measured, tables = {}, []
-    for workload, prompts in cases.items():
-        for heat in temperatures(prompts) or heats:
-            label = f"{workload}, {'greedy' if heat == 0 else f'temperature {heat:g}'}"
+    ends = "up to the end of text" if settings.stop_at_eos else "past any end of text"
+    measured: dict[str, list[MethodRow]] = {}
+    tables = []
+    for workload in workloads:
+        for heat in workload.heats:
+            label = f"{workload.name}, {'greedy' if heat == 0 else f'temperature {heat:g}'}"
             say(f"measuring {label}")
-            rows = measured[label] = bench.measure(methods, prompts, compared.max_tokens, rounds, heat, say)
-            tables.append(Table.of(f"{target}, {label}, {about}", bench.COLUMNS, rows))
+            params = SamplingParams(temperature=heat, max_tokens=max_tokens, ignore_eos=not settings.stop_at_eos)
+            about = f"{len(workload.requests)} prompts of {max_tokens} tokens, {ends}, rounds: {settings.rounds}"
+            found = bench.measure(methods, workload.requests, params, settings.rounds, say)
+            for category, rows in found.items():
+                name = f"{label}, {category}" if category else label
+                measured[name] = rows
+                title = f"{target}, {name}" if category else f"{target}, {label}, {about}"
+                tables.append(Table.of(title, bench.COLUMNS, rows))
+                positions = bench.position_table(f"Acceptance by draft position, {name}", rows)
+                tables += [positions] if positions is not None else []
     return measured, tables
 
 
 def measure_details(
     by_method: Mapping[str, LLM],
     by_drafter: Mapping[tuple[str, int], LLM],
-    cases: Mapping[str, Sequence[Case]],
+    workloads: Sequence[Workload],
     max_tokens: int,
 ) -> tuple[dict[str, Any], list[Table]]:
     """Where the time of a step goes, and acceptance: as facts for JSON and as tables."""
-    from forerun.bench import acceptance_rate, engines, step_time
+    from forerun.bench import acceptance_rate, step_time
 
     say("measuring overhead")
-    prompts = [engines.prompt_ids(by_method[engines.PLAIN], case) for each in cases.values() for case in each]
+    prompts = [request.token_ids for workload in workloads for request in workload.requests]
     times = step_time.measure(by_method, prompts, max_tokens)
     say("measuring acceptance")
-    rates = acceptance_rate.measure(by_drafter, cases, max_tokens)
+    by_name = {workload.name: workload.requests for workload in workloads}
+    rates = acceptance_rate.measure(by_drafter, by_name, max_tokens)
     return {"overhead": times, "acceptance": rates}, [
         Table.of("Time per step in ms", step_time.COLUMNS, times),
         Table.of("Acceptance", acceptance_rate.COLUMNS, rates),

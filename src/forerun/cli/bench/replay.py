@@ -8,11 +8,12 @@ from typing import Annotated
 from forerun.bench.report import Report, Table
 from forerun.cli import options
 from forerun.cli.bench.shared import Compared, print_report, say, set_threads, whole_numbers
+from forerun.cli.default_model import chosen_model
 from forerun.cli.demo import choose_drafters
 from forerun.cli.flags import Flags, with_flags
 from forerun.cli.options import LLMOptions
-from forerun.config import BUNDLED_TARGET
 from forerun.fields import option
+from forerun.workloads import temperatures
 
 CONTEXT = 384
 """Cached positions at which the target's forward is timed."""
@@ -34,9 +35,9 @@ class ReplayOptions:
 @with_flags
 def replay(
     *,
-    model: options.ModelName = BUNDLED_TARGET,
+    model: options.ModelName = None,
     draft: options.DraftName = None,
-    compared: Annotated[Compared, Flags(base=Compared(workloads="code,prose,copying,high-temperature", prompts=6))],
+    compared: Annotated[Compared, Flags(base=Compared(prompts="code,prose,copying,high-temperature", num_prompts=6))],
     priced: Annotated[ReplayOptions, Flags()],
     llm: Annotated[LLMOptions, Flags("dtype")],
     threads: options.Threads = None,
@@ -45,9 +46,11 @@ def replay(
 ) -> None:
     """Every drafter at every K and with K chosen automatically, priced by measured step costs."""
     counts, cases = whole_numbers(priced.num_draft_tokens, "--num-draft-tokens"), compared.cases()
+    model = chosen_model(model)
     chosen = choose_drafters(model, draft, compared.drafters)
     set_threads(threads)
     from forerun.bench import replay as bench
+    from forerun.bench.prompts import prepare
     from forerun.bench.reference import quieten
     from forerun.bench.replay_costs import target_costs
     from forerun.engine import LLM
@@ -56,12 +59,14 @@ def replay(
     quieten()
     cost_of, dtype = priced.cost_of, llm.dtype
     plain = LLM(model, drafter=None, dtype=dtype)
+    prompts = prepare(plain, cases, compared.max_tokens)
+    heats = {name: temperatures(each) for name, each in cases.items()}
     say("timing the target's forward")
     target = target_costs(plain.target if cost_of is None else load_model(cost_of, dtype), CONTEXT, priced.rounds)
-    results = bench.measure(plain, chosen, target, cases, counts, compared.max_tokens, say)
+    results = bench.measure(plain, chosen, target, prompts, heats, counts, compared.max_tokens, say)
     facts = {"model": model, "cost_of": cost_of or model, "dtype": dtype, "target": target, "results": results}
     at = f" at the cost of {cost_of}" if cost_of else ""
-    about = f"{compared.prompts} prompts of {compared.max_tokens} tokens"
+    about = f"{sum(map(len, prompts.values()))} prompts of {compared.max_tokens} tokens"
     title = f"{model}{at}, {dtype}: auto against the best fixed K, {about}"
     table = Table.of(title, bench.COLUMNS, sorted(results, key=lambda row: row.workload))
     print_report(Report(facts, [table], cost_of or model), json, markdown)

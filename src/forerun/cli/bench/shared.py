@@ -14,7 +14,10 @@ from forerun.cli.output import print_json
 from forerun.config import AUTO, NumDraftTokens
 from forerun.errors import ConfigError
 from forerun.fields import option
-from forerun.workloads import Case, load
+from forerun.workloads import Case, categories_in_turn, load, names
+
+NUM_PROMPTS = 10
+"""Of a bundled workload."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,15 +27,25 @@ class Compared:
     drafters: str | None = option(
         None, "Drafters, with commas between them.", metavar="DRAFTER,...", default_text="all there are"
     )
-    workloads: str = option(
+    prompts: str = option(
         "code", f"With commas between them: bundled workloads, {WORKLOAD_FILE}", metavar="WORKLOAD,..."
     )
-    prompts: int = option(10, "Prompts of each workload, from the first.", low=1)
+    num_prompts: int | None = option(
+        None,
+        "Prompts of each workload, its categories in turn.",
+        low=1,
+        default_text=f"{NUM_PROMPTS} of a bundled workload, all of a file",
+    )
     max_tokens: int = option(128, "Tokens generated per prompt.", low=2)
 
     def cases(self) -> dict[str, list[Case]]:
-        """The first prompts of each workload. Raises ConfigError as `workloads.load`."""
-        return {name: load(name, self.prompts) for name in comma_list(self.workloads, "--workloads")}
+        """The prompts of each workload. Raises ConfigError as `workloads.load`."""
+        return {name: self._of(name) for name in comma_list(self.prompts, "--prompts")}
+
+    def _of(self, name: str) -> list[Case]:
+        cases = load(name)
+        count = self.num_prompts or (NUM_PROMPTS if name in names() else len(cases))
+        return categories_in_turn(cases)[:count] if count < len(cases) else cases
 
 
 def draft_counts(text: str) -> list[NumDraftTokens]:

@@ -1,0 +1,54 @@
+"""forerun as one of the peers: plain decoding and its drafters over one target, in a process of its own."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from forerun.bench.peers.worker import PLAIN, serve
+
+
+class Forerun:
+    """An engine per drafter, K chosen automatically unless the drafter's text has it."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        import torch
+
+        from forerun import __version__
+        from forerun.bench.engines import beside
+        from forerun.bench.measure import machine
+        from forerun.config import AUTO
+        from forerun.engine import LLM
+
+        torch.set_num_threads(options["threads"])
+        plain = LLM(options["model"], drafter=None, dtype=options["dtype"])
+        self._engines = {PLAIN: plain}
+        for name, text in options["drafters"].items():
+            self._engines[name] = beside(plain, text, AUTO)
+        commit = machine()["commit"]
+        self.ready = {
+            "version": f"forerun {__version__}{f' ({commit})' if commit else ''}, torch {torch.__version__}",
+            "instructions": torch.backends.cpu.get_cpu_capability(),
+            "precision": str(plain.target.dtype).removeprefix("torch."),
+            "methods": list(self._engines),
+            "eos_token_ids": sorted(plain.target.eos_token_ids),
+            "context_length": plain.target.context_length,
+        }
+
+    def generate(self, method: str, token_ids: list[int], max_tokens: int) -> dict[str, Any]:
+        from forerun.config import SamplingParams
+
+        params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
+        start = time.perf_counter()
+        generation: Any = self._engines[method].generate(token_ids, params)
+        seconds = time.perf_counter() - start
+        return {
+            "token_ids": generation.token_ids,
+            "seconds": seconds,
+            "first_seconds": generation.stats.time_first_token,
+            "steps": generation.stats.num_forwards,
+        }
+
+
+if __name__ == "__main__":
+    serve(Forerun)

@@ -1,0 +1,154 @@
+"""All peers on all prompts, in turn: whoever fails is left out with the reason, and the others go on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from forerun.bench.peers.peer import Answer, Limits, Peer
+from forerun.bench.peers.pipe import PeerError
+from forerun.bench.peers.worker import PLAIN
+from forerun.bench.prompts import Request
+from forerun.errors import ConfigError
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """How a peer is started.
+
+    Attributes:
+        text: what the user named it by.
+        command: starts its worker.
+        options: the worker's first line.
+        missing: why it cannot be started; None if it can be tried.
+    """
+
+    text: str
+    command: Sequence[str]
+    options: Mapping[str, Any]
+    missing: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A peer, or one of its methods, that the tables go on without."""
+
+    peer: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What came of it.
+
+    Attributes:
+        peers: those that took part in everything.
+        answers: (peer, method) -> an answer for each prompt and round, in the same order for all.
+        left_out: the others.
+    """
+
+    peers: Sequence[Peer]
+    answers: Mapping[tuple[str, str], Sequence[Answer]]
+    left_out: Sequence[LeftOut]
+
+
+class Peers:
+    """Running peers, by name, and those that were left out."""
+
+    def __init__(self, limits: Limits, say: Say, logs: Path | None = None) -> None:
+        self.limits, self.say, self.logs = limits, say, logs
+        self.running: dict[str, Peer] = {}
+        self.left_out: list[LeftOut] = []
+
+    def start(self, start: Start) -> Peer | None:
+        """A further peer; None where it cannot take part. Of a name that is taken, it gets a number."""
+        self.say(f"starting {start.text}")
+        log = self.logs / f"{len(self.running) + len(self.left_out)}.log" if self.logs is not None else None
+        try:
+            if start.missing is not None:
+                raise PeerError(start.missing)
+            peer = Peer.start(start.command, start.options, self.limits, log)
+        except PeerError as error:
+            self._leave_out(start.text, str(error))
+            return None
+        taken = sum(name == peer.name or name.startswith(f"{peer.name} #") for name in self.running)
+        peer.name += f" #{taken + 1}" if taken else ""
+        self.running[peer.name] = peer
+        return peer
+
+    def generate(self, peer: Peer, method: str, token_ids: Sequence[int], max_tokens: int) -> Answer | None:
+        """One generation; None where the peer or the method failed, which is left out from then on."""
+        try:
+            answer = peer.generate(method, token_ids, max_tokens, self.limits.prompt)
+        except PeerError as error:
+            peer.worker.stop(at_once=True)
+            del self.running[peer.name]
+            self._leave_out(peer.name, f"{method}: {error}")
+            return None
+        if answer is None:
+            self._leave_out(f"{peer.name}, {method}", peer.refused[method])
+        return answer
+
+    def stop(self) -> None:
+        """End all processes."""
+        for peer in self.running.values():
+            peer.worker.stop()
+
+    def _leave_out(self, name: str, reason: str) -> None:
+        self.left_out.append(LeftOut(name, reason))
+        self.say(f"going on without {name}: {reason}")
+
+
+@contextmanager
+def running(limits: Limits, say: Say, logs: Path | None = None) -> Iterator[Peers]:
+    """Peers that are ended with the block, whatever happens in it. logs: a folder for what they print, made anew."""
+    if logs is not None:
+        try:
+            logs.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"The folder {logs} for logs cannot be made: {error.strerror}. Give another.") from None
+    peers = Peers(limits, say, logs)
+    with ExitStack() as stack:
+        stack.callback(peers.stop)
+        yield peers
+
+
+def measure(peers: Peers, requests: Sequence[Request], max_tokens: int, rounds: int) -> Measured:
+    """Every method of every peer on every prompt, in turn; the first prompt also warms all of them up."""
+    answers: dict[tuple[str, str], list[Answer]] = {}
+    for number, request in enumerate(requests, 1):
+        peers.say(f"prompt {number} of {len(requests)}: {sum(len(p.methods) for p in peers.running.values())} methods")
+        for turn in range(rounds + (number == 1)):
+            for peer in list(peers.running.values()):
+                for method in list(peer.methods):
+                    answer = peers.generate(peer, method, request.token_ids, max_tokens)
+                    if answer is not None and (number > 1 or turn > 0):
+                        answers.setdefault((peer.name, method), []).append(answer)
+                    if peer.name not in peers.running:
+                        break
+    left = {(peer.name, method) for peer in peers.running.values() for method in peer.methods}
+    kept = {key: each for key, each in answers.items() if key in left}
+    return Measured(list(peers.running.values()), kept, list(peers.left_out))
+
+
+def answer_of(peers: Peers, own: Peer, tokenizer: Any, max_tokens: int) -> Callable[[list[int]], str]:
+    """The answers between turns: those of forerun's plain decoding, up to the end of text, for all peers alike."""
+    ends = frozenset(own.about.list_of("eos_token_ids", int))
+
+    def answer(token_ids: list[int]) -> str:
+        given = peers.generate(own, PLAIN, token_ids, max_tokens)
+        if given is None:
+            raise ConfigError(
+                f"forerun could not answer a turn: {peers.left_out[-1].reason}. Lower --max-tokens, or give no turns."
+            )
+        ids = list(given.token_ids)
+        end = next((place for place, token in enumerate(ids) if token in ends), len(ids))
+        text: str = tokenizer.decode(ids[:end], skip_special_tokens=True)
+        return text
+
+    return answer

@@ -1,0 +1,78 @@
+"""`forerun bench peers`: forerun beside Transformers, OpenVINO GenAI and llama.cpp, each in a process of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from forerun.cli import options
+from forerun.cli.bench.shared import Compared, print_report, say
+from forerun.cli.default_model import chosen_model
+from forerun.cli.demo import choose_drafters
+from forerun.cli.flags import Flags, with_flags
+from forerun.cli.options import LLMOptions
+from forerun.errors import ConfigError
+from forerun.fields import option
+
+DRAFTERS = "suffix,prompt-lookup,hybrid:sources=suffix+recycling"
+"""Those that need no draft model and are recommended for chats."""
+
+
+@dataclass(frozen=True, slots=True)
+class PeerOptions:
+    """Who takes part, and for how long it is waited."""
+
+    peer: Sequence[str] = option(
+        (),
+        "transformers=PYTHON or openvino=PYTHON (an interpreter that has it), or llama.cpp=FOLDER (of llama-server); "
+        "after a colon, with commas between them: model=PATH, draft=PATH, name=TEXT, lookup=VALUE.",
+        metavar="KIND=PROGRAM",
+    )
+    rounds: int = option(1, "Interleaved rounds per prompt.", low=1)
+    load_limit: float = option(600.0, "Seconds in which a peer must have loaded.", low=0, above=True)
+    prompt_limit: float = option(300.0, "Seconds in which a peer must have answered a prompt.", low=0, above=True)
+    logs: Path | None = option(None, "Folder for what the peers print on standard error.", metavar="FOLDER")
+
+
+@with_flags
+def peers(
+    *,
+    model: options.ModelName = None,
+    draft: options.DraftName = None,
+    compared: Annotated[Compared, Flags(base=Compared(drafters=DRAFTERS))],
+    chosen: Annotated[PeerOptions, Flags()],
+    llm: Annotated[LLMOptions, Flags("dtype")],
+    threads: options.Threads = None,
+    json: options.Json = False,
+    markdown: options.Markdown = False,
+) -> None:
+    """The same token ids, threads and numbers of tokens through other engines: greedy, past any end of text."""
+    from forerun.bench.peers.peer import Limits, processor_has_avx512
+    from forerun.bench.peers.plan import available_cores, own_start, start_of
+    from forerun.bench.peers.run import answer_of, measure, running
+    from forerun.bench.peers.specs import read_specs
+    from forerun.bench.peers.tables import report
+    from forerun.bench.prompts import check_lengths, requests
+    from forerun.models import find_tokenizer
+
+    if not chosen.peer:
+        raise ConfigError("There is no peer to measure beside. Give at least one: --peer transformers=PYTHON.")
+    specs, cases = read_specs(chosen.peer), [case for each in compared.cases().values() for case in each]
+    model = chosen_model(model)
+    drafters = choose_drafters(model, draft, compared.drafters)
+    count, tokenizer = threads or available_cores(), find_tokenizer(model)
+    with running(Limits(chosen.load_limit, chosen.prompt_limit), say, chosen.logs) as started:
+        own = started.start(own_start(model, drafters, llm.dtype, count))
+        if own is None:
+            raise ConfigError(f"forerun itself cannot take part: {started.left_out[-1].reason}.")
+        prompts = requests(cases, tokenizer, model, answer_of(started, own, tokenizer, compared.max_tokens))
+        check_lengths(prompts, compared.max_tokens, own.about.integer("context_length"), model)
+        for spec in specs:
+            started.start(start_of(spec, model, llm.dtype, count))
+        measured = measure(started, prompts, compared.max_tokens, chosen.rounds)
+    about = f"{len(prompts)} prompts of {compared.max_tokens} tokens, {count} threads, rounds: {chosen.rounds}"
+    facts = {"model": model, "prompts": len(prompts), "max_tokens": compared.max_tokens, "threads": count}
+    categories = [prompt.category for prompt in prompts for _ in range(chosen.rounds)]
+    print_report(report(measured, own.name, categories, about, facts, processor_has_avx512()), json, markdown)

@@ -1,0 +1,138 @@
+"""What forerun keeps on disk for a user: fetched models, measured costs, and models in the Hugging Face Hub's cache."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from forerun.errors import ConfigError, FetchError
+from forerun.fetch import store
+from forerun.files.write import leftovers, locked, remove
+from forerun.home import COSTS_FILE, home
+
+COSTS = "costs"
+"""The name under which the measured costs are listed."""
+_WEIGHTS = (".safetensors", ".gguf")
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Something that lies on disk.
+
+    Attributes:
+        name: by which it is listed and cleared; of a model, what --model takes.
+        kind: "fetched", "costs" or "hub".
+        nbytes: its size on disk, what broken-off fetches have left included.
+        path: where it lies.
+        removal: removes it.
+        whole: False for a model that is not all there.
+    """
+
+    name: str
+    kind: str
+    nbytes: int
+    path: Path
+    removal: Callable[[], None] = field(repr=False, compare=False)
+    whole: bool = True
+
+
+def kept() -> list[Kept]:
+    """All that is there, with sizes: fetched models, costs, and models of the hub's cache that forerun may load."""
+    found: dict[str, Kept] = {}
+    for entry in (*_fetched(), *_costs(), *_hub()):
+        found.setdefault(entry.name, entry)
+    return list(found.values())
+
+
+def find(names: Iterable[str]) -> list[Kept]:
+    """The entries of these exact names. Raises ConfigError where one is not there."""
+    entries = {entry.name: entry for entry in kept()}
+    wanted = list(dict.fromkeys(names))
+    if missing := [name for name in wanted if name not in entries]:
+        there = f"There is: {', '.join(entries)}." if entries else "Nothing is kept."
+        raise ConfigError(f"{missing[0]!r} is not kept on disk. {there} Give exact names.")
+    return [entries[name] for name in wanted]
+
+
+def clear(entry: Kept) -> None:
+    """Remove what the entry stands for. Raises FetchError where that cannot be done."""
+    try:
+        entry.removal()
+    except OSError as failure:
+        raise _unremovable(entry.path, failure.strerror or str(failure)) from None
+
+
+def _fetched() -> Iterator[Kept]:
+    for name in store.names():
+        folder = store.folder_of(name)
+        if folder is not None and (paths := _there(folder, *leftovers(folder))):
+            whole = store.path_of(name) is not None
+            yield Kept(name, "fetched", _size(*paths), folder, partial(_remove_model, folder), whole)
+
+
+def _costs() -> Iterator[Kept]:
+    base = home()
+    if base is not None:
+        file = base / COSTS_FILE
+        if files := _there(file, file.with_name(file.name + ".damaged")):
+            yield Kept(COSTS, "costs", _size(*files), file, partial(_unlink, files))
+
+
+def _hub() -> Iterator[Kept]:
+    """Models of the hub's cache with safetensors or GGUF weights."""
+    from huggingface_hub import scan_cache_dir
+    from huggingface_hub.errors import CacheNotFound
+
+    try:
+        cache = scan_cache_dir()
+    except (CacheNotFound, OSError, ValueError):
+        return
+    for repository in sorted(cache.repos, key=lambda each: each.repo_id):
+        files = [file.file_name for revision in repository.revisions for file in revision.files]
+        if repository.repo_type == "model" and any(name.endswith(_WEIGHTS) for name in files):
+            place = Path(repository.repo_path)
+            removal = partial(_remove_from_hub, cache, [each.commit_hash for each in repository.revisions], place)
+            yield Kept(repository.repo_id, "hub", repository.size_on_disk, place, removal)
+
+
+def _remove_model(folder: Path) -> None:
+    with locked(folder, FetchError, wait=True):
+        for path in (folder, *leftovers(folder)):
+            remove(path)
+    if os.path.lexists(folder):
+        raise _unremovable(folder, "some of its files stay")
+
+
+def _remove_from_hub(cache: Any, revisions: Sequence[str], place: Path) -> None:
+    cache.delete_revisions(*revisions).execute()  # which logs what it cannot remove
+    if place.exists():
+        raise _unremovable(place, "some of its files stay")
+
+
+def _unlink(files: Iterable[Path]) -> None:
+    for file in files:
+        file.unlink(missing_ok=True)
+
+
+def _unremovable(path: Path, reason: str) -> FetchError:
+    return FetchError(f"{path} cannot be removed: {reason}. Make permission there, and close programs that use it.")
+
+
+def _there(*paths: Path) -> list[Path]:
+    return [path for path in paths if os.path.lexists(path)]
+
+
+def _size(*paths: Path) -> int:
+    """Bytes of the files and of those in the folders; what cannot be read counts nothing."""
+    total = 0
+    for path in paths:
+        for file in path.rglob("*") if path.is_dir() else (path,):
+            try:
+                total += file.lstat().st_size if not file.is_dir() else 0
+            except OSError:
+                continue
+    return total
