@@ -71,13 +71,7 @@ def demo(
     runs, interrupted = perform(stage, methods, plan)
     results, exact = Results.of(plan, runs, prompts.every), methods[PLAIN].exact
     if json:
-        facts = {
-            "model": model,
-            "cost_padded": is_cost_padded(model),
-            "dtype": settings.dtype,
-            "adapter": settings.adapter,
-        }
-        print_json({**results.as_object(), **facts, "num_draft_tokens": count, "exact": exact, "machine": machine()})
+        print_json(results.as_object() | facts(model, settings, count, exact))
     else:
         if interrupted:
             stage.say("Interrupted. The table holds the complete rounds." if results.rows else "Interrupted.")
@@ -89,6 +83,19 @@ def demo(
             stage.say(closing_line(exact, count, plan))
     if interrupted:
         raise typer.Exit(INTERRUPTED)
+
+
+def facts(model: str, settings: LLMOptions, num_draft_tokens: NumDraftTokens, exact: bool) -> dict[str, object]:
+    """What --json tells beside the results."""
+    return {
+        "model": model,
+        "adapter": settings.adapter,
+        "cost_padded": is_cost_padded(model),
+        "dtype": settings.dtype,
+        "num_draft_tokens": num_draft_tokens,
+        "exact": exact,
+        "machine": machine(),
+    }
 
 
 def fetch_default(say: Callable[[str], None]) -> None:

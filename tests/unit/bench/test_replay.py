@@ -143,6 +143,7 @@ def test_an_echo_describes_itself_as_the_model_and_nothing_more() -> None:
         "device",
         "num_parameters",
         "exactness",
+        "adapter",
     )
     assert all(getattr(echo, name) == getattr(model, name) for name in described)
     with pytest.raises(AttributeError):

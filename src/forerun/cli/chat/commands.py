@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from forerun.cli.answers import joined
 from forerun.cli.chat.screen import Screen
 from forerun.cli.chat.session import Session, Totals
 from forerun.config import NO_DRAFTER
@@ -88,7 +89,8 @@ def _drafts(session: Session, screen: Screen, text: str) -> str:
 
 
 def _stats(session: Session, screen: Screen, text: str) -> str:
-    lines = [f"{name}: {_figures(totals)}" for name, totals in session.totals.items()] or ["nothing was answered yet"]
+    figures = [[f"{name}: {first}", *rest] for name, (first, *rest) in _figures(session.totals)]
+    lines = [joined(parts, screen.width) for parts in figures] or ["nothing was answered yet"]
     target, turns = session.llm.target, _counted(len(session.history.turns), "turn")
     lines.append(f"history: {turns}, {session.prompt_size} of {target.context_length} tokens")
     exact = "exact" if session.llm.exact else f"not exact: {target.exactness.reason}"
@@ -97,16 +99,18 @@ def _stats(session: Session, screen: Screen, text: str) -> str:
     return "\n".join(lines)
 
 
-def _figures(totals: Totals) -> str:
-    parts = [f"{_counted(totals.num_answers, 'answer')}, {totals.num_tokens} tokens in {totals.seconds:.1f} s"]
-    if totals.seconds:
-        parts.append(f"{totals.num_tokens / totals.seconds:.1f} tokens/s with the prompts")
-    if totals.num_forwards:
-        parts.append(f"{totals.num_tokens / totals.num_forwards:.2f} tokens per forward")
-    if totals.num_drafted:
-        share = 100 * totals.num_accepted / totals.num_drafted
-        parts.append(f"{share:.0f} % of {totals.num_drafted} draft tokens accepted")
-    return " · ".join(parts)
+def _figures(by_drafter: Mapping[str, Totals]) -> Iterator[tuple[str, list[str]]]:
+    """Drafter, and what its answers have cost."""
+    for name, totals in by_drafter.items():
+        parts = [f"{_counted(totals.num_answers, 'answer')}, {totals.num_tokens} tokens in {totals.seconds:.1f} s"]
+        if totals.seconds:
+            parts.append(f"{totals.num_tokens / totals.seconds:.1f} tokens/s with the prompts")
+        if totals.num_forwards:
+            parts.append(f"{totals.num_tokens / totals.num_forwards:.2f} tokens per forward")
+        if totals.num_drafted:
+            share = 100 * totals.num_accepted / totals.num_drafted
+            parts.append(f"{share:.0f} % of {totals.num_drafted} draft tokens accepted")
+        yield name, parts
 
 
 def _counted(number: int, noun: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,11 @@ class Screen:
         self._err_is_terminal = sys.stderr.isatty()
         self._styled = os.environ.get("TERM") != "dumb"
         self._line_begun = False
+
+    @property
+    def width(self) -> int | None:
+        """Columns of standard error; None where it is no terminal."""
+        return shutil.get_terminal_size().columns if self._err_is_terminal else None
 
     def show_drafts(self, wanted: bool) -> None:
         """Mark accepted draft tokens from now on, or no longer.
