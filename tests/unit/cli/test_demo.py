@@ -209,8 +209,8 @@ def test_nobody_chooses_which_questions_are_shown() -> None:
     assert first == demo_prompts.by_hash(cases[::-1]) and len(first) == len(cases) >= 40
     assert [case.name for case in first[: demo_prompts.NUM_QUESTIONS]] == [
         "coding/fix-bug",
-        "mathematics/discount",
-        "editing/replace-names",
+        "chat/new-colleague",
+        "editing/more-formal",
         "reasoning/race",
         "writing/wedding-toast",
     ]

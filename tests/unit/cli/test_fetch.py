@@ -104,7 +104,8 @@ def test_the_cache_is_listed_and_cleared_by_name(invoke: Invoke, wheel: FakeWhee
     assert (home / "costs.json").exists()
 
     cleared = invoke("cache", "clear", "some/model", "smollm2", "costs", "--yes")
-    assert cleared.exit_code == 0 and len(cleared.stdout.splitlines()) == 3
+    assert cleared.exit_code == 0, cleared.stderr
+    assert len(cleared.stdout.splitlines()) == 3
     assert sorted(path.name for path in hub.iterdir()) == ["models--some--pickle"]
     assert sorted(path.name for path in home.rglob("*") if path.is_file()) == ["mine.txt"]
     assert "Nothing is kept." in invoke("cache").stdout
