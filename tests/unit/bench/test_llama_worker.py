@@ -45,7 +45,7 @@ def test_a_server_per_method_and_its_own_timings(tmp_path: Path) -> None:
 
 
 def test_a_model_that_does_not_load(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match="ended with exit code 1: error loading model"):
+    with pytest.raises(RuntimeError, match="ended with exit code 1; the last that it printed: error loading"):
         LlamaCpp(options(tmp_path, model="bad"))
 
 
@@ -58,7 +58,8 @@ def test_it_is_a_peer_like_the_others(tmp_path: Path) -> None:
         for name in ("model", "bad"):
             peers.start(start_of(read_spec(f"llama.cpp={program}:model={tmp_path}/{name}.gguf"), "m", "bfloat16", 1))
         assert [each.reason for each in peers.left_out] == [
-            "it ended with exit code 1: RuntimeError: llama-server ended with exit code 1: error loading model"
+            "it ended with exit code 1: RuntimeError: llama-server ended with exit code 1; "
+            "the last that it printed: error loading model"
         ]
         (peer,) = peers.running.values()
         assert (peer.name, peer.bits) == ("llama.cpp F32", 32)
