@@ -26,6 +26,7 @@ MAX_ELEMENTS = 1 << 23
 MAX_NAME = 1 << 16
 DEFAULT_ALIGNMENT = 32
 _STRING, _ARRAY, _BOOL = 8, 9, 7
+_LENGTH = struct.Struct("<Q")
 _NUMBERS: Mapping[int, str] = dict(
     zip((0, 1, 2, 3, 4, 5, 6, 10, 11, 12), ["u1", "i1", "u2", "i2", "u4", "i4", "f4", "u8", "i8", "f8"], strict=True)
 )
@@ -136,7 +137,7 @@ class _Cursor:
         return number
 
     def text(self, what: str, limit: int = MAX_BYTES) -> str:
-        length = self.integer("<Q", f"the length of {what}")
+        length: int = _LENGTH.unpack_from(self.content, self.need(_LENGTH.size, what))[0]
         if length > limit:
             self.fail(f"{what} is {length:,} bytes long, and may be {limit:,}")
         start = self.need(length, what)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+import mmap
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-_PART = 1 << 18
+_PART = 1 << 16
 """Numbers dequantised together: few enough to stay in the processor's cache."""
+_OWN_MAPPING = 1 << 16
+"""Bytes from which a dequantised tensor has a memory mapping of its own."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,10 +46,20 @@ class GgufTensor:
         kind = GGMLQuantizationType[self.type_name]
         block_size, block_bytes = GGML_QUANT_SIZES[kind]
         packed = self.blocks.reshape(-1)
-        result = torch.empty(math.prod(self.shape), dtype=dtype)
+        result = _room_for(math.prod(self.shape), dtype)
         for first in range(0, len(result), _PART):
             last = min(first + _PART, len(result))
             start, end = (index // block_size * block_bytes for index in (first, last))
             numbers = dequantize(packed[start:end].reshape(1, -1), kind).reshape(-1)
             result[first:last] = torch.from_numpy(np.require(numbers, np.float32, "W"))
         return result.view(self.shape)
+
+
+def _room_for(count: int, dtype: torch.dtype) -> torch.Tensor:
+    """An empty tensor of `count` numbers. A large one has a memory mapping of its own, which goes back to the system as
+    soon as nobody uses the tensor: weights are read by several threads and freed by another, and the C library keeps
+    what was freed for the thread that asked for it."""
+    num_bytes = count * dtype.itemsize
+    if num_bytes < _OWN_MAPPING or not hasattr(mmap, "MAP_PRIVATE"):
+        return torch.empty(count, dtype=dtype)
+    return torch.frombuffer(mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), dtype=dtype)

@@ -37,6 +37,8 @@ def test_names_and_objects() -> None:
         ("suffix:num_draft_tokens=many", DrafterError, "'many', but must be a whole number or auto"),
         (Path("no/such/folder"), ModelLoadError, "no/such/folder"),
         ("./no/such/folder", ModelLoadError, "no/such/folder"),
+        ("nowhere.gguf", ModelLoadError, "model file nowhere.gguf does not exist"),
+        ("smollm2", ModelLoadError, "forerun fetch smollm2"),
     ],
 )
 def test_what_cannot_be_a_drafter(spec: Any, error: type, words: str) -> None:

@@ -74,23 +74,30 @@ def our_logits(path: Path, dtype: str = "float32", kind: Any = "auto") -> torch.
     return model.forward([Rows(model.new_cache(), PROMPT)]).logits
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("name", MODELS)
-def test_logits_are_those_of_the_model_that_the_tensors_came_from(name: str, dtype: str, tmp_path: Path) -> None:
+def test_logits_are_those_of_the_model_that_the_tensors_came_from(name: str, tmp_path: Path) -> None:
+    model = drawn(MODELS[name]())
+    write_gguf(tmp_path / "it.gguf", model)
+    for dtype in (torch.float32, torch.float64):
+        read = load_transformers_model(tmp_path / "it.gguf", str(dtype).removeprefix("torch."))
+        assert torch.equal(logits_of(read), logits_of(model.to(dtype)))
+
+
+@pytest.mark.parametrize(("name", "kind", "dtype"), [("llama", "llama", "float64"), ("qwen3", "general", "float32")])
+def test_our_decoders_compute_the_same_from_both_kinds_of_files(
+    name: str, kind: str, dtype: str, tmp_path: Path
+) -> None:
     model = drawn(MODELS[name]())
     write_gguf(tmp_path / "it.gguf", model)
     model.save_pretrained(tmp_path / "folder")
-    read = load_transformers_model(tmp_path / "it.gguf", dtype)
-    assert torch.equal(logits_of(read), logits_of(load_transformers_model(tmp_path / "folder", dtype)))
-    for kind in ("llama", "general"):
-        if kind == "general" or name != "llama-with-biases":
-            ours = our_logits(tmp_path / "it.gguf", dtype, kind)
-            assert torch.equal(ours, our_logits(tmp_path / "folder", dtype, kind))
-    torch.testing.assert_close(ours, logits_of(read))
+    ours = our_logits(tmp_path / "it.gguf", dtype, kind)
+    assert torch.equal(ours, our_logits(tmp_path / "folder", dtype, kind))
+    torch.testing.assert_close(ours.float(), logits_of(model))
 
 
-@pytest.mark.parametrize("type_name", READ_TYPES)
-@pytest.mark.parametrize("is_tied", [False, True], ids=["untied", "tied"])
+@pytest.mark.parametrize(
+    ("type_name", "is_tied"), [*((name, False) for name in READ_TYPES), ("Q8_0", True), ("Q6_K", True)]
+)
 def test_packed_weights_stand_for_what_the_gguf_package_says(type_name: str, is_tied: bool, tmp_path: Path) -> None:
     sizes = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 1, "tie_word_embeddings": is_tied}
     model = llama(**sizes)
@@ -110,16 +117,13 @@ def test_packed_weights_stand_for_what_the_gguf_package_says(type_name: str, is_
 
 
 def test_rounding_is_said_of_float_files_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    for type_name, said in (("F16", ["float16"]), ("BF16", []), ("Q8_0", []), ("F32", ["float32"])):
+    for type_name, said in (("F16", ["float16"]), ("Q8_0", [])):
         write_gguf(tmp_path / "it.gguf", llama(), type_name)
         with caplog.at_level(logging.WARNING):
             assert load_model(tmp_path / "it.gguf").dtype == torch.bfloat16
         lines = [record.getMessage() for record in caplog.records]
-        assert [f"are {name} and are rounded to bfloat16" in line for name, line in zip(said, lines, strict=True)] == [
-            True for _ in said
-        ]
+        assert [line.partition(" are ")[2].partition(" ")[0] for line in lines] == said
         caplog.clear()
-    assert not load_model(tmp_path.joinpath("it.gguf"), "auto").packed_weights["lm_head.weight"].is_quantised
 
 
 def llama3_factors(head_dim: int, base: float, factor: float, context: int = 8192) -> np.ndarray:
@@ -246,7 +250,7 @@ def test_metadata_that_cannot_be(keys: dict[str, Any], said: str, tmp_path: Path
         (lambda tensors: tensors.update({"blk.0.attn_q.bias": np.ones(32, np.float32)}), "lacks"),
         (
             lambda tensors: tensors.update({"rope_freqs.weight": np.zeros(4, np.float32)}),
-            "must hold 4 positive factors",
+            "does not hold 4 positive factors",
         ),
         (lambda tensors: tensors.update({"rope_freqs.weight": np.ones(3, np.float32)}), r"of the shape \[3\]"),
         (lambda tensors: tensors.update({"output_norm.weight": np.ones(31, np.float32)}), r"has shape \[31\]"),

@@ -101,4 +101,5 @@ def _llama3_factors(parameters: dict[str, Any], base: float, head_dim: int) -> t
     )
     scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](config)
     plain = 1.0 / base ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
-    return plain / scaled
+    factors: torch.Tensor = plain / scaled
+    return factors
