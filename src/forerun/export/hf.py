@@ -15,6 +15,7 @@ from forerun.errors import ConfigError, ModelLoadError
 from forerun.files.json_file import read_json
 from forerun.files.write import REMEDY, new_files, refuse_to_overwrite, write_json
 from forerun.models import find_tokenizer, load_transformers_model
+from forerun.models.configuration import context_length
 from forerun.models.sources import find_source
 from forerun.models.transformers_model import quietly
 
@@ -67,15 +68,17 @@ def export_hf(
     loaded, tokenizer = load_transformers_model(model, dtype), find_tokenizer(model)
     sizes = {tensor.data_ptr(): tensor for tensor in loaded.state_dict().values()}.values()
     _check_room(out, sum(tensor.numel() * tensor.element_size() for tensor in sizes))
-    _complete(loaded.generation_config, tokenizer, find_source(model).recommended_sampling())
+    loaded.generation_config = _generation_config(loaded, tokenizer, find_source(model).recommended_sampling())
     with new_files(out, ConfigError) as fresh:
         try:
             with quietly():
                 loaded.save_pretrained(fresh, max_shard_size=max_shard_bytes)
                 if tokenizer is not None:
-                    _save_tokenizer(tokenizer, fresh)
+                    _save_tokenizer(tokenizer, fresh, context_length(loaded.config))
         except SafetensorError as error:  # a full disk
             raise ConfigError(f"{out} cannot be written: {error}. {REMEDY}") from error
+        for path in fresh.glob("*.safetensors"):
+            path.chmod((fresh / "config.json").stat().st_mode)  # they are written for the user alone
         written = {path.name: path.stat().st_size for path in fresh.iterdir()}
         _remove_former(out, written.keys())
     return Exported(
@@ -110,26 +113,24 @@ def _existing(path: Path) -> Path:
     return path
 
 
-def _complete(generation: Any, tokenizer: Any, sampling: Mapping[str, float]) -> None:
-    """Put what generation_config.json says beside the end tokens: bos, padding, and the sampling that is recommended.
+def _generation_config(model: Any, tokenizer: Any, sampling: Mapping[str, float]) -> Any:
+    """End tokens, bos and padding, and the sampling that is recommended: option -> value."""
+    from transformers import GenerationConfig
 
-    Args:
-        sampling: option -> value.
-    """
-    for role in ("bos_token_id", "pad_token_id"):
-        if getattr(generation, role, None) is None:
-            setattr(generation, role, getattr(tokenizer, role, None))
-    for option, value in sampling.items():
-        setattr(generation, option, int(value) if option == "top_k" else value)
-    if sampling.keys() - {"repetition_penalty"}:
-        generation.do_sample = True
+    ids = {role: getattr(tokenizer, role, None) for role in ("bos_token_id", "pad_token_id")}
+    options = {option: int(value) if option == "top_k" else value for option, value in sampling.items()}
+    drawn = bool(sampling.keys() - {"repetition_penalty"})
+    return GenerationConfig(
+        eos_token_id=model.generation_config.eos_token_id, do_sample=drawn or None, **ids, **options
+    )
 
 
-def _save_tokenizer(tokenizer: Any, folder: Path) -> None:
+def _save_tokenizer(tokenizer: Any, folder: Path, max_length: int) -> None:
     """Write the tokenizer, its template inside tokenizer_config.json, where every version of Transformers looks."""
     tokenizer.save_pretrained(folder, save_jinja_files=False)
     path = folder / _TOKENIZER_CONFIG
     settings = read_json(path, ModelLoadError)
+    settings["model_max_length"] = min(settings.get("model_max_length", max_length), max_length)
     if settings.get("tokenizer_class") == "TokenizersBackend":
         settings["tokenizer_class"] = "PreTrainedTokenizerFast"  # its name before Transformers 5, which reads both
     write_json(path, settings, error=ConfigError)

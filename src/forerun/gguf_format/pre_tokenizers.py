@@ -2,7 +2,8 @@
 
 They are those of llama.cpp (src/llama-vocab.cpp, `llm_tokenizer_bpe` and `llama_vocab::impl::load`). Where the model's
 own tokenizer.json differs, llama.cpp is followed: no normalisation to NFC for Qwen2, and contractions such as 'S in
-ASCII alone for Llama 3 and Qwen2, whose rule elsewhere also takes the long s (U+017F).
+ASCII alone for Llama 3 and Qwen2, whose rule elsewhere also takes the long s (U+017F). What is a letter or a number is
+said by the Unicode tables of the `tokenizers` library; they differ from llama.cpp's in some digits of Unicode 16.
 """
 
 from __future__ import annotations

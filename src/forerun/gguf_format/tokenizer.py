@@ -60,9 +60,10 @@ def read_tokenizer(metadata: Mapping[str, Any], place: str) -> Any:
 
     tokens, kind = _read(metadata, place)
     template = _chat_template(tokens)
+    matched = _matched(tokens)
     try:
         backend = _byte_level(tokens) if kind == "gpt2" else _sentencepiece(tokens)
-        matched = _add_matched(backend, tokens)
+        backend.add_tokens(_as_added(tokens, matched))
     except ModelLoadError:
         raise
     except Exception as failure:  # the library's errors have no type in common
@@ -139,10 +140,11 @@ def _sentencepiece(tokens: TokenList) -> Any:
 
 
 def _vocabulary(tokens: TokenList, merges: list[tuple[str, str]]) -> dict[str, int]:
-    """Text -> id, without the unused tokens at the end that no merge speaks of."""
+    """Text -> id, without the unused tokens at the end that are neither matched nor in a merge."""
     size = len(tokens.texts)
     if tokens.types[-1] is TokenType.UNUSED:
         used = {part for left, right in merges for part in (left, right, left + right)}
+        used |= {tokens.texts[index] for index in _matched(tokens)}
         while size > 1 and tokens.types[size - 1] is TokenType.UNUSED and tokens.texts[size - 1] not in used:
             size -= 1
     return {text: index for index, text in enumerate(tokens.texts[:size])}
@@ -168,21 +170,17 @@ def _ends_of_text(tokens: TokenList, *, add_bos: bool) -> Any:
     return processors.TemplateProcessing(single=pair[: len(first)], pair=pair, special_tokens=special)
 
 
-def _add_matched(backend: Any, tokens: TokenList) -> frozenset[int]:
-    """Tell the tokenizer which tokens are matched in a text as they stand; their ids."""
+def _matched(tokens: TokenList) -> frozenset[int]:
+    """The ids of the tokens that are matched in a text as they stand."""
+    by_type = {index for index, kind in enumerate(tokens.types) if kind in _MATCHED}
+    return marked_by_text(tokens) | by_type
+
+
+def _as_added(tokens: TokenList, matched: Iterable[int]) -> list[Any]:
+    """Matched tokens as the library takes them: special, unless the file calls them a user's."""
     marked = marked_by_text(tokens)
-    matched = {index for index, kind in enumerate(tokens.types) if kind in _MATCHED} | marked
-    backend.add_tokens(
-        [
-            AddedToken(
-                tokens.texts[index],
-                normalized=False,
-                special=index in marked or tokens.types[index] is not TokenType.USER_DEFINED,
-            )
-            for index in sorted(matched)
-        ]
-    )
-    return frozenset(matched)
+    users = {index for index in matched if tokens.types[index] is TokenType.USER_DEFINED and index not in marked}
+    return [AddedToken(tokens.texts[index], normalized=False, special=index not in users) for index in sorted(matched)]
 
 
 def _chat_template(tokens: TokenList) -> str | None:

@@ -26,7 +26,8 @@ TEMPLATE = "{% for m in messages %}{{ m['content'] }}</s>{% endfor %}"
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny Llama with end tokens, and a tokenizer made from a GGUF file's metadata."""
     folder = make_family("llama", tmp_path_factory.mktemp("source"))
-    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [0, 7]}))
+    settings = {"eos_token_id": [0, 7], "do_sample": True, "temperature": 0.7, "top_k": 20}
+    (folder / "generation_config.json").write_text(json.dumps(settings))
     metadata = byte_level("llama-bpe") | {"tokenizer.chat_template": TEMPLATE}
     read_tokenizer(metadata, "m.gguf").save_pretrained(folder)
     return folder
@@ -42,8 +43,10 @@ def exported(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_transformers_computes_the_same_logits(source: Path, exported: Path) -> None:
     ours, theirs = (AutoModelForCausalLM.from_pretrained(folder) for folder in (source, exported))
     assert theirs.dtype == torch.float32 and torch.equal(ours(IDS).logits, theirs(IDS).logits)
-    assert theirs.generation_config.eos_token_id == [0, 7]
-    assert theirs.generation_config.bos_token_id == 1
+    said = theirs.generation_config
+    assert (said.eos_token_id, said.bos_token_id, said.do_sample) == ([0, 7], 1, True)
+    assert (said.temperature, said.top_k, said.top_p) == (0.7, 20, None)
+    assert len({path.stat().st_mode for path in exported.iterdir()}) == 1  # whoever may read one may read all
 
 
 def test_transformers_reads_the_same_tokenizer(source: Path, exported: Path) -> None:
@@ -59,12 +62,13 @@ def test_transformers_reads_the_same_tokenizer(source: Path, exported: Path) -> 
 
 def test_smollm2s_tokenizer_survives(exported: Path, tmp_path: Path) -> None:
     ours = read_tokenizer(smollm2(), "m.gguf")
-    hf._save_tokenizer(ours, tmp_path)
+    hf._save_tokenizer(ours, tmp_path, 8192)
     (tmp_path / "config.json").write_bytes((exported / "config.json").read_bytes())
     theirs = AutoTokenizer.from_pretrained(tmp_path)
     text = "It's 2024: naïve 日本 🎉\t<|im_start|>user\n  x<|im_end|>"
     assert theirs(text)["input_ids"] == ours(text)["input_ids"]
     assert (len(theirs), theirs.eos_token, theirs.chat_template) == (49152, "<|im_end|>", ours.chat_template)
+    assert theirs.model_max_length == 8192
 
 
 def test_forerun_gives_the_same_tokens_again(source: Path, exported: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from forerun.errors import ModelLoadError, UnsupportedModelError
 from forerun.gguf_format import eos_token_ids, read_tokenizer
-from gguf_metadata import BYTE, CONTROL, NORMAL, USER_DEFINED, byte_level, sentencepiece
+from gguf_metadata import BYTE, CONTROL, NORMAL, UNUSED, USER_DEFINED, byte_level, sentencepiece
 from small_tokenizers import decoded
 
 T = "tokenizer.ggml."
@@ -48,6 +48,9 @@ def test_special_tokens() -> None:
     # unused tokens at the end are none
     assert len(tokenizer) == len(byte_level()[T + "tokens"]) - 2
     assert tokenizer.convert_ids_to_tokens(len(tokenizer)) is None
+    tokens, types = byte_level()[T + "tokens"], byte_level()[T + "token_type"]
+    late = byte_level(tokens=[*tokens, "<|im_end|>", "[PAD3]"], token_type=[*types, UNUSED, UNUSED])
+    assert read_tokenizer(late, "m.gguf")("<|im_end|>")["input_ids"] == [len(tokens)]
 
 
 def test_start_and_end_of_text_are_added_as_the_file_says() -> None:
