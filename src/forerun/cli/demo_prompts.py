@@ -31,20 +31,20 @@ TEXT_ROUNDS = 3
 class DemoOptions:
     """Which prompts the demo shows and measures."""
 
-    workload: str | None = option(
+    prompts: str | None = option(
         None,
         f"A bundled workload, {WORKLOAD_FILE}",
         metavar="WORKLOAD",
         default_text="questions for a model with a chat template, else code",
     )
-    prompts: int | None = option(
+    num_prompts: int | None = option(
         None,
-        "How many of its prompts: from the first; where they have categories, one of each in turn, by a hash.",
+        "How many of them: from the first; where they have categories, one of each in turn, by a hash.",
         low=1,
         default_text=f"{NUM_QUESTIONS} where they have categories, else {NUM_PROMPTS}",
     )
     every: bool = option(
-        False, "Measure all its prompts, show the first alone, and print a table by category too.", flags=("--all",)
+        False, "Measure all of them, show the first alone, and print a table by category too.", flags=("--all",)
     )
     rounds: int | None = option(
         None, "Measured rounds per prompt.", low=1, default_text=f"{CHAT_ROUNDS} for chats, else {TEXT_ROUNDS}"
@@ -88,13 +88,13 @@ def make_plan(model: str, options: DemoOptions, sampling: SamplingParams) -> Pla
         ConfigError: two options contradict each other; there is no such workload, or it cannot be read.
         ModelLoadError: the model's tokenizer, which tells whether it has a chat template, cannot be read.
     """
-    if options.every and options.prompts is not None:
-        raise ConfigError("--all and --prompts contradict each other. Leave one of the two out.")
-    everything = cases = workloads.load(options.workload or _usual_workload(model))
+    if options.every and options.num_prompts is not None:
+        raise ConfigError("--all and --num-prompts contradict each other. Leave one of the two out.")
+    everything = cases = workloads.load(options.prompts or _usual_workload(model))
     if not options.every and any(case.category for case in cases):
-        cases = by_hash(cases)[: options.prompts or NUM_QUESTIONS]
+        cases = by_hash(cases)[: options.num_prompts or NUM_QUESTIONS]
     elif not options.every:
-        cases = cases[: options.prompts or NUM_PROMPTS]
+        cases = cases[: options.num_prompts or NUM_PROMPTS]
     rounds = options.rounds or (CHAT_ROUNDS if any(case.is_chat for case in cases) else TEXT_ROUNDS)
     sampling = replace(sampling, temperature=0)
     return Plan(cases, len(everything), rounds, sampling, cases[:1] if options.every else cases)

@@ -9,9 +9,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from forerun.cli import demo
+from forerun import workloads
+from forerun.cli import demo, demo_prompts
 from forerun.cli.stage import Scene, split_accepted
 from forerun.engine import StreamChunk
+from forerun.errors import FetchError
+from forerun.fetch import fetching, store
 
 from .conftest import Invoke
 from .fakes import FakeLLM, FakeTokenizer
@@ -33,7 +36,7 @@ def methods(monkeypatch: pytest.MonkeyPatch) -> dict[str, FakeLLM]:
 
 
 def test_the_json_holds_what_it_promises(invoke: Invoke, methods: dict[str, FakeLLM], workload: str) -> None:
-    result = invoke("demo", "--workload", workload, "--json", "--rounds", "2")
+    result = invoke("demo", "--prompts", workload, "--json", "--rounds", "2")
     assert result.exit_code == 0
     rows = json.loads(result.stdout)["results"]
     assert [row["method"] for row in rows] == ["plain", "draft-model", "prompt-lookup"]
@@ -55,7 +58,7 @@ def test_the_json_holds_what_it_promises(invoke: Invoke, methods: dict[str, Fake
 def test_every_prompt_is_shown_once_and_measured_in_every_round(
     invoke: Invoke, methods: dict[str, FakeLLM], workload: str
 ) -> None:
-    invoke("demo", "--workload", workload, "--rounds", "3", "--max-tokens", "7")
+    invoke("demo", "--prompts", workload, "--rounds", "3", "--max-tokens", "7")
     for fake in methods.values():
         assert [prompt for prompt, _ in fake.requests] == ["def a():", "def b():", *["def a():"] * 3, *["def b():"] * 3]
         assert all((p.greedy, p.ignore_eos, p.max_tokens) == (True, True, 7) for _, p in fake.requests)
@@ -66,7 +69,7 @@ def test_the_table_says_whether_the_texts_are_the_same(
 ) -> None:
     methods["prompt-lookup"].token_ids[-1] = 0
     methods["plain"].exact = False
-    result = invoke("demo", "--workload", workload)
+    result = invoke("demo", "--prompts", workload)
     lines = {line.split()[1]: line for line in result.stdout.splitlines() if line.startswith("│")}
     assert "yes" in lines["plain"]
     assert "yes" in lines["draft-model"]
@@ -89,17 +92,17 @@ def test_ctrl_c_prints_the_rounds_that_are_complete(
         return generate(self, prompt, params)
 
     monkeypatch.setattr(FakeLLM, "generate", interrupted)
-    result = invoke("demo", "--workload", workload, "--json")
+    result = invoke("demo", "--prompts", workload, "--json")
     assert result.exit_code == 130
     assert len(json.loads(result.stdout)["results"]) == 3
 
     calls[:] = [""] * 3
-    result = invoke("demo", "--workload", workload, "--json")
+    result = invoke("demo", "--prompts", workload, "--json")
     assert result.exit_code == 130
     assert json.loads(result.stdout)["results"] == []
 
     calls[:] = [""] * 3
-    result = invoke("demo", "--workload", workload)
+    result = invoke("demo", "--prompts", workload)
     assert result.exit_code == 130
     assert result.stdout.splitlines()[-1] == "Interrupted."
 
@@ -110,11 +113,11 @@ def test_ctrl_c_prints_the_rounds_that_are_complete(
         (["--drafters", "no-such"], "no-such"),
         (["--drafters", "prompt-lookup,prompt-lookup"], "prompt-lookup"),
         (["--model", "some/model", "--drafters", "draft-model"], "--draft"),
-        (["--workload", "no-such"], "no-such"),
+        (["--prompts", "no-such"], "no-such"),
     ],
 )
 def test_bad_options_exit_with_2(invoke: Invoke, arguments: list[str], told: str, workload: str) -> None:
-    result = invoke("demo", "--workload", workload, *arguments)
+    result = invoke("demo", "--prompts", workload, *arguments)
     assert result.exit_code == 2
     assert told in result.stderr
 
@@ -133,7 +136,7 @@ def test_drafters_follow_the_model() -> None:
 
 
 def test_what_is_left_out_is_said(invoke: Invoke, methods: dict[str, FakeLLM], workload: str) -> None:
-    result = invoke("demo", "--workload", workload, "--model", "some/model", env={"COLUMNS": "80"})
+    result = invoke("demo", "--prompts", workload, "--model", "some/model", env={"COLUMNS": "80"})
     [line] = [line for line in result.stdout.splitlines() if line.startswith("Left out: ")]
     assert line.startswith("Left out: draft-model, draft-tree, staged, hybrid (give a draft model with --draft)")
     assert "rest (give --drafters rest:index=...)" in line
@@ -142,8 +145,96 @@ def test_what_is_left_out_is_said(invoke: Invoke, methods: dict[str, FakeLLM], w
     assert any(
         line.startswith("Greedy, K=auto") and line.endswith("medians over both.") for line in result.stdout.splitlines()
     )
-    assert "Left out: prediction (no" in invoke("demo", "--workload", workload).stdout
-    assert "Left out" not in invoke("demo", "--workload", "code").stdout
+    assert "Left out: prediction (no" in invoke("demo", "--prompts", workload).stdout
+    assert "Left out" not in invoke("demo", "--prompts", "code", "--num-prompts", "1").stdout
+
+
+@pytest.fixture
+def questions(tmp_path: Path) -> str:
+    """Chats in two categories."""
+    lines = [
+        {"id": f"{category}/{number}", "category": category, "messages": [{"role": "user", "content": f"{number}?"}]}
+        for category in ("editing", "chat")
+        for number in range(4)
+    ]
+    path = tmp_path / "questions.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return str(path)
+
+
+def test_chats_are_asked_as_chats_and_end_where_the_model_ends_them(
+    invoke: Invoke, methods: dict[str, FakeLLM], questions: str
+) -> None:
+    result = invoke("demo", "--prompts", questions, "--num-prompts", "3", "--max-tokens", "9")
+    assert result.exit_code == 0
+    prompts = [prompt for prompt, _ in methods["plain"].requests]
+    assert len(prompts) == 6 and sorted(str(each) for each in prompts[:3]) == sorted(str(each) for each in prompts[3:])
+    assert all(prompt[0]["role"] == "user" for prompt in prompts)
+    assert all((p.greedy, p.ignore_eos, p.max_tokens) == (True, False, 9) for _, p in methods["plain"].requests)
+    assert "9 tokens an answer at most; prompts: 3 of 8, interleaved rounds: 1" in result.stdout
+
+
+def test_on_a_pipe_there_are_lines_and_no_screen(invoke: Invoke, methods: dict[str, FakeLLM], questions: str) -> None:
+    result = invoke("demo", "--prompts", questions, "--num-prompts", "1")
+    lines = result.stdout.splitlines()
+    [title] = [number for number, line in enumerate(lines) if line.startswith("plain  ·  prompt 1 of 1, ")]
+    assert lines[title + 1].startswith("> ") and lines[title + 2].startswith("alpha beta")
+    assert "\x1b" not in result.stdout and "\r" not in result.stdout
+    assert sum("alpha beta" in line for line in lines) == 1
+
+
+def test_all_prompts_are_measured_by_category(invoke: Invoke, methods: dict[str, FakeLLM], questions: str) -> None:
+    methods["prompt-lookup"].token_ids[-1] = 0
+    result = invoke("demo", "--prompts", questions, "--all", "--rounds", "2")
+    assert len(methods["plain"].requests) == 1 + 2 * 8
+    rows = [
+        [cell.strip() for cell in line.strip("│").split("│")] for line in result.stdout.splitlines() if line[:1] == "│"
+    ]
+    assert [row[0] for row in rows] == ["plain", "draft-model", "prompt-lookup", "editing", "chat"]
+    assert [len(row) for row in rows] == [6, 6, 6, 5, 5]
+    assert rows[-1][-1] == "no"
+    found = json.loads(invoke("demo", "--prompts", questions, "--all", "--json").stdout)
+    assert found["prompts"] == 8 and set(found["categories"]) == {"editing", "chat"}
+    assert "categories" not in json.loads(invoke("demo", "--prompts", questions, "--json").stdout)
+    both = invoke("demo", "--prompts", questions, "--all", "--num-prompts", "3")
+    assert both.exit_code == 2 and "--all and --num-prompts" in both.stderr
+
+
+def test_nobody_chooses_which_questions_are_shown() -> None:
+    """One of each category before the second of any, and the same on every machine."""
+    cases = workloads.load("questions")
+    first = demo_prompts.by_hash(cases)
+    categories = [case.category for case in first]
+    assert len(set(categories[:8])) == 8 and all(categories.count(each) >= 5 for each in categories)
+    assert first == demo_prompts.by_hash(cases[::-1]) and len(first) == len(cases) >= 40
+    assert [case.name for case in first[: demo_prompts.NUM_QUESTIONS]] == [
+        "coding/fix-bug",
+        "mathematics/discount",
+        "editing/replace-names",
+        "reasoning/race",
+        "writing/wedding-toast",
+    ]
+
+
+def test_fetch_brings_a_model_or_says_in_one_line_why_not(
+    invoke: Invoke, methods: dict[str, FakeLLM], workload: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def unreachable(name: str, **_: Any) -> Path:
+        asked.append(name)
+        raise FetchError("There is no network. Get one.")
+
+    monkeypatch.setattr(fetching, "fetch", unreachable)
+    result = invoke("demo", "--fetch", "--prompts", workload)
+    assert result.exit_code == 0 and asked == ["smollm2"]
+    assert "The bundled models are shown instead: There is no network. Get one.\n" in result.stdout
+    assert "Loading bundled ..." in result.stdout
+    invoke("demo", "--prompts", workload)
+    invoke("demo", "--fetch", "--model", "bundled", "--prompts", workload)
+    monkeypatch.setattr(store, "default_model", lambda: "smollm2")
+    assert "Loading smollm2 ..." in invoke("demo", "--fetch", "--prompts", workload).stdout
+    assert asked == ["smollm2"]
 
 
 def test_a_chunk_is_split_after_its_draft_tokens() -> None:

@@ -1,0 +1,3 @@
+"""The fixtures of tests/wheels.py."""
+
+from wheels import home as home, wheel as wheel
