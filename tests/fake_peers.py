@@ -53,3 +53,50 @@ def fake_interpreter(
     path.write_text(text.format(python=sys.executable, folder=str(WORKER), **values))
     path.chmod(0o755)
     return path
+
+
+SERVER = """#!{python} -S
+import json, os, socketserver, sys
+from http.server import BaseHTTPRequestHandler
+
+arguments = sys.argv[1:]
+if "bad" in arguments[arguments.index("--model") + 1]:
+    sys.exit("error loading model")
+lookup = "--spec-type" in arguments
+
+class Handler(BaseHTTPRequestHandler):
+    def reply(self, status, value):
+        content = json.dumps(value).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+    def do_GET(self):
+        about = {{"build_info": "b1-fake", "model_ftype": "all F32", "status": "ok"}}
+        self.reply(200, about)
+    def do_POST(self):
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if asked["prompt"] == [13]:
+            return self.reply(500, {{"error": "a secret"}})
+        assert asked["ignore_eos"] and not asked["cache_prompt"] and asked["temperature"] == 0
+        n = asked["n_predict"]
+        timings = {{"prompt_ms": 100.0, "predicted_ms": 400.0, "predicted_n": n}}
+        if lookup:
+            timings["draft_n_accepted"] = n // 2
+        self.reply(200, {{"tokens": [asked["prompt"][-1]] * n, "timings": timings}})
+    def address_string(self):
+        return ""
+
+if "--verbosity" in arguments:
+    print("I system_info: n_threads = 1 | CPU : SSE3 = 1 | AVX2 = 1 | AVX512 = 0 |", flush=True)
+with socketserver.UnixStreamServer(arguments[arguments.index("--host") + 1], Handler) as server:
+    server.serve_forever(0.05)
+"""
+
+
+def fake_llama_server(folder: Path) -> Path:
+    """The folder of a llama-server that loads any model but those with "bad" in their names."""
+    path = folder / "llama-server"
+    path.write_text(SERVER.format(python=sys.executable))
+    path.chmod(0o755)
+    return folder

@@ -122,7 +122,7 @@ def test_processes_end_with_the_block(tmp_path: Path) -> None:
     assert process.returncode is not None
     with pytest.raises(ProcessLookupError):
         os.killpg(process.pid, 0)
-    assert "chatter" in (tmp_path / "logs" / "0.log").read_text()
+    assert "chatter" in (tmp_path / "logs" / "1-transformers.log").read_text()
 
 
 def test_classes_of_precision_and_their_references(tmp_path: Path) -> None:

@@ -44,8 +44,9 @@ class Server:
                 [*command, "--host", str(self._path)], stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
         while not self._healthy():
-            if self._process.poll() is not None:
-                raise RuntimeError(f"{SERVER} ended with exit code {self._process.returncode}: {self._last_line()}")
+            if (code := self._process.poll()) is not None:
+                how = f"with exit code {code}" if code >= 0 else f"by signal {-code}"
+                raise RuntimeError(f"{SERVER} ended {how}; the last that it printed: {self._last_line()}")
             time.sleep(_ASK_EVERY_SECONDS)
 
     @property

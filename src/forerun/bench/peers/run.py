@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -64,11 +65,12 @@ class Peers:
         self.limits, self.say, self.logs = limits, say, logs
         self.running: dict[str, Peer] = {}
         self.left_out: list[LeftOut] = []
+        self._numbers = count(1)
 
     def start(self, start: Start) -> Peer | None:
         """A further peer; None where it cannot take part. Of a name that is taken, it gets a number."""
         self.say(f"starting {start.text}")
-        log = self.logs / f"{len(self.running) + len(self.left_out)}.log" if self.logs is not None else None
+        log = self.logs / f"{next(self._numbers)}-{start.options['kind']}.log" if self.logs is not None else None
         try:
             if start.missing is not None:
                 raise PeerError(start.missing)

@@ -183,11 +183,13 @@ class OpenVINO:
         start = time.perf_counter()
         result = self._pipelines[method].generate(ids, config)
         seconds = time.perf_counter() - start
+        tokens = [int(each) for each in result.tokens[0]]
+        per_step = list(result.perf_metrics.raw_metrics.m_batch_sizes)
         return {
-            "token_ids": [int(each) for each in result.tokens[0]],
+            "token_ids": tokens,
             "seconds": seconds,
             "first_seconds": result.perf_metrics.get_ttft().mean / 1000,
-            "steps": None,
+            "steps": len(per_step) if sum(per_step) == len(tokens) else None,
         }
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 from forerun.cli import options
-from forerun.cli.bench.shared import Compared, print_report, say
+from forerun.cli.bench.shared import Compared, print_report, say, set_threads
 from forerun.cli.default_model import chosen_model
 from forerun.cli.demo import choose_drafters
 from forerun.cli.flags import Flags, with_flags
@@ -63,6 +63,7 @@ def peers(
     model = chosen_model(model)
     drafters = choose_drafters(model, draft, compared.drafters)
     count, tokenizer = threads or available_cores(), find_tokenizer(model)
+    set_threads(count)
     with running(Limits(chosen.load_limit, chosen.prompt_limit), say, chosen.logs) as started:
         own = started.start(own_start(model, drafters, llm.dtype, count))
         if own is None:
