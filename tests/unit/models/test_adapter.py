@@ -123,14 +123,11 @@ def test_an_adapter_is_part_of_a_models_identity(llama: Path, saved: tuple[Path,
     assert base.name == merged.name and str(saved[0]) in identity(merged)
 
 
-def test_the_tokenizer_beside_an_adapter_is_taken_if_its_tokens_are_the_models(
-    llama: Path, adapter: Path, tmp_path: Path
-) -> None:
+def test_the_tokenizer_beside_an_adapter_is_taken_if_its_tokens_are_the_models(adapter: Path, tmp_path: Path) -> None:
     from forerun.models import find_tokenizer
 
     base = tmp_path / "base"
     base.mkdir()
-    (base / "config.json").write_bytes((llama / "config.json").read_bytes())
     tokenizer = byte_level()
     tokenizer.save_pretrained(base)
     assert find_tokenizer(base, adapter).chat_template is None
@@ -138,7 +135,7 @@ def test_the_tokenizer_beside_an_adapter_is_taken_if_its_tokens_are_the_models(
     tokenizer.save_pretrained(adapter)
     assert find_tokenizer(base, adapter).chat_template == "a template"
     sentence_piece().save_pretrained(adapter)
-    with pytest.raises(ModelLoadError, match=r"token 0 of the tokenizer beside it is '<unk>', and '.*' in the vocab"):
+    with pytest.raises(ModelLoadError, match="token 0 of the tokenizer beside it is '<unk>'"):
         find_tokenizer(base, adapter)
 
 
