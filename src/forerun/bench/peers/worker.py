@@ -84,7 +84,9 @@ class Transformers:
         if path.suffix == ".gguf":
             path, more = path.parent, {"gguf_file": path.name}
         where = str(path) if path.exists() else name
-        model = transformers.AutoModelForCausalLM.from_pretrained(where, dtype=dtype, use_safetensors=True, **more)
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            where, dtype=dtype, use_safetensors=True, trust_remote_code=False, **more
+        )
         # what the folder recommends for sampling, penalties included, is left out
         model.generation_config = transformers.GenerationConfig(do_sample=False, pad_token_id=0)
         return model.eval()
