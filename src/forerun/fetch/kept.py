@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -95,7 +95,8 @@ def _hub() -> Iterator[Kept]:
         files = [file.file_name for revision in repository.revisions for file in revision.files]
         if repository.repo_type == "model" and any(name.endswith(_WEIGHTS) for name in files):
             place = Path(repository.repo_path)
-            removal = partial(_remove_from_hub, cache, [each.commit_hash for each in repository.revisions], place)
+            alone = replace(cache, repos=frozenset({repository}))  # copies of a repository share its revisions' names
+            removal = partial(_remove_from_hub, alone, [each.commit_hash for each in repository.revisions], place)
             yield Kept(repository.repo_id, "hub", repository.size_on_disk, place, removal)
 
 
