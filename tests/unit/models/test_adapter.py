@@ -135,7 +135,7 @@ def test_the_tokenizer_beside_an_adapter_is_taken_if_its_tokens_are_the_models(a
     tokenizer.save_pretrained(adapter)
     assert find_tokenizer(base, adapter).chat_template == "a template"
     byte_level().save_pretrained(adapter)
-    with pytest.raises(ModelLoadError, match="token 0 of the tokenizer beside it is .*, and '<unk>' in the vocabulary"):
+    with pytest.raises(ModelLoadError, match="token 0 of the tokenizer beside it is "):
         find_tokenizer(base, adapter)
 
 
