@@ -128,14 +128,14 @@ def test_the_tokenizer_beside_an_adapter_is_taken_if_its_tokens_are_the_models(a
 
     base = tmp_path / "base"
     base.mkdir()
-    tokenizer = byte_level()
+    tokenizer = sentence_piece()
     tokenizer.save_pretrained(base)
     assert find_tokenizer(base, adapter).chat_template is None
     tokenizer.chat_template = "a template"
     tokenizer.save_pretrained(adapter)
     assert find_tokenizer(base, adapter).chat_template == "a template"
-    sentence_piece().save_pretrained(adapter)
-    with pytest.raises(ModelLoadError, match="token 0 of the tokenizer beside it is '<unk>'"):
+    byte_level().save_pretrained(adapter)
+    with pytest.raises(ModelLoadError, match="token 0 of the tokenizer beside it is "):
         find_tokenizer(base, adapter)
 
 
