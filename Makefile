@@ -69,7 +69,7 @@ gpu:
 
 bench: $(STAMP)
 	$(BIN)/forerun bench forward --markdown
-	$(BIN)/forerun bench generate --markdown
+	$(BIN)/forerun bench generate --model bundled --markdown
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache dist build

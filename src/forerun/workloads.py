@@ -165,7 +165,10 @@ def _messages(record: Fields) -> tuple[Mapping[str, str], ...]:
         message = Fields.of(value, f"{record.place}: messages[{number}]", ConfigError, remedy=_REMEDY, private=True)
         messages.append({"role": message.string("role"), "content": message.string("content")})
     if messages and messages[-1]["role"] == _ASSISTANT:
-        raise ConfigError(f"{record.place}: the last of the messages is the model's own, so none is left to answer.")
+        raise ConfigError(
+            f"{record.place}: the last of the messages is the model's own, so none is left to "
+            "answer. Leave it out, or add a message of the user's."
+        )
     return tuple(messages)
 
 

@@ -22,6 +22,8 @@ Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 def show(ctx: typer.Context, json: options.Json = False) -> None:
     """List what lies in FORERUN_HOME, and the models of the Hugging Face Hub's cache that forerun may load."""
     if ctx.invoked_subcommand is not None:
+        if json:
+            raise ConfigError(f"--json is of the list, not of {ctx.invoked_subcommand}. Leave it out.")
         return
     entries, base = kept.kept(), home()
     if json:

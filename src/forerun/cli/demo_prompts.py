@@ -105,13 +105,7 @@ def by_hash(cases: Sequence[Case]) -> list[Case]:
 
     So nobody has chosen which of them come first.
     """
-    ordered = sorted(cases, key=lambda case: hashlib.sha256(case.name.encode()).digest())
-    seen: dict[str, int] = {}
-    turns = []
-    for case in ordered:
-        turns.append(seen.get(case.category, 0))
-        seen[case.category] = turns[-1] + 1
-    return [case for _, case in sorted(zip(turns, ordered, strict=True), key=lambda pair: pair[0])]
+    return workloads.categories_in_turn(sorted(cases, key=lambda case: hashlib.sha256(case.name.encode()).digest()))
 
 
 def last_words(case: Case) -> str:

@@ -52,7 +52,9 @@ def fetch(
         print_json(_facts(name, verify))
     else:
         done = "fetched and verified" if before is None or damage is not None else "is there"
-        typer.echo(f"{name} {done}{', verified' if verify and done == 'is there' else ''}: {path}")
+        if done == "is there" and wheel is not None:
+            done += f" ({wheel} was not read)"
+        typer.echo(f"{name} {done}{', verified' if verify and done.startswith('is there') else ''}: {path}")
 
 
 def _list(verify: bool, json: bool) -> None:

@@ -52,7 +52,7 @@ def build(
     tokenizer: Annotated[
         str | None,
         typer.Option(
-            help="The target whose tokens these shall be: 'smollm2', 'bundled', a folder, or a hub id.",
+            help="The target whose tokens these shall be: 'smollm2', 'bundled', a folder, a GGUF file, or a hub id.",
             metavar="MODEL",
             show_default="smollm2 if it is fetched, else bundled",
         ),

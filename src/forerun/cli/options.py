@@ -38,7 +38,8 @@ ModelName = Annotated[
     str | None,
     typer.Option(
         "--model",
-        help="The target model: 'smollm2' once it is fetched, 'bundled', a local folder, or a hub id.",
+        help="The target model: 'smollm2' once it is fetched, 'bundled', a folder, a GGUF file (model.gguf, "
+        "owner/name:file.gguf), or a hub id.",
         metavar="MODEL",
         show_default="smollm2 if it is fetched, else bundled",
     ),

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
+import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -13,7 +16,7 @@ from forerun.bench.peers.pipe import PeerError, Worker
 from forerun.bench.peers.plan import start_of
 from forerun.bench.peers.rows import classes
 from forerun.bench.peers.run import Measured, Peers, measure, running
-from forerun.bench.peers.specs import PeerSpec, read_spec
+from forerun.bench.peers.specs import PeerSpec, missing, read_spec
 from forerun.bench.peers.tables import report
 from forerun.bench.prompts import Request, check_lengths
 from forerun.errors import ConfigError
@@ -103,6 +106,29 @@ def test_a_program_that_is_not_there(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("no program")
     with pytest.raises(PeerError, match="cannot be started"):
         Worker([str(tmp_path / "text")], 1)
+
+
+def test_a_program_on_the_path_is_found() -> None:
+    spec = PeerSpec("transformers", Path(sys.executable).name, "m", None, None, "10")
+    assert (missing(spec) is None) == (shutil.which(spec.program) is not None)
+    assert missing(PeerSpec("transformers", "no-such-python", "m", None, None, "10")) is not None
+
+
+def test_a_long_request_to_a_process_that_never_reads() -> None:
+    """The pipe holds 64 KiB: the thread that writes is ended with the process, and its temporary folder is gone."""
+    worker, caught = Worker([sys.executable, "-S", "-c", "import time; time.sleep(600)"], 1), []
+
+    def ask() -> None:
+        try:
+            worker.ask({"ids": "1" * (1 << 20)}, 0.3)
+        except PeerError as error:
+            caught.append(str(error))
+
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(30)
+    assert caught == ["no answer within 0.3 seconds"]
+    assert not Path(worker._scratch.name).exists()
 
 
 def test_processes_end_with_the_block(tmp_path: Path) -> None:

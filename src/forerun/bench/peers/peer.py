@@ -14,7 +14,6 @@ from forerun.bench.peers.pipe import Worker
 from forerun.bench.peers.specs import LLAMA, PeerSpec
 from forerun.files.json_file import Fields
 
-FORERUN = "forerun"
 _AVX512 = re.compile(r"AVX-?512", re.IGNORECASE)
 _LISTED = re.compile(r"SSE|AVX|DEFAULT", re.IGNORECASE)
 

@@ -11,6 +11,7 @@ import os
 import queue
 import signal
 import subprocess
+import tempfile
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -45,6 +46,9 @@ class Worker:
 
     def __init__(self, command: Sequence[str], threads: int, log: Path | None = None) -> None:
         environment = {**os.environ, **dict.fromkeys(_THREADS, str(threads)), "PYTHONUNBUFFERED": "1"}
+        # its temporary files lie in here, and go with it even where it is killed
+        self._scratch = tempfile.TemporaryDirectory(prefix="forerun-", ignore_cleanup_errors=True)
+        environment["TMPDIR"] = self._scratch.name
         try:
             self._process = subprocess.Popen(
                 command,
@@ -55,6 +59,7 @@ class Worker:
                 start_new_session=True,  # a group of its own, to be ended with all that it starts
             )
         except OSError as error:
+            self._scratch.cleanup()
             raise PeerError(f"{command[0]} cannot be started: {error.strerror}") from None
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -88,6 +93,9 @@ class Worker:
         except queue.Empty:
             self.stop(at_once=True)
             raise PeerError(f"no answer within {limit:g} seconds") from None
+        except BaseException:  # Ctrl-C
+            self.stop(at_once=True)
+            raise
         if not reply:
             raise PeerError(self._ended(tell_errors))
         try:
@@ -98,19 +106,25 @@ class Worker:
 
     def stop(self, at_once: bool = False) -> None:
         """End the process, and every process that it started; without `at_once` it may leave by itself first."""
+        if at_once:  # first of all: closing waits for a thread that writes to a process that does not read
+            self._kill()
         with contextlib.suppress(OSError):
             self._input.close()
-        if not at_once:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(_GOODBYE_SECONDS)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_GOODBYE_SECONDS)
+        self._kill()
+        self._process.wait()
+        for reader in self._readers:
+            reader.join(_GOODBYE_SECONDS)
+        self._scratch.cleanup()
+
+    def _kill(self) -> None:
+        """End the process and all of its group."""
         with contextlib.suppress(OSError):  # the group is gone where all of it has left
             if hasattr(os, "killpg"):
                 os.killpg(self._process.pid, signal.SIGKILL)
             else:
                 self._process.kill()
-        self._process.wait()
-        for reader in self._readers:
-            reader.join(_GOODBYE_SECONDS)
 
     def _ended(self, tell_errors: bool) -> str:
         self.stop()
@@ -132,9 +146,12 @@ class Worker:
 
     def _read_errors(self, stream: IO[bytes], log: Path | None) -> None:
         with stream, contextlib.ExitStack() as stack:
-            file = stack.enter_context(log.open("wb")) if log is not None else None
+            file = None
+            with contextlib.suppress(OSError):  # the log is left out then
+                file = stack.enter_context(log.open("wb")) if log is not None else None
             while line := stream.readline(1 << 16):
                 self._errors.append(line.decode(errors="replace"))
                 if file is not None:
-                    file.write(line)
-                    file.flush()
+                    with contextlib.suppress(OSError):
+                        file.write(line)
+                        file.flush()

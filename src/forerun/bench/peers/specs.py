@@ -10,6 +10,7 @@ Only the names of options end a path, so paths may hold colons and commas.
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -116,7 +117,7 @@ def missing(spec: PeerSpec) -> str | None:
     if spec.kind == LLAMA:
         if not (program / SERVER).is_file():
             return f"there is no {SERVER} in {program}"
-    elif not program.is_file():
+    elif shutil.which(spec.program) is None:
         return f"there is no interpreter {program}"
     for path in (spec.model, spec.draft):
         if path is not None and spec.kind != TRANSFORMERS and not Path(path).exists():  # Transformers takes hub ids too

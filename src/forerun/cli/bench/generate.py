@@ -80,6 +80,8 @@ def generate(
     chosen = choose_drafters(model, draft, compared.drafters)
     if settings.csv is not None:
         refuse_to_overwrite(settings.csv, ConfigError, "Give another name.")
+        if settings.csv.is_dir():
+            raise ConfigError(f"--csv is {settings.csv}, which is a folder. Give the name of a file.")
     set_threads(threads)
     from forerun.bench import engines
     from forerun.bench.generate import Methods
@@ -99,8 +101,6 @@ def generate(
     hf_draft = Reference(assistant, llm.dtype) if reference and assistant else None
     methods = Methods(by_method, hf, hf_draft, assisted)
     measured, tables = speeds(methods, workloads, compared.max_tokens, settings, f"{model}, {llm.dtype}")
-    if settings.csv is not None:
-        write_rows(settings.csv, measured)
     facts = {"model": model, "cost_padded": is_cost_padded(model), "dtype": llm.dtype, "methods": measured}
     facts["adapter"] = llm.adapter
     facts |= {"stop_at_eos": settings.stop_at_eos, "overhead": [], "acceptance": []}
@@ -108,6 +108,8 @@ def generate(
         found, more = measure_details(by_method, by_drafter, workloads, compared.max_tokens)
         facts, tables = facts | found, tables + more
     print_report(Report(facts, tables, model), json, markdown)
+    if settings.csv is not None:
+        write_rows(settings.csv, measured)
 
 
 def speeds(

@@ -62,6 +62,8 @@ def peers(
     specs, cases = read_specs(chosen.peer), [case for each in compared.cases().values() for case in each]
     model = chosen_model(model)
     drafters = choose_drafters(model, draft, compared.drafters)
+    if draft is not None and not any(draft in text for text in drafters.values()):
+        raise ConfigError(f"--draft is {draft!r}, but none of --drafters takes it. Add draft-model to --drafters.")
     count, tokenizer = threads or available_cores(), find_tokenizer(model)
     set_threads(count)
     with running(Limits(chosen.load_limit, chosen.prompt_limit), say, chosen.logs) as started:

@@ -21,8 +21,9 @@ from forerun.cli.generate import INTERRUPTED, choose_drafter, open_llm, unicode_
 from forerun.cli.options import LLMOptions
 from forerun.config import DEFAULT_DRAFTER, NO_DRAFTER, SamplingParams
 from forerun.errors import ForerunError, ModelLoadError
+from forerun.fetch import store
 
-CHAT_MODEL = "smollm2"
+CHAT_MODEL = store.names()[0]
 """The model of a chat that names none."""
 _DEFAULTS = SamplingParams(temperature=0.7, max_tokens=512)
 _NOT_IN_CHATS = ("n", "logprobs", "prompt_logprobs", "prediction", "tenant")
@@ -34,7 +35,7 @@ def chat(
     model: Annotated[
         str | None,
         typer.Argument(
-            help="A model with a chat template: a folder or a hub id.",
+            help="A model with a chat template: 'smollm2', a folder, a GGUF file or a hub id.",
             metavar="MODEL",
             show_default=f"{CHAT_MODEL}, once it is fetched",
         ),
@@ -72,9 +73,7 @@ def chat(
 
 def default_model() -> str:
     """The model of a chat that names none. Raises ModelLoadError if it is not fetched."""
-    from forerun.fetch.store import path_of
-
-    if path_of(CHAT_MODEL) is None:
+    if store.path_of(CHAT_MODEL) is None:
         raise ModelLoadError(
             f"There is no model to chat with: {CHAT_MODEL} is not fetched. Fetch it (forerun fetch {CHAT_MODEL}), or "
             "name a model with a chat template (forerun chat MODEL)."
