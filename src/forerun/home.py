@@ -18,10 +18,11 @@ def home() -> Path | None:
     A relative FORERUN_HOME counts from the working directory. A relative XDG_CACHE_HOME is ignored, as the XDG Base
     Directory Specification demands.
     """
+    chosen = os.environ.get(HOME_VARIABLE)
     try:
-        if chosen := os.environ.get(HOME_VARIABLE):
+        if chosen:
             return Path(chosen).expanduser().absolute()
         base = Path(os.environ.get("XDG_CACHE_HOME", ""))
         return (base if base.is_absolute() else Path.home() / ".cache") / "forerun"
     except RuntimeError:  # a user without a home
-        return None
+        return Path(chosen).absolute() if chosen else None

@@ -19,11 +19,16 @@ def export() -> None:
 
 @app.command()
 def hf(
-    model: Annotated[str, typer.Argument(help="'bundled', a local folder, a GGUF file, or a hub id.", metavar="MODEL")],
+    model: Annotated[
+        str, typer.Argument(help="'smollm2', 'bundled', a folder, a GGUF file, or a hub id.", metavar="MODEL")
+    ],
     out: Annotated[Path, typer.Argument(help="Folder to write.", metavar="OUT")],
     dtype: Annotated[
         str, typer.Option(help=f"Number format of the weights: {', '.join(DTYPES)}.", metavar="TEXT")
     ] = "auto",
+    adapter: Annotated[
+        str | None, typer.Option(help="The folder of a PEFT LoRA adapter of the model, to merge.", metavar="FOLDER")
+    ] = None,
     force: Annotated[
         bool, typer.Option("--force", help="Replace the model that OUT holds; other files there stay.")
     ] = False,
@@ -32,7 +37,7 @@ def hf(
     from forerun.export import export_hf
 
     typer.echo(f"forerun: loading {model}", err=True)
-    exported = export_hf(model, out, dtype, force=force)
+    exported = export_hf(model, out, dtype, adapter=adapter, force=force)
     typer.echo(
         f"{out}: {exported.num_parameters:,} parameters in {exported.dtype}, {exported.nbytes:,} bytes in "
         f"{len(exported.files)} files"

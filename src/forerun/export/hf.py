@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 
 from forerun.errors import ConfigError, ModelLoadError
 from forerun.files.json_file import read_json
-from forerun.files.write import REMEDY, new_files, refuse_to_overwrite, write_json
+from forerun.files.write import REMEDY, new_files, refuse_to_overwrite, whole_folder, write_json
 from forerun.models import find_tokenizer, load_transformers_model
 from forerun.models.configuration import context_length
 from forerun.models.sources import find_source
@@ -49,12 +49,22 @@ class Exported:
 
 
 def export_hf(
-    model: str | Path, out: Path, dtype: str = "auto", *, force: bool = False, max_shard_bytes: int = MAX_SHARD_BYTES
+    model: str | Path,
+    out: Path,
+    dtype: str = "auto",
+    *,
+    adapter: str | Path | None = None,
+    force: bool = False,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
 ) -> Exported:
-    """Write any model that forerun loads as a Transformers folder, whole or not at all.
+    """Write any model that forerun loads as a Transformers folder.
+
+    A new folder appears whole or not at all. In one that is there, files are replaced one by one, when all new ones are
+    written beside them.
 
     Args:
         dtype: of the weights: "float32", "bfloat16", "float64", or "auto", that of the model (float32 for float16).
+        adapter: the folder of a PEFT LoRA adapter to merge.
         force: replace the model that `out` holds; other files there stay.
         max_shard_bytes: weights larger than that are written as several files with an index.
 
@@ -65,11 +75,11 @@ def export_hf(
     if not force:
         refuse_to_overwrite(out, ConfigError)
     _check_place(out)
-    loaded, tokenizer = load_transformers_model(model, dtype), find_tokenizer(model)
+    loaded, tokenizer = load_transformers_model(model, dtype, adapter), find_tokenizer(model, adapter)
     sizes = {tensor.data_ptr(): tensor for tensor in loaded.state_dict().values()}.values()
     _check_room(out, sum(tensor.numel() * tensor.element_size() for tensor in sizes))
     loaded.generation_config = _generation_config(loaded, tokenizer, find_source(model).recommended_sampling())
-    with new_files(out, ConfigError) as fresh:
+    with (new_files if out.is_dir() else whole_folder)(out, ConfigError) as fresh:
         try:
             with quietly():
                 loaded.save_pretrained(fresh, max_shard_size=max_shard_bytes)
@@ -80,7 +90,7 @@ def export_hf(
         for path in fresh.glob("*.safetensors"):
             path.chmod((fresh / "config.json").stat().st_mode)  # they are written for the user alone
         written = {path.name: path.stat().st_size for path in fresh.iterdir()}
-        _remove_former(out, written.keys())
+    _remove_former(out, written.keys())
     return Exported(
         num_parameters=sum(tensor.numel() for tensor in sizes),
         dtype=str(loaded.dtype).removeprefix("torch."),
@@ -141,4 +151,10 @@ def _remove_former(out: Path, written: Collection[str]) -> None:
     for pattern in _OF_A_MODEL:
         for path in out.glob(pattern):
             if path.name not in written and not path.is_dir():
-                path.unlink()
+                try:
+                    path.unlink()
+                except OSError as failure:
+                    raise ConfigError(
+                        f"{path}, of the former model, cannot be removed: {failure.strerror}. Remove it by hand: it "
+                        "would be read along with the new model's files."
+                    ) from failure

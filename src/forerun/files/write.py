@@ -122,12 +122,13 @@ def check_seal(path: Path, error: ErrorType, remedy: str) -> None:
 
 @contextmanager
 def new_files(folder: Path, error: ErrorType) -> Iterator[Path]:
-    """A temporary folder whose files move into `folder` when the block ends, and vanish where it raises.
+    """A temporary folder whose files move into `folder`, one by one, when the block ends, and vanish where it raises.
 
     Raises:
         error: they cannot be written, a full disk included.
     """
-    temporary = _temporary(folder)
+    # inside a folder that is there: it may be a mount point, or the one place that may be written
+    temporary = _temporary(folder / "new" if folder.is_dir() else folder)
     try:
         temporary.mkdir(parents=True)
         try:

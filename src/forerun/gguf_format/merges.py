@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from itertools import pairwise
 
-from forerun.gguf_format.token_list import PREFIX, TokenList
+from forerun.gguf_format.token_list import PREFIX, TOKENS, TokenList
 
 MERGES = PREFIX + "merges"
 SCORES = PREFIX + "scores"
+MAX_PIECE = 512
+"""Characters of a token whose ways to be merged are looked for; that takes the square of its length."""
 
 
 def read_merges(tokens: TokenList) -> list[tuple[str, str]]:
@@ -39,6 +41,9 @@ def merges_of_scores(tokens: TokenList) -> list[tuple[str, str]]:
     Raises:
         ModelLoadError: there is not one finite score for each token, or tokens that can be merged have the same.
     """
+    long = next((index for index, text in enumerate(tokens.texts) if len(text) > MAX_PIECE), None)
+    if long is not None:
+        raise tokens.wrong(TOKENS, f"token {long} is longer than {MAX_PIECE} characters")
     scores = tokens.fields.list_of(SCORES, float)
     if len(scores) != len(tokens.texts):
         raise tokens.wrong(SCORES, f"it has {len(scores):,} entries, but there are {len(tokens.texts):,} tokens")

@@ -12,7 +12,7 @@ import torch
 
 _PART = 1 << 16
 """Numbers dequantised together: few enough to stay in the processor's cache."""
-_OWN_MAPPING = 1 << 16
+_LARGE = 1 << 16
 """Bytes from which a dequantised tensor has a memory mapping of its own."""
 
 
@@ -60,6 +60,6 @@ def _room_for(count: int, dtype: torch.dtype) -> torch.Tensor:
     soon as nobody uses the tensor: weights are read by several threads and freed by another, and the C library keeps
     what was freed for the thread that asked for it."""
     num_bytes = count * dtype.itemsize
-    if num_bytes < _OWN_MAPPING or not hasattr(mmap, "MAP_PRIVATE"):
+    if num_bytes < _LARGE or not hasattr(mmap, "MAP_PRIVATE"):
         return torch.empty(count, dtype=dtype)
     return torch.frombuffer(mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), dtype=dtype)

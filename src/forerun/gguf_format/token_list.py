@@ -13,8 +13,8 @@ from typing import Any
 
 from forerun.errors import ModelLoadError
 from forerun.files.json_file import Fields
+from forerun.gguf_format.header import REMEDY
 
-REMEDY = "Download the file anew, or convert the model anew."
 PREFIX = "tokenizer.ggml."
 TOKENS = PREFIX + "tokens"
 TYPES = PREFIX + "token_type"

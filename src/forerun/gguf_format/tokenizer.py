@@ -79,7 +79,7 @@ def read_tokenizer(metadata: Mapping[str, Any], place: str) -> Any:
     )
 
 
-def eos_token_ids(metadata: Mapping[str, Any], place: str = "the GGUF file") -> frozenset[int]:
+def eos_token_ids(metadata: Mapping[str, Any], place: str) -> frozenset[int]:
     """The ids that end an answer, as llama.cpp decides: eos, eot, eom, and end tokens that it finds by their text.
 
     Raises:

@@ -28,7 +28,7 @@ from forerun.models.adapter_folder import (
     sorted_tensors,
 )
 from forerun.models.foreign_errors import as_load_errors
-from forerun.models.sources.folder import ModelFolder
+from forerun.models.sources.folder import ModelFolder, local_path
 from forerun.models.sources.folder_source import FolderSource
 from forerun.vocabulary.compare import first_difference, shown
 from forerun.vocabulary.tokenizer import tokens_by_id
@@ -70,7 +70,7 @@ def adapter_tokenizer(folder: str | Path, base: Any, name: str) -> Any:
     Raises:
         ModelLoadError: it cannot be read, or a token id stands for something else than in the model's.
     """
-    source = FolderSource(ModelFolder(f"adapter {folder}", Path(folder).expanduser()))
+    source = FolderSource(ModelFolder(f"adapter {folder}", local_path(folder)))
     if not source.has_tokenizer():
         return base
     tokenizer = source.tokenizer()
@@ -106,7 +106,7 @@ class Adapter:
         Raises:
             ModelLoadError, UnsupportedModelError: as `with_adapter`, as far as it can be told without the model.
         """
-        path = Path(folder).expanduser()
+        path = local_path(folder)
         if not (path / CONFIG).is_file():
             raise ModelLoadError(
                 f"adapter {folder}: it is no folder with {CONFIG}. Give the folder that PEFT's save_pretrained wrote; "

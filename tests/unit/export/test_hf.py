@@ -103,6 +103,14 @@ def test_force_replaces_a_model_and_leaves_other_files(source: Path, exported: P
     assert {path.name for path in tmp_path.iterdir()} == {path.name for path in exported.iterdir()} | {"notes.txt"}
 
 
+def test_an_empty_folder_that_is_there_and_the_working_directory(
+    source: Path, exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert export_hf(source, Path()).files == tuple(sorted(path.name for path in exported.iterdir()))
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(path.name for path in exported.iterdir())
+
+
 def test_a_model_without_a_tokenizer(tmp_path: Path) -> None:
     result = export_hf(make_family("qwen3", tmp_path), tmp_path / "out")
     assert result.files == ("config.json", "generation_config.json", "model.safetensors")

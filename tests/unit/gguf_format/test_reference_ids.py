@@ -59,7 +59,7 @@ def test_streamed_text_is_the_whole_text(tokenizer: Any, reference: list[tuple[s
 def test_special_tokens_and_ends(tokenizer: Any) -> None:
     assert (len(tokenizer), tokenizer.eos_token, tokenizer.bos_token) == (49152, "<|im_end|>", "<|im_start|>")
     assert (tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.unk_token_id) == (2, 2, 0)
-    ends = eos_token_ids(smollm2())
+    ends = eos_token_ids(smollm2(), "it.gguf")
     assert ends == set(tokenizer.convert_tokens_to_ids(["<|endoftext|>", "<|im_end|>", "<reponame>"]))
 
 

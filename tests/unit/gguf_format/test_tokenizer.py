@@ -70,20 +70,20 @@ def test_an_ordinary_word_that_a_file_names_is_not_cut_out_of_texts() -> None:
     tokenizer = read_tokenizer(byte_level(padding_token_id=word, eos_token_id=word), "m.gguf")
     assert (tokenizer.pad_token, tokenizer.eos_token) == (None, None)
     assert decoded(tokenizer, tokenizer("hello")["input_ids"]) == "hello"
-    assert word in eos_token_ids(byte_level(eos_token_id=word))
+    assert word in eos_token_ids(byte_level(eos_token_id=word), "it.gguf")
 
 
 def test_end_tokens() -> None:
-    assert eos_token_ids(byte_level(eos_token_id=1)) == {0, 1}  # </s> ends an answer whatever the file names
-    assert eos_token_ids(byte_level(eos_token_id=1, eot_token_id=7, eom_token_id=8)) == {0, 1, 7, 8}
+    assert eos_token_ids(byte_level(eos_token_id=1), "it.gguf") == {0, 1}  # </s> ends an answer whatever the file names
+    assert eos_token_ids(byte_level(eos_token_id=1, eot_token_id=7, eom_token_id=8), "it.gguf") == {0, 1, 7, 8}
     tokens, types = byte_level()[T + "tokens"], byte_level()[T + "token_type"]
     named = byte_level(tokens=[*tokens, "<|im_end|>", "<|fim_pad|>"], token_type=[*types, NORMAL, USER_DEFINED])
-    assert eos_token_ids(named) == {0, len(tokens), len(tokens) + 1}
+    assert eos_token_ids(named, "it.gguf") == {0, len(tokens), len(tokens) + 1}
     tokenizer = read_tokenizer(named, "m.gguf")
     assert tokens_of(tokenizer, "he<|im_end|>") == ["he", "<|im_end|>"]  # matched, though marked as an ordinary token
     assert decoded(tokenizer, [len(tokens)]) == ""
     calls = byte_level(tokens=["</s>", "<s>", "<|end|>", "<|call|>", "<|return|>"], token_type=[CONTROL] * 5)
-    assert eos_token_ids(calls) == {0, 3, 4}  # where calls end an answer, <|end|> ends a part of it
+    assert eos_token_ids(calls, "it.gguf") == {0, 3, 4}  # where calls end an answer, <|end|> ends a part of it
 
 
 def test_chat_template() -> None:
@@ -150,6 +150,10 @@ WRONG = {
     "an endless template": (byte_level() | {"tokenizer.chat_template": "{{" + "(" * 9999}, "not a Jinja template"),
     "too few scores": (sentencepiece(scores=[0.0]), "1 entries"),
     "scores that are none": (sentencepiece(scores=[float("nan")] * 284), "must be a list of numbers"),
+    "a long piece": (
+        sentencepiece(tokens=["<unk>", "a" * 10_000], token_type=[2, 1], scores=[0.0, 1.0]),
+        "token 1 is longer than 512 characters",
+    ),
     "equal scores": (sentencepiece(scores=[0.0] * 284), "have the same score"),
     "no byte tokens": (
         sentencepiece(tokens=["<unk>", "<s>"], token_type=[2, 3], scores=[0.0, 0.0]),

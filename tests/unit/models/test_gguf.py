@@ -238,6 +238,13 @@ def test_metadata_that_cannot_be(keys: dict[str, Any], said: str, tmp_path: Path
     assert "it.gguf" in str(caught.value)
 
 
+def test_a_number_of_layers_that_a_configuration_would_make_a_list_of(tmp_path: Path) -> None:
+    model = drawn(tf.Qwen2ForCausalLM(tf.Qwen2Config(**_SIZES)))
+    write_gguf(tmp_path / "it.gguf", model, keys={"block_count": 2**32 - 1})
+    with pytest.raises(ModelLoadError, match="speaks of 4294967295 layers"):
+        load_model(tmp_path / "it.gguf")
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [

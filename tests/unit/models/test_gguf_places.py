@@ -67,8 +67,10 @@ def test_a_file_that_is_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(ModelLoadError, match=r"x\.gguf cannot be fetched from the hub id someone/nowhere"):
         load_model("someone/nowhere:x.gguf")
     (tmp_path / "folder.gguf").mkdir()
-    with pytest.raises(ModelLoadError, match="is a folder with the name of a GGUF file"):
-        load_model(tmp_path / "folder.gguf")
+    with pytest.raises(ModelLoadError, match=r"folder\.gguf has no config\.json"):
+        load_model(tmp_path / "folder.gguf")  # a folder like any other
+    with pytest.raises(ModelLoadError, match="home of a user who is not there"):
+        load_model("~nobody-of-this-name/x.gguf")
 
 
 def test_smollm2_before_and_after_it_is_fetched(healthy: Path, monkeypatch: pytest.MonkeyPatch) -> None:

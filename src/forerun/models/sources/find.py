@@ -8,7 +8,7 @@ from forerun.errors import ModelLoadError
 from forerun.fetch import store
 from forerun.gguf_format.file import SUFFIX
 from forerun.models.sources.base import ModelSource
-from forerun.models.sources.folder import CONFIG, ModelFolder
+from forerun.models.sources.folder import CONFIG, ModelFolder, local_path
 from forerun.models.sources.folder_source import FolderSource
 from forerun.models.sources.gguf_source import GgufSource
 from forerun.models.sources.hub import download_file
@@ -28,10 +28,10 @@ def find_source(name: str | Path) -> ModelSource:
     text = str(name)
     if text in store.names():
         return GgufSource(text, _fetched(text))
-    if text.lower().endswith(SUFFIX):
+    if text.lower().endswith(SUFFIX) and not local_path(name).is_dir():
         return GgufSource(text, _gguf_file(name))
     folder = ModelFolder.find(name)
-    if (folder.path / CONFIG).is_file():
+    if folder.is_remote or (folder.path / CONFIG).is_file():  # what a cache happens to hold decides nothing
         return FolderSource(folder)
     files = sorted(path for path in folder.path.iterdir() if path.suffix.lower() == SUFFIX)
     if len(files) > 1:
@@ -49,9 +49,7 @@ def _fetched(name: str) -> Path:
 
 def _gguf_file(name: str | Path) -> Path:
     """A file, or, for OWNER/NAME:FILE that is none, one of a hub id's files."""
-    path = Path(name).expanduser()
-    if path.is_dir():
-        raise ModelLoadError(f"{name} is a folder with the name of a GGUF file. Give the file itself.")
+    path = local_path(name)
     hub_id, colon, file = str(name).partition(":")
     if not (path.exists() or path.is_absolute() or isinstance(name, Path)) and colon and hub_id.count("/") == 1:
         return download_file(hub_id, file)

@@ -33,6 +33,14 @@ _TOKENIZERS = (
 _TEXT = ("*.json", "*.jinja", "*.txt", "*.model")
 
 
+def local_path(name: str | Path) -> Path:
+    """The path that a name stands for, "~" replaced. Raises ModelLoadError where "~NAME" names no user."""
+    try:
+        return Path(name).expanduser()
+    except RuntimeError:
+        raise ModelLoadError(f"{name} begins with the home of a user who is not there. Give the whole path.") from None
+
+
 @dataclass(frozen=True, slots=True)
 class ModelFolder:
     """A folder on this machine.
@@ -55,7 +63,7 @@ class ModelFolder:
             ModelLoadError: there is none.
         """
         text = str(BUNDLED_MODELS.get(str(name), name))
-        path = Path(text).expanduser()
+        path = local_path(text)
         if path.is_dir():
             return cls(str(name), path)
         if isinstance(name, Path) or path.is_absolute() or text.startswith((".", "~")) or path.exists():
@@ -84,7 +92,10 @@ class ModelFolder:
             ModelLoadError: there is none, or as `read`.
         """
         if not (self.path / CONFIG).is_file():
-            raise ModelLoadError(f"model folder {self.name} has no config.json. Give a Transformers model folder.")
+            other = f", or one of its GGUF files: {self.name}:FILE.gguf" if self.is_remote else ""
+            raise ModelLoadError(
+                f"model folder {self.name} has no config.json. Give a Transformers model folder{other}."
+            )
         return self.read(CONFIG)
 
     def tokenizer_config(self) -> Fields:

@@ -17,9 +17,11 @@ from forerun.models.sources.folder import GENERATION_CONFIG, ModelFolder
 
 _SIZES = (
     *("vocab_size", "hidden_size", "n_embd", "d_model", "intermediate_size", "head_dim"),
-    *("num_hidden_layers", "num_layers", "n_layers", "n_layer"),
     *("num_attention_heads", "n_heads", "n_head", "num_key_value_heads"),
 )
+_NUMBERS_OF_LAYERS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer")
+_MAX_LAYERS = 1 << 16
+"""Configurations make lists of as many entries; no model has a hundredth of that."""
 # what would make Transformers import code or open files that nobody has looked at
 _DROPPED = {"auto_map", "custom_generate", "transformers_weights", "fusion_config", "distributed_config"}
 _DROPPED |= {"_name_or_path", "_attn_implementation", "_attn_implementation_internal", "attn_implementation"}
@@ -87,6 +89,8 @@ def _check_values(fields: Fields) -> None:
     for key in (*_SIZES, *CONTEXT_KEYS):
         if not isinstance(fields.values.get(key), list):  # a value for each layer
             fields.integer(key, None, low=1)
+    for key in _NUMBERS_OF_LAYERS:
+        fields.integer(key, None, low=1, high=_MAX_LAYERS)
     for key in ("dtype", "torch_dtype"):
         name = fields.string(key, "float32")
         if name != "auto" and not isinstance(getattr(torch, name.removeprefix("torch."), None), torch.dtype):

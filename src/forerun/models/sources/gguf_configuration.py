@@ -52,7 +52,7 @@ def read_gguf_config(file: GgufFile, eos_ids: Iterable[int]) -> Any:
         "vocab_size": _vocab_size(file),
         "hidden_size": hidden,
         "intermediate_size": fields.of_all_layers("feed_forward_length"),
-        "num_hidden_layers": fields.integer("block_count", low=1),
+        "num_hidden_layers": _num_layers(fields, file),
         "num_attention_heads": heads,
         "num_key_value_heads": fields.of_all_layers("attention.head_count_kv", heads),
         "head_dim": head_dim,
@@ -82,6 +82,17 @@ def _model_fields(file: GgufFile) -> ModelFields:
     found = ModelFields(fields, architecture)
     found.refuse_other(_NEUTRAL)
     return found
+
+
+def _num_layers(fields: ModelFields, file: GgufFile) -> int:
+    """Not more than the file has tensors: configurations make lists of this length."""
+    count = fields.integer("block_count", low=1)
+    most = len(file.tensors)
+    if count > most:
+        raise ModelLoadError(
+            f"the metadata of {file.path} speaks of {count} layers, and it has {most} tensors. {REMEDY}"
+        )
+    return count
 
 
 def _head_dim(fields: ModelFields, hidden: int, heads: int) -> int:

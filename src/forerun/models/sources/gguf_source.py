@@ -49,10 +49,10 @@ class GgufSource(ModelSource):
         """As `ModelSource.config`."""
         return read_gguf_config(self.file, self.eos_ids)
 
-    @property
+    @cached_property
     def eos_ids(self) -> frozenset[int]:
         """The tokens that end an output, as the file says; none where it has no tokenizer."""
-        return eos_token_ids(self.file.metadata) if self.has_tokenizer() else frozenset()
+        return eos_token_ids(self.file.metadata, str(self.path)) if self.has_tokenizer() else frozenset()
 
     def eos_token_ids(self, config: Any) -> frozenset[int]:
         """As `ModelSource.eos_token_ids`."""
