@@ -17,7 +17,8 @@ from safetensors.torch import load_file, save_file
 from families import VOCAB, make_family
 from forerun import LLM, SamplingParams
 from forerun.errors import ConfigError, ModelLoadError, UnsupportedModelError
-from forerun.models import identity, load_model, load_transformers_model
+from forerun.export import export_hf
+from forerun.models import Rows, identity, load_model, load_transformers_model
 from small_tokenizers import byte_level, sentence_piece
 
 PROMPT = [5, 17, 3, 88, 41, 2, 9]
@@ -67,8 +68,6 @@ def logits(model: Any) -> torch.Tensor:
 
 def served(name: Path, adapter: Path, dtype: str = "float32") -> torch.Tensor:
     """The logits that forerun computes."""
-    from forerun.models import Rows
-
     model = load_model(name, dtype, adapter=adapter)
     return model.forward([Rows(model.new_cache(), PROMPT)]).logits
 
@@ -105,6 +104,13 @@ def test_the_sum_is_rounded_once(llama: Path, saved: tuple[Path, Any]) -> None:
     for (name, exact), (_, served) in zip(merged.named_parameters(), rounded.named_parameters(), strict=True):
         assert torch.equal(exact.to(torch.bfloat16), served), name
     assert rounded.model.rotary_emb.inv_freq.dtype == torch.float32
+
+
+def test_an_export_holds_the_merged_weights(llama: Path, saved: tuple[Path, Any], tmp_path: Path) -> None:
+    export_hf(llama, tmp_path / "out", "float32", adapter=saved[0])
+    exported = load_model(tmp_path / "out", "float32")
+    alone = exported.forward([Rows(exported.new_cache(), PROMPT)]).logits
+    assert torch.equal(alone, served(llama, saved[0]))
 
 
 def test_the_base_model_drafts_for_its_own_fine_tune(llama: Path, saved: tuple[Path, Any]) -> None:
