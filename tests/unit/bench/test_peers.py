@@ -6,12 +6,13 @@ import os
 import shutil
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from fake_peers import BODIES, SCRIPTS, fake_interpreter
-from forerun.bench.peers.peer import Answer, Limits, command_of, options_of
+from forerun.bench.peers.peer import Answer, Limits, Peer, command_of, options_of
 from forerun.bench.peers.pipe import PeerError, Worker
 from forerun.bench.peers.plan import start_of
 from forerun.bench.peers.rows import classes
@@ -201,6 +202,23 @@ def test_the_peers_are_started_with_their_own_programs() -> None:
         "lookup": "ngram-simple",
     }
     assert options_of(read_spec("transformers=/python"), "target", "bfloat16", 2)["model"] == "target"
+
+
+def test_an_interrupt_leaves_the_prompts_that_were_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    generate, asked = Peers.generate, []
+
+    def interrupted(peers: Peers, peer: Peer, method: str, token_ids: Sequence[int], max_tokens: int) -> Answer | None:
+        asked.append(1)
+        if len(asked) == 8:  # both methods warmed up, two prompts, and one method of the third
+            raise KeyboardInterrupt
+        return generate(peers, peer, method, token_ids, max_tokens)
+
+    monkeypatch.setattr(Peers, "generate", interrupted)
+    measured = run(fake_interpreter(tmp_path))
+    assert measured.interrupted and measured.num_answers == 2
+    asked[:] = [1] * 7
+    with pytest.raises(KeyboardInterrupt):
+        run(fake_interpreter(tmp_path))
 
 
 def test_an_answer_per_token() -> None:

@@ -151,8 +151,8 @@ WRONG = {
     "too few scores": (sentencepiece(scores=[0.0]), "1 entries"),
     "scores that are none": (sentencepiece(scores=[float("nan")] * 284), "must be a list of numbers"),
     "a long piece": (
-        sentencepiece(tokens=["<unk>", "a" * 10_000], token_type=[2, 1], scores=[0.0, 1.0]),
-        "token 1 is longer than 512 characters",
+        sentencepiece(tokens=[*sentencepiece()[T + "tokens"][:-1], "a" * 10_000]),
+        "is longer than 512 characters",
     ),
     "equal scores": (sentencepiece(scores=[0.0] * 284), "have the same score"),
     "no byte tokens": (

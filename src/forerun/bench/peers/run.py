@@ -51,11 +51,18 @@ class Measured:
         peers: those that took part in everything.
         answers: (peer, method) -> an answer for each prompt and round, in the same order for all.
         left_out: the others.
+        interrupted: Ctrl-C ended it; the answers are of the prompts that were complete.
     """
 
     peers: Sequence[Peer]
     answers: Mapping[tuple[str, str], Sequence[Answer]]
     left_out: Sequence[LeftOut]
+    interrupted: bool = False
+
+    @property
+    def num_answers(self) -> int:
+        """Of each method."""
+        return min(map(len, self.answers.values()), default=0)
 
 
 class Peers:
@@ -121,8 +128,32 @@ def running(limits: Limits, say: Say, logs: Path | None = None) -> Iterator[Peer
 
 
 def measure(peers: Peers, requests: Sequence[Request], max_tokens: int, rounds: int) -> Measured:
-    """Every method of every peer on every prompt, in turn; the first prompt also warms all of them up."""
+    """Every method of every peer on every prompt, in turn; the first prompt also warms all of them up.
+
+    Raises:
+        KeyboardInterrupt: before a prompt was complete.
+    """
     answers: dict[tuple[str, str], list[Answer]] = {}
+    interrupted = False
+    try:
+        _measure(peers, requests, max_tokens, rounds, answers)
+    except KeyboardInterrupt:
+        interrupted = True
+    left = {(peer.name, method) for peer in peers.running.values() for method in peer.methods}
+    count = min((len(answers.get(key, ())) for key in left), default=0) // rounds * rounds
+    if interrupted and not count:
+        raise KeyboardInterrupt
+    kept = {key: each[:count] for key, each in answers.items() if key in left}
+    return Measured(list(peers.running.values()), kept, list(peers.left_out), interrupted)
+
+
+def _measure(
+    peers: Peers,
+    requests: Sequence[Request],
+    max_tokens: int,
+    rounds: int,
+    answers: dict[tuple[str, str], list[Answer]],
+) -> None:
     for number, request in enumerate(requests, 1):
         peers.say(f"prompt {number} of {len(requests)}: {sum(len(p.methods) for p in peers.running.values())} methods")
         for turn in range(rounds + (number == 1)):
@@ -133,9 +164,6 @@ def measure(peers: Peers, requests: Sequence[Request], max_tokens: int, rounds: 
                         answers.setdefault((peer.name, method), []).append(answer)
                     if peer.name not in peers.running:
                         break
-    left = {(peer.name, method) for peer in peers.running.values() for method in peer.methods}
-    kept = {key: each for key, each in answers.items() if key in left}
-    return Measured(list(peers.running.values()), kept, list(peers.left_out))
 
 
 def answer_of(peers: Peers, own: Peer, tokenizer: Any, max_tokens: int) -> Callable[[list[int]], str]:

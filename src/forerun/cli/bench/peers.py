@@ -7,11 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+import typer
+
 from forerun.cli import options
 from forerun.cli.bench.shared import Compared, print_report, say, set_threads
 from forerun.cli.default_model import chosen_model
 from forerun.cli.demo import choose_drafters
 from forerun.cli.flags import Flags, with_flags
+from forerun.cli.generate import INTERRUPTED
 from forerun.cli.options import LLMOptions
 from forerun.errors import ConfigError
 from forerun.fields import option
@@ -75,7 +78,11 @@ def peers(
         for spec in specs:
             started.start(start_of(spec, model, llm.dtype, count))
         measured = measure(started, prompts, compared.max_tokens, chosen.rounds)
+    prompts = prompts[: measured.num_answers // chosen.rounds]
     about = f"{len(prompts)} prompts of {compared.max_tokens} tokens, {count} threads, rounds: {chosen.rounds}"
     facts = {"model": model, "prompts": len(prompts), "max_tokens": compared.max_tokens, "threads": count}
     categories = [prompt.category for prompt in prompts for _ in range(chosen.rounds)]
     print_report(report(measured, own.name, categories, about, facts, processor_has_avx512()), json, markdown)
+    if measured.interrupted:
+        say(f"interrupted: the tables hold the first {len(prompts)} prompts")
+        raise typer.Exit(INTERRUPTED)
