@@ -1,0 +1,112 @@
+// The library: one set of kernels for each instruction set, the choice among them, and the C interface.
+#include "forerun.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#include "packing.h"
+#include "parallel.h"
+#include "step.h"
+
+namespace forerun {
+// What one instruction set offers.
+struct Entries {
+    void (*linear)(const ForerunLinear*, const float*, int64_t, const float*, float*, int);
+    void (*layers)(const ForerunModel*, const ForerunRows*, int32_t, int32_t, float*, int);
+    void (*head)(const ForerunModel*, int64_t, float*, float*, int);
+    void (*attention)(const ForerunAttention*, const ForerunRows*, const float*, const float*, const float*, float*, int);
+};
+}  // namespace forerun
+using forerun::Entries;
+using forerun::half_to_float;
+
+#if defined(__x86_64__)
+namespace avx512 {
+#include "isa/avx512.h"
+#include "kernels/all.h"
+}  // namespace avx512
+#undef INLINE
+#undef FN
+namespace avx2 {
+#include "isa/avx2.h"
+#include "kernels/all.h"
+}  // namespace avx2
+#undef INLINE
+#undef FN
+#endif
+namespace portable {
+#include "isa/portable.h"
+#include "kernels/all.h"
+}  // namespace portable
+
+namespace {
+
+int32_t best() {
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    const bool half = __builtin_cpu_supports("f16c"), fma = __builtin_cpu_supports("fma");
+    if (!__builtin_cpu_supports("avx2") || !fma || !half) return 0;
+    for (bool has : {__builtin_cpu_supports("avx512f") != 0, __builtin_cpu_supports("avx512bw") != 0,
+                     __builtin_cpu_supports("avx512vl") != 0, __builtin_cpu_supports("avx512dq") != 0,
+                     __builtin_cpu_supports("avx512vnni") != 0})
+        if (!has) return 1;
+    return 2;
+#else
+    return 0;
+#endif
+}
+
+std::atomic<int32_t>& chosen() {
+    static std::atomic<int32_t> which{best()};
+    return which;
+}
+
+const Entries& entries() {
+#if defined(__x86_64__)
+    switch (chosen().load(std::memory_order_relaxed)) {
+    case 2: return avx512::ENTRIES;
+    case 1: return avx2::ENTRIES;
+    }
+#endif
+    return portable::ENTRIES;
+}
+
+}  // namespace
+
+extern "C" {
+
+int32_t forerun_abi(void) { return FORERUN_ABI; }
+int32_t forerun_instructions(void) { return chosen().load(); }
+int32_t forerun_best_instructions(void) { return best(); }
+int32_t forerun_use_instructions(int32_t which) {
+    if (which < 0 || which > best()) return -1;
+    chosen().store(which);
+    return 0;
+}
+void forerun_use_openmp(void* parallel) { forerun::shared_openmp().store((forerun::GompParallel)parallel); }
+
+int64_t forerun_packed_bytes(int32_t kind, int64_t out, int64_t in) { return forerun::packed_bytes(kind, out, in); }
+void forerun_pack(int32_t kind, int64_t out, int64_t in, const void* numbers, const uint16_t* scales,
+                  const uint16_t* minima, void* packed) {
+    forerun::pack(kind, out, in, numbers, scales, minima, packed);
+}
+void forerun_unpack(const ForerunLinear* linear, const int64_t* rows, int64_t n, float* numbers) {
+    forerun::unpack(*linear, rows, n, numbers);
+}
+void forerun_linear(const ForerunLinear* linear, const float* x, int64_t n, const float* residual, float* out,
+                    int32_t threads) {
+    if (n > 0) entries().linear(linear, x, n, residual, out, threads);
+}
+void forerun_layers(const ForerunModel* model, const ForerunRows* rows, int32_t first, int32_t last, float* x,
+                    int32_t threads) {
+    if (rows->num_rows > 0 && first < last) entries().layers(model, rows, first, last, x, threads);
+}
+void forerun_head(const ForerunModel* model, int64_t n, float* x, float* logits, int32_t threads) {
+    if (n > 0) entries().head(model, n, x, logits, threads);
+}
+void forerun_attention(const ForerunAttention* attention, const ForerunRows* rows, const float* query, const float* key,
+                       const float* value, float* out, int32_t threads) {
+    if (rows->num_rows > 0) entries().attention(attention, rows, query, key, value, out, threads);
+}
+}

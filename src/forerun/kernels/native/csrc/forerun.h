@@ -1,0 +1,86 @@
+// The C interface: plain structs and functions. forerun/kernels/native/library.py mirrors it field by field.
+#pragma once
+#include <cstdint>
+
+#define FORERUN_ABI 1
+
+extern "C" {
+
+// How the numbers of a weight lie in memory. Outputs come in blocks of 16; those beyond the last are zero.
+enum ForerunKind : int32_t {
+    FORERUN_FLOAT32 = 0,    // [out / 16][in][16] float
+    FORERUN_BFLOAT16 = 1,   // [out / 16][in][16] bfloat16
+    FORERUN_INT8 = 2,       // [out / 16][in / 4][16][4] codes with zero 128, one scale per output
+    FORERUN_INT8_GROUPS = 3,  // [out / 16][in / 32] of 512 codes with zero 128 and 16 float16 scales
+    FORERUN_INT4_GROUPS = 4,  // [out / 16][in / 32] of 256 bytes, two codes with zero 8 a byte, and 16 float16 scales
+    FORERUN_INT4_MINIMA = 5,  // the same with zero 0, and 16 float16 minima behind the scales
+};
+
+// y = x W^T + bias.
+struct ForerunLinear {
+    int32_t kind, out, in, reserved;
+    const void* packed;
+    const float* scales;  // [out, rounded up to 16], FORERUN_INT8 only
+    const float* bias;    // [out, rounded up to 16], or null
+};
+
+// One layer of the Llama family. head norms: [head_dim], or null.
+struct ForerunLayer {
+    const float *input_norm, *mlp_norm, *query_norm, *key_norm;
+    ForerunLinear query, key, value, out, gate, up, down;
+    int32_t window, reserved;  // positions that a row sees; 0: all
+};
+
+struct ForerunModel {
+    const ForerunLayer* layers;
+    const float *norm;
+    ForerunLinear head;
+    int32_t num_layers, hidden, num_heads, num_kv_heads, head_dim, intermediate;
+    int32_t page, cache_float32;  // positions of a page; whether it holds float32 in place of bfloat16
+    float eps, scale;
+};
+
+// The rows of one forward, as forerun/models/attention/row_paths.py describes them.
+struct ForerunRows {
+    const int32_t *sequence, *position, *slot, *prefix, *tail_start, *tail;
+    const uint64_t* pages;      // addresses
+    const int32_t* page_start;  // [sequences + 1]
+    const float *cosines, *sines;  // [positions, head_dim / 2]
+    int32_t num_rows, reserved;
+};
+
+// One layer's attention without what surrounds it.
+struct ForerunAttention {
+    int64_t offset;  // bytes of the layers before it, in a page
+    int32_t num_heads, num_kv_heads, key_width, value_width, page, cache_float32, window, reserved;
+    float scale, softcap;  // 0: none
+    const float* sinks;    // [num_heads], or null
+};
+
+int32_t forerun_abi(void);
+// The instruction set in use: 2 AVX-512 VNNI, 1 AVX2, 0 portable; and what the processor has at most.
+int32_t forerun_instructions(void);
+int32_t forerun_best_instructions(void);
+int32_t forerun_use_instructions(int32_t which);  // 0, or -1 where the processor lacks it
+// The OpenMP runtime's GOMP_parallel, so that its threads are shared; null: threads of this library.
+void forerun_use_openmp(void* gomp_parallel);
+
+int64_t forerun_packed_bytes(int32_t kind, int64_t out, int64_t in);
+// numbers: float [out, in] for the float kinds, else codes uint8 [out, in]; scales, minima: float16 [out, groups].
+void forerun_pack(int32_t kind, int64_t out, int64_t in, const void* numbers, const uint16_t* scales,
+                  const uint16_t* minima, void* packed);
+// The numbers of some rows, float [n, in].
+void forerun_unpack(const ForerunLinear* linear, const int64_t* rows, int64_t n, float* numbers);
+
+// out: [n, out] = (residual or 0) + x W^T + bias; out may be residual.
+void forerun_linear(const ForerunLinear* linear, const float* x, int64_t n, const float* residual, float* out,
+                    int32_t threads);
+// Layers first..last of x [rows, hidden], in place.
+void forerun_layers(const ForerunModel* model, const ForerunRows* rows, int32_t first, int32_t last, float* x,
+                    int32_t threads);
+// The final norm, in place, and logits [n, out].
+void forerun_head(const ForerunModel* model, int64_t n, float* x, float* logits, int32_t threads);
+// query [rows, H, D], key [rows, H_kv, D], value [rows, H_kv, D_v] -> out [rows, H, D_v]; nothing is rotated.
+void forerun_attention(const ForerunAttention* attention, const ForerunRows* rows, const float* query, const float* key,
+                       const float* value, float* out, int32_t threads);
+}

@@ -1,0 +1,55 @@
+// Sixteen lanes by AVX-512 with VNNI. Included in a namespace; every function is compiled for these instructions alone.
+#define INLINE \
+    static inline __attribute__((always_inline, target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")))
+#define FN static __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")))
+
+typedef __m512 F;    // 16 floats
+typedef __m512i I;   // 16 int32
+typedef __m512i B;   // 64 codes
+typedef __m512i B8;  // 64 codes of 8 bits, made ready for dot8
+constexpr int32_t DOT8_ZERO = 128;  // dot8 adds (code - 128 + DOT8_ZERO) * x
+
+INLINE F f_zero() { return _mm512_setzero_ps(); }
+INLINE F f_set(float x) { return _mm512_set1_ps(x); }
+INLINE F f_load(const float* p) { return _mm512_loadu_ps(p); }
+INLINE F f_load_n(const float* p, int n) { return _mm512_maskz_loadu_ps((__mmask16)((1u << n) - 1), p); }
+INLINE void f_store(float* p, F a) { _mm512_storeu_ps(p, a); }
+INLINE void f_store_n(float* p, F a, int n) { _mm512_mask_storeu_ps(p, (__mmask16)((1u << n) - 1), a); }
+INLINE F f_load(const uint16_t* bfloat16) {
+    return _mm512_castsi512_ps(
+        _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)bfloat16)), 16));
+}
+INLINE F f_half(const uint16_t* float16) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)float16)); }
+INLINE F f_fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
+INLINE F f_add(F a, F b) { return _mm512_add_ps(a, b); }
+INLINE F f_sub(F a, F b) { return _mm512_sub_ps(a, b); }
+INLINE F f_mul(F a, F b) { return _mm512_mul_ps(a, b); }
+INLINE F f_div(F a, F b) { return _mm512_div_ps(a, b); }
+INLINE F f_max(F a, F b) { return _mm512_max_ps(a, b); }  // b where either is NaN
+INLINE F f_min(F a, F b) { return _mm512_min_ps(a, b); }
+INLINE F f_round(F a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+INLINE F f_power_of_2(F n) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127)), 23));
+}
+INLINE I f_int(F a) { return _mm512_cvtps_epi32(a); }  // to nearest, ties to even
+INLINE I f_magnitude_bits(F a) { return _mm512_and_si512(_mm512_castps_si512(a), _mm512_set1_epi32(0x7fffffff)); }
+
+INLINE I i_zero() { return _mm512_setzero_si512(); }
+INLINE I i_set(int32_t x) { return _mm512_set1_epi32(x); }
+INLINE I i_add(I a, I b) { return _mm512_add_epi32(a, b); }
+INLINE I i_max(I a, I b) { return _mm512_max_epi32(a, b); }
+INLINE F i_float(I a) { return _mm512_cvtepi32_ps(a); }
+INLINE void i_store(int32_t* p, I a) { _mm512_storeu_si512(p, a); }
+INLINE void i_store_codes(int8_t* p, I a) { _mm_storeu_si128((__m128i*)p, _mm512_cvtsepi32_epi8(a)); }
+
+INLINE B b_load(const uint8_t* p) { return _mm512_loadu_si512(p); }
+INLINE B8 b_load8(const uint8_t* p) { return _mm512_loadu_si512(p); }
+INLINE B b_low(B a) { return _mm512_and_si512(a, _mm512_set1_epi8(15)); }
+INLINE B b_high(B a) { return _mm512_and_si512(_mm512_srli_epi16(a, 4), _mm512_set1_epi8(15)); }
+// Lane o: sum + code[4 o] x[0] + ... + code[4 o + 3] x[3].
+INLINE I dot4(I sum, B codes, const int8_t* x) {
+    int32_t four;
+    __builtin_memcpy(&four, x, 4);
+    return _mm512_dpbusd_epi32(sum, codes, _mm512_set1_epi32(four));
+}
+INLINE I dot8(I sum, B8 codes, const int8_t* x) { return dot4(sum, codes, x); }

@@ -1,0 +1,82 @@
+// Sixteen lanes in vectors of the compiler's, for any processor. Included in a namespace, as isa/avx512.h.
+#define INLINE static inline __attribute__((always_inline))
+#define FN static
+
+typedef float F __attribute__((vector_size(64)));
+typedef int32_t I __attribute__((vector_size(64)));
+typedef uint32_t U __attribute__((vector_size(64)));
+struct B { uint8_t code[64]; };
+struct B8 { int8_t code[64]; };
+constexpr int32_t DOT8_ZERO = 0;  // dot8 adds (code - 128) * x
+
+INLINE F f_set(float x) { return F{} + x; }
+INLINE F f_zero() { return F{}; }
+INLINE F f_load_n(const float* p, int n) {
+    F x = {};
+    __builtin_memcpy(&x, p, n * sizeof(float));
+    return x;
+}
+INLINE F f_load(const float* p) { return f_load_n(p, 16); }
+INLINE void f_store_n(float* p, F x, int n) { __builtin_memcpy(p, &x, n * sizeof(float)); }
+INLINE void f_store(float* p, F x) { f_store_n(p, x, 16); }
+INLINE F f_load(const uint16_t* bfloat16) {
+    U bits;
+    for (int i = 0; i < 16; i++) bits[i] = (uint32_t)bfloat16[i] << 16;
+    return (F)bits;
+}
+INLINE F f_half(const uint16_t* p) {
+    F x;
+    for (int i = 0; i < 16; i++) x[i] = half_to_float(p[i]);
+    return x;
+}
+INLINE F f_fma(F a, F b, F c) { return a * b + c; }
+INLINE F f_add(F a, F b) { return a + b; }
+INLINE F f_sub(F a, F b) { return a - b; }
+INLINE F f_mul(F a, F b) { return a * b; }
+INLINE F f_div(F a, F b) { return a / b; }
+INLINE F f_max(F a, F b) { return a > b ? a : b; }
+INLINE F f_min(F a, F b) { return a < b ? a : b; }
+// Adding and taking away 1.5 * 2^23 leaves the nearest integer, ties to even; for magnitudes below 2^22.
+INLINE F f_round(F a) { return (a + 12582912.0f) - 12582912.0f; }
+INLINE I f_int(F a) { return __builtin_convertvector(f_round(a), I); }
+INLINE F f_power_of_2(F n) { return (F)((f_int(n) + 127) << 23); }
+INLINE I f_magnitude_bits(F a) { return (I)a & 0x7fffffff; }
+
+INLINE I i_set(int32_t x) { return I{} + x; }
+INLINE I i_zero() { return I{}; }
+INLINE I i_add(I a, I b) { return a + b; }
+INLINE I i_max(I a, I b) { return a > b ? a : b; }
+INLINE F i_float(I a) { return __builtin_convertvector(a, F); }
+INLINE void i_store(int32_t* p, I a) { __builtin_memcpy(p, &a, 64); }
+INLINE void i_store_codes(int8_t* p, I a) {
+    for (int i = 0; i < 16; i++) p[i] = (int8_t)a[i];
+}
+
+INLINE B b_load(const uint8_t* p) {
+    B x;
+    __builtin_memcpy(&x, p, 64);
+    return x;
+}
+INLINE B8 b_load8(const uint8_t* p) {
+    B8 x;
+    for (int i = 0; i < 64; i++) x.code[i] = (int8_t)(p[i] ^ 0x80);
+    return x;
+}
+INLINE B b_low(B a) {
+    for (int i = 0; i < 64; i++) a.code[i] &= 15;
+    return a;
+}
+INLINE B b_high(B a) {
+    for (int i = 0; i < 64; i++) a.code[i] >>= 4;
+    return a;
+}
+template <class C> INLINE I dot(I sum, const C& codes, const int8_t* x) {
+    for (int o = 0; o < 16; o++) {
+        int32_t s = 0;
+        for (int i = 0; i < 4; i++) s += (int32_t)codes.code[4 * o + i] * x[i];
+        sum[o] += s;
+    }
+    return sum;
+}
+INLINE I dot4(I sum, B codes, const int8_t* x) { return dot(sum, codes, x); }
+INLINE I dot8(I sum, B8 codes, const int8_t* x) { return dot(sum, codes, x); }

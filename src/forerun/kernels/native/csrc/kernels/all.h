@@ -1,0 +1,5 @@
+// Everything that is compiled once for each instruction set.
+#include "rows.h"
+#include "products.h"
+#include "attention.h"
+#include "run.h"

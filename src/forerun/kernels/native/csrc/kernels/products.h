@@ -1,0 +1,164 @@
+// Products of up to eight rows with a block of sixteen outputs, whose weights are read once. A row's result does not
+// depend on the number of rows: float sums run over the inputs (by groups: over the groups) in order, each row for
+// itself; integer sums have no order. Included once for each instruction set.
+
+constexpr int MAX_ROWS = 8;
+
+// sum[r] += w [n][16] times x[r][0..n), in order.
+template <class E, int R> INLINE void accumulate(const E* w, int64_t n, const float* x, int64_t stride, F* sum) {
+    F acc[R];
+    for (int r = 0; r < R; r++) acc[r] = sum[r];
+    for (int64_t k = 0; k < n; k++) {
+        const F weight = f_load(w + 16 * k);
+        for (int r = 0; r < R; r++) acc[r] = f_fma(weight, f_set(x[r * stride + k]), acc[r]);
+    }
+    for (int r = 0; r < R; r++) sum[r] = acc[r];
+}
+
+template <int R> INLINE void int8_product(const ForerunLinear& w, const Input& in, int64_t block, int64_t row, F* y) {
+    const int64_t quads = (w.in + 3) / 4;
+    const uint8_t* p = (const uint8_t*)w.packed + block * quads * 64;
+    const int8_t* x = in.row_codes + row * in.padded;
+    I even[R], odd[R];
+    for (int r = 0; r < R; r++) even[r] = i_set(-DOT8_ZERO * in.row_totals[row + r]), odd[r] = i_zero();
+    int64_t k = 0;
+    for (; k + 2 <= quads; k += 2) {
+        const B8 first = b_load8(p + 64 * k), second = b_load8(p + 64 * k + 64);
+        for (int r = 0; r < R; r++) even[r] = dot8(even[r], first, x + r * in.padded + 4 * k);
+        for (int r = 0; r < R; r++) odd[r] = dot8(odd[r], second, x + r * in.padded + 4 * k + 4);
+    }
+    if (k < quads) {
+        const B8 last = b_load8(p + 64 * k);
+        for (int r = 0; r < R; r++) even[r] = dot8(even[r], last, x + r * in.padded + 4 * k);
+    }
+    const F scale = f_load(w.scales + 16 * block);
+    for (int r = 0; r < R; r++)
+        y[r] = f_mul(i_float(i_add(even[r], odd[r])), f_mul(f_set(in.row_scales[row + r]), scale));
+}
+
+template <int R>
+INLINE void int8_group_product(const ForerunLinear& w, const Input& in, int64_t block, int64_t row, F* y) {
+    const uint8_t* p = (const uint8_t*)w.packed + block * in.groups * 544;
+    F total[R];
+    for (int r = 0; r < R; r++) total[r] = f_zero();
+    for (int64_t g = 0; g < in.groups; g++, p += 544) {
+        I sum[R];
+        for (int r = 0; r < R; r++) sum[r] = i_set(-DOT8_ZERO * in.group_totals[(row + r) * in.groups + g]);
+        for (int j = 0; j < 8; j++) {
+            const B8 codes = b_load8(p + 64 * j);
+            for (int r = 0; r < R; r++)
+                sum[r] = dot8(sum[r], codes, in.group_codes + ((row + r) * in.groups + g) * 32 + 4 * j);
+        }
+        const F scale = f_half((const uint16_t*)(p + 512));
+        for (int r = 0; r < R; r++) {
+            const F both = f_mul(scale, f_set(in.group_scales[(row + r) * in.groups + g]));
+            total[r] = f_fma(both, i_float(sum[r]), total[r]);
+        }
+    }
+    for (int r = 0; r < R; r++) y[r] = total[r];
+}
+
+template <int R, bool MINIMA>
+INLINE void int4_product(const ForerunLinear& w, const Input& in, int64_t block, int64_t row, F* y) {
+    constexpr int SIZE = MINIMA ? 320 : 288;
+    const uint8_t* p = (const uint8_t*)w.packed + block * in.groups * SIZE;
+    F total[R];
+    for (int r = 0; r < R; r++) total[r] = f_zero();
+    for (int64_t g = 0; g < in.groups; g++, p += SIZE) {
+        I sum[R];
+        for (int r = 0; r < R; r++)
+            sum[r] = MINIMA ? i_zero() : i_set(-8 * in.group_totals[(row + r) * in.groups + g]);
+        for (int j = 0; j < 4; j++) {
+            const B bytes = b_load(p + 64 * j);
+            const B low = b_low(bytes), high = b_high(bytes);
+            for (int r = 0; r < R; r++) {
+                const int8_t* x = in.group_codes + ((row + r) * in.groups + g) * 32 + 4 * j;
+                sum[r] = dot4(dot4(sum[r], low, x), high, x + 16);
+            }
+        }
+        const F scale = f_half((const uint16_t*)(p + 256));
+        for (int r = 0; r < R; r++) {
+            const F both = f_mul(scale, f_set(in.group_scales[(row + r) * in.groups + g]));
+            total[r] = f_fma(both, i_float(sum[r]), total[r]);
+        }
+        if (!MINIMA) continue;
+        const F minimum = f_half((const uint16_t*)(p + 288));
+        for (int r = 0; r < R; r++)
+            total[r] = f_fma(minimum, f_set(in.group_sums[(row + r) * in.groups + g]), total[r]);
+    }
+    for (int r = 0; r < R; r++) y[r] = total[r];
+}
+
+// y[r], r < R: outputs 16 block .. 16 block + 15 of rows row .. row + R - 1, bias included.
+template <int R> FN void block_product(const ForerunLinear& w, const Input& in, int64_t block, int64_t row, F* y) {
+    const int64_t first = block * 16 * (int64_t)w.in;
+    switch (w.kind) {
+    case FORERUN_FLOAT32:
+    case FORERUN_BFLOAT16:
+        for (int r = 0; r < R; r++) y[r] = f_zero();
+        if (w.kind == FORERUN_FLOAT32)
+            accumulate<float, R>((const float*)w.packed + first, w.in, in.x + row * in.stride, in.stride, y);
+        else
+            accumulate<uint16_t, R>((const uint16_t*)w.packed + first, w.in, in.x + row * in.stride, in.stride, y);
+        break;
+    case FORERUN_INT8: int8_product<R>(w, in, block, row, y); break;
+    case FORERUN_INT8_GROUPS: int8_group_product<R>(w, in, block, row, y); break;
+    case FORERUN_INT4_GROUPS: int4_product<R, false>(w, in, block, row, y); break;
+    case FORERUN_INT4_MINIMA: int4_product<R, true>(w, in, block, row, y); break;
+    }
+    if (w.bias)
+        for (int r = 0; r < R; r++) y[r] = f_add(y[r], f_load(w.bias + 16 * block));
+}
+
+INLINE void products(const ForerunLinear& w, const Input& in, int64_t block, int64_t row, int64_t rows, F* y) {
+    switch (rows) {
+    case 1: return block_product<1>(w, in, block, row, y);
+    case 2: return block_product<2>(w, in, block, row, y);
+    case 3: return block_product<3>(w, in, block, row, y);
+    case 4: return block_product<4>(w, in, block, row, y);
+    case 5: return block_product<5>(w, in, block, row, y);
+    case 6: return block_product<6>(w, in, block, row, y);
+    case 7: return block_product<7>(w, in, block, row, y);
+    default: return block_product<8>(w, in, block, row, y);
+    }
+}
+
+INLINE void put(float* at, F y, int64_t room) {
+    if (room >= 16)
+        f_store(at, y);
+    else
+        f_store_n(at, y, (int)room);
+}
+INLINE F get(const float* at, int64_t room) { return room >= 16 ? f_load(at) : f_load_n(at, (int)room); }
+
+// out = residual + product, for blocks first..last; residual may be null, or out.
+FN void linear_blocks(const ForerunLinear& w, const Input& in, int64_t n, int64_t first, int64_t last,
+                      const float* residual, float* out, int64_t stride) {
+    F y[MAX_ROWS];
+    for (int64_t block = first; block < last; block++) {
+        const int64_t room = w.out - 16 * block;
+        for (int64_t row = 0; row < n; row += MAX_ROWS) {
+            const int64_t rows = n - row < MAX_ROWS ? n - row : MAX_ROWS;
+            products(w, in, block, row, rows, y);
+            for (int64_t r = 0; r < rows; r++) {
+                const int64_t at = (row + r) * stride + 16 * block;
+                put(out + at, residual ? f_add(get(residual + at, room), y[r]) : y[r], room);
+            }
+        }
+    }
+}
+
+// out = silu(gate) * up, for blocks first..last.
+FN void gated_blocks(const ForerunLinear& gate, const ForerunLinear& up, const Input& in, int64_t n, int64_t first,
+                     int64_t last, float* out, int64_t stride) {
+    F g[MAX_ROWS], u[MAX_ROWS];
+    for (int64_t block = first; block < last; block++) {
+        for (int64_t row = 0; row < n; row += MAX_ROWS) {
+            const int64_t rows = n - row < MAX_ROWS ? n - row : MAX_ROWS;
+            products(gate, in, block, row, rows, g);
+            products(up, in, block, row, rows, u);
+            for (int64_t r = 0; r < rows; r++)
+                put(out + (row + r) * stride + 16 * block, f_mul(f_silu(g[r]), u[r]), gate.out - 16 * block);
+        }
+    }
+}

@@ -1,0 +1,111 @@
+// What is computed row by row: exponentials, norms, and activations in 8 bits. Included once for each instruction set.
+
+// All lanes, in a fixed order.
+INLINE float sum_lanes(F a) {
+    float lane[16];
+    f_store(lane, a);
+    for (int half = 8; half; half /= 2)
+        for (int i = 0; i < half; i++) lane[i] += lane[i + half];
+    return lane[0];
+}
+
+// e^x within two units in the last place; magnitudes beyond 87 count as 87, NaN stays NaN.
+INLINE F f_exp(F x) {
+    x = f_min(f_set(88.0f), f_max(f_set(-87.0f), x));
+    const F n = f_round(f_mul(x, f_set(1.44269504f)));
+    F r = f_fma(n, f_set(-0.693359375f), x);
+    r = f_fma(n, f_set(2.12194440e-4f), r);
+    F y = f_fma(f_set(1.9875691500e-4f), r, f_set(1.3981999507e-3f));
+    y = f_fma(y, r, f_set(8.3334519073e-3f));
+    y = f_fma(y, r, f_set(4.1665795894e-2f));
+    y = f_fma(y, r, f_set(1.6666665459e-1f));
+    y = f_fma(y, r, f_set(5.0000001201e-1f));
+    y = f_add(f_fma(y, f_mul(r, r), r), f_set(1.0f));
+    return f_mul(y, f_power_of_2(n));
+}
+
+INLINE F f_silu(F x) { return f_div(x, f_add(f_set(1.0f), f_exp(f_sub(f_zero(), x)))); }
+
+// cap * tanh(x / cap)
+INLINE F f_softcap(F x, float cap) {
+    const F e = f_exp(f_mul(x, f_set(2.0f / cap)));
+    const F tanh = f_sub(f_set(1.0f), f_div(f_set(2.0f), f_add(e, f_set(1.0f))));
+    return f_mul(tanh, f_set(cap));
+}
+
+// y = x / sqrt(mean(x^2) + eps) * weight. y may be x.
+FN void rms_norm(const float* x, const float* weight, float eps, int64_t n, float* y) {
+    F squares = f_zero();
+    int64_t i = 0;
+    for (; i + 16 <= n; i += 16) {
+        const F v = f_load(x + i);
+        squares = f_fma(v, v, squares);
+    }
+    if (i < n) {
+        const F v = f_load_n(x + i, (int)(n - i));
+        squares = f_fma(v, v, squares);
+    }
+    const F inverse = f_set(1.0f / __builtin_sqrtf(sum_lanes(squares) / (float)n + eps));
+    for (i = 0; i + 16 <= n; i += 16) f_store(y + i, f_mul(f_mul(f_load(x + i), inverse), f_load(weight + i)));
+    if (i < n) {
+        const int rest = (int)(n - i);
+        f_store_n(y + i, f_mul(f_mul(f_load_n(x + i, rest), inverse), f_load_n(weight + i, rest)), rest);
+    }
+}
+
+// Numbers in 8 bits: x = scale * code, codes -127..127; zeros follow up to `padded`, a multiple of 16. A span with NaN
+// or infinity has scale NaN, and so does whatever is computed of it. Returns the sum of the codes.
+FN int32_t quantise(const float* x, int64_t n, int64_t padded, int8_t* codes, float* scale) {
+    I largest = i_zero();
+    int64_t i = 0;
+    for (; i + 16 <= n; i += 16) largest = i_max(largest, f_magnitude_bits(f_load(x + i)));
+    if (i < n) largest = i_max(largest, f_magnitude_bits(f_load_n(x + i, (int)(n - i))));
+    int32_t lane[16], bits = 0, sum = 0;
+    i_store(lane, largest);
+    for (int j = 0; j < 16; j++) bits = lane[j] > bits ? lane[j] : bits;
+    float magnitude;
+    __builtin_memcpy(&magnitude, &bits, 4);
+    const bool finite = bits < 0x7f800000;
+    *scale = finite ? magnitude / 127.0f : __builtin_nanf("");
+    if (!finite || magnitude < 1e-30f) {
+        __builtin_memset(codes, 0, padded);
+        return 0;
+    }
+    const F inverse = f_set(127.0f / magnitude);
+    I sums = i_zero();
+    for (i = 0; i < padded; i += 16) {
+        const int64_t rest = n - i;
+        const F v = rest >= 16 ? f_load(x + i) : rest > 0 ? f_load_n(x + i, (int)rest) : f_zero();
+        const I code = f_int(f_mul(v, inverse));
+        sums = i_add(sums, code);
+        i_store_codes(codes + i, code);
+    }
+    i_store(lane, sums);
+    for (int j = 0; j < 16; j++) sum += lane[j];
+    return sum;
+}
+
+// Rows as products read them: floats, and as far as some weight asks for them, codes by row and by group of 32.
+struct Input {
+    float* x;
+    int64_t width, stride;
+    int64_t padded, groups;  // width rounded up to 32, and that in groups
+    int8_t *row_codes, *group_codes;
+    float *row_scales, *group_scales, *group_sums;  // group_sums: scale * sum of codes
+    int32_t *row_totals, *group_totals;             // sums of codes
+};
+
+// Bring row t into 8 bits.
+FN void prepare(const Input& in, int64_t t) {
+    const float* x = in.x + t * in.stride;
+    if (in.row_codes)
+        in.row_totals[t] = quantise(x, in.width, in.padded, in.row_codes + t * in.padded, in.row_scales + t);
+    if (!in.group_codes) return;
+    for (int64_t g = 0; g < in.groups; g++) {
+        const int64_t at = t * in.groups + g, left = in.width - 32 * g;
+        const int32_t sum =
+            quantise(x + 32 * g, left < 32 ? left : 32, 32, in.group_codes + at * 32, in.group_scales + at);
+        in.group_totals[at] = sum;
+        in.group_sums[at] = in.group_scales[at] * (float)sum;
+    }
+}

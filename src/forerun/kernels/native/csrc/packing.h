@@ -1,0 +1,108 @@
+// Weights from rows to blocks of sixteen outputs, and back.
+#pragma once
+#include <cstring>
+
+#include "forerun.h"
+
+namespace forerun {
+
+inline float half_to_float(uint16_t half) {
+    const uint32_t sign = (uint32_t)(half & 0x8000) << 16, exponent = half >> 10 & 31, fraction = half & 1023;
+    uint32_t bits;
+    if (exponent == 31)
+        bits = sign | 0x7f800000 | fraction << 13;
+    else if (exponent)
+        bits = sign | (exponent + 112) << 23 | fraction << 13;
+    else {
+        const float tiny = (float)fraction * 5.9604644775390625e-8f;  // 2^-24
+        memcpy(&bits, &tiny, 4);
+        bits |= sign;
+    }
+    float x;
+    memcpy(&x, &bits, 4);
+    return x;
+}
+
+// Bytes of a group of 32 inputs and 16 outputs, and how many of them are codes.
+inline int64_t group_bytes(int32_t kind) {
+    return kind == FORERUN_INT8_GROUPS ? 544 : kind == FORERUN_INT4_GROUPS ? 288 : 320;
+}
+inline int64_t code_bytes(int32_t kind) { return kind == FORERUN_INT8_GROUPS ? 512 : 256; }
+inline int zero_code(int32_t kind) { return kind == FORERUN_INT4_GROUPS ? 8 : kind == FORERUN_INT4_MINIMA ? 0 : 128; }
+
+inline int64_t packed_bytes(int32_t kind, int64_t out, int64_t in) {
+    const int64_t blocks = (out + 15) / 16;
+    if (kind == FORERUN_FLOAT32) return blocks * in * 64;
+    if (kind == FORERUN_BFLOAT16) return blocks * in * 32;
+    if (kind == FORERUN_INT8) return blocks * ((in + 3) / 4) * 64;
+    return blocks * ((in + 31) / 32) * group_bytes(kind);
+}
+
+// Where the code of output o of a block and input k lies, from the block's start, and its shift.
+inline int64_t code_place(int32_t kind, int64_t o, int64_t k, int* shift) {
+    *shift = 0;
+    if (kind == FORERUN_INT8) return k / 4 * 64 + o * 4 + k % 4;
+    const int64_t group = k / 32 * group_bytes(kind), i = k % 32;
+    if (kind == FORERUN_INT8_GROUPS) return group + i / 4 * 64 + o * 4 + i % 4;
+    *shift = i < 16 ? 0 : 4;
+    return group + i % 16 / 4 * 64 + o * 4 + i % 4;
+}
+
+template <class E> void pack_floats(int64_t out, int64_t in, const E* numbers, E* packed) {
+    for (int64_t o = 0; o < (out + 15) / 16 * 16; o++)
+        for (int64_t k = 0; k < in; k++)
+            packed[(o / 16 * in + k) * 16 + o % 16] = o < out ? numbers[o * in + k] : E(0);
+}
+
+inline void pack(int32_t kind, int64_t out, int64_t in, const void* numbers, const uint16_t* scales,
+                 const uint16_t* minima, void* packed) {
+    if (kind == FORERUN_FLOAT32) return pack_floats(out, in, (const float*)numbers, (float*)packed);
+    if (kind == FORERUN_BFLOAT16) return pack_floats(out, in, (const uint16_t*)numbers, (uint16_t*)packed);
+    memset(packed, 0, packed_bytes(kind, out, in));
+    const uint8_t* codes = (const uint8_t*)numbers;
+    const int64_t block_bytes = packed_bytes(kind, 16, in), groups = (in + 31) / 32;
+    for (int64_t o = 0; o < out; o++) {
+        uint8_t* block = (uint8_t*)packed + o / 16 * block_bytes;
+        for (int64_t k = 0; k < in; k++) {
+            int shift;
+            const int64_t place = code_place(kind, o % 16, k, &shift);
+            block[place] |= (uint8_t)(codes[o * in + k] << shift);
+        }
+        for (int64_t g = 0; kind != FORERUN_INT8 && g < groups; g++) {
+            uint16_t* behind = (uint16_t*)(block + g * group_bytes(kind) + code_bytes(kind));
+            behind[o % 16] = scales[o * groups + g];
+            if (kind == FORERUN_INT4_MINIMA) behind[16 + o % 16] = minima[o * groups + g];
+        }
+    }
+}
+
+inline void unpack(const ForerunLinear& w, const int64_t* rows, int64_t n, float* numbers) {
+    const int64_t in = w.in, block_bytes = packed_bytes(w.kind, 16, in);
+    for (int64_t i = 0; i < n; i++) {
+        const int64_t row = rows[i], o = row % 16;
+        const uint8_t* block = (const uint8_t*)w.packed + row / 16 * block_bytes;
+        float* to = numbers + i * in;
+        for (int64_t k = 0; k < in; k++) {
+            if (w.kind == FORERUN_FLOAT32) {
+                to[k] = ((const float*)block)[k * 16 + o];
+            } else if (w.kind == FORERUN_BFLOAT16) {
+                const uint32_t bits = (uint32_t)((const uint16_t*)block)[k * 16 + o] << 16;
+                memcpy(to + k, &bits, 4);
+            } else {
+                int shift;
+                const int64_t place = code_place(w.kind, o, k, &shift);
+                const int mask = w.kind >= FORERUN_INT4_GROUPS ? 15 : 255;
+                const float code = (float)((block[place] >> shift & mask) - zero_code(w.kind));
+                if (w.kind == FORERUN_INT8) {
+                    to[k] = w.scales[row] * code;
+                    continue;
+                }
+                const uint16_t* behind = (const uint16_t*)(block + k / 32 * group_bytes(w.kind) + code_bytes(w.kind));
+                to[k] = half_to_float(behind[o]) * code;
+                if (w.kind == FORERUN_INT4_MINIMA) to[k] += half_to_float(behind[16 + o]);
+            }
+        }
+    }
+}
+
+}  // namespace forerun

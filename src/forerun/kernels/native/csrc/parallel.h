@@ -1,0 +1,170 @@
+// Threads that go through a step together.
+//
+// Every thread runs the same function. Its loops are divided into units, which threads claim as they come; a loop is
+// over when all of its units are done, not when all threads have arrived. So a thread that the system does not run
+// holds up the others only if it holds a unit.
+#pragma once
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include <sched.h>
+#include <unistd.h>
+
+namespace forerun {
+
+inline void spin() {
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#endif
+}
+
+struct Team {
+    std::atomic<uint64_t> ticket{0};  // the loop's number << 32 | the next unit
+    char apart[64];
+    std::atomic<uint64_t> done{0};  // units of all loops
+    int threads;
+    explicit Team(int threads) : threads(threads) {}
+};
+
+// One thread's place in the loops of a team:
+//     member.open(units); while (member.claim(first, last)) ...; member.close();
+class Member {
+  public:
+    explicit Member(Team& team) : team_(team) {}
+
+    void open(int64_t units) {
+        units_ = units;
+        target_ += units;
+        number_++;
+        alone_ = team_.threads == 1;
+        if (alone_) return;
+        chunk_ = units / (team_.threads * 8);
+        if (chunk_ < 1) chunk_ = 1;
+        // the loop before is over, so nobody claims in it any more
+        uint64_t ticket = team_.ticket.load(std::memory_order_relaxed);
+        while ((ticket >> 32) < number_ && !team_.ticket.compare_exchange_weak(ticket, number_ << 32)) {
+        }
+    }
+
+    bool claim(int64_t& first, int64_t& last) {
+        if (alone_) {
+            first = 0;
+            last = units_;
+            units_ = 0;
+            return last > 0;
+        }
+        finish();
+        uint64_t ticket = team_.ticket.load(std::memory_order_relaxed);
+        while (true) {
+            const int64_t next = (int64_t)(ticket & 0xffffffff);
+            if ((ticket >> 32) != number_ || next >= units_) return false;
+            const int64_t count = next + chunk_ <= units_ ? chunk_ : units_ - next;
+            if (team_.ticket.compare_exchange_weak(ticket, ticket + count, std::memory_order_acquire)) {
+                first = next;
+                last = next + count;
+                claimed_ = count;
+                return true;
+            }
+        }
+    }
+
+    void close() {
+        if (alone_) return;
+        for (int turn = 0; team_.done.load(std::memory_order_acquire) < target_; turn++) {
+            if (turn < 4096)
+                spin();
+            else
+                sched_yield();
+        }
+    }
+
+  private:
+    void finish() {
+        if (claimed_) team_.done.fetch_add(claimed_, std::memory_order_acq_rel);
+        claimed_ = 0;
+    }
+
+    Team& team_;
+    uint64_t number_ = 0, target_ = 0;
+    int64_t units_ = 0, chunk_ = 1, claimed_ = 0;
+    bool alone_ = true;
+};
+
+// Threads of this library, for where no OpenMP runtime is shared. They spin briefly, then sleep.
+class Pool {
+  public:
+    void run(void (*body)(void*), void* data, int threads) {
+        std::unique_lock<std::mutex> busy(busy_, std::try_to_lock);
+        if (!busy.owns_lock()) return body(data);  // another step has the threads
+        while ((int)workers_.size() < threads - 1) {
+            const int index = (int)workers_.size();
+            workers_.emplace_back([this, index] { work(index); });
+        }
+        {
+            std::lock_guard<std::mutex> guard(mutex_);
+            body_ = body;
+            data_ = data;
+            wanted_ = threads - 1;
+            left_.store(threads - 1);
+            job_.fetch_add(1);
+        }
+        wake_.notify_all();
+        body(data);
+        while (left_.load(std::memory_order_acquire) > 0) sched_yield();
+    }
+
+  private:
+    void work(int index) {
+        for (uint64_t seen = 0;;) {
+            for (int turn = 0; turn < 2048 && job_.load(std::memory_order_acquire) == seen; turn++) spin();
+            std::unique_lock<std::mutex> guard(mutex_);
+            wake_.wait(guard, [&] { return job_.load() != seen; });
+            seen = job_.load();
+            if (index >= wanted_) continue;
+            guard.unlock();
+            body_(data_);
+            left_.fetch_sub(1, std::memory_order_acq_rel);
+        }
+    }
+
+    std::mutex busy_, mutex_;
+    std::condition_variable wake_;
+    std::vector<std::thread> workers_;
+    std::atomic<uint64_t> job_{0};
+    std::atomic<int> left_{0};
+    void (*body_)(void*) = nullptr;
+    void* data_ = nullptr;
+    int wanted_ = 0;
+};
+
+typedef void (*GompParallel)(void (*)(void*), void*, unsigned, unsigned);
+
+inline std::atomic<GompParallel>& shared_openmp() {
+    static std::atomic<GompParallel> found{nullptr};
+    return found;
+}
+
+// Threads do not survive a fork, so every process has a pool of its own. It is never destroyed: its threads wait.
+inline Pool& pool() {
+    static std::mutex mutex;
+    static Pool* made = nullptr;
+    static pid_t process = 0;
+    std::lock_guard<std::mutex> guard(mutex);
+    if (process != getpid()) {
+        made = new Pool;
+        process = getpid();
+    }
+    return *made;
+}
+
+inline void run_in_parallel(void (*body)(void*), void* data, int threads) {
+    if (threads <= 1) return body(data);
+    if (GompParallel openmp = shared_openmp().load()) return openmp(body, data, (unsigned)threads, 0);
+    pool().run(body, data, threads);
+}
+
+}  // namespace forerun
