@@ -169,6 +169,11 @@ class Library:
         self.unpack = self._functions.forerun_unpack
         self.shares_openmp = self._share_openmp()
 
+    @classmethod
+    def open(cls, path: Path) -> Library:
+        """The library in a file."""
+        return cls(path)
+
     @property
     def instructions(self) -> str:
         """The set in use, one of INSTRUCTIONS."""

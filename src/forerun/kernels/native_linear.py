@@ -1,0 +1,105 @@
+"""The product by the native kernels: weights of 16, 8 or 4 bits, read once for eight rows.
+
+A row's result does not depend on the other rows, whatever their number. Float weights are multiplied with float32
+activations, input by input in order; codes as `kernels/quantised_linear.py` defines it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from forerun.kernels.native.library import Kind, Library, LinearStruct
+from forerun.kernels.quantised_weight import QuantisedWeight
+
+_LANES = 16
+"""Outputs in a block."""
+
+
+class NativeLinear(nn.Module):
+    """y = x W^T + b, computed in float32.
+
+    Args:
+        weight: [out, in], float32 or bfloat16, or in codes. bias: [out] or None.
+
+    Attributes:
+        struct: how the library is told of it.
+        nbytes: of the packed weight.
+    """
+
+    def __init__(self, library: Library, weight: Tensor | QuantisedWeight, bias: Tensor | None = None) -> None:
+        super().__init__()
+        self.out_features, self.in_features = weight.shape
+        self.kind = _kind(weight)
+        self._library = library
+        self._packed = _packed(library, self.kind, weight)
+        self._scales = None
+        if isinstance(weight, QuantisedWeight) and weight.group is None:
+            self._scales = _padded(weight.scale[:, 0])
+        self._bias = None if bias is None else _padded(bias.detach())
+        self.nbytes = self._packed.nbytes
+        self.struct = LinearStruct(
+            kind=self.kind,
+            out_features=self.out_features,
+            in_features=self.in_features,
+            packed=self._packed.data_ptr(),
+            scales=None if self._scales is None else self._scales.data_ptr(),
+            bias=None if self._bias is None else self._bias.data_ptr(),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: [..., in] -> [..., out] in x's type."""
+        return self._product(x, None).to(x.dtype)
+
+    def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
+        """residual + forward(x), added in float32. residual: [..., out]."""
+        return self._product(x, residual.float().contiguous()).to(residual.dtype)
+
+    def rows(self, index: Tensor) -> Tensor:
+        """Rows of the weight, as a table of embeddings is read. index: [n] int64 -> [n, in] float32."""
+        index = index.contiguous()
+        numbers = torch.empty(len(index), self.in_features)
+        self._library.unpack(ctypes.byref(self.struct), index.data_ptr(), len(index), numbers.data_ptr())
+        return numbers
+
+    def _product(self, x: Tensor, residual: Tensor | None) -> Tensor:
+        rows = x.reshape(-1, self.in_features).float().contiguous()
+        y = torch.empty(len(rows), self.out_features)
+        self._library.linear(
+            ctypes.byref(self.struct),
+            rows.data_ptr(),
+            len(rows),
+            None if residual is None else residual.data_ptr(),
+            y.data_ptr(),
+            torch.get_num_threads(),
+        )
+        return y.view(*x.shape[:-1], self.out_features)
+
+
+def _kind(weight: Tensor | QuantisedWeight) -> Kind:
+    if isinstance(weight, QuantisedWeight):
+        if weight.bits == 8:
+            return Kind.INT8 if weight.group is None else Kind.INT8_GROUPS
+        return Kind.INT4_GROUPS if weight.minimum is None else Kind.INT4_MINIMA
+    return Kind.FLOAT32 if weight.dtype == torch.float32 else Kind.BFLOAT16
+
+
+def _packed(library: Library, kind: Kind, weight: Tensor | QuantisedWeight) -> Tensor:
+    """[bytes] uint8."""
+    quantised = weight if isinstance(weight, QuantisedWeight) else None
+    numbers = (quantised.codes if quantised is not None else weight.detach()).contiguous()  # type: ignore[union-attr]
+    halves = []
+    if quantised is not None and quantised.group is not None:
+        halves = [t.contiguous() for t in (quantised.scale, quantised.minimum) if t is not None]
+    packed = torch.empty(library.packed_bytes(kind, *weight.shape), dtype=torch.uint8)
+    pointers = [half.data_ptr() for half in halves] + [None] * (2 - len(halves))
+    library.pack(kind, *weight.shape, numbers.data_ptr(), *pointers, packed.data_ptr())
+    return packed
+
+
+def _padded(x: Tensor) -> Tensor:
+    """float32, whole blocks long."""
+    return F.pad(x.float(), (0, -len(x) % _LANES)).contiguous()

@@ -1,0 +1,159 @@
+"""The Llama layers in one call of the native kernels, with weights of 16, 8 or 4 bits.
+
+States between layers are float32. `models/llama.py` computes the same in PyTorch.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from forerun.kernels.native.library import LayerStruct, Library, ModelStruct, RowsStruct
+from forerun.kernels.native_linear import NativeLinear
+from forerun.kernels.page_layout import PAGE
+from forerun.kernels.partition import Form
+from forerun.models.attention.base import LayerAttention, Layout, Planner
+from forerun.models.attention.native import rows_struct
+from forerun.models.attention.path_planner import PathPlanner
+from forerun.models.layer_ranges import LayerRangeDecoder
+from forerun.models.linear import Maker, Part
+from forerun.models.llama import layer_windows
+from forerun.models.taps import Taps
+
+
+class NativeLlamaDecoder(LayerRangeDecoder):
+    """Decoder of a Transformers model of the Llama family, computed by the native library.
+
+    Args:
+        model: the loaded causal language model, on the CPU. Its layers are emptied one by one as their weights are
+            packed; the model is of no use afterwards.
+        maker: of linear layers that are `NativeLinear`.
+        cache_dtype: of keys and values, bfloat16 or float32.
+    """
+
+    def __init__(self, model: Any, library: Library, maker: Maker, cache_dtype: torch.dtype = torch.bfloat16) -> None:
+        config, base = model.config, model.model
+        self.num_heads: int = config.num_attention_heads
+        self.num_kv_heads: int = config.num_key_value_heads
+        self.head_dim: int = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        self.hidden: int = config.hidden_size
+        self._library = library
+        self._kept: list[Tensor | NativeLinear] = []  # whose memory the structs below point into
+        embedding = Part("model.embed_tokens.weight", base.embed_tokens.weight)
+        is_tied = model.lm_head.weight is base.embed_tokens.weight
+        head = embedding if is_tied else Part("lm_head.weight", model.lm_head.weight)
+        self.lm_head = self._native(maker.linear([head], model.lm_head.bias, is_head=True))
+        self.embedding = self.lm_head if is_tied else self._native(maker.linear([embedding], is_head=True))
+        if not is_tied:
+            model.lm_head.to_empty(device="meta")
+        base.embed_tokens.to_empty(device="meta")
+        self.inverse_frequencies = base.rotary_emb.inv_freq.detach().float().cpu()
+        self.rope_scaling = float(base.rotary_emb.attention_scaling)
+        windows = layer_windows(config)
+        self.num_layers = len(windows)
+        self._layers = (LayerStruct * self.num_layers)()
+        for index, (layer, window) in enumerate(zip(base.layers, windows, strict=True)):
+            self._layers[index] = self._packed(layer, f"model.layers.{index}", window, maker)
+            layer.to_empty(device="meta")
+        scale = self.head_dim**-0.5
+        group, width = self.num_heads // self.num_kv_heads, self.head_dim
+        self.planner: Planner = PathPlanner(
+            [LayerAttention(self.num_kv_heads, group, width, width, Form(scale, window)) for window in windows],
+            cache_dtype,
+        )
+        self._model = ModelStruct(
+            layers=self._layers,
+            norm=self._pointer(base.norm.weight),
+            head=self.lm_head.struct,
+            num_layers=self.num_layers,
+            hidden=self.hidden,
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+            intermediate=config.intermediate_size,
+            page=PAGE,
+            cache_float32=cache_dtype == torch.float32,
+            eps=config.rms_norm_eps,
+            scale=scale,
+        )
+        self._cosines, self._sines = self._rotations(2048)
+
+    def embed(self, layout: Layout) -> Tensor:
+        """As `LayerRangeDecoder.embed`."""
+        return self.embedding.rows(layout.token_ids)
+
+    def through(self, x: Tensor, layout: Layout, first: int, last: int, taps: Taps) -> Tensor:
+        """As `LayerRangeDecoder.through`."""
+        x = x.to(torch.float32, copy=True).contiguous()
+        rows = self._rows(layout)
+        for layer in (layer for layer in taps.layers if first <= layer < last):
+            self._compute(rows, first, layer, x)
+            taps.take(layer, x)
+            first = layer
+        self._compute(rows, first, last, x)
+        return x
+
+    def head(self, x: Tensor, layout: Layout, taps: Taps) -> Tensor:
+        """As `LayerRangeDecoder.head`."""
+        if layout.num_logits == 0:
+            x = x[:0]
+        elif layout.logit_rows is not None:
+            x = x[layout.logit_rows]
+        x = x.to(torch.float32, copy=True).contiguous()
+        logits = torch.empty(len(x), self.lm_head.out_features)
+        self._library.head(
+            ctypes.byref(self._model), len(x), x.data_ptr(), logits.data_ptr(), torch.get_num_threads()
+        )
+        taps.take_wanted(self.num_layers, x)
+        return logits
+
+    def _compute(self, rows: RowsStruct, first: int, last: int, x: Tensor) -> None:
+        self._library.layers(
+            ctypes.byref(self._model), ctypes.byref(rows), first, last, x.data_ptr(), torch.get_num_threads()
+        )
+
+    def _rows(self, layout: Layout) -> RowsStruct:
+        if layout.num_positions > len(self._cosines):
+            self._cosines, self._sines = self._rotations(2 * (layout.num_positions - 1))
+        return rows_struct(layout, self._cosines, self._sines)
+
+    def _packed(self, layer: Any, path: str, window: int | None, maker: Maker) -> LayerStruct:
+        def linear(name: str) -> Any:
+            module = layer.get_submodule(name)
+            return self._native(maker.linear([Part(f"{path}.{name}.weight", module.weight)], module.bias)).struct
+
+        attention = layer.self_attn
+        return LayerStruct(
+            input_norm=self._pointer(layer.input_layernorm.weight),
+            mlp_norm=self._pointer(layer.post_attention_layernorm.weight),
+            query_norm=self._pointer(attention.q_norm.weight) if hasattr(attention, "q_norm") else None,
+            key_norm=self._pointer(attention.k_norm.weight) if hasattr(attention, "k_norm") else None,
+            query=linear("self_attn.q_proj"),
+            key=linear("self_attn.k_proj"),
+            value=linear("self_attn.v_proj"),
+            out=linear("self_attn.o_proj"),
+            gate=linear("mlp.gate_proj"),
+            up=linear("mlp.up_proj"),
+            down=linear("mlp.down_proj"),
+            window=window or 0,
+        )
+
+    def _native(self, linear: object) -> NativeLinear:
+        assert isinstance(linear, NativeLinear)
+        self._kept.append(linear)
+        return linear
+
+    def _pointer(self, weight: Tensor) -> int:
+        """Of the numbers in float32, which are kept."""
+        numbers = weight.detach().float().contiguous().clone()
+        self._kept.append(numbers)
+        return numbers.data_ptr()
+
+    def _rotations(self, length: int) -> tuple[Tensor, Tensor]:
+        """Cosines and sines, [length, D / 2], in float32 as Transformers computes them."""
+        angles = torch.outer(torch.arange(length, dtype=torch.float32), self.inverse_frequencies)
+        return (angles.cos() * self.rope_scaling).contiguous(), (angles.sin() * self.rope_scaling).contiguous()
