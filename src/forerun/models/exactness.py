@@ -30,12 +30,12 @@ def probe(model: Model) -> bool:
     Raises:
         UnsupportedModelError: not every layer calls our attention, so the model keeps another kind of state.
     """
-    silent = model.num_layers - len(model.decoder.layer_attentions)
-    if isinstance(model.decoder, GeneralDecoder) and silent:
+    decoder = model.decoder
+    if isinstance(decoder, GeneralDecoder) and len(decoder.layer_attentions) < decoder.num_layers:
         raise UnsupportedModelError(
-            f"{model.name} ({type(model.decoder.model).__name__}) cannot be served: "
-            f"{silent} of its {model.num_layers} layers do not compute attention through "
-            "Transformers' attention interface."
+            f"{model.name} ({type(decoder.model).__name__}) cannot be served: "
+            f"{decoder.num_layers - len(decoder.layer_attentions)} of its {decoder.num_layers} layers do not compute "
+            "attention through Transformers' attention interface."
         )
     cache = model.new_cache()
     logits = model.forward([Rows(cache, [0] * 5)]).logits
@@ -79,9 +79,9 @@ def _prefilled(model: Model) -> SequenceCache:
     generator = torch.Generator().manual_seed(1)
     length = max(0, min(KV_BLOCK - _NEW // 2, model.context_length - _NEW))
     cache.feed(range(-1, length - 1))
-    for layer, (keys, values) in enumerate(zip(cache.keys, cache.values, strict=True)):
-        new = [torch.randn(t.shape[0], length, t.shape[2], generator=generator, dtype=t.dtype) for t in (keys, values)]
-        cache.write(layer, 0, *new)
+    for layer, (heads, *widths) in enumerate(cache.shapes):
+        keys, values = (torch.randn(heads, length, n, generator=generator, dtype=cache.dtype) for n in widths)
+        cache.write(layer, 0, keys, values)
     cache.commit(range(length))
     return cache
 

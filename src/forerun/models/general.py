@@ -107,6 +107,7 @@ class GeneralDecoder:
         with torch.inference_mode():
             self._run(torch.zeros_like(positions), positions, 0, seen)
         self.layer_attentions = [seen.layers[index] for index in sorted(seen.layers)]
+        self.planner = self.attention.planner(self.layer_attentions, model.device)
 
     def forward(self, layout: Layout, layers: Sequence[int] = ()) -> tuple[Tensor, Tensor | None]:
         """As `Decoder.forward`."""

@@ -90,7 +90,8 @@ class LlamaDecoder:
             layer.to_empty(device="meta")
         self.num_layers = len(self.layers)
         heads, group, width = self.num_kv_heads, self.num_heads // self.num_kv_heads, self.head_dim
-        self.layer_attentions = [LayerAttention(heads, group, width, width, layer.form) for layer in self.layers]
+        layer_attentions = [LayerAttention(heads, group, width, width, layer.form) for layer in self.layers]
+        self.planner = self.attention.planner(layer_attentions, self.device)
 
     def forward(self, layout: Layout, layers: Sequence[int] = ()) -> tuple[Tensor, Tensor | None]:
         """As `Decoder.forward`."""

@@ -12,8 +12,7 @@ from torch import Tensor
 from forerun.cache import SequenceCache
 from forerun.errors import UnsupportedModelError
 from forerun.gguf_format import GgufTensor
-from forerun.models.attention.base import LayerAttention, Layout
-from forerun.models.attention.views import Views
+from forerun.models.attention.base import Layout, Planner
 from forerun.models.base import Exactness, Forward, LanguageModel, Rows
 from forerun.models.llama import LlamaDecoder
 from forerun.models.runner import lay_out
@@ -27,8 +26,8 @@ class Decoder(Protocol):
     def num_layers(self) -> int: ...
 
     @property
-    def layer_attentions(self) -> Sequence[LayerAttention]:
-        """What attention each layer computes; said once, when the decoder is made."""
+    def planner(self) -> Planner:
+        """What prepares its forwards, and makes their caches; said once, when the decoder is made."""
 
     def forward(self, layout: Layout, layers: Sequence[int] = ()) -> tuple[Tensor, Tensor | None]:
         """Logits of the wanted rows, [R, V] with R >= layout.num_logits, and the states that enter `layers`."""
@@ -73,9 +72,7 @@ class Model(LanguageModel):
         self.packed_weights: Mapping[str, GgufTensor] = {} if packed_weights is None else packed_weights
         self.num_layers = decoder.num_layers
         self.compute_dtype = torch.float64 if dtype == torch.float64 else torch.float32
-        attentions = decoder.layer_attentions
-        self._shapes = [attention.shape for attention in attentions]
-        self._views = Views(tuple({attention.view: None for attention in attentions}), self.compute_dtype, device)
+        self._planner = decoder.planner
 
     @property
     def can_exit_early(self) -> bool:
@@ -83,9 +80,8 @@ class Model(LanguageModel):
         return isinstance(self.decoder, LlamaDecoder)
 
     def new_cache(self) -> SequenceCache:
-        """An empty cache for one sequence. Keys and values are kept in float32 (float64 for a float64 model):
-        converting a narrower cache at every step costs more than reading the wider one."""
-        return SequenceCache(self.compute_dtype, self.device, self._shapes)
+        """An empty cache for one sequence, as the decoder's attention reads it."""
+        return self._planner.new_cache()
 
     @torch.inference_mode()
     def forward(self, batch: Sequence[Rows], layers: Sequence[int] = ()) -> Forward:
@@ -98,7 +94,7 @@ class Model(LanguageModel):
         check_layers(layers, self.num_layers)
         if any(rows.hidden is not None for rows in batch):
             return self._go_on(batch, layers)
-        layout = lay_out(batch, self._views)
+        layout = lay_out(batch, self._planner)
         return self._result(*self.decoder.forward(layout, layers), layout)
 
     @torch.inference_mode()
@@ -129,7 +125,7 @@ class Model(LanguageModel):
         return hidden[: layout.num_new], logits[: layout.num_logits].to(self.compute_dtype)
 
     def _through_first(self, decoder: LlamaDecoder, batch: Sequence[Rows], num_layers: int) -> tuple[Tensor, Layout]:
-        layout = lay_out(batch, self._views)
+        layout = lay_out(batch, self._planner)
         return decoder.through(decoder.embed(layout), layout, 0, num_layers, Taps((), layout)), layout
 
     def _go_on(self, batch: Sequence[Rows], layers: Sequence[int]) -> Forward:
@@ -147,7 +143,7 @@ class Model(LanguageModel):
                 rows = replace(rows, parents=None, hidden=caught_up[done:end], first_layer=first)
                 done = end
             resumed.append(rows)
-        layout = lay_out(resumed, self._views)
+        layout = lay_out(resumed, self._planner)
         parts = [rows.hidden for rows in resumed if rows.hidden is not None]
         parts.append(parts[-1][-1:].expand(layout.num_rows - layout.num_new, -1))
         return self._result(*decoder.forward_from(torch.cat(parts), layout, first, layers), layout)

@@ -8,55 +8,51 @@ import torch
 from torch import Tensor
 
 from forerun.cache import SequenceCache
-from forerun.kernels.partition import MIN_ROWS
-from forerun.models.attention.base import Layout, Pages, Segment, Write
-from forerun.models.attention.chain_mask import chain_segments
-from forerun.models.attention.tree_mask import tree_segments
-from forerun.models.attention.views import Views
+from forerun.models.attention.base import Layout, PackedRows, Planner, cache_of
 from forerun.models.base import Rows
+from forerun.tree import Tree
 
 
-def lay_out(batch: Sequence[Rows], views: Views) -> Layout:
+def lay_out(batch: Sequence[Rows], planner: Planner) -> Layout:
     """Pack the rows of several sequences, and add them to their caches' scratch."""
-    num_new = sum(len(rows.token_ids) for rows in batch)
-    padding = max(0, MIN_ROWS - num_new)
-    writes: list[Write] = []
-    segments: list[Segment] = []
+    packed: list[PackedRows] = []
     positions: list[int] = []
     logit_rows: list[int] = []
-    for sequence, rows in enumerate(batch):
-        cache, start = _cache_of(rows), len(positions)
-        end = start + len(rows.token_ids)
-        first = _feed(cache, rows)
-        writes.append(Write(sequence, cache.length + first, start, end))
-        more = padding if end == num_new else 0
-        parents = cache.scratch_parents
-        if parents == list(range(-1, len(parents) - 1)):
-            position = cache.length + first
-            positions += range(position, position + end - start)
-            segments += chain_segments(sequence, position, start, end - start, more, views)
-        else:
-            tree, tree_positions = tree_segments(sequence, cache.length, parents, first, start, more, views)
-            positions += tree_positions
-            segments += tree
+    for rows in batch:
+        packed.append(_packed(rows, len(positions)))
+        positions += packed[-1].positions
+        end = len(positions)
         logit_rows += range(end - rows.num_wanted, end)
+    num_new = len(positions)
+    padding = max(0, planner.min_rows - num_new)
     positions += positions[-1:] * padding
     num_logits, selected = len(logit_rows), None
     if num_logits != num_new:
-        logit_rows += [num_new + padding - 1] * (MIN_ROWS - num_logits)
-        selected = torch.tensor(logit_rows).to(views.device, non_blocking=True)
+        logit_rows += [num_new + padding - 1] * (planner.min_rows - num_logits)
+        selected = torch.tensor(logit_rows).to(planner.device, non_blocking=True)
     return Layout(
         num_rows=num_new + padding,
         num_new=num_new,
         num_positions=max(positions) + 1,
-        token_ids=_token_ids(batch, padding, views.device),
-        positions=torch.tensor(positions).to(views.device, non_blocking=True),
+        token_ids=_token_ids(batch, padding, planner.device),
+        positions=torch.tensor(positions).to(planner.device, non_blocking=True),
         logit_rows=selected,
         num_logits=num_logits,
-        pages=[Pages(cache.keys, cache.values) for cache in map(_cache_of, batch)],
-        writes=writes,
-        segments=segments,
+        plan=planner.plan(packed, padding),
     )
+
+
+def _packed(rows: Rows, start: int) -> PackedRows:
+    """The rows as they are packed from row `start` on, when their cache has been fed them."""
+    cache = cache_of(SequenceCache, rows.cache)  # type: ignore[type-abstract]  # nothing is made of it
+    n = len(rows.token_ids)
+    first = _feed(cache, rows)
+    parents, length = cache.scratch_parents, cache.length
+    is_chain = parents == list(range(-1, len(parents) - 1))
+    positions: Sequence[int] = range(length + first, length + first + n)
+    if not is_chain:
+        positions = [length + depth - 1 for depth in Tree(parents=parents).depths[first:]]
+    return PackedRows(cache, start, start + n, first, positions, is_chain)
 
 
 def _feed(cache: SequenceCache, rows: Rows) -> int:
@@ -75,10 +71,3 @@ def _token_ids(batch: Sequence[Rows], padding: int, device: torch.device) -> Ten
         return torch.tensor(tokens + tokens[-1:] * padding).to(device, non_blocking=True)
     parts = [torch.as_tensor(rows.token_ids, dtype=torch.int64).to(device, non_blocking=True) for rows in batch]
     return torch.cat([*parts, parts[-1][-1:].expand(padding)])
-
-
-def _cache_of(rows: Rows) -> SequenceCache:
-    """Models of this package compute in caches that they have made."""
-    if not isinstance(rows.cache, SequenceCache):
-        raise TypeError(f"rows came with a {type(rows.cache).__name__}, which no model of this kind has made")
-    return rows.cache

@@ -1,34 +1,60 @@
+"""The contract of a sequence's cache, of both kinds: what is committed stays, whatever was fed beside it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
 import pytest
 import torch
+from hypothesis import given, settings, strategies as st
 
-from forerun.cache import SequenceCache
+from forerun.cache import ContiguousCache, PageAllocator, PagedCache, SequenceCache
+from forerun.kernels.page_layout import PAGE, PageLayout
 from forerun.kernels.partition import KV_BLOCK
 
 HEADS, WIDTH, LAYERS = 2, 4, 3
+Make = Callable[[Sequence[tuple[int, int, int]]], SequenceCache]
 
 
-def write(cache: SequenceCache, marks: list[float]) -> None:
+def paged(dtype: torch.dtype) -> Make:
+    return lambda shapes: PagedCache(PageAllocator(PageLayout(shapes, dtype)))
+
+
+KINDS: dict[str, Make] = {
+    "contiguous": lambda shapes: ContiguousCache(shapes, torch.float32),
+    "paged": paged(torch.float32),
+    "paged bfloat16": paged(torch.bfloat16),
+}
+
+
+@pytest.fixture(params=["contiguous", "paged"])
+def cache(request: pytest.FixtureRequest) -> SequenceCache:
+    return KINDS[request.param]([(HEADS, WIDTH, WIDTH)] * LAYERS)
+
+
+def write(cache: SequenceCache, marks: Sequence[float]) -> None:
     """New rows whose keys are the marks and whose values are their negatives, plus the layer's index."""
     first = cache.num_scratch
     cache.feed(range(first - 1, first + len(marks) - 1))
-    column = torch.tensor(marks, dtype=torch.float64).view(1, -1, 1).expand(HEADS, -1, WIDTH)
+    column = torch.tensor(marks, dtype=torch.float32).view(1, -1, 1).expand(HEADS, -1, WIDTH)
     for layer in range(LAYERS):
-        cache.write(layer, first, column + layer / 10, -column - layer / 10)
+        cache.write(layer, first, column + layer / 8, -column - layer / 8)
 
 
 def held(cache: SequenceCache) -> list[float]:
     """The committed rows' marks, checked to agree in every layer, head and lane, in keys and values."""
     length = cache.length
-    marks = cache.keys[0][0, :length, 0]
+    marks = cache.read(0)[0][0, :length, 0]
     for layer in range(LAYERS):
-        expected = (marks + layer / 10).view(1, -1, 1).expand(HEADS, -1, WIDTH)
-        torch.testing.assert_close(cache.keys[layer][:, :length], expected)
-        torch.testing.assert_close(cache.values[layer][:, :length], -expected)
+        keys, values = cache.read(layer)
+        expected = (marks + layer / 8).view(1, -1, 1).expand(HEADS, -1, WIDTH)
+        assert torch.equal(keys[:, :length], expected)
+        assert torch.equal(values[:, :length], -expected)
     return marks.tolist()
 
 
-def test_commits_a_prefix_and_forgets_the_rest() -> None:
-    cache = SequenceCache(torch.float64)
+def test_commits_a_prefix_and_forgets_the_rest(cache: SequenceCache) -> None:
     write(cache, [1, 2, 3, 4])
     cache.commit([0, 1])
     write(cache, [5, 6])
@@ -37,8 +63,7 @@ def test_commits_a_prefix_and_forgets_the_rest() -> None:
 
 
 @pytest.mark.parametrize("start", [3, KV_BLOCK - 2, KV_BLOCK])
-def test_commits_a_path_through_a_tree(start: int) -> None:
-    cache = SequenceCache(torch.float64)
+def test_commits_a_path_through_a_tree(cache: SequenceCache, start: int) -> None:
     write(cache, list(range(start)))
     cache.commit(range(start))
     write(cache, [100, 101, 102, 103, 104, 105])
@@ -46,26 +71,14 @@ def test_commits_a_path_through_a_tree(start: int) -> None:
     assert held(cache) == [*range(start), 100, 102, 103, 105]
 
 
-def test_growth_keeps_what_was_committed() -> None:
-    cache = SequenceCache(torch.float64)
+def test_growth_keeps_what_was_committed(cache: SequenceCache) -> None:
     for start in range(0, 3 * KV_BLOCK, 100):
         write(cache, list(range(start, start + 100)))
         cache.commit(range(100))
     assert held(cache) == list(range(cache.length))
 
 
-def test_capacity_doubles_so_that_growth_does_not_copy_at_every_step() -> None:
-    cache = SequenceCache(torch.float64)
-    storages = set()
-    for position in range(5 * KV_BLOCK):
-        write(cache, [position])
-        cache.commit([0])
-        storages.add(cache.keys[0].data_ptr())
-    assert len(storages) <= 4
-
-
-def test_truncate_and_rewrite() -> None:
-    cache = SequenceCache(torch.float64)
+def test_truncate_and_rewrite(cache: SequenceCache) -> None:
     write(cache, [1, 2, 3])
     cache.commit(range(3))
     cache.truncate(1)
@@ -76,26 +89,19 @@ def test_truncate_and_rewrite() -> None:
         cache.truncate(3)
 
 
-def test_scratch_is_finite_and_memory_is_given_back() -> None:
-    cache = SequenceCache(torch.float32)
-    write(cache, [1])
-    assert all(bool(t.isfinite().all()) for t in (*cache.keys, *cache.values))
-    assert cache.nbytes == LAYERS * 2 * HEADS * KV_BLOCK * WIDTH * 4
+def test_a_freed_cache_begins_anew(cache: SequenceCache) -> None:
+    write(cache, [])
+    write(cache, [1, 2])
+    cache.commit([0])
+    assert cache.nbytes > 0
     cache.free()
-    assert cache.nbytes == 0
-    assert cache.length == 0
+    assert (cache.nbytes, cache.length, cache.num_scratch) == (0, 0, 0)
+    write(cache, [5])
+    cache.commit([0])
+    assert held(cache) == [5]
 
 
-def test_layers_come_in_order() -> None:
-    cache = SequenceCache(torch.float32)
-    cache.feed([-1])
-    row = torch.ones(HEADS, 1, WIDTH)
-    with pytest.raises(ValueError, match="layer 1"):
-        cache.write(1, 0, row, row)
-
-
-def test_scratch_accumulates_until_it_is_committed() -> None:
-    cache = SequenceCache(torch.float64)
+def test_scratch_accumulates_until_it_is_committed(cache: SequenceCache) -> None:
     start = KV_BLOCK - 2
     write(cache, list(range(start)))
     cache.commit(range(start))
@@ -107,8 +113,7 @@ def test_scratch_accumulates_until_it_is_committed() -> None:
     assert cache.num_scratch == 0
 
 
-def test_what_is_dropped_is_written_over() -> None:
-    cache = SequenceCache(torch.float64)
+def test_what_is_dropped_is_written_over(cache: SequenceCache) -> None:
     write(cache, [1, 2, 3])
     cache.drop(keep=1)
     assert cache.num_scratch == 1
@@ -119,8 +124,7 @@ def test_what_is_dropped_is_written_over() -> None:
     assert cache.num_scratch == 0 and held(cache) == [1, 7]
 
 
-def test_a_truncated_cache_holds_no_scratch() -> None:
-    cache = SequenceCache(torch.float64)
+def test_a_truncated_cache_holds_no_scratch(cache: SequenceCache) -> None:
     write(cache, [1, 2])
     cache.commit([0, 1])
     write(cache, [3])
@@ -129,28 +133,90 @@ def test_a_truncated_cache_holds_no_scratch() -> None:
 
 
 @pytest.mark.parametrize("parents", [[0], [-2], [-1, 1], [-1, 0, 5]])
-def test_a_row_follows_one_that_is_there(parents: list[int]) -> None:
+def test_a_row_follows_one_that_is_there(cache: SequenceCache, parents: list[int]) -> None:
     with pytest.raises(ValueError, match="cannot follow"):
-        SequenceCache(torch.float64).feed(parents)
+        cache.feed(parents)
+    assert cache.num_scratch == cache.nbytes == 0
 
 
-def test_paths_move_again_after_growth_and_new_layers() -> None:
-    """Values narrower than keys, and a layer that comes after the first move."""
-    cache = SequenceCache(torch.float32)
-    expected: list[float] = []
-    for step in range(150):
-        cache.feed(range(-1, 8))
-        rows = (torch.arange(9.0) + 10 * step).view(1, -1, 1).expand(HEADS, -1, WIDTH)
-        for layer in range(2 if step < 3 else LAYERS):
-            cache.write(layer, 0, rows + 0.25 * layer, -rows[..., :2])
-        kept = ([0, 1, 4, 8], [2, 3, 7], [0, 1, 2], [8])[step % 4]
-        cache.commit(kept)
-        expected += [row + 10 * step for row in kept]
-        for layer in range(len(cache.keys)):
-            # the last layer's first ten positions were never written
-            known = slice(0 if layer < 2 else 10, cache.length)
-            wanted = torch.tensor(expected)[known].view(1, -1, 1).expand(HEADS, -1, WIDTH)
-            assert torch.equal(cache.keys[layer][:, known], wanted + 0.25 * layer)
-            assert torch.equal(cache.values[layer][:, known], -wanted[..., :2])
-    assert cache.length == len(expected) > KV_BLOCK
-    assert cache.nbytes == LAYERS * HEADS * (WIDTH + 2) * 4 * 2 * KV_BLOCK
+class Lists:
+    """What a cache must hold, as lists of marks: of the committed positions, and of the scratch with its parents."""
+
+    def __init__(self) -> None:
+        self.committed: list[int] = []
+        self.scratch: list[int] = []
+        self.parents: list[int] = []
+        self.num_marks = self.most_slots = 0
+
+    def feed(self, parents: list[int]) -> list[int]:
+        marks = list(range(self.num_marks, self.num_marks + len(parents)))
+        self.num_marks += len(parents)
+        self.scratch += marks
+        self.parents += parents
+        self.most_slots = max(self.most_slots, len(self.committed) + len(self.scratch))
+        return marks
+
+    def path_to(self, node: int) -> list[int]:
+        return [] if node < 0 else [*self.path_to(self.parents[node]), node]
+
+    def end(self, path: Sequence[int] = ()) -> None:
+        self.committed += [self.scratch[node] for node in path]
+        self.scratch, self.parents = [], []
+
+
+SHAPES = [(2, 5, 3), (2, 5, 3), (1, 16, 20), (3, 2, 2)]
+"""Two layers alike, values of less than a vector, of more, and keys and values of one shape."""
+STEPS = ["feed", "feed", "chain", "commit", "commit", "drop", "truncate", "free"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(st.lists(st.sampled_from(STEPS), max_size=14), st.integers(0, 2**32))
+def test_holds_what_lists_hold(kind: str, steps: list[str], seed: int) -> None:
+    cache, lists, rng = KINDS[kind](SHAPES), Lists(), random.Random(seed)
+    for step in steps:
+        take(step, cache, lists, rng)
+        marks = [*lists.committed, *lists.scratch]
+        assert (cache.length, cache.scratch_parents) == (len(lists.committed), lists.parents)
+        if isinstance(cache, PagedCache):
+            assert len(cache.pages) == -(-lists.most_slots // PAGE) == len(cache.addresses)
+        for layer in range(len(SHAPES)) if marks else ():
+            for stored, expected in zip(cache.read(layer), drawn(marks, layer, cache.dtype), strict=True):
+                assert torch.equal(stored, expected)
+
+
+def take(step: str, cache: SequenceCache, lists: Lists, rng: random.Random) -> None:
+    """One step, in both alike."""
+    if step in ("feed", "chain"):
+        first = cache.num_scratch
+        rows = range(first, first + rng.choice((1, 2, 5, 16, 70)))
+        parents = [row - 1 if step == "chain" else rng.randrange(max(-1, row - 4), row) for row in rows]
+        cache.feed(parents)
+        marks = lists.feed(parents)
+        for layer in range(len(SHAPES)):
+            cache.write(layer, first, *drawn(marks, layer, torch.float32))
+    elif step == "commit":
+        path = lists.path_to(rng.randrange(-1, len(lists.scratch)))
+        cache.commit(path)
+        lists.end(path)
+    elif step == "drop":
+        keep = rng.randrange(len(lists.scratch) + 1)
+        cache.drop(keep)
+        del lists.scratch[keep:], lists.parents[keep:]
+    elif step == "truncate":
+        length = rng.randrange(len(lists.committed) + 1)
+        cache.truncate(length)
+        del lists.committed[length:]
+        lists.end()
+    else:
+        cache.free()
+        lists.committed, lists.most_slots = [], 0
+        lists.end()
+
+
+def drawn(marks: Sequence[int], layer: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values of one layer that belong to these marks."""
+    heads, key_width, value_width = SHAPES[layer]
+    numbers = torch.arange(heads * (key_width + value_width)).view(heads, 1, -1)
+    rows = torch.sin(1.7 * numbers + 0.31 * torch.tensor(marks).view(1, -1, 1) + layer).to(dtype)
+    return rows[..., :key_width], rows[..., key_width:]

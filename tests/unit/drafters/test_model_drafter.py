@@ -76,9 +76,9 @@ def test_cache_after_many_commits(
         assert length == len(each.token_ids) and cache.length >= length - 2
         fresh = model.new_cache()
         model.forward([Rows(fresh, each.token_ids, None, 0)])
-        for layer, keys in enumerate(fresh.keys):
-            assert torch.equal(cache.keys[layer][:, :length], keys[:, :length])
-            assert torch.equal(cache.values[layer][:, :length], fresh.values[layer][:, :length])
+        for layer in range(model.num_layers):
+            for stored, expected in zip(cache.read(layer), fresh.read(layer), strict=True):
+                assert torch.equal(stored, expected)
     assert drafter.nbytes > 0
     for each in sequences:
         drafter.stop(each)

@@ -6,16 +6,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from forerun.cache import SequenceCache
+from forerun.cache import ContiguousCache
 from forerun.kernels.partition import KV_BLOCK, Form
 from forerun.models import Rows
+from forerun.models.attention.base import LayerAttention
 from forerun.models.attention.reference import ReferenceAttention
-from forerun.models.attention.views import Views
+from forerun.models.attention.segment_planner import SegmentPlanner
 from forerun.models.runner import lay_out
 
 KV_HEADS, WIDTH = 2, 16
 SHAPES = [(KV_HEADS, WIDTH, WIDTH)]
 CPU = torch.device("cpu")
+
+
+def planner_of(group: int, form: Form, dtype: torch.dtype) -> SegmentPlanner:
+    return SegmentPlanner([LayerAttention(KV_HEADS, group, WIDTH, WIDTH, form)], dtype, CPU)
 
 
 def path_of(row: int, parents: list[int]) -> list[int]:
@@ -75,18 +80,18 @@ def test_matches_the_oracle(
     n, heads = len(parents), group * KV_HEADS
     keys, values = normal(length + n, KV_HEADS, WIDTH), normal(length + n, KV_HEADS, WIDTH)
     query, sinks = normal(n, heads, WIDTH), normal(heads) if sink else None
-    cache = SequenceCache(torch.float64, shapes=SHAPES)
+    cache = ContiguousCache(SHAPES, torch.float64)
     if length:
         cache.feed(range(-1, length - 1))
         cache.write(0, 0, keys[:length].transpose(0, 1), values[:length].transpose(0, 1))
         cache.commit(range(length))
-    layout = lay_out([Rows(cache, [0] * n, parents)], Views([(group, window)], torch.float64, CPU))
+    form = Form(WIDTH**-0.5, window, softcap, sinks)
+    layout = lay_out([Rows(cache, [0] * n, parents)], planner_of(group, form, torch.float64))
     pad = layout.num_rows - n
 
     def padded(x: Tensor) -> Tensor:
         return torch.cat([x, x[-1:].expand(pad, -1, -1)]) if pad else x
 
-    form = Form(WIDTH**-0.5, window, softcap, sinks)
     given = (padded(query), padded(keys[length:]), padded(values[length:]))
     result = ReferenceAttention(torch.float64).forward(0, *given, layout, form)
     expected = oracle(query, keys, values, length, parents, window, softcap, sinks)
@@ -98,26 +103,26 @@ def test_matches_the_oracle(
 def test_a_row_has_the_same_bits_alone_together_and_in_company(group: int, window: int | None) -> None:
     total = KV_BLOCK + 60
     generator = torch.Generator().manual_seed(group)
-    heads = group * KV_HEADS
+    heads, form = group * KV_HEADS, Form(0.25, window)
     query = torch.randn(total, heads, WIDTH, generator=generator)
     keys, values = (torch.randn(total, KV_HEADS, WIDTH, generator=generator) for _ in range(2))
 
     def run(sizes: list[int], company: bool = False) -> Tensor:
-        cache, out, done = SequenceCache(torch.float32, shapes=SHAPES), [], 0
+        cache, out, done = ContiguousCache(SHAPES, torch.float32), [], 0
         for size in sizes:
             span = slice(done, done + size)
             batch = [Rows(cache, [0] * size)]
-            stranger = SequenceCache(torch.float32, shapes=SHAPES)
+            stranger = ContiguousCache(SHAPES, torch.float32)
             if company:
                 batch.insert(0, Rows(stranger, [0] * 3))
-            layout = lay_out(batch, Views([(group, window)], torch.float32, CPU))
+            layout = lay_out(batch, planner_of(group, form, torch.float32))
             rows = []
             for source in (query, keys, values):
                 parts = [source[:3]] if company else []
                 parts.append(source[span])
                 packed = torch.cat(parts)
                 rows.append(torch.cat([packed, packed[-1:].expand(layout.num_rows - len(packed), -1, -1)]))
-            mixed = ReferenceAttention(torch.float32).forward(0, *rows, layout, Form(0.25, window))
+            mixed = ReferenceAttention(torch.float32).forward(0, *rows, layout, form)
             out.append(mixed[3 if company else 0 :][:size])
             cache.commit(range(size))
             done += size

@@ -65,7 +65,7 @@ def drafted(model: Model, cache: SequenceCache, new: Sequence[int], first: int) 
 
 
 def held(cache: SequenceCache) -> list[Tensor]:
-    return [stored[:, : cache.length].clone() for stored in (*cache.keys, *cache.values)]
+    return [stored[:, : cache.length].clone() for layer in range(len(cache.shapes)) for stored in cache.read(layer)]
 
 
 @pytest.mark.parametrize("first", range(1, LAYERS))

@@ -14,7 +14,9 @@ from families import FAMILIES, MAY_BE_INEXACT, VOCAB, make_family
 from forerun.cache import SequenceCache
 from forerun.kernels.partition import KV_BLOCK, MAX_LANES, Form
 from forerun.models import Model, Rows, load_model
+from forerun.models.attention.base import LayerAttention
 from forerun.models.attention.reference import ReferenceAttention
+from forerun.models.attention.segment_planner import SegmentPlanner
 from forerun.models.attention.tree_mask import tree_segments
 from forerun.models.attention.views import Views
 from forerun.models.runner import lay_out
@@ -41,14 +43,11 @@ def path_of(node: int, parents: Sequence[int]) -> list[int]:
 def prefilled(model: Model, length: int) -> SequenceCache:
     """A cache with drawn keys and values, the same for the same length."""
     cache = model.new_cache()
-    model.forward([Rows(cache, [0], num_logits=0)])
-    cache.drop()
     cache.feed(range(-1, length - 1))
     generator = torch.Generator().manual_seed(length)
-    for layer, (keys, values) in enumerate(zip(cache.keys, cache.values, strict=True)):
-        heads, _, width = keys.shape
-        new = torch.randn(2, heads, length, max(width, values.shape[2]), generator=generator)
-        cache.write(layer, 0, new[0, ..., :width], new[1, ..., : values.shape[2]])
+    for layer, (heads, key_width, value_width) in enumerate(cache.shapes):
+        new = torch.randn(2, heads, length, max(key_width, value_width), generator=generator)
+        cache.write(layer, 0, new[0, ..., :key_width], new[1, ..., :value_width])
     cache.commit(range(length))
     return cache
 
@@ -63,7 +62,7 @@ def decode(model: Model, cache: SequenceCache, tokens: Sequence[int]) -> Tensor:
 
 
 def held(cache: SequenceCache) -> list[Tensor]:
-    return [stored[:, : cache.length].clone() for stored in (*cache.keys, *cache.values)]
+    return [stored[:, : cache.length].clone() for layer in range(len(cache.shapes)) for stored in cache.read(layer)]
 
 
 def check_tree(model: Model, length: int, tree: Bits, logits: Tensor, cache: SequenceCache) -> None:
@@ -136,16 +135,17 @@ def test_attention_of_random_trees(seed: int) -> None:
     sinks = torch.randn(group * kv_heads, generator=generator) if rng.random() < 0.5 else None
     keys, values = torch.randn(2, length + n, kv_heads, width, generator=generator)
     query = torch.randn(n, group * kv_heads, width, generator=generator)
+    form = Form(0.2, window, softcap, sinks)
+    planner = SegmentPlanner([LayerAttention(kv_heads, group, width, width, form)], torch.float32, CPU)
 
     def rows_of(cache: SequenceCache, new: list[int], parents: list[int] | None) -> Tensor:
-        layout = lay_out([Rows(cache, [0] * len(new), parents)], Views([(group, window)], torch.float32, CPU))
+        layout = lay_out([Rows(cache, [0] * len(new), parents)], planner)
         padded = new + new[-1:] * (layout.num_rows - len(new))
         slots = [length + node for node in padded]
         given = (query[padded], keys[slots], values[slots])
-        form = Form(0.2, window, softcap, sinks)
         return ReferenceAttention(torch.float32).forward(0, *given, layout, form)[: len(new)]
 
-    cache = SequenceCache(torch.float32, shapes=[(kv_heads, width, width)])
+    cache = planner.new_cache()
     cache.feed(range(-1, length - 1))
     cache.write(0, 0, keys[:length].transpose(0, 1), values[:length].transpose(0, 1))
     cache.commit(range(length))
@@ -165,7 +165,8 @@ def test_large_trees_are_cut_until_each_product_fits() -> None:
             parents = random_tree(rng, n, spread)[1]
             parents[-1] = 0
             views = Views([(1, None)], torch.float32, CPU)
-            segments, positions = tree_segments(0, length, parents, 0, 7, 0, views)
+            segments = tree_segments(0, length, parents, 0, 7, 0, views)
+            positions = [length + len(path_of(node, parents)) - 1 for node in range(n)]
             rows: list[int] = []
             for segment in segments:
                 partition = segment.partitions[1, None]
@@ -180,4 +181,3 @@ def test_large_trees_are_cut_until_each_product_fits() -> None:
                 assert max(reached) // KV_BLOCK * KV_BLOCK <= shared <= min(reached)
                 rows += own
             assert sorted(rows) == list(range(7, 7 + n))
-            assert positions == [length + len(path_of(node, parents)) - 1 for node in range(n)]

@@ -1,17 +1,24 @@
-"""The contract of attention: one forward described by arrays, and what computes it."""
+"""The contract of attention: one forward described by arrays, what computes it, and what prepares it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
+import torch
 from torch import Tensor
 
-from forerun.kernels.partition import Form, Partition
+from forerun.cache import SequenceCache
+from forerun.kernels.partition import Form
+from forerun.kernels.row_paths import PathPlan
+from forerun.models.attention.segment_plan import SegmentPlan, View
+from forerun.types import Cache
 
-View = tuple[int, int | None]
-"""Query heads per key head, and window: what a layer's masks depend on."""
+Plan = SegmentPlan | PathPlan
+"""What a kind of attention reads of a forward: of the PyTorch reference, or of the native kernels."""
+
+Kind = TypeVar("Kind", bound=SequenceCache)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,45 +48,23 @@ class LayerAttention:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Pages:
-    """Where the keys and values of one sequence lie: here in one run of slots, by position.
+class PackedRows:
+    """The rows of one sequence in one forward, when they have joined their cache's scratch.
 
     Attributes:
-        keys: by layer, [H_kv, slots, D]. values: by layer, [H_kv, slots, D_v].
-    """
-
-    keys: Sequence[Tensor]
-    values: Sequence[Tensor]
-
-
-@dataclass(frozen=True, slots=True)
-class Write:
-    """Packed rows start..end write their keys and values to slots slot, slot + 1, ... of pages[sequence]."""
-
-    sequence: int
-    slot: int
-    start: int
-    end: int
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Segment:
-    """Rows of one sequence whose attention is computed together: all their last keys lie in one block of keys.
-
-    Attributes:
-        sequence: index into Layout.pages.
+        cache: the sequence's.
         start, end: packed rows.
-        rows: [n] int64 packed rows, where they are not those from start to end.
-        slots: [columns] int64, the slot of each column of keys that a partition speaks of; None: in order.
-        partitions: by view, what the rows see.
+        first: scratch row of the first.
+        positions: [end - start].
+        is_chain: whether all of the scratch is a chain.
     """
 
-    sequence: int
+    cache: SequenceCache
     start: int
     end: int
-    rows: Tensor | None
-    slots: Tensor | None
-    partitions: Mapping[View, Partition]
+    first: int
+    positions: Sequence[int]
+    is_chain: bool
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,16 +72,14 @@ class Layout:
     """One packed forward: arrays on the model's device, and plain numbers.
 
     Attributes:
-        num_rows: rows with padding; at least MIN_ROWS.
+        num_rows: rows with padding; at least `Planner.min_rows`.
         num_new: rows without padding.
         num_positions: one more than the last position.
         token_ids: [num_rows] int64.
         positions: [num_rows] int64.
-        logit_rows: packed rows whose logits are wanted, padded to MIN_ROWS; None for all rows.
+        logit_rows: packed rows whose logits are wanted, padded to `Planner.min_rows`; None for all rows.
         num_logits: how many of them are real.
-        pages: of each sequence, once for each of its entries in the batch.
-        writes: what goes where in them; together all rows without padding.
-        segments: rows whose attention is computed together; together they cover all rows.
+        plan: what the rows write and see, from the planner of the attention that computes them.
     """
 
     num_rows: int
@@ -106,22 +89,63 @@ class Layout:
     positions: Tensor
     logit_rows: Tensor | None
     num_logits: int
-    pages: Sequence[Pages]
-    writes: Sequence[Write]
-    segments: Sequence[Segment]
+    plan: Plan
+
+
+class Planner(Protocol):
+    """What one kind of attention needs of a model's forwards: caches of its kind, and plans.
+
+    Attributes:
+        min_rows: a forward of fewer rows is padded with rows like the last one, whose result nobody reads.
+        device: where the model computes.
+    """
+
+    @property
+    def min_rows(self) -> int: ...
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def new_cache(self) -> SequenceCache:
+        """An empty cache for one sequence."""
+
+    def plan(self, batch: Sequence[PackedRows], padding: int) -> Plan:
+        """What the rows write and see.
+
+        Args:
+            batch: by sequence, in packed order.
+            padding: packed rows after them.
+
+        Raises:
+            TypeError: a cache was not made by a planner of this kind.
+        """
 
 
 class Attention(Protocol):
     """What computes attention. A row's result depends on its own path alone, to the last bit."""
 
+    def planner(self, layers: Sequence[LayerAttention], device: torch.device) -> Planner:
+        """What prepares the forwards of a model with these layers, whose plans `forward` reads."""
+
     def forward(self, layer: int, query: Tensor, key: Tensor, value: Tensor, layout: Layout, form: Form) -> Tensor:
         """Store the new keys and values, and attend with every row to its own path.
 
         Args:
-            layer: index of the layer in the pages.
-            query: [T, H, D]. key: [T, H_kv, D]. value: [T, H_kv, D_v]. All in the pages' dtype.
+            layer: index of the layer in the caches.
+            query: [T, H, D]. key: [T, H_kv, D]. value: [T, H_kv, D_v]. All in float32, or float64 for a float64 model.
             form: one that the decoder has declared.
 
         Returns:
             [T, H * D_v] in the weights' dtype.
         """
+
+
+def cache_of(kind: type[Kind], cache: Cache) -> Kind:
+    """The cache, as one of this kind: models of this package compute in caches that they have made.
+
+    Raises:
+        TypeError: it is of another kind.
+    """
+    if not isinstance(cache, kind):
+        raise TypeError(f"rows came with a {type(cache).__name__}, which no model of this kind has made")
+    return cache

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from forerun.kernels.partition import KV_BLOCK, tails
-from forerun.models.attention.base import Segment
+from forerun.models.attention.segment_plan import Segment
 from forerun.models.attention.views import Views, repeat_last
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from forerun.kernels.partition import KV_BLOCK, KV_TAIL, MAX_LANES, Partition, tails
-from forerun.models.attention.base import Segment, View
+from forerun.models.attention.segment_plan import Segment, View
 from forerun.models.attention.views import TreeColumns, Views
 from forerun.tree import Tree
 
@@ -25,8 +25,8 @@ Path = list[int]
 
 def tree_segments(
     sequence: int, length: int, parents: list[int], first: int, start: int, padding: int, views: Views
-) -> tuple[list[Segment], list[int]]:
-    """Segments of the nodes from `first` on, the first of which is packed row `start`, and their positions.
+) -> list[Segment]:
+    """Segments of the nodes from `first` on, the first of which is packed row `start`.
 
     The nodes before them were computed by earlier forwards; theirs are keys only.
 
@@ -42,7 +42,7 @@ def tree_segments(
         lanes = _lanes([*paths[first:], *paths[-1:] * padding], num_nodes)
         columns = TreeColumns(length, lanes, positions, tails(length + num_nodes + 1))
         partitions = _partitions(columns, [*new, *new[-1:] * padding], views)
-        return [Segment(sequence, start, start + n + padding, None, None, partitions)], new
+        return [Segment(sequence, start, start + n + padding, None, None, partitions)]
     segments = []
     groups = list(_groups(length, paths, first))
     for i, (above, nodes) in enumerate(groups):
@@ -53,7 +53,7 @@ def tree_segments(
         rows, slots = rows.to(views.device, non_blocking=True), slots.to(views.device, non_blocking=True)
         partitions = _partitions(columns, [positions[node] for node in padded], views)
         segments.append(Segment(sequence, start, start + n + more, rows, slots, partitions))
-    return segments, new
+    return segments
 
 
 def _partitions(columns: TreeColumns, positions: list[int], views: Views) -> dict[View, Partition]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from forerun.kernels.partition import KV_BLOCK, MIN_ROWS, Partition, spans_of
-from forerun.models.attention.base import View
+from forerun.models.attention.segment_plan import View
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,0 +1,92 @@
+"""From rows of sequences to the arrays of the native kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate, chain
+
+import numpy as np
+import torch
+
+from forerun.cache import PageAllocator, PagedCache
+from forerun.kernels.page_layout import PageLayout
+from forerun.kernels.row_paths import PathPlan, RowPaths
+from forerun.models.attention.base import LayerAttention, PackedRows, cache_of
+
+Tails = list[list[int]]
+
+
+class PathPlanner:
+    """`Planner` of the native kernels, which compute on the CPU and need no padding.
+
+    Args:
+        cache_dtype: of keys and values: float32 or bfloat16.
+    """
+
+    min_rows = 1
+    device = torch.device("cpu")
+
+    def __init__(self, layers: Sequence[LayerAttention], cache_dtype: torch.dtype) -> None:
+        self.layout = PageLayout([layer.shape for layer in layers], cache_dtype)
+        self.allocator = PageAllocator(self.layout)
+
+    def new_cache(self) -> PagedCache:
+        """An empty cache for one sequence."""
+        return PagedCache(self.allocator)
+
+    def plan(self, batch: Sequence[PackedRows], padding: int) -> PathPlan:
+        """As `Planner.plan`. There is no padding: every forward has a row."""
+        assert padding == 0
+        caches = [cache_of(PagedCache, rows.cache) for rows in batch]
+        if len(batch) == 1 and batch[0].is_chain:
+            (cache,) = caches
+            return PathPlan(_chain_paths(batch[0]), cache.addresses, np.array([0, len(cache.pages)], np.int32))
+        starts = [0, *accumulate(len(cache.pages) for cache in caches)]
+        addresses = np.concatenate([cache.addresses for cache in caches])
+        return PathPlan(_paths(batch), addresses, np.array(starts, np.int32))
+
+
+def _chain_paths(rows: PackedRows) -> RowPaths:
+    """Of a single chain, by far the most frequent forward."""
+    n, first = rows.end - rows.start, rows.cache.length + rows.first
+    slot = np.arange(first, first + n, dtype=np.int32)
+    nothing = np.zeros(n + 1, np.int32)
+    return RowPaths(nothing[:n], slot, slot, slot + np.int32(1), nothing, nothing[:0])
+
+
+def _paths(batch: Sequence[PackedRows]) -> RowPaths:
+    sequence: list[int] = []
+    position: list[int] = []
+    slot: list[int] = []
+    prefix: list[int] = []
+    tails: Tails = []
+    for index, rows in enumerate(batch):
+        n, first = rows.end - rows.start, rows.cache.length + rows.first
+        sequence += [index] * n
+        position += rows.positions
+        slot += range(first, first + n)
+        if rows.is_chain:
+            prefix += range(first + 1, first + n + 1)
+            tails += [[]] * n
+        else:
+            tree_prefix, tree_tails = _tree_paths(rows.cache.length, rows.cache.scratch_parents)
+            prefix += tree_prefix[rows.first :]
+            tails += tree_tails[rows.first :]
+    tail_start = [0, *accumulate(map(len, tails))]
+    tail = np.fromiter(chain.from_iterable(tails), np.int32, tail_start[-1])
+    return RowPaths(*(np.array(each, np.int32) for each in (sequence, position, slot, prefix, tail_start)), tail)
+
+
+def _tree_paths(length: int, parents: Sequence[int]) -> tuple[list[int], Tails]:
+    """Prefix and tail of every scratch row. As far as the scratch begins as a chain, its slots belong to prefixes."""
+    stem = next((row for row, parent in enumerate(parents) if parent != row - 1), len(parents))
+    prefix = list(range(length + 1, length + stem + 1))
+    tails: Tails = [[] for _ in range(stem)]
+    for row, parent in enumerate(parents[stem:], stem):
+        if parent < stem:
+            prefix.append(length + parent + 1)
+            tails.append([length + row])
+        else:
+            prefix.append(prefix[parent])
+            tails.append([*tails[parent], length + row])
+    return prefix, tails

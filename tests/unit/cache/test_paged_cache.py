@@ -1,0 +1,69 @@
+"""Pages: where they come from, where they go, and what is in them."""
+
+import pytest
+import torch
+
+from forerun.cache import PageAllocator, PagedCache
+from forerun.kernels.page_layout import PAGE, PageLayout
+
+SHAPES = [(2, 5, 3), (1, 16, 20)]
+
+
+@pytest.fixture(params=[torch.float32, torch.bfloat16], ids=str)
+def allocator(request: pytest.FixtureRequest) -> PageAllocator:
+    return PageAllocator(PageLayout(SHAPES, request.param))
+
+
+def test_bytes_are_those_of_the_pages(allocator: PageAllocator) -> None:
+    cache = PagedCache(allocator)
+    a_page = PAGE * (2 * (5 + 16) + 1 * (16 + 32)) * allocator.layout.dtype.itemsize  # values in whole vectors
+    assert cache.nbytes == 0
+    for rows, pages in ((1, 1), (PAGE - 1, 1), (1, 2), (2 * PAGE, 4), (PAGE - 1, 4), (1, 5)):
+        cache.feed([-1] * rows)
+        cache.commit(range(rows))
+        assert (len(cache.pages), cache.nbytes) == (pages, pages * a_page)
+
+
+def test_pages_are_given_back_and_come_again_without_what_was_in_them(allocator: PageAllocator) -> None:
+    first, second = PagedCache(allocator), PagedCache(allocator)
+    first.feed(range(-1, 2 * PAGE))
+    second.feed([-1])
+    assert (allocator.num_taken, allocator.num_free) == (4, 0)
+    for page in first.pages:
+        page.fill_(torch.nan)
+    used = set(first.addresses.tolist())
+    first.free()
+    assert (allocator.num_taken, allocator.num_free) == (1, 3)
+    assert len(first.addresses) == first.nbytes == 0
+    second.feed(range(PAGE))
+    assert (allocator.num_taken, allocator.num_free) == (2, 2)
+    assert int(second.addresses[1]) in used and not second.pages[1].any()
+
+
+def test_addresses_are_made_again_only_when_pages_are_added(allocator: PageAllocator) -> None:
+    cache = PagedCache(allocator)
+    cache.feed([-1] * 3)
+    before = cache.addresses
+    cache.commit([0, 2])
+    cache.feed([-1] * (PAGE - 2))
+    assert cache.addresses is before
+    cache.feed([-1])
+    assert len(before) == 1 and len(cache.addresses) == 2
+    assert cache.addresses.tolist() == [page.data_ptr() for page in cache.pages]
+    assert not (cache.addresses % 64).any() and cache.addresses.flags.c_contiguous
+
+
+def test_memory_that_cannot_be_had_leaves_the_cache_as_it_was(
+    allocator: PageAllocator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = PagedCache(allocator)
+    cache.feed([-1])
+    cache.commit([0])
+
+    def fail() -> torch.Tensor:
+        raise RuntimeError("not enough memory")
+
+    monkeypatch.setattr(allocator, "_new", fail)
+    with pytest.raises(RuntimeError, match="memory"):
+        cache.feed([-1] * PAGE)
+    assert (cache.length, cache.num_scratch, len(cache.pages), allocator.num_taken) == (1, 0, 1, 1)
