@@ -101,7 +101,10 @@ def _forward_step(model: Model, prefix: list[int], tokens: list[int]) -> Callabl
 
 
 def _kinds(folder: str | Path, dtype: str) -> dict[str, Model]:
-    """By kind of decoder: the Llama decoder where it serves the model, and the general one. dtype: or a quantisation."""
+    """By kind of decoder: the Llama decoder where it serves the model, and the general one.
+
+    dtype: or a quantisation.
+    """
     settings = {"quantize": dtype} if dtype in QUANTISATIONS else {"dtype": dtype}
     auto = load_model(folder, **settings)
     if auto.kind == "general":
