@@ -15,6 +15,7 @@ from torch import Tensor
 from forerun.bench.measure import Interval, bootstrap, interleave, ratio
 from forerun.bench.reference import Reference
 from forerun.bench.report import Table, decimal
+from forerun.config import QUANTISATIONS
 from forerun.errors import ConfigError
 from forerun.models import Model, Rows, load_model
 
@@ -26,7 +27,7 @@ class ForwardRow:
     """One implementation at one dtype.
 
     Attributes:
-        dtype: of the weights.
+        dtype: of the weights, or their quantisation.
         method: "transformers", or a kind of decoder: "llama" or "general".
         milliseconds: by K, of one forward with all logits.
         ratios: by K, this method's time over Transformers' in the same round; empty for Transformers itself.
@@ -60,7 +61,8 @@ def measure(
         context = next(iter(models.values())).context_length
         if min(rows) < 1 or prefix < 1 or prefix + max(rows) > context:
             raise ConfigError(f"{prefix} cached and {max(rows)} new positions do not fit a context of {context}.")
-        steps = _steps(Reference(folder, dtype), models, rows, prefix)
+        reference = None if dtype in QUANTISATIONS else Reference(folder, dtype)
+        steps = _steps(reference, models, rows, prefix)
         say(f"measuring {dtype}: {rounds} rounds of {len(steps)} forwards")
         runs = interleave({f"{method} {k}": step for (method, k), step in steps.items()}, rounds, warmup=3)
         seconds = {key: [run.seconds for run in timed] for key, timed in zip(steps, runs.values(), strict=True)}
@@ -69,7 +71,7 @@ def measure(
 
 
 def _steps(
-    reference: Reference, models: dict[str, Model], rows: Sequence[int], prefix: int
+    reference: Reference | None, models: dict[str, Model], rows: Sequence[int], prefix: int
 ) -> dict[tuple[str, int], Callable[[], Tensor]]:
     """Method and K -> one forward. All methods are given the same tokens."""
     generator = torch.Generator().manual_seed(0)
@@ -78,7 +80,8 @@ def _steps(
     cached, new = tokens[:prefix], tokens[prefix:]
     steps = {}
     for k in rows:
-        steps[TRANSFORMERS, k] = reference.forward_step(cached, new[:k])
+        if reference is not None:
+            steps[TRANSFORMERS, k] = reference.forward_step(cached, new[:k])
         for kind, model in models.items():
             steps[kind, k] = _forward_step(model, cached, new[:k])
     return steps
@@ -98,11 +101,15 @@ def _forward_step(model: Model, prefix: list[int], tokens: list[int]) -> Callabl
 
 
 def _kinds(folder: str | Path, dtype: str) -> dict[str, Model]:
-    """By kind of decoder: the Llama decoder where it serves the model, and the general one."""
-    auto = load_model(folder, dtype=dtype)
+    """By kind of decoder: the Llama decoder where it serves the model, and the general one.
+
+    dtype: or a quantisation.
+    """
+    settings = {"quantize": dtype} if dtype in QUANTISATIONS else {"dtype": dtype}
+    auto = load_model(folder, **settings)
     if auto.kind == "general":
         return {"general": auto}
-    return {auto.kind: auto, "general": load_model(folder, dtype=dtype, kind="general")}
+    return {auto.kind: auto, "general": load_model(folder, kind="general", **settings)}
 
 
 def _reduce(dtype: str, seconds: dict[tuple[str, int], list[float]], rows: Sequence[int]) -> list[ForwardRow]:
@@ -110,12 +117,13 @@ def _reduce(dtype: str, seconds: dict[tuple[str, int], list[float]], rows: Seque
     results = []
     for method in methods:
         by_rows = {k: seconds[method, k] for k in rows}
+        compared = method != TRANSFORMERS and TRANSFORMERS in methods
         results.append(
             ForwardRow(
                 dtype,
                 method,
                 {k: bootstrap([1000 * t for t in by_rows[k]]) for k in rows},
-                {} if method == TRANSFORMERS else {k: ratio(by_rows[k], seconds[TRANSFORMERS, k]) for k in rows},
+                {k: ratio(by_rows[k], seconds[TRANSFORMERS, k]) for k in rows} if compared else {},
                 {k: ratio(by_rows[k], by_rows[1]) for k in rows if k > 1} if 1 in by_rows else {},
             )
         )

@@ -110,10 +110,10 @@ def measure(
     return rows
 
 
-def forward_seconds(context: int, dtype: str) -> float:
+def forward_seconds(context: int, dtype: str, quantize: str | None = None) -> float:
     """Seconds of one row's forward of a random Llama of 197 M parameters after `context` positions."""
     with random_llama(context + ROOM) as folder:
-        return target_costs(load_model(folder, dtype), context, FORWARD_ROUNDS, rows=(1,))(1)
+        return target_costs(load_model(folder, dtype, quantize=quantize), context, FORWARD_ROUNDS, rows=(1,))(1)
 
 
 def bundled_drafters(

@@ -48,7 +48,8 @@ def demo(
     prompts: Annotated[DemoOptions, Flags()],
     sampling: Annotated[SamplingParams, Flags("max_tokens")],
     settings: Annotated[
-        LLMOptions, Flags("num_draft_tokens", "dtype", "device", "adapter", base=LLMOptions(num_draft_tokens=AUTO))
+        LLMOptions,
+        Flags("num_draft_tokens", "dtype", "device", "quantize", "adapter", base=LLMOptions(num_draft_tokens=AUTO)),
     ],
     json: options.Json = False,
 ) -> None:
@@ -92,6 +93,7 @@ def facts(model: str, settings: LLMOptions, num_draft_tokens: NumDraftTokens, ex
         "adapter": settings.adapter,
         "cost_padded": is_cost_padded(model),
         "dtype": settings.dtype,
+        "quantize": settings.quantize,
         "num_draft_tokens": num_draft_tokens,
         "exact": exact,
         "machine": machine(),
@@ -181,7 +183,14 @@ def open_methods(
     from forerun.bench.engines import beside
     from forerun.engine import LLM
 
-    plain = LLM(model, drafter=None, dtype=settings.dtype, device=settings.device, adapter=settings.adapter)
+    plain = LLM(
+        model,
+        drafter=None,
+        dtype=settings.dtype,
+        device=settings.device,
+        adapter=settings.adapter,
+        quantize=settings.quantize,
+    )
     return {PLAIN: plain} | {name: beside(plain, spec, num_draft_tokens) for name, spec in drafters.items()}
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from forerun.config import AUTO, DEFAULT_DTYPE, DTYPES, EngineConfig, NumDraftTokens
+from forerun.config import AUTO, DEFAULT_DTYPE, DTYPES, QUANTISATIONS, EngineConfig, NumDraftTokens
 from forerun.device import DEVICES
 from forerun.errors import ConfigError
 from forerun.fields import Checked, option, option_like
@@ -29,6 +29,12 @@ class LLMOptions(Checked):
     acceptance: str | None = option_like(EngineConfig, "acceptance", None, default_text="the exact rule that fits")
     dtype: str = option(DEFAULT_DTYPE, f"Number format of weights and cache: {', '.join(DTYPES)}.")
     device: str = option("cpu", f"Where to compute: {DEVICES}.")
+    quantize: str | None = option(
+        None,
+        f"What the target's weights are kept in: {' or '.join(QUANTISATIONS)}.",
+        metavar="|".join(QUANTISATIONS),
+        default_text="as its files are",
+    )
     adapter: str | None = option(
         None, "The folder of a PEFT LoRA adapter of the target, merged when it is loaded.", metavar="FOLDER"
     )

@@ -54,9 +54,12 @@ class LLM:
         tokenizer: replaces the one beside the target.
         adapter: the folder of a PEFT LoRA adapter, merged into the target when it is loaded (extra `peft`). A tokenizer
             beside it replaces the target's, whose tokens it must have.
+        quantize: "int8" or "int4", what the target's weights are kept in; `dtype` is the number format of everything
+            else. None: as its files say. A draft model has an option of its own ("draft-model:quantize=int4").
 
     Raises:
-        ConfigError: an option is out of range, the device is not there, or a loaded Model is to get an adapter.
+        ConfigError: an option is out of range, the device is not there, or a loaded Model is to get an adapter or to be
+            quantised.
         ModelLoadError: a model or an adapter cannot be read, or they do not fit.
         DrafterError: the drafter is unknown, or does not fit the target.
     """
@@ -75,6 +78,7 @@ class LLM:
         prefill_chunk: int = PREFILL_CHUNK,
         tokenizer: Any = None,
         adapter: str | Path | None = None,
+        quantize: str | None = None,
     ) -> None:
         config = EngineConfig(
             prefill_chunk=prefill_chunk,
@@ -84,12 +88,17 @@ class LLM:
             **({} if num_draft_tokens is None else {"num_draft_tokens": num_draft_tokens}),
         )
         if isinstance(target, (str, Path)):
-            self.target: LanguageModel = load_model(target, dtype, device=device, adapter=adapter)
+            self.target: LanguageModel = load_model(target, dtype, device=device, adapter=adapter, quantize=quantize)
             tokenizer = tokenizer or find_tokenizer(target, adapter)
         elif adapter is not None:
             raise ConfigError(
                 f"adapter is {str(adapter)!r}, but the target is a loaded model, and an adapter is merged before a "
                 "model is. Give the target's name, or load it with its adapter."
+            )
+        elif quantize is not None:
+            raise ConfigError(
+                f"quantize is {quantize!r}, but the target is a loaded model, and weights are quantised as they are "
+                "read. Give the target's name, or load it with quantize."
             )
         else:
             self.target = target

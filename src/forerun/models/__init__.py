@@ -1,6 +1,6 @@
 """The models: Transformers' weights under forerun's attention, packed linear layers and row layout."""
 
-from forerun.models.base import Exactness, Forward, LanguageModel, Rows, StandIn, identity
+from forerun.models.base import Exactness, Forward, LanguageModel, Rows, StandIn, identity, number_format
 from forerun.models.loading import (
     find_tokenizer,
     load_draft_model,
@@ -9,6 +9,7 @@ from forerun.models.loading import (
     load_transformers_model,
 )
 from forerun.models.model import Model
+from forerun.models.quantising import check_quantisation
 
 __all__ = [
     "Exactness",
@@ -17,10 +18,12 @@ __all__ = [
     "Model",
     "Rows",
     "StandIn",
+    "check_quantisation",
     "find_tokenizer",
     "identity",
     "load_draft_model",
     "load_model",
     "load_tokenizer",
     "load_transformers_model",
+    "number_format",
 ]

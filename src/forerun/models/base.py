@@ -83,6 +83,7 @@ class LanguageModel(ABC):
         num_parameters: of its weights.
         exactness: the self-test's verdict.
         adapter: the folder of the adapter that was merged into its weights; None without one.
+        quantize: the bits that its weights are kept in, "int8" or "int4"; None for numbers of `dtype`.
     """
 
     name: str
@@ -94,6 +95,7 @@ class LanguageModel(ABC):
     num_parameters: int
     exactness: Exactness
     adapter: str | None = None
+    quantize: str | None = None
 
     @abstractmethod
     def new_cache(self) -> Cache:
@@ -128,6 +130,7 @@ class StandIn(LanguageModel):
             num_parameters=model.num_parameters,
             exactness=model.exactness,
             adapter=model.adapter,
+            quantize=model.quantize,
         )
         self.model = model
 
@@ -136,7 +139,13 @@ class StandIn(LanguageModel):
         return self.model.new_cache()
 
 
+def number_format(model: LanguageModel) -> str:
+    """Of its weights, in a word: "bfloat16", "int8"."""
+    return model.quantize or str(model.dtype).removeprefix("torch.")
+
+
 def identity(model: LanguageModel) -> str:
-    """What tells a model from others in stored costs: name, adapter, size, number format and device."""
+    """What tells a model from others in stored costs: name, adapter, size, number formats and device."""
     name = model.name if model.adapter is None else f"{model.name} with {model.adapter}"
-    return f"{name} {model.num_parameters} {model.dtype} {model.device}"
+    bits = "" if model.quantize is None else f" {model.quantize}"
+    return f"{name} {model.num_parameters} {model.dtype}{bits} {model.device}"

@@ -142,7 +142,7 @@ def _feed(model: Model, cache: SequenceCache, tokens: list[int]) -> None:
 def _blame(model: Model) -> str:
     """Name the first module that gives another result for the same row beside other rows."""
     if not isinstance(model.decoder, GeneralDecoder):
-        return f"the Llama decoder in {model.dtype} on this {model.device.type}"
+        return f"the Llama decoder in {model.quantize or model.dtype} on this {model.device.type}"
     inside = model.decoder.model
     tokens = _tokens(model, 7)
     few: dict[str, tuple[Tensor, Tensor]] = {}

@@ -15,7 +15,7 @@ from forerun.errors import UnsupportedModelError
 from forerun.kernels.partition import Form
 from forerun.models.attention.base import Attention, LayerAttention, Layout
 from forerun.models.attention.reference import ReferenceAttention
-from forerun.models.linear import pack_module
+from forerun.models.linear import Maker, pack_module
 from forerun.models.taps import Taps
 
 ATTENTION_NAME = "forerun"
@@ -92,13 +92,17 @@ def register_attention() -> None:
 class GeneralDecoder:
     """A Transformers model whose attention is ours, loaded with attn_implementation=ATTENTION_NAME.
 
+    Args:
+        model: the loaded causal language model, on its device. It gets other linear layers.
+        maker: of these; None: of the numbers as they are.
+
     Attributes:
         layer_attentions: of the layers that compute attention through Transformers' interface, in order. Five rows
             are sent through the model to see them.
     """
 
-    def __init__(self, model: Any) -> None:
-        pack_module(model)
+    def __init__(self, model: Any, maker: Maker | None = None) -> None:
+        pack_module(model, maker, model.get_output_embeddings())
         self.model = model
         self.num_layers: int = model.config.get_text_config(decoder=True).num_hidden_layers
         self.attention: Attention = ReferenceAttention(model.dtype)

@@ -1,14 +1,17 @@
-"""The contract of linear layers, and which of them a model gets."""
+"""The contracts of linear layers and of what makes them, and which of them a model gets."""
 
 from __future__ import annotations
 
 import inspect
-from typing import Protocol
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
 
+import torch
 from torch import Tensor, nn
 
 from forerun.kernels.experts import PackedExperts
 from forerun.kernels.plain_linear import PlainLinear
+from forerun.kernels.quantised_embedding import QuantisedEmbedding
 from forerun.kernels.row_invariant_linear import PackedLinear, can_pack
 
 
@@ -29,6 +32,43 @@ class Linear(Protocol):
         """residual + forward(x). residual: [..., out]."""
 
 
+class Part(NamedTuple):
+    """The outputs that one of Transformers' parameters gives to a linear layer.
+
+    Attributes:
+        name: of the parameter, such as "model.layers.0.self_attn.q_proj.weight".
+        weight: [out, in], as Transformers holds it.
+        rows: [out] int64, the order in which its rows are wanted; None: as they lie.
+    """
+
+    name: str
+    weight: Tensor
+    rows: Tensor | None = None
+
+
+class Maker(Protocol):
+    """What makes a decoder's layers of its weights."""
+
+    def linear(self, parts: Sequence[Part], bias: Tensor | None = None, *, is_head: bool = False) -> Linear:
+        """One layer whose outputs are those of the parts, one after another. is_head: it is the output layer."""
+
+    def embedding(self, part: Part) -> Tensor | QuantisedEmbedding:
+        """What gives the rows of the table, [n, hidden], when it is indexed with [n] token ids."""
+
+
+class FloatMaker:
+    """Makes layers of the numbers as they are."""
+
+    def linear(self, parts: Sequence[Part], bias: Tensor | None = None, *, is_head: bool = False) -> Linear:
+        """As `Maker.linear`."""
+        weights = [part.weight if part.rows is None else part.weight[part.rows] for part in parts]
+        return make_linear(weights[0] if len(weights) == 1 else torch.cat(weights), bias)
+
+    def embedding(self, part: Part) -> Tensor:
+        """As `Maker.embedding`."""
+        return part.weight.detach()
+
+
 def make_linear(weight: Tensor, bias: Tensor | None = None) -> Linear:
     """Packed where weights of this type can be packed on their device, plain elsewhere. weight: [out, in]."""
     if can_pack(weight.dtype, weight.device):
@@ -47,14 +87,32 @@ def _are_plain_experts(module: nn.Module) -> bool:
     return (ours.co_code, ours.co_names, ours.co_consts) == (theirs.co_code, theirs.co_names, theirs.co_consts)
 
 
-def pack_module(module: nn.Module) -> None:
-    """Replace, in place, every layer below `module` that can be packed: nn.Linear, GPT-2's Conv1D, plain experts."""
+def pack_module(module: nn.Module, maker: Maker | None = None, head: nn.Module | None = None, prefix: str = "") -> None:
+    """Replace, in place, every layer below `module` that can be packed: nn.Linear, GPT-2's Conv1D, plain experts.
+
+    Args:
+        maker: of the linear layers; None: of the numbers as they are.
+        head: the output layer. prefix: of the names of the parameters below `module`.
+    """
     for name, child in list(module.named_children()):
-        packed = _packed(child)
+        path = f"{prefix}{name}"
+        packed = _packed(child) if maker is None else _made(child, maker, child is head, path)
         if packed is None:
-            pack_module(child)
+            pack_module(child, maker, head, path + ".")
         else:
             setattr(module, name, packed)
+
+
+def _made(module: nn.Module, maker: Maker, is_head: bool, path: str) -> nn.Module | None:
+    """A module whose layers the maker makes, in place of this one; None if there is none."""
+    from transformers.pytorch_utils import Conv1D
+
+    if type(module) not in (nn.Linear, Conv1D):
+        return _packed(module)
+    weight = module.get_parameter("weight").T if type(module) is Conv1D else module.get_parameter("weight")
+    linear = maker.linear([Part(f"{path}.weight", weight)], module.bias, is_head=is_head)
+    assert isinstance(linear, nn.Module)
+    return linear
 
 
 def _packed(module: nn.Module) -> nn.Module | None:

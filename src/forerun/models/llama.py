@@ -19,7 +19,7 @@ from forerun.kernels.partition import Form
 from forerun.kernels.rms_norm import rms_norm
 from forerun.models.attention.base import Attention, LayerAttention, Layout
 from forerun.models.attention.reference import ReferenceAttention
-from forerun.models.linear import Linear, make_linear
+from forerun.models.linear import FloatMaker, Linear, Maker, Part
 from forerun.models.taps import Taps
 
 LLAMA_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
@@ -61,9 +61,11 @@ class LlamaDecoder:
     Args:
         model: the loaded causal language model, on its device. Its layers are emptied one by one as their weights are
             copied, so that memory does not hold all of them twice; the model is of no use afterwards.
+        maker: of embedding and linear layers; None: of the numbers as they are.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, maker: Maker | None = None) -> None:
+        maker = maker or FloatMaker()
         config = model.config
         base = model.model
         self.num_heads: int = config.num_attention_heads
@@ -71,22 +73,26 @@ class LlamaDecoder:
         self.head_dim: int = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         self.intermediate: int = config.intermediate_size
         self.eps_value: float = config.rms_norm_eps
-        self.embedding = base.embed_tokens.weight.detach()
+        embedding = Part("model.embed_tokens.weight", base.embed_tokens.weight)
+        self.embedding = maker.embedding(embedding)
         self.dtype, self.device = self.embedding.dtype, self.embedding.device
         self.compute_dtype = torch.float64 if self.dtype == torch.float64 else torch.float32
         self.eps = torch.tensor(self.eps_value, dtype=self.compute_dtype, device=self.device)
         # the norms' weights in the type they are multiplied in, once and for all
         self.norm = base.norm.weight.detach().to(self.compute_dtype)
-        self.lm_head = make_linear(model.lm_head.weight, model.lm_head.bias)
-        if model.lm_head.weight is not base.embed_tokens.weight:
+        is_tied = model.lm_head.weight is base.embed_tokens.weight
+        head = embedding if is_tied else Part("lm_head.weight", model.lm_head.weight)
+        self.lm_head = maker.linear([head], model.lm_head.bias, is_head=True)
+        if not is_tied:
             model.lm_head.to_empty(device="meta")
         self.inverse_frequencies = base.rotary_emb.inv_freq.detach().float().cpu()
         self.rope_scaling = float(base.rotary_emb.attention_scaling)
         self.rotations = self._rotations(2048)
         self.attention: Attention = ReferenceAttention(self.dtype)
         self.layers: list[_Layer] = []
-        for layer, window in zip(base.layers, _windows(config), strict=True):
-            self.layers.append(self._rearranged(layer, Form(self.head_dim**-0.5, window)))
+        for index, (layer, window) in enumerate(zip(base.layers, _windows(config), strict=True)):
+            path, form = f"model.layers.{index}", Form(self.head_dim**-0.5, window)
+            self.layers.append(self._rearranged(layer, path, form, maker))
             layer.to_empty(device="meta")
         self.num_layers = len(self.layers)
         heads, group, width = self.num_kv_heads, self.num_heads // self.num_kv_heads, self.head_dim
@@ -139,11 +145,20 @@ class LlamaDecoder:
         taps.take_wanted(self.num_layers, x)
         return self.lm_head.forward(x) if layout.num_logits else x.new_empty(0, self.lm_head.out_features)
 
-    def _rearranged(self, layer: Any, form: Form) -> _Layer:
-        attention, mlp = layer.self_attn, layer.mlp
-        q, k, v = attention.q_proj, attention.k_proj, attention.v_proj
-        weight = torch.cat([self._paired(q.weight), self._paired(k.weight), v.weight])
-        bias = None if q.bias is None else torch.cat([self._paired(q.bias), self._paired(k.bias), v.bias])
+    def _rearranged(self, layer: Any, path: str, form: Form, maker: Maker) -> _Layer:
+        attention = layer.self_attn
+
+        def linear(*names: str, paired: int = 0, bias: Tensor | None = None) -> Linear:
+            """Of the modules of these names; the first `paired` of them have rows that are to be paired."""
+            parts = []
+            for number, name in enumerate(names):
+                weight = layer.get_submodule(name).weight
+                rows = self._paired(torch.arange(len(weight), device=weight.device)) if number < paired else None
+                parts.append(Part(f"{path}.{name}.weight", weight, rows))
+            return maker.linear(parts, bias)
+
+        q, k, v = attention.q_proj.bias, attention.k_proj.bias, attention.v_proj.bias
+        bias = None if q is None else torch.cat([self._paired(q), self._paired(k), v])
         head_norm = None
         if hasattr(attention, "q_norm"):
             q_norm = self._paired(attention.q_norm.weight).expand(self.num_heads, -1)
@@ -151,12 +166,12 @@ class LlamaDecoder:
             head_norm = torch.cat([q_norm, k_norm]).detach()
         return _Layer(
             input_norm=layer.input_layernorm.weight.detach().to(self.compute_dtype),
-            qkv=make_linear(weight, bias),
+            qkv=linear("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", paired=2, bias=bias),
             head_norm=head_norm,
-            out=make_linear(attention.o_proj.weight, attention.o_proj.bias),
+            out=linear("self_attn.o_proj", bias=attention.o_proj.bias),
             mlp_norm=layer.post_attention_layernorm.weight.detach().to(self.compute_dtype),
-            gate_up=make_linear(torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight])),
-            down=make_linear(mlp.down_proj.weight),
+            gate_up=linear("mlp.gate_proj", "mlp.up_proj"),
+            down=linear("mlp.down_proj"),
             form=form,
         )
 

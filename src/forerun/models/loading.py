@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,6 +20,7 @@ from forerun.models.general import ATTENTION_NAME, GeneralDecoder, register_atte
 from forerun.models.llama import LlamaDecoder, llama_refusal
 from forerun.models.model import Decoder, Model
 from forerun.models.non_finite import first_non_finite_tensor
+from forerun.models.quantising import Quantisation, QuantisedMaker, check_quantisation, streamed
 from forerun.models.sources import ModelSource, find_source
 from forerun.models.transformers_model import foreign_attention, read_model
 
@@ -36,6 +38,7 @@ def load_model(
     kind: Kind = "auto",
     device: str | torch.device = "cpu",
     adapter: str | Path | None = None,
+    quantize: str | None = None,
 ) -> Model:
     """Load a causal language model and try whether it is exact.
 
@@ -51,32 +54,41 @@ def load_model(
             "auto" for the first where it serves the model.
         device: where the model computes: "cpu", "cuda", "cuda:1", "mps".
         adapter: the folder of a PEFT LoRA adapter to merge.
+        quantize: "int8" or "int4": the weights are kept in codes of so many bits, and `dtype` is the number format of
+            everything else. None: as the files say, which is "not at all" for those that `forerun quantize` has not
+            written.
 
     Raises:
-        ConfigError: unknown dtype or kind, the Llama decoder asked for a model it does not serve, a device that is
-            not there, or an adapter without PEFT.
+        ConfigError: unknown dtype, kind or quantisation, the Llama decoder asked for a model it does not serve, a
+            device that is not there, or an adapter without PEFT.
         ModelLoadError: the files are missing, broken, or hold only pickled weights; an adapter does not fit them.
         UnsupportedModelError: the architecture cannot be served exactly (named, with the reason).
     """
-    source, model = _load(name, dtype, kind, device, adapter)
+    source, model = _load(name, dtype, kind, device, adapter, quantize)
     options = ", ".join(f"{key} {value:g}" for key, value in source.recommended_sampling().items())
     if options:
         _log.warning("%s: %s recommends %s; requests that want this say so.", name, source.place_of_sampling, options)
     stored = source.stored_dtype()
     served = str(model.dtype).removeprefix("torch.")
-    if stored is not None and _BITS[stored] > _BITS[served]:
+    if stored is not None and model.quantize is None and _BITS[stored] > _BITS[served]:
         _log.warning("%s: the weights are %s and are rounded to %s; dtype='auto' keeps them.", name, stored, served)
     model.exactness = self_test(model)
     return model
 
 
-def load_draft_model(name: str | Path, dtype: str = DEFAULT_DTYPE, device: str | torch.device = "cpu") -> Model:
+def load_draft_model(
+    name: str | Path,
+    dtype: str = DEFAULT_DTYPE,
+    device: str | torch.device = "cpu",
+    adapter: str | Path | None = None,
+    quantize: str | None = None,
+) -> Model:
     """Load a model that drafts: as `load_model`, but what is rounded or recommended does not matter to a draft.
 
     Raises:
         ModelLoadError: in addition, the weights hold NaN or infinity, or the model computes such numbers from them.
     """
-    _, model = _load(name, dtype, "auto", device)
+    _, model = _load(name, dtype, "auto", device, adapter, quantize)
     tensor = first_non_finite_tensor(model)
     if tensor is not None:
         raise ModelLoadError(
@@ -127,10 +139,16 @@ def load_transformers_model(name: str | Path, dtype: str, adapter: str | Path | 
 
 
 def _load(
-    name: str | Path, dtype: str, kind: Kind, device: str | torch.device, adapter: str | Path | None = None
+    name: str | Path,
+    dtype: str,
+    kind: Kind,
+    device: str | torch.device,
+    adapter: str | Path | None = None,
+    quantize: str | None = None,
 ) -> tuple[ModelSource, Model]:
     """A model that has computed one step."""
     _check_dtype(dtype)
+    asked = check_quantisation(quantize, dtype)
     if kind not in ("auto", "llama", "general"):
         raise ConfigError(f"kind is {kind!r}, but must be auto, llama or general.")
     place = resolve_device(device)
@@ -142,11 +160,18 @@ def _load(
         raise ConfigError(f"the Llama decoder cannot serve {name}: {refusal}. Use kind='general'.")
     if kind == "auto":
         kind = "general" if refusal else "llama"
-    eos = source.eos_token_ids(config)
+    quantisation = asked or check_quantisation(source.quantisation(), dtype)
     register_attention()
-    hf = _read(source, config, dtype, adapter, ATTENTION_NAME).to(place)
+    maker = None
+    if quantisation is None:
+        hf = _read(source, config, dtype, adapter, ATTENTION_NAME)
+    else:
+        hf, maker = _read_to_quantise(source, config, dtype, adapter, quantisation, streams=kind == "llama")
     try:
-        model = _assemble(hf, source, config, eos, kind, adapter)
+        model = _assemble(hf.to(place), source, config, kind, maker)
+        model.adapter, model.quantize = None if adapter is None else str(adapter), quantisation
+        if adapter is None:
+            model.packed_weights = source.packed_weights(config)
         probe(model)
     except _COMPUTING as error:
         if isinstance(error, ForerunError):
@@ -157,6 +182,13 @@ def _load(
             f"{name} ({config.model_type}) could not compute one step in forerun: {reason(error)}. "
             "Serve it with Transformers, or report the architecture."
         ) from error
+    if maker is not None and maker.mixed:
+        _log.warning(
+            "%s: %d layers are kept at 8 bits, for the files have their parts in different codes, among them %s.",
+            name,
+            len(maker.mixed),
+            maker.mixed[0],
+        )
     return source, model
 
 
@@ -170,6 +202,25 @@ def _read(
         return read_model(source.name, config, checkpoint, number_format, attention)
 
     return with_adapter(read, _torch_dtype(source, dtype), adapter, source.name)
+
+
+def _read_to_quantise(
+    source: ModelSource, config: Any, dtype: str, adapter: str | Path | None, quantisation: Quantisation, streams: bool
+) -> tuple[Any, QuantisedMaker]:
+    """The Transformers model of a source, and what makes quantised layers of its weights.
+
+    streams: it is for the Llama decoder. Its matrices are placeholders then, and read one by one by the maker; with an
+        adapter all of them are there, merged.
+    """
+    if adapter is not None:
+        hf = _read(source, config, dtype, adapter, ATTENTION_NAME)
+        return hf, QuantisedMaker(quantisation, None, {}, hf.dtype)  # the files hold other weights
+    number_format = _torch_dtype(source, dtype)
+    checkpoint = source.checkpoint(config, torch.float32)
+    if streams:
+        checkpoint = replace(checkpoint, unread=streamed(checkpoint.slices, config.tie_word_embeddings))
+    hf = read_model(source.name, config, checkpoint, number_format, ATTENTION_NAME)
+    return hf, QuantisedMaker(quantisation, source.quantised_weight(config), checkpoint.unread_slices(), hf.dtype)
 
 
 def _check_dtype(dtype: str) -> None:
@@ -186,24 +237,18 @@ def _torch_dtype(source: ModelSource, dtype: str) -> torch.dtype:
     return found
 
 
-def _assemble(
-    hf: Any, source: ModelSource, config: Any, eos: frozenset[int], kind: Kind, adapter: str | Path | None
-) -> Model:
+def _assemble(hf: Any, source: ModelSource, config: Any, kind: Kind, maker: QuantisedMaker | None) -> Model:
     num_parameters = sum(p.numel() for p in hf.parameters())
     dtype, device = hf.dtype, hf.device
-    decoder: Decoder = LlamaDecoder(hf) if kind == "llama" else GeneralDecoder(hf)
-    model = Model(
+    decoder: Decoder = LlamaDecoder(hf, maker) if kind == "llama" else GeneralDecoder(hf, maker)
+    return Model(
         decoder,
         name=source.name,
         vocab_size=config.vocab_size,
         context_length=context_length(config),
-        eos_token_ids=eos,
+        eos_token_ids=source.eos_token_ids(config),
         dtype=dtype,
         device=device,
         num_parameters=num_parameters,
         kind=kind,
-        # with an adapter the weights are no longer those that the file holds
-        packed_weights=source.packed_weights(config) if adapter is None else None,
     )
-    model.adapter = None if adapter is None else str(adapter)
-    return model

@@ -54,7 +54,8 @@ def _named_tensors(decoder: object) -> Iterator[tuple[str, Tensor]]:
 
 
 def _of_llama(decoder: LlamaDecoder) -> Iterator[tuple[str, Tensor]]:
-    yield "model.embed_tokens.weight", decoder.embedding
+    if isinstance(decoder.embedding, Tensor):  # in codes, it is finite
+        yield "model.embed_tokens.weight", decoder.embedding
     for index, layer in enumerate(decoder.layers):
         prefix = f"model.layers.{index}"
         yield f"{prefix}.input_layernorm.weight", layer.input_norm

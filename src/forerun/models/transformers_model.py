@@ -60,7 +60,7 @@ def read_model(name: str, config: Any, checkpoint: Checkpoint, dtype: torch.dtyp
         model, loaded = cls.from_pretrained(
             None,
             config=config,
-            state_dict=dict(checkpoint.slices),
+            state_dict=checkpoint.state_dict(dtype),
             ignore_mismatched_sizes=True,
             output_loading_info=True,
             trust_remote_code=False,

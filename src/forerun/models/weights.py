@@ -16,6 +16,7 @@ from math import prod
 from types import EllipsisType
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from forerun.errors import ModelLoadError
@@ -46,11 +47,22 @@ class Checkpoint:
         slices: at least one.
         described_by: what holds the configuration that they must fit, for messages: "config.json".
         remedy: what to do where they do not fit it.
+        unread: names of tensors that are read by somebody else: Transformers gets placeholders for them, which have a
+            shape and take no memory.
     """
 
     slices: Mapping[str, TensorSlice]
     described_by: str
     remedy: str
+    unread: Collection[str] = frozenset()
+
+    def state_dict(self, dtype: torch.dtype) -> dict[str, TensorSlice]:
+        """What Transformers reads the tensors from. dtype: of the placeholders."""
+        return {name: _Placeholder(each, dtype) if name in self.unread else each for name, each in self.slices.items()}
+
+    def unread_slices(self) -> dict[str, TensorSlice]:
+        """Those tensors that Transformers gets placeholders for."""
+        return {name: self.slices[name] for name in self.unread}
 
     def shape(self, name: str) -> list[int]:
         return self.slices[name].get_shape()
@@ -68,6 +80,23 @@ class Checkpoint:
         for name in self.slices:
             entries[_FLOATS.get(self.dtype(name), "float32")] += prod(self.shape(name))
         return entries.most_common(1)[0][0]
+
+
+@dataclass(frozen=True, slots=True)
+class _Placeholder:
+    """A tensor of the shape of another, whose numbers are all the same one in memory."""
+
+    slice: TensorSlice
+    dtype: torch.dtype
+
+    def get_shape(self) -> list[int]:
+        return self.slice.get_shape()
+
+    def get_dtype(self) -> str:
+        return self.slice.get_dtype()
+
+    def __getitem__(self, index: EllipsisType) -> Tensor:
+        return torch.zeros((), dtype=self.dtype).expand(self.get_shape())
 
 
 def check_layers(checkpoint: Checkpoint, num_layers: int, num_nextn: int, name: str) -> None:

@@ -19,9 +19,10 @@ class Forerun:
         from forerun.bench.measure import machine
         from forerun.config import AUTO
         from forerun.engine import LLM
+        from forerun.models import number_format
 
         torch.set_num_threads(options["threads"])
-        plain = LLM(options["model"], drafter=None, dtype=options["dtype"])
+        plain = LLM(options["model"], drafter=None, dtype=options["dtype"], quantize=options["quantize"])
         self._engines = {PLAIN: plain}
         for name, text in options["drafters"].items():
             self._engines[name] = beside(plain, text, AUTO)
@@ -29,7 +30,7 @@ class Forerun:
         self.ready = {
             "version": f"forerun {__version__}{f' ({commit})' if commit else ''}, torch {torch.__version__}",
             "instructions": torch.backends.cpu.get_cpu_capability(),
-            "precision": str(plain.target.dtype).removeprefix("torch."),
+            "precision": number_format(plain.target),
             "methods": list(self._engines),
             "eos_token_ids": sorted(plain.target.eos_token_ids),
             "context_length": plain.target.context_length,

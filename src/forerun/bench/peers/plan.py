@@ -14,9 +14,16 @@ from forerun.fetch.store import path_of
 FORERUN = "forerun"
 
 
-def own_start(model: str, drafters: Mapping[str, str], dtype: str, threads: int) -> Start:
+def own_start(model: str, drafters: Mapping[str, str], dtype: str, threads: int, quantize: str | None = None) -> Start:
     """forerun. drafters: name -> the drafter's text."""
-    options = {"kind": FORERUN, "name": "", "model": model, "drafters": dict(drafters), "dtype": dtype}
+    options = {
+        "kind": FORERUN,
+        "name": "",
+        "model": model,
+        "drafters": dict(drafters),
+        "dtype": dtype,
+        "quantize": quantize,
+    }
     return Start(FORERUN, own_command(), {**options, "threads": threads})
 
 

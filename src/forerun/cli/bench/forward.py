@@ -19,7 +19,9 @@ class ForwardOptions:
 
     model: str | None = option(None, "A folder or hub id.", default_text="a random Llama of 197 M parameters")
     rows: str = option("1,5,8", "Rows of a forward, with commas between them.", metavar="INT,...")
-    dtypes: str = option("float32,bfloat16", "Number formats, with commas between them.", metavar="DTYPE,...")
+    dtypes: str = option(
+        "float32,bfloat16", "Number formats (int8 and int4 too), with commas between them.", metavar="DTYPE,..."
+    )
     prefix: int = option(256, "Cached positions before the new rows.", low=1)
     rounds: int = option(20, "Interleaved rounds.", low=1)
 

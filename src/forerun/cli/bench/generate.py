@@ -65,7 +65,7 @@ def generate(
     draft: options.DraftName = None,
     compared: Annotated[Compared, Flags()],
     settings: Annotated[GenerateOptions, Flags()],
-    llm: Annotated[LLMOptions, Flags("dtype", "adapter")],
+    llm: Annotated[LLMOptions, Flags("dtype", "quantize", "adapter")],
     reference: Annotated[bool, typer.Option(help="Measure Transformers' generate as well (greedy only).")] = True,
     details: Annotated[bool, typer.Option(help="Measure overhead and acceptance as well.")] = True,
     threads: options.Threads = None,
@@ -87,10 +87,11 @@ def generate(
     from forerun.bench.reference import Reference, quieten
     from forerun.bench.rows_file import write_rows
     from forerun.engine import LLM
+    from forerun.models import number_format
 
     quieten()
     say(f"loading {model}")
-    plain = LLM(model, drafter=None, dtype=llm.dtype, adapter=llm.adapter)
+    plain = LLM(model, drafter=None, dtype=llm.dtype, adapter=llm.adapter, quantize=llm.quantize)
     by_method, by_drafter = engines.open_engines(plain, chosen, counts)
     prompts = prepare(plain, cases, compared.max_tokens)
     workloads = [Workload(name, prompts[name], temperatures(each) or heats) for name, each in cases.items()]
@@ -98,9 +99,11 @@ def generate(
     hf = Reference(model, llm.dtype, llm.adapter) if reference else None
     hf_draft = Reference(assistant, llm.dtype) if reference and assistant else None
     methods = Methods(by_method, hf, hf_draft, assisted)
-    measured, tables = speeds(methods, workloads, compared.max_tokens, settings, f"{model}, {llm.dtype}")
+    measured, tables = speeds(
+        methods, workloads, compared.max_tokens, settings, f"{model}, {number_format(plain.target)}"
+    )
     facts = {"model": model, "cost_padded": is_cost_padded(model), "dtype": llm.dtype, "methods": measured}
-    facts["adapter"] = llm.adapter
+    facts |= {"adapter": llm.adapter, "quantize": plain.target.quantize}
     facts |= {"stop_at_eos": settings.stop_at_eos, "overhead": [], "acceptance": []}
     if details:
         found, more = measure_details(by_method, by_drafter, workloads, compared.max_tokens)

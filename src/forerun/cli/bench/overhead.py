@@ -30,7 +30,7 @@ class OverheadOptions:
 def overhead(
     *,
     timed: Annotated[OverheadOptions, Flags()],
-    llm: Annotated[LLMOptions, Flags("dtype")],
+    llm: Annotated[LLMOptions, Flags("dtype", "quantize")],
     threads: options.Threads = None,
     json: options.Json = False,
     markdown: options.Markdown = False,
@@ -42,10 +42,10 @@ def overhead(
 
     context, steps = timed.context, timed.steps
     say(f"timing a forward after {context} positions")
-    forward = bench.forward_seconds(context, llm.dtype)
+    forward = bench.forward_seconds(context, llm.dtype, llm.quantize)
     length = context + bench.TOKENS_PER_STEP * steps
     drafters, text = bench.bundled_drafters(wanted, timed.index, llm.dtype, length)
     results = bench.measure(drafters, text, context, timed.budget, steps, forward, say)
-    facts = {"context": context, "forward": forward, "results": results}
+    facts = {"context": context, "quantize": llm.quantize, "forward": forward, "results": results}
     title = f"After {context} tokens; the forward takes {1e3 * forward:.1f} ms"
     print_report(Report(facts, [Table.of(title, bench.COLUMNS, results)]), json, markdown)

@@ -46,7 +46,7 @@ def peers(
     draft: options.DraftName = None,
     compared: Annotated[Compared, Flags(base=Compared(drafters=DRAFTERS))],
     chosen: Annotated[PeerOptions, Flags()],
-    llm: Annotated[LLMOptions, Flags("dtype")],
+    llm: Annotated[LLMOptions, Flags("dtype", "quantize")],
     threads: options.Threads = None,
     json: options.Json = False,
     markdown: options.Markdown = False,
@@ -70,7 +70,7 @@ def peers(
     count, tokenizer = threads or available_cores(), find_tokenizer(model)
     set_threads(count)
     with running(Limits(chosen.load_limit, chosen.prompt_limit), say, chosen.logs) as started:
-        own = started.start(own_start(model, drafters, llm.dtype, count))
+        own = started.start(own_start(model, drafters, llm.dtype, count, llm.quantize))
         if own is None:
             raise ConfigError(f"forerun itself cannot take part: {started.left_out[-1].reason}.")
         prompts = requests(cases, tokenizer, model, answer_of(started, own, tokenizer, compared.max_tokens))

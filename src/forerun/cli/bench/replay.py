@@ -39,7 +39,7 @@ def replay(
     draft: options.DraftName = None,
     compared: Annotated[Compared, Flags(base=Compared(prompts="code,prose,copying,high-temperature", num_prompts=6))],
     priced: Annotated[ReplayOptions, Flags()],
-    llm: Annotated[LLMOptions, Flags("dtype", "adapter")],
+    llm: Annotated[LLMOptions, Flags("dtype", "quantize", "adapter")],
     threads: options.Threads = None,
     json: options.Json = False,
     markdown: options.Markdown = False,
@@ -54,20 +54,21 @@ def replay(
     from forerun.bench.reference import quieten
     from forerun.bench.replay_costs import target_costs
     from forerun.engine import LLM
-    from forerun.models import load_model
+    from forerun.models import load_model, number_format
 
     quieten()
     cost_of, dtype = priced.cost_of, llm.dtype
-    plain = LLM(model, drafter=None, dtype=dtype, adapter=llm.adapter)
+    plain = LLM(model, drafter=None, dtype=dtype, adapter=llm.adapter, quantize=llm.quantize)
     prompts = prepare(plain, cases, compared.max_tokens)
     heats = {name: temperatures(each) for name, each in cases.items()}
     say("timing the target's forward")
-    target = target_costs(plain.target if cost_of is None else load_model(cost_of, dtype), CONTEXT, priced.rounds)
+    timed = plain.target if cost_of is None else load_model(cost_of, dtype, quantize=llm.quantize)
+    target = target_costs(timed, CONTEXT, priced.rounds)
     results = bench.measure(plain, chosen, target, prompts, heats, counts, compared.max_tokens, say)
     facts = {"model": model, "cost_of": cost_of or model, "dtype": dtype, "target": target, "results": results}
-    facts["adapter"] = llm.adapter
+    facts |= {"adapter": llm.adapter, "quantize": plain.target.quantize}
     at = f" at the cost of {cost_of}" if cost_of else ""
     about = f"{sum(map(len, prompts.values()))} prompts of {compared.max_tokens} tokens"
-    title = f"{model}{at}, {dtype}: auto against the best fixed K, {about}"
+    title = f"{model}{at}, {number_format(plain.target)}: auto against the best fixed K, {about}"
     table = Table.of(title, bench.COLUMNS, sorted(results, key=lambda row: row.workload))
     print_report(Report(facts, [table], cost_of or model), json, markdown)

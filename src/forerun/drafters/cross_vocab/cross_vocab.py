@@ -23,7 +23,7 @@ from forerun.drafters.ask import ask, check_drafter
 from forerun.drafters.base import Binding, Drafter, Traits
 from forerun.drafters.cross_vocab.restricted_model import RestrictedModel
 from forerun.drafters.cross_vocab.retokenise import Retokeniser, complete
-from forerun.drafters.model.model_drafter import MAX_LAG
+from forerun.drafters.model.model_drafter import MAX_LAG, check_draft_quantisation
 from forerun.drafters.table import DRAFTERS
 from forerun.errors import ConfigError, DrafterError, IncompatibleDrafterError
 from forerun.models import LanguageModel, load_draft_model, load_tokenizer
@@ -64,9 +64,10 @@ class CrossVocab(Drafter):
             model.
         mode: "tokens" or "text" for all requests, or "auto": tokens for drawn drafts, text for the others.
         tokenizer: of the draft model; None takes the one beside it.
+        quantize: "int8" or "int4", what the draft model's weights are kept in; None: as its files are.
 
     Raises:
-        ConfigError: there is no such mode.
+        ConfigError: there is no such mode or quantisation, or a loaded model is to be quantised.
         DrafterError: the inner drafter's name is not that of a drafter that runs a model.
     """
 
@@ -77,13 +78,15 @@ class CrossVocab(Drafter):
         mode: str = "auto",
         *,
         tokenizer: Any = None,
+        quantize: str | None = None,
     ) -> None:
+        check_draft_quantisation(quantize, model)
         if mode not in MODES:
             raise ConfigError(f"mode is {mode!r}, but must be one of {', '.join(MODES)}.")
         self._source = model
         self._make = _maker(drafter) if isinstance(drafter, str) else drafter
         self._mode = mode
-        self._tokenizer = tokenizer
+        self._tokenizer, self._quantize = tokenizer, quantize
         self._shadows: dict[Sequence, _Shadow] = {}
         self._inner: Drafter | None = None
 
@@ -128,7 +131,7 @@ class CrossVocab(Drafter):
         dtype = str(target.dtype).removeprefix("torch.")
         model = self._source
         if isinstance(model, (str, Path)):
-            model = load_draft_model(model, dtype, device=target.device)
+            model = load_draft_model(model, dtype, device=target.device, quantize=self._quantize)
         if self._tokenizer is None:
             if not isinstance(self._source, (str, Path)):
                 raise DrafterError(f"{model.name} was given as a loaded model: give its tokenizer as well.")

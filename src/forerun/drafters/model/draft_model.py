@@ -128,14 +128,21 @@ class DraftModel(ModelDrafter):
 
     Args:
         model: "bundled-draft", a folder, a hub id, or a loaded model; None means the bundled draft, which belongs to
-            the bundled target.
+            the bundled target, and for other targets, with `quantize`, the target itself.
         dtype: of its weights; None takes the target's.
+        quantize: "int8" or "int4", what its weights are kept in; None: as its files are.
 
     The model is loaded when an LLM takes the drafter (`bind`).
     """
 
-    def __init__(self, model: str | Path | LanguageModel | None = None, *, dtype: str | None = None) -> None:
-        super().__init__(model, dtype)
+    def __init__(
+        self,
+        model: str | Path | LanguageModel | None = None,
+        *,
+        dtype: str | None = None,
+        quantize: str | None = None,
+    ) -> None:
+        super().__init__(model, dtype, quantize)
         self._confidence: dict[Picking, Confidence] = {picking: Confidence() for picking in Picking}
 
     def draft(self, sequences: Seq[Sequence], budgets: Seq[int], price: float = 0.0) -> list[Draft]:

@@ -100,12 +100,13 @@ class DraftTree(ModelDrafter):
 
     Args:
         model: "bundled-draft", a folder, a hub id, or a loaded Model; None means the bundled draft, which belongs to
-            the bundled target.
+            the bundled target, and for other targets, with `quantize`, the target itself.
         shape: "dynamic" or "static".
         drawn: draw the children for requests without a seed above temperature 0; False takes the most probable ones.
         width: nodes expanded at one depth of a dynamic tree, and children looked at below each (1 or more).
         min_gain: accepted tokens that one more forward of the draft model must promise a dynamic tree (0 to below 1).
         dtype: of the model's weights; None takes the target's.
+        quantize: "int8" or "int4", what the model's weights are kept in; None: as its files are.
 
     Raises:
         ConfigError: an option is out of range.
@@ -120,8 +121,9 @@ class DraftTree(ModelDrafter):
         width: int = _WIDTH,
         min_gain: float = _MIN_GAIN,
         dtype: str | None = None,
+        quantize: str | None = None,
     ) -> None:
-        super().__init__(model, dtype)
+        super().__init__(model, dtype, quantize)
         if shape not in _SHAPES:
             raise ConfigError(f"shape is {shape!r}, but must be one of {', '.join(_SHAPES)}.")
         if width < 1 or not 0 <= min_gain < 1:

@@ -16,8 +16,16 @@ from torch.nn import functional
 from forerun.config import BUNDLED_DRAFT, BUNDLED_TARGET, PREFILL_CHUNK
 from forerun.drafters.base import Binding, Drafter, Traits
 from forerun.drafters.model.draft_cache import DraftState
-from forerun.errors import DrafterError
-from forerun.models import Forward, LanguageModel, Rows, find_tokenizer, identity, load_draft_model
+from forerun.errors import ConfigError, DrafterError
+from forerun.models import (
+    Forward,
+    LanguageModel,
+    Rows,
+    check_quantisation,
+    find_tokenizer,
+    identity,
+    load_draft_model,
+)
 from forerun.models.non_finite import first_non_finite_tensor
 from forerun.sampling import LogitsPipeline, LogitsRow, non_finite_rows, unfiltered
 from forerun.types import Cache, Sequence, Step
@@ -37,20 +45,34 @@ class Picking(Enum):
     DRAWN = "drawn from the draft model's distributions"
 
 
+def check_draft_quantisation(
+    quantize: str | None, model: str | Path | LanguageModel | None, dtype: str | None = None
+) -> None:
+    """Raises ConfigError where there is no such quantisation, or the draft model's weights have been read."""
+    check_quantisation(quantize, dtype)
+    if quantize is not None and isinstance(model, LanguageModel):
+        raise ConfigError(
+            f"quantize is {quantize!r}, but the draft model is a loaded one, and weights are quantised as they are "
+            "read. Give its name, or load it with quantize."
+        )
+
+
 class ModelDrafter(Drafter):
     """The base of drafters that run a causal language model that shares the target's vocabulary.
 
     Args:
         model: "bundled-draft", a folder, a hub id, or a loaded Model; None means the bundled draft, which belongs to
-            the bundled target.
+            the bundled target, and for other targets, with `quantize`, the target itself.
         dtype: of its weights; None takes the target's.
+        quantize: "int8" or "int4", what its weights are kept in; None: as its files are.
 
     The model is loaded when an LLM takes the drafter (`bind`).
     """
 
-    def __init__(self, model: str | Path | LanguageModel | None, dtype: str | None) -> None:
+    def __init__(self, model: str | Path | LanguageModel | None, dtype: str | None, quantize: str | None) -> None:
+        check_draft_quantisation(quantize, model, dtype)
         self._source = model
-        self._dtype = dtype
+        self._dtype, self._quantize = dtype, quantize
         self._model: LanguageModel | None = None
         self._states: dict[Sequence, DraftState] = {}
         self._reported = False
@@ -81,17 +103,17 @@ class ModelDrafter(Drafter):
         """
         target = binding.target
         if self._source is None:
-            if target.name != BUNDLED_TARGET:
+            if target.name != BUNDLED_TARGET and self._quantize is None:
                 raise DrafterError(
                     "A draft model without a name means the bundled draft, which belongs to the bundled target, not to "
                     f"{target.name}. Pass the folder or id of a draft model: drafter='path/to/draft', or in a hybrid "
-                    "drafter='hybrid:sources=suffix+path/to/draft'."
+                    "drafter='hybrid:sources=suffix+path/to/draft'; or let the target itself draft at 4 bits: "
+                    "drafter='draft-model:quantize=int4'."
                 )
-            self._source = BUNDLED_DRAFT
+            self._source = BUNDLED_DRAFT if target.name == BUNDLED_TARGET else target.name
         tokenizer: Any = None
         if isinstance(self._source, (str, Path)):
-            dtype = self._dtype or str(target.dtype).removeprefix("torch.")
-            model = self._model or load_draft_model(self._source, dtype, device=target.device)
+            model = self._model or self._load(self._source, target)
             tokenizer = find_tokenizer(self._source)  # check_same_tokens decides what it means if there is none
         else:
             model, tokenizer = self._source, binding.tokenizer
@@ -100,6 +122,16 @@ class ModelDrafter(Drafter):
             Vocabulary(model.name, model.vocab_size, tokenizer),
         )
         self._serve(model, binding)
+
+    def _load(self, source: str | Path, target: LanguageModel) -> LanguageModel:
+        """The draft model; of the target itself, with the target's adapter."""
+        return load_draft_model(
+            source,
+            self._dtype or str(target.dtype).removeprefix("torch."),
+            device=target.device,
+            adapter=target.adapter if source == target.name else None,
+            quantize=self._quantize,
+        )
 
     def _serve(self, model: LanguageModel, binding: Binding) -> None:
         """Draft with this model, which fits the target."""

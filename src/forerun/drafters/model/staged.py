@@ -34,6 +34,7 @@ class Staged(DraftModel):
         drafter: the inner one: a name of the table, perhaps with options, or a drafter. Not one that computes with the
             target's layers, since those are not the draft model's.
         dtype: of the draft model's weights; None takes the target's.
+        quantize: "int8" or "int4", what the draft model's weights are kept in; None: as its files are.
 
     Raises:
         DrafterError: the inner drafter is unknown, or of a kind that cannot serve here.
@@ -45,8 +46,9 @@ class Staged(DraftModel):
         drafter: str | Drafter = "prompt-lookup",
         *,
         dtype: str | None = None,
+        quantize: str | None = None,
     ) -> None:
-        super().__init__(model, dtype=dtype)
+        super().__init__(model, dtype=dtype, quantize=quantize)
         self._inner, self._inner_k = _inner(drafter)
 
     @property

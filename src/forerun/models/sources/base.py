@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
 import torch
 
 from forerun.gguf_format import GgufTensor
+from forerun.kernels.quantised_weight import QuantisedWeight
+from forerun.models.quantising import Quantisation
 from forerun.models.weights import Checkpoint
 
 
@@ -59,6 +61,15 @@ class ModelSource(ABC):
     @abstractmethod
     def tokenizer(self) -> Any:
         """The Transformers tokenizer."""
+
+    def quantisation(self) -> Quantisation | None:
+        """What the weights were saved in for forerun to serve them so; None where that is for the user to say."""
+        return None
+
+    def quantised_weight(self, config: Any) -> Callable[[str], QuantisedWeight | None]:
+        """What gives a weight in the codes that the files have it in, by Transformers' name and with rows in
+        Transformers' order; None where they have none that are served as they are."""
+        return lambda name: None
 
     def packed_weights(self, config: Any) -> Mapping[str, GgufTensor]:
         """The tensors as they are packed in the file, by Transformers' names and with rows in Transformers' order;

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from forerun.gguf_format import GgufFile, eos_token_ids, read_tokenizer
+from forerun.gguf_format import GgufFile, eos_token_ids, from_gguf, read_tokenizer
 from forerun.gguf_format.header import REMEDY
+from forerun.kernels.quantised_weight import QuantisedWeight
 from forerun.models.configuration import token_ids_of
 from forerun.models.sources.base import ModelSource
 from forerun.models.sources.gguf_configuration import read_gguf_config
@@ -67,6 +68,11 @@ class GgufSource(ModelSource):
     def packed_weights(self, config: Any) -> PackedWeights:
         """As `ModelSource.packed_weights`."""
         return PackedWeights(self.file, config)
+
+    def quantised_weight(self, config: Any) -> Callable[[str], QuantisedWeight | None]:
+        """As `ModelSource.quantised_weight`."""
+        packed = self.packed_weights(config)
+        return lambda name: from_gguf(packed[name]) if name in packed else None
 
     def stored_dtype(self) -> str | None:
         """As `ModelSource.stored_dtype`."""

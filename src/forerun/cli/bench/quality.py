@@ -1,0 +1,101 @@
+"""`forerun bench quality`: what a number format of the weights costs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from forerun.bench.report import Report, Table
+from forerun.cli import options
+from forerun.cli.bench.shared import Compared, print_report, say, set_threads
+from forerun.cli.default_model import chosen_model
+from forerun.cli.flags import Flags, with_flags
+from forerun.cli.options import LLMOptions
+from forerun.errors import ConfigError
+from forerun.fields import option
+from forerun.workloads import Case
+
+if TYPE_CHECKING:
+    from forerun.bench.quality import QualityRow
+
+PROMPTS = "prose,questions"
+NUM_PROMPTS = 42
+MAX_TOKENS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class QualityOptions:
+    """What is compared with float32."""
+
+    formats: str = option(
+        "bfloat16,int8,int4", "Formats of the weights, with commas between them.", metavar="FORMAT,..."
+    )
+
+
+@with_flags
+def quality(
+    *,
+    model: options.ModelName = None,
+    compared: Annotated[
+        Compared,
+        Flags(
+            "prompts",
+            "num_prompts",
+            "max_tokens",
+            base=Compared(prompts=PROMPTS, num_prompts=NUM_PROMPTS, max_tokens=MAX_TOKENS),
+        ),
+    ],
+    settings: Annotated[QualityOptions, Flags()],
+    llm: Annotated[LLMOptions, Flags("adapter")],
+    threads: options.Threads = None,
+    json: options.Json = False,
+    markdown: options.Markdown = False,
+) -> None:
+    """Perplexity, divergence and top-1 agreement beside float32, on text and on the model's own greedy answers."""
+    formats, cases = options.comma_list(settings.formats, "--formats"), compared.cases()
+    model = chosen_model(model)
+    set_threads(threads)
+    rows = measure(model, formats, cases, compared.max_tokens, llm.adapter)
+    from forerun.bench.quality import COLUMNS
+
+    facts = {"model": model, "adapter": llm.adapter, "max_tokens": compared.max_tokens, "results": rows}
+    title = f"{model}: what the weights' format costs, beside float32"
+    print_report(Report(facts, [Table.of(title, COLUMNS, rows)]), json, markdown)
+
+
+def measure(
+    model: str | Path,
+    formats: Sequence[str],
+    cases: Mapping[str, Sequence[Case]],
+    max_tokens: int,
+    adapter: str | None = None,
+) -> list[QualityRow]:
+    """The rows of `formats`. Chats are left out, which is said, where the model has no chat template.
+
+    Raises:
+        ConfigError: an unknown format, or nothing is left to measure.
+    """
+    from forerun.bench import quality as bench
+    from forerun.bench.prompts import prepare
+    from forerun.engine import LLM
+
+    for each in formats:
+        if each not in bench.FORMATS:
+            raise ConfigError(f"--formats names {each!r}, but may name {', '.join(bench.FORMATS)}.")
+
+    def texts(llm: LLM) -> dict[str, list[bench.Scored]]:
+        if llm.tokenizer is None:
+            raise ConfigError(f"{model} has no tokenizer, and texts are measured. Put it beside the weights.")
+        has_template = getattr(llm.tokenizer, "chat_template", None)
+        fit = {name: [case for case in each if has_template or not case.is_chat] for name, each in cases.items()}
+        left_out = [name for name, each in cases.items() if len(fit[name]) < len(each)]
+        if left_out:
+            say(f"{model} has no chat template: the chats of {', '.join(left_out)} are left out")
+        fit = {name: each for name, each in fit.items() if each}
+        if not fit:
+            raise ConfigError(f"No prompt of --prompts can be given to {model}. Add one of raw text, such as prose.")
+        return bench.scored_texts(llm, prepare(llm, fit, max_tokens), max_tokens)
+
+    return bench.measure(model, formats, texts, adapter, say)

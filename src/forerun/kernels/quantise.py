@@ -1,0 +1,107 @@
+"""From numbers to codes: weights at 8 and at 4 bits, activations at 8."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from forerun.errors import ModelLoadError
+from forerun.kernels.quantised_weight import GROUP, QuantisedWeight
+
+LARGEST = 127
+"""Codes of 8 bits are -127..127 about their zero."""
+_LEVELS = 15
+"""The largest code of 4 bits."""
+_MOST_INPUTS = 1 << 17
+"""Inputs whose products of codes, 127 * 127 each, still fit into an int32 sum."""
+_PART = 1 << 22
+"""Numbers quantised together: what is needed beside the result."""
+
+
+def symmetric_codes(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Codes -127..127 with one scale per row: scale = amax / 127, code = round-half-even(x * (127 / amax)).
+
+    Codes are 0 where amax is 0, or so small that 127 / amax overflows. A row with NaN or infinity has the scale NaN and
+    codes 0.
+
+    Args:
+        x: [..., n] float32.
+
+    Returns:
+        [..., n] whole numbers in float32; [..., 1] float32 scales.
+    """
+    amax = x.abs().amax(-1, keepdim=True)
+    inverse = LARGEST / amax
+    finite = torch.isfinite(amax)
+    codes = torch.where(finite & torch.isfinite(inverse), (x * inverse).round_(), 0.0)
+    return codes, torch.where(finite, amax / LARGEST, torch.nan)
+
+
+def quantise_int8(weight: Tensor, name: str = "a weight") -> QuantisedWeight:
+    """8 bits with one scale per output channel; codes 1..255.
+
+    Args:
+        weight: [out, in] float. name: of the tensor, for messages.
+
+    Raises:
+        ModelLoadError: it holds NaN or infinity, or has more inputs than an int32 sum can hold.
+    """
+    if weight.shape[1] > _MOST_INPUTS:
+        raise ModelLoadError(
+            f"{name} has {weight.shape[1]:,} inputs, and at 8 bits at most {_MOST_INPUTS:,} can be added exactly. "
+            "Load the model without quantize."
+        )
+    return _by_rows(weight, name, _int8)
+
+
+def quantise_int4(weight: Tensor, name: str = "a weight") -> QuantisedWeight:
+    """4 bits in groups of 32 inputs with scale and minimum, as GGUF's Q4_1. Codes are of the scale and minimum as they
+    are kept, rounded to float16.
+
+    Args:
+        weight: [out, in] float. name: of the tensor, for messages.
+
+    Raises:
+        ModelLoadError: it holds NaN or infinity, or numbers beyond float16.
+    """
+    return _by_rows(weight, name, _int4)
+
+
+def _by_rows(weight: Tensor, name: str, quantise: Callable[[Tensor], QuantisedWeight]) -> QuantisedWeight:
+    """Some rows at a time."""
+    parts = []
+    for rows in weight.detach().split(max(1, _PART // max(1, weight.shape[1]))):
+        if not bool(torch.isfinite(rows).all()):
+            raise ModelLoadError(f"{name} holds NaN or infinity, which has no code. Download or save the model anew.")
+        part = quantise(rows.float())
+        if not bool(torch.isfinite(part.scale).all()) or not (part.minimum is None or part.minimum.isfinite().all()):
+            raise ModelLoadError(
+                f"{name} holds numbers beyond float16's range, in which the scales of 4 bits are kept. Quantise it at "
+                "8 bits: quantize='int8'."
+            )
+        parts.append(part)
+    return QuantisedWeight.cat(parts)
+
+
+def _int8(weight: Tensor) -> QuantisedWeight:
+    codes, scale = symmetric_codes(weight)
+    return QuantisedWeight(8, (codes + 128).to(torch.uint8), 128, scale, None, None)
+
+
+def _int4(weight: Tensor) -> QuantisedWeight:
+    num_inputs = weight.shape[1]
+    short = -num_inputs % GROUP
+    # the last number again, so that it changes neither the least nor the largest of its group
+    padded = F.pad(weight[None], (0, short), "replicate")[0] if short else weight
+    groups = padded.view(len(weight), -1, GROUP)
+    least, most = groups.amin(-1, keepdim=True), groups.amax(-1, keepdim=True)
+    minimum = least.half()
+    scale = ((most - minimum.float()) / _LEVELS).half()
+    step = scale.float()
+    codes = ((groups - minimum.float()) / step).round_()
+    codes = torch.where(step > 0, codes, 0.0).clamp_(0, _LEVELS).to(torch.uint8)
+    codes = codes.view(len(weight), -1)[:, :num_inputs].contiguous()
+    return QuantisedWeight(4, codes, 0, scale[..., 0], minimum[..., 0], GROUP)

@@ -1,0 +1,124 @@
+"""Layers of weights at 8 or 4 bits, made while the weights stream: a float weight is there for its own quantising only.
+
+Weights that are stored in codes are taken as they are where they have as many bits as was asked for. All others are
+brought to float32 and quantised: at 8 bits with a scale per output channel, at 4 in groups of 32 with scale and
+minimum. With 4 bits, embedding and output layer are kept at 8, unless the files have them at 4.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from forerun.config import QUANTISATIONS
+from forerun.errors import ConfigError
+from forerun.kernels.quantise import quantise_int4, quantise_int8
+from forerun.kernels.quantised_embedding import QuantisedEmbedding
+from forerun.kernels.quantised_linear import QuantisedLinear
+from forerun.kernels.quantised_weight import QuantisedWeight
+from forerun.models.linear import Linear, Part
+from forerun.models.weights import TensorSlice
+
+Quantisation = Literal["int8", "int4"]
+_STREAMED = re.compile(
+    r"(model\.)?(embed_tokens|layers\.\d+\.(self_attn\.[qkvo]_proj|mlp\.(gate|up|down)_proj))\.weight|lm_head\.weight"
+)
+"""The weights of the Llama decoder that become codes."""
+_HEAD = "lm_head.weight"
+
+
+def check_quantisation(quantize: str | None, dtype: str | None) -> Quantisation | None:
+    """The quantisation of this name; None for none.
+
+    Raises:
+        ConfigError: there is none of this name, or activations are to be float64.
+    """
+    if quantize is None:
+        return None
+    if quantize not in QUANTISATIONS:
+        raise ConfigError(f"quantize is {quantize!r}, but must be one of {', '.join(QUANTISATIONS)}, or left out.")
+    if dtype == "float64":
+        raise ConfigError(
+            f"quantize is {quantize!r} and dtype 'float64', but quantised products are computed in float32. Give dtype "
+            "'float32' or 'bfloat16', or leave quantize out."
+        )
+    return "int8" if quantize == "int8" else "int4"
+
+
+def streamed(names: Collection[str], is_tied: bool) -> frozenset[str]:
+    """Those of a Llama model's tensors that are quantised as they are read.
+
+    is_tied: the configuration says that the embedding is the output layer as well. Where the files have both all the
+    same, Transformers compares them.
+    """
+    found = {name for name in names if _STREAMED.fullmatch(name)}
+    if is_tied and _HEAD in names:
+        found -= {_HEAD, "model.embed_tokens.weight", "embed_tokens.weight"}
+    return frozenset(found)
+
+
+class QuantisedMaker:
+    """Makes layers whose weights are codes (`Maker`).
+
+    Args:
+        quantize: the bits asked for.
+        stored: gives the weight of a name in the codes that the files have it in, or None; None: none is to be used.
+        unread: tensors that Transformers has not been given, by name in the files: they are read here.
+        dtype: of the rows of the embedding.
+    """
+
+    def __init__(
+        self,
+        quantize: Quantisation,
+        stored: Callable[[str], QuantisedWeight | None] | None,
+        unread: Mapping[str, TensorSlice],
+        dtype: torch.dtype,
+    ) -> None:
+        self._bits = 8 if quantize == "int8" else 4
+        self._stored, self._unread, self._dtype = stored, unread, dtype
+        self._kept: tuple[str, QuantisedWeight] | None = None
+        self.mixed: list[str] = []
+        """Layers of 8 bits for whose parts no codes of 4 bits agree."""
+
+    def linear(self, parts: Sequence[Part], bias: Tensor | None = None, *, is_head: bool = False) -> Linear:
+        """As `Maker.linear`."""
+        weights = [self.weight(part, is_outer=is_head) for part in parts]
+        if len({weight.form for weight in weights}) > 1:
+            self.mixed.append(" + ".join(part.name for part in parts))
+            weights = [
+                quantise_int8(weight.dequantise(torch.float32), part.name)
+                for weight, part in zip(weights, parts, strict=True)
+            ]
+        return QuantisedLinear(QuantisedWeight.cat(weights), bias)
+
+    def embedding(self, part: Part) -> QuantisedEmbedding:
+        """As `Maker.embedding`. A tied output layer gets the same codes."""
+        weight = self.weight(part, is_outer=True)
+        self._kept = part.name, weight
+        return QuantisedEmbedding(weight, self._dtype)
+
+    def weight(self, part: Part, *, is_outer: bool = False) -> QuantisedWeight:
+        """The codes of one parameter, rows in the part's order. is_outer: of the embedding or the output layer.
+
+        Raises:
+            ModelLoadError: it holds NaN or infinity.
+        """
+        if self._kept is not None and self._kept[0] == part.name:
+            return self._kept[1]
+        weight = None if self._stored is None else self._stored(part.name)
+        bits = 8 if is_outer else self._bits
+        if weight is None or (weight.bits != bits and not (is_outer and weight.bits == self._bits)):
+            numbers = self._numbers(part) if weight is None else weight.dequantise(torch.float32)
+            weight = (quantise_int8 if bits == 8 else quantise_int4)(numbers, part.name)
+        weight = weight.to(part.weight.device)
+        return weight if part.rows is None else weight.rows(part.rows)
+
+    def _numbers(self, part: Part) -> Tensor:
+        for name in (part.name, part.name.removeprefix("model.")):
+            if name in self._unread:
+                return self._unread[name][...]
+        return part.weight
