@@ -5,6 +5,8 @@
 # make check     what a change must pass: lint, format, types, tests
 # make fix       mend what ruff can mend
 # make gpu       the tests that need an accelerator, with the python3 that is there (no environment is made)
+# make kernels   compile the native kernels now, and say which run here (else they are compiled at first use)
+# make wheel     a wheel with the native kernels compiled for this platform, in dist/
 # make bench     one forward, and whole generations, beside Transformers (takes a while; leave the machine alone)
 #
 # Each but gpu makes the virtual environment it needs. PYTHON chooses the interpreter, TORCH what pip installs as torch,
@@ -26,7 +28,7 @@ STAMP := $(VENV)/.installed
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all fuzz check fix gpu bench clean
+.PHONY: help demo test test-all fuzz check fix gpu kernels wheel bench clean
 
 help:
 	@sed -n '/^$$/q; s/^# \{0,1\}//p' Makefile
@@ -66,6 +68,12 @@ gpu:
 	@$(GPU_PYTHON) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null || { echo "make gpu: $(GPU_PYTHON) has no torch that finds a CUDA device; run it where there is one, or say which Python has it: make gpu GPU_PYTHON=/path/to/python3" >&2; exit 2; }
 	@$(GPU_PYTHON) -c 'import pytest' 2>/dev/null || { echo "make gpu: $(GPU_PYTHON) has no pytest; install it there, or say which Python has it: make gpu GPU_PYTHON=/path/to/python3" >&2; exit 2; }
 	PYTHONPATH=src $(GPU_PYTHON) -m pytest -m gpu $(ARGS)
+
+kernels: $(STAMP)
+	FORERUN_KERNELS=native $(BIN)/forerun info
+
+wheel: $(STAMP)
+	HATCH_BUILD_HOOKS_ENABLE=1 $(BIN)/python -m pip wheel --disable-pip-version-check --no-deps --wheel-dir dist .
 
 bench: $(STAMP)
 	$(BIN)/forerun bench forward --markdown

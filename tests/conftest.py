@@ -6,21 +6,59 @@ two, in `integration/test_two_threads.py`. OMP_NUM_THREADS in the environment ov
 
 import os
 import tempfile
+from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from forerun.kernels.native.library import Library
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("FORERUN_COST_CACHE", "0")
 os.environ.setdefault("FORERUN_USERS_HOME", os.environ.get("FORERUN_HOME", ""))  # workers inherit it from the first
 _home = tempfile.TemporaryDirectory(prefix="forerun-home-")
 os.environ["FORERUN_HOME"] = _home.name  # empty: no test depends on which models are fetched on this machine
+_kernels = Path(__file__).parents[1] / "build" / "kernels"
+with suppress(OSError):  # kept from run to run and shared by the workers: compiling takes longer than most tests
+    _kernels.mkdir(parents=True, exist_ok=True)
+    Path(_home.name, "kernels").symlink_to(_kernels)
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 # Read once, when torch and NumPy are imported; the processes that tests start inherit them.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 for _name in ("MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS"):
     os.environ.setdefault(_name, os.environ["OMP_NUM_THREADS"])
+
+
+def pytest_sessionstart() -> None:
+    """The native library is loaded before any test: none compiles it into a folder of its own."""
+    from forerun.kernels.native import native
+
+    native()
+
+
+def pytest_report_header() -> str:
+    """Which kernels the tests run with: without a compiler, tests of the native ones are skipped."""
+    from forerun.kernels.native import load, native
+
+    library = native()
+    if library is not None:
+        return f"kernels: native, {library.instructions}"
+    chosen = os.environ.get("FORERUN_KERNELS") == "reference"
+    return f"kernels: reference only ({'FORERUN_KERNELS says so' if chosen else load()})"
+
+
+@pytest.fixture
+def native_library() -> "Library":
+    """The native library; the test is skipped where there is none."""
+    from forerun.kernels.native import native
+
+    library = native()
+    if library is None:
+        pytest.skip("there are no native kernels: the first lines of this run say why")
+    return library
 
 
 @pytest.fixture

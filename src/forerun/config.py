@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Literal
 
-from forerun.errors import SamplingError
+from forerun.errors import ConfigError, SamplingError
 from forerun.fields import Checked, check_options, documented, option
 
 ASSETS = Path(__file__).parent / "assets"
@@ -46,6 +47,16 @@ LOSSY_RULES = ("typical", "top-k", "top-p")
 
 COST_CACHE_VARIABLE = "FORERUN_COST_CACHE"
 """Environment variable; 0 keeps measured costs out of the user's cache folder."""
+
+KERNELS_VARIABLE = "FORERUN_KERNELS"
+"""Environment variable: which kernels run."""
+NATIVE, REFERENCE = "native", "reference"
+KERNELS = ("auto", NATIVE, REFERENCE)
+"""auto: the native ones where they can be had; native: an error where they cannot; reference: those in PyTorch."""
+INSTRUCTIONS_VARIABLE = "FORERUN_INSTRUCTIONS"
+"""Environment variable: the instruction set of the native kernels; unset: the best that the processor has."""
+INSTRUCTIONS = ("avx512", "avx2", "portable")
+"""The best first. A processor that has one of them has those after it."""
 
 HYBRID_MODES = ("first", "merge")
 HYBRID_SOURCES = "suffix+staged"
@@ -200,6 +211,14 @@ class SamplingParams:
     def greedy(self) -> bool:
         """Whether the most probable token is taken without drawing."""
         return self.temperature == 0
+
+
+def environment_choice(variable: str, choices: Sequence[str]) -> str | None:
+    """The value of an environment variable; None where it is unset or empty. Raises ConfigError for any other value."""
+    value = os.environ.get(variable, "")
+    if value and value not in choices:
+        raise ConfigError(f"{variable} is {value!r}, but must be one of {', '.join(choices)}. Correct it, or unset it.")
+    return value or None
 
 
 def _entries(name: str, values: object, expected: str) -> tuple[Any, ...]:

@@ -7,6 +7,7 @@
     ├── ModelLoadError            a model folder that cannot be read
     │   └── UnsupportedModelError ... that can be read but not served exactly (state space, encoder-decoder)
     ├── FetchError                a model that could not be fetched, or kept, or removed
+    ├── NativeUnavailableError    the native kernels cannot be had here
     ├── DrafterError              a drafter that cannot be used
     │   └── IncompatibleDrafterError  ... with this target
     ├── RequestError              a request that could not be finished
@@ -48,6 +49,18 @@ class UnsupportedModelError(ModelLoadError):
 
 class FetchError(ForerunError):
     """A model that could not be fetched, kept or removed."""
+
+
+class NativeUnavailableError(ForerunError):
+    """The native kernels cannot be had: the references in PyTorch run in their place, unless the user forbids it.
+
+    Attributes:
+        reason, remedy: sentences, which together are the message.
+    """
+
+    def __init__(self, reason: str, remedy: str) -> None:
+        self.reason, self.remedy = reason, remedy
+        super().__init__(f"{reason} {remedy}")
 
 
 class DrafterError(ForerunError, ValueError):

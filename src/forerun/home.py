@@ -1,4 +1,4 @@
-"""The folder in which forerun keeps what it fetches and measures for a user."""
+"""The folder in which forerun keeps what it fetches, measures and compiles for a user."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ HOME_VARIABLE = "FORERUN_HOME"
 """Environment variable: the folder. Unset or empty: `forerun` in the user's cache folder."""
 COSTS_FILE = "costs.json"
 """In that folder: measured costs."""
+KERNELS_FOLDER = "kernels"
+"""In that folder: compiled kernels."""
 
 
 def home() -> Path | None:

@@ -17,6 +17,7 @@ FLOORS = {
     "types": 0,
     "workloads": 0,
     "home": 0,
+    "processor": 0,
     "sampling": 1,
     "verify": 1,
     "kernels": 1,

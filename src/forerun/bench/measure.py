@@ -17,6 +17,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
+from forerun import processor
 from forerun.errors import ConfigError
 from forerun.files.json_file import Fields
 
@@ -110,7 +111,7 @@ def machine() -> dict[str, Any]:
 
     accelerator = torch.cuda.get_device_name(0) if torch.cuda.is_available() else None
     return {
-        "cpu": _cpu_model(),
+        "cpu": processor.model(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "threads": torch.get_num_threads(),
@@ -145,15 +146,6 @@ def is_cost_padded(model: str | Path) -> bool:
     except ConfigError:
         return False
     return bool(config.values.get("forerun_cost_padded"))
-
-
-def _cpu_model() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or "unknown processor"
 
 
 def _commit() -> str | None:

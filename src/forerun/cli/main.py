@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from forerun import __version__
-from forerun.cli import bench, cache, demo, drafters, export, fetch, generate, index, make, train
+from forerun.cli import bench, cache, demo, drafters, export, fetch, generate, index, info, make, train
 from forerun.cli.chat import command as chat
 from forerun.cli.precedence import read_config
 from forerun.errors import ForerunError
@@ -70,6 +70,7 @@ app.command("chat")(chat.chat)
 app.command("demo")(demo.demo)
 app.command("fetch")(fetch.fetch)
 app.command("drafters")(drafters.drafters)
+app.command("info")(info.info)
 app.add_typer(bench.app, name="bench")
 app.add_typer(train.app, name="train")
 app.add_typer(make.app, name="make")

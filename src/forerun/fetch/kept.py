@@ -1,8 +1,9 @@
-"""What forerun keeps on disk for a user: fetched models, measured costs, and models in the Hugging Face Hub's cache."""
+"""What lies on disk for a user: fetched models, measured costs, compiled kernels, models in the hub's cache."""
 
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -12,10 +13,12 @@ from typing import Any
 from forerun.errors import ConfigError, FetchError
 from forerun.fetch import store
 from forerun.files.write import leftovers, locked, remove
-from forerun.home import COSTS_FILE, home
+from forerun.home import COSTS_FILE, KERNELS_FOLDER, home
 
 COSTS = "costs"
 """The name under which the measured costs are listed."""
+KERNELS = "kernels"
+"""The name under which the compiled kernels are listed."""
 _WEIGHTS = (".safetensors", ".gguf")
 
 
@@ -25,7 +28,7 @@ class Kept:
 
     Attributes:
         name: by which it is listed and cleared; of a model, what --model takes.
-        kind: "fetched", "costs" or "hub".
+        kind: "fetched", "costs", "kernels" or "hub".
         nbytes: its size on disk, what broken-off fetches have left included.
         path: where it lies.
         removal: removes it.
@@ -41,9 +44,9 @@ class Kept:
 
 
 def kept() -> list[Kept]:
-    """All that is there, with sizes: fetched models, costs, and models of the hub's cache that forerun may load."""
+    """All that is there, with sizes; of the Hugging Face Hub's cache the models that forerun may load."""
     found: dict[str, Kept] = {}
-    for entry in (*_fetched(), *_costs(), *_hub()):
+    for entry in (*_fetched(), *_costs(), *_kernels(), *_hub()):
         found.setdefault(entry.name, entry)
     return list(found.values())
 
@@ -80,6 +83,12 @@ def _costs() -> Iterator[Kept]:
         file = base / COSTS_FILE
         if files := _there(file, file.with_name(file.name + ".damaged")):
             yield Kept(COSTS, "costs", _size(*files), file, partial(_unlink, files))
+
+
+def _kernels() -> Iterator[Kept]:
+    base = home()
+    if base is not None and (folders := _there(base / KERNELS_FOLDER)):
+        yield Kept(KERNELS, "kernels", _size(*folders), folders[0], partial(shutil.rmtree, folders[0]))
 
 
 def _hub() -> Iterator[Kept]:

@@ -8,6 +8,7 @@ import json
 import os
 import secrets
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from io import BufferedReader, FileIO
@@ -26,6 +27,8 @@ CAN_LOCK = fcntl is not None
 
 REMEDY = "Give another place, or make room and permission there."
 _DIGEST_BYTES = 16
+_LOCK_INTERVAL = 0.05
+"""Seconds between two tries to get a lock."""
 _SEAL = b"\nforerun-blake2b "
 _SEAL_BYTES = len(_SEAL) + 2 * _DIGEST_BYTES
 
@@ -188,20 +191,22 @@ def remove(path: Path) -> None:
 
 
 @contextmanager
-def locked(path: Path, error: ErrorType, *, wait: bool, remedy: str = "Wait until it is done.") -> Iterator[None]:
+def locked(
+    path: Path, error: ErrorType, *, wait: bool | float, remedy: str = "Wait until it is done."
+) -> Iterator[None]:
     """Hold the lock of a file or folder, which no other process or thread gets meanwhile.
 
     The lock is the system's, on a file .NAME.lock beside `path`: it ends with the process that holds it.
 
     Args:
-        wait: wait for whoever holds it; False: raise.
+        wait: wait for whoever holds it, at most so many seconds (True: for ever; False: not at all), then raise.
 
     Raises:
-        error: somebody else holds it, or the lock's file cannot be made.
+        error: somebody else still holds it, or the lock's file cannot be made.
     """
     lock = path.with_name(f".{path.name}.lock")
     try:
-        file = _lock(lock, wait)
+        file = _lock_within(lock, wait) if not isinstance(wait, bool) else _lock(lock, wait)
     except BlockingIOError:
         raise error(f"{path} is in use by another process. {remedy}") from None
     except OSError as failure:
@@ -223,6 +228,18 @@ def refuse_to_overwrite(
 
 def _temporary(path: Path) -> Path:
     return path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
+
+
+def _lock_within(lock: Path, seconds: float) -> int:
+    """As `_lock`, tried again and again for so long: the system's locks have no time limit."""
+    end = time.monotonic() + seconds
+    while True:
+        try:
+            return _lock(lock, wait=False)
+        except BlockingIOError:
+            if time.monotonic() >= end:
+                raise
+            time.sleep(_LOCK_INTERVAL)
 
 
 def _lock(lock: Path, wait: bool) -> int:

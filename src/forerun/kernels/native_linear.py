@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from forerun.kernels.native.library import Kind, Library, LinearStruct
+from forerun.kernels.native.library import Library
+from forerun.kernels.native.structs import Kind, LinearStruct
 from forerun.kernels.quantised_weight import QuantisedWeight
 
 _LANES = 16

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from forerun.kernels.native.library import LayerStruct, Library, ModelStruct, RowsStruct
+from forerun.kernels.native.library import Library
+from forerun.kernels.native.structs import LayerStruct, ModelStruct, RowsStruct
 from forerun.kernels.native_linear import NativeLinear
 from forerun.kernels.page_layout import PAGE
 from forerun.kernels.partition import Form

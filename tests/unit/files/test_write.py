@@ -93,6 +93,19 @@ def test_who_does_not_wait_for_a_lock_is_refused(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_a_lock_is_waited_for_so_long(tmp_path: Path) -> None:
+    held = locked(tmp_path / "a", ConfigError, wait=False)
+    held.__enter__()
+    with pytest.raises(ConfigError, match="in use by another process"):
+        locked(tmp_path / "a", ConfigError, wait=0.05).__enter__()
+    timer = threading.Timer(0.1, held.__exit__, (None, None, None))
+    timer.start()
+    with locked(tmp_path / "a", ConfigError, wait=30.0):
+        assert list(tmp_path.iterdir())
+    timer.join(30)
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_lock_parts_threads(tmp_path: Path) -> None:
     count = 0
 

@@ -1,13 +1,79 @@
-"""The native library, once with each instruction set that this processor has."""
+"""The native library with each instruction set, and compilers that are shell scripts."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
+from forerun.config import INSTRUCTIONS
 from forerun.kernels.native import native
-from forerun.kernels.native.library import INSTRUCTIONS, Library
+from forerun.kernels.native.compile import library_path
+from forerun.kernels.native.library import Library
+
+COMPILES = 'printf library > "$out"'
+HANGS = 'printf half > "$out"; sleep 60 & echo $! > "$log.pid"; wait'
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A folder of sources, and a compiler, in a FORERUN_HOME of its own.
+
+    Attributes:
+        compiler: the script that CXX names; it writes a line to `log` each time it compiles.
+    """
+
+    sources: Path
+    home: Path
+    compiler: Path
+    log: Path
+
+    def compiler_does(self, body: str, version: str = "fake 1.0") -> None:
+        """body: shell commands that find the file to write in $out."""
+        self.compiler.write_text(
+            f'#!/bin/sh\nlog={self.log}\n[ "$1" = --version ] && echo "{version}" && exit\necho "$@" >> $log\n'
+            f'while [ "$1" != -o ]; do shift; done\nout=$2\n{body}\n'
+        )
+
+    def library(self, limit: float = 30, wait: float = 30) -> Path:
+        return library_path(self.sources, self.home / "prebuilt", limit, wait)
+
+    @property
+    def calls(self) -> int:
+        return len(self.log.read_text().splitlines()) if self.log.exists() else 0
+
+    def files(self) -> list[str]:
+        """Names of all that lies in the folder of kernels, below folders too."""
+        return sorted(path.name for path in (self.home / "kernels").rglob("*"))
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    """Its compiler copies nothing but the word "library"."""
+    made = Machine(tmp_path / "csrc", tmp_path / "home", tmp_path / "compiler", tmp_path / "calls")
+    (made.sources / "below").mkdir(parents=True)
+    (made.sources / "a.cpp").write_text("int a;\n")
+    (made.sources / "below" / "b.h").write_text("int b;\n")
+    made.compiler_does(COMPILES)
+    made.compiler.chmod(0o755)
+    monkeypatch.setenv("FORERUN_HOME", str(made.home))
+    monkeypatch.setenv("CXX", str(made.compiler))
+    return made
+
+
+@pytest.fixture
+def no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Call it, and there is none any more."""
+
+    def go() -> None:
+        monkeypatch.delenv("CXX", raising=False)
+        monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+
+    assert os.environ["PATH"]
+    return go
 
 
 @pytest.fixture(params=INSTRUCTIONS)

@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from forerun.config import INSTRUCTIONS
 from forerun.kernels.native import native
-from forerun.kernels.native.library import INSTRUCTIONS, Library
+from forerun.kernels.native.library import Library
 from forerun.kernels.native_linear import NativeLinear
 from forerun.kernels.quantise import quantise_int4, quantise_int8
 from forerun.kernels.quantised_linear import QuantisedLinear

@@ -159,11 +159,3 @@ def options_of(spec: PeerSpec, model: str, dtype: str, threads: int) -> dict[str
         "threads": threads,
         "lookup": spec.lookup if spec.kind == LLAMA else int(spec.lookup),
     }
-
-
-def processor_has_avx512() -> bool:
-    """Whether the processor says so; False where it cannot be told."""
-    try:
-        return "avx512f" in Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    except OSError:
-        return False

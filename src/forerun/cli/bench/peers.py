@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from forerun import processor
 from forerun.cli import options
 from forerun.cli.bench.shared import Compared, print_report, say, set_threads
 from forerun.cli.default_model import chosen_model
@@ -52,7 +53,7 @@ def peers(
     markdown: options.Markdown = False,
 ) -> None:
     """The same token ids, threads and numbers of tokens through other engines: greedy, past any end of text."""
-    from forerun.bench.peers.peer import Limits, processor_has_avx512
+    from forerun.bench.peers.peer import Limits
     from forerun.bench.peers.plan import available_cores, own_start, start_of
     from forerun.bench.peers.run import answer_of, measure, running
     from forerun.bench.peers.specs import read_specs
@@ -82,7 +83,8 @@ def peers(
     about = f"{len(prompts)} prompts of {compared.max_tokens} tokens, {count} threads, rounds: {chosen.rounds}"
     facts = {"model": model, "prompts": len(prompts), "max_tokens": compared.max_tokens, "threads": count}
     categories = [prompt.category for prompt in prompts for _ in range(chosen.rounds)]
-    print_report(report(measured, own.name, categories, about, facts, processor_has_avx512()), json, markdown)
+    has_avx512 = "avx512f" in processor.features()
+    print_report(report(measured, own.name, categories, about, facts, has_avx512), json, markdown)
     if measured.interrupted:
         say(f"interrupted: the tables hold the first {len(prompts)} prompts")
         raise typer.Exit(INTERRUPTED)

@@ -1,125 +1,23 @@
-"""The compiled library: its C interface (`csrc/forerun.h`), field by field, and who owns the threads."""
+"""The native library as ctypes sees it, and whose threads it computes with."""
 
 from __future__ import annotations
 
 import ctypes
-from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_void_p
-from enum import IntEnum
+from ctypes import POINTER, c_int32, c_int64, c_void_p
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from forerun.config import INSTRUCTIONS, INSTRUCTIONS_VARIABLE, environment_choice
+from forerun.errors import ConfigError, NativeUnavailableError
+from forerun.kernels.native.structs import AttentionStruct, Kind, LinearStruct, ModelStruct, RowsStruct
+
 ABI = 1
-"""Of the interface below; a library of another one is not used."""
-
-
-class Kind(IntEnum):
-    """How the numbers of a weight lie in memory; csrc/forerun.h draws each."""
-
-    FLOAT32 = 0
-    BFLOAT16 = 1
-    INT8 = 2
-    INT8_GROUPS = 3
-    INT4_GROUPS = 4
-    INT4_MINIMA = 5
-
-
-INSTRUCTIONS = ("portable", "avx2", "avx512")
-"""Sets of instructions, by the library's numbers."""
-
-
-class LinearStruct(Structure):
-    """`ForerunLinear`."""
-
-    _fields_ = [
-        ("kind", c_int32),
-        ("out_features", c_int32),
-        ("in_features", c_int32),
-        ("reserved", c_int32),
-        ("packed", c_void_p),
-        ("scales", c_void_p),
-        ("bias", c_void_p),
-    ]
-
-
-class LayerStruct(Structure):
-    """`ForerunLayer`."""
-
-    _fields_ = [
-        ("input_norm", c_void_p),
-        ("mlp_norm", c_void_p),
-        ("query_norm", c_void_p),
-        ("key_norm", c_void_p),
-        ("query", LinearStruct),
-        ("key", LinearStruct),
-        ("value", LinearStruct),
-        ("out", LinearStruct),
-        ("gate", LinearStruct),
-        ("up", LinearStruct),
-        ("down", LinearStruct),
-        ("window", c_int32),
-        ("reserved", c_int32),
-    ]
-
-
-class ModelStruct(Structure):
-    """`ForerunModel`."""
-
-    _fields_ = [
-        ("layers", POINTER(LayerStruct)),
-        ("norm", c_void_p),
-        ("head", LinearStruct),
-        ("num_layers", c_int32),
-        ("hidden", c_int32),
-        ("num_heads", c_int32),
-        ("num_kv_heads", c_int32),
-        ("head_dim", c_int32),
-        ("intermediate", c_int32),
-        ("page", c_int32),
-        ("cache_float32", c_int32),
-        ("eps", c_float),
-        ("scale", c_float),
-    ]
-
-
-class RowsStruct(Structure):
-    """`ForerunRows`."""
-
-    _fields_ = [
-        ("sequence", c_void_p),
-        ("position", c_void_p),
-        ("slot", c_void_p),
-        ("prefix", c_void_p),
-        ("tail_start", c_void_p),
-        ("tail", c_void_p),
-        ("pages", c_void_p),
-        ("page_start", c_void_p),
-        ("cosines", c_void_p),
-        ("sines", c_void_p),
-        ("num_rows", c_int32),
-        ("reserved", c_int32),
-    ]
-
-
-class AttentionStruct(Structure):
-    """`ForerunAttention`."""
-
-    _fields_ = [
-        ("offset", c_int64),
-        ("num_heads", c_int32),
-        ("num_kv_heads", c_int32),
-        ("key_width", c_int32),
-        ("value_width", c_int32),
-        ("page", c_int32),
-        ("cache_float32", c_int32),
-        ("window", c_int32),
-        ("reserved", c_int32),
-        ("scale", c_float),
-        ("softcap", c_float),
-        ("sinks", c_void_p),
-    ]
-
-
+"""FORERUN_ABI of csrc/forerun.h."""
+_LEVELS = INSTRUCTIONS[::-1]
+"""By the numbers that the library gives them."""
+_REMEDY = "Remove it, so that it is made anew."
 _POINTER = c_void_p
 _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "forerun_abi": (c_int32, ()),
@@ -141,52 +39,57 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
 
 
 class Library:
-    """The functions of one compiled library. Calls let other Python threads run; any of them may call at once.
+    """The functions in C++. Calls let other Python threads run; several may call at once.
 
-    Args:
-        path: of the library.
-
-    Raises:
-        OSError: it cannot be loaded, or has another interface.
+    Attributes:
+        path: the file.
+        best: the best instruction set that the processor has.
+        shares_openmp: whether torch's threads compute; else threads of the library's.
+        linear, layers, head, attention, pack, unpack: as csrc/forerun.h says, with addresses for pointers.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, functions: ctypes.CDLL) -> None:
         self.path = path
-        self._functions = ctypes.CDLL(str(path))
+        self._functions = functions
         for name, (result, arguments) in _SIGNATURES.items():
-            try:
-                function = getattr(self._functions, name)
-            except AttributeError:
-                raise OSError(f"{path} lacks {name}") from None
+            function = getattr(functions, name)
             function.restype, function.argtypes = result, arguments
-        if self._functions.forerun_abi() != ABI:
-            raise OSError(f"{path} has interface {self._functions.forerun_abi()}, but this package needs {ABI}")
-        self.linear = self._functions.forerun_linear
-        self.layers = self._functions.forerun_layers
-        self.head = self._functions.forerun_head
-        self.attention = self._functions.forerun_attention
-        self.pack = self._functions.forerun_pack
-        self.unpack = self._functions.forerun_unpack
+        self.best = _LEVELS[functions.forerun_best_instructions()]
+        self.linear: Any = functions.forerun_linear
+        self.layers: Any = functions.forerun_layers
+        self.head: Any = functions.forerun_head
+        self.attention: Any = functions.forerun_attention
+        self.pack: Any = functions.forerun_pack
+        self.unpack: Any = functions.forerun_unpack
         self.shares_openmp = self._share_openmp()
 
     @classmethod
     def open(cls, path: Path) -> Library:
-        """The library in a file."""
-        return cls(path)
+        """Load the library, for the instruction set that FORERUN_INSTRUCTIONS names, else the best.
+
+        Raises:
+            NativeUnavailableError: it cannot be loaded, or has another interface.
+            ConfigError: the processor lacks what FORERUN_INSTRUCTIONS names, or there is no such instruction set.
+        """
+        try:
+            functions = ctypes.CDLL(str(path))
+            abi = functions.forerun_abi()
+            if abi != ABI:
+                raise NativeUnavailableError(f"{path} has the interface {abi}, not {ABI}.", _REMEDY)
+            library = cls(path, functions)
+        except (OSError, AttributeError) as failure:
+            raise NativeUnavailableError(f"{path} cannot be loaded: {failure}.", _REMEDY) from None
+        library.use_instructions(choose_instructions(library.best))
+        return library
 
     @property
     def instructions(self) -> str:
-        """The set in use, one of INSTRUCTIONS."""
-        return INSTRUCTIONS[self._functions.forerun_instructions()]
-
-    @property
-    def best_instructions(self) -> str:
-        """The set that the processor is best served with."""
-        return INSTRUCTIONS[self._functions.forerun_best_instructions()]
+        """The set in use."""
+        return _LEVELS[self._functions.forerun_instructions()]
 
     def use_instructions(self, name: str) -> bool:
         """Use another set from now on; False where the processor lacks it."""
-        return bool(self._functions.forerun_use_instructions(INSTRUCTIONS.index(name)) == 0)
+        return bool(self._functions.forerun_use_instructions(_LEVELS.index(name)) == 0)
 
     def packed_bytes(self, kind: Kind, out_features: int, in_features: int) -> int:
         """Bytes of a packed weight."""
@@ -203,3 +106,17 @@ class Library:
             self._functions.forerun_use_openmp(ctypes.cast(parallel, c_void_p))
             return True
         return False
+
+
+def choose_instructions(best: str) -> str:
+    """What FORERUN_INSTRUCTIONS names, else the best that the processor has.
+
+    Raises:
+        ConfigError: the processor lacks it, or there is no such instruction set.
+    """
+    chosen = environment_choice(INSTRUCTIONS_VARIABLE, INSTRUCTIONS) or best
+    if INSTRUCTIONS.index(chosen) < INSTRUCTIONS.index(best):
+        raise ConfigError(
+            f"{INSTRUCTIONS_VARIABLE} is {chosen!r}, but this processor has {best} at best. Give that, or unset it."
+        )
+    return chosen

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from forerun.kernels.native.library import AttentionStruct, Library, RowsStruct
+from forerun.kernels.native.library import Library
+from forerun.kernels.native.structs import AttentionStruct, RowsStruct
 from forerun.kernels.page_layout import PAGE
 from forerun.kernels.partition import Form
 from forerun.kernels.row_paths import PathPlan

@@ -1,0 +1,44 @@
+"""With HATCH_BUILD_HOOKS_ENABLE=1 (`make wheel`): the wheel carries the native library, compiled for this platform.
+
+Without, it carries the sources alone, and the library is compiled where they are used.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+SRC = Path(__file__).parent / "src"
+STATIC = ("-static-libstdc++", "-static-libgcc", "-Wl,--as-needed")
+"""So that the library needs glibc alone; the linker of macOS knows none of these."""
+
+
+class NativeLibrary(BuildHookInterface[Any]):
+    """Compile the library and put it beside its sources."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        if version == "editable":
+            return
+        sys.path.insert(0, str(SRC))
+        from forerun.kernels.native.compile import FACTS, LIBRARY, PREBUILT, compile_into
+        from forerun.kernels.native.compiler import INSTALL, find_compiler
+        from forerun.kernels.native.platform_tag import platform_tag
+
+        compiler = find_compiler()
+        if compiler is None:
+            raise SystemExit(f"A wheel with the native kernels needs a C++ compiler. {INSTALL}")
+        self._folder = TemporaryDirectory(prefix="forerun-wheel-")
+        built = Path(self._folder.name) / PREBUILT.name
+        compile_into(built, compiler, extra=STATIC if sys.platform == "linux" else ())
+        place = PREBUILT.relative_to(SRC).as_posix()
+        build_data["force_include"] |= {str(built / name): f"{place}/{name}" for name in (LIBRARY, FACTS)}
+        build_data["pure_python"] = False
+        build_data["tag"] = f"py3-none-{platform_tag(built / LIBRARY)}"
+
+    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
+        if version != "editable":
+            self._folder.cleanup()

@@ -1,0 +1,85 @@
+"""`forerun info`: what forerun runs on, and by which kernels."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import typer
+
+from forerun import processor
+from forerun.cli import options
+from forerun.cli.output import print_json
+from forerun.config import (
+    INSTRUCTIONS_VARIABLE,
+    KERNELS,
+    KERNELS_VARIABLE,
+    NATIVE,
+    REFERENCE,
+    environment_choice,
+)
+from forerun.errors import NativeUnavailableError
+from forerun.home import HOME_VARIABLE, home
+
+_VARIABLES = (HOME_VARIABLE, KERNELS_VARIABLE, INSTRUCTIONS_VARIABLE, "CXX", "OMP_NUM_THREADS")
+_SHOWN = ("avx", "amx", "fma", "f16c", "asimd", "sve", "sme", "bf16", "i8mm")
+"""How the names begin of what text shows of the processor's features; JSON has them all."""
+
+
+def info(json: options.Json = False) -> None:
+    """Show versions, processor, threads, and which kernels run and why; they are compiled if they have not been yet."""
+    from forerun.bench.measure import machine
+
+    base = home()
+    facts = machine() | {
+        "processor_features": processor.features(),
+        "kernels": _kernels(),
+        "home": None if base is None else str(base),
+        "variables": {name: os.environ[name] for name in _VARIABLES if name in os.environ},
+    }
+    if json:
+        print_json(facts)
+        return
+    for name, text in _lines(facts):
+        typer.echo(f"{name + ':':<13} {text}")
+
+
+def _kernels() -> dict[str, Any]:
+    """Which kernels run, why, and where the library lies. Raises ConfigError as `native` does."""
+    from forerun.kernels.native import LOST, load, native
+
+    mode = environment_choice(KERNELS_VARIABLE, KERNELS)
+    if mode == REFERENCE:
+        return {"run": REFERENCE, "instructions": None, "library": None, "reason": f"{KERNELS_VARIABLE} says so."}
+    if mode == NATIVE:
+        native()  # an error where they cannot be had
+    found = load()
+    if isinstance(found, NativeUnavailableError):
+        reason = f"{found.reason} {LOST} {found.remedy}"
+        return {"run": REFERENCE, "instructions": None, "library": None, "reason": reason}
+    used = found.instructions
+    reason = f"{used} is the best instruction set that the library and this processor have."
+    if used != found.best:
+        reason = f"{INSTRUCTIONS_VARIABLE} says {used}; this processor has {found.best}."
+    return {"run": NATIVE, "instructions": used, "library": str(found.path), "reason": reason}
+
+
+def _lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    """Names and texts, for people."""
+    kernels = facts["kernels"]
+    shown = [name for name in facts["processor_features"] if name.startswith(_SHOWN)]
+    versions = ("python", "torch", "transformers")
+    return [
+        ("forerun", facts["forerun"] + (f" ({facts['commit']})" if facts["commit"] else "")),
+        ("versions", ", ".join(f"{name} {facts[name]}" for name in versions)),
+        ("system", facts["system"]),
+        ("processor", facts["cpu"]),
+        ("features", " ".join(shown) or "not told by the system"),
+        ("cores", f"{facts['cores']}, {facts['threads']} threads of torch"),
+        ("accelerator", facts["accelerator"] or "none"),
+        ("kernels", " ".join(each for each in (kernels["run"], kernels["instructions"]) if each)),
+        ("reason", kernels["reason"]),
+        ("library", kernels["library"] or "none"),
+        (HOME_VARIABLE, facts["home"] or "none"),
+        *((name, text) for name, text in facts["variables"].items() if name != HOME_VARIABLE),
+    ]

@@ -1,0 +1,62 @@
+"""The kernels in C++: compiled once, loaded once per process."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import TYPE_CHECKING
+
+from forerun.config import KERNELS, KERNELS_VARIABLE, NATIVE, REFERENCE, environment_choice
+from forerun.errors import ConfigError, NativeUnavailableError
+
+if TYPE_CHECKING:
+    from forerun.kernels.native.library import Library
+
+LOST = "The kernels in PyTorch run instead: the same promises, but slower steps, and quantised weights gain no speed."
+
+_log = logging.getLogger(__name__)
+_lock = threading.Lock()
+_loaded: Library | NativeUnavailableError | None = None
+_warned = False
+
+
+def native() -> Library | None:
+    """The native library; None where the references in PyTorch are to run. One warning says why it cannot be had.
+
+    Raises:
+        ConfigError: FORERUN_KERNELS is native, and it cannot be had; or that variable or FORERUN_INSTRUCTIONS has a
+            value that it cannot have.
+    """
+    global _warned
+    mode = environment_choice(KERNELS_VARIABLE, KERNELS)
+    if mode == REFERENCE:
+        return None
+    found = load()
+    if not isinstance(found, NativeUnavailableError):
+        return found
+    if mode == NATIVE:
+        raise ConfigError(f"{KERNELS_VARIABLE} is {NATIVE}, but there are no native kernels. {found}")
+    with _lock:
+        if not _warned:
+            _warned = True
+            _log.warning("There are no native kernels. %s %s %s", found.reason, LOST, found.remedy)
+    return None
+
+
+def load() -> Library | NativeUnavailableError:
+    """The library, or why it cannot be had, whatever FORERUN_KERNELS says. Tried once per process.
+
+    Raises:
+        ConfigError: FORERUN_INSTRUCTIONS has a value that it cannot have.
+    """
+    global _loaded
+    from forerun.kernels.native.compile import library_path
+    from forerun.kernels.native.library import Library
+
+    with _lock:
+        if _loaded is None:
+            try:
+                _loaded = Library.open(library_path())
+            except NativeUnavailableError as failure:
+                _loaded = failure.with_traceback(None)
+        return _loaded

@@ -1,0 +1,51 @@
+"""The platform tag of a wheel that carries the native library: the oldest systems on which it can be loaded."""
+
+from __future__ import annotations
+
+import platform
+import re
+import subprocess
+import sysconfig
+from pathlib import Path
+
+from forerun.errors import NativeUnavailableError
+
+_OLDEST = (2, 17)
+"""Version of glibc below which no tag is given: older pips do not know other names for it."""
+_LIBRARIES = {"libc.so.6", "libm.so.6", "libpthread.so.0", "libdl.so.2", "librt.so.1", "ld-linux-x86-64.so.2"}
+"""Of glibc, as are those of other architectures that begin with ld-linux."""
+
+
+def platform_tag(library: Path) -> str:
+    """The tag after `py3-none-`. On Linux by PEP 600, from the versions of glibc's symbols that the library names.
+
+    Raises:
+        NativeUnavailableError: it needs a library beside glibc, or a C library that is not glibc, or is no ELF file.
+    """
+    if platform.system() != "Linux":
+        return re.sub(r"[-.]", "_", sysconfig.get_platform())
+    try:
+        done = subprocess.run(
+            ["objdump", "-p", library], capture_output=True, text=True, timeout=60, check=True, errors="replace"
+        )
+    except (OSError, subprocess.SubprocessError) as failure:
+        raise NativeUnavailableError(f"objdump cannot read {library}: {failure}.", "Install binutils.") from None
+    major, minor = needed_glibc(done.stdout)
+    return f"manylinux_{major}_{minor}_{platform.machine()}"
+
+
+def needed_glibc(headers: str) -> tuple[int, int]:
+    """The newest version of glibc of which a library needs a symbol, _OLDEST at least.
+
+    Args:
+        headers: what `objdump -p` prints of it.
+
+    Raises:
+        NativeUnavailableError: it needs a library beside glibc: every symbol of that would have to be looked at, too.
+    """
+    needed = re.findall(r"^\s*NEEDED\s+(\S+)", headers, flags=re.MULTILINE)
+    others = [name for name in needed if name not in _LIBRARIES and not name.startswith("ld-linux")]
+    if others:
+        raise NativeUnavailableError(f"The library needs {', '.join(others)}, beside glibc.", "Link it statically.")
+    versions = re.findall(r"\bGLIBC_(\d+)\.(\d+)", headers)
+    return max([_OLDEST, *((int(major), int(minor)) for major, minor in versions)])

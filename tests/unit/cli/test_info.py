@@ -1,0 +1,58 @@
+"""`forerun info` says what runs, and why."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from forerun.errors import NativeUnavailableError
+from forerun.kernels import native as module
+
+from .conftest import Invoke
+
+
+def facts(invoke: Invoke) -> dict[str, object]:
+    result = invoke("info", "--json")
+    assert result.exit_code == 0, result.output
+    told = json.loads(result.stdout)
+    assert told["torch"] and told["cpu"] and told["threads"] >= 1 and isinstance(told["processor_features"], list)
+    kernels: dict[str, object] = told["kernels"]
+    return kernels
+
+
+def test_which_kernels_run(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("FORERUN_KERNELS", "FORERUN_INSTRUCTIONS"):
+        monkeypatch.delenv(name, raising=False)
+    library = SimpleNamespace(path=Path("/some/library.so"), best="avx512", instructions="avx512")
+    monkeypatch.setattr(module, "_loaded", library)
+    reason = "avx512 is the best instruction set that the library and this processor have."
+    expected = {"run": "native", "instructions": "avx512", "library": "/some/library.so", "reason": reason}
+    assert facts(invoke) == expected
+    library.instructions = "avx2"
+    told = facts(invoke)
+    assert told["reason"] == "FORERUN_INSTRUCTIONS says avx2; this processor has avx512." and told["run"] == "native"
+    monkeypatch.setenv("FORERUN_KERNELS", "reference")
+    assert facts(invoke) == expected | {
+        "run": "reference",
+        "instructions": None,
+        "library": None,
+        "reason": "FORERUN_KERNELS says so.",
+    }
+
+
+def test_without_native_kernels(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FORERUN_KERNELS", raising=False)
+    monkeypatch.setattr(module, "_loaded", NativeUnavailableError("Why.", "What to do."))
+    result = invoke("info")
+    lines = dict(line.split(":", 1) for line in result.stdout.splitlines())
+    assert lines["kernels"].strip() == "reference" and lines["library"].strip() == "none"
+    assert lines["reason"].strip().startswith("Why. ") and lines["reason"].endswith(" What to do.")
+    assert lines["FORERUN_HOME"].strip() and lines["processor"].strip()
+    monkeypatch.setenv("FORERUN_KERNELS", "native")
+    refused = invoke("info")
+    assert (
+        refused.exit_code == 2 and "FORERUN_KERNELS is native, but there are no native kernels. Why." in refused.stderr
+    )
