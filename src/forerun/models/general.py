@@ -95,17 +95,18 @@ class GeneralDecoder:
     Args:
         model: the loaded causal language model, on its device. It gets other linear layers.
         maker: of these; None: of the numbers as they are.
+        attention: None: the PyTorch reference.
 
     Attributes:
         layer_attentions: of the layers that compute attention through Transformers' interface, in order. Five rows
             are sent through the model to see them.
     """
 
-    def __init__(self, model: Any, maker: Maker | None = None) -> None:
+    def __init__(self, model: Any, maker: Maker | None = None, attention: Attention | None = None) -> None:
         pack_module(model, maker, model.get_output_embeddings())
         self.model = model
         self.num_layers: int = model.config.get_text_config(decoder=True).num_hidden_layers
-        self.attention: Attention = ReferenceAttention(model.dtype)
+        self.attention = ReferenceAttention(model.dtype) if attention is None else attention
         seen = _Seen(model.dtype)
         positions = torch.arange(5, device=model.device)
         with torch.inference_mode():

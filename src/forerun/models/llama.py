@@ -7,7 +7,6 @@ are tested against each other.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +18,7 @@ from forerun.kernels.partition import Form
 from forerun.kernels.rms_norm import rms_norm
 from forerun.models.attention.base import Attention, LayerAttention, Layout
 from forerun.models.attention.reference import ReferenceAttention
+from forerun.models.layer_ranges import LayerRangeDecoder
 from forerun.models.linear import FloatMaker, Linear, Maker, Part
 from forerun.models.taps import Taps
 
@@ -55,7 +55,7 @@ class _Layer:
     form: Form
 
 
-class LlamaDecoder:
+class LlamaDecoder(LayerRangeDecoder):
     """Decoder of a Transformers model of the Llama family, with its weights rearranged.
 
     Args:
@@ -90,7 +90,7 @@ class LlamaDecoder:
         self.rotations = self._rotations(2048)
         self.attention: Attention = ReferenceAttention(self.dtype)
         self.layers: list[_Layer] = []
-        for index, (layer, window) in enumerate(zip(base.layers, _windows(config), strict=True)):
+        for index, (layer, window) in enumerate(zip(base.layers, layer_windows(config), strict=True)):
             path, form = f"model.layers.{index}", Form(self.head_dim**-0.5, window)
             self.layers.append(self._rearranged(layer, path, form, maker))
             layer.to_empty(device="meta")
@@ -99,25 +99,13 @@ class LlamaDecoder:
         layer_attentions = [LayerAttention(heads, group, width, width, layer.form) for layer in self.layers]
         self.planner = self.attention.planner(layer_attentions, self.device)
 
-    def forward(self, layout: Layout, layers: Sequence[int] = ()) -> tuple[Tensor, Tensor | None]:
-        """As `Decoder.forward`."""
-        return self.forward_from(self.embed(layout), layout, 0, layers)
-
-    def forward_from(
-        self, x: Tensor, layout: Layout, first: int, layers: Sequence[int] = ()
-    ) -> tuple[Tensor, Tensor | None]:
-        """As `forward`, of what enters layer `first`, [T, hidden]."""
-        taps = Taps(layers, layout)
-        logits = self.head(self.through(x, layout, first, self.num_layers, taps), layout, taps)
-        return logits, taps.stacked()
-
     def embed(self, layout: Layout) -> Tensor:
-        """What enters the first layer, [T, hidden]."""
+        """As `LayerRangeDecoder.embed`."""
         x: Tensor = self.embedding[layout.token_ids]
         return x
 
     def through(self, x: Tensor, layout: Layout, first: int, last: int, taps: Taps) -> Tensor:
-        """What enters layer `last`, of what entered layer `first`: [T, hidden] -> [T, hidden]."""
+        """As `LayerRangeDecoder.through`."""
         rotation = self._rotation(layout)
         rows, heads, kv_heads, width = len(x), self.num_heads, self.num_kv_heads, self.head_dim
         rotated = heads + kv_heads
@@ -136,7 +124,7 @@ class LlamaDecoder:
         return x
 
     def head(self, x: Tensor, layout: Layout, taps: Taps) -> Tensor:
-        """Logits of the wanted rows, [R, V], of what leaves the last layer or, to exit early, any other."""
+        """As `LayerRangeDecoder.head`."""
         if layout.num_logits == 0:
             x = x[:0]
         elif layout.logit_rows is not None:
@@ -201,7 +189,7 @@ class LlamaDecoder:
         return table.to(self.device, torch.complex128 if self.compute_dtype == torch.float64 else torch.complex64)
 
 
-def _windows(config: Any) -> list[int | None]:
+def layer_windows(config: Any) -> list[int | None]:
     """Each layer's sliding window."""
     num_layers: int = config.num_hidden_layers
     window: int | None = getattr(config, "sliding_window", None)

@@ -14,11 +14,12 @@ from forerun.device import resolve_device
 from forerun.errors import ConfigError, ForerunError, ModelLoadError, UnsupportedModelError
 from forerun.models.adapter import adapter_tokenizer, with_adapter
 from forerun.models.configuration import context_length, refuse_unservable
+from forerun.models.decoders import make_decoder, quantised_layers
 from forerun.models.exactness import probe, self_test
 from forerun.models.foreign_errors import reason
-from forerun.models.general import ATTENTION_NAME, GeneralDecoder, register_attention
-from forerun.models.llama import LlamaDecoder, llama_refusal
-from forerun.models.model import Decoder, Model
+from forerun.models.general import ATTENTION_NAME, register_attention
+from forerun.models.llama import llama_refusal
+from forerun.models.model import Model
 from forerun.models.non_finite import first_non_finite_tensor
 from forerun.models.quantising import Quantisation, QuantisedMaker, check_quantisation, streamed
 from forerun.models.sources import ModelSource, find_source
@@ -166,7 +167,7 @@ def _load(
     if quantisation is None:
         hf = _read(source, config, dtype, adapter, ATTENTION_NAME)
     else:
-        hf, maker = _read_to_quantise(source, config, dtype, adapter, quantisation, streams=kind == "llama")
+        hf, maker = _read_to_quantise(source, config, dtype, adapter, quantisation, place, streams=kind == "llama")
     try:
         model = _assemble(hf.to(place), source, config, kind, maker)
         model.adapter, model.quantize = None if adapter is None else str(adapter), quantisation
@@ -205,7 +206,13 @@ def _read(
 
 
 def _read_to_quantise(
-    source: ModelSource, config: Any, dtype: str, adapter: str | Path | None, quantisation: Quantisation, streams: bool
+    source: ModelSource,
+    config: Any,
+    dtype: str,
+    adapter: str | Path | None,
+    quantisation: Quantisation,
+    place: torch.device,
+    streams: bool,
 ) -> tuple[Any, QuantisedMaker]:
     """The Transformers model of a source, and what makes quantised layers of its weights.
 
@@ -214,13 +221,16 @@ def _read_to_quantise(
     """
     if adapter is not None:
         hf = _read(source, config, dtype, adapter, ATTENTION_NAME)
-        return hf, QuantisedMaker(quantisation, None, {}, hf.dtype)  # the files hold other weights
+        return hf, QuantisedMaker(
+            quantisation, None, {}, hf.dtype, quantised_layers(place)
+        )  # the files hold other weights
     number_format = _torch_dtype(source, dtype)
     checkpoint = source.checkpoint(config, torch.float32)
     if streams:
         checkpoint = replace(checkpoint, unread=streamed(checkpoint.slices, config.tie_word_embeddings))
     hf = read_model(source.name, config, checkpoint, number_format, ATTENTION_NAME)
-    return hf, QuantisedMaker(quantisation, source.quantised_weight(config), checkpoint.unread_slices(), hf.dtype)
+    stored, unread = source.quantised_weight(config), checkpoint.unread_slices()
+    return hf, QuantisedMaker(quantisation, stored, unread, hf.dtype, quantised_layers(place))
 
 
 def _check_dtype(dtype: str) -> None:
@@ -240,9 +250,8 @@ def _torch_dtype(source: ModelSource, dtype: str) -> torch.dtype:
 def _assemble(hf: Any, source: ModelSource, config: Any, kind: Kind, maker: QuantisedMaker | None) -> Model:
     num_parameters = sum(p.numel() for p in hf.parameters())
     dtype, device = hf.dtype, hf.device
-    decoder: Decoder = LlamaDecoder(hf, maker) if kind == "llama" else GeneralDecoder(hf, maker)
     return Model(
-        decoder,
+        make_decoder(hf, kind, maker),
         name=source.name,
         vocab_size=config.vocab_size,
         context_length=context_length(config),

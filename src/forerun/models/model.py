@@ -14,7 +14,7 @@ from forerun.errors import UnsupportedModelError
 from forerun.gguf_format import GgufTensor
 from forerun.models.attention.base import Layout, Planner
 from forerun.models.base import Exactness, Forward, LanguageModel, Rows
-from forerun.models.llama import LlamaDecoder
+from forerun.models.layer_ranges import LayerRangeDecoder
 from forerun.models.runner import lay_out
 from forerun.models.taps import Taps, check_layers
 
@@ -77,7 +77,7 @@ class Model(LanguageModel):
     @property
     def can_exit_early(self) -> bool:
         """Whether `forward_first` can be used."""
-        return isinstance(self.decoder, LlamaDecoder)
+        return isinstance(self.decoder, LayerRangeDecoder)
 
     def new_cache(self) -> SequenceCache:
         """An empty cache for one sequence, as the decoder's attention reads it."""
@@ -115,7 +115,7 @@ class Model(LanguageModel):
             UnsupportedModelError: the model is not of the Llama family.
             ValueError: num_layers is out of range, or rows have been computed in part.
         """
-        decoder = self._llama("exit early")
+        decoder = self._by_layers("exit early")
         if not 1 <= num_layers < self.num_layers:
             raise ValueError(f"{num_layers} first layers asked for, but must be from 1 to {self.num_layers - 1}")
         if any(rows.hidden is not None for rows in batch):
@@ -124,14 +124,16 @@ class Model(LanguageModel):
         logits = decoder.head(hidden, layout, Taps((), layout))
         return hidden[: layout.num_new], logits[: layout.num_logits].to(self.compute_dtype)
 
-    def _through_first(self, decoder: LlamaDecoder, batch: Sequence[Rows], num_layers: int) -> tuple[Tensor, Layout]:
+    def _through_first(
+        self, decoder: LayerRangeDecoder, batch: Sequence[Rows], num_layers: int
+    ) -> tuple[Tensor, Layout]:
         layout = lay_out(batch, self._planner)
         return decoder.through(decoder.embed(layout), layout, 0, num_layers, Taps((), layout)), layout
 
     def _go_on(self, batch: Sequence[Rows], layers: Sequence[int]) -> Forward:
         """`forward` where some rows have been through the first layers. The others catch up in a forward of their
         own, then all go on together."""
-        decoder = self._llama("go on from a middle layer")
+        decoder = self._by_layers("go on from a middle layer")
         first = _common_layer(batch, self.num_layers)
         check_layers(layers, self.num_layers, first)
         fresh = [rows for rows in batch if rows.hidden is None]
@@ -151,8 +153,8 @@ class Model(LanguageModel):
     def _result(self, logits: Tensor, taps: Tensor | None, layout: Layout) -> Forward:
         return Forward(logits[: layout.num_logits].to(self.compute_dtype), taps)
 
-    def _llama(self, purpose: str) -> LlamaDecoder:
-        if not isinstance(self.decoder, LlamaDecoder):
+    def _by_layers(self, purpose: str) -> LayerRangeDecoder:
+        if not isinstance(self.decoder, LayerRangeDecoder):
             raise UnsupportedModelError(
                 f"{self.name} cannot {purpose}: it runs on the general path, whose modules compute all layers at once. "
                 "Only the Llama decoder (Llama, Mistral, Qwen2, Qwen3) computes a range of layers."

@@ -6,7 +6,6 @@ States between layers are float32. `models/llama.py` computes the same in PyTorc
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -106,9 +105,7 @@ class NativeLlamaDecoder(LayerRangeDecoder):
             x = x[layout.logit_rows]
         x = x.to(torch.float32, copy=True).contiguous()
         logits = torch.empty(len(x), self.lm_head.out_features)
-        self._library.head(
-            ctypes.byref(self._model), len(x), x.data_ptr(), logits.data_ptr(), torch.get_num_threads()
-        )
+        self._library.head(ctypes.byref(self._model), len(x), x.data_ptr(), logits.data_ptr(), torch.get_num_threads())
         taps.take_wanted(self.num_layers, x)
         return logits
 

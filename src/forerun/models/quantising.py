@@ -69,6 +69,7 @@ class QuantisedMaker:
         stored: gives the weight of a name in the codes that the files have it in, or None; None: none is to be used.
         unread: tensors that Transformers has not been given, by name in the files: they are read here.
         dtype: of the rows of the embedding.
+        make: a layer of a weight and a bias.
     """
 
     def __init__(
@@ -77,7 +78,9 @@ class QuantisedMaker:
         stored: Callable[[str], QuantisedWeight | None] | None,
         unread: Mapping[str, TensorSlice],
         dtype: torch.dtype,
+        make: Callable[[QuantisedWeight, Tensor | None], Linear] = QuantisedLinear,
     ) -> None:
+        self._make = make
         self._bits = 8 if quantize == "int8" else 4
         self._stored, self._unread, self._dtype = stored, unread, dtype
         self._kept: tuple[str, QuantisedWeight] | None = None
@@ -93,7 +96,7 @@ class QuantisedMaker:
                 quantise_int8(weight.dequantise(torch.float32), part.name)
                 for weight, part in zip(weights, parts, strict=True)
             ]
-        return QuantisedLinear(QuantisedWeight.cat(weights), bias)
+        return self._make(QuantisedWeight.cat(weights), bias)
 
     def embedding(self, part: Part) -> QuantisedEmbedding:
         """As `Maker.embedding`. A tied output layer gets the same codes."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
 from forerun.config import INSTRUCTIONS
@@ -95,7 +94,9 @@ def test_the_largest_codes_do_not_saturate(library: Library, kind: str, sign: in
     x = torch.full((3, 128), 1.0)
     x[1] = -1.0
     x[2, ::2] = -1.0
-    torch.testing.assert_close(NativeLinear(library, weight).forward(x), _expected(weight, x, None), rtol=1e-5, atol=1e-3)
+    torch.testing.assert_close(
+        NativeLinear(library, weight).forward(x), _expected(weight, x, None), rtol=1e-5, atol=1e-3
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
