@@ -20,7 +20,7 @@ from forerun.models.general import GeneralDecoder
 from forerun.models.model import Model
 from forerun.models.non_finite import first_non_finite_tensor, has_finite_rows
 
-_NEW = 9
+_NEW = 16
 _CROWD = 70
 
 
@@ -54,9 +54,9 @@ def self_test(model: Model) -> Exactness:
         tensor = first_non_finite_tensor(model) or "a number computed from finite weights"
         return Exactness(False, f"its logits are not finite: {tensor} is NaN or infinite")
     trials: dict[str, Callable[[], Tensor]] = {
-        "together": lambda: _in_groups(model, cache, tokens, (9,)),
-        "in twos": lambda: _in_groups(model, cache, tokens, (2, 7)),
-        "in fives": lambda: _in_groups(model, cache, tokens, (5, 4)),
+        "together": lambda: _in_groups(model, cache, tokens, (_NEW,)),
+        "in twos, fives and nines": lambda: _in_groups(model, cache, tokens, (2, 5, 9)),
+        "in eights": lambda: _in_groups(model, cache, tokens, (8, 8)),
         "in a forward of many rows": lambda: _in_a_crowd(model, cache, tokens),
         "beside other sequences": lambda: _beside_others(model, cache, tokens),
         "in a branching tree": lambda: _in_a_tree(model, cache, tokens),
