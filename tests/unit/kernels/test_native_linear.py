@@ -85,8 +85,8 @@ def test_a_rows_bits_are_the_same_with_two_threads(library: Library, kind: str) 
         torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("kind", ("int8", "int8-groups", "int4-groups", "int4-minima"))
-@pytest.mark.parametrize("sign", (1, -1))
+@pytest.mark.parametrize("kind", ["int8", "int8-groups", "int4-groups", "int4-minima"])
+@pytest.mark.parametrize("sign", [1, -1])
 def test_the_largest_codes_do_not_saturate(library: Library, kind: str, sign: int) -> None:
     weight = _weight(kind, 32, 128)
     assert isinstance(weight, QuantisedWeight)
