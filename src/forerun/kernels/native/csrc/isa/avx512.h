@@ -7,6 +7,7 @@ typedef __m512 F;    // 16 floats
 typedef __m512i I;   // 16 int32
 typedef __m512i B;   // 64 codes
 typedef __m512i B8;  // 64 codes of 8 bits, made ready for dot8
+typedef int32_t Four __attribute__((may_alias, aligned(1)));
 constexpr int32_t DOT8_ZERO = 128;  // dot8 adds (code - 128 + DOT8_ZERO) * x
 
 INLINE F f_zero() { return _mm512_setzero_ps(); }
@@ -21,6 +22,11 @@ INLINE F f_load(const uint16_t* bfloat16) {
 }
 INLINE F f_half(const uint16_t* float16) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)float16)); }
 INLINE F f_fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
+// weight * *x + sum
+INLINE F f_fma_at(F weight, const float* x, F sum) {
+    asm("vfmadd231ps %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(weight), "m"(*x));
+    return sum;
+}
 INLINE F f_add(F a, F b) { return _mm512_add_ps(a, b); }
 INLINE F f_sub(F a, F b) { return _mm512_sub_ps(a, b); }
 INLINE F f_mul(F a, F b) { return _mm512_mul_ps(a, b); }
@@ -47,9 +53,9 @@ INLINE B8 b_load8(const uint8_t* p) { return _mm512_loadu_si512(p); }
 INLINE B b_low(B a) { return _mm512_and_si512(a, _mm512_set1_epi8(15)); }
 INLINE B b_high(B a) { return _mm512_and_si512(_mm512_srli_epi16(a, 4), _mm512_set1_epi8(15)); }
 // Lane o: sum + code[4 o] x[0] + ... + code[4 o + 3] x[3].
+// In assembly, because the compiler loads x apart and copies sums between registers.
 INLINE I dot4(I sum, B codes, const int8_t* x) {
-    int32_t four;
-    __builtin_memcpy(&four, x, 4);
-    return _mm512_dpbusd_epi32(sum, codes, _mm512_set1_epi32(four));
+    asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(codes), "m"(*(const Four*)x));
+    return sum;
 }
 INLINE I dot8(I sum, B8 codes, const int8_t* x) { return dot4(sum, codes, x); }

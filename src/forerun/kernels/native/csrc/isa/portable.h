@@ -30,6 +30,7 @@ INLINE F f_half(const uint16_t* p) {
     return x;
 }
 INLINE F f_fma(F a, F b, F c) { return a * b + c; }
+INLINE F f_fma_at(F weight, const float* x, F sum) { return f_fma(weight, f_set(*x), sum); }
 INLINE F f_add(F a, F b) { return a + b; }
 INLINE F f_sub(F a, F b) { return a - b; }
 INLINE F f_mul(F a, F b) { return a * b; }

@@ -75,9 +75,9 @@ INLINE int64_t path_length(const Attention& a, int32_t row) { return (int64_t)a.
 template <class E, int R>
 INLINE void score_block(const E* keys, const float* query, int64_t width, float* scores, int64_t span) {
     F sum[R];
-    for (int r = 0; r < R; r++) sum[r] = f_zero();
+    EACH_ROW sum[r] = f_zero();
     accumulate<E, R>(keys, width, query, width, sum);
-    for (int r = 0; r < R; r++) f_store(scores + r * span, sum[r]);
+    EACH_ROW f_store(scores + r * span, sum[r]);
 }
 
 // Products of the queries of a group and a key head with the slots from..to; `from` is a multiple of 16.
@@ -140,9 +140,9 @@ FN float softmax(const Attention& a, int32_t row, int64_t head, float* w) {
 
 template <class E, int R> INLINE void mix_run(const E* values, int64_t n, const float* w, int64_t span, float* y) {
     F sum[R];
-    for (int r = 0; r < R; r++) sum[r] = f_load(y + 16 * r);
+    EACH_ROW sum[r] = f_load(y + 16 * r);
     accumulate<E, R>(values, n, w, span, sum);
-    for (int r = 0; r < R; r++) f_store(y + 16 * r, sum[r]);
+    EACH_ROW f_store(y + 16 * r, sum[r]);
 }
 
 // y [count][16] += weights times values of n slots that follow each other in a page.

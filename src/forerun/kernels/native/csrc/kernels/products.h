@@ -3,59 +3,54 @@
 // itself; integer sums have no order. Included once for each instruction set.
 
 constexpr int MAX_ROWS = 8;
+// Unrolled, so that sums stay in registers.
+#define EACH_ROW _Pragma("GCC unroll 8") for (int r = 0; r < R; r++)
 
 // sum[r] += w [n][16] times x[r][0..n), in order.
 template <class E, int R> INLINE void accumulate(const E* w, int64_t n, const float* x, int64_t stride, F* sum) {
     F acc[R];
-    for (int r = 0; r < R; r++) acc[r] = sum[r];
+    EACH_ROW acc[r] = sum[r];
     for (int64_t k = 0; k < n; k++) {
         const F weight = f_load(w + 16 * k);
-        for (int r = 0; r < R; r++) acc[r] = f_fma(weight, f_set(x[r * stride + k]), acc[r]);
+        EACH_ROW acc[r] = f_fma_at(weight, x + r * stride + k, acc[r]);
     }
-    for (int r = 0; r < R; r++) sum[r] = acc[r];
+    EACH_ROW sum[r] = acc[r];
 }
 
 template <int R> INLINE void int8_product(const ForerunLinear& w, const Input& in, int64_t block, int64_t row, F* y) {
     const int64_t quads = (w.in + 3) / 4;
     const uint8_t* p = (const uint8_t*)w.packed + block * quads * 64;
     const int8_t* x = in.row_codes + row * in.padded;
-    I even[R], odd[R];
-    for (int r = 0; r < R; r++) even[r] = i_set(-DOT8_ZERO * in.row_totals[row + r]), odd[r] = i_zero();
-    int64_t k = 0;
-    for (; k + 2 <= quads; k += 2) {
-        const B8 first = b_load8(p + 64 * k), second = b_load8(p + 64 * k + 64);
-        for (int r = 0; r < R; r++) even[r] = dot8(even[r], first, x + r * in.padded + 4 * k);
-        for (int r = 0; r < R; r++) odd[r] = dot8(odd[r], second, x + r * in.padded + 4 * k + 4);
-    }
-    if (k < quads) {
-        const B8 last = b_load8(p + 64 * k);
-        for (int r = 0; r < R; r++) even[r] = dot8(even[r], last, x + r * in.padded + 4 * k);
+    I sum[R];
+    EACH_ROW sum[r] = i_set(-DOT8_ZERO * in.row_totals[row + r]);
+    for (int64_t k = 0; k < quads; k++) {
+        const B8 codes = b_load8(p + 64 * k);
+        EACH_ROW sum[r] = dot8(sum[r], codes, x + r * in.padded + 4 * k);
     }
     const F scale = f_load(w.scales + 16 * block);
-    for (int r = 0; r < R; r++)
-        y[r] = f_mul(i_float(i_add(even[r], odd[r])), f_mul(f_set(in.row_scales[row + r]), scale));
+    EACH_ROW y[r] = f_mul(i_float(sum[r]), f_mul(f_set(in.row_scales[row + r]), scale));
 }
 
 template <int R>
 INLINE void int8_group_product(const ForerunLinear& w, const Input& in, int64_t block, int64_t row, F* y) {
     const uint8_t* p = (const uint8_t*)w.packed + block * in.groups * 544;
     F total[R];
-    for (int r = 0; r < R; r++) total[r] = f_zero();
+    EACH_ROW total[r] = f_zero();
     for (int64_t g = 0; g < in.groups; g++, p += 544) {
         I sum[R];
-        for (int r = 0; r < R; r++) sum[r] = i_set(-DOT8_ZERO * in.group_totals[(row + r) * in.groups + g]);
+        EACH_ROW sum[r] = i_set(-DOT8_ZERO * in.group_totals[(row + r) * in.groups + g]);
         for (int j = 0; j < 8; j++) {
             const B8 codes = b_load8(p + 64 * j);
-            for (int r = 0; r < R; r++)
+            EACH_ROW
                 sum[r] = dot8(sum[r], codes, in.group_codes + ((row + r) * in.groups + g) * 32 + 4 * j);
         }
         const F scale = f_half((const uint16_t*)(p + 512));
-        for (int r = 0; r < R; r++) {
+        EACH_ROW {
             const F both = f_mul(scale, f_set(in.group_scales[(row + r) * in.groups + g]));
             total[r] = f_fma(both, i_float(sum[r]), total[r]);
         }
     }
-    for (int r = 0; r < R; r++) y[r] = total[r];
+    EACH_ROW y[r] = total[r];
 }
 
 template <int R, bool MINIMA>
@@ -63,30 +58,30 @@ INLINE void int4_product(const ForerunLinear& w, const Input& in, int64_t block,
     constexpr int SIZE = MINIMA ? 320 : 288;
     const uint8_t* p = (const uint8_t*)w.packed + block * in.groups * SIZE;
     F total[R];
-    for (int r = 0; r < R; r++) total[r] = f_zero();
+    EACH_ROW total[r] = f_zero();
     for (int64_t g = 0; g < in.groups; g++, p += SIZE) {
         I sum[R];
-        for (int r = 0; r < R; r++)
+        EACH_ROW
             sum[r] = MINIMA ? i_zero() : i_set(-8 * in.group_totals[(row + r) * in.groups + g]);
         for (int j = 0; j < 4; j++) {
             const B bytes = b_load(p + 64 * j);
             const B low = b_low(bytes), high = b_high(bytes);
-            for (int r = 0; r < R; r++) {
+            EACH_ROW {
                 const int8_t* x = in.group_codes + ((row + r) * in.groups + g) * 32 + 4 * j;
                 sum[r] = dot4(dot4(sum[r], low, x), high, x + 16);
             }
         }
         const F scale = f_half((const uint16_t*)(p + 256));
-        for (int r = 0; r < R; r++) {
+        EACH_ROW {
             const F both = f_mul(scale, f_set(in.group_scales[(row + r) * in.groups + g]));
             total[r] = f_fma(both, i_float(sum[r]), total[r]);
         }
         if (!MINIMA) continue;
         const F minimum = f_half((const uint16_t*)(p + 288));
-        for (int r = 0; r < R; r++)
+        EACH_ROW
             total[r] = f_fma(minimum, f_set(in.group_sums[(row + r) * in.groups + g]), total[r]);
     }
-    for (int r = 0; r < R; r++) y[r] = total[r];
+    EACH_ROW y[r] = total[r];
 }
 
 // y[r], r < R: outputs 16 block .. 16 block + 15 of rows row .. row + R - 1, bias included.
@@ -95,7 +90,7 @@ template <int R> FN void block_product(const ForerunLinear& w, const Input& in, 
     switch (w.kind) {
     case FORERUN_FLOAT32:
     case FORERUN_BFLOAT16:
-        for (int r = 0; r < R; r++) y[r] = f_zero();
+        EACH_ROW y[r] = f_zero();
         if (w.kind == FORERUN_FLOAT32)
             accumulate<float, R>((const float*)w.packed + first, w.in, in.x + row * in.stride, in.stride, y);
         else
@@ -107,7 +102,7 @@ template <int R> FN void block_product(const ForerunLinear& w, const Input& in, 
     case FORERUN_INT4_MINIMA: int4_product<R, true>(w, in, block, row, y); break;
     }
     if (w.bias)
-        for (int r = 0; r < R; r++) y[r] = f_add(y[r], f_load(w.bias + 16 * block));
+        EACH_ROW y[r] = f_add(y[r], f_load(w.bias + 16 * block));
 }
 
 INLINE void products(const ForerunLinear& w, const Input& in, int64_t block, int64_t row, int64_t rows, F* y) {
