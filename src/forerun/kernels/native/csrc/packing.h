@@ -25,25 +25,28 @@ inline float half_to_float(uint16_t half) {
 
 // Bytes of a group of 32 inputs and 16 outputs, and how many of them are codes.
 inline int64_t group_bytes(int32_t kind) {
-    return kind == FORERUN_INT8_GROUPS ? 544 : kind == FORERUN_INT4_GROUPS ? 288 : 320;
+    switch (kind) {
+    case FORERUN_INT8: return 512;
+    case FORERUN_INT8_GROUPS: return 544;
+    case FORERUN_INT4_GROUPS: return 288;
+    default: return 320;
+    }
 }
-inline int64_t code_bytes(int32_t kind) { return kind == FORERUN_INT8_GROUPS ? 512 : 256; }
+inline int64_t code_bytes(int32_t kind) { return kind <= FORERUN_INT8_GROUPS ? 512 : 256; }
 inline int zero_code(int32_t kind) { return kind == FORERUN_INT4_GROUPS ? 8 : kind == FORERUN_INT4_MINIMA ? 0 : 128; }
 
 inline int64_t packed_bytes(int32_t kind, int64_t out, int64_t in) {
     const int64_t blocks = (out + 15) / 16;
     if (kind == FORERUN_FLOAT32) return blocks * in * 64;
     if (kind == FORERUN_BFLOAT16) return blocks * in * 32;
-    if (kind == FORERUN_INT8) return blocks * ((in + 3) / 4) * 64;
     return blocks * ((in + 31) / 32) * group_bytes(kind);
 }
 
 // Where the code of output o of a block and input k lies, from the block's start, and its shift.
 inline int64_t code_place(int32_t kind, int64_t o, int64_t k, int* shift) {
     *shift = 0;
-    if (kind == FORERUN_INT8) return k / 4 * 64 + o * 4 + k % 4;
     const int64_t group = k / 32 * group_bytes(kind), i = k % 32;
-    if (kind == FORERUN_INT8_GROUPS) return group + i / 4 * 64 + o * 4 + i % 4;
+    if (kind <= FORERUN_INT8_GROUPS) return group + i / 4 * 64 + o * 4 + i % 4;
     *shift = i < 16 ? 0 : 4;
     return group + i % 16 / 4 * 64 + o * 4 + i % 4;
 }

@@ -40,28 +40,18 @@ class Workspace {
     int64_t size_ = 0, used_ = 0;
 };
 
-constexpr int ROW_CODES = 1, GROUP_CODES = 2;
+// Whether a product reads its rows in codes.
+inline bool reads_codes(const ForerunLinear& w) { return w.kind >= FORERUN_INT8; }
 
-inline int codes_of(const ForerunLinear& w) {
-    return w.kind == FORERUN_INT8 ? ROW_CODES : w.kind > FORERUN_INT8 ? GROUP_CODES : 0;
-}
-
-template <class Input> void plan_input(Workspace& space, Input& in, int64_t n, int64_t width, int codes) {
+template <class Input> void plan_input(Workspace& space, Input& in, int64_t n, int64_t width, bool codes) {
     in.width = in.stride = width;
     in.groups = (width + 31) / 32;
-    in.padded = 32 * in.groups;
-    in.row_codes = in.group_codes = nullptr;
-    if (codes & ROW_CODES) {
-        space.want(in.row_codes, n * in.padded);
-        space.want(in.row_scales, n);
-        space.want(in.row_totals, n);
-    }
-    if (codes & GROUP_CODES) {
-        space.want(in.group_codes, n * in.padded);
-        space.want(in.group_scales, n * in.groups);
-        space.want(in.group_sums, n * in.groups);
-        space.want(in.group_totals, n * in.groups);
-    }
+    in.codes = nullptr;
+    if (!codes) return;
+    space.want(in.codes, n * in.groups * 32);
+    space.want(in.scales, n * in.groups);
+    space.want(in.sums, n * in.groups);
+    space.want(in.totals, n * in.groups);
 }
 
 }  // namespace forerun

@@ -17,40 +17,30 @@ template <class E, int R> INLINE void accumulate(const E* w, int64_t n, const fl
     EACH_ROW sum[r] = acc[r];
 }
 
-template <int R> INLINE void int8_product(const ForerunLinear& w, const Input& in, int64_t block, int64_t row, F* y) {
-    const int64_t quads = (w.in + 3) / 4;
-    const uint8_t* p = (const uint8_t*)w.packed + block * quads * 64;
-    const int8_t* x = in.row_codes + row * in.padded;
-    I sum[R];
-    EACH_ROW sum[r] = i_set(-DOT8_ZERO * in.row_totals[row + r]);
-    for (int64_t k = 0; k < quads; k++) {
-        const B8 codes = b_load8(p + 64 * k);
-        EACH_ROW sum[r] = dot8(sum[r], codes, x + r * in.padded + 4 * k);
-    }
-    const F scale = f_load(w.scales + 16 * block);
-    EACH_ROW y[r] = f_mul(i_float(sum[r]), f_mul(f_set(in.row_scales[row + r]), scale));
-}
-
-template <int R>
-INLINE void int8_group_product(const ForerunLinear& w, const Input& in, int64_t block, int64_t row, F* y) {
-    const uint8_t* p = (const uint8_t*)w.packed + block * in.groups * 544;
+// GROUPS: weights have a scale per group as well, else one per output.
+template <int R, bool GROUPS>
+INLINE void int8_product(const ForerunLinear& w, const Input& in, int64_t block, int64_t row, F* y) {
+    constexpr int SIZE = GROUPS ? 544 : 512;
+    const uint8_t* p = (const uint8_t*)w.packed + block * in.groups * SIZE;
     F total[R];
     EACH_ROW total[r] = f_zero();
-    for (int64_t g = 0; g < in.groups; g++, p += 544) {
+    for (int64_t g = 0; g < in.groups; g++, p += SIZE) {
+        const int64_t at = row * in.groups + g;
         I sum[R];
-        EACH_ROW sum[r] = i_set(-DOT8_ZERO * in.group_totals[(row + r) * in.groups + g]);
+        EACH_ROW sum[r] = i_set(-DOT8_ZERO * in.totals[at + r * in.groups]);
         for (int j = 0; j < 8; j++) {
             const B8 codes = b_load8(p + 64 * j);
-            EACH_ROW
-                sum[r] = dot8(sum[r], codes, in.group_codes + ((row + r) * in.groups + g) * 32 + 4 * j);
+            EACH_ROW sum[r] = dot8(sum[r], codes, in.codes + (at + r * in.groups) * 32 + 4 * j);
         }
-        const F scale = f_half((const uint16_t*)(p + 512));
-        EACH_ROW {
-            const F both = f_mul(scale, f_set(in.group_scales[(row + r) * in.groups + g]));
-            total[r] = f_fma(both, i_float(sum[r]), total[r]);
+        if (GROUPS) {
+            const F scale = f_half((const uint16_t*)(p + 512));
+            EACH_ROW total[r] = f_fma(f_mul(scale, f_set(in.scales[at + r * in.groups])), i_float(sum[r]), total[r]);
+        } else {
+            EACH_ROW total[r] = f_fma_at(i_float(sum[r]), in.scales + at + r * in.groups, total[r]);
         }
     }
-    EACH_ROW y[r] = total[r];
+    const F scale = GROUPS ? f_set(1.0f) : f_load(w.scales + 16 * block);
+    EACH_ROW y[r] = GROUPS ? total[r] : f_mul(total[r], scale);
 }
 
 template <int R, bool MINIMA>
@@ -60,26 +50,22 @@ INLINE void int4_product(const ForerunLinear& w, const Input& in, int64_t block,
     F total[R];
     EACH_ROW total[r] = f_zero();
     for (int64_t g = 0; g < in.groups; g++, p += SIZE) {
+        const int64_t at = row * in.groups + g;
         I sum[R];
-        EACH_ROW
-            sum[r] = MINIMA ? i_zero() : i_set(-8 * in.group_totals[(row + r) * in.groups + g]);
+        EACH_ROW sum[r] = MINIMA ? i_zero() : i_set(-8 * in.totals[at + r * in.groups]);
         for (int j = 0; j < 4; j++) {
             const B bytes = b_load(p + 64 * j);
             const B low = b_low(bytes), high = b_high(bytes);
             EACH_ROW {
-                const int8_t* x = in.group_codes + ((row + r) * in.groups + g) * 32 + 4 * j;
+                const int8_t* x = in.codes + (at + r * in.groups) * 32 + 4 * j;
                 sum[r] = dot4(dot4(sum[r], low, x), high, x + 16);
             }
         }
         const F scale = f_half((const uint16_t*)(p + 256));
-        EACH_ROW {
-            const F both = f_mul(scale, f_set(in.group_scales[(row + r) * in.groups + g]));
-            total[r] = f_fma(both, i_float(sum[r]), total[r]);
-        }
+        EACH_ROW total[r] = f_fma(f_mul(scale, f_set(in.scales[at + r * in.groups])), i_float(sum[r]), total[r]);
         if (!MINIMA) continue;
         const F minimum = f_half((const uint16_t*)(p + 288));
-        EACH_ROW
-            total[r] = f_fma(minimum, f_set(in.group_sums[(row + r) * in.groups + g]), total[r]);
+        EACH_ROW total[r] = f_fma_at(minimum, in.sums + at + r * in.groups, total[r]);
     }
     EACH_ROW y[r] = total[r];
 }
@@ -96,8 +82,8 @@ template <int R> FN void block_product(const ForerunLinear& w, const Input& in, 
         else
             accumulate<uint16_t, R>((const uint16_t*)w.packed + first, w.in, in.x + row * in.stride, in.stride, y);
         break;
-    case FORERUN_INT8: int8_product<R>(w, in, block, row, y); break;
-    case FORERUN_INT8_GROUPS: int8_group_product<R>(w, in, block, row, y); break;
+    case FORERUN_INT8: int8_product<R, false>(w, in, block, row, y); break;
+    case FORERUN_INT8_GROUPS: int8_product<R, true>(w, in, block, row, y); break;
     case FORERUN_INT4_GROUPS: int4_product<R, false>(w, in, block, row, y); break;
     case FORERUN_INT4_MINIMA: int4_product<R, true>(w, in, block, row, y); break;
     }

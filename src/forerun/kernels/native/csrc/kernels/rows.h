@@ -53,59 +53,47 @@ FN void rms_norm(const float* x, const float* weight, float eps, int64_t n, floa
     }
 }
 
-// Numbers in 8 bits: x = scale * code, codes -127..127; zeros follow up to `padded`, a multiple of 16. A span with NaN
-// or infinity has scale NaN, and so does whatever is computed of it. Returns the sum of the codes.
-FN int32_t quantise(const float* x, int64_t n, int64_t padded, int8_t* codes, float* scale) {
-    I largest = i_zero();
-    int64_t i = 0;
-    for (; i + 16 <= n; i += 16) largest = i_max(largest, f_magnitude_bits(f_load(x + i)));
-    if (i < n) largest = i_max(largest, f_magnitude_bits(f_load_n(x + i, (int)(n - i))));
+// Up to 32 numbers in 8 bits: x = scale * code, codes -127..127; zeros follow. A group with NaN or infinity has scale
+// NaN, and so does whatever is computed of it. Returns the sum of the codes.
+INLINE int32_t quantise(const float* x, int64_t n, int8_t* codes, float* scale) {
+    const F first = n >= 16 ? f_load(x) : f_load_n(x, (int)n);
+    const F second = n >= 32 ? f_load(x + 16) : n > 16 ? f_load_n(x + 16, (int)n - 16) : f_zero();
     int32_t lane[16], bits = 0, sum = 0;
-    i_store(lane, largest);
+    i_store(lane, i_max(f_magnitude_bits(first), f_magnitude_bits(second)));
     for (int j = 0; j < 16; j++) bits = lane[j] > bits ? lane[j] : bits;
     float magnitude;
     __builtin_memcpy(&magnitude, &bits, 4);
     const bool finite = bits < 0x7f800000;
     *scale = finite ? magnitude / 127.0f : __builtin_nanf("");
     if (!finite || magnitude < 1e-30f) {
-        __builtin_memset(codes, 0, padded);
+        __builtin_memset(codes, 0, 32);
         return 0;
     }
     const F inverse = f_set(127.0f / magnitude);
-    I sums = i_zero();
-    for (i = 0; i < padded; i += 16) {
-        const int64_t rest = n - i;
-        const F v = rest >= 16 ? f_load(x + i) : rest > 0 ? f_load_n(x + i, (int)rest) : f_zero();
-        const I code = f_int(f_mul(v, inverse));
-        sums = i_add(sums, code);
-        i_store_codes(codes + i, code);
-    }
-    i_store(lane, sums);
+    const I low = f_int(f_mul(first, inverse)), high = f_int(f_mul(second, inverse));
+    i_store_codes(codes, low);
+    i_store_codes(codes + 16, high);
+    i_store(lane, i_add(low, high));
     for (int j = 0; j < 16; j++) sum += lane[j];
     return sum;
 }
 
-// Rows as products read them: floats, and as far as some weight asks for them, codes by row and by group of 32.
+// Rows as products read them: floats, and for weights in codes, codes in groups of 32.
 struct Input {
     float* x;
-    int64_t width, stride;
-    int64_t padded, groups;  // width rounded up to 32, and that in groups
-    int8_t *row_codes, *group_codes;
-    float *row_scales, *group_scales, *group_sums;  // group_sums: scale * sum of codes
-    int32_t *row_totals, *group_totals;             // sums of codes
+    int64_t width, stride, groups;
+    int8_t* codes;  // [rows][groups][32], or null
+    float *scales, *sums;  // [rows][groups]; sums: scale * sum of the codes
+    int32_t* totals;       // [rows][groups], sums of the codes
 };
 
-// Bring row t into 8 bits.
+// Bring row t into codes, where some weight asks for them.
 FN void prepare(const Input& in, int64_t t) {
+    if (!in.codes) return;
     const float* x = in.x + t * in.stride;
-    if (in.row_codes)
-        in.row_totals[t] = quantise(x, in.width, in.padded, in.row_codes + t * in.padded, in.row_scales + t);
-    if (!in.group_codes) return;
     for (int64_t g = 0; g < in.groups; g++) {
         const int64_t at = t * in.groups + g, left = in.width - 32 * g;
-        const int32_t sum =
-            quantise(x + 32 * g, left < 32 ? left : 32, 32, in.group_codes + at * 32, in.group_scales + at);
-        in.group_totals[at] = sum;
-        in.group_sums[at] = in.group_scales[at] * (float)sum;
+        in.totals[at] = quantise(x + 32 * g, left < 32 ? left : 32, in.codes + at * 32, in.scales + at);
+        in.sums[at] = in.scales[at] * (float)in.totals[at];
     }
 }

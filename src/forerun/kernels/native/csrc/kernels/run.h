@@ -13,7 +13,7 @@ FN void linear_body(void* data) {
     LinearCall& c = *(LinearCall*)data;
     forerun::Member member(*c.team);
     int64_t first, last;
-    if (forerun::codes_of(*c.w)) {
+    if (forerun::reads_codes(*c.w)) {
         member.open(c.n);
         while (member.claim(first, last))
             for (int64_t t = first; t < last; t++) prepare(c.in, t);
@@ -28,7 +28,7 @@ static void linear(const ForerunLinear* w, const float* x, int64_t n, const floa
     static thread_local forerun::Workspace space;
     forerun::Team team(threads);
     LinearCall call{w, {}, n, residual, out, &team};
-    forerun::plan_input(space, call.in, n, w->in, forerun::codes_of(*w));
+    forerun::plan_input(space, call.in, n, w->in, forerun::reads_codes(*w));
     space.allocate();
     call.in.x = const_cast<float*>(x);
     forerun::run_in_parallel(linear_body, &call, threads);
@@ -64,7 +64,7 @@ static void head(const ForerunModel* model, int64_t n, float* x, float* logits, 
     static thread_local forerun::Workspace space;
     forerun::Team team(threads);
     HeadCall call{model, {}, n, x, logits, &team};
-    forerun::plan_input(space, call.in, n, model->hidden, forerun::codes_of(model->head));
+    forerun::plan_input(space, call.in, n, model->hidden, forerun::reads_codes(model->head));
     space.allocate();
     call.in.x = x;
     forerun::run_in_parallel(head_body, &call, threads);
@@ -201,7 +201,7 @@ FN void one_layer(const LayersCall& c, int32_t index, forerun::Member& member, f
             m.cache_float32 ? place_row<float>(c, layer, a, (int32_t)t) : place_row<uint16_t>(c, layer, a, (int32_t)t);
     member.close();
     m.cache_float32 ? attend<float>(a, member, threads, scratch) : attend<uint16_t>(a, member, threads, scratch);
-    if (forerun::codes_of(layer.out)) {
+    if (forerun::reads_codes(layer.out)) {
         member.open(n);
         while (member.claim(first, last))
             for (int64_t t = first; t < last; t++) prepare(c.mixed, t);
@@ -221,7 +221,7 @@ FN void one_layer(const LayersCall& c, int32_t index, forerun::Member& member, f
     while (member.claim(first, last))
         gated_blocks(layer.gate, layer.up, c.normed, n, first, last, c.gated.x, m.intermediate);
     member.close();
-    if (forerun::codes_of(layer.down)) {
+    if (forerun::reads_codes(layer.down)) {
         member.open(n);
         while (member.claim(first, last))
             for (int64_t t = first; t < last; t++) prepare(c.gated, t);
@@ -246,13 +246,13 @@ static void layers(const ForerunModel* m, const ForerunRows* rows, int32_t first
     forerun::Team team(threads);
     LayersCall c{m, rows, first, last, x, &team, {}, {}, {}, {}, {}, {}, nullptr, nullptr, nullptr, nullptr};
     const int64_t n = rows->num_rows, heads = (int64_t)m->num_heads * m->head_dim;
-    int normed = 0, mixed = 0, gated = 0;
+    bool normed = false, mixed = false, gated = false;
     int32_t window = 0;
     for (int32_t i = first; i < last; i++) {
         const ForerunLayer& l = m->layers[i];
-        for (const ForerunLinear* w : {&l.query, &l.key, &l.value, &l.gate, &l.up}) normed |= forerun::codes_of(*w);
-        mixed |= forerun::codes_of(l.out);
-        gated |= forerun::codes_of(l.down);
+        for (const ForerunLinear* w : {&l.query, &l.key, &l.value, &l.gate, &l.up}) normed |= forerun::reads_codes(*w);
+        mixed |= forerun::reads_codes(l.out);
+        gated |= forerun::reads_codes(l.down);
         window = l.window ? l.window : window;  // all windows of a model are alike
     }
     group_rows(*rows, 0, c.plain.groups);
