@@ -29,6 +29,8 @@ _STREAMED = re.compile(
 )
 """The weights of the Llama decoder that become codes."""
 _HEAD = "lm_head.weight"
+METHOD, LAYOUT = "forerun", 1
+"""`quant_method` and `format` in the quantization_config of folders that hold codes (`code_tensors.py`)."""
 
 
 def check_quantisation(quantize: str | None, dtype: str | None) -> Quantisation | None:
