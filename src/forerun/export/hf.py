@@ -53,9 +53,8 @@ def export_hf(
     loaded, tokenizer = load_transformers_model(model, dtype, adapter), find_tokenizer(model, adapter)
     sizes = {tensor.data_ptr(): tensor for tensor in loaded.state_dict().values()}.values()
     check_room(out, sum(tensor.numel() * tensor.element_size() for tensor in sizes))
-    loaded.generation_config = generation_config(
-        loaded.generation_config.eos_token_id or (), tokenizer, find_source(model).recommended_sampling()
-    )
+    eos, sampling = loaded.generation_config.eos_token_id or (), find_source(model).recommended_sampling()
+    loaded.generation_config = generation_config(eos, tokenizer, sampling)
     with (new_files if out.is_dir() else whole_folder)(out, ConfigError) as fresh:
         try:
             with quietly():
