@@ -25,10 +25,10 @@ from gguf_files import write_gguf
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3]
 GREEDY = SamplingParams(temperature=0, max_tokens=16)
-SIZES = dict(
-    vocab_size=48, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
-    num_key_value_heads=2, max_position_embeddings=512, eos_token_id=None, bos_token_id=None,
-)  # fmt: skip
+SIZES = {
+    "vocab_size": 48, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 512, "eos_token_id": None, "bos_token_id": None,
+}  # fmt: skip
 
 
 def logits(model: Model) -> Tensor:
