@@ -18,9 +18,8 @@ from forerun.config import QUANTISATIONS
 from forerun.errors import ConfigError
 from forerun.kernels.quantise import quantise_int4, quantise_int8
 from forerun.kernels.quantised_embedding import QuantisedEmbedding
-from forerun.kernels.quantised_linear import QuantisedLinear
 from forerun.kernels.quantised_weight import QuantisedWeight
-from forerun.models.linear import Linear, Part
+from forerun.models.linear import Linear, Part, make_quantised_linear
 from forerun.models.weights import TensorSlice
 
 Quantisation = Literal["int8", "int4"]
@@ -95,7 +94,7 @@ class QuantisedMaker:
                 quantise_int8(weight.dequantise(torch.float32), part.name)
                 for weight, part in zip(weights, parts, strict=True)
             ]
-        return QuantisedLinear(QuantisedWeight.cat(weights), bias)
+        return make_quantised_linear(QuantisedWeight.cat(weights), bias)
 
     def embedding(self, part: Part) -> QuantisedEmbedding:
         """As `Maker.embedding`. A tied output layer gets the same codes."""
