@@ -161,7 +161,7 @@ def _load(
         hf = read(source, config, dtype, adapter, ATTENTION_NAME)
     else:
         hf, maker = read_to_quantise(
-            source, config, dtype, adapter, quantisation, streams=kind == "llama", attention=ATTENTION_NAME
+            source, config, dtype, adapter, quantisation, is_llama=kind == "llama", attention=ATTENTION_NAME
         )
     hf = hf.to(place)
     try:
@@ -210,7 +210,7 @@ def _served_kind(kind: Kind, source: ModelSource, config: Any) -> Kind:
 
 def _assemble(hf: Any, source: ModelSource, config: Any, kind: Kind, maker: QuantisedMaker | None) -> Model:
     num_parameters = sum(p.numel() for p in hf.parameters())
-    dtype, device = hf.dtype, hf.device
+    dtype, device = hf.dtype if maker is None else maker.dtype, hf.device
     decoder: Decoder = LlamaDecoder(hf, maker) if kind == "llama" else GeneralDecoder(hf, maker)
     return Model(
         decoder,

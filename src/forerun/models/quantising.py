@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from forerun.config import QUANTISATIONS
 from forerun.errors import ConfigError
@@ -62,6 +62,21 @@ def streamed(names: Collection[str], is_tied: bool) -> frozenset[str]:
     return frozenset(found)
 
 
+def matrices(model: Any, is_llama: bool) -> dict[str, nn.Module]:
+    """The modules of a Transformers model, by path, whose weights are brought to codes: the linear layers; of the Llama
+    decoder's models also the embedding, which stands for an output layer that is tied to it."""
+    from transformers.pytorch_utils import Conv1D
+
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    is_tied = head is not None and head.weight is embedding.weight
+    return {
+        path: module
+        for path, module in model.named_modules()
+        if (is_llama and module is embedding)
+        or (type(module) in (nn.Linear, Conv1D) and not (is_tied and module is head))
+    }
+
+
 class QuantisedMaker:
     """Makes layers whose weights are codes (`Maker`).
 
@@ -69,7 +84,7 @@ class QuantisedMaker:
         quantize: the bits asked for.
         stored: gives the weight of a name in the codes that the files have it in, or None; None: none is to be used.
         unread: tensors that Transformers has not been given, by name in the files: they are read here.
-        dtype: of the rows of the embedding.
+        dtype: of all that is not in codes, and of the embedding's rows.
     """
 
     def __init__(
@@ -80,7 +95,7 @@ class QuantisedMaker:
         dtype: torch.dtype,
     ) -> None:
         self._bits = 8 if quantize == "int8" else 4
-        self._stored, self._unread, self._dtype = stored, unread, dtype
+        self._stored, self._unread, self.dtype = stored, unread, dtype
         self._kept: tuple[str, QuantisedWeight] | None = None
         self.mixed: list[str] = []
         """Layers of 8 bits for whose parts no codes of 4 bits agree."""
@@ -100,7 +115,7 @@ class QuantisedMaker:
         """As `Maker.embedding`. A tied output layer gets the same codes."""
         weight = self.weight(part, is_outer=True)
         self._kept = part.name, weight
-        return QuantisedEmbedding(weight, self._dtype)
+        return QuantisedEmbedding(weight, self.dtype)
 
     def weight(self, part: Part, *, is_outer: bool = False) -> QuantisedWeight:
         """The codes of one parameter, rows in the part's order. is_outer: of the embedding or the output layer.

@@ -11,19 +11,14 @@ import torch
 from forerun.config import DTYPES
 from forerun.errors import ConfigError
 from forerun.models.adapter import with_adapter
-from forerun.models.quantising import Quantisation, QuantisedMaker, streamed
+from forerun.models.quantising import Quantisation, QuantisedMaker, matrices, streamed
 from forerun.models.sources import ModelSource
-from forerun.models.transformers_model import read_model
+from forerun.models.transformers_model import read_model, rounded
 
 
 def read(source: ModelSource, config: Any, dtype: str, adapter: str | Path | None, attention: str | None = None) -> Any:
     """The Transformers model of a source, with an adapter if there is one."""
-
-    def in_format(number_format: torch.dtype) -> Any:
-        checkpoint = source.checkpoint(config, number_format)
-        return read_model(source.name, config, checkpoint, number_format, attention)
-
-    return with_adapter(in_format, _torch_dtype(source, dtype), adapter, source.name)
+    return _read(source, config, _torch_dtype(source, dtype), adapter, attention)
 
 
 def read_to_quantise(
@@ -32,23 +27,34 @@ def read_to_quantise(
     dtype: str,
     adapter: str | Path | None,
     quantisation: Quantisation,
-    streams: bool,
+    *,
+    is_llama: bool,
     attention: str | None = None,
 ) -> tuple[Any, QuantisedMaker]:
     """The Transformers model of a source, and what makes quantised layers of its weights.
 
-    streams: it is for the Llama decoder. Its matrices are placeholders then, and read one by one by the maker; with an
-        adapter all of them are there, merged.
+    is_llama: it is for the Llama decoder. Its matrices are placeholders then, and read one by one by the maker. Those
+        of other models, and of models with an adapter, are there as float32; all other parameters are of `dtype`.
     """
-    if adapter is not None:
-        hf = read(source, config, dtype, adapter, attention)
-        return hf, QuantisedMaker(quantisation, None, {}, hf.dtype)  # the files hold other weights
     number_format = _torch_dtype(source, dtype)
-    checkpoint = source.checkpoint(config, torch.float32)
-    if streams:
+    stored = None if adapter is not None else source.quantised_weight(config)  # with an adapter, they are others
+    if is_llama and adapter is None:
+        checkpoint = source.checkpoint(config, torch.float32)
         checkpoint = replace(checkpoint, unread=streamed(checkpoint.slices, config.tie_word_embeddings))
-    hf = read_model(source.name, config, checkpoint, number_format, attention)
-    return hf, QuantisedMaker(quantisation, source.quantised_weight(config), checkpoint.unread_slices(), hf.dtype)
+        model = read_model(source.name, config, checkpoint, number_format, attention)
+        return model, QuantisedMaker(quantisation, stored, checkpoint.unread_slices(), number_format)
+    model = _read(source, config, torch.promote_types(number_format, torch.float32), adapter, attention)
+    leave = {f"{path}.weight" for path in matrices(model, is_llama)}
+    return rounded(model, number_format, leave), QuantisedMaker(quantisation, stored, {}, number_format)
+
+
+def _read(
+    source: ModelSource, config: Any, number_format: torch.dtype, adapter: str | Path | None, attention: str | None
+) -> Any:
+    def in_format(wanted: torch.dtype) -> Any:
+        return read_model(source.name, config, source.checkpoint(config, wanted), wanted, attention)
+
+    return with_adapter(in_format, number_format, adapter, source.name)
 
 
 def check_dtype(dtype: str) -> None:

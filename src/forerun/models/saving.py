@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from forerun.errors import UnsupportedModelError
 from forerun.models.code_tensors import tensors_of
 from forerun.models.configuration import refuse_unservable
 from forerun.models.linear import Part
 from forerun.models.llama import llama_refusal
-from forerun.models.quantising import Quantisation, QuantisedMaker
+from forerun.models.quantising import Quantisation, QuantisedMaker, matrices
 from forerun.models.reading import read_to_quantise
 from forerun.models.sources import find_source
 
@@ -50,13 +50,13 @@ def to_save(name: str | Path, quantize: Quantisation, adapter: str | Path | None
     config = source.config()
     refuse_unservable(config, source.name)
     is_llama = llama_refusal(config) is None
-    model, maker = read_to_quantise(source, config, "auto", adapter, quantize, streams=is_llama)
+    model, maker = read_to_quantise(source, config, "auto", adapter, quantize, is_llama=is_llama)
     model.config.architectures = [type(model).__name__]
     return ToSave(
         model.config,
         source.eos_token_ids(config),
         source.recommended_sampling(),
-        str(model.dtype).removeprefix("torch."),
+        str(maker.dtype).removeprefix("torch."),
         sum(parameter.numel() for parameter in model.parameters()),
         _parts(model, maker, is_llama, source.name),
     )
@@ -65,22 +65,17 @@ def to_save(name: str | Path, quantize: Quantisation, adapter: str | Path | None
 def _parts(model: Any, maker: QuantisedMaker, is_llama: bool, name: str) -> Iterator[dict[str, Tensor]]:
     from transformers.pytorch_utils import Conv1D
 
-    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
-    is_tied = head is not None and head.weight is embedding.weight
-    done = {f"{path}.weight" for path, module in model.named_modules() if module is head and is_tied}
-    found = False
-    for path, module in model.named_modules():
-        is_table = is_llama and module is embedding
-        if not is_table and (type(module) not in (nn.Linear, Conv1D) or (module is head and is_tied)):
-            continue
-        is_transposed, key = type(module) is Conv1D, f"{path}.weight"
-        part = Part(key, module.weight.T if is_transposed else module.weight)
-        weight = maker.weight(part, is_outer=is_table or module is head)
-        yield tensors_of(key, weight, is_transposed=is_transposed)
-        done.add(key)
-        found = True
+    found = matrices(model, is_llama)
     if not found:
         raise UnsupportedModelError(f"{name} has no linear layers that could be quantised. Serve it as it is.")
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    for path, module in found.items():
+        is_transposed, key = type(module) is Conv1D, f"{path}.weight"
+        part = Part(key, module.weight.T if is_transposed else module.weight)
+        weight = maker.weight(part, is_outer=module is head or module is embedding)
+        yield tensors_of(key, weight, is_transposed=is_transposed)
+    is_tied = head is not None and head.weight is embedding.weight
+    done = {f"{path}.weight" for path, module in model.named_modules() if path in found or (is_tied and module is head)}
     for key, tensor in model.state_dict().items():
         if key not in done:
             yield {key: tensor.detach().clone()}

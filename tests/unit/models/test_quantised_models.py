@@ -76,7 +76,7 @@ def test_families_are_exact_and_near_their_float_model(family: str, quantize: st
 def test_the_two_paths_agree(tmp_path: Path) -> None:
     folder = make_family("llama", tmp_path)
     fast, general = (load_model(folder, "float32", kind, quantize="int8") for kind in ("llama", "general"))
-    assert torch.allclose(logits(fast), logits(general), atol=0.02 * float(logits(fast).abs().max()))
+    assert (logits(fast) - logits(general)).norm() < 0.03 * logits(general).norm()
 
 
 @pytest.mark.parametrize("is_tied", [False, True])
@@ -96,7 +96,7 @@ def test_what_each_weight_becomes(is_tied: bool, tmp_path: Path) -> None:
         assert decoder.embedding.quantised is decoder.lm_head.quantised  # type: ignore[attr-defined]
     plain = load_model(tmp_path)
     assert model.num_parameters == plain.num_parameters and model.dtype == torch.bfloat16
-    assert identity(model) == identity(plain) + " int4"
+    assert identity(model) == identity(plain).replace(" cpu", " int4 cpu")
 
 
 def test_no_float_matrix_is_there_but_the_one_that_is_quantised(
