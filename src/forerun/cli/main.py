@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from forerun import __version__
-from forerun.cli import bench, cache, demo, drafters, export, fetch, generate, index, info, make, train
+from forerun.cli import bench, cache, demo, drafters, export, fetch, generate, index, info, make, quantize, train
 from forerun.cli.chat import command as chat
 from forerun.cli.precedence import read_config
 from forerun.errors import ForerunError
@@ -69,6 +69,7 @@ app.command("generate")(generate.generate)
 app.command("chat")(chat.chat)
 app.command("demo")(demo.demo)
 app.command("fetch")(fetch.fetch)
+app.command("quantize")(quantize.quantize)
 app.command("drafters")(drafters.drafters)
 app.command("info")(info.info)
 app.add_typer(bench.app, name="bench")

@@ -1,5 +1,7 @@
-"""Models in the formats of other programs."""
+"""Models as folders: in the formats of other programs, and quantised."""
 
-from forerun.export.hf import Exported, export_hf
+from forerun.export.files import Exported
+from forerun.export.hf import export_hf
+from forerun.export.quantised import export_quantised
 
-__all__ = ["Exported", "export_hf"]
+__all__ = ["Exported", "export_hf", "export_quantised"]

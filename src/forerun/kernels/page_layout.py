@@ -12,8 +12,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from forerun.kernels.native import native_for
+from forerun.kernels.native.library import Library
 
 PAGE = 64
 """Positions in a page."""
@@ -106,6 +110,10 @@ class PageLayout:
     def move(self, pages: Sequence[Tensor], slots: Sequence[int], start: int) -> None:
         """Copy what lies in these slots, of all layers, to slots start, start + 1, ... All is read before any of it is
         written."""
+        library = native_for(pages[0].device)
+        if library is not None:
+            self._move_natively(library, pages, slots, start)
+            return
         sources = list(_by_page(slots))
         targets = list(_by_page(range(start, start + len(slots))))
         for run in self._runs:
@@ -117,6 +125,22 @@ class PageLayout:
                 run.keys(pages[page])[:, :, at // LANES, at % LANES] = keys[:, :, part]
                 run.values(pages[page])[:, :, at] = values[:, :, part]
                 done += len(at)
+
+    def _move_natively(self, library: Library, pages: Sequence[Tensor], slots: Sequence[int], start: int) -> None:
+        addresses = np.array([page.data_ptr() for page in pages], np.uint64)
+        shapes, moved = np.array(self.shapes, np.int32), np.array(slots, np.int64)
+        starts = np.array(self.layer_starts, np.int64) * self.dtype.itemsize
+        library.move_slots(
+            addresses.ctypes.data,
+            shapes.ctypes.data,
+            starts.ctypes.data,
+            len(self.shapes),
+            PAGE,
+            self.dtype.itemsize,
+            moved.ctypes.data,
+            len(slots),
+            start,
+        )
 
 
 def _key_numbers(shape: Shape) -> int:

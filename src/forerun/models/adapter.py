@@ -30,6 +30,7 @@ from forerun.models.adapter_folder import (
 from forerun.models.foreign_errors import as_load_errors
 from forerun.models.sources.folder import ModelFolder, local_path
 from forerun.models.sources.folder_source import FolderSource
+from forerun.models.transformers_model import rounded
 from forerun.vocabulary.compare import first_difference, shown
 from forerun.vocabulary.tokenizer import tokens_by_id
 
@@ -58,7 +59,7 @@ def with_adapter(
     found = Adapter.read(adapter)
     _peft()
     model = found.merged(read(torch.promote_types(dtype, torch.float32)), str(name))
-    return _rounded(model, dtype)
+    return rounded(model, dtype)
 
 
 def adapter_tokenizer(folder: str | Path, base: Any, name: str) -> Any:
@@ -198,16 +199,6 @@ def _shared_weights(modules: Mapping[str, Any]) -> dict[str, str]:
         if len(paths) > 1
         for path in paths
     }
-
-
-def _rounded(model: Any, dtype: torch.dtype) -> Any:
-    """The model's parameters in this number format, except those that its class keeps in float32."""
-    kept = tuple(getattr(model, "_keep_in_fp32_modules_strict", None) or ())
-    for name, parameter in model.named_parameters():
-        if parameter.is_floating_point() and not any(part in name for part in kept):
-            parameter.data = parameter.data.to(dtype)
-    model.config.dtype = dtype
-    return model
 
 
 def _peft() -> Any:

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from forerun.kernels.native import native
+from forerun.kernels.native import native_for
 from forerun.kernels.native.library import Library
 from forerun.kernels.native_linear import NativeLinear
-from forerun.kernels.quantised_linear import QuantisedLinear
-from forerun.kernels.quantised_weight import QuantisedWeight
 from forerun.models.attention.native import NativeAttention
 from forerun.models.general import GeneralDecoder
-from forerun.models.linear import Linear, Maker, Part
+from forerun.models.linear import Maker, Part
 from forerun.models.llama import LlamaDecoder
 from forerun.models.model import Decoder
 from forerun.models.native_llama import NativeLlamaDecoder
@@ -24,35 +21,25 @@ from forerun.models.native_llama import NativeLlamaDecoder
 _NATIVE_TYPES = (torch.bfloat16, torch.float32)
 
 
-def library_for(device: torch.device) -> Library | None:
-    """The native library, where models on this device are computed by it."""
-    return native() if device.type == "cpu" else None
-
-
-def quantised_layers(device: torch.device) -> Callable[[QuantisedWeight, Tensor | None], Linear]:
-    """What makes layers of weights in codes, for a model on this device."""
-    library = library_for(device)
-    return QuantisedLinear if library is None else partial(NativeLinear, library)
-
-
-def make_decoder(hf: Any, kind: str, maker: Maker | None) -> Decoder:
+def make_decoder(hf: Any, dtype: torch.dtype, kind: str, maker: Maker | None) -> Decoder:
     """The decoder of a loaded Transformers model, on its device.
 
     Weights in float32 and float64 are computed in PyTorch, by oneDNN's products; bfloat16 and codes natively.
 
     Args:
+        dtype: of all that is not in codes.
         kind: "llama" or "general".
         maker: of quantised layers; None: weights are as they are.
     """
-    library = library_for(hf.device)
-    if hf.dtype not in _NATIVE_TYPES or (maker is None and hf.dtype == torch.float32):
+    library = native_for(hf.device)
+    if dtype not in _NATIVE_TYPES or (maker is None and dtype == torch.float32):
         library = None
     if kind == "general":
-        attention = None if library is None else NativeAttention(library, hf.dtype, hf.dtype)
+        attention = None if library is None else NativeAttention(library, dtype, dtype)
         return GeneralDecoder(hf, maker, attention)
     if library is None:
         return LlamaDecoder(hf, maker)
-    return NativeLlamaDecoder(hf, library, maker or NativeMaker(library), hf.dtype)
+    return NativeLlamaDecoder(hf, library, maker or NativeMaker(library), dtype)
 
 
 class NativeMaker:

@@ -10,8 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from forerun.kernels.experts import PackedExperts
+from forerun.kernels.native import native_for
+from forerun.kernels.native_linear import NativeLinear
 from forerun.kernels.plain_linear import PlainLinear
 from forerun.kernels.quantised_embedding import QuantisedEmbedding
+from forerun.kernels.quantised_linear import QuantisedLinear
+from forerun.kernels.quantised_weight import QuantisedWeight
 from forerun.kernels.row_invariant_linear import PackedLinear, can_pack
 
 
@@ -74,6 +78,12 @@ def make_linear(weight: Tensor, bias: Tensor | None = None) -> Linear:
     if can_pack(weight.dtype, weight.device):
         return PackedLinear(weight, bias)
     return PlainLinear(weight, bias)
+
+
+def make_quantised_linear(weight: QuantisedWeight, bias: Tensor | None = None) -> Linear:
+    """The product with a weight in codes: native where that is to be had."""
+    library = native_for(weight.codes.device)
+    return QuantisedLinear(weight, bias) if library is None else NativeLinear(library, weight, bias)
 
 
 def _are_plain_experts(module: nn.Module) -> bool:

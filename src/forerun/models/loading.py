@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
-from forerun.config import DEFAULT_DTYPE, DTYPES
+from forerun.config import DEFAULT_DTYPE
 from forerun.device import resolve_device
 from forerun.errors import ConfigError, ForerunError, ModelLoadError, UnsupportedModelError
-from forerun.models.adapter import adapter_tokenizer, with_adapter
+from forerun.models.adapter import adapter_tokenizer
 from forerun.models.configuration import context_length, refuse_unservable
-from forerun.models.decoders import make_decoder, quantised_layers
+from forerun.models.decoders import make_decoder
 from forerun.models.exactness import probe, self_test
 from forerun.models.foreign_errors import reason
 from forerun.models.general import ATTENTION_NAME, register_attention
 from forerun.models.llama import llama_refusal
 from forerun.models.model import Model
 from forerun.models.non_finite import first_non_finite_tensor
-from forerun.models.quantising import Quantisation, QuantisedMaker, check_quantisation, streamed
+from forerun.models.quantising import QuantisedMaker, check_quantisation
+from forerun.models.reading import check_dtype, read, read_to_quantise
 from forerun.models.sources import ModelSource, find_source
-from forerun.models.transformers_model import foreign_attention, read_model
+from forerun.models.transformers_model import foreign_attention
 
 _log = logging.getLogger(__name__)
 Kind = Literal["auto", "llama", "general"]
@@ -131,10 +131,10 @@ def load_transformers_model(name: str | Path, dtype: str, adapter: str | Path | 
     Raises:
         ConfigError, ModelLoadError: as `load_model`.
     """
-    _check_dtype(dtype)
+    check_dtype(dtype)
     source = find_source(name)
     config = source.config()
-    model = _read(source, config, dtype, adapter)
+    model = read(source, config, dtype, adapter)
     model.generation_config.eos_token_id = sorted(source.eos_token_ids(config)) or None
     return model.requires_grad_(True)
 
@@ -148,28 +148,25 @@ def _load(
     quantize: str | None = None,
 ) -> tuple[ModelSource, Model]:
     """A model that has computed one step."""
-    _check_dtype(dtype)
+    check_dtype(dtype)
     asked = check_quantisation(quantize, dtype)
-    if kind not in ("auto", "llama", "general"):
-        raise ConfigError(f"kind is {kind!r}, but must be auto, llama or general.")
+    _check_kind(kind)
     place = resolve_device(device)
     source = find_source(name)
     config = source.config()
-    refuse_unservable(config, source.name)
-    refusal = llama_refusal(config)
-    if kind == "llama" and refusal:
-        raise ConfigError(f"the Llama decoder cannot serve {name}: {refusal}. Use kind='general'.")
-    if kind == "auto":
-        kind = "general" if refusal else "llama"
+    kind = _served_kind(kind, source, config)
     quantisation = asked or check_quantisation(source.quantisation(), dtype)
     register_attention()
     maker = None
     if quantisation is None:
-        hf = _read(source, config, dtype, adapter, ATTENTION_NAME)
+        hf = read(source, config, dtype, adapter, ATTENTION_NAME)
     else:
-        hf, maker = _read_to_quantise(source, config, dtype, adapter, quantisation, place, streams=kind == "llama")
+        hf, maker = read_to_quantise(
+            source, config, dtype, adapter, quantisation, is_llama=kind == "llama", attention=ATTENTION_NAME
+        )
+    hf = hf.to(place)
     try:
-        model = _assemble(hf.to(place), source, config, kind, maker)
+        model = _assemble(hf, source, config, kind, maker)
         model.adapter, model.quantize = None if adapter is None else str(adapter), quantisation
         if adapter is None:
             model.packed_weights = source.packed_weights(config)
@@ -193,65 +190,30 @@ def _load(
     return source, model
 
 
-def _read(
-    source: ModelSource, config: Any, dtype: str, adapter: str | Path | None, attention: str | None = None
-) -> Any:
-    """The Transformers model of a source, with an adapter if there is one."""
-
-    def read(number_format: torch.dtype) -> Any:
-        checkpoint = source.checkpoint(config, number_format)
-        return read_model(source.name, config, checkpoint, number_format, attention)
-
-    return with_adapter(read, _torch_dtype(source, dtype), adapter, source.name)
+def _check_kind(kind: str) -> None:
+    if kind not in ("auto", "llama", "general"):
+        raise ConfigError(f"kind is {kind!r}, but must be auto, llama or general.")
 
 
-def _read_to_quantise(
-    source: ModelSource,
-    config: Any,
-    dtype: str,
-    adapter: str | Path | None,
-    quantisation: Quantisation,
-    place: torch.device,
-    streams: bool,
-) -> tuple[Any, QuantisedMaker]:
-    """The Transformers model of a source, and what makes quantised layers of its weights.
+def _served_kind(kind: Kind, source: ModelSource, config: Any) -> Kind:
+    """ "llama" or "general".
 
-    streams: it is for the Llama decoder. Its matrices are placeholders then, and read one by one by the maker; with an
-        adapter all of them are there, merged.
+    Raises:
+        ConfigError: the Llama decoder is asked for a model that it does not serve.
+        UnsupportedModelError: no decoder serves it.
     """
-    if adapter is not None:
-        hf = _read(source, config, dtype, adapter, ATTENTION_NAME)
-        return hf, QuantisedMaker(
-            quantisation, None, {}, hf.dtype, quantised_layers(place)
-        )  # the files hold other weights
-    number_format = _torch_dtype(source, dtype)
-    checkpoint = source.checkpoint(config, torch.float32)
-    if streams:
-        checkpoint = replace(checkpoint, unread=streamed(checkpoint.slices, config.tie_word_embeddings))
-    hf = read_model(source.name, config, checkpoint, number_format, ATTENTION_NAME)
-    stored, unread = source.quantised_weight(config), checkpoint.unread_slices()
-    return hf, QuantisedMaker(quantisation, stored, unread, hf.dtype, quantised_layers(place))
-
-
-def _check_dtype(dtype: str) -> None:
-    if dtype not in DTYPES:
-        raise ConfigError(f"dtype is {dtype!r}, but must be one of {', '.join(DTYPES)}.")
-
-
-def _torch_dtype(source: ModelSource, dtype: str) -> torch.dtype:
-    """That of a name. "auto" is the weights' own, and float32, which holds all of it, for float16 and what quantised
-    weights stand for."""
-    if dtype == "auto":
-        dtype = source.stored_dtype() or "float32"
-    found: torch.dtype = getattr(torch, "float32" if dtype == "float16" else dtype)
-    return found
+    refuse_unservable(config, source.name)
+    refusal = llama_refusal(config)
+    if kind == "llama" and refusal:
+        raise ConfigError(f"the Llama decoder cannot serve {source.name}: {refusal}. Use kind='general'.")
+    return ("general" if refusal else "llama") if kind == "auto" else kind
 
 
 def _assemble(hf: Any, source: ModelSource, config: Any, kind: Kind, maker: QuantisedMaker | None) -> Model:
     num_parameters = sum(p.numel() for p in hf.parameters())
-    dtype, device = hf.dtype, hf.device
+    dtype, device = hf.dtype if maker is None else maker.dtype, hf.device
     return Model(
-        make_decoder(hf, kind, maker),
+        make_decoder(hf, dtype, kind, maker),
         name=source.name,
         vocab_size=config.vocab_size,
         context_length=context_length(config),

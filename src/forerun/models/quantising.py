@@ -9,18 +9,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from forerun.config import QUANTISATIONS
 from forerun.errors import ConfigError
 from forerun.kernels.quantise import quantise_int4, quantise_int8
 from forerun.kernels.quantised_embedding import QuantisedEmbedding
-from forerun.kernels.quantised_linear import QuantisedLinear
 from forerun.kernels.quantised_weight import QuantisedWeight
-from forerun.models.linear import Linear, Part
+from forerun.models.linear import Linear, Part, make_quantised_linear
 from forerun.models.weights import TensorSlice
 
 Quantisation = Literal["int8", "int4"]
@@ -29,6 +28,8 @@ _STREAMED = re.compile(
 )
 """The weights of the Llama decoder that become codes."""
 _HEAD = "lm_head.weight"
+METHOD, LAYOUT = "forerun", 1
+"""`quant_method` and `format` in the quantization_config of folders that hold codes (`code_tensors.py`)."""
 
 
 def check_quantisation(quantize: str | None, dtype: str | None) -> Quantisation | None:
@@ -61,6 +62,21 @@ def streamed(names: Collection[str], is_tied: bool) -> frozenset[str]:
     return frozenset(found)
 
 
+def matrices(model: Any, is_llama: bool) -> dict[str, nn.Module]:
+    """The modules of a Transformers model, by path, whose weights are brought to codes: the linear layers; of the Llama
+    decoder's models also the embedding, which stands for an output layer that is tied to it."""
+    from transformers.pytorch_utils import Conv1D
+
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    is_tied = head is not None and head.weight is embedding.weight
+    return {
+        path: module
+        for path, module in model.named_modules()
+        if (is_llama and module is embedding)
+        or (type(module) in (nn.Linear, Conv1D) and not (is_tied and module is head))
+    }
+
+
 class QuantisedMaker:
     """Makes layers whose weights are codes (`Maker`).
 
@@ -68,8 +84,7 @@ class QuantisedMaker:
         quantize: the bits asked for.
         stored: gives the weight of a name in the codes that the files have it in, or None; None: none is to be used.
         unread: tensors that Transformers has not been given, by name in the files: they are read here.
-        dtype: of the rows of the embedding.
-        make: a layer of a weight and a bias.
+        dtype: of all that is not in codes, and of the embedding's rows.
     """
 
     def __init__(
@@ -78,11 +93,9 @@ class QuantisedMaker:
         stored: Callable[[str], QuantisedWeight | None] | None,
         unread: Mapping[str, TensorSlice],
         dtype: torch.dtype,
-        make: Callable[[QuantisedWeight, Tensor | None], Linear] = QuantisedLinear,
     ) -> None:
-        self._make = make
         self._bits = 8 if quantize == "int8" else 4
-        self._stored, self._unread, self._dtype = stored, unread, dtype
+        self._stored, self._unread, self.dtype = stored, unread, dtype
         self._kept: tuple[str, QuantisedWeight] | None = None
         self.mixed: list[str] = []
         """Layers of 8 bits for whose parts no codes of 4 bits agree."""
@@ -96,13 +109,13 @@ class QuantisedMaker:
                 quantise_int8(weight.dequantise(torch.float32), part.name)
                 for weight, part in zip(weights, parts, strict=True)
             ]
-        return self._make(QuantisedWeight.cat(weights), bias)
+        return make_quantised_linear(QuantisedWeight.cat(weights), bias)
 
     def embedding(self, part: Part) -> QuantisedEmbedding:
         """As `Maker.embedding`. A tied output layer gets the same codes."""
         weight = self.weight(part, is_outer=True)
         self._kept = part.name, weight
-        return QuantisedEmbedding(weight, self._dtype)
+        return QuantisedEmbedding(weight, self.dtype)
 
     def weight(self, part: Part, *, is_outer: bool = False) -> QuantisedWeight:
         """The codes of one parameter, rows in the part's order. is_outer: of the embedding or the output layer.

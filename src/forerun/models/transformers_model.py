@@ -7,7 +7,7 @@ tokenizers alone.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -68,6 +68,17 @@ def read_model(name: str, config: Any, checkpoint: Checkpoint, dtype: torch.dtyp
         )
     _check_loaded(checkpoint, model, loaded, kind)
     return model.eval().requires_grad_(False)
+
+
+def rounded(model: Any, dtype: torch.dtype, leave: Collection[str] = ()) -> Any:
+    """The model's parameters in this number format, except those that its class keeps in float32, and those whose names
+    are in `leave`."""
+    kept = tuple(getattr(model, "_keep_in_fp32_modules_strict", None) or ())
+    for name, parameter in model.named_parameters():
+        if parameter.is_floating_point() and name not in leave and not any(part in name for part in kept):
+            parameter.data = parameter.data.to(dtype)
+    model.config.dtype = dtype
+    return model
 
 
 def _model_class(name: str, config: Any) -> Any:

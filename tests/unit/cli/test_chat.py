@@ -29,7 +29,9 @@ PARAMS = SamplingParams(temperature=0, max_tokens=8)
 
 
 def fake(**settings: Any) -> FakeLLM:
-    target = SimpleNamespace(name="fake", context_length=64, dtype=torch.bfloat16, exactness=Exactness(True))
+    target = SimpleNamespace(
+        name="fake", context_length=64, dtype=torch.bfloat16, exactness=Exactness(True), quantize=None
+    )
     return FakeLLM(drafts=True, target=target, **settings)
 
 

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from families import make_family
 from forerun import LLM, SamplingParams
 from forerun.errors import ConfigError, ModelLoadError
-from forerun.export import export_hf, hf
+from forerun.export import export_hf, files, hf
 from forerun.gguf_format import read_tokenizer
 from forerun.models import load_tokenizer
 from gguf_metadata import byte_level, smollm2
@@ -62,7 +62,7 @@ def test_transformers_reads_the_same_tokenizer(source: Path, exported: Path) -> 
 
 def test_smollm2s_tokenizer_survives(exported: Path, tmp_path: Path) -> None:
     ours = read_tokenizer(smollm2(), "m.gguf")
-    hf._save_tokenizer(ours, tmp_path, 8192)
+    files.save_tokenizer(ours, tmp_path, 8192)
     (tmp_path / "config.json").write_bytes((exported / "config.json").read_bytes())
     theirs = AutoTokenizer.from_pretrained(tmp_path)
     text = "It's 2024: naïve 日本 🎉\t<|im_start|>user\n  x<|im_end|>"
@@ -126,7 +126,7 @@ def test_a_write_that_fails_leaves_what_was_there(
     def fail(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(hf, "_save_tokenizer", fail)
+    monkeypatch.setattr(hf, "save_tokenizer", fail)
     with pytest.raises(ConfigError, match="No space left"):
         export_hf(source, out, force=True)
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
@@ -142,11 +142,11 @@ def test_bad_input(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     for place in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(ConfigError, match=r"cannot be written: .*file is not a folder"):
             export_hf(source, place, force=True)
-    monkeypatch.setattr(hf.os, "access", lambda *_: False)
+    monkeypatch.setattr(files.os, "access", lambda *_: False)
     with pytest.raises(ConfigError, match="is read-only"):
         export_hf(source, tmp_path / "out")
     monkeypatch.undo()
-    monkeypatch.setattr(hf, "_MARGIN", 1 << 62)
+    monkeypatch.setattr(files, "_MARGIN", 1 << 62)
     with pytest.raises(ConfigError, match=r"needs [\d,.]+ GB, and its disk has [\d,.]+ GB left"):
         export_hf(source, tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]

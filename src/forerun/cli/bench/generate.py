@@ -87,7 +87,6 @@ def generate(
     from forerun.bench.reference import Reference, quieten
     from forerun.bench.rows_file import write_rows
     from forerun.engine import LLM
-    from forerun.models import number_format
 
     quieten()
     say(f"loading {model}")
@@ -99,18 +98,23 @@ def generate(
     hf = Reference(model, llm.dtype, llm.adapter) if reference else None
     hf_draft = Reference(assistant, llm.dtype) if reference and assistant else None
     methods = Methods(by_method, hf, hf_draft, assisted)
-    measured, tables = speeds(
-        methods, workloads, compared.max_tokens, settings, f"{model}, {number_format(plain.target)}"
-    )
+    measured, tables = speeds(methods, workloads, compared.max_tokens, settings, _about(model, plain))
     facts = {"model": model, "cost_padded": is_cost_padded(model), "dtype": llm.dtype, "methods": measured}
-    facts |= {"adapter": llm.adapter, "quantize": plain.target.quantize}
-    facts |= {"stop_at_eos": settings.stop_at_eos, "overhead": [], "acceptance": []}
+    facts |= {"adapter": llm.adapter, "quantize": plain.target.quantize, "stop_at_eos": settings.stop_at_eos}
+    facts |= {"overhead": [], "acceptance": []}
     if details:
         found, more = measure_details(by_method, by_drafter, workloads, compared.max_tokens)
         facts, tables = facts | found, tables + more
     print_report(Report(facts, tables, model), json, markdown)
     if settings.csv is not None:
         write_rows(settings.csv, measured)
+
+
+def _about(model: str, plain: LLM) -> str:
+    """The model and its number format, for titles."""
+    from forerun.models import number_format
+
+    return f"{model}, {number_format(plain.target)}"
 
 
 def check_csv(path: Path) -> None:

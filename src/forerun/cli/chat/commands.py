@@ -89,13 +89,15 @@ def _drafts(session: Session, screen: Screen, text: str) -> str:
 
 
 def _stats(session: Session, screen: Screen, text: str) -> str:
+    from forerun.models import number_format
+
     figures = [[f"{name}: {first}", *rest] for name, (first, *rest) in _figures(session.totals)]
     lines = [joined(parts, screen.width) for parts in figures] or ["nothing was answered yet"]
     target, turns = session.llm.target, _counted(len(session.history.turns), "turn")
     lines.append(f"history: {turns}, {session.prompt_size} of {target.context_length} tokens")
     exact = "exact" if session.llm.exact else f"not exact: {target.exactness.reason}"
-    number_format = str(target.dtype).removeprefix("torch.")
-    lines.append(f"target: {target.name}, {number_format}, {exact}; drafter: {session.drafter or NO_DRAFTER}")
+    weights = number_format(target)
+    lines.append(f"target: {target.name}, {weights}, {exact}; drafter: {session.drafter or NO_DRAFTER}")
     return "\n".join(lines)
 
 

@@ -6,6 +6,8 @@ import logging
 import threading
 from typing import TYPE_CHECKING
 
+import torch
+
 from forerun.config import KERNELS, KERNELS_VARIABLE, NATIVE, REFERENCE, environment_choice
 from forerun.errors import ConfigError, NativeUnavailableError
 
@@ -41,6 +43,11 @@ def native() -> Library | None:
             _warned = True
             _log.warning("There are no native kernels. %s %s %s", found.reason, LOST, found.remedy)
     return None
+
+
+def native_for(device: torch.device) -> Library | None:
+    """The same, where models on this device are computed by it: on the CPU."""
+    return native() if device.type == "cpu" else None
 
 
 def load() -> Library | NativeUnavailableError:

@@ -31,6 +31,10 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "forerun_linear": (None, (POINTER(LinearStruct), _POINTER, c_int64, _POINTER, _POINTER, c_int32)),
     "forerun_layers": (None, (POINTER(ModelStruct), POINTER(RowsStruct), c_int32, c_int32, _POINTER, c_int32)),
     "forerun_head": (None, (POINTER(ModelStruct), c_int64, _POINTER, _POINTER, c_int32)),
+    "forerun_move_slots": (
+        None,
+        (_POINTER, _POINTER, _POINTER, c_int32, c_int32, c_int32, _POINTER, c_int64, c_int64),
+    ),
     "forerun_attention": (
         None,
         (POINTER(AttentionStruct), POINTER(RowsStruct), _POINTER, _POINTER, _POINTER, _POINTER, c_int32),
@@ -45,7 +49,7 @@ class Library:
         path: the file.
         best: the best instruction set that the processor has.
         shares_openmp: whether torch's threads compute; else threads of the library's.
-        linear, layers, head, attention, pack, unpack: as csrc/forerun.h says, with addresses for pointers.
+        linear, layers, head, attention, move_slots, pack, unpack: as csrc/forerun.h says, with addresses for pointers.
     """
 
     def __init__(self, path: Path, functions: ctypes.CDLL) -> None:
@@ -59,6 +63,7 @@ class Library:
         self.layers: Any = functions.forerun_layers
         self.head: Any = functions.forerun_head
         self.attention: Any = functions.forerun_attention
+        self.move_slots: Any = functions.forerun_move_slots
         self.pack: Any = functions.forerun_pack
         self.unpack: Any = functions.forerun_unpack
         self.shares_openmp = self._share_openmp()

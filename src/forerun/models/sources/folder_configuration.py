@@ -9,10 +9,12 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, get_args
 
+from forerun.config import QUANTISATIONS
 from forerun.errors import UnsupportedModelError
 from forerun.files.json_file import Fields
 from forerun.models.configuration import CONTEXT_KEYS, token_ids_of
 from forerun.models.foreign_errors import REMEDY, as_load_errors
+from forerun.models.quantising import LAYOUT, METHOD, Quantisation
 from forerun.models.sources.folder import GENERATION_CONFIG, ModelFolder
 
 _SIZES = (
@@ -24,6 +26,7 @@ _MAX_LAYERS = 1 << 16
 """Configurations make lists of as many entries; no model has a hundredth of that."""
 # what would make Transformers import code or open files that nobody has looked at
 _DROPPED = {"auto_map", "custom_generate", "transformers_weights", "fusion_config", "distributed_config"}
+_DROPPED |= {"quantization_config"}  # forerun's own; any other is refused
 _DROPPED |= {"_name_or_path", "_attn_implementation", "_attn_implementation_internal", "attn_implementation"}
 
 
@@ -40,7 +43,7 @@ def read_config(folder: ModelFolder) -> Any:
     model_type = fields.string("model_type")
     if model_type not in CONFIG_MAPPING:
         raise UnsupportedModelError(_unknown_type(folder, fields, model_type))
-    _check_quantization(fields)
+    stored_quantisation(fields)
     text = fields.fields("text_config", None)
     for part in (fields, text):
         if part is not None:
@@ -98,14 +101,32 @@ def _check_values(fields: Fields) -> None:
     _token_ids(fields)
 
 
-def _check_quantization(fields: Fields) -> None:
-    quantization = fields.fields("quantization_config", None)
-    if quantization is not None:
-        method = quantization.string("quant_method", "unnamed")
+def stored_quantisation(fields: Fields) -> Quantisation | None:
+    """What `forerun quantize` has kept the weights in; None where they are numbers.
+
+    Raises:
+        UnsupportedModelError: they are quantised by another program, or a later version of forerun.
+        ModelLoadError: what is said of it is damaged.
+    """
+    said: Fields | None = fields.fields("quantization_config", None)
+    if said is None:
+        return None
+    method = said.string("quant_method", "unnamed")
+    if method != METHOD:
         raise UnsupportedModelError(
-            f"{fields.place}: the weights are quantised ({method}), which forerun does not undo. Take "
-            "the model's float weights, or save dequantised ones with Transformers."
+            f"{fields.place}: the weights are quantised ({method[:60]}), which forerun does not undo. Take the model's "
+            "float weights, which it quantises itself (quantize='int8'), or save dequantised ones with Transformers."
         )
+    layout = said.integer("format", low=1)
+    if layout != LAYOUT:
+        raise UnsupportedModelError(
+            f"{fields.place}: the weights are kept in forerun's format {layout}, and this version reads {LAYOUT}. "
+            "Quantise the model anew, or take the version of forerun that wrote it."
+        )
+    quantize = said.string("quantize")
+    if quantize not in QUANTISATIONS:
+        raise said.wrong("quantize", f"one of {', '.join(QUANTISATIONS)}")
+    return "int8" if quantize == "int8" else "int4"
 
 
 def _unknown_type(folder: ModelFolder, fields: Fields, model_type: str) -> str:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from forerun.errors import ModelLoadError
+from forerun.kernels.quantised_weight import QuantisedWeight
+from forerun.models.code_tensors import CodeTensors
 from forerun.models.foreign_errors import REMEDY, as_load_errors
+from forerun.models.quantising import Quantisation
 from forerun.models.sources.base import ModelSource
 from forerun.models.sources.folder import CONFIG, GENERATION_CONFIG, ModelFolder
 from forerun.models.sources.folder_configuration import (
@@ -17,6 +21,7 @@ from forerun.models.sources.folder_configuration import (
     eos_token_ids,
     read_config,
     recommended_sampling,
+    stored_quantisation,
 )
 from forerun.models.transformers_model import read_tokenizer
 from forerun.models.weights import Checkpoint, TensorSlice
@@ -40,11 +45,25 @@ class FolderSource(ModelSource):
 
     def checkpoint(self, config: Any, dtype: torch.dtype) -> Checkpoint:
         """As `ModelSource.checkpoint`; tensors come in the format they are stored in."""
-        return _open(self.folder.weight_files())
+        checkpoint = _open(self.folder.weight_files())
+        if self.quantisation() is None:
+            return checkpoint
+        codes, others = CodeTensors.sort(checkpoint.slices, self.name)
+        return replace(checkpoint, slices={**others, **dict(codes.slices(dtype))})
 
     def stored_dtype(self) -> str | None:
         """As `ModelSource.stored_dtype`."""
-        return _open(self.folder.weight_files()).stored_dtype()
+        return _open(self.folder.weight_files()).stored_dtype() if self.quantisation() is None else None
+
+    def quantisation(self) -> Quantisation | None:
+        """As `ModelSource.quantisation`."""
+        return stored_quantisation(self.folder.config())
+
+    def quantised_weight(self, config: Any) -> Callable[[str], QuantisedWeight | None]:
+        """As `ModelSource.quantised_weight`."""
+        if self.quantisation() is None:
+            return super().quantised_weight(config)
+        return CodeTensors.sort(_open(self.folder.weight_files()).slices, self.name)[0].read
 
     def recommended_sampling(self) -> dict[str, float]:
         """As `ModelSource.recommended_sampling`."""

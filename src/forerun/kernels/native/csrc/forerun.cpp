@@ -105,6 +105,10 @@ void forerun_layers(const ForerunModel* model, const ForerunRows* rows, int32_t 
 void forerun_head(const ForerunModel* model, int64_t n, float* x, float* logits, int32_t threads) {
     if (n > 0) entries().head(model, n, x, logits, threads);
 }
+void forerun_move_slots(const uint64_t* pages, const int32_t* shapes, const int64_t* starts, int32_t layers,
+                        int32_t page, int32_t number_bytes, const int64_t* slots, int64_t n, int64_t start) {
+    forerun::move_slots(pages, shapes, starts, layers, page, number_bytes, slots, n, start);
+}
 void forerun_attention(const ForerunAttention* attention, const ForerunRows* rows, const float* query, const float* key,
                        const float* value, float* out, int32_t threads) {
     if (rows->num_rows > 0) entries().attention(attention, rows, query, key, value, out, threads);

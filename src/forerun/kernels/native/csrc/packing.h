@@ -108,4 +108,24 @@ inline void unpack(const ForerunLinear& w, const int64_t* rows, int64_t n, float
     }
 }
 
+// Slots rise and go down, so each is read before it is written over.
+inline void move_slots(const uint64_t* pages, const int32_t* shapes, const int64_t* starts, int32_t layers, int64_t page,
+                       int64_t bytes, const int64_t* slots, int64_t n, int64_t start) {
+    for (int64_t i = 0; i < n; i++) {
+        const int64_t from = slots[i], to = start + i, a = from % page, b = to % page;
+        const char* source = (const char*)pages[from / page];
+        char* target = (char*)pages[to / page];
+        for (int32_t layer = 0; layer < layers; layer++) {
+            const int64_t heads = shapes[3 * layer], width = shapes[3 * layer + 1], chunks = (shapes[3 * layer + 2] + 15) / 16;
+            int64_t at = starts[layer];
+            for (int64_t head = 0; head < heads; head++, at += page * width * bytes)
+                for (int64_t d = 0; d < width; d++)
+                    memcpy(target + at + ((b / 16 * width + d) * 16 + b % 16) * bytes,
+                           source + at + ((a / 16 * width + d) * 16 + a % 16) * bytes, bytes);
+            for (int64_t chunk = 0; chunk < heads * chunks; chunk++, at += page * 16 * bytes)
+                memcpy(target + at + b * 16 * bytes, source + at + a * 16 * bytes, 16 * bytes);
+        }
+    }
+}
+
 }  // namespace forerun

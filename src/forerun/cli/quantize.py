@@ -1,0 +1,77 @@
+"""`forerun quantize`: a model's weights at 8 or 4 bits, saved once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from forerun.cli import options
+from forerun.config import QUANTISATIONS
+from forerun.errors import ConfigError
+
+PROSE = "prose"
+"""The bundled workload on which the loss is measured."""
+
+
+def quantize(
+    model: Annotated[
+        str, typer.Argument(help="'smollm2', 'bundled', a folder, a GGUF file, or a hub id.", metavar="MODEL")
+    ],
+    out: Annotated[Path, typer.Argument(help="Folder to write.", metavar="OUT")],
+    bits: Annotated[
+        str,
+        typer.Option(
+            "--quantize", help=f"What the weights are kept in: {' or '.join(QUANTISATIONS)}.", metavar="int8|int4"
+        ),
+    ] = "int8",
+    adapter: Annotated[
+        str | None,
+        typer.Option(help="The folder of a PEFT LoRA adapter of the model, to merge first.", metavar="FOLDER"),
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace the model that OUT holds; other files there stay.")
+    ] = False,
+    measure: Annotated[
+        bool,
+        typer.Option(help=f"Measure what is lost on the bundled {PROSE}, and write it into the model card (minutes)."),
+    ] = True,
+    threads: options.Threads = None,
+) -> None:
+    """Write a folder that forerun serves at 8 or 4 bits without quantising anew."""
+    if bits not in QUANTISATIONS:
+        raise ConfigError(f"--quantize is {bits!r}, but must be one of {', '.join(QUANTISATIONS)}.")
+    from forerun.cli.bench.shared import set_threads
+    from forerun.export import export_quantised
+
+    set_threads(threads)
+    typer.echo(f"forerun: quantising {model}", err=True)
+    exported = export_quantised(
+        model,
+        out,
+        "int8" if bits == "int8" else "int4",
+        adapter=adapter,
+        force=force,
+        **({"cost": lambda: lost(model, bits, adapter)} if measure else {}),
+    )
+    typer.echo(
+        f"{out}: {exported.num_parameters:,} parameters in {exported.dtype}, {exported.nbytes:,} bytes in "
+        f"{len(exported.files)} files"
+    )
+
+
+def lost(model: str, bits: str, adapter: str | None) -> str:
+    """What quantising costs on the bundled prose, as Markdown; a sentence where the model has no tokenizer."""
+    from forerun.bench.quality import COLUMNS
+    from forerun.bench.report import Table, markdown_table
+    from forerun.cli.bench.quality import MAX_TOKENS, measure
+    from forerun.models import find_tokenizer
+    from forerun.workloads import load
+
+    if find_tokenizer(model, adapter) is None:
+        return "Not measured: the model has no tokenizer."
+    rows = measure(model, ["bfloat16", bits], {PROSE: load(PROSE)}, MAX_TOKENS, adapter)
+    table = Table.of("", COLUMNS, rows)
+    about = "On forerun's bundled prose, beside the same model in float32; KL is the mean divergence from it per token."
+    return f"{about}\n\n{markdown_table(table.header, table.rows)}"

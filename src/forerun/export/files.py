@@ -1,0 +1,101 @@
+"""What exported folders have in common: place and room, generation configuration, tokenizer, a former model's files."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from forerun.errors import ConfigError, ModelLoadError
+from forerun.files.json_file import read_json
+from forerun.files.write import REMEDY, write_json
+
+MAX_SHARD_BYTES = 5_000_000_000
+_TOKENIZER_CONFIG = "tokenizer_config.json"
+_MARGIN = 64 << 20
+"""Bytes for the files beside the weights."""
+_OF_A_MODEL = (
+    *("model*.safetensors", "model.safetensors.index.json", "config.json", "generation_config.json"),
+    *("tokenizer.json", _TOKENIZER_CONFIG, "special_tokens_map.json", "added_tokens.json", "chat_template.jinja*"),
+    *("tokenizer.model", "vocab.json", "merges.txt", "vocab.txt", "spiece.model", "sentencepiece.bpe.model"),
+)
+"""Files of a former model, which would be read along with the new one's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What was written.
+
+    Attributes:
+        num_parameters: tied ones counted once.
+        dtype: of the weights, such as "float32".
+        nbytes: of all files.
+        files: their names, sorted.
+    """
+
+    num_parameters: int
+    dtype: str
+    nbytes: int
+    files: tuple[str, ...]
+
+
+def check_place(out: Path) -> None:
+    """Refuse a place that cannot be written, before a model is loaded for it."""
+    parent = _existing(out)
+    if not parent.is_dir():
+        raise ConfigError(f"{out} cannot be written: {parent} is not a folder. {REMEDY}")
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise ConfigError(f"{out} cannot be written: {parent} is read-only. {REMEDY}")
+
+
+def check_room(out: Path, nbytes: int) -> None:
+    """Raise where the disk has less room than the files need. The former files are there until the new ones are."""
+    free, needed = shutil.disk_usage(_existing(out)).free, nbytes + _MARGIN
+    if free < needed:
+        raise ConfigError(f"{out} needs {needed / 1e9:,.1f} GB, and its disk has {free / 1e9:,.1f} GB left. {REMEDY}")
+
+
+def _existing(path: Path) -> Path:
+    """The path, or the nearest of its parents that is there."""
+    path = path.absolute()
+    while not os.path.lexists(path) and path != path.parent:
+        path = path.parent
+    return path
+
+
+def generation_config(eos_token_ids: Iterable[int], tokenizer: Any, sampling: Mapping[str, float]) -> Any:
+    """End tokens, bos and padding, and the sampling that is recommended: option -> value."""
+    from transformers import GenerationConfig
+
+    ids = {role: getattr(tokenizer, role, None) for role in ("bos_token_id", "pad_token_id")}
+    options = {option: int(value) if option == "top_k" else value for option, value in sampling.items()}
+    drawn = bool(sampling.keys() - {"repetition_penalty"})
+    return GenerationConfig(eos_token_id=sorted(eos_token_ids) or None, do_sample=drawn or None, **ids, **options)
+
+
+def save_tokenizer(tokenizer: Any, folder: Path, max_length: int) -> None:
+    """Write the tokenizer, its template inside tokenizer_config.json, where every version of Transformers looks."""
+    tokenizer.save_pretrained(folder, save_jinja_files=False)
+    path = folder / _TOKENIZER_CONFIG
+    settings = read_json(path, ModelLoadError)
+    settings["model_max_length"] = min(settings.get("model_max_length", max_length), max_length)
+    if settings.get("tokenizer_class") == "TokenizersBackend":
+        settings["tokenizer_class"] = "PreTrainedTokenizerFast"  # its name before Transformers 5, which reads both
+    write_json(path, settings, error=ConfigError)
+
+
+def remove_former(out: Path, written: Collection[str]) -> None:
+    """Remove the files of a former model that no new one takes the place of: they would be read along with the new."""
+    for pattern in _OF_A_MODEL:
+        for path in out.glob(pattern):
+            if path.name not in written and not path.is_dir():
+                try:
+                    path.unlink()
+                except OSError as failure:
+                    raise ConfigError(
+                        f"{path}, of the former model, cannot be removed: {failure.strerror}. Remove it by hand: it "
+                        "would be read along with the new model's files."
+                    ) from failure
