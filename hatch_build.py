@@ -13,8 +13,8 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 SRC = Path(__file__).parent / "src"
-STATIC = ("-static-libstdc++", "-static-libgcc", "-Wl,--as-needed")
-"""So that the library needs glibc alone; the linker of macOS knows none of these."""
+STATIC = ("-static-libstdc++", "-Wl,--exclude-libs,ALL", "-Wl,--gc-sections", "-Wl,--as-needed")
+"""For Linux: of the C++ library what is used, seen by nobody else; GCC's own library is on every system."""
 
 
 class NativeLibrary(BuildHookInterface[Any]):

@@ -22,7 +22,7 @@ from forerun.errors import NativeUnavailableError
 from forerun.home import HOME_VARIABLE, home
 
 _VARIABLES = (HOME_VARIABLE, KERNELS_VARIABLE, INSTRUCTIONS_VARIABLE, "CXX", "OMP_NUM_THREADS")
-_SHOWN = ("avx", "amx", "fma", "f16c", "asimd", "sve", "sme", "bf16", "i8mm")
+_SHOWN = ("avx", "amx", "fma", "f16c", "asimd", "sve", "bf16", "i8mm")
 """How the names begin of what text shows of the processor's features; JSON has them all."""
 
 

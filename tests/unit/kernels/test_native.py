@@ -147,6 +147,13 @@ def test_a_wheel_names_the_oldest_system_it_runs_on(version: str, expected: tupl
     assert needed_glibc(HEADERS.format(version=version)) == expected
 
 
+def test_gcc_has_a_library_on_every_system() -> None:
+    headers = "  NEEDED   libgcc_s.so.1\n" + HEADERS.format(version="2.34")
+    assert needed_glibc(f"{headers}\n0x00 05 GCC_3.0\n0x00 06 GCC_4.2.0") == (2, 34)
+    with pytest.raises(NativeUnavailableError, match=r"needs libgcc_s\.so\.1, beside glibc"):
+        needed_glibc(f"{headers}\n0x00 05 GCC_12.0.0")
+
+
 def test_a_wheel_needs_nothing_beside_the_c_library() -> None:
     with pytest.raises(NativeUnavailableError, match=r"needs libstdc\+\+\.so\.6, beside glibc"):
         needed_glibc("  NEEDED   libstdc++.so.6\n" + HEADERS)

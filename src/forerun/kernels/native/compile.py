@@ -30,8 +30,8 @@ FACTS = "build.json"
 """Beside the library: what it was compiled from and by, and its checksum."""
 FLAGS = ("-O3", "-std=c++17", "-fPIC", "-shared", "-pthread", "-ffp-contract=off")
 """Without -march and -ffast-math: the file serves any processor of its architecture, with the same bits."""
-TIME_LIMIT = 120.0
-"""Seconds that compiling may take."""
+TIME_LIMIT = 300.0
+"""Seconds that compiling may take: half a minute on a free core, several times that on a busy machine."""
 _WAIT = TIME_LIMIT + 30
 """Seconds to wait for another process that compiles the same."""
 _ELSEWHERE = f"The variable {HOME_VARIABLE} names another folder."
@@ -78,7 +78,7 @@ def library_path(
             if not _is_sound(folder, recipe):  # else another process has just done it
                 for left in leftovers(folder):  # by processes that were killed: nobody else has the lock
                     remove(left)
-                _log.warning("Compiling the kernels, once: some seconds.")
+                _log.warning("Compiling the kernels, once: this can take a minute.")
                 compile_into(folder, compiler, sources, limit)
     return folder / LIBRARY
 

@@ -12,15 +12,18 @@ from forerun.errors import NativeUnavailableError
 
 _OLDEST = (2, 17)
 """Version of glibc below which no tag is given: older pips do not know other names for it."""
-_LIBRARIES = {"libc.so.6", "libm.so.6", "libpthread.so.0", "libdl.so.2", "librt.so.1", "ld-linux-x86-64.so.2"}
-"""Of glibc, as are those of other architectures that begin with ld-linux."""
+_LIBRARIES = {"libc.so.6", "libm.so.6", "libpthread.so.0", "libdl.so.2", "librt.so.1"}
+"""Of glibc, as are those that begin with ld-linux."""
+_GCC_LIBRARY = "libgcc_s.so.1"
+_OLDEST_GCC = (4, 8)
+"""Version of its symbols that every system of _OLDEST has."""
 
 
 def platform_tag(library: Path) -> str:
     """The tag after `py3-none-`. On Linux by PEP 600, from the versions of glibc's symbols that the library names.
 
     Raises:
-        NativeUnavailableError: it needs a library beside glibc, or a C library that is not glibc, or is no ELF file.
+        NativeUnavailableError: it needs a library beside those, or objdump cannot read it.
     """
     if platform.system() != "Linux":
         return re.sub(r"[-.]", "_", sysconfig.get_platform())
@@ -41,11 +44,18 @@ def needed_glibc(headers: str) -> tuple[int, int]:
         headers: what `objdump -p` prints of it.
 
     Raises:
-        NativeUnavailableError: it needs a library beside glibc: every symbol of that would have to be looked at, too.
+        NativeUnavailableError: it needs a library beside glibc and GCC's own, or a newer one of the latter.
     """
     needed = re.findall(r"^\s*NEEDED\s+(\S+)", headers, flags=re.MULTILINE)
     others = [name for name in needed if name not in _LIBRARIES and not name.startswith("ld-linux")]
+    if others == [_GCC_LIBRARY] and max(_versions("GCC", headers), default=_OLDEST_GCC) <= _OLDEST_GCC:
+        others = []
     if others:
         raise NativeUnavailableError(f"The library needs {', '.join(others)}, beside glibc.", "Link it statically.")
-    versions = re.findall(r"\bGLIBC_(\d+)\.(\d+)", headers)
-    return max([_OLDEST, *((int(major), int(minor)) for major, minor in versions)])
+    return max([_OLDEST, *_versions("GLIBC", headers)])
+
+
+def _versions(name: str, headers: str) -> list[tuple[int, int]]:
+    """Those of the symbols that it needs: `NAME_2.34` is (2, 34)."""
+    found = re.findall(rf"\b{name}_(\d+)\.(\d+)", headers)
+    return [(int(major), int(minor)) for major, minor in found]
