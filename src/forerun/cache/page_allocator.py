@@ -31,9 +31,10 @@ class PageAllocator:
         """Pages given back that nobody has taken since."""
         return len(self._free)
 
-    @torch.inference_mode()
+    @torch.inference_mode(False)
     def take(self) -> Tensor:
-        """A page of zeros, [layout.size], which begins at a multiple of 64 bytes."""
+        """A page of zeros, [layout.size], which begins at a multiple of 64 bytes. Torch lets anyone write to it, taken
+        within inference mode or not."""
         page = self._free.pop().zero_() if self._free else self._new()  # a sequence that failed may have left NaN there
         self.num_taken += 1
         return page

@@ -7,6 +7,7 @@ are written, and read from there.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 
 import torch
 from torch import Tensor
@@ -44,8 +45,10 @@ def attend_paths(
         position = torch.from_numpy(paths.position).long()
         query, key = rotate(query, position, rotation), rotate(key, position, rotation)
     sequences, slots = paths.sequence.tolist(), paths.slot.tolist()
-    for row, (sequence, slot) in enumerate(zip(sequences, slots, strict=True)):
-        layout.write(pages[sequence], layer, [slot], key[row].unsqueeze(1), value[row].unsqueeze(1))
+    for sequence, group in groupby(range(len(slots)), sequences.__getitem__):
+        rows = list(group)
+        new = key[rows].transpose(0, 1), value[rows].transpose(0, 1)
+        layout.write(pages[sequence], layer, [slots[row] for row in rows], *new)
     out = [query.new_empty(0, query.shape[1], value.shape[2])]
     for row, sequence in enumerate(sequences):
         path = path_of(paths, row)

@@ -99,7 +99,8 @@ class PageLayout:
         """Store keys [H_kv, n, D] and values [H_kv, n, D_v] of one layer, rounded to nearest, in these slots."""
         run, place = self._places[layer]
         chunks = -(-run.shape[2] // LANES)
-        padded = torch.nn.functional.pad(values, (0, chunks * LANES - values.shape[2])).unflatten(2, (chunks, LANES))
+        padded = torch.nn.functional.pad(values, (0, chunks * LANES - values.shape[2]))
+        padded = padded.view(*values.shape[:2], chunks, LANES)
         done = 0
         for page, offsets in _by_page(slots):
             part = slice(done, done + len(offsets))

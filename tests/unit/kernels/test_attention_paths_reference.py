@@ -32,7 +32,7 @@ def attend(planner: PathPlanner, rows: list[Rows], given: tuple[Tensor, Tensor, 
     return attend_paths(*given, plan.paths, pages, planner.layout, 1, form).flatten(1)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(8))
 def test_agrees_with_the_reference_that_serves_models(seed: int) -> None:
     """Chains, prompts and trees of two sequences in one forward, after prefixes of up to three pages."""
     rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
@@ -42,7 +42,7 @@ def test_agrees_with_the_reference_that_serves_models(seed: int) -> None:
     layers = [LayerAttention(KV_HEADS, group, width, value_width, form)] * 2
     planners = SegmentPlanner(layers, torch.float32, CPU), PathPlanner(layers, torch.float32)
     caches = [[planner.new_cache() for planner in planners] for _ in range(2)]
-    prompts = [rng.choice((1, PAGE - 1, 3 * PAGE - 5)) for _ in caches]
+    prompts = [rng.choice((1, PAGE - 1, 2 * PAGE + 3)) for _ in caches]
     trees = [[rng.randrange(max(-1, i - 3), i) for i in range(n)] for n in (3, 17)]
     for parents in ([None, None], trees, [[1, 3], None]):
         counts = prompts if parents == [None, None] else [len(each) if each else 2 for each in parents]

@@ -74,7 +74,8 @@ def _paths(batch: Sequence[PackedRows]) -> RowPaths:
             tails += tree_tails[rows.first :]
     tail_start = [0, *accumulate(map(len, tails))]
     tail = np.fromiter(chain.from_iterable(tails), np.int32, tail_start[-1])
-    return RowPaths(*(np.array(each, np.int32) for each in (sequence, position, slot, prefix, tail_start)), tail)
+    sequences, positions, slots, prefixes = np.array([sequence, position, slot, prefix], np.int32)
+    return RowPaths(sequences, positions, slots, prefixes, np.array(tail_start, np.int32), tail)
 
 
 def _tree_paths(length: int, parents: Sequence[int]) -> tuple[list[int], Tails]:
