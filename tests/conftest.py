@@ -72,3 +72,9 @@ def smollm2_file(monkeypatch: pytest.MonkeyPatch) -> Path:
     if path is None:
         pytest.skip("SmolLM2 is not fetched: forerun fetch smollm2")
     return path
+
+
+@pytest.fixture
+def reference_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models that are loaded compute by the references in PyTorch, whatever is to be had."""
+    monkeypatch.setenv("FORERUN_KERNELS", "reference")

@@ -66,6 +66,12 @@ class NativeLinear(nn.Module):
         self._library.unpack(ctypes.byref(self.struct), index.data_ptr(), len(index), numbers.data_ptr())
         return numbers
 
+    def float_numbers(self) -> Tensor | None:
+        """The numbers as they are packed; None of a weight in codes."""
+        if self.kind not in (Kind.FLOAT32, Kind.BFLOAT16):
+            return None
+        return self._packed.view(torch.float32 if self.kind == Kind.FLOAT32 else torch.bfloat16)
+
     def _product(self, x: Tensor, residual: Tensor | None) -> Tensor:
         rows = x.reshape(-1, self.in_features).float().contiguous()
         y = torch.empty(len(rows), self.out_features)

@@ -22,9 +22,9 @@ _PART = 1 << 22
 class QuantisedLinear(nn.Module):
     """y = x W^T + b. Inputs and results are of x's float type; all between is float32.
 
-    By groups of inputs, in order: y = 0; y += (scale of W * scale of x) * float(sum of code products); with minima, y +=
-    (minimum * scale of x) * float(sum of x's codes). Where W has one scale per channel, it is left out of the groups and
-    y *= scale of W after the last. Then y += b. Nothing is fused. A row with NaN or infinity gives NaN.
+    By groups of inputs, in order: y = 0; y += (scale of W * scale of x) * float(sum of code products); with minima, y
+    += (minimum * scale of x) * float(sum of x's codes). Where W has one scale per channel, it is left out of the groups
+    and y *= scale of W after the last. Then y += b. Nothing is fused. A row with NaN or infinity gives NaN.
 
     The codes are brought to float32, in which they are multiplied, at the first product: four bytes a number.
 

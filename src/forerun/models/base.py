@@ -49,7 +49,7 @@ class Forward:
     Attributes:
         logits: [R, V] of the wanted rows in packed order; float32, or float64 for a float64 model.
         taps: [R, layers, H] hidden states of the same rows entering the layers that were asked for, residual included,
-            in the weights' type; None where none was asked for.
+            in the type in which the decoder keeps them; None where none was asked for.
     """
 
     logits: Tensor

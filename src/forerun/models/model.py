@@ -108,7 +108,7 @@ class Model(LanguageModel):
             num_layers: from 1 to all but one.
 
         Returns:
-            [rows, hidden], what enters the next layer, in packed order and in the weights' dtype; and
+            [rows, hidden], what enters the next layer, in packed order, in the type that the decoder keeps them in; and
             [sum of num_logits, V] logits of the final norm and head, as `forward` returns them.
 
         Raises:

@@ -6,13 +6,14 @@ States between layers are float32. `models/llama.py` computes the same in PyTorc
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from forerun.kernels.native.library import Library
-from forerun.kernels.native.structs import LayerStruct, ModelStruct, RowsStruct
+from forerun.kernels.native.structs import LayerStruct, LinearStruct, ModelStruct, RowsStruct
 from forerun.kernels.native_linear import NativeLinear
 from forerun.kernels.page_layout import PAGE
 from forerun.kernels.partition import Form
@@ -42,12 +43,12 @@ class NativeLlamaDecoder(LayerRangeDecoder):
         self.head_dim: int = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         self.hidden: int = config.hidden_size
         self._library = library
-        self._kept: list[Tensor | NativeLinear] = []  # whose memory the structs below point into
+        self._kept: dict[str, Tensor | NativeLinear] = {}  # by parameter: the structs below point into their memory
         embedding = Part("model.embed_tokens.weight", base.embed_tokens.weight)
         is_tied = model.lm_head.weight is base.embed_tokens.weight
         head = embedding if is_tied else Part("lm_head.weight", model.lm_head.weight)
-        self.lm_head = self._native(maker.linear([head], model.lm_head.bias, is_head=True))
-        self.embedding = self.lm_head if is_tied else self._native(maker.linear([embedding], is_head=True))
+        self.lm_head = self._native(maker, head, model.lm_head.bias, is_head=True)
+        self.embedding = self.lm_head if is_tied else self._native(maker, embedding, is_head=True)
         if not is_tied:
             model.lm_head.to_empty(device="meta")
         base.embed_tokens.to_empty(device="meta")
@@ -67,7 +68,7 @@ class NativeLlamaDecoder(LayerRangeDecoder):
         )
         self._model = ModelStruct(
             layers=self._layers,
-            norm=self._pointer(base.norm.weight),
+            norm=self._pointer("model.norm.weight", base.norm.weight),
             head=self.lm_head.struct,
             num_layers=self.num_layers,
             hidden=self.hidden,
@@ -109,6 +110,14 @@ class NativeLlamaDecoder(LayerRangeDecoder):
         taps.take_wanted(self.num_layers, x)
         return logits
 
+    def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """The weights' numbers by the names of Transformers' parameters, as they are packed; codes, which are finite,
+        are left out."""
+        for name, kept in self._kept.items():
+            numbers = kept if isinstance(kept, Tensor) else kept.float_numbers()
+            if numbers is not None:
+                yield name, numbers
+
     def _compute(self, rows: RowsStruct, first: int, last: int, x: Tensor) -> None:
         self._library.layers(
             ctypes.byref(self._model), ctypes.byref(rows), first, last, x.data_ptr(), torch.get_num_threads()
@@ -120,16 +129,20 @@ class NativeLlamaDecoder(LayerRangeDecoder):
         return rows_struct(layout, self._cosines, self._sines)
 
     def _packed(self, layer: Any, path: str, window: int | None, maker: Maker) -> LayerStruct:
-        def linear(name: str) -> Any:
+        def linear(name: str) -> LinearStruct:
             module = layer.get_submodule(name)
-            return self._native(maker.linear([Part(f"{path}.{name}.weight", module.weight)], module.bias)).struct
+            return self._native(maker, Part(f"{path}.{name}.weight", module.weight), module.bias).struct
 
-        attention = layer.self_attn
+        def norm(name: str) -> int | None:
+            weights = dict(layer.named_parameters())
+            name = f"{name}.weight"
+            return self._pointer(f"{path}.{name}", weights[name]) if name in weights else None
+
         return LayerStruct(
-            input_norm=self._pointer(layer.input_layernorm.weight),
-            mlp_norm=self._pointer(layer.post_attention_layernorm.weight),
-            query_norm=self._pointer(attention.q_norm.weight) if hasattr(attention, "q_norm") else None,
-            key_norm=self._pointer(attention.k_norm.weight) if hasattr(attention, "k_norm") else None,
+            input_norm=norm("input_layernorm"),
+            mlp_norm=norm("post_attention_layernorm"),
+            query_norm=norm("self_attn.q_norm"),
+            key_norm=norm("self_attn.k_norm"),
             query=linear("self_attn.q_proj"),
             key=linear("self_attn.k_proj"),
             value=linear("self_attn.v_proj"),
@@ -140,15 +153,16 @@ class NativeLlamaDecoder(LayerRangeDecoder):
             window=window or 0,
         )
 
-    def _native(self, linear: object) -> NativeLinear:
+    def _native(self, maker: Maker, part: Part, bias: Tensor | None = None, *, is_head: bool = False) -> NativeLinear:
+        linear = maker.linear([part], bias, is_head=is_head)
         assert isinstance(linear, NativeLinear)
-        self._kept.append(linear)
+        self._kept[part.name] = linear
         return linear
 
-    def _pointer(self, weight: Tensor) -> int:
+    def _pointer(self, name: str, weight: Tensor) -> int:
         """Of the numbers in float32, which are kept."""
         numbers = weight.detach().float().contiguous().clone()
-        self._kept.append(numbers)
+        self._kept[name] = numbers
         return numbers.data_ptr()
 
     def _rotations(self, length: int) -> tuple[Tensor, Tensor]:

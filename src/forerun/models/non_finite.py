@@ -12,6 +12,7 @@ from forerun.models.general import GeneralDecoder
 from forerun.models.linear import Linear
 from forerun.models.llama import LlamaDecoder
 from forerun.models.model import Model
+from forerun.models.native_llama import NativeLlamaDecoder
 
 _PART = 1 << 24
 """Entries looked at together: one flag each is what the look costs in memory."""
@@ -49,6 +50,8 @@ def _is_finite(tensor: Tensor) -> bool:
 def _named_tensors(decoder: object) -> Iterator[tuple[str, Tensor]]:
     if isinstance(decoder, LlamaDecoder):
         yield from _of_llama(decoder)
+    elif isinstance(decoder, NativeLlamaDecoder):
+        yield from decoder.named_tensors()
     elif isinstance(decoder, GeneralDecoder):
         yield from _of_module(decoder.model)
 

@@ -20,6 +20,7 @@ def damage(folder: Path, name: str, value: float) -> None:
     save_file(tensors, weights, metadata={"format": "pt"})
 
 
+@pytest.mark.usefixtures("reference_kernels")
 @pytest.mark.parametrize(
     ("family", "tensor", "said", "dtype"),
     [
@@ -49,6 +50,16 @@ def test_the_tensor_is_named(family: str, tensor: str, said: str, dtype: str, tm
     model = load_model(folder, dtype)
     assert first_non_finite_tensor(model) == said
     assert first_non_finite_tensor(EchoModel(model)) == said
+
+
+def test_the_tensor_is_named_by_native_models_too(tmp_path: Path) -> None:
+    for name in ("model.layers.1.self_attn.v_proj.weight", "model.norm.weight", "lm_head.weight"):
+        folder = make_family("llama", tmp_path / name)
+        damage(folder, name, float("nan"))
+        assert first_non_finite_tensor(load_model(folder, "bfloat16")) in (
+            name,
+            "model.layers.1.self_attn.q_proj, k_proj or v_proj.weight",  # without native kernels
+        )
 
 
 def test_a_model_of_another_kind_has_no_weights_to_look_at() -> None:

@@ -23,6 +23,7 @@ from forerun.models.general import GeneralDecoder
 from forerun.models.llama import LlamaDecoder
 from gguf_files import write_gguf
 
+pytestmark = pytest.mark.usefixtures("reference_kernels")
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3]
 GREEDY = SamplingParams(temperature=0, max_tokens=16)
 SIZES = {

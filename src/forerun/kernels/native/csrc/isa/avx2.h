@@ -6,6 +6,7 @@ struct F { __m256 a, b; };
 struct I { __m256i a, b; };
 struct B { __m256i a, b; };
 struct B8 { __m256i magnitude_a, magnitude_b, a, b; };
+constexpr int MAX_ROWS = 4;  // whose sums stay in registers
 constexpr int32_t DOT8_ZERO = 0;  // dot8 adds (code - 128) * x
 
 INLINE F f_zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }

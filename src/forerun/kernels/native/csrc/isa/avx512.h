@@ -8,6 +8,7 @@ typedef __m512i I;   // 16 int32
 typedef __m512i B;   // 64 codes
 typedef __m512i B8;  // 64 codes of 8 bits, made ready for dot8
 typedef int32_t Four __attribute__((may_alias, aligned(1)));
+constexpr int MAX_ROWS = 8;  // whose sums stay in registers
 constexpr int32_t DOT8_ZERO = 128;  // dot8 adds (code - 128 + DOT8_ZERO) * x
 
 INLINE F f_zero() { return _mm512_setzero_ps(); }

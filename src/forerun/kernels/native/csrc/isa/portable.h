@@ -7,6 +7,7 @@ typedef int32_t I __attribute__((vector_size(64)));
 typedef uint32_t U __attribute__((vector_size(64)));
 struct B { uint8_t code[64]; };
 struct B8 { int8_t code[64]; };
+constexpr int MAX_ROWS = 2;  // whose sums stay in registers
 constexpr int32_t DOT8_ZERO = 0;  // dot8 adds (code - 128) * x
 
 INLINE F f_set(float x) { return F{} + x; }

@@ -5,7 +5,9 @@
 // path alone. A page holds, layer by layer, keys [heads][page / 16][width][16] and values [heads][width / 16][page][16]:
 // lanes are keys in the scores, and outputs in the mixture.
 
-// A few rows of one sequence.
+constexpr int GROUP_ROWS = 8;
+
+// Up to GROUP_ROWS rows of one sequence.
 struct Group {
     int32_t row, count;
     int32_t common;   // slots that all of them see: their least prefix
@@ -72,8 +74,11 @@ INLINE int64_t first_seen(const Attention& a, int32_t row) {
 }
 INLINE int64_t path_length(const Attention& a, int32_t row) { return (int64_t)a.rows->position[row] + 1; }
 
-template <class E, int R>
-INLINE void score_block(const E* keys, const float* query, int64_t width, float* scores, int64_t span) {
+// Scores of up to R queries with the keys of 16 slots.
+template <class E, int R = MAX_ROWS>
+INLINE void score_block(const E* keys, const float* query, int64_t width, int64_t queries, float* scores, int64_t span) {
+    if constexpr (R > 1)
+        if (queries < R) return score_block<E, R - 1>(keys, query, width, queries, scores, span);
     F sum[R];
     EACH_ROW sum[r] = f_zero();
     accumulate<E, R>(keys, width, query, width, sum);
@@ -87,20 +92,8 @@ FN void scores(const Attention& a, const Group& g, int64_t head, int64_t from, i
     const float* query = a.query + (head * a.rows->num_rows + g.row) * a.heads_per_key * width;
     for (int64_t slot = from; slot < to; slot += 16) {
         const E* keys = key_block<E>(a, g.row, head, slot);
-        for (int64_t q = 0; q < count; q += 8) {
-            const float* x = query + q * width;
-            float* at = weights + q * a.span + slot;
-            switch (count - q) {
-            case 1: score_block<E, 1>(keys, x, width, at, a.span); break;
-            case 2: score_block<E, 2>(keys, x, width, at, a.span); break;
-            case 3: score_block<E, 3>(keys, x, width, at, a.span); break;
-            case 4: score_block<E, 4>(keys, x, width, at, a.span); break;
-            case 5: score_block<E, 5>(keys, x, width, at, a.span); break;
-            case 6: score_block<E, 6>(keys, x, width, at, a.span); break;
-            case 7: score_block<E, 7>(keys, x, width, at, a.span); break;
-            default: score_block<E, 8>(keys, x, width, at, a.span); break;
-            }
-        }
+        for (int64_t q = 0; q < count; q += MAX_ROWS)
+            score_block<E>(keys, query + q * width, width, count - q, weights + q * a.span + slot, a.span);
     }
 }
 
@@ -138,29 +131,21 @@ FN float softmax(const Attention& a, int32_t row, int64_t head, float* w) {
     return 1.0f / sum;
 }
 
-template <class E, int R> INLINE void mix_run(const E* values, int64_t n, const float* w, int64_t span, float* y) {
+// Up to R queries: y [R][16] += weights times values of n slots that follow each other in a page.
+template <class E, int R = MAX_ROWS>
+INLINE void mix_run(const E* values, int64_t n, const float* w, int64_t span, int64_t queries, float* y) {
+    if constexpr (R > 1)
+        if (queries < R) return mix_run<E, R - 1>(values, n, w, span, queries, y);
     F sum[R];
     EACH_ROW sum[r] = f_load(y + 16 * r);
     accumulate<E, R>(values, n, w, span, sum);
     EACH_ROW f_store(y + 16 * r, sum[r]);
 }
 
-// y [count][16] += weights times values of n slots that follow each other in a page.
+// The same for any number of queries.
 template <class E>
 FN void mix_slots(const E* values, int64_t n, const float* w, int64_t span, int64_t count, float* y) {
-    for (int64_t q = 0; q < count; q += 8) {
-        const float* x = w + q * span;
-        switch (count - q) {
-        case 1: mix_run<E, 1>(values, n, x, span, y + 16 * q); break;
-        case 2: mix_run<E, 2>(values, n, x, span, y + 16 * q); break;
-        case 3: mix_run<E, 3>(values, n, x, span, y + 16 * q); break;
-        case 4: mix_run<E, 4>(values, n, x, span, y + 16 * q); break;
-        case 5: mix_run<E, 5>(values, n, x, span, y + 16 * q); break;
-        case 6: mix_run<E, 6>(values, n, x, span, y + 16 * q); break;
-        case 7: mix_run<E, 7>(values, n, x, span, y + 16 * q); break;
-        default: mix_run<E, 8>(values, n, x, span, y + 16 * q); break;
-        }
-    }
+    for (int64_t q = 0; q < count; q += MAX_ROWS) mix_run<E>(values, n, w + q * span, span, count - q, y + 16 * q);
 }
 
 // The same for the slots from..to of the prefix, page by page.
@@ -226,7 +211,7 @@ template <class E> FN void attend(const Attention& a, forerun::Member& member, i
             for (int64_t u = first; u < last; u++) whole_unit<E>(a, a.groups[u / heads], u % heads, scratch);
         return member.close();
     }
-    const int64_t room = MAX_ROWS * each, chunks = (a.shape->value_width + 15) / 16;
+    const int64_t room = GROUP_ROWS * each, chunks = (a.shape->value_width + 15) / 16;
     const int64_t page = a.shape->page, pages = (a.span + page - 1) / page;
     member.open(pairs * pages);
     while (member.claim(first, last))

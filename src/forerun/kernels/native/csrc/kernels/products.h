@@ -1,8 +1,7 @@
-// Products of up to eight rows with a block of sixteen outputs, whose weights are read once. A row's result does not
+// Products of up to MAX_ROWS rows with a block of sixteen outputs, whose weights are read once. A row's result does not
 // depend on the number of rows: float sums run over the inputs (by groups: over the groups) in order, each row for
 // itself; integer sums have no order. Included once for each instruction set.
 
-constexpr int MAX_ROWS = 8;
 // Unrolled, so that sums stay in registers.
 #define EACH_ROW _Pragma("GCC unroll 8") for (int r = 0; r < R; r++)
 
@@ -91,17 +90,12 @@ template <int R> FN void block_product(const ForerunLinear& w, const Input& in, 
         EACH_ROW y[r] = f_add(y[r], f_load(w.bias + 16 * block));
 }
 
+// The same for any number of rows up to R.
+template <int R = MAX_ROWS>
 INLINE void products(const ForerunLinear& w, const Input& in, int64_t block, int64_t row, int64_t rows, F* y) {
-    switch (rows) {
-    case 1: return block_product<1>(w, in, block, row, y);
-    case 2: return block_product<2>(w, in, block, row, y);
-    case 3: return block_product<3>(w, in, block, row, y);
-    case 4: return block_product<4>(w, in, block, row, y);
-    case 5: return block_product<5>(w, in, block, row, y);
-    case 6: return block_product<6>(w, in, block, row, y);
-    case 7: return block_product<7>(w, in, block, row, y);
-    default: return block_product<8>(w, in, block, row, y);
-    }
+    if constexpr (R > 1)
+        if (rows < R) return products<R - 1>(w, in, block, row, rows, y);
+    block_product<R>(w, in, block, row, y);
 }
 
 INLINE void put(float* at, F y, int64_t room) {

@@ -86,7 +86,7 @@ static void group_rows(const ForerunRows& rows, int32_t window, std::vector<Grou
         int32_t end = prefix;
         for (int32_t i = rows.tail_start[row]; i < rows.tail_start[row + 1]; i++)
             end = rows.tail[i] + 1 > end ? rows.tail[i] + 1 : end;
-        if (groups.empty() || groups.back().count == MAX_ROWS ||
+        if (groups.empty() || groups.back().count == GROUP_ROWS ||
             rows.sequence[groups.back().row] != rows.sequence[row]) {
             groups.push_back({row, 1, prefix, first, first, end, length});
             continue;
@@ -108,7 +108,7 @@ static void plan_attention(forerun::Workspace& space, Attending& plan, int64_t h
     }
     plan.span = (plan.span + 15) / 16 * 16;
     const int64_t each = heads / kv_heads, pairs = plan.groups.size() * kv_heads;
-    plan.room = MAX_ROWS * each;
+    plan.room = GROUP_ROWS * each;
     plan.scratch_size = plan.room * (plan.span + 32);
     space.want(plan.scratch, plan.scratch_size * threads);
     const int64_t split = pairs < 4 * threads ? pairs : 0;
