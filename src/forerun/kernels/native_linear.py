@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from forerun.kernels.native.library import Library
 from forerun.kernels.native.structs import Kind, LinearStruct
 from forerun.kernels.quantised_weight import QuantisedWeight
+from forerun.kernels.weight_memory import weight_memory
 
 _LANES = 16
 """Outputs in a block."""
@@ -101,7 +102,7 @@ def _packed(library: Library, kind: Kind, weight: Tensor | QuantisedWeight) -> T
     halves = []
     if quantised is not None and quantised.group is not None:
         halves = [t.contiguous() for t in (quantised.scale, quantised.minimum) if t is not None]
-    packed = torch.empty(library.packed_bytes(kind, *weight.shape), dtype=torch.uint8)
+    packed = weight_memory(library.packed_bytes(kind, *weight.shape))
     pointers = [half.data_ptr() for half in halves] + [None] * (2 - len(halves))
     library.pack(kind, *weight.shape, numbers.data_ptr(), *pointers, packed.data_ptr())
     return packed

@@ -42,8 +42,6 @@ class Member {
         number_++;
         alone_ = team_.threads == 1;
         if (alone_) return;
-        chunk_ = units / (team_.threads * 8);
-        if (chunk_ < 1) chunk_ = 1;
         // the loop before is over, so nobody claims in it any more
         uint64_t ticket = team_.ticket.load(std::memory_order_relaxed);
         while ((ticket >> 32) < number_ && !team_.ticket.compare_exchange_weak(ticket, number_ << 32)) {
@@ -62,7 +60,9 @@ class Member {
         while (true) {
             const int64_t next = (int64_t)(ticket & 0xffffffff);
             if ((ticket >> 32) != number_ || next >= units_) return false;
-            const int64_t count = next + chunk_ <= units_ ? chunk_ : units_ - next;
+            // many at first, one at last: threads end at nearly the same time
+            int64_t count = (units_ - next) / (team_.threads * 3);
+            if (count < 1) count = 1;
             if (team_.ticket.compare_exchange_weak(ticket, ticket + count, std::memory_order_acquire)) {
                 first = next;
                 last = next + count;
@@ -90,7 +90,7 @@ class Member {
 
     Team& team_;
     uint64_t number_ = 0, target_ = 0;
-    int64_t units_ = 0, chunk_ = 1, claimed_ = 0;
+    int64_t units_ = 0, claimed_ = 0;
     bool alone_ = true;
 };
 
