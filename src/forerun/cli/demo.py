@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -59,6 +60,8 @@ def demo(
     stage = Stage(quiet=json)
     if model is None and fetch:
         fetch_default(stage.say)
+    if model is None:
+        settings = as_its_file_has_it(store.default_model(), settings)
     model = chosen_model(model)
     plan = make_plan(model, prompts, sampling)
     chosen = choose_drafters(model, draft, drafters)
@@ -66,7 +69,7 @@ def demo(
         chosen.pop(PREDICTION, None)  # it would have nothing to read
     if drafters is None and (missing := left_out(chosen, draft)):
         stage.say(f"Left out: {missing}")
-    stage.say(f"Loading {model} ...")
+    stage.say(f"Loading {model} ({settings.quantize or settings.dtype}) ...")
     count: NumDraftTokens = AUTO if settings.num_draft_tokens is None else settings.num_draft_tokens
     methods = open_methods(model, chosen, settings, count)
     runs, interrupted = perform(stage, methods, plan)
@@ -81,9 +84,20 @@ def demo(
                 stage.table(table)
             if is_cost_padded(model):
                 stage.say(PADDED_NOTE)
-            stage.say(closing_line(exact, count, plan))
+            stage.say(closing_line(exact, settings, count, plan))
     if interrupted:
         raise typer.Exit(INTERRUPTED)
+
+
+def as_its_file_has_it(model: str, settings: LLMOptions) -> LLMOptions:
+    """The options with the fetched model's weights in 4 bits, which its file has them in, where native kernels compute
+    and nothing else was asked for."""
+    from forerun.kernels.native import native
+
+    asked = settings.quantize, settings.adapter, settings.device
+    if model != FETCHED or asked != (None, None, LLMOptions().device) or native() is None:
+        return settings
+    return replace(settings, quantize="int4")
 
 
 def facts(model: str, settings: LLMOptions, num_draft_tokens: NumDraftTokens, exact: bool) -> dict[str, object]:

@@ -10,6 +10,7 @@ from forerun.bench.compare import Row, Run, compare
 from forerun.bench.measure import Timed, describe, machine
 from forerun.bench.report import Columns, Table, decimal, percent
 from forerun.cli.demo_prompts import Plan
+from forerun.cli.options import LLMOptions
 from forerun.cli.output import plain
 from forerun.config import NumDraftTokens
 
@@ -75,7 +76,7 @@ class Results:
         return Table("", ["category", f"{PLAIN}, tokens/s", *names, "identical"], rows)
 
 
-def closing_line(exact: bool, num_draft_tokens: NumDraftTokens, plan: Plan) -> str:
+def closing_line(exact: bool, settings: LLMOptions, num_draft_tokens: NumDraftTokens, plan: Plan) -> str:
     """What the tables stand on."""
     promise = (
         "Exact: a self-test found the target's logits bit-identical with and without speculation."
@@ -84,7 +85,7 @@ def closing_line(exact: bool, num_draft_tokens: NumDraftTokens, plan: Plan) -> s
     )
     length = "tokens an answer at most" if plan.chats else "tokens each"
     how = (
-        f"Greedy, K={num_draft_tokens}, {plan.sampling.max_tokens} {length}; prompts: {len(plan.cases)} of "
+        f"{settings.quantize or settings.dtype}, greedy, K={num_draft_tokens}, {plan.sampling.max_tokens} {length}; prompts: {len(plan.cases)} of "
         f"{plan.available}, interleaved rounds: {plan.rounds}; medians over both."
     )
     return f"{promise}\n{how}\n{describe(machine())}"
