@@ -15,7 +15,7 @@ from torch import Tensor
 from forerun.bench.measure import Interval, bootstrap, interleave, ratio
 from forerun.bench.reference import Reference
 from forerun.bench.report import Table, decimal
-from forerun.config import QUANTISATIONS
+from forerun.config import DEFAULT_DTYPE, QUANTISATIONS
 from forerun.errors import ConfigError
 from forerun.models import Model, Rows, load_model
 
@@ -105,11 +105,12 @@ def _kinds(folder: str | Path, dtype: str) -> dict[str, Model]:
 
     dtype: or a quantisation.
     """
-    settings = {"quantize": dtype} if dtype in QUANTISATIONS else {"dtype": dtype}
-    auto = load_model(folder, **settings)
+    quantize = dtype if dtype in QUANTISATIONS else None
+    number_format = dtype if quantize is None else DEFAULT_DTYPE
+    auto = load_model(folder, number_format, quantize=quantize)
     if auto.kind == "general":
         return {"general": auto}
-    return {auto.kind: auto, "general": load_model(folder, kind="general", **settings)}
+    return {auto.kind: auto, "general": load_model(folder, number_format, "general", quantize=quantize)}
 
 
 def _reduce(dtype: str, seconds: dict[tuple[str, int], list[float]], rows: Sequence[int]) -> list[ForwardRow]:

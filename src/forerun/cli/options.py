@@ -32,7 +32,7 @@ class LLMOptions(Checked):
     quantize: str | None = option(
         None,
         f"What the target's weights are kept in: {' or '.join(QUANTISATIONS)}.",
-        metavar="|".join(QUANTISATIONS),
+        metavar="FORMAT",
         default_text="as its files are",
     )
     adapter: str | None = option(

@@ -20,11 +20,9 @@ def quantize(
         str, typer.Argument(help="'smollm2', 'bundled', a folder, a GGUF file, or a hub id.", metavar="MODEL")
     ],
     out: Annotated[Path, typer.Argument(help="Folder to write.", metavar="OUT")],
-    bits: Annotated[
+    quantize: Annotated[
         str,
-        typer.Option(
-            "--quantize", help=f"What the weights are kept in: {' or '.join(QUANTISATIONS)}.", metavar="int8|int4"
-        ),
+        typer.Option(help=f"What the weights are kept in: {' or '.join(QUANTISATIONS)}.", metavar="FORMAT"),
     ] = "int8",
     adapter: Annotated[
         str | None,
@@ -40,8 +38,8 @@ def quantize(
     threads: options.Threads = None,
 ) -> None:
     """Write a folder that forerun serves at 8 or 4 bits without quantising anew."""
-    if bits not in QUANTISATIONS:
-        raise ConfigError(f"--quantize is {bits!r}, but must be one of {', '.join(QUANTISATIONS)}.")
+    if quantize not in QUANTISATIONS:
+        raise ConfigError(f"--quantize is {quantize!r}, but must be one of {', '.join(QUANTISATIONS)}.")
     from forerun.cli.bench.shared import set_threads
     from forerun.export import export_quantised
 
@@ -50,10 +48,10 @@ def quantize(
     exported = export_quantised(
         model,
         out,
-        "int8" if bits == "int8" else "int4",
+        "int8" if quantize == "int8" else "int4",
         adapter=adapter,
         force=force,
-        **({"cost": lambda: lost(model, bits, adapter)} if measure else {}),
+        cost=(lambda: lost(model, quantize, adapter)) if measure else None,
     )
     typer.echo(
         f"{out}: {exported.num_parameters:,} parameters in {exported.dtype}, {exported.nbytes:,} bytes in "

@@ -29,6 +29,7 @@ from forerun.models.saving import ToSave, to_save
 from forerun.models.transformers_model import quietly
 
 CARD = "README.md"
+NOT_MEASURED = "Not measured."
 _BYTES = {"int8": 1.2, "int4": 0.9}
 """For a parameter, at most: codes and scales, embedding and output layer at 8 bits, the rest as it was."""
 
@@ -40,7 +41,7 @@ def export_quantised(
     *,
     adapter: str | Path | None = None,
     force: bool = False,
-    cost: Callable[[], str] = lambda: "Not measured.",
+    cost: Callable[[], str] | None = None,
     max_shard_bytes: int = MAX_SHARD_BYTES,
 ) -> Exported:
     """Write any model that forerun quantises as a folder, which holds what `load_model(model, quantize=...)` computes
@@ -49,7 +50,8 @@ def export_quantised(
     Args:
         adapter: the folder of a PEFT LoRA adapter to merge first.
         force: replace the model that `out` holds, and its card; other files there stay.
-        cost: gives what the card says of what quantising lost, as Markdown; called before the model is read.
+        cost: gives what the card says of what quantising lost, as Markdown; called before the model is read. None: that
+            it was not measured.
         max_shard_bytes: weights larger than that are written as several files with an index.
 
     Raises:
@@ -59,7 +61,7 @@ def export_quantised(
     if not force:
         refuse_to_overwrite(out, ConfigError)
     check_place(out)
-    measured, tokenizer = cost(), find_tokenizer(model, adapter)
+    measured, tokenizer = cost() if cost is not None else NOT_MEASURED, find_tokenizer(model, adapter)
     saved = to_save(model, quantize, adapter)
     check_room(out, int(saved.num_parameters * _BYTES[quantize]))
     generation = generation_config(saved.eos_token_ids, tokenizer, saved.sampling)

@@ -73,7 +73,7 @@ def quantise_int4(weight: Tensor, name: str = "a weight") -> QuantisedWeight:
 def _by_rows(weight: Tensor, name: str, quantise: Callable[[Tensor], QuantisedWeight]) -> QuantisedWeight:
     """Some rows at a time."""
     parts = []
-    for rows in weight.detach().split(max(1, _PART // max(1, weight.shape[1]))):
+    for rows in torch.split(weight.detach(), max(1, _PART // max(1, weight.shape[1]))):
         if not bool(torch.isfinite(rows).all()):
             raise ModelLoadError(f"{name} holds NaN or infinity, which has no code. Download or save the model anew.")
         part = quantise(rows.float())

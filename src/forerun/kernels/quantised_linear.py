@@ -56,11 +56,33 @@ class QuantisedLinear(nn.Module):
             y = y + self.bias
         return y.view(*x.shape[:-1], self.out_features)
 
+<<<<<<< HEAD
     def _by_groups(self, x: Tensor) -> Tensor:
         if len(x) == 0:
             return x.new_empty(0, self.out_features)
         count = max(1, _PART // (self.out_features * -(-self.in_features // GROUP)))
         return torch.cat([self._of_groups(rows) for rows in x.split(count)])
+=======
+    def _by_channel(self, x: Tensor) -> Tensor:
+        codes, scale = symmetric_codes(x)
+        sums = torch.zeros(len(x), self.out_features, dtype=torch.int32, device=x.device)
+        for part, linear in zip(torch.split(codes, _EXACT, 1), self._channel_parts, strict=True):
+            sums += linear.forward(part.contiguous()).to(torch.int32)
+        return sums.float() * (scale * self.quantised.scale[:, 0])
+
+    @cached_property
+    def _channel_parts(self) -> list[PackedLinear | PlainLinear]:
+        """The codes about their zero, some inputs at a time."""
+        codes = self.quantised.codes
+        make = PackedLinear if can_pack(torch.float32, codes.device) else PlainLinear
+        return [make(part.float() - self.quantised.zero) for part in torch.split(codes, _EXACT, 1)]
+
+    def _by_groups(self, x: Tensor) -> Tensor:
+        if len(x) == 0:
+            return x.new_empty(0, self.out_features)
+        count = max(1, _PART // (self.out_features * self.quantised.scale.shape[1]))
+        return torch.cat([self._of_groups(rows) for rows in torch.split(x, count)])
+>>>>>>> weights
 
     def _of_groups(self, x: Tensor) -> Tensor:
         operand, scale_w, minimum = self._group_operands

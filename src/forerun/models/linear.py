@@ -119,8 +119,9 @@ def _made(module: nn.Module, maker: Maker, is_head: bool, path: str) -> nn.Modul
 
     if type(module) not in (nn.Linear, Conv1D):
         return _packed(module)
-    weight = module.get_parameter("weight").T if type(module) is Conv1D else module.get_parameter("weight")
-    linear = maker.linear([Part(f"{path}.weight", weight)], module.bias, is_head=is_head)
+    weights = dict(module.named_parameters(recurse=False))
+    weight = weights["weight"].T if type(module) is Conv1D else weights["weight"]
+    linear = maker.linear([Part(f"{path}.weight", weight)], weights.get("bias"), is_head=is_head)
     assert isinstance(linear, nn.Module)
     return linear
 

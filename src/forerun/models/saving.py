@@ -71,7 +71,8 @@ def _parts(model: Any, maker: QuantisedMaker, is_llama: bool, name: str) -> Iter
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     for path, module in found.items():
         is_transposed, key = type(module) is Conv1D, f"{path}.weight"
-        part = Part(key, module.weight.T if is_transposed else module.weight)
+        stored = module.get_parameter("weight")
+        part = Part(key, stored.T if is_transposed else stored)
         weight = maker.weight(part, is_outer=module is head or module is embedding)
         yield tensors_of(key, weight, is_transposed=is_transposed)
     is_tied = head is not None and head.weight is embedding.weight

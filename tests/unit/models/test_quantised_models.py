@@ -58,8 +58,17 @@ def numbers(linear: object) -> Tensor:
     return linear.weight.to_dense()  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("quantize", ["int8", "int4"])
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "gpt2", "mixtral", "phi3"])
+@pytest.mark.parametrize(
+    ("family", "quantize"),
+    [
+        *(("llama", "int8"), ("llama", "int4"), ("gpt2", "int8")),
+        *(
+            pytest.param(family, quantize, marks=pytest.mark.slow)
+            for family in ("qwen2", "qwen3", "gpt2", "mixtral", "phi3")
+            for quantize in ("int8", "int4")
+        ),
+    ],
+)
 def test_families_are_exact_and_near_their_float_model(family: str, quantize: str, tmp_path: Path) -> None:
     folder = make_family(family, tmp_path)
     model, plain = load_model(folder, quantize=quantize), load_model(folder, "float32")
@@ -195,8 +204,14 @@ def test_what_cannot_be_asked_for(tmp_path: Path) -> None:
             LLM(model, f"{spec}:model={folder},quantize=int2")
 
 
-@pytest.mark.parametrize("drafter", ["draft-model:quantize=int4", "draft-tree:quantize=int8", "staged:quantize=int4"])
-@pytest.mark.parametrize("quantize", [None, "int8"])
+@pytest.mark.parametrize(
+    ("drafter", "quantize"),
+    [
+        ("draft-model:quantize=int4", "int8"),
+        pytest.param("draft-tree:quantize=int8", None, marks=pytest.mark.slow),
+        pytest.param("staged:quantize=int4", None, marks=pytest.mark.slow),
+    ],
+)
 def test_the_target_itself_in_fewer_bits_drafts_for_it(drafter: str, quantize: str | None, tmp_path: Path) -> None:
     folder = make_family("llama", tmp_path)
     plain = LLM(folder, quantize=quantize).generate(PROMPT, GREEDY)

@@ -17,6 +17,7 @@ from forerun.cli.demo import choose_drafters
 from forerun.cli.flags import Flags, with_flags
 from forerun.cli.generate import INTERRUPTED
 from forerun.cli.options import LLMOptions
+from forerun.config import QUANTISATIONS
 from forerun.errors import ConfigError
 from forerun.fields import option
 
@@ -33,6 +34,12 @@ class PeerOptions:
         "transformers=PYTHON or openvino=PYTHON (an interpreter that has it), or llama.cpp=FOLDER (of llama-server); "
         "after a colon, with commas between them: model=PATH, draft=PATH, name=TEXT, lookup=VALUE.",
         metavar="KIND=PROGRAM",
+    )
+    also: str | None = option(
+        None,
+        f"Quantisations with commas between them ({', '.join(QUANTISATIONS)}) in which forerun takes part once more, so "
+        "that peers of as many bits have it in their class.",
+        metavar="NAMES",
     )
     rounds: int = option(1, "Interleaved rounds per prompt.", low=1)
     load_limit: float = option(600.0, "Seconds in which a peer must have loaded.", low=0, above=True)
@@ -59,11 +66,14 @@ def peers(
     from forerun.bench.peers.specs import read_specs
     from forerun.bench.peers.tables import report
     from forerun.bench.prompts import check_lengths, requests
-    from forerun.models import find_tokenizer
+    from forerun.models import check_quantisation, find_tokenizer
 
     if not chosen.peer:
         raise ConfigError("There is no peer to measure beside. Give at least one: --peer transformers=PYTHON.")
     specs, cases = read_specs(chosen.peer), [case for each in compared.cases().values() for case in each]
+    again = options.comma_list(chosen.also, "--also") if chosen.also else []
+    for quantize in again:
+        check_quantisation(quantize, llm.dtype)
     model = chosen_model(model)
     drafters = choose_drafters(model, draft, compared.drafters)
     if draft is not None and not any(draft in text for text in drafters.values()):
@@ -74,6 +84,8 @@ def peers(
         own = started.start(own_start(model, drafters, llm.dtype, count, llm.quantize))
         if own is None:
             raise ConfigError(f"forerun itself cannot take part: {started.left_out[-1].reason}.")
+        for quantize in again:
+            started.start(own_start(model, drafters, llm.dtype, count, quantize))
         prompts = requests(cases, tokenizer, model, answer_of(started, own, tokenizer, compared.max_tokens))
         check_lengths(prompts, compared.max_tokens, own.about.integer("context_length"), model)
         for spec in specs:
