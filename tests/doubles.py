@@ -76,12 +76,7 @@ class FakeModel:
         self.device = torch.device("cpu")
         self.num_parameters = 0
         self.exactness = Exactness(True)
-<<<<<<< HEAD
-        self.adapter = None
-        self.quantize = None
-=======
         self.adapter = self.quantize = None
->>>>>>> weights
         generator = torch.Generator().manual_seed(seed)
         self.table = torch.randn(num_contexts, vocab_size, generator=generator, dtype=torch.float64).to(dtype) * scale
         self.caches: list[FakeCache] = []

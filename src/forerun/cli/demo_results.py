@@ -85,7 +85,8 @@ def closing_line(exact: bool, settings: LLMOptions, num_draft_tokens: NumDraftTo
     )
     length = "tokens an answer at most" if plan.chats else "tokens each"
     how = (
-        f"{settings.quantize or settings.dtype}, greedy, K={num_draft_tokens}, {plan.sampling.max_tokens} {length}; prompts: {len(plan.cases)} of "
+        f"{settings.quantize or settings.dtype}, greedy, K={num_draft_tokens}, "
+        f"{plan.sampling.max_tokens} {length}; prompts: {len(plan.cases)} of "
         f"{plan.available}, interleaved rounds: {plan.rounds}; medians over both."
     )
     return f"{promise}\n{how}\n{describe(machine())}"

@@ -1,4 +1,4 @@
-"""From numbers to codes: weights at 8 and at 4 bits, activations at 8."""
+"""From numbers to codes: weights at 8 and at 4 bits, activations at 16."""
 
 from __future__ import annotations
 
@@ -21,11 +21,17 @@ _PART = 1 << 22
 """Numbers quantised together: what is needed beside the result."""
 
 
-def symmetric_codes(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Codes -127..127 with one scale per row: scale = amax / 127, code = round-half-even(x * (127 / amax)).
+def largest_row_code(num_inputs: int) -> int:
+    """The limit of activations' codes: 16 bits, and no more than that their products with codes of 8 bits, 128 in
+    magnitude, add up within 32 bits over all inputs."""
+    return min(32767, (2**31 - 1) // (128 * max(1, num_inputs)))
 
-    Codes are 0 where amax is 0, or so small that 127 / amax overflows. A row with NaN or infinity has the scale NaN and
-    codes 0.
+
+def symmetric_codes(x: Tensor, limit: int = LARGEST) -> tuple[Tensor, Tensor]:
+    """Codes -limit..limit with one scale per row: scale = amax / limit, code = round-half-even(x * (limit / amax)).
+
+    Codes are 0 where amax is 0, or so small that limit / amax overflows. A row with NaN or infinity has the scale NaN
+    and codes 0.
 
     Args:
         x: [..., n] float32.
@@ -34,10 +40,10 @@ def symmetric_codes(x: Tensor) -> tuple[Tensor, Tensor]:
         [..., n] whole numbers in float32; [..., 1] float32 scales.
     """
     amax = x.abs().amax(-1, keepdim=True)
-    inverse = LARGEST / amax
+    inverse = torch.full_like(amax, limit) / amax  # a number over a tensor is its reciprocal times the number
     finite = torch.isfinite(amax)
     codes = torch.where(finite & torch.isfinite(inverse), (x * inverse).round_(), 0.0)
-    return codes, torch.where(finite, amax / LARGEST, torch.nan)
+    return codes, torch.where(finite, amax / limit, torch.nan)
 
 
 def quantise_int8(weight: Tensor, name: str = "a weight") -> QuantisedWeight:

@@ -143,7 +143,8 @@ def test_what_is_left_out_is_said(invoke: Invoke, methods: dict[str, FakeLLM], w
     assert "; cross-vocab (give --drafters cross-vocab:model=...); rest (give --drafters rest:index=...);" in line
     assert line.endswith("; prediction (no prompt has a reference for it).")
     assert any(
-        line.startswith("bfloat16, greedy, K=auto") and line.endswith("medians over both.") for line in result.stdout.splitlines()
+        line.startswith("bfloat16, greedy, K=auto") and line.endswith("medians over both.")
+        for line in result.stdout.splitlines()
     )
     assert "Left out: prediction (no" in invoke("demo", "--prompts", workload).stdout
     assert "Left out" not in invoke("demo", "--prompts", "code", "--num-prompts", "1").stdout

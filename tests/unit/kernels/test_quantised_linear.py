@@ -46,25 +46,28 @@ def defined(weight: QuantisedWeight, x: Tensor, bias: Tensor | None) -> Tensor:
     """The product by its definition, one operation after another in NumPy, sums in int64."""
     codes_w = weight.codes.numpy().astype(np.int64) - weight.zero
     scale_w = weight.scale.numpy().astype(np.float32)
-    width, padding = 32, -weight.shape[1] % 32
-    codes_w = np.pad(codes_w, ((0, 0), (0, padding))).reshape(len(codes_w), -1, width)
-    rows = np.pad(x.float().numpy(), ((0, 0), (0, padding))).reshape(len(x), -1, width)
-    amax = np.abs(rows).max(-1)
+    padding = -weight.shape[1] % 32
+    limit = np.float32(min(32767, (2**31 - 1) // (128 * weight.shape[1])))
+    rows = x.float().numpy()
+    amax = np.abs(rows).max(-1, keepdims=True)
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
-        inverse = np.float32(127) / amax
-        codes_x = np.rint(rows * inverse[..., None])
-    codes_x = np.where(np.isfinite(amax * inverse)[..., None], codes_x, 0).astype(np.int64)
-    scale_x = np.where(np.isfinite(amax), amax / np.float32(127), np.float32(np.nan)).astype(np.float32)
-    sums = np.einsum("rgk,ogk->rog", codes_x, codes_w).astype(np.float32)
-    total = np.zeros(sums.shape[:2], np.float32)
-    for g in range(sums.shape[2]):
-        of_x = scale_x[:, g : g + 1]
-        total += (of_x if weight.group is None else scale_w[:, g] * of_x) * sums[..., g]
-        if weight.minimum is not None:
-            minimum = weight.minimum.numpy().astype(np.float32)[:, g]
-            total += (minimum * of_x) * codes_x[:, g].sum(-1, keepdims=True).astype(np.float32)
+        inverse = limit / amax
+        codes_x = np.rint(rows * inverse)
+    codes_x = np.where(np.isfinite(amax) & np.isfinite(inverse), codes_x, 0).astype(np.int64)
+    scale_x = np.where(np.isfinite(amax), amax / limit, np.float32(np.nan)).astype(np.float32)
+    codes_w = np.pad(codes_w, ((0, 0), (0, padding))).reshape(len(codes_w), -1, 32)
+    codes_x = np.pad(codes_x, ((0, 0), (0, padding))).reshape(len(codes_x), -1, 32)
+    sums = np.einsum("rgk,ogk->rog", codes_x, codes_w)
     if weight.group is None:
-        total = total * scale_w[:, 0]
+        total = sums.sum(-1).astype(np.float32) * (scale_x * scale_w[:, 0])
+    else:
+        total = np.zeros(sums.shape[:2], np.float32)
+        for g in range(sums.shape[2]):
+            total += scale_w[:, g] * sums[..., g].astype(np.float32)
+            if weight.minimum is not None:
+                minimum = weight.minimum.numpy().astype(np.float32)[:, g]
+                total += minimum * codes_x[:, g].sum(-1, keepdims=True).astype(np.float32)
+        total = total * scale_x
     return torch.from_numpy(total if bias is None else total + bias.numpy())
 
 

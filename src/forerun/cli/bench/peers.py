@@ -37,8 +37,8 @@ class PeerOptions:
     )
     also: str | None = option(
         None,
-        f"Quantisations with commas between them ({', '.join(QUANTISATIONS)}) in which forerun takes part once more, so "
-        "that peers of as many bits have it in their class.",
+        f"Quantisations with commas between them ({', '.join(QUANTISATIONS)}) in which forerun takes part once more: "
+        "the peers of as many bits have it in their class.",
         metavar="NAMES",
     )
     rounds: int = option(1, "Interleaved rounds per prompt.", low=1)

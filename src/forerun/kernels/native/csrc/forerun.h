@@ -10,9 +10,9 @@ extern "C" {
 enum ForerunKind : int32_t {
     FORERUN_FLOAT32 = 0,    // [out / 16][in][16] float
     FORERUN_BFLOAT16 = 1,   // [out / 16][in][16] bfloat16
-    FORERUN_INT8 = 2,       // [out / 16][in / 32][8][16][4] codes with zero 128, one scale per output
-    FORERUN_INT8_GROUPS = 3,  // [out / 16][in / 32] of 512 codes with zero 128 and 16 float16 scales
-    FORERUN_INT4_GROUPS = 4,  // [out / 16][in / 32] of 256 bytes, two codes with zero 8 a byte, and 16 float16 scales
+    FORERUN_INT8 = 2,       // [out / 16][in / 4][16][2] words, two signed codes of 8 bits each; one scale per output
+    FORERUN_INT8_GROUPS = 3,  // [out / 16][in / 32] of [8][16][2] such words and 16 float16 scales
+    FORERUN_INT4_GROUPS = 4,  // [out / 16][in / 32] of [4][16][2] words, four codes with zero 8 each, and 16 scales
     FORERUN_INT4_MINIMA = 5,  // the same with zero 0, and 16 float16 minima behind the scales
 };
 

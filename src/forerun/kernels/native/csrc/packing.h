@@ -34,6 +34,8 @@ inline int64_t group_bytes(int32_t kind) {
 }
 inline int64_t code_bytes(int32_t kind) { return kind <= FORERUN_INT8_GROUPS ? 512 : 256; }
 inline int zero_code(int32_t kind) { return kind == FORERUN_INT4_GROUPS ? 8 : kind == FORERUN_INT4_MINIMA ? 0 : 128; }
+// Codes of 8 bits are kept about their zero, as signed bytes.
+inline uint8_t kept_code(int32_t kind, uint8_t code) { return kind <= FORERUN_INT8_GROUPS ? code ^ 0x80 : code; }
 
 inline int64_t packed_bytes(int32_t kind, int64_t out, int64_t in) {
     const int64_t blocks = (out + 15) / 16;
@@ -42,13 +44,17 @@ inline int64_t packed_bytes(int32_t kind, int64_t out, int64_t in) {
     return blocks * ((in + 31) / 32) * group_bytes(kind);
 }
 
-// Where the code of output o of a block and input k lies, from the block's start, and its shift.
+// Where the code of output o of a block and input k lies, from the block's start, and its shift. A word of 16 bits holds,
+// of one output and of the first or second inputs of pairs, two codes of 8 bits or four of 4 bits.
 inline int64_t code_place(int32_t kind, int64_t o, int64_t k, int* shift) {
-    *shift = 0;
     const int64_t group = k / 32 * group_bytes(kind), i = k % 32;
-    if (kind <= FORERUN_INT8_GROUPS) return group + i / 4 * 64 + o * 4 + i % 4;
-    *shift = i < 16 ? 0 : 4;
-    return group + i % 16 / 4 * 64 + o * 4 + i % 4;
+    if (kind <= FORERUN_INT8_GROUPS) {
+        *shift = 0;
+        return group + i / 4 * 64 + (2 * o + i % 2) * 2 + i % 4 / 2;
+    }
+    const int64_t place = i % 8 / 2;
+    *shift = place % 2 ? 4 : 0;
+    return group + i / 8 * 64 + (2 * o + i % 2) * 2 + place / 2;
 }
 
 template <class E> void pack_floats(int64_t out, int64_t in, const E* numbers, E* packed) {
@@ -69,7 +75,7 @@ inline void pack(int32_t kind, int64_t out, int64_t in, const void* numbers, con
         for (int64_t k = 0; k < in; k++) {
             int shift;
             const int64_t place = code_place(kind, o % 16, k, &shift);
-            block[place] |= (uint8_t)(codes[o * in + k] << shift);
+            block[place] |= (uint8_t)(kept_code(kind, codes[o * in + k]) << shift);
         }
         for (int64_t g = 0; kind != FORERUN_INT8 && g < groups; g++) {
             uint16_t* behind = (uint16_t*)(block + g * group_bytes(kind) + code_bytes(kind));
@@ -95,7 +101,7 @@ inline void unpack(const ForerunLinear& w, const int64_t* rows, int64_t n, float
                 int shift;
                 const int64_t place = code_place(w.kind, o, k, &shift);
                 const int mask = w.kind >= FORERUN_INT4_GROUPS ? 15 : 255;
-                const float code = (float)((block[place] >> shift & mask) - zero_code(w.kind));
+                const float code = (float)(kept_code(w.kind, (uint8_t)(block[place] >> shift & mask)) - zero_code(w.kind));
                 if (w.kind == FORERUN_INT8) {
                     to[k] = w.scales[row] * code;
                     continue;

@@ -49,7 +49,7 @@ template <class Input> void plan_input(Workspace& space, Input& in, int64_t n, i
     in.codes = nullptr;
     if (!codes) return;
     space.want(in.codes, n * in.groups * 32);
-    space.want(in.scales, n * in.groups);
+    space.want(in.scales, n);
     space.want(in.sums, n * in.groups);
     space.want(in.totals, n * in.groups);
 }

@@ -4,10 +4,8 @@
 
 struct F { __m256 a, b; };
 struct I { __m256i a, b; };
-struct B { __m256i a, b; };
-struct B8 { __m256i magnitude_a, magnitude_b, a, b; };
+struct W { __m256i a, b; };
 constexpr int MAX_ROWS = 4;  // whose sums stay in registers
-constexpr int32_t DOT8_ZERO = 0;  // dot8 adds (code - 128) * x
 
 INLINE F f_zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
 INLINE F f_set(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
@@ -62,46 +60,27 @@ INLINE void i_store(int32_t* p, I x) {
     _mm256_storeu_si256((__m256i*)p, x.a);
     _mm256_storeu_si256((__m256i*)(p + 8), x.b);
 }
-INLINE void i_store_codes(int8_t* p, I x) {
+INLINE void i_store_words(int16_t* p, I x) {
     int32_t wide[16];
     i_store(wide, x);
-    for (int i = 0; i < 16; i++) p[i] = (int8_t)wide[i];
+    for (int i = 0; i < 16; i++) p[i] = (int16_t)wide[i];
 }
 
-INLINE B b_load(const uint8_t* p) {
+INLINE W w_load(const uint8_t* p) {
     return {_mm256_loadu_si256((const __m256i*)p), _mm256_loadu_si256((const __m256i*)(p + 32))};
 }
-INLINE B8 b_load8(const uint8_t* p) {
-    const __m256i zero = _mm256_set1_epi8((char)0x80);
-    const B codes = b_load(p);
-    const __m256i a = _mm256_xor_si256(codes.a, zero), b = _mm256_xor_si256(codes.b, zero);
-    return {_mm256_abs_epi8(a), _mm256_abs_epi8(b), a, b};
+INLINE W w_low8(W x) {
+    return {_mm256_srai_epi16(_mm256_slli_epi16(x.a, 8), 8), _mm256_srai_epi16(_mm256_slli_epi16(x.b, 8), 8)};
 }
-INLINE B b_low(B x) {
-    const __m256i mask = _mm256_set1_epi8(15);
-    return {_mm256_and_si256(x.a, mask), _mm256_and_si256(x.b, mask)};
+INLINE W w_high8(W x) { return {_mm256_srai_epi16(x.a, 8), _mm256_srai_epi16(x.b, 8)}; }
+template <int PLACE> INLINE W w_code4(W x) {
+    const __m256i mask = _mm256_set1_epi16(15);
+    return {_mm256_and_si256(_mm256_srli_epi16(x.a, 4 * PLACE), mask), _mm256_and_si256(_mm256_srli_epi16(x.b, 4 * PLACE), mask)};
 }
-INLINE B b_high(B x) {
-    const __m256i mask = _mm256_set1_epi8(15);
-    return {_mm256_and_si256(_mm256_srli_epi16(x.a, 4), mask), _mm256_and_si256(_mm256_srli_epi16(x.b, 4), mask)};
-}
-INLINE __m256i four_times_eight(const int8_t* x) {
-    int32_t four;
-    __builtin_memcpy(&four, x, 4);
-    return _mm256_set1_epi32(four);
-}
-INLINE __m256i pairs(__m256i sum, __m256i unsigned_bytes, __m256i signed_bytes) {
-    const __m256i two = _mm256_maddubs_epi16(unsigned_bytes, signed_bytes);
-    return _mm256_add_epi32(sum, _mm256_madd_epi16(two, _mm256_set1_epi16(1)));
-}
-// Codes of 4 bits: 15 * 127 * 2 fits the 16 bits that vpmaddubsw saturates to.
-INLINE I dot4(I sum, B codes, const int8_t* x) {
-    const __m256i four = four_times_eight(x);
-    return {pairs(sum.a, codes.a, four), pairs(sum.b, codes.b, four)};
-}
-// Codes of 8 bits: magnitudes up to 128 times numbers up to 127, whose sign is that of the product: 128 * 127 * 2 fits.
-INLINE I dot8(I sum, B8 codes, const int8_t* x) {
-    const __m256i four = four_times_eight(x);
-    return {pairs(sum.a, codes.magnitude_a, _mm256_sign_epi8(four, codes.a)),
-            pairs(sum.b, codes.magnitude_b, _mm256_sign_epi8(four, codes.b))};
+INLINE I dot(I sum, W codes, const int16_t* x) {
+    int32_t pair;
+    __builtin_memcpy(&pair, x, 4);
+    const __m256i two = _mm256_set1_epi32(pair);
+    return {_mm256_add_epi32(sum.a, _mm256_madd_epi16(codes.a, two)),
+            _mm256_add_epi32(sum.b, _mm256_madd_epi16(codes.b, two))};
 }

@@ -5,11 +5,9 @@
 
 typedef __m512 F;    // 16 floats
 typedef __m512i I;   // 16 int32
-typedef __m512i B;   // 64 codes
-typedef __m512i B8;  // 64 codes of 8 bits, made ready for dot8
-typedef int32_t Four __attribute__((may_alias, aligned(1)));
+typedef __m512i W;   // 32 words: of each output the codes of a pair of inputs
+typedef int32_t Pair __attribute__((may_alias, aligned(2)));
 constexpr int MAX_ROWS = 8;  // whose sums stay in registers
-constexpr int32_t DOT8_ZERO = 128;  // dot8 adds (code - 128 + DOT8_ZERO) * x
 
 INLINE F f_zero() { return _mm512_setzero_ps(); }
 INLINE F f_set(float x) { return _mm512_set1_ps(x); }
@@ -47,16 +45,20 @@ INLINE I i_add(I a, I b) { return _mm512_add_epi32(a, b); }
 INLINE I i_max(I a, I b) { return _mm512_max_epi32(a, b); }
 INLINE F i_float(I a) { return _mm512_cvtepi32_ps(a); }
 INLINE void i_store(int32_t* p, I a) { _mm512_storeu_si512(p, a); }
-INLINE void i_store_codes(int8_t* p, I a) { _mm_storeu_si128((__m128i*)p, _mm512_cvtsepi32_epi8(a)); }
+INLINE void i_store_words(int16_t* p, I a) { _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(a)); }
 
-INLINE B b_load(const uint8_t* p) { return _mm512_loadu_si512(p); }
-INLINE B8 b_load8(const uint8_t* p) { return _mm512_loadu_si512(p); }
-INLINE B b_low(B a) { return _mm512_and_si512(a, _mm512_set1_epi8(15)); }
-INLINE B b_high(B a) { return _mm512_and_si512(_mm512_srli_epi16(a, 4), _mm512_set1_epi8(15)); }
-// Lane o: sum + code[4 o] x[0] + ... + code[4 o + 3] x[3].
-// In assembly, because the compiler loads x apart and copies sums between registers.
-INLINE I dot4(I sum, B codes, const int8_t* x) {
-    asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(codes), "m"(*(const Four*)x));
+// Codes lie in words of 16 bits, so that no byte needs to be widened: two of 8 bits or four of 4 bits in each.
+INLINE W w_load(const uint8_t* p) { return _mm512_loadu_si512(p); }
+INLINE W w_low8(W a) { return _mm512_srai_epi16(_mm512_slli_epi16(a, 8), 8); }  // signed
+INLINE W w_high8(W a) { return _mm512_srai_epi16(a, 8); }
+template <int PLACE> INLINE W w_code4(W a) {  // 0..15
+    if (PLACE == 3) return _mm512_srli_epi16(a, 12);
+    const W moved = PLACE ? _mm512_srli_epi16(a, 4 * PLACE) : a;
+    return _mm512_and_si512(moved, _mm512_set1_epi16(15));
+}
+// Lane o: sum + code[2 o] x[0] + code[2 o + 1] x[1]. In assembly, because the compiler loads x apart and copies sums
+// between registers.
+INLINE I dot(I sum, W codes, const int16_t* x) {
+    asm("vpdpwssd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(codes), "m"(*(const Pair*)x));
     return sum;
 }
-INLINE I dot8(I sum, B8 codes, const int8_t* x) { return dot4(sum, codes, x); }

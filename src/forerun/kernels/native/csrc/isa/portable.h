@@ -5,10 +5,9 @@
 typedef float F __attribute__((vector_size(64)));
 typedef int32_t I __attribute__((vector_size(64)));
 typedef uint32_t U __attribute__((vector_size(64)));
-struct B { uint8_t code[64]; };
-struct B8 { int8_t code[64]; };
+typedef int16_t W __attribute__((vector_size(64)));
+typedef uint16_t V __attribute__((vector_size(64)));
 constexpr int MAX_ROWS = 2;  // whose sums stay in registers
-constexpr int32_t DOT8_ZERO = 0;  // dot8 adds (code - 128) * x
 
 INLINE F f_set(float x) { return F{} + x; }
 INLINE F f_zero() { return F{}; }
@@ -50,35 +49,19 @@ INLINE I i_add(I a, I b) { return a + b; }
 INLINE I i_max(I a, I b) { return a > b ? a : b; }
 INLINE F i_float(I a) { return __builtin_convertvector(a, F); }
 INLINE void i_store(int32_t* p, I a) { __builtin_memcpy(p, &a, 64); }
-INLINE void i_store_codes(int8_t* p, I a) {
-    for (int i = 0; i < 16; i++) p[i] = (int8_t)a[i];
+INLINE void i_store_words(int16_t* p, I a) {
+    for (int i = 0; i < 16; i++) p[i] = (int16_t)a[i];
 }
 
-INLINE B b_load(const uint8_t* p) {
-    B x;
+INLINE W w_load(const uint8_t* p) {
+    W x;
     __builtin_memcpy(&x, p, 64);
     return x;
 }
-INLINE B8 b_load8(const uint8_t* p) {
-    B8 x;
-    for (int i = 0; i < 64; i++) x.code[i] = (int8_t)(p[i] ^ 0x80);
-    return x;
-}
-INLINE B b_low(B a) {
-    for (int i = 0; i < 64; i++) a.code[i] &= 15;
-    return a;
-}
-INLINE B b_high(B a) {
-    for (int i = 0; i < 64; i++) a.code[i] >>= 4;
-    return a;
-}
-template <class C> INLINE I dot(I sum, const C& codes, const int8_t* x) {
-    for (int o = 0; o < 16; o++) {
-        int32_t s = 0;
-        for (int i = 0; i < 4; i++) s += (int32_t)codes.code[4 * o + i] * x[i];
-        sum[o] += s;
-    }
+INLINE W w_low8(W a) { return (a << 8) >> 8; }
+INLINE W w_high8(W a) { return a >> 8; }
+template <int PLACE> INLINE W w_code4(W a) { return (W)((V)a >> (4 * PLACE) & 15); }
+INLINE I dot(I sum, W codes, const int16_t* x) {
+    for (int o = 0; o < 16; o++) sum[o] += (int32_t)codes[2 * o] * x[0] + (int32_t)codes[2 * o + 1] * x[1];
     return sum;
 }
-INLINE I dot4(I sum, B codes, const int8_t* x) { return dot(sum, codes, x); }
-INLINE I dot8(I sum, B8 codes, const int8_t* x) { return dot(sum, codes, x); }

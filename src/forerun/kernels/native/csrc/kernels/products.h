@@ -16,57 +16,65 @@ template <class E, int R> INLINE void accumulate(const E* w, int64_t n, const fl
     EACH_ROW sum[r] = acc[r];
 }
 
-// GROUPS: weights have a scale per group as well, else one per output.
-template <int R, bool GROUPS>
-INLINE void int8_product(const ForerunLinear& w, const Input& in, int64_t block, int64_t row, F* y) {
-    constexpr int SIZE = GROUPS ? 544 : 512;
-    const uint8_t* p = (const uint8_t*)w.packed + block * in.groups * SIZE;
-    F total[R];
-    EACH_ROW total[r] = f_zero();
-    for (int64_t g = 0; g < in.groups; g++, p += SIZE) {
-        const int64_t at = row * in.groups + g;
-        I sum[R];
-        EACH_ROW sum[r] = i_set(-DOT8_ZERO * in.totals[at + r * in.groups]);
-        for (int j = 0; j < 8; j++) {
-            const B8 codes = b_load8(p + 64 * j);
-            EACH_ROW sum[r] = dot8(sum[r], codes, in.codes + (at + r * in.groups) * 32 + 4 * j);
-        }
-        if (GROUPS) {
-            const F scale = f_half((const uint16_t*)(p + 512));
-            EACH_ROW total[r] = f_fma(f_mul(scale, f_set(in.scales[at + r * in.groups])), i_float(sum[r]), total[r]);
-        } else {
-            EACH_ROW total[r] = f_fma_at(i_float(sum[r]), in.scales + at + r * in.groups, total[r]);
-        }
+// One scale per output: whole numbers are added over all inputs.
+template <int R> INLINE void int8_product(const ForerunLinear& w, const Input& in, int64_t block, int64_t row, F* y) {
+    const int64_t padded = in.groups * 32;
+    const uint8_t* p = (const uint8_t*)w.packed + block * padded * 16;
+    const int16_t* x = in.codes + row * padded;
+    I sum[R];
+    EACH_ROW sum[r] = i_zero();
+    for (int64_t k = 0; k < padded; k += 4, p += 64) {
+        const W words = w_load(p), low = w_low8(words), high = w_high8(words);
+        EACH_ROW sum[r] = dot(dot(sum[r], low, x + r * padded + k), high, x + r * padded + k + 2);
     }
-    const F scale = GROUPS ? f_set(1.0f) : f_load(w.scales + 16 * block);
-    EACH_ROW y[r] = GROUPS ? total[r] : f_mul(total[r], scale);
+    const F scale = f_load(w.scales + 16 * block);
+    EACH_ROW y[r] = f_mul(i_float(sum[r]), f_mul(f_set(in.scales[row + r]), scale));
 }
 
+// A scale per group of 32 inputs and output: whole numbers are added within a group, groups in order.
+template <int R> INLINE void int8_groups(const ForerunLinear& w, const Input& in, int64_t block, int64_t row, F* y) {
+    const uint8_t* p = (const uint8_t*)w.packed + block * in.groups * 544;
+    F total[R];
+    EACH_ROW total[r] = f_zero();
+    for (int64_t g = 0; g < in.groups; g++, p += 544) {
+        const int16_t* x = in.codes + (row * in.groups + g) * 32;
+        I sum[R];
+        EACH_ROW sum[r] = i_zero();
+        for (int k = 0; k < 32; k += 4) {
+            const W words = w_load(p + 16 * k), low = w_low8(words), high = w_high8(words);
+            EACH_ROW sum[r] = dot(dot(sum[r], low, x + r * in.groups * 32 + k), high, x + r * in.groups * 32 + k + 2);
+        }
+        const F scale = f_half((const uint16_t*)(p + 512));
+        EACH_ROW total[r] = f_fma(scale, i_float(sum[r]), total[r]);
+    }
+    EACH_ROW y[r] = f_mul(total[r], f_set(in.scales[row + r]));
+}
+
+// The same with codes of 4 bits about 8, or with minima.
 template <int R, bool MINIMA>
-INLINE void int4_product(const ForerunLinear& w, const Input& in, int64_t block, int64_t row, F* y) {
+INLINE void int4_groups(const ForerunLinear& w, const Input& in, int64_t block, int64_t row, F* y) {
     constexpr int SIZE = MINIMA ? 320 : 288;
     const uint8_t* p = (const uint8_t*)w.packed + block * in.groups * SIZE;
     F total[R];
     EACH_ROW total[r] = f_zero();
     for (int64_t g = 0; g < in.groups; g++, p += SIZE) {
-        const int64_t at = row * in.groups + g;
+        const int64_t at = row * in.groups + g, next = in.groups * 32;
+        const int16_t* x = in.codes + at * 32;
         I sum[R];
         EACH_ROW sum[r] = MINIMA ? i_zero() : i_set(-8 * in.totals[at + r * in.groups]);
-        for (int j = 0; j < 4; j++) {
-            const B bytes = b_load(p + 64 * j);
-            const B low = b_low(bytes), high = b_high(bytes);
-            EACH_ROW {
-                const int8_t* x = in.codes + (at + r * in.groups) * 32 + 4 * j;
-                sum[r] = dot4(dot4(sum[r], low, x), high, x + 16);
-            }
+        for (int k = 0; k < 32; k += 8) {
+            const W words = w_load(p + 8 * k);
+            const W a = w_code4<0>(words), b = w_code4<1>(words), c = w_code4<2>(words), d = w_code4<3>(words);
+            EACH_ROW sum[r] = dot(dot(sum[r], a, x + r * next + k), b, x + r * next + k + 2);
+            EACH_ROW sum[r] = dot(dot(sum[r], c, x + r * next + k + 4), d, x + r * next + k + 6);
         }
         const F scale = f_half((const uint16_t*)(p + 256));
-        EACH_ROW total[r] = f_fma(f_mul(scale, f_set(in.scales[at + r * in.groups])), i_float(sum[r]), total[r]);
+        EACH_ROW total[r] = f_fma(scale, i_float(sum[r]), total[r]);
         if (!MINIMA) continue;
         const F minimum = f_half((const uint16_t*)(p + 288));
         EACH_ROW total[r] = f_fma_at(minimum, in.sums + at + r * in.groups, total[r]);
     }
-    EACH_ROW y[r] = total[r];
+    EACH_ROW y[r] = f_mul(total[r], f_set(in.scales[row + r]));
 }
 
 // y[r], r < R: outputs 16 block .. 16 block + 15 of rows row .. row + R - 1, bias included.
@@ -81,10 +89,10 @@ template <int R> FN void block_product(const ForerunLinear& w, const Input& in, 
         else
             accumulate<uint16_t, R>((const uint16_t*)w.packed + first, w.in, in.x + row * in.stride, in.stride, y);
         break;
-    case FORERUN_INT8: int8_product<R, false>(w, in, block, row, y); break;
-    case FORERUN_INT8_GROUPS: int8_product<R, true>(w, in, block, row, y); break;
-    case FORERUN_INT4_GROUPS: int4_product<R, false>(w, in, block, row, y); break;
-    case FORERUN_INT4_MINIMA: int4_product<R, true>(w, in, block, row, y); break;
+    case FORERUN_INT8: int8_product<R>(w, in, block, row, y); break;
+    case FORERUN_INT8_GROUPS: int8_groups<R>(w, in, block, row, y); break;
+    case FORERUN_INT4_GROUPS: int4_groups<R, false>(w, in, block, row, y); break;
+    case FORERUN_INT4_MINIMA: int4_groups<R, true>(w, in, block, row, y); break;
     }
     if (w.bias)
         EACH_ROW y[r] = f_add(y[r], f_load(w.bias + 16 * block));

@@ -53,47 +53,50 @@ FN void rms_norm(const float* x, const float* weight, float eps, int64_t n, floa
     }
 }
 
-// Up to 32 numbers in 8 bits: x = scale * code, codes -127..127; zeros follow. A group with NaN or infinity has scale
-// NaN, and so does whatever is computed of it. Returns the sum of the codes.
-INLINE int32_t quantise(const float* x, int64_t n, int8_t* codes, float* scale) {
-    const F first = n >= 16 ? f_load(x) : f_load_n(x, (int)n);
-    const F second = n >= 32 ? f_load(x + 16) : n > 16 ? f_load_n(x + 16, (int)n - 16) : f_zero();
-    int32_t lane[16], bits = 0, sum = 0;
-    i_store(lane, i_max(f_magnitude_bits(first), f_magnitude_bits(second)));
+// Rows as products read them: floats, and for weights in codes, whole numbers of 16 bits.
+struct Input {
+    float* x;
+    int64_t width, stride, groups;
+    int16_t* codes;  // [rows][groups][32], or null; zeros follow the last
+    float *scales, *sums;  // [rows]; [rows][groups], sums of the codes
+    int32_t* totals;       // [rows][groups], the same
+};
+
+// Bring row t into codes, where some weight asks for them: x = scale * code, codes -limit..limit, where `limit` is the
+// largest whose products with codes of 8 bits add up within 32 bits. A row with NaN or infinity has scale NaN, and so
+// does whatever is computed of it.
+FN void prepare(const Input& in, int64_t t) {
+    if (!in.codes) return;
+    const float* x = in.x + t * in.stride;
+    int16_t* codes = in.codes + t * in.groups * 32;
+    const int64_t n = in.width, most = 2147483647 / (128 * (n > 0 ? n : 1));
+    const float limit = (float)(most < 32767 ? most : 32767);
+    I largest = i_zero();
+    int64_t i = 0;
+    for (; i + 16 <= n; i += 16) largest = i_max(largest, f_magnitude_bits(f_load(x + i)));
+    if (i < n) largest = i_max(largest, f_magnitude_bits(f_load_n(x + i, (int)(n - i))));
+    int32_t lane[16], bits = 0;
+    i_store(lane, largest);
     for (int j = 0; j < 16; j++) bits = lane[j] > bits ? lane[j] : bits;
     float magnitude;
     __builtin_memcpy(&magnitude, &bits, 4);
     const bool finite = bits < 0x7f800000;
-    *scale = finite ? magnitude / 127.0f : __builtin_nanf("");
-    if (!finite || magnitude < 1e-30f) {
-        __builtin_memset(codes, 0, 32);
-        return 0;
-    }
-    const F inverse = f_set(127.0f / magnitude);
-    const I low = f_int(f_mul(first, inverse)), high = f_int(f_mul(second, inverse));
-    i_store_codes(codes, low);
-    i_store_codes(codes + 16, high);
-    i_store(lane, i_add(low, high));
-    for (int j = 0; j < 16; j++) sum += lane[j];
-    return sum;
-}
-
-// Rows as products read them: floats, and for weights in codes, codes in groups of 32.
-struct Input {
-    float* x;
-    int64_t width, stride, groups;
-    int8_t* codes;  // [rows][groups][32], or null
-    float *scales, *sums;  // [rows][groups]; sums: scale * sum of the codes
-    int32_t* totals;       // [rows][groups], sums of the codes
-};
-
-// Bring row t into codes, where some weight asks for them.
-FN void prepare(const Input& in, int64_t t) {
-    if (!in.codes) return;
-    const float* x = in.x + t * in.stride;
+    in.scales[t] = finite ? magnitude / limit : __builtin_nanf("");
+    const float whole = limit / magnitude;  // infinite for a row of zeros
+    const F inverse = f_set(finite && whole <= 3.4e38f ? whole : 0.0f);
     for (int64_t g = 0; g < in.groups; g++) {
-        const int64_t at = t * in.groups + g, left = in.width - 32 * g;
-        in.totals[at] = quantise(x + 32 * g, left < 32 ? left : 32, in.codes + at * 32, in.scales + at);
-        in.sums[at] = in.scales[at] * (float)in.totals[at];
+        I sums = i_zero();
+        for (i = 32 * g; i < 32 * g + 32; i += 16) {
+            const int64_t rest = n - i;
+            const F v = rest >= 16 ? f_load(x + i) : rest > 0 ? f_load_n(x + i, (int)rest) : f_zero();
+            const I code = finite ? f_int(f_mul(v, inverse)) : i_zero();
+            sums = i_add(sums, code);
+            i_store_words(codes + i, code);
+        }
+        i_store(lane, sums);
+        int32_t sum = 0;
+        for (int j = 0; j < 16; j++) sum += lane[j];
+        in.totals[t * in.groups + g] = sum;
+        in.sums[t * in.groups + g] = (float)sum;
     }
 }
