@@ -16,17 +16,36 @@ template <class E, int R> INLINE void accumulate(const E* w, int64_t n, const fl
     EACH_ROW sum[r] = acc[r];
 }
 
+// y[r] = w [n][16] times x[r][0..n): even and odd inputs apart, each in order, so that one sum need not wait for the other.
+template <class E, int R> INLINE void float_product(const E* w, int64_t n, const float* x, int64_t stride, F* y) {
+    F even[R], odd[R];
+    EACH_ROW even[r] = odd[r] = f_zero();
+    int64_t k = 0;
+    for (; k + 2 <= n; k += 2) {
+        const F first = f_load(w + 16 * k), second = f_load(w + 16 * k + 16);
+        EACH_ROW even[r] = f_fma_at(first, x + r * stride + k, even[r]);
+        EACH_ROW odd[r] = f_fma_at(second, x + r * stride + k + 1, odd[r]);
+    }
+    if (k < n) {
+        const F last = f_load(w + 16 * k);
+        EACH_ROW even[r] = f_fma_at(last, x + r * stride + k, even[r]);
+    }
+    EACH_ROW y[r] = f_add(even[r], odd[r]);
+}
+
 // One scale per output: whole numbers are added over all inputs.
 template <int R> INLINE void int8_product(const ForerunLinear& w, const Input& in, int64_t block, int64_t row, F* y) {
     const int64_t padded = in.groups * 32;
     const uint8_t* p = (const uint8_t*)w.packed + block * padded * 16;
     const int16_t* x = in.codes + row * padded;
-    I sum[R];
-    EACH_ROW sum[r] = i_zero();
+    I sum[R], other[R];
+    EACH_ROW sum[r] = other[r] = i_zero();
     for (int64_t k = 0; k < padded; k += 4, p += 64) {
         const W words = w_load(p), low = w_low8(words), high = w_high8(words);
-        EACH_ROW sum[r] = dot(dot(sum[r], low, x + r * padded + k), high, x + r * padded + k + 2);
+        EACH_ROW sum[r] = dot(sum[r], low, x + r * padded + k);
+        EACH_ROW other[r] = dot(other[r], high, x + r * padded + k + 2);
     }
+    EACH_ROW sum[r] = i_add(sum[r], other[r]);
     const F scale = f_load(w.scales + 16 * block);
     EACH_ROW y[r] = f_mul(i_float(sum[r]), f_mul(f_set(in.scales[row + r]), scale));
 }
@@ -38,14 +57,16 @@ template <int R> INLINE void int8_groups(const ForerunLinear& w, const Input& in
     EACH_ROW total[r] = f_zero();
     for (int64_t g = 0; g < in.groups; g++, p += 544) {
         const int16_t* x = in.codes + (row * in.groups + g) * 32;
-        I sum[R];
-        EACH_ROW sum[r] = i_zero();
+        const int64_t next = in.groups * 32;
+        I sum[R], other[R];
+        EACH_ROW sum[r] = other[r] = i_zero();
         for (int k = 0; k < 32; k += 4) {
             const W words = w_load(p + 16 * k), low = w_low8(words), high = w_high8(words);
-            EACH_ROW sum[r] = dot(dot(sum[r], low, x + r * in.groups * 32 + k), high, x + r * in.groups * 32 + k + 2);
+            EACH_ROW sum[r] = dot(sum[r], low, x + r * next + k);
+            EACH_ROW other[r] = dot(other[r], high, x + r * next + k + 2);
         }
         const F scale = f_half((const uint16_t*)(p + 512));
-        EACH_ROW total[r] = f_fma(scale, i_float(sum[r]), total[r]);
+        EACH_ROW total[r] = f_fma(scale, i_float(i_add(sum[r], other[r])), total[r]);
     }
     EACH_ROW y[r] = f_mul(total[r], f_set(in.scales[row + r]));
 }
@@ -60,16 +81,19 @@ INLINE void int4_groups(const ForerunLinear& w, const Input& in, int64_t block, 
     for (int64_t g = 0; g < in.groups; g++, p += SIZE) {
         const int64_t at = row * in.groups + g, next = in.groups * 32;
         const int16_t* x = in.codes + at * 32;
-        I sum[R];
+        I sum[R], other[R];
         EACH_ROW sum[r] = MINIMA ? i_zero() : i_set(-8 * in.totals[at + r * in.groups]);
+        EACH_ROW other[r] = i_zero();
         for (int k = 0; k < 32; k += 8) {
             const W words = w_load(p + 8 * k);
             const W a = w_code4<0>(words), b = w_code4<1>(words), c = w_code4<2>(words), d = w_code4<3>(words);
-            EACH_ROW sum[r] = dot(dot(sum[r], a, x + r * next + k), b, x + r * next + k + 2);
-            EACH_ROW sum[r] = dot(dot(sum[r], c, x + r * next + k + 4), d, x + r * next + k + 6);
+            EACH_ROW sum[r] = dot(sum[r], a, x + r * next + k);
+            EACH_ROW other[r] = dot(other[r], b, x + r * next + k + 2);
+            EACH_ROW sum[r] = dot(sum[r], c, x + r * next + k + 4);
+            EACH_ROW other[r] = dot(other[r], d, x + r * next + k + 6);
         }
         const F scale = f_half((const uint16_t*)(p + 256));
-        EACH_ROW total[r] = f_fma(scale, i_float(sum[r]), total[r]);
+        EACH_ROW total[r] = f_fma(scale, i_float(i_add(sum[r], other[r])), total[r]);
         if (!MINIMA) continue;
         const F minimum = f_half((const uint16_t*)(p + 288));
         EACH_ROW total[r] = f_fma_at(minimum, in.sums + at + r * in.groups, total[r]);
@@ -83,11 +107,10 @@ template <int R> FN void block_product(const ForerunLinear& w, const Input& in, 
     switch (w.kind) {
     case FORERUN_FLOAT32:
     case FORERUN_BFLOAT16:
-        EACH_ROW y[r] = f_zero();
         if (w.kind == FORERUN_FLOAT32)
-            accumulate<float, R>((const float*)w.packed + first, w.in, in.x + row * in.stride, in.stride, y);
+            float_product<float, R>((const float*)w.packed + first, w.in, in.x + row * in.stride, in.stride, y);
         else
-            accumulate<uint16_t, R>((const uint16_t*)w.packed + first, w.in, in.x + row * in.stride, in.stride, y);
+            float_product<uint16_t, R>((const uint16_t*)w.packed + first, w.in, in.x + row * in.stride, in.stride, y);
         break;
     case FORERUN_INT8: int8_product<R>(w, in, block, row, y); break;
     case FORERUN_INT8_GROUPS: int8_groups<R>(w, in, block, row, y); break;
