@@ -58,10 +58,8 @@ def demo(
     from forerun.cli.stage import Stage
 
     stage = Stage(quiet=json)
-    if model is None and fetch:
-        fetch_default(stage.say)
     if model is None:
-        settings = as_its_file_has_it(store.default_model(), settings)
+        settings = default_settings(settings, fetch, stage.say)
     model = chosen_model(model)
     plan = make_plan(model, prompts, sampling)
     chosen = choose_drafters(model, draft, drafters)
@@ -89,11 +87,14 @@ def demo(
         raise typer.Exit(INTERRUPTED)
 
 
-def as_its_file_has_it(model: str, settings: LLMOptions) -> LLMOptions:
-    """The options with the fetched model's weights in 4 bits, which its file has them in, where native kernels compute
-    and nothing else was asked for."""
+def default_settings(settings: LLMOptions, fetch: bool, say: Callable[[str], None]) -> LLMOptions:
+    """The options of the model that is taken without --model, once it is fetched: its weights are kept in 4 bits, as its
+    file has them, where native kernels compute and nothing else was asked for."""
     from forerun.kernels.native import native
 
+    if fetch:
+        fetch_default(say)
+    model = store.default_model()
     asked = settings.quantize, settings.adapter, settings.device
     if model != FETCHED or asked != (None, None, LLMOptions().device) or native() is None:
         return settings

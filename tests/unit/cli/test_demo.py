@@ -230,7 +230,7 @@ def test_fetch_brings_a_model_or_says_in_one_line_why_not(
     result = invoke("demo", "--fetch", "--prompts", workload)
     assert result.exit_code == 0 and asked == ["smollm2"]
     assert "The bundled models are shown instead: There is no network. Get one.\n" in result.stdout
-    assert "Loading bundled ..." in result.stdout
+    assert "Loading bundled (bfloat16) ..." in result.stdout
     invoke("demo", "--prompts", workload)
     invoke("demo", "--fetch", "--model", "bundled", "--prompts", workload)
     monkeypatch.setattr(store, "default_model", lambda: "smollm2")

@@ -66,14 +66,12 @@ def peers(
     from forerun.bench.peers.specs import read_specs
     from forerun.bench.peers.tables import report
     from forerun.bench.prompts import check_lengths, requests
-    from forerun.models import check_quantisation, find_tokenizer
+    from forerun.models import find_tokenizer
 
     if not chosen.peer:
         raise ConfigError("There is no peer to measure beside. Give at least one: --peer transformers=PYTHON.")
     specs, cases = read_specs(chosen.peer), [case for each in compared.cases().values() for case in each]
-    again = options.comma_list(chosen.also, "--also") if chosen.also else []
-    for quantize in again:
-        check_quantisation(quantize, llm.dtype)
+    again = _also(chosen.also, llm.dtype)
     model = chosen_model(model)
     drafters = choose_drafters(model, draft, compared.drafters)
     if draft is not None and not any(draft in text for text in drafters.values()):
@@ -100,3 +98,13 @@ def peers(
     if measured.interrupted:
         say(f"interrupted: the tables hold the first {len(prompts)} prompts")
         raise typer.Exit(INTERRUPTED)
+
+
+def _also(names: str | None, dtype: str) -> list[str]:
+    """The quantisations of --also. Raises ConfigError for one that there is not."""
+    from forerun.models import check_quantisation
+
+    again = [] if names is None else options.comma_list(names, "--also")
+    for quantize in again:
+        check_quantisation(quantize, dtype)
+    return again
