@@ -88,8 +88,8 @@ def demo(
 
 
 def default_settings(settings: LLMOptions, fetch: bool, say: Callable[[str], None]) -> LLMOptions:
-    """The options of the model that is taken without --model, which is fetched first if need be: its weights are kept in
-    4 bits, as its file has them, where native kernels compute and nothing else was asked for."""
+    """The options of the model that is taken without --model, which is fetched first if need be. Its weights are kept
+    in 4 bits, as its file has them, where native kernels compute and nothing else was asked for."""
     from forerun.kernels.native import native
 
     if fetch:
