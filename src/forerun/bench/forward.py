@@ -17,9 +17,40 @@ from forerun.bench.reference import Reference
 from forerun.bench.report import Table, decimal
 from forerun.config import DEFAULT_DTYPE, QUANTISATIONS
 from forerun.errors import ConfigError
+from forerun.kernels.native import references
 from forerun.models import Model, Rows, load_model
+from forerun.models.native_llama import NativeLlamaDecoder
 
 TRANSFORMERS = "transformers"
+REFERENCE = "llama, reference kernels"
+"""The Llama decoder in PyTorch, where the native kernels compute the other."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """The forwards that are timed, after a prefix of their own for each sequence.
+
+    Attributes:
+        counts: rows of one sequence, or, by sequence, sequences of one row each.
+        prefix: cached positions.
+        by_sequence: what is counted.
+        num_logits: rows of each sequence whose logits are wanted; None for all.
+    """
+
+    counts: Sequence[int]
+    prefix: int
+    by_sequence: bool = False
+    num_logits: int | None = None
+
+    @property
+    def most_rows(self) -> int:
+        """Of one sequence."""
+        return 1 if self.by_sequence else max(self.counts)
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether Transformers' module is timed too: with one sequence and all logits."""
+        return not self.by_sequence and self.num_logits is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +59,8 @@ class ForwardRow:
 
     Attributes:
         dtype: of the weights, or their quantisation.
-        method: "transformers", or a kind of decoder: "llama" or "general".
-        milliseconds: by K, of one forward with all logits.
+        method: "transformers", a kind of decoder ("llama" or "general"), or REFERENCE.
+        milliseconds: by K, of one forward.
         ratios: by K, this method's time over Transformers' in the same round; empty for Transformers itself.
         growth: t(K) / t(1) for every K above 1.
     """
@@ -42,14 +73,9 @@ class ForwardRow:
 
 
 def measure(
-    folder: str | Path,
-    dtypes: Sequence[str],
-    rows: Sequence[int],
-    prefix: int,
-    rounds: int,
-    say: Callable[[str], None] = lambda _: None,
+    folder: str | Path, dtypes: Sequence[str], load: Load, rounds: int, say: Callable[[str], None] = lambda _: None
 ) -> list[ForwardRow]:
-    """Time forwards of `rows` new tokens after `prefix` cached ones, every method and K in turn, round after round.
+    """Time the forwards of a load, every method and count in turn, round after round.
 
     Raises:
         ConfigError: rows or prefix do not fit the model.
@@ -59,49 +85,59 @@ def measure(
         say(f"loading {dtype}")
         models = _kinds(folder, dtype)
         context = next(iter(models.values())).context_length
-        if min(rows) < 1 or prefix < 1 or prefix + max(rows) > context:
-            raise ConfigError(f"{prefix} cached and {max(rows)} new positions do not fit a context of {context}.")
-        reference = None if dtype in QUANTISATIONS else Reference(folder, dtype)
-        steps = _steps(reference, models, rows, prefix)
+        if min(load.counts) < 1 or load.prefix < 1 or load.prefix + load.most_rows > context:
+            raise ConfigError(
+                f"{load.prefix} cached and {load.most_rows} new positions do not fit a context of {context}."
+            )
+        reference = None if dtype in QUANTISATIONS or not load.has_reference else Reference(folder, dtype)
+        steps = _steps(reference, models, load)
         say(f"measuring {dtype}: {rounds} rounds of {len(steps)} forwards")
         runs = interleave({f"{method} {k}": step for (method, k), step in steps.items()}, rounds, warmup=3)
         seconds = {key: [run.seconds for run in timed] for key, timed in zip(steps, runs.values(), strict=True)}
-        results += _reduce(dtype, seconds, rows)
+        results += _reduce(dtype, seconds, load.counts)
     return results
 
 
 def _steps(
-    reference: Reference | None, models: dict[str, Model], rows: Sequence[int], prefix: int
+    reference: Reference | None, models: dict[str, Model], load: Load
 ) -> dict[tuple[str, int], Callable[[], Tensor]]:
     """Method and K -> one forward. All methods are given the same tokens."""
     generator = torch.Generator().manual_seed(0)
     vocab_size = next(iter(models.values())).vocab_size
-    tokens = torch.randint(0, vocab_size, (prefix + max(rows),), generator=generator).tolist()
-    cached, new = tokens[:prefix], tokens[prefix:]
+    tokens = torch.randint(0, vocab_size, (load.prefix + load.most_rows,), generator=generator).tolist()
+    cached, new = tokens[: load.prefix], tokens[load.prefix :]
     steps = {}
-    for k in rows:
+    for k in load.counts:
         if reference is not None:
             steps[TRANSFORMERS, k] = reference.forward_step(cached, new[:k])
         for kind, model in models.items():
-            steps[kind, k] = _forward_step(model, cached, new[:k])
+            rows, sequences = (new, k) if load.by_sequence else (new[:k], 1)
+            steps[kind, k] = _forward_step(model, cached, rows, sequences, load.num_logits)
     return steps
 
 
-def _forward_step(model: Model, prefix: list[int], tokens: list[int]) -> Callable[[], Tensor]:
-    cache = model.new_cache()
-    model.forward([Rows(cache, prefix, num_logits=0)])
-    cache.commit(range(len(prefix)))
+def _forward_step(
+    model: Model, prefix: list[int], tokens: list[int], sequences: int, num_logits: int | None
+) -> Callable[[], Tensor]:
+    batch = []
+    for _ in range(sequences):
+        cache = model.new_cache()
+        model.forward([Rows(cache, prefix, num_logits=0)])
+        cache.commit(range(len(prefix)))
+        batch.append(Rows(cache, tokens, num_logits=num_logits))
 
     def step() -> Tensor:
-        logits = model.forward([Rows(cache, tokens)]).logits
-        cache.drop()  # every call writes its keys and values over those of the call before
+        logits = model.forward(batch).logits
+        for rows in batch:
+            rows.cache.drop()  # every call writes its keys and values over those of the call before
         return logits
 
     return step
 
 
 def _kinds(folder: str | Path, dtype: str) -> dict[str, Model]:
-    """By kind of decoder: the Llama decoder where it serves the model, and the general one.
+    """By kind of decoder: the Llama decoder where it serves the model, by native kernels and by the references, and the
+    general one. Weights in codes are not timed with the references, which exist to define them.
 
     dtype: or a quantisation.
     """
@@ -110,7 +146,11 @@ def _kinds(folder: str | Path, dtype: str) -> dict[str, Model]:
     auto = load_model(folder, number_format, quantize=quantize)
     if auto.kind == "general":
         return {"general": auto}
-    return {auto.kind: auto, "general": load_model(folder, number_format, "general", quantize=quantize)}
+    kinds = {auto.kind: auto}
+    if quantize is None and isinstance(auto.decoder, NativeLlamaDecoder):
+        with references():
+            kinds[REFERENCE] = load_model(folder, number_format)
+    return kinds | {"general": load_model(folder, number_format, "general", quantize=quantize)}
 
 
 def _reduce(dtype: str, seconds: dict[tuple[str, int], list[float]], rows: Sequence[int]) -> list[ForwardRow]:

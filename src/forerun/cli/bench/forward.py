@@ -22,6 +22,12 @@ class ForwardOptions:
     dtypes: str = option(
         "float32,bfloat16", "Number formats (int8 and int4 too), with commas between them.", metavar="DTYPE,..."
     )
+    sequences: str | None = option(
+        None,
+        "Sequences of one new row each in a forward, with commas between them, in place of --rows.",
+        metavar="INT,...",
+    )
+    num_logits: int | None = option(None, "Rows whose logits are wanted.", default_text="all", low=1)
     prefix: int = option(256, "Cached positions before the new rows.", low=1)
     rounds: int = option(20, "Interleaved rounds.", low=1)
 
@@ -35,7 +41,8 @@ def forward(
     markdown: options.Markdown = False,
 ) -> None:
     """One target forward of K rows, all logits: Transformers' own module against forerun's paths."""
-    counts = whole_numbers(timed.rows, "--rows")
+    by_sequence = timed.sequences is not None
+    counts = whole_numbers(timed.sequences, "--sequences") if by_sequence else whole_numbers(timed.rows, "--rows")
     dtypes = options.comma_list(timed.dtypes, "--dtypes")
     set_threads(threads)
     from forerun.bench import forward as bench
@@ -45,8 +52,10 @@ def forward(
     quieten()
     with ExitStack() as stack:
         folder = timed.model or stack.enter_context(random_llama())
-        results = bench.measure(folder, dtypes, counts, timed.prefix, timed.rounds, say)
-    facts = {"prefix": timed.prefix, "rounds": timed.rounds, "results": results}
-    title = f"One forward after {timed.prefix} cached positions, {timed.rounds} interleaved rounds"
+        load = bench.Load(counts, timed.prefix, by_sequence, timed.num_logits)
+        results = bench.measure(folder, dtypes, load, timed.rounds, say)
+    facts = {"load": load, "rounds": timed.rounds, "results": results}
+    what = "forward of sequences of one row each" if by_sequence else "forward"
+    title = f"One {what} after {timed.prefix} cached positions, {timed.rounds} interleaved rounds"
     table = bench.table(title, counts, results)
     print_report(Report(facts, [table]), json, markdown)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,6 +23,7 @@ _log = logging.getLogger(__name__)
 _lock = threading.Lock()
 _loaded: Library | NativeUnavailableError | None = None
 _warned = False
+_only_references: ContextVar[bool] = ContextVar("only_references", default=False)
 
 
 def native() -> Library | None:
@@ -31,7 +35,7 @@ def native() -> Library | None:
     """
     global _warned
     mode = environment_choice(KERNELS_VARIABLE, KERNELS)
-    if mode == REFERENCE:
+    if mode == REFERENCE or _only_references.get():
         return None
     found = load()
     if not isinstance(found, NativeUnavailableError):
@@ -43,6 +47,16 @@ def native() -> Library | None:
             _warned = True
             _log.warning("There are no native kernels. %s %s %s", found.reason, LOST, found.remedy)
     return None
+
+
+@contextmanager
+def references() -> Iterator[None]:
+    """Within it, models are loaded to compute by the references, whatever FORERUN_KERNELS says."""
+    token = _only_references.set(True)
+    try:
+        yield
+    finally:
+        _only_references.reset(token)
 
 
 def native_for(device: torch.device) -> Library | None:
