@@ -14,7 +14,7 @@ from families import make_family
 from forerun import LLM, SamplingParams
 from forerun.bench.compare import Run
 from forerun.bench.engines import BARE, PLAIN, bare_loop, beside, generate, method_name
-from forerun.bench.forward import TRANSFORMERS, measure as measure_forward, table
+from forerun.bench.forward import REFERENCE, TRANSFORMERS, Load, measure as measure_forward, table
 from forerun.bench.generate import (
     HF_PLAIN,
     UNNAMED,
@@ -31,6 +31,7 @@ from forerun.bench.reference import Reference
 from forerun.bench.rows_file import write_rows
 from forerun.bench.step_time import StepTimeRow, measure as measure_step_time
 from forerun.errors import ConfigError
+from forerun.kernels.native import native
 
 PROMPT = [5, 3, 8, 5, 3, 8, 5, 3]
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
@@ -135,7 +136,7 @@ def test_an_engine_beside_another_shares_its_target() -> None:
 
 
 def test_forwards_are_measured_for_every_path_and_number_of_rows(folder: Path) -> None:
-    rows = measure_forward(folder, ["float32"], [1, 3], prefix=9, rounds=2)
+    rows = measure_forward(folder, ["float32"], Load([1, 3], prefix=9), rounds=2)
     assert [row.method for row in rows] == [TRANSFORMERS, "llama", "general"]
     assert rows[0].ratios == {}
     assert list(rows[1].ratios) == [1, 3]
@@ -144,6 +145,15 @@ def test_forwards_are_measured_for_every_path_and_number_of_rows(folder: Path) -
     assert all(len(cells) == len(printed.header) for cells in printed.rows)
 
 
+def test_forwards_of_several_sequences_and_of_prompts(folder: Path) -> None:
+    rows = measure_forward(folder, ["bfloat16"], Load([1, 3], prefix=9, by_sequence=True), rounds=1)
+    assert [row.method for row in rows if row.method != REFERENCE] == ["llama", "general"]
+    assert (REFERENCE in [row.method for row in rows]) == (native() is not None)
+    (llama, _) = measure_forward(folder, ["int8"], Load([20], prefix=1, num_logits=1), rounds=1)
+    assert llama.ratios == llama.growth == {}
+    assert llama.milliseconds[20].median > 0
+
+
 def test_rows_that_do_not_fit_the_context_are_refused(folder: Path) -> None:
     with pytest.raises(ConfigError, match="1024"):
-        measure_forward(folder, ["float32"], [5], prefix=1020, rounds=1)
+        measure_forward(folder, ["float32"], Load([5], prefix=1020), rounds=1)

@@ -23,9 +23,7 @@ class ForwardOptions:
         "float32,bfloat16", "Number formats (int8 and int4 too), with commas between them.", metavar="DTYPE,..."
     )
     sequences: str | None = option(
-        None,
-        "Sequences of one new row each in a forward, with commas between them, in place of --rows.",
-        metavar="INT,...",
+        None, "In place of --rows: sequences of one row each in a forward, with commas between them.", metavar="INT,..."
     )
     num_logits: int | None = option(None, "Rows whose logits are wanted.", default_text="all", low=1)
     prefix: int = option(256, "Cached positions before the new rows.", low=1)
@@ -42,7 +40,7 @@ def forward(
 ) -> None:
     """One target forward of K rows, all logits: Transformers' own module against forerun's paths."""
     by_sequence = timed.sequences is not None
-    counts = whole_numbers(timed.sequences, "--sequences") if by_sequence else whole_numbers(timed.rows, "--rows")
+    counts = whole_numbers(timed.sequences or timed.rows, "--sequences" if by_sequence else "--rows")
     dtypes = options.comma_list(timed.dtypes, "--dtypes")
     set_threads(threads)
     from forerun.bench import forward as bench
