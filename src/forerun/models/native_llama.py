@@ -81,7 +81,7 @@ class NativeLlamaDecoder(LayerRangeDecoder):
             eps=config.rms_norm_eps,
             scale=scale,
         )
-        self._cosines, self._sines = self._rotations(2048)
+        self._rotation = self._rotations(2048)
 
     def embed(self, layout: Layout) -> Tensor:
         """As `LayerRangeDecoder.embed`."""
@@ -90,7 +90,8 @@ class NativeLlamaDecoder(LayerRangeDecoder):
     def through(self, x: Tensor, layout: Layout, first: int, last: int, taps: Taps) -> Tensor:
         """As `LayerRangeDecoder.through`."""
         x = x.to(torch.float32, copy=True).contiguous()
-        rows = self._rows(layout)
+        rotation = self._rotation_of(layout)  # kept until all is computed: another thread may make a longer one
+        rows = rows_struct(layout, *rotation)
         for layer in (layer for layer in taps.layers if first <= layer < last):
             self._compute(rows, first, layer, x)
             taps.take(layer, x)
@@ -123,10 +124,11 @@ class NativeLlamaDecoder(LayerRangeDecoder):
             ctypes.byref(self._model), ctypes.byref(rows), first, last, x.data_ptr(), torch.get_num_threads()
         )
 
-    def _rows(self, layout: Layout) -> RowsStruct:
-        if layout.num_positions > len(self._cosines):
-            self._cosines, self._sines = self._rotations(2 * (layout.num_positions - 1))
-        return rows_struct(layout, self._cosines, self._sines)
+    def _rotation_of(self, layout: Layout) -> tuple[Tensor, Tensor]:
+        rotation = self._rotation
+        if layout.num_positions > len(rotation[0]):
+            self._rotation = rotation = self._rotations(2 * (layout.num_positions - 1))
+        return rotation
 
     def _packed(self, layer: Any, path: str, window: int | None, maker: Maker) -> LayerStruct:
         def linear(name: str) -> LinearStruct:
