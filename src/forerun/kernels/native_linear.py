@@ -61,8 +61,14 @@ class NativeLinear(nn.Module):
         return self._product(x, residual.float().contiguous()).to(residual.dtype)
 
     def rows(self, index: Tensor) -> Tensor:
-        """Rows of the weight, as a table of embeddings is read. index: [n] int64 -> [n, in] float32."""
+        """Rows of the weight, as a table of embeddings is read. index: [n] int64 -> [n, in] float32.
+
+        Raises:
+            IndexError: there is no such row.
+        """
         index = index.contiguous()
+        if len(index) and not 0 <= int(index.min()) <= int(index.max()) < self.out_features:
+            raise IndexError(f"a row is not in 0..{self.out_features - 1}: {index.tolist()}")
         numbers = torch.empty(len(index), self.in_features)
         self._library.unpack(ctypes.byref(self.struct), index.data_ptr(), len(index), numbers.data_ptr())
         return numbers
