@@ -158,6 +158,9 @@ class NativeLlamaDecoder(LayerRangeDecoder):
     def _native(self, maker: Maker, part: Part, bias: Tensor | None = None, *, is_head: bool = False) -> NativeLinear:
         linear = maker.linear([part], bias, is_head=is_head)
         assert isinstance(linear, NativeLinear)
+        shape = linear.out_features, linear.in_features
+        if shape != tuple(part.weight.shape):  # the library writes as many outputs as a layer has
+            raise ValueError(f"{part.name} has the shape {shape} in codes, but must have {tuple(part.weight.shape)}")
         self._kept[part.name] = linear
         return linear
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,11 @@ from torch import Tensor
 from families import VOCAB, make_family
 from forerun.errors import UnsupportedModelError
 from forerun.kernels.native import native
+from forerun.kernels.native.library import Library
 from forerun.kernels.native_linear import NativeLinear
 from forerun.models import Model, Rows, load_model
+from forerun.models.decoders import NativeMaker
+from forerun.models.linear import Part
 from forerun.models.llama import llama_refusal
 from forerun.models.native_llama import NativeLlamaDecoder
 
@@ -120,3 +124,16 @@ def test_a_longer_rotation_of_another_thread_leaves_the_one_in_use(tmp_path: Pat
 
     library, decoder._library = decoder._library, Growing()  # type: ignore[assignment]
     assert model.forward([Rows(model.new_cache(), [1, 2, 3])]).logits.isfinite().all()
+
+
+class Turning(NativeMaker):
+    """Makes layers of weights turned over, as a damaged folder has them."""
+
+    def linear(self, parts: Sequence[Part], bias: Tensor | None = None, *, is_head: bool = False) -> NativeLinear:
+        turned = [Part(part.name, part.weight.detach().T) for part in parts]
+        return super().linear(turned, bias, is_head=is_head)
+
+
+def test_a_layer_of_another_shape_than_the_models_is_refused(native_library: Library) -> None:
+    with pytest.raises(ValueError, match="shape"):
+        NativeLlamaDecoder(tf.LlamaForCausalLM(tiny()), native_library, Turning(native_library))
