@@ -115,9 +115,11 @@ class NativeLlamaDecoder(LayerRangeDecoder):
         """The weights' numbers by the names of Transformers' parameters, as they are packed; codes, which are finite,
         are left out."""
         for name, kept in self._kept.items():
-            numbers = kept if isinstance(kept, Tensor) else kept.float_numbers()
+            numbers, bias = (kept, None) if isinstance(kept, Tensor) else (kept.float_numbers(), kept.bias)
             if numbers is not None:
                 yield name, numbers
+            if bias is not None:
+                yield f"{name.removesuffix('weight')}bias", bias
 
     def _compute(self, rows: RowsStruct, first: int, last: int, x: Tensor) -> None:
         self._library.layers(
