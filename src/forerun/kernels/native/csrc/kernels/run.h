@@ -255,9 +255,11 @@ static void layers(const ForerunModel* m, const ForerunRows* rows, int32_t first
         window = l.window ? l.window : window;  // all windows of a model are alike
     }
     group_rows(*rows, 0, c.plain.groups);
-    group_rows(*rows, window, c.windowed.groups);
     plan_attention(space, c.plain, m->num_heads, m->num_kv_heads, threads);
-    plan_attention(space, c.windowed, m->num_heads, m->num_kv_heads, threads);
+    if (window) {
+        group_rows(*rows, window, c.windowed.groups);
+        plan_attention(space, c.windowed, m->num_heads, m->num_kv_heads, threads);
+    }
     forerun::plan_input(space, c.normed, n, m->hidden, normed);
     forerun::plan_input(space, c.mixed, n, heads, mixed);
     forerun::plan_input(space, c.gated, n, m->intermediate, gated);
