@@ -30,6 +30,7 @@ class NativeLinear(nn.Module):
     Attributes:
         struct: how the library is told of it.
         nbytes: of the packed weight.
+        bias: float32, whole blocks long, or None.
     """
 
     def __init__(self, library: Library, weight: Tensor | QuantisedWeight, bias: Tensor | None = None) -> None:
@@ -41,7 +42,7 @@ class NativeLinear(nn.Module):
         self._scales = None
         if isinstance(weight, QuantisedWeight) and weight.group is None:
             self._scales = _padded(weight.scale[:, 0])
-        self._bias = None if bias is None else _padded(bias.detach())
+        self.bias = None if bias is None else _padded(bias.detach())
         self.nbytes = self._packed.nbytes
         self.struct = LinearStruct(
             kind=self.kind,
@@ -49,7 +50,7 @@ class NativeLinear(nn.Module):
             in_features=self.in_features,
             packed=self._packed.data_ptr(),
             scales=None if self._scales is None else self._scales.data_ptr(),
-            bias=None if self._bias is None else self._bias.data_ptr(),
+            bias=None if self.bias is None else self.bias.data_ptr(),
         )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -61,8 +62,14 @@ class NativeLinear(nn.Module):
         return self._product(x, residual.float().contiguous()).to(residual.dtype)
 
     def rows(self, index: Tensor) -> Tensor:
-        """Rows of the weight, as a table of embeddings is read. index: [n] int64 -> [n, in] float32."""
+        """Rows of the weight, as a table of embeddings is read. index: [n] int64 -> [n, in] float32.
+
+        Raises:
+            IndexError: there is no such row.
+        """
         index = index.contiguous()
+        if len(index) and not 0 <= int(index.min()) <= int(index.max()) < self.out_features:
+            raise IndexError(f"a row is not in 0..{self.out_features - 1}: {index.tolist()}")
         numbers = torch.empty(len(index), self.in_features)
         self._library.unpack(ctypes.byref(self.struct), index.data_ptr(), len(index), numbers.data_ptr())
         return numbers

@@ -182,5 +182,8 @@ class _Seen:
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, form: Form) -> Tensor:
         heads, width = key.shape[1], value.shape[2]
+        if query.shape[1] % heads or query.shape[2] != key.shape[2] or value.shape[1] != heads:
+            shapes = [tuple(numbers.shape[1:]) for numbers in (query, key, value)]
+            raise ValueError(f"heads of queries, keys and values that do not fit each other: {shapes}")
         self.layers[layer] = LayerAttention(heads, query.shape[1] // heads, key.shape[2], width, form)
         return query.new_zeros(len(query), query.shape[1] * width, dtype=self._dtype)

@@ -35,11 +35,24 @@ def llama_refusal(config: Any) -> str | None:
     # longrope has factors for short and for long contexts
     if rope.get("rope_type", "default") not in _ROPE_TYPES or rope.get("short_factor") != rope.get("long_factor"):
         return f"rope type {rope.get('rope_type')!r} depends on the sequence's length"
+    rotated = rope.get("partial_rotary_factor") or 1.0
+    if rotated != 1.0 and rope.get("rope_type", "default") != "default":  # the default type does not read it
+        return f"a rotation of {rotated} of each head"
+    heads, kv_heads, width = _head_shape(config)
+    if width % 2 or heads % max(1, kv_heads):
+        return f"{heads} query heads and {kv_heads} key heads of width {width}"
     if getattr(config, "hidden_act", "silu") != "silu":
         return f"activation {getattr(config, 'hidden_act', None)!r}"
     if getattr(config, "mlp_bias", False):
         return "biases in the feed-forward layers"
     return None
+
+
+def _head_shape(config: Any) -> tuple[int, int, int]:
+    """Query heads, key heads, and their width."""
+    heads: int = config.num_attention_heads
+    width: int = getattr(config, "head_dim", None) or config.hidden_size // max(1, heads)
+    return heads, getattr(config, "num_key_value_heads", None) or heads, width
 
 
 @dataclass(slots=True)

@@ -81,7 +81,7 @@ class NativeLlamaDecoder(LayerRangeDecoder):
             eps=config.rms_norm_eps,
             scale=scale,
         )
-        self._cosines, self._sines = self._rotations(2048)
+        self._rotation = self._rotations(2048)
 
     def embed(self, layout: Layout) -> Tensor:
         """As `LayerRangeDecoder.embed`."""
@@ -90,7 +90,8 @@ class NativeLlamaDecoder(LayerRangeDecoder):
     def through(self, x: Tensor, layout: Layout, first: int, last: int, taps: Taps) -> Tensor:
         """As `LayerRangeDecoder.through`."""
         x = x.to(torch.float32, copy=True).contiguous()
-        rows = self._rows(layout)
+        rotation = self._rotation_of(layout)  # kept until all is computed: another thread may make a longer one
+        rows = rows_struct(layout, *rotation)
         for layer in (layer for layer in taps.layers if first <= layer < last):
             self._compute(rows, first, layer, x)
             taps.take(layer, x)
@@ -114,19 +115,22 @@ class NativeLlamaDecoder(LayerRangeDecoder):
         """The weights' numbers by the names of Transformers' parameters, as they are packed; codes, which are finite,
         are left out."""
         for name, kept in self._kept.items():
-            numbers = kept if isinstance(kept, Tensor) else kept.float_numbers()
+            numbers, bias = (kept, None) if isinstance(kept, Tensor) else (kept.float_numbers(), kept.bias)
             if numbers is not None:
                 yield name, numbers
+            if bias is not None:
+                yield f"{name.removesuffix('weight')}bias", bias
 
     def _compute(self, rows: RowsStruct, first: int, last: int, x: Tensor) -> None:
         self._library.layers(
             ctypes.byref(self._model), ctypes.byref(rows), first, last, x.data_ptr(), torch.get_num_threads()
         )
 
-    def _rows(self, layout: Layout) -> RowsStruct:
-        if layout.num_positions > len(self._cosines):
-            self._cosines, self._sines = self._rotations(2 * (layout.num_positions - 1))
-        return rows_struct(layout, self._cosines, self._sines)
+    def _rotation_of(self, layout: Layout) -> tuple[Tensor, Tensor]:
+        rotation = self._rotation
+        if layout.num_positions > len(rotation[0]):
+            self._rotation = rotation = self._rotations(2 * (layout.num_positions - 1))
+        return rotation
 
     def _packed(self, layer: Any, path: str, window: int | None, maker: Maker) -> LayerStruct:
         def linear(name: str) -> LinearStruct:
@@ -156,6 +160,9 @@ class NativeLlamaDecoder(LayerRangeDecoder):
     def _native(self, maker: Maker, part: Part, bias: Tensor | None = None, *, is_head: bool = False) -> NativeLinear:
         linear = maker.linear([part], bias, is_head=is_head)
         assert isinstance(linear, NativeLinear)
+        shape = linear.out_features, linear.in_features
+        if shape != tuple(part.weight.shape):  # the library writes as many outputs as a layer has
+            raise ValueError(f"{part.name} has the shape {shape} in codes, but must have {tuple(part.weight.shape)}")
         self._kept[part.name] = linear
         return linear
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
@@ -121,6 +123,21 @@ def test_rows_of_a_weight_are_read_back(library: Library, kind: str) -> None:
     weight, index = _weight(kind, 50, 70), torch.tensor([49, 0, 17, 17])
     whole = weight.dequantise(torch.float32) if isinstance(weight, QuantisedWeight) else weight.float()
     assert torch.equal(NativeLinear(library, weight).rows(index), whole[index])
+
+
+@pytest.mark.parametrize("index", [-1, 50, 1 << 40])
+def test_rows_that_are_not_there_are_not_read(library: Library, index: int) -> None:
+    linear = NativeLinear(library, _weight("bfloat16", 50, 70))
+    with pytest.raises(IndexError):
+        linear.rows(torch.tensor([3, index]))
+
+
+def test_memory_that_cannot_be_had_is_an_error(library: Library) -> None:
+    linear, x = NativeLinear(library, _weight("int8", 32, 64)), _rows(3, 64)
+    expected, y = linear.forward(x), torch.empty(3, 32)
+    with pytest.raises(MemoryError):
+        library.linear(ctypes.byref(linear.struct), x.data_ptr(), 1 << 45, None, y.data_ptr(), 1)
+    assert torch.equal(linear.forward(x), expected)
 
 
 @settings(max_examples=30, deadline=None)

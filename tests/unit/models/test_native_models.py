@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
+import transformers as tf
 from torch import Tensor
 
-from families import make_family
+from families import VOCAB, make_family
+from forerun.errors import UnsupportedModelError
 from forerun.kernels.native import native
+from forerun.kernels.native.library import Library
 from forerun.kernels.native_linear import NativeLinear
 from forerun.models import Model, Rows, load_model
+from forerun.models.decoders import NativeMaker
+from forerun.models.linear import Part
+from forerun.models.llama import llama_refusal
 from forerun.models.native_llama import NativeLlamaDecoder
 
 TOKENS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8] * 12
@@ -61,3 +70,70 @@ def test_float32_codes_give_nearly_the_bits_of_the_references(tmp_path: Path, mo
     theirs = logits(load_model(folder, "float32", quantize="int4"))
     # a number that is rounded to another code changes more than a rounding error
     assert (ours - theirs).norm() < 0.01 * theirs.norm()
+
+
+def tiny(**options: object) -> tf.LlamaConfig:
+    """A Llama with odd options."""
+    shape = {"vocab_size": VOCAB, "hidden_size": 48, "intermediate_size": 40, "num_hidden_layers": 2}
+    return tf.LlamaConfig(**{**shape, "num_attention_heads": 2, "num_key_value_heads": 1, **options})
+
+
+def test_heads_may_be_very_wide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tf.LlamaForCausalLM(tiny(head_dim=2048)).save_pretrained(tmp_path)
+    ours = logits(load_model(tmp_path))
+    monkeypatch.setenv("FORERUN_KERNELS", "reference")
+    theirs = logits(load_model(tmp_path))
+    assert (ours - theirs).norm() < 0.03 * theirs.norm()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0, "partial_rotary_factor": 0.5}},
+        {"head_dim": 15},
+        {"num_attention_heads": 3, "num_key_value_heads": 2, "head_dim": 16},
+    ],
+)
+def test_heads_that_cannot_be_turned_or_grouped_are_refused(options: dict[str, object]) -> None:
+    assert llama_refusal(tiny(head_dim=16)) is None
+    assert llama_refusal(tiny(**options)) is not None
+
+
+def test_heads_that_do_not_fit_each_other_are_an_error_on_the_general_path(tmp_path: Path) -> None:
+    shape = {"num_attention_heads": 3, "num_key_value_heads": 2, "head_dim": 16}
+    tf.LlamaForCausalLM(tiny(**shape)).save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModelError, match="heads"):
+        load_model(tmp_path, kind="general")
+
+
+def test_a_longer_rotation_of_another_thread_leaves_the_one_in_use(tmp_path: Path) -> None:
+    model = load_model(make_family("llama", tmp_path))
+    decoder = model.decoder
+    assert isinstance(decoder, NativeLlamaDecoder)
+    layers, held = decoder._library.layers, [weakref.ref(table) for table in decoder._rotation]
+
+    class Growing:
+        def __getattr__(self, name: str) -> object:
+            return getattr(library, name)
+
+        def layers(self, *arguments: object) -> None:
+            decoder._rotation = decoder._rotations(3000)
+            gc.collect()
+            assert all(table() is not None for table in held)
+            layers(*arguments)
+
+    library, decoder._library = decoder._library, Growing()  # type: ignore[assignment]
+    assert model.forward([Rows(model.new_cache(), [1, 2, 3])]).logits.isfinite().all()
+
+
+class Turning(NativeMaker):
+    """Makes layers of weights turned over, as a damaged folder has them."""
+
+    def linear(self, parts: Sequence[Part], bias: Tensor | None = None, *, is_head: bool = False) -> NativeLinear:
+        turned = [Part(part.name, part.weight.detach().T) for part in parts]
+        return super().linear(turned, bias, is_head=is_head)
+
+
+def test_a_layer_of_another_shape_than_the_models_is_refused(native_library: Library) -> None:
+    with pytest.raises(ValueError, match="shape"):
+        NativeLlamaDecoder(tf.LlamaForCausalLM(tiny()), native_library, Turning(native_library))

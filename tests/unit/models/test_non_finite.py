@@ -62,6 +62,14 @@ def test_the_tensor_is_named_by_native_models_too(tmp_path: Path) -> None:
         )
 
 
+@pytest.mark.parametrize("quantize", [None, "int8"])
+@pytest.mark.usefixtures("native_library")
+def test_the_bias_of_a_native_model_is_named(quantize: str | None, tmp_path: Path) -> None:
+    folder, name = make_family("qwen2", tmp_path), "model.layers.0.self_attn.k_proj.bias"
+    damage(folder, name, float("inf"))
+    assert first_non_finite_tensor(load_model(folder, "bfloat16", quantize=quantize)) == name
+
+
 def test_a_model_of_another_kind_has_no_weights_to_look_at() -> None:
     class Other:
         name = "other"

@@ -13,7 +13,7 @@ from forerun.config import INSTRUCTIONS, INSTRUCTIONS_VARIABLE, environment_choi
 from forerun.errors import ConfigError, NativeUnavailableError
 from forerun.kernels.native.structs import AttentionStruct, Kind, LinearStruct, ModelStruct, RowsStruct
 
-ABI = 1
+ABI = 2
 """FORERUN_ABI of csrc/forerun.h."""
 _LEVELS = INSTRUCTIONS[::-1]
 """By the numbers that the library gives them."""
@@ -28,18 +28,19 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "forerun_packed_bytes": (c_int64, (c_int32, c_int64, c_int64)),
     "forerun_pack": (None, (c_int32, c_int64, c_int64, _POINTER, _POINTER, _POINTER, _POINTER)),
     "forerun_unpack": (None, (POINTER(LinearStruct), _POINTER, c_int64, _POINTER)),
-    "forerun_linear": (None, (POINTER(LinearStruct), _POINTER, c_int64, _POINTER, _POINTER, c_int32)),
-    "forerun_layers": (None, (POINTER(ModelStruct), POINTER(RowsStruct), c_int32, c_int32, _POINTER, c_int32)),
-    "forerun_head": (None, (POINTER(ModelStruct), c_int64, _POINTER, _POINTER, c_int32)),
+    "forerun_linear": (c_int32, (POINTER(LinearStruct), _POINTER, c_int64, _POINTER, _POINTER, c_int32)),
+    "forerun_layers": (c_int32, (POINTER(ModelStruct), POINTER(RowsStruct), c_int32, c_int32, _POINTER, c_int32)),
+    "forerun_head": (c_int32, (POINTER(ModelStruct), c_int64, _POINTER, _POINTER, c_int32)),
     "forerun_move_slots": (
         None,
         (_POINTER, _POINTER, _POINTER, c_int32, c_int32, c_int32, _POINTER, c_int64, c_int64),
     ),
     "forerun_attention": (
-        None,
+        c_int32,
         (POINTER(AttentionStruct), POINTER(RowsStruct), _POINTER, _POINTER, _POINTER, _POINTER, c_int32),
     ),
 }
+_COMPUTING = ("forerun_linear", "forerun_layers", "forerun_head", "forerun_attention")
 
 
 class Library:
@@ -58,6 +59,8 @@ class Library:
         for name, (result, arguments) in _SIGNATURES.items():
             function = getattr(functions, name)
             function.restype, function.argtypes = result, arguments
+        for name in _COMPUTING:
+            getattr(functions, name).errcheck = _check
         self.best = _LEVELS[functions.forerun_best_instructions()]
         self.linear: Any = functions.forerun_linear
         self.layers: Any = functions.forerun_layers
@@ -111,6 +114,13 @@ class Library:
             self._functions.forerun_use_openmp(ctypes.cast(parallel, c_void_p))
             return True
         return False
+
+
+def _check(result: int, function: object, arguments: object) -> int:
+    """What ctypes calls with each result. Raises MemoryError."""
+    if result:
+        raise MemoryError("the native kernels lack memory to work in")
+    return result
 
 
 def choose_instructions(best: str) -> str:

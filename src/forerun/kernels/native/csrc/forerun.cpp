@@ -72,6 +72,16 @@ const Entries& entries() {
     return portable::ENTRIES;
 }
 
+// No exception leaves the library. They are of memory that the system does not give.
+template <class Call> int32_t tried(const Call& call) {
+    try {
+        call();
+        return 0;
+    } catch (const std::exception&) {
+        return -1;
+    }
+}
+
 }  // namespace
 
 extern "C" {
@@ -94,23 +104,25 @@ void forerun_pack(int32_t kind, int64_t out, int64_t in, const void* numbers, co
 void forerun_unpack(const ForerunLinear* linear, const int64_t* rows, int64_t n, float* numbers) {
     forerun::unpack(*linear, rows, n, numbers);
 }
-void forerun_linear(const ForerunLinear* linear, const float* x, int64_t n, const float* residual, float* out,
-                    int32_t threads) {
-    if (n > 0) entries().linear(linear, x, n, residual, out, threads);
+int32_t forerun_linear(const ForerunLinear* linear, const float* x, int64_t n, const float* residual, float* out,
+                       int32_t threads) {
+    return n > 0 ? tried([&] { entries().linear(linear, x, n, residual, out, threads); }) : 0;
 }
-void forerun_layers(const ForerunModel* model, const ForerunRows* rows, int32_t first, int32_t last, float* x,
-                    int32_t threads) {
-    if (rows->num_rows > 0 && first < last) entries().layers(model, rows, first, last, x, threads);
+int32_t forerun_layers(const ForerunModel* model, const ForerunRows* rows, int32_t first, int32_t last, float* x,
+                       int32_t threads) {
+    const bool any = rows->num_rows > 0 && first < last;
+    return any ? tried([&] { entries().layers(model, rows, first, last, x, threads); }) : 0;
 }
-void forerun_head(const ForerunModel* model, int64_t n, float* x, float* logits, int32_t threads) {
-    if (n > 0) entries().head(model, n, x, logits, threads);
+int32_t forerun_head(const ForerunModel* model, int64_t n, float* x, float* logits, int32_t threads) {
+    return n > 0 ? tried([&] { entries().head(model, n, x, logits, threads); }) : 0;
 }
 void forerun_move_slots(const uint64_t* pages, const int32_t* shapes, const int64_t* starts, int32_t layers,
                         int32_t page, int32_t number_bytes, const int64_t* slots, int64_t n, int64_t start) {
     forerun::move_slots(pages, shapes, starts, layers, page, number_bytes, slots, n, start);
 }
-void forerun_attention(const ForerunAttention* attention, const ForerunRows* rows, const float* query, const float* key,
-                       const float* value, float* out, int32_t threads) {
-    if (rows->num_rows > 0) entries().attention(attention, rows, query, key, value, out, threads);
+int32_t forerun_attention(const ForerunAttention* attention, const ForerunRows* rows, const float* query,
+                          const float* key, const float* value, float* out, int32_t threads) {
+    const bool any = rows->num_rows > 0;
+    return any ? tried([&] { entries().attention(attention, rows, query, key, value, out, threads); }) : 0;
 }
 }

@@ -1,8 +1,8 @@
-// The C interface: plain structs and functions. forerun/kernels/native/library.py mirrors it field by field.
+// The C interface: plain structs and functions. forerun/kernels/native/structs.py mirrors it field by field.
 #pragma once
 #include <cstdint>
 
-#define FORERUN_ABI 1
+#define FORERUN_ABI 2
 
 extern "C" {
 
@@ -40,7 +40,7 @@ struct ForerunModel {
     float eps, scale;
 };
 
-// The rows of one forward, as forerun/models/attention/row_paths.py describes them.
+// The rows of one forward, as forerun/kernels/row_paths.py describes them.
 struct ForerunRows {
     const int32_t *sequence, *position, *slot, *prefix, *tail_start, *tail;
     const uint64_t* pages;      // addresses
@@ -72,19 +72,21 @@ void forerun_pack(int32_t kind, int64_t out, int64_t in, const void* numbers, co
 // The numbers of some rows, float [n, in].
 void forerun_unpack(const ForerunLinear* linear, const int64_t* rows, int64_t n, float* numbers);
 
+// What computes returns 0, or -1 where the system does not give the memory that it works in.
+
 // out: [n, out] = (residual or 0) + x W^T + bias; out may be residual.
-void forerun_linear(const ForerunLinear* linear, const float* x, int64_t n, const float* residual, float* out,
-                    int32_t threads);
+int32_t forerun_linear(const ForerunLinear* linear, const float* x, int64_t n, const float* residual, float* out,
+                       int32_t threads);
 // Layers first..last of x [rows, hidden], in place.
-void forerun_layers(const ForerunModel* model, const ForerunRows* rows, int32_t first, int32_t last, float* x,
-                    int32_t threads);
+int32_t forerun_layers(const ForerunModel* model, const ForerunRows* rows, int32_t first, int32_t last, float* x,
+                       int32_t threads);
 // The final norm, in place, and logits [n, out].
-void forerun_head(const ForerunModel* model, int64_t n, float* x, float* logits, int32_t threads);
+int32_t forerun_head(const ForerunModel* model, int64_t n, float* x, float* logits, int32_t threads);
 // Copy what lies in slots[0], slots[1], ... (rising) to the slots start, start + 1, ... at or below them, in all layers
 // of one sequence. shapes: [layers][3], heads, width of keys and of values; starts: [layers], bytes into a page.
 void forerun_move_slots(const uint64_t* pages, const int32_t* shapes, const int64_t* starts, int32_t layers,
                         int32_t page, int32_t number_bytes, const int64_t* slots, int64_t n, int64_t start);
 // query [rows, H, D], key [rows, H_kv, D], value [rows, H_kv, D_v] -> out [rows, H, D_v]; nothing is rotated.
-void forerun_attention(const ForerunAttention* attention, const ForerunRows* rows, const float* query, const float* key,
-                       const float* value, float* out, int32_t threads);
+int32_t forerun_attention(const ForerunAttention* attention, const ForerunRows* rows, const float* query,
+                          const float* key, const float* value, float* out, int32_t threads);
 }

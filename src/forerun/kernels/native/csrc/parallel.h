@@ -7,6 +7,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <exception>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -102,7 +103,11 @@ class Pool {
         if (!busy.owns_lock()) return body(data);  // another step has the threads
         while ((int)workers_.size() < threads - 1) {
             const int index = (int)workers_.size();
-            workers_.emplace_back([this, index] { work(index); });
+            try {
+                workers_.emplace_back([this, index] { work(index); });
+            } catch (const std::exception&) {  // the system gives no more: those that there are do
+                threads = index + 1;
+            }
         }
         {
             std::lock_guard<std::mutex> guard(mutex_);

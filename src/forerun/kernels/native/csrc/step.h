@@ -2,6 +2,7 @@
 #pragma once
 #include <cstdlib>
 #include <new>
+#include <vector>
 
 #include "forerun.h"
 
@@ -11,6 +12,11 @@ namespace forerun {
 class Workspace {
   public:
     ~Workspace() { free(memory_); }
+    // Forget what a step that failed has wished.
+    void clear() {
+        wishes_.clear();
+        used_ = 0;
+    }
     template <class T> void want(T*& pointer, int64_t count) {
         wishes_.push_back({(void**)&pointer, used_});
         used_ += (count * (int64_t)sizeof(T) + 127) / 64 * 64;
@@ -26,8 +32,7 @@ class Workspace {
             }
         }
         for (const Wish& wish : wishes_) *wish.pointer = memory_ + wish.offset;
-        wishes_.clear();
-        used_ = 0;
+        clear();
     }
 
   private:
@@ -39,6 +44,13 @@ class Workspace {
     char* memory_ = nullptr;
     int64_t size_ = 0, used_ = 0;
 };
+
+// This thread's. No step runs within another, so that all of them use the same.
+inline Workspace& workspace() {
+    static thread_local Workspace space;
+    space.clear();
+    return space;
+}
 
 // Whether a product reads its rows in codes.
 inline bool reads_codes(const ForerunLinear& w) { return w.kind >= FORERUN_INT8; }

@@ -1,4 +1,4 @@
-// What is computed row by row: exponentials, norms, and activations in 8 bits. Included once for each instruction set.
+// What is computed row by row: exponentials, norms, and activations in codes. Included once for each instruction set.
 
 // All lanes, in a fixed order.
 INLINE float sum_lanes(F a) {

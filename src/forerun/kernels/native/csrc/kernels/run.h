@@ -25,7 +25,7 @@ FN void linear_body(void* data) {
 }
 
 static void linear(const ForerunLinear* w, const float* x, int64_t n, const float* residual, float* out, int threads) {
-    static thread_local forerun::Workspace space;
+    forerun::Workspace& space = forerun::workspace();
     forerun::Team team(threads);
     LinearCall call{w, {}, n, residual, out, &team};
     forerun::plan_input(space, call.in, n, w->in, forerun::reads_codes(*w));
@@ -61,7 +61,7 @@ FN void head_body(void* data) {
 }
 
 static void head(const ForerunModel* model, int64_t n, float* x, float* logits, int threads) {
-    static thread_local forerun::Workspace space;
+    forerun::Workspace& space = forerun::workspace();
     forerun::Team team(threads);
     HeadCall call{model, {}, n, x, logits, &team};
     forerun::plan_input(space, call.in, n, model->hidden, forerun::reads_codes(model->head));
@@ -134,6 +134,7 @@ struct LayersCall {
     float *queries, *keys, *values, *rotated;
 };
 
+// y may be x.
 INLINE void rotate(const float* x, const float* cosines, const float* sines, int64_t half, float scale, float* y) {
     for (int64_t i = 0; i < half; i++) {
         const float a = x[i], b = x[i + half];
@@ -157,9 +158,7 @@ template <class E> FN void place_row(const LayersCall& c, const ForerunLayer& la
     for (int64_t h = 0; h < m.num_kv_heads; h++) {
         float* k = keys + h * width;
         if (layer.key_norm) rms_norm(k, layer.key_norm, m.eps, width, k);
-        float turned[1024];
-        rotate(k, cosines, sines, half, 1.0f, turned);
-        __builtin_memcpy(k, turned, width * sizeof(float));
+        rotate(k, cosines, sines, half, 1.0f, k);
     }
     write_row<E>(a, t, keys, c.values + t * m.num_kv_heads * width);
 }
@@ -242,7 +241,7 @@ FN void layers_body(void* data) {
 }
 
 static void layers(const ForerunModel* m, const ForerunRows* rows, int32_t first, int32_t last, float* x, int threads) {
-    static thread_local forerun::Workspace space;
+    forerun::Workspace& space = forerun::workspace();
     forerun::Team team(threads);
     LayersCall c{m, rows, first, last, x, &team, {}, {}, {}, {}, {}, {}, nullptr, nullptr, nullptr, nullptr};
     const int64_t n = rows->num_rows, heads = (int64_t)m->num_heads * m->head_dim;
@@ -256,9 +255,11 @@ static void layers(const ForerunModel* m, const ForerunRows* rows, int32_t first
         window = l.window ? l.window : window;  // all windows of a model are alike
     }
     group_rows(*rows, 0, c.plain.groups);
-    group_rows(*rows, window, c.windowed.groups);
     plan_attention(space, c.plain, m->num_heads, m->num_kv_heads, threads);
-    plan_attention(space, c.windowed, m->num_heads, m->num_kv_heads, threads);
+    if (window) {
+        group_rows(*rows, window, c.windowed.groups);
+        plan_attention(space, c.windowed, m->num_heads, m->num_kv_heads, threads);
+    }
     forerun::plan_input(space, c.normed, n, m->hidden, normed);
     forerun::plan_input(space, c.mixed, n, heads, mixed);
     forerun::plan_input(space, c.gated, n, m->intermediate, gated);
@@ -308,7 +309,7 @@ FN void attention_body(void* data) {
 
 static void attention(const ForerunAttention* shape, const ForerunRows* rows, const float* query, const float* key,
                       const float* value, float* out, int threads) {
-    static thread_local forerun::Workspace space;
+    forerun::Workspace& space = forerun::workspace();
     forerun::Team team(threads);
     AttentionCall c{rows, {}, {}, key, value, query, nullptr, &team, {}};
     group_rows(*rows, shape->window, c.plan.groups);
