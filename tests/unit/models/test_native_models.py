@@ -11,7 +11,7 @@ from torch import Tensor
 from families import make_family
 from forerun.kernels.native import native
 from forerun.kernels.native_linear import NativeLinear
-from forerun.models import Model, Rows, load_model
+from forerun.models import Model, Rows, identity, load_model
 from forerun.models.native_llama import NativeLlamaDecoder
 
 TOKENS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8] * 12
@@ -52,6 +52,15 @@ def test_logits_are_near_those_of_the_references(
     assert not isinstance(reference.decoder, NativeLlamaDecoder)
     theirs = logits(reference)
     assert (ours - theirs).norm() < 0.03 * theirs.norm()
+
+
+def test_stored_costs_tell_the_kernels_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = make_family("llama", tmp_path)
+    ours = load_model(folder)
+    assert ours.kernels.startswith("native ") and identity(ours).endswith(ours.kernels)
+    assert load_model(folder, "float32").kernels == "reference"
+    monkeypatch.setenv("FORERUN_KERNELS", "reference")
+    assert identity(load_model(folder)) == identity(ours).replace(ours.kernels, "reference")
 
 
 def test_float32_codes_give_nearly_the_bits_of_the_references(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
