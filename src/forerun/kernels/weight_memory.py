@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import mmap
 import threading
+from contextlib import suppress
 
 import torch
 from torch import Tensor
@@ -42,5 +43,6 @@ def _mapped(nbytes: int) -> Tensor:
         return torch.empty(nbytes, dtype=torch.uint8)
     memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        memory.madvise(mmap.MADV_HUGEPAGE)
+        with suppress(OSError):  # a system without such pages
+            memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=torch.uint8)
