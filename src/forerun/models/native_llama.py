@@ -81,7 +81,7 @@ class NativeLlamaDecoder(LayerRangeDecoder):
             eps=config.rms_norm_eps,
             scale=scale,
         )
-        self._cosines, self._sines = self._rotations(2048)
+        self._tables = self._rotations(2048)
 
     def embed(self, layout: Layout) -> Tensor:
         """As `LayerRangeDecoder.embed`."""
@@ -124,9 +124,10 @@ class NativeLlamaDecoder(LayerRangeDecoder):
         )
 
     def _rows(self, layout: Layout) -> RowsStruct:
-        if layout.num_positions > len(self._cosines):
-            self._cosines, self._sines = self._rotations(2 * (layout.num_positions - 1))
-        return rows_struct(layout, self._cosines, self._sines)
+        tables = self._tables  # once: another thread may put others in their place
+        if layout.num_positions > len(tables[0]):
+            self._tables = tables = self._rotations(2 * (layout.num_positions - 1))
+        return rows_struct(layout, *tables)
 
     def _packed(self, layer: Any, path: str, window: int | None, maker: Maker) -> LayerStruct:
         def linear(name: str) -> LinearStruct:
