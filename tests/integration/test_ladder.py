@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from forerun import LLM, SamplingParams, workloads
-from forerun.config import BUNDLED_MODELS, BUNDLED_OTHER_VOCAB
+from forerun.config import BUNDLED_MODELS, BUNDLED_OTHER_VOCAB, QUANTISATIONS
 from forerun.drafters import DRAFTERS
 from forerun.models import Model, load_model, load_tokenizer
 
@@ -40,8 +40,9 @@ ROWS = [
 class Rig:
     """The bundled target in one number format, short prompts that repeat, and what plain decoding says."""
 
-    def __init__(self, dtype: str) -> None:
-        self.target: Model = load_model("bundled", dtype)
+    def __init__(self, number_format: str) -> None:
+        settings = {"quantize" if number_format in QUANTISATIONS else "dtype": number_format}
+        self.target: Model = load_model("bundled", **settings)  # type: ignore[arg-type]
         self.tokenizer: Any = load_tokenizer("bundled")
         cases = workloads.load("code", 5)
         self.prompts = [self.tokenizer(case.prompt)["input_ids"][-20 - 3 * i :] * 3 for i, case in enumerate(cases)]
@@ -202,7 +203,7 @@ def plain_bits(rig: Rig, count: int, num_tokens: int) -> Bits:
     return bits(rig.llm(None, 0), rig.prompts[:count], 1, num_tokens)
 
 
-@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+@pytest.fixture(scope="module", params=["float32", "bfloat16", *QUANTISATIONS])
 def exact(request: pytest.FixtureRequest) -> Rig:
     return Rig(request.param)
 
