@@ -77,6 +77,7 @@ class FakeModel:
         self.num_parameters = 0
         self.exactness = Exactness(True)
         self.adapter = self.quantize = None
+        self.kernels = "reference"
         generator = torch.Generator().manual_seed(seed)
         self.table = torch.randn(num_contexts, vocab_size, generator=generator, dtype=torch.float64).to(dtype) * scale
         self.caches: list[FakeCache] = []

@@ -11,7 +11,7 @@ import torch
 from doubles import adversaries
 from families import FAMILIES, MAY_BE_INEXACT, VOCAB, make_family
 from forerun import LLM, SamplingParams
-from forerun.config import ASSETS
+from forerun.config import ASSETS, QUANTISATIONS
 from forerun.models import Model, load_model, load_tokenizer
 
 Bits = list[tuple[list[int], list[float]]]
@@ -40,8 +40,10 @@ def bits(llm: LLM, prompts: list[str] | list[list[int]], batch: int, num_tokens:
     return results
 
 
-@pytest.fixture(scope="module", params=DTYPES)
+@pytest.fixture(scope="module", params=[*DTYPES, *QUANTISATIONS])
 def bundled(request: pytest.FixtureRequest) -> Model:
+    if request.param in QUANTISATIONS:
+        return load_model("bundled", quantize=request.param)
     return load_model("bundled", dtype=request.param)
 
 

@@ -103,16 +103,18 @@ def ratio(numerator: Sequence[float], denominator: Sequence[float]) -> Interval:
 
 
 def machine() -> dict[str, Any]:
-    """Everything a reader needs to judge a figure: processor, cores, threads, versions, commit."""
+    """Everything a reader needs to judge a figure: processor, kernels, cores, threads, versions, commit."""
     import torch
     import transformers
 
     from forerun import __version__
+    from forerun.kernels.native import in_use
 
     accelerator = torch.cuda.get_device_name(0) if torch.cuda.is_available() else None
     return {
         "cpu": processor.model(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "kernels": in_use(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "threads": torch.get_num_threads(),
         "accelerator": accelerator,
@@ -128,8 +130,9 @@ def machine() -> dict[str, Any]:
 def describe(facts: Mapping[str, Any]) -> str:
     """The machine in one line."""
     commit = f" ({facts['commit']})" if facts["commit"] else ""
+    kernels = f"kernels {facts['kernels']}, " if facts["kernels"] else ""
     return (
-        f"{facts['cpu']} ({facts['cpu_capability']}), {facts['cores']} cores, {facts['threads']} threads; "
+        f"{facts['cpu']} ({facts['cpu_capability']}), {kernels}{facts['cores']} cores, {facts['threads']} threads; "
         f"Python {facts['python']}, torch {facts['torch']}, transformers {facts['transformers']}, "
         f"forerun {facts['forerun']}{commit}"
     )

@@ -20,6 +20,7 @@ from forerun.bench.prompts import Request, check_lengths
 from forerun.bench.report import Columns
 from forerun.config import PREFILL_CHUNK, QUANTISATIONS, SamplingParams
 from forerun.engine import LLM
+from forerun.errors import ConfigError
 from forerun.models import LanguageModel, Rows, load_model
 
 FORMATS = ("bfloat16", *QUANTISATIONS)
@@ -93,9 +94,17 @@ def measure(
         formats: "bfloat16", "int8" or "int4".
         texts: gives the texts of each workload; it may let the float32 model write.
         adapter: the folder of a LoRA adapter to merge.
+
+    Raises:
+        ConfigError: the model is a folder of codes, as `forerun quantize` writes it.
     """
     say(f"loading {name} in {REFERENCE}")
     llm = LLM(name, DRAFTER, dtype=REFERENCE, adapter=adapter)
+    if llm.target.quantize is not None:
+        raise ConfigError(
+            f"{name} holds weights in {llm.target.quantize} codes, and no numbers in {REFERENCE} to compare them with. "
+            "Give the model that they were made from; or write what they stand for as numbers: forerun export hf."
+        )
     workloads, rows = texts(llm), []
     for number_format in formats:
         say(f"measuring {number_format}")

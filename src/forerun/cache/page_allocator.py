@@ -35,7 +35,10 @@ class PageAllocator:
     def take(self) -> Tensor:
         """A page of zeros, [layout.size], which begins at a multiple of 64 bytes. Torch lets anyone write to it, taken
         within inference mode or not."""
-        page = self._free.pop().zero_() if self._free else self._new()  # a sequence that failed may have left NaN there
+        try:
+            page = self._free.pop().zero_()  # a sequence that failed may have left NaN there
+        except IndexError:
+            page = self._new()
         self.num_taken += 1
         return page
 

@@ -71,9 +71,9 @@ def demo(
     count: NumDraftTokens = AUTO if settings.num_draft_tokens is None else settings.num_draft_tokens
     methods = open_methods(model, chosen, settings, count)
     runs, interrupted = perform(stage, methods, plan)
-    results, exact = Results.of(plan, runs, prompts.every), methods[PLAIN].exact
+    results, plain = Results.of(plan, runs, prompts.every), methods[PLAIN]
     if json:
-        print_json(results.as_object() | facts(model, settings, count, exact))
+        print_json(results.as_object() | facts(model, settings, count, plain))
     else:
         if interrupted:
             stage.say("Interrupted. The table holds the complete rounds." if results.rows else "Interrupted.")
@@ -82,7 +82,7 @@ def demo(
                 stage.table(table)
             if is_cost_padded(model):
                 stage.say(PADDED_NOTE)
-            stage.say(closing_line(exact, settings, count, plan))
+            stage.say(closing_line(plain, count, plan))
     if interrupted:
         raise typer.Exit(INTERRUPTED)
 
@@ -95,22 +95,23 @@ def default_settings(settings: LLMOptions, fetch: bool, say: Callable[[str], Non
     if fetch:
         fetch_default(say)
     model = store.default_model()
-    asked = settings.quantize, settings.adapter, settings.device
-    if model != FETCHED or asked != (None, None, LLMOptions().device) or native() is None:
+    own = LLMOptions()
+    asked = settings.quantize, settings.adapter, settings.device, settings.dtype
+    if model != FETCHED or asked != (None, None, own.device, own.dtype) or native() is None:
         return settings
     return replace(settings, quantize="int4")
 
 
-def facts(model: str, settings: LLMOptions, num_draft_tokens: NumDraftTokens, exact: bool) -> dict[str, object]:
+def facts(model: str, settings: LLMOptions, num_draft_tokens: NumDraftTokens, plain: LLM) -> dict[str, object]:
     """What --json tells beside the results."""
     return {
         "model": model,
         "adapter": settings.adapter,
         "cost_padded": is_cost_padded(model),
         "dtype": settings.dtype,
-        "quantize": settings.quantize,
+        "quantize": plain.target.quantize,
         "num_draft_tokens": num_draft_tokens,
-        "exact": exact,
+        "exact": plain.exact,
         "machine": machine(),
     }
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forerun.bench.compare import Row, Run, compare
 from forerun.bench.measure import Timed, describe, machine
 from forerun.bench.report import Columns, Table, decimal, percent
 from forerun.cli.demo_prompts import Plan
-from forerun.cli.options import LLMOptions
 from forerun.cli.output import plain
 from forerun.config import NumDraftTokens
+
+if TYPE_CHECKING:
+    from forerun.engine import LLM
 
 PLAIN = "plain"
 """The method that the others are compared with."""
@@ -76,16 +78,18 @@ class Results:
         return Table("", ["category", f"{PLAIN}, tokens/s", *names, "identical"], rows)
 
 
-def closing_line(exact: bool, settings: LLMOptions, num_draft_tokens: NumDraftTokens, plan: Plan) -> str:
-    """What the tables stand on."""
+def closing_line(llm: LLM, num_draft_tokens: NumDraftTokens, plan: Plan) -> str:
+    """What the tables stand on. llm: one that decodes plainly."""
+    from forerun.models import number_format
+
     promise = (
         "Exact: a self-test found the target's logits bit-identical with and without speculation."
-        if exact
+        if llm.exact
         else "Not exact here: rounding may differ between plain and speculative runs, so texts may part at a near-tie."
     )
     length = "tokens an answer at most" if plan.chats else "tokens each"
     how = (
-        f"{settings.quantize or settings.dtype}, greedy, K={num_draft_tokens}, "
+        f"{number_format(llm.target)}, greedy, K={num_draft_tokens}, "
         f"{plan.sampling.max_tokens} {length}; prompts: {len(plan.cases)} of "
         f"{plan.available}, interleaved rounds: {plan.rounds}; medians over both."
     )

@@ -71,7 +71,7 @@ def generate(
     outputs, times, interrupted = run(llm, request, params, echo=not json)
     if json:
         facts = {"model": model, "drafter": chosen, "num_draft_tokens": llm.num_draft_tokens if chosen else 0}
-        facts["quantize"] = settings.quantize
+        facts["quantize"] = llm.target.quantize
         print_json({**facts, "exact": llm.exact, **as_object(outputs, times)})
     else:
         typer.echo(summary(outputs, times, chosen, interrupted), err=True)

@@ -60,15 +60,18 @@ def quantize(
 
 
 def lost(model: str, bits: str, adapter: str | None) -> str:
-    """What quantising costs on the bundled prose, as Markdown; a sentence where the model has no tokenizer."""
+    """What quantising costs on the bundled prose, as Markdown; a sentence where that cannot be told."""
     from forerun.bench.quality import COLUMNS
     from forerun.bench.report import Table, markdown_table
     from forerun.cli.bench.quality import MAX_TOKENS, measure
     from forerun.models import find_tokenizer
+    from forerun.models.sources import find_source
     from forerun.workloads import load
 
     if find_tokenizer(model, adapter) is None:
         return "Not measured: the model has no tokenizer."
+    if find_source(model).quantisation() is not None:
+        return "Not measured: the model was kept in codes before, which stand for other numbers than its first ones."
     rows = measure(model, ["bfloat16", bits], {PROSE: load(PROSE)}, MAX_TOKENS, adapter)
     table = Table.of("", COLUMNS, rows)
     about = "On forerun's bundled prose, beside the same model in float32; KL is the mean divergence from it per token."

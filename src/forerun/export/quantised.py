@@ -30,8 +30,6 @@ from forerun.models.transformers_model import quietly
 
 CARD = "README.md"
 NOT_MEASURED = "Not measured."
-_BYTES = {"int8": 1.2, "int4": 0.9}
-"""For a parameter, at most: codes and scales, embedding and output layer at 8 bits, the rest as it was."""
 
 
 def export_quantised(
@@ -63,7 +61,7 @@ def export_quantised(
     check_place(out)
     measured, tokenizer = cost() if cost is not None else NOT_MEASURED, find_tokenizer(model, adapter)
     saved = to_save(model, quantize, adapter)
-    check_room(out, int(saved.num_parameters * _BYTES[quantize]))
+    check_room(out, saved.nbytes)
     generation = generation_config(saved.eos_token_ids, tokenizer, saved.sampling)
     with (new_files if out.is_dir() else whole_folder)(out, ConfigError) as fresh:
         try:

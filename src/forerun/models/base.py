@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from forerun.config import REFERENCE
 from forerun.types import Cache
 
 
@@ -84,6 +85,7 @@ class LanguageModel(ABC):
         exactness: the self-test's verdict.
         adapter: the folder of the adapter that was merged into its weights; None without one.
         quantize: the bits that its weights are kept in, "int8" or "int4"; None for numbers of `dtype`.
+        kernels: what computes it: "reference", or "native" with the instruction set.
     """
 
     name: str
@@ -96,6 +98,7 @@ class LanguageModel(ABC):
     exactness: Exactness
     adapter: str | None = None
     quantize: str | None = None
+    kernels: str = REFERENCE
 
     @abstractmethod
     def new_cache(self) -> Cache:
@@ -131,6 +134,7 @@ class StandIn(LanguageModel):
             exactness=model.exactness,
             adapter=model.adapter,
             quantize=model.quantize,
+            kernels=model.kernels,
         )
         self.model = model
 
@@ -145,7 +149,7 @@ def number_format(model: LanguageModel) -> str:
 
 
 def identity(model: LanguageModel) -> str:
-    """What tells a model from others in stored costs: name, adapter, size, number formats and device."""
+    """What tells a model from others in stored costs: name, adapter, size, number formats, device and kernels."""
     name = model.name if model.adapter is None else f"{model.name} with {model.adapter}"
     bits = "" if model.quantize is None else f" {model.quantize}"
-    return f"{name} {model.num_parameters} {model.dtype}{bits} {model.device}"
+    return f"{name} {model.num_parameters} {model.dtype}{bits} {model.device} {model.kernels}"

@@ -21,19 +21,23 @@ from forerun.models.native_llama import NativeLlamaDecoder
 _NATIVE_TYPES = (torch.bfloat16, torch.float32)
 
 
+def library_for(device: torch.device, dtype: torch.dtype, *, is_quantised: bool) -> Library | None:
+    """The native library, where it computes models of this kind: bfloat16 and codes on the CPU. Weights in float32 and
+    float64 are computed in PyTorch, by oneDNN's products: for them it is not even looked for."""
+    if dtype not in _NATIVE_TYPES or (dtype == torch.float32 and not is_quantised):
+        return None
+    return native_for(device)
+
+
 def make_decoder(hf: Any, dtype: torch.dtype, kind: str, maker: Maker | None) -> Decoder:
     """The decoder of a loaded Transformers model, on its device.
-
-    Weights in float32 and float64 are computed in PyTorch, by oneDNN's products; bfloat16 and codes natively.
 
     Args:
         dtype: of all that is not in codes.
         kind: "llama" or "general".
         maker: of quantised layers; None: weights are as they are.
     """
-    library = native_for(hf.device)
-    if dtype not in _NATIVE_TYPES or (maker is None and dtype == torch.float32):
-        library = None
+    library = library_for(hf.device, dtype, is_quantised=maker is not None)
     if kind == "general":
         attention = None if library is None else NativeAttention(library, dtype, dtype)
         return GeneralDecoder(hf, maker, attention)

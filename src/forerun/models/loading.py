@@ -8,12 +8,12 @@ from typing import Any, Literal
 
 import torch
 
-from forerun.config import DEFAULT_DTYPE
+from forerun.config import DEFAULT_DTYPE, NATIVE, REFERENCE
 from forerun.device import resolve_device
 from forerun.errors import ConfigError, ForerunError, ModelLoadError, UnsupportedModelError
 from forerun.models.adapter import adapter_tokenizer
 from forerun.models.configuration import context_length, refuse_unservable
-from forerun.models.decoders import make_decoder
+from forerun.models.decoders import library_for, make_decoder
 from forerun.models.exactness import probe, self_test
 from forerun.models.foreign_errors import reason
 from forerun.models.general import ATTENTION_NAME, register_attention
@@ -212,7 +212,8 @@ def _served_kind(kind: Kind, source: ModelSource, config: Any) -> Kind:
 def _assemble(hf: Any, source: ModelSource, config: Any, kind: Kind, maker: QuantisedMaker | None) -> Model:
     num_parameters = sum(p.numel() for p in hf.parameters())
     dtype, device = hf.dtype if maker is None else maker.dtype, hf.device
-    return Model(
+    library = library_for(device, dtype, is_quantised=maker is not None)
+    model = Model(
         make_decoder(hf, dtype, kind, maker),
         name=source.name,
         vocab_size=config.vocab_size,
@@ -223,3 +224,5 @@ def _assemble(hf: Any, source: ModelSource, config: Any, kind: Kind, maker: Quan
         num_parameters=num_parameters,
         kind=kind,
     )
+    model.kernels = REFERENCE if library is None else f"{NATIVE} {library.instructions}"
+    return model

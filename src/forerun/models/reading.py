@@ -33,10 +33,13 @@ def read_to_quantise(
 ) -> tuple[Any, QuantisedMaker]:
     """The Transformers model of a source, and what makes quantised layers of its weights.
 
+    dtype: of all that is not quantised; float32 where "auto" finds float64, in which no codes are multiplied.
     is_llama: it is for the Llama decoder. Its matrices are placeholders then, and read one by one by the maker. Those
         of other models, and of models with an adapter, are there as float32; all other parameters are of `dtype`.
     """
     number_format = _torch_dtype(source, dtype)
+    if number_format == torch.float64:
+        number_format = torch.float32
     stored = None if adapter is not None else source.quantised_weight(config)  # with an adapter, they are others
     if is_llama and adapter is None:
         checkpoint = source.checkpoint(config, torch.float32)

@@ -18,6 +18,9 @@ from forerun.models.quantising import Quantisation, QuantisedMaker, matrices
 from forerun.models.reading import read_to_quantise
 from forerun.models.sources import find_source
 
+_BYTES = {"int8": 1.1, "int4": 0.7}
+"""For a number in codes."""
+
 
 @dataclass(frozen=True, slots=True)
 class ToSave:
@@ -29,6 +32,7 @@ class ToSave:
         sampling: the options that its files recommend.
         dtype: of what stays as numbers.
         num_parameters: of its weights, tied ones counted once.
+        nbytes: of its tensors, about.
         parts: tensors by name, those of one parameter at a time; they are quantised when they are asked for.
     """
 
@@ -37,6 +41,7 @@ class ToSave:
     sampling: dict[str, float]
     dtype: str
     num_parameters: int
+    nbytes: int
     parts: Iterator[dict[str, Tensor]]
 
 
@@ -58,8 +63,20 @@ def to_save(name: str | Path, quantize: Quantisation, adapter: str | Path | None
         source.recommended_sampling(),
         str(maker.dtype).removeprefix("torch."),
         sum(parameter.numel() for parameter in model.parameters()),
+        _nbytes(model, quantize, is_llama),
         _parts(model, maker, is_llama, source.name),
     )
+
+
+def _nbytes(model: Any, quantize: Quantisation, is_llama: bool) -> int:
+    """About the bytes of the saved tensors: codes, scales, and what stays as numbers."""
+    outer = (model.get_output_embeddings(), model.get_input_embeddings())
+    in_codes = {
+        f"{path}.weight": _BYTES["int8" if module in outer else quantize]
+        for path, module in matrices(model, is_llama).items()
+    }
+    parameters = model.named_parameters()
+    return int(sum(each.numel() * in_codes.get(name, each.element_size()) for name, each in parameters))
 
 
 def _parts(model: Any, maker: QuantisedMaker, is_llama: bool, name: str) -> Iterator[dict[str, Tensor]]:

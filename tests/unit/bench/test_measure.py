@@ -75,7 +75,8 @@ def test_the_machine_is_described() -> None:
     assert facts["cores"] >= 1
     assert facts["torch"] in describe(facts)
     assert "(abc+)" in describe({**facts, "commit": "abc+"})
-    assert "None" not in describe({**facts, "commit": None})
+    assert "None" not in describe({**facts, "commit": None, "kernels": None})
+    assert ", kernels native avx2, " in describe({**facts, "kernels": "native avx2"})
 
 
 def test_a_padded_model_is_known_by_its_configuration(tmp_path: Path) -> None:

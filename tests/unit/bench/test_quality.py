@@ -12,6 +12,8 @@ from families import make_family
 from forerun.bench.prompts import Request
 from forerun.bench.quality import Scored, measure, scored_texts
 from forerun.engine import LLM
+from forerun.errors import ConfigError
+from forerun.export import export_quantised
 from forerun.models import load_model
 
 IDS = [(7 * i + i * i) % 96 for i in range(300)]
@@ -53,6 +55,12 @@ def test_figures_are_those_of_their_definitions(tmp_path: Path) -> None:
     assert row.divergence == pytest.approx(float((theirs.exp() * (theirs - ours)).sum(1).mean()), rel=1e-3)
     assert row.agreement == pytest.approx(float((theirs.argmax(1) == ours.argmax(1)).double().mean()))
     assert rows["all", "bfloat16"].divergence < rows["all", "int4"].divergence
+
+
+def test_codes_have_no_float32_model_to_compare_with(tmp_path: Path) -> None:
+    export_quantised(make_family("llama", tmp_path), tmp_path / "int8", "int8")
+    with pytest.raises(ConfigError, match=r"holds weights in int8 codes.*Give the model that they were made from"):
+        measure(tmp_path / "int8", ["int4"], lambda _: {"all": [Scored(IDS, 1)]})
 
 
 def test_float32_beside_itself_costs_nothing(tmp_path: Path) -> None:

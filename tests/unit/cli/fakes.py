@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
+
+import torch
 
 from forerun.config import SamplingParams
 from forerun.engine import Choice, Generation, SequenceStats, StreamChunk
@@ -43,7 +46,7 @@ class FakeLLM:
     requests: list[tuple[Any, SamplingParams]] = field(default_factory=list)
     closed: bool = False
     tokenizer: FakeTokenizer = field(default_factory=FakeTokenizer)
-    target: Any = None
+    target: Any = field(default_factory=lambda: SimpleNamespace(quantize=None, dtype=torch.bfloat16))
 
     @property
     def stats(self) -> SequenceStats:

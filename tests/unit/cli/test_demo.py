@@ -11,6 +11,8 @@ from rich.console import Console
 
 from forerun import workloads
 from forerun.cli import demo, demo_prompts
+from forerun.cli.demo import default_settings
+from forerun.cli.options import LLMOptions
 from forerun.cli.stage import Scene, split_accepted
 from forerun.engine import StreamChunk
 from forerun.errors import FetchError
@@ -236,6 +238,16 @@ def test_fetch_brings_a_model_or_says_in_one_line_why_not(
     monkeypatch.setattr(store, "default_model", lambda: "smollm2")
     assert "Loading smollm2 (" in invoke("demo", "--fetch", "--prompts", workload).stdout
     assert asked == ["smollm2"]
+
+
+def test_the_fetched_model_has_4_bits_unless_something_else_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "default_model", lambda: "smollm2")
+    monkeypatch.setattr("forerun.kernels.native.native", object)
+    assert default_settings(LLMOptions(), False, print).quantize == "int4"
+    for asked in ({"dtype": "float64"}, {"quantize": "int8"}, {"device": "cuda"}, {"adapter": "folder"}):
+        assert default_settings(LLMOptions(**asked), False, print) == LLMOptions(**asked)
+    monkeypatch.setattr("forerun.kernels.native.native", lambda: None)
+    assert default_settings(LLMOptions(), False, print).quantize is None
 
 
 def test_a_chunk_is_split_after_its_draft_tokens() -> None:

@@ -16,6 +16,7 @@ from families import make_family
 from forerun.errors import ConfigError, ModelLoadError, UnsupportedModelError
 from forerun.export import export_hf, export_quantised
 from forerun.models import Rows, load_model
+from forerun.models.saving import to_save
 from gguf_files import write_gguf
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3]
@@ -105,6 +106,15 @@ def test_other_bits_than_the_folders_can_be_asked_for(saved: Path) -> None:
         load_model(saved / "int8", "float64")
 
 
+@pytest.mark.parametrize("quantize", ["int8", "int4"])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "mixtral"])
+def test_the_room_that_is_asked_for_is_about_what_is_written(quantize: Any, family: str, tmp_path: Path) -> None:
+    source = make_family(family, tmp_path)
+    exported = export_quantised(source, tmp_path / "out", quantize)
+    written = sum(path.stat().st_size for path in (tmp_path / "out").glob("*.safetensors"))
+    assert exported.nbytes > 0 and 0.7 < to_save(source, quantize).nbytes / written < 1.3
+
+
 def test_the_card_says_what_it_is(tmp_path: Path) -> None:
     source = small_llama(tmp_path / "model")
     export_quantised(source, tmp_path / "out", "int4", cost=lambda: "Two percent of everything.")
@@ -186,6 +196,15 @@ def test_weights_quantised_by_others_are_refused_by_name(said: Any, message: str
         load_model(tmp_path)
     if isinstance(said, dict) and said.get("quant_method") != "forerun":
         assert isinstance(caught.value, UnsupportedModelError)
+
+
+def test_what_a_language_model_inside_another_says_is_heard(saved: Path, tmp_path: Path) -> None:
+    for path in (saved / "model").iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    text = json.loads((tmp_path / "config.json").read_text()) | {"quantization_config": {"quant_method": "awq"}}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llava", "text_config": text}))
+    with pytest.raises(UnsupportedModelError, match=r"quantised \(awq\)"):
+        load_model(tmp_path)
 
 
 def test_codes_without_a_word_of_them_are_refused(saved: Path, tmp_path: Path) -> None:

@@ -1,25 +1,32 @@
-"""Memory for packed weights."""
+"""Memory for packed weights, on systems that have large pages and on those that have none."""
 
 from __future__ import annotations
 
 import mmap
-from typing import NoReturn
+from typing import Any
 
 import pytest
 
-from forerun.kernels import weight_memory
+from forerun.kernels import weight_memory as module
+from forerun.kernels.weight_memory import weight_memory
 
 
-class WithoutLargePages(mmap.mmap):
-    """Memory of a kernel that was built without transparent large pages."""
+class SmallPages(mmap.mmap):
+    """Of a system whose kernel was made without large pages."""
 
-    def madvise(self, *_: int) -> NoReturn:
+    def madvise(self, *_: Any) -> None:
         raise OSError(22, "Invalid argument")
 
 
-def test_memory_is_had_where_there_are_no_large_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mmap, "mmap", WithoutLargePages)
-    memory = weight_memory.weight_memory(1 << 26)
-    memory[-1] = 7
-    assert len(memory) == 1 << 26
-    assert int(memory[-1]) == 7
+@pytest.mark.parametrize("nbytes", [1, 100, 1 << 25, (1 << 25) + 1])
+@pytest.mark.parametrize("has_large_pages", [True, False])
+def test_each_has_bytes_of_its_own(nbytes: int, has_large_pages: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not has_large_pages:
+        monkeypatch.setattr(mmap, "mmap", SmallPages)
+    monkeypatch.setattr(module, "_chunk", module._chunk[:0])
+    monkeypatch.setattr(module, "_used", 0)
+    parts = [weight_memory(nbytes) for _ in range(3)]
+    for number, part in enumerate(parts):
+        assert len(part) == nbytes and part.data_ptr() % 64 == 0
+        part[-1] = part[0] = number
+    assert [int(part[0]) for part in parts] == [int(part[-1]) for part in parts] == [0, 1, 2]

@@ -17,7 +17,7 @@ from forerun.errors import UnsupportedModelError
 from forerun.kernels.native import native
 from forerun.kernels.native.library import Library
 from forerun.kernels.native_linear import NativeLinear
-from forerun.models import Model, Rows, load_model
+from forerun.models import Model, Rows, identity, load_model
 from forerun.models.decoders import NativeMaker
 from forerun.models.linear import Part
 from forerun.models.llama import llama_refusal
@@ -137,3 +137,12 @@ class Turning(NativeMaker):
 def test_a_layer_of_another_shape_than_the_models_is_refused(native_library: Library) -> None:
     with pytest.raises(ValueError, match="shape"):
         NativeLlamaDecoder(tf.LlamaForCausalLM(tiny()), native_library, Turning(native_library))
+
+
+def test_stored_costs_tell_the_kernels_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = make_family("llama", tmp_path)
+    ours = load_model(folder)
+    assert ours.kernels.startswith("native ") and identity(ours).endswith(ours.kernels)
+    assert load_model(folder, "float32").kernels == "reference"
+    monkeypatch.setenv("FORERUN_KERNELS", "reference")
+    assert identity(load_model(folder)) == identity(ours).replace(ours.kernels, "reference")

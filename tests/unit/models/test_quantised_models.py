@@ -223,6 +223,13 @@ def test_the_target_itself_in_fewer_bits_drafts_for_it(drafter: str, quantize: s
     assert any(drafter.partition("=")[2] in str(part) for part in llm.drafter.traits.cost_key)
 
 
+def test_codes_are_not_multiplied_in_float64(tmp_path: Path) -> None:
+    drawn_llama().double().save_pretrained(tmp_path)
+    model = load_model(tmp_path, "auto", quantize="int8")
+    assert model.dtype == torch.float32 and model.exactness.exact
+    assert load_model(tmp_path, "auto").dtype == torch.float64
+
+
 def test_a_loaded_draft_model_is_not_quantised(tmp_path: Path) -> None:
     from forerun import DraftModel
 

@@ -17,7 +17,7 @@ class Forerun:
         from forerun import __version__
         from forerun.bench.engines import beside
         from forerun.bench.measure import machine
-        from forerun.config import AUTO
+        from forerun.config import AUTO, REFERENCE
         from forerun.engine import LLM
         from forerun.models import number_format
 
@@ -27,9 +27,10 @@ class Forerun:
         for name, text in options["drafters"].items():
             self._engines[name] = beside(plain, text, AUTO)
         commit = machine()["commit"]
+        capability = torch.backends.cpu.get_cpu_capability()
         self.ready = {
             "version": f"forerun {__version__}{f' ({commit})' if commit else ''}, torch {torch.__version__}",
-            "instructions": torch.backends.cpu.get_cpu_capability(),
+            "instructions": capability if plain.target.kernels == REFERENCE else plain.target.kernels,
             "precision": number_format(plain.target),
             "methods": list(self._engines),
             "eos_token_ids": sorted(plain.target.eos_token_ids),

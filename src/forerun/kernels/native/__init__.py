@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +18,10 @@ from forerun.errors import ConfigError, NativeUnavailableError
 if TYPE_CHECKING:
     from forerun.kernels.native.library import Library
 
-LOST = "The kernels in PyTorch run instead: the same promises, but slower steps, and quantised weights gain no speed."
+LOST = (
+    "The kernels in PyTorch run instead: the same promises, but slower steps, and quantised weights gain no speed and "
+    "take more memory than bfloat16."
+)
 
 _log = logging.getLogger(__name__)
 _lock = threading.Lock()
@@ -62,6 +66,17 @@ def references() -> Iterator[None]:
 def native_for(device: torch.device) -> Library | None:
     """The same, where models on this device are computed by it: on the CPU."""
     return native() if device.type == "cpu" else None
+
+
+def in_use() -> str | None:
+    """Which kernels models of this process got, as figures name them: "native avx512", "reference"; None where no model
+    has asked for native ones."""
+    if os.environ.get(KERNELS_VARIABLE) == REFERENCE:
+        return REFERENCE
+    found = _loaded
+    if found is None:
+        return None
+    return REFERENCE if isinstance(found, NativeUnavailableError) else f"{NATIVE} {found.instructions}"
 
 
 def load() -> Library | NativeUnavailableError:

@@ -43,10 +43,10 @@ def read_config(folder: ModelFolder) -> Any:
     model_type = fields.string("model_type")
     if model_type not in CONFIG_MAPPING:
         raise UnsupportedModelError(_unknown_type(folder, fields, model_type))
-    stored_quantisation(fields)
     text = fields.fields("text_config", None)
     for part in (fields, text):
         if part is not None:
+            stored_quantisation(part)
             _check_values(part)
     with as_load_errors(f"{fields.place}: it describes no {model_type} model", REMEDY):
         cls = CONFIG_MAPPING[model_type]

@@ -1,0 +1,35 @@
+"""Native kernels are looked for where they would compute, and nowhere else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from families import make_family
+from forerun.errors import NativeUnavailableError
+from forerun.kernels import native as module
+from forerun.kernels.native import in_use
+from forerun.models import load_model
+
+
+def test_one_line_for_the_models_that_lose_by_it_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delenv("FORERUN_KERNELS", raising=False)
+    monkeypatch.setattr(module, "_loaded", NativeUnavailableError("Why.", "What to do."))
+    monkeypatch.setattr(module, "_warned", False)
+    folder = make_family("llama", tmp_path)
+    for dtype in ("float32", "float64"):
+        load_model(folder, dtype)
+        assert "native kernels" not in caplog.text
+    assert load_model(folder).kernels == in_use() == "reference"
+    assert caplog.text.count("There are no native kernels. Why.") == 1
+
+
+def test_what_is_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FORERUN_KERNELS", raising=False)
+    monkeypatch.setattr(module, "_loaded", None)
+    assert in_use() is None
+    monkeypatch.setenv("FORERUN_KERNELS", "reference")
+    assert in_use() == "reference"
