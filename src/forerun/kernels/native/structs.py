@@ -72,13 +72,8 @@ class ModelStruct(Structure):
 
 
 class RowsStruct(Structure):
-    """`ForerunRows`.
+    """`ForerunRows`."""
 
-    Attributes:
-        tables: what `cosines` and `sines` point into, kept here.
-    """
-
-    tables: object = None
     _fields_ = [
         ("sequence", c_void_p),
         ("position", c_void_p),

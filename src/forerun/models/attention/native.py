@@ -60,7 +60,7 @@ class NativeAttention:
 
 
 def rows_struct(layout: Layout, cosines: Tensor | None = None, sines: Tensor | None = None) -> RowsStruct:
-    """The rows of a forward as the library reads them; `layout` must outlive it. It keeps the tables.
+    """The rows of a forward as the library reads them; `layout` and the tables must outlive it.
 
     cosines, sines: [positions, D / 2] float32, of what rotates queries and keys itself.
     """
@@ -70,6 +70,4 @@ def rows_struct(layout: Layout, cosines: Tensor | None = None, sines: Tensor | N
     arrays = (paths.sequence, paths.position, paths.slot, paths.prefix, paths.tail_start, paths.tail)
     addresses = [array.ctypes.data for array in (*arrays, plan.pages, plan.page_start)]
     tables = [None if table is None else table.data_ptr() for table in (cosines, sines)]
-    rows = RowsStruct(*addresses, *tables, layout.num_rows)
-    rows.tables = cosines, sines
-    return rows
+    return RowsStruct(*addresses, *tables, layout.num_rows)
