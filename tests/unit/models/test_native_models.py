@@ -90,7 +90,6 @@ def test_heads_may_be_very_wide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     "options",
     [
         {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0, "partial_rotary_factor": 0.5}},
-        {"head_dim": 15},
         {"num_attention_heads": 3, "num_key_value_heads": 2, "head_dim": 16},
     ],
 )
