@@ -1,7 +1,7 @@
-"""The product by the native kernels: weights of 16, 8 or 4 bits, read once for eight rows.
+"""The product by the native kernels: weights of 16, 8 or 4 bits, read from memory once.
 
 A row's result does not depend on the other rows, whatever their number. Float weights are multiplied with float32
-activations, input by input in order; codes as `kernels/quantised_linear.py` defines it.
+activations, even and odd inputs apart, each in order; codes as `kernels/quantised_linear.py` defines it.
 """
 
 from __future__ import annotations
