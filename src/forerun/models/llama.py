@@ -138,11 +138,7 @@ class LlamaDecoder(LayerRangeDecoder):
 
     def head(self, x: Tensor, layout: Layout, taps: Taps) -> Tensor:
         """As `LayerRangeDecoder.head`."""
-        if layout.num_logits == 0:
-            x = x[:0]
-        elif layout.logit_rows is not None:
-            x = x[layout.logit_rows]
-        x = rms_norm(x, self.norm, self.eps)
+        x = rms_norm(layout.wanted(x), self.norm, self.eps)
         taps.take_wanted(self.num_layers, x)
         return self.lm_head.forward(x) if layout.num_logits else x.new_empty(0, self.lm_head.out_features)
 

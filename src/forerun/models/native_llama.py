@@ -101,11 +101,7 @@ class NativeLlamaDecoder(LayerRangeDecoder):
 
     def head(self, x: Tensor, layout: Layout, taps: Taps) -> Tensor:
         """As `LayerRangeDecoder.head`."""
-        if layout.num_logits == 0:
-            x = x[:0]
-        elif layout.logit_rows is not None:
-            x = x[layout.logit_rows]
-        x = x.to(torch.float32, copy=True).contiguous()
+        x = layout.wanted(x).to(torch.float32, copy=True).contiguous()
         logits = torch.empty(len(x), self.lm_head.out_features)
         self._library.head(ctypes.byref(self._model), len(x), x.data_ptr(), logits.data_ptr(), torch.get_num_threads())
         taps.take_wanted(self.num_layers, x)

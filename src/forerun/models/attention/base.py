@@ -91,6 +91,12 @@ class Layout:
     num_logits: int
     plan: Plan
 
+    def wanted(self, x: Tensor) -> Tensor:
+        """Of all rows, [T, ...], those whose logits are wanted, perhaps padded; none where no logits are."""
+        if self.num_logits == 0:
+            return x[:0]
+        return x if self.logit_rows is None else x[self.logit_rows]
+
 
 class Planner(Protocol):
     """What one kind of attention needs of a model's forwards: caches of its kind, and plans.

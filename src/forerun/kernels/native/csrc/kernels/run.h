@@ -1,5 +1,38 @@
 // The entry points of one instruction set. Included once for each.
 
+// Loops that the threads of a team share.
+
+// Bring the rows that a product reads into codes, if it reads codes.
+FN void prepare_rows(const ForerunLinear& w, const Input& in, int64_t n, forerun::Member& member) {
+    if (!forerun::reads_codes(w)) return;
+    int64_t first, last;
+    member.open(n);
+    while (member.claim(first, last))
+        for (int64_t t = first; t < last; t++) prepare(in, t);
+    member.close();
+}
+
+// Norm rows of x into an input's floats, which may be the same, and bring them into codes, if it has room for codes.
+FN void norm_rows(const float* x, const float* weight, float eps, const Input& in, int64_t n, forerun::Member& member) {
+    int64_t first, last;
+    member.open(n);
+    while (member.claim(first, last))
+        for (int64_t t = first; t < last; t++) {
+            rms_norm(x + t * in.width, weight, eps, in.width, in.x + t * in.width);
+            prepare(in, t);
+        }
+    member.close();
+}
+
+// out = residual + product; residual may be null, or out.
+FN void product_rows(const ForerunLinear& w, const Input& in, int64_t n, const float* residual, float* out,
+                     forerun::Member& member) {
+    int64_t first, last;
+    member.open((w.out + 15) / 16);
+    while (member.claim(first, last)) linear_blocks(w, in, n, first, last, residual, out, w.out);
+    member.close();
+}
+
 struct LinearCall {
     const ForerunLinear* w;
     Input in;
@@ -13,15 +46,8 @@ FN void linear_body(void* data) {
     LinearCall& c = *(LinearCall*)data;
     forerun::Member member(*c.team);
     int64_t first, last;
-    if (forerun::reads_codes(*c.w)) {
-        member.open(c.n);
-        while (member.claim(first, last))
-            for (int64_t t = first; t < last; t++) prepare(c.in, t);
-        member.close();
-    }
-    member.open((c.w->out + 15) / 16);
-    while (member.claim(first, last)) linear_blocks(*c.w, c.in, c.n, first, last, c.residual, c.out, c.w->out);
-    member.close();
+    prepare_rows(*c.w, c.in, c.n, member);
+    product_rows(*c.w, c.in, c.n, c.residual, c.out, member);
 }
 
 static void linear(const ForerunLinear* w, const float* x, int64_t n, const float* residual, float* out, int threads) {
@@ -45,19 +71,8 @@ struct HeadCall {
 FN void head_body(void* data) {
     HeadCall& c = *(HeadCall*)data;
     forerun::Member member(*c.team);
-    int64_t first, last;
-    member.open(c.n);
-    while (member.claim(first, last))
-        for (int64_t t = first; t < last; t++) {
-            float* row = c.x + t * c.model->hidden;
-            rms_norm(row, c.model->norm, c.model->eps, c.model->hidden, row);
-            prepare(c.in, t);
-        }
-    member.close();
-    const ForerunLinear& head = c.model->head;
-    member.open(c.logits ? (head.out + 15) / 16 : 0);
-    while (member.claim(first, last)) linear_blocks(head, c.in, c.n, first, last, nullptr, c.logits, head.out);
-    member.close();
+    norm_rows(c.x, c.model->norm, c.model->eps, c.in, c.n, member);
+    if (c.logits) product_rows(c.model->head, c.in, c.n, nullptr, c.logits, member);
 }
 
 static void head(const ForerunModel* model, int64_t n, float* x, float* logits, int threads) {
@@ -170,13 +185,7 @@ FN void one_layer(const LayersCall& c, int32_t index, forerun::Member& member, f
     const int64_t bytes = m.cache_float32 ? 4 : 2, wide = (int64_t)(m.head_dim + 15) / 16 * 16;
     const int threads = c.team->threads;
     int64_t first, last;
-    member.open(n);
-    while (member.claim(first, last))
-        for (int64_t t = first; t < last; t++) {
-            rms_norm(c.x + t * hidden, layer.input_norm, m.eps, hidden, c.normed.x + t * hidden);
-            prepare(c.normed, t);
-        }
-    member.close();
+    norm_rows(c.x, layer.input_norm, m.eps, c.normed, n, member);
     const int64_t q_blocks = (layer.query.out + 15) / 16, kv_blocks = (layer.key.out + 15) / 16;
     member.open(q_blocks + 2 * kv_blocks);
     while (member.claim(first, last))
@@ -200,35 +209,15 @@ FN void one_layer(const LayersCall& c, int32_t index, forerun::Member& member, f
             m.cache_float32 ? place_row<float>(c, layer, a, (int32_t)t) : place_row<uint16_t>(c, layer, a, (int32_t)t);
     member.close();
     m.cache_float32 ? attend<float>(a, member, threads, scratch) : attend<uint16_t>(a, member, threads, scratch);
-    if (forerun::reads_codes(layer.out)) {
-        member.open(n);
-        while (member.claim(first, last))
-            for (int64_t t = first; t < last; t++) prepare(c.mixed, t);
-        member.close();
-    }
-    member.open((hidden + 15) / 16);
-    while (member.claim(first, last)) linear_blocks(layer.out, c.mixed, n, first, last, c.x, c.x, hidden);
-    member.close();
-    member.open(n);
-    while (member.claim(first, last))
-        for (int64_t t = first; t < last; t++) {
-            rms_norm(c.x + t * hidden, layer.mlp_norm, m.eps, hidden, c.normed.x + t * hidden);
-            prepare(c.normed, t);
-        }
-    member.close();
+    prepare_rows(layer.out, c.mixed, n, member);
+    product_rows(layer.out, c.mixed, n, c.x, c.x, member);
+    norm_rows(c.x, layer.mlp_norm, m.eps, c.normed, n, member);
     member.open((m.intermediate + 15) / 16);
     while (member.claim(first, last))
         gated_blocks(layer.gate, layer.up, c.normed, n, first, last, c.gated.x, m.intermediate);
     member.close();
-    if (forerun::reads_codes(layer.down)) {
-        member.open(n);
-        while (member.claim(first, last))
-            for (int64_t t = first; t < last; t++) prepare(c.gated, t);
-        member.close();
-    }
-    member.open((hidden + 15) / 16);
-    while (member.claim(first, last)) linear_blocks(layer.down, c.gated, n, first, last, c.x, c.x, hidden);
-    member.close();
+    prepare_rows(layer.down, c.gated, n, member);
+    product_rows(layer.down, c.gated, n, c.x, c.x, member);
 }
 
 FN void layers_body(void* data) {
