@@ -34,6 +34,8 @@ QUANTISATIONS = ("int8", "int4")
 AUTO: Literal["auto"] = "auto"
 """num_draft_tokens: chosen step by step, for every sequence."""
 NumDraftTokens = int | Literal["auto"]
+ON, OFF = "on", "off"
+PREFIX_REUSE = (AUTO, ON, OFF)
 MAX_NUM_DRAFT_TOKENS = 128
 """Upper bound of K, the nodes of a draft: no chain pays beyond a few of them, but trees and probes need more."""
 
@@ -91,6 +93,24 @@ class EngineConfig(Checked):
     )
     prefill_chunk: int = option(PREFILL_CHUNK, "Prompt tokens that a sequence computes in one step.", low=1)
     max_batch: int = option(MAX_BATCH, "Sequences that one step may hold; more wait their turn.", low=1)
+    max_queue: int | None = option(
+        None,
+        "Sequences that may wait beyond those; a request that finds no room is refused. None: any number.",
+        low=0,
+        default_text="any number",
+    )
+    cache_memory: float | None = option(
+        None,
+        "GiB for keys and values. A request that could never fit is refused; one that does not fit now waits.",
+        low=0,
+        above=True,
+        default_text="what max_batch sequences of the whole context need, at most half of the machine's memory",
+    )
+    prefix_reuse: str = option(
+        AUTO,
+        f"Keep keys and values of prompts and answers, while there is room, for requests that begin alike: "
+        f"{', '.join(PREFIX_REUSE)}. auto: where the model is exact, so that it changes no bit.",
+    )
     acceptance: str | None = option(
         None,
         "Name of a verification rule. Greedy requests and those with a seed are verified exactly whatever it is.",
@@ -99,6 +119,11 @@ class EngineConfig(Checked):
     seed: int | None = option(
         None, "Seed of the engine's own noise, for requests that carry none.", default_text="drawn"
     )
+
+    def __post_init__(self) -> None:
+        check_options(self, ConfigError)
+        if self.prefix_reuse not in PREFIX_REUSE:
+            raise ConfigError(f"prefix_reuse is {self.prefix_reuse!r}, but must be one of {', '.join(PREFIX_REUSE)}.")
 
 
 @documented
@@ -170,7 +195,14 @@ class SamplingParams:
         None,
         "Whose request this is. A drafter that is told to share text between requests shares it among those of "
         "one tenant alone, and nothing of or with a request that names none: how fast tokens come can tell a "
-        "client what others' text holds. It never alters the output.",
+        "client what others' text holds. Keys and values of prompts that begin alike are shared among requests of "
+        "one tenant, and among those that name none; the queue is fair to tenants. It never alters the output.",
+    )
+    priority: int = option(
+        0,
+        "Requests of higher priority come first, and take the places of others where there are none.",
+        low=-100,
+        high=100,
     )
 
     def __post_init__(self) -> None:

@@ -10,6 +10,7 @@
     ├── NativeUnavailableError    the native kernels cannot be had here
     ├── DrafterError              a drafter that cannot be used
     │   └── IncompatibleDrafterError  ... with this target
+    ├── QueueFullError            a request that finds no room in the queue
     ├── RequestError              a request that could not be finished
     │   ├── NonFiniteError            ... for the target's logits are NaN or infinite
     │   └── InterruptedRequestError   ... for its step was interrupted
@@ -69,6 +70,14 @@ class DrafterError(ForerunError, ValueError):
 
 class IncompatibleDrafterError(DrafterError):
     """A drafter whose vocabulary or shape does not fit the target."""
+
+
+class QueueFullError(ForerunError):
+    """As many requests wait already as may."""
+
+
+class OutOfPagesError(ForerunError):
+    pass
 
 
 class RequestError(ForerunError):

@@ -210,7 +210,8 @@ class Needs:
 
     Attributes:
         top_tokens: this many most probable tokens of every verified row; 0 asks for none.
-        prompt_rows: the same of the prompt's rows, whose logits are then computed as well.
+        prompt_rows: the same of the prompt's rows, whose logits are then computed as well; not of those whose keys and
+            values are taken over from another sequence, which are not computed.
         layers: hidden states of the same rows, entering these of the target's layers, residual included; as many as
             it has layers stands for the state after the final norm, which enters the output layer.
     """

@@ -53,7 +53,7 @@ def generate(
     ] = False,
     system: options.System = None,
     json: options.Json = False,
-    params: Annotated[SamplingParams, Flags(leave_out=("prompt_logprobs", "tenant"), panel="Sampling")],
+    params: Annotated[SamplingParams, Flags(leave_out=("prompt_logprobs", "tenant", "priority"), panel="Sampling")],
 ) -> None:
     """Generate text from a prompt, streaming it to standard output."""
     params = replace(params, prediction=read_prediction(params.prediction))

@@ -27,6 +27,10 @@ class LLMOptions(Checked):
         EngineConfig, "num_draft_tokens", None, default_text=f"the drafter's own, or {AUTO}"
     )
     acceptance: str | None = option_like(EngineConfig, "acceptance", None, default_text="the exact rule that fits")
+    cache_memory: float | None = option_like(
+        EngineConfig, "cache_memory", None, default_text="what the batch needs, at most half of the machine's"
+    )
+    prefix_reuse: str = option_like(EngineConfig, "prefix_reuse", AUTO, default_text=AUTO)
     dtype: str = option(DEFAULT_DTYPE, f"Number format of weights and cache: {', '.join(DTYPES)}.")
     device: str = option("cpu", f"Where to compute: {DEVICES}.")
     quantize: str | None = option(

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import logging
-from collections import deque
 from time import perf_counter
 from typing import Any
 
@@ -13,10 +11,11 @@ import torch
 from forerun.config import EngineConfig, SamplingParams
 from forerun.drafters import Drafter
 from forerun.engine.checks import check_request, encode_prediction, with_special_stops
+from forerun.engine.departures import Departures
 from forerun.engine.interrupts import HeldInterrupts
-from forerun.engine.outputs import failure, put, result, shown
-from forerun.engine.results import StepOutput, StreamChunk
-from forerun.engine.scheduler import Scheduler
+from forerun.engine.memory import Memory
+from forerun.engine.results import StepOutput
+from forerun.engine.scheduler import Schedule, Scheduler
 from forerun.engine.state import Request, SequenceState, new_state
 from forerun.engine.stats import StepStats
 from forerun.engine.step import StepLoop
@@ -25,8 +24,6 @@ from forerun.errors import InterruptedRequestError
 from forerun.models import LanguageModel
 from forerun.policy import Budget
 from forerun.verify import check_acceptance
-
-_log = logging.getLogger(__name__)
 
 
 class Engine:
@@ -56,14 +53,16 @@ class Engine:
             check_acceptance(self.config.acceptance)
         self.tokenizer = tokenizer
         self._texts = None if tokenizer is None else TokenTexts(tokenizer)
-        self.scheduler = Scheduler(self.config.max_batch)
+        self._memory = Memory(target, self.config)
+        self.scheduler = Scheduler(self.config, target, self._memory.reuses)
         self.last_step = StepStats()
         # K = 0 is plain decoding: a drafter that is never asked need not be told anything either. An explicit budget
         # decides for itself, and keeps the drafter.
         self._drafter = drafter if self.config.num_draft_tokens or budget is not None else None
         self._loop = StepLoop(target, self._drafter, self.config, budget)
         self._ids = itertools.count()
-        self.outputs: deque[StepOutput] = deque()
+        self._exits = Departures(self._loop, self.scheduler, self._memory, self._texts)
+        self.outputs = self._exits.outputs
         self._under_way: list[SequenceState] = []  # the sequences of the present step; after it, of one cut short
         self._ending: list[SequenceState] = []  # sequences that are to leave before they are finished
 
@@ -73,7 +72,7 @@ class Engine:
         return bool(len(self.scheduler) or self.outputs or self._under_way or self._ending)
 
     def add(self, prompt_token_ids: list[int], params: SamplingParams | None = None, *, stream: bool = False) -> int:
-        """Queue a request; its id. Each of its `n` choices computes the prompt for itself.
+        """Queue a request; its id.
 
         Args:
             prompt_token_ids: [n], 1 <= n < context length.
@@ -81,11 +80,14 @@ class Engine:
             stream: outputs carry text as it arrives, not only at the end.
 
         Raises:
-            PromptError: the prompt is empty, too long, or holds ids outside the vocabulary.
+            PromptError: the prompt is empty, too long, or holds ids outside the vocabulary; or its keys and values
+                would not fit into memory.
             SamplingError: an option does not fit this model.
+            QueueFullError: `max_queue` sequences wait already.
         """
         params = params or SamplingParams()
         check_request(prompt_token_ids, params, self.target, self.tokenizer)
+        self._memory.check(len(prompt_token_ids), params)
         params = with_special_stops(params, {} if self._texts is None else self._texts.special, self.target)
         prediction = encode_prediction(params, self.target, self.tokenizer, self.drafter)
         eos = frozenset() if params.ignore_eos else self.target.eos_token_ids
@@ -106,7 +108,8 @@ class Engine:
         before the step, or ends it with an error; the next call returns what had been finished.
         """
         self.advance()
-        outputs, self.outputs = list(self.outputs), deque()
+        outputs = list(self.outputs)
+        self.outputs.clear()
         return outputs
 
     def advance(self) -> None:
@@ -133,48 +136,62 @@ class Engine:
     def close(self) -> None:
         """Free everything; unfinished requests are forgotten."""
         with HeldInterrupts():
-            for state in (*self._under_way, *self._ending, *self.scheduler.find(lambda _: True)):
-                self._leave(state)
+            for state in (*self._under_way, *self._ending, *self.scheduler):
+                self._exits.leave(state)
             self._under_way, self._ending = [], []
             self.outputs.clear()
 
     def _advance(self, started: float) -> None:
-        self.scheduler.admit()
-        self._under_way = list(self.scheduler.running)
+        scheduler = self.scheduler
+        while (state := scheduler.displaced()) is not None:
+            self._under_way = [state]
+            self._displace(state)
+        scheduler.admit()
+        self._under_way = list(scheduler.running)
         for state in self._under_way:
             if state.cache is None:
                 self._enter(state, started)
-        batch = list(self.scheduler.running)
-        if batch:
+        if scheduler.running:
             with torch.inference_mode():
-                self.last_step = stats = self._run(batch)
+                self.last_step = stats = self._run(scheduler.plan(self._loop.budget))
             stats.time_total = perf_counter() - started
+            scheduler.observe(stats)
         self._under_way = []
 
     def _enter(self, state: SequenceState, now: float) -> None:
         state.time_started = state.time_started or now
         try:
-            state.cache = state.sequence.cache = self.target.new_cache()
+            self._memory.begin(state)
             self._loop.start(state)
         except Exception as error:
-            self._fail(state, error)
+            self._exits.fail(state, error)
 
-    def _run(self, batch: list[SequenceState]) -> StepStats:
+    def _displace(self, state: SequenceState) -> None:
+        """Take a running sequence's memory, and put it back into the queue."""
+        self._memory.hand_on(state)
+        self._exits.stop(state)
+        self._exits.let_go(state)
+        if state.wants_prompt_logprobs:
+            state.prompt_logprobs = [None]
+        state.stats.num_preemptions += 1
+        self.scheduler.requeue(state)
+
+    def _run(self, schedule: Schedule) -> StepStats:
         """One step of these sequences. If it fails for all, each is tried alone: only the guilty ends."""
         stats = StepStats()
         started = perf_counter()
         try:
-            work = self._loop.compute(batch, stats)
+            work = self._loop.compute(schedule, stats)
         except Exception as error:
-            for state in batch:
+            for state in schedule.states:
                 if state.cache is not None:
                     state.cache.drop()
-            if len(batch) == 1:
-                self._fail(batch[0], error)
+            if len(schedule) == 1:
+                self._exits.fail(schedule.states[0], error)
                 return StepStats()
             stats = StepStats()
-            for state in batch:
-                stats.add(self._run([state]))
+            for alone in schedule.split():
+                stats.add(self._run(alone))
             return stats
         done = []
         for item in work:
@@ -183,8 +200,10 @@ class Engine:
                 state.changing = True
                 chunk = self._loop.apply(item, stats)
                 state.pending, state.changing = chunk, False
+                if not state.prompt_is_shared and chunk is not None:
+                    self._share_prompt(state)
             except Exception as error:
-                self._fail(state, error)
+                self._exits.fail(state, error)
             else:
                 done.append(item)
         failed = self._loop.tell_drafter(done, stats)
@@ -197,62 +216,15 @@ class Engine:
             own.time_verify += stats.time_verify
         for item in done:
             if item.state in failed:
-                self._fail(item.state, failed[item.state])
+                self._exits.fail(item.state, failed[item.state])
             else:
-                self._deliver(item.state)
+                self._exits.deliver(item.state)
         return stats
 
-    def _deliver(self, state: SequenceState) -> None:
-        """Put what the step has committed among the outputs; a sequence that is finished leaves."""
-        chunk = state.pending
-        if chunk is None:
-            return
-        state.changing = True
-        if state.sequence.finish_reason is None:
-            if state.request.stream:
-                self.outputs.append(StepOutput(state.request.id, shown(state, chunk)))
-            state.pending, state.changing = None, False
-            return
-        self._leave(state)
-        self._finish(state, chunk)
-
-    def _finish(self, state: SequenceState, chunk: StreamChunk) -> None:
-        """Put the choice, which has left, among the outputs; or the error of a tokenizer that cannot decode it."""
-        try:
-            output = result(state, chunk, self._texts)
-        except Exception as error:
-            output = failure(state, error)
-        put(output, state, self.outputs)
-
-    def _fail(self, state: SequenceState, error: Exception) -> None:
-        """End the sequence with this error."""
-        state.error, state.sequence.finish_reason = error, "abort"
-        self._end(state)
-
-    def _end(self, state: SequenceState) -> None:
-        """The sequence leaves before it is finished, with an error or without."""
-        self._leave(state)
-        if state.has_left:
-            return
-        if state.error is None:
-            self._finish(state, StreamChunk("", [], index=state.sequence.choice))
-        else:
-            put(failure(state, state.error), state, self.outputs)
-
-    def _leave(self, state: SequenceState) -> None:
-        """Free what the sequence holds, however often this is called."""
-        self._stop(state)
-        if state.cache is not None:
-            state.cache.free()
-            state.cache = state.sequence.cache = None
-        self.scheduler.remove(state)
-
-    def _stop(self, state: SequenceState) -> None:
-        try:
-            self._loop.stop(state)
-        except Exception:
-            # the sequence is gone either way, and its own result or error matters more
-            _log.exception("the drafter failed to let sequence %d go", state.sequence.id)
+    def _share_prompt(self, state: SequenceState) -> None:
+        self._memory.hand_on(state)
+        self.scheduler.prompt_computed(state)
+        state.prompt_is_shared = True
 
     def _recover(self, error: Exception | None = None) -> None:
         """Let go whatever is to end. After a step that was cut short, take its sequences back, or end them, first.
@@ -264,7 +236,7 @@ class Engine:
         """
         if self._under_way:
             for state in self._under_way:
-                self._stop(state)
+                self._exits.stop(state)
                 if state.error is None and (error is not None or state.changing):
                     state.error = error or _interrupted()
             self._loop.reset()
@@ -275,7 +247,7 @@ class Engine:
                     self._take_back(state)
             self._under_way = []
         for state in self._ending:
-            self._end(state)
+            self._exits.end(state)
         self._ending = []
 
     def _take_back(self, state: SequenceState) -> None:
@@ -286,11 +258,10 @@ class Engine:
                 if state.cache.length:
                     self._loop.start(state)
                 else:  # its layers may be half allocated: it enters anew with the next step
-                    state.cache.free()
-                    state.cache = state.sequence.cache = None
-            self._deliver(state)
+                    self._exits.let_go(state)
+            self._exits.deliver(state)
         except Exception as error:
-            self._fail(state, error)
+            self._exits.fail(state, error)
 
 
 def _interrupted() -> InterruptedRequestError:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, overload
 
 from forerun.config import (
+    AUTO,
     DEFAULT_DTYPE,
     MAX_BATCH,
     NO_DRAFTER,
@@ -51,6 +52,11 @@ class LLM:
         seed: of the noise for requests that carry no seed; None draws one.
         max_batch: sequences computed together; more wait their turn.
         prefill_chunk: prompt tokens a sequence computes in one step.
+        cache_memory: GiB for the target's keys and values. A request that could never fit is refused, one that does not
+            fit now waits. None: what max_batch sequences of the whole context need, at most half of the machine's
+            memory; it is taken when it is needed.
+        prefix_reuse: "on" keeps keys and values of prompts and answers for requests that begin alike, while there is
+            room; "off" keeps none; "auto" does where the model is exact, so that it changes no bit.
         tokenizer: replaces the one beside the target.
         adapter: the folder of a PEFT LoRA adapter, merged into the target when it is loaded (extra `peft`). A tokenizer
             beside it replaces the target's, whose tokens it must have.
@@ -76,6 +82,8 @@ class LLM:
         seed: int | None = None,
         max_batch: int = MAX_BATCH,
         prefill_chunk: int = PREFILL_CHUNK,
+        cache_memory: float | None = None,
+        prefix_reuse: str = AUTO,
         tokenizer: Any = None,
         adapter: str | Path | None = None,
         quantize: str | None = None,
@@ -83,9 +91,11 @@ class LLM:
         config = EngineConfig(
             prefill_chunk=prefill_chunk,
             max_batch=max_batch,
+            cache_memory=cache_memory,
+            prefix_reuse=prefix_reuse,
             acceptance=acceptance,
             seed=seed,
-            **({} if num_draft_tokens is None else {"num_draft_tokens": num_draft_tokens}),
+            num_draft_tokens=AUTO if num_draft_tokens is None else num_draft_tokens,
         )
         if isinstance(target, (str, Path)):
             self.target: LanguageModel = load_model(target, dtype, device=device, adapter=adapter, quantize=quantize)

@@ -1,43 +1,246 @@
-"""Who takes part in the next step: first come, first served, up to max_batch at a time."""
+"""Who takes part in the next step, and with how many rows: places, memory, prompts and drafts are shared out here."""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator, Sequence as Seq
+from dataclasses import dataclass
 
+from forerun.config import EngineConfig
+from forerun.engine.prompt_share import PromptShare
 from forerun.engine.state import SequenceState
+from forerun.engine.stats import StepStats
+from forerun.engine.waiting import WaitingQueue
+from forerun.errors import QueueFullError
+from forerun.models import LanguageModel
+from forerun.policy import Budget, Plan
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Turn:
+    """One sequence's part of the next step.
+
+    Attributes:
+        num_owed: committed tokens that the target computes, beginning at the cache's length.
+    """
+
+    state: SequenceState
+    num_owed: int = 1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Schedule:
+    """The next step, of at least one sequence.
+
+    Attributes:
+        undrafted: those within their prompts; without a drafter, all.
+        drafting: those that may draft.
+        plan: the budget's for them, in their order.
+    """
+
+    undrafted: list[Turn]
+    drafting: list[Turn]
+    plan: Plan
+
+    def __len__(self) -> int:
+        return len(self.undrafted) + len(self.drafting)
+
+    @property
+    def states(self) -> list[SequenceState]:
+        """Whose step it is."""
+        return [turn.state for turn in (*self.undrafted, *self.drafting)]
+
+    def split(self) -> Iterator[Schedule]:
+        """Every sequence in a step of its own."""
+        for turn in self.undrafted:
+            yield Schedule([turn], [], Plan([]))
+        for turn, budget in zip(self.drafting, self.plan.budgets, strict=True):
+            yield Schedule([], [turn], Plan([budget], self.plan.price))
 
 
 class Scheduler:
-    """Waiting and running sequences. A sequence that has begun runs until it finishes."""
+    """Waiting and running sequences. One that runs keeps its place until it finishes, unless memory ends, or a request
+    of higher priority has none: then the lowest in rank loses it, and is computed again when there is room.
 
-    def __init__(self, max_batch: int) -> None:
-        self.max_batch = max_batch
-        self.waiting: deque[SequenceState] = deque()
+    In rank, higher priority comes first, then who came first.
+
+    Args:
+        target: whose pool the sequences' pages come from.
+        shares_prompts: choices of one request wait until the first of them has computed their prompt.
+    """
+
+    def __init__(self, config: EngineConfig, target: LanguageModel, shares_prompts: bool) -> None:
+        self._max_batch, self._max_queue, self._chunk = config.max_batch, config.max_queue, config.prefill_chunk
+        self._target = target
+        self._pool = target.pool
+        self._shares_prompts = shares_prompts
+        self._share = PromptShare(adaptive=target.exactness.exact)
+        self.waiting = WaitingQueue()
         self.running: list[SequenceState] = []
+        self._followers: dict[SequenceState, list[SequenceState]] = {}  # by the choice that computes their prompt
 
     def __len__(self) -> int:
-        return len(self.waiting) + len(self.running)
+        return len(self.waiting) + len(self.running) + sum(map(len, self._followers.values()))
 
-    def add(self, states: Iterable[SequenceState]) -> None:
-        """Put sequences at the end of the queue."""
-        self.waiting.extend(states)
+    def __iter__(self) -> Iterator[SequenceState]:
+        yield from self.waiting
+        yield from self.running
+        for followers in self._followers.values():
+            yield from followers
+
+    def add(self, states: Seq[SequenceState]) -> None:
+        """Put the choices of one request into the queue.
+
+        Raises:
+            QueueFullError: there is no room for them.
+        """
+        room = None if self._max_queue is None else self._max_batch + self._max_queue - len(self)
+        if room is not None and len(states) > room:
+            raise QueueFullError(
+                f"{len(self)} sequences run or wait, and the request has {len(states)}, but with max_batch "
+                f"{self._max_batch} and max_queue {self._max_queue} there is room for {max(room, 0)}. Send it again "
+                "later, or raise max_queue."
+            )
+        first = states[0]
+        if self._shares_prompts and len(states) > 1:
+            self._followers[first] = list(states[1:])
+            for state in states[1:]:
+                state.leader = first
+            states = states[:1]
+        for state in states:
+            self.waiting.push(state)
+
+    def find(self, wanted: Callable[[SequenceState], bool]) -> list[SequenceState]:
+        """Every sequence for which `wanted` holds."""
+        return [state for state in self if wanted(state)]
 
     def admit(self) -> None:
         """Move waiting sequences into free places. An interrupt leaves none out: for a moment it is in both."""
-        while self.waiting and len(self.running) < self.max_batch:
-            state = self.waiting[0]
+        while (state := self.waiting.first) is not None and self._has_place(state):
             if state not in self.running:
                 self.running.append(state)
-            self.waiting.popleft()
+            self.waiting.take(state)
 
-    def find(self, wanted: Callable[[SequenceState], bool]) -> list[SequenceState]:
-        """Every waiting or running sequence for which `wanted` holds."""
-        return [state for state in (*self.waiting, *self.running) if wanted(state)]
+    def displaced(self) -> SequenceState | None:
+        """Who must go before the next step, for memory ends or the first in the queue has a higher priority."""
+        last = max(self.running, key=_rank, default=None)
+        if last is None:
+            return None
+        if len(self.running) > 1 and self._is_short():
+            return last
+        first = self.waiting.first
+        if first is not None and _priority(first) > _priority(last) and not self._has_place(first):
+            return last
+        return None
+
+    def requeue(self, state: SequenceState) -> None:
+        """A running sequence has lost its place."""
+        self.waiting.push_back(state)
+        self.running.remove(state)
+
+    def prompt_computed(self, state: SequenceState) -> None:
+        """The other choices of the request may take the prompt over."""
+        for follower in reversed(self._followers.get(state, ())):
+            self.waiting.push_back(follower)
+        self._followers.pop(state, None)
 
     def remove(self, state: SequenceState) -> None:
         """Take a sequence out, if it is there."""
         if state in self.running:
             self.running.remove(state)
-        if state in self.waiting:
-            self.waiting.remove(state)
+        self.waiting.remove(state)
+        for followers in self._followers.values():
+            if state in followers:
+                followers.remove(state)
+        if waiting := self._followers.get(state):  # it left before it had computed the prompt
+            first, *others = waiting
+            first.leader = None
+            for other in others:
+                other.leader = first
+            if others:
+                self._followers[first] = others
+            self.waiting.push_back(first)
+        self._followers.pop(state, None)
+
+    def plan(self, budget: Budget | None) -> Schedule:
+        """The turns of the next step, of running sequences whose caches are there.
+
+        Args:
+            budget: how much may be drafted; None without a drafter.
+        """
+        ready = [state for state in self.running if state.num_missing == 1]
+        left = self._available - sum([state.pages_wanted(1) for state in ready])
+        turns = self._prompts(self._share.rows(len(ready)), left) if len(ready) < len(self.running) else []
+        left -= sum([turn.state.pages_wanted(turn.num_owed) for turn in turns])
+        answering = [Turn(state) for state in ready]
+        if budget is None or not ready:
+            return Schedule([*turns, *answering], [], Plan([]))
+        plan = budget.plan([state.sequence for state in ready])
+        return Schedule(turns, answering, plan if self._pool is None else _within(plan, ready, left))
+
+    def _prompts(self, rows: int, pages: float) -> list[Turn]:
+        """The next parts of prompts, in rank, as far as rows and pages suffice."""
+        turns = []
+        for state in sorted(self.running, key=_rank):
+            if state.num_missing == 1 or rows == 0:
+                continue
+            owed = min(state.num_missing, self._chunk, rows)
+            while owed and state.pages_wanted(owed) > pages:
+                owed //= 2
+            if owed:
+                pages -= state.pages_wanted(owed)
+                rows -= owed
+                turns.append(Turn(state, owed))
+        return turns
+
+    def observe(self, stats: StepStats) -> None:
+        """A step is done."""
+        self._share.observe(stats)
+
+    @property
+    def _available(self) -> float:
+        """Pages that can be taken."""
+        return float("inf") if self._pool is None else self._pool.num_available
+
+    def _has_place(self, state: SequenceState) -> bool:
+        """Whether the sequence can begin: with memory for its tokens, and for what those that run have promised."""
+        if len(self.running) >= self._max_batch:
+            return False
+        if self._pool is None or not self.running:
+            return True
+        promised = sum(other.pages_wanted(other.num_missing + 1) for other in self.running if other.cache is not None)
+        entering = sum(self._pages_of(other) for other in self.running if other.cache is None)
+        return promised + entering + self._pages_of(state) <= self._available
+
+    def _pages_of(self, state: SequenceState) -> int:
+        """Pages of a sequence that has no cache yet."""
+        return self._target.new_cache().pages_wanted(len(state.sequence.token_ids) + 1)
+
+    def _is_short(self) -> bool:
+        """Whether those that run cannot all go on, or none of them can."""
+        if self._pool is None:
+            return False
+        ready = [state for state in self.running if state.num_missing == 1]
+        least = sum(state.pages_wanted(1) for state in ready)
+        if not ready:
+            least = min(self.running, key=_rank).pages_wanted(1)
+        return least > self._available
+
+
+def _within(plan: Plan, ready: Seq[SequenceState], pages: float) -> Plan:
+    """The plan, without the drafts for which there are no pages."""
+    budgets = []
+    for state, budget in zip(ready, plan.budgets, strict=True):
+        wanted = state.pages_wanted(1 + budget) - state.pages_wanted(1) if budget else 0
+        if wanted > pages:
+            budget = wanted = 0
+        pages -= wanted
+        budgets.append(budget)
+    return plan if budgets == plan.budgets else Plan(budgets, plan.price)
+
+
+def _priority(state: SequenceState) -> int:
+    return state.request.params.priority
+
+
+def _rank(state: SequenceState) -> tuple[int, int]:
+    return -_priority(state), state.sequence.id

@@ -50,6 +50,8 @@ class SequenceState:
         time_started: perf_counter at the first step.
         changing: the step under way changes what cannot be taken back.
         pending: what the step under way has committed, until it is among the engine's outputs.
+        leader: another choice of the request, which computes the prompt for this one too; None without one.
+        prompt_is_shared: its prompt, computed, has been handed to others.
         error: what ends the sequence.
         has_left: its result or error is among the engine's outputs, or was.
     """
@@ -66,6 +68,8 @@ class SequenceState:
     time_started: float = 0.0
     changing: bool = False
     pending: StreamChunk | None = None
+    leader: SequenceState | None = None
+    prompt_is_shared: bool = False
     error: Exception | None = None
     has_left: bool = False
     _given: tuple[Any, ...] = field(init=False)
@@ -79,6 +83,21 @@ class SequenceState:
         token_ids = self._given[0]
         assert isinstance(token_ids, TokenIds)
         return token_ids
+
+    @property
+    def num_missing(self) -> int:
+        """Committed tokens that the target has not computed yet."""
+        return len(self.sequence.token_ids) - (0 if self.cache is None else self.cache.length)
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """Whether log-probabilities of the prompt are missing."""
+        return self.prompt_logprobs is not None and len(self.prompt_logprobs) < self.sequence.num_prompt
+
+    def pages_wanted(self, num_rows: int) -> int:
+        """Pages that its cache must take to hold so many rows more."""
+        assert self.cache is not None
+        return self.cache.pages_wanted(self.cache.length + num_rows)
 
     def is_untouched(self) -> bool:
         """Whether the sequence's attributes are the engine's; from now on they are."""

@@ -14,6 +14,7 @@ from forerun.drafters import Drafter
 from forerun.engine.drafting import Drafting
 from forerun.engine.non_finite import Diagnosis
 from forerun.engine.results import StreamChunk
+from forerun.engine.scheduler import Schedule
 from forerun.engine.state import SequenceState
 from forerun.engine.stats import StepStats
 from forerun.engine.work import Work
@@ -66,9 +67,14 @@ class StepLoop:
         """A step was interrupted; no sequence is in at this moment."""
         self._drafting.reset()
 
-    def compute(self, batch: Seq[SequenceState], stats: StepStats) -> list[Work]:
+    @property
+    def budget(self) -> Budget | None:
+        """How much may be drafted; None without a drafter."""
+        return None if self._drafting.drafter is None else self._budget
+
+    def compute(self, schedule: Schedule, stats: StepStats) -> list[Work]:
         """Draft, forward and verify; nothing is committed."""
-        work = self._draft(batch, stats)
+        work = self._draft(schedule, stats)
         rows = [item.rows(self._needs.layers) for item in work]
         started = perf_counter()
         result = self._target.forward(rows, self._needs.layers)
@@ -76,9 +82,10 @@ class StepLoop:
         self._hand_out(work, result)
         self._verify(work, result.logits)
         stats.time_target, stats.time_verify = computed - started, perf_counter() - computed
-        stats.num_sequences = len(batch)
+        stats.num_sequences = len(work)
         for row, item in zip(rows, work, strict=True):
             stats.num_rows += len(row.token_ids)
+            stats.num_prompt_rows += item.num_owed if item.num_owed > 1 else 0
             stats.num_draft_tokens += 0 if item.draft is None else len(item.draft)
             if item.budget is not None and item.draft is not None and item.verdict is not None:
                 item.outcome = Outcome(item.state.sequence, item.budget, item.draft, item.verdict)
@@ -90,7 +97,7 @@ class StepLoop:
         state, verdict = item.state, item.verdict
         sequence, cache = state.sequence, state.cache
         assert cache is not None
-        if item.num_extra and state.prompt_logprobs is not None:
+        if item.num_extra and state.wants_prompt_logprobs:
             self._report_prompt(item)
         if verdict is None:
             cache.commit(range(item.num_owed))
@@ -141,19 +148,12 @@ class StepLoop:
         )
         self._budget.observe(cost, outcomes)
 
-    def _draft(self, batch: Seq[SequenceState], stats: StepStats) -> list[Work]:
-        """Prompt chunks for the sequences that owe more than one token, drafts for the others."""
-        chunk, all_rows = self._config.prefill_chunk, self._needs.prompt_rows and self._needs.rows
-        ready: list[SequenceState] = []
-        work: list[Work] = []
-        for state in batch:
-            assert state.cache is not None
-            if self._drafting.drafter is None or state.cache.length + 1 < len(state.sequence.token_ids):
-                work.append(Work.prompt_chunk(state, chunk, all_rows))
-            else:
-                ready.append(state)
+    def _draft(self, schedule: Schedule, stats: StepStats) -> list[Work]:
+        """What each turn computes, with the drafts of those that may have one."""
+        all_rows = self._needs.prompt_rows and self._needs.rows
+        work = [Work.undrafted(turn.state, turn.num_owed, all_rows) for turn in schedule.undrafted]
+        ready, plan = [turn.state for turn in schedule.drafting], schedule.plan
         if ready:
-            plan = self._budget.plan([state.sequence for state in ready])
             started = perf_counter()
             drafts = self._drafting.ask(ready, plan)
             stats.time_draft = perf_counter() - started

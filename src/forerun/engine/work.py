@@ -48,17 +48,14 @@ class Work:
     bad_rows: frozenset[int] = frozenset()
 
     @classmethod
-    def prompt_chunk(cls, state: SequenceState, chunk: int, all_rows: bool = False) -> Work:
-        """The next tokens of a prompt; with its last one, the first token of the output is drawn.
+    def undrafted(cls, state: SequenceState, num_owed: int, all_rows: bool = False) -> Work:
+        """The next tokens of a prompt, or of one that is computed again; with the last one, a token is drawn.
 
         all_rows: the drafter wants to know of every row.
         """
-        assert state.cache is not None
-        missing = len(state.sequence.token_ids) - state.cache.length
-        owed = min(missing, chunk)
-        last = owed == missing
-        extra = owed - last if all_rows or state.prompt_logprobs is not None else 0
-        return cls(state, owed, Draft.empty() if last else None, extra)
+        last = num_owed == state.num_missing
+        extra = num_owed - last if all_rows or state.wants_prompt_logprobs else 0
+        return cls(state, num_owed, Draft.empty() if last else None, extra)
 
     @property
     def num_logits(self) -> int:

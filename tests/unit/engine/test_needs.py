@@ -59,6 +59,11 @@ class Curious(Scripted):
         self.asked[sequence.id] = (draft, list(sequence.token_ids))
         return draft
 
+    def start(self, sequence: Sequence) -> None:
+        super().start(sequence)
+        assert sequence.cache is not None
+        self.num_told[sequence.id] = sequence.cache.length  # of what is taken over nothing is told
+
     def commit(self, steps: list[Step]) -> None:
         super().commit(steps)
         for step in steps:
@@ -67,7 +72,7 @@ class Curious(Scripted):
     def check(self, step: Step) -> None:
         """Rows beyond the draft's follow the prompt; row -(n + 1) follows the last token before the draft."""
         sequence, told = step.sequence, step.top_tokens
-        told_before = self.num_told.setdefault(sequence.id, 0)
+        told_before = self.num_told[sequence.id]
         contexts: list[list[int]] = []
         draft, before = self.asked.pop(sequence.id, (None, []))
         if step.draft is None or step.verdict is None:

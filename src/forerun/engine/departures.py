@@ -1,0 +1,88 @@
+"""How sequences leave a step or the engine: with tokens, with a result, with an error; what they held is given back."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+
+from forerun.engine.memory import Memory
+from forerun.engine.outputs import failure, put, result, shown
+from forerun.engine.results import StepOutput, StreamChunk
+from forerun.engine.scheduler import Scheduler
+from forerun.engine.state import SequenceState
+from forerun.engine.step import StepLoop
+from forerun.engine.text import TokenTexts
+
+_log = logging.getLogger(__name__)
+
+
+class Departures:
+    """Puts what comes of sequences among the engine's outputs, and lets go of those that are finished.
+
+    Every method may be interrupted and called again.
+
+    Attributes:
+        outputs: what came of the steps.
+    """
+
+    def __init__(self, loop: StepLoop, scheduler: Scheduler, memory: Memory, texts: TokenTexts | None) -> None:
+        self.outputs: deque[StepOutput] = deque()
+        self._loop, self._scheduler, self._memory, self._texts = loop, scheduler, memory, texts
+
+    def deliver(self, state: SequenceState) -> None:
+        """Put what the step has committed among the outputs; a sequence that is finished leaves."""
+        chunk = state.pending
+        if chunk is None:
+            return
+        state.changing = True
+        if state.sequence.finish_reason is None:
+            if state.request.stream:
+                self.outputs.append(StepOutput(state.request.id, shown(state, chunk)))
+            state.pending, state.changing = None, False
+            return
+        self.leave(state)
+        self._finish(state, chunk)
+
+    def _finish(self, state: SequenceState, chunk: StreamChunk) -> None:
+        """Put the choice, which has left, among the outputs; or the error of a tokenizer that cannot decode it."""
+        try:
+            output = result(state, chunk, self._texts)
+        except Exception as error:
+            output = failure(state, error)
+        put(output, state, self.outputs)
+
+    def fail(self, state: SequenceState, error: Exception) -> None:
+        """End the sequence with this error."""
+        state.error, state.sequence.finish_reason = error, "abort"
+        self.end(state)
+
+    def end(self, state: SequenceState) -> None:
+        """The sequence leaves before it is finished, with an error or without."""
+        self.leave(state)
+        if state.has_left:
+            return
+        if state.error is None:
+            self._finish(state, StreamChunk("", [], index=state.sequence.choice))
+        else:
+            put(failure(state, state.error), state, self.outputs)
+
+    def leave(self, state: SequenceState) -> None:
+        """Free what the sequence holds, however often this is called."""
+        self._memory.hand_on(state)
+        self.stop(state)
+        self.let_go(state)
+        self._scheduler.remove(state)
+
+    def let_go(self, state: SequenceState) -> None:
+        """Free the sequence's cache."""
+        if state.cache is not None:
+            state.cache.free()
+            state.cache = state.sequence.cache = None
+
+    def stop(self, state: SequenceState) -> None:
+        """The drafter and what draws tokens forget the sequence."""
+        try:
+            self._loop.stop(state)
+        except Exception:
+            # the sequence is gone either way, and its own result or error matters more
+            _log.exception("the drafter failed to let sequence %d go", state.sequence.id)

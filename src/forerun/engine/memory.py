@@ -1,0 +1,83 @@
+"""Keys and values of sequences in the engine's bounded memory: what they take over, what they hand on, what fits."""
+
+from __future__ import annotations
+
+import os
+
+from forerun.config import AUTO, ON, EngineConfig, SamplingParams
+from forerun.engine.state import SequenceState
+from forerun.errors import PromptError
+from forerun.models import LanguageModel
+
+GIB = 2**30
+_AUTO_SHARE = 0.5
+"""Share of the machine's memory that keys and values may take where the user does not say."""
+
+
+class Memory:
+    """The pool of a target's pages, as the sequences of one engine use it.
+
+    Args:
+        target: its pool is bounded here, unless it is already.
+
+    Attributes:
+        reuses: whether sequences that begin alike share pages.
+    """
+
+    def __init__(self, target: LanguageModel, config: EngineConfig) -> None:
+        self._target = target
+        self.reuses = target.exactness.exact if config.prefix_reuse == AUTO else config.prefix_reuse == ON
+        pool = target.pool
+        if pool is not None and (pool.num_pages is None or config.cache_memory is not None):
+            pool.limit(_num_pages(target, config))
+
+    def begin(self, state: SequenceState) -> None:
+        """Give the sequence a cache, with as much of its tokens as is in memory."""
+        cache = state.cache = state.sequence.cache = self._target.new_cache()
+        if not self.reuses or state.wants_prompt_logprobs:
+            return
+        sequence = state.sequence
+        shared = sequence.num_prompt - 1
+        source = None if state.leader is None or sequence.num_output else state.leader.cache
+        if source is not None and source.length >= shared:
+            cache.fork(source, shared)
+        else:
+            cache.adopt(sequence.token_ids, sequence.params.tenant)
+        if not sequence.num_output:
+            state.stats.num_cached_tokens = cache.length
+
+    def hand_on(self, state: SequenceState) -> None:
+        """Let others take over what the target has computed of the sequence, if it has been found sound: a token has
+        come of it."""
+        cache, sequence = state.cache, state.sequence
+        if self.reuses and cache is not None and cache.length and sequence.num_output and state.error is None:
+            cache.publish(sequence.token_ids[: cache.length], sequence.params.tenant)
+
+    def check(self, prompt_length: int, params: SamplingParams) -> None:
+        """Refuse a request that would not fit if it were alone.
+
+        Raises:
+            PromptError: it needs more pages than the pool has.
+        """
+        pool = self._target.pool
+        if pool is None or pool.num_pages is None:
+            return
+        length = min(prompt_length + params.max_tokens, self._target.context_length)
+        wanted = self._target.new_cache().pages_wanted(length)
+        if wanted > pool.num_pages:
+            size = pool.page_nbytes / GIB
+            raise PromptError(
+                f"The request may grow to {length} tokens, whose keys and values take {wanted} pages "
+                f"({wanted * size:.3g} GiB), but there are {pool.num_pages} ({pool.num_pages * size:.3g} GiB). Lower "
+                "max_tokens, shorten the prompt, or raise cache_memory."
+            )
+
+
+def _num_pages(target: LanguageModel, config: EngineConfig) -> int:
+    pool = target.pool
+    assert pool is not None
+    if config.cache_memory is not None:
+        return max(1, int(config.cache_memory * GIB / pool.page_nbytes))
+    most = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * _AUTO_SHARE
+    wanted = config.max_batch * target.new_cache().pages_wanted(target.context_length)
+    return max(1, min(wanted, int(most / pool.page_nbytes)))

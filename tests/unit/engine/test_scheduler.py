@@ -1,0 +1,263 @@
+"""Places, memory and turns: who waits, who loses a place, and that nobody's text shows it."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, strategies as st
+
+from doubles import FakeModel, Scripted, adversaries
+from forerun.config import EngineConfig, SamplingParams
+from forerun.engine import Engine, StepOutput
+from forerun.errors import PromptError, QueueFullError
+from fuzzing import examples
+from forerun.types import Sequence
+from pooled import PAGE, PooledModel
+
+GREEDY = SamplingParams(temperature=0, max_tokens=12)
+
+
+def finish(engine: Engine, limit: int = 2000) -> dict[tuple[int, int], StepOutput]:
+    """Step until idle, and look after every step whether the pages add up."""
+    last: dict[tuple[int, int], StepOutput] = {}
+    for _ in range(limit):
+        if not engine.has_work:
+            return last
+        for output in engine.step():
+            last[output.request_id, output.chunk.index] = output
+        check(engine)
+    raise AssertionError("the engine does not come to an end")
+
+
+def check(engine: Engine) -> None:
+    pool = engine.target.pool
+    if pool is not None:
+        pool.check_integrity(cache for cache in engine.target.caches if not cache.freed)
+        assert pool.num_pages is None or pool.num_taken <= pool.num_pages
+
+
+def engine_of(num_pages: int | None, **options: object) -> tuple[PooledModel, Engine]:
+    fake = PooledModel(num_pages)
+    return fake, Engine(fake, None, config=EngineConfig(**options))
+
+
+def test_a_prompt_that_fits_only_when_others_leave_waits() -> None:
+    fake, engine = engine_of(10)
+    first = engine.add([1] * 20, GREEDY)  # 8 pages in the end
+    second = engine.add([2] * 21, GREEDY)
+    orders = []
+    while engine.has_work:
+        for output in engine.step():
+            if output.choice is not None:
+                orders.append(output.request_id)
+        assert len(engine.scheduler.running) <= 1
+        check(engine)
+    assert orders == [first, second]
+    assert fake.pool.num_evicted > 0
+
+
+def test_a_request_too_large_for_the_pool_is_refused_at_once() -> None:
+    _, engine = engine_of(6)
+    with pytest.raises(PromptError, match=r"32 tokens.* 8 pages .*there are 6 "):
+        engine.add([1] * 20, GREEDY)
+    assert not engine.has_work
+
+
+def test_who_came_last_loses_its_place_and_writes_the_same_text() -> None:
+    """Three sequences that fit in the beginning, and not in the end."""
+    fake, engine = engine_of(12, prefix_reuse="off")
+    prompts = [[i, i, 1, 2, 3, 4] for i in range(3)]
+    params = replace(GREEDY, max_tokens=26)
+    ids = [engine.add(prompt, params) for prompt in prompts]
+    last = finish(engine)
+    stats = [last[i, 0].choice.stats for i in ids]
+    assert stats[0].num_preemptions == 0
+    assert sum(each.num_preemptions for each in stats) > 0
+    for i, prompt in zip(ids, prompts):
+        assert last[i, 0].choice.token_ids == fake.greedy(prompt, 26)
+
+
+def test_priority_comes_first_and_takes_places() -> None:
+    fake, engine = engine_of(100, max_batch=1)
+    low = engine.add([1, 2], replace(GREEDY, priority=-1))
+    engine.step()
+    high = engine.add([3, 4], replace(GREEDY, priority=5))
+    middle = engine.add([5, 6], GREEDY)
+    order = []
+    while engine.has_work:
+        order += [output.request_id for output in engine.step() if output.choice is not None]
+        check(engine)
+    assert order == [high, middle, low]
+
+
+def test_tenants_take_turns() -> None:
+    _, engine = engine_of(1000, max_batch=1)
+    busy = [engine.add([1, 2, i], replace(GREEDY, tenant="busy")) for i in range(5)]
+    rare = engine.add([3, 4], replace(GREEDY, tenant="rare"))
+    order = []
+    while engine.has_work:
+        order += [output.request_id for output in engine.step() if output.choice is not None]
+    assert order[:2] == [busy[0], rare] or order[:2] == [rare, busy[0]]
+    assert [each for each in order if each in busy] == busy
+
+
+def test_a_full_queue_refuses() -> None:
+    _, engine = engine_of(100, max_batch=2, max_queue=1)
+    for _ in range(3):
+        engine.add([1], GREEDY)
+    with pytest.raises(QueueFullError, match="max_queue 1 there is room for 0"):
+        engine.add([1], GREEDY)
+    finish(engine)
+    engine.add([1], GREEDY)
+    finish(engine)
+
+
+def test_a_prompt_of_several_choices_is_computed_once() -> None:
+    fake, engine = engine_of(1000)
+    prompt = [i % 11 for i in range(43)]
+    engine.add(prompt, SamplingParams(n=4, seed=3, max_tokens=2))
+    last = finish(engine)
+    # each writes two tokens, the first of which is fed; each of three computes the prompt's last token again
+    assert fake.num_rows == len(prompt) + 4 + 3
+    other, alone = engine_of(1000, prefix_reuse="off")
+    alone.add(prompt, SamplingParams(n=4, seed=3, max_tokens=2))
+    theirs = finish(alone)
+    assert [last[0, i].choice.token_ids for i in range(4)] == [theirs[0, i].choice.token_ids for i in range(4)]
+    assert other.num_rows == 4 * (len(prompt) + 1)
+
+
+@pytest.mark.parametrize("when", ["before", "within", "after"])
+def test_choices_go_on_when_the_first_is_lost(when: str) -> None:
+    """The choice that computes the prompt fails: another takes its place."""
+    fake = PooledModel(1000)
+    drafter, starts = Scripted(lambda *_: []), []
+    start = drafter.start
+
+    def failing(sequence: Sequence) -> None:
+        starts.append(sequence)
+        if when == "before" and len(starts) == 1:
+            raise RuntimeError("no")
+        start(sequence)
+
+    drafter.start = failing  # type: ignore[method-assign]
+    engine = Engine(fake, drafter, config=EngineConfig(prefill_chunk=4, max_batch=2))
+    engine.add([1, 2, 3, 4, 5, 6, 7, 8, 9], SamplingParams(n=3, seed=1, max_tokens=3))
+    if when != "before":
+        for _ in range(1 if when == "within" else 4):
+            engine.step()
+        state = engine.scheduler.running[0]
+        state.error = RuntimeError("no")
+        engine._ending.append(state)
+    last = finish(engine)
+    assert [output.error is not None for _, output in sorted(last.items())] == [True, False, False]
+    alone = Engine(FakeModel())
+    alone.add([1, 2, 3, 4, 5, 6, 7, 8, 9], SamplingParams(n=3, seed=1, max_tokens=3))
+    theirs = finish(alone)
+    assert [last[0, i].choice.token_ids for i in (1, 2)] == [theirs[0, i].choice.token_ids for i in (1, 2)]
+
+
+def test_a_repeated_prompt_is_not_computed_again() -> None:
+    fake, engine = engine_of(1000)
+    prompt = [i % 11 for i in range(50)]
+
+    def answer(params: SamplingParams) -> StepOutput:
+        number = engine.add(prompt, params)
+        return finish(engine)[number, 0]
+
+    first = answer(GREEDY).choice
+    before = fake.num_rows
+    second = answer(GREEDY).choice
+    assert second.token_ids == first.token_ids
+    assert second.stats.num_cached_tokens == 48
+    assert fake.num_rows - before == 2 + 11
+    assert answer(replace(GREEDY, tenant="other")).choice.stats.num_cached_tokens == 0
+    whole = answer(replace(GREEDY, prompt_logprobs=0, max_tokens=1))
+    assert len(whole.prompt_logprobs) == 50
+    assert whole.choice.stats.num_cached_tokens == 0
+
+
+def test_a_long_prompt_goes_in_parts_beside_answers() -> None:
+    fake, engine = engine_of(1000, prefill_chunk=8)
+    engine.add([1, 2], replace(GREEDY, max_tokens=30, ignore_eos=True))
+    engine.step()
+    engine.add([3] * 60, GREEDY)
+    counts = []
+    for _ in range(8):
+        engine.step()
+        counts.append(engine.last_step.num_rows)
+    assert counts == [9] * 7 + [5]
+
+
+@st.composite
+def mixes(draw: st.DrawFn) -> tuple[int, list[tuple[list[int], SamplingParams, int, int | None]], int]:
+    """A pool, requests with the step at which they come and perhaps are aborted, and a seed."""
+    requests = []
+    for _ in range(draw(st.integers(1, 7))):
+        prompt = draw(st.sampled_from([[1, 2, 3, 4, 5, 6, 7, 8, 9], [1, 2, 3, 4, 5], [5, 4, 3, 2, 1, 0, 1]]))
+        prompt = prompt * draw(st.integers(1, 2)) + draw(st.lists(st.integers(0, 10), max_size=3))
+        params = SamplingParams(
+            temperature=draw(st.sampled_from([0.0, 1.0])),
+            seed=draw(st.integers(0, 9)),
+            max_tokens=draw(st.integers(1, 14)),
+            priority=draw(st.sampled_from([0, 0, 3])),
+            tenant=draw(st.sampled_from([None, None, "a"])),
+            ignore_eos=True,
+            logprobs=draw(st.sampled_from([None, 0])),
+            prompt_logprobs=draw(st.sampled_from([None, None, 1])),
+        )
+        if params.temperature:
+            params = replace(params, n=draw(st.sampled_from([1, 1, 3])))
+        requests.append((prompt, params, draw(st.integers(0, 12)), draw(st.sampled_from([None, None, None, 2, 9]))))
+    return draw(st.integers(9, 24)), requests, draw(st.integers(0, 2**20))
+
+
+@examples(60)
+@given(mix=mixes(), kind=st.sampled_from(["none", "right", "wrong", "random", "tree"]), k=st.sampled_from([2, 6, "auto"]))
+def test_any_mix_gives_each_request_what_it_gets_alone(
+    mix: tuple[int, list[tuple[list[int], SamplingParams, int, int | None]], int], kind: str, k: int | str
+) -> None:
+    num_pages, requests, seed = mix
+    fake = PooledModel(num_pages)
+    rng = random.Random(seed)
+    drafter = None
+    if kind != "none":
+        references = {tuple(prompt): fake.greedy(prompt, 60) for prompt, *_ in requests}
+        drafter = adversaries(references, fake.vocab_size)[kind]
+    config = EngineConfig(num_draft_tokens=k, prefill_chunk=rng.choice([3, 256]), max_batch=rng.choice([2, 4]))
+    engine = Engine(fake, drafter, config=config)
+    ids: dict[int, int] = {}
+    last: dict[tuple[int, int], StepOutput] = {}
+    step = 0
+    while engine.has_work or step < 13:
+        for index, (prompt, params, comes, _) in enumerate(requests):
+            if comes == step:
+                ids[index] = engine.add(prompt, params)
+        for index, (*_, comes, leaves) in enumerate(requests):
+            if leaves is not None and comes + leaves == step:
+                engine.abort(ids[index])
+        for output in engine.step():
+            last[output.request_id, output.chunk.index] = output
+        check(engine)
+        step += 1
+        assert step < 3000
+    assert len(engine.scheduler) == 0
+    assert fake.pool.private == 0
+    for index, (prompt, params, _, leaves) in enumerate(requests):
+        alone = Engine(FakeModel(), None, config=EngineConfig(prefix_reuse="off"))
+        alone.add(prompt, params)
+        for (_, choice), expected in finish(alone).items():
+            output = last[ids[index], choice]
+            assert output.error is None
+            ours, theirs = output.choice, expected.choice
+            if ours.finish_reason == "abort":
+                assert leaves is not None
+                assert ours.token_ids == theirs.token_ids[: len(ours.token_ids)]
+                continue
+            assert ours.token_ids == theirs.token_ids
+            assert ours.logprobs == theirs.logprobs
+            assert output.prompt_logprobs == expected.prompt_logprobs
+
+
+assert PAGE == 4  # what the numbers above were counted with
