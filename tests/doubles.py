@@ -9,13 +9,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from forerun.cache import Unpaged
 from forerun.drafters import Drafter, Traits
 from forerun.models import Exactness, Forward, Rows
 from forerun.tree import Tree
 from forerun.types import Draft, Needs, Sequence, Step
 
 
-class FakeCache:
+class FakeCache(Unpaged):
     """Holds the tokens themselves, and insists on its contract."""
 
     def __init__(self) -> None:
@@ -52,6 +53,10 @@ class FakeCache:
     def free(self) -> None:
         self.final, self.tokens, self.scratch, self.freed = self.tokens, [], Tree(), True
 
+    def fork(self, other: Any, length: int) -> None:
+        assert not self.tokens and not self.scratch.ids and 0 <= length <= other.length
+        self.tokens = other.tokens[:length]
+
 
 class FakeModel:
     """Logits are a fixed random vector per hash of the last `order` tokens: deterministic, the same in any batch."""
@@ -78,6 +83,7 @@ class FakeModel:
         self.exactness = Exactness(True)
         self.adapter = self.quantize = None
         self.kernels = "reference"
+        self.pool: Any = None
         generator = torch.Generator().manual_seed(seed)
         self.table = torch.randn(num_contexts, vocab_size, generator=generator, dtype=torch.float64).to(dtype) * scale
         self.caches: list[FakeCache] = []

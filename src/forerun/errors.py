@@ -11,13 +11,16 @@
     ├── DrafterError              a drafter that cannot be used
     │   └── IncompatibleDrafterError  ... with this target
     ├── QueueFullError            a request that finds no room in the queue
+    ├── OutOfPagesError           keys and values that do not fit into their pool
+    ├── PoolIntegrityError        a pool's account of its pages that does not add up
+    ├── NotEnoughMemoryError      a model that does not fit into the memory that there is
     ├── RequestError              a request that could not be finished
     │   ├── NonFiniteError            ... for the target's logits are NaN or infinite
     │   └── InterruptedRequestError   ... for its step was interrupted
     └── BatchError                some of several requests could not be finished; it holds the others' answers
 
 A message names the value, the reason and the remedy, and never holds text or tokens of a request. The command line
-prints it and exits with code 2; bugs in forerun itself surface as ordinary Python exceptions.
+prints it and exits with code 2; other bugs in forerun itself surface as ordinary Python exceptions.
 """
 
 from collections.abc import Mapping, Sequence
@@ -77,7 +80,28 @@ class QueueFullError(ForerunError):
 
 
 class OutOfPagesError(ForerunError):
-    pass
+    """Keys and values that do not fit into their pool now.
+
+    Attributes:
+        wanted: pages asked for.
+        available: pages that could be had.
+        bound: pages of the pool.
+    """
+
+    def __init__(self, wanted: int, available: int, bound: int) -> None:
+        self.wanted, self.available, self.bound = wanted, available, bound
+        super().__init__(
+            f"{wanted} more pages of keys and values are wanted, and the pool can give {available} of its {bound}. "
+            "Let other sequences finish first, or give the pool more memory."
+        )
+
+
+class PoolIntegrityError(ForerunError, AssertionError):
+    """A pool's account of its pages does not add up: a bug of forerun's, to be reported."""
+
+
+class NotEnoughMemoryError(ForerunError):
+    """A model that does not fit into the memory that there is."""
 
 
 class RequestError(ForerunError):

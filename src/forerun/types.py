@@ -1,4 +1,4 @@
-"""The types that travel between floors: drafts, verdicts, sequences, and the contracts of cache, noise and verifier."""
+"""The types that travel between floors: drafts, verdicts, sequences, and the contracts of noise and verifier."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Literal, NoReturn, Protocol
 
 from torch import Tensor
 
+from forerun.caches import Cache as Cache, Pool as Pool
 from forerun.config import SamplingParams
 from forerun.errors import DrafterError
 from forerun.tree import Tree
@@ -97,39 +98,6 @@ class Verdict:
 
     path: list[int]
     next_token: int
-
-
-class Cache(Protocol):
-    """The keys and values of one sequence in one model.
-
-    Scratch accumulates: each forward adds its rows to those fed since the last commit, numbered from 0, and
-    `Rows.parents` may name any of them. `commit` ends that account, and so does `drop`, which every forward that failed
-    or whose rows are not wanted must be followed by.
-    """
-
-    @property
-    def length(self) -> int:
-        """Committed positions."""
-
-    @property
-    def num_scratch(self) -> int:
-        """Rows fed since the last commit."""
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes held."""
-
-    def commit(self, path: Seq[int]) -> None:
-        """Keep these of the rows fed since the last commit, root to leaf, and drop the others."""
-
-    def drop(self, keep: int = 0) -> None:
-        """Drop the rows fed since the last commit, but for the first `keep` of them."""
-
-    def truncate(self, length: int) -> None:
-        """Keep the first `length` committed positions only, and no scratch."""
-
-    def free(self) -> None:
-        """Give the memory back."""
 
 
 class TokenIds(list[int]):

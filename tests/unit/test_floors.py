@@ -15,6 +15,7 @@ FLOORS = {
     "device": 0,
     "config": 0,
     "types": 0,
+    "caches": 0,
     "workloads": 0,
     "home": 0,
     "processor": 0,

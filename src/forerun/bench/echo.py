@@ -10,13 +10,15 @@ from collections.abc import Sequence
 
 import torch
 
+from forerun.cache import Unpaged
 from forerun.models import Forward, LanguageModel, Rows, StandIn
+from forerun.types import Cache
 
 _CERTAIN = 1000.0
 """Logit of the text's next token, above any noise that a seeded request adds."""
 
 
-class EchoCache:
+class EchoCache(Unpaged):
     """The tokens of a sequence in place of keys and values.
 
     Attributes:
@@ -59,6 +61,11 @@ class EchoCache:
     def free(self) -> None:
         """Nothing to give back."""
 
+    def fork(self, other: Cache, length: int) -> None:
+        """Hold the first tokens of another."""
+        assert isinstance(other, EchoCache)
+        self.tokens = other.tokens[:length]
+
 
 class EchoModel(StandIn):
     """A model whose most probable next token is the one in `text`, and token 0 for rows that differ from the text.
@@ -73,6 +80,10 @@ class EchoModel(StandIn):
     def __init__(self, model: LanguageModel) -> None:
         super().__init__(model)
         self.text: Sequence[int] = []
+
+    @property
+    def pool(self) -> None:
+        """None: its caches hold no pages."""
 
     def new_cache(self) -> EchoCache:
         """An empty cache for one sequence."""

@@ -8,8 +8,16 @@ import torch
 from torch import Tensor
 
 from forerun.cache.commit_path import move_in_stacks
+from forerun.cache.page_pool import PagePool
+from forerun.cache.prefix_tree import Page
 from forerun.cache.sequence_cache import SequenceCache
+from forerun.kernels.page_layout import PAGE, Shape
 from forerun.kernels.partition import KV_BLOCK
+
+
+def bytes_per_page(shapes: Sequence[Shape], dtype: torch.dtype) -> int:
+    """Bytes of PAGE positions in a contiguous cache."""
+    return PAGE * dtype.itemsize * sum(heads * (key + value) for heads, key, value in shapes)
 
 
 class ContiguousCache(SequenceCache):
@@ -19,17 +27,21 @@ class ContiguousCache(SequenceCache):
     to n tokens copies O(n) in total. Memory is allocated when the first rows are fed. All keys and values of one shape
     lie in one tensor [tensors, H_kv, capacity, width], so that one operation moves a path in all layers.
 
+    The slots come out of the pool by count: the pages held have no memory of their own. Published pages are copies,
+    which nobody holds, and adopting copies them.
+
     Attributes:
         keys: by layer, [H_kv, capacity, D]. values: by layer, [H_kv, capacity, D_v].
 
     Args:
+        pool: of pages without memory.
         shapes: by layer, (H_kv, D, D_v).
     """
 
     def __init__(
-        self, shapes: Sequence[tuple[int, int, int]], dtype: torch.dtype, device: torch.device | str = "cpu"
+        self, pool: PagePool, shapes: Sequence[Shape], dtype: torch.dtype, device: torch.device | str = "cpu"
     ) -> None:
-        super().__init__(shapes, dtype)
+        super().__init__(pool, shapes, dtype)
         self.device = device
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
@@ -53,16 +65,56 @@ class ContiguousCache(SequenceCache):
         end = self.length + self.num_scratch
         return self.keys[layer][:, :end], self.values[layer][:, :end]
 
+    def pages_wanted(self, num_slots: int) -> int:
+        """As `caches.Cache.pages_wanted`."""
+        return max(0, self._capacity_for(num_slots) // PAGE - len(self.held))
+
     def _move(self, slots: Sequence[int], start: int) -> None:
         move_in_stacks(self._stacks.values(), slots, start)
 
-    def _reserve(self, num_slots: int) -> None:
-        needed = num_slots + 1  # of a tree, attention reads one slot that no row sees
-        if needed <= self._capacity:
+    @torch.inference_mode()
+    def _adopt(self, token_ids: Sequence[int], most: int, tenant: str | None) -> int:
+        found: list[Page] = []
+        try:
+            self.pool.adopt(found, token_ids, most, tenant)
+            while found and self.pages_wanted(len(found) * PAGE) > self.pool.num_available:
+                self.pool.give_back(found, len(found) - 1)  # what is copied from must not be evicted for the copy
+            if found:
+                self._reserve(len(found) * PAGE)
+            for index, page in enumerate(found):
+                for stack, numbers in zip(self._stacks.values(), page.content, strict=True):
+                    stack[:, :, index * PAGE : (index + 1) * PAGE] = numbers
+            return len(found)
+        finally:
+            self.pool.give_back(found)
+
+    @torch.inference_mode()
+    def _publish(self, first: int, end: int, token_ids: Sequence[int], tenant: str | None) -> int:
+        pages: list[Page] = []
+        try:
+            self.pool.adopt(pages, token_ids, end, tenant)
+            num_found = len(pages)
+            while len(pages) < end and self.pool.num_available:
+                self.pool.take(pages, 1)
+                slots = slice((len(pages) - 1) * PAGE, len(pages) * PAGE)
+                pages[-1].content += [stack[:, :, slots].clone() for stack in self._stacks.values()]
+            return self.pool.publish(pages, num_found, len(pages), token_ids, tenant)
+        finally:
+            self.pool.give_back(pages)
+
+    @torch.inference_mode()
+    def _fork(self, other: ContiguousCache, length: int) -> None:
+        if not length:
             return
-        capacity = max(KV_BLOCK, self._capacity)
-        while capacity < needed:
-            capacity *= 2
+        self._reserve(length)
+        for kind, stack in self._stacks.items():
+            stack[:, :, :length] = other._stacks[kind][:, :, :length]
+
+    def _reserve(self, num_slots: int) -> None:
+        capacity = self._capacity_for(num_slots)
+        if capacity <= self._capacity:
+            return
+        self.pool.take(self.held, capacity // PAGE - len(self.held))
         counts: dict[tuple[int, int], int] = {}
         places = []
         for heads, key_width, value_width in self.shapes:
@@ -72,6 +124,14 @@ class ContiguousCache(SequenceCache):
         self._stacks = {kind: self._grown(kind, count, capacity) for kind, count in counts.items()}
         tensors = [self._stacks[kind][place] for kind, place in places]
         self.keys, self.values, self._capacity = tensors[::2], tensors[1::2], capacity
+
+    def _capacity_for(self, num_slots: int) -> int:
+        """Slots in all, if so many are to be used."""
+        needed = num_slots + 1  # of a tree, attention reads one slot that no row sees
+        capacity = max(KV_BLOCK, self._capacity)
+        while capacity < needed:
+            capacity *= 2
+        return capacity
 
     def _grown(self, kind: tuple[int, int], count: int, capacity: int) -> Tensor:
         heads, width = kind
@@ -83,3 +143,4 @@ class ContiguousCache(SequenceCache):
 
     def _release(self) -> None:
         self.keys, self.values, self._stacks, self._capacity = [], [], {}, 0
+        self.pool.give_back(self.held)

@@ -9,35 +9,40 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from forerun.cache.page_allocator import PageAllocator
+from forerun.cache.page_pool import PagePool
+from forerun.cache.prefix_tree import Page
 from forerun.cache.sequence_cache import SequenceCache
-from forerun.kernels.page_layout import PAGE
+from forerun.kernels.page_layout import PAGE, PageLayout
 
 
 class PagedCache(SequenceCache):
     """Keys and values in pages (`kernels/page_layout.py`), which never move. Growth copies nothing.
 
-    Pages are kept until `free`, whatever is dropped or truncated.
+    The first pages may be shared: they are published, or another cache holds them too. Shared pages are never written.
+    Where the cache was truncated into one, its first positions are copied to a new page before the next rows are
+    written. Pages that nobody else has are kept until `free`, whatever is dropped or truncated.
 
     Attributes:
         pages: the sequence's pages in order: slot s lies in pages[s // PAGE].
-        addresses: [pages] uint64, where each begins; a new array whenever pages are added.
+        addresses: [pages] uint64, where each begins; a new array whenever pages change.
 
     Args:
-        allocator: where pages come from, and go when they are freed. It knows the layers' shapes and the format.
+        pool: where pages come from, and go when they are given back.
+        layout: of every page.
     """
 
-    def __init__(self, allocator: PageAllocator) -> None:
-        super().__init__(allocator.layout.shapes, allocator.layout.dtype)
+    def __init__(self, pool: PagePool, layout: PageLayout) -> None:
+        super().__init__(pool, layout.shapes, layout.dtype)
         self.pages: list[Tensor] = []
         self.addresses: NDArray[np.uint64] = np.empty(0, np.uint64)
-        self._allocator = allocator
-        self._layout = allocator.layout
+        self._layout = layout
+        self._num_shared = 0  # pages from the start that may be shared
+        self._room = 0  # slots in `pages`
 
     @property
     def nbytes(self) -> int:
         """Bytes held."""
-        return len(self.pages) * self._layout.nbytes
+        return len(self.held) * self._layout.nbytes
 
     @torch.inference_mode()
     def write(self, layer: int, row: int, keys: Tensor, values: Tensor) -> None:
@@ -49,16 +54,80 @@ class PagedCache(SequenceCache):
         """As `SequenceCache.read`: copies."""
         return self._layout.read(self.pages, layer, range(self.length + self.num_scratch))
 
+    def pages_wanted(self, num_slots: int) -> int:
+        """As `caches.Cache.pages_wanted`."""
+        kept, copied = len(self.held), 0
+        if self.length < self._num_shared * PAGE:
+            kept = min(kept, -(-self.length // PAGE))
+            copied = self.length % PAGE > 0 and _is_shared(self.held[kept - 1])
+        return max(0, -(-num_slots // PAGE) - kept) + copied
+
     @torch.inference_mode()
     def _move(self, slots: Sequence[int], start: int) -> None:
-        self._layout.move(self.pages, slots, start)
+        self._layout.move(self.pages, slots, start, self.addresses)
 
     def _reserve(self, num_slots: int) -> None:
-        while len(self.pages) * PAGE < num_slots:
-            page = self._allocator.take()
-            self.addresses = np.append(self.addresses, np.uint64(page.data_ptr()))
-            self.pages.append(page)
+        if self.length < self._num_shared * PAGE:
+            self._stop_sharing()
+        if num_slots > self._room:
+            try:
+                self.pool.take(self.held, -(-num_slots // PAGE) - len(self.held))
+            finally:
+                self._changed()
+
+    def _adopt(self, token_ids: Sequence[int], most: int, tenant: str | None) -> int:
+        self._num_shared = most
+        self.pool.adopt(self.held, token_ids, most, tenant)
+        self._changed()
+        self._num_shared = len(self.held)
+        return self._num_shared
+
+    def _publish(self, first: int, end: int, token_ids: Sequence[int], tenant: str | None) -> int:
+        self._num_shared = max(self._num_shared, end)
+        try:
+            return self.pool.publish(self.held, first, end, token_ids, tenant)
+        finally:
+            self._changed()
+
+    def _fork(self, other: PagedCache, length: int) -> None:
+        whole, rest = divmod(length, PAGE)
+        last: list[Page] = []
+        self.pool.take(last, 1 if rest else 0)
+        self._num_shared, other._num_shared = whole, max(other._num_shared, whole)
+        self.pool.share(self.held, other.held[:whole])
+        if rest:
+            self._copy(other.held[whole], last[0], rest)
+            self.held += last
+        self._changed()
+
+    def _stop_sharing(self) -> None:
+        """Give back the pages that lie beyond the length, and have the one that it lies in alone."""
+        index, rest = divmod(self.length, PAGE)
+        self._room = 0
+        self.pool.give_back(self.held, index + 1 if rest else index)
+        if rest and _is_shared(self.held[index]):
+            taken: list[Page] = []
+            self.pool.take(taken, 1)
+            self._copy(self.held[index], taken[0], rest)
+            self.pool.exchange(self.held, index, taken)
+        self._changed()
+        self._num_shared = index
+
+    @torch.inference_mode()
+    def _copy(self, source: Page, target: Page, count: int) -> None:
+        self._layout.copy_first(source.content[0], target.content[0], count)
+
+    def _changed(self) -> None:
+        """Pages have been added or taken away, or are others."""
+        self.pages = [page.content[0] for page in self.held]
+        self.addresses = np.array([page.data_ptr() for page in self.pages], np.uint64)
+        self._room = len(self.pages) * PAGE
 
     def _release(self) -> None:
-        self._allocator.give_back(self.pages)
-        self.pages, self.addresses = [], np.empty(0, np.uint64)
+        self.pages, self.addresses, self._room = [], np.empty(0, np.uint64), 0
+        self.pool.give_back(self.held)
+        self._num_shared = 0
+
+
+def _is_shared(page: Page) -> bool:
+    return page.holders > 1 or page.node is not None

@@ -14,6 +14,7 @@ from itertools import groupby
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from forerun.kernels.native import native_for
@@ -21,6 +22,8 @@ from forerun.kernels.native.library import Library
 
 PAGE = 64
 """Positions in a page."""
+_ALIGNMENT = 64
+"""Bytes: a line of the processor's cache, and a vector of AVX-512."""
 LANES = 16
 """Numbers side by side: a vector of float32 on AVX-512."""
 
@@ -85,6 +88,23 @@ class PageLayout:
         self.size = start
         self.nbytes = start * dtype.itemsize
 
+    def new_page(self) -> Tensor:
+        """Zeros, [size], which begin at a multiple of 64 bytes."""
+        extra = _ALIGNMENT // self.dtype.itemsize
+        room = torch.zeros(self.size + extra, dtype=self.dtype)
+        start = -room.data_ptr() % _ALIGNMENT // self.dtype.itemsize
+        return room[start : start + self.size]
+
+    def copy_first(self, source: Tensor, target: Tensor, count: int) -> None:
+        """Copy the first `count` slots of a page to another."""
+        groups, lanes = divmod(count, LANES)
+        for run in self._runs:
+            old, new = run.keys(source), run.keys(target)
+            new[:, :, :groups] = old[:, :, :groups]
+            if lanes:
+                new[:, :, groups, :lanes] = old[:, :, groups, :lanes]
+            run.values(target)[:, :, :count] = run.values(source)[:, :, :count]
+
     def read(self, pages: Sequence[Tensor], layer: int, slots: Iterable[int]) -> tuple[Tensor, Tensor]:
         """Copies of one layer's keys [H_kv, n, D] and values [H_kv, n, D_v] in these slots."""
         run, place = self._places[layer]
@@ -108,12 +128,19 @@ class PageLayout:
             run.values(pages[page])[place][:, offsets] = padded[:, part].to(self.dtype)
             done += len(offsets)
 
-    def move(self, pages: Sequence[Tensor], slots: Sequence[int], start: int) -> None:
+    def move(
+        self, pages: Sequence[Tensor], slots: Sequence[int], start: int, addresses: NDArray[np.uint64] | None = None
+    ) -> None:
         """Copy what lies in these slots, of all layers, to slots start, start + 1, ... All is read before any of it is
-        written."""
+        written.
+
+        addresses: [pages] where each begins; None: they are found out.
+        """
         library = native_for(pages[0].device)
         if library is not None:
-            self._move_natively(library, pages, slots, start)
+            if addresses is None:
+                addresses = np.array([page.data_ptr() for page in pages], np.uint64)
+            self._move_natively(library, addresses, slots, start)
             return
         sources = list(_by_page(slots))
         targets = list(_by_page(range(start, start + len(slots))))
@@ -127,8 +154,7 @@ class PageLayout:
                 run.values(pages[page])[:, :, at] = values[:, :, part]
                 done += len(at)
 
-    def _move_natively(self, library: Library, pages: Sequence[Tensor], slots: Sequence[int], start: int) -> None:
-        addresses = np.array([page.data_ptr() for page in pages], np.uint64)
+    def _move_natively(self, library: Library, addresses: NDArray[np.uint64], slots: Sequence[int], start: int) -> None:
         shapes, moved = np.array(self.shapes, np.int32), np.array(slots, np.int64)
         starts = np.array(self.layer_starts, np.int64) * self.dtype.itemsize
         library.move_slots(

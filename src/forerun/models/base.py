@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from forerun.config import REFERENCE
-from forerun.types import Cache
+from forerun.types import Cache, Pool
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +100,11 @@ class LanguageModel(ABC):
     quantize: str | None = None
     kernels: str = REFERENCE
 
+    @property
+    def pool(self) -> Pool | None:
+        """Where the pages of its caches come from; None: they are not bounded."""
+        return None
+
     @abstractmethod
     def new_cache(self) -> Cache:
         """An empty cache for one sequence."""
@@ -137,6 +142,11 @@ class StandIn(LanguageModel):
             kernels=model.kernels,
         )
         self.model = model
+
+    @property
+    def pool(self) -> Pool | None:
+        """That of the caches."""
+        return self.model.pool
 
     def new_cache(self) -> Cache:
         """An empty cache for one sequence."""

@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from forerun.cache import SequenceCache
+from forerun.cache import PagePool, SequenceCache
 from forerun.errors import UnsupportedModelError
 from forerun.gguf_format import GgufTensor
 from forerun.models.attention.base import Layout, Planner
@@ -78,6 +78,11 @@ class Model(LanguageModel):
     def can_exit_early(self) -> bool:
         """Whether `forward_first` can be used."""
         return isinstance(self.decoder, LayerRangeDecoder)
+
+    @property
+    def pool(self) -> PagePool:
+        """Where the pages of its caches come from; without a bound until it is given one."""
+        return self._planner.pool
 
     def new_cache(self) -> SequenceCache:
         """An empty cache for one sequence, as the decoder's attention reads it."""

@@ -2,7 +2,7 @@
 
 import torch
 
-from forerun.cache import ContiguousCache
+from forerun.cache import ContiguousCache, PagePool
 from forerun.kernels.partition import KV_BLOCK
 
 HEADS, LAYERS = 2, 3
@@ -10,7 +10,7 @@ SHAPES = [(HEADS, 4, 2)] * LAYERS
 
 
 def test_capacity_doubles_so_that_growth_does_not_copy_at_every_step() -> None:
-    cache = ContiguousCache(SHAPES, torch.float32)
+    cache = ContiguousCache(PagePool(1), SHAPES, torch.float32)
     storages = set()
     for _ in range(5 * KV_BLOCK):
         cache.feed([-1])
@@ -20,7 +20,7 @@ def test_capacity_doubles_so_that_growth_does_not_copy_at_every_step() -> None:
 
 
 def test_memory_is_finite_where_nothing_was_written() -> None:
-    cache = ContiguousCache(SHAPES, torch.float32)
+    cache = ContiguousCache(PagePool(1), SHAPES, torch.float32)
     assert cache.nbytes == 0
     cache.feed([-1])
     assert all(bool(t.isfinite().all()) for t in (*cache.keys, *cache.values))
@@ -30,6 +30,6 @@ def test_memory_is_finite_where_nothing_was_written() -> None:
 
 
 def test_a_tree_that_fills_the_last_block_leaves_a_slot_that_no_row_sees() -> None:
-    cache = ContiguousCache(SHAPES, torch.float32)
+    cache = ContiguousCache(PagePool(1), SHAPES, torch.float32)
     cache.feed([-1] * KV_BLOCK)
     assert cache.keys[0].shape[1] > KV_BLOCK

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from forerun.cache import ContiguousCache, PageAllocator, PagedCache, SequenceCache
+from forerun.cache import ContiguousCache, PagedCache, PagePool, SequenceCache, bytes_per_page
 from forerun.kernels.page_layout import PAGE, PageLayout
 from forerun.kernels.partition import KV_BLOCK
 
@@ -18,11 +18,19 @@ Make = Callable[[Sequence[tuple[int, int, int]]], SequenceCache]
 
 
 def paged(dtype: torch.dtype) -> Make:
-    return lambda shapes: PagedCache(PageAllocator(PageLayout(shapes, dtype)))
+    def make(shapes: Sequence[tuple[int, int, int]]) -> SequenceCache:
+        layout = PageLayout(shapes, dtype)
+        return PagedCache(PagePool(layout.nbytes, layout.new_page), layout)
+
+    return make
+
+
+def contiguous(shapes: Sequence[tuple[int, int, int]]) -> SequenceCache:
+    return ContiguousCache(PagePool(bytes_per_page(shapes, torch.float32)), shapes, torch.float32)
 
 
 KINDS: dict[str, Make] = {
-    "contiguous": lambda shapes: ContiguousCache(shapes, torch.float32),
+    "contiguous": contiguous,
     "paged": paged(torch.float32),
     "paged bfloat16": paged(torch.bfloat16),
 }

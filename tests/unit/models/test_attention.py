@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from forerun.cache import ContiguousCache
+from forerun.cache import ContiguousCache, PagePool
 from forerun.kernels.partition import KV_BLOCK, Form
 from forerun.models import Rows
 from forerun.models.attention.base import LayerAttention
@@ -80,7 +80,7 @@ def test_matches_the_oracle(
     n, heads = len(parents), group * KV_HEADS
     keys, values = normal(length + n, KV_HEADS, WIDTH), normal(length + n, KV_HEADS, WIDTH)
     query, sinks = normal(n, heads, WIDTH), normal(heads) if sink else None
-    cache = ContiguousCache(SHAPES, torch.float64)
+    cache = ContiguousCache(PagePool(1), SHAPES, torch.float64)
     if length:
         cache.feed(range(-1, length - 1))
         cache.write(0, 0, keys[:length].transpose(0, 1), values[:length].transpose(0, 1))
@@ -108,11 +108,11 @@ def test_a_row_has_the_same_bits_alone_together_and_in_company(group: int, windo
     keys, values = (torch.randn(total, KV_HEADS, WIDTH, generator=generator) for _ in range(2))
 
     def run(sizes: list[int], company: bool = False) -> Tensor:
-        cache, out, done = ContiguousCache(SHAPES, torch.float32), [], 0
+        cache, out, done = ContiguousCache(PagePool(1), SHAPES, torch.float32), [], 0
         for size in sizes:
             span = slice(done, done + size)
             batch = [Rows(cache, [0] * size)]
-            stranger = ContiguousCache(SHAPES, torch.float32)
+            stranger = ContiguousCache(PagePool(1), SHAPES, torch.float32)
             if company:
                 batch.insert(0, Rows(stranger, [0] * 3))
             layout = lay_out(batch, planner_of(group, form, torch.float32))

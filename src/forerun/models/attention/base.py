@@ -9,7 +9,7 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from forerun.cache import SequenceCache
+from forerun.cache import PagePool, SequenceCache
 from forerun.kernels.partition import Form
 from forerun.kernels.row_paths import PathPlan
 from forerun.models.attention.segment_plan import SegmentPlan, View
@@ -111,6 +111,10 @@ class Planner(Protocol):
 
     @property
     def device(self) -> torch.device: ...
+
+    @property
+    def pool(self) -> PagePool:
+        """Where the pages of its caches come from."""
 
     def new_cache(self) -> SequenceCache:
         """An empty cache for one sequence."""

@@ -8,7 +8,7 @@ from itertools import accumulate, chain
 import numpy as np
 import torch
 
-from forerun.cache import PageAllocator, PagedCache
+from forerun.cache import PagedCache, PagePool
 from forerun.kernels.page_layout import PageLayout
 from forerun.kernels.row_paths import PathPlan, RowPaths
 from forerun.models.attention.base import LayerAttention, PackedRows, cache_of
@@ -28,11 +28,11 @@ class PathPlanner:
 
     def __init__(self, layers: Sequence[LayerAttention], cache_dtype: torch.dtype) -> None:
         self.layout = PageLayout([layer.shape for layer in layers], cache_dtype)
-        self.allocator = PageAllocator(self.layout)
+        self.pool = PagePool(self.layout.nbytes, self.layout.new_page)
 
     def new_cache(self) -> PagedCache:
         """An empty cache for one sequence."""
-        return PagedCache(self.allocator)
+        return PagedCache(self.pool, self.layout)
 
     def plan(self, batch: Sequence[PackedRows], padding: int) -> PathPlan:
         """As `Planner.plan`. There is no padding: every forward has a row."""

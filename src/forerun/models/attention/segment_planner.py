@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from forerun.cache import ContiguousCache
+from forerun.cache import ContiguousCache, PagePool, bytes_per_page
 from forerun.kernels.partition import MIN_ROWS
 from forerun.models.attention.base import LayerAttention, PackedRows, cache_of
 from forerun.models.attention.chain_mask import chain_segments
@@ -30,11 +30,12 @@ class SegmentPlanner:
         self.device = device
         self._dtype = dtype
         self._shapes = [layer.shape for layer in layers]
+        self.pool = PagePool(bytes_per_page(self._shapes, dtype))
         self._views = Views(tuple({layer.view: None for layer in layers}), dtype, device)
 
     def new_cache(self) -> ContiguousCache:
         """An empty cache for one sequence."""
-        return ContiguousCache(self._shapes, self._dtype, self.device)
+        return ContiguousCache(self.pool, self._shapes, self._dtype, self.device)
 
     def plan(self, batch: Sequence[PackedRows], padding: int) -> SegmentPlan:
         """As `Planner.plan`."""

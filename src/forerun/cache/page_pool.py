@@ -1,0 +1,215 @@
+"""The pages of one model's caches: how many there may be, who holds them, which are published (`caches.Pool`)."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from threading import RLock
+from typing import Protocol
+from weakref import WeakSet
+
+import torch
+from torch import Tensor
+
+from forerun.cache.integrity import check_counts
+from forerun.cache.prefix_tree import Page, PrefixTree, tokens_of_page
+from forerun.errors import ConfigError, OutOfPagesError
+from forerun.types import Cache
+
+
+class Holder(Protocol):
+    """A cache that takes its pages from a pool.
+
+    Attributes:
+        held: its pages in order. The pool alone lengthens and shortens the list.
+    """
+
+    held: list[Page]
+
+
+class PagePool:
+    """Pages on demand, up to a bound, and those that were given back again. Safe to use from any thread.
+
+    A page is allocated when it is first needed. Without a bound, idle pages are taken before new ones are allocated.
+
+    Args:
+        page_nbytes: bytes of a page.
+        new_page: allocates the memory of a page, of zeros; None: pages have none of their own (see `Page.content`).
+
+    Attributes:
+        num_pages: the bound; None without one.
+        num_taken: pages that caches hold, or that are published.
+        page_nbytes: bytes of a page.
+    """
+
+    def __init__(self, page_nbytes: int, new_page: Callable[[], Tensor] | None = None) -> None:
+        self.page_nbytes = page_nbytes
+        self.num_pages: int | None = None
+        self.num_taken = 0
+        self._new_page = new_page
+        self._tree = PrefixTree()
+        self._free: list[Page] = []
+        self._caches: WeakSet[Holder] = WeakSet()
+        self._lock = RLock()
+
+    @property
+    def num_free(self) -> int:
+        """Pages given back that nobody has taken since."""
+        return len(self._free)
+
+    @property
+    def num_published(self) -> int:
+        """Pages that can be adopted."""
+        return self._tree.num_pages
+
+    @property
+    def num_available(self) -> int:
+        """As `Pool.num_available`."""
+        if self.num_pages is None:
+            return sys.maxsize
+        return max(0, self.num_pages - self.num_taken + len(self._tree.idle))
+
+    def limit(self, num_pages: int | None) -> None:
+        """As `Pool.limit`."""
+        if num_pages is not None and num_pages < 1:
+            raise ConfigError(f"a pool of {num_pages} pages is asked for, but it must have at least one.")
+        with self._lock:
+            self.num_pages = num_pages
+            while num_pages is not None and self.num_taken > num_pages and self._tree.idle:
+                self._set_free(self._tree.evict())
+            del self._free[self._room_for_free() :]
+
+    def register(self, cache: Holder) -> None:
+        """A cache may take pages from now on."""
+        with self._lock:
+            self._caches.add(cache)
+
+    @torch.inference_mode(False)
+    def take(self, pages: list[Page], count: int) -> None:
+        """Append so many pages of zeros. Torch lets anyone write to them, taken within inference mode or not.
+
+        Raises:
+            OutOfPagesError: so many cannot be had. Nothing was changed.
+        """
+        with self._lock:
+            if count > self.num_available:
+                self.recount()
+                if count > self.num_available:
+                    raise OutOfPagesError(count, self.num_available, self.num_pages or 0)
+            for _ in range(count):
+                page = self._next()
+                page.holders = 1
+                pages.append(page)
+
+    def share(self, pages: list[Page], others: Sequence[Page]) -> None:
+        """Append these pages, which somebody holds already."""
+        with self._lock:
+            for page in others:
+                page.holders += 1
+                pages.append(page)
+
+    def adopt(self, pages: list[Page], token_ids: Sequence[int], most: int, tenant: str | None) -> None:
+        """Append the published pages, at most so many, that hold the first of these tokens."""
+        with self._lock:
+            for page in self._tree.longest(token_ids, most, tenant):
+                self._hold(page)
+                pages.append(page)
+
+    def publish(self, pages: list[Page], first: int, end: int, token_ids: Sequence[int], tenant: str | None) -> int:
+        """Publish pages[first:end], after those before them, which are published.
+
+        Where the same tokens have been published by another, that page takes the place of this one in the list.
+
+        Returns:
+            How many pages from the start of the list are published now: fewer than `end` where some of them are
+            published as another tenant's.
+        """
+        with self._lock:
+            parent = pages[first - 1].node if first else self._tree.root(tenant)
+            for index in range(first, end):
+                page, key = pages[index], tokens_of_page(token_ids, index)
+                if parent is None or parent.tenant != tenant:
+                    return index
+                found = parent.children.get(key)
+                if found is None:
+                    if page.node is not None:
+                        return index
+                    self._tree.add(parent, key, page)
+                elif found.page is not None and found.page is not page:
+                    self._hold(found.page)
+                    pages[index] = found.page
+                    self._let_go(page)
+                parent = pages[index].node
+            return end
+
+    def give_back(self, pages: list[Page], keep: int = 0) -> None:
+        """Take all but the first `keep` pages off the list: their holder reads and writes them no more."""
+        with self._lock:
+            while len(pages) > keep:
+                self._let_go(pages.pop())
+
+    def exchange(self, pages: list[Page], index: int, taken: list[Page]) -> None:
+        """Put the one page of `taken` in the place of another."""
+        with self._lock:
+            page, pages[index] = pages[index], taken.pop()
+            self._let_go(page)
+
+    def recount(self) -> None:
+        """As `Pool.recount`. A page that neither a cache nor the tree has is forgotten."""
+        with self._lock:
+            published = self._tree.pages()
+            held = [page for cache in self._caches for page in cache.held]
+            for page in (*published, *held):
+                page.holders = 0
+            for page in held:
+                page.holders += 1
+            self._tree.mend()
+            self.num_taken = len({*published, *held})
+
+    def check_integrity(self, caches: Iterable[Cache] = ()) -> None:
+        """As `Pool.check_integrity`."""
+        with self._lock:
+            named = {id(cache) for cache in caches}
+            others = [cache for cache in self._caches if cache.held and id(cache) not in named]
+            check_counts(self, self._tree, self._free, [cache.held for cache in self._caches], len(others))
+
+    def _next(self) -> Page:
+        """A page that nobody has."""
+        if self._free:
+            page = self._free.pop()
+        elif self._tree.idle and (self.num_pages is None or self.num_taken >= self.num_pages):
+            page = self._tree.evict()
+            self.num_taken -= 1
+        else:
+            page = Page() if self._new_page is None else Page([self._new_page()])
+            self.num_taken += 1
+            return page
+        self.num_taken += 1
+        if self._new_page is None:
+            page.content.clear()
+        for numbers in page.content:
+            numbers.zero_()  # a sequence that failed may have left NaN there
+        return page
+
+    def _hold(self, page: Page) -> None:
+        page.holders += 1
+        self._tree.idle.pop(page, None)
+
+    def _let_go(self, page: Page) -> None:
+        page.holders -= 1
+        if page.holders == 0:
+            if page.node is None:
+                self._set_free(page)
+            else:
+                self._tree.idle[page] = None
+
+    def _set_free(self, page: Page) -> None:
+        self.num_taken -= 1
+        if self._new_page is None:
+            page.content.clear()
+        if len(self._free) < self._room_for_free():
+            self._free.append(page)
+
+    def _room_for_free(self) -> int:
+        """Free pages that may be kept."""
+        return sys.maxsize if self.num_pages is None else max(0, self.num_pages - self.num_taken)
