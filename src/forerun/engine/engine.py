@@ -240,6 +240,7 @@ class Engine:
                 if state.error is None and (error is not None or state.changing):
                     state.error = error or _interrupted()
             self._loop.reset()
+            self._memory.mend()
             for state in self._under_way:
                 if state.error is not None or state.has_left:
                     self._ending.append(state)

@@ -100,17 +100,8 @@ class LLM:
         if isinstance(target, (str, Path)):
             self.target: LanguageModel = load_model(target, dtype, device=device, adapter=adapter, quantize=quantize)
             tokenizer = tokenizer or find_tokenizer(target, adapter)
-        elif adapter is not None:
-            raise ConfigError(
-                f"adapter is {str(adapter)!r}, but the target is a loaded model, and an adapter is merged before a "
-                "model is. Give the target's name, or load it with its adapter."
-            )
-        elif quantize is not None:
-            raise ConfigError(
-                f"quantize is {quantize!r}, but the target is a loaded model, and weights are quantised as they are "
-                "read. Give the target's name, or load it with quantize."
-            )
         else:
+            _check_loaded(adapter, quantize)
             self.target = target
         self.tokenizer = tokenizer
         drafter_seed = None if seed is None else seed ^ _DRAFTER_SEED
@@ -236,3 +227,17 @@ def _one_each(params: SamplingParams | Seq[SamplingParams] | None, count: int) -
     if len(params) != count:
         raise ConfigError(f"There are {count} prompts but {len(params)} params. Give one for all, or one per prompt.")
     return list(params)
+
+
+def _check_loaded(adapter: str | Path | None, quantize: str | None) -> None:
+    """Raise ConfigError where a loaded model is to be changed."""
+    if adapter is not None:
+        raise ConfigError(
+            f"adapter is {str(adapter)!r}, but the target is a loaded model, and an adapter is merged before a "
+            "model is. Give the target's name, or load it with its adapter."
+        )
+    if quantize is not None:
+        raise ConfigError(
+            f"quantize is {quantize!r}, but the target is a loaded model, and weights are quantised as they are "
+            "read. Give the target's name, or load it with quantize."
+        )

@@ -53,6 +53,11 @@ class Memory:
         if self.reuses and cache is not None and cache.length and sequence.num_output and state.error is None:
             cache.publish(sequence.token_ids[: cache.length], sequence.params.tenant)
 
+    def mend(self) -> None:
+        """A step was cut short, perhaps between a page and its count."""
+        if self._target.pool is not None:
+            self._target.pool.recount()
+
     def check(self, prompt_length: int, params: SamplingParams) -> None:
         """Refuse a request that would not fit if it were alone.
 

@@ -12,8 +12,8 @@ from doubles import FakeModel, Scripted, adversaries
 from forerun.config import EngineConfig, SamplingParams
 from forerun.engine import Engine, StepOutput
 from forerun.errors import PromptError, QueueFullError
-from fuzzing import examples
 from forerun.types import Sequence
+from fuzzing import examples
 from pooled import PAGE, PooledModel
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
@@ -49,9 +49,7 @@ def test_a_prompt_that_fits_only_when_others_leave_waits() -> None:
     second = engine.add([2] * 21, GREEDY)
     orders = []
     while engine.has_work:
-        for output in engine.step():
-            if output.choice is not None:
-                orders.append(output.request_id)
+        orders += [output.request_id for output in engine.step() if output.choice is not None]
         assert len(engine.scheduler.running) <= 1
         check(engine)
     assert orders == [first, second]
@@ -80,7 +78,7 @@ def test_who_came_last_loses_its_place_and_writes_the_same_text() -> None:
 
 
 def test_priority_comes_first_and_takes_places() -> None:
-    fake, engine = engine_of(100, max_batch=1)
+    _, engine = engine_of(100, max_batch=1)
     low = engine.add([1, 2], replace(GREEDY, priority=-1))
     engine.step()
     high = engine.add([3, 4], replace(GREEDY, priority=5))
@@ -179,7 +177,7 @@ def test_a_repeated_prompt_is_not_computed_again() -> None:
 
 
 def test_a_long_prompt_goes_in_parts_beside_answers() -> None:
-    fake, engine = engine_of(1000, prefill_chunk=8)
+    _, engine = engine_of(1000, prefill_chunk=8)
     engine.add([1, 2], replace(GREEDY, max_tokens=30, ignore_eos=True))
     engine.step()
     engine.add([3] * 60, GREEDY)
@@ -190,8 +188,12 @@ def test_a_long_prompt_goes_in_parts_beside_answers() -> None:
     assert counts == [9] * 7 + [5]
 
 
+Mix = tuple[int, list[tuple[list[int], SamplingParams, int, int | None]], int]
+KINDS = ["none", "right", "wrong", "random", "tree"]
+
+
 @st.composite
-def mixes(draw: st.DrawFn) -> tuple[int, list[tuple[list[int], SamplingParams, int, int | None]], int]:
+def mixes(draw: st.DrawFn) -> Mix:
     """A pool, requests with the step at which they come and perhaps are aborted, and a seed."""
     requests = []
     for _ in range(draw(st.integers(1, 7))):
@@ -214,10 +216,8 @@ def mixes(draw: st.DrawFn) -> tuple[int, list[tuple[list[int], SamplingParams, i
 
 
 @examples(60)
-@given(mix=mixes(), kind=st.sampled_from(["none", "right", "wrong", "random", "tree"]), k=st.sampled_from([2, 6, "auto"]))
-def test_any_mix_gives_each_request_what_it_gets_alone(
-    mix: tuple[int, list[tuple[list[int], SamplingParams, int, int | None]], int], kind: str, k: int | str
-) -> None:
+@given(mix=mixes(), kind=st.sampled_from(KINDS), k=st.sampled_from([2, 6, "auto"]))
+def test_any_mix_gives_each_request_what_it_gets_alone(mix: Mix, kind: str, k: int | str) -> None:
     num_pages, requests, seed = mix
     fake = PooledModel(num_pages)
     rng = random.Random(seed)
