@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from threading import RLock
 from typing import Protocol
-from weakref import WeakSet
+from weakref import WeakSet, finalize
 
 import torch
 from torch import Tensor
@@ -50,6 +51,7 @@ class PagePool:
         self._tree = PrefixTree()
         self._free: list[Page] = []
         self._caches: WeakSet[Holder] = WeakSet()
+        self._abandoned: deque[list[Page]] = deque()  # what caches held that nobody freed
         self._lock = RLock()
 
     @property
@@ -67,10 +69,12 @@ class PagePool:
         """As `Pool.num_available`."""
         if self.num_pages is None:
             return sys.maxsize
+        self._collect()
         return max(0, self.num_pages - self.num_taken + len(self._tree.idle))
 
     def limit(self, num_pages: int | None) -> None:
         """As `Pool.limit`."""
+        self._collect()
         if num_pages is not None and num_pages < 1:
             raise ConfigError(f"a pool of {num_pages} pages is asked for, but it must have at least one.")
         with self._lock:
@@ -80,7 +84,9 @@ class PagePool:
             del self._free[self._room_for_free() :]
 
     def register(self, cache: Holder) -> None:
-        """A cache may take pages from now on."""
+        """A cache may take pages from now on. If it is forgotten before it is freed, it gives them back then."""
+        # not at once: a garbage collector may come in the middle of anything, the pool's work included
+        finalize(cache, self._abandoned.append, cache.held).atexit = False
         with self._lock:
             self._caches.add(cache)
 
@@ -157,6 +163,7 @@ class PagePool:
     def recount(self) -> None:
         """As `Pool.recount`. A page that neither a cache nor the tree has is forgotten."""
         with self._lock:
+            self._collect()
             published = self._tree.pages()
             held = [page for cache in self._caches for page in cache.held]
             for page in (*published, *held):
@@ -169,9 +176,15 @@ class PagePool:
     def check_integrity(self, caches: Iterable[Cache] = ()) -> None:
         """As `Pool.check_integrity`."""
         with self._lock:
+            self._collect()
             named = {id(cache) for cache in caches}
             others = [cache for cache in self._caches if cache.held and id(cache) not in named]
             check_counts(self, self._tree, self._free, [cache.held for cache in self._caches], len(others))
+
+    def _collect(self) -> None:
+        """Take back the pages of caches that were forgotten."""
+        while self._abandoned:
+            self.give_back(self._abandoned.popleft())
 
     def _next(self) -> Page:
         """A page that nobody has."""

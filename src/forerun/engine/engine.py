@@ -152,10 +152,15 @@ class Engine:
             if state.cache is None:
                 self._enter(state, started)
         if scheduler.running:
-            with torch.inference_mode():
-                self.last_step = stats = self._run(scheduler.plan(self._loop.budget))
-            stats.time_total = perf_counter() - started
-            scheduler.observe(stats)
+            schedule = scheduler.plan(self._loop.budget)
+            if len(schedule):
+                with torch.inference_mode():
+                    self.last_step = stats = self._run(schedule)
+                stats.time_total = perf_counter() - started
+                scheduler.observe(stats)
+            else:  # somebody else's caches hold the pages of the target's pool, and it may be that they never end
+                for state in list(scheduler.running):
+                    self._exits.fail(state, self._memory.shortage())
         self._under_way = []
 
     def _enter(self, state: SequenceState, now: float) -> None:

@@ -6,7 +6,7 @@ import os
 
 from forerun.config import AUTO, ON, EngineConfig, SamplingParams
 from forerun.engine.state import SequenceState
-from forerun.errors import PromptError
+from forerun.errors import OutOfPagesError, PromptError
 from forerun.models import LanguageModel
 
 GIB = 2**30
@@ -52,6 +52,12 @@ class Memory:
         cache, sequence = state.cache, state.sequence
         if self.reuses and cache is not None and cache.length and sequence.num_output and state.error is None:
             cache.publish(sequence.token_ids[: cache.length], sequence.params.tenant)
+
+    def shortage(self) -> OutOfPagesError:
+        """What is said of a sequence that cannot go on, though it is alone."""
+        pool = self._target.pool
+        assert pool is not None
+        return OutOfPagesError(1, pool.num_available, pool.num_pages or 0)
 
     def mend(self) -> None:
         """A step was cut short, perhaps between a page and its count."""

@@ -29,7 +29,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Schedule:
-    """The next step, of at least one sequence.
+    """The next step; without any turn where there is no page for anybody.
 
     Attributes:
         undrafted: those within their prompts; without a drafter, all.

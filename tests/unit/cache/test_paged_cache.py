@@ -76,3 +76,15 @@ def test_memory_that_cannot_be_had_leaves_the_cache_as_it_was(pages: Pages, monk
     with pytest.raises(RuntimeError, match="memory"):
         cache.feed([-1] * PAGE)
     assert (cache.length, cache.num_scratch, len(cache.pages), pages.pool.num_taken) == (1, 0, 1, 1)
+
+
+def test_a_cache_that_is_forgotten_gives_its_pages_back() -> None:
+    layout = PageLayout(SHAPES, torch.float32)
+    pool = PagePool(layout.nbytes, layout.new_page)
+    pool.limit(3)
+    cache = PagedCache(pool, layout)
+    cache.feed([-1])
+    assert pool.num_available == 2
+    del cache
+    assert pool.num_available == 3
+    pool.check_integrity()

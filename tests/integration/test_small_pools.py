@@ -1,0 +1,77 @@
+"""Every drafter in a pool that is too small for its requests: who loses its place writes what it would have written."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from forerun import LLM, SamplingParams, workloads
+from forerun.drafters import DRAFTERS
+from forerun.engine.memory import GIB
+from forerun.kernels.page_layout import PAGE
+
+NUM_NEW, K = 70, 6
+GREEDY = SamplingParams(temperature=0, max_tokens=NUM_NEW, ignore_eos=True)
+PARAMS = [GREEDY, replace(GREEDY, temperature=0.9, seed=4), replace(GREEDY, logprobs=1), replace(GREEDY, priority=1)]
+SHARED, LONG = 70, 100
+"""Tokens with which the prompts begin alike, and tokens of a prompt."""
+
+
+@pytest.fixture(scope="module", params=["bfloat16", "float32"])
+def plain(request: pytest.FixtureRequest) -> LLM:
+    return LLM("bundled", dtype=request.param, prefix_reuse="off")
+
+
+@pytest.fixture(scope="module")
+def prompts(plain: LLM) -> list[list[int]]:
+    assert plain.tokenizer is not None
+    texts = [plain.tokenizer(case.prompt)["input_ids"] for case in workloads.load("code", 4)]
+    return [texts[0][:SHARED] + text[: LONG - SHARED] for text in texts]
+
+
+@pytest.fixture(scope="module")
+def expected(plain: LLM, prompts: list[list[int]]) -> list[Any]:
+    """By request, alone, with all the memory that it wants."""
+    return [plain.generate(prompt, params) for prompt, params in zip(prompts, PARAMS, strict=True)]
+
+
+def pages(llm: LLM, num_slots: int) -> int:
+    return llm.target.new_cache().pages_wanted(num_slots)
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_nobody_sees_who_lost_its_place(
+    plain: LLM, prompts: list[list[int]], expected: list[Any], drafter: str
+) -> None:
+    pool = plain.target.pool
+    assert pool is not None
+    assert plain.exact
+    room = int(1.9 * pages(plain, LONG + NUM_NEW))  # for less than two of the four, but for what they share
+    every = PARAMS
+    if drafter == "prediction":
+        every = [replace(one, prediction=each.token_ids[::2]) for one, each in zip(PARAMS, expected, strict=True)]
+    llm = LLM(
+        plain.target,
+        drafter,
+        num_draft_tokens=K,
+        tokenizer=plain.tokenizer,
+        max_batch=4,
+        cache_memory=room * pool.page_nbytes / GIB,
+    )
+    try:
+        assert pool.num_pages == room
+        results = llm.generate(prompts, every)
+        pool.check_integrity()
+        for result, reference in zip(results, expected, strict=True):
+            assert result.token_ids == reference.token_ids
+            assert result.logprobs == reference.logprobs
+        if llm.target.dtype.itemsize == 2:  # of the reference's caches, which double, one alone finds room
+            assert sum(result.stats.num_preemptions for result in results) > 0
+        again = llm.generate(prompts[3], every[3])
+        assert again.token_ids == expected[3].token_ids
+        assert again.stats.num_cached_tokens >= PAGE
+        pool.check_integrity()
+    finally:
+        pool.limit(None)
