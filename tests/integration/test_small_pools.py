@@ -19,7 +19,7 @@ SHARED, LONG = 70, 100
 """Tokens with which the prompts begin alike, and tokens of a prompt."""
 
 
-@pytest.fixture(scope="module", params=["bfloat16", "float32"])
+@pytest.fixture(scope="module", params=["bfloat16", pytest.param("float32", marks=pytest.mark.slow)])
 def plain(request: pytest.FixtureRequest) -> LLM:
     return LLM("bundled", dtype=request.param, prefix_reuse="off")
 
