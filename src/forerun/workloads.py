@@ -76,7 +76,7 @@ def load(workload: str, limit: int | None = None) -> list[Case]:
     path = bundled if bundled.is_file() else Path(workload)
     if not path.is_file():
         raise ConfigError(
-            f"There is no workload {workload!r}. Give one of {', '.join(names()) or 'none bundled'}, "
+            f"There is no workload and no file {workload!r}. Give one of {', '.join(names()) or 'none bundled'}, "
             "or the path of a JSONL file with a prompt, messages or turns on every line."
         )
     try:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from pathlib import Path
 
-from forerun.config import BUNDLED_DRAFT, BUNDLED_OTHER_VOCAB, BUNDLED_TARGET, NumDraftTokens
+from forerun.config import BUNDLED_DRAFT, BUNDLED_OTHER_VOCAB, BUNDLED_TARGET, NO_DRAFTER, NumDraftTokens
 from forerun.drafters.ask import check_drafter
 from forerun.drafters.base import Binding, Drafter
 from forerun.drafters.parse_text import parse_drafter
@@ -45,6 +46,16 @@ def build_drafter(spec: str | Path | Drafter) -> tuple[Drafter, NumDraftTokens |
     )
 
 
+def check_drafter_text(spec: str | Path | Drafter | None) -> None:
+    """Find what is wrong with a drafter's name or options before anything is loaded.
+
+    Raises:
+        DrafterError, ConfigError: as `build_drafter`.
+    """
+    if isinstance(spec, str) and spec != NO_DRAFTER:
+        build_drafter(spec)
+
+
 def make_drafter(spec: str | Path | Drafter, binding: Binding) -> tuple[Drafter, NumDraftTokens | None]:
     """`build_drafter`, and bound to its target.
 
@@ -73,7 +84,9 @@ def _check_place(spec: str | Path) -> None:
             f"drafter is {spec!r}, which is the bundled target. Give the draft model that belongs to it: "
             f"{BUNDLED_DRAFT!r}."
         )
+    near = get_close_matches(spec.partition(":")[0], DRAFTERS, 1)
     raise DrafterError(
         f"drafter is {spec!r}, which is neither a known name ({', '.join(DRAFTERS)}) nor a folder. "
+        f"{f'Did you mean {near[0]}? ' if near else ''}"
         "Give one of the names, module:Class, or the folder, .gguf file or hub id (owner/name) of a draft model."
     )

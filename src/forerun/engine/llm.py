@@ -17,7 +17,7 @@ from forerun.config import (
     NumDraftTokens,
     SamplingParams,
 )
-from forerun.drafters import Binding, Drafter, make_drafter
+from forerun.drafters import Binding, Drafter, check_drafter_text, make_drafter
 from forerun.engine.checks import check_request, encode_prediction
 from forerun.engine.engine import Engine
 from forerun.engine.prompts import Prompt, encode, split_prompts
@@ -97,6 +97,7 @@ class LLM:
             seed=seed,
             num_draft_tokens=AUTO if num_draft_tokens is None else num_draft_tokens,
         )
+        check_drafter_text(drafter)
         if isinstance(target, (str, Path)):
             self.target: LanguageModel = load_model(target, dtype, device=device, adapter=adapter, quantize=quantize)
             tokenizer = tokenizer or find_tokenizer(target, adapter)

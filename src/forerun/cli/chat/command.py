@@ -20,7 +20,7 @@ from forerun.cli.flags import Flags, with_flags
 from forerun.cli.generate import INTERRUPTED, choose_drafter, open_llm, unicode_text
 from forerun.cli.options import LLMOptions
 from forerun.config import DEFAULT_DRAFTER, NO_DRAFTER, SamplingParams
-from forerun.errors import ForerunError, ModelLoadError
+from forerun.errors import ConfigError, ForerunError, ModelLoadError
 from forerun.fetch import store
 
 CHAT_MODEL = store.names()[0]
@@ -40,6 +40,7 @@ def chat(
             show_default=f"{CHAT_MODEL}, once it is fetched",
         ),
     ] = None,
+    named: Annotated[str | None, typer.Option("--model", help="The same as an option.", metavar="MODEL")] = None,
     drafter: Annotated[
         str | None,
         typer.Option(
@@ -58,7 +59,9 @@ def chat(
     """Chat with a model; on a pipe, every line is a message, and standard output gets the answers alone."""
     screen = Screen()
     screen.show_drafts(show_drafts)
-    name = default_model() if model is None else model
+    if model is not None and named is not None:
+        raise ConfigError(f"The model is given twice: {model!r}, and {named!r} by --model. Give it once.")
+    name = model or named or default_model()
     chosen = choose_drafter(name, drafter)
     history = History(None if system is None else unicode_text(system, "--system"))
     screen.note(f"forerun: loading {name}")

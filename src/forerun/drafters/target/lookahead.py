@@ -58,8 +58,8 @@ class Lookahead(OneByOne):
         ngram: N, tokens of an n-gram, its first included (2 or more).
         guesses: G, n-grams kept of each first token, and proposed at most (1 or more).
         prompt_pool: n-grams of the prompt are guesses too.
-        verify_window: what stands in the window may be accepted as well; it is computed anyway. Measured on the
-            bundled pair: 2 to 4 % longer steps. The authors leave it out, and its nodes count as drafted then.
+        verify_window: what stands in the window may be accepted as well; it is computed anyway. Steps of the bundled
+            pair took 2 to 4 % longer. The authors leave it out, and its nodes count as drafted then.
 
     Raises:
         ConfigError: an option is out of range, or together they ask for more than MAX_NUM_DRAFT_TOKENS rows.

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from forerun.config import BUNDLED_MODELS
+from forerun.fetch import store
 from forerun.models.foreign_errors import as_load_errors
 
 _REMEDY = "Check its name and the network."
@@ -18,7 +20,9 @@ def download_files(name: str, patterns: Sequence[str]) -> Path:
     """
     from huggingface_hub import snapshot_download
 
-    with as_load_errors(f"{name} is no folder, and cannot be fetched as a hub id", _REMEDY):
+    bundled = ", ".join((*BUNDLED_MODELS, *store.names()))
+    what = f"{name} is neither a folder nor one of {bundled}, and cannot be fetched as a hub id"
+    with as_load_errors(what, _REMEDY):
         return Path(snapshot_download(name, allow_patterns=list(patterns), ignore_patterns=["*/*"]))
 
 
