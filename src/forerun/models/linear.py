@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from forerun.kernels.experts import PackedExperts
+from forerun.kernels.joined_linear import JoinedLinear
 from forerun.kernels.native import native_for
 from forerun.kernels.native_linear import NativeLinear
 from forerun.kernels.plain_linear import PlainLinear
@@ -80,8 +81,12 @@ def make_linear(weight: Tensor, bias: Tensor | None = None) -> Linear:
     return PlainLinear(weight, bias)
 
 
-def make_quantised_linear(weight: QuantisedWeight, bias: Tensor | None = None) -> Linear:
-    """The product with a weight in codes: native where that is to be had."""
+def make_quantised_linear(weights: Sequence[QuantisedWeight], bias: Tensor | None = None) -> Linear:
+    """The product with weights in codes, whose outputs come one after another: native where that is to be had, unless
+    they are in different codes, for which native decoders make a layer each."""
+    if len({weight.form for weight in weights}) > 1:
+        return JoinedLinear(weights, bias)
+    weight = QuantisedWeight.cat(weights)
     library = native_for(weight.codes.device)
     return QuantisedLinear(weight, bias) if library is None else NativeLinear(library, weight, bias)
 

@@ -23,7 +23,7 @@ from forerun.models.non_finite import first_non_finite_tensor
 from forerun.models.quantising import QuantisedMaker, check_quantisation
 from forerun.models.reading import check_dtype, read, read_to_quantise
 from forerun.models.sources import ModelSource, find_source
-from forerun.models.transformers_model import foreign_attention
+from forerun.models.transformers_model import foreign_attention, on_device
 
 _log = logging.getLogger(__name__)
 Kind = Literal["auto", "llama", "general"]
@@ -164,7 +164,7 @@ def _load(
         hf, maker = read_to_quantise(
             source, config, dtype, adapter, quantisation, is_llama=kind == "llama", attention=ATTENTION_NAME
         )
-    hf = hf.to(place)
+    hf = on_device(hf, place)
     try:
         model = _assemble(hf, source, config, kind, maker)
         model.adapter, model.quantize = None if adapter is None else str(adapter), quantisation
@@ -180,13 +180,6 @@ def _load(
             f"{name} ({config.model_type}) could not compute one step in forerun: {reason(error)}. "
             "Serve it with Transformers, or report the architecture."
         ) from error
-    if maker is not None and maker.mixed:
-        _log.warning(
-            "%s: %d layers are kept at 8 bits, for the files have their parts in different codes, among them %s.",
-            name,
-            len(maker.mixed),
-            maker.mixed[0],
-        )
     return source, model
 
 

@@ -15,7 +15,7 @@ from forerun.errors import ConfigError, NativeUnavailableError
 from forerun.home import HOME_VARIABLE
 from forerun.kernels.native.structs import AttentionStruct, Kind, LinearStruct, ModelStruct, RowsStruct
 
-ABI = 2
+ABI = 3
 """FORERUN_ABI of csrc/forerun.h."""
 _LEVELS = INSTRUCTIONS[::-1]
 """By the numbers that the library gives them."""
@@ -28,6 +28,7 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "forerun_best_instructions": (c_int32, ()),
     "forerun_use_instructions": (c_int32, (c_int32,)),
     "forerun_use_openmp": (None, (c_void_p,)),
+    "forerun_workspace_bytes": (c_int64, ()),
     "forerun_packed_bytes": (c_int64, (c_int32, c_int64, c_int64)),
     "forerun_pack": (None, (c_int32, c_int64, c_int64, _POINTER, _POINTER, _POINTER, _POINTER)),
     "forerun_unpack": (None, (POINTER(LinearStruct), _POINTER, c_int64, _POINTER)),
@@ -104,6 +105,10 @@ class Library:
     def use_instructions(self, name: str) -> bool:
         """Use another set from now on; False where the processor lacks it."""
         return bool(self._functions.forerun_use_instructions(_LEVELS.index(name)) == 0)
+
+    def workspace_bytes(self) -> int:
+        """Bytes that this thread keeps to compute in, until it ends."""
+        return int(self._functions.forerun_workspace_bytes())
 
     def packed_bytes(self, kind: Kind, out_features: int, in_features: int) -> int:
         """Bytes of a packed weight."""
