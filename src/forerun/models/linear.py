@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 import torch
@@ -62,12 +62,19 @@ class Maker(Protocol):
 
 
 class FloatMaker:
-    """Makes layers of the numbers as they are."""
+    """Makes layers of the numbers as they are (`Maker`).
+
+    Args:
+        make: a layer of its weight [out, in] and bias.
+    """
+
+    def __init__(self, make: Callable[[Tensor, Tensor | None], Linear] | None = None) -> None:
+        self._make = make or make_linear
 
     def linear(self, parts: Sequence[Part], bias: Tensor | None = None, *, is_head: bool = False) -> Linear:
         """As `Maker.linear`."""
         weights = [part.weight if part.rows is None else part.weight[part.rows] for part in parts]
-        return make_linear(weights[0] if len(weights) == 1 else torch.cat(weights), bias)
+        return self._make(weights[0] if len(weights) == 1 else torch.cat(weights), bias)
 
     def embedding(self, part: Part) -> Tensor:
         """As `Maker.embedding`."""
