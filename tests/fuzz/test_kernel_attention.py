@@ -57,7 +57,7 @@ def shapes(draw: st.DrawFn) -> tuple[tuple[int, int], tuple[int, int], Form]:
     reach=st.sampled_from([0, 1, 2, 64]),
     seed=st.integers(0, 1 << 30),
 )
-@examples(8)
+@examples(6)
 def test_attention(
     shape: tuple[tuple[int, int], tuple[int, int], Form],
     dtype: torch.dtype,

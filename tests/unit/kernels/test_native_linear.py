@@ -97,12 +97,16 @@ def test_memory_that_cannot_be_had_is_an_error(library: Library) -> None:
     assert torch.equal(linear.forward(x), expected)
 
 
-def test_a_thread_keeps_little_of_what_a_large_call_has_taken(library: Library) -> None:
-    linear, few, many = NativeLinear(library, weight_of("int8", 16, 4096)), drawn(8, 4096), torch.zeros(9000, 4096)
+def test_a_thread_keeps_little_of_what_a_large_call_has_taken(native_library: Library) -> None:
+    linear, few, many = (
+        NativeLinear(native_library, weight_of("int8", 16, 4096)),
+        drawn(8, 4096),
+        torch.zeros(9000, 4096),
+    )
     expected = linear.forward(few)
-    kept = library.workspace_bytes()
+    kept = native_library.workspace_bytes()
     assert 8 * 4096 * 2 <= kept <= 64 << 20
-    assert torch.equal(linear.forward(few), expected) and library.workspace_bytes() == kept
+    assert torch.equal(linear.forward(few), expected) and native_library.workspace_bytes() == kept
     linear.forward(many)  # codes alone are 74 MB
-    assert library.workspace_bytes() == 0
-    assert torch.equal(linear.forward(few), expected) and 0 < library.workspace_bytes() <= kept
+    assert native_library.workspace_bytes() == 0
+    assert torch.equal(linear.forward(few), expected) and 0 < native_library.workspace_bytes() <= kept
