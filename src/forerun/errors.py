@@ -8,6 +8,7 @@
     │   └── UnsupportedModelError ... that can be read but not served exactly (state space, encoder-decoder)
     ├── FetchError                a model that could not be fetched, or kept, or removed
     ├── NativeUnavailableError    the native kernels cannot be had here
+    │   └── CompilationError          ... for their compiler fails
     ├── DrafterError              a drafter that cannot be used
     │   └── IncompatibleDrafterError  ... with this target
     ├── QueueFullError            a request that finds no room in the queue
@@ -65,6 +66,10 @@ class NativeUnavailableError(ForerunError):
     def __init__(self, reason: str, remedy: str) -> None:
         self.reason, self.remedy = reason, remedy
         super().__init__(f"{reason} {remedy}")
+
+
+class CompilationError(NativeUnavailableError):
+    """The compiler ran, and failed or took too long, as it would again."""
 
 
 class DrafterError(ForerunError, ValueError):

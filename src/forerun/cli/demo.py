@@ -21,7 +21,7 @@ from forerun.cli.generate import INTERRUPTED
 from forerun.cli.options import LLMOptions
 from forerun.cli.output import print_json, size_text
 from forerun.config import AUTO, BUNDLED_TARGET, NumDraftTokens, SamplingParams
-from forerun.errors import ConfigError, FetchError
+from forerun.errors import ConfigError, FetchError, ModelLoadError
 from forerun.fetch import fetching, store
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def demo(
         chosen.pop(PREDICTION, None)  # it would have nothing to read
     if drafters is None and (missing := left_out(chosen, draft)):
         stage.say(f"Left out: {missing}")
-    stage.say(f"Loading {model} ({settings.quantize or settings.dtype}) ...")
+    stage.say(f"Loading {model} ({_format(model, settings)}) ...")
     count: NumDraftTokens = AUTO if settings.num_draft_tokens is None else settings.num_draft_tokens
     methods = open_methods(model, chosen, settings, count)
     runs, interrupted = perform(stage, methods, plan)
@@ -85,6 +85,15 @@ def demo(
             stage.say(closing_line(plain, count, plan))
     if interrupted:
         raise typer.Exit(INTERRUPTED)
+
+
+def _format(model: str, settings: LLMOptions) -> str:
+    from forerun.models.loading import asked_format
+
+    try:
+        return asked_format(model, settings.dtype, settings.quantize)
+    except ModelLoadError:  # opening it will tell
+        return settings.dtype
 
 
 def default_settings(settings: LLMOptions, fetch: bool, say: Callable[[str], None]) -> LLMOptions:

@@ -21,10 +21,11 @@ _PART = 1 << 22
 """Numbers quantised together: what is needed beside the result."""
 
 
-def largest_row_code(num_inputs: int) -> int:
-    """The limit of activations' codes: 16 bits, and no more than that their products with codes of 8 bits, 128 in
-    magnitude, add up within 32 bits over all inputs."""
-    return min(32767, (2**31 - 1) // (128 * max(1, num_inputs)))
+def largest_row_code(weight: QuantisedWeight) -> int:
+    """The limit of the codes of activations that a weight is multiplied with: 16 bits; without groups, no more than
+    that their products with codes of 8 bits, 128 in magnitude, add up within 32 bits over all inputs. The sums of
+    groups fit in any case."""
+    return 32767 if weight.group is not None else min(32767, (2**31 - 1) // (128 * max(1, weight.shape[1])))
 
 
 def symmetric_codes(x: Tensor, limit: int = LARGEST) -> tuple[Tensor, Tensor]:

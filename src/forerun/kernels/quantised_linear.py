@@ -32,13 +32,15 @@ class QuantisedLinear(nn.Module):
 
     Args:
         weight: [out, in]. bias: [out] or None.
+        limit: of the codes of activations, where they are those of another weight too; None: that of this weight.
     """
 
-    def __init__(self, weight: QuantisedWeight, bias: Tensor | None = None) -> None:
+    def __init__(self, weight: QuantisedWeight, bias: Tensor | None = None, limit: int | None = None) -> None:
         super().__init__()
         self.out_features, self.in_features = weight.shape
         self.quantised = weight
         self.bias = None if bias is None else bias.detach().float()
+        self._limit = largest_row_code(weight) if limit is None else limit
 
     def forward(self, x: Tensor) -> Tensor:
         """x: [..., in] -> [..., out]."""
@@ -51,7 +53,7 @@ class QuantisedLinear(nn.Module):
     def _product(self, x: Tensor) -> Tensor:
         """[..., in] -> [..., out] float32."""
         rows = x.reshape(-1, self.in_features).float()
-        codes, scale = symmetric_codes(rows, largest_row_code(self.in_features))
+        codes, scale = symmetric_codes(rows, self._limit)
         if self.quantised.group is None:
             sums = F.linear(codes.double(), self._channel_codes).float()
             y = sums * (scale * self.quantised.scale[:, 0])

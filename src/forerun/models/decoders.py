@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from forerun.kernels.native import native_for
 from forerun.kernels.native.library import Library
 from forerun.kernels.native_linear import NativeLinear
 from forerun.models.attention.native import NativeAttention
 from forerun.models.general import GeneralDecoder
-from forerun.models.linear import Maker, Part
+from forerun.models.linear import FloatMaker, Maker
 from forerun.models.llama import LlamaDecoder
 from forerun.models.model import Decoder
 from forerun.models.native_llama import NativeLlamaDecoder
@@ -43,20 +42,4 @@ def make_decoder(hf: Any, dtype: torch.dtype, kind: str, maker: Maker | None) ->
         return GeneralDecoder(hf, maker, attention)
     if library is None:
         return LlamaDecoder(hf, maker)
-    return NativeLlamaDecoder(hf, library, maker or NativeMaker(library), dtype)
-
-
-class NativeMaker:
-    """Makes native layers of the numbers as they are (`Maker`)."""
-
-    def __init__(self, library: Library) -> None:
-        self._library = library
-
-    def linear(self, parts: Sequence[Part], bias: Tensor | None = None, *, is_head: bool = False) -> NativeLinear:
-        """As `Maker.linear`."""
-        weights = [part.weight if part.rows is None else part.weight[part.rows] for part in parts]
-        return NativeLinear(self._library, torch.cat(weights) if len(weights) > 1 else weights[0], bias)
-
-    def embedding(self, part: Part) -> Tensor:
-        """As `Maker.embedding`."""
-        return part.weight.detach()
+    return NativeLlamaDecoder(hf, library, maker or FloatMaker(partial(NativeLinear, library)), dtype)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from forerun.kernels.experts import PackedExperts
+from forerun.kernels.joined_linear import JoinedLinear
 from forerun.kernels.native import native_for
 from forerun.kernels.native_linear import NativeLinear
 from forerun.kernels.plain_linear import PlainLinear
@@ -61,12 +62,19 @@ class Maker(Protocol):
 
 
 class FloatMaker:
-    """Makes layers of the numbers as they are."""
+    """Makes layers of the numbers as they are (`Maker`).
+
+    Args:
+        make: a layer of its weight [out, in] and bias.
+    """
+
+    def __init__(self, make: Callable[[Tensor, Tensor | None], Linear] | None = None) -> None:
+        self._make = make or make_linear
 
     def linear(self, parts: Sequence[Part], bias: Tensor | None = None, *, is_head: bool = False) -> Linear:
         """As `Maker.linear`."""
         weights = [part.weight if part.rows is None else part.weight[part.rows] for part in parts]
-        return make_linear(weights[0] if len(weights) == 1 else torch.cat(weights), bias)
+        return self._make(weights[0] if len(weights) == 1 else torch.cat(weights), bias)
 
     def embedding(self, part: Part) -> Tensor:
         """As `Maker.embedding`."""
@@ -80,8 +88,12 @@ def make_linear(weight: Tensor, bias: Tensor | None = None) -> Linear:
     return PlainLinear(weight, bias)
 
 
-def make_quantised_linear(weight: QuantisedWeight, bias: Tensor | None = None) -> Linear:
-    """The product with a weight in codes: native where that is to be had."""
+def make_quantised_linear(weights: Sequence[QuantisedWeight], bias: Tensor | None = None) -> Linear:
+    """The product with weights in codes, whose outputs come one after another: native where that is to be had, unless
+    they are in different codes, for which native decoders make a layer each."""
+    if len({weight.form for weight in weights}) > 1:
+        return JoinedLinear(weights, bias)
+    weight = QuantisedWeight.cat(weights)
     library = native_for(weight.codes.device)
     return QuantisedLinear(weight, bias) if library is None else NativeLinear(library, weight, bias)
 

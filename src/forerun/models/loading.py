@@ -23,7 +23,7 @@ from forerun.models.non_finite import first_non_finite_tensor
 from forerun.models.quantising import QuantisedMaker, check_quantisation
 from forerun.models.reading import check_dtype, read, read_to_quantise
 from forerun.models.sources import ModelSource, find_source
-from forerun.models.transformers_model import foreign_attention
+from forerun.models.transformers_model import foreign_attention, on_device
 
 _log = logging.getLogger(__name__)
 Kind = Literal["auto", "llama", "general"]
@@ -123,6 +123,16 @@ def find_tokenizer(name: str | Path, adapter: str | Path | None = None) -> Any:
     return tokenizer if adapter is None else adapter_tokenizer(adapter, tokenizer, str(name))
 
 
+def asked_format(name: str | Path, dtype: str, quantize: str | None) -> str:
+    """What a model's weights will be kept in when it is loaded so: int8 or int4 where that is asked for or the files
+    hold codes, else `dtype`.
+
+    Raises:
+        ModelLoadError: the files do not say, for they are missing or damaged.
+    """
+    return quantize or find_source(name).quantisation() or dtype
+
+
 def load_transformers_model(name: str | Path, dtype: str, adapter: str | Path | None = None) -> Any:
     """A causal language model as Transformers computes it, with its default attention, in evaluation mode.
 
@@ -164,7 +174,7 @@ def _load(
         hf, maker = read_to_quantise(
             source, config, dtype, adapter, quantisation, is_llama=kind == "llama", attention=ATTENTION_NAME
         )
-    hf = hf.to(place)
+    hf = on_device(hf, place)
     try:
         model = _assemble(hf, source, config, kind, maker)
         model.adapter, model.quantize = None if adapter is None else str(adapter), quantisation
@@ -180,13 +190,6 @@ def _load(
             f"{name} ({config.model_type}) could not compute one step in forerun: {reason(error)}. "
             "Serve it with Transformers, or report the architecture."
         ) from error
-    if maker is not None and maker.mixed:
-        _log.warning(
-            "%s: %d layers are kept at 8 bits, for the files have their parts in different codes, among them %s.",
-            name,
-            len(maker.mixed),
-            maker.mixed[0],
-        )
     return source, model
 
 

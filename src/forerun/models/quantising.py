@@ -27,7 +27,7 @@ _STREAMED = re.compile(
     r"(model\.)?(embed_tokens|layers\.\d+\.(self_attn\.[qkvo]_proj|mlp\.(gate|up|down)_proj))\.weight|lm_head\.weight"
 )
 """The weights of the Llama decoder that become codes."""
-_HEAD = "lm_head.weight"
+_HEAD, _EMBEDDING = "lm_head.weight", "embed_tokens.weight"
 METHOD, LAYOUT = "forerun", 1
 """`quant_method` and `format` in the quantization_config of folders that hold codes (`code_tensors.py`)."""
 
@@ -58,8 +58,17 @@ def streamed(names: Collection[str], is_tied: bool) -> frozenset[str]:
     """
     found = {name for name in names if _STREAMED.fullmatch(name)}
     if is_tied and _HEAD in names:
-        found -= {_HEAD, "model.embed_tokens.weight", "embed_tokens.weight"}
+        found -= {_HEAD, _EMBEDDING, f"model.{_EMBEDDING}"}
     return frozenset(found)
+
+
+def stored_numbers(slices: Mapping[str, TensorSlice], is_tied: bool) -> dict[str, TensorSlice]:
+    """The tensors of a Llama model that are quantised from the numbers in the files, whatever number format the model
+    is read in. An embedding that the files have as the output layer alone, to which it is tied, is that."""
+    found = {name: each for name, each in slices.items() if _STREAMED.fullmatch(name)}
+    if is_tied and _HEAD in found and not any(name.endswith(_EMBEDDING) for name in found):
+        found[_EMBEDDING] = found[_HEAD]
+    return found
 
 
 def matrices(model: Any, is_llama: bool) -> dict[str, nn.Module]:
@@ -83,7 +92,7 @@ class QuantisedMaker:
     Args:
         quantize: the bits asked for.
         stored: gives the weight of a name in the codes that the files have it in, or None; None: none is to be used.
-        unread: tensors that Transformers has not been given, by name in the files: they are read here.
+        numbers: tensors by name in the files, which are read here and quantised in place of what the model holds.
         dtype: of all that is not in codes, and of the embedding's rows.
     """
 
@@ -91,25 +100,16 @@ class QuantisedMaker:
         self,
         quantize: Quantisation,
         stored: Callable[[str], QuantisedWeight | None] | None,
-        unread: Mapping[str, TensorSlice],
+        numbers: Mapping[str, TensorSlice],
         dtype: torch.dtype,
     ) -> None:
         self._bits = 8 if quantize == "int8" else 4
-        self._stored, self._unread, self.dtype = stored, unread, dtype
+        self._stored, self._slices, self.dtype = stored, numbers, dtype
         self._kept: tuple[str, QuantisedWeight] | None = None
-        self.mixed: list[str] = []
-        """Layers of 8 bits for whose parts no codes of 4 bits agree."""
 
     def linear(self, parts: Sequence[Part], bias: Tensor | None = None, *, is_head: bool = False) -> Linear:
         """As `Maker.linear`."""
-        weights = [self.weight(part, is_outer=is_head) for part in parts]
-        if len({weight.form for weight in weights}) > 1:
-            self.mixed.append(" + ".join(part.name for part in parts))
-            weights = [
-                quantise_int8(weight.dequantise(torch.float32), part.name)
-                for weight, part in zip(weights, parts, strict=True)
-            ]
-        return make_quantised_linear(QuantisedWeight.cat(weights), bias)
+        return make_quantised_linear([self.weight(part, is_outer=is_head) for part in parts], bias)
 
     def embedding(self, part: Part) -> QuantisedEmbedding:
         """As `Maker.embedding`. A tied output layer gets the same codes."""
@@ -135,6 +135,6 @@ class QuantisedMaker:
 
     def _numbers(self, part: Part) -> Tensor:
         for name in (part.name, part.name.removeprefix("model.")):
-            if name in self._unread:
-                return self._unread[name][...]
+            if name in self._slices:
+                return self._slices[name][...]
         return part.weight

@@ -11,7 +11,7 @@ import torch
 from forerun.config import DTYPES
 from forerun.errors import ConfigError
 from forerun.models.adapter import with_adapter
-from forerun.models.quantising import Quantisation, QuantisedMaker, matrices, streamed
+from forerun.models.quantising import Quantisation, QuantisedMaker, matrices, stored_numbers, streamed
 from forerun.models.sources import ModelSource
 from forerun.models.transformers_model import read_model, rounded
 
@@ -43,9 +43,11 @@ def read_to_quantise(
     stored = None if adapter is not None else source.quantised_weight(config)  # with an adapter, they are others
     if is_llama and adapter is None:
         checkpoint = source.checkpoint(config, torch.float32)
-        checkpoint = replace(checkpoint, unread=streamed(checkpoint.slices, config.tie_word_embeddings))
+        is_tied = config.tie_word_embeddings
+        checkpoint = replace(checkpoint, unread=streamed(checkpoint.slices, is_tied))
         model = read_model(source.name, config, checkpoint, number_format, attention)
-        return model, QuantisedMaker(quantisation, stored, checkpoint.unread_slices(), number_format)
+        numbers = stored_numbers(checkpoint.slices, is_tied)
+        return model, QuantisedMaker(quantisation, stored, numbers, number_format)
     model = _read(source, config, torch.promote_types(number_format, torch.float32), adapter, attention)
     leave = {f"{path}.weight" for path in matrices(model, is_llama)}
     return rounded(model, number_format, leave), QuantisedMaker(quantisation, stored, {}, number_format)

@@ -27,8 +27,7 @@ class Taps:
     def take(self, layer: int, states: Tensor) -> None:
         """Keep what enters a layer, if it was chosen. Layers come in rising order. states: [T, H], all rows."""
         if layer in self.layers:
-            rows = self._layout.logit_rows
-            self.take_wanted(layer, states if rows is None else states[rows])
+            self.take_wanted(layer, self._layout.wanted(states))
 
     def take_wanted(self, layer: int, states: Tensor) -> None:
         """The same of the wanted rows alone, which may be padded. states: [R, H]."""

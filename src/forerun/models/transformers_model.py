@@ -81,6 +81,21 @@ def rounded(model: Any, dtype: torch.dtype, leave: Collection[str] = ()) -> Any:
     return model
 
 
+def on_device(model: Any, device: torch.device) -> Any:
+    """The model on a device. Placeholders (`Checkpoint.unread`) take no memory there either."""
+    if device.type == "cpu":
+        return model
+    moved: dict[int, torch.nn.Parameter] = {}  # by id: a parameter that two modules share stays one
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            if parameter.dim() and not any(parameter.stride()):
+                if id(parameter) not in moved:
+                    placeholder = torch.zeros((), dtype=parameter.dtype, device=device).expand(parameter.shape)
+                    moved[id(parameter)] = torch.nn.Parameter(placeholder, requires_grad=False)
+                setattr(module, name, moved[id(parameter)])
+    return model.to(device)
+
+
 def _model_class(name: str, config: Any) -> Any:
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 

@@ -60,10 +60,6 @@ class Checkpoint:
         """What Transformers reads the tensors from. dtype: of the placeholders."""
         return {name: _Placeholder(each, dtype) if name in self.unread else each for name, each in self.slices.items()}
 
-    def unread_slices(self) -> dict[str, TensorSlice]:
-        """Those tensors that Transformers gets placeholders for."""
-        return {name: self.slices[name] for name in self.unread}
-
     def shape(self, name: str) -> list[int]:
         return self.slices[name].get_shape()
 

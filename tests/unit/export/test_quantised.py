@@ -16,6 +16,7 @@ from families import make_family
 from forerun.errors import ConfigError, ModelLoadError, UnsupportedModelError
 from forerun.export import export_hf, export_quantised
 from forerun.models import Rows, load_model
+from forerun.models.loading import asked_format
 from forerun.models.saving import to_save
 from gguf_files import write_gguf
 
@@ -44,6 +45,11 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     export_quantised(small_llama(folder / "model"), folder / "int8", "int8")
     export_quantised(folder / "model", folder / "int4", "int4")
     return folder
+
+
+def test_the_format_that_a_model_will_have_is_told_before_it_is_loaded(saved: Path) -> None:
+    assert [asked_format(saved / kind, "bfloat16", None) for kind in ("int4", "model")] == ["int4", "bfloat16"]
+    assert asked_format(saved / "model", "bfloat16", "int8") == "int8"
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from forerun import processor
-from forerun.errors import NativeUnavailableError
+from forerun.errors import CompilationError, NativeUnavailableError
 from forerun.files.write import locked
 from forerun.kernels.native.compile import FACTS, FLAGS, LIBRARY, compile_into, library_path
 from forerun.kernels.native.compiler import find_compiler
@@ -114,7 +114,55 @@ def test_a_compiler_that_fails_is_quoted(machine: Machine, body: str, told: str)
     machine.compiler_does(body)
     with pytest.raises(NativeUnavailableError) as raised:
         machine.library()
-    assert told in str(raised.value) and machine.files() == []
+    assert told in str(raised.value)
+    assert [Path(name).suffixes for name in machine.files()] == ([] if "No space" in told else [[".failed", ".json"]])
+
+
+@pytest.mark.parametrize("body", ["echo 'a.cpp: error: x'; exit 1", "kill -9 $$", "exit 0", HANGS])
+def test_a_compiler_that_failed_is_not_tried_again_until_it_is_said(machine: Machine, body: str) -> None:
+    def failure(limit: float = LIMIT) -> str:
+        with pytest.raises(CompilationError) as raised:
+            machine.library(limit=limit)
+        return str(raised.value)
+
+    machine.compiler_does(body)
+    told = failure(0.3 if body == HANGS else LIMIT)
+    (file,) = (machine.home / "kernels").iterdir()
+    assert told.endswith(f"This compiler is not tried again until {file} is removed.")
+    machine.compiler_does(COMPILES)  # it would succeed
+    assert failure() == failure() == told
+    machine.compiler_does(COMPILES, version="fake 1.1")  # another compiler
+    assert machine.library().exists()
+    machine.compiler_does(COMPILES)
+    assert failure() == told
+    file.unlink()
+    assert machine.library().exists() and not file.exists()
+
+
+def test_what_has_no_room_or_no_compiler_is_looked_at_each_time(machine: Machine) -> None:
+    machine.compiler_does("echo 'a.s: No space left on device'; exit 1")
+    for calls in (1, 2):
+        with pytest.raises(NativeUnavailableError, match="Make room"):
+            machine.library()
+        assert machine.calls == calls
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("CXX")
+        patch.setenv("PATH", "/nothing")
+        with pytest.raises(NativeUnavailableError, match="no C"):
+            machine.library()
+    machine.compiler_does(COMPILES)
+    assert machine.library().exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"[1]", b'{"reason": 1, "remedy": 2}'])
+def test_a_note_of_a_failure_that_is_damaged_says_nothing(machine: Machine, content: bytes) -> None:
+    machine.compiler_does("exit 1")
+    with pytest.raises(CompilationError):
+        machine.library()
+    (file,) = (machine.home / "kernels").iterdir()
+    file.write_bytes(content)
+    machine.compiler_does(COMPILES)
+    assert machine.library().exists()
 
 
 def test_a_compiler_that_is_no_program(machine: Machine) -> None:
@@ -139,7 +187,7 @@ def test_a_compiler_that_hangs_is_ended_with_all_that_it_started(machine: Machin
     machine.compiler_does(HANGS)
     with pytest.raises(NativeUnavailableError, match=r"took longer than 0\.5 seconds, and was ended\. Try again"):
         machine.library(limit=0.5)
-    assert machine.files() == []
+    assert [Path(name).suffixes for name in machine.files()] == [[".failed", ".json"]]
     child = int(Path(f"{machine.log}.pid").read_text())
     until(lambda: not is_alive(child))
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -110,6 +112,15 @@ def test_a_file_that_is_no_library(tmp_path: Path) -> None:
     (tmp_path / "library").write_bytes(b"library")
     with pytest.raises(NativeUnavailableError, match=r"library cannot be loaded: .* Remove it"):
         Library.open(tmp_path / "library")
+
+
+def test_a_folder_where_nothing_may_be_executed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "library").write_bytes(b"library")
+    told = SimpleNamespace(f_flag=os.ST_NOEXEC | os.ST_NOSUID)
+    monkeypatch.setattr(os, "statvfs", lambda path: told if path == tmp_path / "library" else None)
+    with pytest.raises(NativeUnavailableError, match=r"\(noexec\)\. Let the variable FORERUN_HOME name") as raised:
+        Library.open(tmp_path / "library")
+    assert "Remove" not in str(raised.value)
 
 
 @pytest.mark.skipif(shutil.which("c++") is None, reason="there is no C++ compiler")

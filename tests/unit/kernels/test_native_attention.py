@@ -2,71 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pytest
 import torch
-from torch import Tensor
 
-from forerun.cache import PagedCache
-from forerun.kernels.attention_paths_reference import attend_paths
 from forerun.kernels.native.library import Library
 from forerun.kernels.partition import Form
-from forerun.models.attention.base import LayerAttention, Layout
-from forerun.models.attention.native import NativeAttention
-from forerun.models.attention.path_planner import PathPlanner
 from forerun.models.base import Rows
-from forerun.models.runner import lay_out
+from kernel_cases import Attending, threads
 
-HEADS, KV_HEADS, WIDTH, VALUE_WIDTH = 6, 2, 48, 40
 FORMS = {
     "plain": Form(0.2),
     "window": Form(0.2, window=37),
     "softcap": Form(0.2, softcap=3.0),
-    "sinks": Form(0.2, sinks=torch.linspace(-1, 1, HEADS)),
+    "sinks": Form(0.2, sinks=torch.linspace(-1, 1, 6)),
 }
 PREFIX = 122
 """Positions before the rows that are tried: these cross a page's border."""
 TREE = (-1, 0, 0, 1, 1, 2, 3, 6, 7, 5, 0)
-Numbers = tuple[Tensor, Tensor, Tensor]
-
-
-class Attending:
-    """One layer of native attention, and numbers that depend on a token alone."""
-
-    def __init__(self, library: Library, form: Form, dtype: torch.dtype = torch.bfloat16) -> None:
-        self.form = form
-        self.attention = NativeAttention(library, torch.float32, dtype)
-        layers = [LayerAttention(KV_HEADS, HEADS // KV_HEADS, WIDTH, VALUE_WIDTH, form)] * 2
-        self.planner: PathPlanner = self.attention.planner(layers, torch.device("cpu"))
-
-    def numbers(self, tokens: Tensor) -> Numbers:
-        """Queries, keys and values of tokens."""
-        generator = torch.Generator().manual_seed(3)
-        shapes = ((HEADS, WIDTH), (KV_HEADS, WIDTH), (KV_HEADS, VALUE_WIDTH))
-        query, key, value = (torch.randn(300, *shape, generator=generator)[tokens] for shape in shapes)
-        return query, key, value
-
-    def forward(self, batch: Sequence[Rows]) -> Tensor:
-        layout = lay_out(batch, self.planner)
-        return self.attention.forward(1, *self.numbers(layout.token_ids), layout, self.form)
-
-    def sequence(self, tokens: Sequence[int]) -> PagedCache:
-        cache = self.planner.new_cache()
-        self.forward([Rows(cache, list(tokens))])
-        cache.commit(range(len(tokens)))
-        return cache
-
-    def reference(self, batch: Sequence[Rows]) -> Tensor:
-        """By the definition, in copies of the pages; the rows leave the scratch again."""
-        layout: Layout = lay_out(batch, self.planner)
-        caches = [rows.cache for rows in batch]
-        pages = [[page.clone() for page in cache.pages] for cache in caches if isinstance(cache, PagedCache)]
-        query, key, value = self.numbers(layout.token_ids)
-        out = attend_paths(query, key, value, layout.plan.paths, pages, self.planner.layout, 1, self.form)
-        for cache in caches:
-            cache.drop()
-        return out.flatten(1)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
@@ -83,17 +35,13 @@ def test_attention_is_that_of_the_definition(library: Library, form: str, dtype:
     torch.testing.assert_close(attending.forward(batch), expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("num_threads", [1, 2])
 @pytest.mark.parametrize("form", FORMS)
 def test_a_rows_bits_are_the_same_alone_in_chains_trees_chunks_and_company(
-    library: Library, form: str, threads: int
+    library: Library, form: str, num_threads: int
 ) -> None:
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
+    with threads(num_threads):
         _compare(Attending(library, FORMS[form]))
-    finally:
-        torch.set_num_threads(before)
 
 
 def _compare(attending: Attending) -> None:

@@ -6,59 +6,20 @@ import ctypes
 
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
-from torch import Tensor
 
-from forerun.config import INSTRUCTIONS
-from forerun.kernels.native import native
 from forerun.kernels.native.library import Library
 from forerun.kernels.native_linear import NativeLinear
-from forerun.kernels.quantise import quantise_int4, quantise_int8
-from forerun.kernels.quantised_linear import QuantisedLinear
-from forerun.kernels.quantised_weight import GROUP, QuantisedWeight
-
-KINDS = ("float32", "bfloat16", "int8", "int8-groups", "int4-groups", "int4-minima")
-
-
-def _weight(kind: str, out: int, size: int, seed: int = 0) -> Tensor | QuantisedWeight:
-    generator = torch.Generator().manual_seed(seed)
-    numbers = torch.randn(out, size, generator=generator)
-    if kind in ("float32", "bfloat16"):
-        return numbers.to(getattr(torch, kind))
-    if kind == "int8":
-        return quantise_int8(numbers)
-    if kind == "int4-minima":
-        return quantise_int4(numbers)
-    bits, zero, codes = (8, 128, 256) if kind == "int8-groups" else (4, 8, 16)
-    groups = -(-size // GROUP)
-    return QuantisedWeight(
-        bits,
-        torch.randint(0, codes, (out, size), generator=generator).to(torch.uint8),
-        zero,
-        torch.rand(out, groups, generator=generator).half(),
-        None,
-        GROUP,
-    )
-
-
-def _expected(weight: Tensor | QuantisedWeight, x: Tensor, bias: Tensor | None) -> Tensor:
-    if isinstance(weight, QuantisedWeight):
-        return QuantisedLinear(weight, bias).forward(x)
-    y = x.double() @ weight.double().T
-    return (y if bias is None else y + bias).float()
-
-
-def _rows(n: int, size: int, seed: int = 1) -> Tensor:
-    return torch.randn(n, size, generator=torch.Generator().manual_seed(seed))
+from forerun.kernels.quantised_weight import QuantisedWeight
+from kernel_cases import KINDS, drawn, product_of, threads, weight_of
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("out", "size"), [(48, 64), (33, 70), (1, 3), (16, 257)])
 def test_products_are_those_of_the_reference(library: Library, kind: str, out: int, size: int) -> None:
-    weight, x, bias = _weight(kind, out, size), _rows(11, size), torch.randn(out)
-    residual = _rows(11, out, 2)
+    weight, x, bias = weight_of(kind, out, size), drawn(11, size), torch.randn(out)
+    residual = drawn(11, out, seed=2)
     linear = NativeLinear(library, weight, bias)
-    expected = _expected(weight, x, bias)
+    expected = product_of(weight, x, bias)
     if kind == "int8":  # a sum of whole numbers, then two products: the same bits
         assert torch.equal(linear.forward(x), expected)
     torch.testing.assert_close(linear.forward(x), expected, rtol=1e-5, atol=1e-4)
@@ -67,7 +28,7 @@ def test_products_are_those_of_the_reference(library: Library, kind: str, out: i
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_rows_bits_are_the_same_in_any_company(library: Library, kind: str) -> None:
-    weight, x = _weight(kind, 100, 96), _rows(64, 96)
+    weight, x = weight_of(kind, 100, 96), drawn(64, 96)
     linear = NativeLinear(library, weight)
     alone = torch.cat([linear.forward(row[None]) for row in x])
     for count in range(2, 65):
@@ -77,33 +38,29 @@ def test_a_rows_bits_are_the_same_in_any_company(library: Library, kind: str) ->
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_rows_bits_are_the_same_with_two_threads(library: Library, kind: str) -> None:
-    linear, x = NativeLinear(library, _weight(kind, 200, 96)), _rows(9, 96)
+    linear, x = NativeLinear(library, weight_of(kind, 200, 96)), drawn(9, 96)
     one = linear.forward(x)
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
+    with threads(2):
         assert torch.equal(linear.forward(x), one)
-    finally:
-        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("kind", ["int8", "int8-groups", "int4-groups", "int4-minima"])
 @pytest.mark.parametrize("sign", [1, -1])
 def test_the_largest_codes_do_not_saturate(library: Library, kind: str, sign: int) -> None:
-    weight = _weight(kind, 32, 128)
+    weight = weight_of(kind, 32, 128)
     assert isinstance(weight, QuantisedWeight)
     weight.codes.fill_(0 if sign < 0 else 2**weight.bits - 1)
     x = torch.full((3, 128), 1.0)
     x[1] = -1.0
     x[2, ::2] = -1.0
     torch.testing.assert_close(
-        NativeLinear(library, weight).forward(x), _expected(weight, x, None), rtol=1e-5, atol=1e-3
+        NativeLinear(library, weight).forward(x), product_of(weight, x, None), rtol=1e-5, atol=1e-3
     )
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_numbers_that_are_not_finite_stay_in_their_row(library: Library, kind: str) -> None:
-    linear, x = NativeLinear(library, _weight(kind, 32, 64)), _rows(9, 64)
+    linear, x = NativeLinear(library, weight_of(kind, 32, 64)), drawn(9, 64)
     sound = linear.forward(x)
     x[3, 5], x[6, 40] = torch.nan, torch.inf
     y = linear.forward(x)
@@ -115,43 +72,41 @@ def test_numbers_that_are_not_finite_stay_in_their_row(library: Library, kind: s
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_rows_give_none(library: Library, kind: str) -> None:
-    assert NativeLinear(library, _weight(kind, 32, 64)).forward(torch.empty(0, 64)).shape == (0, 32)
+    assert NativeLinear(library, weight_of(kind, 32, 64)).forward(torch.empty(0, 64)).shape == (0, 32)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_of_a_weight_are_read_back(library: Library, kind: str) -> None:
-    weight, index = _weight(kind, 50, 70), torch.tensor([49, 0, 17, 17])
+    weight, index = weight_of(kind, 50, 70), torch.tensor([49, 0, 17, 17])
     whole = weight.dequantise(torch.float32) if isinstance(weight, QuantisedWeight) else weight.float()
     assert torch.equal(NativeLinear(library, weight).rows(index), whole[index])
 
 
 @pytest.mark.parametrize("index", [-1, 50, 1 << 40])
 def test_rows_that_are_not_there_are_not_read(library: Library, index: int) -> None:
-    linear = NativeLinear(library, _weight("bfloat16", 50, 70))
+    linear = NativeLinear(library, weight_of("bfloat16", 50, 70))
     with pytest.raises(IndexError):
         linear.rows(torch.tensor([3, index]))
 
 
 def test_memory_that_cannot_be_had_is_an_error(library: Library) -> None:
-    linear, x = NativeLinear(library, _weight("int8", 32, 64)), _rows(3, 64)
+    linear, x = NativeLinear(library, weight_of("int8", 32, 64)), drawn(3, 64)
     expected, y = linear.forward(x), torch.empty(3, 32)
     with pytest.raises(MemoryError):
         library.linear(ctypes.byref(linear.struct), x.data_ptr(), 1 << 45, None, y.data_ptr(), 1)
     assert torch.equal(linear.forward(x), expected)
 
 
-@settings(max_examples=30, deadline=None)
-@given(out=st.integers(1, 70), size=st.integers(1, 140), n=st.integers(1, 20), seed=st.integers(0, 1000))
-def test_whole_sums_are_the_same_with_all_instructions(out: int, size: int, n: int, seed: int) -> None:
-    found = native()
-    if found is None:
-        pytest.skip("there are no native kernels here")
-    before = found.instructions
-    weight, x = _weight("int8", out, size, seed), _rows(n, size, seed + 1)
-    expected, linear = _expected(weight, x, None), NativeLinear(found, weight)
-    try:
-        for name in INSTRUCTIONS:
-            if found.use_instructions(name):
-                assert torch.equal(linear.forward(x), expected), name
-    finally:
-        found.use_instructions(before)
+def test_a_thread_keeps_little_of_what_a_large_call_has_taken(native_library: Library) -> None:
+    linear, few, many = (
+        NativeLinear(native_library, weight_of("int8", 16, 4096)),
+        drawn(8, 4096),
+        torch.zeros(9000, 4096),
+    )
+    expected = linear.forward(few)
+    kept = native_library.workspace_bytes()
+    assert 8 * 4096 * 2 <= kept <= 64 << 20
+    assert torch.equal(linear.forward(few), expected) and native_library.workspace_bytes() == kept
+    linear.forward(many)  # codes alone are 74 MB
+    assert native_library.workspace_bytes() == 0
+    assert torch.equal(linear.forward(few), expected) and 0 < native_library.workspace_bytes() <= kept

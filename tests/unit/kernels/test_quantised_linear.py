@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from forerun.kernels import quantised_linear
-from forerun.kernels.quantise import quantise_int4, quantise_int8, symmetric_codes
+from forerun.kernels.joined_linear import JoinedLinear
+from forerun.kernels.quantise import largest_row_code, quantise_int4, quantise_int8, symmetric_codes
 from forerun.kernels.quantised_linear import QuantisedLinear
 from forerun.kernels.quantised_weight import QuantisedWeight
 
@@ -47,7 +48,9 @@ def defined(weight: QuantisedWeight, x: Tensor, bias: Tensor | None) -> Tensor:
     codes_w = weight.codes.numpy().astype(np.int64) - weight.zero
     scale_w = weight.scale.numpy().astype(np.float32)
     padding = -weight.shape[1] % 32
-    limit = np.float32(min(32767, (2**31 - 1) // (128 * weight.shape[1])))
+    limit = np.float32(32767)
+    if weight.group is None:  # sums over all inputs fit into 32 bits
+        limit = np.float32(min(32767, (2**31 - 1) // (128 * weight.shape[1])))
     rows = x.float().numpy()
     amax = np.abs(rows).max(-1, keepdims=True)
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
@@ -151,6 +154,22 @@ def test_many_rows_are_computed_in_parts(monkeypatch: pytest.MonkeyPatch) -> Non
     whole = QuantisedLinear(weight).forward(x)
     monkeypatch.setattr(quantised_linear, "_PART", 24 * 2 * 3)
     assert torch.equal(QuantisedLinear(weight).forward(x), whole)
+
+
+@pytest.mark.parametrize("forms", [("int8", "Q4_1", "Q8_0"), ("Q4_0", "Q4_1"), ("int4", "int4")], ids=str)
+def test_weights_in_different_codes_are_one_layer(forms: tuple[str, ...]) -> None:
+    """All read the same codes of the activations: the least of their limits."""
+    weights = [FORMS[form](drawn(5 + i, 700, seed=i)) for i, form in enumerate(forms)]
+    x, bias = drawn(9, 700, seed=7), drawn(sum(range(5, 5 + len(forms))), seed=8)
+    joined = JoinedLinear(weights, bias)
+    assert (joined.out_features, joined.in_features) == (len(bias), 700)
+    limit = largest_row_code(weights[0])
+    assert limit == (23967 if forms[0] == "int8" else 32767)
+    parts = zip(weights, bias.split([len(weight.codes) for weight in weights]))
+    wanted = torch.cat([QuantisedLinear(weight, each, limit).forward(x) for weight, each in parts], 1)
+    assert torch.equal(joined.forward(x), wanted)
+    residual = drawn(9, len(bias), seed=9)
+    assert torch.equal(joined.add_to(residual, x), wanted + residual)
 
 
 def test_codes_of_activations() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,8 +19,7 @@ from forerun.kernels.native import native
 from forerun.kernels.native.library import Library
 from forerun.kernels.native_linear import NativeLinear
 from forerun.models import Model, Rows, identity, load_model
-from forerun.models.decoders import NativeMaker
-from forerun.models.linear import Part
+from forerun.models.linear import FloatMaker, Linear, Part
 from forerun.models.llama import llama_refusal
 from forerun.models.native_llama import NativeLlamaDecoder
 
@@ -125,17 +125,17 @@ def test_a_longer_rotation_of_another_thread_leaves_the_one_in_use(tmp_path: Pat
     assert model.forward([Rows(model.new_cache(), [1, 2, 3])]).logits.isfinite().all()
 
 
-class Turning(NativeMaker):
+class Turning(FloatMaker):
     """Makes layers of weights turned over, as a damaged folder has them."""
 
-    def linear(self, parts: Sequence[Part], bias: Tensor | None = None, *, is_head: bool = False) -> NativeLinear:
+    def linear(self, parts: Sequence[Part], bias: Tensor | None = None, *, is_head: bool = False) -> Linear:
         turned = [Part(part.name, part.weight.detach().T) for part in parts]
         return super().linear(turned, bias, is_head=is_head)
 
 
 def test_a_layer_of_another_shape_than_the_models_is_refused(native_library: Library) -> None:
     with pytest.raises(ValueError, match="shape"):
-        NativeLlamaDecoder(tf.LlamaForCausalLM(tiny()), native_library, Turning(native_library))
+        NativeLlamaDecoder(tf.LlamaForCausalLM(tiny()), native_library, Turning(partial(NativeLinear, native_library)))
 
 
 def test_stored_costs_tell_the_kernels_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,9 @@ It is kept in the folder kernels/KEY of `home()`, where KEY stands for all that 
 sources, flags, architecture and features of the processor, C library, compiler. Beside it lies a file with its
 checksum, compared before the library is loaded. The folder appears as a whole or not at all. Nothing is compiled for
 the processor alone: the instruction set is chosen at run time.
+
+Where the compiler fails, the file KEY.failed.json keeps its reason, and later processes repeat that in place of
+compiling. A compiler that is missing, or a disk that is full, is looked at each time.
 """
 
 from __future__ import annotations
@@ -11,11 +14,12 @@ from __future__ import annotations
 import logging
 import os
 import platform
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 from forerun import processor
-from forerun.errors import NativeUnavailableError
+from forerun.errors import CompilationError, NativeUnavailableError
 from forerun.files.json_file import Fields
 from forerun.files.write import digest, file_digest, leftovers, locked, remove, whole_folder, write_json
 from forerun.home import HOME_VARIABLE, KERNELS_FOLDER, home
@@ -73,13 +77,18 @@ def library_path(
         raise NativeUnavailableError("There is no C++ compiler.", INSTALL)
     folder = kept / f"{here[:16]}-{digest(repr(compiler).encode())[:16]}"
     if not _is_sound(folder, recipe):
+        _refuse_what_failed(folder)
         remedy = "A program compiles there: wait, or end it."
         with locked(folder, _unwritable, wait=wait, remedy=remedy):
             if not _is_sound(folder, recipe):  # else another process has just done it
+                _refuse_what_failed(folder)  # or has just failed
                 for left in leftovers(folder):  # by processes that were killed: nobody else has the lock
                     remove(left)
                 _log.warning("Compiling the kernels, once: this can take a minute.")
-                compile_into(folder, compiler, sources, limit)
+                try:
+                    compile_into(folder, compiler, sources, limit)
+                except CompilationError as failure:
+                    raise _kept_failure(folder, failure) from None
     return folder / LIBRARY
 
 
@@ -92,7 +101,8 @@ def compile_into(
         extra: further arguments of the compiler.
 
     Raises:
-        NativeUnavailableError: it fails, takes longer than `limit` seconds, or the folder cannot be written.
+        CompilationError: it fails, or takes longer than `limit` seconds.
+        NativeUnavailableError: the folder cannot be written.
     """
     recipe, files = _recipe(sources), [str(path) for path in sorted(sources.glob("*.cpp"))]
     with whole_folder(folder, _unwritable) as new:
@@ -102,9 +112,36 @@ def compile_into(
             with library.open("rb") as file:
                 checksum = file_digest(file)
         except FileNotFoundError:
-            raise NativeUnavailableError(f"{compiler.command[0]} has written no library.", INSTALL) from None
+            raise CompilationError(f"{compiler.command[0]} has written no library.", INSTALL) from None
         facts = {"recipe": recipe, "library": checksum, "compiler": compiler.version.partition("\n")[0]}
         write_json(new / FACTS, facts, error=_unwritable)
+
+
+def _failure_file(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}.failed.json")
+
+
+def _kept_failure(folder: Path, failure: CompilationError) -> CompilationError:
+    """The failure for those that come later too, as far as it can be written."""
+    file = _failure_file(folder)
+    with suppress(NativeUnavailableError):
+        write_json(file, {"reason": failure.reason, "remedy": failure.remedy}, error=_unwritable)
+    return _with_retry(failure.reason, failure.remedy, file)
+
+
+def _refuse_what_failed(folder: Path) -> None:
+    """Raises CompilationError where these sources and this compiler have failed before."""
+    file = _failure_file(folder)
+    try:
+        facts = Fields.read(file, ValueError)
+        reason, remedy = facts.string("reason"), facts.string("remedy")
+    except ValueError:
+        return
+    raise _with_retry(reason, remedy, file)
+
+
+def _with_retry(reason: str, remedy: str, file: Path) -> CompilationError:
+    return CompilationError(reason, f"{remedy} This compiler is not tried again until {file} is removed.")
 
 
 def _recipe(sources: Path) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import IO
 
-from forerun.errors import NativeUnavailableError
+from forerun.errors import CompilationError, NativeUnavailableError
 
 VARIABLE = "CXX"
 """Environment variable: the compiler, with arguments if wanted. Set, no other is tried."""
@@ -24,6 +24,7 @@ _VERSION_SECONDS = 20.0
 _REASON_CHARACTERS = 300
 _MAX_OUTPUT = 1 << 20
 _ROOM = "Make room in the folder that FORERUN_HOME names and in that of temporary files, or let TMPDIR name another."
+_ANOTHER = f"Free memory if there was too little; else name another compiler by the variable CXX. {INSTALL}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +46,15 @@ class Compiler:
             limit: seconds after which it is ended, with all that it started.
 
         Raises:
-            NativeUnavailableError: it cannot be started, it fails, or it takes longer.
+            CompilationError: it fails, or it takes longer.
+            NativeUnavailableError: it cannot be started, or finds no room on the disk.
         """
         code, said = _run([*self.command, *arguments], limit)
         if code:
             reason = f"They could not be compiled: {self.command[0]} {_reason(code, said)}."
-            raise NativeUnavailableError(reason, _remedy(said))
+            if "No space left" in said:
+                raise NativeUnavailableError(reason, _ROOM)
+            raise CompilationError(reason, _ANOTHER)
 
 
 def find_compiler() -> Compiler | None:
@@ -121,7 +125,7 @@ def _exit_code(process: subprocess.Popen[bytes], name: str, limit: float) -> int
             raise
         reason = f"{name} took longer than {limit:g} seconds, and was ended."
         remedy = "Try again when the machine has less to do, or name another compiler by the variable CXX."
-        raise NativeUnavailableError(reason, remedy) from None
+        raise CompilationError(reason, remedy) from None
 
 
 def _reason(code: int, said: str) -> str:
@@ -130,9 +134,3 @@ def _reason(code: int, said: str) -> str:
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     telling = [line for line in lines if "No space left" in line or "error" in line.lower()] or lines[-1:]
     return f"{what}: {telling[0][:_REASON_CHARACTERS].rstrip('.')}" if telling else what
-
-
-def _remedy(said: str) -> str:
-    if "No space left" in said:
-        return _ROOM
-    return f"Free memory if there was too little; else name another compiler by the variable CXX. {INSTALL}"

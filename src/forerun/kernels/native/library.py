@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from ctypes import POINTER, c_int32, c_int64, c_void_p
 from pathlib import Path
 from typing import Any
@@ -11,13 +12,15 @@ import torch
 
 from forerun.config import INSTRUCTIONS, INSTRUCTIONS_VARIABLE, environment_choice
 from forerun.errors import ConfigError, NativeUnavailableError
+from forerun.home import HOME_VARIABLE
 from forerun.kernels.native.structs import AttentionStruct, Kind, LinearStruct, ModelStruct, RowsStruct
 
-ABI = 2
+ABI = 3
 """FORERUN_ABI of csrc/forerun.h."""
 _LEVELS = INSTRUCTIONS[::-1]
 """By the numbers that the library gives them."""
 _REMEDY = "Remove it, so that it is made anew."
+_ELSEWHERE = f"Let the variable {HOME_VARIABLE} name a folder where programs may be executed."
 _POINTER = c_void_p
 _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "forerun_abi": (c_int32, ()),
@@ -25,6 +28,7 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "forerun_best_instructions": (c_int32, ()),
     "forerun_use_instructions": (c_int32, (c_int32,)),
     "forerun_use_openmp": (None, (c_void_p,)),
+    "forerun_workspace_bytes": (c_int64, ()),
     "forerun_packed_bytes": (c_int64, (c_int32, c_int64, c_int64)),
     "forerun_pack": (None, (c_int32, c_int64, c_int64, _POINTER, _POINTER, _POINTER, _POINTER)),
     "forerun_unpack": (None, (POINTER(LinearStruct), _POINTER, c_int64, _POINTER)),
@@ -86,6 +90,9 @@ class Library:
                 raise NativeUnavailableError(f"{path} has the interface {abi}, not {ABI}.", _REMEDY)
             library = cls(path, functions)
         except (OSError, AttributeError) as failure:
+            if _is_noexec(path):
+                reason = f"{path} cannot be loaded: its file system is mounted without permission to execute (noexec)."
+                raise NativeUnavailableError(reason, _ELSEWHERE) from None
             raise NativeUnavailableError(f"{path} cannot be loaded: {failure}.", _REMEDY) from None
         library.use_instructions(choose_instructions(library.best))
         return library
@@ -98,6 +105,10 @@ class Library:
     def use_instructions(self, name: str) -> bool:
         """Use another set from now on; False where the processor lacks it."""
         return bool(self._functions.forerun_use_instructions(_LEVELS.index(name)) == 0)
+
+    def workspace_bytes(self) -> int:
+        """Bytes that this thread keeps to compute in, until it ends."""
+        return int(self._functions.forerun_workspace_bytes())
 
     def packed_bytes(self, kind: Kind, out_features: int, in_features: int) -> int:
         """Bytes of a packed weight."""
@@ -113,6 +124,14 @@ class Library:
                 continue
             self._functions.forerun_use_openmp(ctypes.cast(parallel, c_void_p))
             return True
+        return False
+
+
+def _is_noexec(path: Path) -> bool:
+    """Whether nothing that lies there may be executed, nor loaded."""
+    try:
+        return bool(os.statvfs(path).f_flag & os.ST_NOEXEC)
+    except (OSError, AttributeError):  # AttributeError: systems that have no such thing, or do not tell
         return False
 
 

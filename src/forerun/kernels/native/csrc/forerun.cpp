@@ -74,12 +74,14 @@ const Entries& entries() {
 
 // No exception leaves the library. They are of memory that the system does not give.
 template <class Call> int32_t tried(const Call& call) {
+    int32_t result = 0;
     try {
         call();
-        return 0;
     } catch (const std::exception&) {
-        return -1;
+        result = -1;
     }
+    forerun::kept_workspace().trim();
+    return result;
 }
 
 }  // namespace
@@ -95,6 +97,7 @@ int32_t forerun_use_instructions(int32_t which) {
     return 0;
 }
 void forerun_use_openmp(void* parallel) { forerun::shared_openmp().store((forerun::GompParallel)parallel); }
+int64_t forerun_workspace_bytes(void) { return forerun::kept_workspace().bytes(); }
 
 int64_t forerun_packed_bytes(int32_t kind, int64_t out, int64_t in) { return forerun::packed_bytes(kind, out, in); }
 void forerun_pack(int32_t kind, int64_t out, int64_t in, const void* numbers, const uint16_t* scales,

@@ -2,7 +2,7 @@
 #pragma once
 #include <cstdint>
 
-#define FORERUN_ABI 2
+#define FORERUN_ABI 3
 
 extern "C" {
 
@@ -64,6 +64,8 @@ int32_t forerun_best_instructions(void);
 int32_t forerun_use_instructions(int32_t which);  // 0, or -1 where the processor lacks it
 // The OpenMP runtime's GOMP_parallel, so that its threads are shared; null: threads of this library.
 void forerun_use_openmp(void* gomp_parallel);
+// Bytes that the calling thread keeps to work in.
+int64_t forerun_workspace_bytes(void);
 
 int64_t forerun_packed_bytes(int32_t kind, int64_t out, int64_t in);
 // numbers: float [out, in] for the float kinds, else codes uint8 [out, in]; scales, minima: float16 [out, groups].

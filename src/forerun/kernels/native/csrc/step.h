@@ -1,59 +1,100 @@
 // What a step works in, the same for all instruction sets.
 #pragma once
 #include <cstdlib>
+#include <initializer_list>
 #include <new>
 #include <vector>
 
 #include "forerun.h"
 
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#endif
+
 namespace forerun {
+
+// Bytes of a workspace that a thread keeps from one call to the next: a step's of decoding, not those of a long prompt.
+constexpr int64_t KEPT_BYTES = 64 << 20;
 
 // Memory that is handed out in parts and kept for the next step of the same thread.
 class Workspace {
   public:
-    ~Workspace() { free(memory_); }
+    ~Workspace() { release(); }
+    int64_t bytes() const { return size_; }
+    // Give back what is not kept between two calls.
+    void trim() {
+        if (size_ > KEPT_BYTES) release();
+    }
     // Forget what a step that failed has wished.
     void clear() {
         wishes_.clear();
         used_ = 0;
     }
     template <class T> void want(T*& pointer, int64_t count) {
-        wishes_.push_back({(void**)&pointer, used_});
+        wishes_.push_back({(void**)&pointer, used_, count * (int64_t)sizeof(T)});
         used_ += (count * (int64_t)sizeof(T) + 127) / 64 * 64;
     }
     void allocate() {
         if (used_ > size_) {
-            free(memory_);
-            size_ = used_ + used_ / 4;
-            memory_ = (char*)aligned_alloc(64, (size_ + 63) / 64 * 64);
+            release();
+            size_ = (used_ + used_ / 4 + 63) / 64 * 64;
+            memory_ = (char*)aligned_alloc(64, size_);
             if (!memory_) {
                 size_ = 0;
                 throw std::bad_alloc();
             }
         }
         for (const Wish& wish : wishes_) *wish.pointer = memory_ + wish.offset;
+        forbid_gaps();
         clear();
     }
 
   private:
     struct Wish {
         void** pointer;
-        int64_t offset;
+        int64_t offset, bytes;
     };
+    void release() {
+        free(memory_);
+        memory_ = nullptr;
+        size_ = 0;
+    }
+    // AddressSanitizer reports who leaves the part that was meant.
+    void forbid_gaps() {
+#if defined(__SANITIZE_ADDRESS__)
+        __asan_poison_memory_region(memory_, size_);
+        for (const Wish& wish : wishes_) __asan_unpoison_memory_region(memory_ + wish.offset, wish.bytes);
+#endif
+    }
     std::vector<Wish> wishes_;
     char* memory_ = nullptr;
     int64_t size_ = 0, used_ = 0;
 };
 
 // This thread's. No step runs within another, so that all of them use the same.
-inline Workspace& workspace() {
+inline Workspace& kept_workspace() {
     static thread_local Workspace space;
-    space.clear();
     return space;
+}
+// The same for a step that begins.
+inline Workspace& workspace() {
+    kept_workspace().clear();
+    return kept_workspace();
 }
 
 // Whether a product reads its rows in codes.
 inline bool reads_codes(const ForerunLinear& w) { return w.kind >= FORERUN_INT8; }
+
+// The largest code of activations that products take: 16 bits, and where one of them adds whole numbers over all of its
+// inputs, no more than lets them, times codes of 8 bits, add up within 32 bits.
+inline float largest_code(std::initializer_list<const ForerunLinear*> products) {
+    int64_t most = 32767;
+    for (const ForerunLinear* w : products) {
+        const int64_t fits = 2147483647 / (128 * (w->in > 0 ? (int64_t)w->in : 1));
+        if (w->kind == FORERUN_INT8 && fits < most) most = fits;
+    }
+    return (float)most;
+}
 
 template <class Input> void plan_input(Workspace& space, Input& in, int64_t n, int64_t width, bool codes) {
     in.width = in.stride = width;

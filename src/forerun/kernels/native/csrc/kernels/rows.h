@@ -62,15 +62,13 @@ struct Input {
     int32_t* totals;       // [rows][groups], the same
 };
 
-// Bring row t into codes, where some weight asks for them: x = scale * code, codes -limit..limit, where `limit` is the
-// largest whose products with codes of 8 bits add up within 32 bits. A row with NaN or infinity has scale NaN, and so
-// does whatever is computed of it.
-FN void prepare(const Input& in, int64_t t) {
+// Bring row t into codes, where some weight asks for them: x = scale * code, codes -limit..limit. A row with NaN or
+// infinity has scale NaN, and so does whatever is computed of it.
+FN void prepare(const Input& in, int64_t t, float limit) {
     if (!in.codes) return;
     const float* x = in.x + t * in.stride;
     int16_t* codes = in.codes + t * in.groups * 32;
-    const int64_t n = in.width, most = 2147483647 / (128 * (n > 0 ? n : 1));
-    const float limit = (float)(most < 32767 ? most : 32767);
+    const int64_t n = in.width;
     I largest = i_zero();
     int64_t i = 0;
     for (; i + 16 <= n; i += 16) largest = i_max(largest, f_magnitude_bits(f_load(x + i)));

@@ -5,21 +5,24 @@
 // Bring the rows that a product reads into codes, if it reads codes.
 FN void prepare_rows(const ForerunLinear& w, const Input& in, int64_t n, forerun::Member& member) {
     if (!forerun::reads_codes(w)) return;
+    const float limit = forerun::largest_code({&w});
     int64_t first, last;
     member.open(n);
     while (member.claim(first, last))
-        for (int64_t t = first; t < last; t++) prepare(in, t);
+        for (int64_t t = first; t < last; t++) prepare(in, t, limit);
     member.close();
 }
 
-// Norm rows of x into an input's floats, which may be the same, and bring them into codes, if it has room for codes.
-FN void norm_rows(const float* x, const float* weight, float eps, const Input& in, int64_t n, forerun::Member& member) {
+// Norm rows of x into an input's floats, which may be the same, and bring them into codes up to `limit`, if it has room
+// for codes.
+FN void norm_rows(const float* x, const float* weight, float eps, float limit, const Input& in, int64_t n,
+                  forerun::Member& member) {
     int64_t first, last;
     member.open(n);
     while (member.claim(first, last))
         for (int64_t t = first; t < last; t++) {
             rms_norm(x + t * in.width, weight, eps, in.width, in.x + t * in.width);
-            prepare(in, t);
+            prepare(in, t, limit);
         }
     member.close();
 }
@@ -71,7 +74,7 @@ struct HeadCall {
 FN void head_body(void* data) {
     HeadCall& c = *(HeadCall*)data;
     forerun::Member member(*c.team);
-    norm_rows(c.x, c.model->norm, c.model->eps, c.in, c.n, member);
+    norm_rows(c.x, c.model->norm, c.model->eps, forerun::largest_code({&c.model->head}), c.in, c.n, member);
     if (c.logits) product_rows(c.model->head, c.in, c.n, nullptr, c.logits, member);
 }
 
@@ -185,7 +188,8 @@ FN void one_layer(const LayersCall& c, int32_t index, forerun::Member& member, f
     const int64_t bytes = m.cache_float32 ? 4 : 2, wide = (int64_t)(m.head_dim + 15) / 16 * 16;
     const int threads = c.team->threads;
     int64_t first, last;
-    norm_rows(c.x, layer.input_norm, m.eps, c.normed, n, member);
+    const float attention_limit = forerun::largest_code({&layer.query, &layer.key, &layer.value});
+    norm_rows(c.x, layer.input_norm, m.eps, attention_limit, c.normed, n, member);
     const int64_t q_blocks = (layer.query.out + 15) / 16, kv_blocks = (layer.key.out + 15) / 16;
     member.open(q_blocks + 2 * kv_blocks);
     while (member.claim(first, last))
@@ -211,7 +215,7 @@ FN void one_layer(const LayersCall& c, int32_t index, forerun::Member& member, f
     m.cache_float32 ? attend<float>(a, member, threads, scratch) : attend<uint16_t>(a, member, threads, scratch);
     prepare_rows(layer.out, c.mixed, n, member);
     product_rows(layer.out, c.mixed, n, c.x, c.x, member);
-    norm_rows(c.x, layer.mlp_norm, m.eps, c.normed, n, member);
+    norm_rows(c.x, layer.mlp_norm, m.eps, forerun::largest_code({&layer.gate, &layer.up}), c.normed, n, member);
     member.open((m.intermediate + 15) / 16);
     while (member.claim(first, last))
         gated_blocks(layer.gate, layer.up, c.normed, n, first, last, c.gated.x, m.intermediate);

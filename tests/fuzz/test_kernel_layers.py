@@ -1,0 +1,182 @@
+"""Whole native layers of any shape, with weights of all kinds mixed: near the decoder in PyTorch, and exact."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+import transformers as tf
+from hypothesis import given, strategies as st
+from torch import Tensor, nn
+
+from forerun.kernels.native.library import Library
+from forerun.kernels.native_linear import NativeLinear
+from forerun.kernels.quantise import quantise_int4, quantise_int8
+from forerun.kernels.quantised_linear import QuantisedLinear
+from forerun.kernels.quantised_weight import GROUP, QuantisedWeight
+from forerun.models.base import Rows
+from forerun.models.linear import Part, make_linear
+from forerun.models.llama import LlamaDecoder
+from forerun.models.native_llama import NativeLlamaDecoder
+from forerun.models.runner import lay_out
+from fuzzing import examples
+from kernel_cases import each_set, threads
+
+VOCAB = 23
+FAMILIES = {
+    "llama": (tf.LlamaConfig, tf.LlamaForCausalLM),
+    "qwen2": (tf.Qwen2Config, tf.Qwen2ForCausalLM),
+    "qwen3": (tf.Qwen3Config, tf.Qwen3ForCausalLM),
+    "mistral": (tf.MistralConfig, tf.MistralForCausalLM),
+}
+
+
+def in_groups(weight: Tensor, bits: int) -> QuantisedWeight:
+    """GGUF's Q8_0 and Q4_0: groups about their zero."""
+    most, zero = (127, 128) if bits == 8 else (7, 8)
+    padded = nn.functional.pad(weight, (0, -weight.shape[1] % GROUP)).view(len(weight), -1, GROUP)
+    scale = (padded.abs().amax(-1) / most).half()
+    codes = (padded / scale.float().clamp_min(1e-8)[..., None]).round().clamp(-most, most) + zero
+    codes = codes.to(torch.uint8).view(len(weight), -1)[:, : weight.shape[1]].contiguous()
+    return QuantisedWeight(bits, codes, zero, scale, None, GROUP)
+
+
+class Beside(nn.Module):
+    """Layers one after another, as one."""
+
+    def __init__(self, layers: Sequence[Any]) -> None:
+        super().__init__()
+        self._layers = layers
+        self.out_features = sum(layer.out_features for layer in layers)
+        self.in_features = layers[0].in_features
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([layer.forward(x) for layer in self._layers], -1)
+
+    def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
+        return residual + self.forward(x)
+
+
+class MixedMaker:
+    """Makes layers of a kind drawn for each parameter: native ones, or by the references where there is no library."""
+
+    def __init__(self, seed: int, library: Library | None) -> None:
+        self._seed, self._library = seed, library
+
+    def linear(self, parts: Sequence[Part], bias: Tensor | None = None, *, is_head: bool = False) -> Any:
+        if self._library is not None:
+            return NativeLinear(self._library, self._weight(parts[0]), bias)
+        biases = [None] * len(parts) if bias is None else bias.split([len(part.weight) for part in parts])
+        return Beside([self._reference(part, each) for part, each in zip(parts, biases, strict=True)])
+
+    def embedding(self, part: Part) -> Tensor:
+        weight = self._weight(part)
+        return weight.dequantise(torch.float32) if isinstance(weight, QuantisedWeight) else weight.float()
+
+    def _reference(self, part: Part, bias: Tensor | None) -> Any:
+        weight = self._weight(part)
+        if isinstance(weight, QuantisedWeight):
+            return QuantisedLinear(weight if part.rows is None else weight.rows(part.rows), bias)
+        return make_linear((weight if part.rows is None else weight[part.rows]).float(), bias)
+
+    def _weight(self, part: Part) -> Tensor | QuantisedWeight:
+        weight = part.weight.detach()
+        kinds = [
+            lambda: weight,
+            weight.bfloat16,
+            lambda: quantise_int8(weight),
+            lambda: quantise_int4(weight),
+            lambda: in_groups(weight, 8),
+            lambda: in_groups(weight, 4),
+        ]
+        return random.Random(f"{self._seed} {part.name}").choice(kinds)()
+
+
+@st.composite
+def configs(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
+    kv_heads = draw(st.integers(1, 3))
+    heads = kv_heads * draw(st.integers(1, 4))
+    family = draw(st.sampled_from(sorted(FAMILIES)))
+    options = {
+        "vocab_size": VOCAB,
+        "hidden_size": heads * draw(st.integers(1, 12)),  # Transformers wants a multiple
+        "intermediate_size": draw(st.integers(1, 90)),
+        "num_hidden_layers": draw(st.integers(1, 2)),
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": 2 * draw(st.integers(1, 20)),
+        "max_position_embeddings": 512,
+        "tie_word_embeddings": draw(st.booleans()),
+    }
+    if family == "mistral":
+        options["sliding_window"] = draw(st.one_of(st.none(), st.integers(1, 70)))
+    return family, options
+
+
+def drawn_model(family: str, options: dict[str, Any], seed: int) -> Any:
+    config_class, model_class = FAMILIES[family]
+    torch.manual_seed(seed)
+    model = model_class(config_class(**options)).eval().requires_grad_(False)
+    for parameter in model.parameters():
+        parameter.normal_(1 if parameter.dim() == 1 else 0, 0.3)
+    return model
+
+
+def logits_of(decoder: Any, batch: Sequence[Rows]) -> Tensor:
+    return decoder.forward(lay_out(batch, decoder.planner))[0][: sum(len(rows.token_ids) for rows in batch)]
+
+
+@given(
+    config=configs(),
+    cache_dtype=st.sampled_from([torch.bfloat16, torch.float32]),
+    length=st.one_of(st.integers(0, 80), st.sampled_from([63, 64])),
+    n=st.integers(1, 64),
+    seed=st.integers(0, 1 << 30),
+)
+@examples(4)
+@pytest.mark.filterwarnings("ignore")
+@torch.inference_mode()
+def test_layers(
+    config: tuple[str, dict[str, Any]],
+    cache_dtype: torch.dtype,
+    length: int,
+    n: int,
+    seed: int,
+    native_library: Library,
+) -> None:
+    rng = random.Random(seed)
+    prompt, tokens = ([rng.randrange(VOCAB) for _ in range(count)] for count in (length, n))
+    parents = [max(-1, i - 1 - rng.choice((0, 0, 1, 5))) for i in range(n)]
+    node = rng.randrange(n)
+    decoders = [
+        NativeLlamaDecoder(drawn_model(*config, seed), native_library, MixedMaker(seed, native_library), cache_dtype),
+        LlamaDecoder(drawn_model(*config, seed), MixedMaker(seed, None)),
+    ]
+
+    def sequence(decoder: Any, start: Sequence[int] = prompt) -> Any:
+        cache = decoder.planner.new_cache()
+        if start:
+            logits_of(decoder, [Rows(cache, list(start))])
+            cache.commit(range(len(start)))
+        return cache
+
+    expected = logits_of(decoders[1], [Rows(sequence(decoders[1]), tokens, parents)])
+    ours = decoders[0]
+    for name in each_set(native_library):
+        crowd = [Rows(sequence(ours, tokens[:9]), tokens[:7]), Rows(sequence(ours), tokens, parents)]
+        rows = logits_of(ours, crowd)[len(tokens[:7]) :]
+        error = (rows - expected).norm() / expected.norm()
+        assert error < (0.03 if cache_dtype == torch.bfloat16 else 0.003), name
+        for count in (1, 2):
+            with threads(count):
+                assert torch.equal(logits_of(ours, [Rows(sequence(ours), tokens, parents)]), rows), (name, count)
+                alone, path, row = sequence(ours), [], node
+                while row >= 0:
+                    path.insert(0, row)
+                    row = parents[row]
+                for row in path:
+                    assert torch.equal(logits_of(ours, [Rows(alone, [tokens[row]])])[0], rows[row]), (name, count)
+                    alone.commit([0])

@@ -1,0 +1,135 @@
+"""What the tests of the native kernels compute with: weights of every kind, attention of one layer, forced machines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from forerun.cache import PagedCache
+from forerun.config import INSTRUCTIONS
+from forerun.kernels.attention_paths_reference import attend_paths
+from forerun.kernels.native.library import Library
+from forerun.kernels.partition import Form
+from forerun.kernels.quantise import quantise_int4, quantise_int8
+from forerun.kernels.quantised_linear import QuantisedLinear
+from forerun.kernels.quantised_weight import GROUP, QuantisedWeight
+from forerun.models.attention.base import LayerAttention, Layout
+from forerun.models.attention.native import NativeAttention
+from forerun.models.attention.path_planner import PathPlanner
+from forerun.models.base import Rows
+from forerun.models.runner import lay_out
+
+KINDS = ("float32", "bfloat16", "int8", "int8-groups", "int4-groups", "int4-minima")
+NUM_TOKENS = 300
+Numbers = tuple[Tensor, Tensor, Tensor]
+
+
+def drawn(*shape: int, seed: int = 1) -> Tensor:
+    """Standard normal numbers."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def weight_of(kind: str, out: int, size: int, seed: int = 0) -> Tensor | QuantisedWeight:
+    """A matrix [out, size]. "int8-groups" is GGUF's Q8_0, "int4-groups" Q4_0, "int4-minima" Q4_1."""
+    generator = torch.Generator().manual_seed(seed)
+    numbers = torch.randn(out, size, generator=generator)
+    if kind in ("float32", "bfloat16"):
+        return numbers.to(getattr(torch, kind))
+    if kind == "int8":
+        return quantise_int8(numbers)
+    if kind == "int4-minima":
+        return quantise_int4(numbers)
+    bits, zero, codes = (8, 128, 256) if kind == "int8-groups" else (4, 8, 16)
+    groups = -(-size // GROUP)
+    return QuantisedWeight(
+        bits,
+        torch.randint(0, codes, (out, size), generator=generator).to(torch.uint8),
+        zero,
+        torch.rand(out, groups, generator=generator).half(),
+        None,
+        GROUP,
+    )
+
+
+def product_of(weight: Tensor | QuantisedWeight, x: Tensor, bias: Tensor | None = None) -> Tensor:
+    """By the reference, or in float64."""
+    if isinstance(weight, QuantisedWeight):
+        return QuantisedLinear(weight, bias).forward(x)
+    y = x.double() @ weight.double().T
+    return (y if bias is None else y + bias).float()
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Compute with so many."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def each_set(library: Library) -> Iterator[str]:
+    """Force one instruction set after another, of those that the processor has."""
+    before = library.instructions
+    try:
+        for name in INSTRUCTIONS:
+            if library.use_instructions(name):
+                yield name
+    finally:
+        library.use_instructions(before)
+
+
+class Attending:
+    """One layer of native attention, the second of two, and numbers that depend on a token alone.
+
+    Args:
+        heads: of queries, and of keys and values. widths: of a key, and of a value.
+    """
+
+    def __init__(
+        self,
+        library: Library,
+        form: Form,
+        dtype: torch.dtype = torch.bfloat16,
+        heads: tuple[int, int] = (6, 2),
+        widths: tuple[int, int] = (48, 40),
+    ) -> None:
+        self.form, self.heads, self.widths = form, heads, widths
+        self.attention = NativeAttention(library, torch.float32, dtype)
+        layers = [LayerAttention(heads[1], heads[0] // heads[1], *widths, form)] * 2
+        self.planner: PathPlanner = self.attention.planner(layers, torch.device("cpu"))
+
+    def numbers(self, tokens: Tensor) -> Numbers:
+        """Queries, keys and values of tokens."""
+        generator = torch.Generator().manual_seed(3)
+        (heads, kv_heads), (width, value_width) = self.heads, self.widths
+        shapes = ((heads, width), (kv_heads, width), (kv_heads, value_width))
+        query, key, value = (torch.randn(NUM_TOKENS, *shape, generator=generator)[tokens] for shape in shapes)
+        return query, key, value
+
+    def forward(self, batch: Sequence[Rows]) -> Tensor:
+        layout = lay_out(batch, self.planner)
+        return self.attention.forward(1, *self.numbers(layout.token_ids), layout, self.form)
+
+    def sequence(self, tokens: Sequence[int]) -> PagedCache:
+        cache = self.planner.new_cache()
+        if tokens:
+            self.forward([Rows(cache, list(tokens))])
+            cache.commit(range(len(tokens)))
+        return cache
+
+    def reference(self, batch: Sequence[Rows]) -> Tensor:
+        """By the definition, in copies of the pages; the rows leave the scratch again."""
+        layout: Layout = lay_out(batch, self.planner)
+        caches = [rows.cache for rows in batch]
+        pages = [[page.clone() for page in cache.pages] for cache in caches if isinstance(cache, PagedCache)]
+        query, key, value = self.numbers(layout.token_ids)
+        out = attend_paths(query, key, value, layout.plan.paths, pages, self.planner.layout, 1, self.form)
+        for cache in caches:
+            cache.drop()
+        return out.flatten(1)
