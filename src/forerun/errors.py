@@ -10,9 +10,12 @@
     ├── NativeUnavailableError    the native kernels cannot be had here
     ├── DrafterError              a drafter that cannot be used
     │   └── IncompatibleDrafterError  ... with this target
+    ├── QueueFullError            a request that finds no room in the queue
     ├── RequestError              a request that could not be finished
     │   ├── NonFiniteError            ... for the target's logits are NaN or infinite
-    │   └── InterruptedRequestError   ... for its step was interrupted
+    │   ├── InterruptedRequestError   ... for its step was interrupted
+    │   └── EngineClosedError         ... for the engine takes no requests any more
+    ├── RequestBodyError          a request in OpenAI's format that cannot be served as it is
     └── BatchError                some of several requests could not be finished; it holds the others' answers
 
 A message names the value, the reason and the remedy, and never holds text or tokens of a request. The command line
@@ -71,6 +74,10 @@ class IncompatibleDrafterError(DrafterError):
     """A drafter whose vocabulary or shape does not fit the target."""
 
 
+class QueueFullError(ForerunError):
+    """As many requests wait already as may."""
+
+
 class RequestError(ForerunError):
     """A request that could not be finished, though nothing was wrong with it."""
 
@@ -81,6 +88,24 @@ class NonFiniteError(RequestError):
 
 class InterruptedRequestError(RequestError):
     """A request whose step was interrupted where it could not be taken back."""
+
+
+class EngineClosedError(RequestError):
+    """A request to an engine that takes no more, or that was closed before the request was finished."""
+
+
+class RequestBodyError(ForerunError, ValueError):
+    """A request in OpenAI's format that cannot be served as it is.
+
+    Attributes:
+        param: the field at fault; None if it is not one alone.
+        code: OpenAI's word for the fault; None without one.
+        status: of the HTTP response.
+    """
+
+    def __init__(self, message: str, param: str | None = None, code: str | None = None, status: int = 400) -> None:
+        super().__init__(message)
+        self.param, self.code, self.status = param, code, status
 
 
 class BatchError(ForerunError):

@@ -36,6 +36,8 @@ class SequenceStats:
         sources: name -> figures of each source, where a drafter has several or names its only one.
         num_plain_forwards: of the forwards, those for which the drafter was not asked, K = 0.
         num_asked_tokens: K summed over the others.
+        num_cached_tokens: tokens of the prompt that were in memory already, and not computed.
+        num_preemptions: how often it lost its place, and was computed again.
         time_draft: in the drafter, drafting and learning what became of the draft.
         time_target: in the target's forwards, those over prompt chunks included.
         time_verify: processing logits, verifying, finding log-probabilities.
@@ -53,6 +55,8 @@ class SequenceStats:
     sources: dict[str, SourceStats] = field(default_factory=dict)
     num_plain_forwards: int = 0
     num_asked_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
     time_draft: float = 0.0
     time_target: float = 0.0
     time_verify: float = 0.0
