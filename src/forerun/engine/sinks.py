@@ -1,4 +1,4 @@
-"""Outputs handed to their requests' sinks, in threads of their own: no sink holds up a step, or another request's sink."""
+"""Outputs handed to their requests' sinks, in threads of their own: no sink holds up a step, or another sink."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Sink: TypeAlias = Callable[[StepOutput], object]
 """Takes the outputs of one request, one after another."""
 
 _MAX_THREADS = 32
-"""Sinks that run at once; a thread is started only when all others are busy. Sinks beyond them wait for one that ends."""
+"""Sinks that run at once; a thread is started only when all others are busy. More sinks wait for one that ends."""
 
 
 class Mailbox:

@@ -161,7 +161,7 @@ def test_closing_while_streams_are_open(run: Any) -> None:
         begun = asyncio.Semaphore(0)
 
         async def follow(prompt: list[int]) -> None:
-            with pytest.raises(EngineClosedError):
+            with pytest.raises(EngineClosedError):  # noqa: PT012
                 async for _ in llm.stream(prompt, LONG):
                     begun.release()
 
