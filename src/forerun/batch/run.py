@@ -82,8 +82,9 @@ class BatchRun:
     def __init__(self, llm: LLM, thread: EngineThread, model: str, seed: int | None) -> None:
         self._llm, self._thread, self._model, self._seed = llm, thread, model, seed
         self._responses = Responses(llm.tokenizer)
-        self._room = 2 * llm.engine.config.max_batch  # choices in the engine
-        self._inside = 0  # of these
+        self._most = 2 * llm.engine.config.max_batch
+        self._room = self._most  # choices that may be in the engine: fewer while it refuses them
+        self._inside = 0  # choices that are
         self._ended: SimpleQueue[tuple[_Piece, StepOutput]] = SimpleQueue()
         self._next: deque[_Piece] = deque()  # read, and not in the engine: the next, and those that found no room
         self._done: deque[tuple[int, dict[str, Any]]] = deque()
@@ -162,9 +163,10 @@ class BatchRun:
         line.inside.discard(piece.id)
         error = next((each.error for each in piece.outputs if each.error is not None), None)
         if isinstance(error, QueueFullError) and not piece.alone:
-            self._room = max(self._inside, self._llm.engine.config.max_batch)
+            self._room = max(self._inside, 1)
             self._next.appendleft(piece)
             return
+        self._room = min(self._room + 1, self._most)
         if error is not None:
             self._fail(line, error)
         elif line.error is None:
