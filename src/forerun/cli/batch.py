@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -70,31 +70,45 @@ def batch(
 
     With --seed, a request that has no seed gets one made from it and the request's custom_id.
     """
+    model = chosen_model(model)
+    chosen = choose_drafter(model, drafter)
+    name = served_model_name or model
+    sizes = {"max_batch": engine.max_batch, "prefill_chunk": engine.prefill_chunk}
+    run = {
+        "model": model,
+        "drafter": chosen,
+        "served_model_name": name,
+        "seed": sampling.seed,
+        "forerun": __version__,
+        **asdict(settings),
+    }
+
+    def opened() -> LLM:
+        typer.echo(f"forerun: loading {model}", err=True)
+        return open_llm(model, chosen, chat=False, **asdict(settings) | sizes)
+
+    _answer(source, out, run, opened, name, sampling.seed, force)
+
+
+def _answer(
+    source: Path, out: Path, run: dict[str, Any], opened: Callable[[], LLM], name: str, seed: int | None, force: bool
+) -> None:
+    """From the file of requests to that of answers.
+
+    Args:
+        run: options on which answers depend.
+        opened: loads the model.
+    """
     from forerun.batch.journal import Journal
     from forerun.batch.lines import BatchFile
     from forerun.batch.place import place_for
 
-    model = chosen_model(model)
-    chosen = choose_drafter(model, drafter)
-    name = served_model_name or model
     with BatchFile(source) as requests, place_for(source, out, force=force) as path:
-        run = {
-            "forerun": __version__,
-            "requests": requests.digest,
-            "model": model,
-            "drafter": chosen,
-            "served_model_name": name,
-            "seed": sampling.seed,
-            **asdict(settings),
-        }
-        with Journal(path, run, requests.num_lines) as journal:
+        with Journal(path, {"requests": requests.digest, **run}, requests.num_lines) as journal:
             progress = Progress(journal, requests.num_lines)
             with _told_how_to_go_on(journal, requests.num_lines):
                 if journal.num_done < requests.num_lines:
-                    typer.echo(f"forerun: loading {model}", err=True)
-                    sizes = {"max_batch": engine.max_batch, "prefill_chunk": engine.prefill_chunk}
-                    llm = open_llm(model, chosen, chat=False, **asdict(settings) | sizes)
-                    _compute(llm, requests, journal, progress, name, sampling.seed)
+                    _compute(opened(), requests, journal, progress, name, seed)
                 journal.write_out(out)
             journal.remove()
             progress.end(out)

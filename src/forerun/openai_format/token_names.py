@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from forerun.vocabulary import token_bytes, tokens_by_id
+from forerun.vocabulary import special_tokens, token_bytes, tokens_by_id
 
 
 class TokenNames:
@@ -17,8 +17,12 @@ class TokenNames:
     """
 
     def __init__(self, tokenizer: Any) -> None:
-        self._bytes = {} if tokenizer is None else token_bytes(tokenizer)
-        self._names = {} if tokenizer is None else tokens_by_id(tokenizer)
+        self._bytes: dict[int, bytes] = {}
+        self._names: dict[int, str] = {}
+        if tokenizer is not None:
+            self._bytes = token_bytes(tokenizer)
+            special = {token_id: text for text, token_id in special_tokens(tokenizer).items()}
+            self._names = tokens_by_id(tokenizer) | special
 
     def data(self, token_id: int) -> bytes:
         """The bytes that the token stands for."""

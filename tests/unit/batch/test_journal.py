@@ -42,7 +42,8 @@ def test_a_cut_anywhere_loses_what_was_cut_alone(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     whole = written(path, 1, 0)
     head, first, _ = whole.splitlines(keepends=True)
-    for length in range(len(whole)):
+    borders = [len(head), len(head) + len(first), len(whole)]
+    for length in {*range(0, len(whole), 17), *(border - less for border in borders for less in (0, 1))}:
         path.write_bytes(whole[:length])
         with Journal(path, RUN, 3) as journal:
             kept = (length >= len(head) + len(first)) + (length >= len(whole))
