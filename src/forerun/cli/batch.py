@@ -103,15 +103,18 @@ def _answer(
     from forerun.batch.lines import BatchFile
     from forerun.batch.place import place_for
 
-    with BatchFile(source) as requests, place_for(source, out, force=force) as path:
-        with Journal(path, {"requests": requests.digest, **run}, requests.num_lines) as journal:
-            progress = Progress(journal, requests.num_lines)
-            with _told_how_to_go_on(journal, requests.num_lines):
-                if journal.num_done < requests.num_lines:
-                    _compute(opened(), requests, journal, progress, name, seed)
-                journal.write_out(out)
-            journal.remove()
-            progress.end(out)
+    with (
+        BatchFile(source) as requests,
+        place_for(source, out, force=force) as path,
+        Journal(path, {"requests": requests.digest, **run}, requests.num_lines) as journal,
+    ):
+        progress = Progress(journal, requests.num_lines)
+        with _told_how_to_go_on(journal, requests.num_lines):
+            if journal.num_done < requests.num_lines:
+                _compute(opened(), requests, journal, progress, name, seed)
+            journal.write_out(out)
+        journal.remove()
+        progress.end(out)
 
 
 class Progress:
