@@ -31,19 +31,31 @@ _INTERVAL, _TERMINAL_INTERVAL = 10.0, 0.2
 _CLEAR = "\r\033[K"
 """To the beginning of the terminal's line, and empties it."""
 
+Source = Annotated[
+    Path,
+    typer.Argument(
+        metavar="IN.jsonl",
+        help='Requests, one a line: {"custom_id": ..., "method": "POST", "url": "/v1/chat/completions" or '
+        '"/v1/completions", "body": {...}}.',
+    ),
+]
+Out = Annotated[Path, typer.Argument(metavar="OUT.jsonl", help="Answers, in the order of the requests.")]
+ServedModelName = Annotated[
+    str | None,
+    typer.Option(
+        help="What requests and answers call the model. A request for another one is refused.",
+        metavar="NAME",
+        show_default="that of --model",
+    ),
+]
+Force = Annotated[bool, typer.Option("--force", help="Begin anew, and replace OUT.")]
+
 
 @with_flags
 def batch(
     *,
-    source: Annotated[
-        Path,
-        typer.Argument(
-            metavar="IN.jsonl",
-            help='Requests, one a line: {"custom_id": ..., "method": "POST", "url": "/v1/chat/completions" or '
-            '"/v1/completions", "body": {...}}.',
-        ),
-    ],
-    out: Annotated[Path, typer.Argument(metavar="OUT.jsonl", help="Answers, in the order of the requests.")],
+    source: Source,
+    out: Out,
     model: options.ModelName = None,
     drafter: Annotated[
         str | None,
@@ -56,15 +68,8 @@ def batch(
     settings: Annotated[LLMOptions, Flags()],
     engine: Annotated[EngineConfig, Flags("max_batch", "prefill_chunk")],
     sampling: Annotated[SamplingParams, Flags("seed")],
-    served_model_name: Annotated[
-        str | None,
-        typer.Option(
-            help="What requests and answers call the model. A request for another one is refused.",
-            metavar="NAME",
-            show_default="that of --model",
-        ),
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Begin anew, and replace OUT.")] = False,
+    served_model_name: ServedModelName = None,
+    force: Force = False,
 ) -> None:
     """Answer a file of requests in OpenAI's batch format; the same command goes on after a kill.
 
