@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from forerun.drafters import Drafter as Drafter
     from forerun.engine import (
         LLM as LLM,
+        AsyncLLM as AsyncLLM,
         Choice as Choice,
         Generation as Generation,
         SequenceStats as SequenceStats,
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
         BatchError as BatchError,
         ConfigError as ConfigError,
         DrafterError as DrafterError,
+        EngineClosedError as EngineClosedError,
         FetchError as FetchError,
         ForerunError as ForerunError,
         IncompatibleDrafterError as IncompatibleDrafterError,
@@ -44,11 +46,12 @@ if TYPE_CHECKING:
 # Names are fetched on first use, so that `forerun --help` and `import forerun.config` need not load torch.
 _HOMES = {
     "forerun.config": ("SamplingParams",),
-    "forerun.engine": ("LLM", "Choice", "Generation", "SequenceStats", "StreamChunk"),
+    "forerun.engine": ("LLM", "AsyncLLM", "Choice", "Generation", "SequenceStats", "StreamChunk"),
     "forerun.errors": (
         "BatchError",
         "ConfigError",
         "DrafterError",
+        "EngineClosedError",
         "FetchError",
         "ForerunError",
         "IncompatibleDrafterError",

@@ -17,7 +17,9 @@
     ├── NotEnoughMemoryError      a model that does not fit into the memory that there is
     ├── RequestError              a request that could not be finished
     │   ├── NonFiniteError            ... for the target's logits are NaN or infinite
-    │   └── InterruptedRequestError   ... for its step was interrupted
+    │   ├── InterruptedRequestError   ... for its step was interrupted
+    │   └── EngineClosedError         ... for the engine takes no requests any more
+    ├── RequestBodyError          a request in OpenAI's format that cannot be served as it is
     └── BatchError                some of several requests could not be finished; it holds the others' answers
 
 A message names the value, the reason and the remedy, and never holds text or tokens of a request. The command line
@@ -119,6 +121,24 @@ class NonFiniteError(RequestError):
 
 class InterruptedRequestError(RequestError):
     """A request whose step was interrupted where it could not be taken back."""
+
+
+class EngineClosedError(RequestError):
+    """A request to an engine that takes no more, or that was closed before the request was finished."""
+
+
+class RequestBodyError(ForerunError, ValueError):
+    """A request in OpenAI's format that cannot be served as it is.
+
+    Attributes:
+        param: the field at fault; None if it is not one alone.
+        code: OpenAI's word for the fault; None without one.
+        status: of the HTTP response.
+    """
+
+    def __init__(self, message: str, param: str | None = None, code: str | None = None, status: int = 400) -> None:
+        super().__init__(message)
+        self.param, self.code, self.status = param, code, status
 
 
 class BatchError(ForerunError):

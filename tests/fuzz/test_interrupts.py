@@ -190,7 +190,7 @@ def interrupts_at(kind: str, k: int | str, seed: int) -> Interrupts:
 
 def assert_nothing_left(llm: LLM) -> None:
     assert not llm.engine.has_work
-    assert not llm._shared._inboxes
+    assert not llm.shared._inboxes
     assert all(cache.freed for cache in getattr(llm.target, "caches", ()))
     for drafter in parts(llm.drafter):
         for name, value in vars(drafter).items():

@@ -10,12 +10,14 @@ from forerun.drafters import DRAFTERS
 
 FIXED = [
     "LLM",
+    "AsyncLLM",
     "BatchError",
     "Choice",
     "ConfigError",
     "Draft",
     "Drafter",
     "DrafterError",
+    "EngineClosedError",
     "FetchError",
     "ForerunError",
     "Generation",

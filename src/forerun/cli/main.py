@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from forerun import __version__
-from forerun.cli import bench, cache, demo, drafters, export, fetch, generate, index, info, make, quantize, train
+from forerun.cli import batch, bench, cache, demo, drafters, export, fetch, generate, index, info, make, quantize, train
 from forerun.cli.chat import command as chat
 from forerun.cli.precedence import read_config
 from forerun.errors import ForerunError
@@ -67,6 +67,7 @@ def root(
 
 app.command("generate")(generate.generate)
 app.command("chat")(chat.chat)
+app.command("batch")(batch.batch)
 app.command("demo")(demo.demo)
 app.command("fetch")(fetch.fetch)
 app.command("quantize")(quantize.quantize)

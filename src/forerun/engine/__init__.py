@@ -1,6 +1,8 @@
 """The step loop, and what stands around it: scheduler, budgets, text, statistics, LLM."""
 
+from forerun.engine.async_llm import AsyncLLM
 from forerun.engine.engine import Engine
+from forerun.engine.engine_thread import EngineThread
 from forerun.engine.llm import LLM
 from forerun.engine.results import Choice, Generation, StepOutput, StreamChunk
 from forerun.engine.stats import SequenceStats, StepStats
@@ -8,8 +10,10 @@ from forerun.sampling import TokenLogprob
 
 __all__ = [
     "LLM",
+    "AsyncLLM",
     "Choice",
     "Engine",
+    "EngineThread",
     "Generation",
     "SequenceStats",
     "StepOutput",

@@ -43,6 +43,20 @@ def check_request(prompt: Seq[int], params: SamplingParams, target: LanguageMode
         )
 
 
+def checked(
+    prompt: Seq[int], params: SamplingParams | None, target: LanguageModel, tokenizer: Any, drafter: Drafter | None
+) -> SamplingParams:
+    """The request's options, its prediction in the target's tokens; the defaults if None.
+
+    Raises:
+        PromptError, SamplingError: the engine would refuse the request.
+    """
+    params = params or SamplingParams()
+    check_request(prompt, params, target, tokenizer)
+    prediction = encode_prediction(params, target, tokenizer, drafter)
+    return params if prediction is None else replace(params, prediction=prediction)
+
+
 def check_text(text: str, error: type[PromptError | SamplingError], what: str) -> None:
     """Raise `error` if the text holds halves of characters, as Python's reading of bytes that are no UTF-8 leaves."""
     if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):

@@ -18,8 +18,9 @@ from forerun.config import (
     SamplingParams,
 )
 from forerun.drafters import Binding, Drafter, check_drafter_text, make_drafter
-from forerun.engine.checks import check_request, encode_prediction
+from forerun.engine.checks import checked
 from forerun.engine.engine import Engine
+from forerun.engine.outputs import generation
 from forerun.engine.prompts import Prompt, encode, split_prompts
 from forerun.engine.results import Generation, StepOutput, StreamChunk
 from forerun.engine.shared import SharedEngine
@@ -62,6 +63,9 @@ class LLM:
             beside it replaces the target's, whose tokens it must have.
         quantize: "int8" or "int4", what the target's weights are kept in; `dtype` is the number format of everything
             else. None: as its files say. A draft model has an option of its own ("draft-model:quantize=int4").
+
+    Attributes:
+        shared: the engine for any number of threads, for an `EngineThread` beside the threads that call this.
 
     Raises:
         ConfigError: an option is out of range, the device is not there, or a loaded Model is to get an adapter or to be
@@ -112,7 +116,7 @@ class LLM:
             if num_draft_tokens is None and written is not None:
                 config = replace(config, num_draft_tokens=written)
         self.engine = Engine(self.target, self.drafter, tokenizer=tokenizer, config=config)
-        self._shared = SharedEngine(self.engine)
+        self.shared = SharedEngine(self.engine)
 
     @property
     def exact(self) -> bool:
@@ -149,16 +153,16 @@ class LLM:
         """
         split, single = split_prompts(prompts)
         encoded = [encode(prompt, self.tokenizer, self.target.name) for prompt in split]
-        every = _one_each(params, len(encoded))
+        every = one_each(params, len(encoded))
         ids: list[int] = []
         results: list[Generation | Exception] = []
         try:
             for prompt, each in zip(encoded, every, strict=True):
-                ids.append(self._shared.add(prompt, each, stream=False))
+                ids.append(self.shared.add(prompt, each, stream=False))
             for request_id, prompt, each in zip(ids, encoded, every, strict=True):
                 results.append(self._collect(request_id, prompt, each.n))
         finally:
-            self._shared.forget(ids)
+            self.shared.forget(ids)
         errors = {index: result for index, result in enumerate(results) if isinstance(result, Exception)}
         generations = [result if isinstance(result, Generation) else None for result in results]
         if errors:
@@ -176,12 +180,7 @@ class LLM:
             PromptError, SamplingError: at once, not at the first chunk.
         """
         token_ids = self.encode(prompt)
-        params = params or SamplingParams()
-        check_request(token_ids, params, self.target, self.tokenizer)
-        prediction = encode_prediction(params, self.target, self.tokenizer, self.drafter)
-        if prediction is not None:
-            params = replace(params, prediction=prediction)  # encoded once
-        return self._chunks(token_ids, params)
+        return self._chunks(token_ids, checked(token_ids, params, self.target, self.tokenizer, self.drafter))
 
     def encode(self, prompt: Prompt) -> list[int]:
         """The token ids of one prompt as `generate` and `stream` put it to the target.
@@ -196,33 +195,32 @@ class LLM:
 
     def _chunks(self, token_ids: list[int], params: SamplingParams) -> Iterator[StreamChunk]:
         # The request enters with the first chunk asked for: an iterator never started leaves nothing behind.
-        request_id = self._shared.add(token_ids, params, stream=True)
+        request_id = self.shared.add(token_ids, params, stream=True)
         try:
             unfinished = params.n
             while unfinished:
-                for output in self._shared.take(request_id):
+                for output in self.shared.take(request_id):
                     if output.error is not None:
                         raise output.error
                     unfinished -= output.choice is not None
                     yield output.chunk
         finally:
-            self._shared.forget([request_id])
+            self.shared.forget([request_id])
 
     def _collect(self, request_id: int, prompt: list[int], num_choices: int) -> Generation | Exception:
         """The answer to one request, its choices in order; or the error of the choice that failed first."""
         outputs: list[StepOutput] = []
         while len(outputs) < num_choices:
-            for output in self._shared.take(request_id):
+            for output in self.shared.take(request_id):
                 if output.error is not None:
-                    self._shared.forget([request_id])
+                    self.shared.forget([request_id])
                     return output.error
                 outputs.append(output)
-        outputs.sort(key=lambda output: output.chunk.index)
-        choices = [output.choice for output in outputs if output.choice is not None]
-        return Generation(prompt, choices, outputs[0].prompt_logprobs)
+        return generation(prompt, outputs)
 
 
-def _one_each(params: SamplingParams | Seq[SamplingParams] | None, count: int) -> list[SamplingParams]:
+def one_each(params: SamplingParams | Seq[SamplingParams] | None, count: int) -> list[SamplingParams]:
+    """The options of each of so many prompts. Raises ConfigError if there are more or fewer."""
     if params is None or isinstance(params, SamplingParams):
         return [params or SamplingParams()] * count
     if len(params) != count:

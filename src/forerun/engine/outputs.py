@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from time import perf_counter
 
-from forerun.engine.results import Choice, StepOutput, StreamChunk
+from forerun.engine.results import Choice, Generation, StepOutput, StreamChunk
 from forerun.engine.state import SequenceState
 from forerun.engine.text import TextStream, TokenTexts
 
@@ -38,6 +39,13 @@ def failure(state: SequenceState, error: Exception) -> StepOutput:
 def put(output: StepOutput, state: SequenceState, outputs: deque[StepOutput]) -> None:
     """Append a sequence's last output and mark the sequence, with no line between where an interrupt could come."""
     state.has_left = outputs.append(output) is None  # type: ignore[func-returns-value]
+
+
+def generation(prompt_token_ids: list[int], outputs: Iterable[StepOutput]) -> Generation:
+    """The answer to a request, by the outputs of its choices, in whatever order they ended."""
+    last = sorted((output for output in outputs if output.choice is not None), key=lambda output: output.chunk.index)
+    choices = [output.choice for output in last if output.choice is not None]
+    return Generation(prompt_token_ids, choices, last[0].prompt_logprobs)
 
 
 def _choice(state: SequenceState, texts: TokenTexts | None) -> Choice:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence as Seq
 from numbers import Number
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from forerun.engine.checks import check_text
@@ -27,12 +28,15 @@ def split_prompts(prompts: Prompt | Seq[Prompt]) -> tuple[list[Prompt], bool]:
     return list(prompts), False  # type: ignore[arg-type]
 
 
-def encode(prompt: Prompt, tokenizer: Any, name: str) -> list[int]:
+def encode(
+    prompt: Prompt, tokenizer: Any, name: str, template_options: Mapping[str, Any] = MappingProxyType({})
+) -> list[int]:
     """Token ids of one prompt.
 
     Args:
         tokenizer: None if the model has none; then only token ids can be served.
         name: the model's, for messages.
+        template_options: what a chat's template is given beside the messages.
 
     Raises:
         PromptError: empty, mixed, or of a kind this model cannot read. It quotes nothing of the prompt.
@@ -54,7 +58,8 @@ def encode(prompt: Prompt, tokenizer: Any, name: str) -> list[int]:
     if isinstance(prompt, str):
         check_text(prompt, PromptError, "The prompt")
         return encode_text(tokenizer, prompt, special=True)
-    return _encode_chat([_message(entry, place) for place, entry in enumerate(prompt)], tokenizer, name)
+    messages = [_message(entry, place) for place, entry in enumerate(prompt)]
+    return _encode_chat(messages, tokenizer, name, template_options)
 
 
 def _message(entry: Any, place: int) -> dict[str, Any]:
@@ -90,10 +95,12 @@ def check_template(tokenizer: Any, name: str) -> None:
         )
 
 
-def _encode_chat(messages: list[dict[str, Any]], tokenizer: Any, name: str) -> list[int]:
+def _encode_chat(
+    messages: list[dict[str, Any]], tokenizer: Any, name: str, template_options: Mapping[str, Any]
+) -> list[int]:
     check_template(tokenizer, name)
     try:
-        text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False, **template_options)
     except Exception as error:  # a template raises what it likes
         raise PromptError(f"The chat template of {name} refused the messages: {error}") from error
     check_text(text, PromptError, "The chat")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence as Seq
+from collections.abc import Callable, Iterator, Sequence as Seq
 from contextlib import contextmanager
 
 from forerun.config import SamplingParams
@@ -32,11 +32,20 @@ class SharedEngine:
         self._driver: int | None = None  # the thread that steps
         self._entering: set[object] = set()  # who waits for the engine between two steps
 
-    def add(self, token_ids: list[int], params: SamplingParams | None, stream: bool) -> int:
-        """As `Engine.add`."""
+    def add(
+        self,
+        token_ids: list[int],
+        params: SamplingParams | None,
+        stream: bool,
+        inbox: deque[StepOutput] | None = None,
+    ) -> int:
+        """As `Engine.add`.
+
+        inbox: where the outputs go, for `advance`, perhaps those of several requests; None: for `take`.
+        """
         with HeldInterrupts(), self._between_steps():
             request_id = self.engine.add(token_ids, params, stream=stream)
-            self._inboxes[request_id] = deque()
+            self._inboxes[request_id] = deque() if inbox is None else inbox
             return request_id
 
     def take(self, request_id: int) -> list[StepOutput]:
@@ -48,6 +57,24 @@ class SharedEngine:
                     pass
             self._wait(inbox)
         return [inbox.popleft() for _ in range(len(inbox))]
+
+    def advance(self, inbox: deque[StepOutput], woken: Callable[[], bool]) -> None:
+        """One step, or, while another thread steps, a wait for its outputs to this inbox, or for `woken` after `wake`.
+
+        It may return before there is anything in the inbox.
+        """
+        if not self._drive(inbox):
+            self._wait(inbox, woken)
+
+    def wake(self) -> None:
+        """Let a thread that waits in `advance` ask `woken` again."""
+        with self._turn:
+            self._turn.notify_all()
+
+    def abort(self, request_id: int) -> None:
+        """As `Engine.abort`: the outputs of unfinished choices come with the next step."""
+        with HeldInterrupts(), self._between_steps():
+            self.engine.abort(request_id)
 
     def forget(self, request_ids: Seq[int]) -> None:
         """The caller is done with these requests, finished or not. Never waits: a garbage collector may call it."""
@@ -87,10 +114,10 @@ class SharedEngine:
             inbox = self._inboxes.get(outputs[0].request_id, self._nobody)
             inbox.append(outputs.popleft())
 
-    def _wait(self, inbox: deque[StepOutput]) -> None:
+    def _wait(self, inbox: deque[StepOutput], woken: Callable[[], bool] = lambda: False) -> None:
         """Until there are outputs, or the engine is free."""
         with self._turn:
-            self._turn.wait_for(lambda: inbox or (self._driver is None and not self._entering), _PATIENCE)
+            self._turn.wait_for(lambda: inbox or woken() or (self._driver is None and not self._entering), _PATIENCE)
 
     @contextmanager
     def _between_steps(self) -> Iterator[None]:

@@ -3,7 +3,7 @@
 from forerun.vocabulary.compare import Vocabulary, check_same_tokens
 from forerun.vocabulary.fingerprint import fingerprint, ids_fingerprint
 from forerun.vocabulary.token_bytes import shared_tokens, token_bytes
-from forerun.vocabulary.tokenizer import encode_text, special_tokens
+from forerun.vocabulary.tokenizer import encode_text, special_tokens, tokens_by_id
 
 __all__ = [
     "Vocabulary",
@@ -14,4 +14,5 @@ __all__ = [
     "shared_tokens",
     "special_tokens",
     "token_bytes",
+    "tokens_by_id",
 ]

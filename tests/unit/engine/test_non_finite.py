@@ -164,7 +164,7 @@ def test_the_answers_of_others_are_in_the_error() -> None:
         llm.generate(BAD, greedy)
     with pytest.raises(NonFiniteError):
         list(llm.stream(BAD, greedy))
-    assert not llm.engine.has_work and not llm._shared._inboxes
+    assert not llm.engine.has_work and not llm.shared._inboxes
     assert llm.generate([GOOD], greedy)[0].token_ids == target.greedy(GOOD, 10)
 
 

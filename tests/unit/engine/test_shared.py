@@ -93,7 +93,7 @@ def test_requests_of_two_threads_are_computed_together() -> None:
 
     def second() -> None:
         assert inside.wait(LIMIT)
-        entering = llm._shared._entering
+        entering = llm.shared._entering
         add = entering.add
 
         class Watched(set[object]):
@@ -102,7 +102,7 @@ def test_requests_of_two_threads_are_computed_together() -> None:
                 super().add(ticket)
                 entered.set()
 
-        llm._shared._entering = Watched(entering)
+        llm.shared._entering = Watched(entering)
         assert llm.generate([PROMPTS[1]], GREEDY)[0].token_ids == fake.greedy(PROMPTS[1], 14)
 
     in_threads([first, second])
@@ -118,7 +118,7 @@ def test_a_stream_that_is_given_up_inside_a_step_of_another() -> None:
 
     fake.before_forward = lambda _: streams.clear()  # nobody else holds it: its generator is closed here
     in_threads([lambda: bool(llm.generate([PROMPTS[1]], GREEDY))])
-    assert not llm.engine.has_work and not llm._shared._inboxes
+    assert not llm.engine.has_work and not llm.shared._inboxes
     assert all(cache.freed for cache in fake.caches)
 
 

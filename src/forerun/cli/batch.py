@@ -1,0 +1,197 @@
+"""`forerun batch`: answers to a file of requests in OpenAI's batch format."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from forerun import __version__
+from forerun.cli import options
+from forerun.cli.default_model import chosen_model
+from forerun.cli.flags import Flags, with_flags
+from forerun.cli.generate import INTERRUPTED, choose_drafter, open_llm
+from forerun.cli.options import LLMOptions
+from forerun.config import DEFAULT_DRAFTER, EngineConfig, SamplingParams
+
+if TYPE_CHECKING:
+    from forerun.batch.journal import Journal
+    from forerun.batch.lines import BatchFile
+    from forerun.engine import LLM
+
+_INTERVAL, _TERMINAL_INTERVAL = 10.0, 0.2
+"""Seconds between two reports of progress: lines of a log, and a terminal's line that is written over."""
+
+_CLEAR = "\r\033[K"
+"""To the beginning of the terminal's line, and empties it."""
+
+Source = Annotated[
+    Path,
+    typer.Argument(
+        metavar="IN.jsonl",
+        help='Requests, one a line: {"custom_id": ..., "method": "POST", "url": "/v1/chat/completions" or '
+        '"/v1/completions", "body": {...}}.',
+    ),
+]
+Out = Annotated[Path, typer.Argument(metavar="OUT.jsonl", help="Answers, in the order of the requests.")]
+ServedModelName = Annotated[
+    str | None,
+    typer.Option(
+        help="What requests and answers call the model. A request for another one is refused.",
+        metavar="NAME",
+        show_default="that of --model",
+    ),
+]
+Force = Annotated[bool, typer.Option("--force", help="Begin anew, and replace OUT.")]
+
+
+@with_flags
+def batch(
+    *,
+    source: Source,
+    out: Out,
+    model: options.ModelName = None,
+    drafter: Annotated[
+        str | None,
+        typer.Option(
+            help="A drafter (`forerun drafters` lists them), the folder or id of a draft model, or 'none'.",
+            metavar="DRAFTER",
+            show_default=f"the bundled draft for the bundled target, else {DEFAULT_DRAFTER}",
+        ),
+    ] = None,
+    settings: Annotated[LLMOptions, Flags()],
+    engine: Annotated[EngineConfig, Flags("max_batch", "prefill_chunk")],
+    sampling: Annotated[SamplingParams, Flags("seed")],
+    served_model_name: ServedModelName = None,
+    force: Force = False,
+) -> None:
+    """Answer a file of requests in OpenAI's batch format; the same command goes on after a kill.
+
+    With --seed, a request that has no seed gets one made from it and the request's custom_id.
+    """
+    model = chosen_model(model)
+    chosen = choose_drafter(model, drafter)
+    name = served_model_name or model
+    sizes = {"max_batch": engine.max_batch, "prefill_chunk": engine.prefill_chunk}
+    run = {
+        "model": model,
+        "drafter": chosen,
+        "served_model_name": name,
+        "seed": sampling.seed,
+        "forerun": __version__,
+        **asdict(settings),
+    }
+
+    def opened() -> LLM:
+        typer.echo(f"forerun: loading {model}", err=True)
+        return open_llm(model, chosen, chat=False, **asdict(settings) | sizes)
+
+    _answer(source, out, run, opened, name, sampling.seed, force)
+
+
+def _answer(
+    source: Path, out: Path, run: dict[str, Any], opened: Callable[[], LLM], name: str, seed: int | None, force: bool
+) -> None:
+    """From the file of requests to that of answers.
+
+    Args:
+        run: options on which answers depend.
+        opened: loads the model.
+    """
+    from forerun.batch.journal import Journal
+    from forerun.batch.lines import BatchFile
+    from forerun.batch.place import place_for
+
+    with (
+        BatchFile(source) as requests,
+        place_for(source, out, force=force) as path,
+        Journal(path, {"requests": requests.digest, **run}, requests.num_lines) as journal,
+    ):
+        progress = Progress(journal, requests.num_lines)
+        with _told_how_to_go_on(journal, requests.num_lines):
+            if journal.num_done < requests.num_lines:
+                _compute(opened(), requests, journal, progress, name, seed)
+            journal.write_out(out)
+        journal.remove()
+        progress.end(out)
+
+
+class Progress:
+    """How far a batch has come, on standard error."""
+
+    def __init__(self, journal: Journal, num_lines: int) -> None:
+        self._journal, self._num_lines = journal, num_lines
+        self._num_before = journal.num_done
+        self._terminal = sys.stderr.isatty()
+        self._interval = _TERMINAL_INTERVAL if self._terminal else _INTERVAL
+        self._start = self._shown = time.monotonic()
+        self._num_tokens = self._num_cached = 0
+        if self._num_before:
+            typer.echo(f"forerun: {self._num_before} of {num_lines} requests are answered already", err=True)
+
+    def begin(self) -> None:
+        """The model is loaded: time counts from now on."""
+        self._start = self._shown = time.monotonic()
+
+    def show(self, num_tokens: int, num_cached_tokens: int) -> None:
+        """Another answer is there: tell so, if nothing was told for a while.
+
+        Args:
+            num_tokens: generated since the beginning.
+            num_cached_tokens: tokens of prompts that were in memory already, since the beginning.
+        """
+        self._num_tokens, self._num_cached = num_tokens, num_cached_tokens
+        now = time.monotonic()
+        if now - self._shown >= self._interval:
+            self._shown = now
+            typer.echo(f"{_CLEAR}{self._line}" if self._terminal else self._line, err=True, nl=not self._terminal)
+
+    def end(self, out: Path) -> None:
+        """All is done."""
+        typer.echo(f"{_CLEAR if self._terminal else ''}{self._line}; {out}", err=True)
+
+    @property
+    def _line(self) -> str:
+        seconds = time.monotonic() - self._start
+        parts = [f"forerun: {self._journal.num_done} of {self._num_lines} requests"]
+        if self._journal.num_errors:
+            parts.append(f"{self._journal.num_errors} of them errors")
+        if self._num_tokens:
+            parts.append(f"{self._num_tokens} tokens in {seconds:.1f} s, {self._num_tokens / seconds:.1f} tokens/s")
+        if self._num_cached:
+            parts.append(f"{self._num_cached} tokens of prompts were in memory")
+        return " · ".join(parts)
+
+
+def _compute(llm: LLM, requests: BatchFile, journal: Journal, progress: Progress, name: str, seed: int | None) -> None:
+    """Answer the requests that the journal does not have."""
+    from forerun.batch.run import BatchRun
+    from forerun.engine import EngineThread
+
+    progress.begin()
+    with EngineThread(llm.shared) as thread:
+        run = BatchRun(llm, thread, name, seed)
+        asked = requests.requests(lambda index: not journal.has(index), name, llm.target.context_length)
+        for index, answer in run.answers(asked):
+            journal.add(index, answer)
+            progress.show(run.num_tokens, run.num_cached_tokens)
+
+
+@contextmanager
+def _told_how_to_go_on(journal: Journal, num_lines: int) -> Iterator[None]:
+    """After Ctrl-C: what is kept, and how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        typer.echo(
+            f"\nforerun: stopped after {journal.num_done} of {num_lines} requests. Their answers are in "
+            f"{journal.path}; the same command goes on, with --force it begins anew.",
+            err=True,
+        )
+        raise typer.Exit(INTERRUPTED) from None

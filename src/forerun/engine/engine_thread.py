@@ -1,0 +1,215 @@
+"""EngineThread: a thread that drives an engine for requests that nobody waits for."""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+import logging
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+from forerun.config import SamplingParams
+from forerun.engine.checks import checked
+from forerun.engine.results import StepOutput, StreamChunk
+from forerun.engine.shared import SharedEngine
+from forerun.engine.sinks import Mailbox, Sink, Sinks
+from forerun.errors import EngineClosedError, InterruptedRequestError
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class _Job:
+    """A request between `submit` and its last output.
+
+    Attributes:
+        open: the choices that have not ended.
+        engine_id: the engine's name of the request; None before it has entered.
+    """
+
+    id: int
+    token_ids: list[int]
+    params: SamplingParams
+    stream: bool
+    mailbox: Mailbox
+    open: set[int]
+    engine_id: int | None = None
+
+
+class EngineThread:
+    """Computes requests in a thread of its own, and hands their outputs to sinks.
+
+    All methods may be called from any thread and, but for `drain` and `close`, do not wait for a step. Other threads
+    may use the same engine through an `LLM` meanwhile; all requests are computed together.
+
+    A sink is called in some other thread, with one output at a time, in order. The last output of each choice carries
+    `choice` or `error`. A sink that raises ends its request and no other; a slow one holds up neither steps nor other
+    sinks. Close it when it is no longer needed.
+    """
+
+    def __init__(self, shared: SharedEngine) -> None:
+        self._shared = shared
+        self._sinks = Sinks()
+        self._ids = itertools.count()
+        self._changed = threading.Condition()
+        self._jobs: dict[int, _Job] = {}
+        self._news: deque[tuple[_Job, bool]] = deque()  # requests that are to enter (True) or to be aborted
+        self._accepting, self._closing = True, False
+        # of the thread alone
+        self._inside: dict[int, _Job] = {}  # by the engine's id
+        self._inbox: deque[StepOutput] = deque()
+        self._thread = threading.Thread(target=self._run, name="forerun-engine", daemon=True)
+        atexit.register(self.close)  # a thread inside a kernel must not outlive the interpreter
+        self._thread.start()
+
+    def __enter__(self) -> EngineThread:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+    def submit(
+        self, prompt_token_ids: list[int], params: SamplingParams | None, sink: Sink, *, stream: bool = False
+    ) -> int:
+        """Let a request be computed; its id, which its outputs carry.
+
+        Args:
+            stream: outputs come as tokens do; else one per choice, at its end.
+
+        Raises:
+            PromptError, SamplingError: the request cannot be served.
+            EngineClosedError: no more requests are taken.
+
+        What the engine refuses when the request enters between two steps (QueueFullError) comes to the sink as `error`.
+        """
+        engine = self._shared.engine
+        params = checked(prompt_token_ids, params, engine.target, engine.tokenizer, engine.drafter)
+        with self._changed:
+            if not self._accepting:
+                raise EngineClosedError("The engine takes no more requests: it is about to end, or has ended.")
+            number = next(self._ids)
+            mailbox = Mailbox(sink, lambda: self.abort(number))
+            job = _Job(number, list(prompt_token_ids), params, stream, mailbox, set(range(params.n)))
+            self._jobs[number] = job
+            self._news.append((job, True))
+        self._notify()
+        return number
+
+    def abort(self, request_id: int) -> None:
+        """End a request: its unfinished choices end with the present step, with finish reason "abort".
+
+        Of an id that is unknown or finished it does nothing.
+        """
+        with self._changed:
+            job = self._jobs.get(request_id)
+            if job is None:
+                return
+            self._news.append((job, False))
+        self._notify()
+
+    def drain(self, timeout: float | None = None) -> bool:
+        """Take no more requests, and wait until all have ended and their sinks have taken the outputs.
+
+        timeout: seconds at most; None: as long as it takes.
+
+        Returns:
+            Whether all have ended. Those that have not go on.
+        """
+        end = None if timeout is None else time.monotonic() + timeout
+        with self._changed:
+            self._accepting = False
+            if not self._changed.wait_for(lambda: not self._jobs, timeout):
+                return False
+        return self._sinks.wait(None if end is None else max(0.0, end - time.monotonic()))
+
+    def close(self) -> None:
+        """End the thread after the present step. Requests that are not finished end with EngineClosedError.
+
+        The engine stays as it is: an LLM that shares it goes on.
+        """
+        with self._changed:
+            self._accepting, self._closing = False, True
+        self._notify()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+        atexit.unregister(self.close)
+
+    def _notify(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+        self._shared.wake()
+
+    def _has_news(self) -> bool:
+        return bool(self._news or self._closing)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._inside or self._has_news())
+            if self._closing:
+                break
+            try:
+                self._hear()
+                if self._inside:
+                    self._shared.advance(self._inbox, self._has_news)
+            except BaseException as error:  # of no single request: without this thread, all would wait for ever
+                _log.exception("the step failed; all requests of this thread end")
+                self._end_all(error if isinstance(error, Exception) else _interrupted())
+            self._hand_out()
+        self._end_all(EngineClosedError("The engine was closed before the request was finished. Send it again."))
+        self._sinks.close()
+
+    def _hear(self) -> None:
+        """Let requests into the engine, and end there those that are aborted."""
+        while self._news:
+            job, enters = self._news.popleft()
+            if not enters:
+                if job.engine_id in self._inside:
+                    self._shared.abort(job.engine_id)
+                continue
+            try:
+                job.engine_id = self._shared.add(job.token_ids, job.params, job.stream, self._inbox)
+            except Exception as error:
+                self._end(job, error)
+            else:
+                self._inside[job.engine_id] = job
+
+    def _hand_out(self) -> None:
+        while self._inbox:
+            output = self._inbox.popleft()
+            job = self._inside.get(output.request_id)
+            if job is not None:
+                self._put(job, output)
+
+    def _put(self, job: _Job, output: StepOutput) -> None:
+        output.request_id = job.id
+        if output.choice is not None or output.error is not None:
+            job.open.discard(output.chunk.index)
+        if not job.open and job.engine_id is not None:
+            del self._inside[job.engine_id]
+            self._shared.forget([job.engine_id])
+        self._sinks.put(job.mailbox, output)
+        if not job.open:
+            with self._changed:  # after the sink has it: `drain` looks at the sinks when the last job has gone
+                self._jobs.pop(job.id, None)
+                self._changed.notify_all()
+
+    def _end(self, job: _Job, error: Exception) -> None:
+        """End what is left of a request with this error."""
+        for choice in sorted(job.open):
+            chunk = StreamChunk("", [], finish_reason="abort", index=choice)
+            self._put(job, StepOutput(job.id, chunk, error=error))
+
+    def _end_all(self, error: Exception) -> None:
+        with self._changed:
+            jobs = list(self._jobs.values())
+            self._news.clear()
+        for job in jobs:
+            self._end(job, error)
+
+
+def _interrupted() -> InterruptedRequestError:
+    return InterruptedRequestError("The step that computed this request was interrupted. Send the request again.")

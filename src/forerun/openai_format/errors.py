@@ -1,0 +1,42 @@
+"""Exceptions as OpenAI's error bodies, with the status of the HTTP response."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from forerun.errors import (
+    ConfigError,
+    EngineClosedError,
+    ForerunError,
+    PromptError,
+    QueueFullError,
+    RequestBodyError,
+)
+
+_KINDS: tuple[tuple[type[ForerunError], int, str], ...] = (
+    (PromptError, 400, "invalid_request_error"),
+    (ConfigError, 400, "invalid_request_error"),
+    (QueueFullError, 429, "rate_limit_error"),
+    (EngineClosedError, 503, "server_error"),
+)
+
+
+def error_response(error: BaseException) -> tuple[int, dict[str, Any]]:
+    """The status and the body that tell a client of an exception.
+
+    What is not forerun's own is named by its type alone, since its text may hold what a request held.
+    """
+    if isinstance(error, RequestBodyError):
+        return error.status, _body(str(error), "invalid_request_error", error.param, error.code)
+    for kind, status, name in _KINDS:
+        if isinstance(error, kind):
+            return status, _body(str(error), name)
+    if isinstance(error, ForerunError):
+        return 500, _body(str(error), "server_error")
+    return 500, _body(
+        f"The request failed with {type(error).__name__}, which is a fault of the server.", "server_error"
+    )
+
+
+def _body(message: str, kind: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}

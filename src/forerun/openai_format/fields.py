@@ -1,0 +1,73 @@
+"""Which fields a body may have: those that are honoured, labels without effect, and some whose value asks for nothing.
+
+A field that is null counts as left out, as clients send it. Everything else is refused by name.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Mapping
+from functools import partial
+from typing import Any
+
+from forerun.errors import RequestBodyError
+from forerun.files.json_file import Fields
+
+LABELS = ("user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention")
+"""Labels of the client's. They are accepted, and change nothing."""
+
+NOTHING_ASKED: Mapping[str, tuple[Any, ...]] = {
+    "store": (False,),
+    "service_tier": ("auto", "default"),
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "parallel_tool_calls": (True, False),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "suffix": ("",),
+}
+"""Fields for which there is nothing here, and their values that ask for nothing."""
+
+_REMEDY = "Correct it, or leave it out."
+
+
+def checked_body(value: object, honoured: Collection[str]) -> Mapping[str, Any]:
+    """The body's fields without those that are null, and without those that ask for nothing.
+
+    Raises:
+        RequestBodyError: it is no object, or has a field that cannot be honoured.
+    """
+    if not isinstance(value, dict):
+        raise RequestBodyError("The request's body is not a JSON object. Give one, with the fields of the request.")
+    body = {name: entry for name, entry in value.items() if entry is not None}
+    for name in [*body]:
+        if name in honoured:
+            continue
+        if name in NOTHING_ASKED:
+            _check_nothing_asked(name, body[name])
+        elif name not in LABELS:
+            known = sorted((*honoured, *NOTHING_ASKED, *LABELS))
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f"Did you mean {close[0]!r}?" if close else "Leave it out."
+            raise RequestBodyError(f"{_shown(name)} is not supported: it would be ignored. {hint}", param=_shown(name))
+        del body[name]
+    return body
+
+
+def field(body: Mapping[str, Any], name: str, place: str = "The request", remedy: str = _REMEDY) -> Fields:
+    """The reader of one field, whose errors carry its name."""
+    return Fields(place, body, partial(RequestBodyError, param=name), remedy, private=True)
+
+
+def _check_nothing_asked(name: str, value: object) -> None:
+    allowed = NOTHING_ASKED[name]
+    if not any(value == each and type(value) is type(each) for each in allowed):
+        values = " or ".join(repr(each) for each in allowed)
+        raise RequestBodyError(f"{name} is not supported, other than {values}. Leave it out.", param=name)
+
+
+def _shown(name: object) -> str:
+    """A field's name as a client wrote it, in a length and an alphabet that are fit to be sent back."""
+    return ascii(str(name)[:60])[1:-1]

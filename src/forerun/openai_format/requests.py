@@ -1,0 +1,207 @@
+"""Bodies of /v1/chat/completions and /v1/completions as requests: prompts, options, and how to answer."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence as Seq
+from dataclasses import dataclass, field as dataclass_field, replace
+from typing import Any
+
+from forerun.config import SamplingParams
+from forerun.engine.prompts import Prompt, encode
+from forerun.errors import PromptError, RequestBodyError
+from forerun.openai_format.fields import checked_body, field
+from forerun.openai_format.sampling import SAME_NAMES, sampling_params
+
+CHAT_URL = "/v1/chat/completions"
+COMPLETIONS_URL = "/v1/completions"
+
+DEFAULT_COMPLETION_TOKENS = 16
+"""max_tokens of a completion that does not say, as OpenAI's. Of a chat it is what the context holds."""
+
+_COMMON = ("model", "stream", "stream_options", "max_tokens", "logprobs", *SAME_NAMES)
+_CHAT = (*_COMMON, "messages", "max_completion_tokens", "top_logprobs", "prediction", "chat_template_kwargs")
+_COMPLETION = (*_COMMON, "prompt", "echo", "best_of")
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class CompletionRequest:
+    """What a body asks for.
+
+    Attributes:
+        url: CHAT_URL or COMPLETIONS_URL: the form of prompts and answers.
+        model: the name that the body gives; None without one.
+        prompts: a chat has one, its messages; completions may have several, each with choices of its own.
+        params: options of each prompt.
+        echo: the answer begins with the prompt.
+        stream: the answer is wanted in chunks.
+        include_usage: the last chunk of a stream tells the usage.
+        template_options: what the chat template is given beside the messages.
+    """
+
+    url: str
+    model: str | None
+    prompts: Seq[Prompt]
+    params: SamplingParams
+    echo: bool = False
+    stream: bool = False
+    include_usage: bool = False
+    template_options: Mapping[str, Any] = dataclass_field(default_factory=dict)
+
+    @property
+    def prompt_field(self) -> str:
+        """The body's field that holds the prompts."""
+        return "messages" if self.url == CHAT_URL else "prompt"
+
+    def encode(self, tokenizer: Any, name: str) -> list[list[int]]:
+        """The token ids of each prompt.
+
+        Args:
+            tokenizer: of the target; None if it has none.
+            name: of the target, for messages.
+
+        Raises:
+            RequestBodyError: a prompt cannot be read by this model.
+        """
+        if self.template_options and tokenizer is not None:
+            taken = inspect.signature(tokenizer.apply_chat_template).parameters
+            for option in self.template_options:
+                if option in taken:
+                    raise RequestBodyError(
+                        f"chat_template_kwargs sets {option!r}, which is no option of a template. Leave it out.",
+                        param="chat_template_kwargs",
+                    )
+        try:
+            return [encode(prompt, tokenizer, name, self.template_options) for prompt in self.prompts]
+        except PromptError as error:
+            raise RequestBodyError(str(error), param=self.prompt_field) from None
+
+
+def parse_body(url: str, body: object, context_length: int) -> CompletionRequest:
+    """A body as a request.
+
+    Args:
+        url: CHAT_URL or COMPLETIONS_URL.
+        body: the JSON value.
+        context_length: of the target.
+
+    Raises:
+        RequestBodyError: naming the field that is missing, malformed, or cannot be honoured.
+    """
+    return _PARSERS[url](body, context_length)
+
+
+def with_seed(request: CompletionRequest, seed: int) -> CompletionRequest:
+    """The same request with this seed, if it has none."""
+    if request.params.seed is not None:
+        return request
+    return replace(request, params=replace(request.params, seed=seed))
+
+
+def _chat(value: object, context_length: int) -> CompletionRequest:
+    body = checked_body(value, _CHAT)
+    messages = field(body, "messages").list_of("messages", dict)
+    others: dict[str, tuple[str, Any]] = {"max_tokens": _max_chat_tokens(body, context_length)}
+    wanted = field(body, "logprobs").flag("logprobs", False)
+    if "top_logprobs" in body and not wanted:
+        raise RequestBodyError("top_logprobs needs logprobs to be true. Set it, or leave top_logprobs out.", "logprobs")
+    if wanted:
+        others["logprobs"] = ("top_logprobs", field(body, "top_logprobs").integer("top_logprobs", 0))
+    if "prediction" in body:
+        others["prediction"] = ("prediction", _prediction(body))
+    options = body.get("chat_template_kwargs", {})
+    field(body, "chat_template_kwargs").fields("chat_template_kwargs", None)
+    stream, usage = _streaming(body)
+    params = sampling_params(body, others)
+    return CompletionRequest(
+        CHAT_URL, _model(body), [messages], params, stream=stream, include_usage=usage, template_options=options
+    )
+
+
+def _completion(value: object, context_length: int) -> CompletionRequest:
+    body = checked_body(value, _COMPLETION)
+    others: dict[str, tuple[str, Any]] = {}
+    others["max_tokens"] = ("max_tokens", body.get("max_tokens", DEFAULT_COMPLETION_TOKENS))
+    echo = field(body, "echo").flag("echo", False)
+    if "logprobs" in body:
+        if isinstance(body["logprobs"], bool):
+            raise field(body, "logprobs").wrong(
+                "logprobs", "a whole number: how many of the most probable tokens to list"
+            )
+        others["logprobs"] = ("logprobs", body["logprobs"])
+        if echo:
+            others["prompt_logprobs"] = ("logprobs", body["logprobs"])
+    stream, usage = _streaming(body)
+    params = sampling_params(body, others)
+    if field(body, "best_of").integer("best_of", params.n) != params.n:
+        raise RequestBodyError("best_of is not supported, other than equal to n. Leave it out.", param="best_of")
+    return CompletionRequest(COMPLETIONS_URL, _model(body), _prompts(body), params, echo, stream, usage)
+
+
+_PARSERS: Mapping[str, Callable[[object, int], CompletionRequest]] = {CHAT_URL: _chat, COMPLETIONS_URL: _completion}
+
+
+def _prompts(body: Mapping[str, Any]) -> list[Prompt]:
+    """A string, a list of strings, a list of token ids, or a list of such lists."""
+    prompt = body.get("prompt")
+    if isinstance(prompt, str):
+        return [prompt]
+    if isinstance(prompt, list) and prompt:
+        if all(isinstance(entry, str) for entry in prompt):
+            return list(prompt)
+        if _are_token_ids(prompt):
+            return [prompt]
+        if all(isinstance(entry, list) and _are_token_ids(entry) for entry in prompt):
+            return list(prompt)
+    raise field(body, "prompt").wrong(
+        "prompt", "a string, a list of strings, a list of token ids or a list of such lists, and not empty"
+    )
+
+
+def _are_token_ids(entries: list[Any]) -> bool:
+    return all(isinstance(entry, int) and not isinstance(entry, bool) for entry in entries)
+
+
+def _max_chat_tokens(body: Mapping[str, Any], context_length: int) -> tuple[str, Any]:
+    """(field, number): max_completion_tokens, or max_tokens as it was called before."""
+    new, old = body.get("max_completion_tokens"), body.get("max_tokens")
+    if new is not None and old is not None and new != old:
+        raise RequestBodyError(
+            "max_completion_tokens and max_tokens differ. Give one of them.", param="max_completion_tokens"
+        )
+    if new is not None:
+        return "max_completion_tokens", new
+    return "max_tokens", context_length if old is None else old
+
+
+def _prediction(body: Mapping[str, Any]) -> str:
+    """The text of {"type": "content", "content": TEXT or parts of text}."""
+    wrong = field(body, "prediction").wrong(
+        "prediction", '{"type": "content", "content": ...} with a text, or a list of {"type": "text", "text": ...}'
+    )
+    given = body["prediction"]
+    if not isinstance(given, dict) or given.get("type") != "content":
+        raise wrong
+    content = given.get("content")
+    parts: list[Any] = content if isinstance(content, list) else [{"type": "text", "text": content}]
+    if not all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in parts):
+        raise wrong
+    return "".join(part["text"] for part in parts)
+
+
+def _streaming(body: Mapping[str, Any]) -> tuple[bool, bool]:
+    """Whether to stream, and whether the stream tells the usage at its end."""
+    stream = field(body, "stream").flag("stream", False)
+    options = field(body, "stream_options").fields("stream_options", None)
+    if options is None:
+        return stream, False
+    if not stream:
+        raise RequestBodyError("stream_options needs stream to be true. Leave it out.", param="stream_options")
+    odd = sorted(set(options.values) - {"include_usage"})
+    if odd:
+        raise RequestBodyError("stream_options may hold include_usage alone. Leave the rest out.", "stream_options")
+    return stream, options.flag("include_usage", False)
+
+
+def _model(body: Mapping[str, Any]) -> str | None:
+    return field(body, "model").string("model", None)
