@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,6 +18,7 @@ from forerun.cli.options import WORKLOAD_FILE, LLMOptions
 from forerun.config import DEFAULT_DRAFTER, SamplingParams
 from forerun.errors import ConfigError
 from forerun.fields import Checked, option
+from forerun.files.json_file import Fields
 from forerun.workloads import load as load_workload
 
 if TYPE_CHECKING:
@@ -46,6 +48,14 @@ class LoadOptions(Checked):
     slots: int = option(128, "Sequences at once beside the plain PyTorch loop.", low=1)
     slot_prompt: int = option(60, "Tokens of their prompts.", low=1)
     slot_tokens: int = option(150, "Tokens of their answers.", low=2)
+    num_draft_tokens: str = option("1,2,4,8", "Fixed values of K that are replayed beside auto.", metavar="K,...")
+    context: int = option(128, "Cached positions of each sequence at which a replay's forwards are timed.", low=1)
+    costs: Path | None = option(
+        None,
+        "Replay by the costs in this report of `forerun bench load --json`.",
+        metavar="FILE",
+        default_text="measured now",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,10 +220,40 @@ def measure_many(bench: Bench) -> Measured:
     return {"rows": rows, "check": check}, Table.of(title, many.COLUMNS, rows)
 
 
+def measure_replay(bench: Bench) -> Measured:
+    """Replays of the closed loop by measured costs."""
+    from forerun.bench.load import replay, replay_costs
+    from forerun.bench.replay import fresh
+
+    asked, most = bench.asked, max(bench.counts)
+    counts = whole_numbers(asked.num_draft_tokens, "--num-draft-tokens")
+    given = None if asked.costs is None else Fields.read(asked.costs, ConfigError).fields("replay").fields("costs")
+    batches = sorted({1, *(each for each in bench.counts if each in (4, 8, 16, 32)), most})
+    if given is None:
+        say("timing forwards")
+        target = replay_costs.target_costs(bench.plain.target, batches, asked.context, asked.rounds)
+    else:
+        target = replay_costs.TargetCosts.read(given.fields("target").values)
+    rows, costs = [], {}
+    for name, spec in bench.chosen.items():
+        make = partial(fresh, bench.plain, spec)
+        if given is None:
+            say(f"timing {name}")
+            prompts = bench.pieces(min(64, asked.prompt_tokens), most)
+            costs[name] = replay_costs.drafter_costs(bench.plain, make, batches, prompts, replay.TIMED_TOKENS)
+        else:
+            costs[name] = replay_costs.DrafterCosts.read(given.fields("drafters").fields(name).values)
+        priced = replay.Priced(bench.plain, make, target, costs[name])
+        rows += replay.measure(priced, name, bench.asks, bench.params, bench.counts, counts, say)
+    facts = {"rows": rows, "costs": {"target": target, "drafters": costs}}
+    return facts, Table.of("replay of the closed loop by measured costs", replay.COLUMNS, rows)
+
+
 _MEASURES: Mapping[str, Callable[[Bench], Measured]] = {
     "loop": measure_loop,
     "batches": measure_batches,
     "prefix": measure_prefix,
     "arrival": measure_arrival,
     "many": measure_many,
+    "replay": measure_replay,
 }
