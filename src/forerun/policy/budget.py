@@ -9,7 +9,6 @@ from typing import Literal
 
 from forerun.types import Draft, Sequence, Verdict
 
-
 Reason = Literal["fixed", "gain", "no gain", "full batch", "no room", "measuring", "probe"]
 """Why a plan drafts or does not: K was given; drafting gives more tokens per second; it does not; it would for one
 sequence alone, but not in this batch; no sequence may grow by a draft; costs are not measured yet; other budgets than

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from forerun.bench.load.asks import Ask
 from forerun.bench.load.serving import Clients, Stream, quantile
@@ -75,7 +76,8 @@ def measure(
         streams, late = _run(plain, prompts, max_tokens, Ask(list(long), ANSWER))
         if not number:
             continue
-        assert late is not None and late.first_token is not None
+        assert late is not None
+        assert late.first_token is not None
         medians = [quantile(stream.waits, 0.5) for stream in without]
         p99 = [quantile(stream.waits, 0.99) for stream in streams]
         end = late.sent + late.first_token
@@ -119,4 +121,4 @@ def _run(
 def _waits_within(stream: Stream, start: float, end: float) -> list[float]:
     """Seconds between arrivals of which the later lies within."""
     times = [when for when, _ in stream.arrivals]
-    return [now - before for before, now in zip(times, times[1:], strict=False) if start < now <= end]
+    return [now - before for before, now in pairwise(times) if start < now <= end]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from operator import ne
 
 from forerun.errors import ConfigError
 
@@ -22,20 +23,21 @@ class Ask:
 
 
 def mixed(prompts: Iterable[Sequence[int]], prompt_tokens: int, answer_tokens: int) -> list[Ask]:
-    """A request for every prompt that differs from those before it, cut to lengths that alternate.
+    """A request for every prompt, cut to lengths that alternate. Prompts with which another one begins are left out.
 
     Args:
         prompt_tokens: of the longest prompt.
         answer_tokens: of the longest answer.
     """
-    made: dict[tuple[int, ...], Ask] = {}
+    made: list[Ask] = []
     for prompt in prompts:
         number = len(made)
         length = max(1, round(prompt_tokens * PROMPT_SHARES[number % len(PROMPT_SHARES)]))
         answer = max(2, round(answer_tokens * ANSWER_SHARES[number % len(ANSWER_SHARES)]))
         cut = list(prompt[:length])
-        made.setdefault(tuple(cut), Ask(cut, answer))
-    return list(made.values())
+        if all(any(map(ne, cut, each.token_ids)) for each in made):
+            made.append(Ask(cut, answer))
+    return made
 
 
 def in_turn(asks: Sequence[Ask], first: int, count: int) -> list[Ask]:
@@ -50,6 +52,8 @@ def slices(text: Sequence[int], length: int, count: int) -> list[list[int]]:
         ConfigError: the text has fewer tokens than there are pieces.
     """
     if len(text) < count:
-        raise ConfigError(f"The prompts hold {len(text)} tokens, too few for {count} different ones. Give more prompts.")
+        raise ConfigError(
+            f"The prompts hold {len(text)} tokens, too few for {count} different ones. Give more prompts."
+        )
     stride = len(text) // count
     return [[text[(i * stride + j) % len(text)] for j in range(length)] for i in range(count)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from forerun.bench.load.asks import Ask, in_turn
@@ -123,7 +123,6 @@ def _row(
 
 def _generate_speed(llm: LLM, asks: Sequence[Ask], params: SamplingParams) -> float:
     """Tokens per second of `LLM.generate`, one request after the other."""
-    from dataclasses import replace
 
     def run() -> int:
         count = 0

@@ -102,7 +102,12 @@ class PricedBudget(Budget):
     """
 
     def __init__(
-        self, inner: Budget, target: PricedTarget, drafter: PricedDrafter | None, costs: DrafterCosts, clock: VirtualClock
+        self,
+        inner: Budget,
+        target: PricedTarget,
+        drafter: PricedDrafter | None,
+        costs: DrafterCosts,
+        clock: VirtualClock,
     ) -> None:
         self._inner, self._target, self._drafter, self._costs, self._clock = inner, target, drafter, costs, clock
         self.num_steps = self.num_nodes = self.num_idle = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from time import perf_counter
 
 import numpy as np
@@ -38,7 +39,7 @@ class Stream:
     def gaps(self) -> list[float]:
         """Seconds between tokens: those that come together share the time since the tokens before."""
         found: list[float] = []
-        for (before, _), (now, count) in zip(self.arrivals, self.arrivals[1:], strict=False):
+        for (before, _), (now, count) in pairwise(self.arrivals):
             found += [(now - before) / count] * count
         return found
 

@@ -213,8 +213,8 @@ def measure_many(bench: Bench) -> Measured:
     engines |= {f"auto, {name}": bench.engine(spec, asked.slots) for name, spec in bench.chosen.items()}
     rows = many.measure(engines, reference, prompts, asked.slot_tokens, asked.rounds, say)
     title = (
-        f"{asked.slots} sequences at once, prompts of {asked.slot_prompt} tokens and answers of {asked.slot_tokens}; the "
-        f"loop's logits differ by {check.difference:.3f} standard deviations from the model's, "
+        f"{asked.slots} sequences at once, prompts of {asked.slot_prompt} tokens and answers of {asked.slot_tokens}; "
+        f"the loop's logits differ by {check.difference:.3f} standard deviations from the model's, "
         f"{100 * check.same_token:.0f} % of its first tokens are the same"
     )
     return {"rows": rows, "check": check}, Table.of(title, many.COLUMNS, rows)
