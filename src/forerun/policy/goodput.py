@@ -73,7 +73,8 @@ class Prospects:
         """Seconds of drafting, elementwise. asked: sequences that draft."""
         idle = self.draft[0]
         share = (np.maximum(asked, 1) / len(self.gains)) ** self.growth
-        return np.where(asked > 0, idle + (self.draft[longest] - idle) * share, idle)
+        seconds: Array = np.where(asked > 0, idle + (self.draft[longest] - idle) * share, idle)
+        return seconds
 
 
 class ProspectsAlone:

@@ -66,7 +66,7 @@ def test_prompts_say_nothing() -> None:
 
 
 def test_a_trial_of_whole_drafts_ends_when_it_has_lost_enough() -> None:
-    drafted = live(1.0, 20.0, 200)
+    drafted = live(1.0, 20.0, 150)
     assert sum(drafted) == 1
     budget = WholeBudget(NODES)
     live(1.0, 1.6, 100, 1, budget)

@@ -87,7 +87,7 @@ def measure(
         alone: dict[str, list[float]] = {name: [] for name in arms}
         for pair in range(-1, pairs):  # the first warms up
             part = in_turn(asks, max(pair, 0) * count, count)
-            for name in list(arms) if pair % 2 else list(reversed(arms)):
+            for name in list(arms)[:: 1 if pair % 2 else -1]:
                 clients = Clients(arms[name].engine, params, f"{name} {number} {pair}")
                 window = closed_loop(clients, part if pair >= 0 else part[: number + 1], number)
                 if pair >= 0:
