@@ -2,7 +2,7 @@
 
 from forerun.policy.acceptance import Acceptance
 from forerun.policy.automatic_k import AutoBudget, automatic_budget
-from forerun.policy.budget import Budget, FixedBudget, Outcome, Plan, StepCost
+from forerun.policy.budget import Budget, FixedBudget, Outcome, Plan, Reason, StepCost
 from forerun.policy.cost_store import StoredCosts
 from forerun.policy.costs import CostModel
 from forerun.policy.curve import Curve
@@ -23,6 +23,7 @@ __all__ = [
     "Probes",
     "Prospects",
     "Rates",
+    "Reason",
     "StepCost",
     "StoredCosts",
     "WholeBudget",

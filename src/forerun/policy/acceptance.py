@@ -59,6 +59,7 @@ class Acceptance:
         self._num_new = self._num_seen = 0  # drafts since the steps were computed, and before
         # by outcome of the last draft: steps of acceptance, of drafting, and running sums of the latter
         self._steps: list[tuple[list[float], list[float], list[float]]] = [([], [], [])] * 3
+        self._table: Array = np.zeros((3, 2, 0))  # the first two of the same, as an array
         self._fate: dict[Hashable, int] = {}
         # accepted and what was expected, rejected and what was expected; then the same of drafted nodes
         self._own: dict[Hashable, list[float]] = {}
@@ -109,14 +110,17 @@ class Acceptance:
         Returns:
             Two arrays [len(keys), places].
         """
-        gains, chances = zip(*[self.expect_one(key, places) for key in keys], strict=True)
-        return np.array(gains), np.array(chances)
+        self._refresh(places)
+        fates = [self._fate.get(key, _PARTLY) for key in keys]
+        odds = np.array([self._odds.get(key, _EVEN) for key in keys])
+        steps = self._table[fates, :, :places]  # [B, 2, places]
+        odds = odds[:, :, None]
+        chances: Array = np.multiply.accumulate(odds * steps / (1 - steps + odds * steps), 2)
+        return chances[:, 0], chances[:, 1]
 
     def expect_one(self, key: Hashable, places: int) -> tuple[list[float], list[float]]:
         """The same of one sequence, two lists [places]."""
-        fresh = min(ACCEPTANCE_REFRESH, 1 + self._num_seen // 4)
-        if self._num_new >= fresh or len(self._steps[0][0]) < places:
-            self._compute_steps(places)
+        self._refresh(places)
         accepts, drafts, _ = self._steps[self._fate.get(key, _PARTLY)]
         odds, odds_drafted = self._odds.get(key, _EVEN)
         gain = chance = 1.0
@@ -127,6 +131,12 @@ class Acceptance:
             gains.append(gain)
             chances.append(chance)
         return gains, chances
+
+    def _refresh(self, places: int) -> None:
+        """Compute the shared steps again where they are outdated or too few."""
+        fresh = min(ACCEPTANCE_REFRESH, 1 + self._num_seen // 4)
+        if self._num_new >= fresh or len(self._steps[0][0]) < places:
+            self._compute_steps(places)
 
     def _learn_own(
         self, key: Hashable, fate: int, tried: list[int], num_accepted: int, opened: int, drafted: int, decay: float
@@ -176,6 +186,7 @@ class Acceptance:
                 )
             ]
             steps.append((accepts, drafts, list(accumulate(drafts, initial=0.0))))
+        self._table = np.array([each[:2] for each in steps])
         self._steps = steps  # at once: an interrupt leaves the old ones
 
 

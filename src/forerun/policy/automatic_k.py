@@ -14,7 +14,7 @@ import torch
 
 from forerun.config import MAX_NUM_DRAFT_TOKENS
 from forerun.policy.acceptance import Acceptance
-from forerun.policy.budget import Budget, Outcome, Plan, StepCost
+from forerun.policy.budget import Budget, Outcome, Plan, Reason, StepCost
 from forerun.policy.cost_store import StoredCosts
 from forerun.policy.costs import COST_TRUSTED, CostModel
 from forerun.policy.curve import COST_CLIP, Table
@@ -33,6 +33,8 @@ PLAN_MARGIN = 0.01
 """Relative gain in tokens per second by which another plan must beat the standing one."""
 PLAN_MARGIN_PLAIN = 0.02
 """The same where one of the two is plain decoding."""
+PLACES_REASON = 8
+"""Budgets by which a batch that does not draft is compared with one sequence alone."""
 PROBE_FORGETS = 0.8
 """Weight that a sequence's earlier trials keep when it drafts after a pause, since much may have changed."""
 
@@ -62,6 +64,7 @@ class AutoBudget(Budget):
         self._price = 0.0
         self._left = 0  # steps for which it stands
         self._rate = 0.0  # tokens per second that it is expected to give
+        self._reason: Reason = "measuring"
         self._plain: Plan | None = None  # the plan itself, where nobody drafts
         self._unlearned: list[tuple[int, StepCost, Seq[Outcome]]] = []  # the steps since the plan was made
         self._alone = 0  # the last K of a single sequence
@@ -82,8 +85,11 @@ class AutoBudget(Budget):
         if not standing and self._rate > 0 and self._probes.due:
             probe = self._probe(sequences, budgets)
             if probe is not None:
-                return Plan(probe)
-        plan = Plan(budgets, self._price)
+                return Plan(probe, reason="probe")
+        reason = self._reason
+        if reason == "gain" and not any(budgets):
+            reason = "no room"
+        plan = Plan(budgets, self._price, reason)
         if self._left and not any(self._chosen[sequence] for sequence in sequences):
             self._plain = plan
         return plan
@@ -161,7 +167,7 @@ class AutoBudget(Budget):
         if target is None:  # what a plain step costs is measured first
             self._prospects = None
             self._settle(sequences, [0] * batch, 0.0, 0.0)
-            self._left = 0
+            self._left, self._reason = 0, "measuring"
             return
         draft = self.costs.draft(batch, places)
         if batch == 1:
@@ -169,6 +175,7 @@ class AutoBudget(Budget):
         else:
             rate, budgets = self._best_together(sequences, target, draft)
         self._settle(sequences, budgets, rate, price(rate, budgets, target, draft))
+        self._reason = "gain" if any(budgets) else "full batch" if self._gains_alone(batch, context) else "no gain"
 
     def _settle(self, sequences: Seq[Sequence], budgets: list[int], rate: float, price: float) -> None:
         longest = max(budgets)
@@ -197,7 +204,7 @@ class AutoBudget(Budget):
     def _best_together(self, sequences: Seq[Sequence], target: Table, draft: Table) -> tuple[float, list[int]]:
         """The same of several sequences."""
         gains, chances = self._acceptance.expect(sequences, self._places)
-        prospects = self._prospects = Prospects(gains, chances, target, draft)
+        prospects = self._prospects = Prospects(gains, chances, target, draft, self.costs.growth)
         grid, choices = prospects.rates_together()
         best = int(grid.argmax()) // grid.shape[1], int(grid.argmax()) % grid.shape[1]
         stay = min(self._cell[0], grid.shape[0] - 1), min(self._cell[1], grid.shape[1] - 1)
@@ -207,6 +214,18 @@ class AutoBudget(Budget):
         self._cell = best
         budgets: list[int] = choices[best].tolist()
         return float(grid[best]), budgets
+
+    def _gains_alone(self, batch: int, context: float) -> bool:
+        """Whether drafting as good as it is on average in this batch would pay for one sequence alone."""
+        prospects = self._prospects
+        if not isinstance(prospects, Prospects):
+            return False
+        places = min(self._places, PLACES_REASON)
+        target = self.costs.target(self._kind, 1, context / batch, places + 2)
+        assert target is not None
+        gains, chances = (each[:, :places].mean(0).tolist() for each in (prospects.gains, prospects.chances))
+        rates = ProspectsAlone(gains, chances, target.tolist(), self.costs.draft(1, places).tolist()).rates
+        return max(rates[1:]) > rates[0] * (1 + PLAN_MARGIN_PLAIN)
 
     def _probe(self, sequences: Seq[Sequence], budgets: list[int]) -> list[int] | None:
         """Other budgets for this step, if some that might show something new can be afforded."""

@@ -5,8 +5,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from typing import Literal
 
 from forerun.types import Draft, Sequence, Verdict
+
+Reason = Literal["fixed", "gain", "no gain", "full batch", "no room", "measuring", "probe"]
+"""Why a plan drafts or does not: K was given; drafting gives more tokens per second; it does not; it would for one
+sequence alone, but not in this batch; no sequence may grow by a draft; costs are not measured yet; other budgets than
+the best are tried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,10 +22,12 @@ class Plan:
     Attributes:
         budgets: nodes of each sequence's draft at most.
         price: see `Drafter.draft`.
+        reason: why so many.
     """
 
     budgets: list[int]
     price: float = 0.0
+    reason: Reason = "fixed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,4 +91,5 @@ class FixedBudget(Budget):
         self.num_draft_tokens = num_draft_tokens
 
     def plan(self, sequences: Seq[Sequence]) -> Plan:
-        return Plan([self.num_draft_tokens if sequence.room > 0 else 0 for sequence in sequences])
+        budgets = [self.num_draft_tokens if sequence.room > 0 else 0 for sequence in sequences]
+        return Plan(budgets, reason="no room" if self.num_draft_tokens and not any(budgets) else "fixed")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping
 from functools import partial
@@ -18,6 +19,8 @@ COST_PACE = 0.1
 """Power of the ratio of measured over expected seconds by which the machine's pace moves at each step."""
 COST_TRUSTED = 4.0
 """Observations of a row count before its steps move the pace."""
+COST_GROWTH = 0.5
+"""Power of the number of sequences with which drafting is taken to grow while only one number was seen."""
 
 
 class CostModel:
@@ -26,10 +29,15 @@ class CostModel:
     Two things move all costs together and must not be mistaken for a difference between budgets: the context grows,
     and the machine's speed changes. Context has a slope, and the machine a pace, by which every observation
     is divided before it is learned.
+
+    A batch has a curve over rows of its own, in the shape of all batches' together wherever it was not measured: what
+    further rows cost at one batch size is known at every other. Drafting grows with a power of the number of
+    sequences, taken from two numbers that were seen.
     """
 
     def __init__(self) -> None:
         self._target: dict[tuple[str, int], Curve] = {}
+        self._shapes: dict[str, Curve] = {}  # by kind, of all batches together
         self._draft: defaultdict[int, Curve] = defaultdict(partial(Curve, MAX_NUM_DRAFT_TOKENS + 1, flat=False))
         self._idle = Curve(1)
         self._context: dict[tuple[str, int], float] = {}
@@ -62,10 +70,28 @@ class CostModel:
 
         At 0 it is not asked, and the cost is that of being told what happened.
         """
-        key = min(self._draft, key=lambda other: abs(other - bucket(batch)), default=None)
-        table = np.zeros(places + 1) if key is None else self._draft[key].table(places + 1)[: places + 1] * self._pace
-        table[0] = self._idle.table()[0] * self._pace
+        wanted = bucket(batch)
+        key = min((key for key, curve in self._draft.items() if curve), key=lambda key: abs(key - wanted), default=None)
+        idle = float(self._idle.table()[0])
+        if key is None:
+            table = np.zeros(places + 1)
+        else:
+            own = self._draft[key].table(places + 1)[: places + 1]
+            table = own if key == wanted else idle + (own - idle) * (wanted / key) ** self.growth
+            table = table * self._pace
+        table[0] = idle * self._pace
         return table
+
+    @property
+    def growth(self) -> float:
+        """Power of the number of sequences with which drafting grows, from 0 to 1."""
+        seen = sorted(key for key, curve in self._draft.items() if curve)
+        if len(seen) < 2:
+            return COST_GROWTH
+        few, many = seen[0], seen[-1]
+        most = min(self._draft[few].largest, self._draft[many].largest) + 1
+        low, high = (float(self._draft[key].table(most)[1:most].sum()) for key in (few, many))
+        return min(max(math.log(max(high, 1e-12) / max(low, 1e-12)) / math.log(many / few), 0.0), 1.0)
 
     @property
     def largest_draft(self) -> int:
@@ -80,7 +106,7 @@ class CostModel:
         key, rows = (kind, bucket(batch)), rounded(rows)
         curve = self._target.get(key)
         if curve is None:
-            curve = self._target[key] = Curve(COST_SIZE)
+            curve = self._new_curve(key)
             self._context[key] = context
         distance = context - self._context[key]
         if curve.weight(rows) >= COST_TRUSTED:
@@ -89,7 +115,9 @@ class CostModel:
             self._pace *= surprise ** (1 - (1 - COST_PACE) ** share)
             self._slope.add(distance, (seconds - expected) / self._pace, share)
         paced = seconds / self._pace
-        curve.add(rows, max(paced - self._slope.value * distance, paced / 4), share)
+        seconds = max(paced - self._slope.value * distance, paced / 4)
+        curve.add(rows, seconds, share)
+        self._shapes[kind].add(rows, seconds, share)
 
     def add_draft(self, batch: int, budget: int, seconds: float, share: float = 1.0) -> None:
         """A drafter has been asked for at most `budget` nodes of each of `batch` sequences."""
@@ -98,6 +126,11 @@ class CostModel:
     def add_idle(self, seconds: float, share: float = 1.0) -> None:
         """A step has passed in which the drafter was not asked; it was told what happened."""
         self._idle.add(0, seconds / self._pace, share)
+
+    def _new_curve(self, key: tuple[str, int]) -> Curve:
+        shape = self._shapes.setdefault(key[0], Curve(COST_SIZE))
+        curve = self._target[key] = Curve(COST_SIZE, shape=shape)
+        return curve
 
     def state(self) -> dict[str, Any]:
         """All of it as plain numbers, for the next process."""
@@ -117,8 +150,9 @@ class CostModel:
         costs = cls()
         for kind, batch, context, points in state["target"]:
             key = str(kind), int(_within(batch, 1e6))
-            curve = costs._target[key] = Curve(COST_SIZE)
+            curve = costs._new_curve(key)
             curve.restore(points)
+            costs._shapes[key[0]].take(curve)
             costs._context[key] = _within(context, 1e9)
         for batch, points in state["draft"]:
             costs._draft[int(_within(batch, 1e6))].restore(points)

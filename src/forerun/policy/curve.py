@@ -34,13 +34,17 @@ class Curve:
         size: counts 0..size - 1; larger ones count as the last.
         flat: the prior for other counts while only one was seen: the same cost and a small slope; False: a cost in
             proportion to the count.
+        shape: a curve of the same counts in other circumstances, which has seen two or more: between and beyond the
+            counts seen here, this curve has its shape in place of a line's.
     """
 
-    __slots__ = ("_flat", "_means", "_size", "_stale", "_table", "_tabled", "_weights")
+    __slots__ = ("_flat", "_form", "_means", "_shape", "_size", "_stale", "_table", "_tabled", "_weights")
 
-    def __init__(self, size: int, flat: bool = True) -> None:
+    def __init__(self, size: int, flat: bool = True, shape: Curve | None = None) -> None:
         self._size = size
         self._flat = flat
+        self._shape = shape
+        self._form: Table | None = None  # of the shape, from which the table was computed
         self._means: dict[int, float] = {}
         self._weights: dict[int, float] = {}
         self._tabled: dict[int, float] = {}  # the means of which the table was computed
@@ -82,9 +86,13 @@ class Curve:
     def table(self, most: int | None = None) -> Table:
         """[most or more] seconds by count, up to `size`; all if None. Read only."""
         most = self._size if most is None else min(most, self._size)
-        if self._stale or len(self._table) < most:
-            self._table = self._compute(min(self._size, max(most, self.largest + 2)))
-            self._tabled = dict(self._means)
+        form = None
+        if self._shape is not None and len(self._shape._means) > 1:
+            form = self._shape.table(max(most, min(self._size, self.largest + 2)))
+        if self._stale or len(self._table) < most or form is not self._form:
+            base = self._line(min(self._size, max(most, self.largest + 2))) if form is None else form
+            self._table = self._compute(base, lowered=form is not None)
+            self._tabled, self._form = dict(self._means), form
             self._stale = False
         return self._table
 
@@ -108,25 +116,39 @@ class Curve:
         self._weights = {x: min(weight, COST_MEMORY / 4) for x, (_, weight) in points.items()}
         self._stale = True
 
-    def _compute(self, most: int) -> Table:
-        """[most] where most is beyond the largest count seen: the table rises from there on by itself."""
+    def take(self, other: Curve) -> None:
+        """Learn what another curve has."""
+        for count, mean in other._means.items():
+            self.add(count, mean, other._weights[count])
+
+    def _compute(self, base: Table, lowered: bool) -> Table:
+        """[most] where most is beyond the largest count seen: the table rises from there on by itself.
+
+        Args:
+            base: [most], to be bent.
+            lowered: counts never seen have been made cheaper in it.
+        """
+        most = len(base)
         if not self._means:
             return np.zeros(most)
         points = sorted(self._means)
-        base = np.maximum(self._line(most), 1e-12)
+        base = np.maximum(base, 1e-12)
         # between the points the line is bent to go through them; outside it keeps the ratio of the outermost one
         ratios = np.array([self._means[x] for x in points]) / base[points]
         table = base * np.interp(np.arange(most), points, ratios)
-        seen = table[points]
-        table *= COST_OPTIMISM
-        table[points] = seen
+        if not lowered:
+            seen = table[points]
+            table *= COST_OPTIMISM
+            table[points] = seen
         # halfway between the smallest rising table above it and the largest below it
         rising = np.maximum.accumulate(table)
         smooth: Table = (rising + np.minimum.accumulate(table[::-1])[::-1]) / 2
         return smooth
 
     def _line(self, most: int) -> Table:
-        """[most] the regression line through the means, rising and positive."""
+        """[most] the regression line through the means, rising and positive; zeros without any."""
+        if not self._means:
+            return np.zeros(most)
         counts = np.arange(most, dtype=np.float64)
         points = [(x, mean, self._weights[x]) for x, mean in self._means.items()]
         if len(points) == 1:

@@ -28,14 +28,16 @@ class Prospects:
         gains: [B, L] expected accepted nodes at each place of each draft.
         chances: [B, L] chance that a draft asked for more than r nodes has one at place r.
         target: [R] seconds of a step by rows, drafting apart.
-        draft: [L + 1] seconds of drafting by the largest budget; the first entry is what the drafter costs a step in
-            which it is not asked.
+        draft: [L + 1] seconds of drafting for all of them by the largest budget; the first entry is what the drafter
+            costs a step in which it is not asked.
+        growth: power of the number of sequences with which drafting, beyond that, grows.
     """
 
     gains: Array
     chances: Array
     target: Array
     draft: Array
+    growth: float = 0.0
 
     def rates_together(self) -> tuple[Array, Counts]:
         """Of several sequences: each budget ends at a limit, or where nodes fall below a threshold, for a grid of both.
@@ -53,7 +55,8 @@ class Prospects:
         flat = budgets + np.arange(batch) * (places + 1)
         tokens = _from_zero(self.gains).take(flat).sum(2) + batch
         rows = _from_zero(self.chances).take(flat).sum(2) + batch
-        seconds = np.interp(rows, np.arange(len(self.target)), self.target) + self.draft[budgets.max(2)]
+        seconds = np.interp(rows, np.arange(len(self.target)), self.target)
+        seconds += self._drafting(budgets.max(2), (budgets > 0).sum(2))
         return tokens / seconds, budgets
 
     def outlook(self, budgets: Seq[int]) -> tuple[float, float]:
@@ -61,8 +64,17 @@ class Prospects:
         batch, places = self.gains.shape
         flat = np.minimum(budgets, places) + np.arange(batch) * (places + 1)
         rows = float(_from_zero(self.chances).take(flat).sum()) + batch
-        seconds = float(np.interp(rows, np.arange(len(self.target)), self.target)) + float(self.draft[max(budgets)])
+        longest = np.array(min(max(budgets), places))
+        drafting = float(self._drafting(longest, np.array(sum(budget > 0 for budget in budgets))))
+        seconds = float(np.interp(rows, np.arange(len(self.target)), self.target)) + drafting
         return float(_from_zero(self.gains).take(flat).sum()) + batch, seconds
+
+    def _drafting(self, longest: Counts, asked: Counts) -> Array:
+        """Seconds of drafting, elementwise. asked: sequences that draft."""
+        idle = self.draft[0]
+        share = (np.maximum(asked, 1) / len(self.gains)) ** self.growth
+        seconds: Array = np.where(asked > 0, idle + (self.draft[longest] - idle) * share, idle)
+        return seconds
 
 
 class ProspectsAlone:

@@ -57,6 +57,8 @@ def test_lines_of_the_tables() -> None:
     [
         ["forward", "--rows", "0"],
         ["forward", "--rounds", "0"],
+        ["load", "--parts", "loop,speed"],
+        ["load", "--outstanding", "0"],
         ["generate", "--prompts", "no-such"],
         ["generate", "--num-prompts", "0"],
         ["peers"],

@@ -63,3 +63,11 @@ def test_prompts_say_nothing() -> None:
     budget = WholeBudget(NODES)
     budget.observe(StepCost(40, 39, 100, 0.0, 99.0, 0.0), [])
     assert sum(live(2.0, 1.2, 500, 1, budget)) > 400
+
+
+def test_a_trial_of_whole_drafts_ends_when_it_has_lost_enough() -> None:
+    drafted = live(1.0, 20.0, 150)
+    assert sum(drafted) == 1
+    budget = WholeBudget(NODES)
+    live(1.0, 1.6, 100, 1, budget)
+    assert sum(live(1.0, 5.0, 100, 32, budget)) == 0  # what lost in a small batch is not tried at once

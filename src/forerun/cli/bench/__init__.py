@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import typer
 
-from forerun.cli.bench import engine, forward, generate, overhead, peers, quality, replay
+from forerun.cli.bench import engine, forward, generate, load, overhead, peers, quality, replay
 
 app = typer.Typer(help="Measure forerun on this machine, beside Hugging Face Transformers.", no_args_is_help=True)
 app.command()(forward.forward)
 app.command()(generate.generate)
 app.command()(peers.peers)
 app.command()(replay.replay)
+app.command()(load.load)
 app.command()(overhead.overhead)
 app.command()(engine.engine)
 app.command()(quality.quality)

@@ -1,0 +1,1 @@
+"""Measurements of many requests at once."""
