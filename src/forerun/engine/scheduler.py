@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from forerun.config import EngineConfig
 from forerun.engine.prompt_share import PromptShare
@@ -54,7 +54,7 @@ class Schedule:
         for turn in self.undrafted:
             yield Schedule([turn], [], Plan([]))
         for turn, budget in zip(self.drafting, self.plan.budgets, strict=True):
-            yield Schedule([], [turn], Plan([budget], self.plan.price))
+            yield Schedule([], [turn], replace(self.plan, budgets=[budget]))
 
 
 class Scheduler:
@@ -235,7 +235,9 @@ def _within(plan: Plan, ready: Seq[SequenceState], pages: float) -> Plan:
             budget = wanted = 0
         pages -= wanted
         budgets.append(budget)
-    return plan if budgets == plan.budgets else Plan(budgets, plan.price)
+    if budgets == plan.budgets:
+        return plan
+    return replace(plan, budgets=budgets, reason=plan.reason if any(budgets) else "no room")
 
 
 def _priority(state: SequenceState) -> int:

@@ -115,6 +115,10 @@ class SequenceState:
         """
         sequence, params = self.sequence, self.request.params
         keep = len(new_ids)
+        if keep == 1 and self.text is None:  # plain decoding of many sequences
+            if new_ids[0] in self.request.stop_ids and sequence.num_output >= params.min_tokens:
+                return 1, "stop"
+            return 1, "length" if len(sequence.token_ids) + 1 >= sequence.max_length else None
         reason: FinishReason | None = None
         exempt = params.min_tokens - sequence.num_output
         stop_ids = self.request.stop_ids

@@ -36,6 +36,7 @@ class SequenceStats:
         sources: name -> figures of each source, where a drafter has several or names its only one.
         num_plain_forwards: of the forwards, those for which the drafter was not asked, K = 0.
         num_asked_tokens: K summed over the others.
+        decisions: forwards by what was decided for them, and why: "on: gain", "off: no gain" and so on (`Plan.reason`).
         num_cached_tokens: tokens of the prompt that were in memory already, and not computed.
         num_preemptions: how often it lost its place, and was computed again.
         time_draft: in the drafter, drafting and learning what became of the draft.
@@ -55,6 +56,7 @@ class SequenceStats:
     sources: dict[str, SourceStats] = field(default_factory=dict)
     num_plain_forwards: int = 0
     num_asked_tokens: int = 0
+    decisions: dict[str, int] = field(default_factory=dict)
     num_cached_tokens: int = 0
     num_preemptions: int = 0
     time_draft: float = 0.0
@@ -84,10 +86,19 @@ class SequenceStats:
         asked = self.num_forwards - self.num_plain_forwards
         return self.num_asked_tokens / asked if asked else 0.0
 
-    def count_budget(self, budget: int) -> None:
-        """The K of one forward."""
-        self.num_plain_forwards += budget == 0
+    @property
+    def speculation(self) -> str:
+        """Whether speculation was on, and why, of most forwards."""
+        return max(self.decisions, key=self.decisions.__getitem__, default="off: no drafter")
+
+    def count_budget(self, budget: int | None, reason: str) -> None:
+        """The K of one forward, and why it was chosen; None where nobody chose."""
+        self.num_plain_forwards += not budget
+        if budget is None:
+            return
         self.num_asked_tokens += budget
+        decision = f"on: {reason}" if budget else f"off: {reason}"
+        self.decisions[decision] = self.decisions.get(decision, 0) + 1
 
     def count_draft(self, depths: list[int], accepted: int, reached: int) -> None:
         """One verified draft.
@@ -132,6 +143,7 @@ class StepStats:
         num_tokens: tokens committed.
         time_draft, time_target, time_verify: as in SequenceStats.
         time_total: the whole step; what exceeds the sum of the three is the engine's own.
+        reason: why so much was drafted, or nothing (`Plan.reason`); empty where the budget was not asked.
     """
 
     num_sequences: int = 0
@@ -144,8 +156,11 @@ class StepStats:
     time_target: float = 0.0
     time_verify: float = 0.0
     time_total: float = 0.0
+    reason: str = ""
 
     def add(self, other: StepStats) -> None:
         """Count a further part of the same step, of other sequences."""
         for each in fields(self):
-            setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
+            if each.name != "reason":
+                setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
+        self.reason = self.reason or other.reason

@@ -158,7 +158,8 @@ class StepLoop:
             drafts = self._drafting.ask(ready, plan)
             stats.time_draft = perf_counter() - started
             for state, draft, budget in zip(ready, drafts, plan.budgets, strict=True):
-                work.append(Work(state, 1, draft, budget=budget))
+                work.append(Work(state, 1, draft, budget=budget, reason=plan.reason))
+            stats.reason = plan.reason
         return work
 
     def _verify(self, work: Seq[Work], logits: Tensor) -> None:
@@ -242,7 +243,7 @@ class StepLoop:
             own.time_first_token = perf_counter() - item.state.time_started
         own.num_tokens += len(chunk.token_ids)
         own.num_forwards += 1
-        own.count_budget(item.budget or 0)
+        own.count_budget(item.budget, item.reason)
         if item.draft is not None and len(item.draft):
             depths = [depth - 1 for depth in item.draft.depths[: item.draft.num_candidates]]
             # one more than was accepted, where the last accepted node has a child

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from forerun.engine.state import SequenceState
 from forerun.models import Rows
-from forerun.policy import Outcome
+from forerun.policy import Outcome, Reason
 from forerun.sampling import LogitsRow
 from forerun.types import Draft, Verdict
 
@@ -29,7 +29,8 @@ class Work:
         verdict: None if the draft is.
         taps: [rows, layers, H] likewise.
         top_tokens: [rows, k] of this sequence's rows, where the drafter asked for them.
-        budget: nodes that the draft might have had; None for a prompt chunk.
+        budget: nodes that the draft might have had; None where the budget was not asked.
+        reason: why so many.
         bad_rows: of the rows that the verifier saw, those whose logits are NaN or infinite.
         outcome, context: what the budget is told of it: the verdict before any cut, the cache's length before the step.
     """
@@ -43,6 +44,7 @@ class Work:
     top_tokens: Tensor | None = None
     taps: Tensor | None = None
     budget: int | None = None
+    reason: Reason = "fixed"
     outcome: Outcome | None = None
     context: int = 0
     bad_rows: frozenset[int] = frozenset()

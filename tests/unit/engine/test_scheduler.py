@@ -188,6 +188,32 @@ def test_a_long_prompt_goes_in_parts_beside_answers() -> None:
     assert counts == [9] * 7 + [5]
 
 
+@pytest.mark.parametrize(
+    ("kind", "k", "said"),
+    [("none", 4, "off: no drafter"), ("right", 4, "on: fixed"), ("right", 0, "off: no drafter")],
+)
+def test_a_result_says_why_speculation_was_on_or_off(kind: str, k: int, said: str) -> None:
+    fake = FakeModel()
+    drafter = None if kind == "none" else adversaries({(1, 2): fake.greedy([1, 2], 60)}, fake.vocab_size)[kind]
+    engine = Engine(fake, drafter, config=EngineConfig(num_draft_tokens=k))
+    engine.add([1, 2], GREEDY)
+    stats = finish(engine)[0, 0].choice.stats
+    assert stats.speculation == said
+    assert engine.last_step.reason in ("", "fixed", "no room")
+
+
+def test_a_draft_without_pages_is_left_out() -> None:
+    """Room for the text alone: drafts end where the pages do, and the sequence keeps its place."""
+    fake = PooledModel(4)
+    drafter = adversaries({(1, 2, 3): fake.greedy([1, 2, 3], 60)}, fake.vocab_size)["tree"]
+    engine = Engine(fake, drafter, config=EngineConfig(num_draft_tokens=8))
+    engine.add([1, 2, 3], replace(GREEDY, max_tokens=13))
+    output = finish(engine)[0, 0]
+    assert output.choice.token_ids == fake.greedy([1, 2, 3], 13)
+    assert output.choice.stats.num_preemptions == 0
+    assert output.choice.stats.decisions.get("off: no room", 0) > 0
+
+
 Mix = tuple[int, list[tuple[list[int], SamplingParams, int, int | None]], int]
 KINDS = ["none", "right", "wrong", "random", "tree"]
 

@@ -44,9 +44,7 @@ def test_of_the_hub_neither_code_nor_pickles_are_fetched(tmp_path: Path, monkeyp
 def test_a_hub_id_that_cannot_be_fetched_is_our_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
     for name in ("someone/nowhere", "not a hub id"):
-        with pytest.raises(
-            ModelLoadError, match=f"{name} is neither a folder nor .* as a hub id"
-        ):
+        with pytest.raises(ModelLoadError, match=f"{name} is neither a folder nor .* as a hub id"):
             load_model(name)
 
 
