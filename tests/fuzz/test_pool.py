@@ -329,7 +329,7 @@ MACHINES = pytest.mark.parametrize("machine", [Pools, ContiguousPools], ids=["pa
 
 
 @MACHINES
-@examples(5)
+@examples(8)
 @given(seed=SEEDS)
 def test_caches_hold_what_they_were_fed(machine: type[Pools], seed: int) -> None:
     walk(machine, seed, 100)
