@@ -14,7 +14,6 @@
     ├── QueueFullError            a request that finds no room in the queue
     ├── OutOfPagesError           keys and values that do not fit into their pool
     ├── PoolIntegrityError        a pool's account of its pages that does not add up
-    ├── NotEnoughMemoryError      a model that does not fit into the memory that there is
     ├── RequestError              a request that could not be finished
     │   ├── NonFiniteError            ... for the target's logits are NaN or infinite
     │   ├── InterruptedRequestError   ... for its step was interrupted
@@ -105,10 +104,6 @@ class OutOfPagesError(ForerunError):
 
 class PoolIntegrityError(ForerunError, AssertionError):
     """A pool's account of its pages does not add up: a bug of forerun's, to be reported."""
-
-
-class NotEnoughMemoryError(ForerunError):
-    """A model that does not fit into the memory that there is."""
 
 
 class RequestError(ForerunError):

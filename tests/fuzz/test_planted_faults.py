@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from forerun import config
+from forerun.cache import page_pool, paged_cache, prefix_tree
 from forerun.engine import Engine, drafting, shared as shared_module, text as text_module
 
 from .test_drafters import test_others_are_as_without_it as drafters_fuzzer
@@ -16,6 +17,7 @@ from .test_interrupts import (
     test_another_call_is_interrupted as calls_fuzzer,
 )
 from .test_options import test_every_field_takes_or_refuses_any_value as options_fuzzer
+from .test_pool import Pools, walk as pool_fuzzer
 from .test_text import test_the_text_does_not_depend_on_the_blocks as text_fuzzer
 
 
@@ -87,3 +89,23 @@ def test_text_that_is_decoded_block_by_block_is_found(monkeypatch: pytest.Monkey
     monkeypatch.setattr(text_module.TextStream, "push", forgetting)
     with pytest.raises(BaseException):  # noqa: B017
         text_fuzzer(name="byte-level")
+
+
+@pytest.mark.parametrize("fault", ["pages that are shared are written", "tokens are not compared", "NaN is left"])
+def test_faults_of_the_pool_are_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if fault.startswith("pages"):
+        monkeypatch.setattr(paged_cache, "_is_shared", lambda _: False)
+    elif fault.startswith("tokens"):
+        for module in (page_pool, prefix_tree):
+            monkeypatch.setattr(
+                module, "tokens_of_page", lambda tokens, i: bytes([sum(tokens[i * 64 : i * 64 + 64]) % 3])
+            )
+    else:
+        monkeypatch.setattr(page_pool.PagePool, "_cleaned", lambda _, page: page, raising=True)
+    with pytest.raises(BaseException):  # noqa: B017
+        walks(40)
+
+
+def walks(count: int) -> None:
+    for seed in range(count):
+        pool_fuzzer(Pools, seed, 100)

@@ -198,6 +198,9 @@ class PagePool:
             self.num_taken += 1
             return page
         self.num_taken += 1
+        return self._cleaned(page)
+
+    def _cleaned(self, page: Page) -> Page:
         if self._new_page is None:
             page.content.clear()
         for numbers in page.content:

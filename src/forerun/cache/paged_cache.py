@@ -54,6 +54,12 @@ class PagedCache(SequenceCache):
         """As `SequenceCache.read`: copies."""
         return self._layout.read(self.pages, layer, range(self.length + self.num_scratch))
 
+    def truncate(self, length: int) -> None:
+        """As `SequenceCache.truncate`."""
+        super().truncate(length)
+        if length < self._num_shared * PAGE:
+            self._give_back_beyond()
+
     def pages_wanted(self, num_slots: int) -> int:
         """As `caches.Cache.pages_wanted`."""
         kept, copied = len(self.held), 0
@@ -101,10 +107,9 @@ class PagedCache(SequenceCache):
         self._changed()
 
     def _stop_sharing(self) -> None:
-        """Give back the pages that lie beyond the length, and have the one that it lies in alone."""
+        """Have the page that the length lies in alone."""
+        self._give_back_beyond()
         index, rest = divmod(self.length, PAGE)
-        self._room = 0
-        self.pool.give_back(self.held, index + 1 if rest else index)
         if rest and _is_shared(self.held[index]):
             taken: list[Page] = []
             self.pool.take(taken, 1)
@@ -112,6 +117,12 @@ class PagedCache(SequenceCache):
             self.pool.exchange(self.held, index, taken)
         self._changed()
         self._num_shared = index
+
+    def _give_back_beyond(self) -> None:
+        """Give back the pages that lie beyond the length."""
+        self._room = 0
+        self.pool.give_back(self.held, -(-self.length // PAGE))
+        self._changed()
 
     @torch.inference_mode()
     def _copy(self, source: Page, target: Page, count: int) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from forerun.models import LanguageModel
-from forerun.types import Draft, Needs, Sequence, Step
+from forerun.types import Draft, Needs, Pool, Sequence, Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +52,13 @@ class Binding:
         target: the model that verifies.
         tokenizer: the target's; None if it has none.
         seed: for the draws of the drafter; never the seed of the engine's noise, which must be independent.
+        prefix_reuse: whether models that draft may take over what they computed for other requests of the same tenant.
     """
 
     target: LanguageModel
     tokenizer: Any = None
     seed: int | None = None
+    prefix_reuse: bool = True
 
 
 class Drafter(ABC):
@@ -79,6 +81,11 @@ class Drafter(ABC):
     def nbytes(self) -> int:
         """Bytes it holds beside its models' weights."""
         return 0
+
+    @property
+    def pools(self) -> tuple[Pool, ...]:
+        """The pools of pages of models that it has beside the target; complete after `bind`."""
+        return ()
 
     def bind(self, binding: Binding) -> None:  # noqa: B027 - most drafters need nothing of the target
         """See the target before the first sequence, and load what is needed.

@@ -39,7 +39,7 @@ def probe(model: Model) -> bool:
         )
     cache = model.new_cache()
     logits = model.forward([Rows(cache, [0] * 5)]).logits
-    cache.drop()
+    cache.free()
     return has_finite_rows(logits)
 
 
@@ -47,8 +47,15 @@ def probe(model: Model) -> bool:
 def self_test(model: Model) -> Exactness:
     """Compare the logits of rows computed one by one with the same rows computed together, beside other sequences, and
     on a path through a branching tree. The rows stand at a border of two blocks of keys."""
-    tokens = _tokens(model, _NEW)
     cache = _prefilled(model)
+    try:
+        return _tried(model, cache)
+    finally:
+        cache.free()
+
+
+def _tried(model: Model, cache: SequenceCache) -> Exactness:
+    tokens = _tokens(model, _NEW)
     alone = _in_groups(model, cache, tokens, (1,) * _NEW)
     if not has_finite_rows(alone):
         tensor = first_non_finite_tensor(model) or "a number computed from finite weights"
@@ -102,8 +109,10 @@ def _beside_others(model: Model, cache: SequenceCache, tokens: list[int]) -> Ten
     _feed(model, other, tokens[2:])
     batch = [Rows(other, tokens[:3]), Rows(cache, tokens), Rows(model.new_cache(), tokens[::-1] * 2)]
     logits = model.forward(batch).logits[3 : 3 + _NEW]
+    cache.drop()
     for rows in batch:
-        rows.cache.drop()
+        if rows.cache is not cache:
+            rows.cache.free()
     return logits
 
 
@@ -111,8 +120,8 @@ def _in_a_crowd(model: Model, cache: SequenceCache, tokens: list[int]) -> Tensor
     """Beside a prompt chunk: some kernels change with the number of rows only beyond a few dozen."""
     prompt = Rows(model.new_cache(), (tokens * _CROWD)[: min(_CROWD, model.context_length)], num_logits=0)
     logits = model.forward([prompt, Rows(cache, tokens)]).logits
-    for used in (prompt.cache, cache):
-        used.drop()
+    prompt.cache.free()
+    cache.drop()
     return logits
 
 
@@ -151,7 +160,7 @@ def _blame(model: Model) -> str:
         with _recording(inside, store):
             cache = model.new_cache()
             model.forward([Rows(cache, rows)])
-            cache.drop()
+            cache.free()
     for name, (given, result) in few.items():
         if name not in many:
             continue

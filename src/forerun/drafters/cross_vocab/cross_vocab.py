@@ -12,7 +12,7 @@ The inner drafter lives in a shadow of every sequence: the same text in the draf
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from forerun.errors import ConfigError, DrafterError, IncompatibleDrafterError
 from forerun.models import LanguageModel, load_draft_model, load_tokenizer
 from forerun.sampling import filters_only
 from forerun.tree import Tree
-from forerun.types import Draft, Sequence, Step, Verdict
+from forerun.types import Draft, Pool, Sequence, Step, Verdict
 from forerun.vocabulary import shared_tokens, token_bytes
 
 MODES = ("auto", "tokens", "text")
@@ -101,6 +101,10 @@ class CrossVocab(Drafter):
         return 0 if self._inner is None else self._inner.nbytes
 
     @property
+    def pools(self) -> tuple[Pool, ...]:
+        return () if self._inner is None else self._inner.pools
+
+    @property
     def inner(self) -> Drafter:
         """The drafter in the draft's vocabulary. Raises DrafterError before `bind`."""
         if self._inner is None:
@@ -140,7 +144,7 @@ class CrossVocab(Drafter):
         self._model = RestrictedModel(model, list(self._to_target))
         self._inner = self._make(self._model)
         check_drafter(self._inner)
-        self._inner.bind(Binding(self._model, self._tokenizer, binding.seed))
+        self._inner.bind(Binding(self._model, self._tokenizer, binding.seed, binding.prefix_reuse))
 
     def _bind_vocabularies(self, binding: Binding, model: LanguageModel) -> None:
         self._target_bytes = token_bytes(binding.tokenizer)
@@ -270,7 +274,7 @@ def _maker(name: str) -> Callable[[LanguageModel], Drafter]:
 
 def _shadow_params(params: SamplingParams, drawn: bool) -> SamplingParams:
     """Options that mean the same in any vocabulary; chosen drafts take the most probable token."""
-    return filters_only(params) if drawn else SamplingParams(temperature=0)
+    return replace(filters_only(params) if drawn else SamplingParams(temperature=0), tenant=params.tenant)
 
 
 def _common(old: list[int], new: list[int]) -> int:

@@ -19,7 +19,7 @@ from forerun.drafters.hybrid.merging import agreement, merge
 from forerun.drafters.hybrid.source import Source
 from forerun.drafters.hybrid.source_steps import Given, source_step
 from forerun.errors import ConfigError, DrafterError, ModelLoadError
-from forerun.types import Draft, Needs, Sequence, Step
+from forerun.types import Draft, Needs, Pool, Sequence, Step
 
 _RATE_DECAY = 0.95
 """Weight that earlier steps keep at each new one in the rate of committed tokens."""
@@ -89,6 +89,10 @@ class Hybrid(Drafter):
     def nbytes(self) -> int:
         """Bytes that the sources hold."""
         return sum(source.drafter.nbytes for source in self._sources)
+
+    @property
+    def pools(self) -> tuple[Pool, ...]:
+        return tuple(dict.fromkeys(pool for source in self._sources for pool in source.drafter.pools))
 
     def bind(self, binding: Binding) -> None:
         """Bind every source. Raises what the source that cannot be bound raises, with its name."""

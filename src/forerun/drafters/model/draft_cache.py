@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from forerun.drafters.ranked_tree import RankedTree
+from forerun.kernels.page_layout import PAGE
 from forerun.models import Rows
 from forerun.policy import Rates
 from forerun.tree import Tree
@@ -23,6 +24,7 @@ class DraftState:
         scratch: tokens of the rows fed since the cache's last commit.
         drafted: the last draft, and the rates that its trials are counted in; None where nobody counts.
         drafted_at: length of the sequence when it was made.
+        num_published: positions of the cache that have been offered for adoption.
     """
 
     sequence: Sequence
@@ -31,6 +33,7 @@ class DraftState:
     scratch: Tree = field(default_factory=Tree)
     drafted: tuple[RankedTree, Rates] | None = None
     drafted_at: int = 0
+    num_published: int = 0
 
     def add(self, rows: Rows) -> None:
         """The model has been fed these rows, and they may be rejected."""
@@ -56,6 +59,15 @@ class DraftState:
             self.cache.truncate(len(tokens) - 1)
         return tokens[self.cache.length :]
 
+    def may_publish(self) -> bool:
+        """Whether the cache holds another whole page that is final. The last committed token may be fed again."""
+        return min(self.cache.length, len(self.sequence.token_ids) - 1) - self.num_published >= PAGE
+
+    def publish(self, token_ids: list[int]) -> None:
+        """Let others adopt what has been computed of committed tokens. token_ids: what the model was fed for them."""
+        self.num_published = min(self.cache.length, len(token_ids) - 1) // PAGE * PAGE
+        self.cache.publish(token_ids[: self.num_published], self.sequence.params.tenant)
+
     def drop(self, keep: int = 0) -> None:
         """Drop the rows fed since the last commit, but for the first `keep` of them."""
         self.cache.drop(keep)
@@ -66,6 +78,7 @@ class DraftState:
         self.drafted = None
         self.settle(length)
         self.cache.truncate(min(length, self.cache.length))
+        self.num_published = min(self.num_published, length // PAGE * PAGE)
 
     def remember(self, drafted: tuple[RankedTree, Rates] | None) -> None:
         """Let `count_trials` count what becomes of this draft; None: nothing is to be counted."""

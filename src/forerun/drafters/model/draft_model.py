@@ -16,7 +16,8 @@ from torch import Tensor
 from forerun.config import PREFILL_CHUNK
 from forerun.drafters.model.confidence import Confidence
 from forerun.drafters.model.draft_cache import DraftState
-from forerun.drafters.model.model_drafter import ModelDrafter, Picking, picking_of
+from forerun.drafters.model.model_drafter import ModelDrafter
+from forerun.drafters.model.picking import Picking, picking_of
 from forerun.drafters.ranked_tree import RankedTree
 from forerun.models import LanguageModel, Rows
 from forerun.sampling import NoiseKey, draw_tokens, keyed_gumbel, row_argmax
@@ -147,8 +148,9 @@ class DraftModel(ModelDrafter):
 
     def draft(self, sequences: Seq[Sequence], budgets: Seq[int], price: float = 0.0) -> list[Draft]:
         chains = []
-        for sequence, budget in zip(sequences, budgets, strict=True):
-            picking, room = picking_of(sequence), self._room(sequence, budget)
+        rooms = [self._room(sequence, budget) for sequence, budget in zip(sequences, budgets, strict=True)]
+        for sequence, room in zip(sequences, self._affordable(sequences, rooms, rooms), strict=True):
+            picking = picking_of(sequence)
             chains.append(GrowingChain(self._states[sequence], picking, room, price, self._confidence[picking]))
         growing = [chain for chain in chains if chain.budget > 0]
         self._prepare(growing)

@@ -20,7 +20,8 @@ from forerun.drafters.base import Traits
 from forerun.drafters.model.confidence import Confidence
 from forerun.drafters.model.distinct_draws import draw_distinct
 from forerun.drafters.model.draft_cache import DraftState
-from forerun.drafters.model.model_drafter import ModelDrafter, Picking, picking_of
+from forerun.drafters.model.model_drafter import ModelDrafter
+from forerun.drafters.model.picking import Picking, picking_of
 from forerun.drafters.model.tree_growth import DynamicGrowth, Growth, ShapedGrowth, best_shape
 from forerun.drafters.ranked_tree import RankedTree
 from forerun.errors import ConfigError
@@ -143,6 +144,10 @@ class DraftTree(ModelDrafter):
         return Traits((*super().traits.cost_key, options))
 
     def draft(self, sequences: Seq[Sequence], budgets: Seq[int], price: float = 0.0) -> list[Draft]:
+        most = [
+            self._room(each, budget) * self._width + budget for each, budget in zip(sequences, budgets, strict=True)
+        ]
+        budgets = self._affordable(sequences, budgets, most)
         trees = [self._plant(each, budget, price) for each, budget in zip(sequences, budgets, strict=True)]
         growing = [tree for tree in trees if tree.growth.frontier]
         self._catch_up([tree.state for tree in growing], PREFILL_CHUNK)

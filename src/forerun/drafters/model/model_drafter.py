@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence as Seq
 from dataclasses import replace
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from torch.nn import functional
 from forerun.config import BUNDLED_DRAFT, BUNDLED_TARGET, PREFILL_CHUNK
 from forerun.drafters.base import Binding, Drafter, Traits
 from forerun.drafters.model.draft_cache import DraftState
+from forerun.drafters.model.draft_pool import affordable, has_room
 from forerun.errors import ConfigError, DrafterError
 from forerun.models import (
     Forward,
@@ -28,21 +28,13 @@ from forerun.models import (
 )
 from forerun.models.non_finite import first_non_finite_tensor
 from forerun.sampling import LogitsPipeline, LogitsRow, non_finite_rows, unfiltered
-from forerun.types import Cache, Sequence, Step
+from forerun.types import Cache, Pool, Sequence, Step
 from forerun.vocabulary import Vocabulary, check_same_tokens
 
 _log = logging.getLogger(__name__)
 
 MAX_LAG = 32
 """Committed tokens the draft model may be behind before it catches up without being asked to draft."""
-
-
-class Picking(Enum):
-    """How a request's tokens are picked."""
-
-    GREEDY = "greedy"
-    SEEDED = "with the noise that the target adds too"
-    DRAWN = "drawn from the draft model's distributions"
 
 
 def check_draft_quantisation(
@@ -69,6 +61,9 @@ class ModelDrafter(Drafter):
     The model is loaded when an LLM takes the drafter (`bind`).
     """
 
+    _has_own_caches = True
+    """Whether the caches are the drafter's to adopt, publish and free; otherwise they are the engine's."""
+
     def __init__(self, model: str | Path | LanguageModel | None, dtype: str | None, quantize: str | None) -> None:
         check_draft_quantisation(quantize, model, dtype)
         self._source = model
@@ -76,6 +71,11 @@ class ModelDrafter(Drafter):
         self._model: LanguageModel | None = None
         self._states: dict[Sequence, DraftState] = {}
         self._reported = False
+
+    @property
+    def pools(self) -> tuple[Pool, ...]:
+        pool = self._model.pool if self._model is not None and self._has_own_caches else None
+        return () if pool is None else (pool,)
 
     @property
     def model(self) -> LanguageModel:
@@ -137,6 +137,7 @@ class ModelDrafter(Drafter):
         """Draft with this model, which fits the target."""
         target = binding.target
         self._model = model
+        self._prefix_reuse = binding.prefix_reuse
         self._vocab_size = target.vocab_size
         self._pipeline = LogitsPipeline(target.vocab_size, target.eos_token_ids)
         self._generator = torch.Generator()
@@ -149,8 +150,11 @@ class ModelDrafter(Drafter):
         view = sequence
         if sequence.params.greedy and not self._pipeline.is_identity(sequence.params):
             view = replace(sequence, params=replace(unfiltered(sequence.params), temperature=1.0))
-        self._states[sequence] = DraftState(sequence, self._cache_for(sequence), view)
+        self._states[sequence] = state = DraftState(sequence, self._cache_for(sequence), view)
         self._pipeline.start(view)
+        if self._has_own_caches and self._prefix_reuse:
+            state.cache.adopt(self._within_vocabulary(sequence.token_ids), sequence.params.tenant)
+            state.num_published = state.cache.length
 
     def stop(self, sequence: Sequence) -> None:
         state = self._states.pop(sequence, None)
@@ -168,6 +172,8 @@ class ModelDrafter(Drafter):
                 behind.append((state, step.num_computed))
         if behind:
             self._catch_up([state for state, _ in behind], MAX_LAG, [end for _, end in behind])
+        for step in steps:
+            self._publish(self._states[step.sequence])
 
     def rewind(self, sequence: Sequence, length: int) -> None:
         """The sequence's tokens from `length` on are others than before: forget what was computed of them."""
@@ -179,6 +185,15 @@ class ModelDrafter(Drafter):
 
     def _free(self, state: DraftState) -> None:
         state.cache.free()
+
+    def _publish(self, state: DraftState) -> None:
+        """Let others adopt the whole pages that have been computed since."""
+        if self._has_own_caches and self._prefix_reuse and state.may_publish():
+            state.publish(self._within_vocabulary(state.sequence.token_ids))
+
+    def _affordable(self, sequences: Seq[Sequence], budgets: Seq[int], num_rows: Seq[int]) -> list[int]:
+        """As `affordable`, of these sequences."""
+        return affordable(self.model.pool, [self._states[sequence] for sequence in sequences], budgets, num_rows)
 
     def _room(self, sequence: Sequence, budget: int) -> int:
         """How deep a draft may be: the deepest token that is fed stands at len + depth - 2."""
@@ -231,12 +246,13 @@ class ModelDrafter(Drafter):
         while True:
             rows: list[Rows] = []
             behind: list[DraftState] = []
+            reserved: list[int] = []
             for i, state in enumerate(states):
                 end = len(state.sequence.token_ids) - 1 if num_computed is None else num_computed[i]
                 if end >= self.model.context_length or end - state.cache.length < max_lag:
                     continue
                 unfed = self._unfed(state)[: min(PREFILL_CHUNK, end - state.cache.length)]
-                if len(unfed) >= max_lag:
+                if len(unfed) >= max_lag and has_room(self.model.pool, state, len(unfed), reserved):
                     rows.append(Rows(state.cache, unfed, None, 0))
                     behind.append(state)
             if not rows:
@@ -272,9 +288,3 @@ def _places(rows: Seq[tuple[DraftState, Seq[int]]]) -> list[LogitsRow]:
     for state, _ in rows:
         state.view.token_ids = state.sequence.token_ids
     return [LogitsRow(state.view, path) for state, path in rows]
-
-
-def picking_of(sequence: Sequence) -> Picking:
-    """How a request's tokens are picked."""
-    params = sequence.params
-    return Picking.GREEDY if params.greedy else Picking.DRAWN if params.seed is None else Picking.SEEDED

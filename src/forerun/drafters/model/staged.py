@@ -20,7 +20,7 @@ from forerun.drafters.model.draft_model import DraftModel, GrowingChain
 from forerun.drafters.table import DRAFTERS
 from forerun.errors import DrafterError
 from forerun.models import LanguageModel
-from forerun.types import Draft, Needs, Sequence, Step
+from forerun.types import Draft, Needs, Pool, Sequence, Step
 
 
 class Staged(DraftModel):
@@ -66,11 +66,15 @@ class Staged(DraftModel):
         """Bytes of the draft model's caches, and of the inner drafter."""
         return super().nbytes + self._inner.nbytes
 
+    @property
+    def pools(self) -> tuple[Pool, ...]:
+        return (*super().pools, *self._inner.pools)
+
     def bind(self, binding: Binding) -> None:
         super().bind(binding)
         # its text is the target's; another seed, so that its draws are not those of the draft model
         seed = None if binding.seed is None else binding.seed ^ 1
-        self._inner.bind(Binding(self.model, binding.tokenizer, seed))
+        self._inner.bind(Binding(self.model, binding.tokenizer, seed, binding.prefix_reuse))
 
     def start(self, sequence: Sequence) -> None:
         super().start(sequence)

@@ -36,6 +36,8 @@ class EarlyExit(DraftModel):
         ConfigError: exit_layer is below 1.
     """
 
+    _has_own_caches = False
+
     def __init__(self, exit_layer: int | None = None) -> None:
         super().__init__(None)
         if exit_layer is not None and exit_layer < 1:

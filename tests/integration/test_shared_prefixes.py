@@ -1,0 +1,120 @@
+"""What a cache takes over is, bit for bit, what it would have computed, whoever computed it and in whatever chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from forerun import SamplingParams
+from forerun.drafters import Binding, DraftModel
+from forerun.kernels.page_layout import PAGE
+from forerun.models import Model, Rows, load_draft_model
+from forerun.types import Cache, Sequence as Running, Step
+
+TOKENS = [(7 * i * i + 3 * i + 11) % 2000 for i in range(5 * PAGE + 9)]
+TREE = [-1, 0, 0, 1, 2, 3]
+
+
+@pytest.fixture(params=["bfloat16", "float32", "float64", "reference"])
+def model(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Model:
+    """The bundled draft; "reference": in bfloat16, computed in PyTorch."""
+    if request.param == "reference":
+        monkeypatch.setenv("FORERUN_KERNELS", "reference")
+    model = load_draft_model("bundled-draft", "bfloat16" if request.param == "reference" else request.param)
+    assert model.exactness.exact and model.pool.num_taken == 0
+    model.pool.limit(200)
+    return model
+
+
+def computed(model: Model, tokens: Sequence[int], chunk: int) -> Cache:
+    cache = model.new_cache()
+    compute(model, cache, tokens, chunk)
+    return cache
+
+
+def compute(model: Model, cache: Cache, tokens: Sequence[int], chunk: int) -> None:
+    while cache.length < len(tokens):
+        part = tokens[cache.length : cache.length + chunk]
+        model.forward([Rows(cache, part, num_logits=0)])
+        cache.commit(range(len(part)))
+
+
+def verified(model: Model, cache: Cache) -> Tensor:
+    """Logits of the rest of the tokens, one by one, then of a tree and of a chain after them."""
+    done = cache.length
+    compute(model, cache, TOKENS[:-2], 70)
+    logits = [model.forward([Rows(cache, TOKENS[-2:-1])]).logits]
+    cache.commit([0])
+    logits.append(model.forward([Rows(cache, [TOKENS[-1], *TOKENS[:5]], TREE)]).logits)
+    cache.commit([0, 2, 4])
+    logits.append(model.forward([Rows(cache, TOKENS[5:9])]).logits)
+    cache.drop()
+    assert done <= cache.length
+    return torch.cat(logits)
+
+
+@pytest.mark.parametrize("chunk", [1, 37, 256])
+def test_what_is_adopted_or_forked_is_what_would_be_computed(model: Model, chunk: int) -> None:
+    alone = verified(model, computed(model, TOKENS[:1], 1))
+    source = computed(model, TOKENS[: 5 * PAGE + 3], chunk)
+    source.publish(TOKENS[: source.length], None)
+    adopted, forked = model.new_cache(), model.new_cache()
+    assert adopted.adopt(TOKENS, "another") == 0
+    assert adopted.adopt(TOKENS, None) == 5 * PAGE
+    forked.fork(source, 4 * PAGE + 13)
+    caches = [adopted, forked, source]
+    for cache in caches:
+        assert torch.equal(verified(model, cache), alone)
+        again = model.new_cache()
+        assert again.adopt(TOKENS, None) == 5 * PAGE  # nobody has written to what is shared
+        assert torch.equal(verified(model, again), alone)
+        again.free()
+    truncated = model.new_cache()
+    truncated.adopt(TOKENS, None)
+    truncated.truncate(3 * PAGE - 5)
+    assert torch.equal(verified(model, truncated), alone)
+    assert torch.equal(verified(model, truncated_to(adopted, 2 * PAGE + 1)), alone)
+
+
+def truncated_to(cache: Cache, length: int) -> Cache:
+    cache.truncate(length)
+    return cache
+
+
+def run(drafter: DraftModel, tokens: list[int], number: int, tenant: str | None = None) -> tuple[int, list[int]]:
+    """Positions that a draft has taken over, and the tokens it proposes."""
+    sequence = Running(number, list(tokens), len(tokens), SamplingParams(temperature=0, tenant=tenant))
+    drafter.start(sequence)
+    adopted = drafter._states[sequence].cache.length
+    drafter.commit([Step(sequence, None, None, len(tokens) - 1)])
+    (draft,) = drafter.draft([sequence], [6])
+    drafter.stop(sequence)
+    return adopted, draft.ids
+
+
+def test_a_draft_model_takes_over_what_it_has_computed_for_the_tenant() -> None:
+    model = load_draft_model("bundled-draft", "bfloat16")
+    drafter = DraftModel(model)
+    drafter._serve(model, Binding(model, seed=0))
+    tokens = TOKENS[: 3 * PAGE + 1]
+    first = run(drafter, tokens, 0)
+    assert first[0] == 0 and len(first[1]) == 6
+    assert run(drafter, tokens, 1) == (3 * PAGE, first[1])
+    assert run(drafter, tokens, 2, "a") == (0, first[1])
+    assert drafter.nbytes == 0 and drafter.pools == (model.pool,)
+    model.pool.check_integrity()
+    drafter._serve(model, Binding(model, seed=0, prefix_reuse=False))
+    assert run(drafter, tokens, 3) == (0, first[1])
+
+
+def test_a_draft_without_room_is_left_out() -> None:
+    model = load_draft_model("bundled-draft", "bfloat16")
+    drafter = DraftModel(model)
+    drafter._serve(model, Binding(model, seed=0))
+    model.pool.limit(3)
+    assert run(drafter, TOKENS[: 3 * PAGE - 6], 0)[1] != []  # the last token and six more just fit
+    assert run(drafter, TOKENS[PAGE : 4 * PAGE - 5], 1)[1] == []
+    model.pool.check_integrity()
