@@ -53,7 +53,7 @@ class Engine:
             check_acceptance(self.config.acceptance)
         self.tokenizer = tokenizer
         self._texts = None if tokenizer is None else TokenTexts(tokenizer)
-        self._memory = Memory(target, self.config)
+        self._memory = Memory(target, drafter, self.config)
         self.scheduler = Scheduler(self.config, target, self._memory.reuses)
         self.last_step = StepStats()
         # K = 0 is plain decoding: a drafter that is never asked need not be told anything either. An explicit budget

@@ -12,6 +12,7 @@ from forerun.config import (
     DEFAULT_DTYPE,
     MAX_BATCH,
     NO_DRAFTER,
+    OFF,
     PREFILL_CHUNK,
     EngineConfig,
     NumDraftTokens,
@@ -110,9 +111,10 @@ class LLM:
             self.target = target
         self.tokenizer = tokenizer
         drafter_seed = None if seed is None else seed ^ _DRAFTER_SEED
+        binding = Binding(self.target, tokenizer, drafter_seed, prefix_reuse != OFF)
         self.drafter: Drafter | None = None
         if drafter is not None and drafter != NO_DRAFTER:
-            self.drafter, written = make_drafter(drafter, Binding(self.target, tokenizer, drafter_seed))
+            self.drafter, written = make_drafter(drafter, binding)
             if num_draft_tokens is None and written is not None:
                 config = replace(config, num_draft_tokens=written)
         self.engine = Engine(self.target, self.drafter, tokenizer=tokenizer, config=config)

@@ -5,11 +5,16 @@ from __future__ import annotations
 import os
 
 from forerun.config import AUTO, ON, EngineConfig, SamplingParams
+from forerun.drafters import Drafter
 from forerun.engine.state import SequenceState
 from forerun.errors import OutOfPagesError, PromptError
 from forerun.models import LanguageModel
 
 GIB = 2**30
+DRAFT_PAGES = 2
+"""Pages of a draft model for one of the target: it holds the same tokens, in a cache that may double its size."""
+DRAFT_PAGES_EACH = 4
+"""And for each sequence, for drafts that are rejected."""
 _AUTO_SHARE = 0.5
 """Share of the machine's memory that keys and values may take where the user does not say."""
 
@@ -19,17 +24,21 @@ class Memory:
 
     Args:
         target: its pool is bounded here, unless it is already.
+        drafter: the pools of its models too.
 
     Attributes:
         reuses: whether sequences that begin alike share pages.
     """
 
-    def __init__(self, target: LanguageModel, config: EngineConfig) -> None:
+    def __init__(self, target: LanguageModel, drafter: Drafter | None, config: EngineConfig) -> None:
         self._target = target
         self.reuses = target.exactness.exact if config.prefix_reuse == AUTO else config.prefix_reuse == ON
         pool = target.pool
         if pool is not None and (pool.num_pages is None or config.cache_memory is not None):
             pool.limit(_num_pages(target, config))
+        if pool is not None and pool.num_pages is not None and drafter is not None:
+            for other in drafter.pools:
+                other.limit(DRAFT_PAGES * pool.num_pages + DRAFT_PAGES_EACH * config.max_batch)
 
     def begin(self, state: SequenceState) -> None:
         """Give the sequence a cache, with as much of its tokens as is in memory."""
@@ -39,6 +48,7 @@ class Memory:
         sequence = state.sequence
         shared = sequence.num_prompt - 1
         source = None if state.leader is None or sequence.num_output else state.leader.cache
+        state.leader = None
         if source is not None and source.length >= shared:
             cache.fork(source, shared)
         else:

@@ -46,9 +46,11 @@ class WaitingQueue:
         self._count += 1
 
     def push_back(self, state: SequenceState) -> None:
-        """Put a sequence that has lost its place before all others of its priority."""
-        self._resuming.setdefault(state.request.params.priority, deque()).appendleft(state)
-        self._count += 1
+        """Put a sequence before all others of its priority, unless it is there already."""
+        resuming = self._resuming.setdefault(state.request.params.priority, deque())
+        if state not in resuming:
+            resuming.appendleft(state)
+            self._count += 1
 
     @property
     def first(self) -> SequenceState | None:
