@@ -22,6 +22,7 @@ class FakePool:
         self.private = 0
         self.published: dict[Prefix, int] = {}  # how many caches hold the page; least recently used first
         self.num_evicted = 0
+        self.caches: list[PooledCache] = []
 
     @property
     def num_taken(self) -> int:
@@ -50,6 +51,12 @@ class FakePool:
             other == tenant and len(more) > len(tokens) and more[: len(tokens)] == tokens
             for other, more in self.published
         )
+
+    def recount(self) -> None:
+        held = [cache for cache in self.caches if not cache.freed]
+        self.private = sum(cache.num_pages - len(cache.shared) for cache in held)
+        for prefix in self.published:
+            self.published[prefix] = sum(prefix in cache.shared for cache in held)
 
     def check_integrity(self, caches: Iterable[PooledCache] = ()) -> None:
         held = list(caches)
@@ -119,10 +126,10 @@ class PooledModel(FakeModel):
     def __init__(self, num_pages: int | None = None, **options: object) -> None:
         super().__init__(**options)  # type: ignore[arg-type]
         self.pool = FakePool(num_pages)
-        self.caches: list[PooledCache] = []  # type: ignore[assignment]
+        self.caches = self.pool.caches  # type: ignore[assignment]
 
     def new_cache(self) -> PooledCache:
-        self.caches = [cache for cache in self.caches if not cache.freed]
+        self.caches[:] = [cache for cache in self.caches if not cache.freed]
         self.caches.append(PooledCache(self.pool))
         return self.caches[-1]
 

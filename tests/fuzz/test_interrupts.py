@@ -38,6 +38,7 @@ from forerun.models import Model, load_model
 from forerun.retrieval import build_index
 from forerun.vocabulary import fingerprint
 from fuzzing import examples
+from pooled import PooledModel
 
 from .interrupting import Hang, Interrupts
 
@@ -80,6 +81,8 @@ def index() -> Path:
 
 
 def target(kind: str) -> Any:
+    if kind == "small pool":
+        return PooledModel(9, order=2, num_contexts=13)
     return llama() if kind in OF_LLAMA else FakeModel(order=2, num_contexts=13)
 
 
@@ -106,6 +109,7 @@ DRAFTERS: dict[str, Callable[[], Drafter | None]] = {
     "rest": lambda: Rest(index(), min_ngram=1, max_ngram=4),
     "cross-vocab": lambda: CrossVocab(draft(), tokenizer=OTHERS),
     "cross-vocab by tokens": lambda: CrossVocab(draft(), "draft-tree", "tokens", tokenizer=OTHERS),
+    "small pool": lambda: None,
     "llama": lambda: None,
     "early-exit": lambda: EarlyExit(1),
     "merged hybrid": lambda: Hybrid([Suffix(), Recycling(share=True)], "merge"),
@@ -191,7 +195,9 @@ def interrupts_at(kind: str, k: int | str, seed: int) -> Interrupts:
 def assert_nothing_left(llm: LLM) -> None:
     assert not llm.engine.has_work
     assert not llm.shared._inboxes
-    assert all(cache.freed for cache in getattr(llm.target, "caches", ()))
+    assert all(cache.freed or not cache.nbytes for cache in getattr(llm.target, "caches", ()))
+    if llm.target.pool is not None:
+        llm.target.pool.check_integrity()
     for drafter in parts(llm.drafter):
         for name, value in vars(drafter).items():
             if isinstance(value, dict) and any(type(key).__name__ == "Sequence" for key in value):

@@ -119,6 +119,8 @@ class Engine:
             try:
                 self._advance(perf_counter())
             except Exception as error:
+                if not self._under_way:  # nobody's fault: it would come again, and nobody would know of it
+                    raise
                 self._recover(error)
             except BaseException:
                 self._recover()
@@ -143,8 +145,8 @@ class Engine:
 
     def _advance(self, started: float) -> None:
         scheduler = self.scheduler
+        self._under_way = list(scheduler.running)
         while (state := scheduler.displaced()) is not None:
-            self._under_way = [state]
             self._displace(state)
         scheduler.admit()
         self._under_way = list(scheduler.running)

@@ -171,7 +171,7 @@ class EngineThread:
                     self._shared.abort(job.engine_id)
                 continue
             try:
-                job.engine_id = self._shared.add(job.token_ids, job.params, job.stream, self._inbox)
+                job.engine_id = self._shared.add(job.token_ids, job.params, job.stream, [], self._inbox)
             except Exception as error:
                 self._end(job, error)
             else:

@@ -160,7 +160,7 @@ class LLM:
         results: list[Generation | Exception] = []
         try:
             for prompt, each in zip(encoded, every, strict=True):
-                ids.append(self.shared.add(prompt, each, stream=False))
+                self.shared.add(prompt, each, False, ids)
             for request_id, prompt, each in zip(ids, encoded, every, strict=True):
                 results.append(self._collect(request_id, prompt, each.n))
         finally:
@@ -197,8 +197,9 @@ class LLM:
 
     def _chunks(self, token_ids: list[int], params: SamplingParams) -> Iterator[StreamChunk]:
         # The request enters with the first chunk asked for: an iterator never started leaves nothing behind.
-        request_id = self.shared.add(token_ids, params, stream=True)
+        ids: list[int] = []
         try:
+            request_id = self.shared.add(token_ids, params, True, ids)
             unfinished = params.n
             while unfinished:
                 for output in self.shared.take(request_id):
@@ -207,7 +208,7 @@ class LLM:
                     unfinished -= output.choice is not None
                     yield output.chunk
         finally:
-            self.shared.forget([request_id])
+            self.shared.forget(ids)
 
     def _collect(self, request_id: int, prompt: list[int], num_choices: int) -> Generation | Exception:
         """The answer to one request, its choices in order; or the error of the choice that failed first."""

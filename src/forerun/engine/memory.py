@@ -84,7 +84,7 @@ class Memory:
         if pool is None or pool.num_pages is None:
             return
         length = min(prompt_length + params.max_tokens, self._target.context_length)
-        wanted = self._target.new_cache().pages_wanted(length)
+        wanted = pages_of(self._target, length)
         if wanted > pool.num_pages:
             size = pool.page_nbytes / GIB
             raise PromptError(
@@ -94,11 +94,19 @@ class Memory:
             )
 
 
+def pages_of(model: LanguageModel, num_slots: int) -> int:
+    """Pages that a sequence of this many positions takes."""
+    cache = model.new_cache()
+    wanted = cache.pages_wanted(num_slots)
+    cache.free()
+    return wanted
+
+
 def _num_pages(target: LanguageModel, config: EngineConfig) -> int:
     pool = target.pool
     assert pool is not None
     if config.cache_memory is not None:
         return max(1, int(config.cache_memory * GIB / pool.page_nbytes))
     most = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * _AUTO_SHARE
-    wanted = config.max_batch * target.new_cache().pages_wanted(target.context_length)
+    wanted = config.max_batch * pages_of(target, target.context_length)
     return max(1, min(wanted, int(most / pool.page_nbytes)))

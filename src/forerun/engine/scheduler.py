@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence as Seq
 from dataclasses import dataclass, replace
 
 from forerun.config import EngineConfig
+from forerun.engine.memory import pages_of
 from forerun.engine.prompt_share import PromptShare
 from forerun.engine.state import SequenceState
 from forerun.engine.stats import StepStats
@@ -213,17 +214,17 @@ class Scheduler:
 
     def _pages_of(self, state: SequenceState) -> int:
         """Pages of a sequence that has no cache yet."""
-        return self._target.new_cache().pages_wanted(len(state.sequence.token_ids) + 1)
+        return pages_of(self._target, len(state.sequence.token_ids) + 1)
 
     def _is_short(self) -> bool:
         """Whether those that run cannot all go on, or none of them can."""
         if self._pool is None:
             return False
-        ready = [state for state in self.running if state.num_missing == 1]
-        least = sum(state.pages_wanted(1) for state in ready)
-        if not ready:
-            least = min(self.running, key=_rank).pages_wanted(1)
-        return least > self._available
+        entered = [state for state in self.running if state.cache is not None]
+        ready = [state for state in entered if state.num_missing == 1]
+        if not ready and entered:
+            ready = [min(entered, key=_rank)]
+        return sum(state.pages_wanted(1) for state in ready) > self._available
 
 
 def _within(plan: Plan, ready: Seq[SequenceState], pages: float) -> Plan:

@@ -37,14 +37,18 @@ class SharedEngine:
         token_ids: list[int],
         params: SamplingParams | None,
         stream: bool,
+        ids: list[int],
         inbox: deque[StepOutput] | None = None,
     ) -> int:
         """As `Engine.add`.
 
-        inbox: where the outputs go, for `advance`, perhaps those of several requests; None: for `take`.
+        Args:
+            ids: gets the request's id too, which an interrupt can keep from being returned: the caller forgets them.
+            inbox: where the outputs go, for `advance`, perhaps those of several requests; None: for `take`.
         """
         with HeldInterrupts(), self._between_steps():
             request_id = self.engine.add(token_ids, params, stream=stream)
+            ids.append(request_id)
             self._inboxes[request_id] = deque() if inbox is None else inbox
             return request_id
 
@@ -80,8 +84,8 @@ class SharedEngine:
         """The caller is done with these requests, finished or not. Never waits: a garbage collector may call it."""
         with HeldInterrupts():
             for request_id in request_ids:
-                if self._inboxes.pop(request_id, None) is not None:
-                    self._forgotten.append(request_id)
+                self._inboxes.pop(request_id, None)  # there is none yet where the request's entry was interrupted
+                self._forgotten.append(request_id)
             with self._turn:
                 if self._driver is None and not self._entering:
                     self._abort_forgotten()

@@ -32,7 +32,7 @@ _NOT_IN_CHATS = ("n", "logprobs", "prompt_logprobs", "prediction", "tenant", "pr
 @with_flags
 def chat(
     *,
-    model: Annotated[
+    named: Annotated[
         str | None,
         typer.Argument(
             help="A model with a chat template: 'smollm2', a folder, a GGUF file or a hub id.",
@@ -40,7 +40,7 @@ def chat(
             show_default=f"{CHAT_MODEL}, once it is fetched",
         ),
     ] = None,
-    named: Annotated[str | None, typer.Option("--model", help="The same as an option.", metavar="MODEL")] = None,
+    model: Annotated[str | None, typer.Option(help="The same as an option.", metavar="MODEL")] = None,
     drafter: Annotated[
         str | None,
         typer.Option(
