@@ -1,4 +1,4 @@
-"""How much memory the machine has, and how much of it can be had now: the system's word, or less where a cgroup says so.
+"""How much memory the machine has, and how much of it can be had now: by the system, or by a cgroup if that is less.
 
 A cgroup (of a container, a service or a job) bounds its processes together. What it holds of files can be given back,
 and counts as available, as it does in MemAvailable of /proc/meminfo.

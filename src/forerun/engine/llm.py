@@ -13,6 +13,7 @@ from forerun.config import (
     AUTO,
     DEFAULT_DTYPE,
     MAX_BATCH,
+    MEMORY_LOG,
     NO_DRAFTER,
     OFF,
     PREFILL_CHUNK,
@@ -31,7 +32,7 @@ from forerun.engine.shared import SharedEngine
 from forerun.errors import BatchError, ConfigError, DrafterError, ModelLoadError, PromptError
 from forerun.models import LanguageModel, find_tokenizer, load_model
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger(MEMORY_LOG)
 _DRAFTER_SEED = 0x6A09E667F3BCC908
 """Keeps the drafter's draws apart from the engine's: rejection is exact only if the two are independent."""
 
@@ -242,7 +243,7 @@ def _check_memory(
 ) -> None:
     """Plan the memory, log the plan, and refuse what does not fit. Whatever else is wrong is told by loading."""
     with suppress(ConfigError, ModelLoadError, DrafterError):
-        _log.info("memory: %s", MemoryPlan.of(target, drafter, config, **arguments))
+        _log.info("%s", MemoryPlan.of(target, drafter, config, **arguments))
 
 
 def _check_loaded(adapter: str | Path | None, quantize: str | None) -> None:

@@ -11,7 +11,6 @@ from forerun.machine_memory import GIB
 from forerun.models import LanguageModel
 
 
-
 class Memory:
     """The pool of a target's pages, as the sequences of one engine use it.
 

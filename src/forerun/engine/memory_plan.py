@@ -74,7 +74,7 @@ def num_pages(config: EngineConfig, wanted: int, page: int, draft_pages: Sequenc
         asked = int(config.cache_memory * GIB)
         if room.available is not None and asked > room.available:
             raise NotEnoughMemoryError(
-                f"cache_memory is {config.cache_memory:g} GiB, but beside weights and scratch {_gib(room.available)} "
+                f"cache_memory is {config.cache_memory:g} GiB, but beside weights and scratch {_size(room.available)} "
                 "of memory are available. Lower cache_memory, or end other programs.",
                 asked,
                 room.available,
@@ -181,14 +181,15 @@ class MemoryPlan:
 
     def __str__(self) -> str:
         """One line for people."""
-        parts = [f"weights {_gib(self.target.weights)} ({self.target.number_format})"]
-        parts += [f"of {draft.name} {_gib(draft.weights)} ({draft.number_format})" for draft in self.drafts]
-        parts.append(f"keys and values up to {_gib(self.num_pages * self.target.page_nbytes)} ({self.num_pages:,} pages)")
+        parts = [f"weights {_size(self.target.weights)} ({self.target.number_format})"]
+        parts += [f"of {draft.name} {_size(draft.weights)} ({draft.number_format})" for draft in self.drafts]
+        pages = _size(self.num_pages * self.target.page_nbytes)
+        parts.append(f"keys and values up to {pages} ({self.num_pages:,} pages)")
         if self.drafts:
-            parts.append(f"of drafts up to {_gib(self._draft_nbytes)}")
-        parts.append(f"scratch {_gib(self.scratch)}")
+            parts.append(f"of drafts up to {_size(self._draft_nbytes)}")
+        parts.append(f"scratch {_size(self.scratch)}")
         if self.room.available is not None:
-            parts.append(f"available {_gib(self.room.available)}")
+            parts.append(f"available {_size(self.room.available)}")
         return ", ".join(parts)
 
     def as_object(self) -> dict[str, Any]:
@@ -224,7 +225,7 @@ def _check_loading(target: ModelMemory, drafts: Sequence[ModelMemory]) -> None:
         before += model.weights if model.device.type != "cuda" else 0
     if available is not None and needed > available:
         raise NotEnoughMemoryError(
-            f"{target.name} takes {_gib(needed)} of memory while it is loaded, but {_gib(available)} are available. "
+            f"{target.name} takes {_size(needed)} of memory while it is loaded, but {_size(available)} are available. "
             f"{_REMEDY}",
             needed,
             available,
@@ -237,9 +238,9 @@ def _check_least(target: ModelMemory, weights: int, scratch: int, room: Room) ->
     needed = weights + pages + scratch
     if room.available is not None and needed > room.available:
         raise NotEnoughMemoryError(
-            f"{target.name} does not fit: its weights and those of drafts take {_gib(weights)}, keys and values of "
-            f"one sequence of {positions} tokens {_gib(pages)}, a step {_gib(scratch)}, together {_gib(needed)}, but "
-            f"{_gib(room.available)} of memory are available. {_REMEDY}",
+            f"{target.name} does not fit: its weights and those of drafts take {_size(weights)}, keys and values of "
+            f"one sequence of {positions} tokens {_size(pages)}, a step {_size(scratch)}, together {_size(needed)}, "
+            f"but {_size(room.available)} of memory are available. {_REMEDY}",
             needed,
             room.available,
         )
@@ -251,5 +252,7 @@ _REMEDY = (
 )
 
 
-def _gib(nbytes: int) -> str:
+def _size(nbytes: int) -> str:
+    if nbytes < GIB // 10:
+        return f"{nbytes / 2**20:.1f} MiB"
     return f"{nbytes / GIB:.2f} GiB" if nbytes < 10 * GIB else f"{nbytes / GIB:,.1f} GiB"

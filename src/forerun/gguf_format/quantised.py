@@ -37,7 +37,10 @@ def from_gguf(tensor: GgufTensor) -> QuantisedWeight | None:
         raise ModelLoadError(f"tensor {tensor.name} has a scale that is NaN or infinite. {REMEDY}")
     packed = blocks[..., 2 * num_scales :]
     # int8 about 0 becomes uint8 about 128; the low halves of a block's bytes stand before the high ones
-    codes = packed ^ np.uint8(128) if form.bits == 8 else np.concatenate([packed & np.uint8(15), packed >> np.uint8(4)], -1)
+    if form.bits == 8:
+        codes = packed ^ np.uint8(128)
+    else:
+        codes = np.concatenate([packed & np.uint8(15), packed >> np.uint8(4)], -1)
     return QuantisedWeight(
         form.bits,
         torch.from_numpy(codes.reshape(tensor.shape)),

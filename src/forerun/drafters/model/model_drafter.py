@@ -116,14 +116,13 @@ class ModelDrafter(Drafter):
             IncompatibleDrafterError: its vocabulary is another.
         """
         target = binding.target
-        if self._source is None:
-            if target.name != BUNDLED_TARGET and self._quantize is None:
-                raise DrafterError(
-                    "A draft model without a name means the bundled draft, which belongs to the bundled target, not to "
-                    f"{target.name}. Pass the folder or id of a draft model: drafter='path/to/draft', or in a hybrid "
-                    "drafter='hybrid:sources=suffix+path/to/draft'; or let the target itself draft at 4 bits: "
-                    "drafter='draft-model:quantize=int4'."
-                )
+        if self._source is None and target.name != BUNDLED_TARGET and self._quantize is None:
+            raise DrafterError(
+                "A draft model without a name means the bundled draft, which belongs to the bundled target, not to "
+                f"{target.name}. Pass the folder or id of a draft model: drafter='path/to/draft', or in a hybrid "
+                "drafter='hybrid:sources=suffix+path/to/draft'; or let the target itself draft at 4 bits: "
+                "drafter='draft-model:quantize=int4'."
+            )
         self._source = self._source_for(target.name)
         tokenizer: Any = None
         if isinstance(self._source, (str, Path)):
