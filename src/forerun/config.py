@@ -68,6 +68,9 @@ INDEX_DEPTH = 32
 BUNDLED_INDEX = ASSETS / "index" / "stdlib.index"
 """Corpus of the bundled tokenizer's tokens."""
 
+MEMORY_LOG = "forerun.memory"
+"""Logger that says at INFO, before weights are read, what memory is planned for."""
+
 PREFILL_CHUNK = 256
 """Prompt tokens a sequence computes in one step."""
 MAX_BATCH = 32

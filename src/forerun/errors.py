@@ -12,6 +12,7 @@
     ├── DrafterError              a drafter that cannot be used
     │   └── IncompatibleDrafterError  ... with this target
     ├── QueueFullError            a request that finds no room in the queue
+    ├── NotEnoughMemoryError      a model, with keys and values, that does not fit into memory
     ├── OutOfPagesError           keys and values that do not fit into their pool
     ├── PoolIntegrityError        a pool's account of its pages that does not add up
     ├── RequestError              a request that could not be finished
@@ -83,6 +84,19 @@ class IncompatibleDrafterError(DrafterError):
 
 class QueueFullError(ForerunError):
     """As many requests wait already as may."""
+
+
+class NotEnoughMemoryError(ForerunError):
+    """Weights, keys and values that do not fit into the memory that is available.
+
+    Attributes:
+        needed: bytes.
+        available: bytes.
+    """
+
+    def __init__(self, message: str, needed: int, available: int) -> None:
+        super().__init__(message)
+        self.needed, self.available = needed, available
 
 
 class OutOfPagesError(ForerunError):

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from forerun import config
-from forerun.cache import page_pool, paged_cache, prefix_tree
+from forerun.cache import page_pool, paged_cache, prefix_tree, sequence_cache
 from forerun.engine import Engine, drafting, shared as shared_module, text as text_module
+from forerun.kernels.page_layout import PAGE
 
 from .test_drafters import test_others_are_as_without_it as drafters_fuzzer
 from .test_interrupts import (
@@ -104,6 +105,30 @@ def test_faults_of_the_pool_are_found(fault: str, monkeypatch: pytest.MonkeyPatc
         monkeypatch.setattr(page_pool.PagePool, "_cleaned", lambda _, page: page, raising=True)
     with pytest.raises(BaseException):  # noqa: B017
         walks(40)
+
+
+def test_a_fork_that_leaves_its_source_writing_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    fork = paged_cache.PagedCache._fork
+
+    def forgetting(cache: Any, other: Any, length: int) -> None:
+        num_shared = other._num_shared
+        fork(cache, other, length)
+        other._num_shared = num_shared
+
+    monkeypatch.setattr(paged_cache.PagedCache, "_fork", forgetting)
+    with pytest.raises(AssertionError):
+        walks(20)
+
+
+def test_a_page_that_is_published_with_scratch_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def publish(cache: Any, token_ids: Any, tenant: str | None) -> None:
+        end = min(len(token_ids), cache.length + cache.num_scratch) // PAGE
+        if end > cache._num_published:
+            cache._num_published = cache._publish(cache._num_published, end, token_ids, tenant)
+
+    monkeypatch.setattr(sequence_cache.SequenceCache, "publish", publish)
+    with pytest.raises(AssertionError):
+        walks(20)
 
 
 def walks(count: int) -> None:

@@ -142,17 +142,73 @@ class Pools(RuleBasedStateMachine):
         tokens, tenant = text(rng.randrange(3), rng.choice((70, 130, 200, 260))), rng.choice(TENANTS)
         self.take_over(tokens, tenant)
         held = self.caches[-1]
-        new = tokens[len(held.committed) :]
-        if held.cache.pages_wanted(len(tokens)) > self.pool.num_available:
+        if not self.compute(held, tokens[len(held.committed) :]):
             return
+        self.make_public(held, len(tokens), tenant)
+        if rng.random() < 0.6:
+            self.caches.pop().cache.free()
+
+    def compute(self, held: Held, new: list[int], is_final: bool = True) -> bool:
+        """Feed a chain after what is committed, if there is room for it. is_final: and commit it."""
+        if held.cache.pages_wanted(len(held.committed) + len(new)) > self.pool.num_available:
+            return False
         held.cache.feed(range(-1, len(new) - 1))
         held.scratch, held.parents = new, list(range(-1, len(new) - 1))
         for layer in range(len(SHAPES)):
             held.cache.write(layer, 0, *rows_of(held.marks()[-len(new) :], layer, torch.float32))
-        self.settle(held, len(new) - 1)
-        self.make_public(held, len(tokens), tenant)
-        if rng.random() < 0.6:
-            self.caches.pop().cache.free()
+        if is_final:
+            self.settle(held, len(new) - 1)
+        return True
+
+    def fresh(self, tokens: list[int]) -> Held | None:
+        """A cache that has computed all of these tokens and published none; None if there is no room."""
+        held = Held(self.cache())
+        if not self.compute(held, tokens):
+            return None
+        self.caches.append(held)
+        return held
+
+    @rule(seed=SEEDS)
+    def go_back(self, seed: int) -> None:
+        """A cache that another was forked from goes back into what they share, and is written anew."""
+        rng = random.Random(seed)
+        source = self.fresh(text(rng.randrange(3), rng.randrange(PAGE, 3 * PAGE)))
+        if source is None:
+            return
+        length = rng.randrange(PAGE, len(source.committed) + 1)
+        held = Held(self.cache())
+        try:
+            held.cache.fork(source.cache, length)
+        except OutOfPagesError:
+            length = 0
+        held.committed, held.is_forked, source.is_forked = source.committed[:length], True, True
+        self.caches.append(held)
+        keep = rng.randrange(PAGE)
+        source.cache.truncate(keep)
+        source.keep(keep)
+        self.compute(source, [4] * rng.randrange(1, 8))
+        self.holds_what_it_was_fed()
+        self.leave(source)
+
+    @rule(seed=SEEDS)
+    def publish_early(self, seed: int) -> None:
+        """Tokens are given that the cache has not committed; its scratch, which holds others, is not taken for them."""
+        rng = random.Random(seed)
+        number, tenant = rng.randrange(3), rng.choice(TENANTS)
+        held = self.fresh(text(number, rng.choice((1, 2)) * PAGE - rng.randrange(1, 4)))
+        if held is None:
+            return
+        if self.compute(held, [3, 3, 3, 3, 3], is_final=False):
+            tokens = [*held.committed, 2, 2, 2, 2, 2]
+            held.published = 0, tenant
+            held.cache.publish(tokens, tenant)
+            self.take_over(tokens, tenant)
+            self.holds_what_it_was_fed()
+        self.leave(held)
+
+    def leave(self, held: Held) -> None:
+        self.caches.remove(held)
+        held.cache.free()
 
     @rule(seed=SEEDS)
     def commit(self, seed: int) -> None:
@@ -298,6 +354,8 @@ class ContiguousPools(Pools):
 
 STEPS = {
     "serve": 6,
+    "go_back": 1,
+    "publish_early": 1,
     "feed": 4,
     "commit": 2,
     "drop": 1,
@@ -317,7 +375,7 @@ def walk(machine: type[Pools], seed: int, num_steps: int) -> None:
     for name in rng.choices(list(STEPS), list(STEPS.values()), k=num_steps):
         if rng.random() < 0.05:
             pools.limit(rng.choice((None, 4, 8, 20)))
-        if pools.caches or name in ("serve", "feed"):
+        if pools.caches or name in ("serve", "feed", "go_back", "publish_early"):
             getattr(pools, name)(rng.randrange(2**32))
         pools.holds_what_it_was_fed()
         pools.adds_up()

@@ -19,6 +19,7 @@ FLOORS = {
     "workloads": 0,
     "home": 0,
     "processor": 0,
+    "machine_memory": 0,
     "sampling": 1,
     "verify": 1,
     "kernels": 1,

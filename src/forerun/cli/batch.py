@@ -17,6 +17,7 @@ from forerun.cli import options
 from forerun.cli.default_model import chosen_model
 from forerun.cli.flags import Flags, with_flags
 from forerun.cli.generate import INTERRUPTED, choose_drafter, open_llm
+from forerun.cli.memory_line import memory_told, note
 from forerun.cli.options import LLMOptions
 from forerun.config import DEFAULT_DRAFTER, EngineConfig, SamplingParams
 
@@ -89,8 +90,9 @@ def batch(
     }
 
     def opened() -> LLM:
-        typer.echo(f"forerun: loading {model}", err=True)
-        return open_llm(model, chosen, chat=False, **asdict(settings) | sizes)
+        note(f"loading {model}")
+        with memory_told(note):
+            return open_llm(model, chosen, chat=False, **asdict(settings) | sizes)
 
     _answer(source, out, run, opened, name, sampling.seed, force)
 

@@ -18,6 +18,7 @@ from forerun.cli.demo_prompts import DemoOptions, Plan, last_words, make_plan
 from forerun.cli.demo_results import PLAIN, Results, closing_line
 from forerun.cli.flags import Flags, with_flags
 from forerun.cli.generate import INTERRUPTED
+from forerun.cli.memory_line import memory_told
 from forerun.cli.options import LLMOptions
 from forerun.cli.output import print_json, size_text
 from forerun.config import AUTO, BUNDLED_TARGET, NumDraftTokens, SamplingParams
@@ -69,7 +70,8 @@ def demo(
         stage.say(f"Left out: {missing}")
     stage.say(f"Loading {model} ({_format(model, settings)}) ...")
     count: NumDraftTokens = AUTO if settings.num_draft_tokens is None else settings.num_draft_tokens
-    methods = open_methods(model, chosen, settings, count)
+    with memory_told(lambda line: stage.say(f"Memory: {line}")):
+        methods = open_methods(model, chosen, settings, count)
     runs, interrupted = perform(stage, methods, plan)
     results, plain = Results.of(plan, runs, prompts.every), methods[PLAIN]
     if json:

@@ -15,6 +15,7 @@ from forerun.cli import options
 from forerun.cli.answers import Output, Times, as_object, summary
 from forerun.cli.default_model import chosen_model
 from forerun.cli.flags import Flags, with_flags
+from forerun.cli.memory_line import memory_told, note
 from forerun.cli.options import LLMOptions
 from forerun.cli.output import print_json
 from forerun.cli.streaming import follow
@@ -64,10 +65,11 @@ def generate(
     model = chosen_model(model)
     chosen = choose_drafter(model, drafter, params.prediction is not None)
     if not json:
-        typer.echo(f"forerun: loading {model}", err=True)
-    llm = open_llm(model, chosen, chat=chat, **asdict(settings))
-    for note in notes(llm, model, chat, params, settings.acceptance):
-        typer.echo(f"forerun: {note}", err=True)
+        note(f"loading {model}")
+    with memory_told(None if json else note):
+        llm = open_llm(model, chosen, chat=chat, **asdict(settings))
+    for line in notes(llm, model, chat, params, settings.acceptance):
+        note(line)
     outputs, times, interrupted = run(llm, request, params, echo=not json)
     if json:
         facts = {"model": model, "drafter": chosen, "num_draft_tokens": llm.num_draft_tokens if chosen else 0}

@@ -3,31 +3,55 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from dataclasses import replace
+from typing import Annotated, Any
 
 import typer
 
 from forerun import processor
 from forerun.cli import options
-from forerun.cli.output import print_json
+from forerun.cli.flags import Flags, with_flags
+from forerun.cli.options import LLMOptions
+from forerun.cli.output import print_json, size_text
 from forerun.config import (
     INSTRUCTIONS_VARIABLE,
     KERNELS,
     KERNELS_VARIABLE,
     NATIVE,
     REFERENCE,
+    EngineConfig,
     environment_choice,
 )
 from forerun.errors import NativeUnavailableError
 from forerun.home import HOME_VARIABLE, home
 
 _VARIABLES = (HOME_VARIABLE, KERNELS_VARIABLE, INSTRUCTIONS_VARIABLE, "CXX", "OMP_NUM_THREADS")
+_PLANNED = ("weight_bytes", "loading_bytes", "page_bytes", "pages")
 _SHOWN = ("avx", "amx", "fma", "f16c", "asimd", "sve", "bf16", "i8mm")
 """How the names begin of what text shows of the processor's features; JSON has them all."""
 
 
-def info(json: options.Json = False) -> None:
-    """Show versions, processor, threads, and which kernels run and why; they are compiled if they have not been yet."""
+@with_flags
+def info(
+    *,
+    model: Annotated[
+        str | None,
+        typer.Option(help="A model whose memory is to be planned.", metavar="MODEL", show_default="none"),
+    ] = None,
+    drafter: Annotated[
+        str | None,
+        typer.Option(help="A drafter, whose models are planned for too.", metavar="DRAFTER", show_default="none"),
+    ] = None,
+    settings: Annotated[
+        LLMOptions, Flags("num_draft_tokens", "cache_memory", "dtype", "device", "quantize", "adapter")
+    ],
+    engine: Annotated[EngineConfig, Flags("max_batch", "prefill_chunk")],
+    json: options.Json = False,
+) -> None:
+    """Show versions, processor, threads, and which kernels run and why; they are compiled if they have not been yet.
+
+    With --model, also the memory that it will take, by the headers of its files.
+    """
     from forerun.bench.measure import machine
 
     base = home()
@@ -37,11 +61,48 @@ def info(json: options.Json = False) -> None:
         "home": None if base is None else str(base),
         "variables": {name: os.environ[name] for name in _VARIABLES if name in os.environ},
     }
+    if model is not None:
+        facts["memory"] = _memory(model, drafter, settings, engine)
     if json:
         print_json(facts)
         return
     for name, text in _lines(facts):
         typer.echo(f"{name + ':':<13} {text}")
+
+
+def _memory(model: str, drafter: str | None, settings: LLMOptions, engine: EngineConfig) -> dict[str, Any]:
+    """What the model will take; raises what keeps it from being served."""
+    from forerun.engine.memory_plan import MemoryPlan
+
+    drafted = engine.num_draft_tokens if settings.num_draft_tokens is None else settings.num_draft_tokens
+    plan = MemoryPlan.of(
+        model,
+        drafter,
+        replace(engine, num_draft_tokens=drafted, cache_memory=settings.cache_memory),
+        dtype=settings.dtype,
+        device=settings.device,
+        adapter=settings.adapter,
+        quantize=settings.quantize,
+    )
+    return plan.as_object()
+
+
+def _memory_lines(memory: dict[str, Any]) -> list[tuple[str, str]]:
+    """Names and texts, for people."""
+    lines = []
+    for model in memory["models"]:
+        weights, loading, page, pages = (model[key] for key in _PLANNED)
+        lines += [
+            ("model", f"{model['name']}, {model['number_format']}"),
+            ("weights", f"{size_text(weights)}, at most {size_text(loading)} while they are loaded"),
+            ("pages", f"up to {pages:,} of {size_text(page)}, together {size_text(page * pages)}"),
+        ]
+    lines.append(("scratch", f"{size_text(memory['scratch_bytes'])} a step"))
+    available, total = memory["available_bytes"], memory["total_bytes"]
+    told = "not told by the system"
+    if available is not None and total is not None:
+        told = f"{size_text(available)} of {size_text(total)} available"
+    return [*lines, ("memory", told)]
 
 
 def _kernels() -> dict[str, Any]:
@@ -82,4 +143,5 @@ def _lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
         ("library", kernels["library"] or "none"),
         (HOME_VARIABLE, facts["home"] or "none"),
         *((name, text) for name, text in facts["variables"].items() if name != HOME_VARIABLE),
+        *(_memory_lines(facts["memory"]) if "memory" in facts else ()),
     ]

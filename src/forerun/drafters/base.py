@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence as Seq
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from forerun.models import LanguageModel
@@ -61,6 +62,21 @@ class Binding:
     prefix_reuse: bool = True
 
 
+@dataclass(frozen=True, slots=True)
+class NamedModel:
+    """A model that a drafter will load.
+
+    Attributes:
+        name: "bundled-draft", a folder, a file or a hub id.
+        dtype: of its weights; None: the target's.
+        quantize: what its weights are kept in; None: as its files are.
+    """
+
+    name: str | Path
+    dtype: str | None = None
+    quantize: str | None = None
+
+
 class Drafter(ABC):
     """Proposes tokens. The engine never asks which drafter it has: all it needs to know is declared here.
 
@@ -85,6 +101,10 @@ class Drafter(ABC):
     @property
     def pools(self) -> tuple[Pool, ...]:
         """The pools of pages of models that it has beside the target; complete after `bind`."""
+        return ()
+
+    def models_to_load(self, target_name: str) -> tuple[NamedModel, ...]:
+        """The models that `bind` will load for a target of this name; none that are loaded already."""
         return ()
 
     def bind(self, binding: Binding) -> None:  # noqa: B027 - most drafters need nothing of the target

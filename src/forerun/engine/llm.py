@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence as Seq
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, overload
@@ -11,6 +13,7 @@ from forerun.config import (
     AUTO,
     DEFAULT_DTYPE,
     MAX_BATCH,
+    MEMORY_LOG,
     NO_DRAFTER,
     OFF,
     PREFILL_CHUNK,
@@ -21,13 +24,15 @@ from forerun.config import (
 from forerun.drafters import Binding, Drafter, check_drafter_text, make_drafter
 from forerun.engine.checks import checked
 from forerun.engine.engine import Engine
+from forerun.engine.memory_plan import MemoryPlan
 from forerun.engine.outputs import generation
 from forerun.engine.prompts import Prompt, encode, split_prompts
 from forerun.engine.results import Generation, StepOutput, StreamChunk
 from forerun.engine.shared import SharedEngine
-from forerun.errors import BatchError, ConfigError, PromptError
+from forerun.errors import BatchError, ConfigError, DrafterError, ModelLoadError, PromptError
 from forerun.models import LanguageModel, find_tokenizer, load_model
 
+_log = logging.getLogger(MEMORY_LOG)
 _DRAFTER_SEED = 0x6A09E667F3BCC908
 """Keeps the drafter's draws apart from the engine's: rejection is exact only if the two are independent."""
 
@@ -56,7 +61,7 @@ class LLM:
         prefill_chunk: prompt tokens a sequence computes in one step.
         cache_memory: GiB for the target's keys and values. A request that could never fit is refused, one that does not
             fit now waits. None: what max_batch sequences of the whole context need, at most half of the machine's
-            memory; it is taken when it is needed.
+            memory and what is left beside the weights; it is taken when it is needed.
         prefix_reuse: "on" keeps keys and values of prompts and answers for requests that begin alike, while there is
             room; "off" keeps none; "auto" does where the model is exact, so that it changes no bit.
         tokenizer: replaces the one beside the target.
@@ -73,6 +78,8 @@ class LLM:
             quantised.
         ModelLoadError: a model or an adapter cannot be read, or they do not fit.
         DrafterError: the drafter is unknown, or does not fit the target.
+        NotEnoughMemoryError: before any weights are read, that they, with the keys and values of one sequence or with
+            `cache_memory`, do not fit into the memory that is available.
     """
 
     def __init__(
@@ -104,6 +111,7 @@ class LLM:
         )
         check_drafter_text(drafter)
         if isinstance(target, (str, Path)):
+            _check_memory(target, drafter, config, dtype=dtype, device=device, adapter=adapter, quantize=quantize)
             self.target: LanguageModel = load_model(target, dtype, device=device, adapter=adapter, quantize=quantize)
             tokenizer = tokenizer or find_tokenizer(target, adapter)
         else:
@@ -229,6 +237,14 @@ def one_each(params: SamplingParams | Seq[SamplingParams] | None, count: int) ->
     if len(params) != count:
         raise ConfigError(f"There are {count} prompts but {len(params)} params. Give one for all, or one per prompt.")
     return list(params)
+
+
+def _check_memory(
+    target: str | Path, drafter: str | Path | Drafter | None, config: EngineConfig, **arguments: Any
+) -> None:
+    """Plan the memory, log the plan, and refuse what does not fit. Whatever else is wrong is told by loading."""
+    with suppress(ConfigError, ModelLoadError, DrafterError):
+        _log.info("%s", MemoryPlan.of(target, drafter, config, **arguments))
 
 
 def _check_loaded(adapter: str | Path | None, quantize: str | None) -> None:

@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-import os
-
 from forerun.config import AUTO, ON, EngineConfig, SamplingParams
 from forerun.drafters import Drafter
+from forerun.engine.memory_plan import Room, num_draft_pages, num_pages, scratch_nbytes
 from forerun.engine.state import SequenceState
 from forerun.errors import OutOfPagesError, PromptError
+from forerun.machine_memory import GIB
 from forerun.models import LanguageModel
-
-GIB = 2**30
-DRAFT_PAGES = 2
-"""Pages of a draft model for one of the target: it holds the same tokens, in a cache that may double its size."""
-DRAFT_PAGES_EACH = 4
-"""And for each sequence, for drafts that are rejected."""
-_AUTO_SHARE = 0.5
-"""Share of the machine's memory that keys and values may take where the user does not say."""
 
 
 class Memory:
@@ -28,17 +20,24 @@ class Memory:
 
     Attributes:
         reuses: whether sequences that begin alike share pages.
+
+    Raises:
+        NotEnoughMemoryError: `cache_memory` is more than what is available.
     """
 
     def __init__(self, target: LanguageModel, drafter: Drafter | None, config: EngineConfig) -> None:
         self._target = target
         self.reuses = target.exactness.exact if config.prefix_reuse == AUTO else config.prefix_reuse == ON
         pool = target.pool
+        drafts = () if drafter is None else drafter.pools
         if pool is not None and (pool.num_pages is None or config.cache_memory is not None):
-            pool.limit(_num_pages(target, config))
-        if pool is not None and pool.num_pages is not None and drafter is not None:
-            for other in drafter.pools:
-                other.limit(DRAFT_PAGES * pool.num_pages + DRAFT_PAGES_EACH * config.max_batch)
+            room = Room.on(target.device).less(scratch_nbytes(config, target.vocab_size))
+            wanted = config.max_batch * pages_of(target, target.context_length)
+            draft_pages = [other.page_nbytes for other in drafts]
+            pool.limit(num_pages(config, wanted, pool.page_nbytes, draft_pages, room))
+        if pool is not None and pool.num_pages is not None:
+            for other in drafts:
+                other.limit(num_draft_pages(pool.num_pages, config))
 
     def begin(self, state: SequenceState) -> None:
         """Give the sequence a cache, with as much of its tokens as is in memory."""
@@ -100,13 +99,3 @@ def pages_of(model: LanguageModel, num_slots: int) -> int:
     wanted = cache.pages_wanted(num_slots)
     cache.free()
     return wanted
-
-
-def _num_pages(target: LanguageModel, config: EngineConfig) -> int:
-    pool = target.pool
-    assert pool is not None
-    if config.cache_memory is not None:
-        return max(1, int(config.cache_memory * GIB / pool.page_nbytes))
-    most = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * _AUTO_SHARE
-    wanted = config.max_batch * pages_of(target, target.context_length)
-    return max(1, min(wanted, int(most / pool.page_nbytes)))

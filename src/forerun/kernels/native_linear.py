@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from forerun.kernels.native.library import Library
 from forerun.kernels.native.structs import Kind, LinearStruct
-from forerun.kernels.quantised_weight import QuantisedWeight
+from forerun.kernels.quantised_weight import CodeForm, QuantisedWeight
 from forerun.kernels.weight_memory import weight_memory
 
 _LANES = 16
@@ -94,12 +94,29 @@ class NativeLinear(nn.Module):
         return y.view(*x.shape[:-1], self.out_features)
 
 
+def linear_nbytes(library: Library, out_features: int, in_features: int, form: CodeForm | torch.dtype) -> int:
+    """Bytes of a layer's packed weight, without a bias. form: of codes, or the number format, bfloat16 or float32."""
+    if isinstance(form, torch.dtype):
+        return library.packed_bytes(_number_kind(form), out_features, in_features)
+    scales = 4 * -(-out_features // _LANES) * _LANES if form.group is None else 0
+    return library.packed_bytes(code_kind(form), out_features, in_features) + scales
+
+
+def code_kind(form: CodeForm) -> Kind:
+    """How codes of a form lie in memory."""
+    if form.bits == 8:
+        return Kind.INT8 if form.group is None else Kind.INT8_GROUPS
+    return Kind.INT4_MINIMA if form.has_minimum else Kind.INT4_GROUPS
+
+
+def _number_kind(dtype: torch.dtype) -> Kind:
+    return Kind.FLOAT32 if dtype == torch.float32 else Kind.BFLOAT16
+
+
 def _kind(weight: Tensor | QuantisedWeight) -> Kind:
     if isinstance(weight, QuantisedWeight):
-        if weight.bits == 8:
-            return Kind.INT8 if weight.group is None else Kind.INT8_GROUPS
-        return Kind.INT4_GROUPS if weight.minimum is None else Kind.INT4_MINIMA
-    return Kind.FLOAT32 if weight.dtype == torch.float32 else Kind.BFLOAT16
+        return code_kind(weight.form)
+    return _number_kind(weight.dtype)
 
 
 def _packed(library: Library, kind: Kind, weight: Tensor | QuantisedWeight) -> Tensor:

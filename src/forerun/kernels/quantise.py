@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from forerun.errors import ModelLoadError
-from forerun.kernels.quantised_weight import GROUP, QuantisedWeight
+from forerun.kernels.quantised_weight import GROUP, CodeForm, QuantisedWeight
 
 LARGEST = 127
 """Codes of 8 bits are -127..127 about their zero."""
@@ -17,6 +17,8 @@ _LEVELS = 15
 """The largest code of 4 bits."""
 _MOST_INPUTS = 1 << 17
 """Inputs whose products of codes, 127 * 127 each, still fit into an int32 sum."""
+MADE_FORMS = {8: CodeForm(8, 128, None, False), 4: CodeForm(4, 0, GROUP, True)}
+"""By bits, the form of what is made here."""
 _PART = 1 << 22
 """Numbers quantised together: what is needed beside the result."""
 

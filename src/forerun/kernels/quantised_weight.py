@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,6 +13,19 @@ GROUP = 32
 """Inputs that have a scale in common, as in GGUF's Q8_0, Q4_0 and Q4_1."""
 _PART = 1 << 22
 """Numbers dequantised together: what is needed beside the result."""
+
+
+class CodeForm(NamedTuple):
+    """What weights must have in common to be one: see the attributes of `QuantisedWeight`.
+
+    Attributes:
+        has_minimum: whether there are minima.
+    """
+
+    bits: int
+    zero: int
+    group: int | None
+    has_minimum: bool
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,9 +55,9 @@ class QuantisedWeight:
         return self.codes.shape[0], self.codes.shape[1]
 
     @property
-    def form(self) -> tuple[int, int, int | None, bool]:
-        """What weights must have in common to be one: bits, zero, group, and whether there are minima."""
-        return self.bits, self.zero, self.group, self.minimum is not None
+    def form(self) -> CodeForm:
+        """What weights must have in common to be one."""
+        return CodeForm(self.bits, self.zero, self.group, self.minimum is not None)
 
     def dequantise(self, dtype: torch.dtype) -> Tensor:
         """[out, in]. The numbers are computed in float32 and then brought to `dtype`."""

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from forerun.errors import ModelLoadError
-from forerun.kernels.quantised_weight import GROUP, QuantisedWeight
+from forerun.kernels.quantised_weight import GROUP, CodeForm, QuantisedWeight
 from forerun.models.foreign_errors import REMEDY
 from forerun.models.weights import TensorSlice
 
@@ -103,11 +103,21 @@ class CodeTensors:
             raise ModelLoadError(f"{self.place}: the weight {name} has a scale that is NaN or infinite. {REMEDY}")
         if _PACKED in parts:
             codes = _unpacked(codes)
-        bits = 4 if _PACKED in parts or minimum is not None else 8
-        if bits == 4 and int(codes.max()) > 15:
+        form = self._form(name)
+        if form.bits == 4 and int(codes.max()) > 15:
             raise ModelLoadError(f"{self.place}: the weight {name} has codes of more than 4 bits. {REMEDY}")
-        zero = 128 if bits == 8 else 8 if minimum is None else 0
-        return QuantisedWeight(bits, codes, zero, scale, minimum, GROUP if scale.dtype == torch.float16 else None)
+        return QuantisedWeight(form.bits, codes, form.zero, scale, minimum, form.group)
+
+    def form(self, name: str) -> CodeForm | None:
+        """The form of what `read` gives."""
+        return self._form(name) if name in self.parts else None
+
+    def _form(self, name: str) -> CodeForm:
+        parts = self.parts[name]
+        has_minimum, group = _MINIMUM in parts, GROUP if parts[_SCALE].get_dtype() == "F16" else None
+        if _PACKED in parts or has_minimum:
+            return CodeForm(4, 0 if has_minimum else 8, group, has_minimum)
+        return CodeForm(8, 128, group, False)
 
     def slices(self, dtype: torch.dtype) -> Iterator[tuple[str, TensorSlice]]:
         """The weights by name as Transformers takes them, dequantised when they are read."""

@@ -38,7 +38,7 @@ def llama_refusal(config: Any) -> str | None:
     rotated = rope.get("partial_rotary_factor") or 1.0
     if rotated != 1.0 and rope.get("rope_type", "default") != "default":  # the default type does not read it
         return f"a rotation of {rotated} of each head"
-    heads, kv_heads, width = _head_shape(config)
+    heads, kv_heads, width = head_shape(config)
     if width % 2 or heads % max(1, kv_heads):
         return f"{heads} query heads and {kv_heads} key heads of width {width}"
     if getattr(config, "hidden_act", "silu") != "silu":
@@ -48,7 +48,7 @@ def llama_refusal(config: Any) -> str | None:
     return None
 
 
-def _head_shape(config: Any) -> tuple[int, int, int]:
+def head_shape(config: Any) -> tuple[int, int, int]:
     """Query heads, key heads, and their width."""
     heads: int = config.num_attention_heads
     width: int = getattr(config, "head_dim", None) or config.hidden_size // max(1, heads)

@@ -164,7 +164,7 @@ def _load(
     place = resolve_device(device)
     source = find_source(name)
     config = source.config()
-    kind = _served_kind(kind, source, config)
+    kind = served_kind(kind, source, config)
     quantisation = asked or check_quantisation(source.quantisation(), dtype)
     register_attention()
     maker = None
@@ -198,7 +198,7 @@ def _check_kind(kind: str) -> None:
         raise ConfigError(f"kind is {kind!r}, but must be auto, llama or general.")
 
 
-def _served_kind(kind: Kind, source: ModelSource, config: Any) -> Kind:
+def served_kind(kind: Kind, source: ModelSource, config: Any) -> Kind:
     """ "llama" or "general".
 
     Raises:

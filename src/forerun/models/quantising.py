@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from forerun.config import QUANTISATIONS
 from forerun.errors import ConfigError
-from forerun.kernels.quantise import quantise_int4, quantise_int8
+from forerun.kernels.quantise import MADE_FORMS, quantise_int4, quantise_int8
 from forerun.kernels.quantised_embedding import QuantisedEmbedding
-from forerun.kernels.quantised_weight import QuantisedWeight
+from forerun.kernels.quantised_weight import CodeForm, QuantisedWeight
 from forerun.models.linear import Linear, Part, make_quantised_linear
 from forerun.models.weights import TensorSlice
 
@@ -86,6 +86,25 @@ def matrices(model: Any, is_llama: bool) -> dict[str, nn.Module]:
     }
 
 
+BITS: Mapping[Quantisation, int] = {"int8": 8, "int4": 4}
+
+
+def keeps_codes(stored: int, asked: int, *, is_outer: bool) -> bool:
+    """Whether codes of so many bits are served as they are stored.
+
+    Args:
+        asked: bits asked for. is_outer: of the embedding or the output layer, for which 8 are made in any case.
+    """
+    return stored == asked or (is_outer and stored == 8)
+
+
+def form_kept(stored: CodeForm | None, quantize: Quantisation, *, is_outer: bool) -> CodeForm:
+    """The form in which `QuantisedMaker` keeps a weight that has this one in the files, or none."""
+    if stored is not None and keeps_codes(stored.bits, BITS[quantize], is_outer=is_outer):
+        return stored
+    return MADE_FORMS[8 if is_outer else BITS[quantize]]
+
+
 class QuantisedMaker:
     """Makes layers whose weights are codes (`Maker`).
 
@@ -103,7 +122,7 @@ class QuantisedMaker:
         numbers: Mapping[str, TensorSlice],
         dtype: torch.dtype,
     ) -> None:
-        self._bits = 8 if quantize == "int8" else 4
+        self._bits = BITS[quantize]
         self._stored, self._slices, self.dtype = stored, numbers, dtype
         self._kept: tuple[str, QuantisedWeight] | None = None
 
@@ -126,10 +145,9 @@ class QuantisedMaker:
         if self._kept is not None and self._kept[0] == part.name:
             return self._kept[1]
         weight = None if self._stored is None else self._stored(part.name)
-        bits = 8 if is_outer else self._bits
-        if weight is None or (weight.bits != bits and not (is_outer and weight.bits == self._bits)):
+        if weight is None or not keeps_codes(weight.bits, self._bits, is_outer=is_outer):
             numbers = self._numbers(part) if weight is None else weight.dequantise(torch.float32)
-            weight = (quantise_int8 if bits == 8 else quantise_int4)(numbers, part.name)
+            weight = (quantise_int8 if is_outer or self._bits == 8 else quantise_int4)(numbers, part.name)
         weight = weight.to(part.weight.device)
         return weight if part.rows is None else weight.rows(part.rows)
 

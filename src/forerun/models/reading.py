@@ -18,7 +18,7 @@ from forerun.models.transformers_model import read_model, rounded
 
 def read(source: ModelSource, config: Any, dtype: str, adapter: str | Path | None, attention: str | None = None) -> Any:
     """The Transformers model of a source, with an adapter if there is one."""
-    return _read(source, config, _torch_dtype(source, dtype), adapter, attention)
+    return _read(source, config, served_dtype(source, dtype, is_quantised=False), adapter, attention)
 
 
 def read_to_quantise(
@@ -33,13 +33,11 @@ def read_to_quantise(
 ) -> tuple[Any, QuantisedMaker]:
     """The Transformers model of a source, and what makes quantised layers of its weights.
 
-    dtype: of all that is not quantised; float32 where "auto" finds float64, in which no codes are multiplied.
+    dtype: of all that is not quantised (`served_dtype`).
     is_llama: it is for the Llama decoder. Its matrices are placeholders then, and read one by one by the maker. Those
         of other models, and of models with an adapter, are there as float32; all other parameters are of `dtype`.
     """
-    number_format = _torch_dtype(source, dtype)
-    if number_format == torch.float64:
-        number_format = torch.float32
+    number_format = served_dtype(source, dtype, is_quantised=True)
     stored = None if adapter is not None else source.quantised_weight(config)  # with an adapter, they are others
     if is_llama and adapter is None:
         checkpoint = source.checkpoint(config, torch.float32)
@@ -68,10 +66,14 @@ def check_dtype(dtype: str) -> None:
         raise ConfigError(f"dtype is {dtype!r}, but must be one of {', '.join(DTYPES)}.")
 
 
-def _torch_dtype(source: ModelSource, dtype: str) -> torch.dtype:
-    """That of a name. "auto" is the weights' own, and float32, which holds all of it, for float16 and what quantised
-    weights stand for."""
+def served_dtype(source: ModelSource, dtype: str, *, is_quantised: bool) -> torch.dtype:
+    """The number format of a name. "auto" is the weights' own, and float32, which holds all of it, for float16 and what
+    quantised weights stand for.
+
+    is_quantised: weights are to be codes, and this is for everything else: float32 where "auto" finds float64, in which
+        no codes are multiplied.
+    """
     if dtype == "auto":
         dtype = source.stored_dtype() or "float32"
     found: torch.dtype = getattr(torch, "float32" if dtype == "float16" else dtype)
-    return found
+    return torch.float32 if is_quantised and found == torch.float64 else found

@@ -52,9 +52,7 @@ def read_model(name: str, config: Any, checkpoint: Checkpoint, dtype: torch.dtyp
     kind = f"{name} ({config.model_type})"
     num_nextn = getattr(config, "num_nextn_predict_layers", None) or 0
     check_layers(checkpoint, config.num_hidden_layers, num_nextn, kind)
-    options: dict[str, Any] = {"dtype": dtype, "experts_implementation": "eager"}
-    if attention is not None:
-        options["attn_implementation"] = attention
+    options = _options(dtype, attention)
     check_shapes(checkpoint, _shapes(cls, config, options, kind, checkpoint), cls.base_model_prefix, kind)
     with as_load_errors(f"the weights of {name} cannot be read", REMEDY), quietly():
         model, loaded = cls.from_pretrained(
@@ -68,6 +66,19 @@ def read_model(name: str, config: Any, checkpoint: Checkpoint, dtype: torch.dtyp
         )
     _check_loaded(checkpoint, model, loaded, kind)
     return model.eval().requires_grad_(False)
+
+
+def empty_model(name: str, config: Any, dtype: torch.dtype, attention: str | None = None) -> Any:
+    """As `read_model`, without any weights: its tensors have shapes and number formats, and take no memory.
+
+    Raises:
+        ModelLoadError: the configuration describes no model.
+        UnsupportedModelError: Transformers has no causal language model of the kind.
+    """
+    cls = _model_class(name, config)
+    what = f"{name} ({config.model_type}): its configuration describes no {cls.__name__}"
+    with as_load_errors(what, REMEDY), quietly():
+        return _empty(cls, config, _options(dtype, attention))
 
 
 def rounded(model: Any, dtype: torch.dtype, leave: Collection[str] = ()) -> Any:
@@ -109,14 +120,26 @@ def _model_class(name: str, config: Any) -> Any:
     return cls
 
 
+def _options(dtype: torch.dtype, attention: str | None) -> dict[str, Any]:
+    options: dict[str, Any] = {"dtype": dtype, "experts_implementation": "eager"}
+    if attention is not None:
+        options["attn_implementation"] = attention
+    return options
+
+
+def _empty(cls: Any, config: Any, options: dict[str, Any]) -> Any:
+    with torch.device("meta"):
+        return cls._from_config(config, **options)
+
+
 def _shapes(
     cls: Any, config: Any, options: dict[str, Any], kind: str, checkpoint: Checkpoint
 ) -> dict[str, tuple[int, ...]]:
     """The shapes of a model's tensors by name, without making them."""
     what = f"{kind}: {checkpoint.described_by} describes no {cls.__name__}"
     try:
-        with as_load_errors(what, REMEDY), torch.device("meta"):
-            empty = cls._from_config(config, **options)
+        with as_load_errors(what, REMEDY):
+            empty = _empty(cls, config, options)
             return {key: tuple(tensor.shape) for key, tensor in empty.state_dict().items()}
     except ModelLoadError as error:
         if isinstance(error.__cause__, KeyError) and error.__cause__.args == (options.get("attn_implementation"),):

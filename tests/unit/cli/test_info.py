@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -56,3 +57,19 @@ def test_without_native_kernels(invoke: Invoke, monkeypatch: pytest.MonkeyPatch)
     assert (
         refused.exit_code == 2 and "FORERUN_KERNELS is native, but there are no native kernels. Why." in refused.stderr
     )
+
+
+def test_the_memory_of_a_model(invoke: Invoke) -> None:
+    result = invoke("info", "--model", "bundled", "--quantize", "int8", "--drafter", "draft-model", "--json")
+    told = json.loads(result.stdout)["memory"]
+    target, draft = told["models"]
+    assert (target["name"], target["number_format"], draft["name"]) == ("bundled", "int8", "bundled-draft")
+    assert target["weight_bytes"] < target["loading_bytes"] and draft["pages"] > target["pages"] > 1
+    text = invoke("info", "--model", "bundled").stdout
+    for line in (r"weights: +26 MB, at most", r"pages: +up to [\d,]+ of", r"scratch: +\d", r"memory: +.* available"):
+        assert re.search(line, text), text
+
+
+def test_a_model_that_does_not_fit(invoke: Invoke) -> None:
+    result = invoke("info", "--model", "bundled", "--cache-memory", "1e9")
+    assert result.exit_code == 2 and "cache_memory is 1e+09 GiB" in result.output

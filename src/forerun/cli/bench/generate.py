@@ -16,6 +16,7 @@ from forerun.cli.bench.shared import Compared, draft_counts, non_negative, print
 from forerun.cli.default_model import chosen_model
 from forerun.cli.demo import DRAFT_MODEL, choose_drafters
 from forerun.cli.flags import Flags, with_flags
+from forerun.cli.memory_line import memory_told
 from forerun.cli.options import LLMOptions
 from forerun.config import AUTO, BUNDLED_DRAFT, SamplingParams
 from forerun.errors import ConfigError
@@ -90,7 +91,8 @@ def generate(
 
     quieten()
     say(f"loading {model}")
-    plain = LLM(model, drafter=None, dtype=llm.dtype, adapter=llm.adapter, quantize=llm.quantize)
+    with memory_told(say):
+        plain = LLM(model, drafter=None, dtype=llm.dtype, adapter=llm.adapter, quantize=llm.quantize)
     by_method, by_drafter = engines.open_engines(plain, chosen, counts)
     prompts = prepare(plain, cases, compared.max_tokens)
     workloads = [Workload(name, prompts[name], temperatures(each) or heats) for name, each in cases.items()]

@@ -14,6 +14,7 @@ from forerun.cli.bench.shared import print_report, say, set_threads, whole_numbe
 from forerun.cli.default_model import chosen_model
 from forerun.cli.demo import choose_drafters
 from forerun.cli.flags import Flags, with_flags
+from forerun.cli.memory_line import memory_told
 from forerun.cli.options import WORKLOAD_FILE, LLMOptions
 from forerun.config import DEFAULT_DRAFTER, SamplingParams
 from forerun.errors import ConfigError
@@ -135,7 +136,8 @@ def load(
 
     quieten()
     say(f"loading {model}")
-    plain = LLM(model, drafter=None, dtype=llm.dtype, quantize=llm.quantize, max_batch=max(counts))
+    with memory_told(say):
+        plain = LLM(model, drafter=None, dtype=llm.dtype, quantize=llm.quantize, max_batch=max(counts))
     texts = [each.token_ids for each in prepare(plain, {"": cases}, 1)[""]]
     bench = Bench(model, plain, chosen, texts, asked, counts, llm.dtype)
     measured = {part: _MEASURES[part](bench) for part in parts}

@@ -18,6 +18,7 @@ from forerun.cli.chat.screen import Screen
 from forerun.cli.chat.session import Session
 from forerun.cli.flags import Flags, with_flags
 from forerun.cli.generate import INTERRUPTED, choose_drafter, open_llm, unicode_text
+from forerun.cli.memory_line import memory_told
 from forerun.cli.options import LLMOptions
 from forerun.config import DEFAULT_DRAFTER, NO_DRAFTER, SamplingParams
 from forerun.errors import ConfigError, ForerunError, ModelLoadError
@@ -65,7 +66,8 @@ def chat(
     chosen = choose_drafter(name, drafter)
     history = History(None if system is None else unicode_text(system, "--system"))
     screen.note(f"forerun: loading {name}")
-    llm = open_llm(name, chosen, chat=True, **asdict(settings))
+    with memory_told(lambda line: screen.note(f"forerun: {line}")):
+        llm = open_llm(name, chosen, chat=True, **asdict(settings))
     session = Session(llm, chosen, params, settings, history)
     if sys.stdin.isatty():
         screen.note(f"{name}, drafter {chosen or NO_DRAFTER}. /help lists the commands, Ctrl-D ends the chat.")

@@ -20,7 +20,7 @@ import torch
 
 from forerun.config import BUNDLED_OTHER_VOCAB, BUNDLED_TARGET, SamplingParams
 from forerun.drafters.ask import ask, check_drafter
-from forerun.drafters.base import Binding, Drafter, Traits
+from forerun.drafters.base import Binding, Drafter, NamedModel, Traits
 from forerun.drafters.cross_vocab.restricted_model import RestrictedModel
 from forerun.drafters.cross_vocab.retokenise import Retokeniser, complete
 from forerun.drafters.model.model_drafter import MAX_LAG, check_draft_quantisation
@@ -110,6 +110,10 @@ class CrossVocab(Drafter):
         if self._inner is None:
             raise DrafterError("This CrossVocab is not bound to a target yet. Give it to LLM(drafter=...).")
         return self._inner
+
+    def models_to_load(self, target_name: str) -> tuple[NamedModel, ...]:
+        source = BUNDLED_OTHER_VOCAB if self._source is None else self._source
+        return (NamedModel(source, None, self._quantize),) if isinstance(source, (str, Path)) else ()
 
     def bind(self, binding: Binding) -> None:
         """Load the draft model and compare the vocabularies.

@@ -13,7 +13,7 @@ from time import perf_counter
 
 from forerun.config import HYBRID_MODES, HYBRID_SOURCES, MAX_NUM_DRAFT_TOKENS
 from forerun.drafters.ask import ask, check_drafter
-from forerun.drafters.base import Binding, Drafter, Traits
+from forerun.drafters.base import Binding, Drafter, NamedModel, Traits
 from forerun.drafters.build import build_drafter
 from forerun.drafters.hybrid.merging import agreement, merge
 from forerun.drafters.hybrid.source import Source
@@ -93,6 +93,9 @@ class Hybrid(Drafter):
     @property
     def pools(self) -> tuple[Pool, ...]:
         return tuple(dict.fromkeys(pool for source in self._sources for pool in source.drafter.pools))
+
+    def models_to_load(self, target_name: str) -> tuple[NamedModel, ...]:
+        return tuple(model for source in self._sources for model in source.drafter.models_to_load(target_name))
 
     def bind(self, binding: Binding) -> None:
         """Bind every source. Raises what the source that cannot be bound raises, with its name."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from forerun.config import BUNDLED_DRAFT, BUNDLED_TARGET, PREFILL_CHUNK
-from forerun.drafters.base import Binding, Drafter, Traits
+from forerun.drafters.base import Binding, Drafter, NamedModel, Traits
 from forerun.drafters.model.draft_cache import DraftState
 from forerun.drafters.model.draft_pool import affordable, has_room
 from forerun.errors import ConfigError, DrafterError
@@ -94,6 +94,20 @@ class ModelDrafter(Drafter):
         """Bytes of the draft model's caches."""
         return sum(state.cache.nbytes for state in self._states.values())
 
+    def models_to_load(self, target_name: str) -> tuple[NamedModel, ...]:
+        source = self._source_for(target_name)
+        if self._source is None and target_name != BUNDLED_TARGET and self._quantize is None:
+            return ()  # `bind` refuses it
+        if self._model is not None or not isinstance(source, (str, Path)):
+            return ()
+        return (NamedModel(source, self._dtype, self._quantize),)
+
+    def _source_for(self, target_name: str) -> str | Path | LanguageModel:
+        """What was given, or what stands for nothing given; of a target other than the bundled one, the target."""
+        if self._source is not None:
+            return self._source
+        return BUNDLED_DRAFT if target_name == BUNDLED_TARGET else target_name
+
     def bind(self, binding: Binding) -> None:
         """Load the model and fit it to the target.
 
@@ -102,15 +116,14 @@ class ModelDrafter(Drafter):
             IncompatibleDrafterError: its vocabulary is another.
         """
         target = binding.target
-        if self._source is None:
-            if target.name != BUNDLED_TARGET and self._quantize is None:
-                raise DrafterError(
-                    "A draft model without a name means the bundled draft, which belongs to the bundled target, not to "
-                    f"{target.name}. Pass the folder or id of a draft model: drafter='path/to/draft', or in a hybrid "
-                    "drafter='hybrid:sources=suffix+path/to/draft'; or let the target itself draft at 4 bits: "
-                    "drafter='draft-model:quantize=int4'."
-                )
-            self._source = BUNDLED_DRAFT if target.name == BUNDLED_TARGET else target.name
+        if self._source is None and target.name != BUNDLED_TARGET and self._quantize is None:
+            raise DrafterError(
+                "A draft model without a name means the bundled draft, which belongs to the bundled target, not to "
+                f"{target.name}. Pass the folder or id of a draft model: drafter='path/to/draft', or in a hybrid "
+                "drafter='hybrid:sources=suffix+path/to/draft'; or let the target itself draft at 4 bits: "
+                "drafter='draft-model:quantize=int4'."
+            )
+        self._source = self._source_for(target.name)
         tokenizer: Any = None
         if isinstance(self._source, (str, Path)):
             model = self._model or self._load(self._source, target)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from forerun.config import AUTO
 from forerun.drafters.ask import ask
-from forerun.drafters.base import Binding, Drafter, Traits
+from forerun.drafters.base import Binding, Drafter, NamedModel, Traits
 from forerun.drafters.build import build_drafter
 from forerun.drafters.model.draft_model import DraftModel, GrowingChain
 from forerun.drafters.table import DRAFTERS
@@ -69,6 +69,9 @@ class Staged(DraftModel):
     @property
     def pools(self) -> tuple[Pool, ...]:
         return (*super().pools, *self._inner.pools)
+
+    def models_to_load(self, target_name: str) -> tuple[NamedModel, ...]:
+        return (*super().models_to_load(target_name), *self._inner.models_to_load(target_name))
 
     def bind(self, binding: Binding) -> None:
         super().bind(binding)

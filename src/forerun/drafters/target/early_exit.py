@@ -14,7 +14,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from forerun.drafters.base import Binding, Traits
+from forerun.drafters.base import Binding, NamedModel, Traits
 from forerun.drafters.model.draft_cache import DraftState
 from forerun.drafters.model.draft_model import DraftModel
 from forerun.errors import ConfigError, DrafterError, IncompatibleDrafterError
@@ -54,6 +54,10 @@ class EarlyExit(DraftModel):
     def nbytes(self) -> int:
         """Nothing: keys and values are the target's state."""
         return 0
+
+    def models_to_load(self, target_name: str) -> tuple[NamedModel, ...]:
+        """None: it drafts with the target."""
+        return ()
 
     def bind(self, binding: Binding) -> None:
         """Take the target's first layers.

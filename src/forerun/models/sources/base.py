@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from forerun.gguf_format import GgufTensor
-from forerun.kernels.quantised_weight import QuantisedWeight
+from forerun.kernels.quantised_weight import CodeForm, QuantisedWeight
 from forerun.models.quantising import Quantisation
 from forerun.models.weights import Checkpoint
 
@@ -69,6 +69,10 @@ class ModelSource(ABC):
     def quantised_weight(self, config: Any) -> Callable[[str], QuantisedWeight | None]:
         """What gives a weight in the codes that the files have it in, by Transformers' name and with rows in
         Transformers' order; None where they have none that are served as they are."""
+        return lambda name: None
+
+    def code_form(self, config: Any) -> Callable[[str], CodeForm | None]:
+        """The form of what `quantised_weight` gives by a name; no numbers are read."""
         return lambda name: None
 
     def packed_weights(self, config: Any) -> Mapping[str, GgufTensor]:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from forerun.errors import ModelLoadError
-from forerun.kernels.quantised_weight import QuantisedWeight
+from forerun.kernels.quantised_weight import CodeForm, QuantisedWeight
 from forerun.models.code_tensors import CodeTensors
 from forerun.models.foreign_errors import REMEDY, as_load_errors
 from forerun.models.quantising import Quantisation
@@ -63,7 +63,14 @@ class FolderSource(ModelSource):
         """As `ModelSource.quantised_weight`."""
         if self.quantisation() is None:
             return super().quantised_weight(config)
-        return CodeTensors.sort(_open(self.folder.weight_files()).slices, self.name)[0].read
+        return self._codes().read
+
+    def code_form(self, config: Any) -> Callable[[str], CodeForm | None]:
+        """As `ModelSource.code_form`."""
+        return super().code_form(config) if self.quantisation() is None else self._codes().form
+
+    def _codes(self) -> CodeTensors:
+        return CodeTensors.sort(_open(self.folder.weight_files()).slices, self.name)[0]
 
     def recommended_sampling(self) -> dict[str, float]:
         """As `ModelSource.recommended_sampling`."""

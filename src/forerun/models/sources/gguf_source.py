@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from forerun.gguf_format import GgufFile, eos_token_ids, from_gguf, read_tokenizer
+from forerun.gguf_format import GgufFile, code_form, eos_token_ids, from_gguf, read_tokenizer
 from forerun.gguf_format.header import REMEDY
-from forerun.kernels.quantised_weight import QuantisedWeight
+from forerun.kernels.quantised_weight import CodeForm, QuantisedWeight
 from forerun.models.configuration import token_ids_of
 from forerun.models.sources.base import ModelSource
 from forerun.models.sources.gguf_configuration import read_gguf_config
@@ -73,6 +73,11 @@ class GgufSource(ModelSource):
         """As `ModelSource.quantised_weight`."""
         packed = self.packed_weights(config)
         return lambda name: from_gguf(packed[name]) if name in packed else None
+
+    def code_form(self, config: Any) -> Callable[[str], CodeForm | None]:
+        """As `ModelSource.code_form`."""
+        packed = self.packed_weights(config)
+        return lambda name: code_form(packed.stored(name)) if name in packed else None
 
     def stored_dtype(self) -> str | None:
         """As `ModelSource.stored_dtype`."""

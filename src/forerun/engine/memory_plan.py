@@ -1,0 +1,258 @@
+"""How the memory of a machine is shared between weights, keys and values, and the scratch of a step.
+
+Before weights are read it is planned by formula, and refused where it does not fit; when they have been read, the
+pools are bounded by the same rule (`num_pages`), with what is left then. A pool takes memory only as pages are needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from forerun.config import AUTO, DEFAULT_DTYPE, MAX_NUM_DRAFT_TOKENS, NO_DRAFTER, EngineConfig
+from forerun.drafters import Drafter, build_drafter
+from forerun.drafters.base import NamedModel
+from forerun.errors import NotEnoughMemoryError
+from forerun.machine_memory import GIB, available_memory, total_memory
+from forerun.models.memory import ModelMemory, model_memory
+
+DRAFT_PAGES = 2
+"""Pages of a draft model for one of the target: it holds the same tokens, in a cache that may double its size."""
+DRAFT_PAGES_EACH = 4
+"""And for each sequence, for drafts that are rejected."""
+_AUTO_SHARE = 0.5
+"""Share of the machine's memory that keys and values may take where the user does not say."""
+_LEAST_POSITIONS = 2048
+"""Positions of one sequence that must fit beside the weights. Of a model with a longer context, a request that needs
+more than there is is refused when it comes."""
+_LOGITS_HELD = 3
+"""Arrays of [rows, V] float32 that verifying takes: logits, processed ones, probabilities."""
+_FLOAT32 = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Memory for one engine.
+
+    Attributes:
+        total: bytes of the machine or device. available: bytes that can be had now. None: not told.
+    """
+
+    total: int | None
+    available: int | None
+
+    @classmethod
+    def on(cls, device: torch.device) -> Room:
+        """Of the device that computes."""
+        if device.type == "cuda":
+            available, total = torch.cuda.mem_get_info(device)
+            return cls(total, available)
+        return cls(total_memory(), available_memory())
+
+    def less(self, nbytes: int) -> Room:
+        """When so many bytes of it are taken."""
+        return Room(self.total, None if self.available is None else max(0, self.available - nbytes))
+
+
+def num_pages(config: EngineConfig, wanted: int, page: int, draft_pages: Sequence[int], room: Room) -> int:
+    """Pages of the target's pool: as many as `cache_memory` holds, else as are wanted, at most half of the memory and
+    what is available beside the draft models' pages.
+
+    Args:
+        wanted: by max_batch sequences of the whole context.
+        page: bytes of a page of the target. draft_pages: of each draft model's.
+        room: beside weights and scratch.
+
+    Raises:
+        NotEnoughMemoryError: `cache_memory` is more than there is room for.
+    """
+    if config.cache_memory is not None:
+        asked = int(config.cache_memory * GIB)
+        if room.available is not None and asked > room.available:
+            raise NotEnoughMemoryError(
+                f"cache_memory is {config.cache_memory:g} GiB, but beside weights and scratch {_size(room.available)} "
+                "of memory are available. Lower cache_memory, or end other programs.",
+                asked,
+                room.available,
+            )
+        return max(1, asked // page)
+    most = wanted
+    if room.total is not None:
+        most = min(most, int(room.total * _AUTO_SHARE / page))
+    if room.available is not None:
+        drafts = sum(draft_pages)
+        left = room.available - DRAFT_PAGES_EACH * config.max_batch * drafts
+        most = min(most, left // (page + DRAFT_PAGES * drafts))
+    return max(1, most)
+
+
+def num_draft_pages(num_target_pages: int, config: EngineConfig) -> int:
+    """Pages of a draft model's pool."""
+    return DRAFT_PAGES * num_target_pages + DRAFT_PAGES_EACH * config.max_batch
+
+
+def scratch_nbytes(config: EngineConfig, vocab_size: int, width: int = 0) -> int:
+    """Bytes of a step beside weights, keys and values: logits of all rows whose tokens are chosen, and the states of a
+    chunk of a prompt. A draft of automatic length is long for few sequences only.
+
+    width: numbers of a row that are held together in the widest layer.
+    """
+    drafted = config.num_draft_tokens
+    nodes = MAX_NUM_DRAFT_TOKENS if drafted == AUTO else drafted * config.max_batch
+    logits = _LOGITS_HELD * (config.max_batch + nodes) * vocab_size
+    return _FLOAT32 * (logits + (config.prefill_chunk + config.max_batch) * width)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """What target and draft models will take.
+
+    Attributes:
+        target: the target. drafts: the draft models.
+        num_pages: of the target's pool.
+        scratch: bytes of a step.
+        room: before anything is loaded.
+        config: of the engine.
+    """
+
+    target: ModelMemory
+    drafts: tuple[ModelMemory, ...]
+    num_pages: int
+    scratch: int
+    room: Room
+    config: EngineConfig
+
+    @classmethod
+    def of(
+        cls,
+        target: str | Path,
+        drafter: str | Path | Drafter | None,
+        config: EngineConfig,
+        *,
+        dtype: str = DEFAULT_DTYPE,
+        device: str = "cpu",
+        adapter: str | Path | None = None,
+        quantize: str | None = None,
+    ) -> MemoryPlan:
+        """The plan for `LLM` with these arguments. Of the models' files, the headers are read.
+
+        Raises:
+            ConfigError, ModelLoadError, DrafterError: as `LLM`, as far as it can be told so early.
+            NotEnoughMemoryError: as `make`.
+        """
+        planned = model_memory(target, dtype, device, adapter, quantize)
+        named: tuple[NamedModel, ...] = ()
+        if drafter is not None and drafter != NO_DRAFTER:
+            named = build_drafter(drafter)[0].models_to_load(str(target))
+        served = str(planned.dtype).removeprefix("torch.")
+        drafts = [
+            model_memory(
+                each.name, each.dtype or served, device, adapter if each.name == str(target) else None, each.quantize
+            )
+            for each in named
+        ]
+        return cls.make(planned, drafts, config)
+
+    @classmethod
+    def make(cls, target: ModelMemory, drafts: Sequence[ModelMemory], config: EngineConfig) -> MemoryPlan:
+        """The plan of models that are to be loaded.
+
+        Raises:
+            NotEnoughMemoryError: weights and the pages of one sequence do not fit into the memory that is available, or
+                `cache_memory` does not fit beside the weights.
+        """
+        room = Room.on(target.device)
+        scratch = scratch_nbytes(config, target.vocab_size, target.width)
+        _check_loading(target, drafts)
+        weights = sum(model.weights for model in (target, *drafts))
+        _check_least(target, weights, scratch, room)
+        count = num_pages(
+            config,
+            config.max_batch * target.pages_for(target.context_length),
+            target.page_nbytes,
+            [draft.page_nbytes for draft in drafts],
+            room.less(weights + scratch),
+        )
+        return cls(target, tuple(drafts), count, scratch, room, config)
+
+    def __str__(self) -> str:
+        """One line for people."""
+        parts = [f"weights {_size(self.target.weights)} ({self.target.number_format})"]
+        parts += [f"of {draft.name} {_size(draft.weights)} ({draft.number_format})" for draft in self.drafts]
+        pages = _size(self.num_pages * self.target.page_nbytes)
+        parts.append(f"keys and values up to {pages} ({self.num_pages:,} pages)")
+        if self.drafts:
+            parts.append(f"of drafts up to {_size(self._draft_nbytes)}")
+        parts.append(f"scratch {_size(self.scratch)}")
+        if self.room.available is not None:
+            parts.append(f"available {_size(self.room.available)}")
+        return ", ".join(parts)
+
+    def as_object(self) -> dict[str, Any]:
+        """For programs: bytes and counts."""
+        return {
+            "models": [
+                {
+                    "name": model.name,
+                    "number_format": model.number_format,
+                    "weight_bytes": model.weights,
+                    "loading_bytes": model.loading,
+                    "page_bytes": model.page_nbytes,
+                    "pages": self.num_pages if model is self.target else num_draft_pages(self.num_pages, self.config),
+                }
+                for model in (self.target, *self.drafts)
+            ],
+            "scratch_bytes": self.scratch,
+            "total_bytes": self.room.total,
+            "available_bytes": self.room.available,
+        }
+
+    @property
+    def _draft_nbytes(self) -> int:
+        return num_draft_pages(self.num_pages, self.config) * sum(draft.page_nbytes for draft in self.drafts)
+
+
+def _check_loading(target: ModelMemory, drafts: Sequence[ModelMemory]) -> None:
+    """Weights are read into the machine's memory, wherever they will lie."""
+    available = available_memory()
+    before = needed = 0
+    for model in (target, *drafts):
+        needed = max(needed, before + model.loading)
+        before += model.weights if model.device.type != "cuda" else 0
+    if available is not None and needed > available:
+        raise NotEnoughMemoryError(
+            f"{target.name} takes {_size(needed)} of memory while it is loaded, but {_size(available)} are available. "
+            f"{_REMEDY}",
+            needed,
+            available,
+        )
+
+
+def _check_least(target: ModelMemory, weights: int, scratch: int, room: Room) -> None:
+    positions = min(target.context_length, _LEAST_POSITIONS)
+    pages = target.pages_for(positions) * target.page_nbytes
+    needed = weights + pages + scratch
+    if room.available is not None and needed > room.available:
+        raise NotEnoughMemoryError(
+            f"{target.name} does not fit: its weights and those of drafts take {_size(weights)}, keys and values of "
+            f"one sequence of {positions} tokens {_size(pages)}, a step {_size(scratch)}, together {_size(needed)}, "
+            f"but {_size(room.available)} of memory are available. {_REMEDY}",
+            needed,
+            room.available,
+        )
+
+
+_REMEDY = (
+    "Keep the weights in fewer bits (quantize='int4', --quantize int4), take a smaller model or none to draft with, or "
+    "end other programs."
+)
+
+
+def _size(nbytes: int) -> str:
+    if nbytes < GIB // 10:
+        return f"{nbytes / 2**20:.1f} MiB"
+    return f"{nbytes / GIB:.2f} GiB" if nbytes < 10 * GIB else f"{nbytes / GIB:,.1f} GiB"

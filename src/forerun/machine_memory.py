@@ -1,0 +1,100 @@
+"""How much memory the machine has, and how much of it can be had now: by the system, or by a cgroup if that is less.
+
+A cgroup (of a container, a service or a job) bounds its processes together. What it holds of files can be given back,
+and counts as available, as it does in MemAvailable of /proc/meminfo.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+GIB = 2**30
+_FILES_V1, _FILES_V2 = ("total_inactive_file", "total_active_file"), ("inactive_file", "active_file")
+
+
+@dataclass(frozen=True, slots=True)
+class _Names:
+    """The files of one version of cgroups."""
+
+    mount: str
+    limit: str
+    used: str
+    files: tuple[str, str]
+
+
+_V1 = _Names("sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", _FILES_V1)
+_V2 = _Names("sys/fs/cgroup", "memory.max", "memory.current", _FILES_V2)
+
+
+def total_memory(root: Path = Path("/")) -> int | None:
+    """Bytes of memory, at most what a cgroup allows; None where the system does not tell.
+
+    root: of the file system that is read.
+    """
+    limits = [limit for limit, _ in _cgroups(root)]
+    return min([*limits, *_some(_sysconf("SC_PHYS_PAGES"))], default=None)
+
+
+def available_memory(root: Path = Path("/")) -> int | None:
+    """Bytes that can be had now without swapping; None where the system does not tell.
+
+    root: of the file system that is read.
+    """
+    free = _mem_available(root)
+    if free is None:
+        free = _sysconf("SC_AVPHYS_PAGES")
+    return min([*(max(0, limit - used) for limit, used in _cgroups(root)), *_some(free)], default=None)
+
+
+def _some(number: int | None) -> list[int]:
+    return [] if number is None else [number]
+
+
+def _sysconf(name: str) -> int | None:
+    """Bytes of a count of pages."""
+    try:
+        count, size = os.sysconf(name), os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return None
+    return count * size if count > 0 and size > 0 else None
+
+
+def _mem_available(root: Path) -> int | None:
+    for line in _read(root / "proc/meminfo").splitlines():
+        key, _, rest = line.partition(":")
+        words = rest.split()
+        if key == "MemAvailable" and len(words) == 2 and words[0].isdecimal() and words[1] == "kB":
+            return int(words[0]) * 1024
+    return None
+
+
+def _cgroups(root: Path) -> Iterator[tuple[int, int]]:
+    """Limit and use of this process's cgroup and of those that it lies in, as far as they have a limit."""
+    for line in _read(root / "proc/self/cgroup").splitlines():
+        _, controllers, path = (*line.split(":", 2), "", "")[:3]
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        names = _V1 if controllers else _V2
+        # Inside a container the path may be that of the host; its own files lie at the mount then.
+        place = PurePosixPath("/", path)
+        for folder in (place, *place.parents):
+            yield from _limit(root / names.mount / folder.relative_to("/"), names)
+
+
+def _limit(folder: Path, names: _Names) -> Iterator[tuple[int, int]]:
+    limit, used = _read(folder / names.limit).strip(), _read(folder / names.used).strip()
+    if limit.isdecimal() and used.isdecimal():  # "max": none
+        stat = dict(line.split(" ", 1) for line in _read(folder / "memory.stat").splitlines() if " " in line)
+        files = sum(int(stat[key]) for key in names.files if stat.get(key, "").isdecimal())
+        yield int(limit), max(0, int(used) - files)
+
+
+def _read(path: Path) -> str:
+    """A file's text; nothing where it cannot be read."""
+    try:
+        return path.read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,125 @@
+"""The memory of target, drafts, keys and values, planned before weights are read."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import Any
+
+import pytest
+import torch
+
+from forerun import LLM
+from forerun.config import MEMORY_LOG, EngineConfig
+from forerun.engine import Engine, llm as llm_module, memory_plan
+from forerun.engine.memory_plan import MemoryPlan, Room, num_draft_pages, num_pages
+from forerun.errors import ModelLoadError, NotEnoughMemoryError
+from forerun.machine_memory import GIB
+from forerun.models import load_model
+
+MIB = 2**20
+
+
+def limit(monkeypatch: pytest.MonkeyPatch, available: int | None, total: int | None = 64 * GIB) -> None:
+    monkeypatch.setattr(memory_plan, "available_memory", lambda: available)
+    monkeypatch.setattr(memory_plan, "total_memory", lambda: total)
+
+
+@pytest.fixture
+def never_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(*args: Any, **arguments: Any) -> None:
+        raise AssertionError("weights are read")
+
+    monkeypatch.setattr(llm_module, "load_model", read)
+
+
+@pytest.mark.usefixtures("never_read")
+def test_what_does_not_fit_is_refused_before_weights_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    limit(monkeypatch, 1 * MIB)
+    with pytest.raises(NotEnoughMemoryError, match=r"bundled takes [\d.]+ MiB .* 1\.0 MiB are available.*quantize"):
+        LLM("bundled")
+    limit(monkeypatch, None)
+    plan = MemoryPlan.of("bundled", None, EngineConfig())
+    limit(monkeypatch, plan.target.loading + MIB)  # they can be loaded, but nothing can be computed
+    with pytest.raises(NotEnoughMemoryError, match=r"one sequence of \d+ tokens .* together") as caught:
+        LLM("bundled")
+    assert caught.value.needed > caught.value.available == plan.target.loading + MIB
+
+
+@pytest.mark.usefixtures("never_read")
+def test_cache_memory_beside_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    limit(monkeypatch, 2 * GIB)
+    with pytest.raises(NotEnoughMemoryError, match=r"cache_memory is 2 GiB, but beside weights .* 1\.9\d GiB"):
+        LLM("bundled", cache_memory=2)
+    plan = MemoryPlan.of("bundled", None, EngineConfig(cache_memory=1.5))
+    assert plan.num_pages == int(1.5 * GIB) // plan.target.page_nbytes
+    limit(monkeypatch, None)
+    assert MemoryPlan.of("bundled", None, EngineConfig(cache_memory=2000)).num_pages > 10**6
+
+
+def test_draft_models_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    limit(monkeypatch, 8 * GIB)
+    config = EngineConfig()
+    plain, drafting, hybrid = (
+        MemoryPlan.of("bundled", drafter, config) for drafter in (None, "draft-model", "hybrid:sources=suffix+staged")
+    )
+    assert plain.drafts == () and [each.name for each in drafting.drafts] == ["bundled-draft"]
+    assert [each.name for each in hybrid.drafts] == ["bundled-draft"]
+    assert [each.name for each in MemoryPlan.of("bundled", "cross-vocab", config).drafts] == ["bundled-other-vocab"]
+    own = MemoryPlan.of("bundled", "draft-model:quantize=int4", config).drafts
+    assert [(each.name, each.number_format) for each in own] == [("bundled-draft", "int4")]
+    assert MemoryPlan.of("bundled", "early-exit", config).drafts == ()
+    needed = plain.target.weights + drafting.drafts[0].weights
+    limit(monkeypatch, plain.target.loading + 1)
+    with pytest.raises(NotEnoughMemoryError) as caught:
+        MemoryPlan.of("bundled", "draft-model", config)
+    assert caught.value.needed > needed
+
+
+def test_the_automatic_pool_shrinks_to_what_is_left() -> None:
+    config, page, drafts = EngineConfig(max_batch=8), MIB, [MIB // 4]
+    assert num_pages(config, 100, page, drafts, Room(None, None)) == 100
+    assert num_pages(config, 100, page, drafts, Room(50 * MIB, None)) == 25
+    room = Room(GIB, 80 * MIB)
+    count = num_pages(config, 100, page, drafts, room)
+    taken = [count + more for more in (0, 1)]
+    sizes = [target * page + num_draft_pages(target, config) * drafts[0] for target in taken]
+    assert sizes[0] <= 80 * MIB < sizes[1]
+    assert num_pages(config, 100, page, drafts, Room(GIB, 0)) == 1
+
+
+def test_the_engine_bounds_its_pool_by_the_same_rule(monkeypatch: pytest.MonkeyPatch) -> None:
+    limit(monkeypatch, 4 * GIB)
+    plan = MemoryPlan.of("bundled", "draft-model", EngineConfig())
+    llm = LLM("bundled", "draft-model")
+    assert llm.target.pool is not None and llm.target.pool.num_pages == plan.num_pages
+    assert llm.drafter is not None
+    assert [pool.num_pages for pool in llm.drafter.pools] == [num_draft_pages(plan.num_pages, EngineConfig())]
+    small = load_model("bundled")
+    limit(monkeypatch, 40 * MIB)
+    Engine(small)
+    assert small.pool.num_pages is not None
+    assert 1 <= small.pool.num_pages <= 40 * MIB // small.pool.page_nbytes < plan.num_pages
+    with pytest.raises(NotEnoughMemoryError, match="cache_memory is 1 GiB"):
+        Engine(small, config=EngineConfig(cache_memory=1))
+
+
+def test_one_line_is_logged(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    limit(monkeypatch, 4 * GIB)
+    with caplog.at_level(logging.INFO, MEMORY_LOG):
+        LLM("bundled", quantize="int8")
+    (line,) = [record.getMessage() for record in caplog.records if record.name == MEMORY_LOG]
+    assert line.startswith("weights 12.") and "(int8), keys and values up to" in line
+    assert line.endswith("available 4.00 GiB")
+    json.dumps(MemoryPlan.of("bundled", None, EngineConfig()).as_object())
+
+
+def test_what_is_wrong_with_a_model_is_told_by_loading_it(tmp_path: Any) -> None:
+    with pytest.raises(ModelLoadError, match=r"config\.json"):
+        LLM(tmp_path)
+
+
+def test_a_device_has_memory_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (3 * GIB, 5 * GIB))
+    limit(monkeypatch, 1)
+    assert Room.on(torch.device("cuda", 0)) == Room(5 * GIB, 3 * GIB)
