@@ -13,12 +13,16 @@ from forerun.bench.echo import EchoModel
 from forerun.bench.load import arrival, batches, loop, many, prefix, replay
 from forerun.bench.load.asks import Ask, in_turn, mixed, slices
 from forerun.bench.load.replay_costs import DrafterCosts, Surface, TargetCosts, drafter_costs, target_costs
+from forerun.bench.load.priced import PricedTarget
 from forerun.bench.load.serving import Clients, Stream, closed_loop
 from forerun.bench.priced_run import VirtualClock
 from forerun.bench.replay_costs import CostCurve
 from forerun.bench.report import Table
 from forerun.bench.slots_reference import SlotsReference
+from forerun.config import EngineConfig
 from forerun.drafters import PromptLookup
+from forerun.engine.engine import Engine
+from forerun.engine.prompt_share import MIN_ROWS
 from forerun.errors import ConfigError
 from forerun.models import Rows
 
@@ -191,3 +195,40 @@ def test_an_echo_tells_sequences_apart_by_their_prompts() -> None:
     assert logits.argmax(-1).tolist() == [4, 7]
     first.commit([0])
     assert echo.forward([Rows(first, [4, 9])]).logits.argmax(-1).tolist() == [5, 0]
+
+
+def test_an_echo_tells_the_text_where_a_draft_follows_the_last_token_of_the_prompt() -> None:
+    echo = EchoModel(FakeModel(), [[1, 2, 3, 4, 5], [1, 2, 6, 7]])
+    cache = echo.new_cache()
+    echo.forward([Rows(cache, [1, 2], num_logits=0)])
+    cache.commit([0, 1])
+    assert echo.forward([Rows(cache, [3, 4, 9])]).logits.argmax(-1).tolist() == [4, 5, 0]
+
+
+def test_prompts_are_shared_out_by_the_time_of_the_replay() -> None:
+    """A row of a prompt takes a fifth of a plain step here, so few of them may lengthen one."""
+    plain = llm()
+    clock = VirtualClock()
+    target = PricedTarget(plain.target, costs(row=0.25, draft=0.0)[0], clock)
+    engine = Engine(target, config=EngineConfig(max_batch=2), clock=clock)
+    clients = Clients(engine, PARAMS, "t", clock)
+    clients.send(Ask(prompts(1)[0], 60))
+    rows = []
+    for number in range(30):
+        if number in (10, 20):
+            clients.send(Ask([number // 10] * 100, 2))
+        rows.append(clients.step().num_prompt_rows)
+    assert rows[10] == 100  # nothing was known of prompts before the first
+    assert rows[20:26] == [MIN_ROWS] * 6
+
+
+def test_the_end_of_a_replay_does_not_count() -> None:
+    """Prompts are long; the window closes once with many answers under way, and once with few."""
+    plain = llm()
+    target, drafter = costs(row=0.1, draft=0.0)
+    priced = replay.Priced(plain, PromptLookup, target, drafter)
+    asks = [Ask([(i + j * (i + 1)) % 11 for j in range(60)], 20) for i in range(10)]
+    few, many = (
+        replay.measure(priced, "prompt-lookup", asks[:count], PARAMS, [4], [])[0].plain for count in (6, 10)
+    )
+    assert few == pytest.approx(many, rel=0.05)
