@@ -12,8 +12,8 @@ from forerun import LLM, SamplingParams
 from forerun.bench.echo import EchoModel
 from forerun.bench.load import arrival, batches, loop, many, prefix, replay
 from forerun.bench.load.asks import Ask, in_turn, mixed, slices
-from forerun.bench.load.replay_costs import DrafterCosts, Surface, TargetCosts, drafter_costs, target_costs
 from forerun.bench.load.priced import PricedTarget
+from forerun.bench.load.replay_costs import DrafterCosts, Surface, TargetCosts, drafter_costs, target_costs
 from forerun.bench.load.serving import Clients, Stream, closed_loop
 from forerun.bench.priced_run import VirtualClock
 from forerun.bench.replay_costs import CostCurve
@@ -228,7 +228,5 @@ def test_the_end_of_a_replay_does_not_count() -> None:
     target, drafter = costs(row=0.1, draft=0.0)
     priced = replay.Priced(plain, PromptLookup, target, drafter)
     asks = [Ask([(i + j * (i + 1)) % 11 for j in range(60)], 20) for i in range(10)]
-    few, many = (
-        replay.measure(priced, "prompt-lookup", asks[:count], PARAMS, [4], [])[0].plain for count in (6, 10)
-    )
+    few, many = (replay.measure(priced, "prompt-lookup", asks[:count], PARAMS, [4], [])[0].plain for count in (6, 10))
     assert few == pytest.approx(many, rel=0.05)
