@@ -122,7 +122,7 @@ class AutoBudget(Budget):
                 kind = self._kind if batch == len(self._planned) else _kind([each.sequence for each in outcomes])
                 kinds.setdefault((kind, batch, cost.num_rows, num_asked, longest, rested), []).append(cost)
             elif batch:  # in a crowd there may be prompts in nearly every step
-                self._probes.earn(cost.time_draft + cost.time_target + cost.time_verify + cost.time_rest)
+                self._probes.earn(cost.seconds)
             if self._forgone:  # the probe is the only step of its plan
                 tokens = batch + sum([len(outcome.verdict.path) for outcome in outcomes])
                 self._probes.judge(tokens > self._forgone)
@@ -251,8 +251,7 @@ class AutoBudget(Budget):
         """Some of the sequences draft, those that have not for longest."""
         assert self._prospects is not None
         if isinstance(self._prospects, ProspectsAlone):
-            few = self._prospects.rates[1:5]
-            return [few.index(max(few)) + 1]
+            return [max(range(1, min(5, len(self._prospects.rates))), key=self._prospects.rates.__getitem__)]
         order = sorted(range(len(sequences)), key=lambda i: self._idle[sequences[i]])
         return cheapest_trial(self._prospects, order, self._rate)
 

@@ -159,10 +159,10 @@ def _run(
     config = EngineConfig(seed=0, max_batch=outstanding, num_draft_tokens=AUTO)
     engine = Engine(target, drafter, tokenizer=plain.tokenizer, config=config, budget=watched, clock=clock)
     window = closed_loop(Clients(engine, params, "replay", clock), asks, outstanding)
-    return _steady_speed(window, target, asks), watched
+    return steady_speed(window, target, asks), watched
 
 
-def _steady_speed(window: Window, target: PricedTarget, asks: Sequence[Ask]) -> float:
+def steady_speed(window: Window, target: PricedTarget, asks: Sequence[Ask]) -> float:
     """Tokens per second as it would be in a window without end.
 
     At the end of this one many answers are under way whose prompts have been computed, and how far they are differs
