@@ -120,8 +120,9 @@ class EchoModel(StandIn):
             scratch.append((int(token_id), place if on_text else -1))
 
     def _text_of(self, cache: EchoCache, rows: Rows) -> Sequence[int] | None:
-        """The text that begins with the prompt, once the last of its rows is there."""
+        """The text that begins with the prompt, once the last of its rows is there; a draft may follow it at once."""
         if cache.text is not None or rows.num_wanted == 0:
             return cache.text
-        prompt = [*cache.tokens, *(token_id for token_id, _ in cache.scratch), *map(int, rows.token_ids)]
+        last = len(rows.token_ids) - rows.num_wanted + 1
+        prompt = [*cache.tokens, *(token_id for token_id, _ in cache.scratch), *map(int, rows.token_ids[:last])]
         return next(text for text in self._texts if list(text[: len(prompt)]) == prompt)

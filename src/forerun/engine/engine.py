@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
@@ -32,6 +33,9 @@ class Engine:
     A step takes every running sequence one forward further: a chunk of its prompt, or a draft verified.
     An exception inside one sequence ends that sequence, and its output carries the exception; others go on.
 
+    Args:
+        clock: seconds, by which the scheduler learns how long steps take.
+
     Attributes:
         outputs: what came of the steps, until somebody takes it from the front.
         last_step: figures of the last step.
@@ -45,9 +49,11 @@ class Engine:
         tokenizer: Any = None,
         config: EngineConfig | None = None,
         budget: Budget | None = None,
+        clock: Callable[[], float] = perf_counter,
     ) -> None:
         self.target = target
         self.drafter = drafter
+        self._clock = clock
         self.config = config or EngineConfig()
         if self.config.acceptance is not None:
             check_acceptance(self.config.acceptance)
@@ -143,8 +149,8 @@ class Engine:
             self._under_way, self._ending = [], []
             self.outputs.clear()
 
-    def _advance(self, started: float) -> None:
-        scheduler = self.scheduler
+    def _advance(self, now: float) -> None:
+        scheduler, started = self.scheduler, self._clock()
         self._under_way = list(scheduler.running)
         while (state := scheduler.displaced()) is not None:
             self._displace(state)
@@ -152,13 +158,13 @@ class Engine:
         self._under_way = list(scheduler.running)
         for state in self._under_way:
             if state.cache is None:
-                self._enter(state, started)
+                self._enter(state, now)
         if scheduler.running:
             schedule = scheduler.plan(self._loop.budget)
             if len(schedule):
                 with torch.inference_mode():
                     self.last_step = stats = self._run(schedule)
-                stats.time_total = perf_counter() - started
+                stats.time_total = self._clock() - started
                 scheduler.observe(stats)
             else:  # somebody else's caches hold the pages of the target's pool, and it may be that they never end
                 for state in list(scheduler.running):

@@ -19,7 +19,7 @@ from forerun.policy.cost_store import StoredCosts
 from forerun.policy.costs import COST_TRUSTED, CostModel
 from forerun.policy.curve import COST_CLIP, Table
 from forerun.policy.goodput import Prospects, ProspectsAlone, price
-from forerun.policy.probes import Probes
+from forerun.policy.probes import Probes, cheapest_trial
 from forerun.policy.whole_drafts import WholeBudget
 from forerun.types import Sequence
 
@@ -121,6 +121,8 @@ class AutoBudget(Budget):
             if batch and cost.num_prompt_rows == 0:  # prompts in the forward hide what drafts cost
                 kind = self._kind if batch == len(self._planned) else _kind([each.sequence for each in outcomes])
                 kinds.setdefault((kind, batch, cost.num_rows, num_asked, longest, rested), []).append(cost)
+            elif batch:  # in a crowd there may be prompts in nearly every step
+                self._probes.earn(cost.seconds)
             if self._forgone:  # the probe is the only step of its plan
                 tokens = batch + sum([len(outcome.verdict.path) for outcome in outcomes])
                 self._probes.judge(tokens > self._forgone)
@@ -246,11 +248,12 @@ class AutoBudget(Budget):
         return other
 
     def _idle_probe(self, sequences: Seq[Sequence]) -> list[int]:
-        """One of the sequences drafts, the one that has not for longest."""
-        longest = min(range(len(sequences)), key=lambda i: self._idle[sequences[i]])
-        few = self._prospects.rates[1:5] if isinstance(self._prospects, ProspectsAlone) else [1.0]
-        budget = few.index(max(few)) + 1
-        return [budget if i == longest else 0 for i in range(len(sequences))]
+        """Some of the sequences draft, those that have not for longest."""
+        assert self._prospects is not None
+        if isinstance(self._prospects, ProspectsAlone):
+            return [max(range(1, min(5, len(self._prospects.rates))), key=self._prospects.rates.__getitem__)]
+        order = sorted(range(len(sequences)), key=lambda i: self._idle[sequences[i]])
+        return cheapest_trial(self._prospects, order, self._rate)
 
     def _busy_probe(self, sequences: Seq[Sequence], budgets: list[int]) -> list[int]:
         """In turn: longer drafts, sequences that do not draft, and a plain step, where it may be the better one."""

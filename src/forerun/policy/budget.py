@@ -52,6 +52,11 @@ class StepCost:
     time_verify: float
     time_rest: float = 0.0
 
+    @property
+    def seconds(self) -> float:
+        """All of it."""
+        return self.time_draft + self.time_target + self.time_verify + self.time_rest
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
+
+from forerun.policy.goodput import Prospects
+
 PROBE_SHARE = 0.01
 """Share of the time that probes may cost."""
 PROBE_LEAST_SHARE = 0.0025
@@ -12,6 +16,9 @@ PROBE_STEPS = 8
 """Fewest steps between two probes; in inverse proportion more where the share is smaller."""
 PROBE_PATIENCE = 64
 """Most steps until a probe that cannot be paid for is considered again."""
+
+PROBE_TOLERANCE = 1.25
+"""Factor on the smallest loss for each trial, up to which a probe of fewer sequences is preferred."""
 
 
 class Probes:
@@ -55,3 +62,25 @@ class Probes:
     def judge(self, gained: bool) -> None:
         """A probe gained or lost time: later ones may cost as much as at first, or less and come more rarely."""
         self._share = PROBE_SHARE if gained else max(self._share * PROBE_FADE, PROBE_LEAST_SHARE)
+
+
+def cheapest_trial(prospects: Prospects, order: Seq[int], rate: float) -> list[int]:
+    """[B] budgets, where some of several sequences that do not draft are to be tried with one node each.
+
+    They are so many that a trial loses little, since a drafter's forward costs about the same for one as for all; and
+    no more than that, so that the probe can be paid for soon.
+
+    Args:
+        order: [B] indices of sequences, those to be tried first at the beginning.
+        rate: tokens per second of the steps that are forgone.
+    """
+    probes, losses = [], []
+    count = 1
+    while count <= len(order):
+        asked = set(order[:count])
+        probes.append([int(i in asked) for i in range(len(order))])
+        tokens, seconds = prospects.outlook(probes[-1])
+        losses.append((seconds - tokens / rate) / count)
+        count *= 2
+    most = max(PROBE_TOLERANCE * min(losses), 0.0)
+    return next(probe for probe, loss in zip(probes, losses, strict=True) if loss <= most)

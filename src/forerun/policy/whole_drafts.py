@@ -103,9 +103,8 @@ class WholeBudget(Budget):
     def observe(self, cost: StepCost, outcomes: Seq[Outcome]) -> None:
         if cost.num_prompt_rows or not outcomes:
             return
-        seconds = cost.time_draft + cost.time_target + cost.time_verify + cost.time_rest
         tokens = sum(len(outcome.verdict.path) + 1 for outcome in outcomes)
-        self._load(len(outcomes)).add(self._drafting, tokens, len(outcomes), seconds)
+        self._load(len(outcomes)).add(self._drafting, tokens, len(outcomes), cost.seconds)
 
     def _reason(self, load: _Load, drafts: bool) -> Reason:
         plain, drafted = load.arms

@@ -12,13 +12,17 @@ from forerun import LLM, SamplingParams
 from forerun.bench.echo import EchoModel
 from forerun.bench.load import arrival, batches, loop, many, prefix, replay
 from forerun.bench.load.asks import Ask, in_turn, mixed, slices
+from forerun.bench.load.priced import PricedTarget
 from forerun.bench.load.replay_costs import DrafterCosts, Surface, TargetCosts, drafter_costs, target_costs
-from forerun.bench.load.serving import Clients, Stream, closed_loop
+from forerun.bench.load.serving import Clients, Stream, Window, closed_loop
 from forerun.bench.priced_run import VirtualClock
 from forerun.bench.replay_costs import CostCurve
 from forerun.bench.report import Table
 from forerun.bench.slots_reference import SlotsReference
+from forerun.config import EngineConfig
 from forerun.drafters import PromptLookup
+from forerun.engine.engine import Engine
+from forerun.engine.prompt_share import MIN_ROWS
 from forerun.errors import ConfigError
 from forerun.models import Rows
 
@@ -191,3 +195,49 @@ def test_an_echo_tells_sequences_apart_by_their_prompts() -> None:
     assert logits.argmax(-1).tolist() == [4, 7]
     first.commit([0])
     assert echo.forward([Rows(first, [4, 9])]).logits.argmax(-1).tolist() == [5, 0]
+
+
+def test_an_echo_tells_the_text_where_a_draft_follows_the_last_token_of_the_prompt() -> None:
+    echo = EchoModel(FakeModel(), [[1, 2, 3, 4, 5], [1, 2, 6, 7]])
+    cache = echo.new_cache()
+    echo.forward([Rows(cache, [1, 2], num_logits=0)])
+    cache.commit([0, 1])
+    assert echo.forward([Rows(cache, [3, 4, 9])]).logits.argmax(-1).tolist() == [4, 5, 0]
+
+
+def test_prompts_are_shared_out_by_the_time_of_the_replay() -> None:
+    """A row of a prompt takes a fifth of a plain step here, so few of them may lengthen one."""
+    plain = llm()
+    clock = VirtualClock()
+    target = PricedTarget(plain.target, costs(row=0.25, draft=0.0)[0], clock)
+    engine = Engine(target, config=EngineConfig(max_batch=2), clock=clock)
+    clients = Clients(engine, PARAMS, "t", clock)
+    clients.send(Ask(prompts(1)[0], 60))
+    rows = []
+    for number in range(30):
+        if number in (10, 20):
+            clients.send(Ask([number // 10] * 100, 2))
+        rows.append(clients.step().num_prompt_rows)
+    assert rows[10] == 100  # nothing was known of prompts before the first
+    assert rows[20:26] == [MIN_ROWS] * 6
+
+
+def test_prompts_whose_answers_are_under_way_at_the_end_of_a_replay_do_not_count() -> None:
+    """A window of ten plain steps; with it a prompt of 4 tokens was computed once, and three times the other time."""
+    speeds = []
+    for count in (1, 3):
+        clock = VirtualClock()
+        target = PricedTarget(FakeModel(), costs(row=0.5, draft=0.0)[0], clock)
+        answering = target.new_cache()
+        for number in range(10):
+            batch = [Rows(answering, [1], num_logits=1)]
+            if number < count:
+                batch.append(Rows(target.new_cache(), [2, 3, 4], num_logits=0))
+            target.forward(batch)
+            for rows in batch:
+                rows.cache.commit(range(len(rows.token_ids)))
+        assert target.prompt_rows == 3 * count
+        window = Window(clock.now, 10, [])
+        speeds.append(replay.steady_speed(window, target, [Ask([2, 3, 4, 5], 10)]))
+    # a step costs 1 and 0.5 for each row
+    assert speeds == [pytest.approx(10 / (10 * 1.5 + 3 * 0.5))] * 2

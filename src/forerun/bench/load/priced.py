@@ -23,12 +23,15 @@ class PricedTarget(StandIn):
     Attributes:
         seconds: of the last forward.
         sequences: in it.
+        prompt_rows: in all forwards: rows of which no logits were wanted.
+        prompt_seconds: by which these have lengthened the forwards.
     """
 
     def __init__(self, model: LanguageModel, costs: TargetCosts, clock: VirtualClock) -> None:
         super().__init__(model)
         self._costs, self._clock = costs, clock
         self.seconds, self.sequences = 0.0, 0
+        self.prompt_rows, self.prompt_seconds = 0, 0.0
 
     def forward(self, batch: Sequence[Rows], layers: Sequence[int] = ()) -> Forward:
         """As `LanguageModel.forward`."""
@@ -36,6 +39,11 @@ class PricedTarget(StandIn):
         context = sum(each.cache.length for each in batch)
         self.seconds, self.sequences = self._costs(len(batch), rows, context), len(batch)
         self._clock.now += self.seconds
+        wanted = sum(each.num_wanted for each in batch)
+        if wanted < rows:
+            without = self._costs(len(batch), wanted, context) if wanted else 0.0
+            self.prompt_rows += rows - wanted
+            self.prompt_seconds += max(self.seconds - without, 0.0)
         return self.model.forward(batch, layers)
 
 

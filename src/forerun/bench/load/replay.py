@@ -14,7 +14,7 @@ from forerun.bench.load.asks import Ask, in_turn
 from forerun.bench.load.loop import LEAST_REQUESTS, REQUESTS
 from forerun.bench.load.priced import PricedBudget, PricedDrafter, PricedTarget
 from forerun.bench.load.replay_costs import DrafterCosts, TargetCosts
-from forerun.bench.load.serving import Clients, closed_loop
+from forerun.bench.load.serving import Clients, Window, closed_loop
 from forerun.bench.priced_run import VirtualClock
 from forerun.bench.report import Columns, percent
 from forerun.config import AUTO, EngineConfig, SamplingParams
@@ -157,6 +157,17 @@ def _run(
     drafter = None if budget is None else PricedDrafter(priced.make(), priced.drafter, clock)
     watched = PricedBudget(budget or FixedBudget(0), target, drafter, priced.drafter, clock)
     config = EngineConfig(seed=0, max_batch=outstanding, num_draft_tokens=AUTO)
-    engine = Engine(target, drafter, tokenizer=plain.tokenizer, config=config, budget=watched)
+    engine = Engine(target, drafter, tokenizer=plain.tokenizer, config=config, budget=watched, clock=clock)
     window = closed_loop(Clients(engine, params, "replay", clock), asks, outstanding)
-    return window.speed, watched
+    return steady_speed(window, target, asks), watched
+
+
+def steady_speed(window: Window, target: PricedTarget, asks: Sequence[Ask]) -> float:
+    """Tokens per second as it would be in a window without end.
+
+    At the end of this one many answers are under way whose prompts have been computed, and how far they are differs
+    from run to run by more than what is compared. So prompts are counted in proportion to answers as in all requests.
+    """
+    prompts, answers = sum(len(ask.token_ids) - 1 for ask in asks), sum(ask.max_tokens for ask in asks)
+    each = target.prompt_seconds / target.prompt_rows if target.prompt_rows else 0.0
+    return 1 / ((window.seconds - target.prompt_seconds) / window.num_tokens + each * prompts / answers)
