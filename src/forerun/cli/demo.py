@@ -68,10 +68,8 @@ def demo(
         chosen.pop(PREDICTION, None)  # it would have nothing to read
     if drafters is None and (missing := left_out(chosen, draft)):
         stage.say(f"Left out: {missing}")
-    stage.say(f"Loading {model} ({_format(model, settings)}) ...")
     count: NumDraftTokens = AUTO if settings.num_draft_tokens is None else settings.num_draft_tokens
-    with memory_told(lambda line: stage.say(f"Memory: {line}")):
-        methods = open_methods(model, chosen, settings, count)
+    methods = _opened(stage, model, chosen, settings, count)
     runs, interrupted = perform(stage, methods, plan)
     results, plain = Results.of(plan, runs, prompts.every), methods[PLAIN]
     if json:
@@ -87,6 +85,15 @@ def demo(
             stage.say(closing_line(plain, count, plan))
     if interrupted:
         raise typer.Exit(INTERRUPTED)
+
+
+def _opened(
+    stage: Stage, model: str, drafters: Mapping[str, str], settings: LLMOptions, count: NumDraftTokens
+) -> dict[str, LLM]:
+    """`open_methods`, told on the stage."""
+    stage.say(f"Loading {model} ({_format(model, settings)}) ...")
+    with memory_told(lambda line: stage.say(f"Memory: {line}")):
+        return open_methods(model, drafters, settings, count)
 
 
 def _format(model: str, settings: LLMOptions) -> str:

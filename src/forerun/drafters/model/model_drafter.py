@@ -95,18 +95,11 @@ class ModelDrafter(Drafter):
         return sum(state.cache.nbytes for state in self._states.values())
 
     def models_to_load(self, target_name: str) -> tuple[NamedModel, ...]:
-        source = self._source_for(target_name)
-        if self._source is None and target_name != BUNDLED_TARGET and self._quantize is None:
-            return ()  # `bind` refuses it
-        if self._model is not None or not isinstance(source, (str, Path)):
+        source = self._source or (BUNDLED_DRAFT if target_name == BUNDLED_TARGET else target_name)
+        is_refused = source == target_name and self._source is None and self._quantize is None
+        if is_refused or self._model is not None or not isinstance(source, (str, Path)):
             return ()
         return (NamedModel(source, self._dtype, self._quantize),)
-
-    def _source_for(self, target_name: str) -> str | Path | LanguageModel:
-        """What was given, or what stands for nothing given; of a target other than the bundled one, the target."""
-        if self._source is not None:
-            return self._source
-        return BUNDLED_DRAFT if target_name == BUNDLED_TARGET else target_name
 
     def bind(self, binding: Binding) -> None:
         """Load the model and fit it to the target.
@@ -123,7 +116,8 @@ class ModelDrafter(Drafter):
                 "drafter='hybrid:sources=suffix+path/to/draft'; or let the target itself draft at 4 bits: "
                 "drafter='draft-model:quantize=int4'."
             )
-        self._source = self._source_for(target.name)
+        if self._source is None:
+            self._source = BUNDLED_DRAFT if target.name == BUNDLED_TARGET else target.name
         tokenizer: Any = None
         if isinstance(self._source, (str, Path)):
             model = self._model or self._load(self._source, target)
