@@ -114,7 +114,8 @@ def test_a_draft_without_room_is_left_out() -> None:
     model = load_draft_model("bundled-draft", "bfloat16")
     drafter = DraftModel(model)
     drafter._serve(model, Binding(model, seed=0))
-    model.pool.limit(3)
-    assert run(drafter, TOKENS[: 3 * PAGE - 6], 0)[1] != []  # the last token and six more just fit
-    assert run(drafter, TOKENS[PAGE : 4 * PAGE - 5], 1)[1] == []
+    room = model.new_cache().pages_wanted(3 * PAGE)  # the reference's caches are of 256 positions at least
+    model.pool.limit(room)
+    assert run(drafter, TOKENS[: 3 * PAGE - 6], 0)[1] != []  # the last token and six more just fit in three pages
+    assert run(drafter, TOKENS[1 : room * PAGE - 4], 1)[1] == []
     model.pool.check_integrity()

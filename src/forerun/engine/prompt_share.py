@@ -1,4 +1,7 @@
-"""How many rows of prompts a step may compute beside sequences that are being answered."""
+"""How many rows of prompts a step may compute beside sequences that are being answered.
+
+A step that lasts longer is noticed where an answer is streamed. Elsewhere the whole batch is the sooner full, and done.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +16,16 @@ DELAY = 1.5
 DECAY = 0.8
 """Weight that earlier steps keep."""
 ENOUGH_ROWS = 64
-"""Rows of a step that has nothing but prompts, from which on its duration tells what a row takes."""
+"""Rows of a step, from which on its duration tells what a row takes, whatever its fixed cost."""
+LEAST_SHARE = 0.2
+"""Of a step without prompts, what at least is taken for its fixed cost."""
 
 
 class PromptShare:
-    """Learns what steps and prompt rows take, and so keeps a long prompt from stalling the others' answers.
+    """Learns what a step and its rows take, and so keeps a long prompt from stalling the others' answers.
+
+    A step is taken to last `fixed + row * rows`: rows of prompts and of answers cost about the same, and what they cost
+    together is what a crowd must be measured by, since it seldom has a step without any prompt.
 
     Args:
         adaptive: False: always `MAX_ROWS`, so that what a step holds does not depend on time.
@@ -25,25 +33,28 @@ class PromptShare:
 
     def __init__(self, adaptive: bool) -> None:
         self._adaptive = adaptive
-        self._step = 0.0  # seconds of a step without prompts
-        self._row = 0.0  # seconds that a row of a prompt adds
+        self._fixed = 0.0  # seconds of a step, apart from its rows
+        self._row = 0.0  # seconds that a row adds
 
-    def rows(self, num_answering: int) -> int:
-        """Rows of prompts that the next step may hold beside so many sequences that are being answered."""
-        if not (self._adaptive and num_answering and self._step and self._row):
+    def rows(self, num_answering: int, is_watched: bool) -> int:
+        """Rows of prompts that the next step may hold.
+
+        Args:
+            num_answering: sequences that are being answered.
+            is_watched: somebody reads an answer while it is written.
+        """
+        if not (self._adaptive and is_watched and self._fixed and self._row):
             return MAX_ROWS
-        return min(max(int(DELAY * self._step / self._row), MIN_ROWS), MAX_ROWS)
+        return min(max(int(DELAY * (self._fixed / self._row + num_answering)), MIN_ROWS), MAX_ROWS)
 
     def observe(self, stats: StepStats) -> None:
         """Note a step."""
-        prompts = stats.num_prompt_rows
-        if not prompts:
-            self._step = _mixed(self._step, stats.time_total)
-        elif prompts == stats.num_rows:
-            if prompts >= ENOUGH_ROWS:
-                self._row = _mixed(self._row, stats.time_total / prompts)
-        elif self._step:
-            self._row = _mixed(self._row, max(stats.time_total - self._step, 0.0) / prompts)
+        if stats.num_prompt_rows:
+            if self._fixed or stats.num_rows >= ENOUGH_ROWS:
+                self._row = _mixed(self._row, max(stats.time_total - self._fixed, 0.0) / stats.num_rows)
+        elif stats.num_rows:
+            rest = stats.time_total - self._row * stats.num_rows
+            self._fixed = _mixed(self._fixed, max(rest, LEAST_SHARE * stats.time_total))
 
 
 def _mixed(old: float, new: float) -> float:

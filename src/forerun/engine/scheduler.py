@@ -170,7 +170,10 @@ class Scheduler:
         """
         ready = [state for state in self.running if state.num_missing == 1]
         left = self._available - sum([state.pages_wanted(1) for state in ready])
-        turns = self._prompts(self._share.rows(len(ready)), left) if len(ready) < len(self.running) else []
+        turns = []
+        if len(ready) < len(self.running):
+            rows = self._share.rows(len(ready), any(state.request.stream for state in ready))
+            turns = self._prompts(rows, left)
         left -= sum([turn.state.pages_wanted(turn.num_owed) for turn in turns])
         answering = [Turn(state) for state in ready]
         if budget is None or not ready:

@@ -85,7 +85,7 @@ def measure(
 
 
 def _run(plain: LLM, asks: Sequence[Ask]) -> _Run:
-    clients = Clients(plain.engine, SamplingParams(temperature=0, ignore_eos=True), "batch")
+    clients = Clients(plain.engine, SamplingParams(temperature=0, ignore_eos=True), "batch", streamed=False)
     for ask in asks:
         clients.send(ask)
     steps = tokens = 0

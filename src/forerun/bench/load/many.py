@@ -109,7 +109,7 @@ def _loop(reference: SlotsReference, prompts: Sequence[Sequence[int]], max_token
 
 
 def _serve(llm: LLM, prompts: Sequence[Sequence[int]], max_tokens: int) -> int:
-    clients = Clients(llm.engine, SamplingParams(temperature=0, ignore_eos=True), "many")
+    clients = Clients(llm.engine, SamplingParams(temperature=0, ignore_eos=True), "many", streamed=False)
     for prompt in prompts:
         clients.send(Ask(list(prompt), max_tokens))
     clients.finish()

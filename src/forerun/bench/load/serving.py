@@ -59,6 +59,7 @@ class Clients:
         tenant: each request is a tenant of its own, under this name, so that none finds what another has left;
             None: they name none.
         clock: seconds.
+        streamed: the answers come as they are written; otherwise whole, and prompts need not wait for them.
 
     Attributes:
         clock: see above.
@@ -73,8 +74,10 @@ class Clients:
         params: SamplingParams,
         tenant: str | None = None,
         clock: Callable[[], float] = perf_counter,
+        streamed: bool = True,
     ) -> None:
         self.engine = engine
+        self._streamed = streamed
         self._params, self._tenant, self.clock = params, tenant, clock
         self.live: dict[int, Stream] = {}
         self.complete: list[Stream] = []
@@ -87,7 +90,7 @@ class Clients:
         self._num_sent += 1
         params = replace(self._params, max_tokens=ask.max_tokens, tenant=tenant)
         stream = Stream(self.clock())
-        self.live[self.engine.add(ask.token_ids, params, stream=True)] = stream
+        self.live[self.engine.add(ask.token_ids, params, stream=self._streamed)] = stream
         return stream
 
     def step(self) -> StepStats:
@@ -102,7 +105,8 @@ class Clients:
             output = outputs.popleft()
             if output.error is not None:
                 raise output.error
-            stream, count = self.live[output.request_id], len(output.chunk.token_ids)
+            come = output.choice if output.choice is not None and not self._streamed else output.chunk
+            stream, count = self.live[output.request_id], len(come.token_ids)
             if count:
                 stream.arrivals.append((now, count))
                 self.num_tokens += count
