@@ -9,7 +9,7 @@ from typing import Any
 
 from forerun.bench.compare import Run
 from forerun.bench.prompts import Request
-from forerun.config import AUTO, NumDraftTokens, SamplingParams
+from forerun.config import AUTO, OFF, NumDraftTokens, SamplingParams
 from forerun.drafters import Drafter, build_drafter
 from forerun.engine import LLM
 from forerun.models import LanguageModel, Rows
@@ -32,7 +32,14 @@ def beside(plain: LLM, drafter: str, num_draft_tokens: NumDraftTokens) -> LLM:
     num_draft_tokens: "auto" keeps a K that is part of the drafter's text.
     """
     k = None if num_draft_tokens == AUTO else num_draft_tokens
-    return LLM(plain.target, drafter=drafter, num_draft_tokens=k, tokenizer=plain.tokenizer, seed=0)
+    return LLM(
+        plain.target,
+        drafter=drafter,
+        num_draft_tokens=k,
+        tokenizer=plain.tokenizer,
+        seed=0,
+        prefix_reuse=OFF,  # no method is to find a prompt that another has computed
+    )
 
 
 def open_engines(

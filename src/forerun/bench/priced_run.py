@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from forerun.bench.echo import EchoModel
 from forerun.bench.replay_costs import CostCurve, DrafterCosts
-from forerun.config import EngineConfig, SamplingParams
+from forerun.config import OFF, EngineConfig, SamplingParams
 from forerun.drafters import Drafter, Traits
 from forerun.engine import LLM
 from forerun.engine.engine import Engine
@@ -190,7 +190,7 @@ def priced_run(
     """
     clock = VirtualClock()
     priced = PricedBudget(budget, setting.target, setting.rest, clock)
-    plain, config, echo = setting.plain, EngineConfig(seed=0), EchoModel(setting.plain.target)
+    plain, config, echo = setting.plain, EngineConfig(seed=0, prefix_reuse=OFF), EchoModel(setting.plain.target)
     target = echo if texts else plain.target
     engine = Engine(target, setting.make(clock), tokenizer=plain.tokenizer, config=config, budget=priced)
     for number, (prompt, each) in enumerate(zip(prompts, params, strict=True)):

@@ -10,7 +10,7 @@ from time import perf_counter
 
 import numpy as np
 
-from forerun.config import EngineConfig, SamplingParams
+from forerun.config import OFF, EngineConfig, SamplingParams
 from forerun.drafters import Drafter
 from forerun.engine import LLM
 from forerun.engine.engine import Engine
@@ -87,7 +87,7 @@ def drafter_costs(
     idle: list[float] = []
     for budget in (0, *budgets):
         # at a budget of 0 the drafter still learns what was committed, and that time is measured
-        fixed, config = FixedBudget(budget), EngineConfig(seed=0)
+        fixed, config = FixedBudget(budget), EngineConfig(seed=0, prefix_reuse=OFF)
         engine = Engine(plain.target, make(), tokenizer=plain.tokenizer, config=config, budget=fixed)
         engine.add(list(prompt), params)
         while engine.has_work:

@@ -21,7 +21,7 @@ from forerun.cli.generate import INTERRUPTED
 from forerun.cli.memory_line import memory_told
 from forerun.cli.options import LLMOptions
 from forerun.cli.output import print_json, size_text
-from forerun.config import AUTO, BUNDLED_TARGET, NumDraftTokens, SamplingParams
+from forerun.config import AUTO, BUNDLED_TARGET, OFF, NumDraftTokens, SamplingParams
 from forerun.errors import ConfigError, FetchError, ModelLoadError
 from forerun.fetch import fetching, store
 
@@ -224,6 +224,7 @@ def open_methods(
         device=settings.device,
         adapter=settings.adapter,
         quantize=settings.quantize,
+        prefix_reuse=OFF,
     )
     return {PLAIN: plain} | {name: beside(plain, spec, num_draft_tokens) for name, spec in drafters.items()}
 

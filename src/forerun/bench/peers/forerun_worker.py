@@ -17,12 +17,14 @@ class Forerun:
         from forerun import __version__
         from forerun.bench.engines import beside
         from forerun.bench.measure import machine
-        from forerun.config import AUTO, REFERENCE
+        from forerun.config import AUTO, OFF, REFERENCE
         from forerun.engine import LLM
         from forerun.models import number_format
 
         torch.set_num_threads(options["threads"])
-        plain = LLM(options["model"], drafter=None, dtype=options["dtype"], quantize=options["quantize"])
+        plain = LLM(
+            options["model"], drafter=None, dtype=options["dtype"], quantize=options["quantize"], prefix_reuse=OFF
+        )
         self._engines = {PLAIN: plain}
         for name, text in options["drafters"].items():
             self._engines[name] = beside(plain, text, AUTO)

@@ -18,7 +18,7 @@ from forerun.cli.demo import DRAFT_MODEL, choose_drafters
 from forerun.cli.flags import Flags, with_flags
 from forerun.cli.memory_line import memory_told
 from forerun.cli.options import LLMOptions
-from forerun.config import AUTO, BUNDLED_DRAFT, SamplingParams
+from forerun.config import AUTO, BUNDLED_DRAFT, OFF, SamplingParams
 from forerun.errors import ConfigError
 from forerun.fields import option
 from forerun.files.write import refuse_to_overwrite
@@ -92,7 +92,7 @@ def generate(
     quieten()
     say(f"loading {model}")
     with memory_told(say):
-        plain = LLM(model, drafter=None, dtype=llm.dtype, adapter=llm.adapter, quantize=llm.quantize)
+        plain = LLM(model, drafter=None, dtype=llm.dtype, adapter=llm.adapter, quantize=llm.quantize, prefix_reuse=OFF)
     by_method, by_drafter = engines.open_engines(plain, chosen, counts)
     prompts = prepare(plain, cases, compared.max_tokens)
     workloads = [Workload(name, prompts[name], temperatures(each) or heats) for name, each in cases.items()]

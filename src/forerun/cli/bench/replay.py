@@ -53,12 +53,13 @@ def replay(
     from forerun.bench.prompts import prepare
     from forerun.bench.reference import quieten
     from forerun.bench.replay_costs import target_costs
+    from forerun.config import OFF
     from forerun.engine import LLM
     from forerun.models import load_model, number_format
 
     quieten()
     cost_of, dtype = priced.cost_of, llm.dtype
-    plain = LLM(model, drafter=None, dtype=dtype, adapter=llm.adapter, quantize=llm.quantize)
+    plain = LLM(model, drafter=None, dtype=dtype, adapter=llm.adapter, quantize=llm.quantize, prefix_reuse=OFF)
     prompts = prepare(plain, cases, compared.max_tokens)
     heats = {name: temperatures(each) for name, each in cases.items()}
     say("timing the target's forward")
