@@ -11,6 +11,7 @@ import torch
 
 from forerun.config import EngineConfig, SamplingParams
 from forerun.drafters import Drafter
+from forerun.drafters.ask import check_drafter
 from forerun.engine.checks import check_request, encode_prediction, with_special_stops
 from forerun.engine.departures import Departures
 from forerun.engine.interrupts import HeldInterrupts
@@ -51,6 +52,8 @@ class Engine:
         budget: Budget | None = None,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
+        if drafter is not None:
+            check_drafter(drafter)
         self.target = target
         self.drafter = drafter
         self._clock = clock
