@@ -24,10 +24,10 @@ class WaitingQueue:
         self._resuming: dict[int, deque[SequenceState]] = {}
         self._given: dict[str | None, float] = {}  # tokens, since the queue was last empty
         self._level = 0.0  # what the last tenant served had been given before
-        self._count = 0
 
-    def __len__(self) -> int:
-        return self._count
+    def __len__(self) -> int:  # counted anew: an interrupt may come between a queue and its count
+        lines = sum([len(states) for line in self._lines.values() for states in line.values()])
+        return lines + sum(map(len, self._resuming.values()))
 
     def __iter__(self) -> Iterator[SequenceState]:
         for resuming in self._resuming.values():
@@ -43,33 +43,30 @@ class WaitingQueue:
         # who comes anew has no claim to what others were given in the meantime
         self._given[params.tenant] = max(self._given.get(params.tenant, 0.0), self._level)
         states.append(state)
-        self._count += 1
 
     def push_back(self, state: SequenceState) -> None:
         """Put a sequence before all others of its priority, unless it is there already."""
         resuming = self._resuming.setdefault(state.request.params.priority, deque())
         if state not in resuming:
             resuming.appendleft(state)
-            self._count += 1
 
     @property
     def first(self) -> SequenceState | None:
         """Who is next."""
-        if not self._count:
-            return None
-        priority = max((*self._resuming, *self._lines))
-        resuming = self._resuming.get(priority)
-        if resuming:
-            return resuming[0]
-        line = self._lines[priority]
-        return line[min(line, key=self._given.__getitem__)][0]
+        for priority in sorted({*self._resuming, *self._lines}, reverse=True):
+            if resuming := self._resuming.get(priority):
+                return resuming[0]
+            line = {tenant: states for tenant, states in self._lines.get(priority, {}).items() if states}
+            if line:
+                return line[min(line, key=lambda tenant: self._given.get(tenant, 0.0))][0]
+        return None
 
     def take(self, state: SequenceState) -> None:
         """Remove a sequence that gets a place."""
         params = state.request.params
         if state not in self._resuming.get(params.priority, ()):
-            self._level = self._given[params.tenant]
-            self._given[params.tenant] += state.sequence.max_length
+            self._level = self._given.get(params.tenant, 0.0)
+            self._given[params.tenant] = self._level + state.sequence.max_length
         self.remove(state)
 
     def remove(self, state: SequenceState) -> None:
@@ -80,17 +77,15 @@ class WaitingQueue:
             resuming.remove(state)
             if not resuming:
                 del self._resuming[params.priority]
-            self._count -= 1
             return
         line = self._lines.get(params.priority, {})
         states = line.get(params.tenant)
         if states is None or state not in states:
             return
         states.remove(state)
-        self._count -= 1
         if not states:
             del line[params.tenant]
             if not line:
                 del self._lines[params.priority]
-        if not self._count:
+        if not len(self):
             self._given, self._level = {}, 0.0
