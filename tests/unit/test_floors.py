@@ -28,6 +28,7 @@ FLOORS = {
     "cache": 2,
     "retrieval": 2,
     "vocabulary": 2,
+    "heads": 2,
     "gguf_format": 2,
     "models": 3,
     "drafters": 4,
