@@ -11,12 +11,13 @@ from dataclasses import dataclass, replace
 
 from forerun.bench.echo import EchoModel
 from forerun.bench.replay_costs import CostCurve, DrafterCosts
+from forerun.bench.wrapped_drafter import WrappedDrafter
 from forerun.config import OFF, EngineConfig, SamplingParams
-from forerun.drafters import Drafter, Traits
+from forerun.drafters import Drafter
 from forerun.engine import LLM
 from forerun.engine.engine import Engine
 from forerun.policy import Budget, Outcome, Plan, StepCost
-from forerun.types import Draft, Needs, Sequence as Tokens, Step
+from forerun.types import Draft, Sequence as Tokens, Step
 
 
 @dataclass(slots=True)
@@ -33,7 +34,7 @@ class VirtualClock:
         return self.now
 
 
-class PricedDrafter(Drafter):
+class PricedDrafter(WrappedDrafter):
     """A drafter whose work moves a virtual clock by its measured costs.
 
     Args:
@@ -43,40 +44,19 @@ class PricedDrafter(Drafter):
     """
 
     def __init__(self, drafter: Drafter, costs: DrafterCosts, clock: VirtualClock) -> None:
-        self._drafter = drafter
+        super().__init__(drafter)
         self._costs = costs
         self._clock = clock
 
-    @property
-    def needs(self) -> Needs:
-        return self._drafter.needs
-
-    @property
-    def traits(self) -> Traits:
-        return self._drafter.traits
-
-    @property
-    def nbytes(self) -> int:
-        return self._drafter.nbytes
-
-    def start(self, sequence: Tokens) -> None:
-        self._drafter.start(sequence)
-
-    def stop(self, sequence: Tokens) -> None:
-        self._drafter.stop(sequence)
-
-    def rewind(self, sequence: Tokens, length: int) -> None:
-        self._drafter.rewind(sequence, length)
-
     def draft(self, sequences: Sequence[Tokens], budgets: Sequence[int], price: float = 0.0) -> list[Draft]:
-        drafts = self._drafter.draft(sequences, budgets, price)
+        drafts = super().draft(sequences, budgets, price)
         for draft, budget in zip(drafts, budgets, strict=True):
             if budget:  # the curve includes learning what became of the draft, which `commit` adds
                 self._clock.now += max(0.0, self._costs.draft(len(draft)) - self._costs.idle)
         return drafts
 
     def commit(self, steps: Sequence[Step]) -> None:
-        self._drafter.commit(steps)
+        super().commit(steps)
         self._clock.now += self._costs.idle * sum(step.verdict is not None for step in steps)
 
 

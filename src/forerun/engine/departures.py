@@ -67,11 +67,15 @@ class Departures:
             put(failure(state, state.error), state, self.outputs)
 
     def leave(self, state: SequenceState) -> None:
-        """Free what the sequence holds, however often this is called."""
+        """The sequence is gone from the engine, however often this is called."""
+        self.release(state)
+        self._scheduler.remove(state)
+
+    def release(self, state: SequenceState) -> None:
+        """Free all that the sequence holds; its pages stay adoptable."""
         self._memory.hand_on(state)
         self.stop(state)
         self.let_go(state)
-        self._scheduler.remove(state)
 
     def let_go(self, state: SequenceState) -> None:
         """Free the sequence's cache."""

@@ -184,9 +184,7 @@ class Engine:
 
     def _displace(self, state: SequenceState) -> None:
         """Take a running sequence's memory, and put it back into the queue."""
-        self._memory.hand_on(state)
-        self._exits.stop(state)
-        self._exits.let_go(state)
+        self._exits.release(state)
         if state.wants_prompt_logprobs:
             state.prompt_logprobs = [None]
         state.stats.num_preemptions += 1

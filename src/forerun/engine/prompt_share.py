@@ -9,7 +9,7 @@ from forerun.engine.stats import StepStats
 
 MAX_ROWS = 512
 """Rows of prompts in one step, whoever else is in it."""
-MIN_ROWS = 16
+MIN_ROWS = 8
 """The same at least: below, the step's fixed cost is most of what a prompt takes."""
 DELAY = 1.2
 """By how many times the duration of a step without prompts the prompts in it may lengthen a step."""

@@ -11,10 +11,11 @@ from dataclasses import replace
 
 from forerun.bench.load.replay_costs import DrafterCosts, TargetCosts
 from forerun.bench.priced_run import VirtualClock
-from forerun.drafters import Drafter, Traits
+from forerun.bench.wrapped_drafter import WrappedDrafter
+from forerun.drafters import Drafter
 from forerun.models import Forward, LanguageModel, Rows, StandIn
 from forerun.policy import Budget, Outcome, Plan, StepCost
-from forerun.types import Draft, Needs, Sequence as Tokens, Step
+from forerun.types import Draft, Sequence as Tokens, Step
 
 
 class PricedTarget(StandIn):
@@ -47,7 +48,7 @@ class PricedTarget(StandIn):
         return self.model.forward(batch, layers)
 
 
-class PricedDrafter(Drafter):
+class PricedDrafter(WrappedDrafter):
     """A drafter whose work moves a clock.
 
     Attributes:
@@ -55,32 +56,12 @@ class PricedDrafter(Drafter):
     """
 
     def __init__(self, drafter: Drafter, costs: DrafterCosts, clock: VirtualClock) -> None:
-        self._drafter, self._costs, self._clock = drafter, costs, clock
+        super().__init__(drafter)
+        self._costs, self._clock = costs, clock
         self.seconds = 0.0
 
-    @property
-    def needs(self) -> Needs:
-        return self._drafter.needs
-
-    @property
-    def traits(self) -> Traits:
-        return self._drafter.traits
-
-    @property
-    def nbytes(self) -> int:
-        return self._drafter.nbytes
-
-    def start(self, sequence: Tokens) -> None:
-        self._drafter.start(sequence)
-
-    def stop(self, sequence: Tokens) -> None:
-        self._drafter.stop(sequence)
-
-    def rewind(self, sequence: Tokens, length: int) -> None:
-        self._drafter.rewind(sequence, length)
-
     def draft(self, sequences: Sequence[Tokens], budgets: Sequence[int], price: float = 0.0) -> list[Draft]:
-        drafts = self._drafter.draft(sequences, budgets, price)
+        drafts = super().draft(sequences, budgets, price)
         asked = sum(budget > 0 for budget in budgets)
         if asked:  # the surface includes learning what became of the drafts, which `commit` adds
             longest = max(map(len, drafts))
@@ -88,7 +69,7 @@ class PricedDrafter(Drafter):
         return drafts
 
     def commit(self, steps: Sequence[Step]) -> None:
-        self._drafter.commit(steps)
+        super().commit(steps)
         told = sum(step.verdict is not None for step in steps)
         if told:
             self._spend(self._costs.idle(told, 0))
