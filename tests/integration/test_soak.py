@@ -25,7 +25,7 @@ def resident() -> int:
 
 def request(rng: random.Random, texts: list[list[int]]) -> tuple[list[int], SamplingParams]:
     text = rng.choice(texts)
-    start = rng.choice([0, 0, 0, 64, 128])
+    start = min(rng.choice([0, 0, 0, 64, 128]), len(text) // 2)
     params = SamplingParams(
         temperature=rng.choice([0.0, 0.8]),
         seed=rng.choice([None, 3]),

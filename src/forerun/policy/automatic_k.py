@@ -27,12 +27,17 @@ COST_SAVE_STEPS = 32
 """Steps after which costs are first saved; then whenever that many have doubled."""
 PLAN_STEPS = 4
 """Steps a plan stands while the batch is the same."""
+PLAIN_CELL = (0, 0)
+"""Of `Prospects.rates_together`: no sequence drafts."""
 PLACES_ALONE = 16
 """Budgets that are compared for a single sequence; or twice the standing one, if that is more."""
 PLAN_MARGIN = 0.01
 """Relative gain in tokens per second by which another plan must beat the standing one."""
-PLAN_MARGIN_PLAIN = 0.02
-"""The same where one of the two is plain decoding."""
+GAIN_ALONE = (0.02, 0.0)
+"""Relative gain over plain decoding that drafting must promise, to begin and to go on, for a single sequence."""
+GAIN_TOGETHER = (0.05, 0.02)
+"""The same of several. There, gains are small: of so many plans that cost about the same, the one that looks best
+has often only been measured in a lucky moment."""
 PLACES_REASON = 8
 """Budgets by which a batch that does not draft is compared with one sequence alone."""
 PROBE_FORGETS = 0.8
@@ -68,7 +73,7 @@ class AutoBudget(Budget):
         self._plain: Plan | None = None  # the plan itself, where nobody drafts
         self._unlearned: list[tuple[int, StepCost, Seq[Outcome]]] = []  # the steps since the plan was made
         self._alone = 0  # the last K of a single sequence
-        self._cell = (0, 0)  # the last threshold and limit of several
+        self._cell = PLAIN_CELL  # the last threshold and limit of several
         self._turn = 0
         self._forgone = 0.0  # tokens that plain decoding would give in the time of the present probe; 0 without one
         self._idle: dict[Sequence, int] = {}  # the last step in which the sequence drafted, or before it came
@@ -198,8 +203,10 @@ class AutoBudget(Budget):
         rates = prospects.rates
         best = rates.index(max(rates))
         stay = min(self._chosen.get(sequence, self._alone), self._places)
-        if not _clearly_better(rates[best], rates[stay], (best == 0) != (stay == 0)):
+        if best and stay and rates[best] <= rates[stay] * (1 + PLAN_MARGIN):
             best = stay
+        if not _pays(rates[best], rates[0], GAIN_ALONE, goes_on=stay > 0):
+            best = 0
         self._alone = best
         return rates[best], [best]
 
@@ -210,9 +217,11 @@ class AutoBudget(Budget):
         grid, choices = prospects.rates_together()
         best = int(grid.argmax()) // grid.shape[1], int(grid.argmax()) % grid.shape[1]
         stay = min(self._cell[0], grid.shape[0] - 1), min(self._cell[1], grid.shape[1] - 1)
-        plain = [not choices[cell].any() for cell in (best, stay)]
-        if not _clearly_better(grid[best], grid[stay], plain[0] != plain[1]):
+        drafts = bool(choices[stay].any())
+        if drafts and grid[best] <= grid[stay] * (1 + PLAN_MARGIN):
             best = stay
+        if not _pays(grid[best], grid[PLAIN_CELL], GAIN_TOGETHER, goes_on=drafts):
+            best = PLAIN_CELL
         self._cell = best
         budgets: list[int] = choices[best].tolist()
         return float(grid[best]), budgets
@@ -227,7 +236,7 @@ class AutoBudget(Budget):
         assert target is not None
         gains, chances = (each[:, :places].mean(0).tolist() for each in (prospects.gains, prospects.chances))
         rates = ProspectsAlone(gains, chances, target.tolist(), self.costs.draft(1, places).tolist()).rates
-        return max(rates[1:]) > rates[0] * (1 + PLAN_MARGIN_PLAIN)
+        return _pays(max(rates[1:]), rates[0], GAIN_ALONE, goes_on=False)
 
     def _probe(self, sequences: Seq[Sequence], budgets: list[int]) -> list[int] | None:
         """Other budgets for this step, if some that might show something new can be afforded."""
@@ -285,8 +294,9 @@ def automatic_budget(*, whole_draft: int | None, cost_key: tuple[str, ...] | Non
     return AutoBudget(StoredCosts((*cost_key, str(torch.get_num_threads()))))
 
 
-def _clearly_better(best: float, stay: float, one_is_plain: bool) -> bool:
-    return best > stay * (1 + (PLAN_MARGIN_PLAIN if one_is_plain else PLAN_MARGIN))
+def _pays(rate: float, plain: float, gain: tuple[float, float], *, goes_on: bool) -> bool:
+    """Whether drafting at this rate gives so much more than plain decoding that it begins, or goes on."""
+    return rate > plain * (1 + gain[goes_on])
 
 
 def _clipped_mean(seconds: Seq[float]) -> float:

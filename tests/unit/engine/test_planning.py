@@ -48,20 +48,24 @@ def settled(budget: AutoBudget, own: list[Sequence]) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("first", "second", "gain", "moves"),
+    ("batch", "first", "second", "gain", "moves"),
     [
-        (3, 4, 1.005, False),
-        (3, 4, 1.015, True),
-        (4, 3, 1.005, False),
-        (4, 3, 1.015, True),
-        (3, 0, 1.005, False),
-        (3, 0, 1.015, False),  # to and from plain decoding it takes more
-        (3, 0, 1.025, True),
-        (0, 3, 1.015, False),
-        (0, 3, 1.025, True),
+        (1, 3, 4, 1.005, False),
+        (1, 3, 4, 1.015, True),
+        (1, 4, 3, 1.005, False),
+        (1, 4, 3, 1.015, True),
+        (1, 3, 0, 0.99, False),  # alone, drafting goes on while it is no slower than plain decoding
+        (1, 3, 0, 1.005, True),
+        (1, 0, 3, 1.015, False),
+        (1, 0, 3, 1.025, True),
+        (2, 4, 3, 1.005, False),
+        (2, 4, 3, 1.015, True),
+        (2, 3, 0, 0.975, False),  # in a crowd it must give more
+        (2, 3, 0, 0.985, True),
+        (2, 0, 3, 1.04, False),
+        (2, 0, 3, 1.06, True),
     ],
 )
-@pytest.mark.parametrize("batch", [1, 2])
 def test_a_plan_stands_until_another_is_clearly_better(
     batch: int, first: int, second: int, gain: float, moves: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
