@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,7 +12,7 @@ from typer.core import TyperGroup
 from forerun import __version__
 from forerun.cli import batch, bench, cache, demo, drafters, export, fetch, generate, index, info, make, quantize, train
 from forerun.cli.chat import command as chat
-from forerun.cli.precedence import read_config
+from forerun.cli.precedence import misspelt_variables, read_config
 from forerun.errors import ForerunError
 
 
@@ -61,6 +62,8 @@ def root(
         ),
     ] = False,
 ) -> None:
+    for text in misspelt_variables(ctx.command, "FORERUN", os.environ):
+        typer.echo(f"forerun: {text}", err=True)
     if config is not None:
         ctx.default_map = read_config(config, ctx.command)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import difflib
 import tomllib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,37 @@ def read_config(path: Path, command: Any) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:  # not TOML, not UTF-8, too many digits, nested too deeply
         raise ConfigError(f"The configuration file {path} is not TOML: {error}.") from None
     return _checked(tables, command, str(path), "")
+
+
+def misspelt_variables(command: Any, prefix: str, environment: Iterable[str]) -> list[str]:
+    """What to tell of environment variables that look like a flag's, and are none's.
+
+    Args:
+        command: the root command.
+        prefix: of the variables of its flags, such as FORERUN.
+    """
+    commands, flags = _variables(command, prefix)
+    told = []
+    for name in sorted(environment):
+        if name in flags or not name.startswith(f"{prefix}_"):
+            continue
+        close = difflib.get_close_matches(name, sorted(flags), n=1, cutoff=0.85)
+        if close or any(name.startswith(f"{each}_") for each in commands):
+            hint = f"Did you mean {close[0]}?" if close else "The command's --help lists them."
+            told.append(f"The environment variable {name} belongs to no flag, and has no effect. {hint}")
+    return told
+
+
+def _variables(command: Any, prefix: str) -> tuple[set[str], set[str]]:
+    """Of this command and those below it: their prefixes, but for the first, and the variables of their flags."""
+    commands: set[str] = set()
+    flags = {f"{prefix}_{flag.name.upper()}" for flag in command.params}
+    for name, each in getattr(command, "commands", {}).items():
+        below = f"{prefix}_{name.upper().replace('-', '_')}"
+        more, others = _variables(each, below)
+        commands |= {below} | more
+        flags |= others
+    return commands, flags
 
 
 def _checked(table: dict[str, Any], command: Any, path: str, where: str) -> dict[str, Any]:

@@ -29,3 +29,18 @@ def test_help_names_the_environment_variables(invoke: Invoke) -> None:
 
 def test_an_unknown_command_exits_with_2(invoke: Invoke) -> None:
     assert invoke("no-such-command").exit_code == 2
+
+
+def test_a_misspelt_variable_is_told(invoke: Invoke) -> None:
+    environment = {
+        "FORERUN_DRAFTERS_JSN": "1",
+        "FORERUN_DRAFTERS_WHATEVER_IT_IS": "1",
+        "FORERUN_OTHER": "1",
+        "OTHER": "1",
+    }
+    told = invoke("drafters", env=environment).stderr.splitlines()
+    no_flag = "belongs to no flag, and has no effect."
+    assert told == [
+        f"forerun: The environment variable FORERUN_DRAFTERS_JSN {no_flag} Did you mean FORERUN_DRAFTERS_JSON?",
+        f"forerun: The environment variable FORERUN_DRAFTERS_WHATEVER_IT_IS {no_flag} The command's --help lists them.",
+    ]
