@@ -3,28 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from forerun.heads.eagle_config import EagleConfig, eagle_tensors
+from forerun.heads import EagleConfig, StoredHead, eagle_tensors
 from forerun.models import LanguageModel, Model
 
 
-@dataclass
-class Head:
-    """A head as it is stored."""
-
-    config: EagleConfig
-    tensors: dict[str, Tensor]
-    d2t: Tensor | None = None
-    fingerprint: str | None = None
-    record: dict[str, Any] = field(default_factory=dict)
-
-
-def random_head(target: Model, seed: int = 0, draft_vocab_size: int | None = None, **options: Any) -> Head:
+def random_head(target: Model, seed: int = 0, draft_vocab_size: int | None = None, **options: Any) -> StoredHead:
     """A head of random weights that reads two states (version 1: one) and proposes so many tokens, or all."""
     generator = torch.Generator().manual_seed(seed)
     version = options.pop("version", 3)
@@ -51,13 +39,13 @@ def random_head(target: Model, seed: int = 0, draft_vocab_size: int | None = Non
         numbers = torch.randn(shape, generator=generator)
         tensors[name] = 1 + 0.1 * numbers if len(shape) == 1 else 1.5 * numbers * shape[1] ** -0.5
     if size == vocab:
-        return Head(config, tensors)
+        return StoredHead(config, tensors)
     tokens = torch.randperm(vocab, generator=generator)[:size].sort().values
-    return Head(config, tensors, tokens - torch.arange(size))
+    return StoredHead(config, tensors, tokens - torch.arange(size))
 
 
 def reference_logits(
-    head: Head, target: LanguageModel, token_ids: Sequence[int], taps: Tensor, num_drafted: int = 0
+    head: StoredHead, target: LanguageModel, token_ids: Sequence[int], taps: Tensor, num_drafted: int = 0
 ) -> Tensor:
     """[n, V] float64 logits of each row of a chain.
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:  # for type checkers alone: the classes of the rows
     from forerun.drafters.hybrid.hybrid import Hybrid as Hybrid
     from forerun.drafters.model.draft_model import DraftModel as DraftModel
     from forerun.drafters.model.draft_tree import DraftTree as DraftTree
+    from forerun.drafters.model.eagle import Eagle as Eagle, EagleTree as EagleTree
     from forerun.drafters.model.staged import Staged as Staged
     from forerun.drafters.target.early_exit import EarlyExit as EarlyExit
     from forerun.drafters.target.lookahead import Lookahead as Lookahead
@@ -79,6 +80,15 @@ DRAFTERS: Mapping[str, DrafterRow] = {
     ),
     "cross-vocab": DrafterRow(
         "cross_vocab.cross_vocab:CrossVocab", "model", "a draft model with another tokenizer", "model"
+    ),
+    "eagle": DrafterRow(
+        "model.eagle:Eagle", "target", "a head reads the target's hidden states and drafts a chain", "model"
+    ),
+    "eagle-tree": DrafterRow(
+        "model.eagle:EagleTree",
+        "target",
+        "a head reads the target's hidden states and drafts a branching tree",
+        "model",
     ),
     "prompt-lookup": DrafterRow(
         "text.prompt_lookup:PromptLookup", "lookup", "copies what followed the last tokens earlier in the sequence"

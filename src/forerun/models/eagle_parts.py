@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from forerun.config import REFERENCE
-from forerun.heads.eagle_config import EagleConfig
+from forerun.heads.stored import StoredHead
 from forerun.kernels.native_linear import NativeLinear
 from forerun.kernels.quantise import quantise_int8
+from forerun.kernels.quantised_weight import QuantisedWeight
 from forerun.models.attention.base import Attention
 from forerun.models.attention.native import NativeAttention
 from forerun.models.attention.reference import ReferenceAttention
@@ -52,20 +53,33 @@ class LayerParts:
     eps: Tensor
 
     @classmethod
-    def of(
-        cls, config: EagleConfig, tensors: Mapping[str, Tensor], target: LanguageModel, token_ids: Tensor
-    ) -> LayerParts:
+    def of(cls, head: StoredHead, target: LanguageModel, token_ids: Tensor) -> LayerParts:
         """Of a head's tensors. token_ids: [draft_vocab_size], the target's tokens that it can propose."""
+        config, tensors = head.config, head.tensors
         device, dtype = target.device, target.dtype
         compute = torch.float64 if dtype == torch.float64 else torch.float32
         is_quantised = target.quantize is not None
         library = None if target.kernels == REFERENCE else library_for(device, dtype, is_quantised=is_quantised)
         takes = compute if library is not None or is_quantised else dtype
 
-        def linear(*weights: Tensor) -> Linear:
-            joined = torch.cat([weight.to(device, compute) for weight in weights])
+        def linear(*names: str, paired: int = 0) -> Linear:
+            """Of the matrices of these names; the heads of the first `paired` of them are to be rotated."""
+            parts: list[Tensor | QuantisedWeight] = []
+            for number, name in enumerate(names):
+                order = torch.arange(len(tensors[name]))
+                order = pair_halves(order, config.head_dim) if number < paired else order
+                codes = head.codes.get(name)
+                parts.append(tensors[name][order] if codes is None else codes.rows(order))
+            return product_of(parts)
+
+        def product_of(parts: Sequence[Tensor | QuantisedWeight]) -> Linear:
+            codes = [part.to(device) for part in parts if isinstance(part, QuantisedWeight)]
+            if len(codes) == len(parts):
+                return make_quantised_linear(codes)
+            numbers = [part.dequantise(compute) if isinstance(part, QuantisedWeight) else part for part in parts]
+            joined = torch.cat([part.to(device, compute) for part in numbers])
             if is_quantised:
-                return make_quantised_linear([quantise_int8(joined, "head")])
+                return make_quantised_linear([quantise_int8(joined, "a head")])
             joined = joined.to(dtype)
             return make_linear(joined) if library is None else NativeLinear(library, joined)
 
@@ -74,8 +88,7 @@ class LayerParts:
             return None if found is None else found.detach().to(device, compute)
 
         layer = "layers.0" if config.version == 1 else "midlayer"
-        weight = {key.removeprefix(f"{layer}.").removesuffix(".weight"): each for key, each in tensors.items()}
-        query, key = (pair_halves(weight[f"self_attn.{name}_proj"], config.head_dim) for name in "qk")
+        qkv = [f"{layer}.self_attn.{name}_proj.weight" for name in "qkv"]
         mlp_norm = norm(f"{layer}.post_attention_layernorm")
         assert mlp_norm is not None
         norms = [norm(f"fc_norm.{i}") for i in range(len(config.layers))] if config.norm_before_fc else None
@@ -83,13 +96,13 @@ class LayerParts:
             compute_dtype=compute,
             product_dtype=takes,
             attention=ReferenceAttention(takes) if library is None else NativeAttention(library, takes, dtype),
-            fuse=linear(weight["fc"]),
-            qkv=linear(query, key, weight["self_attn.v_proj"]),
-            out=linear(weight["self_attn.o_proj"]),
-            gate_up=linear(weight["mlp.gate_proj"], weight["mlp.up_proj"]),
-            down=linear(weight["mlp.down_proj"]),
-            head=linear(weight["lm_head"] if config.own_output_rows else target.output_rows(token_ids)),
-            embedding_residual=linear(weight["embedding_residual"]) if config.embedding_residual else None,
+            fuse=linear("fc.weight"),
+            qkv=linear(*qkv, paired=2),
+            out=linear(f"{layer}.self_attn.o_proj.weight"),
+            gate_up=linear(f"{layer}.mlp.gate_proj.weight", f"{layer}.mlp.up_proj.weight"),
+            down=linear(f"{layer}.mlp.down_proj.weight"),
+            head=linear("lm_head.weight") if config.own_output_rows else product_of([target.output_rows(token_ids)]),
+            embedding_residual=linear("embedding_residual.weight") if config.embedding_residual else None,
             mlp_norm=mlp_norm,
             input_norm=norm(f"{layer}.input_layernorm"),
             hidden_norm=norm(f"{layer}.hidden_norm"),

@@ -84,7 +84,7 @@ class HeadState(DraftState):
             self.told = self.told[: max(0, length - self.told_from)]
 
     def with_states(self, rows: Rows) -> Tensor:
-        """[n, S] what each of these rows reads: the target's state, or, of a draft, the output of the row it follows."""
+        """[n, S] what each row reads: the target's state, or, of a draft, the output of the row that it follows."""
         count = len(rows.token_ids)
         if self.next_token < len(self.sequence.token_ids):
             assert self.told is not None
