@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence as Seq
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from doubles import FakeModel
 from forerun.heads import EagleConfig, StoredHead, eagle_tensors
-from forerun.models import LanguageModel, Model
+from forerun.models import LanguageModel, Model, Rows
 
 
 def random_head(target: Model, seed: int = 0, draft_vocab_size: int | None = None, **options: Any) -> StoredHead:
@@ -44,8 +45,16 @@ def random_head(target: Model, seed: int = 0, draft_vocab_size: int | None = Non
     return StoredHead(config, tensors, tokens - torch.arange(size))
 
 
+def states_of(target: LanguageModel, head: StoredHead, text: Seq[int]) -> Tensor:
+    """[n, layers, H] the target's states of a text that the head reads."""
+    rows = Rows(target.new_cache(), list(text), num_logits=0, num_taps=len(text))
+    taps = target.forward([rows], head.config.layers).taps
+    assert taps is not None
+    return taps
+
+
 def reference_logits(
-    head: StoredHead, target: LanguageModel, token_ids: Sequence[int], taps: Tensor, num_drafted: int = 0
+    head: StoredHead, target: LanguageModel, token_ids: Seq[int], taps: Tensor, num_drafted: int = 0
 ) -> Tensor:
     """[n, V] float64 logits of each row of a chain.
 
@@ -138,3 +147,43 @@ def _rotated(config: EagleConfig, x: Tensor, position: int) -> Tensor:
 
 def _norm(x: Tensor, weight: Tensor, config: EagleConfig) -> Tensor:
     return x * (x.pow(2).mean() + config.rms_norm_eps).rsqrt() * weight
+
+
+class AdditiveModel(FakeModel):
+    """A target whose logits are A of the last token plus B of the one before, and whose state of a position holds that
+    position's token: just what a head needs beside the token that follows. float64."""
+
+    def __init__(self, vocab_size: int = 11, seed: int = 0, scale: float = 3.0) -> None:
+        super().__init__(vocab_size, order=2, dtype=torch.float64, num_contexts=(vocab_size + 1) * vocab_size + 1)
+        generator = torch.Generator().manual_seed(seed)
+        self.last, self.before = scale * torch.randn(2, vocab_size, vocab_size, generator=generator).double()
+        slots = torch.arange(1, len(self.table))
+        before, last = (slots - 1) // vocab_size - 1, (slots - 1) % vocab_size
+        self.table[1:] = self.last[last] + self.before[before] * (before >= 0)[:, None]
+
+    def taps(self, slots: list[int], layers: Seq[int]) -> Tensor | None:
+        """The token of each position, as the second half of `embedding_rows`."""
+        if not layers:
+            return None
+        return self.embedding_rows((torch.tensor(slots, dtype=torch.int64) - 1) % self.vocab_size)[:, None]
+
+    def embedding_rows(self, token_ids: Tensor) -> Tensor:
+        """[n, 2 V]: nothing, then one number of each token."""
+        return torch.eye(2 * self.vocab_size)[token_ids + self.vocab_size]
+
+    def output_rows(self, token_ids: Tensor) -> Tensor:
+        """[n, 2 V]: the first half of the state are the logits."""
+        return torch.eye(2 * self.vocab_size)[token_ids]
+
+
+def aligned_head(target: AdditiveModel) -> StoredHead:
+    """A head (version 1, without attention) that is never wrong, if row i holds token i + 1 beside the state of token i
+    and a drafted row the output of the row before; fed in any other way, it is hardly ever right."""
+    vocab = target.vocab_size
+    config = EagleConfig(1, vocab, vocab, 2 * vocab, 2 * vocab, 1, 1, 2, 2, layers=(1,))
+    tensors = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in eagle_tensors(config).items()}
+    fuse = tensors["fc.weight"]  # [logits; token] of [nothing; token i + 1; anything; token i]
+    fuse[:vocab, vocab : 2 * vocab] = target.last.T
+    fuse[:vocab, 3 * vocab :] = target.before.T
+    fuse[vocab:, vocab : 2 * vocab] = torch.eye(vocab)
+    return StoredHead(config, tensors)

@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
 
 from forerun import LLM, Eagle, EagleTree, Hybrid, SamplingParams, Suffix, workloads
 from forerun.drafters import Drafter

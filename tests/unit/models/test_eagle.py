@@ -14,7 +14,7 @@ from forerun.errors import IncompatibleDrafterError
 from forerun.heads import StoredHead
 from forerun.models import Model, Rows, load_model
 from forerun.models.eagle import EagleModel
-from heads import random_head, reference_logits
+from heads import random_head, reference_logits, states_of
 
 KINDS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -51,13 +51,6 @@ def tokens(count: int, seed: int) -> list[int]:
     return torch.randint(0, VOCAB, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
 
 
-def states(target: Model, head: StoredHead, text: list[int]) -> Tensor:
-    """[n, layers, H] of a text."""
-    taps = target.forward([Rows(target.new_cache(), text, num_logits=0, num_taps=len(text))], head.config.layers).taps
-    assert taps is not None
-    return taps
-
-
 def difference(own: Tensor, expected: Tensor) -> float:
     """The largest, where both have numbers; both have none at the same places."""
     assert torch.equal(own.isinf(), expected.isinf())
@@ -71,7 +64,7 @@ def test_logits_are_those_of_the_formulas(kind: str, target: Model) -> None:
     model = made(head, target)
     texts = [tokens(14, 1), tokens(9, 2)]
     caches = [model.new_cache(), model.new_cache()]
-    taps = [states(target, head, text) for text in texts]
+    taps = [states_of(target, head, text) for text in texts]
     expected = [
         reference_logits(head, target, [*text[1:], 3, 5, 7], part, 2) for text, part in zip(texts, taps, strict=True)
     ]
@@ -102,7 +95,7 @@ def test_every_path_of_a_tree_is_a_chain(target: Model) -> None:
     head = random_head(target, draft_vocab_size=40)
     model = made(head, target)
     text = tokens(11, 3)
-    taps = states(target, head, text)
+    taps = states_of(target, head, text)
     cache = model.new_cache()
     model.forward([Rows(cache, text[1:], states=model.fuse(taps)[:-1])])
     cache.commit(range(10))
@@ -125,7 +118,7 @@ def test_other_number_formats_are_near(options: dict[str, str], folder: Path, ta
     rows = []
     for each in (target, other):
         model = made(head, each)
-        taps = states(each, head, text)
+        taps = states_of(each, head, text)
         rows.append(model.forward([Rows(model.new_cache(), text[1:], states=model.fuse(taps)[:-1])]).logits)
         if each is other:
             cache, alone = model.new_cache(), []

@@ -46,8 +46,8 @@ class HeadState(DraftState):
 
     @property
     def is_level(self) -> bool:
-        """Whether the states of all tokens but the last are told: only then can anything be drafted."""
-        return self.told is not None and self.told_to >= len(self.sequence.token_ids) - 1
+        """Whether the row of the last committed token can be fed: only then can anything be drafted."""
+        return self.told_from < len(self.sequence.token_ids) - 1 <= self.told_to
 
     def tell(self, end: int, states: Tensor) -> None:
         """The target's states of the positions up to `end`. states: [n, S]."""
