@@ -271,7 +271,8 @@ class CrossVocab(Drafter):
 
 
 def _maker(name: str) -> Callable[[LanguageModel], Drafter]:
-    names = [name for name, row in DRAFTERS.items() if row.needed_option == "model" and name != "cross-vocab"]
+    rows = {name: row for name, row in DRAFTERS.items() if row.kind == "model" and name != "cross-vocab"}
+    names = [name for name, row in rows.items() if row.needed_option == "model"]
     if name not in names:
         raise DrafterError(f"'cross-vocab' wraps a drafter that runs a model ({', '.join(names)}), not {name!r}.")
     return DRAFTERS[name].make
