@@ -16,12 +16,12 @@ from forerun.config import BUNDLED_DRAFT, BUNDLED_TARGET, PREFILL_CHUNK
 from forerun.drafters.base import Binding, Drafter, NamedModel, Traits
 from forerun.drafters.model.draft_cache import DraftState
 from forerun.drafters.model.draft_pool import affordable, has_room
-from forerun.errors import ConfigError, DrafterError
+from forerun.drafters.model.draft_quantisation import check_draft_quantisation
+from forerun.errors import DrafterError
 from forerun.models import (
     Forward,
     LanguageModel,
     Rows,
-    check_quantisation,
     find_tokenizer,
     identity,
     load_draft_model,
@@ -35,18 +35,6 @@ _log = logging.getLogger(__name__)
 
 MAX_LAG = 32
 """Committed tokens the draft model may be behind before it catches up without being asked to draft."""
-
-
-def check_draft_quantisation(
-    quantize: str | None, model: str | Path | LanguageModel | None, dtype: str | None = None
-) -> None:
-    """Raises ConfigError where there is no such quantisation, or the draft model's weights have been read."""
-    check_quantisation(quantize, dtype)
-    if quantize is not None and isinstance(model, LanguageModel):
-        raise ConfigError(
-            f"quantize is {quantize!r}, but the draft model is a loaded one, and weights are quantised as they are "
-            "read. Give its name, or load it with quantize."
-        )
 
 
 class ModelDrafter(Drafter):
@@ -157,11 +145,10 @@ class ModelDrafter(Drafter):
         view = sequence
         if sequence.params.greedy and not self._pipeline.is_identity(sequence.params):
             view = replace(sequence, params=replace(unfiltered(sequence.params), temperature=1.0))
-        self._states[sequence] = state = DraftState(sequence, self._cache_for(sequence), view)
+        self._states[sequence] = state = self._new_state(sequence, view)
         self._pipeline.start(view)
         if self._has_own_caches and self._prefix_reuse:
-            state.cache.adopt(self._within_vocabulary(sequence.token_ids), sequence.params.tenant)
-            state.num_published = state.cache.length
+            self._take_over(state)
 
     def stop(self, sequence: Sequence) -> None:
         state = self._states.pop(sequence, None)
@@ -175,7 +162,7 @@ class ModelDrafter(Drafter):
             state = self._states[step.sequence]
             state.count_trials()
             state.settle()
-            if step.num_computed - state.cache.length >= MAX_LAG:
+            if step.num_computed - state.shift - state.cache.length >= MAX_LAG:
                 behind.append((state, step.num_computed))
         if behind:
             self._catch_up([state for state, _ in behind], MAX_LAG, [end for _, end in behind])
@@ -185,6 +172,18 @@ class ModelDrafter(Drafter):
     def rewind(self, sequence: Sequence, length: int) -> None:
         """The sequence's tokens from `length` on are others than before: forget what was computed of them."""
         self._states[sequence].rewind(length)
+
+    def _new_state(self, sequence: Sequence, view: Sequence) -> DraftState:
+        return DraftState(sequence, self._cache_for(sequence), view)
+
+    def _take_over(self, state: DraftState) -> None:
+        """Let a new cache hold what was computed for others."""
+        sequence = state.sequence
+        state.num_published = state.cache.adopt(self._fed(sequence), sequence.params.tenant)
+
+    def _fed(self, sequence: Sequence) -> list[int]:
+        """What stands in a cache that holds all of the sequence, position by position."""
+        return self._within_vocabulary(sequence.token_ids)
 
     def _cache_for(self, sequence: Sequence) -> Cache:
         """Where the model keeps a sequence's keys and values."""
@@ -196,7 +195,7 @@ class ModelDrafter(Drafter):
     def _publish(self, state: DraftState) -> None:
         """Let others adopt the whole pages that have been computed since."""
         if self._has_own_caches and self._prefix_reuse and state.may_publish():
-            state.publish(self._within_vocabulary(state.sequence.token_ids))
+            state.publish(self._fed(state.sequence))
 
     def _affordable(self, sequences: Seq[Sequence], budgets: Seq[int], num_rows: Seq[int]) -> list[int]:
         """As `affordable`, of these sequences."""
@@ -256,6 +255,7 @@ class ModelDrafter(Drafter):
             reserved: list[int] = []
             for i, state in enumerate(states):
                 end = len(state.sequence.token_ids) - 1 if num_computed is None else num_computed[i]
+                end -= state.shift
                 if end >= self.model.context_length or end - state.cache.length < max_lag:
                     continue
                 unfed = self._unfed(state)[: min(PREFILL_CHUNK, end - state.cache.length)]

@@ -1,0 +1,234 @@
+"""Random EAGLE heads for a model, and what a head computes in plain PyTorch: slowly, row by row, without a cache."""
+
+from __future__ import annotations
+
+from atexit import register
+from collections.abc import Sequence as Seq
+from functools import cache
+from pathlib import Path
+from shutil import rmtree
+from tempfile import mkdtemp
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from doubles import FakeModel
+from forerun import workloads
+from forerun.drafters import DRAFTERS
+from forerun.heads import EagleConfig, StoredHead, eagle_tensors, save_head
+from forerun.heads.fingerprint import target_fingerprint
+from forerun.models import LanguageModel, Model, Rows, load_model, load_tokenizer
+
+
+def random_head(target: Model, seed: int = 0, draft_vocab_size: int | None = None, **options: Any) -> StoredHead:
+    """A head of random weights that reads two states (version 1: one) and proposes so many tokens, or all."""
+    generator = torch.Generator().manual_seed(seed)
+    version = options.pop("version", 3)
+    vocab, width = target.vocab_size, target.embedding_rows(torch.tensor([0])).shape[1]
+    size = draft_vocab_size or vocab
+    layers = (target.num_layers,) if version == 1 else (0, target.num_layers)
+    config = EagleConfig(
+        **{
+            "version": version,
+            "vocab_size": vocab,
+            "draft_vocab_size": size,
+            "hidden_size": width,
+            "target_hidden_size": width,
+            "num_heads": 4,
+            "num_kv_heads": 2,
+            "head_dim": 16,
+            "intermediate_size": 96,
+            "layers": layers,
+            **options,
+        }
+    )
+    tensors = {}
+    for name, shape in eagle_tensors(config).items():
+        numbers = torch.randn(shape, generator=generator)
+        tensors[name] = 1 + 0.1 * numbers if len(shape) == 1 else 1.5 * numbers * shape[1] ** -0.5
+    if size == vocab:
+        return StoredHead(config, tensors)
+    tokens = torch.randperm(vocab, generator=generator)[:size].sort().values
+    return StoredHead(config, tensors, tokens - torch.arange(size))
+
+
+def text_of(drafter: str) -> str:
+    """A drafter of the table as the bundled target is served with it: heads get a fitted one."""
+    return drafter if DRAFTERS[drafter].serves_bundled else f"{drafter}:model={_bundled_head()}"
+
+
+@cache
+def _bundled_head() -> Path:
+    """The folder of a head for the bundled target, fitted to some of the bundled code."""
+    target, tokenizer = load_model("bundled", "float32"), load_tokenizer("bundled")
+    texts = [tokenizer(case.prompt)["input_ids"][:150] for case in workloads.load("code", 16)[4:]]
+    folder = Path(mkdtemp()) / "head"
+    register(rmtree, folder.parent, ignore_errors=True)
+    head = fitted_head(target, texts)
+    save_head(folder, head.config, head.tensors, fingerprint=target_fingerprint(target))
+    return folder
+
+
+def fitted_head(target: Model, texts: Seq[Seq[int]]) -> StoredHead:
+    """The head (version 1, without attention) whose map of [embedding; state] to the next state is best by least
+    squares. Of the bundled target's greedy tokens it guesses about one in six."""
+    width = target.embedding_rows(torch.tensor([0])).shape[1]
+    vocab, layers = target.vocab_size, (target.num_layers,)
+    config = EagleConfig(1, vocab, vocab, width, width, 1, 1, 2, 2, layers=layers)
+    tensors = {name: torch.zeros(shape) for name, shape in eagle_tensors(config).items()}
+    head = StoredHead(config, tensors)
+    read, wanted = [], []
+    for text in texts:
+        states = states_of(target, head, text)[:, 0].double()
+        read.append(torch.cat([target.embedding_rows(torch.tensor(list(text)))[1:].double(), states[:-1]], 1))
+        wanted.append(states[1:])
+    x, y = torch.cat(read), torch.cat(wanted)
+    products = x.T @ x
+    products += 1e-3 * products.diagonal().mean() * torch.eye(len(products))
+    tensors["fc.weight"] = torch.linalg.solve(products, x.T @ y).T.float().contiguous()
+    return head
+
+
+def states_of(target: LanguageModel, head: StoredHead, text: Seq[int]) -> Tensor:
+    """[n, layers, H] the target's states of a text that the head reads."""
+    rows = Rows(target.new_cache(), list(text), num_logits=0, num_taps=len(text))
+    taps = target.forward([rows], head.config.layers).taps
+    assert taps is not None
+    return taps
+
+
+def reference_logits(
+    head: StoredHead, target: LanguageModel, token_ids: Seq[int], taps: Tensor, num_drafted: int = 0
+) -> Tensor:
+    """[n, V] float64 logits of each row of a chain.
+
+    Args:
+        token_ids: [n] of each row: row i holds the token that comes after position i.
+        taps: [n - num_drafted, layers, H] of the target, of the first rows.
+        num_drafted: the last rows, whose states are the outputs of the rows before them.
+    """
+    config = head.config
+    weight = {name: tensor.double() for name, tensor in head.tensors.items()}
+    fused = [_fused(config, weight, each.double()) for each in taps]
+    embedding = target.embedding_rows(torch.tensor(list(token_ids))).double()
+    outputs: list[Tensor] = []
+    inputs: list[tuple[Tensor, Tensor]] = []
+    for row in range(len(token_ids)):
+        state = fused[row] if row < len(token_ids) - num_drafted else outputs[-1]
+        inputs.append(_entering(config, weight, embedding[row], state))
+        outputs.append(_passed_on(config, weight, _row(config, weight, inputs)))
+    logits = torch.full((len(token_ids), config.vocab_size), -torch.inf, dtype=torch.float64)
+    tokens = torch.arange(config.draft_vocab_size) + (0 if head.d2t is None else head.d2t)
+    rows = weight["lm_head.weight"] if config.own_output_rows else target.output_rows(tokens).double()
+    for row in range(len(token_ids)):
+        raw = _row(config, weight, inputs[: row + 1])
+        normed = _norm(raw, weight["norm.weight"], config) if config.version == 3 else raw
+        for place, token in enumerate(tokens.tolist()):
+            logits[row, token] = rows[place] @ normed
+    return logits
+
+
+def _fused(config: EagleConfig, weight: dict[str, Tensor], states: Tensor) -> Tensor:
+    """states: [layers, H]."""
+    if config.version == 1:
+        return states[0]
+    if config.norm_before_fc:
+        states = torch.stack([_norm(each, weight[f"fc_norm.{i}.weight"], config) for i, each in enumerate(states)])
+    return weight["fc.weight"] @ states.flatten()
+
+
+def _entering(
+    config: EagleConfig, weight: dict[str, Tensor], embedding: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """What attention reads of a row, and the row's residual."""
+    if config.version == 1:
+        x = weight["fc.weight"] @ torch.cat([embedding, state])
+        return x, x
+    normed = _norm(state, weight["midlayer.hidden_norm.weight"], config)
+    read = torch.cat([_norm(embedding, weight["midlayer.input_layernorm.weight"], config), normed])
+    residual = normed if config.norm_before_residual else state
+    if config.embedding_residual:
+        residual = residual + weight["embedding_residual.weight"] @ embedding
+    return read, residual
+
+
+def _row(config: EagleConfig, weight: dict[str, Tensor], inputs: list[tuple[Tensor, Tensor]]) -> Tensor:
+    """What the layer gives for the last of these rows."""
+    layer = "layers.0" if config.version == 1 else "midlayer"
+    last = len(inputs) - 1
+    window = config.sliding_window or len(inputs)
+    seen = range(max(0, last - window + 1), last + 1)
+    heads = []
+    for head in range(config.num_heads):
+        group = head // (config.num_heads // config.num_kv_heads)
+
+        def part(name: str, row: int, index: int) -> Tensor:
+            width = config.head_dim
+            return (weight[f"{layer}.self_attn.{name}_proj.weight"] @ inputs[row][0])[index * width :][:width]
+
+        query = _rotated(config, part("q", last, head), last)
+        scores = torch.stack([query @ _rotated(config, part("k", row, group), row) for row in seen])
+        chances = (scores * config.head_dim**-0.5).softmax(0)
+        heads.append(sum(chance * part("v", row, group) for chance, row in zip(chances, seen, strict=True)))
+    x = inputs[last][1] + weight[f"{layer}.self_attn.o_proj.weight"] @ torch.cat(heads)  # type: ignore[arg-type]
+    h = _norm(x, weight[f"{layer}.post_attention_layernorm.weight"], config)
+    gate, up = (weight[f"{layer}.mlp.{name}_proj.weight"] @ h for name in ("gate", "up"))
+    down: Tensor = weight[f"{layer}.mlp.down_proj.weight"] @ (gate * gate.sigmoid() * up)
+    return x + down
+
+
+def _passed_on(config: EagleConfig, weight: dict[str, Tensor], output: Tensor) -> Tensor:
+    return _norm(output, weight["norm.weight"], config) if config.norm_output else output
+
+
+def _rotated(config: EagleConfig, x: Tensor, position: int) -> Tensor:
+    """Numbers i and i + D/2 turned by position * theta^(-2i/D)."""
+    half = config.head_dim // 2
+    angles = position * config.rope_theta ** -(torch.arange(half).double() / half)
+    a, b = x[:half], x[half:]
+    return torch.cat([a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin()])
+
+
+def _norm(x: Tensor, weight: Tensor, config: EagleConfig) -> Tensor:
+    return x * (x.pow(2).mean() + config.rms_norm_eps).rsqrt() * weight
+
+
+class AdditiveModel(FakeModel):
+    """A target whose logits are A of the last token plus B of the one before, and whose state of a position holds that
+    position's token: just what a head needs beside the token that follows. float64."""
+
+    def __init__(self, vocab_size: int = 11, seed: int = 0, scale: float = 3.0) -> None:
+        super().__init__(vocab_size, order=2, dtype=torch.float64, num_contexts=(vocab_size + 1) * vocab_size + 1)
+        generator = torch.Generator().manual_seed(seed)
+        self.last, self.before = scale * torch.randn(2, vocab_size, vocab_size, generator=generator).double()
+        slots = torch.arange(1, len(self.table))
+        before, last = (slots - 1) // vocab_size - 1, (slots - 1) % vocab_size
+        self.table[1:] = self.last[last] + self.before[before] * (before >= 0)[:, None]
+
+    def taps(self, slots: list[int], layers: Seq[int]) -> Tensor | None:
+        """The token of each position, as the second half of `embedding_rows`."""
+        if not layers:
+            return None
+        return self.embedding_rows((torch.tensor(slots, dtype=torch.int64) - 1) % self.vocab_size)[:, None]
+
+    def embedding_rows(self, token_ids: Tensor) -> Tensor:
+        """[n, 2 V]: nothing, then one number of each token."""
+        return torch.eye(2 * self.vocab_size)[token_ids + self.vocab_size]
+
+    def output_rows(self, token_ids: Tensor) -> Tensor:
+        """[n, 2 V]: the first half of the state are the logits."""
+        return torch.eye(2 * self.vocab_size)[token_ids]
+
+
+def aligned_head(target: AdditiveModel) -> StoredHead:
+    """A head (version 1, without attention) that is never wrong, if row i holds token i + 1 beside the state of token i
+    and a drafted row the output of the row before; fed in any other way, it is hardly ever right."""
+    vocab = target.vocab_size
+    config = EagleConfig(1, vocab, vocab, 2 * vocab, 2 * vocab, 1, 1, 2, 2, layers=(1,))
+    tensors = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in eagle_tensors(config).items()}
+    fuse = tensors["fc.weight"]  # [logits; token] of [nothing; token i + 1; anything; token i]
+    fuse[:vocab, vocab : 2 * vocab] = target.last.T
+    fuse[:vocab, 3 * vocab :] = target.before.T
+    fuse[vocab:, vocab : 2 * vocab] = torch.eye(vocab)
+    return StoredHead(config, tensors)
