@@ -1,4 +1,4 @@
-"""Packing: documents of any lengths into rows of one length, and from memory into shards on disk, whole or not at all."""
+"""Packing: documents of any lengths into rows of one length, and rows into shards on disk, whole or not at all."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ def test_a_damaged_shard_is_refused(tmp_path: Path) -> None:
     content = bytearray(shard.read_bytes())
     content[-20] ^= 1
     shard.write_bytes(content)
-    with pytest.raises(ConfigError, match="train-00000.safetensors is damaged"):
+    with pytest.raises(ConfigError, match=r"train-00000\.safetensors is damaged"):
         PackedRows(tmp_path / "packed")
     shard.unlink()
     with pytest.raises(ConfigError, match="cannot be read"):
