@@ -105,6 +105,6 @@ def checked_d2t(d2t: Tensor | None, config: EagleConfig, place: str, error: Erro
     low = -torch.arange(size)
     if bool(((offsets < low) | (offsets >= low + vocab_size)).any()):
         raise error(f"{place}: d2t leads to tokens outside of the target's {vocab_size:,}. {remedy}")
-    if len((torch.arange(size) + offsets).unique()) < size:
+    if len(set((torch.arange(size) + offsets).tolist())) < size:
         raise error(f"{place}: d2t gives two output tokens of the head the same token of the target. {remedy}")
     return None if size == vocab_size and not bool(offsets.any()) else offsets
