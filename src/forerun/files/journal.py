@@ -12,7 +12,7 @@ import os
 from array import array
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Self
 
 from forerun.errors import ConfigError
 from forerun.files.write import atomic_file, digest
@@ -54,7 +54,7 @@ class Journal:
             self.close()
             raise
 
-    def __enter__(self) -> Journal:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: Any) -> None:
