@@ -18,13 +18,13 @@ from forerun.engine.stats import SequenceStats
 from forerun.errors import ConfigError
 from forerun.files.journal import Journal
 from forerun.files.write import locked
-from forerun.train import answer_stages, answers
+from forerun.train import answer_stages, answers, passages
+from forerun.train.answer_rows import pack_answers
 from forerun.train.answers import make_answers
 from forerun.train.defaults import AnswerMaking
 from forerun.train.mixture import KINDS, mix
 from forerun.train.own_prompts import fault
 from forerun.train.passages import Passage, read_passages
-from forerun.workloads import read_records
 from small_tokenizers import byte_level, ids_of
 
 TEMPLATE = (
@@ -164,6 +164,11 @@ def test_bad_data_is_named(tmp_path: Path) -> None:
 def test_the_target_writes_prompts_of_which_usable_ones_are_answered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    library = tmp_path / "library"
+    library.mkdir()
+    for number in range(5):
+        body = f"def function_{number}(value):\n    value += {number}\n    value *= 2\n    return value\n"
+        (library / f"module{number}.py").write_text(body)
     asked: list[str] = []
     compute = answer_stages.compute
 
@@ -180,6 +185,7 @@ def test_the_target_writes_prompts_of_which_usable_ones_are_answered(
             yield place, Choice(0, text, [1], None, "length" if place % 5 == 0 else "stop", SequenceStats())
 
     monkeypatch.setattr(answer_stages, "compute", written)
+    monkeypatch.setattr(passages, "standard_library_root", lambda: library)
     made = make(tmp_path / "out.jsonl", [], AnswerMaking(answers=8, max_tokens=10, mixture_share=0.25), template=True)
     kinds = [each["kind"] for each in made]
     own = [each["prompt"] for each in made if each["prompt"].startswith("What is the ")]
@@ -207,8 +213,6 @@ def test_faults_of_prompts(text: str, why: str | None) -> None:
 
 
 def test_mixtures_are_made_of_passages_and_are_the_same_each_time(tmp_path: Path) -> None:
-    prose, code = read_passages([])
-    assert len(prose) > 100 and len(code) > 1_000
     (tmp_path / "a.md").write_text("# Title\n\n" + "This is a sentence of eight words, here. " * 10 + "\n\n| table |\n")
     (tmp_path / "a.js").write_text("function f() {\n  let alpha = 1;\n  return alpha;\n}\n\nx();\n")
     own_prose, own_code = read_passages([tmp_path])
@@ -217,12 +221,15 @@ def test_mixtures_are_made_of_passages_and_are_the_same_each_time(tmp_path: Path
     made = mix(own_prose, own_code, tuple(KINDS), 70, 3)
     assert made[:20] == mix(own_prose, own_code, tuple(KINDS), 20, 3)
     assert {each.kind for each in made} == set(KINDS)
-    assert len({each.text for each in made}) > 50
+    assert len({each.text for each in made}) > 40
     assert not any("{text}" in each.text or "{code}" in each.text for each in made)
     assert {each.kind for each in mix(own_prose, [], tuple(KINDS), 20, 3)} == set(KINDS) - {"code"}
 
 
-def test_records_are_read_by_workloads(tmp_path: Path, prompts: Path) -> None:
-    make(tmp_path / "out.jsonl", [prompts], template=True)
-    with (tmp_path / "out.jsonl").open() as file:
-        assert sum(1 for _ in read_records(file, "out")) == len(lines(tmp_path / "out.jsonl"))
+def test_what_is_made_can_be_packed(tmp_path: Path, prompts: Path) -> None:
+    made = make(tmp_path / "out.jsonl.gz", [prompts], template=True)
+    tokenizer = opened(template=True)().tokenizer
+    rows = pack_answers(
+        tmp_path / "out.jsonl.gz", tokenizer, tmp_path / "rows", name="it", vocab_size=len(tokenizer), window=255
+    )
+    assert rows.num_documents + rows.held_out().num_documents == len(made)
