@@ -25,6 +25,7 @@ class DraftState:
         drafted: the last draft, and the rates that its trials are counted in; None where nobody counts.
         drafted_at: length of the sequence when it was made.
         num_published: positions of the cache that have been offered for adoption.
+        shift: the token at position p of the cache is the sequence's at p + shift.
     """
 
     sequence: Sequence
@@ -34,6 +35,7 @@ class DraftState:
     drafted: tuple[RankedTree, Rates] | None = None
     drafted_at: int = 0
     num_published: int = 0
+    shift: int = 0
 
     def add(self, rows: Rows) -> None:
         """The model has been fed these rows, and they may be rejected."""
@@ -45,7 +47,8 @@ class DraftState:
     def settle(self, end: int = -1) -> None:
         """Commit the rows whose tokens have been committed since, up to `end`, and drop the others."""
         if len(self.scratch):
-            self.cache.commit(self.scratch.follow(self.sequence.token_ids[self.cache.length : end]))
+            first = self.cache.length + self.shift
+            self.cache.commit(self.scratch.follow(self.sequence.token_ids[first:end]))
             self.scratch = Tree()
 
     def unfed(self) -> list[int]:
@@ -55,13 +58,14 @@ class DraftState:
         """
         tokens = self.sequence.token_ids
         self.settle()
-        if self.cache.length >= len(tokens):
-            self.cache.truncate(len(tokens) - 1)
-        return tokens[self.cache.length :]
+        if self.cache.length + self.shift >= len(tokens):
+            self.cache.truncate(len(tokens) - self.shift - 1)
+        return tokens[self.cache.length + self.shift :]
 
     def may_publish(self) -> bool:
         """Whether the cache holds another whole page that is final. The last committed token may be fed again."""
-        return min(self.cache.length, len(self.sequence.token_ids) - 1) - self.num_published >= PAGE
+        most = len(self.sequence.token_ids) - self.shift - 1
+        return min(self.cache.length, most) - self.num_published >= PAGE
 
     def publish(self, token_ids: list[int]) -> None:
         """Let others adopt what has been computed of committed tokens. token_ids: what the model was fed for them."""
@@ -77,8 +81,9 @@ class DraftState:
         """The sequence's tokens from `length` on are others than before."""
         self.drafted = None
         self.settle(length)
-        self.cache.truncate(min(length, self.cache.length))
-        self.num_published = min(self.num_published, length // PAGE * PAGE)
+        end = max(0, length - self.shift)
+        self.cache.truncate(min(end, self.cache.length))
+        self.num_published = min(self.num_published, end // PAGE * PAGE)
 
     def remember(self, drafted: tuple[RankedTree, Rates] | None) -> None:
         """Let `count_trials` count what becomes of this draft; None: nothing is to be counted."""

@@ -157,11 +157,10 @@ class ModelDrafter(Drafter):
         view = sequence
         if sequence.params.greedy and not self._pipeline.is_identity(sequence.params):
             view = replace(sequence, params=replace(unfiltered(sequence.params), temperature=1.0))
-        self._states[sequence] = state = DraftState(sequence, self._cache_for(sequence), view)
+        self._states[sequence] = state = self._new_state(sequence, view)
         self._pipeline.start(view)
         if self._has_own_caches and self._prefix_reuse:
-            state.cache.adopt(self._within_vocabulary(sequence.token_ids), sequence.params.tenant)
-            state.num_published = state.cache.length
+            self._take_over(state)
 
     def stop(self, sequence: Sequence) -> None:
         state = self._states.pop(sequence, None)
@@ -175,7 +174,7 @@ class ModelDrafter(Drafter):
             state = self._states[step.sequence]
             state.count_trials()
             state.settle()
-            if step.num_computed - state.cache.length >= MAX_LAG:
+            if step.num_computed - state.shift - state.cache.length >= MAX_LAG:
                 behind.append((state, step.num_computed))
         if behind:
             self._catch_up([state for state, _ in behind], MAX_LAG, [end for _, end in behind])
@@ -185,6 +184,18 @@ class ModelDrafter(Drafter):
     def rewind(self, sequence: Sequence, length: int) -> None:
         """The sequence's tokens from `length` on are others than before: forget what was computed of them."""
         self._states[sequence].rewind(length)
+
+    def _new_state(self, sequence: Sequence, view: Sequence) -> DraftState:
+        return DraftState(sequence, self._cache_for(sequence), view)
+
+    def _take_over(self, state: DraftState) -> None:
+        """Let a new cache hold what was computed for others."""
+        sequence = state.sequence
+        state.num_published = state.cache.adopt(self._fed(sequence), sequence.params.tenant)
+
+    def _fed(self, sequence: Sequence) -> list[int]:
+        """What stands in a cache that holds all of the sequence, position by position."""
+        return self._within_vocabulary(sequence.token_ids)
 
     def _cache_for(self, sequence: Sequence) -> Cache:
         """Where the model keeps a sequence's keys and values."""
@@ -196,7 +207,7 @@ class ModelDrafter(Drafter):
     def _publish(self, state: DraftState) -> None:
         """Let others adopt the whole pages that have been computed since."""
         if self._has_own_caches and self._prefix_reuse and state.may_publish():
-            state.publish(self._within_vocabulary(state.sequence.token_ids))
+            state.publish(self._fed(state.sequence))
 
     def _affordable(self, sequences: Seq[Sequence], budgets: Seq[int], num_rows: Seq[int]) -> list[int]:
         """As `affordable`, of these sequences."""
@@ -256,6 +267,7 @@ class ModelDrafter(Drafter):
             reserved: list[int] = []
             for i, state in enumerate(states):
                 end = len(state.sequence.token_ids) - 1 if num_computed is None else num_computed[i]
+                end -= state.shift
                 if end >= self.model.context_length or end - state.cache.length < max_lag:
                     continue
                 unfed = self._unfed(state)[: min(PREFILL_CHUNK, end - state.cache.length)]
