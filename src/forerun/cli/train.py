@@ -1,4 +1,4 @@
-"""`forerun train lm`, `draft`, `other-vocab`, `eval`: train a model, train its draft, measure both."""
+"""`forerun train answers`, `lm`, `draft`, `other-vocab`, `eval`: data, a model, its draft, and measurements of both."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import typer
 from forerun.cli.flags import Flags, given, with_flags
 from forerun.cli.options import Json
 from forerun.cli.output import print_json
+from forerun.cli.train_answers import answers
 from forerun.config import ASSETS, BUNDLED_MODELS, BUNDLED_TARGET
 from forerun.errors import ConfigError
 from forerun.train.defaults import (
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from forerun.train.commands import Evaluation
 
 app = typer.Typer(help="Train a language model and a draft for it, and measure them.", no_args_is_help=True)
+
+app.command()(answers)
 
 Out = Annotated[Path, typer.Argument(help="Model folder to write.")]
 Work = Annotated[

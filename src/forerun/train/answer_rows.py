@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from forerun.errors import ConfigError, PromptError
-from forerun.files.write import digest, file_digest
+from forerun.files.write import digest
 from forerun.retrieval.sources import find_files, read_documents
 from forerun.train.answer_file import Answered, is_answer_file, read_answers
+from forerun.train.answer_prompts import files_digest
 from forerun.train.chat_text import ChatText
 from forerun.train.corpus import hash_fraction
 from forerun.train.packed import INDEX, PackedRows
@@ -57,7 +58,7 @@ def pack_answers(
     made_from = {
         "tokenizer": fingerprint(tokenizer),
         "template": digest(str(getattr(tokenizer, "chat_template", None)).encode()),
-        "data": _digest([path for path, _ in files]),
+        "data": files_digest(path for path, _ in files),
         "vocab_size": vocab_size,
         "window": window,
         "prompt_positions": prompt_positions,
@@ -139,15 +140,3 @@ def _former(out: Path, made_from: dict[str, Any]) -> PackedRows | None:
     except ConfigError:
         return None
     return rows if rows.made_from == made_from else None
-
-
-def _digest(files: Sequence[Path]) -> str:
-    """Of the contents of files, in their order."""
-    parts = []
-    for path in files:
-        try:
-            with path.open("rb") as file:
-                parts.append(file_digest(file))
-        except OSError as failure:
-            raise ConfigError(f"{path} cannot be read: {failure.strerror or failure}.") from None
-    return digest("\n".join(parts).encode())

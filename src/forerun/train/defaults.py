@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from forerun.device import DEVICES
@@ -130,3 +131,41 @@ class OtherVocabTraining(Checked):
     read_tokens: int = option(20_000_000, "Tokens of the target's samples that are read, at most.", low=1)
     sampling: DraftTraining = OTHER_VOCAB_SAMPLING
     """How samples are drawn where there are none."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerMaking(Checked):
+    """`forerun train answers`: prompts, and the target's answers to them."""
+
+    answers: int | None = option(
+        None, "Answers to make, at most.", low=1, default_text="one for each prompt that is given, else 2000"
+    )
+    max_tokens: int = option(128, "Tokens of an answer at most.", low=1)
+    sampled_share: float = option(
+        0.5, "Share of the answers that are drawn at temperature 1; the others are greedy.", low=0, high=1
+    )
+    mixture_share: float | None = option(
+        None,
+        "Share of the answers that are to prompts made of text by templates; of chat models only.",
+        low=0,
+        high=1,
+        default_text="0 where prompts are given, else 0.4",
+    )
+    kind: Sequence[str] = option(
+        (),
+        "Kind of prompts made by templates: translation, summary, retrieval, editing, extraction, continuation, code. "
+        "All without it.",
+        metavar="KIND",
+    )
+    language: str = option(
+        "en", "Of the prompts that the target writes: en keeps English ones alone, any keeps all.", metavar="en|any"
+    )
+    evaluation: Sequence[str] = option(
+        (),
+        "Workload or JSONL file that the drafter will be measured on, beside the bundled ones: prompts and answers "
+        "that share 13 words in a row with it are left out.",
+        metavar="WORKLOAD",
+    )
+    keep_overlap: bool = option(False, "Keep prompts that share 13 words in a row with those for evaluation.")
+    max_batch: int = option(128, "Sequences computed together.", low=1)
+    seed: int = option(0, _SEED, low=0)

@@ -1,0 +1,249 @@
+"""`forerun train answers`: prompts that are given, written by the target or made of text, and the target's answers.
+
+Everything that a run computes is kept in journals in OUT.run; OUT and its record are written at the end, whole.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from forerun import __version__
+from forerun.engine import LLM
+from forerun.errors import ConfigError
+from forerun.files.json_file import Fields
+from forerun.files.write import atomic_file, digest, locked, refuse_to_overwrite, remove, write_json
+from forerun.heads.fingerprint import target_fingerprint
+from forerun.retrieval.sources import find_files
+from forerun.train.answer_file import SUFFIXES, Answered, is_answer_file
+from forerun.train.answer_prompts import cut_prompts, files_digest, parted, read_prompts
+from forerun.train.answer_stages import Stages
+from forerun.train.defaults import AnswerMaking
+from forerun.train.mixture import KINDS, mix
+from forerun.train.overlap import Overlap, bundled
+from forerun.train.passages import Passage, prose_pieces, read_passages
+from forerun.vocabulary.fingerprint import fingerprint
+from forerun.workloads import Case
+
+ANSWERS = 2_000
+MIXTURE_SHARE = 0.4
+"""Of runs without prompts: what small chat models write of their own accord holds little of these kinds."""
+_QUESTION_WORDS = 40
+"""Words of a prompt that may stand as the question about its answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How many answers, and to what.
+
+    Attributes:
+        given: prompts of the user's.
+        text: files and folders of text at hand.
+        own: prompts that the target is to write, or that are to be cut from text for a raw target.
+        mixed: prompts that are to be made by templates.
+    """
+
+    given: list[Case]
+    text: list[Path]
+    own: int
+    mixed: int
+
+
+def record_path(out: Path) -> Path:
+    """Where it is written what the answers of OUT depend on, and how many there are of which kind."""
+    return out.with_name(f"{out.name}.json")
+
+
+def make_answers(
+    open_llm: Callable[[], LLM],
+    out: Path,
+    data: Sequence[Path],
+    options: AnswerMaking,
+    console: Console,
+    *,
+    force: bool = False,
+) -> dict[str, Any]:
+    """Write a file of answers and its record, which is returned. A file that the same run has written is kept.
+
+    Args:
+        open_llm: loads the target, without a drafter.
+        data: JSON lines with prompts, and files and folders of text or source.
+        force: begin anew, and replace `out`.
+
+    Raises:
+        ConfigError: there is another file or another process at `out`; data cannot be read or holds nothing usable;
+            the disk is full. What was computed stays.
+    """
+    if not is_answer_file(out):
+        raise ConfigError(f"{out} must end in {' or '.join(SUFFIXES)}.")
+    folder = out.with_name(f"{out.name}.run")
+    with locked(out, ConfigError, wait=False, remedy="Wait until that run ends, or give another OUT."):
+        if force:
+            remove(folder)
+        prompts, text = parted(data)
+        overlap = Overlap([*bundled(), *options.evaluation])
+        llm = open_llm()
+        if llm.tokenizer is None:
+            raise ConfigError(
+                f"{llm.target.name} has no tokenizer, so it can be asked nothing. Put it beside its weights."
+            )
+        head = _head(llm, prompts, text, options)
+        if not force and out.exists() and not folder.exists():
+            return _former(out, head, console)
+        stages = Stages(llm, folder, head, options, console)
+        chat = stages.chat.has_template
+        given = read_prompts(prompts, chat=chat)
+        if not chat:
+            given = _answerable(given, console)
+        made = _compute(stages, llm, plan(given, text, options, chat=chat), options, overlap, console)
+        record = _write(out, made, head)
+        remove(folder)
+    _tell(out, record, console)
+    return record
+
+
+def plan(given: list[Case], text: list[Path], options: AnswerMaking, *, chat: bool) -> Plan:
+    """How many prompts of each origin.
+
+    Raises:
+        ConfigError: a share that the target cannot have.
+    """
+    share = options.mixture_share
+    if share and not chat:
+        raise ConfigError("--mixture-share makes users' messages, but the target has no chat template. Leave it out.")
+    if share is None:
+        share = 0.0 if given or not chat else MIXTURE_SHARE
+    if share == 1 and not text:
+        raise ConfigError("--mixture-share is 1, but there is no text to make prompts of. Give text with --data.")
+    turns = sum(max(1, len(case.turns)) for case in given)
+    total = options.answers or (round(turns / (1 - share)) if given and share < 1 else ANSWERS)
+    mixed = round(total * share)
+    if not given:
+        return Plan([], text, total - mixed, mixed)
+    kept: list[Case] = []
+    for case in given:
+        if sum(max(1, len(each.turns)) for each in kept) >= total - mixed:
+            break
+        kept.append(case)
+    return Plan(kept, text, 0 if chat or not text else max(0, total - turns), mixed)
+
+
+def _compute(
+    stages: Stages, llm: LLM, planned: Plan, options: AnswerMaking, overlap: Overlap, console: Console
+) -> list[Answered]:
+    """All stages, one after another."""
+    cases = list(planned.given)
+    if planned.own:
+        chat = stages.chat.has_template
+        cases += stages.own_prompts(planned.own) if chat else cut_prompts(planned.text, llm.tokenizer, planned.own)
+    cases = _without_overlap(cases, overlap, options, console, "prompts")
+    if not cases and not planned.mixed:
+        raise ConfigError("The data holds no usable prompt. Give other or more data with --data.")
+    made = stages.answers("answers", cases) if cases else []
+    if planned.mixed:
+        prose, code = _passages(planned.text, made)
+        messages = mix(prose, code, options.kind or tuple(KINDS), planned.mixed, options.seed)
+        mixed = [Case("", messages=({"role": "user", "content": each.text},), category=each.kind) for each in messages]
+        made += stages.answers("mixture", _without_overlap(mixed, overlap, options, console, "prompts of the mixture"))
+    kept = [each for each in made if options.keep_overlap or (each.answer or "") not in overlap]
+    if len(kept) < len(made):
+        console.print(f"answers: {len(made) - len(kept):,} left out: 13 words in a row of prompts for evaluation")
+    if not kept:
+        raise ConfigError(f"{llm.target.name} gave no answer that can be used. Give other prompts with --data.")
+    return kept
+
+
+def _passages(text: list[Path], made: Iterable[Answered]) -> tuple[list[Passage], list[Passage]]:
+    """(prose, code): of the text at hand; without any, of the target's own answers and of the standard library."""
+    if text:
+        return read_passages(text)
+    own = []
+    for each in made:
+        asked = each.prompt[-1]["content"] if isinstance(each.prompt, list) else each.prompt
+        question = asked if len(asked.split()) <= _QUESTION_WORDS else ""
+        own += [Passage(piece, question=question) for piece in prose_pieces(each.answer or "")]
+    prose, code = read_passages([])
+    return own or prose, code
+
+
+def _without_overlap(
+    cases: list[Case], overlap: Overlap, options: AnswerMaking, console: Console, what: str
+) -> list[Case]:
+    """The cases that share nothing with those for evaluation, and a line on how many do."""
+    sharing = [any(text in overlap for text in _texts(case)) for case in cases]
+    kept = cases if options.keep_overlap else [case for case, shares in zip(cases, sharing, strict=True) if not shares]
+    console.print(
+        f"{what}: {sum(sharing):,} of {len(cases):,} share 13 words in a row with the {overlap.num_prompts:,} prompts "
+        f"for evaluation{', and are kept' if options.keep_overlap else ', and are left out' if any(sharing) else ''}",
+        soft_wrap=True,
+        highlight=False,
+    )
+    return kept
+
+
+def _texts(case: Case) -> Iterable[str]:
+    return (case.prompt, *(message["content"] for message in case.messages), *case.turns)
+
+
+def _answerable(cases: list[Case], console: Console) -> list[Case]:
+    """The cases that a target without a chat template can be asked."""
+    kept = [case for case in cases if not case.is_chat]
+    if len(kept) < len(cases):
+        console.print(f"prompts: {len(cases) - len(kept):,} chats left out: the target has no chat template")
+    return kept
+
+
+def _head(llm: LLM, prompts: Sequence[Path], text: Sequence[Path], options: AnswerMaking) -> dict[str, Any]:
+    """What the answers depend on."""
+    read = find_files(text, remedy="Give files or folders of text or source.") if text else []
+    plain = {key: value for key, value in asdict(options).items() if key != "max_batch"}
+    return {
+        "target": target_fingerprint(llm.target),
+        "dtype": str(llm.target.dtype),
+        "quantize": llm.target.quantize,
+        "tokenizer": fingerprint(llm.tokenizer),
+        "template": digest(str(getattr(llm.tokenizer, "chat_template", None)).encode()),
+        "data": files_digest([*prompts, *(path for path, _ in read)]),
+        "forerun": __version__,
+        **json.loads(json.dumps(plain)),
+    }
+
+
+def _former(out: Path, head: dict[str, Any], console: Console) -> dict[str, Any]:
+    """The record of a file that the same run has written. Raises ConfigError for any other file."""
+    path = record_path(out)
+    if path.exists():
+        record = dict(Fields.read(path, ConfigError).values)
+        if record.get("run") == head:
+            console.print(f"{out} holds these answers already", highlight=False)
+            return record
+    refuse_to_overwrite(out, ConfigError)
+    return {}
+
+
+def _write(out: Path, made: Sequence[Answered], head: dict[str, Any]) -> dict[str, Any]:
+    """Write file and record. The bytes depend on the answers alone (no time stamp)."""
+    lines = "".join(json.dumps(each.record(), ensure_ascii=False) + "\n" for each in made).encode()
+    with atomic_file(out, ConfigError) as file:
+        file.write(gzip.compress(lines, mtime=0) if out.suffix == ".gz" else lines)
+    record = {
+        "run": head,
+        "answers": len(made),
+        "complete": sum(each.complete for each in made),
+        "sampled": sum(each.temperature > 0 for each in made),
+        "kinds": dict(Counter(each.kind for each in made).most_common()),
+    }
+    write_json(record_path(out), record, error=ConfigError)
+    return record
+
+
+def _tell(out: Path, record: dict[str, Any], console: Console) -> None:
+    kinds = ", ".join(f"{kind} {count:,}" for kind, count in record["kinds"].items())
+    console.print(f"{out}: {record['answers']:,} answers, {record['complete']:,} of them complete ({kinds})")

@@ -1,0 +1,168 @@
+"""Prompts of the kinds that a small model does not write of its own accord, made of passages by templates.
+
+translation: sentences of a passage into another language
+summary: a passage, longer or shorter
+retrieval: a question, and passages of which one may answer it
+editing: a passage again, changed in one respect; much of the answer is copied
+extraction: facts of a passage as a list or as JSON
+continuation: the first half of a passage
+code: a function, to be explained, documented, tested or changed
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from forerun.errors import ConfigError
+from forerun.train.passages import Passage
+
+LANGUAGES = ("German", "French", "Spanish", "Italian", "Portuguese", "Dutch", "Polish", "Chinese", "Japanese")
+TRANSLATED_SENTENCES = 3
+RETRIEVED_PASSAGES = 3
+_SENTENCE = re.compile(r"(?<=[.!?])\s+")
+_NAME = re.compile(r"\b[a-z_][a-z_0-9]{3,}\b")
+
+_SUMMARIES = (
+    "Summarize the following text in {count} sentences:\n\n{text}",
+    "{text}\n\nSummarise this in one sentence.",
+    "Write a short summary of this article.\n\n{text}\n\nSummary:",
+    "What are the main points of the following passage? Answer with a few bullet points.\n\n{text}",
+    "TL;DR of this text, please:\n\n{text}",
+)
+_QUESTIONS = (
+    "What is the passage about?",
+    "What does the text say first, and what follows from it?",
+    "Which details does the text give?",
+    "What conclusion can be drawn from the text?",
+)
+_RETRIEVALS = (
+    "Answer the question using the passages.\n\n{passages}\n\nQuestion: {question}",
+    "Read these documents and answer the question by what they say.\n\n{passages}\n\nQuestion: {question}\nAnswer:",
+    "{passages}\n\nBased only on the text above: {question}",
+)
+_EDITS = (
+    "Rewrite this text in simpler words:\n\n{text}",
+    "Correct the grammar and the spelling of this text, and change nothing else:\n\n{text}",
+    "Make this text more formal:\n\n{text}",
+    "Make this text more friendly and personal:\n\n{text}",
+    "Shorten this text to about half of its length, and keep its wording where you can:\n\n{text}",
+    "Repeat the following text, but write it in the past tense:\n\n{text}",
+    'Replace the word "{word}" by "{other}" everywhere in this text:\n\n{text}',
+    "Turn this text into a numbered list, one point for each sentence:\n\n{text}",
+    "Copy the following text, and add a title above it:\n\n{text}",
+)
+_EXTRACTIONS = (
+    "List the key points of the following text.\n\n{text}",
+    "Extract all names, places and numbers from this text:\n\n{text}",
+    "Which keywords describe this text best? Give five.\n\n{text}",
+    'Extract the facts of this text as JSON with the keys "subject", "claims" and "numbers".\n\n{text}',
+    "Write down each sentence of this text that holds a reason or a condition.\n\n{text}",
+)
+_CONTINUATIONS = ("Continue this text:\n\n{text}", "Write the next paragraph.\n\n{text}")
+_CODE = (
+    "Explain what this code does:\n\n{code}",
+    "Add a docstring and comments to this code, and leave the code itself as it is:\n\n{code}",
+    "Rename `{name}` to `{renamed}` in this code and show all of it:\n\n{code}",
+    "Write tests for this code:\n\n{code}",
+    "Is there a mistake in this code? Show the corrected version.\n\n{code}",
+    "Refactor this code so that it is easier to read:\n\n{code}",
+    "Add a check of the arguments to this code:\n\n{code}",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A prompt, which is a user's message.
+
+    Attributes:
+        kind: a key of `KINDS`.
+        text: of the message.
+    """
+
+    kind: str
+    text: str
+
+
+def mix(prose: Sequence[Passage], code: Sequence[Passage], kinds: Sequence[str], count: int, seed: int) -> list[Made]:
+    """`count` prompts, of each kind alike; kinds of which there is no text are left out.
+
+    Prompt i depends on the passages, the seed and i alone.
+
+    Raises:
+        ConfigError: a kind is unknown, or there is text for none of them.
+    """
+    unknown = [kind for kind in kinds if kind not in KINDS]
+    if unknown:
+        raise ConfigError(f"There is no kind of prompts {unknown[0]!r}. Choose from {', '.join(KINDS)}.")
+    possible = [kind for kind in kinds if (code if kind == "code" else prose)]
+    if not possible:
+        raise ConfigError(f"There is no text for {', '.join(kinds)}. Give text with --text.")
+    made = []
+    for number in range(count):
+        kind = possible[number % len(possible)]
+        rng = random.Random(f"{seed} {kind} {number}")
+        made.append(Made(kind, KINDS[kind](rng, code if kind == "code" else prose)))
+    return made
+
+
+def _translation(rng: random.Random, passages: Sequence[Passage]) -> str:
+    sentences = _SENTENCE.split(rng.choice(passages).text)
+    size = rng.randint(1, TRANSLATED_SENTENCES)
+    first = rng.randrange(max(1, len(sentences) - size + 1))
+    text, language = " ".join(sentences[first : first + size]), rng.choice(LANGUAGES)
+    return rng.choice(
+        (
+            f"Translate the following text to {language}:\n\n{text}",
+            f"Translate English to {language}: {text}",
+            f"How do you say this in {language}?\n\n{text}",
+        )
+    )
+
+
+def _summary(rng: random.Random, passages: Sequence[Passage]) -> str:
+    return rng.choice(_SUMMARIES).format(text=rng.choice(passages).text, count=rng.randint(2, 4))
+
+
+def _retrieval(rng: random.Random, passages: Sequence[Passage]) -> str:
+    asked = rng.choice(passages)
+    shown = [asked, *(rng.choice(passages) for _ in range(rng.randrange(RETRIEVED_PASSAGES)))]
+    rng.shuffle(shown)
+    numbered = "\n\n".join(f"Passage {place}: {passage.text}" for place, passage in enumerate(shown, 1))
+    question = asked.question or rng.choice(_QUESTIONS)
+    return rng.choice(_RETRIEVALS).format(passages=numbered, question=question)
+
+
+def _editing(rng: random.Random, passages: Sequence[Passage]) -> str:
+    text = rng.choice(passages).text
+    words = sorted(set(re.findall(r"[A-Za-z]{4,}", text))) or ["text"]
+    return rng.choice(_EDITS).format(text=text, word=rng.choice(words), other=rng.choice(words).lower() + "s")
+
+
+def _extraction(rng: random.Random, passages: Sequence[Passage]) -> str:
+    return rng.choice(_EXTRACTIONS).format(text=rng.choice(passages).text)
+
+
+def _continuation(rng: random.Random, passages: Sequence[Passage]) -> str:
+    words = rng.choice(passages).text.split(" ")
+    return rng.choice(_CONTINUATIONS).format(text=" ".join(words[: max(1, round(len(words) * rng.uniform(0.3, 0.7)))]))
+
+
+def _code(rng: random.Random, passages: Sequence[Passage]) -> str:
+    passage = rng.choice(passages)
+    name = rng.choice(sorted(set(_NAME.findall(passage.text))) or ["value"])
+    shown = f"```{passage.language}\n{passage.text}\n```"
+    return rng.choice(_CODE).format(code=shown, name=name, renamed=f"new_{name}")
+
+
+KINDS: dict[str, Callable[[random.Random, Sequence[Passage]], str]] = {
+    "translation": _translation,
+    "summary": _summary,
+    "retrieval": _retrieval,
+    "editing": _editing,
+    "extraction": _extraction,
+    "continuation": _continuation,
+    "code": _code,
+}

@@ -1,0 +1,126 @@
+"""Passages of text at hand: prose in paragraphs, and functions of source code, of a length that a prompt can hold."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from forerun.errors import ConfigError
+from forerun.retrieval.sources import find_files, read_documents
+from forerun.train.corpus import read_python_files, split, standard_library_root
+
+PROSE_WORDS = (30, 220)
+CODE_LINES = (4, 40)
+MAX_LINE = 120
+_PYTHON = (".py", ".pyi")
+_PROSE = (".txt", ".md", ".rst", ".tex", ".jsonl")
+_PARAGRAPHS = re.compile(r"\n\s*\n")
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """A piece of text.
+
+    Attributes:
+        text: 30 to 220 words, or 4 to 40 lines of code.
+        language: of code, such as "python"; empty for prose.
+        question: what it was the answer to; empty if nobody asked.
+    """
+
+    text: str
+    language: str = ""
+    question: str = ""
+
+
+def read_passages(sources: list[Path]) -> tuple[list[Passage], list[Passage]]:
+    """(prose, code) of files and folders; without any, the code and the docstrings of the standard library.
+
+    Of the standard library, only what is trained on elsewhere too is taken; nothing of the files that are held out.
+
+    Raises:
+        ConfigError: nothing is usable.
+    """
+    if not sources:
+        training, _ = split(read_python_files(standard_library_root()))
+        texts: Iterable[tuple[str, str]] = ((file.name, file.text) for file in training)
+    else:
+        files = find_files(sources, remedy="Give files or folders of text or source.")
+        texts = (
+            (path.name, document.text) for path, named in files for document in read_documents(path, named, "text", [])
+        )
+    prose: list[Passage] = []
+    code: list[Passage] = []
+    for name, text in texts:
+        suffix = Path(name).suffix
+        if suffix in _PYTHON:
+            prose.extend(Passage(each) for docstring in _docstrings(text) for each in prose_pieces(docstring))
+            code.extend(Passage(each, "python") for each in _functions(text))
+        elif suffix in _PROSE or not suffix:
+            prose.extend(Passage(each) for each in prose_pieces(text))
+        else:
+            code.extend(Passage(each, suffix.removeprefix(".")) for each in _blocks(text))
+    if not prose and not code:
+        told = ", ".join(map(str, sources)) or "the standard library"
+        raise ConfigError(f"{told} holds no passage of {PROSE_WORDS[0]} words and no function. Give more text.")
+    return prose, code
+
+
+def prose_pieces(text: str) -> Iterator[str]:
+    """Whole paragraphs, as many together as a passage holds; those that are too long or no sentences are left out."""
+    held: list[str] = []
+    count = 0
+    for paragraph in [*(each.strip() for each in _PARAGRAPHS.split(text)), ""]:
+        words = len(paragraph.split())
+        if held and (not paragraph or count + words > PROSE_WORDS[1]):
+            if count >= PROSE_WORDS[0]:
+                yield "\n\n".join(held)
+            held, count = [], 0
+        if paragraph and words <= PROSE_WORDS[1] and _is_prose(paragraph):
+            held.append(" ".join(paragraph.split()))
+            count += words
+
+
+def _is_prose(paragraph: str) -> bool:
+    """Whether it is mostly letters, with an end of a sentence."""
+    letters = sum(char.isalpha() or char.isspace() for char in paragraph)
+    return letters > 0.85 * len(paragraph) and any(mark in paragraph for mark in ".!?") and ">>>" not in paragraph
+
+
+def _parsed(text: str) -> list[ast.AST]:
+    try:
+        return list(ast.walk(ast.parse(text)))
+    except (SyntaxError, ValueError, RecursionError):
+        return []
+
+
+def _docstrings(text: str) -> Iterator[str]:
+    for node in _parsed(text):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            docstring = ast.get_docstring(node)
+            if docstring:
+                yield docstring
+
+
+def _functions(text: str) -> Iterator[str]:
+    """The source of functions and of small classes, as they stand, unindented."""
+    lines = text.split("\n")
+    for node in _parsed(text):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)) and node.end_lineno is not None:
+            piece = [line[node.col_offset :] for line in lines[node.lineno - 1 : node.end_lineno]]
+            if _is_block(piece):
+                yield "\n".join(piece)
+
+
+def _blocks(text: str) -> Iterator[str]:
+    """Pieces of code of other languages: lines between blank lines, as many blocks together as a passage holds."""
+    for block in re.split(r"\n\s*\n(?=\S)", text):
+        lines = block.rstrip().split("\n")
+        if _is_block(lines):
+            yield "\n".join(lines)
+
+
+def _is_block(lines: list[str]) -> bool:
+    return CODE_LINES[0] <= len(lines) <= CODE_LINES[1] and max(map(len, lines)) <= MAX_LINE
