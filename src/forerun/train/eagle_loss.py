@@ -15,10 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from forerun.train.losses import LossName, divergence
+
 CHUNK = 64
 """Positions at a time: their logits should stay in a core's cache."""
-HYBRID_SHARPNESS = 3.0
-"""Of the share exp(-3 overlap) of forward KL in the hybrid loss (2602.23881)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,14 +30,14 @@ class Targets:
         output_rows: [V, target hidden], of its output layer: those of the draft vocabulary.
         rows: [J, W] which of the head's rows predicts the same token at each step.
         weights: [J, W] of each prediction in the sum; 0 where there is none.
-        loss: "kl" (forward KL up to a constant), "tv" (total variation) or "hybrid".
+        loss: see `losses.py`.
     """
 
     states: Tensor
     output_rows: Tensor
     rows: Tensor
     weights: Tensor
-    loss: str
+    loss: LossName
 
 
 def weighted_loss(outputs: Tensor, own_rows: Tensor | None, targets: Targets, chunk: int = CHUNK) -> Tensor:
@@ -69,12 +69,12 @@ class _Chunked(torch.autograd.Function):
                 rows, weights = targets.rows[step, here], targets.weights[step, here].to(outputs.dtype)
                 read = kept[step, rows]
                 logits = (read @ layer.T).to(outputs.dtype)
-                losses, by_logits = loss_and_gradient(logits, wanted, targets.loss)
+                losses, wide = loss_and_gradient(logits, wanted, targets.loss)
                 total += (losses * weights).sum()
-                by_logits = (by_logits * weights[:, None]).to(product)
-                gradient[step].index_add_(0, rows, (by_logits @ layer).to(outputs.dtype))
+                by_logits = wide.to(product)
+                gradient[step].index_add_(0, rows, (by_logits @ layer).to(outputs.dtype) * weights[:, None])
                 if by_layer is not None:
-                    by_layer += (by_logits.T @ read).to(by_layer.dtype)
+                    by_layer += (by_logits.T @ (read * weights[:, None].to(product))).to(by_layer.dtype)
         ctx.save_for_backward(gradient, by_layer)
         return total
 
@@ -85,28 +85,22 @@ class _Chunked(torch.autograd.Function):
         return gradient * factor, None if by_layer is None else by_layer * factor, None, None
 
 
-def loss_and_gradient(logits: Tensor, wanted: Tensor, loss: str) -> tuple[Tensor, Tensor]:
-    """Loss of each row, [n], and its gradient by the logits, [n, V].
+def loss_and_gradient(logits: Tensor, wanted: Tensor, loss: LossName) -> tuple[Tensor, Tensor]:
+    """Loss of each row, [n], and the gradient of their sum by the logits, [n, V].
 
     Args:
-        logits: [n, V] of the head; overwritten.
+        logits: [n, V] of the head.
         wanted: [n, V] probabilities of the target.
-        loss: see `Targets.loss`.
     """
-    logprobs = torch.log_softmax(logits, -1)
-    if loss == "kl":
-        losses = -torch.einsum("nv,nv->n", wanted, logprobs)
+    if loss == "forward-kl":  # by hand: half of the passes over memory
+        logprobs = torch.log_softmax(logits, -1)
+        losses = -(wanted * logprobs).sum(-1)
         return losses, logprobs.exp_().sub_(wanted)
-    probs = logprobs.exp()
-    overlap = torch.minimum(wanted, probs).sum(-1)
-    # of 1 - sum of min(p, q) by the logits: -q (1[q < p] - sum of q over these tokens)
-    below = (probs < wanted).to(probs.dtype)
-    by_variation = -probs * (below - (probs * below).sum(-1, keepdim=True))
-    if loss == "tv":
-        return 1 - overlap, by_variation
-    share = torch.exp(-HYBRID_SHARPNESS * overlap)  # no gradient goes through it
-    losses = share * -(wanted * logprobs).sum(-1) + (1 - share) * (1 - overlap)
-    return losses, share[:, None] * (probs - wanted) + (1 - share[:, None]) * by_variation
+    with torch.enable_grad():
+        logits = logits.detach().requires_grad_()
+        losses = divergence(loss, torch.log_softmax(logits, -1), wanted)
+        (gradient,) = torch.autograd.grad(losses.sum(), logits)
+    return losses.detach(), gradient
 
 
 def feature_loss(fed_back: Tensor, states: Tensor, targets: Targets) -> Tensor:

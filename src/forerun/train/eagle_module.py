@@ -96,14 +96,13 @@ class Augmentation:
     seed: int
 
     def __call__(self, states: Tensor) -> Tensor:
-        """states: [R, S]."""
+        """states: [R, S]. One draw decides of both, since drawing takes as long as a product."""
         generator = torch.Generator(states.device).manual_seed(self.seed)
-        if self.noise:
-            states = states + self.noise * (2 * torch.rand(states.shape, generator=generator, device=states.device) - 1)
-        if self.dropout:
-            kept = torch.rand(states.shape, generator=generator, device=states.device) >= self.dropout
-            states = states * kept / (1 - self.dropout)
-        return states
+        drawn = torch.rand(states.shape, generator=generator, device=states.device)
+        kept = drawn >= self.dropout
+        # uniform again among what is kept
+        noise = (2 * (drawn - self.dropout) / (1 - self.dropout) - 1).mul_(self.noise)
+        return (states + noise) * kept / (1 - self.dropout)
 
 
 class _Layer:

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from forerun.device import DEVICES
 from forerun.errors import ConfigError
 from forerun.fields import Checked, option
+from forerun.train import losses
 from forerun.train.defaults import Optimisation
 
-LOSSES = ("kl", "tv", "hybrid")
+LOSSES = tuple(name for name in losses.LOSSES if name != "kl-then-tv")
 EAGLE_OPTIMISATION = Optimisation(
     matrices="adam", adam_lr=3e-3, weight_decay=0.05, decay=1.0, final_factor=0.01, shape="cosine"
 )
@@ -65,7 +66,7 @@ class EagleTraining(Checked):
     weight_decay: float = option(0.05, "Weight decay of the matrices.", low=0)
     unroll: int = option(3, "Steps that are unrolled, each on the head's output of the one before.", low=1, high=16)
     step_weight: float = option(0.8, "Weight of each unrolled step over that of the one before.", low=0, above=True)
-    loss: str = option("kl", "kl, tv (total variation) or hybrid: from the first to the second as overlap grows.")
+    loss: str = option("forward-kl", f"What is learnt from the target's distribution: {', '.join(LOSSES)}.")
     dropout: float = option(0.1, "Share of the target's states' elements that are dropped.", low=0, high=0.9)
     noise: float = option(0.1, "Uniform noise on the target's normalised states, up to this size.", low=0)
     feature_weight: float = option(0.0, "Weight of the distance to the target's next state (version 1).", low=0)

@@ -8,11 +8,12 @@ computed as keys and values only.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from forerun.train.accelerator import to_device
 from forerun.train.packed import NO_DOCUMENT
 
 
@@ -63,6 +64,11 @@ class HeadRows:
     def steps(self) -> int:
         """Unrolled steps."""
         return len(self.tokens)
+
+    def to(self, where: torch.device) -> HeadRows:
+        """With the tensors on a device."""
+        names = ("token_ids", "states", "positions", "active", "tokens", "predictors", "rows", "valid")
+        return replace(self, **{name: to_device(getattr(self, name), where) for name in names})
 
 
 def head_rows(tokens: Tensor, wanted: Tensor, documents: Tensor, steps: int) -> HeadRows:
