@@ -60,7 +60,7 @@ def _forward(
 
 
 def use_for(model: nn.Module, window: int) -> None:
-    """Choose the attention of `model` that is faster at `window` tokens on its device; Transformers' models have one."""
+    """Choose the attention of a model of Transformers' that is faster at `window` tokens on its device."""
     if not isinstance(model, PreTrainedModel):
         return
     on_cpu = next(model.parameters()).device.type == "cpu"

@@ -16,7 +16,7 @@ from forerun.train.checkpoint import LoopState, load_checkpoint
 from forerun.train.eagle_loss import Targets, feature_loss, weighted_loss
 from forerun.train.eagle_module import Augmentation, EagleHead, unrolled
 from forerun.train.eagle_options import EagleTraining
-from forerun.train.eagle_rows import HeadRows, head_rows
+from forerun.train.eagle_rows import head_rows
 from forerun.train.loop import Evaluations, Loop
 from forerun.train.optim import Optimisers
 from forerun.train.packed import PackedRows

@@ -57,14 +57,14 @@ class HeadReport:
         score, k = self.score, self.score.num_draft_tokens
         by_context = ", ".join(f"{value:.2f} from {start}" for start, value in score.lengths_by_context.items())
         speedups = ", ".join(f"{value:.2f} at K={k}" for k, value in self.speedups.items())
+        answers = f"{score.greedy_documents} of {score.documents} held-out answers"
+        steps = f"target step {1000 * self.costs.target[0]:.1f} ms, head step {1000 * self.costs.head[1]:.1f} ms"
+        length = f"mean acceptance length {score.mean_acceptance_length:.3f}"
         return [
-            f"- Greedy chains of {k} on {score.greedy_documents} of {score.documents} held-out answers: mean acceptance "
-            f"length {score.mean_acceptance_length:.3f}; acceptance by position, if reached: {shown(score.per_position)}",
+            f"- Greedy chains of {k} on {answers}: {length}; acceptance by position: {shown(score.per_position)}",
             f"- By tokens of context: {by_context or 'no greedy answers'}",
-            f"- Overlap at temperature 1 by position: {shown(score.overlap)}; expected acceptance length "
-            f"{score.expected_length:.3f}",
-            f"- Predicted speed-up over plain decoding here: {speedups} (target step {1000 * self.costs.target[0]:.1f} ms, "
-            f"head step {1000 * self.costs.head[1]:.1f} ms)",
+            f"- Overlap at temperature 1 by position: {shown(score.overlap)}; length {score.expected_length:.3f}",
+            f"- Predicted speed-up over plain decoding here: {speedups} ({steps})",
         ]
 
 
@@ -107,16 +107,17 @@ def write_card(folder: Path, record: dict[str, Any], report: HeadReport, picture
     """Write `README.md` and `training.json` into a head's folder."""
     write_record(folder, record)
     data, training = record["data"], record["training"]
+    head = record["head"]
+    tokens = f"{head['draft_vocab_size']:,} of {head['vocab_size']:,} tokens"
+    trained = f"{training['steps']:,} steps, {training['tokens']:,} tokens, {training['seconds']:,} s"
     lines = [
         f"# {record['kind']} for {record['target']['name']}",
         "",
-        f"{record['parameters'] / 1e6:.2f} M parameters of its own. It proposes {record['head']['draft_vocab_size']:,} of "
-        f"{record['head']['vocab_size']:,} tokens, which are {data['vocabulary_coverage']:.1%} of the training tokens.",
+        f"{record['parameters'] / 1e6:.2f} M parameters. It proposes {tokens} ({data['vocabulary_coverage']:.1%} of the data's).",
         "",
         f"- Command: `{record['command']}`",
         f"- Data: {data['documents']:,} documents, {data['tokens']:,} tokens, {data['wanted']:,} of them trained on.",
-        f"- Training: {training['steps']:,} steps, {training['tokens']:,} tokens, {training['seconds']:,} s "
-        f"({training['tokens_per_second']:,} tokens/s), final loss {training['final_loss']}.",
+        f"- Training: {trained}, {training['tokens_per_second']:,} tokens/s, final loss {training['final_loss']}.",
         *report.lines(),
         f"- Device: {record['device']}",
         "- Versions: " + ", ".join(f"{name} {number}" for name, number in record["versions"].items()),

@@ -16,7 +16,7 @@ from forerun.heads.fingerprint import target_fingerprint
 from forerun.models import LanguageModel, find_tokenizer, load_model, load_transformers_model, number_format
 from forerun.models.eagle import EagleModel
 from forerun.train import eagle_card
-from forerun.train.accelerator import device_name, training_device
+from forerun.train.accelerator import device_name, reuse_memory, training_device
 from forerun.train.curves import PICTURE, REMEDY, draw_curves
 from forerun.train.eagle import COMPUTE, Target, train
 from forerun.train.eagle_card import HeadReport
@@ -108,6 +108,7 @@ def prepare(name: str, data: Path, work: Path, options: EagleTraining, console: 
         ConfigError: the target has no tokenizer, or its states in training are not those in drafting.
     """
     where = training_device(options.device)
+    reuse_memory()
     served = load_model(name, device=where)
     tokenizer = find_tokenizer(name)
     if tokenizer is None:
@@ -116,7 +117,9 @@ def prepare(name: str, data: Path, work: Path, options: EagleTraining, console: 
     config = head_config(name, served, options.shape, rows.window)
     counts = token_counts(rows)
     vocabulary = draft_vocabulary(counts, config.draft_vocab_size, served.eos_token_ids)
-    states = TargetStates(load_transformers_model(name, "bfloat16").eval().requires_grad_(False).to(where), config.layers)
+    states = TargetStates(
+        load_transformers_model(name, "bfloat16").eval().requires_grad_(False).to(where), config.layers
+    )
     output_rows = served.output_rows(vocabulary).to(COMPUTE[where.type], copy=True)
     target = Target(served, states, output_rows)
     first = rows.batch(0, _FIRST_ROWS, options.seed)

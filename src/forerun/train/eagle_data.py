@@ -14,7 +14,9 @@ from forerun.train.packed import INDEX, PackedRows
 from forerun.vocabulary.fingerprint import fingerprint
 
 
-def read_rows(data: Path, served: LanguageModel, tokenizer: Any, packed: Path, window: int, console: Console) -> PackedRows:
+def read_rows(
+    data: Path, served: LanguageModel, tokenizer: Any, packed: Path, window: int, console: Console
+) -> PackedRows:
     """A folder of packed rows as it is; files of answers, texts and folders of them are packed first.
 
     Args:

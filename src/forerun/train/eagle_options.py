@@ -77,13 +77,13 @@ class EagleTraining(Checked):
     seed: int = option(0, "Seed of weights, order and noise.", low=0)
     checkpoint_seconds: float = option(60.0, "Seconds of training between checkpoints.", low=0)
     threads: int = option(0, "CPU threads; 0 takes as many as PyTorch finds.", low=0)
-    device: str | None = option(
-        None, f"Where to compute: {DEVICES}.", default_text="CUDA if it is there, else the CPU"
-    )
+    device: str | None = option(None, f"Where to compute: {DEVICES}.", default_text="CUDA if it is there, else the CPU")
 
     def __post_init__(self) -> None:
         Checked.__post_init__(self)
         if self.loss not in LOSSES:
             raise ConfigError(f"loss is {self.loss!r}, but must be one of {', '.join(LOSSES)}.")
         if self.feature_weight and self.shape.version != 1:
-            raise ConfigError("feature_weight is for version 1: the output of version 3 stands for no state of the target.")
+            raise ConfigError(
+                "feature_weight is for version 1: the output of version 3 stands for no state of the target."
+            )

@@ -19,8 +19,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
 
-from forerun.errors import ConfigError
 from forerun.engine.interrupts import HeldInterrupts
+from forerun.errors import ConfigError
 from forerun.train import attention
 from forerun.train.accelerator import LOSSES_READ_EVERY, MICRO_TOKENS, device_of
 from forerun.train.checkpoint import LoopState, load_best, save_best, save_checkpoint
@@ -150,8 +150,8 @@ class Loop:
         losses = [float(loss) for loss, _ in values]
         if not all(math.isfinite(value) for value in (*losses, *(float(norm) for _, norm in values))):
             raise ConfigError(
-                f"The loss or its gradient is no number any more near step {state.step + count:,}. The last checkpoint, "
-                f"in {self.folder}, is from before: begin anew with --force and a lower learning rate."
+                f"The loss or its gradient is no number any more near step {state.step + count:,}. The last checkpoint "
+                f"in {self.folder} is from before. Begin anew by --force with a lower learning rate."
             )
         state.losses.extend(losses)
         seconds = time.monotonic() - started
@@ -195,4 +195,10 @@ class Loop:
 def _in_words(seconds: float) -> str:
     """A duration."""
     minutes = seconds / 60
-    return f"{minutes / 60:.1f} hours" if minutes >= 90 else f"{minutes:.0f} minutes" if minutes >= 2 else f"{seconds:.0f} s"
+    return (
+        f"{minutes / 60:.1f} hours"
+        if minutes >= 90
+        else f"{minutes:.0f} minutes"
+        if minutes >= 2
+        else f"{seconds:.0f} s"
+    )

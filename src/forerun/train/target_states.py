@@ -18,7 +18,6 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from forerun.errors import ConfigError, UnsupportedModelError
 from forerun.models import LanguageModel, Rows
-from forerun.train.attention import LONGEST_WINDOW, causal_attention
 
 NAME = "forerun_documents"
 MOST_APART = 0.1
@@ -94,8 +93,6 @@ def _one(query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int 
         apart = places[:, None] - places
         seen = (apart >= 0) & (apart < window)
         return F.scaled_dot_product_attention(query, key, value, seen, scale=scaling, enable_gqa=True)
-    if length <= LONGEST_WINDOW and query.device.type == "cpu":
-        return causal_attention(query, key, value, scaling)
     return F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=True)
 
 
