@@ -12,6 +12,7 @@ from forerun.cli.flags import Flags, given, with_flags
 from forerun.cli.options import Json
 from forerun.cli.output import print_json
 from forerun.cli.train_answers import answers
+from forerun.cli.train_eagle import eagle
 from forerun.config import ASSETS, BUNDLED_MODELS, BUNDLED_TARGET
 from forerun.errors import ConfigError
 from forerun.train.defaults import (
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Train a language model and a draft for it, and measure them.", no_args_is_help=True)
 
 app.command()(answers)
+app.command()(eagle)
 
 Out = Annotated[Path, typer.Argument(help="Model folder to write.")]
 Work = Annotated[

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface
+from transformers import AttentionInterface, PreTrainedModel
 
 NAME = "forerun_short_window"
 LONGEST_WINDOW = 512
@@ -60,7 +60,9 @@ def _forward(
 
 
 def use_for(model: nn.Module, window: int) -> None:
-    """Choose the attention of `model` that is faster at `window` tokens on its device."""
+    """Choose the attention of a model of Transformers' that is faster at `window` tokens on its device."""
+    if not isinstance(model, PreTrainedModel):
+        return
     on_cpu = next(model.parameters()).device.type == "cpu"
     chosen = NAME if on_cpu and window <= LONGEST_WINDOW else "sdpa"
     if model.config._attn_implementation != chosen:  # type: ignore[union-attr]

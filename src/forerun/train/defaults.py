@@ -29,6 +29,10 @@ class Optimisation(Checked):
     warmup: float = 0.02
     decay: float = 0.8
     final_factor: float = 0.02
+    matrices: str = "muon"
+    """What steps the hidden matrices: "muon", or "adam" as everything else."""
+    shape: str = "linear"
+    """Of the decay: "linear" or "cosine"."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """The loop every training command runs: steps, progress, checkpoints, resume after a kill.
 
-A batch depends on the number of its step alone and nothing is drawn while training, so a run that
-was killed and resumed ends with the same weights as one that was not.
+A batch depends on the number of its step alone and nothing is drawn but by it, so a run that was
+killed and resumed ends with the same weights as one that was not.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 import torch
 from rich.console import Console
@@ -19,13 +20,36 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from torch import Tensor, nn
 
 from forerun.engine.interrupts import HeldInterrupts
+from forerun.errors import ConfigError
 from forerun.train import attention
 from forerun.train.accelerator import LOSSES_READ_EVERY, MICRO_TOKENS, device_of
-from forerun.train.checkpoint import LoopState, save_checkpoint
+from forerun.train.checkpoint import LoopState, load_best, save_best, save_checkpoint
 from forerun.train.optim import Optimisers
 from forerun.train.workers import Batch, Workers
 
 METRICS = "metrics.jsonl"
+_TIMED_STEPS = 2
+"""Steps that are tried before a run to tell how long it will take; the first of them is slower than the others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluations:
+    """What a run is judged by on its way.
+
+    Attributes:
+        score: of the model; higher is better. It draws nothing.
+        every: steps between two of them.
+        patience: evaluations in a row without a better one after which the run ends; 0 to go on.
+    """
+
+    score: Callable[[nn.Module], float]
+    every: int
+    patience: int = 0
+
+    def are_over(self, scores: list[tuple[int, float]]) -> bool:
+        """Whether the run ends by them."""
+        values = [score for _, score in scores]
+        return self.patience > 0 and len(values) > self.patience and max(values) not in values[-self.patience :]
 
 
 @dataclass(slots=True)
@@ -42,12 +66,27 @@ class Loop:
     """(model, rows of the batch, progress) -> their mean loss; progress in [0, 1)."""
     checkpoint_seconds: float
     workers: Workers
+    evaluations: Evaluations | None = None
+
+    def announce(self, state: LoopState, console: Console) -> None:
+        """Say how long the rest of the run will take, by steps that are tried and change nothing."""
+        left = self.total_steps - state.step
+        if left <= _TIMED_STEPS:
+            return
+        for step in range(state.step, state.step + _TIMED_STEPS):
+            started = time.monotonic()
+            self._gradients(self.batch(step), step / self.total_steps)
+            self.model.zero_grad(set_to_none=True)
+            seconds = time.monotonic() - started
+        console.print(f"{left:,} steps of {seconds:.2f} s: about {_in_words(left * seconds)}", highlight=False)
 
     def run(self, state: LoopState, console: Console, title: str) -> LoopState:
         """Train from `state` to the end, or until interrupted; the last act is a checkpoint.
 
+        With evaluations, the weights of the best of them are the model's in the end.
+
         Raises:
-            ConfigError: a checkpoint cannot be written.
+            ConfigError: a checkpoint cannot be written, or loss or gradient are no numbers; the last checkpoint stays.
             KeyboardInterrupt: after Ctrl-C, when the step is done and saved.
         """
         last_save = time.monotonic()
@@ -58,8 +97,9 @@ class Loop:
             (self.folder / METRICS).open("a") as metrics,
         ):
             task = progress.add_task(title, total=self.total_steps, completed=state.step, loss=0.0, speed=0.0)
-            while state.step < self.total_steps and not held.pending:
+            while not self._is_done(state) and not held.pending:
                 speed = self._several_steps(state)
+                self._evaluate(state, metrics)
                 recent = state.losses[-32:]
                 progress.update(task, completed=state.step, loss=sum(recent) / len(recent), speed=speed)
                 metrics.write(
@@ -74,7 +114,27 @@ class Loop:
             interrupted = held.pending
         if interrupted:  # the handler of SIGINT may be one that raises nothing
             raise KeyboardInterrupt
+        if state.scores and state.best_step < state.step:
+            load_best(self.folder, self.model, state.best_step)
         return state
+
+    def _is_done(self, state: LoopState) -> bool:
+        is_over = self.evaluations is not None and self.evaluations.are_over(state.scores)
+        return state.step >= self.total_steps or is_over
+
+    def _evaluate(self, state: LoopState, metrics: TextIO) -> None:
+        """Where a step's number asks for it, and after the last one. The weights are kept if they are the best."""
+        asked = self.evaluations
+        last = state.scores[-1][0] if state.scores else 0
+        if asked is None or (state.step // asked.every == last // asked.every and state.step < self.total_steps):
+            return
+        self.model.eval()
+        score = asked.score(self.model)
+        self.model.train()
+        state.scores.append((state.step, score))
+        metrics.write(json.dumps({"step": state.step, "score": round(score, 4)}) + "\n")
+        if state.best_step == state.step:
+            save_best(self.folder, self.model, state.step)
 
     def _several_steps(self, state: LoopState) -> float:
         """As many steps as losses are read at once; their tokens per second."""
@@ -87,13 +147,25 @@ class Loop:
                 attention.use_for(replica, batch[0].shape[1] - 1)
             values.append(self._step(batch, step / self.total_steps))
             state.tokens += batch[0].shape[0] * (batch[0].shape[1] - 1)
-        state.losses.extend(float(value) for value in values)
+        losses = [float(loss) for loss, _ in values]
+        if not all(math.isfinite(value) for value in (*losses, *(float(norm) for _, norm in values))):
+            raise ConfigError(
+                f"The loss or its gradient is no number any more near step {state.step + count:,}. The last checkpoint "
+                f"in {self.folder} is from before. Begin anew by --force with a lower learning rate."
+            )
+        state.losses.extend(losses)
         seconds = time.monotonic() - started
         state.step += count
         state.seconds += seconds
         return (state.tokens - former) / seconds
 
-    def _step(self, batch: Batch, progress: float) -> float | Tensor:
+    def _step(self, batch: Batch, progress: float) -> tuple[float | Tensor, Tensor]:
+        """The loss, and the norm of its gradient."""
+        loss = self._gradients(batch, progress)
+        return loss, self.optimisers.step(progress, self.workers.pool)
+
+    def _gradients(self, batch: Batch, progress: float) -> float | Tensor:
+        """The loss; its gradients are added to the model's."""
         count = len(batch[0])
         most = max(1, MICRO_TOKENS[device_of(self.model).type] // (batch[0].shape[1] - 1))
         rows = min(most, math.ceil(count / self.workers.count))
@@ -104,9 +176,7 @@ class Loop:
             return loss.detach()
 
         pieces = list(zip(*(torch.split(tensor, rows) for tensor in batch), strict=True))
-        total = self.workers.run(backward, pieces)
-        self.optimisers.step(progress, self.workers.pool)
-        return total
+        return self.workers.run(backward, pieces)
 
     @staticmethod
     def _progress(console: Console) -> Progress:
@@ -120,3 +190,15 @@ class Loop:
             TimeRemainingColumn(),
             console=console,
         )
+
+
+def _in_words(seconds: float) -> str:
+    """A duration."""
+    minutes = seconds / 60
+    return (
+        f"{minutes / 60:.1f} hours"
+        if minutes >= 90
+        else f"{minutes:.0f} minutes"
+        if minutes >= 2
+        else f"{seconds:.0f} s"
+    )

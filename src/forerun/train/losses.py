@@ -1,48 +1,128 @@
 """Losses that teach a draft to agree with its target.
 
-The acceptance rate of a drawn draft is the sum of min(target, draft) at each position, so total
-variation is the loss that speaks of it directly; forward KL has the better gradient while the two
-distributions are still far apart. Target distributions come as their `k` most probable tokens (see `continuations`).
+The acceptance rate of a drawn draft is the sum of min(target, draft) at each position, so total variation is the loss
+that speaks of it directly, and its negative logarithm has the same optimum with a gradient that does not vanish where
+the two distributions are still far apart; forward KL has the better gradient there, and for drafts that are not drawn
+what matters is which tokens are most probable, which it teaches as well. The hybrid passes from forward KL to total
+variation as acceptance rises (2602.23881).
+
+Every loss compares two arrays over the same tokens, [..., k]: the draft's log-probabilities, of its whole softmax, and
+the target's probabilities, of its own. The tokens are the target's `k` most probable ones where its distributions come
+from disk (`continuations`), or a head's whole vocabulary. What the two have elsewhere is known as a sum alone, and that
+biases each loss in a way of its own:
+
+- forward KL leaves it out: the best draft is the target's distribution renormalised over the tokens given.
+- reverse KL compares the sums as if they were one more token, a lower bound of the divergence.
+- total variation and the negative log overlap count nothing there as accepted: acceptance is underrated by at most the
+  smaller of the two sums, and no gradient says what the draft does there.
 """
 
 from __future__ import annotations
 
+from typing import Literal, get_args
+
 import torch
 from torch import Tensor
 
+LossName = Literal["kl-then-tv", "forward-kl", "reverse-kl", "total-variation", "hybrid", "log-overlap"]
+LOSSES: tuple[str, ...] = get_args(LossName)
+"""What a draft may be trained by; `kl-then-tv` is forward KL first and total variation later, by `variation_share`."""
+HYBRID_RATE = 3.0
+"""The hybrid's share of forward KL is exp(-HYBRID_RATE * acceptance rate)."""
+_LEAST = 2.0**-24
+"""Smallest positive number in float16, as which the target's probabilities are kept: a stored 0 may be anything below.
+Also the least sum outside the tokens given, which rounding can make 0 or negative."""
 
-def forward_kl(draft_logprobs: Tensor, target_ids: Tensor, target_probs: Tensor) -> Tensor:
-    """Cross-entropy of the draft under the target's distribution: KL(target || draft) up to a constant.
 
-    draft_logprobs [N, V]; target_ids int64 [N, k]; target_probs [N, k]; returns [N] in nats.
+def at_tokens(draft_logits: Tensor, token_ids: Tensor) -> Tensor:
+    """The draft's log-probabilities of the tokens given. draft_logits [..., V]; token_ids int64 [..., k]."""
+    logits = draft_logits.float()
+    return logits.gather(-1, token_ids) - logits.logsumexp(-1, keepdim=True)
+
+
+def forward_kl(draft_logprobs: Tensor, target_probs: Tensor) -> Tensor:
+    """KL(target || draft) up to a constant, the target's entropy: the draft's cross-entropy under the target, in nats.
+
+    Arguments [..., k], as of all losses; returns [...].
     """
-    return -(target_probs * draft_logprobs.gather(-1, target_ids)).sum(-1)
+    return -(target_probs * draft_logprobs).sum(-1)
 
 
-def total_variation(draft_logprobs: Tensor, target_ids: Tensor, target_probs: Tensor) -> Tensor:
-    """1 - sum of min(target, draft): the probability that a drawn draft token is rejected, [N].
+def reverse_kl(draft_logprobs: Tensor, target_probs: Tensor) -> Tensor:
+    """KL(draft || target) in nats, with all other tokens as one."""
+    draft_probs = draft_logprobs.exp()
+    inside = (draft_probs * (draft_logprobs - target_probs.clamp(min=_LEAST).log())).sum(-1)
+    draft_rest = (1 - draft_probs.sum(-1)).clamp(min=_LEAST)
+    target_rest = (1 - target_probs.sum(-1)).clamp(min=_LEAST)
+    return inside + draft_rest * (draft_rest.log() - target_rest.log())
 
-    Tokens outside the target's `k` most probable count as never accepted.
+
+def overlap(draft_logprobs: Tensor, target_probs: Tensor) -> Tensor:
+    """Sum of min(target, draft): the probability that a drawn draft token is accepted."""
+    return torch.minimum(target_probs, draft_logprobs.exp()).sum(-1)
+
+
+def total_variation(draft_logprobs: Tensor, target_probs: Tensor) -> Tensor:
+    """1 - overlap: the probability that a drawn draft token is rejected."""
+    return 1 - overlap(draft_logprobs, target_probs)
+
+
+def log_overlap(draft_logprobs: Tensor, target_probs: Tensor) -> Tensor:
+    """-log overlap. Its gradient is total variation's over the overlap, so that it teaches from the first step on."""
+    target_logprobs = target_probs.clamp(min=torch.finfo(target_probs.dtype).tiny).log()
+    return -torch.minimum(target_logprobs, draft_logprobs).logsumexp(-1)
+
+
+def hybrid_share(acceptance: Tensor) -> Tensor:
+    """Forward KL's share of the hybrid, exp(-HYBRID_RATE * acceptance); no gradient goes through it."""
+    return torch.exp(-HYBRID_RATE * acceptance.detach())
+
+
+def divergence(
+    name: LossName,
+    draft_logprobs: Tensor,
+    target_probs: Tensor,
+    *,
+    variation_share: float = 0.0,
+    acceptance: Tensor | None = None,
+) -> Tensor:
+    """The loss of this name at every position, [...]. Arguments [..., k].
+
+    Args:
+        variation_share: of total variation in `kl-then-tv`; forward KL has the rest.
+        acceptance: that the hybrid goes by, a number; None takes the mean over these positions.
     """
-    return 1 - overlap(draft_logprobs, target_ids, target_probs)
-
-
-def overlap(draft_logprobs: Tensor, target_ids: Tensor, target_probs: Tensor) -> Tensor:
-    """Sum of min(target, draft), [N]: the probability that a drawn draft token is accepted."""
-    return torch.minimum(target_probs, draft_logprobs.gather(-1, target_ids).exp()).sum(-1)
+    both = draft_logprobs, target_probs
+    if name == "forward-kl":
+        return forward_kl(*both)
+    if name == "reverse-kl":
+        return reverse_kl(*both)
+    if name == "total-variation":
+        return total_variation(*both)
+    if name == "log-overlap":
+        return log_overlap(*both)
+    if name == "hybrid":
+        accepted = overlap(*both)
+        share = hybrid_share(accepted.mean() if acceptance is None else acceptance)
+        return share * forward_kl(*both) + (1 - share) * (1 - accepted)
+    loss = draft_logprobs.new_zeros(draft_logprobs.shape[:-1])
+    if variation_share < 1:
+        loss = loss + (1 - variation_share) * forward_kl(*both)
+    if variation_share > 0:
+        loss = loss + variation_share * total_variation(*both)
+    return loss
 
 
 def distillation_loss(
-    draft_logits: Tensor, target_ids: Tensor, target_probs: Tensor, *, variation_share: float
+    draft_logits: Tensor,
+    target_ids: Tensor,
+    target_probs: Tensor,
+    name: LossName = "kl-then-tv",
+    *,
+    variation_share: float = 0.0,
 ) -> Tensor:
-    """Mean over positions of (1 - share) forward KL + share total variation.
+    """Mean over positions of the loss of this name.
 
     draft_logits [..., V]; target_ids and target_probs [..., k].
     """
-    logprobs = torch.log_softmax(draft_logits.float(), dim=-1)
-    loss = torch.zeros((), device=logprobs.device)
-    if variation_share < 1:
-        loss = loss + (1 - variation_share) * forward_kl(logprobs, target_ids, target_probs).mean()
-    if variation_share > 0:
-        loss = loss + variation_share * total_variation(logprobs, target_ids, target_probs).mean()
-    return loss
+    return divergence(name, at_tokens(draft_logits, target_ids), target_probs, variation_share=variation_share).mean()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from concurrent.futures import Executor
 from typing import Any
 
@@ -24,10 +25,17 @@ class Optimisers:
         for name, parameter in model.named_parameters():
             hidden = parameter.ndim == 2 and "embed" not in name and "lm_head" not in name
             (matrices if hidden else others).append(parameter)
+        self._parameters = [*matrices, *others]
         self._all: list[tuple[torch.optim.Optimizer, float]] = []
         on_cpu = next(model.parameters()).device.type == "cpu"
         muon_class: type[torch.optim.Optimizer] = torch.optim.Muon if on_cpu else StackedMuon
         parts = MUON_PARTS if on_cpu else 1
+        if options.matrices == "adam":
+            adam = torch.optim.AdamW(
+                matrices, lr=options.adam_lr, betas=options.betas, weight_decay=options.weight_decay, fused=True
+            )
+            self._all.append((adam, options.adam_lr))
+            matrices = []
         for part in (matrices[index::parts] for index in range(parts)):
             if part:
                 muon = muon_class(  # type: ignore[call-arg]
@@ -39,20 +47,20 @@ class Optimisers:
                 others, lr=options.adam_lr, betas=options.betas, weight_decay=0.0, fused=not on_cpu
             )
             self._all.append((adam, options.adam_lr))
-        self._parameters = [*matrices, *others]
 
-    def step(self, progress: float, pool: Executor | None = None) -> None:
+    def step(self, progress: float, pool: Executor | None = None) -> Tensor:
         """One update at `progress` in [0, 1] of the run; clips and clears the gradients.
 
-        With a `pool` the optimisers step at the same time: they share no parameter.
+        With a `pool` the optimisers step at the same time: they share no parameter. Returns the gradients' norm.
         """
         factor = schedule(progress, self.options)
-        nn.utils.clip_grad_norm_(self._parameters, self.options.clip)
+        norm = nn.utils.clip_grad_norm_(self._parameters, self.options.clip)
         for optimiser, peak in self._all:
             for group in optimiser.param_groups:
                 group["lr"] = peak * factor
         run = map if pool is None else pool.map
         list(run(_step_and_clear, [optimiser for optimiser, _ in self._all]))
+        return norm
 
     def state_dict(self) -> list[dict[str, Any]]:
         """State of both, tensors and plain values only."""
@@ -121,11 +129,13 @@ def _step_and_clear(optimiser: torch.optim.Optimizer) -> None:
 
 
 def schedule(progress: float, options: Optimisation) -> float:
-    """Factor on the peak learning rate: linear warm-up, flat, then linear decay to `final_factor`."""
+    """Factor on the peak learning rate: linear warm-up, flat, then a decay to `final_factor`, linear or as a cosine."""
     if progress < options.warmup:
         return max(progress / options.warmup, 1e-2)
     decay_start = 1 - options.decay
     if progress <= decay_start:
         return 1.0
     left = max(0.0, (1 - progress) / options.decay)
+    if options.shape == "cosine":
+        left = (1 - math.cos(math.pi * left)) / 2
     return options.final_factor + (1 - options.final_factor) * left

@@ -10,11 +10,12 @@ from rich.console import Console
 
 from forerun.errors import ConfigError
 from forerun.files.write import locked, refuse_to_overwrite
-from forerun.train.checkpoint import CHECKPOINT
+from forerun.train.checkpoint import BEST, CHECKPOINT
+from forerun.train.loop import METRICS
 from forerun.train.resumed_options import FILE_NAME
 
 _STAGES = ("", "text", "samples", "distil")
-_FILES = (FILE_NAME, CHECKPOINT, "tokenizer.json", "tokenizer_config.json", "shard-*.npy")
+_FILES = (FILE_NAME, CHECKPOINT, BEST, METRICS, "tokenizer.json", "tokenizer_config.json", "shard-*.npy")
 """What a run leaves in the folders of its stages, and what another run would take for its own."""
 
 

@@ -1,0 +1,173 @@
+"""`forerun train eagle`: a head that reads the target's states, trained on them as they are computed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from torch import Tensor, nn
+
+from forerun.models import LanguageModel
+from forerun.train.accelerator import device_of
+from forerun.train.checkpoint import LoopState, load_checkpoint
+from forerun.train.eagle_loss import Targets, feature_loss, weighted_loss
+from forerun.train.eagle_module import Augmentation, EagleHead, unrolled
+from forerun.train.eagle_options import EagleTraining
+from forerun.train.eagle_rows import head_rows
+from forerun.train.loop import Evaluations, Loop
+from forerun.train.optim import Optimisers
+from forerun.train.packed import PackedRows
+from forerun.train.resumed_options import pin
+from forerun.train.target_states import TargetStates
+from forerun.train.workers import Batch, Workers
+
+_FREE = ("threads", "device", "checkpoint_seconds", "evaluate_every", "held_out_rows", "num_draft_tokens", "patience")
+"""Options in which a resumed run may differ from the one that it goes on from."""
+COMPUTE = {"cpu": torch.bfloat16, "cuda": torch.bfloat16, "mps": torch.float32}
+"""Types of products by device. On a CPU without instructions for bfloat16 they are slower, and still right."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What training reads of the target.
+
+    Attributes:
+        served: the model that the head will draft for: embeddings and output layer are its.
+        states: its states of many documents.
+        output_rows: [V, H] its output layer's rows of the draft vocabulary, in the type of products.
+    """
+
+    served: LanguageModel
+    states: TargetStates
+    output_rows: Tensor
+
+    def embeddings(self, token_ids: Tensor) -> Tensor:
+        """[N, H] float32. token_ids: [N] int64."""
+        found, place = token_ids.unique(return_inverse=True)
+        # outside of the model's inference mode, whose tensors no gradient may be computed beside
+        return self.served.embedding_rows(found).clone()[place.to(self.served.device)]
+
+    def all_output_rows(self) -> Tensor:
+        """[vocabulary, H] of the whole output layer, in the type of products."""
+        every = torch.arange(self.served.vocab_size)
+        return self.served.output_rows(every).to(self.output_rows.dtype, copy=True)
+
+    def replica(self) -> Target:
+        """The same for another thread."""
+        return replace(self, states=self.states.replica())
+
+
+class EagleLoss:
+    """The mean loss of some rows of a batch, for each replica of the head.
+
+    Args:
+        targets: one for each of `replicas`, whose threads compute at the same time.
+    """
+
+    def __init__(self, options: EagleTraining, replicas: list[nn.Module], targets: list[Target]) -> None:
+        self.options = options
+        self._targets = {id(replica): target for replica, target in zip(replicas, targets, strict=True)}
+
+    def __call__(self, model: nn.Module, piece: Batch, progress: float) -> Tensor:
+        """piece: as `EagleBatches.batch` gives it."""
+        assert isinstance(model, EagleHead)
+        options, target, where = self.options, self._targets[id(model)], device_of(model)
+        tokens, wanted, documents, shares, numbers = piece
+        rows = head_rows(tokens, wanted, documents, options.unroll)
+        if not len(rows.active):
+            return sum((parameter * 0).sum() for parameter in model.parameters())  # type: ignore[return-value]
+        states = target.states.of(rows.token_ids, rows.lengths)
+        rows = rows.to(where)
+        augment = None
+        if options.dropout or options.noise:
+            augment = Augmentation(options.dropout, options.noise, int(numbers[0]))
+        outputs, fed_back = unrolled(
+            model, rows, states, target.embeddings(rows.token_ids), COMPUTE[where.type], augment
+        )
+        weights = step_weights(options, rows.steps).to(where)[:, None] * rows.valid
+        last = states[rows.predictors, -1]
+        targets = Targets(last, target.output_rows, rows.rows, weights, options.loss)  # type: ignore[arg-type]
+        own = model.get_parameter("lm_head.weight") if model.config.own_output_rows else None
+        total = weighted_loss(outputs, own, targets)
+        if options.feature_weight:
+            total = total + options.feature_weight * feature_loss(fed_back, last, targets)
+        return total * (float(shares[0]) / len(tokens))
+
+
+def step_weights(options: EagleTraining, steps: int) -> Tensor:
+    """[J] of the unrolled steps, of sum 1."""
+    weights = options.step_weight ** torch.arange(steps, dtype=torch.float32)
+    return weights / weights.sum()
+
+
+@dataclass(frozen=True, slots=True)
+class EagleBatches:
+    """Batches by the number of their step."""
+
+    rows: PackedRows
+    per_step: int
+    seed: int
+
+    def batch(self, step: int) -> Batch:
+        """Tokens, wanted and documents, [rows, window + 1], of each row the factor that makes a sum over the wanted
+        tokens the batch's mean, and the number that its noise is drawn by."""
+        batch = self.rows.batch(step, self.per_step, self.seed)
+        count = len(batch.tokens)
+        shares = torch.full((count,), count / max(1, int(batch.wanted.sum())), dtype=torch.float64)
+        numbers = (self.seed << 32) + step * self.per_step + torch.arange(count)
+        return batch.tokens, batch.wanted, batch.documents, shares, numbers
+
+
+def num_steps(rows: PackedRows, options: EagleTraining) -> int:
+    """Steps of a run."""
+    steps = max(1, round(options.epochs * len(rows) / rows_per_step(rows, options)))
+    return min(steps, options.max_steps) if options.max_steps else steps
+
+
+def rows_per_step(rows: PackedRows, options: EagleTraining) -> int:
+    """Packed rows of a step."""
+    return max(1, options.tokens_per_step // rows.window)
+
+
+def train(
+    head: EagleHead,
+    target: Target,
+    rows: PackedRows,
+    folder: Path,
+    options: EagleTraining,
+    console: Console,
+    evaluate: Callable[[EagleHead], float] | None,
+) -> LoopState:
+    """Train a head in place, going on from the checkpoint in `folder` if there is one."""
+    total = num_steps(rows, options)
+    optimisation = replace(
+        options.optimisation,
+        adam_lr=options.learning_rate,
+        weight_decay=options.weight_decay,
+        warmup=min(0.5, options.warmup_steps / total),
+    )
+    optimisers = Optimisers(head, optimisation)
+    pinned = {key: value for key, value in asdict(options).items() if key not in _FREE}
+    pin(folder, {**pinned, "data": dict(rows.made_from), "steps": total, "head": asdict(head.config)})
+    state = load_checkpoint(folder, head, optimisers)
+    workers = Workers(head, options.threads)
+    targets = [target, *(target.replica() for _ in workers.replicas[1:])]
+    evaluations = None
+    if evaluate is not None and options.evaluate_every:
+        evaluations = Evaluations(lambda _: evaluate(head), options.evaluate_every, options.patience)
+    loop = Loop(
+        folder=folder,
+        model=head,
+        optimisers=optimisers,
+        total_steps=total,
+        batch=EagleBatches(rows, rows_per_step(rows, options), options.seed).batch,
+        loss=EagleLoss(options, list(workers.replicas), targets),
+        checkpoint_seconds=options.checkpoint_seconds,
+        workers=workers,
+        evaluations=evaluations,
+    )
+    loop.announce(state, console)
+    return loop.run(state, console, "training the head")

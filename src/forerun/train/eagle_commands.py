@@ -1,0 +1,162 @@
+"""`forerun train eagle` and the evaluation of a head: from data and a target to a head's folder with its card."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from torch import Tensor
+
+from forerun.errors import ConfigError
+from forerun.heads import save_head
+from forerun.heads.fingerprint import target_fingerprint
+from forerun.models import LanguageModel, find_tokenizer, load_model, load_transformers_model, number_format
+from forerun.models.eagle import EagleModel
+from forerun.train import eagle_card
+from forerun.train.accelerator import device_name, reuse_memory, training_device
+from forerun.train.curves import PICTURE, REMEDY, draw_curves
+from forerun.train.eagle import COMPUTE, Target, train
+from forerun.train.eagle_card import HeadReport
+from forerun.train.eagle_costs import measure_costs
+from forerun.train.eagle_data import read_rows
+from forerun.train.eagle_evaluate import HeldOut
+from forerun.train.eagle_module import EagleHead
+from forerun.train.eagle_options import EagleTraining
+from forerun.train.eagle_start import draft_vocabulary, head_config, offsets, set_first_weights, token_counts
+from forerun.train.packed import PackedRows
+from forerun.train.run_folder import run_in
+from forerun.train.target_states import TargetStates, check_states
+
+FINAL_ROWS = 400
+"""Held-out rows of the evaluation that goes to the card, at most."""
+_FIRST_ROWS = 4
+"""Rows whose states the first weights follow."""
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """A run before its first step.
+
+    Attributes:
+        vocabulary: [V] ids of the target's tokens that the head proposes.
+        coverage: their share of the training tokens.
+    """
+
+    served: LanguageModel
+    target: Target
+    rows: PackedRows
+    head: EagleHead
+    vocabulary: Tensor
+    coverage: float
+
+
+def train_eagle(
+    out: Path, work: Path, name: str, data: Path, options: EagleTraining, command: str, *, resume: bool, force: bool
+) -> None:
+    """Train a head, save it to `out`, measure it on held-out answers, write the card.
+
+    Args:
+        name: of the target, as `load_model` takes it.
+        data: see `eagle_data`.
+        command: the command line, for the card.
+    """
+    console = Console()
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    with run_in(work, out, console, resume=resume, force=force):
+        start = prepare(name, data, work, options, console)
+        held_out, k = start.rows.held_out(), options.num_draft_tokens
+        during = HeldOut(start.target, held_out, options.held_out_rows, start.vocabulary, k)
+
+        def evaluate(head: EagleHead) -> float:
+            found = during.score(head)
+            console.print(
+                f"mean acceptance length {found.mean_acceptance_length:.3f} ({eagle_card.shown(found.per_position)}), "
+                f"overlap {eagle_card.shown(found.overlap)}",
+                highlight=False,
+            )
+            return found.score
+
+        state = train(start.head, start.target, start.rows, work, options, console, evaluate if during else None)
+        report = measure(start, HeldOut(start.target, held_out, FINAL_ROWS, start.vocabulary, k), k)
+        record = eagle_card.build_record(
+            command=command,
+            target={"name": start.served.name, "number_format": number_format(start.served)},
+            config=start.head.config,
+            options=asdict(options),
+            rows=start.rows,
+            coverage=start.coverage,
+            state=state,
+            report=report,
+            parameters=sum(parameter.numel() for parameter in start.head.parameters()),
+            device=device_name(start.target.output_rows.device),
+        )
+        save(out, start, record)
+        has_picture = draw_curves(work, out)
+        eagle_card.write_card(out, record, report, PICTURE if has_picture else None)
+        for line in report.lines() + ([] if has_picture else [REMEDY]):
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def prepare(name: str, data: Path, work: Path, options: EagleTraining, console: Console) -> Start:
+    """Load the target, read the data, and set the head's first weights.
+
+    Raises:
+        ConfigError: the target has no tokenizer, or its states in training are not those in drafting.
+    """
+    where = training_device(options.device)
+    reuse_memory()
+    served = load_model(name, device=where)
+    tokenizer = find_tokenizer(name)
+    if tokenizer is None:
+        raise ConfigError(f"{name} has no tokenizer, by which text becomes tokens. Give the folder of a whole model.")
+    rows = read_rows(data, served, tokenizer, work / "packed", options.window, console)
+    config = head_config(name, served, options.shape, rows.window)
+    counts = token_counts(rows)
+    vocabulary = draft_vocabulary(counts, config.draft_vocab_size, served.eos_token_ids)
+    states = TargetStates(
+        load_transformers_model(name, "bfloat16").eval().requires_grad_(False).to(where), config.layers
+    )
+    output_rows = served.output_rows(vocabulary).to(COMPUTE[where.type], copy=True)
+    target = Target(served, states, output_rows)
+    first = rows.batch(0, _FIRST_ROWS, options.seed)
+    document = first.tokens[0][first.documents[0] == 0]
+    apart = check_states(states, served, document.tolist())
+    console.print(
+        "states in training and in drafting differ by "
+        + ", ".join(f"{value:.1%} (layer {layer})" for layer, value in zip(config.layers, apart, strict=True)),
+        highlight=False,
+    )
+    head = EagleHead(config)
+    set_first_weights(head, states.of(document, [len(document)])[1:, -1], output_rows, options.seed)
+    coverage = float(counts[vocabulary].sum() / counts.sum())
+    return Start(served, target, rows, head.to(where), vocabulary, coverage)
+
+
+def measure(start: Start, held_out: HeldOut, num_draft_tokens: int) -> HeadReport:
+    """Score and costs of a head."""
+    head = start.head
+    drafting = EagleModel(head.config, dict(head.named_parameters()), _d2t(start), start.served)
+    return HeadReport.of(held_out.score(head), measure_costs(start.served, drafting, num_draft_tokens))
+
+
+def save(out: Path, start: Start, record: dict[str, Any]) -> None:
+    """Write the head's folder."""
+    head = start.head
+    save_head(
+        out,
+        head.config,
+        {name: parameter.detach().cpu() for name, parameter in head.named_parameters()},
+        _d2t(start),
+        record,
+        fingerprint=target_fingerprint(start.served),
+        number_format=number_format(start.served),
+    )
+
+
+def _d2t(start: Start) -> Tensor | None:
+    config = start.head.config
+    return offsets(start.vocabulary) if config.draft_vocab_size < config.vocab_size else None

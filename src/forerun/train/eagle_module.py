@@ -1,0 +1,216 @@
+"""An EAGLE head as training computes it: all rows of some documents at once, unrolled over several steps
+(training-time test: Zhang et al., 2503.01840).
+
+The tensors, their names and their meaning are those of `EagleConfig`. Step 0 reads the target's states; step j reads
+the head's own output of step j - 1 at the same row. A row of step j attends to the rows of step 0 up to itself, and to
+itself at steps 1 to j: these are the rows that drafting would have there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from forerun.errors import ConfigError
+from forerun.heads.eagle_config import EagleConfig, eagle_tensors
+from forerun.train.eagle_rows import HeadRows, Segment
+
+
+class EagleHead(nn.Module):
+    """The trained tensors of a head, float32, under their names; NaN until they are set."""
+
+    def __init__(self, config: EagleConfig) -> None:
+        super().__init__()
+        self.config = config
+        for name, shape in eagle_tensors(config).items():
+            *path, leaf = name.split(".")
+            module: nn.Module = self
+            for part in path:
+                if part not in dict(module.named_children()):
+                    module.add_module(part, nn.Module())
+                module = module.get_submodule(part)
+            module.register_parameter(leaf, nn.Parameter(torch.full(shape, float("nan"))))
+
+    def check(self) -> None:
+        """Raises ConfigError where a tensor holds NaN or infinity."""
+        for name, parameter in self.named_parameters():
+            if not torch.isfinite(parameter).all():
+                raise ConfigError(f"{name} of the head holds NaN or infinity: it was never set, or training failed.")
+
+
+@dataclass(slots=True)
+class _Keys:
+    """Keys and values, [R, kv heads, head_dim] of step 0, and [A, kv heads, head_dim] of each later step."""
+
+    first: tuple[Tensor, Tensor]
+    later: list[tuple[Tensor, Tensor]]
+
+
+def unrolled(
+    head: EagleHead,
+    rows: HeadRows,
+    states: Tensor,
+    embeddings: Tensor,
+    dtype: torch.dtype = torch.bfloat16,
+    augment: Augmentation | None = None,
+) -> tuple[Tensor, Tensor]:
+    """What the output layer reads, and what the next row reads: [J, A, hidden] each.
+
+    Args:
+        states: [N, layers, target hidden] of the documents' tokens.
+        embeddings: [N, target hidden] of the same, unscaled.
+        dtype: of products; sums, norms and the residual are in float32, or float64 for float64.
+    """
+    layer = _Layer(head, dtype, rows)
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    embeddings = embeddings.to(wide)
+    state = layer.fused(states[rows.states].to(wide), augment)
+    keys = _Keys(layer.keys(layer.read(embeddings[rows.states + 1], state), rows.positions), [])
+    state = state[rows.active]
+    positions = rows.positions[rows.active]
+    outputs, fed_back = [], []
+    for step in range(rows.steps):
+        embedding = embeddings[rows.tokens[step]]
+        read = layer.read(embedding, state)
+        if step:
+            keys.later.append(layer.keys(read, positions + step))
+        output, state = layer.forward(embedding, state, read, keys, positions + step)
+        outputs.append(output)
+        fed_back.append(state)
+    return torch.stack(outputs), torch.stack(fed_back)
+
+
+@dataclass(frozen=True, slots=True)
+class Augmentation:
+    """Noise and dropout of the target's normalised states.
+
+    Attributes:
+        seed: of the draws.
+    """
+
+    dropout: float
+    noise: float
+    seed: int
+
+    def __call__(self, states: Tensor) -> Tensor:
+        """states: [R, S]. One draw decides of both, since drawing takes as long as a product."""
+        generator = torch.Generator(states.device).manual_seed(self.seed)
+        drawn = torch.rand(states.shape, generator=generator, device=states.device)
+        kept = drawn >= self.dropout
+        # uniform again among what is kept
+        noise = (2 * (drawn - self.dropout) / (1 - self.dropout) - 1).mul_(self.noise)
+        return (states + noise) * kept / (1 - self.dropout)
+
+
+class _Layer:
+    """The decoder layer with its weights in `dtype`."""
+
+    def __init__(self, head: EagleHead, dtype: torch.dtype, rows: HeadRows) -> None:
+        config = head.config
+        self.config, self.segments, self.dtype = config, rows.segments, dtype
+        self.is_first_version = config.version == 1
+        prefix = "layers.0." if self.is_first_version else "midlayer."
+        self.weights = {
+            name.removeprefix(prefix).removesuffix(".weight"): weight.to(dtype) if weight.ndim == 2 else weight
+            for name, weight in head.named_parameters()
+        }
+        self.active = rows.active
+        self.window = config.sliding_window
+        self.local = (rows.active, rows.positions)
+
+    def linear(self, name: str, x: Tensor) -> Tensor:
+        return F.linear(x.to(self.dtype), self.weights[name]).to(x.dtype)
+
+    def norm(self, name: str, x: Tensor) -> Tensor:
+        return F.rms_norm(x, x.shape[-1:], self.weights[name].to(x.dtype), self.config.rms_norm_eps)
+
+    def fused(self, states: Tensor, augment: Augmentation | None) -> Tensor:
+        """[R, layers, T] -> [R, H]; version 1 reads its one state as it is."""
+        if self.config.norm_before_fc:
+            parts = [self.norm(f"fc_norm.{index}", states[:, index]) for index in range(states.shape[1])]
+            flat = torch.cat(parts, -1)
+        else:
+            flat = states.flatten(1)
+        flat = flat if augment is None else augment(flat)
+        return flat if self.is_first_version else self.linear("fc", flat)
+
+    def read(self, embedding: Tensor, state: Tensor) -> Tensor:
+        """What queries, keys and values are computed from."""
+        if self.is_first_version:
+            return self.linear("fc", torch.cat([embedding, state], -1))
+        return torch.cat([self.norm("input_layernorm", embedding), self.norm("hidden_norm", state)], -1)
+
+    def keys(self, read: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of rows at these positions, in the type of products."""
+        shape = (len(read), self.config.num_kv_heads, self.config.head_dim)
+        key = self.rotated(self.linear("self_attn.k_proj", read).view(shape), positions)
+        return key.to(self.dtype), self.linear("self_attn.v_proj", read).view(shape).to(self.dtype)
+
+    def forward(
+        self, embedding: Tensor, state: Tensor, read: Tensor, keys: _Keys, positions: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """[A, H] what the output layer reads, and what goes to the next row."""
+        config = self.config
+        if self.is_first_version:
+            residual = read
+        else:
+            residual = self.norm("hidden_norm", state) if config.norm_before_residual else state
+            if config.embedding_residual:
+                residual = residual + self.linear("embedding_residual", embedding)
+        query = self.linear("self_attn.q_proj", read).view(len(read), config.num_heads, config.head_dim)
+        query = self.rotated(query, positions).to(self.dtype)
+        attended = torch.cat([self.attended(query, keys, segment) for segment in self.segments])
+        x = residual + self.linear("self_attn.o_proj", attended.flatten(1).to(read.dtype))
+        h = self.norm("post_attention_layernorm", x)
+        h = F.silu(self.linear("mlp.gate_proj", h)) * self.linear("mlp.up_proj", h)
+        x = x + self.linear("mlp.down_proj", h)
+        if self.is_first_version:
+            return x, x
+        output = self.norm("norm", x)
+        return output, output if config.norm_output else x
+
+    def attended(self, query: Tensor, keys: _Keys, segment: Segment) -> Tensor:
+        """Of one document's active rows: [a, heads, head_dim]."""
+        config = self.config
+        group, width = config.num_heads // config.num_kv_heads, config.head_dim
+        own = slice(segment.first_active, segment.last_active)
+        count, step = own.stop - own.start, len(keys.later)
+        key, value = (part[segment.first : segment.last].transpose(0, 1) for part in keys.first)
+        # [kv heads, group * a, head_dim]
+        q = query[own].view(count, config.num_kv_heads, group * width).transpose(0, 1)
+        q = q.reshape(config.num_kv_heads, count, group, width).transpose(1, 2).reshape(config.num_kv_heads, -1, width)
+        scores = torch.bmm(q, key.transpose(1, 2)).view(config.num_kv_heads, group, count, -1)
+        scores = scores.float() if self.dtype != torch.float64 else scores
+        scores = scores * width**-0.5 + self.mask(segment, step, scores)
+        later = [
+            (q.view(config.num_kv_heads, group, count, width) * k[own].transpose(0, 1)[:, None]).sum(-1, keepdim=True)
+            for k, _ in keys.later
+        ]
+        whole = torch.cat([scores, *(part.to(scores.dtype) * width**-0.5 for part in later)], -1)
+        weights = torch.softmax(whole, -1).to(self.dtype)
+        result = torch.bmm(weights[..., : key.shape[1]].flatten(1, 2), value).view(-1, group, count, width)
+        for index, (_, v) in enumerate(keys.later):
+            result = result + weights[..., key.shape[1] + index, None] * v[own].transpose(0, 1)[:, None]
+        return result.permute(2, 0, 1, 3).reshape(count, config.num_heads, width)
+
+    def mask(self, segment: Segment, step: int, scores: Tensor) -> Tensor:
+        """[a, r], 0 where a row attends to a row of step 0, and minus infinity elsewhere."""
+        rows = self.local[0][segment.first_active : segment.last_active, None] - segment.first
+        columns = torch.arange(segment.last - segment.first, device=rows.device)
+        hidden = columns > rows
+        if self.window is not None:
+            hidden |= rows + step - columns >= self.window
+        return torch.zeros(hidden.shape, dtype=scores.dtype, device=rows.device).masked_fill_(hidden, float("-inf"))
+
+    def rotated(self, x: Tensor, positions: Tensor) -> Tensor:
+        """x: [n, heads, head_dim], its halves rotated together."""
+        half = self.config.head_dim // 2
+        # in float32 whatever the type, as the models do that serve it
+        powers = torch.arange(0, 2 * half, 2, dtype=torch.float32, device=x.device) / (2 * half)
+        angles = positions[:, None].float() / self.config.rope_theta**powers
+        cosines, sines = (part.to(x.dtype)[:, None] for part in (angles.cos(), angles.sin()))
+        first, second = x[..., :half], x[..., half:]
+        return torch.cat([first * cosines - second * sines, second * cosines + first * sines], -1)

@@ -1,0 +1,89 @@
+"""What `forerun train eagle` may be told, with every default, range and line of help."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from forerun.device import DEVICES
+from forerun.errors import ConfigError
+from forerun.fields import Checked, option
+from forerun.train import losses
+from forerun.train.defaults import Optimisation
+
+LOSSES = tuple(name for name in losses.LOSSES if name != "kl-then-tv")
+EAGLE_OPTIMISATION = Optimisation(
+    matrices="adam", adam_lr=3e-3, weight_decay=0.05, decay=1.0, final_factor=0.01, shape="cosine"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class EagleShape(Checked):
+    """The shape of the head; sizes that are 0 are the target's."""
+
+    version: int = option(3, "Version of EAGLE: 3 fuses several states of the target, 1 reads the last.", low=1, high=3)
+    layers: str = option(
+        "", "States to fuse, by the layers they enter, with commas.", default_text="spread over the target's"
+    )
+    draft_vocab: int = option(8_000, "Tokens that the head can propose: the most frequent ones.", low=1)
+    intermediate_size: int = option(0, "Width of the feed-forward part.", low=0)
+    num_heads: int = option(0, "Attention heads.", low=0)
+    num_kv_heads: int = option(0, "Heads of keys and values.", low=0)
+    head_dim: int = option(0, "Width of a head.", low=0)
+    sliding_window: int = option(512, "Rows that a row attends to; 0 for all.", low=0)
+    embedding_residual: bool = option(True, "Add a linear map of the embedding to the residual.")
+    own_output_rows: bool = option(False, "Train an output layer, in place of the target's rows.")
+
+    def __post_init__(self) -> None:
+        Checked.__post_init__(self)
+        if self.version == 2:
+            raise ConfigError("version is 2, but must be 1 or 3: EAGLE-2 drafts trees with a head of version 1 or 3.")
+        self.chosen_layers()
+
+    def chosen_layers(self) -> tuple[int, ...]:
+        """`layers` as numbers; none where they are to be chosen.
+
+        Raises:
+            ConfigError: it is no list of numbers.
+        """
+        try:
+            return tuple(int(part) for part in self.layers.split(",") if part.strip())
+        except ValueError:
+            raise ConfigError(f"layers is {self.layers!r}, but must be whole numbers, such as 3,15,27,30.") from None
+
+
+@dataclass(frozen=True, slots=True)
+class EagleTraining(Checked):
+    """`forerun train eagle`: a head that reads the target's states."""
+
+    shape: EagleShape = field(default_factory=EagleShape)
+    optimisation: Optimisation = EAGLE_OPTIMISATION
+    epochs: float = option(1.0, "Times that the data is read.", low=0, above=True)
+    max_steps: int = option(0, "Steps at most; 0 for no limit.", low=0)
+    tokens_per_step: int = option(1_024, "Tokens of one step, those of the prompts included.", low=1)
+    window: int = option(512, "Tokens of a row into which answers are packed.", low=8)
+    learning_rate: float = option(3e-3, "Peak learning rate.", low=0, above=True)
+    warmup_steps: int = option(40, "Steps over which the learning rate rises.", low=0)
+    weight_decay: float = option(0.05, "Weight decay of the matrices.", low=0)
+    unroll: int = option(3, "Steps that are unrolled, each on the head's output of the one before.", low=1, high=16)
+    step_weight: float = option(0.8, "Weight of each unrolled step over that of the one before.", low=0, above=True)
+    loss: str = option("forward-kl", f"What is learnt from the target's distribution: {', '.join(LOSSES)}.")
+    dropout: float = option(0.1, "Share of the target's states' elements that are dropped.", low=0, high=0.9)
+    noise: float = option(0.1, "Uniform noise on the target's normalised states, up to this size.", low=0)
+    feature_weight: float = option(0.0, "Weight of the distance to the target's next state (version 1).", low=0)
+    evaluate_every: int = option(500, "Steps between evaluations on held-out rows; 0 for none.", low=0)
+    patience: int = option(0, "Evaluations without a better one after which the run ends; 0 to go on.", low=0)
+    held_out_rows: int = option(48, "Held-out rows of an evaluation during the run.", low=1)
+    num_draft_tokens: int = option(5, "K of the evaluations.", low=1, high=32, flags=("--num-draft-tokens", "-k"))
+    seed: int = option(0, "Seed of weights, order and noise.", low=0)
+    checkpoint_seconds: float = option(60.0, "Seconds of training between checkpoints.", low=0)
+    threads: int = option(0, "CPU threads; 0 takes as many as PyTorch finds.", low=0)
+    device: str | None = option(None, f"Where to compute: {DEVICES}.", default_text="CUDA if it is there, else the CPU")
+
+    def __post_init__(self) -> None:
+        Checked.__post_init__(self)
+        if self.loss not in LOSSES:
+            raise ConfigError(f"loss is {self.loss!r}, but must be one of {', '.join(LOSSES)}.")
+        if self.feature_weight and self.shape.version != 1:
+            raise ConfigError(
+                "feature_weight is for version 1: the output of version 3 stands for no state of the target."
+            )
