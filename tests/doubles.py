@@ -99,6 +99,7 @@ class FakeModel:
         self.before_forward(batch)
         self.num_forwards += 1
         slots: list[int] = []
+        tapped: list[int] = []
         for rows in batch:
             cache: Any = rows.cache
             assert not cache.freed
@@ -110,11 +111,12 @@ class FakeModel:
                 assert 0 <= token_id < self.vocab_size
                 assert -1 <= parent < cache.num_scratch
                 cache.scratch.add(token_id, parent)
-            assert 0 <= rows.num_wanted <= n
-            for row in range(first + n - rows.num_wanted, first + n):
-                path = [cache.scratch.ids[node] for node in cache.scratch.path_to(row)]
-                slots.append(self.slot([*cache.tokens[-self.order :], *path]))
-        return Forward(self.table[slots], self.taps(slots, layers))
+            for count, wanted in ((rows.num_wanted, slots), (rows.num_tapped, tapped)):
+                assert 0 <= count <= n
+                for row in range(first + n - count, first + n):
+                    path = [cache.scratch.ids[node] for node in cache.scratch.path_to(row)]
+                    wanted.append(self.slot([*cache.tokens[-self.order :], *path]))
+        return Forward(self.table[slots], self.taps(tapped, layers))
 
     def taps(self, slots: list[int], layers: Seq[int]) -> Tensor | None:
         """Hidden states that tell the slot and the layer."""

@@ -182,11 +182,14 @@ class Needs:
             values are taken over from another sequence, which are not computed.
         layers: hidden states of the same rows, entering these of the target's layers, residual included; as many as
             it has layers stands for the state after the final norm, which enters the output layer.
+        prompt_states: the hidden states of all rows that are computed, the prompt's too, whose logits are not computed
+            for that.
     """
 
     top_tokens: int = 0
     prompt_rows: bool = False
     layers: tuple[int, ...] = ()
+    prompt_states: bool = False
 
     @property
     def rows(self) -> bool:
@@ -196,7 +199,12 @@ class Needs:
     def __or__(self, other: Needs) -> Needs:
         """What both need together; layers in rising order."""
         layers = tuple(sorted({*self.layers, *other.layers}))
-        return Needs(max(self.top_tokens, other.top_tokens), self.prompt_rows or other.prompt_rows, layers)
+        return Needs(
+            max(self.top_tokens, other.top_tokens),
+            self.prompt_rows or other.prompt_rows,
+            layers,
+            self.prompt_states or other.prompt_states,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +220,9 @@ class Step:
             processing. The last rows are the draft's: row -(n + 1) follows the token before it, row i - n node i,
             accepted or not. Rows before them (with `Needs.prompt_rows`) follow the prompt's tokens up to there.
             None where no row was asked for.
-        taps: what `Needs.layers` asked for, [rows, layers, H] of the same rows, in the type of the target's weights.
+        taps: what `Needs.layers` asked for, [rows, layers, H] of the same rows, in the type in which the target's
+            decoder keeps states; with `Needs.prompt_states`, of rows of the prompt before them too. The last row but
+            the draft's nodes is that of the last token computed before them.
     """
 
     sequence: Sequence

@@ -18,7 +18,7 @@ from forerun.engine.scheduler import Schedule
 from forerun.engine.state import SequenceState
 from forerun.engine.stats import StepStats
 from forerun.engine.work import Work
-from forerun.models import Forward, LanguageModel, identity
+from forerun.models import Forward, LanguageModel, Rows, identity
 from forerun.policy import Budget, FixedBudget, Outcome, StepCost, automatic_budget
 from forerun.sampling import LogitsPipeline, StepNoise, TokenLogprob, non_finite_rows, row_argmax, token_logprobs
 from forerun.tree import ROOT
@@ -75,11 +75,11 @@ class StepLoop:
     def compute(self, schedule: Schedule, stats: StepStats) -> list[Work]:
         """Draft, forward and verify; nothing is committed."""
         work = self._draft(schedule, stats)
-        rows = [item.rows(self._needs.layers) for item in work]
+        rows = [item.rows(self._needs) for item in work]
         started = perf_counter()
         result = self._target.forward(rows, self._needs.layers)
         computed = perf_counter()
-        self._hand_out(work, result)
+        self._hand_out(work, rows, result)
         self._verify(work, result.logits)
         stats.time_target, stats.time_verify = computed - started, perf_counter() - computed
         stats.num_sequences = len(work)
@@ -205,22 +205,23 @@ class StepLoop:
         except UnsoundProbsError as error:
             raise self._drafting.error(error) from None
 
-    def _hand_out(self, work: Seq[Work], result: Forward) -> None:
+    def _hand_out(self, work: Seq[Work], rows: Seq[Rows], result: Forward) -> None:
         """Check drafts that could not be read before, and keep what the drafter wants to know of every row."""
         logits, taps = result.logits, result.taps
         count = min(self._needs.top_tokens, logits.shape[1])
         top: Tensor | None = None
         if count and len(logits):
             top = row_argmax(logits)[:, None] if count == 1 else logits.topk(count).indices
-        at = 0
-        for item in work:
+        at = tap = 0
+        for item, row in zip(work, rows, strict=True):
             if item.draft is not None:
                 self._drafting.check_tokens(item.draft)
-            end = at + item.num_logits
-            if end > at:
-                item.top_tokens = None if top is None else top[at:end]
-                item.taps = None if taps is None else taps[at:end]
-            at = end
+            end, last = at + item.num_logits, tap + row.num_tapped
+            if top is not None and end > at:
+                item.top_tokens = top[at:end]
+            if taps is not None and last > tap:
+                item.taps = taps[tap:last]
+            at, tap = end, last
 
     def _report_prompt(self, item: Work) -> None:
         state = item.state

@@ -12,7 +12,7 @@ from forerun.engine.state import SequenceState
 from forerun.models import Rows
 from forerun.policy import Outcome, Reason
 from forerun.sampling import LogitsRow
-from forerun.types import Draft, Verdict
+from forerun.types import Draft, Needs, Verdict
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -27,8 +27,8 @@ class Work:
             log-probabilities.
         logits: [num_extra + 1 + nodes, V] this sequence's rows; only where log-probabilities are asked for.
         verdict: None if the draft is.
-        taps: [rows, layers, H] likewise.
-        top_tokens: [rows, k] of this sequence's rows, where the drafter asked for them.
+        top_tokens: [rows, k] of the same rows, where the drafter asked for them.
+        taps: [rows, layers, H] of this sequence's last rows, where the drafter asked for them.
         budget: nodes that the draft might have had; None where the budget was not asked.
         reason: why so many.
         bad_rows: of the rows that the verifier saw, those whose logits are NaN or infinite.
@@ -64,16 +64,21 @@ class Work:
         """Rows of logits this sequence takes from the step's."""
         return self.num_extra + (0 if self.draft is None else len(self.draft) + 1)
 
-    def rows(self, layers: Seq[int] = ()) -> Rows:
-        """This sequence's rows in the target's forward, which is to return what enters these layers."""
+    def rows(self, needs: Needs) -> Rows:
+        """This sequence's rows in the target's forward. needs: of the drafter."""
         cache, token_ids, draft = self.state.cache, self.state.sequence.token_ids, self.draft
         assert cache is not None
-        resumes = draft is not None and draft.hidden is not None and draft.first_layer <= min(layers, default=2**31)
+        resumes = (
+            draft is not None and draft.hidden is not None and draft.first_layer <= min(needs.layers, default=2**31)
+        )
         if not resumes:
             cache.drop()  # what a drafter fed there for a draft that was not taken, or whose first layers are wanted
         start, owed = cache.length, self.num_owed
+        wanted, tapped = self.num_logits, None
+        if needs.prompt_states:
+            tapped = owed + (0 if draft is None else len(draft))
         if draft is None or not len(draft):
-            return Rows(cache, token_ids[start : start + owed], None, self.num_logits)
+            return Rows(cache, token_ids[start : start + owed], None, wanted, num_taps=tapped)
         parents = None
         if not draft.is_chain:
             parents = [*range(-1, owed - 1), *(owed + parent for parent in draft.parents)]
@@ -82,8 +87,8 @@ class Work:
         else:
             tokens = [*token_ids[start:], *draft.token_ids]
         if not resumes:
-            return Rows(cache, tokens, parents, self.num_logits)
-        return Rows(cache, tokens, None, self.num_logits, draft.hidden, draft.first_layer)
+            return Rows(cache, tokens, parents, wanted, num_taps=tapped)
+        return Rows(cache, tokens, None, wanted, draft.hidden, draft.first_layer, tapped)
 
     def logits_rows(self) -> list[LogitsRow]:
         """Where each row that the verifier sees stands."""

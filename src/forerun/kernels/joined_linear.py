@@ -35,3 +35,13 @@ class JoinedLinear(nn.Module):
         """residual + forward(x), added in float32. residual: [..., out]."""
         residuals = torch.split(residual, self._counts, -1)
         return torch.cat([part.add_to(each, x) for part, each in zip(self._parts, residuals, strict=True)], -1)
+
+    def rows(self, index: Tensor) -> Tensor:
+        """Rows of the weights, which count on from one to the next. index: [n] int64 -> [n, in] float32."""
+        result = torch.empty(len(index), self.in_features, device=index.device)
+        first = 0
+        for count, part in zip(self._counts, self._parts, strict=True):
+            here = (index >= first) & (index < first + count)
+            result[here] = part.rows(index[here] - first)
+            first += count
+        return result

@@ -26,3 +26,7 @@ class PlainLinear(nn.Module):
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
         """residual + forward(x). residual: [..., out]."""
         return residual + F.linear(x, self.weight, self.bias)
+
+    def rows(self, index: Tensor) -> Tensor:
+        """Rows of the weight. index: [n] int64 -> [n, in] float32."""
+        return self.weight[index].float()

@@ -50,6 +50,10 @@ class QuantisedLinear(nn.Module):
         """residual + forward(x), added in float32. residual: [..., out]."""
         return (self._product(x) + residual.float()).to(residual.dtype)
 
+    def rows(self, index: Tensor) -> Tensor:
+        """Rows of the weight, dequantised. index: [n] int64 -> [n, in] float32."""
+        return self.quantised.rows(index).dequantise(torch.float32)
+
     def _product(self, x: Tensor) -> Tensor:
         """[..., in] -> [..., out] float32."""
         rows = x.reshape(-1, self.in_features).float()

@@ -53,6 +53,10 @@ class PackedLinear(nn.Module):
         y: Tensor = torch.ops.mkldnn._linear_pointwise.binary(x, residual, self.weight, self.bias, "add")
         return y
 
+    def rows(self, index: Tensor) -> Tensor:
+        """Rows of the weight, all of which is unpacked for it. index: [n] int64 -> [n, in] float32."""
+        return self.weight.to_dense()[index].float()
+
     def _num_parts(self, x: Tensor) -> int:
         """Parts of nearly equal size, none of them small, of at most max_rows rows."""
         return -(-x.shape[-2] // self.max_rows)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from forerun.config import REFERENCE
+from forerun.errors import UnsupportedModelError
 from forerun.types import Cache, Pool
 
 
@@ -24,6 +25,9 @@ class Rows:
             (they count on from `cache.num_scratch`); -1 for the committed prefix. None: the first follows the last
             row fed, each other the row before it.
         num_logits: logits are returned for this many of the last rows; None for all.
+        num_taps: hidden states are returned for this many of the last rows, whose logits need not be computed for
+            that; None: for those whose logits are returned.
+        states: [n, S], what a head reads beside the tokens (`models/eagle.py`); of other models None.
         hidden: [n, hidden], what enters layer `first_layer` for each of the rows, as `forward_first` returned it.
             These rows are the last ones fed, not new ones: keys and values of the layers before lie in their slots.
             None: nothing is computed yet.
@@ -36,11 +40,18 @@ class Rows:
     num_logits: int | None = None
     hidden: Tensor | None = None
     first_layer: int = 0
+    num_taps: int | None = None
+    states: Tensor | None = None
 
     @property
     def num_wanted(self) -> int:
         """Rows whose logits are returned."""
         return len(self.token_ids) if self.num_logits is None else self.num_logits
+
+    @property
+    def num_tapped(self) -> int:
+        """Rows whose hidden states are returned, where any are asked for."""
+        return self.num_wanted if self.num_taps is None else self.num_taps
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +60,9 @@ class Forward:
 
     Attributes:
         logits: [R, V] of the wanted rows in packed order; float32, or float64 for a float64 model.
-        taps: [R, layers, H] hidden states of the same rows entering the layers that were asked for, residual included,
-            in the type in which the decoder keeps them; None where none was asked for.
+        taps: [T, layers, H] hidden states entering the layers that were asked for, residual included, of the rows that
+            `Rows.num_taps` says, in packed order and in the type in which the decoder keeps them; None where none was
+            asked for.
     """
 
     logits: Tensor
@@ -119,6 +131,25 @@ class LanguageModel(ABC):
                 norm.
         """
 
+    def embedding_rows(self, token_ids: Tensor) -> Tensor:
+        """Rows of the table of embeddings, dequantised where they are codes.
+
+        Args:
+            token_ids: [n] int64.
+
+        Returns:
+            [n, H] float32.
+
+        Raises:
+            UnsupportedModelError: the model has no such table.
+        """
+        raise UnsupportedModelError(f"{self.name} has no embeddings that can be read.")
+
+    def output_rows(self, token_ids: Tensor) -> Tensor:
+        """As `embedding_rows`, of the output layer's weight, whose product with the state after the final norm gives
+        the logits."""
+        raise UnsupportedModelError(f"{self.name} has no output layer that can be read.")
+
 
 class StandIn(LanguageModel):
     """The base of models that stand in for another one: its attributes, and its caches unless they say otherwise.
@@ -151,6 +182,14 @@ class StandIn(LanguageModel):
     def new_cache(self) -> Cache:
         """An empty cache for one sequence."""
         return self.model.new_cache()
+
+    def embedding_rows(self, token_ids: Tensor) -> Tensor:
+        """As `LanguageModel.embedding_rows`."""
+        return self.model.embedding_rows(token_ids)
+
+    def output_rows(self, token_ids: Tensor) -> Tensor:
+        """As `LanguageModel.output_rows`."""
+        return self.model.output_rows(token_ids)
 
 
 def number_format(model: LanguageModel) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextvars import ContextVar
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from forerun.errors import UnsupportedModelError
 from forerun.kernels.partition import Form
 from forerun.models.attention.base import Attention, LayerAttention, Layout
 from forerun.models.attention.reference import ReferenceAttention
-from forerun.models.linear import Maker, pack_module
+from forerun.models.linear import Linear, Maker, pack_module
 from forerun.models.taps import Taps
 
 ATTENTION_NAME = "forerun"
@@ -116,9 +116,9 @@ class GeneralDecoder:
 
     def forward(self, layout: Layout, layers: Sequence[int] = ()) -> tuple[Tensor, Tensor | None]:
         """As `Decoder.forward`."""
-        keep: Tensor | int = 0 if layout.logit_rows is None else layout.logit_rows
+        keep: Tensor | int = 0 if layout.logit_rows is None or self.num_layers in layers else layout.logit_rows
         taps = Taps(layers, layout)
-        handles = [self._tap(layer, taps) for layer in layers]
+        handles = [self._tap(layer, taps, layout) for layer in layers]
         try:
             logits = self._run(layout.token_ids, layout.positions, keep, partial(self.attention.forward, layout=layout))
         finally:
@@ -138,20 +138,40 @@ class GeneralDecoder:
         logits: Tensor = output.logits[0]
         return logits
 
-    def _tap(self, layer: int, taps: Taps) -> RemovableHandle:
-        """Let what enters a layer be taken, or, of as many as there are, what enters the output layer: Transformers
-        keeps the wanted rows only before that."""
+    def _tap(self, layer: int, taps: Taps, layout: Layout) -> RemovableHandle:
+        """Let what enters a layer be taken, or, of as many as there are, what enters the output layer, where the rows
+        whose logits are not wanted are left out after that."""
         head = layer == self.num_layers
-        take = taps.take_wanted if head else taps.take
 
-        def hook(_: nn.Module, args: tuple[Tensor, ...], options: dict[str, Tensor]) -> None:
-            take(layer, (args[0] if args else options["hidden_states"])[0])
+        def hook(_: nn.Module, args: tuple[Tensor, ...], options: dict[str, Tensor]) -> tuple[Any, Any] | None:
+            states = args[0] if args else options["hidden_states"]
+            taps.take(layer, states[0])
+            if not head or layout.logit_rows is None:
+                return None
+            wanted = states[:, layout.logit_rows]
+            return ((wanted, *args[1:]), options) if args else (args, options | {"hidden_states": wanted})
 
-        module = self.model.get_output_embeddings() if head else self._layers()[layer]
-        if module is None:
-            raise UnsupportedModelError(f"{type(self.model).__name__} does not say which module is its output layer.")
+        module = self._output_layer() if head else self._layers()[layer]
         handle: RemovableHandle = module.register_forward_pre_hook(hook, with_kwargs=True)
         return handle
+
+    def embedding_rows(self, token_ids: Tensor) -> Tensor:
+        """As `Decoder.embedding_rows`."""
+        weight: Tensor = self.model.get_input_embeddings().weight
+        return weight[token_ids].detach().float()
+
+    def output_rows(self, token_ids: Tensor) -> Tensor:
+        """As `Decoder.output_rows`."""
+        module = self._output_layer()
+        if isinstance(module, nn.Linear):
+            return module.weight[token_ids].detach().float()
+        return cast(Linear, module).rows(token_ids)
+
+    def _output_layer(self) -> nn.Module:
+        module: nn.Module | None = self.model.get_output_embeddings()
+        if module is None:
+            raise UnsupportedModelError(f"{type(self.model).__name__} does not say which module is its output layer.")
+        return module
 
     def _layers(self) -> nn.ModuleList:
         """The decoder's layers: the outermost list whose modules count their attention as this decoder does."""

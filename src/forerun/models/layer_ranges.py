@@ -45,3 +45,11 @@ class LayerRangeDecoder(ABC):
     @abstractmethod
     def head(self, x: Tensor, layout: Layout, taps: Taps) -> Tensor:
         """Logits of the wanted rows, [R, V], of what leaves the last layer or, to exit early, any other."""
+
+    @abstractmethod
+    def embedding_rows(self, token_ids: Tensor) -> Tensor:
+        """As `Decoder.embedding_rows`."""
+
+    @abstractmethod
+    def output_rows(self, token_ids: Tensor) -> Tensor:
+        """As `Decoder.output_rows`."""

@@ -36,6 +36,9 @@ class Linear(Protocol):
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
         """residual + forward(x). residual: [..., out]."""
 
+    def rows(self, index: Tensor) -> Tensor:
+        """Rows of W as numbers. index: [n] int64 -> [n, in] float32."""
+
 
 class Part(NamedTuple):
     """The outputs that one of Transformers' parameters gives to a linear layer.

@@ -138,9 +138,21 @@ class LlamaDecoder(LayerRangeDecoder):
 
     def head(self, x: Tensor, layout: Layout, taps: Taps) -> Tensor:
         """As `LayerRangeDecoder.head`."""
-        x = rms_norm(layout.wanted(x), self.norm, self.eps)
-        taps.take_wanted(self.num_layers, x)
+        taps.take_normed(self.num_layers, x, self._normed)
+        x = self._normed(layout.wanted(x))
         return self.lm_head.forward(x) if layout.num_logits else x.new_empty(0, self.lm_head.out_features)
+
+    def embedding_rows(self, token_ids: Tensor) -> Tensor:
+        """As `Decoder.embedding_rows`."""
+        return self.embedding[token_ids].float()
+
+    def output_rows(self, token_ids: Tensor) -> Tensor:
+        """As `Decoder.output_rows`."""
+        return self.lm_head.rows(token_ids)
+
+    def _normed(self, x: Tensor) -> Tensor:
+        """By the final norm."""
+        return rms_norm(x, self.norm, self.eps)
 
     def _rearranged(self, layer: Any, path: str, form: Form, maker: Maker) -> _Layer:
         attention = layer.self_attn

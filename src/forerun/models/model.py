@@ -32,6 +32,12 @@ class Decoder(Protocol):
     def forward(self, layout: Layout, layers: Sequence[int] = ()) -> tuple[Tensor, Tensor | None]:
         """Logits of the wanted rows, [R, V] with R >= layout.num_logits, and the states that enter `layers`."""
 
+    def embedding_rows(self, token_ids: Tensor) -> Tensor:
+        """Rows of the table of embeddings, [n, hidden] float32. token_ids: [n] int64."""
+
+    def output_rows(self, token_ids: Tensor) -> Tensor:
+        """The same of the output layer's weight."""
+
 
 class Model(LanguageModel):
     """A target or draft model.
@@ -101,6 +107,16 @@ class Model(LanguageModel):
             return self._go_on(batch, layers)
         layout = lay_out(batch, self._planner)
         return self._result(*self.decoder.forward(layout, layers), layout)
+
+    @torch.inference_mode()
+    def embedding_rows(self, token_ids: Tensor) -> Tensor:
+        """As `LanguageModel.embedding_rows`."""
+        return self.decoder.embedding_rows(token_ids.to(self.device))
+
+    @torch.inference_mode()
+    def output_rows(self, token_ids: Tensor) -> Tensor:
+        """As `LanguageModel.output_rows`."""
+        return self.decoder.output_rows(token_ids.to(self.device))
 
     @torch.inference_mode()
     def forward_first(self, batch: Sequence[Rows], num_layers: int) -> tuple[Tensor, Tensor]:

@@ -17,6 +17,7 @@ from forerun.kernels.native.structs import LayerStruct, LinearStruct, ModelStruc
 from forerun.kernels.native_linear import NativeLinear
 from forerun.kernels.page_layout import PAGE
 from forerun.kernels.partition import Form
+from forerun.kernels.rms_norm import rms_norm
 from forerun.models.attention.base import LayerAttention, Layout, Planner
 from forerun.models.attention.native import rows_struct
 from forerun.models.attention.path_planner import PathPlanner
@@ -66,6 +67,7 @@ class NativeLlamaDecoder(LayerRangeDecoder):
             [LayerAttention(self.num_kv_heads, group, width, width, Form(scale, window)) for window in windows],
             cache_dtype,
         )
+        self._norm, self._eps = base.norm.weight.detach().float(), torch.tensor(config.rms_norm_eps)
         self._model = ModelStruct(
             layers=self._layers,
             norm=self._pointer("model.norm.weight", base.norm.weight),
@@ -101,11 +103,19 @@ class NativeLlamaDecoder(LayerRangeDecoder):
 
     def head(self, x: Tensor, layout: Layout, taps: Taps) -> Tensor:
         """As `LayerRangeDecoder.head`."""
+        taps.take_normed(self.num_layers, x, self._normed)
         x = layout.wanted(x).to(torch.float32, copy=True).contiguous()
         logits = torch.empty(len(x), self.lm_head.out_features)
         self._library.head(ctypes.byref(self._model), len(x), x.data_ptr(), logits.data_ptr(), torch.get_num_threads())
-        taps.take_wanted(self.num_layers, x)
         return logits
+
+    def embedding_rows(self, token_ids: Tensor) -> Tensor:
+        """As `Decoder.embedding_rows`."""
+        return self.embedding.rows(token_ids)
+
+    def output_rows(self, token_ids: Tensor) -> Tensor:
+        """As `Decoder.output_rows`."""
+        return self.lm_head.rows(token_ids)
 
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """The weights' numbers by the names of Transformers' parameters, as they are packed; codes, which are finite,
@@ -116,6 +126,10 @@ class NativeLlamaDecoder(LayerRangeDecoder):
                 yield name, numbers
             if bias is not None:
                 yield f"{name.removesuffix('weight')}bias", bias
+
+    def _normed(self, x: Tensor) -> Tensor:
+        """By the final norm."""
+        return rms_norm(x, self._norm, self._eps)
 
     def _compute(self, rows: RowsStruct, first: int, last: int, x: Tensor) -> None:
         self._library.layers(

@@ -18,15 +18,19 @@ def lay_out(batch: Sequence[Rows], planner: Planner) -> Layout:
     packed: list[PackedRows] = []
     positions: list[int] = []
     logit_rows: list[int] = []
+    tap_rows: list[int] = []
     for rows in batch:
         packed.append(_packed(rows, len(positions)))
         positions += packed[-1].positions
         end = len(positions)
         logit_rows += range(end - rows.num_wanted, end)
+        tap_rows += range(end - rows.num_tapped, end)
     num_new = len(positions)
     padding = max(0, planner.min_rows - num_new)
     positions += positions[-1:] * padding
-    num_logits, selected = len(logit_rows), None
+    num_logits, selected, tapped = len(logit_rows), None, None
+    if len(tap_rows) != num_new:
+        tapped = torch.tensor(tap_rows, dtype=torch.int64).to(planner.device, non_blocking=True)
     if num_logits != num_new:
         logit_rows += [num_new + padding - 1] * (planner.min_rows - num_logits)
         selected = torch.tensor(logit_rows).to(planner.device, non_blocking=True)
@@ -39,6 +43,8 @@ def lay_out(batch: Sequence[Rows], planner: Planner) -> Layout:
         logit_rows=selected,
         num_logits=num_logits,
         plan=planner.plan(packed, padding),
+        tap_rows=tapped,
+        states=_states(batch, padding, planner.device),
     )
 
 
@@ -71,3 +77,17 @@ def _token_ids(batch: Sequence[Rows], padding: int, device: torch.device) -> Ten
         return torch.tensor(tokens + tokens[-1:] * padding).to(device, non_blocking=True)
     parts = [torch.as_tensor(rows.token_ids, dtype=torch.int64).to(device, non_blocking=True) for rows in batch]
     return torch.cat([*parts, parts[-1][-1:].expand(padding)])
+
+
+def _states(batch: Sequence[Rows], padding: int, device: torch.device) -> Tensor | None:
+    """[num_rows, S], the last one repeated; None where there are none.
+
+    Raises:
+        ValueError: some rows have states and others do not, or there is not one for each token.
+    """
+    parts = [rows.states for rows in batch if rows.states is not None]
+    if not parts:
+        return None
+    if [len(part) for part in parts] != [len(rows.token_ids) for rows in batch]:
+        raise ValueError("each row of a head's forward needs a state beside its token")
+    return torch.cat([*parts, parts[-1][-1:].expand(padding, -1)]).to(device, non_blocking=True)

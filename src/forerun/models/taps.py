@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import torch
@@ -13,7 +13,7 @@ from forerun.models.attention.base import Layout
 
 
 class Taps:
-    """The states that enter chosen layers, residual included, of the rows whose logits are wanted.
+    """The states that enter chosen layers, residual included, of the rows whose states are wanted.
 
     Args:
         layers: rising; as many as the model has layers stands for the state after the final norm.
@@ -27,15 +27,15 @@ class Taps:
     def take(self, layer: int, states: Tensor) -> None:
         """Keep what enters a layer, if it was chosen. Layers come in rising order. states: [T, H], all rows."""
         if layer in self.layers:
-            self.take_wanted(layer, self._layout.wanted(states))
+            self._states.append(self._layout.tapped(states).clone())
 
-    def take_wanted(self, layer: int, states: Tensor) -> None:
-        """The same of the wanted rows alone, which may be padded. states: [R, H]."""
+    def take_normed(self, layer: int, states: Tensor, norm: Callable[[Tensor], Tensor]) -> None:
+        """The same of what the norm makes of the states, which is computed of the wanted rows alone."""
         if layer in self.layers:
-            self._states.append(states[: self._layout.num_logits].clone())
+            self._states.append(norm(self._layout.tapped(states)))
 
     def stacked(self) -> Tensor | None:
-        """[R, layers, H], or None where no layer was chosen."""
+        """[T, layers, H], or None where no layer was chosen."""
         return torch.stack(self._states, 1) if self._states else None
 
 

@@ -42,8 +42,8 @@ def source_step(step: Step, given: Given | None, number: int, all_needs: Needs, 
     if needs.layers and step.taps is not None:
         taps = step.taps[:, [all_needs.layers.index(layer) for layer in needs.layers]]
     if step.draft is None or step.verdict is None:
-        if not needs.prompt_rows:
-            top = taps = None
+        top = top if needs.prompt_rows else None
+        taps = taps if needs.prompt_rows or needs.prompt_states else None
         return Step(step.sequence, None, None, step.num_computed, top, taps)
     if given is not None and given.owner == number:
         return Step(step.sequence, given.asked[number][1], step.verdict, step.num_computed, top, taps)

@@ -79,6 +79,8 @@ class Layout:
         positions: [num_rows] int64.
         logit_rows: packed rows whose logits are wanted, padded to `Planner.min_rows`; None for all rows.
         num_logits: how many of them are real.
+        tap_rows: packed rows whose hidden states are wanted; None for all rows without padding.
+        states: [num_rows, S] what a head reads beside the tokens; of other models None.
         plan: what the rows write and see, from the planner of the attention that computes them.
     """
 
@@ -90,12 +92,18 @@ class Layout:
     logit_rows: Tensor | None
     num_logits: int
     plan: Plan
+    tap_rows: Tensor | None = None
+    states: Tensor | None = None
 
     def wanted(self, x: Tensor) -> Tensor:
         """Of all rows, [T, ...], those whose logits are wanted, perhaps padded; none where no logits are."""
         if self.num_logits == 0:
             return x[:0]
         return x if self.logit_rows is None else x[self.logit_rows]
+
+    def tapped(self, x: Tensor) -> Tensor:
+        """Of all rows, [T, ...], those whose hidden states are wanted."""
+        return x[: self.num_new] if self.tap_rows is None else x[self.tap_rows]
 
 
 class Planner(Protocol):
