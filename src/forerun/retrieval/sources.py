@@ -26,7 +26,11 @@ class Document:
     text: str
 
 
-def find_files(sources: Sequence[Path], patterns: Sequence[str] = TEXT_PATTERNS) -> list[tuple[Path, bool]]:
+def find_files(
+    sources: Sequence[Path],
+    patterns: Sequence[str] = TEXT_PATTERNS,
+    remedy: str = "Give other sources, or --glob.",
+) -> list[tuple[Path, bool]]:
     """The files that the sources stand for, and whether each was named itself rather than found in a folder.
 
     Folders are searched through, in the order of their paths; what lies in or is a hidden file is left out.
@@ -47,8 +51,8 @@ def find_files(sources: Sequence[Path], patterns: Sequence[str] = TEXT_PATTERNS)
             raise ConfigError(f"The source {source} does not exist. Give files or folders.")
     if not found:
         raise ConfigError(
-            f"Nothing to index: no file in {', '.join(map(str, sources)) or 'no sources'} is called "
-            f"{' or '.join(patterns[:4])}{' or ...' if len(patterns) > 4 else ''}. Give other sources, or --glob."
+            f"Nothing to read: no file in {', '.join(map(str, sources)) or 'no sources'} is called "
+            f"{' or '.join(patterns[:4])}{' or ...' if len(patterns) > 4 else ''}. {remedy}"
         )
     return list(found.items())
 
