@@ -1,4 +1,4 @@
-"""A pruned copy of a target as a draft's first weights: some of its layers, with a narrower feed-forward part if wanted.
+"""A pruned copy of a target as a draft's first weights: some of its layers, with fewer feed-forward channels if wanted.
 
 A channel of the feed-forward part is one column of its last matrix: it adds |activation| times that column to the
 residual. Its score is the product of the column's length and the mean |activation| on text, or, by weights alone, of
