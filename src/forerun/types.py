@@ -182,14 +182,14 @@ class Needs:
             values are taken over from another sequence, which are not computed.
         layers: hidden states of the same rows, entering these of the target's layers, residual included; as many as
             it has layers stands for the state after the final norm, which enters the output layer.
-        prompt_states: the hidden states of all rows that are computed, the prompt's too, whose logits are not computed
-            for that.
+        states: the hidden states of every committed position, the prompt's too, whose logits are not computed for
+            that. Those of positions that are taken over from another sequence are not computed, and not told.
     """
 
     top_tokens: int = 0
     prompt_rows: bool = False
     layers: tuple[int, ...] = ()
-    prompt_states: bool = False
+    states: bool = False
 
     @property
     def rows(self) -> bool:
@@ -203,7 +203,7 @@ class Needs:
             max(self.top_tokens, other.top_tokens),
             self.prompt_rows or other.prompt_rows,
             layers,
-            self.prompt_states or other.prompt_states,
+            self.states or other.states,
         )
 
 
@@ -221,8 +221,9 @@ class Step:
             accepted or not. Rows before them (with `Needs.prompt_rows`) follow the prompt's tokens up to there.
             None where no row was asked for.
         taps: what `Needs.layers` asked for, [rows, layers, H] of the same rows, in the type in which the target's
-            decoder keeps states; with `Needs.prompt_states`, of rows of the prompt before them too. The last row but
-            the draft's nodes is that of the last token computed before them.
+            decoder keeps states.
+        states: what `Needs.states` asked for, [n, layers, H] likewise: of the last n of the `num_computed` positions,
+            which are those that this step has added, of the prompt or of the draft's accepted path.
     """
 
     sequence: Sequence
@@ -231,6 +232,7 @@ class Step:
     num_computed: int
     top_tokens: Tensor | None = None
     taps: Tensor | None = None
+    states: Tensor | None = None
 
 
 class Noise(Protocol):

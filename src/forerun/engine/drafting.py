@@ -77,7 +77,7 @@ class Drafting:
             return {}
         failed: dict[SequenceState, Exception] = {}
         states = [item.state for item in work]
-        steps = [_step(item) for item in work]
+        steps = [_step(item, self.needs) for item in work]
         try:
             self.drafter.commit(steps[:])
             self._check_untouched(states)
@@ -104,10 +104,16 @@ class Drafting:
             )
 
 
-def _step(item: Work) -> Step:
+def _step(item: Work, needs: Needs) -> Step:
     assert item.state.cache is not None
     verdict = item.verdict
     if verdict is not None:
         verdict = Verdict(list(verdict.path), verdict.next_token)  # a copy: the policy reads it after the drafter
     length = item.state.cache.length
-    return Step(item.state.sequence, item.draft, verdict, length, item.top_tokens, item.taps)
+    taps, states = item.taps, None
+    if needs.states and taps is not None:
+        path = [] if verdict is None else verdict.path
+        owed = item.num_owed
+        states = taps[[*range(owed), *(owed + node for node in path)]] if path else taps[:owed]
+        taps = taps[len(taps) - item.num_logits :] if item.num_logits else None
+    return Step(item.state.sequence, item.draft, verdict, length, item.top_tokens, taps, states)

@@ -28,7 +28,7 @@ class Work:
         logits: [num_extra + 1 + nodes, V] this sequence's rows; only where log-probabilities are asked for.
         verdict: None if the draft is.
         top_tokens: [rows, k] of the same rows, where the drafter asked for them.
-        taps: [rows, layers, H] of this sequence's last rows, where the drafter asked for them.
+        taps: [rows, layers, H] of this sequence's last rows, likewise: of all of them if it asked for all states.
         budget: nodes that the draft might have had; None where the budget was not asked.
         reason: why so many.
         bad_rows: of the rows that the verifier saw, those whose logits are NaN or infinite.
@@ -75,7 +75,7 @@ class Work:
             cache.drop()  # what a drafter fed there for a draft that was not taken, or whose first layers are wanted
         start, owed = cache.length, self.num_owed
         wanted, tapped = self.num_logits, None
-        if needs.prompt_states:
+        if needs.states:
             tapped = owed + (0 if draft is None else len(draft))
         if draft is None or not len(draft):
             return Rows(cache, token_ids[start : start + owed], None, wanted, num_taps=tapped)

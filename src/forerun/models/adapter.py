@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from forerun.errors import ConfigError, ModelLoadError, UnsupportedModelError
+from forerun.files.foreign_errors import as_load_errors
 from forerun.files.json_file import Fields
 from forerun.models.adapter_folder import (
     CONFIG,
@@ -27,7 +28,6 @@ from forerun.models.adapter_folder import (
     read_tensors,
     sorted_tensors,
 )
-from forerun.models.foreign_errors import as_load_errors
 from forerun.models.sources.folder import ModelFolder, local_path
 from forerun.models.sources.folder_source import FolderSource
 from forerun.models.transformers_model import rounded

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from forerun.errors import ModelLoadError, UnsupportedModelError
+from forerun.files.foreign_errors import as_load_errors
 from forerun.files.json_file import Fields
-from forerun.models.foreign_errors import as_load_errors
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"

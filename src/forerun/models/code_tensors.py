@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from forerun.errors import ModelLoadError
+from forerun.files.foreign_errors import REMEDY
 from forerun.kernels.quantised_weight import GROUP, CodeForm, QuantisedWeight
-from forerun.models.foreign_errors import REMEDY
 from forerun.models.weights import TensorSlice
 
 _CODES, _PACKED, _SCALE, _MINIMUM = "codes", "packed_codes", "scale", "minimum"

@@ -20,6 +20,7 @@ from forerun.models.attention.base import Attention, LayerAttention, Layout
 from forerun.models.attention.reference import ReferenceAttention
 from forerun.models.layer_ranges import LayerRangeDecoder
 from forerun.models.linear import FloatMaker, Linear, Maker, Part, of_rows
+from forerun.models.rotation import Rotation, pair_halves, rotate
 from forerun.models.taps import Taps
 
 LLAMA_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
@@ -103,7 +104,7 @@ class LlamaDecoder(LayerRangeDecoder):
             model.lm_head.to_empty(device="meta")
         self.inverse_frequencies = base.rotary_emb.inv_freq.detach().float().cpu()
         self.rope_scaling = float(base.rotary_emb.attention_scaling)
-        self.rotations = self._rotations(2048)
+        self.rotation = Rotation(self.inverse_frequencies, self.rope_scaling, self.compute_dtype, self.device)
         self.attention: Attention = ReferenceAttention(self.dtype)
         self.layers: list[_Layer] = []
         for index, (layer, window) in enumerate(zip(base.layers, layer_windows(config), strict=True)):
@@ -122,7 +123,7 @@ class LlamaDecoder(LayerRangeDecoder):
 
     def through(self, x: Tensor, layout: Layout, first: int, last: int, taps: Taps) -> Tensor:
         """As `LayerRangeDecoder.through`."""
-        rotation = self._rotation(layout)
+        turns = self.rotation.turns(layout)
         rows, heads, kv_heads, width = len(x), self.num_heads, self.num_kv_heads, self.head_dim
         rotated = heads + kv_heads
         for index in range(first, last):
@@ -132,7 +133,7 @@ class LlamaDecoder(LayerRangeDecoder):
             if layer.head_norm is not None:
                 h = self._normed_heads(h, layer.head_norm)
             h = h.to(self.compute_dtype).view(rows, -1, width)
-            torch.view_as_complex(h[:, :rotated].view(rows, rotated, width // 2, 2)).mul_(rotation)
+            rotate(h[:, :rotated], turns)
             query, key, value = h[:, :heads], h[:, heads:rotated], h[:, rotated:]
             x = layer.out.add_to(x, self.attention.forward(index, query, key, value, layout, layer.form))
             h = layer.gate_up.forward(rms_norm(x, layer.mlp_norm, self.eps))
@@ -165,16 +166,17 @@ class LlamaDecoder(LayerRangeDecoder):
             parts = []
             for number, name in enumerate(names):
                 weight = layer.get_submodule(name).weight
-                rows = self._paired(torch.arange(len(weight), device=weight.device)) if number < paired else None
+                rows = torch.arange(len(weight), device=weight.device) if number < paired else None
+                rows = None if rows is None else pair_halves(rows, self.head_dim)
                 parts.append(Part(f"{path}.{name}.weight", weight, rows))
             return maker.linear(parts, bias)
 
         q, k, v = attention.q_proj.bias, attention.k_proj.bias, attention.v_proj.bias
-        bias = None if q is None else torch.cat([self._paired(q), self._paired(k), v])
+        bias = None if q is None else torch.cat([pair_halves(q, self.head_dim), pair_halves(k, self.head_dim), v])
         head_norm = None
         if hasattr(attention, "q_norm"):
-            q_norm = self._paired(attention.q_norm.weight).expand(self.num_heads, -1)
-            k_norm = self._paired(attention.k_norm.weight).expand(self.num_kv_heads, -1)
+            q_norm = pair_halves(attention.q_norm.weight, self.head_dim).expand(self.num_heads, -1)
+            k_norm = pair_halves(attention.k_norm.weight, self.head_dim).expand(self.num_kv_heads, -1)
             head_norm = torch.cat([q_norm, k_norm]).detach()
         return _Layer(
             input_norm=layer.input_layernorm.weight.detach().to(self.compute_dtype),
@@ -187,30 +189,11 @@ class LlamaDecoder(LayerRangeDecoder):
             form=form,
         )
 
-    def _paired(self, weight: Tensor) -> Tensor:
-        """Bring each head's rows i and i + D/2, which one rotation turns, side by side: dot products do not mind."""
-        half = self.head_dim // 2
-        heads = weight.shape[0] // self.head_dim
-        rest = weight.shape[1:]
-        return weight.view(heads, 2, half, *rest).transpose(1, 2).reshape(weight.shape)
-
     def _normed_heads(self, qkv: Tensor, weight: Tensor) -> Tensor:
         rows, rotated = len(qkv), self.num_heads + self.num_kv_heads
         h = qkv.view(rows, -1, self.head_dim)
         normed = F.rms_norm(h[:, :rotated], (self.head_dim,), None, self.eps_value).mul_(weight)
         return torch.cat([normed, h[:, rotated:]], 1)
-
-    def _rotation(self, layout: Layout) -> Tensor:
-        """[T, 1, D/2] complex."""
-        if layout.num_positions > len(self.rotations):
-            self.rotations = self._rotations(2 * (layout.num_positions - 1))
-        return self.rotations[layout.positions].unsqueeze(1)
-
-    def _rotations(self, length: int) -> Tensor:
-        # in float32 whatever the model's dtype, as Transformers does
-        angles = torch.outer(torch.arange(length, dtype=torch.float32), self.inverse_frequencies)
-        table = torch.complex(angles.cos(), angles.sin()) * self.rope_scaling
-        return table.to(self.device, torch.complex128 if self.compute_dtype == torch.float64 else torch.complex64)
 
 
 def layer_windows(config: Any) -> list[int | None]:

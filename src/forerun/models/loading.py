@@ -11,11 +11,11 @@ import torch
 from forerun.config import DEFAULT_DTYPE, NATIVE, REFERENCE
 from forerun.device import resolve_device
 from forerun.errors import ConfigError, ForerunError, ModelLoadError, UnsupportedModelError
+from forerun.files.foreign_errors import reason
 from forerun.models.adapter import adapter_tokenizer
 from forerun.models.configuration import OUTPUT_TOKENS, context_length, refuse_unservable
 from forerun.models.decoders import library_for, make_decoder
 from forerun.models.exactness import probe, self_test
-from forerun.models.foreign_errors import reason
 from forerun.models.general import ATTENTION_NAME, register_attention
 from forerun.models.llama import llama_refusal
 from forerun.models.model import Model

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from forerun.errors import ModelLoadError, UnsupportedModelError
-from forerun.models.foreign_errors import REMEDY, as_load_errors
+from forerun.files.foreign_errors import REMEDY, as_load_errors
 from forerun.models.weights import Checkpoint, check_layers, check_numbers, check_shapes, check_unused
 
 _log = logging.getLogger(__name__)

@@ -51,7 +51,7 @@ def find_files(
             raise ConfigError(f"The source {source} does not exist. Give files or folders.")
     if not found:
         raise ConfigError(
-            f"Nothing to read: no file in {', '.join(map(str, sources)) or 'no sources'} is called "
+            f"Nothing to index: no file in {', '.join(map(str, sources)) or 'no sources'} is called "
             f"{' or '.join(patterns[:4])}{' or ...' if len(patterns) > 4 else ''}. {remedy}"
         )
     return list(found.items())

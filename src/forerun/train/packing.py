@@ -16,7 +16,7 @@ from forerun.files.write import digest, leftovers, remove, whole_folder, write_b
 from forerun.train.packed import FORM, HELD_OUT, INDEX, NO_DOCUMENT, PARTS, TRAINING, PackedRows
 
 SHARD_BYTES = 16 << 20
-OPEN_ROWS = 64
+OPEN_ROWS = 256
 """Rows that wait for documents which fill them; each document goes into the fullest one that has room for it."""
 _BYTES_PER_TOKEN = 9
 

@@ -38,15 +38,15 @@ def source_step(step: Step, given: Given | None, number: int, all_needs: Needs, 
         needs: of this source.
     """
     top = None if needs.top_tokens == 0 or step.top_tokens is None else step.top_tokens[:, : needs.top_tokens]
-    taps = None
-    if needs.layers and step.taps is not None:
-        taps = step.taps[:, [all_needs.layers.index(layer) for layer in needs.layers]]
+    layers = [all_needs.layers.index(layer) for layer in needs.layers]
+    taps = None if not layers or step.taps is None else step.taps[:, layers]
+    states = None if not needs.states or step.states is None else step.states[:, layers]
     if step.draft is None or step.verdict is None:
-        top = top if needs.prompt_rows else None
-        taps = taps if needs.prompt_rows or needs.prompt_states else None
-        return Step(step.sequence, None, None, step.num_computed, top, taps)
+        if not needs.prompt_rows:
+            top = taps = None
+        return Step(step.sequence, None, None, step.num_computed, top, taps, states)
     if given is not None and given.owner == number:
-        return Step(step.sequence, given.asked[number][1], step.verdict, step.num_computed, top, taps)
+        return Step(step.sequence, given.asked[number][1], step.verdict, step.num_computed, top, taps, states)
     path, draft = step.verdict.path, Draft.empty()
     ids = step.draft.ids
     new_ids = [*(ids[node] for node in path), step.verdict.next_token]
@@ -59,7 +59,7 @@ def source_step(step: Step, given: Given | None, number: int, all_needs: Needs, 
         rows = [at for _, at in places]
     verdict = Verdict(part_path, new_ids[len(part_path)] if len(draft) else new_ids[-1])
     n = len(step.draft)
-    return Step(step.sequence, draft, verdict, step.num_computed, _rows(top, n, rows), _rows(taps, n, rows))
+    return Step(step.sequence, draft, verdict, step.num_computed, _rows(top, n, rows), _rows(taps, n, rows), states)
 
 
 def _rows(values: Tensor | None, num_nodes: int, nodes: Seq[int]) -> Tensor | None:

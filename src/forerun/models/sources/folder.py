@@ -11,8 +11,8 @@ from pathlib import Path
 
 from forerun.config import BUNDLED_MODELS
 from forerun.errors import ModelLoadError
+from forerun.files.foreign_errors import REMEDY
 from forerun.files.json_file import Fields
-from forerun.models.foreign_errors import REMEDY
 from forerun.models.sources.hub import download_files
 
 CONFIG = "config.json"

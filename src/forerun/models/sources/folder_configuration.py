@@ -12,9 +12,9 @@ from typing import Any, get_args
 
 from forerun.config import QUANTISATIONS
 from forerun.errors import UnsupportedModelError
+from forerun.files.foreign_errors import REMEDY, as_load_errors
 from forerun.files.json_file import Fields
 from forerun.models.configuration import CONTEXT_KEYS, OUTPUT_TOKENS, token_ids_of
-from forerun.models.foreign_errors import REMEDY, as_load_errors
 from forerun.models.quantising import LAYOUT, METHOD, Quantisation
 from forerun.models.sources.folder import GENERATION_CONFIG, ModelFolder
 

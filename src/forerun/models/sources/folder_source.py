@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from forerun.errors import ModelLoadError
+from forerun.files.foreign_errors import REMEDY, as_load_errors
 from forerun.kernels.quantised_weight import CodeForm, QuantisedWeight
 from forerun.models.code_tensors import CodeTensors
-from forerun.models.foreign_errors import REMEDY, as_load_errors
 from forerun.models.quantising import Quantisation
 from forerun.models.sources.base import ModelSource
 from forerun.models.sources.folder import CONFIG, GENERATION_CONFIG, ModelFolder

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from forerun.errors import ModelLoadError, UnsupportedModelError
+from forerun.files.foreign_errors import as_load_errors
 from forerun.gguf_format import GgufFile
 from forerun.gguf_format.header import REMEDY, brief
-from forerun.models.foreign_errors import as_load_errors
 from forerun.models.sources.gguf_fields import ModelFields, metadata_of
 from forerun.models.sources.gguf_rope import rope_parameters
 from forerun.models.sources.gguf_tensors import EMBEDDING, ROPE_FACTORS, is_tied

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from forerun.config import BUNDLED_MODELS
 from forerun.fetch import store
-from forerun.models.foreign_errors import as_load_errors
+from forerun.files.foreign_errors import as_load_errors
 
 _REMEDY = "Check its name and the network."
 

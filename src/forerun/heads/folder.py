@@ -1,0 +1,166 @@
+"""Heads as folders: config.json and model.safetensors.
+
+forerun's form can say all that a head can be: config.json holds the fields of `EagleConfig`, the target's fingerprint,
+a record of how the head was trained, and a checksum over both files; matrices are numbers, or codes of 8 bits with a
+scale a row.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, asdict, fields
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from forerun.errors import ConfigError, ModelLoadError
+from forerun.files.foreign_errors import REMEDY, as_load_errors
+from forerun.files.json_file import Fields
+from forerun.files.write import digest, new_files, whole_folder, write_bytes, write_json
+from forerun.heads.codes import in_codes, take_codes
+from forerun.heads.eagle_config import EagleConfig
+from forerun.heads.stored import StoredHead
+from forerun.heads.tensors import FLOATS, check_forms, check_values, checked_d2t
+
+CONFIG = "config.json"
+WEIGHTS = "model.safetensors"
+FORMAT = "forerun-eagle"
+FORMAT_VERSION = 1
+_D2T = "d2t"
+_TRAIN_AGAIN = "Train it to its end, or take an earlier checkpoint."
+_NEWER = "Read it with the version of forerun that wrote it."
+
+
+def save_head(
+    folder: Path,
+    config: EagleConfig,
+    tensors: Mapping[str, Tensor],
+    d2t: Tensor | None = None,
+    record: Mapping[str, Any] | None = None,
+    *,
+    fingerprint: str = "",
+    number_format: str = "",
+    quantize: Literal["int8"] | None = None,
+) -> None:
+    """Write a head in forerun's form. A new folder appears whole or not at all; in one that is there, files are
+    replaced one by one, and what a kill between them leaves is found damaged by its checksum.
+
+    Args:
+        tensors: all of `eagle_tensors(config)`, of floating point numbers.
+        d2t: [draft_vocab_size] offsets; may be None where the head proposes every token.
+        record: how it was trained; values of JSON.
+        fingerprint: of its target. number_format: of the target's weights.
+        quantize: "int8" keeps the matrices at 8 bits with a scale a row.
+
+    Raises:
+        ConfigError: a tensor is missing, unknown, of another shape, NaN or infinite; or the folder cannot be written.
+    """
+    from safetensors.torch import save
+
+    place = str(folder)
+    found = {name: _Kept(tensor) for name, tensor in tensors.items()}
+    check_forms(config, found, place, ConfigError, _TRAIN_AGAIN)
+    check_values(tensors, place, ConfigError, _TRAIN_AGAIN)
+    offsets = checked_d2t(d2t, config, place, ConfigError, "Give the one that it was trained with.")
+    kept = {name: tensor.detach().cpu() for name, tensor in tensors.items()}
+    if quantize is not None:
+        kept = in_codes(kept)
+    if offsets is not None:
+        kept[_D2T] = offsets.to(torch.int32)
+    weights = save({name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in kept.items()})
+    said = {
+        "format": FORMAT,
+        "format_version": FORMAT_VERSION,
+        "head": asdict(config),
+        "target": {"fingerprint": fingerprint, "number_format": number_format},
+        "record": json.loads(json.dumps(dict(record or {}))),
+    }
+    said["checksum"] = _checksum(said, weights)
+    with (new_files if folder.is_dir() else whole_folder)(folder, ConfigError) as fresh:
+        write_bytes(fresh / WEIGHTS, weights, error=ConfigError)
+        write_json(fresh / CONFIG, said, error=ConfigError)
+
+
+def load_head(folder: Path) -> StoredHead:
+    """Read a head.
+
+    Raises:
+        ModelLoadError: there is none, it is damaged, or its files contradict each other.
+    """
+    return _read(folder, head_settings(folder))
+
+
+def head_settings(folder: Path) -> Fields:
+    """What config.json says. Raises ModelLoadError where there is none, or no JSON."""
+    if not (folder / CONFIG).is_file():
+        raise ModelLoadError(f"{folder} holds no {CONFIG}. Give the folder of a head.")
+    return Fields.read(folder / CONFIG, ModelLoadError, remedy=REMEDY)
+
+
+def _read(folder: Path, settings: Fields) -> StoredHead:
+    from safetensors.torch import load
+
+    place, path = str(folder), folder / WEIGHTS
+    settings.string("format", choices=(FORMAT,))
+    version = settings.integer("format_version")
+    if version != FORMAT_VERSION:
+        raise ModelLoadError(f"{settings.place}: format_version is {version}, not {FORMAT_VERSION}. {_NEWER}")
+    try:
+        weights = path.read_bytes()
+    except OSError as failure:
+        raise ModelLoadError(f"{path} cannot be read: {failure.strerror or failure}. {REMEDY}") from None
+    if settings.string("checksum") != _checksum(settings.values, weights):
+        raise ModelLoadError(f"{place} is damaged: {CONFIG} and {WEIGHTS} are not as they were written. {REMEDY}")
+    config = _config(settings.fields("head"))
+    with as_load_errors(f"{path}: the weights are damaged", REMEDY):
+        tensors = load(weights)
+    d2t = checked_d2t(tensors.pop(_D2T, None), config, place, ModelLoadError, REMEDY)
+    codes = take_codes(tensors, place, ModelLoadError, REMEDY)
+    tensors |= {name: weight.dequantise(torch.float32) for name, weight in codes.items()}
+    check_forms(config, {name: _Kept(each) for name, each in tensors.items()}, place, ModelLoadError, REMEDY)
+    check_values(tensors, place, ModelLoadError, REMEDY)
+    target, record = settings.fields("target"), settings.fields("record").values
+    return StoredHead(config, tensors, d2t, target.string("fingerprint"), record, target.string("number_format"), codes)
+
+
+def _checksum(said: Mapping[str, Any], weights: bytes) -> str:
+    """Of all that config.json says but the checksum, and of the weights."""
+    rest = {key: value for key, value in said.items() if key != "checksum"}
+    return digest(json.dumps(rest, sort_keys=True).encode(), b"\0", weights)
+
+
+def _config(head: Fields) -> EagleConfig:
+    """The configuration that the fields of a JSON object make."""
+    read: dict[str, Callable[[str], Any]] = {
+        "int": head.integer,
+        "bool": head.flag,
+        "float": head.number,
+        "tuple[int, ...]": lambda key: tuple(head.list_of(key, int)),
+        "int | None": lambda key: head.integer(key, None),
+    }
+    kinds = {each.name: str(each.type) for each in fields(EagleConfig)}
+    optional = {each.name for each in fields(EagleConfig) if each.default is not MISSING}
+    for key in head.values:
+        if key not in kinds:
+            raise ModelLoadError(f"{head.place}: {key[:60]} is unknown here. {_NEWER}")
+    said = {name: kind for name, kind in kinds.items() if name in head.values or name not in optional}
+    try:
+        return EagleConfig(**{name: read[kind](name) for name, kind in said.items()})
+    except ConfigError as failure:
+        raise ModelLoadError(f"{head.place}: {failure} {REMEDY}") from None
+
+
+class _Kept:
+    """A tensor in memory in the form of safetensors."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor = tensor
+
+    def get_shape(self) -> list[int]:
+        return list(self._tensor.shape)
+
+    def get_dtype(self) -> str:
+        return FLOATS.get(self._tensor.dtype, str(self._tensor.dtype).removeprefix("torch."))

@@ -1,0 +1,44 @@
+"""A head as a folder holds it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from forerun.heads.eagle_config import EagleConfig
+from forerun.kernels.quantised_weight import QuantisedWeight
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StoredHead:
+    """A head that was read, every name, shape and number checked.
+
+    Attributes:
+        config: its shape.
+        tensors: all of `eagle_tensors(config)`; those in codes are dequantised, float32.
+        d2t: [draft_vocab_size] int64: the target's id of draft token i is i + d2t[i]. None where they are the same.
+        fingerprint: of the target that it was trained for (`target_fingerprint`); empty where that is not told.
+        record: what was written beside it: how it was trained, as JSON.
+        number_format: of the target's weights when it was trained, such as "bfloat16"; empty where that is not told.
+        codes: the matrices that are kept at 8 bits, by name.
+        form: "forerun", "EAGLE-1", "EAGLE-3" or "speculators".
+    """
+
+    config: EagleConfig
+    tensors: Mapping[str, Tensor]
+    d2t: Tensor | None = None
+    fingerprint: str = ""
+    record: Mapping[str, Any] = field(default_factory=dict)
+    number_format: str = ""
+    codes: Mapping[str, QuantisedWeight] = field(default_factory=dict)
+    form: str = "forerun"
+
+    @property
+    def nbytes(self) -> int:
+        """Of its tensors as they are kept."""
+        kept = [tensor for name, tensor in self.tensors.items() if name not in self.codes]
+        in_codes = sum(weight.codes.nbytes + weight.scale.nbytes for weight in self.codes.values())
+        return in_codes + sum(tensor.nbytes for tensor in kept) + (0 if self.d2t is None else self.d2t.nbytes)

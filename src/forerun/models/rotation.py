@@ -1,0 +1,54 @@
+"""The rotation of queries and keys by their positions (RoPE: Su et al., 2104.09864), as one complex multiplication."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from forerun.models.attention.base import Layout
+
+
+class Rotation:
+    """Turns numbers 2i and 2i + 1 of each head by an angle that grows with the position.
+
+    Args:
+        inverse_frequencies: [D / 2] angle from one position to the next, float32 on the CPU.
+        scaling: of the rotated numbers.
+        dtype: of the numbers to rotate, float32 or float64.
+        device: where they lie.
+    """
+
+    def __init__(self, inverse_frequencies: Tensor, scaling: float, dtype: torch.dtype, device: torch.device) -> None:
+        self._inverse_frequencies, self._scaling = inverse_frequencies, scaling
+        self._dtype, self._device = dtype, device
+        self._table = self._made(2048)
+
+    def turns(self, layout: Layout) -> Tensor:
+        """[T, 1, D / 2] complex, what `rotate` multiplies the rows of a forward by."""
+        table = self._table
+        if layout.num_positions > len(table):
+            self._table = table = self._made(2 * (layout.num_positions - 1))
+        return table[layout.positions].unsqueeze(1)
+
+    def _made(self, length: int) -> Tensor:
+        """[length, D / 2] complex; in float32 whatever the model's dtype, as Transformers does."""
+        angles = torch.outer(torch.arange(length, dtype=torch.float32), self._inverse_frequencies)
+        table = torch.complex(angles.cos(), angles.sin()) * self._scaling
+        return table.to(self._device, torch.complex128 if self._dtype == torch.float64 else torch.complex64)
+
+
+def rotate(heads: Tensor, turns: Tensor) -> None:
+    """Rotate queries or keys in place. heads: [T, heads, D], numbers of a head side by side."""
+    rows, count, width = heads.shape
+    torch.view_as_complex(heads.view(rows, count, width // 2, 2)).mul_(turns)
+
+
+def pair_halves(weight: Tensor, head_dim: int) -> Tensor:
+    """Bring each head's rows i and i + D/2, which one rotation turns, side by side: dot products do not mind.
+
+    weight: [heads * D, ...].
+    """
+    half = head_dim // 2
+    heads = weight.shape[0] // head_dim
+    rest = weight.shape[1:]
+    return weight.view(heads, 2, half, *rest).transpose(1, 2).reshape(weight.shape)

@@ -1,0 +1,165 @@
+"""A head computes what its formulas say: against a slow reference that knows no cache, no batch and no tree."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from families import VOCAB, make_family
+from forerun.errors import IncompatibleDrafterError, ModelLoadError
+from forerun.models import Model, Rows, load_model
+from forerun.models.eagle import EagleModel
+from heads import Head, random_head, reference_logits
+
+KINDS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "first version": {"version": 1},
+    "reduced": {"draft_vocab_size": 40, "own_output_rows": True},
+    "everything": {
+        "draft_vocab_size": 40,
+        "norm_before_fc": True,
+        "norm_before_residual": True,
+        "norm_output": True,
+        "embedding_residual": True,
+        "sliding_window": 5,
+        "rope_theta": 500.0,
+    },
+    "narrow": {"hidden_size": 48, "own_output_rows": True, "norm_output": True},
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_family("llama", tmp_path_factory.mktemp("family"))
+
+
+@pytest.fixture(scope="module")
+def target(folder: Path) -> Model:
+    return load_model(folder, dtype="float64")
+
+
+def made(head: Head, target: Model) -> EagleModel:
+    return EagleModel(head.config, head.tensors, head.d2t, target)
+
+
+def tokens(count: int, seed: int) -> list[int]:
+    return torch.randint(0, VOCAB, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def states(target: Model, head: Head, text: list[int]) -> Tensor:
+    """[n, layers, H] of a text."""
+    taps = target.forward([Rows(target.new_cache(), text, num_logits=0, num_taps=len(text))], head.config.layers).taps
+    assert taps is not None
+    return taps
+
+
+def difference(own: Tensor, expected: Tensor) -> float:
+    """The largest, where both have numbers; both have none at the same places."""
+    assert torch.equal(own.isinf(), expected.isinf())
+    return float((own - expected).nan_to_num(0.0, 0.0, 0.0).abs().max())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_logits_are_those_of_the_formulas(kind: str, target: Model) -> None:
+    """Two sequences in one forward, in chunks; then drafted rows, whose states are the outputs of those before."""
+    head = random_head(target, **KINDS[kind])
+    model = made(head, target)
+    texts = [tokens(14, 1), tokens(9, 2)]
+    caches = [model.new_cache(), model.new_cache()]
+    taps = [states(target, head, text) for text in texts]
+    expected = [
+        reference_logits(head, target, [*text[1:], 3, 5, 7], part, 2) for text, part in zip(texts, taps, strict=True)
+    ]
+    fused = [model.fuse(part) for part in taps]
+    got: list[list[Tensor]] = [[], []]
+    for chunk in (slice(1, 6), slice(6, None)):
+        batch = [
+            Rows(cache, text[chunk], states=part[chunk.start - 1 : len(text[: chunk.stop]) - 1])
+            for cache, text, part in zip(caches, texts, fused, strict=True)
+        ]
+        result = model.forward(batch)
+        for own, part in zip(got, torch.split(result.logits, [len(rows.token_ids) for rows in batch]), strict=True):
+            own.append(part)
+        for rows in batch:
+            rows.cache.commit(range(len(rows.token_ids)))
+    last = [part[-1:] for part in fused]
+    for token in (3, 5, 7):
+        result = model.forward([Rows(cache, [token], states=state) for cache, state in zip(caches, last, strict=True)])
+        assert result.taps is not None
+        last = [result.taps[0], result.taps[1]]
+        for own, part in zip(got, result.logits, strict=True):
+            own.append(part[None])
+    for own, whole in zip(got, expected, strict=True):
+        assert difference(torch.cat(own), whole) < 1e-5  # angles are of float32
+
+
+def test_every_path_of_a_tree_is_a_chain(target: Model) -> None:
+    head = random_head(target, draft_vocab_size=40)
+    model = made(head, target)
+    text = tokens(11, 3)
+    taps = states(target, head, text)
+    cache = model.new_cache()
+    model.forward([Rows(cache, text[1:], states=model.fuse(taps)[:-1])])
+    cache.commit(range(10))
+    first = model.forward([Rows(cache, [4, 9], [-1, -1], states=model.fuse(taps[-1:]).expand(2, -1))])
+    assert first.taps is not None
+    second = model.forward([Rows(cache, [8, 8, 2], [0, 1, 1], states=first.taps[[0, 1, 1], 0])])
+    for path, logits in (([4, 8], second.logits[0]), ([9, 8], second.logits[1]), ([9, 2], second.logits[2])):
+        expected = reference_logits(head, target, [*text[1:], *path], taps, 1)[-1]
+        assert difference(logits, expected) < 1e-5
+
+
+@pytest.mark.parametrize(
+    "options", [{"dtype": "bfloat16"}, {"dtype": "float32"}, {"dtype": "bfloat16", "quantize": "int8"}]
+)
+def test_other_number_formats_are_near(options: dict[str, str], folder: Path, target: Model) -> None:
+    """And rows have the same bits alone as in company."""
+    other = load_model(folder, **options)  # type: ignore[arg-type]
+    head = random_head(target, draft_vocab_size=40, norm_before_fc=True)
+    text = tokens(20, 4)
+    rows = []
+    for each in (target, other):
+        model = made(head, each)
+        taps = states(each, head, text)
+        rows.append(model.forward([Rows(model.new_cache(), text[1:], states=model.fuse(taps)[:-1])]).logits)
+        if each is other:
+            cache, alone = model.new_cache(), []
+            for at in range(19):
+                alone.append(
+                    model.forward([Rows(cache, text[at + 1 : at + 2], states=model.fuse(taps[at : at + 1]))]).logits
+                )
+                cache.commit([0])
+            assert torch.equal(torch.cat(alone), rows[-1])
+    exact, near = rows
+    assert difference(near.double(), exact) < (0.01 if options["dtype"] == "float32" else 0.5)
+    assert (near.argmax(-1) == exact.argmax(-1)).float().mean() > 0.7
+
+
+@pytest.mark.parametrize(
+    ("damage", "error", "words"),
+    [
+        (lambda head: head.tensors.pop("fc.weight"), ModelLoadError, "fc.weight is missing"),
+        (lambda head: head.tensors.update(other=torch.ones(1)), ModelLoadError, "no head of this configuration"),
+        (lambda head: head.tensors.update({"norm.weight": torch.ones(3)}), ModelLoadError, r"shape \[3\], but must"),
+        (lambda head: head.tensors["norm.weight"].fill_(torch.nan), ModelLoadError, "NaN"),
+        (lambda head: setattr(head, "d2t", None), ModelLoadError, "offsets"),
+        (lambda head: head.d2t.fill_(90), ModelLoadError, "outside"),
+        (lambda head: head.d2t.copy_(torch.arange(39, -1, -1)), ModelLoadError, "twice"),
+    ],
+)
+def test_a_damaged_head_is_refused(damage: Any, error: type, words: str, target: Model) -> None:
+    head = random_head(target, draft_vocab_size=40)
+    damage(head)
+    with pytest.raises(error, match=words):
+        made(head, target)
+
+
+@pytest.mark.parametrize("options", [{"vocab_size": VOCAB + 1, "draft_vocab_size": 40}, {"target_hidden_size": 32}])
+def test_a_head_of_another_target_is_refused(options: dict[str, int], target: Model) -> None:
+    head = random_head(target, **{"draft_vocab_size": 40, **options})  # type: ignore[arg-type]
+    with pytest.raises(IncompatibleDrafterError, match="head head is of a target"):
+        made(head, target)
