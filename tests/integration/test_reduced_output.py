@@ -27,7 +27,7 @@ PROMPTS = [[7, 30, 2], [50], list(range(1, 31))]
 def test_the_distribution_is_the_targets(method: str) -> None:
     table = DRAFT.clone()
     table[:, 2] = -torch.inf
-    assert p_value(METHODS[method](MarkovModel(table)), 2_000) > SIGNIFICANCE
+    assert p_value(METHODS[method](MarkovModel(table)), 4_000) > SIGNIFICANCE
 
 
 @pytest.mark.parametrize("drafter", ["draft-model", "draft-tree"])
@@ -42,9 +42,7 @@ def test_in_float64_the_text_is_that_without_a_draft(
     (tmp_path / "draft" / "config.json").write_text(json.dumps(config | {OUTPUT_TOKENS: proposed}))
     target, params = load_model(folder, "float64"), SamplingParams(max_tokens=24, **sampling)
     wanted = [result.token_ids for result in LLM(target).generate(PROMPTS, params)]
-    llm = LLM(
-        target, f"{drafter}:model={tmp_path / 'draft'}", num_draft_tokens=4, tokenizer=load_tokenizer(folder)
-    )
+    llm = LLM(target, f"{drafter}:model={tmp_path / 'draft'}", num_draft_tokens=4, tokenizer=load_tokenizer(folder))
     results = llm.generate(PROMPTS, params)
     assert [result.token_ids for result in results] == wanted
     accepted = sum(result.stats.num_accepted_tokens for result in results)
