@@ -37,6 +37,7 @@ from forerun.train.other_vocab import sample_documents
 from forerun.train.packed import PackedRows
 from forerun.train.packed_samples import is_packed, packed_record
 from forerun.train.run_folder import run_in
+from forerun.train.starts import check_size, step_parameters
 from forerun.train.token_ids import vocabulary_size
 
 
@@ -223,7 +224,7 @@ def train_other_vocab(
             distil.sample(target, tokenizer, corpus.training, drawn, options.sampling, console)
         read_by = lm.prepare_tokenizer(work, corpus.training, options.text.architecture.vocab_size, console)
         sizes = lm.build_model(options.text.architecture, 0, 0)
-        distil.check_size(sizes.num_parameters(), target.num_parameters())
+        check_size(step_parameters(sizes), step_parameters(target))
         written = sample_documents(drawn, tokenizer, options.read_tokens)
         draft, read_by, state = lm.train([*corpus.training, *written], work, options.text, console)
         folder.save(draft, read_by, out)

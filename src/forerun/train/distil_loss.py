@@ -86,7 +86,7 @@ class DistillationLoss:
         if not len(hidden):  # none of these rows' tokens are wanted
             return hidden.sum() * 0.0
         size = max(1, LOGITS_AT_ONCE[hidden.device.type] // len(weight))
-        parts = list(zip(*(each.split(size) for each in (hidden, ids, probs)), strict=True))
+        parts = list(zip(*(torch.split(each, size) for each in (hidden, ids, probs)), strict=True))
         if len(parts) == 1:
             return total(*parts[0]) / len(hidden)
         sums = [checkpoint(total, *part, use_reentrant=False, preserve_rng_state=False) for part in parts]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 from transformers import LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from forerun.errors import ConfigError
@@ -20,8 +21,9 @@ def step_parameters(model: PreTrainedModel, num_outputs: int | None = None) -> i
 
     num_outputs: rows of the output layer that are computed; None for all.
     """
-    embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
-    inner = sum(parameter.numel() for parameter in model.parameters() if parameter is not embedding)
+    embedding: Tensor = model.get_input_embeddings().weight
+    head: Tensor = model.get_output_embeddings().weight
+    inner: int = sum(parameter.numel() for parameter in model.parameters() if parameter is not embedding)
     if head is not embedding:
         inner -= head.numel()
     return inner + (len(head) if num_outputs is None else num_outputs) * head.shape[1]
