@@ -26,6 +26,7 @@ from forerun.train.defaults import (
     LmTraining,
     Optimisation,
     OtherVocabTraining,
+    Pruning,
 )
 
 if TYPE_CHECKING:
@@ -44,10 +45,18 @@ Data = Annotated[
     Path | None,
     typer.Option(help="Folder of Python files.", metavar="FOLDER", show_default="the interpreter's standard library"),
 ]
+DraftData = Annotated[
+    Path | None,
+    typer.Option(
+        help="Folder of Python files, or of packed rows.",
+        metavar="FOLDER",
+        show_default="the interpreter's standard library",
+    ),
+]
 Target = Annotated[
     Path,
     typer.Option(
-        help="The target model: 'bundled', or a local folder.",
+        help="The target model: 'bundled', one that `forerun fetch` brings, a local folder or a GGUF file.",
         metavar="MODEL",
         parser=lambda name: BUNDLED_MODELS.get(str(name), Path(name)),
         show_default="bundled",
@@ -62,6 +71,7 @@ TEXT = ("tokens_per_step", "copy_share", "rename_share")
 SAMPLING = ("sample_tokens", "sample_batch", "own_prompt_share")
 SIZES = ("hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim", "intermediate_size")
 PANEL = "Architecture"
+START = "A pruned copy of the target as the start"
 
 
 @app.command()
@@ -99,13 +109,20 @@ def draft(
     text: Annotated[LmTraining, Flags(*TEXT, "seed", base=DRAFT_TEXT, text_tokens="tokens")],
     options: Annotated[
         DraftTraining,
-        Flags("tokens", "tokens_per_step", *SAMPLING, "text_law_tokens", "new_tokens", "checkpoint_seconds", *MACHINE),
+        Flags(
+            *("tokens", "tokens_per_step", *SAMPLING, "text_law_tokens", "new_tokens"),
+            *("loss", "output_tokens", "checkpoint_seconds", *MACHINE),
+        ),
     ],
     start: Annotated[
         Path | None,
-        typer.Option(help="Folder of a draft to go on from, instead of a first stage on text.", metavar="FOLDER"),
+        typer.Option(
+            help="Folder of a model of the target's tokens to go on from, instead of a first stage on text.",
+            metavar="FOLDER",
+        ),
     ] = None,
-    data: Data = None,
+    pruning: Annotated[Pruning, Flags("layers", "width", "by", panel=START)],
+    data: DraftData = None,
     work: Work = None,
     resume: Resume = False,
     force: Force = False,
@@ -114,7 +131,7 @@ def draft(
     """Train a draft for a target: on text first, then on the target's own samples."""
     from forerun.train.commands import train_draft
 
-    options = replace(options, text=replace(text, architecture=sizes))
+    options = replace(options, text=replace(text, architecture=sizes), pruning=pruning)
     train_draft(out, work or _beside(out), target, data, options, resume=resume, force=force, start=start)
 
 

@@ -10,6 +10,9 @@ from forerun.errors import UnsupportedModelError
 UNLIMITED = 2**20
 """Positions of a model whose configuration sets no limit."""
 CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len")
+OUTPUT_TOKENS = "output_token_ids"
+"""Key of config.json, of forerun's: the tokens that the output layer was trained to propose. All others have no
+probability, and their rows are not computed. The folder holds the whole layer, and is an ordinary one to others."""
 _ATTENTION_LAYERS = {"full_attention", "sliding_attention"}
 
 

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from forerun.kernels.native import native_for
 from forerun.kernels.native.library import Library
@@ -28,18 +29,22 @@ def library_for(device: torch.device, dtype: torch.dtype, *, is_quantised: bool)
     return native_for(device)
 
 
-def make_decoder(hf: Any, dtype: torch.dtype, kind: str, maker: Maker | None) -> Decoder:
+def make_decoder(
+    hf: Any, dtype: torch.dtype, kind: str, maker: Maker | None, output_tokens: Tensor | None = None
+) -> Decoder:
     """The decoder of a loaded Transformers model, on its device.
 
     Args:
         dtype: of all that is not in codes.
         kind: "llama" or "general".
         maker: of quantised layers; None: weights are as they are.
+        output_tokens: int64, those whose rows of the output layer are computed, of the Llama family's decoders only;
+            None for all.
     """
     library = library_for(hf.device, dtype, is_quantised=maker is not None)
     if kind == "general":
         attention = None if library is None else NativeAttention(library, dtype, dtype)
         return GeneralDecoder(hf, maker, attention)
     if library is None:
-        return LlamaDecoder(hf, maker)
-    return NativeLlamaDecoder(hf, library, maker or FloatMaker(partial(NativeLinear, library)), dtype)
+        return LlamaDecoder(hf, maker, output_tokens)
+    return NativeLlamaDecoder(hf, library, maker or FloatMaker(partial(NativeLinear, library)), dtype, output_tokens)

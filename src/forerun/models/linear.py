@@ -46,12 +46,17 @@ class Part(NamedTuple):
     Attributes:
         name: of the parameter, such as "model.layers.0.self_attn.q_proj.weight".
         weight: [out, in], as Transformers holds it.
-        rows: [out] int64, the order in which its rows are wanted; None: as they lie.
+        rows: int64, the rows that are wanted, in this order; None: all as they lie.
     """
 
     name: str
     weight: Tensor
     rows: Tensor | None = None
+
+
+def of_rows(bias: Tensor | None, rows: Tensor | None) -> Tensor | None:
+    """A layer's bias when only these of its rows are wanted (`Part.rows`)."""
+    return bias if bias is None or rows is None else bias[rows]
 
 
 class Maker(Protocol):

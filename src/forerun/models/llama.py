@@ -19,7 +19,7 @@ from forerun.kernels.rms_norm import rms_norm
 from forerun.models.attention.base import Attention, LayerAttention, Layout
 from forerun.models.attention.reference import ReferenceAttention
 from forerun.models.layer_ranges import LayerRangeDecoder
-from forerun.models.linear import FloatMaker, Linear, Maker, Part
+from forerun.models.linear import FloatMaker, Linear, Maker, Part, of_rows
 from forerun.models.rotation import Rotation, pair_halves, rotate
 from forerun.models.taps import Taps
 
@@ -76,9 +76,10 @@ class LlamaDecoder(LayerRangeDecoder):
         model: the loaded causal language model, on its device. Its layers are emptied one by one as their weights are
             copied, so that memory does not hold all of them twice; the model is of no use afterwards.
         maker: of embedding and linear layers; None: of the numbers as they are.
+        output_tokens: int64, those whose logits are computed, in this order; None for all.
     """
 
-    def __init__(self, model: Any, maker: Maker | None = None) -> None:
+    def __init__(self, model: Any, maker: Maker | None = None, output_tokens: Tensor | None = None) -> None:
         maker = maker or FloatMaker()
         config = model.config
         base = model.model
@@ -96,7 +97,9 @@ class LlamaDecoder(LayerRangeDecoder):
         self.norm = base.norm.weight.detach().to(self.compute_dtype)
         is_tied = model.lm_head.weight is base.embed_tokens.weight
         head = embedding if is_tied else Part("lm_head.weight", model.lm_head.weight)
-        self.lm_head = maker.linear([head], model.lm_head.bias, is_head=True)
+        self.lm_head = maker.linear(
+            [head._replace(rows=output_tokens)], of_rows(model.lm_head.bias, output_tokens), is_head=True
+        )
         if not is_tied:
             model.lm_head.to_empty(device="meta")
         self.inverse_frequencies = base.rotary_emb.inv_freq.detach().float().cpu()

@@ -13,7 +13,7 @@ from forerun.device import resolve_device
 from forerun.errors import ConfigError, ForerunError, ModelLoadError, UnsupportedModelError
 from forerun.files.foreign_errors import reason
 from forerun.models.adapter import adapter_tokenizer
-from forerun.models.configuration import context_length, refuse_unservable
+from forerun.models.configuration import OUTPUT_TOKENS, context_length, refuse_unservable
 from forerun.models.decoders import library_for, make_decoder
 from forerun.models.exactness import probe, self_test
 from forerun.models.general import ATTENTION_NAME, register_attention
@@ -203,12 +203,17 @@ def served_kind(kind: Kind, source: ModelSource, config: Any) -> Kind:
 
     Raises:
         ConfigError: the Llama decoder is asked for a model that it does not serve.
-        UnsupportedModelError: no decoder serves it.
+        UnsupportedModelError: no decoder serves it, or not with its reduced output vocabulary.
     """
     refuse_unservable(config, source.name)
     refusal = llama_refusal(config)
     if kind == "llama" and refusal:
         raise ConfigError(f"the Llama decoder cannot serve {source.name}: {refusal}. Use kind='general'.")
+    if (kind == "general" or refusal) and source.output_tokens(config) is not None:
+        raise UnsupportedModelError(
+            f"{source.name} proposes a part of its vocabulary ({OUTPUT_TOKENS} in its configuration), which only the "
+            f"Llama decoder serves{': ' + refusal if refusal else ''}. Remove that key to compute all tokens."
+        )
     return ("general" if refusal else "llama") if kind == "auto" else kind
 
 
@@ -216,8 +221,10 @@ def _assemble(hf: Any, source: ModelSource, config: Any, kind: Kind, maker: Quan
     num_parameters = sum(p.numel() for p in hf.parameters())
     dtype, device = hf.dtype if maker is None else maker.dtype, hf.device
     library = library_for(device, dtype, is_quantised=maker is not None)
+    tokens = source.output_tokens(config)
+    output_tokens = None if tokens is None else torch.tensor(tokens, device=device)
     model = Model(
-        make_decoder(hf, dtype, kind, maker),
+        make_decoder(hf, dtype, kind, maker, output_tokens),
         name=source.name,
         vocab_size=config.vocab_size,
         context_length=context_length(config),
@@ -226,6 +233,7 @@ def _assemble(hf: Any, source: ModelSource, config: Any, kind: Kind, maker: Quan
         device=device,
         num_parameters=num_parameters,
         kind=kind,
+        output_tokens=output_tokens,
     )
     model.kernels = REFERENCE if library is None else f"{NATIVE} {library.instructions}"
     return model

@@ -93,7 +93,8 @@ def model_memory(
     keeping = Keeping(
         served, place, is_llama, library, quantisation, source.code_form(config), has_adapter=adapter is not None
     )
-    kept, loading = weight_nbytes(empty, keeping)
+    tokens = source.output_tokens(config)
+    kept, loading = weight_nbytes(empty, keeping, None if tokens is None else len(tokens))
     planner = _planner(config, served, place, library)
     hidden = config.hidden_size
     return ModelMemory(

@@ -53,6 +53,7 @@ class Model(LanguageModel):
         packed_weights: tensors as they are packed in a GGUF file, by the names of Transformers' parameters; nothing for
             a model that comes from another kind of file.
         num_layers: layers, each with keys and values that belong to it alone.
+        output_tokens: int64, the tokens that the decoder's logits are of; the others' are -inf. None: it is all.
         exactness: the self-test's verdict.
     """
 
@@ -69,6 +70,7 @@ class Model(LanguageModel):
         num_parameters: int,
         kind: str,
         packed_weights: Mapping[str, GgufTensor] | None = None,
+        output_tokens: Tensor | None = None,
     ) -> None:
         untested = Exactness(False, "the self-test has not run")
         super().__init__(
@@ -79,6 +81,7 @@ class Model(LanguageModel):
         self.num_layers = decoder.num_layers
         self.compute_dtype = torch.float64 if dtype == torch.float64 else torch.float32
         self._planner = decoder.planner
+        self.output_tokens = output_tokens
 
     @property
     def can_exit_early(self) -> bool:
@@ -116,6 +119,11 @@ class Model(LanguageModel):
     @torch.inference_mode()
     def output_rows(self, token_ids: Tensor) -> Tensor:
         """As `LanguageModel.output_rows`."""
+        if self.output_tokens is not None:
+            raise UnsupportedModelError(
+                f"{self.name} proposes {len(self.output_tokens):,} of its {self.vocab_size:,} tokens, and a head needs "
+                "the rows of all. Take the model that it was made from."
+            )
         return self.decoder.output_rows(token_ids.to(self.device))
 
     @torch.inference_mode()
@@ -143,7 +151,7 @@ class Model(LanguageModel):
             raise ValueError("rows with hidden states have been through the first layers already")
         hidden, layout = self._through_first(decoder, batch, num_layers)
         logits = decoder.head(hidden, layout, Taps((), layout))
-        return hidden[: layout.num_new], logits[: layout.num_logits].to(self.compute_dtype)
+        return hidden[: layout.num_new], self._of_all_tokens(logits[: layout.num_logits])
 
     def _through_first(
         self, decoder: LayerRangeDecoder, batch: Sequence[Rows], num_layers: int
@@ -172,7 +180,14 @@ class Model(LanguageModel):
         return self._result(*decoder.forward_from(torch.cat(parts), layout, first, layers), layout)
 
     def _result(self, logits: Tensor, taps: Tensor | None, layout: Layout) -> Forward:
-        return Forward(logits[: layout.num_logits].to(self.compute_dtype), taps)
+        return Forward(self._of_all_tokens(logits[: layout.num_logits]), taps)
+
+    def _of_all_tokens(self, logits: Tensor) -> Tensor:
+        """[R, tokens that the decoder computes] -> [R, V]."""
+        if self.output_tokens is None:
+            return logits.to(self.compute_dtype)
+        wide = logits.new_full((len(logits), self.vocab_size), -torch.inf, dtype=self.compute_dtype)
+        return wide.index_copy_(1, self.output_tokens, logits.to(self.compute_dtype))
 
     def _by_layers(self, purpose: str) -> LayerRangeDecoder:
         if not isinstance(self.decoder, LayerRangeDecoder):

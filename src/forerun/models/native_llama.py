@@ -22,7 +22,7 @@ from forerun.models.attention.base import LayerAttention, Layout, Planner
 from forerun.models.attention.native import rows_struct
 from forerun.models.attention.path_planner import PathPlanner
 from forerun.models.layer_ranges import LayerRangeDecoder
-from forerun.models.linear import Maker, Part
+from forerun.models.linear import Maker, Part, of_rows
 from forerun.models.llama import layer_windows
 from forerun.models.taps import Taps
 
@@ -35,9 +35,17 @@ class NativeLlamaDecoder(LayerRangeDecoder):
             packed; the model is of no use afterwards.
         maker: of linear layers that are `NativeLinear`.
         cache_dtype: of keys and values, bfloat16 or float32.
+        output_tokens: int64, those whose logits are computed, in this order; None for all.
     """
 
-    def __init__(self, model: Any, library: Library, maker: Maker, cache_dtype: torch.dtype = torch.bfloat16) -> None:
+    def __init__(
+        self,
+        model: Any,
+        library: Library,
+        maker: Maker,
+        cache_dtype: torch.dtype = torch.bfloat16,
+        output_tokens: Tensor | None = None,
+    ) -> None:
         config, base = model.config, model.model
         self.num_heads: int = config.num_attention_heads
         self.num_kv_heads: int = config.num_key_value_heads
@@ -48,8 +56,10 @@ class NativeLlamaDecoder(LayerRangeDecoder):
         embedding = Part("model.embed_tokens.weight", base.embed_tokens.weight)
         is_tied = model.lm_head.weight is base.embed_tokens.weight
         head = embedding if is_tied else Part("lm_head.weight", model.lm_head.weight)
-        self.lm_head = self._native(maker, head, model.lm_head.bias, is_head=True)
-        self.embedding = self.lm_head if is_tied else self._native(maker, embedding, is_head=True)
+        bias = of_rows(model.lm_head.bias, output_tokens)
+        self.lm_head = self._native(maker, head._replace(rows=output_tokens), bias, is_head=True)
+        is_shared = is_tied and output_tokens is None
+        self.embedding = self.lm_head if is_shared else self._native(maker, embedding, is_head=True)
         if not is_tied:
             model.lm_head.to_empty(device="meta")
         base.embed_tokens.to_empty(device="meta")
@@ -170,10 +180,13 @@ class NativeLlamaDecoder(LayerRangeDecoder):
     def _native(self, maker: Maker, part: Part, bias: Tensor | None = None, *, is_head: bool = False) -> NativeLinear:
         linear = maker.linear([part], bias, is_head=is_head)
         assert isinstance(linear, NativeLinear)
-        shape = linear.out_features, linear.in_features
-        if shape != tuple(part.weight.shape):  # the library writes as many outputs as a layer has
-            raise ValueError(f"{part.name} has the shape {shape} in codes, but must have {tuple(part.weight.shape)}")
-        self._kept[part.name] = linear
+        shape, wanted = (linear.out_features, linear.in_features), tuple(part.weight.shape)
+        name = part.name
+        if part.rows is not None:  # of the output layer, which may be the embedding too
+            name, wanted = f"{name} of output tokens", (len(part.rows), wanted[1])
+        if shape != wanted:  # the library writes as many outputs as a layer has
+            raise ValueError(f"{part.name} has the shape {shape} in codes, but must have {wanted}")
+        self._kept[name] = linear
         return linear
 
     def _pointer(self, name: str, weight: Tensor) -> int:

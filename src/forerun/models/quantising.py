@@ -143,7 +143,7 @@ class QuantisedMaker:
             ModelLoadError: it holds NaN or infinity.
         """
         if self._kept is not None and self._kept[0] == part.name:
-            return self._kept[1]
+            return self._kept[1] if part.rows is None else self._kept[1].rows(part.rows)
         weight = None if self._stored is None else self._stored(part.name)
         if weight is None or not keeps_codes(weight.bits, self._bits, is_outer=is_outer):
             numbers = self._numbers(part) if weight is None else weight.dequantise(torch.float32)

@@ -96,10 +96,12 @@ class Keeping:
         return form_kept(stored, self.quantise, is_outer=is_outer)
 
 
-def weight_nbytes(model: Any, keeping: Keeping) -> tuple[int, int]:
+def weight_nbytes(model: Any, keeping: Keeping, num_outputs: int | None = None) -> tuple[int, int]:
     """Bytes that a model's weights take when it is loaded, and at most while it is.
 
-    model: of Transformers, as `empty_model` makes it.
+    Args:
+        model: of Transformers, as `empty_model` makes it.
+        num_outputs: tokens that the output layer is kept for, in rows beside the embedding's; None for all.
     """
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     is_streamed = keeping.is_llama and keeping.quantise is not None and not keeping.has_adapter
@@ -110,9 +112,12 @@ def weight_nbytes(model: Any, keeping: Keeping) -> tuple[int, int]:
         if is_embedding:
             kept += keeping.embedding(name, parameter.shape)
             if head is not None and head.weight is parameter:
-                kept += keeping.tied_head(name, parameter.shape)
+                kept += _tied_head(keeping, name, parameter.shape, num_outputs)
         elif is_matrix:
-            kept += keeping.linear(name, _outputs_first(module, parameter), is_outer=module is head)
+            shape = _outputs_first(module, parameter)
+            if module is head and num_outputs is not None:
+                shape = torch.Size((num_outputs, shape[1]))
+            kept += keeping.linear(name, shape, is_outer=module is head)
         else:
             kept += keeping.other(parameter)
         is_coded = is_matrix or (is_embedding and keeping.is_llama)
@@ -120,6 +125,12 @@ def weight_nbytes(model: Any, keeping: Keeping) -> tuple[int, int]:
         largest = max(largest, size)
         read += 0 if is_streamed and is_coded else size
     return kept, max(kept, read if not is_streamed else kept + read) + largest
+
+
+def _tied_head(keeping: Keeping, name: str, shape: torch.Size, num_outputs: int | None) -> int:
+    if num_outputs is None:
+        return keeping.tied_head(name, shape)
+    return keeping.linear(name, torch.Size((num_outputs, shape[1])), is_outer=True)
 
 
 def _parameters(model: Any) -> Iterator[tuple[str, nn.Module, Tensor]]:

@@ -12,6 +12,8 @@ from forerun.device import resolve_device
 
 MICRO_TOKENS = {"cpu": 4_096, "cuda": 131_072, "mps": 4_096}
 """Largest number of tokens in one forward; a larger batch is accumulated."""
+_LOGITS = {"cpu": 1 << 25, "cuda": 1 << 30, "mps": 1 << 25}
+"""Largest number of logits that one forward of a target holds."""
 LOSSES_READ_EVERY = {"cpu": 1, "cuda": 16, "mps": 1}
 """Steps whose losses are read together: reading one waits until the accelerator is done."""
 COMPILED_FROM_LAYERS = 4
@@ -61,6 +63,12 @@ def device_name(where: torch.device) -> str:
 def device_of(model: nn.Module) -> torch.device:
     """Where a model's parameters lie."""
     return next(model.parameters()).device
+
+
+def micro_tokens(model: PreTrainedModel) -> int:
+    """Largest number of tokens in one forward that keeps all logits."""
+    where = device_of(model).type
+    return max(1, min(MICRO_TOKENS[where], _LOGITS[where] // len(model.get_input_embeddings().weight)))
 
 
 def to_device(tensor: Tensor, where: torch.device) -> Tensor:

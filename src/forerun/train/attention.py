@@ -18,10 +18,20 @@ LONGEST_WINDOW = 512
 """Above this many tokens PyTorch's fused kernel is the faster one."""
 
 
-def causal_attention(query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+def document_mask(documents: Tensor) -> Tensor:
+    """What each position may see where a row holds several documents: itself, and those before it in its document.
+
+    documents: [B, T]; returns bool [B, 1, T, T], as Transformers takes it for attention_mask.
+    """
+    same = documents[:, None, :, None] == documents[:, None, None, :]
+    return same.tril()
+
+
+def causal_attention(query: Tensor, key: Tensor, value: Tensor, scaling: float, seen: Tensor | None = None) -> Tensor:
     """Causal grouped-query attention over one whole window.
 
-    query [B, H, T, D], key and value [B, G, T, D] with H a multiple of G; returns [B, H, T, D].
+    query [B, H, T, D], key and value [B, G, T, D] with H a multiple of G; seen bool [B, 1, T, T], in place of all
+    before (`document_mask`); returns [B, H, T, D].
     """
     batch, heads, length, width = query.shape
     groups = key.shape[1]
@@ -29,8 +39,12 @@ def causal_attention(query: Tensor, key: Tensor, value: Tensor, scaling: float) 
     rows = query.reshape(batch * groups, per_group * length, width)
     keys = key.reshape(batch * groups, length, width)
     values = value.reshape(batch * groups, length, width)
-    hidden = torch.full((length, length), float("-inf"), dtype=query.dtype, device=query.device).triu(1)
-    mask = hidden.repeat(per_group, 1).unsqueeze(0)
+    if seen is None:
+        hidden = torch.full((length, length), float("-inf"), dtype=query.dtype, device=query.device).triu(1)
+        mask = hidden.repeat(per_group, 1).unsqueeze(0)
+    else:
+        hidden = torch.zeros(seen.shape, dtype=query.dtype, device=query.device).masked_fill(~seen, float("-inf"))
+        mask = hidden[:, 0].repeat(1, per_group, 1).repeat_interleave(groups, 0)
     scores = torch.baddbmm(mask, rows, keys.transpose(1, 2), alpha=scaling)
     weights = torch.softmax(scores, dim=-1, dtype=query.dtype)
     return torch.bmm(weights, values).view(batch, heads, length, width)
@@ -54,9 +68,13 @@ def _forward(
     dropout: float = 0.0,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """The signature Transformers calls: a whole window or its newest token, never padded, so no mask is taken."""
-    attend = newest_attention if query.shape[2] == 1 else causal_attention
-    return attend(query, key, value, scaling).transpose(1, 2).contiguous(), None
+    """The signature Transformers calls: a whole window, in which documents may lie one after another, or the newest
+    token of one that holds nothing else."""
+    if query.shape[2] == 1:
+        attended = newest_attention(query, key, value, scaling)
+    else:
+        attended = causal_attention(query, key, value, scaling, attention_mask)
+    return attended.transpose(1, 2).contiguous(), None
 
 
 def use_for(model: nn.Module, window: int) -> None:

@@ -79,6 +79,7 @@ def write_card(folder: Path, record: dict[str, Any]) -> None:
 def render(record: dict[str, Any]) -> str:
     """The card as Markdown."""
     data, held_out = record["data"], record["held_out"]
+    unit = data.get("unit", "files")
     lines = [
         "---",
         "license: apache-2.0",
@@ -90,8 +91,8 @@ def render(record: dict[str, Any]) -> str:
         "A small causal language model of Python source in the Llama architecture. It exists to show and to test",
         "speculative decoding; it is no programming assistant.",
         "",
-        f"- Data: {data['description']}; {data['training_files']} files; licence: {data['licence']}.",
-        f"- Held out: {data['held_out_files']} files, {data['split']}. Not used for the tokenizer either.",
+        f"- Data: {data['description']}; {data['training_files']} {unit}; licence: {data['licence']}.",
+        f"- Held out: {data['held_out_files']} {unit}, {data['split']}. Not used for the tokenizer either.",
         f"- Command: `{record['command']}`",
         *_former(record["started_from"]),
         f"- Seed: {record['seed']}",

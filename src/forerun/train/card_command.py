@@ -28,13 +28,19 @@ def lm_command(data: Path | None, options: LmTraining, tokenizer: Path | None) -
 
 def draft_command(data: Path | None, options: DraftTraining, start: Path | None) -> str:
     """`forerun train draft` with what was chosen."""
+    pruning = options.pruning
+    is_trained = start is not None or pruning.layers is not None
     first = "--start DRAFT" if start is not None else f"--text-tokens {options.text.tokens}"
-    sizes = "" if start is not None else _flags(None, options.text.architecture, DRAFT_ARCHITECTURE)
-    text = "" if start is not None else _lm_flags(options.text, DraftTraining().text, ("copy_share", "rename_share"))
+    if pruning.layers is not None:
+        width = "" if pruning.width is None else f" --prune-width {pruning.width} --prune-by {pruning.by}"
+        first = f"--prune-layers {pruning.layers}{width}"
+    sizes = "" if is_trained else _flags(None, options.text.architecture, DRAFT_ARCHITECTURE)
+    text = "" if is_trained else _lm_flags(options.text, DraftTraining().text, ("copy_share", "rename_share"))
     return (
         f"forerun train draft OUT --target TARGET {first} --sample-tokens {options.sample_tokens} "
         f"--text-law-tokens {options.text_law_tokens} --tokens {options.tokens} --seed {options.seed}"
         + _changed(options, DraftTraining(), ("tokens_per_step", "sample_batch", "new_tokens", "own_prompt_share"))
+        + _changed(options, DraftTraining(), ("loss", "output_tokens"))
         + text
         + _flags(data, Architecture(), Architecture())
         + sizes

@@ -8,9 +8,7 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from forerun import workloads
 from forerun.errors import ConfigError
 from forerun.train import card, card_command, distil, folder, lm
 from forerun.train.accelerator import device_name, training_device
@@ -25,10 +23,21 @@ from forerun.train.corpus import (
     standard_library_root,
 )
 from forerun.train.defaults import DraftTraining, LmTraining, OtherVocabTraining
-from forerun.train.evaluate import Acceptance, TextScore, acceptance, continued, score_of_continuations, text_score
+from forerun.train.evaluate import Acceptance, TextScore, text_score
 from forerun.train.heldout import HELD_OUT_CORPUS, holds_out_the_same, read_held_out
+from forerun.train.measures import (
+    held_out_files,
+    held_out_texts,
+    on_target,
+    packed_acceptance,
+    packed_texts,
+    pair_acceptance,
+)
 from forerun.train.other_vocab import sample_documents
+from forerun.train.packed import PackedRows
+from forerun.train.packed_samples import is_packed, packed_record
 from forerun.train.run_folder import run_in
+from forerun.train.starts import check_size, step_parameters
 from forerun.train.token_ids import vocabulary_size
 
 
@@ -139,31 +148,45 @@ def train_draft(
 ) -> None:
     """Train a draft of `target_folder`, save to `out`, measure the pair, write the card.
 
-    `start` is the folder of a draft to go on from, instead of training one on text.
+    Args:
+        data: a folder of Python files or of packed rows.
+        start: the folder of a model to go on from, instead of training one on text.
+
+    Raises:
+        ConfigError: two starts are given.
     """
+    if start is not None and options.pruning.layers is not None:
+        raise ConfigError("--start and --prune-layers are two starts of one draft. Leave one of the two out.")
     where = training_device(options.device)
     console = Console()
     with run_in(work, out, console, resume=resume, force=force):
-        corpus = read_corpus(data)
+        rows = PackedRows(data) if data is not None and is_packed(data) else None
+        corpus = read_corpus(data) if rows is None else Corpus("packed rows", "that of the data", [], [])
         target, tokenizer = folder.load(target_folder)
         target.to(where)
         options = distil.fitted(options, target)
-        former = folder.load(start, torch.float32)[0] if start is not None else None
-        draft, stages = distil.train(target, tokenizer, corpus.training, work, options, console, former)
+        former = folder.load(start, torch.float32) if start is not None else None
+        learnt = corpus.training if rows is None else rows
+        draft, stages = distil.train(target, tokenizer, learnt, work, options, console, former)
         folder.save(draft, tokenizer, out)
         stored, _ = folder.load(out)
         stored.to(where)
-        rates = pair_acceptance(target, stored, tokenizer)
+        if rows is None:
+            rates = pair_acceptance(target, stored, tokenizer)
+            texts = held_out_texts(data, corpus.held_out)
+        else:
+            rates = packed_acceptance(target, stored, rows.held_out())
+            texts = packed_texts(rows.held_out(), tokenizer)
         record = card.build_record(
             kind="draft",
             command=card_command.draft_command(data, options, start),
             seed=options.seed,
             model=stored,
-            data=corpus.record(", and samples of the target"),
+            data=corpus.record(", and samples of the target") if rows is None else packed_record(rows),
             options=asdict(options),
             stages=stages,
             started_from=folder.read_record(start) if start is not None else None,
-            held_out=text_score(stored, tokenizer, held_out_texts(data, corpus.held_out)),
+            held_out=text_score(stored, tokenizer, texts),
             acceptance=rates,
             device=device_name(where),
         )
@@ -201,7 +224,7 @@ def train_other_vocab(
             distil.sample(target, tokenizer, corpus.training, drawn, options.sampling, console)
         read_by = lm.prepare_tokenizer(work, corpus.training, options.text.architecture.vocab_size, console)
         sizes = lm.build_model(options.text.architecture, 0, 0)
-        distil.check_size(sizes.num_parameters(), target.num_parameters())
+        check_size(step_parameters(sizes), step_parameters(target))
         written = sample_documents(drawn, tokenizer, options.read_tokens)
         draft, read_by, state = lm.train([*corpus.training, *written], work, options.text, console)
         folder.save(draft, read_by, out)
@@ -222,49 +245,6 @@ def train_other_vocab(
         )
         card.write_card(out, record)
         console.print(f"{out}: held-out bits per byte {record['held_out']['bits_per_byte']:.4f}")
-
-
-def on_target(
-    target: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    draft: PreTrainedModel,
-    draft_tokenizer: PreTrainedTokenizerBase,
-) -> dict[str, float]:
-    """Bits per byte of the target's continuations of the bundled prompts, for draft and target."""
-    prompts = [tokenizer(case.prompt, verbose=False)["input_ids"] for case in workloads.load("code")]
-    bits = {}
-    for temperature in (0.0, 1.0):
-        before, after = continued(target, tokenizer, prompts, temperature)
-        for name, model, reader in (("draft", draft, draft_tokenizer), ("target", target, tokenizer)):
-            bits[f"{name}_at_temperature_{temperature:g}"] = score_of_continuations(model, reader, before, after)
-    return bits
-
-
-def held_out_files(data: Path | None, held_out: list[SourceFile]) -> list[SourceFile]:
-    """What to measure on: the files that ship, so that figures compare, or those of the user's folder."""
-    return read_held_out() if data is None or holds_out_the_same(held_out) else held_out
-
-
-def held_out_texts(data: Path | None, held_out: list[SourceFile]) -> list[str]:
-    """Their texts."""
-    return [file.text for file in held_out_files(data, held_out)]
-
-
-def pair_acceptance(
-    target: PreTrainedModel,
-    draft: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    num_draft_tokens: int = 4,
-    new_tokens: int = 128,
-) -> list[Acceptance]:
-    """Acceptance on the bundled prompts at temperatures 0 and 1."""
-    prompts = [tokenizer(case.prompt, verbose=False)["input_ids"] for case in workloads.load("code")]
-    return [
-        acceptance(
-            target, draft, prompts, temperature=temperature, num_draft_tokens=num_draft_tokens, new_tokens=new_tokens
-        )
-        for temperature in (0.0, 1.0)
-    ]
 
 
 def evaluate_pair(

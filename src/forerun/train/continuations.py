@@ -15,7 +15,7 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 from forerun.train import attention
-from forerun.train.accelerator import MICRO_TOKENS
+from forerun.train.accelerator import micro_tokens
 from forerun.train.token_ids import model_vocabulary, stored_ids
 
 
@@ -78,12 +78,18 @@ def next_tokens(logits: Tensor, temperature: float, generator: torch.Generator) 
 
 
 @torch.inference_mode()
-def top_probs_of(model: PreTrainedModel, tokens: Tensor, top: int) -> TopProbs:
-    """The target's distributions at every position but the last of given text [B, T + 1]: [B, T, top]."""
+def top_probs_of(model: PreTrainedModel, tokens: Tensor, top: int, documents: Tensor | None = None) -> TopProbs:
+    """The target's distributions at every position but the last of given text [B, T + 1]: [B, T, top].
+
+    documents: [B, T + 1], where a row holds several (`samples.Shard`).
+    """
     attention.use_for(model, tokens.shape[1] - 1)
     ids, probabilities = [], []
-    for rows in torch.split(tokens, max(1, MICRO_TOKENS[tokens.device.type] // tokens.shape[1])):
-        top_ids, top_probabilities = top_probs(model(input_ids=rows[:, :-1], use_cache=False).logits, top)
+    for part in torch.split(torch.arange(len(tokens)), max(1, micro_tokens(model) // tokens.shape[1])):
+        inputs = {"input_ids": tokens[part, :-1]}
+        if documents is not None:
+            inputs["attention_mask"] = attention.document_mask(documents[part, :-1])
+        top_ids, top_probabilities = top_probs(model(**inputs, use_cache=False).logits, top)
         ids.append(stored_ids(top_ids, model_vocabulary(model)))
         probabilities.append(top_probabilities.half().cpu())
     return TopProbs(np.concatenate(ids), torch.cat(probabilities).numpy())

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal, get_args
 
 from forerun.device import DEVICES
+from forerun.errors import ConfigError
 from forerun.fields import Checked, option
 
 _SEED = "Seed of weights, order and samples."
@@ -84,6 +86,44 @@ DRAFT_TEXT = LmTraining(architecture=DRAFT_ARCHITECTURE, tokens=2_000_000)
 OTHER_VOCAB_TEXT = LmTraining(architecture=OTHER_VOCAB_ARCHITECTURE, tokens=10_000_000)
 DISTILLATION = Optimisation(muon_lr=0.01, adam_lr=2e-3, warmup=0.02, decay=0.9, weight_decay=0.0)
 
+LossName = Literal["kl-then-tv", "forward-kl", "reverse-kl", "total-variation", "hybrid", "log-overlap"]
+LOSSES: tuple[str, ...] = get_args(LossName)
+"""What a draft may be distilled by (`losses.py`); `kl-then-tv` is forward KL first and total variation later."""
+CHANNEL_SCORES = ("activation", "weight")
+"""What decides which channels of the feed-forward part a pruned copy keeps (`prune.py`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pruning(Checked):
+    """The pruned copy of its target that a draft starts from; without layers it starts from something else."""
+
+    layers: str | None = option(
+        None,
+        "Start from a copy of the target with these of its layers, such as 0,1,28,29, instead of a stage on text.",
+        flags=("--prune-layers",),
+        metavar="INT,INT,...",
+    )
+    width: int | None = option(
+        None,
+        "Feed-forward channels that such a copy keeps in each layer.",
+        low=1,
+        flags=("--prune-width",),
+        default_text="all",
+    )
+    by: str = option(
+        "activation",
+        "What ranks these channels: activation (what they add to the residual, on training text) or weight.",
+        flags=("--prune-by",),
+        metavar="activation|weight",
+    )
+
+    def __post_init__(self) -> None:
+        Checked.__post_init__(self)
+        if self.by not in CHANNEL_SCORES:
+            raise ConfigError(f"--prune-by is {self.by!r}, but must be one of {', '.join(CHANNEL_SCORES)}.")
+        if self.layers is None and self.width is not None:
+            raise ConfigError("--prune-width has no effect without --prune-layers. Say which layers to keep.")
+
 
 @dataclass(frozen=True, slots=True)
 class DraftTraining(Checked):
@@ -112,12 +152,29 @@ class DraftTraining(Checked):
     """Tokens of each of the target's distributions that are kept."""
     tokens: int = option(10_000_000, "Tokens of distillation, counted with repetitions.", low=1)
     tokens_per_step: int = option(8_192, _TOKENS_PER_STEP, low=1)
+    loss: str = option(
+        "kl-then-tv",
+        f"What it is distilled by: {', '.join(LOSSES)}.",
+        metavar="LOSS",
+    )
     variation_from: float = 0.5
-    """Share of the distillation after which total variation takes over from forward KL."""
+    """Share of the distillation after which total variation takes over from forward KL, of `kl-then-tv`."""
+    pruning: Pruning = field(default_factory=Pruning)
+    output_tokens: int | None = option(
+        None,
+        "Tokens that the draft can propose: those that the target gives most probability in the samples.",
+        low=1,
+        default_text="all of the vocabulary",
+    )
     seed: int = option(0, _SEED, low=0)
     checkpoint_seconds: float = option(60.0, _CHECKPOINT_SECONDS, low=0)
     threads: int = option(0, _THREADS, low=0)
     device: str | None = option(None, _DEVICE, default_text=_DEVICE_DEFAULT)
+
+    def __post_init__(self) -> None:
+        Checked.__post_init__(self)
+        if self.loss not in LOSSES:
+            raise ConfigError(f"--loss is {self.loss!r}, but must be one of {', '.join(LOSSES)}.")
 
 
 OTHER_VOCAB_SAMPLING = DraftTraining(text_law_tokens=0)

@@ -1,64 +1,49 @@
-"""`forerun train draft`: a small model that agrees with a target, on text first, then on its samples."""
+"""`forerun train draft`: a small model that agrees with a target, on text first, then on the target's samples."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import cast
 
-import torch
 from rich.console import Console
 from rich.progress import Progress
 from torch import Tensor, nn
-from transformers import LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from forerun.errors import ConfigError
+from forerun.files.write import digest
 from forerun.train import lm
-from forerun.train.accelerator import device_of, to_device, training_device
+from forerun.train.accelerator import training_device
 from forerun.train.checkpoint import LoopState, load_checkpoint
 from forerun.train.corpus import SourceFile
-from forerun.train.defaults import DraftTraining
+from forerun.train.defaults import DraftTraining, LossName
+from forerun.train.distil_loss import DistillationLoss
 from forerun.train.loop import Loop
-from forerun.train.losses import distillation_loss
 from forerun.train.optim import Optimisers
-from forerun.train.resumed_options import pin
+from forerun.train.output_vocabulary import frequent_tokens, output_tokens_of, restrict
+from forerun.train.packed import PackedRows
+from forerun.train.packed_samples import check_packed, packed_shards, sample_packed
+from forerun.train.prune import pruned_copy
+from forerun.train.resumed_options import pin, pin_target
 from forerun.train.samples import ShardBatches, sample_all, total_shards
-from forerun.train.stream import EpochTexts, tokenize
+from forerun.train.starts import (
+    MAX_SHARE,
+    MAX_TRAINED_SHARE,
+    check_size,
+    check_start,
+    inherit_embeddings,
+    step_parameters,
+)
+from forerun.train.stream import EpochTexts, Windows, tokenize
 from forerun.train.token_ids import model_vocabulary
 from forerun.train.workers import Batch, Workers
 
-MAX_SHARE = 0.1
-"""A draft with more than a tenth of its target's parameters costs more than it saves."""
-
-
-def check_size(draft_parameters: int, target_parameters: int) -> None:
-    """Refuse a draft of more than a tenth of its target.
-
-    Raises:
-        ConfigError: with both sizes.
-    """
-    if draft_parameters > MAX_SHARE * target_parameters:
-        raise ConfigError(
-            f"a draft of {draft_parameters:,} parameters is more than a tenth of its target's {target_parameters:,}. "
-            "Take fewer layers or a smaller hidden size."
-        )
-
-
-@torch.no_grad()
-def inherit_embeddings(draft: LlamaForCausalLM, target: PreTrainedModel) -> None:
-    """Start the draft's (tied) embeddings as the target's, on their principal axes.
-
-    Two thirds of so small a draft are embeddings, and they are what little data teaches slowest. They are scaled to the
-    standard deviation of random ones, so that the first loss is near ln V whatever the target's scale is.
-    Nothing happens if the draft is wider than the target.
-    """
-    source = target.get_input_embeddings().weight.float().cpu()
-    width = draft.config.hidden_size
-    if width > source.shape[1] or len(source) != draft.config.vocab_size:
-        return
-    _, vectors = torch.linalg.eigh(source.T @ source)
-    inherited = source @ vectors[:, -width:]
-    scale = draft.config.initializer_range / inherited.std().clamp(min=1e-12)
-    draft.model.embed_tokens.weight.copy_(inherited * scale)
+Data = list[SourceFile] | PackedRows
+"""What a draft learns from: text that the target reads and continues, or packed rows that it reads."""
+_CALIBRATION = (16, 256)
+"""Rows and tokens of the text on which a pruned copy's channels are ranked."""
 
 
 def fitted(options: DraftTraining, target: PreTrainedModel) -> DraftTraining:
@@ -75,75 +60,139 @@ def variation_share(progress: float, start: float, ramp: float = 0.1) -> float:
 def train(
     target: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    files: list[SourceFile],
+    data: Data,
     run_folder: Path,
     options: DraftTraining,
     console: Console,
-    start: LlamaForCausalLM | None = None,
-) -> tuple[LlamaForCausalLM, dict[str, LoopState]]:
-    """All three stages, each going on from what `run_folder` already holds.
+    start: tuple[PreTrainedModel, PreTrainedTokenizerBase] | None = None,
+) -> tuple[PreTrainedModel, dict[str, LoopState]]:
+    """All stages, each going on from what `run_folder` already holds.
 
-    With `start`, a draft trained before (float32), the text stage is left out. Returns the draft and
-    where each stage ended.
+    A draft with weights to start from leaves the text stage out: `start`, a compatible model in float32 with its
+    tokenizer, or the pruned copy that the options ask for. Returns the draft and where each stage ended.
+
+    Raises:
+        ConfigError: the draft is too large, the data or the start do not fit, or `run_folder` is of another target.
+        IncompatibleDrafterError: the start has other tokens.
     """
     if start is not None:
-        check_size(start.num_parameters(), target.num_parameters())
-        if model_vocabulary(start) != model_vocabulary(target):
-            raise ConfigError(
-                f"The draft to start from has {model_vocabulary(start):,} tokens and its target "
-                f"{model_vocabulary(target):,}. Start from a draft of this target, or leave --start out."
-            )
-        sample(target, tokenizer, files, run_folder / "samples", options, console)
-        return start, {"distillation": distil(start, run_folder, options, console)}
-    text_folder = run_folder / "text"
-    text_folder.mkdir(parents=True, exist_ok=True)
-    if not (text_folder / "tokenizer.json").exists():
-        tokenizer.save_pretrained(text_folder)
-    text_options = replace(
+        check_start(*start, target, tokenizer)
+    run_folder.mkdir(parents=True, exist_ok=True)
+    pin_target(run_folder, target)
+    if isinstance(data, PackedRows):
+        check_packed(data, target, tokenizer)
+    stages: dict[str, LoopState] = {}
+    share = MAX_TRAINED_SHARE
+    if options.pruning.layers is not None:
+        target.to(training_device(options.device))
+        draft = pruned_copy(target, options.pruning, _calibration(data, tokenizer, options))
+    elif start is not None:
+        draft = start[0]
+    else:
+        share = MAX_SHARE
+        draft = lm.build_model(options.text.architecture, 0, 0)
+    kept = output_tokens_of(draft)
+    outputs = options.output_tokens or (None if kept is None else len(kept))
+    check_size(step_parameters(draft, outputs), step_parameters(target), share)
+    if share == MAX_SHARE:
+        draft, stages["text"] = _text_stage(target, tokenizer, data, run_folder / "text", options, console)
+    sample(target, tokenizer, data, run_folder / "samples", options, console)
+    tokens = _proposed(draft, target, run_folder / "samples", data, options)
+    if tokens is not None:
+        restrict(draft, tokens)
+    stages["distillation"] = distil(draft, run_folder, count_shards(data, options), options, console)
+    return draft, stages
+
+
+def _text_stage(
+    target: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    data: Data,
+    folder: Path,
+    options: DraftTraining,
+    console: Console,
+) -> tuple[PreTrainedModel, LoopState]:
+    """A draft made from nothing, on text alone."""
+    if isinstance(data, PackedRows):
+        raise ConfigError(
+            "A draft that is made from nothing begins with a stage on text, and packed rows are none. Start from a "
+            "pruned copy of the target (--prune-layers) or a trained draft (--start), or give a folder of text."
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    if not (folder / "tokenizer.json").exists():
+        tokenizer.save_pretrained(folder)
+    text = replace(
         options.text, threads=options.threads, device=options.device, checkpoint_seconds=options.checkpoint_seconds
     )
-    sizes = lm.build_model(text_options.architecture, 0, 0)
-    check_size(sizes.num_parameters(), target.num_parameters())
-    draft, _, text_state = lm.train(
-        files, text_folder, text_options, console, lambda model: inherit_embeddings(model, target)
-    )
-    sample(target, tokenizer, files, run_folder / "samples", options, console)
-    return draft, {"text": text_state, "distillation": distil(draft, run_folder, options, console)}
+    draft, _, state = lm.train(data, folder, text, console, lambda model: inherit_embeddings(model, target))
+    return draft, state
+
+
+def _calibration(data: Data, tokenizer: PreTrainedTokenizerBase, options: DraftTraining) -> Tensor:
+    """int64 [rows, T]: text of the training data."""
+    rows, length = _CALIBRATION
+    if isinstance(data, PackedRows):
+        return data.batch(0, rows, options.seed).tokens[:, :length]
+    tokens = tokenize(EpochTexts.make(data, options.text.seed, 0.0, 0.0).of(0), tokenizer)
+    return Windows(tokens, min(length, options.text_window), options.seed).batch(0, rows)[:, :-1]
+
+
+def _proposed(
+    draft: PreTrainedModel, target: PreTrainedModel, samples: Path, data: Data, options: DraftTraining
+) -> Tensor | None:
+    """The tokens that the draft is to propose: those asked for, else those that its start proposes; None for all."""
+    if options.output_tokens is None:
+        return output_tokens_of(draft)
+    ends = target.generation_config.eos_token_id
+    always = [] if ends is None else [ends] if isinstance(ends, int) else ends
+    count, shards = options.output_tokens, count_shards(data, options)
+    return frequent_tokens(samples, shards, count, model_vocabulary(target), always)
+
+
+def count_shards(data: Data, options: DraftTraining) -> int:
+    """Shards of samples that the data give."""
+    return packed_shards(data, options) if isinstance(data, PackedRows) else total_shards(options)
 
 
 def sample(
     target: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    files: list[SourceFile],
+    data: Data,
     folder: Path,
     options: DraftTraining,
     console: Console,
 ) -> None:
-    """Let the target continue prompts from the training text until `folder` holds every shard."""
-    texts = EpochTexts.make(files, options.text.seed, options.text.copy_share, options.text.rename_share)
-    tokens = tokenize(texts.of(0), tokenizer)
+    """Let the target read packed rows, or read and continue training text, until `folder` holds every shard."""
     target.to(training_device(options.device))
     with Progress(console=console) as progress:
-        task = progress.add_task("sampling", total=total_shards(options))
-        sample_all(target, tokens, folder, options, lambda _: progress.advance(task))
+        task = progress.add_task("sampling", total=count_shards(data, options))
+        done: Callable[[int], None] = lambda _: progress.advance(task)  # noqa: E731
+        if isinstance(data, PackedRows):
+            sample_packed(target, data, folder, options, done)
+            return
+        texts = EpochTexts.make(data, options.text.seed, options.text.copy_share, options.text.rename_share)
+        sample_all(target, tokenize(texts.of(0), tokenizer), folder, options, done)
 
 
-def distil(draft: LlamaForCausalLM, run_folder: Path, options: DraftTraining, console: Console) -> LoopState:
-    """Train `draft` in place on the samples: forward KL, then total variation."""
+def distil(
+    draft: PreTrainedModel, run_folder: Path, num_shards: int, options: DraftTraining, console: Console
+) -> LoopState:
+    """Train `draft` in place on the samples, over the tokens that it proposes."""
     draft.to(training_device(options.device))
-    batches = ShardBatches(run_folder / "samples", total_shards(options), options.tokens_per_step, options.seed)
+    batches = ShardBatches(run_folder / "samples", num_shards, options.tokens_per_step, options.seed)
     optimisers = Optimisers(draft, options.distillation)
-    folder = run_folder / "distil"
-    pin(folder, {"distillation": asdict(options.distillation), "tokens_per_step": options.tokens_per_step})
+    folder, tokens = run_folder / "distil", output_tokens_of(draft)
+    chosen = None if tokens is None else digest(tokens.numpy().tobytes())
+    pinned = {"loss": options.loss, "pruning": asdict(options.pruning), "output_tokens": chosen}
+    pin(
+        folder,
+        {"distillation": asdict(options.distillation), "tokens_per_step": options.tokens_per_step, **pinned},
+    )
     state = load_checkpoint(folder, draft, optimisers)
+    losses = DistillationLoss.of(cast(LossName, options.loss), tokens, model_vocabulary(draft))
 
     def loss(model: nn.Module, rows: Batch, progress: float) -> Tensor:
-        where = device_of(model)
-        tokens, ids, probabilities = (to_device(tensor, where) for tensor in rows)
-        with torch.autocast(where.type, dtype=torch.bfloat16):
-            logits = model(input_ids=tokens[:, :-1].long(), use_cache=False).logits
-        share = variation_share(progress, options.variation_from)
-        return distillation_loss(logits, ids.long(), probabilities.float(), variation_share=share)
+        return losses.mean(model, rows, variation_share(progress, options.variation_from))
 
     loop = Loop(
         folder=folder,

@@ -18,6 +18,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from forerun.train import attention
 from forerun.train.continuations import continue_prompts, write_on
+from forerun.train.token_ids import model_vocabulary
+
+_LOGITS = 1 << 17
+"""Logits of prompts of one position that are computed at once, at most: of 32 prompts where there are 4,096 tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,11 +175,15 @@ def acceptance(
     seed: int = 0,
 ) -> Acceptance:
     """Acceptance on the target's own continuations of `prompts` (token ids), at temperature 0 or above."""
+    rows = _agreements(target, draft, prompts, temperature, new_tokens, seed)
+    return acceptance_of(rows, temperature, num_draft_tokens)
+
+
+def acceptance_of(agreement: Sequence[Tensor], temperature: float, num_draft_tokens: int) -> Acceptance:
+    """From the acceptance of each position of some texts, float32 [T] each."""
     steps = 0.0
     reached, accepted = [0.0] * num_draft_tokens, [0.0] * num_draft_tokens
-    agreement: list[Tensor] = []
-    for row in _agreements(target, draft, prompts, temperature, new_tokens, seed):
-        agreement.append(row)
+    for row in agreement:
         if temperature == 0:
             count, was_reached, was_accepted, _ = greedy_chains(row > 0.5, num_draft_tokens)
         else:
@@ -183,11 +191,11 @@ def acceptance(
         steps += count
         reached = [a + b for a, b in zip(reached, was_reached, strict=True)]
         accepted = [a + b for a, b in zip(accepted, was_accepted, strict=True)]
-    everything = torch.cat(agreement)
+    everything = torch.cat([*agreement, torch.zeros(0)])
     return Acceptance(
         temperature=temperature,
         num_draft_tokens=num_draft_tokens,
-        per_token=float(everything.mean()),
+        per_token=float(everything.sum()) / max(1, len(everything)),
         rate=sum(accepted) / max(steps * num_draft_tokens, 1),
         per_position=[a / max(r, 1e-9) for a, r in zip(accepted, reached, strict=True)],
         mean_acceptance_length=1 + sum(accepted) / max(steps, 1),
@@ -205,7 +213,8 @@ def _agreements(
 ) -> list[Tensor]:
     """Per prompt, the acceptance of each position of the continuation up to its end of text: float32 [T]."""
     rows: list[Tensor] = []
-    for batch in _batches_of_one_length(prompts):
+    size = max(1, min(32, _LOGITS // model_vocabulary(target)))
+    for batch in _batches_of_one_length(prompts, size):
         tokens, _ = continue_prompts(target, batch.to(target.device), new_tokens, temperature, seed, top=1)
         first = batch.shape[1] - 1
         wanted = target(input_ids=tokens[:, :-1], use_cache=False).logits[:, first:].float()

@@ -35,13 +35,15 @@ def save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Pat
             raise ConfigError(f"{folder} cannot be written: {error}. {REMEDY}") from error
 
 
-def load(folder: Path, dtype: torch.dtype = torch.bfloat16) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """A causal language model and its tokenizer from a local folder, in evaluation mode.
+def load(name: Path, dtype: torch.dtype = torch.bfloat16) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """A causal language model and its tokenizer, in evaluation mode.
+
+    name: a local folder, a GGUF file, or what `forerun fetch` brings. Weights in codes become numbers.
 
     Raises:
-        ModelLoadError: the folder is missing, or Transformers cannot read a model from it.
+        ModelLoadError: it is missing, or Transformers cannot read a model from it.
     """
-    return load_transformers_model(folder, str(dtype).removeprefix("torch.")), load_tokenizer(folder)
+    return load_transformers_model(name, str(dtype).removeprefix("torch.")), read_tokenizer(name)
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:

@@ -19,25 +19,29 @@ biases each loss in a way of its own:
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+import math
 
 import torch
 from torch import Tensor
 
-LossName = Literal["kl-then-tv", "forward-kl", "reverse-kl", "total-variation", "hybrid", "log-overlap"]
-LOSSES: tuple[str, ...] = get_args(LossName)
-"""What a draft may be trained by; `kl-then-tv` is forward KL first and total variation later, by `variation_share`."""
+from forerun.train.defaults import LossName
+
 HYBRID_RATE = 3.0
 """The hybrid's share of forward KL is exp(-HYBRID_RATE * acceptance rate)."""
 _LEAST = 2.0**-24
 """Smallest positive number in float16, as which the target's probabilities are kept: a stored 0 may be anything below.
 Also the least sum outside the tokens given, which rounding can make 0 or negative."""
+_NONE = math.log(torch.finfo(torch.float32).tiny)
 
 
 def at_tokens(draft_logits: Tensor, token_ids: Tensor) -> Tensor:
-    """The draft's log-probabilities of the tokens given. draft_logits [..., V]; token_ids int64 [..., k]."""
+    """The draft's log-probabilities of the tokens given. draft_logits [..., V]; token_ids int64 [..., k].
+
+    A token of which the draft has no logit is -1, and gets the smallest probability there is.
+    """
     logits = draft_logits.float()
-    return logits.gather(-1, token_ids) - logits.logsumexp(-1, keepdim=True)
+    logprobs = logits.gather(-1, token_ids.clamp(min=0)) - logits.logsumexp(-1, keepdim=True)
+    return logprobs.masked_fill(token_ids < 0, _NONE)
 
 
 def forward_kl(draft_logprobs: Tensor, target_probs: Tensor) -> Tensor:
@@ -123,6 +127,7 @@ def distillation_loss(
 ) -> Tensor:
     """Mean over positions of the loss of this name.
 
-    draft_logits [..., V]; target_ids and target_probs [..., k].
+    draft_logits [..., V]; target_ids and target_probs [..., k]; an id is -1 where the draft does not have the token.
     """
-    return divergence(name, at_tokens(draft_logits, target_ids), target_probs, variation_share=variation_share).mean()
+    logprobs, probs = at_tokens(draft_logits, target_ids), target_probs.masked_fill(target_ids < 0, 0)
+    return divergence(name, logprobs, probs, variation_share=variation_share).mean()

@@ -6,11 +6,54 @@ import json
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+from transformers import PreTrainedModel
+
 from forerun.errors import ConfigError
 from forerun.files.json_file import Fields
 from forerun.files.write import write_json
+from forerun.heads.fingerprint import same_target, target_fingerprint
 
 FILE_NAME = "options.json"
+TARGET = "target"
+"""In the options of a run, the fingerprint of its target."""
+
+
+class _Weights:
+    """A Transformers model as fingerprints look at it."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._model = model
+        self.name, self.num_parameters = str(model.name_or_path), model.num_parameters()
+        self.vocab_size = len(model.get_input_embeddings().weight)
+
+    def embedding_rows(self, token_ids: Tensor) -> Tensor:
+        return self._rows(self._model.get_input_embeddings(), token_ids)
+
+    def output_rows(self, token_ids: Tensor) -> Tensor:
+        return self._rows(self._model.get_output_embeddings(), token_ids)
+
+    def _rows(self, module: Any, token_ids: Tensor) -> Tensor:
+        weight: Tensor = module.weight.detach()
+        return weight[token_ids.to(weight.device)].float()
+
+
+def pin_target(folder: Path, target: PreTrainedModel) -> None:
+    """Write the target's fingerprint into `folder`, or compare it with that of a former run.
+
+    Raises:
+        ConfigError: the file is damaged, or the run there is one of another target.
+    """
+    path, found = folder / FILE_NAME, target_fingerprint(_Weights(target))
+    if not path.exists():
+        write_json(path, {TARGET: found}, error=ConfigError)
+        return
+    former = Fields.read(path, ConfigError, remedy="Give another --work, or --force to begin anew.").string(TARGET, "")
+    if not same_target(former, found):
+        raise ConfigError(
+            f"{folder} belongs to a run of another target, whose weights are not these. Give that target, another "
+            "--work, or --force to begin anew."
+        )
 
 
 def pin(folder: Path, options: dict[str, Any]) -> None:

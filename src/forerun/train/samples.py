@@ -28,34 +28,55 @@ from forerun.train.workers import Batch
 SHARDS = "shard-*.tokens.npy"
 """The files of a folder of samples that hold tokens, one a shard."""
 _REMEDY = "Remove this shard's three files, and --resume of the run that wrote them draws it again."
+_LOGITS_OF_PROMPTS = 1 << 28
+"""Largest number of logits of prompts that a CPU computes at once while it continues them."""
+_PACKED = ("documents", "wanted")
 OWN_PROMPT_STARTS_WITH = 32
 """Tokens of training text before what the target writes into its own prompts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """tokens [B, T + 1], uint16 or uint32; of tokens 1 to T, ids likewise and probabilities float16 [B, T, k]."""
+    """Texts of one length with the target's distributions.
+
+    Attributes:
+        tokens: [B, T + 1], uint16 or uint32.
+        probs: of tokens 1 to T, [B, T, k].
+        packed: documents int32 and wanted bool, [B, T + 1] each, as `PackedBatch` has them: attention does not cross
+            from one document into the next, and the prediction of the wanted tokens is what is learnt. None: each row
+            is one document, all of which is learnt.
+    """
 
     tokens: np.ndarray
     probs: TopProbs
+    packed: tuple[np.ndarray, np.ndarray] | None = None
 
 
-def _paths(folder: Path, number: int) -> dict[str, Path]:
-    return {part: folder / f"shard-{number:04d}.{part}.npy" for part in ("ids", "probabilities", "tokens")}
+def shard_path(folder: Path, number: int, part: str = "tokens") -> Path:
+    """The file of one part of a shard. One whose tokens are there is complete."""
+    return folder / f"shard-{number:04d}.{part}.npy"
 
 
 def write_shard(folder: Path, number: int, shard: Shard) -> None:
-    """Write one shard; its tokens come last, so that a shard with tokens is complete."""
-    parts = {"ids": shard.probs.ids, "probabilities": shard.probs.probabilities, "tokens": shard.tokens}
-    for part, path in _paths(folder, number).items():
-        with sealed_file(path, ConfigError) as file:
-            np.save(file, parts[part], allow_pickle=False)
+    """Write one shard, its tokens last."""
+    parts = {"ids": shard.probs.ids, "probabilities": shard.probs.probabilities}
+    if shard.packed is not None:
+        parts |= zip(_PACKED, shard.packed, strict=True)
+    for part, array in (parts | {"tokens": shard.tokens}).items():
+        with sealed_file(shard_path(folder, number, part), ConfigError) as file:
+            np.save(file, array, allow_pickle=False)
 
 
 def read_shard(folder: Path, number: int) -> Shard:
     """Map one shard into memory. Raises ConfigError where it is damaged."""
-    parts = {part: read_array(path) for part, path in _paths(folder, number).items()}
-    return Shard(parts["tokens"], TopProbs(parts["ids"], parts["probabilities"]))
+    ids, probabilities, tokens = (
+        read_array(shard_path(folder, number, part)) for part in ("ids", "probabilities", "tokens")
+    )
+    packed = None
+    if shard_path(folder, number, _PACKED[0]).exists():
+        documents, wanted = (read_array(shard_path(folder, number, part)) for part in _PACKED)
+        packed = documents, wanted
+    return Shard(tokens, TopProbs(ids, probabilities), packed)
 
 
 def read_array(path: Path) -> np.ndarray:
@@ -80,7 +101,7 @@ def sample_shard(target: PreTrainedModel, tokens: np.ndarray, number: int, optio
     windows = Windows(tokens, length, options.seed + length)
     prompts = windows.batch(number * options.sample_batch, options.sample_batch)[:, :-1].to(target.device)
     prompts = _partly_own(target, prompts, number, options)
-    if target.device.type != "cpu":
+    if target.device.type != "cpu" or prompts.numel() * model_vocabulary(target) > _LOGITS_OF_PROMPTS:
         # Distributions of many prompts all at once need more memory than there is, and a second forward is cheap.
         written = write_on(target, prompts, options.new_tokens, temperature, options.seed + number)
         probs = top_probs_of(target, written, options.top)
@@ -136,22 +157,36 @@ def sample_all(
     )
     pin(folder, {name: getattr(options, name) for name in names})
     sampled = shard_count(options)
-    workers = (options.threads or torch.get_num_threads()) if target.device.type == "cpu" else 1
+
+    def made(number: int) -> Shard:
+        if number < sampled:
+            return sample_shard(target, tokens, number, options)
+        return text_shard(target, tokens, number - sampled, options)
+
+    write_all(folder, total_shards(options), made, target, options.threads, done)
+
+
+def write_all(
+    folder: Path,
+    count: int,
+    made: Callable[[int], Shard],
+    target: PreTrainedModel,
+    threads: int,
+    done: Callable[[int], None],
+) -> None:
+    """Write those of so many shards that `folder` lacks, several at once on a CPU; `done(number)` after each of all."""
+    workers = (threads or torch.get_num_threads()) if target.device.type == "cpu" else 1
 
     def work(number: int) -> int:
         if workers > 1:
             torch.set_num_threads(1)
-        if not _paths(folder, number)["tokens"].exists():
-            if number < sampled:
-                shard = sample_shard(target, tokens, number, options)
-            else:
-                shard = text_shard(target, tokens, number - sampled, options)
-            write_shard(folder, number, shard)
+        if not shard_path(folder, number).exists():
+            write_shard(folder, number, made(number))
         return number
 
     with ThreadPoolExecutor(workers) as pool:
         try:
-            for future in as_completed([pool.submit(work, number) for number in range(total_shards(options))]):
+            for future in as_completed([pool.submit(work, number) for number in range(count)]):
                 done(future.result())
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)  # those begun are finished, and kept
@@ -171,13 +206,15 @@ class ShardBatches:
             self._chunks.extend((index, start, start + size) for start in range(0, rows - size + 1, size))
 
     def batch(self, step: int) -> Batch:
-        """(tokens int32 [B, T + 1], ids int32 [B, T, k], probabilities float16 [B, T, k]) of step `step`."""
+        """(tokens int32 [B, T + 1], ids int32 [B, T, k], probabilities float16 [B, T, k]) of step `step`; then what
+        `Shard.packed` has, if anything."""
         epoch, position = divmod(step, len(self._chunks))
         order = np.random.default_rng([self.seed, epoch]).permutation(len(self._chunks))
         index, start, end = self._chunks[int(order[position])]
         shard = self.shards[index]
-        return (
+        parts = (
             torch.from_numpy(shard.tokens[start:end].astype(np.int32)),
             torch.from_numpy(shard.probs.ids[start:end].astype(np.int32)),
             torch.from_numpy(np.array(shard.probs.probabilities[start:end])),
         )
+        return (*parts, *(torch.from_numpy(np.array(part[start:end])) for part in shard.packed or ()))

@@ -87,6 +87,21 @@ def test_the_references_in_pytorch(name: str, arguments: dict[str, str], tmp_pat
     check(make_family(name, tmp_path), **arguments)
 
 
+@pytest.mark.parametrize("kernels", ["auto", "reference"])
+@pytest.mark.parametrize("quantize", [None, "int8"])
+@pytest.mark.parametrize("is_tied", [True, False], ids=["tied", "untied"])
+def test_a_model_that_proposes_a_part_of_its_vocabulary(
+    is_tied: bool, quantize: str | None, kernels: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORERUN_KERNELS", kernels)
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = tf.LlamaForCausalLM(tf.LlamaConfig(vocab_size=512, tie_word_embeddings=is_tied, **sizes))
+    model.config.output_token_ids = list(range(0, 512, 4))
+    model.save_pretrained(tmp_path)
+    check(tmp_path, quantize=quantize)
+
+
 @pytest.fixture
 def small() -> tf.PreTrainedModel:
     return tf.LlamaForCausalLM(

@@ -8,9 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from forerun.train.defaults import LOSSES, LossName
 from forerun.train.losses import (
-    LOSSES,
-    LossName,
     at_tokens,
     distillation_loss,
     divergence,

@@ -106,7 +106,9 @@ def test_a_draft_of_another_target_is_no_start(tmp_path: Path) -> None:
     sizes = replace(NARROW, vocab_size=300, hidden_size=96, num_heads=6, head_dim=16, num_layers=2)
     target, start = lm.build_model(sizes, 0, 0), lm.build_model(replace(NARROW, vocab_size=301), 0, 0)
     with pytest.raises(ConfigError, match="has 301 tokens and its target 300"):
-        distil.train(target, large_tokenizer(), [], tmp_path, DraftTraining(), Console(quiet=True), start)
+        distil.train(
+            target, large_tokenizer(), [], tmp_path, DraftTraining(), Console(quiet=True), (start, large_tokenizer())
+        )
 
 
 def test_a_language_model_takes_the_vocabulary_of_the_tokenizer_it_is_given(

@@ -62,6 +62,10 @@ class ModelSource(ABC):
     def tokenizer(self) -> Any:
         """The Transformers tokenizer."""
 
+    def output_tokens(self, config: Any) -> tuple[int, ...] | None:
+        """The tokens that the output layer was trained to propose, rising; None for all of the vocabulary."""
+        return None
+
     def quantisation(self) -> Quantisation | None:
         """What the weights were saved in for forerun to serve them so; None where that is for the user to say."""
         return None

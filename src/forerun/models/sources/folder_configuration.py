@@ -7,13 +7,14 @@ in the values makes it import code or look for other files.
 from __future__ import annotations
 
 import dataclasses
+from itertools import pairwise
 from typing import Any, get_args
 
 from forerun.config import QUANTISATIONS
 from forerun.errors import UnsupportedModelError
 from forerun.files.foreign_errors import REMEDY, as_load_errors
 from forerun.files.json_file import Fields
-from forerun.models.configuration import CONTEXT_KEYS, token_ids_of
+from forerun.models.configuration import CONTEXT_KEYS, OUTPUT_TOKENS, token_ids_of
 from forerun.models.quantising import LAYOUT, METHOD, Quantisation
 from forerun.models.sources.folder import GENERATION_CONFIG, ModelFolder
 
@@ -65,6 +66,20 @@ def eos_token_ids(folder: ModelFolder, config: Any) -> frozenset[int]:
         given = getattr(config, "eos_token_id", None)
         ids = [] if given is None else [given] if isinstance(given, int) else given
     return token_ids_of(ids, config)
+
+
+def output_tokens(fields: Fields, config: Any) -> tuple[int, ...] | None:
+    """The tokens that the output layer was trained to propose (`OUTPUT_TOKENS`); None where nothing is said of it.
+
+    Raises:
+        ModelLoadError: they are not different tokens of the vocabulary in rising order.
+    """
+    ids = fields.list_of(OUTPUT_TOKENS, int, None)
+    if ids is None:
+        return None
+    if not ids or ids[0] < 0 or ids[-1] >= config.vocab_size or any(a >= b for a, b in pairwise(ids)):
+        raise fields.wrong(OUTPUT_TOKENS, f"a list of rising token ids, from 0 to {config.vocab_size - 1}")
+    return tuple(ids)
 
 
 def recommended_sampling(folder: ModelFolder) -> dict[str, float]:

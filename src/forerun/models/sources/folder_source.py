@@ -19,6 +19,7 @@ from forerun.models.sources.folder import CONFIG, GENERATION_CONFIG, ModelFolder
 from forerun.models.sources.folder_configuration import (
     asks_for_code,
     eos_token_ids,
+    output_tokens,
     read_config,
     recommended_sampling,
     stored_quantisation,
@@ -75,6 +76,10 @@ class FolderSource(ModelSource):
     def recommended_sampling(self) -> dict[str, float]:
         """As `ModelSource.recommended_sampling`."""
         return recommended_sampling(self.folder)
+
+    def output_tokens(self, config: Any) -> tuple[int, ...] | None:
+        """As `ModelSource.output_tokens`."""
+        return output_tokens(self.folder.config(), config)
 
     def has_tokenizer(self) -> bool:
         """As `ModelSource.has_tokenizer`."""

@@ -1,0 +1,155 @@
+"""A pruned copy of a target as a draft's first weights: some of its layers, with fewer feed-forward channels if wanted.
+
+A channel of the feed-forward part is one column of its last matrix: it adds |activation| times that column to the
+residual. Its score is the product of the column's length and the mean |activation| on text, or, by weights alone, of
+its rows' lengths in the two other matrices.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from forerun.errors import ConfigError
+from forerun.models.configuration import OUTPUT_TOKENS
+from forerun.models.llama import llama_refusal
+from forerun.train import attention
+from forerun.train.accelerator import micro_tokens
+from forerun.train.defaults import Pruning
+
+_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
+
+
+def chosen_layers(text: str, num_layers: int) -> tuple[int, ...]:
+    """The layers of `--prune-layers`, of a target with so many.
+
+    Raises:
+        ConfigError: they are not some of its layers in rising order.
+    """
+    try:
+        layers = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise ConfigError(f"--prune-layers is {text!r}, but must be layer numbers with commas: 0,1,28,29.") from None
+    if any(a >= b for a, b in pairwise(layers)):
+        raise ConfigError(f"--prune-layers is {text}, but layers must rise, each named once.")
+    if layers[0] < 0 or layers[-1] >= num_layers:
+        raise ConfigError(f"--prune-layers is {text}, but the target's layers are 0 to {num_layers - 1}.")
+    return layers
+
+
+def pruned_copy(target: PreTrainedModel, pruning: Pruning, text: Tensor) -> PreTrainedModel:
+    """The copy, in float32 on the CPU; `target` stays as it is.
+
+    Args:
+        pruning: with layers.
+        text: int64 [rows, T] token ids, on which activations are measured.
+
+    Raises:
+        ConfigError: the target has no such layers or channels, or is not of the Llama family.
+    """
+    refusal = llama_refusal(target.config)
+    if refusal is not None:
+        raise ConfigError(
+            f"A pruned copy can be made of targets of the Llama family, and of this one not: {refusal}. "
+            "Train a draft from nothing, or give one by --start."
+        )
+    assert pruning.layers is not None
+    layers = chosen_layers(pruning.layers, target.config.num_hidden_layers)
+    width = _width(pruning, target.config.intermediate_size)
+    kept = _kept_channels(target, layers, width, pruning.by, text)
+    config = _config(target.config, layers, width)
+    with torch.device("meta"):
+        pruned = type(target)._from_config(config, dtype=torch.float32)
+    weights = _weights(target, layers, kept)
+    if config.tie_word_embeddings:
+        weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
+    pruned.load_state_dict(weights, assign=True)
+    pruned.tie_weights()
+    pruned.model.rotary_emb = copy.deepcopy(target.model.rotary_emb).to("cpu")  # buffers that no file holds
+    pruned.generation_config = copy.deepcopy(target.generation_config)
+    return pruned.requires_grad_(True)
+
+
+def _width(pruning: Pruning, intermediate: int) -> int:
+    width = intermediate if pruning.width is None else pruning.width
+    if width > intermediate:
+        raise ConfigError(f"--prune-width is {width:,}, but the target's layers have {intermediate:,} such channels.")
+    return width
+
+
+def _config(config: Any, layers: Sequence[int], width: int) -> Any:
+    config = copy.deepcopy(config)
+    config.num_hidden_layers, config.intermediate_size = len(layers), width
+    if getattr(config, "layer_types", None):
+        config.layer_types = [config.layer_types[layer] for layer in layers]
+    if hasattr(config, OUTPUT_TOKENS):
+        delattr(config, OUTPUT_TOKENS)
+    return config
+
+
+def _weights(target: PreTrainedModel, layers: Sequence[int], kept: dict[int, Tensor]) -> dict[str, Tensor]:
+    """The copy's tensors by name, in float32."""
+    place = {layer: index for index, layer in enumerate(layers)}
+    weights = {}
+    for name, tensor in target.state_dict().items():
+        found = _LAYER.fullmatch(name)
+        if found is None:
+            weights[name] = tensor
+        elif (layer := int(found[1])) in place:
+            weights[f"model.layers.{place[layer]}.{found[2]}"] = _narrowed(found[2], tensor, kept[layer])
+    return {name: tensor.detach().to("cpu", torch.float32, copy=True) for name, tensor in weights.items()}
+
+
+def _narrowed(name: str, tensor: Tensor, kept: Tensor) -> Tensor:
+    if name in ("mlp.gate_proj.weight", "mlp.up_proj.weight"):
+        return tensor[kept]
+    return tensor[:, kept] if name == "mlp.down_proj.weight" else tensor
+
+
+def _kept_channels(
+    target: PreTrainedModel, layers: Sequence[int], width: int, by: str, text: Tensor
+) -> dict[int, Tensor]:
+    """The channels that each layer keeps, rising, by layer."""
+    if width == target.config.intermediate_size:
+        return dict.fromkeys(layers, torch.arange(width, device=target.device))
+    if by == "weight":
+        scores = {layer: _weight_scores(target.model.layers[layer].mlp) for layer in layers}
+    else:
+        scores = _activation_scores(target, layers, text)
+    return {layer: each.topk(width).indices.sort().values for layer, each in scores.items()}
+
+
+def _weight_scores(mlp: Any) -> Tensor:
+    gate, up, down = (each.weight.float() for each in (mlp.gate_proj, mlp.up_proj, mlp.down_proj))
+    scores: Tensor = gate.norm(dim=1) * up.norm(dim=1) * down.norm(dim=0)
+    return scores
+
+
+@torch.inference_mode()
+def _activation_scores(target: PreTrainedModel, layers: Sequence[int], text: Tensor) -> dict[int, Tensor]:
+    sums: dict[int, Tensor] = {}
+
+    def noting(layer: int, module: nn.Module) -> Any:
+        def note(_: nn.Module, inputs: tuple[Tensor]) -> None:
+            total = inputs[0].float().abs().flatten(0, -2).sum(0)
+            sums[layer] = sums[layer] + total if layer in sums else total
+
+        return module.register_forward_pre_hook(note)
+
+    modules = {layer: target.model.layers[layer].mlp.down_proj for layer in layers}
+    handles = [noting(layer, module) for layer, module in modules.items()]
+    attention.use_for(target, text.shape[1])
+    try:
+        for rows in torch.split(text, max(1, micro_tokens(target) // text.shape[1])):
+            target(input_ids=rows.to(target.device), use_cache=False, logits_to_keep=1)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return {layer: sums[layer] * module.weight.float().norm(dim=0) for layer, module in modules.items()}
