@@ -149,7 +149,7 @@ def test_what_is_left_out_is_said(invoke: Invoke, methods: dict[str, FakeLLM], w
         line.startswith("bfloat16, greedy, K=auto") and line.endswith("medians over both.")
         for line in result.stdout.splitlines()
     )
-    assert "Left out: prediction (no" in invoke("demo", "--prompts", workload).stdout
+    assert "prediction (no prompt" in invoke("demo", "--prompts", workload).stdout
     assert "Left out" not in invoke("demo", "--prompts", "code", "--num-prompts", "1").stdout
 
 
