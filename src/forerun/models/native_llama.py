@@ -53,16 +53,7 @@ class NativeLlamaDecoder(LayerRangeDecoder):
         self.hidden: int = config.hidden_size
         self._library = library
         self._kept: dict[str, Tensor | NativeLinear] = {}  # by parameter: the structs below point into their memory
-        embedding = Part("model.embed_tokens.weight", base.embed_tokens.weight)
-        is_tied = model.lm_head.weight is base.embed_tokens.weight
-        head = embedding if is_tied else Part("lm_head.weight", model.lm_head.weight)
-        bias = of_rows(model.lm_head.bias, output_tokens)
-        self.lm_head = self._native(maker, head._replace(rows=output_tokens), bias, is_head=True)
-        is_shared = is_tied and output_tokens is None
-        self.embedding = self.lm_head if is_shared else self._native(maker, embedding, is_head=True)
-        if not is_tied:
-            model.lm_head.to_empty(device="meta")
-        base.embed_tokens.to_empty(device="meta")
+        self.lm_head, self.embedding = self._outer_layers(model, maker, output_tokens)
         self.inverse_frequencies = base.rotary_emb.inv_freq.detach().float().cpu()
         self.rope_scaling = float(base.rotary_emb.attention_scaling)
         windows = layer_windows(config)
@@ -151,6 +142,23 @@ class NativeLlamaDecoder(LayerRangeDecoder):
         if layout.num_positions > len(rotation[0]):
             self._rotation = rotation = self._rotations(2 * (layout.num_positions - 1))
         return rotation
+
+    def _outer_layers(
+        self, model: Any, maker: Maker, output_tokens: Tensor | None
+    ) -> tuple[NativeLinear, NativeLinear]:
+        """Output layer and embedding, one and the same where all tokens share their rows."""
+        table = model.model.embed_tokens
+        embedding = Part("model.embed_tokens.weight", table.weight)
+        is_tied = model.lm_head.weight is table.weight
+        part = embedding if is_tied else Part("lm_head.weight", model.lm_head.weight)
+        bias = of_rows(model.lm_head.bias, output_tokens)
+        head = self._native(maker, part._replace(rows=output_tokens), bias, is_head=True)
+        is_shared = is_tied and output_tokens is None
+        rows = head if is_shared else self._native(maker, embedding, is_head=True)
+        if not is_tied:
+            model.lm_head.to_empty(device="meta")
+        table.to_empty(device="meta")
+        return head, rows
 
     def _packed(self, layer: Any, path: str, window: int | None, maker: Maker) -> LayerStruct:
         def linear(name: str) -> LinearStruct:

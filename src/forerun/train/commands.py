@@ -26,11 +26,10 @@ from forerun.train.defaults import DraftTraining, LmTraining, OtherVocabTraining
 from forerun.train.evaluate import Acceptance, TextScore, text_score
 from forerun.train.heldout import HELD_OUT_CORPUS, holds_out_the_same, read_held_out
 from forerun.train.measures import (
+    DraftData,
     held_out_files,
     held_out_texts,
     on_target,
-    packed_acceptance,
-    packed_texts,
     pair_acceptance,
 )
 from forerun.train.other_vocab import sample_documents
@@ -88,6 +87,20 @@ def read_corpus(data: Path | None) -> Corpus:
     if data is not None:
         return Corpus(f"Python source under {root.name}", "that of the files", training, held_out)
     return Corpus(describe_standard_library(), LICENCE, training, held_out)
+
+
+def draft_data(data: Path | None) -> DraftData:
+    """What a draft learns from, of a folder of files or of packed rows.
+
+    Raises:
+        ConfigError: as `read_corpus` and `PackedRows`.
+    """
+    if data is not None and is_packed(data):
+        rows = PackedRows(data)
+        return DraftData(rows, packed_record(rows), [])
+    corpus = read_corpus(data)
+    record = corpus.record(", and samples of the target")
+    return DraftData(corpus.training, record, held_out_files(data, corpus.held_out))
 
 
 def train_lm(
@@ -160,33 +173,26 @@ def train_draft(
     where = training_device(options.device)
     console = Console()
     with run_in(work, out, console, resume=resume, force=force):
-        rows = PackedRows(data) if data is not None and is_packed(data) else None
-        corpus = read_corpus(data) if rows is None else Corpus("packed rows", "that of the data", [], [])
+        learnt = draft_data(data)
         target, tokenizer = folder.load(target_folder)
         target.to(where)
         options = distil.fitted(options, target)
         former = folder.load(start, torch.float32) if start is not None else None
-        learnt = corpus.training if rows is None else rows
-        draft, stages = distil.train(target, tokenizer, learnt, work, options, console, former)
+        draft, stages = distil.train(target, tokenizer, learnt.training, work, options, console, former)
         folder.save(draft, tokenizer, out)
         stored, _ = folder.load(out)
         stored.to(where)
-        if rows is None:
-            rates = pair_acceptance(target, stored, tokenizer)
-            texts = held_out_texts(data, corpus.held_out)
-        else:
-            rates = packed_acceptance(target, stored, rows.held_out())
-            texts = packed_texts(rows.held_out(), tokenizer)
+        rates = learnt.acceptance(target, stored, tokenizer)
         record = card.build_record(
             kind="draft",
             command=card_command.draft_command(data, options, start),
             seed=options.seed,
             model=stored,
-            data=corpus.record(", and samples of the target") if rows is None else packed_record(rows),
+            data=learnt.record,
             options=asdict(options),
             stages=stages,
             started_from=folder.read_record(start) if start is not None else None,
-            held_out=text_score(stored, tokenizer, texts),
+            held_out=text_score(stored, tokenizer, learnt.held_out_texts(tokenizer)),
             acceptance=rates,
             device=device_name(where),
         )

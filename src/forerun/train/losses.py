@@ -24,7 +24,7 @@ import math
 import torch
 from torch import Tensor
 
-from forerun.train.defaults import LossName
+from forerun.train.defaults import LOSSES as LOSSES, LossName as LossName
 
 HYBRID_RATE = 3.0
 """The hybrid's share of forward KL is exp(-HYBRID_RATE * acceptance rate)."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,6 +22,34 @@ from forerun.train.packed import PackedBatch, PackedRows
 
 HELD_OUT_ROWS = 64
 """Packed rows that are measured, at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftData:
+    """What a draft learns from and is measured on.
+
+    Attributes:
+        training: files of text, or packed rows.
+        record: the card's entry.
+        held_out: files of text; of packed rows nothing, which have a part of their own for it.
+    """
+
+    training: list[SourceFile] | PackedRows
+    record: dict[str, Any]
+    held_out: list[SourceFile]
+
+    def acceptance(
+        self, target: PreTrainedModel, draft: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+    ) -> list[Acceptance]:
+        """Of the pair: on packed rows' held-out part, else on the bundled prompts."""
+        if isinstance(self.training, PackedRows):
+            return packed_acceptance(target, draft, self.training.held_out())
+        return pair_acceptance(target, draft, tokenizer)
+
+    def held_out_texts(self, tokenizer: PreTrainedTokenizerBase) -> list[str]:
+        if isinstance(self.training, PackedRows):
+            return packed_texts(self.training.held_out(), tokenizer)
+        return [file.text for file in self.held_out]
 
 
 def on_target(

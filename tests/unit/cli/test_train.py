@@ -23,6 +23,7 @@ from forerun.train.defaults import (
     LmTraining,
     Optimisation,
     OtherVocabTraining,
+    Pruning,
 )
 from forerun.train.evaluate import TextScore
 
@@ -111,6 +112,32 @@ def test_a_draft_is_told_what_was_asked(invoke: Invoke, called: dict[str, Any]) 
         device="cpu",
     )
     assert called["args"][2] == Path("t") and called["start"] == Path("s")
+
+
+def test_a_draft_may_start_from_a_pruned_copy(invoke: Invoke, called: dict[str, Any]) -> None:
+    flags = "--prune-layers 0,1,28,29 --prune-width 768 --prune-by weight --output-tokens 8000 --loss hybrid"
+    assert invoke("train", "draft", "out", "--target", "smollm2", *flags.split()).exit_code == 0
+    pruning = Pruning(layers="0,1,28,29", width=768, by="weight")
+    assert called["args"][4] == DraftTraining(pruning=pruning, output_tokens=8000, loss="hybrid")
+    assert called["args"][2] == Path("smollm2")
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--loss luck", "--loss is 'luck', but must be one of kl-then-tv"),
+        ("--prune-width 9", "--prune-width has no effect without --prune-layers"),
+        ("--prune-layers 0 --prune-by luck", "--prune-by is 'luck'"),
+        ("--output-tokens 0", "of 1 or more"),
+    ],
+)
+def test_options_of_a_draft_that_make_no_sense_are_refused(
+    invoke: Invoke, called: dict[str, Any], flags: str, message: str
+) -> None:
+    result = invoke("train", "draft", "out", *flags.split())
+    assert result.exit_code == 2
+    assert message in " ".join(result.stderr.replace("│", " ").split())
+    assert not called
 
 
 def test_a_draft_with_its_own_vocabulary_is_told_what_was_asked(invoke: Invoke, called: dict[str, Any]) -> None:

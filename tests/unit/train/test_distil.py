@@ -15,7 +15,7 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
 
 from forerun.errors import ConfigError
 from forerun.models import Rows, load_draft_model
-from forerun.train import attention, commands, distil_loss, folder
+from forerun.train import attention, commands, distil_loss, folder, measures
 from forerun.train.continuations import TopProbs, top_probs_of
 from forerun.train.corpus import SourceFile
 from forerun.train.defaults import LOSSES, Architecture, DraftTraining, LossName, Pruning
@@ -65,7 +65,7 @@ def drawn(seed: int = 0, sizes: Architecture = TARGET) -> LlamaForCausalLM:
 @pytest.fixture(autouse=True)
 def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commands, "Console", lambda: Console(quiet=True))
-    monkeypatch.setattr(commands, "pair_acceptance", lambda *_: [])
+    monkeypatch.setattr(measures, "pair_acceptance", lambda *_: [])
 
 
 @pytest.fixture

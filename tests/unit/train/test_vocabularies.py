@@ -17,7 +17,7 @@ from tokenizers.pre_tokenizers import Whitespace
 from transformers import PreTrainedTokenizerFast
 
 from forerun.errors import ConfigError
-from forerun.train import commands, distil, folder, lm
+from forerun.train import commands, distil, folder, lm, measures
 from forerun.train.continuations import continue_prompts, top_probs_of
 from forerun.train.corpus import SourceFile
 from forerun.train.defaults import Architecture, DraftTraining
@@ -45,7 +45,7 @@ def large_tokenizer() -> PreTrainedTokenizerFast:
 @pytest.fixture(autouse=True)
 def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commands, "Console", lambda: Console(quiet=True))
-    monkeypatch.setattr(commands, "pair_acceptance", lambda *_: [])
+    monkeypatch.setattr(measures, "pair_acceptance", lambda *_: [])
 
 
 def first_loss(metrics: Path) -> float:
