@@ -150,7 +150,7 @@ def test_what_is_left_out_is_said(invoke: Invoke, methods: dict[str, FakeLLM], w
         for line in result.stdout.splitlines()
     )
     assert "prediction (no prompt" in invoke("demo", "--prompts", workload).stdout
-    assert "Left out" not in invoke("demo", "--prompts", "code", "--num-prompts", "1").stdout
+    assert "prediction (no prompt" not in invoke("demo", "--prompts", "code", "--num-prompts", "1").stdout
 
 
 @pytest.fixture
