@@ -62,32 +62,16 @@ def pack_answers(
     """
     given = [sources] if isinstance(sources, Path) else sources
     files = find_files(given, remedy="Give files of answers, or files and folders of text.")
-    chat = ChatText(tokenizer, name)
-    made_from = {
-        "tokenizer": fingerprint(tokenizer),
-        "template": digest(str(getattr(tokenizer, "chat_template", None)).encode()),
-        "data": files_digest(path for path, _ in files),
-        "vocab_size": vocab_size,
-        "window": window,
-        "prompt_positions": prompt_positions,
-        "held_out": held_out,
-        "evaluation": sorted(evaluation),
-    }
+    options = {"prompt_positions": prompt_positions, "held_out": held_out, "evaluation": sorted(evaluation)}
+    made_from = {**_tokenizer_and_data(tokenizer, files), "vocab_size": vocab_size, "window": window, **options}
     former = _former(out, made_from)
     if former is not None:
         return former
-    for path, _ in files:
-        answerer = answered_by(path) if is_answer_file(path) else ""
-        if target and answerer and not same_target(answerer, target):
-            told(f"{path}: another target than {name} gave these answers; a drafter learns less of them")
-    documents = _Documents(chat, prompt_positions, held_out, Overlap([*bundled(), *evaluation]))
-    rows = pack(
-        (made for path, named in files for made in documents.of(path, named)),
-        out,
-        window=window,
-        vocab_size=vocab_size,
-        made_from=made_from,
-    )
+    _tell_of_others(files, target, name, told)
+    overlap = Overlap([*bundled(), *evaluation])
+    documents = _Documents(ChatText(tokenizer, name), prompt_positions, held_out, overlap)
+    made = (document for path, named in files for document in documents.of(path, named))
+    rows = pack(made, out, window=window, vocab_size=vocab_size, made_from=made_from)
     for why, times in documents.left_out.most_common():
         told(f"{times:,} lines or texts left out: {why}")
     told(f"{rows.num_documents:,} documents of {rows.num_tokens:,} tokens in {len(rows):,} rows of {window:,}")
@@ -138,6 +122,23 @@ class _Documents:
         chosen = set(random.Random(line.asked).sample(some, min(len(some), self._prompt_positions)))
         wanted = [place in chosen for place in range(len(prompt))] + [True] * len(answer)
         return Document([*prompt, *answer], wanted, held_out)
+
+
+def _tokenizer_and_data(tokenizer: Any, files: Sequence[tuple[Path, bool]]) -> dict[str, str]:
+    """What rows depend on beside their options."""
+    return {
+        "tokenizer": fingerprint(tokenizer),
+        "template": digest(str(getattr(tokenizer, "chat_template", None)).encode()),
+        "data": files_digest(path for path, _ in files),
+    }
+
+
+def _tell_of_others(files: Sequence[tuple[Path, bool]], target: str, name: str, told: Callable[[str], None]) -> None:
+    """A line on each file whose answers are another target's. target: the fingerprint of this one; may be empty."""
+    for path, _ in files:
+        answerer = answered_by(path) if target and is_answer_file(path) else ""
+        if answerer and not same_target(answerer, target):
+            told(f"{path}: another target than {name} gave these answers; a drafter learns less of them")
 
 
 def _former(out: Path, made_from: dict[str, Any]) -> PackedRows | None:
