@@ -201,3 +201,16 @@ def test_sigkill_at_any_moment_and_the_same_command_with_resume(tmp_path: Path) 
     subprocess.run(command("killed", "--resume"), check=True, timeout=300, env=environment)
     whole, killed = (load_head(tmp_path / name).tensors for name in ("whole", "killed"))
     assert all(torch.equal(whole[name], killed[name]) for name in whole)
+
+
+def test_states_on_disk_are_bounded_and_change_no_weight(start: Start, tmp_path: Path) -> None:
+    computed, _ = run(start, tmp_path / "computed", replace(TINY, max_steps=2, threads=2))
+    for name, gigabytes in (("all", 1.0), ("few", 3e-4)):
+        options = replace(TINY, max_steps=2, cached_states=gigabytes)
+        for _ in range(2):  # the second time they are read
+            found, _ = run(start, tmp_path / name, options)
+            (tmp_path / name / CHECKPOINT).unlink()
+            assert all(torch.equal(tensor, found[key]) for key, tensor in computed.items())
+        files = list((tmp_path / name / "states").glob("row-*"))
+        assert 0 < sum(path.stat().st_size for path in files) <= gigabytes * 1e9
+    assert len(files) < 4
