@@ -173,6 +173,17 @@ def evaluate(
     draft: Annotated[
         Path | None, typer.Option(help="Draft's model folder.", metavar="FOLDER", show_default="the bundled one")
     ] = None,
+    head: Annotated[
+        Path | None, typer.Option(help="Head's folder, to be measured in place of a draft.", metavar="FOLDER")
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            help="Answers, text or packed rows, as for training; a head is measured on what is held out of them.",
+            metavar="PATH",
+            show_default="the target's greedy continuations of the bundled prompts",
+        ),
+    ] = None,
     num_draft_tokens: Annotated[int, typer.Option("--num-draft-tokens", "-k", min=1, help="K.", metavar="INT")] = 4,
     new_tokens: Annotated[
         int, typer.Option(min=8, help="Tokens the target continues each prompt by.", metavar="INT")
@@ -180,14 +191,22 @@ def evaluate(
     machine: Annotated[LmTraining, Flags("threads", "device")],
     json: Json = False,
 ) -> None:
-    """Report bits per byte, perplexity and acceptance on the held-out files that ship with forerun."""
+    """Report a draft's bits per byte, perplexity and acceptance on the held-out files that ship with forerun, or a
+    head's acceptance and the speed-up that follows from it on this machine."""
+    sizes = {"num_draft_tokens": num_draft_tokens, "new_tokens": new_tokens}
+    if head is not None:
+        if draft is not None:
+            raise ConfigError("--draft and --head are both given. Give the one that is to be measured.")
+        _evaluate_head(target, head, data, machine, sizes, json)
+        return
+    if data is not None:
+        raise ConfigError("--data is for a --head: a draft is measured on the files that ship with forerun.")
     from forerun.train.commands import evaluate_pair
 
     result = evaluate_pair(
         target,
         draft or ASSETS / "draft",
-        num_draft_tokens=num_draft_tokens,
-        new_tokens=new_tokens,
+        **sizes,
         threads=machine.threads,
         device=machine.device,
     )
@@ -195,6 +214,27 @@ def evaluate(
         print_json(result)
     else:
         _show(result)
+
+
+def _evaluate_head(
+    target: Path, head: Path, data: Path | None, machine: LmTraining, sizes: dict[str, int], json: bool
+) -> None:
+    from forerun.train.evaluate_head import evaluate_head
+
+    report = evaluate_head(
+        str(target),
+        head,
+        data,
+        num_draft_tokens=sizes["num_draft_tokens"],
+        new_tokens=sizes["new_tokens"],
+        threads=machine.threads,
+        device=machine.device,
+    )
+    if json:
+        print_json(report.record())
+    else:
+        for line in report.lines():
+            typer.echo(line.removeprefix("- "))
 
 
 def _beside(out: Path) -> Path:

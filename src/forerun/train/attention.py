@@ -83,6 +83,6 @@ def use_for(model: nn.Module, window: int) -> None:
         return
     on_cpu = next(model.parameters()).device.type == "cpu"
     chosen = NAME if on_cpu and window <= LONGEST_WINDOW else "sdpa"
-    if model.config._attn_implementation != chosen:  # type: ignore[union-attr]
+    if model.config._attn_implementation != chosen:
         AttentionInterface.register(NAME, _forward)
-        model.set_attn_implementation(chosen)  # type: ignore[operator]
+        model.set_attn_implementation(chosen)

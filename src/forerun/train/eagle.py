@@ -21,6 +21,7 @@ from forerun.train.loop import Evaluations, Loop
 from forerun.train.optim import Optimisers
 from forerun.train.packed import PackedRows
 from forerun.train.resumed_options import pin
+from forerun.train.state_cache import StateCache
 from forerun.train.target_states import TargetStates
 from forerun.train.workers import Batch, Workers
 
@@ -65,10 +66,17 @@ class EagleLoss:
 
     Args:
         targets: one for each of `replicas`, whose threads compute at the same time.
+        cache: of the target's states; None: they are computed whenever they are read.
     """
 
-    def __init__(self, options: EagleTraining, replicas: list[nn.Module], targets: list[Target]) -> None:
-        self.options = options
+    def __init__(
+        self,
+        options: EagleTraining,
+        replicas: list[nn.Module],
+        targets: list[Target],
+        cache: StateCache | None = None,
+    ) -> None:
+        self.options, self._cache = options, cache
         self._targets = {id(replica): target for replica, target in zip(replicas, targets, strict=True)}
 
     def __call__(self, model: nn.Module, piece: Batch, progress: float) -> Tensor:
@@ -79,7 +87,10 @@ class EagleLoss:
         rows = head_rows(tokens, wanted, documents, options.unroll)
         if not len(rows.active):
             return sum((parameter * 0).sum() for parameter in model.parameters())  # type: ignore[return-value]
-        states = target.states.of(rows.token_ids, rows.lengths)
+        if self._cache is None:
+            states = target.states.of(rows.token_ids, rows.lengths)
+        else:
+            states = self._cache.of(target.states, tokens, documents).to(where)
         rows = rows.to(where)
         augment = None
         if options.dropout or options.noise:
@@ -155,6 +166,7 @@ def train(
     state = load_checkpoint(folder, head, optimisers)
     workers = Workers(head, options.threads)
     targets = [target, *(target.replica() for _ in workers.replicas[1:])]
+    cache = StateCache(folder / "states", round(options.cached_states * 1e9)) if options.cached_states else None
     evaluations = None
     if evaluate is not None and options.evaluate_every:
         evaluations = Evaluations(lambda _: evaluate(head), options.evaluate_every, options.patience)
@@ -164,7 +176,7 @@ def train(
         optimisers=optimisers,
         total_steps=total,
         batch=EagleBatches(rows, rows_per_step(rows, options), options.seed).batch,
-        loss=EagleLoss(options, list(workers.replicas), targets),
+        loss=EagleLoss(options, list(workers.replicas), targets, cache),
         checkpoint_seconds=options.checkpoint_seconds,
         workers=workers,
         evaluations=evaluations,

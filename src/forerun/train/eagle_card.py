@@ -109,11 +109,12 @@ def write_card(folder: Path, record: dict[str, Any], report: HeadReport, picture
     data, training = record["data"], record["training"]
     head = record["head"]
     tokens = f"{head['draft_vocab_size']:,} of {head['vocab_size']:,} tokens"
+    coverage = f"{data['vocabulary_coverage']:.1%} of those in the data"
     trained = f"{training['steps']:,} steps, {training['tokens']:,} tokens, {training['seconds']:,} s"
     lines = [
         f"# {record['kind']} for {record['target']['name']}",
         "",
-        f"{record['parameters'] / 1e6:.2f} M parameters. It proposes {tokens} ({data['vocabulary_coverage']:.1%} of the data's).",
+        f"{record['parameters'] / 1e6:.2f} M parameters. It proposes {tokens} ({coverage}).",
         "",
         f"- Command: `{record['command']}`",
         f"- Data: {data['documents']:,} documents, {data['tokens']:,} tokens, {data['wanted']:,} of them trained on.",

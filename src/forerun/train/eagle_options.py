@@ -74,6 +74,7 @@ class EagleTraining(Checked):
     patience: int = option(0, "Evaluations without a better one after which the run ends; 0 to go on.", low=0)
     held_out_rows: int = option(48, "Held-out rows of an evaluation during the run.", low=1)
     num_draft_tokens: int = option(5, "K of the evaluations.", low=1, high=32, flags=("--num-draft-tokens", "-k"))
+    cached_states: float = option(0.0, "GB of the target's states kept in the run's folder for later epochs.", low=0)
     seed: int = option(0, "Seed of weights, order and noise.", low=0)
     checkpoint_seconds: float = option(60.0, "Seconds of training between checkpoints.", low=0)
     threads: int = option(0, "CPU threads; 0 takes as many as PyTorch finds.", low=0)

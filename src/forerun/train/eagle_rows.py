@@ -8,7 +8,7 @@ computed as keys and values only.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -67,8 +67,18 @@ class HeadRows:
 
     def to(self, where: torch.device) -> HeadRows:
         """With the tensors on a device."""
-        names = ("token_ids", "states", "positions", "active", "tokens", "predictors", "rows", "valid")
-        return replace(self, **{name: to_device(getattr(self, name), where) for name in names})
+        return HeadRows(
+            token_ids=to_device(self.token_ids, where),
+            lengths=self.lengths,
+            states=to_device(self.states, where),
+            positions=to_device(self.positions, where),
+            active=to_device(self.active, where),
+            tokens=to_device(self.tokens, where),
+            predictors=to_device(self.predictors, where),
+            rows=to_device(self.rows, where),
+            valid=to_device(self.valid, where),
+            segments=self.segments,
+        )
 
 
 def head_rows(tokens: Tensor, wanted: Tensor, documents: Tensor, steps: int) -> HeadRows:
@@ -114,7 +124,8 @@ def _lengths(documents: Tensor, used: Tensor) -> list[int]:
     """Of the documents of each row, in order."""
     row = torch.arange(len(documents))[:, None].expand_as(documents)[used]
     key = row * (int(documents.max()) + 2) + documents[used]
-    return torch.unique_consecutive(key, return_counts=True)[1].tolist()
+    lengths: list[int] = torch.unique_consecutive(key, return_counts=True)[1].tolist()
+    return lengths
 
 
 def _segments(of_rows: Tensor, of_active: Tensor, count: int) -> list[Segment]:

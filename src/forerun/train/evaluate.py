@@ -116,7 +116,7 @@ def continued(
     """Prompts (token ids, cut to full batches) and the target's continuations of them, as text."""
     before: list[str] = []
     after: list[str] = []
-    for batch in _batches_of_one_length(prompts):
+    for batch in batches_of_one_length(prompts):
         tokens = write_on(target, batch.to(target.device), new_tokens, temperature, seed).cpu()
         first = batch.shape[1]
         lengths = lengths_to_end(tokens[:, first:], target.config.eos_token_id)
@@ -214,7 +214,7 @@ def _agreements(
     """Per prompt, the acceptance of each position of the continuation up to its end of text: float32 [T]."""
     rows: list[Tensor] = []
     size = max(1, min(32, _LOGITS // model_vocabulary(target)))
-    for batch in _batches_of_one_length(prompts, size):
+    for batch in batches_of_one_length(prompts, size):
         tokens, _ = continue_prompts(target, batch.to(target.device), new_tokens, temperature, seed, top=1)
         first = batch.shape[1] - 1
         wanted = target(input_ids=tokens[:, :-1], use_cache=False).logits[:, first:].float()
@@ -238,7 +238,7 @@ def lengths_to_end(tokens: Tensor, end_token: int | list[int] | None) -> list[in
     return (before == 0).sum(dim=1).tolist()
 
 
-def _batches_of_one_length(prompts: Sequence[Sequence[int]], size: int = 32, grain: int = 64) -> list[Tensor]:
+def batches_of_one_length(prompts: Sequence[Sequence[int]], size: int = 32, grain: int = 64) -> list[Tensor]:
     """Prompts cut at the front to a multiple of `grain` tokens and batched with those of the same length."""
     groups: dict[int, list[Sequence[int]]] = {}
     for prompt in prompts:

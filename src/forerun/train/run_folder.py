@@ -14,8 +14,17 @@ from forerun.train.checkpoint import BEST, CHECKPOINT
 from forerun.train.loop import METRICS
 from forerun.train.resumed_options import FILE_NAME
 
-_STAGES = ("", "text", "samples", "distil")
-_FILES = (FILE_NAME, CHECKPOINT, BEST, METRICS, "tokenizer.json", "tokenizer_config.json", "shard-*.npy")
+_STAGES = ("", "text", "samples", "distil", "states")
+_FILES = (
+    FILE_NAME,
+    CHECKPOINT,
+    BEST,
+    METRICS,
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "shard-*.npy",
+    "row-*.safetensors",
+)
 """What a run leaves in the folders of its stages, and what another run would take for its own."""
 
 

@@ -81,12 +81,14 @@ def _forward(
     for name in _NOT_SERVED:
         if kwargs.get(name) is not None:
             raise UnsupportedModelError(f"attention with {name} cannot be trained for. Choose another target.")
-    parts = (part.split(list(document_lengths), 2) for part in (query, key, value))
-    attended = [_one(*three, scaling, sliding_window) for three in zip(*parts, strict=True)]
+    queries, keys, values = (torch.split(part, list(document_lengths), 2) for part in (query, key, value))
+    attended = [
+        _one(*document, scaling=scaling, window=sliding_window) for document in zip(queries, keys, values, strict=True)
+    ]
     return torch.cat(attended, 2).transpose(1, 2).contiguous(), None
 
 
-def _one(query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None) -> Tensor:
+def _one(query: Tensor, key: Tensor, value: Tensor, *, scaling: float, window: int | None) -> Tensor:
     length = query.shape[2]
     if window is not None and length > window:
         places = torch.arange(length, device=query.device)

@@ -1,0 +1,103 @@
+"""`forerun train eval --head`: a head's folder measured with its target."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from forerun import workloads
+from forerun.errors import ConfigError
+from forerun.heads import StoredHead, load_head
+from forerun.heads.fingerprint import check_target
+from forerun.models import LanguageModel, find_tokenizer, load_model, load_transformers_model
+from forerun.models.sources import find_source
+from forerun.train.accelerator import reuse_memory, training_device
+from forerun.train.continuations import write_on
+from forerun.train.eagle import COMPUTE, Target
+from forerun.train.eagle_card import HeadReport
+from forerun.train.eagle_commands import FINAL_ROWS, Start, measure
+from forerun.train.eagle_data import read_rows
+from forerun.train.eagle_evaluate import HeldOut
+from forerun.train.eagle_module import EagleHead
+from forerun.train.evaluate import batches_of_one_length
+from forerun.train.packed import PackedRows
+from forerun.train.packing import Document, pack
+from forerun.train.target_states import TargetStates
+from forerun.vocabulary import encode_text
+
+WINDOW = 512
+
+
+def evaluate_head(
+    name: str,
+    folder: Path,
+    data: Path | None,
+    *,
+    num_draft_tokens: int,
+    new_tokens: int,
+    threads: int = 0,
+    device: str | None = None,
+) -> HeadReport:
+    """Measure a stored head of any form on held-out answers.
+
+    Args:
+        name: of the target, as `load_model` takes it.
+        data: as for training: what is held out of it. None: the target's greedy continuations of the bundled prompts.
+        new_tokens: of such a continuation.
+
+    Raises:
+        ModelLoadError: there is no head, or it is damaged.
+        IncompatibleDrafterError: it is one for another target.
+        ConfigError: nothing of the data is held out.
+    """
+    if threads:
+        torch.set_num_threads(threads)
+    reuse_memory()
+    where = training_device(device)
+    served = load_model(name, device=where)
+    tokenizer = find_tokenizer(name)
+    if tokenizer is None:
+        raise ConfigError(f"{name} has no tokenizer, by which text becomes tokens. Give the folder of a whole model.")
+    num_layers = find_source(name).config().get_text_config().num_hidden_layers
+    stored = load_head(folder, num_layers)
+    check_target(stored.fingerprint, served, str(folder))
+    model = load_transformers_model(name, "bfloat16").eval().requires_grad_(False).to(where)
+    with tempfile.TemporaryDirectory() as temporary:
+        packed = Path(temporary) / "packed"
+        if data is None:
+            documents = _continuations(model, tokenizer, new_tokens)
+            rows = pack(documents, packed, window=WINDOW, vocab_size=served.vocab_size, made_from={})
+        else:
+            rows = read_rows(data, served, tokenizer, packed, WINDOW, Console(stderr=True)).held_out()
+        start = _start(served, model, stored, rows)
+        held_out = HeldOut(start.target, rows, FINAL_ROWS, start.vocabulary, num_draft_tokens)
+        if not held_out:
+            raise ConfigError(f"{data} has no held-out answers. Give more data, or leave --data out.")
+        return measure(start, held_out, num_draft_tokens)
+
+
+def _start(served: LanguageModel, model: Any, stored: StoredHead, rows: PackedRows) -> Start:
+    """The head as if a run had just ended."""
+    config, where = stored.config, served.device
+    vocabulary = torch.arange(config.draft_vocab_size)
+    if stored.d2t is not None:
+        vocabulary += stored.d2t
+    head = EagleHead(config)
+    head.load_state_dict(dict(stored.tensors))
+    output_rows = served.output_rows(vocabulary).to(COMPUTE[where.type], copy=True)
+    target = Target(served, TargetStates(model, config.layers), output_rows)
+    return Start(served, target, rows, head.to(where), vocabulary, 0.0)
+
+
+def _continuations(model: Any, tokenizer: Any, new_tokens: int) -> Iterator[Document]:
+    """Of the bundled prompts, at temperature 0."""
+    prompts = [encode_text(tokenizer, case.prompt, special=True) for case in workloads.load("code")]
+    for batch in batches_of_one_length(prompts):
+        for tokens in write_on(model, batch.to(model.device), new_tokens, 0.0, 0).tolist():
+            first = len(tokens) - new_tokens
+            yield Document(tokens, [place >= first for place in range(len(tokens))])

@@ -1,0 +1,122 @@
+"""Acceptance without drafting is that of drafting."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from families import make_family
+from forerun.models import Model, Rows, load_model
+from forerun.models.eagle import EagleModel
+from forerun.train import eagle_evaluate
+from forerun.train.eagle import Target
+from forerun.train.eagle_card import HeadReport
+from forerun.train.eagle_costs import StepCosts
+from forerun.train.eagle_evaluate import HeldOut, answers_alone
+from forerun.train.eagle_module import EagleHead
+from forerun.train.packed import NO_DOCUMENT, PackedRows
+from forerun.train.packing import Document, pack
+from forerun.train.target_states import served_states
+from heads import random_head
+
+K, PROMPT, TOKENS = 3, 4, 40
+
+
+class Served:
+    """The served model's states, in place of those of a training forward."""
+
+    def __init__(self, target: Model, layers: Sequence[int]) -> None:
+        self.target, self.layers = target, layers
+
+    def of(self, token_ids: Tensor, lengths: Sequence[int]) -> Tensor:
+        return torch.cat(
+            [served_states(self.target, part.tolist(), self.layers) for part in token_ids.split(list(lengths))]
+        ).clone()
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    return load_model(make_family("llama", tmp_path_factory.mktemp("family")), dtype="float64")
+
+
+def greedy_text(target: Model, seed: int) -> list[int]:
+    cache = target.new_cache()
+    text = torch.randint(0, target.vocab_size, (PROMPT,), generator=torch.Generator().manual_seed(seed)).tolist()
+    fed = text
+    for _ in range(TOKENS):
+        logits = target.forward([Rows(cache, fed, num_logits=1)]).logits
+        cache.commit(range(len(fed)))
+        fed = [int(logits[0].argmax())]
+        text = text + fed
+    return text
+
+
+def drafted(head: EagleModel, target: Model, text: list[int]) -> tuple[list[int], list[int], list[tuple[int, int]]]:
+    """Reached and accepted by position, and (context, accepted) of each chain, by drafting along a text."""
+    states = head.fuse(served_states(target, text, head.config.layers).clone())
+    reached, accepted, chains = [0] * K, [0] * K, []
+    end = PROMPT + 1  # tokens that are committed
+    while end + K <= len(text):
+        cache = head.new_cache()
+        found = head.forward([Rows(cache, text[1:end], num_logits=1, num_taps=1, states=states[: end - 1])])
+        run = 0
+        for step in range(K):
+            reached[step] += 1
+            token = int(found.logits[0].argmax())
+            if token != text[end + step]:
+                break
+            accepted[step] += 1
+            run += 1
+            assert found.taps is not None
+            found = head.forward([Rows(cache, [token], states=found.taps[:, 0])])
+        chains.append((end, run))
+        end += run + 1
+    return reached, accepted, chains
+
+
+def test_chains_along_an_answer_are_those_that_are_drafted(
+    target: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(eagle_evaluate, "COMPUTE", {"cpu": torch.float64})
+    monkeypatch.setattr(eagle_evaluate, "CONTEXTS", (0, 16, 32))
+    texts = [greedy_text(target, seed) for seed in range(5)]
+    counts = torch.bincount(torch.cat([torch.tensor(text) for text in texts]))
+    common = counts.argsort(descending=True)[:2].sort().values
+    head = random_head(target, draft_vocab_size=2, layers=(0, target.num_layers), norm_output=True)
+    head = replace(head, d2t=common - torch.arange(2))
+    wanted = [False] * PROMPT + [True] * TOKENS
+    other = torch.randint(0, target.vocab_size, (PROMPT + TOKENS,)).tolist()  # no greedy answer
+    documents = [Document(text, wanted) for text in [*texts, other]]
+    rows = pack(documents, tmp_path / "packed", window=90, vocab_size=target.vocab_size, made_from={})
+    module = EagleHead(head.config).double()
+    module.load_state_dict({name: tensor.double() for name, tensor in head.tensors.items()})
+    of = Target(target, Served(target, head.config.layers), target.output_rows(common).double())  # type: ignore[arg-type]
+    score = HeldOut(of, PackedRows(rows.folder), 9, common, K).score(module)
+    served = EagleModel(head.config, head.tensors, head.d2t, target)
+    parts = [drafted(served, target, text) for text in texts]
+    assert score.reached == [sum(part[0][step] for part in parts) for step in range(K)]
+    assert score.accepted == [sum(part[1][step] for part in parts) for step in range(K)]
+    assert score.accepted[1] > 2 and score.accepted[0] < score.reached[0]
+    assert (score.greedy_documents, score.documents) == (5, 6)
+    late = [run for part in parts for end, run in part[2] if end >= 32]
+    assert score.by_context[32] == (len(late), sum(late))
+    assert score.mean_acceptance_length == 1 + sum(score.accepted) / score.reached[0]
+    assert 0 < score.overlap[0] < 1 and 1 < score.expected_length < 1 + K
+
+
+def test_an_answer_is_the_run_of_wanted_tokens_at_the_end_of_its_document() -> None:
+    documents = torch.tensor([[0, 0, 0, 0, 1, 1, 1, NO_DOCUMENT]])
+    wanted = torch.tensor([[0, 1, 0, 1, 0, 1, 1, 0]]).bool()
+    assert answers_alone(wanted, documents).int().tolist() == [[0, 0, 0, 1, 0, 1, 1, 0]]
+
+
+def test_the_predicted_speed_up_is_of_measured_steps() -> None:
+    costs = StepCosts([10.0, 11.0, 12.0], (2.0, 1.0))
+    score = eagle_evaluate.HeadScore(2, reached=[10, 5], accepted=[5, 4])
+    speedups = HeadReport.of(score, costs).speedups
+    assert speedups[1] == pytest.approx(1.5 * 10 / 13) and speedups[2] == pytest.approx(1.9 * 10 / 15)
