@@ -161,12 +161,8 @@ def train_draft(
 ) -> None:
     """Train a draft of `target_folder`, save to `out`, measure the pair, write the card.
 
-    Args:
-        data: a folder of Python files or of packed rows.
-        start: the folder of a model to go on from, instead of training one on text.
-
-    Raises:
-        ConfigError: two starts are given.
+    `data` is a folder of Python files or of packed rows; `start` that of a model to go on from, instead of training
+    one on text. Raises ConfigError where two starts are given.
     """
     if start is not None and options.pruning.layers is not None:
         raise ConfigError("--start and --prune-layers are two starts of one draft. Leave one of the two out.")
