@@ -11,7 +11,7 @@ from rich.console import Console
 from torch import Tensor
 
 from forerun.errors import ConfigError
-from forerun.heads import save_head
+from forerun.heads import StoredHead, save_head
 from forerun.heads.fingerprint import target_fingerprint
 from forerun.models import LanguageModel, find_tokenizer, load_model, load_transformers_model, number_format
 from forerun.models.eagle import EagleModel
@@ -22,7 +22,7 @@ from forerun.train.eagle import COMPUTE, Target, train
 from forerun.train.eagle_card import HeadReport
 from forerun.train.eagle_costs import measure_costs
 from forerun.train.eagle_data import read_rows
-from forerun.train.eagle_evaluate import HeldOut
+from forerun.train.eagle_evaluate import HeldOut, shown
 from forerun.train.eagle_module import EagleHead
 from forerun.train.eagle_options import EagleTraining
 from forerun.train.eagle_start import draft_vocabulary, head_config, offsets, set_first_weights, token_counts
@@ -74,8 +74,8 @@ def train_eagle(
         def evaluate(head: EagleHead) -> float:
             found = during.score(head)
             console.print(
-                f"mean acceptance length {found.mean_acceptance_length:.3f} ({eagle_card.shown(found.per_position)}), "
-                f"overlap {eagle_card.shown(found.overlap)}",
+                f"mean acceptance length {found.mean_acceptance_length:.3f} ({shown(found.per_position)}), "
+                f"overlap {shown(found.overlap)}",
                 highlight=False,
             )
             return found.score
@@ -139,7 +139,7 @@ def prepare(name: str, data: Path, work: Path, options: EagleTraining, console: 
 def measure(start: Start, held_out: HeldOut, num_draft_tokens: int) -> HeadReport:
     """Score and costs of a head."""
     head = start.head
-    drafting = EagleModel(head.config, dict(head.named_parameters()), _d2t(start), start.served)
+    drafting = EagleModel(StoredHead(head.config, weights(head), _d2t(start)), start.served, "the head")
     return HeadReport.of(held_out.score(head), measure_costs(start.served, drafting, num_draft_tokens))
 
 
@@ -149,12 +149,17 @@ def save(out: Path, start: Start, record: dict[str, Any]) -> None:
     save_head(
         out,
         head.config,
-        {name: parameter.detach().cpu() for name, parameter in head.named_parameters()},
+        weights(head),
         _d2t(start),
         record,
         fingerprint=target_fingerprint(start.served),
         number_format=number_format(start.served),
     )
+
+
+def weights(head: EagleHead) -> dict[str, Tensor]:
+    """Its tensors by name."""
+    return {name: parameter.detach().cpu() for name, parameter in head.named_parameters()}
 
 
 def _d2t(start: Start) -> Tensor | None:

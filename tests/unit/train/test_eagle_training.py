@@ -133,7 +133,7 @@ def test_a_draft_of_several_sequences_gives_the_logits_of_training(
     head = random_head(target, **KINDS[kind])
     rows = head_rows(*packed, STEPS)
     logits = trained_logits(head, target, rows)
-    served = EagleModel(head.config, head.tensors, head.d2t, target)
+    served = EagleModel(head, target)
     rows_of = {(document, row): index for index, document, row in active_rows(rows)}
     known = texts(rows)
     caches = [served.new_cache() for _ in known]
