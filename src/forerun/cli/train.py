@@ -219,7 +219,7 @@ def evaluate(
 def _evaluate_head(
     target: Path, head: Path, data: Path | None, machine: LmTraining, sizes: dict[str, int], json: bool
 ) -> None:
-    from forerun.train.evaluate_head import evaluate_head
+    from forerun.train.eagle.evaluate_folder import evaluate_head
 
     report = evaluate_head(
         str(target),

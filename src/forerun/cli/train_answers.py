@@ -55,7 +55,7 @@ def answers(
     """
     from rich.console import Console
 
-    from forerun.train.answers import make_answers
+    from forerun.train.data.answers import make_answers
 
     target = chosen_model(target, "--target")
 

@@ -12,7 +12,7 @@ import typer
 
 from forerun.cli.default_model import chosen_model
 from forerun.cli.flags import Flags, with_flags
-from forerun.train.eagle_options import EagleShape, EagleTraining
+from forerun.train.eagle.options import EagleShape, EagleTraining
 
 Out = Annotated[Path, typer.Argument(help="Head's folder to write.")]
 Target = Annotated[
@@ -52,7 +52,7 @@ def eagle(
     force: Force = False,
 ) -> None:
     """Train a head that drafts from its target's hidden states (EAGLE-3, or EAGLE-1 by --version 1)."""
-    from forerun.train.eagle_commands import train_eagle
+    from forerun.train.eagle.commands import train_eagle
 
     name = chosen_model(target, "--target")
     command = shlex.join(["forerun", *(Path(part).name if "/" in part else part for part in sys.argv[1:])])

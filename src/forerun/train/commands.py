@@ -10,7 +10,7 @@ import torch
 from rich.console import Console
 
 from forerun.errors import ConfigError
-from forerun.train import card, card_command, distil, folder, lm
+from forerun.train import card, card_command, folder, lm
 from forerun.train.accelerator import device_name, training_device
 from forerun.train.copying import copying
 from forerun.train.corpus import (
@@ -22,7 +22,11 @@ from forerun.train.corpus import (
     split,
     standard_library_root,
 )
+from forerun.train.data.packed import PackedRows
 from forerun.train.defaults import DraftTraining, LmTraining, OtherVocabTraining
+from forerun.train.draft import distil
+from forerun.train.draft.packed_samples import is_packed, packed_record
+from forerun.train.draft.starts import check_size, step_parameters
 from forerun.train.evaluate import Acceptance, TextScore, text_score
 from forerun.train.heldout import HELD_OUT_CORPUS, holds_out_the_same, read_held_out
 from forerun.train.measures import (
@@ -33,10 +37,7 @@ from forerun.train.measures import (
     pair_acceptance,
 )
 from forerun.train.other_vocab import sample_documents
-from forerun.train.packed import PackedRows
-from forerun.train.packed_samples import is_packed, packed_record
 from forerun.train.run_folder import run_in
-from forerun.train.starts import check_size, step_parameters
 from forerun.train.token_ids import vocabulary_size
 
 

@@ -15,10 +15,10 @@ from forerun import workloads
 from forerun.train import attention
 from forerun.train.accelerator import micro_tokens
 from forerun.train.corpus import SourceFile
+from forerun.train.data.packed import PackedBatch, PackedRows
+from forerun.train.draft.output_vocabulary import restricted
 from forerun.train.evaluate import Acceptance, acceptance, acceptance_of, continued, score_of_continuations
 from forerun.train.heldout import holds_out_the_same, read_held_out
-from forerun.train.output_vocabulary import restricted
-from forerun.train.packed import PackedBatch, PackedRows
 
 HELD_OUT_ROWS = 64
 """Packed rows that are measured, at most."""

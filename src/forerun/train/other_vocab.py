@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from forerun.errors import ConfigError
 from forerun.train.corpus import SourceFile
-from forerun.train.samples import SHARDS, read_array
+from forerun.train.draft.samples import SHARDS, read_array
 
 ROWS_PER_DOCUMENT = 16
 """Samples begin and end anywhere; joined, they teach no end of text where there is none."""

@@ -9,10 +9,10 @@ import pytest
 
 from forerun import workloads
 from forerun.errors import ConfigError
-from forerun.train.answer_file import read_answers
-from forerun.train.answer_rows import pack_answers
-from forerun.train.chat_text import ChatText
-from forerun.train.packed import PackedRows
+from forerun.train.data.answer_file import read_answers
+from forerun.train.data.answer_rows import pack_answers
+from forerun.train.data.chat_text import ChatText
+from forerun.train.data.packed import PackedRows
 from small_tokenizers import byte_level
 
 CHATML = (

@@ -18,13 +18,13 @@ from forerun.engine.stats import SequenceStats
 from forerun.errors import ConfigError
 from forerun.files.journal import Journal
 from forerun.files.write import locked
-from forerun.train import answer_stages, answers, passages
-from forerun.train.answer_rows import pack_answers
-from forerun.train.answers import make_answers
+from forerun.train.data import answer_stages, answers, passages
+from forerun.train.data.answer_rows import pack_answers
+from forerun.train.data.answers import make_answers
+from forerun.train.data.mixture import KINDS, mix
+from forerun.train.data.own_prompts import fault
+from forerun.train.data.passages import Passage, read_passages
 from forerun.train.defaults import AnswerMaking
-from forerun.train.mixture import KINDS, mix
-from forerun.train.own_prompts import fault
-from forerun.train.passages import Passage, read_passages
 from small_tokenizers import byte_level, ids_of
 
 TEMPLATE = (

@@ -15,9 +15,9 @@ from forerun.train import card, commands, folder
 from forerun.train.commands import train_draft, train_lm, train_other_vocab
 from forerun.train.corpus import SourceFile
 from forerun.train.defaults import Architecture, DraftTraining, OtherVocabTraining
+from forerun.train.draft.starts import check_size, inherit_embeddings
 from forerun.train.lm import build_model
 from forerun.train.other_vocab import sample_documents
-from forerun.train.starts import check_size, inherit_embeddings
 
 from .conftest import SHORT_RUN
 

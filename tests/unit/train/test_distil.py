@@ -15,17 +15,18 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
 
 from forerun.errors import ConfigError
 from forerun.models import Rows, load_draft_model
-from forerun.train import attention, commands, distil_loss, folder, measures
+from forerun.train import attention, commands, folder, measures
 from forerun.train.continuations import TopProbs, top_probs_of
 from forerun.train.corpus import SourceFile
+from forerun.train.data.packed import PackedRows
+from forerun.train.data.packing import Document, pack
 from forerun.train.defaults import LOSSES, Architecture, DraftTraining, LossName, Pruning
-from forerun.train.distil_loss import DistillationLoss
+from forerun.train.draft import distil_loss
+from forerun.train.draft.distil_loss import DistillationLoss
+from forerun.train.draft.output_vocabulary import frequent_tokens, output_tokens_of, restrict, restricted
+from forerun.train.draft.samples import Shard, write_shard
 from forerun.train.lm import build_model
 from forerun.train.loop import Loop
-from forerun.train.output_vocabulary import frequent_tokens, output_tokens_of, restrict, restricted
-from forerun.train.packed import PackedRows
-from forerun.train.packing import Document, pack
-from forerun.train.samples import Shard, write_shard
 from forerun.train.tokenizer import train_tokenizer
 from forerun.vocabulary.fingerprint import fingerprint
 

@@ -13,15 +13,15 @@ from torch import Tensor
 from families import make_family
 from forerun.models import Model, Rows, load_model
 from forerun.models.eagle import EagleModel
-from forerun.train import eagle_evaluate
-from forerun.train.eagle import Target
-from forerun.train.eagle_card import HeadReport
-from forerun.train.eagle_costs import StepCosts
-from forerun.train.eagle_evaluate import HeldOut, answers_alone
-from forerun.train.eagle_module import EagleHead
-from forerun.train.packed import NO_DOCUMENT, PackedRows
-from forerun.train.packing import Document, pack
-from forerun.train.target_states import served_states
+from forerun.train.data.packed import NO_DOCUMENT, PackedRows
+from forerun.train.data.packing import Document, pack
+from forerun.train.eagle import evaluate as eagle_evaluate
+from forerun.train.eagle.card import HeadReport
+from forerun.train.eagle.costs import StepCosts
+from forerun.train.eagle.evaluate import HeldOut, answers_alone
+from forerun.train.eagle.module import EagleHead
+from forerun.train.eagle.run import Target
+from forerun.train.eagle.target_states import served_states
 from heads import random_head
 
 K, PROMPT, TOKENS = 3, 4, 40

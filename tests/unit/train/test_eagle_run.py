@@ -22,13 +22,13 @@ from forerun.errors import ConfigError
 from forerun.files.write import locked
 from forerun.heads import load_head
 from forerun.models.eagle import EagleModel
-from forerun.train import eagle
 from forerun.train.checkpoint import CHECKPOINT, LoopState, save_checkpoint
-from forerun.train.eagle_commands import Start, measure, prepare, train_eagle
-from forerun.train.eagle_evaluate import HeldOut
-from forerun.train.eagle_module import EagleHead
-from forerun.train.eagle_options import EagleShape, EagleTraining
-from forerun.train.eagle_start import set_first_weights
+from forerun.train.eagle import run as eagle
+from forerun.train.eagle.commands import Start, measure, prepare, train_eagle
+from forerun.train.eagle.evaluate import HeldOut
+from forerun.train.eagle.module import EagleHead
+from forerun.train.eagle.options import EagleShape, EagleTraining
+from forerun.train.eagle.start import set_first_weights
 from forerun.train.loop import Loop
 
 QUIET = Console(quiet=True)

@@ -17,11 +17,11 @@ from families import VOCAB, make_family
 from forerun.errors import ConfigError
 from forerun.models import Model, Rows, load_model
 from forerun.models.eagle import EagleModel
-from forerun.train.eagle_loss import Targets, weighted_loss
-from forerun.train.eagle_module import EagleHead, unrolled
-from forerun.train.eagle_rows import HeadRows, head_rows
+from forerun.train.data.packed import NO_DOCUMENT
+from forerun.train.eagle.loss import Targets, weighted_loss
+from forerun.train.eagle.module import EagleHead, unrolled
+from forerun.train.eagle.rows import HeadRows, head_rows
 from forerun.train.losses import LOSSES, divergence
-from forerun.train.packed import NO_DOCUMENT
 from heads import Head, random_head, reference_logits
 
 STEPS = 3

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from forerun.errors import ConfigError
-from forerun.train import packing
-from forerun.train.packed import NO_DOCUMENT, PackedRows
-from forerun.train.packing import Document, pack
+from forerun.train.data import packing
+from forerun.train.data.packed import NO_DOCUMENT, PackedRows
+from forerun.train.data.packing import Document, pack
 
 
 def documents(count: int, longest: int, seed: int = 0) -> list[Document]:

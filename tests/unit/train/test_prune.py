@@ -12,9 +12,9 @@ from torch import Tensor
 from forerun.errors import ConfigError, IncompatibleDrafterError
 from forerun.models.configuration import OUTPUT_TOKENS
 from forerun.train.defaults import Architecture, Pruning
+from forerun.train.draft.prune import chosen_layers, pruned_copy
+from forerun.train.draft.starts import MAX_TRAINED_SHARE, check_size, check_start, step_parameters
 from forerun.train.lm import build_model
-from forerun.train.prune import chosen_layers, pruned_copy
-from forerun.train.starts import MAX_TRAINED_SHARE, check_size, check_start, step_parameters
 from forerun.train.tokenizer import train_tokenizer
 
 SIZES = {

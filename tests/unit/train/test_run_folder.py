@@ -15,17 +15,18 @@ import torch
 from rich.console import Console
 
 from forerun.errors import ConfigError
-from forerun.train import lm, samples
+from forerun.train import lm
 from forerun.train.checkpoint import CHECKPOINT, LoopState, load_checkpoint, save_checkpoint
 from forerun.train.continuations import TopProbs
 from forerun.train.corpus import SourceFile
 from forerun.train.defaults import DraftTraining
+from forerun.train.draft import samples
+from forerun.train.draft.samples import Shard, ShardBatches, sample_all, write_shard
 from forerun.train.folder import load_tokenizer, read_record, save as save_folder
 from forerun.train.loop import Loop
 from forerun.train.optim import Optimisers
 from forerun.train.resumed_options import pin
 from forerun.train.run_folder import run_in
-from forerun.train.samples import Shard, ShardBatches, sample_all, write_shard
 from forerun.train.tokenizer import train_tokenizer
 
 from .conftest import SHORT_RUN, TINY

@@ -17,11 +17,12 @@ from tokenizers.pre_tokenizers import Whitespace
 from transformers import PreTrainedTokenizerFast
 
 from forerun.errors import ConfigError
-from forerun.train import commands, distil, folder, lm, measures
+from forerun.train import commands, folder, lm, measures
 from forerun.train.continuations import continue_prompts, top_probs_of
 from forerun.train.corpus import SourceFile
 from forerun.train.defaults import Architecture, DraftTraining
-from forerun.train.samples import SHARDS, read_shard
+from forerun.train.draft import distil
+from forerun.train.draft.samples import SHARDS, read_shard
 from forerun.train.stream import Epochs, EpochTexts, TwoStageStream, tokenize
 from forerun.train.token_ids import end_of_text, id_type
 

@@ -16,10 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from forerun.train.accelerator import device_of
-from forerun.train.eagle import COMPUTE, Target
-from forerun.train.eagle_module import EagleHead, unrolled
-from forerun.train.eagle_rows import HeadRows, head_rows
-from forerun.train.packed import NO_DOCUMENT, PackedRows
+from forerun.train.data.packed import NO_DOCUMENT, PackedRows
+from forerun.train.eagle.module import EagleHead, unrolled
+from forerun.train.eagle.rows import HeadRows, head_rows
+from forerun.train.eagle.run import COMPUTE, Target
 
 CONTEXTS = (0, 128, 256, 512, 1024, 2048, 4096, 8192)
 """Where the buckets of context lengths begin."""

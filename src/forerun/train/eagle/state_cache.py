@@ -16,8 +16,8 @@ from torch import Tensor
 
 from forerun.errors import ConfigError
 from forerun.files.write import digest, remove, write_bytes
-from forerun.train.packed import NO_DOCUMENT
-from forerun.train.target_states import TargetStates
+from forerun.train.data.packed import NO_DOCUMENT
+from forerun.train.eagle.target_states import TargetStates
 
 _NAME = "states"
 

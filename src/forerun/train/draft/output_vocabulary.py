@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from forerun.errors import ConfigError
 from forerun.models.configuration import OUTPUT_TOKENS
 from forerun.models.llama import llama_refusal
-from forerun.train.samples import read_shard
+from forerun.train.draft.samples import read_shard
 
 
 def output_tokens_of(model: PreTrainedModel) -> Tensor | None:

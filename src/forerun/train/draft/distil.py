@@ -18,17 +18,14 @@ from forerun.train import lm
 from forerun.train.accelerator import training_device
 from forerun.train.checkpoint import LoopState, load_checkpoint
 from forerun.train.corpus import SourceFile
+from forerun.train.data.packed import PackedRows
 from forerun.train.defaults import DraftTraining, LossName
-from forerun.train.distil_loss import DistillationLoss
-from forerun.train.loop import Loop
-from forerun.train.optim import Optimisers
-from forerun.train.output_vocabulary import frequent_tokens, output_tokens_of, restrict
-from forerun.train.packed import PackedRows
-from forerun.train.packed_samples import check_packed, packed_shards, sample_packed
-from forerun.train.prune import pruned_copy
-from forerun.train.resumed_options import pin, pin_target
-from forerun.train.samples import ShardBatches, sample_all, total_shards
-from forerun.train.starts import (
+from forerun.train.draft.distil_loss import DistillationLoss
+from forerun.train.draft.output_vocabulary import frequent_tokens, output_tokens_of, restrict
+from forerun.train.draft.packed_samples import check_packed, packed_shards, sample_packed
+from forerun.train.draft.prune import pruned_copy
+from forerun.train.draft.samples import ShardBatches, sample_all, total_shards
+from forerun.train.draft.starts import (
     MAX_SHARE,
     MAX_TRAINED_SHARE,
     check_size,
@@ -36,6 +33,9 @@ from forerun.train.starts import (
     inherit_embeddings,
     step_parameters,
 )
+from forerun.train.loop import Loop
+from forerun.train.optim import Optimisers
+from forerun.train.resumed_options import pin, pin_target
 from forerun.train.stream import EpochTexts, Windows, tokenize
 from forerun.train.token_ids import model_vocabulary
 from forerun.train.workers import Batch, Workers

@@ -15,20 +15,20 @@ from forerun.heads import StoredHead, save_head
 from forerun.heads.fingerprint import target_fingerprint
 from forerun.models import LanguageModel, find_tokenizer, load_model, load_transformers_model, number_format
 from forerun.models.eagle import EagleModel
-from forerun.train import eagle_card
 from forerun.train.accelerator import device_name, reuse_memory, training_device
 from forerun.train.curves import PICTURE, REMEDY, draw_curves
-from forerun.train.eagle import COMPUTE, Target, train
-from forerun.train.eagle_card import HeadReport
-from forerun.train.eagle_costs import measure_costs
-from forerun.train.eagle_data import read_rows
-from forerun.train.eagle_evaluate import HeldOut, shown
-from forerun.train.eagle_module import EagleHead
-from forerun.train.eagle_options import EagleTraining
-from forerun.train.eagle_start import draft_vocabulary, head_config, offsets, set_first_weights, token_counts
-from forerun.train.packed import PackedRows
+from forerun.train.data.packed import PackedRows
+from forerun.train.eagle import card as eagle_card
+from forerun.train.eagle.card import HeadReport
+from forerun.train.eagle.costs import measure_costs
+from forerun.train.eagle.data import read_rows
+from forerun.train.eagle.evaluate import HeldOut, shown
+from forerun.train.eagle.module import EagleHead
+from forerun.train.eagle.options import EagleTraining
+from forerun.train.eagle.run import COMPUTE, Target, train
+from forerun.train.eagle.start import draft_vocabulary, head_config, offsets, set_first_weights, token_counts
+from forerun.train.eagle.target_states import TargetStates, check_states
 from forerun.train.run_folder import run_in
-from forerun.train.target_states import TargetStates, check_states
 
 FINAL_ROWS = 400
 """Held-out rows of the evaluation that goes to the card, at most."""

@@ -17,12 +17,12 @@ from forerun.engine import LLM, Choice
 from forerun.errors import ConfigError, PromptError
 from forerun.files.journal import Journal
 from forerun.files.write import digest
-from forerun.train.answer_file import Answered
-from forerun.train.chat_text import ChatText
 from forerun.train.corpus import hash_fraction
+from forerun.train.data.answer_file import Answered
+from forerun.train.data.chat_text import ChatText
+from forerun.train.data.many_requests import compute
+from forerun.train.data.own_prompts import fault, likeness, writer
 from forerun.train.defaults import AnswerMaking
-from forerun.train.many_requests import compute
-from forerun.train.own_prompts import fault, likeness, writer
 from forerun.vocabulary import encode_text
 from forerun.workloads import Case
 

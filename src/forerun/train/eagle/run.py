@@ -13,16 +13,16 @@ from torch import Tensor, nn
 from forerun.models import LanguageModel
 from forerun.train.accelerator import device_of
 from forerun.train.checkpoint import LoopState, load_checkpoint
-from forerun.train.eagle_loss import Targets, feature_loss, weighted_loss
-from forerun.train.eagle_module import Augmentation, EagleHead, unrolled
-from forerun.train.eagle_options import EagleTraining
-from forerun.train.eagle_rows import head_rows
+from forerun.train.data.packed import PackedRows
+from forerun.train.eagle.loss import Targets, feature_loss, weighted_loss
+from forerun.train.eagle.module import Augmentation, EagleHead, unrolled
+from forerun.train.eagle.options import EagleTraining
+from forerun.train.eagle.rows import head_rows
+from forerun.train.eagle.state_cache import StateCache
+from forerun.train.eagle.target_states import TargetStates
 from forerun.train.loop import Evaluations, Loop
 from forerun.train.optim import Optimisers
-from forerun.train.packed import PackedRows
 from forerun.train.resumed_options import pin
-from forerun.train.state_cache import StateCache
-from forerun.train.target_states import TargetStates
 from forerun.train.workers import Batch, Workers
 
 _FREE = ("threads", "device", "checkpoint_seconds", "evaluate_every", "held_out_rows", "num_draft_tokens", "patience")

@@ -12,13 +12,13 @@ from forerun.errors import ConfigError, PromptError
 from forerun.files.write import digest
 from forerun.heads.fingerprint import same_target
 from forerun.retrieval.sources import find_files, read_documents
-from forerun.train.answer_file import Answered, answered_by, is_answer_file, read_answers
-from forerun.train.answer_prompts import files_digest
-from forerun.train.chat_text import ChatText
 from forerun.train.corpus import hash_fraction
-from forerun.train.overlap import WORDS, Overlap, bundled
-from forerun.train.packed import INDEX, PackedRows
-from forerun.train.packing import Document, pack
+from forerun.train.data.answer_file import Answered, answered_by, is_answer_file, read_answers
+from forerun.train.data.answer_prompts import files_digest
+from forerun.train.data.chat_text import ChatText
+from forerun.train.data.overlap import WORDS, Overlap, bundled
+from forerun.train.data.packed import INDEX, PackedRows
+from forerun.train.data.packing import Document, pack
 from forerun.vocabulary import encode_text
 from forerun.vocabulary.fingerprint import fingerprint
 

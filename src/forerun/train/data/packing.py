@@ -13,7 +13,7 @@ from safetensors.torch import save
 
 from forerun.errors import ConfigError
 from forerun.files.write import digest, leftovers, remove, whole_folder, write_bytes, write_json
-from forerun.train.packed import FORM, HELD_OUT, INDEX, NO_DOCUMENT, PARTS, TRAINING, PackedRows
+from forerun.train.data.packed import FORM, HELD_OUT, INDEX, NO_DOCUMENT, PARTS, TRAINING, PackedRows
 
 SHARD_BYTES = 16 << 20
 OPEN_ROWS = 256

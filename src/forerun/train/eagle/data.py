@@ -9,8 +9,8 @@ from rich.console import Console
 
 from forerun.errors import ConfigError
 from forerun.models import LanguageModel
-from forerun.train.answer_rows import pack_answers
-from forerun.train.packed import INDEX, PackedRows
+from forerun.train.data.answer_rows import pack_answers
+from forerun.train.data.packed import INDEX, PackedRows
 from forerun.vocabulary.fingerprint import fingerprint
 
 

@@ -22,13 +22,13 @@ from forerun.files.json_file import Fields
 from forerun.files.write import atomic_file, digest, locked, refuse_to_overwrite, remove, write_json
 from forerun.heads.fingerprint import target_fingerprint
 from forerun.retrieval.sources import find_files
-from forerun.train.answer_file import SUFFIXES, Answered, is_answer_file, record_path
-from forerun.train.answer_prompts import cut_prompts, files_digest, parted, read_prompts
-from forerun.train.answer_stages import Stages
+from forerun.train.data.answer_file import SUFFIXES, Answered, is_answer_file, record_path
+from forerun.train.data.answer_prompts import cut_prompts, files_digest, parted, read_prompts
+from forerun.train.data.answer_stages import Stages
+from forerun.train.data.mixture import KINDS, mix
+from forerun.train.data.overlap import Overlap, bundled
+from forerun.train.data.passages import Passage, prose_pieces, read_passages
 from forerun.train.defaults import AnswerMaking
-from forerun.train.mixture import KINDS, mix
-from forerun.train.overlap import Overlap, bundled
-from forerun.train.passages import Passage, prose_pieces, read_passages
 from forerun.vocabulary.fingerprint import fingerprint
 from forerun.workloads import Case
 

@@ -12,9 +12,9 @@ from forerun.errors import ConfigError
 from forerun.heads.eagle_config import EagleConfig
 from forerun.models import LanguageModel
 from forerun.models.sources import find_source
-from forerun.train.eagle_module import EagleHead
-from forerun.train.eagle_options import EagleShape
-from forerun.train.packed import NO_DOCUMENT, PackedRows
+from forerun.train.data.packed import NO_DOCUMENT, PackedRows
+from forerun.train.eagle.module import EagleHead
+from forerun.train.eagle.options import EagleShape
 
 DEVIATION = 0.02
 """Of random weights."""

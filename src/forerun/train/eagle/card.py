@@ -11,10 +11,10 @@ from forerun.files.write import write_bytes
 from forerun.heads.eagle_config import EagleConfig
 from forerun.train.card import stage_record, versions
 from forerun.train.checkpoint import LoopState
-from forerun.train.eagle_costs import StepCosts
-from forerun.train.eagle_evaluate import HeadScore, shown
+from forerun.train.data.packed import PackedRows
+from forerun.train.eagle.costs import StepCosts
+from forerun.train.eagle.evaluate import HeadScore, shown
 from forerun.train.folder import CARD, write_record
-from forerun.train.packed import PackedRows
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from forerun.errors import ConfigError
-from forerun.train.passages import Passage
+from forerun.train.data.passages import Passage
 
 LANGUAGES = ("German", "French", "Spanish", "Italian", "Portuguese", "Dutch", "Polish", "Chinese", "Japanese")
 TRANSLATED_SENTENCES = 3

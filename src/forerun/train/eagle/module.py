@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from forerun.errors import ConfigError
 from forerun.heads.eagle_config import EagleConfig, eagle_tensors
-from forerun.train.eagle_rows import HeadRows, Segment
+from forerun.train.eagle.rows import HeadRows, Segment
 
 
 class EagleHead(nn.Module):

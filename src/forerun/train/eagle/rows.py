@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from forerun.train.accelerator import to_device
-from forerun.train.packed import NO_DOCUMENT
+from forerun.train.data.packed import NO_DOCUMENT
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,16 +18,16 @@ from forerun.models import LanguageModel, find_tokenizer, load_model, load_trans
 from forerun.models.sources import find_source
 from forerun.train.accelerator import reuse_memory, training_device
 from forerun.train.continuations import write_on
-from forerun.train.eagle import COMPUTE, Target
-from forerun.train.eagle_card import HeadReport
-from forerun.train.eagle_commands import FINAL_ROWS, Start, measure
-from forerun.train.eagle_data import read_rows
-from forerun.train.eagle_evaluate import HeldOut
-from forerun.train.eagle_module import EagleHead
+from forerun.train.data.packed import PackedRows
+from forerun.train.data.packing import Document, pack
+from forerun.train.eagle.card import HeadReport
+from forerun.train.eagle.commands import FINAL_ROWS, Start, measure
+from forerun.train.eagle.data import read_rows
+from forerun.train.eagle.evaluate import HeldOut
+from forerun.train.eagle.module import EagleHead
+from forerun.train.eagle.run import COMPUTE, Target
+from forerun.train.eagle.target_states import TargetStates
 from forerun.train.evaluate import batches_of_one_length
-from forerun.train.packed import PackedRows
-from forerun.train.packing import Document, pack
-from forerun.train.target_states import TargetStates
 from forerun.vocabulary import encode_text
 
 WINDOW = 512

@@ -12,10 +12,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from forerun.errors import ConfigError
 from forerun.train.continuations import top_probs_of
+from forerun.train.data.packed import INDEX, PackedRows
 from forerun.train.defaults import DraftTraining
-from forerun.train.packed import INDEX, PackedRows
+from forerun.train.draft.samples import Shard, write_all
 from forerun.train.resumed_options import pin
-from forerun.train.samples import Shard, write_all
 from forerun.train.token_ids import model_vocabulary, stored_ids
 from forerun.vocabulary.fingerprint import fingerprint
 

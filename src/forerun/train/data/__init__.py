@@ -1,0 +1,1 @@
+"""Data for training: prompts, the target's answers, and both as packed rows of tokens."""
