@@ -47,7 +47,7 @@ class Target:
 
     def embeddings(self, token_ids: Tensor) -> Tensor:
         """[N, H] float32. token_ids: [N] int64."""
-        found, place = token_ids.unique(return_inverse=True)
+        found, place = torch.unique(token_ids, return_inverse=True)
         # outside of the model's inference mode, whose tensors no gradient may be computed beside
         return self.served.embedding_rows(found).clone()[place.to(self.served.device)]
 

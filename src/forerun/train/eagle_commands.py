@@ -22,7 +22,7 @@ from forerun.train.eagle import COMPUTE, Target, train
 from forerun.train.eagle_card import HeadReport
 from forerun.train.eagle_costs import measure_costs
 from forerun.train.eagle_data import read_rows
-from forerun.train.eagle_evaluate import HeldOut
+from forerun.train.eagle_evaluate import HeldOut, shown
 from forerun.train.eagle_module import EagleHead
 from forerun.train.eagle_options import EagleTraining
 from forerun.train.eagle_start import draft_vocabulary, head_config, offsets, set_first_weights, token_counts
@@ -74,8 +74,8 @@ def train_eagle(
         def evaluate(head: EagleHead) -> float:
             found = during.score(head)
             console.print(
-                f"mean acceptance length {found.mean_acceptance_length:.3f} ({eagle_card.shown(found.per_position)}), "
-                f"overlap {eagle_card.shown(found.overlap)}",
+                f"mean acceptance length {found.mean_acceptance_length:.3f} ({shown(found.per_position)}), "
+                f"overlap {shown(found.overlap)}",
                 highlight=False,
             )
             return found.score
