@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from atexit import register
+from collections.abc import Sequence as Seq
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from shutil import rmtree
+from tempfile import mkdtemp
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from forerun.heads.eagle_config import EagleConfig, eagle_tensors
-from forerun.models import LanguageModel, Model
+from doubles import FakeModel, MarkovModel
+from forerun import workloads
+from forerun.drafters import DRAFTERS
+from forerun.heads import EagleConfig, StoredHead, eagle_tensors, save_head
+from forerun.heads.fingerprint import target_fingerprint
+from forerun.models import Forward, LanguageModel, Model, Rows, load_model, load_tokenizer
 
 
-@dataclass
-class Head:
-    """A head as it is stored."""
-
-    config: EagleConfig
-    tensors: dict[str, Tensor]
-    d2t: Tensor | None = None
-    fingerprint: str | None = None
-    record: dict[str, Any] = field(default_factory=dict)
-
-
-def random_head(target: Model, seed: int = 0, draft_vocab_size: int | None = None, **options: Any) -> Head:
+def random_head(target: Model, seed: int = 0, draft_vocab_size: int | None = None, **options: Any) -> StoredHead:
     """A head of random weights that reads two states (version 1: one) and proposes so many tokens, or all."""
     generator = torch.Generator().manual_seed(seed)
     version = options.pop("version", 3)
@@ -51,13 +49,58 @@ def random_head(target: Model, seed: int = 0, draft_vocab_size: int | None = Non
         numbers = torch.randn(shape, generator=generator)
         tensors[name] = 1 + 0.1 * numbers if len(shape) == 1 else 1.5 * numbers * shape[1] ** -0.5
     if size == vocab:
-        return Head(config, tensors)
+        return StoredHead(config, tensors)
     tokens = torch.randperm(vocab, generator=generator)[:size].sort().values
-    return Head(config, tensors, tokens - torch.arange(size))
+    return StoredHead(config, tensors, tokens - torch.arange(size))
+
+
+def text_of(drafter: str) -> str:
+    """A drafter of the table as the bundled target is served with it: heads get a fitted one."""
+    return drafter if DRAFTERS[drafter].serves_bundled else f"{drafter}:model={_bundled_head()}"
+
+
+@cache
+def _bundled_head() -> Path:
+    """The folder of a head for the bundled target, fitted to some of the bundled code."""
+    target, tokenizer = load_model("bundled", "float32"), load_tokenizer("bundled")
+    texts = [tokenizer(case.prompt)["input_ids"][:150] for case in workloads.load("code", 16)[4:]]
+    folder = Path(mkdtemp()) / "head"
+    register(rmtree, folder.parent, ignore_errors=True)
+    head = fitted_head(target, texts)
+    save_head(folder, head.config, head.tensors, fingerprint=target_fingerprint(target))
+    return folder
+
+
+def fitted_head(target: Model, texts: Seq[Seq[int]]) -> StoredHead:
+    """The head (version 1, without attention) whose map of [embedding; state] to the next state is best by least
+    squares. Of the bundled target's greedy tokens it guesses about one in six."""
+    width = target.embedding_rows(torch.tensor([0])).shape[1]
+    vocab, layers = target.vocab_size, (target.num_layers,)
+    config = EagleConfig(1, vocab, vocab, width, width, 1, 1, 2, 2, layers=layers)
+    tensors = {name: torch.zeros(shape) for name, shape in eagle_tensors(config).items()}
+    head = StoredHead(config, tensors)
+    read, wanted = [], []
+    for text in texts:
+        states = states_of(target, head, text)[:, 0].double()
+        read.append(torch.cat([target.embedding_rows(torch.tensor(list(text)))[1:].double(), states[:-1]], 1))
+        wanted.append(states[1:])
+    x, y = torch.cat(read), torch.cat(wanted)
+    products = x.T @ x
+    products += 1e-3 * products.diagonal().mean() * torch.eye(len(products))
+    tensors["fc.weight"] = torch.linalg.solve(products, x.T @ y).T.float().contiguous()
+    return head
+
+
+def states_of(target: LanguageModel, head: StoredHead, text: Seq[int]) -> Tensor:
+    """[n, layers, H] the target's states of a text that the head reads."""
+    rows = Rows(target.new_cache(), list(text), num_logits=0, num_taps=len(text))
+    taps = target.forward([rows], head.config.layers).taps
+    assert taps is not None
+    return taps
 
 
 def reference_logits(
-    head: Head, target: LanguageModel, token_ids: Sequence[int], taps: Tensor, num_drafted: int = 0
+    head: StoredHead, target: LanguageModel, token_ids: Seq[int], taps: Tensor, num_drafted: int = 0
 ) -> Tensor:
     """[n, V] float64 logits of each row of a chain.
 
@@ -150,3 +193,70 @@ def _rotated(config: EagleConfig, x: Tensor, position: int) -> Tensor:
 
 def _norm(x: Tensor, weight: Tensor, config: EagleConfig) -> Tensor:
     return x * (x.pow(2).mean() + config.rms_norm_eps).rsqrt() * weight
+
+
+class AdditiveModel(FakeModel):
+    """A target whose logits are A of the last token plus B of the one before, and whose state of a position holds that
+    position's token: just what a head needs beside the token that follows. float64."""
+
+    def __init__(self, vocab_size: int = 11, seed: int = 0, scale: float = 3.0) -> None:
+        super().__init__(vocab_size, order=2, dtype=torch.float64, num_contexts=(vocab_size + 1) * vocab_size + 1)
+        generator = torch.Generator().manual_seed(seed)
+        self.last, self.before = scale * torch.randn(2, vocab_size, vocab_size, generator=generator).double()
+        slots = torch.arange(1, len(self.table))
+        before, last = (slots - 1) // vocab_size - 1, (slots - 1) % vocab_size
+        self.table[1:] = self.last[last] + self.before[before] * (before >= 0)[:, None]
+
+    def taps(self, slots: list[int], layers: Seq[int]) -> Tensor | None:
+        """The token of each position, as the second half of `embedding_rows`."""
+        if not layers:
+            return None
+        return self.embedding_rows((torch.tensor(slots, dtype=torch.int64) - 1) % self.vocab_size)[:, None]
+
+    def embedding_rows(self, token_ids: Tensor) -> Tensor:
+        """[n, 2 V]: nothing, then one number of each token."""
+        return torch.eye(2 * self.vocab_size)[token_ids + self.vocab_size]
+
+    def output_rows(self, token_ids: Tensor) -> Tensor:
+        """[n, 2 V]: the first half of the state are the logits."""
+        return torch.eye(2 * self.vocab_size)[token_ids]
+
+
+def aligned_head(target: AdditiveModel | MarkovTarget) -> StoredHead:
+    """A head (version 1, without attention) that is never wrong, if row i holds token i + 1 beside the state of token i
+    and a drafted row the output of the row before; fed in any other way, it is hardly ever right."""
+    vocab = target.vocab_size
+    config = EagleConfig(1, vocab, vocab, 2 * vocab, 2 * vocab, 1, 1, 2, 2, layers=(1,))
+    tensors = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in eagle_tensors(config).items()}
+    fuse = tensors["fc.weight"]  # [logits; token] of [nothing; token i + 1; anything; token i]
+    fuse[:vocab, vocab : 2 * vocab] = target.last.T
+    fuse[:vocab, 3 * vocab :] = target.before.T
+    fuse[vocab:, vocab : 2 * vocab] = torch.eye(vocab)
+    return StoredHead(config, tensors)
+
+
+class MarkovTarget(MarkovModel):
+    """A target of order 1 whose state of a position holds that position's token, as `AdditiveModel`'s."""
+
+    def __init__(self, table: Tensor) -> None:
+        super().__init__(table)
+        self.last, self.before = table, torch.zeros_like(table)
+
+    def forward(self, batch: Seq[Rows], layers: Seq[int] = ()) -> Forward:
+        logits = super().forward(batch, layers).logits
+        tapped = [token for rows in batch for token in rows.token_ids[len(rows.token_ids) - rows.num_tapped :]]
+        return Forward(
+            logits, self.embedding_rows(torch.tensor(tapped, dtype=torch.int64))[:, None] if layers else None
+        )
+
+    embedding_rows = AdditiveModel.embedding_rows
+    output_rows = AdditiveModel.output_rows
+
+
+def noisy_head(target: AdditiveModel | MarkovTarget) -> StoredHead:
+    """`aligned_head` with errors that depend on both tokens, and without token 0 among those that it can propose."""
+    head = aligned_head(target)
+    vocab = target.vocab_size
+    generator = torch.Generator().manual_seed(9)
+    head.tensors["fc.weight"][:vocab] += 0.8 * torch.randn(vocab, 4 * vocab, generator=generator)
+    return StoredHead(replace(head.config, draft_vocab_size=vocab - 1), head.tensors, torch.ones(vocab - 1).long())

@@ -22,6 +22,8 @@ from forerun.drafters import (
     CrossVocab,
     DraftModel,
     DraftTree,
+    Eagle,
+    EagleTree,
     EarlyExit,
     Hybrid,
     Lookahead,
@@ -38,6 +40,7 @@ from forerun.models import Model, load_model
 from forerun.retrieval import build_index
 from forerun.vocabulary import fingerprint
 from fuzzing import examples
+from heads import fitted_head
 from pooled import PooledModel
 
 from .interrupting import Hang, Interrupts
@@ -113,8 +116,10 @@ DRAFTERS: dict[str, Callable[[], Drafter | None]] = {
     "llama": lambda: None,
     "early-exit": lambda: EarlyExit(1),
     "merged hybrid": lambda: Hybrid([Suffix(), Recycling(share=True)], "merge"),
+    "eagle": lambda: Eagle(fitted_head(llama(), PROMPTS)),
+    "eagle-tree": lambda: EagleTree(fitted_head(llama(), PROMPTS)),
 }
-OF_LLAMA = ("llama", "early-exit")
+OF_LLAMA = ("llama", "early-exit", "eagle", "eagle-tree")
 """Those whose target is a real model."""
 PROMPTS = [[1, 2, 3], [4, 5, 4, 5, 4], [6, 7]]
 KINDS = [

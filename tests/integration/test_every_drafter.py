@@ -13,6 +13,7 @@ import pytest
 from forerun import LLM, SamplingParams, workloads
 from forerun.drafters import DRAFTERS
 from forerun.kernels.partition import KV_BLOCK
+from heads import text_of
 
 GREEDY: dict[str, dict[str, Any]] = {
     "nothing else": {},
@@ -76,7 +77,7 @@ def expected(plain: LLM, requests: list[Request]) -> list[Any]:
 def test_the_output_is_that_of_plain_decoding(
     plain: LLM, requests: list[Request], expected: list[Any], drafter: str
 ) -> None:
-    llm = LLM(plain.target, drafter, num_draft_tokens=K, tokenizer=plain.tokenizer)
+    llm = LLM(plain.target, text_of(drafter), num_draft_tokens=K, tokenizer=plain.tokenizer)
     every = [params for *_, params in requests]
     assert llm.drafter is not None
     if llm.drafter.traits.reads_prediction:

@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 
 from families import make_family
-from forerun import LLM, SamplingParams
+from forerun import LLM, Eagle, EagleTree, SamplingParams
 from forerun.models import Forward, Model, Rows, load_model, load_tokenizer
+from heads import fitted_head
 
-DRAFTERS = ["draft-model", "draft-tree", "staged", "early-exit", "suffix", "recycling", "hybrid"]
+DRAFTERS = ["draft-model", "draft-tree", "staged", "eagle", "eagle-tree", "early-exit", "suffix", "recycling", "hybrid"]
+HEADS = {"eagle": Eagle, "eagle-tree": EagleTree}
 PARAMS = [
     SamplingParams(temperature=0, max_tokens=24, logprobs=2, ignore_eos=True),
     SamplingParams(seed=5, max_tokens=24, logprobs=2, ignore_eos=True),
@@ -41,11 +43,13 @@ def plain(family_folder: Callable[[str], Path], draft: Path) -> list[Any]:
 
 
 def open_llm(target: Model, tokenizer: Any, drafter: str | None, draft: Path) -> LLM:
-    spec = drafter
+    spec: Any = drafter
     if drafter in ("draft-model", "draft-tree", "staged"):
         spec = f"{drafter}:model={draft}"
     elif drafter == "hybrid":
         spec = f"hybrid:sources=suffix+{draft}"
+    elif drafter in HEADS:
+        spec = HEADS[drafter](fitted_head(target, PROMPTS))
     return LLM(target, spec, num_draft_tokens=6 if drafter else 0, tokenizer=tokenizer)
 
 
@@ -95,7 +99,7 @@ def test_a_target_forward_that_fails(
 
 
 @pytest.mark.parametrize("after", [False, True])
-@pytest.mark.parametrize("drafter", ["draft-model", "draft-tree", "staged", "hybrid", "early-exit"])
+@pytest.mark.parametrize("drafter", [name for name in DRAFTERS if name not in ("suffix", "recycling")])
 def test_a_drafters_forward_that_fails(
     drafter: str,
     after: bool,

@@ -18,6 +18,7 @@ from forerun import LLM, SamplingParams, workloads
 from forerun.config import BUNDLED_MODELS, BUNDLED_OTHER_VOCAB, QUANTISATIONS
 from forerun.drafters import DRAFTERS
 from forerun.models import Model, load_model, load_tokenizer
+from heads import text_of
 
 NUM_NEW = 12
 GREEDY = SamplingParams(temperature=0, max_tokens=NUM_NEW, ignore_eos=True)
@@ -50,7 +51,7 @@ class Rig:
         ]
 
     def llm(self, drafter: str | None, k: Any, **options: Any) -> LLM:
-        spec = drafter and SPECS.get(drafter, drafter)
+        spec = drafter and SPECS.get(drafter, text_of(drafter))
         return LLM(self.target, spec, num_draft_tokens=k, tokenizer=self.tokenizer, seed=1, **options)
 
 

@@ -12,6 +12,7 @@ from forerun.config import REFERENCE
 from forerun.drafters import DRAFTERS
 from forerun.engine.memory import GIB
 from forerun.kernels.page_layout import PAGE
+from heads import text_of
 
 NUM_NEW, K = 70, 6
 GREEDY = SamplingParams(temperature=0, max_tokens=NUM_NEW, ignore_eos=True)
@@ -55,7 +56,7 @@ def test_nobody_sees_who_lost_its_place(
         every = [replace(one, prediction=each.token_ids[::2]) for one, each in zip(PARAMS, expected, strict=True)]
     llm = LLM(
         plain.target,
-        drafter,
+        text_of(drafter),
         num_draft_tokens=K,
         tokenizer=plain.tokenizer,
         max_batch=4,

@@ -87,13 +87,13 @@ def measure(
         forward: seconds of the target's forward of one row.
 
     Raises:
-        ConfigError: a drafter computes in the target's cache, which does not exist here.
+        ConfigError: a drafter computes in the target's cache, or reads its states, which do not exist here.
     """
     rows = []
     for name, drafter in drafters.items():
-        if drafter.traits.writes_cache:
+        if drafter.traits.writes_cache or drafter.needs.states:
             raise ConfigError(
-                f"{name} drafts with the target's layers, but this measurement runs no target. "
+                f"{name} drafts with the target's layers or states, but this measurement runs no target. "
                 "Leave it out; `forerun bench generate` measures it."
             )
         say(f"timing {name}")
@@ -128,7 +128,7 @@ def bundled_drafters(
     target, tokenizer = load_model(BUNDLED_TARGET, dtype), load_tokenizer(BUNDLED_TARGET)
     binding = Binding(target, tokenizer, 0)
     drafters: dict[str, Drafter] = {}
-    for name in wanted or [name for name, row in DRAFTERS.items() if row.kind != "model"]:
+    for name in wanted or [name for name, row in DRAFTERS.items() if row.kind in ("target", "lookup")]:
         drafter, _ = make_drafter(f"{name}:index={index}" if index and name == "rest" else name, binding)
         if wanted or not drafter.traits.writes_cache:
             drafters[name] = drafter

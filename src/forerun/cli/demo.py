@@ -183,7 +183,7 @@ def choose_drafters(model: str, draft: str | None, names: str | None) -> dict[st
         if name not in DRAFTERS:
             raise ConfigError(f"There is no drafter {name!r}. Known: {', '.join(DRAFTERS)}.")
         row = DRAFTERS[name]
-        serves = bundled or colon or row.needed_option is None
+        serves = colon or row.needed_option is None or (bundled and row.serves_bundled)
         if not colon and draft is not None and row.with_draft_model is not None:
             chosen[name] = row.with_draft_model.format(draft)
         elif serves:

@@ -7,14 +7,15 @@ from typing import Annotated
 
 import typer
 
-from forerun.config import DTYPES
+from forerun.cli.output import print_json
+from forerun.config import DTYPES, HEAD_FORMS
 
-app = typer.Typer(help="Write models in the formats of other programs.", no_args_is_help=True)
+app = typer.Typer(help="Write models and draft heads in the formats of other programs.", no_args_is_help=True)
 
 
 @app.callback()
 def export() -> None:
-    """Write models in the formats of other programs."""
+    """Write models and draft heads in the formats of other programs."""
 
 
 @app.command()
@@ -42,3 +43,36 @@ def hf(
         f"{out}: {exported.num_parameters:,} parameters in {exported.dtype}, {exported.nbytes:,} bytes in "
         f"{len(exported.files)} files"
     )
+
+
+@app.command()
+def vllm(
+    head: Annotated[Path, typer.Argument(help="Folder of a trained head.", metavar="HEAD")],
+    out: Annotated[Path, typer.Argument(help="Folder to write.", metavar="OUT")],
+    target: Annotated[str, typer.Option(help="The model that the head was trained for.", metavar="MODEL")],
+    form: Annotated[str, typer.Option(help=f"What is written: {' or '.join(HEAD_FORMS)}.", metavar="FORM")] = "eagle",
+    dtype: Annotated[
+        str, typer.Option(help=f"Number format of the weights: {', '.join(DTYPES)}.", metavar="TEXT")
+    ] = "auto",
+    num_draft_tokens: Annotated[
+        int, typer.Option("--num-draft-tokens", "-k", min=1, help="Tokens that vLLM is to draft a step.", metavar="INT")
+    ] = 3,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace what OUT holds of a model; other files there stay.")
+    ] = False,
+) -> None:
+    """Write an EAGLE head as a folder that vLLM loads, and the speculative configuration to start it with.
+
+    The configuration is printed, and lies in OUT as speculative_config.json.
+    """
+    from forerun.export import export_vllm
+
+    typer.echo(f"forerun: loading {target}", err=True)
+    exported = export_vllm(head, out, target, form=form, dtype=dtype, num_draft_tokens=num_draft_tokens, force=force)
+    files = exported.files
+    typer.echo(
+        f"{out}: {files.num_parameters:,} parameters in {files.dtype}, {files.nbytes:,} bytes in "
+        f"{len(files.files)} files",
+        err=True,
+    )
+    print_json(exported.speculative)

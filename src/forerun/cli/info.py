@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -34,6 +35,9 @@ _SHOWN = ("avx", "amx", "fma", "f16c", "asimd", "sve", "bf16", "i8mm")
 @with_flags
 def info(
     *,
+    head: Annotated[
+        Path | None, typer.Argument(help="Folder of a draft head, of which alone is told.", metavar="[HEAD]")
+    ] = None,
     model: Annotated[
         str | None,
         typer.Option(help="A model whose memory is to be planned.", metavar="MODEL", show_default="none"),
@@ -50,8 +54,12 @@ def info(
 ) -> None:
     """Show versions, processor, threads, and which kernels run and why; they are compiled if they have not been yet.
 
-    With --model, also the memory that it will take, by the headers of its files.
+    With --model, also the memory that it will take, by the headers of its files. With the folder of a draft head, what
+    that is and which target it is for, and nothing else.
     """
+    if head is not None:
+        _tell_head(head, json)
+        return
     from forerun.bench.measure import machine
 
     base = home()
@@ -67,6 +75,17 @@ def info(
         print_json(facts)
         return
     for name, text in _lines(facts):
+        typer.echo(f"{name + ':':<13} {text}")
+
+
+def _tell_head(folder: Path, json: bool) -> None:
+    from forerun.heads import load_head
+
+    summary = load_head(folder).summary()
+    if json:
+        print_json(summary)
+        return
+    for name, text in summary.items():
         typer.echo(f"{name + ':':<13} {text}")
 
 

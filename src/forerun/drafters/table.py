@@ -16,6 +16,7 @@ if TYPE_CHECKING:  # for type checkers alone: the classes of the rows
     from forerun.drafters.hybrid.hybrid import Hybrid as Hybrid
     from forerun.drafters.model.draft_model import DraftModel as DraftModel
     from forerun.drafters.model.draft_tree import DraftTree as DraftTree
+    from forerun.drafters.model.eagle import Eagle as Eagle, EagleTree as EagleTree
     from forerun.drafters.model.staged import Staged as Staged
     from forerun.drafters.target.early_exit import EarlyExit as EarlyExit
     from forerun.drafters.target.lookahead import Lookahead as Lookahead
@@ -33,21 +34,23 @@ class DrafterRow:
     Attributes:
         home: "room.module:Class" below forerun.drafters. All options of the class have defaults; what it needs to know
             of the target it learns in `bind`. The class is a public name of forerun.
-        kind: "model" if it runs a model of its own, "target" if it uses the target's own layers or rows, "lookup" if
-            it only reads text.
+        kind: "model" if it runs a model of its own, "head" if it runs a few layers over the target's hidden states,
+            "target" if it uses the target's own layers or rows, "lookup" if it only reads text.
         description: one line for people.
         needed_option: the option without which it serves the bundled target only; None if it serves any.
         with_draft_model: its text where a command was given a draft model for all drafters, "{}" standing for the
             model; None if it does not take one.
         may_be_silent: rightly it proposes nothing that the target accepts on the bundled prompts.
+        serves_bundled: whether it needs no option for the bundled target.
     """
 
     home: str
-    kind: Literal["model", "target", "lookup"]
+    kind: Literal["model", "head", "target", "lookup"]
     description: str
     needed_option: str | None = None
     with_draft_model: str | None = None
     may_be_silent: bool = False
+    serves_bundled: bool = True
 
     @property
     def class_name(self) -> str:
@@ -79,6 +82,20 @@ DRAFTERS: Mapping[str, DrafterRow] = {
     ),
     "cross-vocab": DrafterRow(
         "cross_vocab.cross_vocab:CrossVocab", "model", "a draft model with another tokenizer", "model"
+    ),
+    "eagle": DrafterRow(
+        "model.eagle:Eagle",
+        "head",
+        "a head reads the target's hidden states and drafts a chain",
+        "model",
+        serves_bundled=False,
+    ),
+    "eagle-tree": DrafterRow(
+        "model.eagle:EagleTree",
+        "head",
+        "a head reads the target's hidden states and drafts a branching tree",
+        "model",
+        serves_bundled=False,
     ),
     "prompt-lookup": DrafterRow(
         "text.prompt_lookup:PromptLookup", "lookup", "copies what followed the last tokens earlier in the sequence"

@@ -3,5 +3,6 @@
 from forerun.export.files import Exported
 from forerun.export.hf import export_hf
 from forerun.export.quantised import export_quantised
+from forerun.export.vllm import ExportedHead, export_vllm
 
-__all__ = ["Exported", "export_hf", "export_quantised"]
+__all__ = ["Exported", "ExportedHead", "export_hf", "export_quantised", "export_vllm"]

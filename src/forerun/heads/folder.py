@@ -2,7 +2,7 @@
 
 forerun's form can say all that a head can be: config.json holds the fields of `EagleConfig`, the target's fingerprint,
 a record of how the head was trained, and a checksum over both files; matrices are numbers, or codes of 8 bits with a
-scale a row.
+scale a row. Public forms are read by `public_forms.py`.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from forerun.files.json_file import Fields
 from forerun.files.write import digest, new_files, whole_folder, write_bytes, write_json
 from forerun.heads.codes import in_codes, take_codes
 from forerun.heads.eagle_config import EagleConfig
+from forerun.heads.public_forms import WEIGHTS, read_public
 from forerun.heads.stored import StoredHead
 from forerun.heads.tensors import FLOATS, check_forms, check_values, checked_d2t
 
 CONFIG = "config.json"
-WEIGHTS = "model.safetensors"
 FORMAT = "forerun-eagle"
 FORMAT_VERSION = 1
 _D2T = "d2t"
@@ -84,13 +84,19 @@ def save_head(
         write_json(fresh / CONFIG, said, error=ConfigError)
 
 
-def load_head(folder: Path) -> StoredHead:
-    """Read a head.
+def load_head(folder: Path, num_layers: int | None = None) -> StoredHead:
+    """Read a head: one of forerun's form, or a public EAGLE-1, EAGLE-3 or `speculators` head.
+
+    Args:
+        num_layers: of the target. Public heads may be silent about the layers whose states they read, which then
+            follow from it.
 
     Raises:
-        ModelLoadError: there is none, it is damaged, or its files contradict each other.
+        ModelLoadError: there is none, it is damaged, its files contradict each other, or `num_layers` is needed.
+        UnsupportedModelError: it is a public head of a kind that is not served.
     """
-    return _read(folder, head_settings(folder))
+    settings = head_settings(folder)
+    return _read(folder, settings) if "format" in settings.values else read_public(folder, settings, num_layers)
 
 
 def head_settings(folder: Path) -> Fields:

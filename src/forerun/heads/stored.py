@@ -42,3 +42,24 @@ class StoredHead:
         kept = [tensor for name, tensor in self.tensors.items() if name not in self.codes]
         in_codes = sum(weight.codes.nbytes + weight.scale.nbytes for weight in self.codes.values())
         return in_codes + sum(tensor.nbytes for tensor in kept) + (0 if self.d2t is None else self.d2t.nbytes)
+
+    def summary(self) -> dict[str, str]:
+        """What it is, in a few words each, for people."""
+        config = self.config
+        formats = {str(tensor.dtype).removeprefix("torch.") for name, tensor in self.tensors.items()}
+        kept = "int8" if self.codes else "/".join(sorted(formats))
+        extras = {
+            "norms of states": config.norm_before_fc,
+            "normed output": config.norm_output,
+            "residual of the embedding": config.embedding_residual,
+            "output rows of its own": config.own_output_rows,
+            f"window of {config.sliding_window or 0:,}": config.sliding_window is not None,
+        }
+        has = ", ".join(name for name, holds in extras.items() if holds)
+        return {
+            "head": f"EAGLE-{config.version}, form {self.form}, {kept}, {self.nbytes:,} bytes"
+            + (f"; {has}" * bool(has)),
+            "reads": f"states of layers {', '.join(map(str, config.layers))}, {config.target_hidden_size:,} wide",
+            "proposes": f"{config.draft_vocab_size:,} of {config.vocab_size:,} tokens",
+            "target": " ".join(each for each in (self.number_format, self.fingerprint) if each) or "not told",
+        }

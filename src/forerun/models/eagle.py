@@ -6,15 +6,16 @@ target's weights are in codes, else its number format, native where it is. Atten
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from forerun.cache import PagePool, SequenceCache
-from forerun.errors import IncompatibleDrafterError, ModelLoadError
-from forerun.heads.eagle_config import EagleConfig, eagle_tensors
+from forerun.errors import IncompatibleDrafterError
+from forerun.heads.eagle_config import EagleConfig
+from forerun.heads.stored import StoredHead
 from forerun.kernels.partition import Form
 from forerun.kernels.rms_norm import rms_norm
 from forerun.models.attention.base import LayerAttention, Layout
@@ -32,27 +33,17 @@ class EagleModel(LanguageModel):
     the head has no row.
 
     Args:
-        config: of the head.
-        tensors: all of `eagle_tensors(config)`, in any number format.
-        d2t: [draft_vocab_size] int64, target token less draft token; None where all tokens can be proposed.
+        head: its tensors, in any number format or codes.
         target: whose embeddings, and perhaps output layer, it reads.
         name: for messages and stored costs.
 
     Raises:
-        ModelLoadError: a tensor is missing, has another shape, or holds NaN or infinity, or d2t leads outside the
-            target's vocabulary.
         IncompatibleDrafterError: the target is of another size.
     """
 
-    def __init__(
-        self,
-        config: EagleConfig,
-        tensors: Mapping[str, Tensor],
-        d2t: Tensor | None,
-        target: LanguageModel,
-        name: str = "head",
-    ) -> None:
-        check_tensors(config, tensors, name)
+    def __init__(self, head: StoredHead, target: LanguageModel, name: str = "a head") -> None:
+        config = head.config
+        _check_target(config, target, name)
         super().__init__(
             name=name,
             vocab_size=target.vocab_size,
@@ -60,15 +51,15 @@ class EagleModel(LanguageModel):
             eos_token_ids=target.eos_token_ids,
             dtype=target.dtype,
             device=target.device,
-            num_parameters=sum(tensor.numel() for tensor in tensors.values()),
+            num_parameters=sum(tensor.numel() for tensor in head.tensors.values()),
             exactness=Exactness(False, "the self-test does not try heads"),
             quantize=None if target.quantize is None else "int8",
             kernels=target.kernels,
         )
         self.config, self._target = config, target
-        self._token_ids = target_tokens(config, d2t, name).to(target.device)
-        _check_target(config, target, name)
-        self._parts = parts = LayerParts.of(config, tensors, target, self._token_ids)
+        tokens = torch.arange(config.draft_vocab_size)
+        self._token_ids = (tokens if head.d2t is None else tokens + head.d2t).to(target.device)
+        self._parts = parts = LayerParts.of(head, target, self._token_ids)
         self.compute_dtype = parts.compute_dtype
         frequencies = config.rope_theta ** -(torch.arange(0, config.head_dim, 2).float() / config.head_dim)
         self._rotation = Rotation(frequencies, 1.0, self.compute_dtype, target.device)
@@ -161,59 +152,21 @@ class EagleModel(LanguageModel):
         return rms_norm(x, weight, self._parts.eps)
 
 
-def check_tensors(config: EagleConfig, tensors: Mapping[str, Tensor], name: str) -> None:
-    """Raises ModelLoadError unless these are all tensors of such a head, in their shapes, with finite numbers."""
-    shapes = eagle_tensors(config)
-    if missing := sorted(shapes.keys() - tensors.keys()):
-        raise ModelLoadError(f"{name}: the tensor {missing[0]} is missing. Save the head anew.")
-    if odd := sorted(tensors.keys() - shapes.keys()):
-        raise ModelLoadError(f"{name}: no head of this configuration has a tensor {odd[0]}. Save the head anew.")
-    for key, shape in shapes.items():
-        if tuple(tensors[key].shape) != shape:
-            found = list(tensors[key].shape)
-            raise ModelLoadError(f"{name}: {key} has the shape {found}, but must have {list(shape)}.")
-        if not torch.isfinite(tensors[key]).all():
-            raise ModelLoadError(f"{name}: {key} holds NaN or infinity. Train the head anew, or take another.")
-
-
-def target_tokens(config: EagleConfig, d2t: Tensor | None, name: str) -> Tensor:
-    """[draft_vocab_size] int64, the target's token of each row of the output layer.
-
-    Raises:
-        ModelLoadError: the offsets are missing, too many or too few, or lead outside the target's vocabulary or to
-            one token twice.
-    """
-    every = torch.arange(config.draft_vocab_size)
-    if d2t is None:
-        if config.draft_vocab_size != config.vocab_size:
-            raise ModelLoadError(
-                f"{name}: {config.draft_vocab_size:,} of {config.vocab_size:,} tokens can be proposed, but the offsets "
-                "that say which (d2t) are missing. Save the head anew."
-            )
-        return every
-    if d2t.shape != every.shape:
-        raise ModelLoadError(f"{name}: d2t has the shape {list(d2t.shape)}, but must have {list(every.shape)}.")
-    tokens = every + d2t.to("cpu", torch.int64)
-    if int(tokens.min()) < 0 or int(tokens.max()) >= config.vocab_size or len(tokens.unique()) < len(tokens):
-        raise ModelLoadError(f"{name}: d2t leads outside the target's {config.vocab_size:,} tokens, or to one twice.")
-    return tokens
-
-
 def _check_target(config: EagleConfig, target: LanguageModel, name: str) -> None:
     """Raises IncompatibleDrafterError where vocabulary or width are not the target's."""
     if config.vocab_size != target.vocab_size:
         raise IncompatibleDrafterError(
-            f"the head {name} is of a target of {config.vocab_size:,} tokens, but {target.name} has "
+            f"{name} is of a target of {config.vocab_size:,} tokens, but {target.name} has "
             f"{target.vocab_size:,}. Take a head that was trained for {target.name}."
         )
     width = target.embedding_rows(torch.zeros(1, dtype=torch.int64)).shape[1]
     if config.target_hidden_size != width:
         raise IncompatibleDrafterError(
-            f"the head {name} is of a target whose states have {config.target_hidden_size} numbers, but those of "
+            f"{name} is of a target whose states have {config.target_hidden_size} numbers, but those of "
             f"{target.name} have {width}. Take a head that was trained for {target.name}."
         )
     if not config.own_output_rows and config.hidden_size != config.target_hidden_size:
         raise IncompatibleDrafterError(
-            f"the head {name} has {config.hidden_size} numbers a state and reads the target's output layer, which has "
+            f"{name} has {config.hidden_size} numbers a state and reads the target's output layer, which has "
             f"{width}. A head of another width needs output rows of its own."
         )

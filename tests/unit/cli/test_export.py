@@ -1,10 +1,14 @@
-"""`forerun export hf`: what it says and refuses."""
+"""`forerun export`: what it says and refuses."""
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 from families import make_family
+from forerun.heads import save_head
+from head_cases import EAGLE_1, random_tensors
 
 from .conftest import Invoke
 
@@ -20,6 +24,20 @@ def test_export_hf(invoke: Invoke, tmp_path: Path) -> None:
     assert invoke("export", "hf", str(source), str(out), "--force").exit_code == 0
     missing = invoke("export", "hf", str(tmp_path / "none"), str(tmp_path / "other"))
     assert missing.exit_code == 2 and "does not exist" in missing.stderr
+
+
+def test_export_vllm(invoke: Invoke, tmp_path: Path) -> None:
+    target, head, out = make_family("llama", tmp_path), tmp_path / "head", tmp_path / "out"
+    config = replace(EAGLE_1, hidden_size=64, target_hidden_size=64, layers=(2,))
+    save_head(head, config, random_tensors(config))
+    result = invoke("export", "vllm", str(head), str(out), "--target", str(target), "-k", "4")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout) == {"method": "eagle", "model": str(out), "num_speculative_tokens": 4}
+    assert "parameters in float32" in result.stderr
+    again = invoke("export", "vllm", str(head), str(out), "--target", str(target))
+    assert again.exit_code == 2 and "exists" in again.stderr and "--force" in again.stderr
+    none = invoke("export", "vllm", str(target), str(tmp_path / "other"), "--target", "no-such-model")
+    assert none.exit_code == 2 and "no-such-model" in none.stderr
 
 
 def test_quantize(invoke: Invoke, tmp_path: Path) -> None:

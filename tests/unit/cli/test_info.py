@@ -10,7 +10,9 @@ from types import SimpleNamespace
 import pytest
 
 from forerun.errors import NativeUnavailableError
+from forerun.heads import save_head
 from forerun.kernels import native as module
+from head_cases import EXTENDED, random_d2t, random_tensors
 
 from .conftest import Invoke
 
@@ -73,3 +75,17 @@ def test_the_memory_of_a_model(invoke: Invoke) -> None:
 def test_a_model_that_does_not_fit(invoke: Invoke) -> None:
     result = invoke("info", "--model", "bundled", "--cache-memory", "1e9")
     assert result.exit_code == 2 and "cache_memory is 1e+09 GiB" in result.output
+
+
+def test_what_a_head_is(invoke: Invoke, tmp_path: Path) -> None:
+    save_head(tmp_path, EXTENDED, random_tensors(EXTENDED), random_d2t(EXTENDED), number_format="bfloat16")
+    result = invoke("info", str(tmp_path))
+    assert result.exit_code == 0, result.output
+    lines = dict(re.split(r": +", line, maxsplit=1) for line in result.stdout.splitlines())
+    assert lines["head"].startswith("EAGLE-3, form forerun, float32, ") and "window of 64" in lines["head"]
+    assert (lines["reads"], lines["proposes"]) == ("states of layers 1, 6, 9, 32 wide", "40 of 96 tokens")
+    assert (
+        lines["target"] == "bfloat16"
+        and lines.keys() == json.loads(invoke("info", str(tmp_path), "--json").stdout).keys()
+    )
+    assert invoke("info", str(tmp_path / "none")).exit_code == 2

@@ -17,7 +17,7 @@ def make(spec: Any) -> Any:
 
 def test_the_table() -> None:
     assert {"draft-model", "prompt-lookup"} <= DRAFTERS.keys()
-    assert all(row.description and row.kind in ("model", "target", "lookup") for row in DRAFTERS.values())
+    assert all(row.description and row.kind in ("model", "head", "target", "lookup") for row in DRAFTERS.values())
 
 
 def test_names_and_objects() -> None:

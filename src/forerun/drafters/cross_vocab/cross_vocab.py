@@ -23,7 +23,8 @@ from forerun.drafters.ask import ask, check_drafter
 from forerun.drafters.base import Binding, Drafter, NamedModel, Traits
 from forerun.drafters.cross_vocab.restricted_model import RestrictedModel
 from forerun.drafters.cross_vocab.retokenise import Retokeniser, complete
-from forerun.drafters.model.model_drafter import MAX_LAG, check_draft_quantisation
+from forerun.drafters.model.draft_quantisation import check_draft_quantisation
+from forerun.drafters.model.model_drafter import MAX_LAG
 from forerun.drafters.table import DRAFTERS
 from forerun.errors import ConfigError, DrafterError, IncompatibleDrafterError
 from forerun.models import LanguageModel, load_draft_model, load_tokenizer
@@ -270,7 +271,8 @@ class CrossVocab(Drafter):
 
 
 def _maker(name: str) -> Callable[[LanguageModel], Drafter]:
-    names = [name for name, row in DRAFTERS.items() if row.needed_option == "model" and name != "cross-vocab"]
+    rows = {name: row for name, row in DRAFTERS.items() if row.kind == "model" and name != "cross-vocab"}
+    names = [name for name, row in rows.items() if row.needed_option == "model"]
     if name not in names:
         raise DrafterError(f"'cross-vocab' wraps a drafter that runs a model ({', '.join(names)}), not {name!r}.")
     return DRAFTERS[name].make

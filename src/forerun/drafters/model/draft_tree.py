@@ -34,9 +34,9 @@ from forerun.types import Draft, Sequence
 Children = list[tuple[int, float]]
 """Tokens that may follow a row, best or first drawn first, and the draft model's probabilities of them."""
 _SHAPES = ("dynamic", "static")
-_WIDTH = 8
+WIDTH = 8
 """Nodes expanded at one depth of a growing tree, and children looked at below each."""
-_MIN_GAIN = 0.1
+MIN_GAIN = 0.1
 """Accepted tokens that one more forward of the draft model must promise before a tree grows deeper."""
 _DEPTHS = 8
 """Depths whose acceptance is measured apart; deeper ones count as the last."""
@@ -119,8 +119,8 @@ class DraftTree(ModelDrafter):
         shape: str = "dynamic",
         drawn: bool = True,
         *,
-        width: int = _WIDTH,
-        min_gain: float = _MIN_GAIN,
+        width: int = WIDTH,
+        min_gain: float = MIN_GAIN,
         dtype: str | None = None,
         quantize: str | None = None,
     ) -> None:

@@ -12,9 +12,16 @@ import torch
 from forerun.drafters.base import Binding, NamedModel
 from forerun.drafters.model.head_state import HeadState
 from forerun.drafters.model.model_drafter import ModelDrafter
-from forerun.errors import DrafterError, IncompatibleDrafterError, OutOfPagesError
+from forerun.errors import (
+    ConfigError,
+    DrafterError,
+    IncompatibleDrafterError,
+    OutOfPagesError,
+    UnsupportedModelError,
+)
 from forerun.heads import StoredHead, load_head
-from forerun.models import Forward, LanguageModel, Rows
+from forerun.heads.fingerprint import check_target
+from forerun.models import Forward, LanguageModel, Rows, number_format
 from forerun.models.eagle import EagleModel
 from forerun.types import Needs, Sequence, Step
 
@@ -65,8 +72,10 @@ class HeadFeeding(ModelDrafter):
                 )
             self._head = load_head(self._folder)
         name = "a head" if self._folder is None else str(self._folder)
+        check_target(self._head.fingerprint, target, name)
         self._eagle = EagleModel(self._head, target, name)
         _check_states(self._head, target, name)
+        _say_formats(self._head, target, name)
         self._serve(self._eagle, binding)
 
     def commit(self, steps: Seq[Step]) -> None:
@@ -137,16 +146,25 @@ def _fork(state: HeadState, other: HeadState) -> bool:
 def _check_states(head: StoredHead, target: LanguageModel, name: str) -> None:
     """Compute one row, and look whether the target has the states that the head was trained on."""
     layers = head.config.layers
-    num_layers = getattr(target, "num_layers", None)
-    if num_layers is not None and layers[-1] > num_layers:
-        raise IncompatibleDrafterError(
-            f"the head {name} reads the state that enters layer {layers[-1]}, but {target.name} has {num_layers} "
-            f"layers. Take a head that was trained for {target.name}."
-        )
     cache = target.new_cache()
     try:
         taps = target.forward([Rows(cache, [0], num_logits=0, num_taps=1)], layers).taps
+    except (ConfigError, UnsupportedModelError) as error:
+        raise IncompatibleDrafterError(f"The head {name} does not fit {target.name}: {error}") from error
     finally:
         cache.free()
     if taps is None or taps.shape[1:] != (len(layers), head.config.target_hidden_size):
         raise IncompatibleDrafterError(f"{target.name} does not hand out the states that the head {name} reads.")
+
+
+def _say_formats(head: StoredHead, target: LanguageModel, name: str) -> None:
+    """Log where the head saw states of weights that were kept in something else."""
+    served = number_format(target)
+    if head.number_format and head.number_format != served:
+        _log.info(
+            "%s was trained on states of %s in %s, which is served in %s: a little less may be accepted.",
+            name,
+            target.name,
+            head.number_format,
+            served,
+        )

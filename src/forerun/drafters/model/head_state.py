@@ -46,8 +46,8 @@ class HeadState(DraftState):
 
     @property
     def is_level(self) -> bool:
-        """Whether the states of all tokens but the last are told: only then can anything be drafted."""
-        return self.told is not None and self.told_to >= len(self.sequence.token_ids) - 1
+        """Whether the row of the last committed token can be fed: only then can anything be drafted."""
+        return self.told_from < len(self.sequence.token_ids) - 1 <= self.told_to
 
     def tell(self, end: int, states: Tensor) -> None:
         """The target's states of the positions up to `end`. states: [n, S]."""
@@ -84,7 +84,7 @@ class HeadState(DraftState):
             self.told = self.told[: max(0, length - self.told_from)]
 
     def with_states(self, rows: Rows) -> Tensor:
-        """[n, S] what each of these rows reads: the target's state, or, of a draft, the output of the row it follows."""
+        """[n, S] what each row reads: the target's state, or, of a draft, the output of the row that it follows."""
         count = len(rows.token_ids)
         if self.next_token < len(self.sequence.token_ids):
             assert self.told is not None

@@ -16,12 +16,12 @@ from forerun.config import BUNDLED_DRAFT, BUNDLED_TARGET, PREFILL_CHUNK
 from forerun.drafters.base import Binding, Drafter, NamedModel, Traits
 from forerun.drafters.model.draft_cache import DraftState
 from forerun.drafters.model.draft_pool import affordable, has_room
-from forerun.errors import ConfigError, DrafterError
+from forerun.drafters.model.draft_quantisation import check_draft_quantisation
+from forerun.errors import DrafterError
 from forerun.models import (
     Forward,
     LanguageModel,
     Rows,
-    check_quantisation,
     find_tokenizer,
     identity,
     load_draft_model,
@@ -35,18 +35,6 @@ _log = logging.getLogger(__name__)
 
 MAX_LAG = 32
 """Committed tokens the draft model may be behind before it catches up without being asked to draft."""
-
-
-def check_draft_quantisation(
-    quantize: str | None, model: str | Path | LanguageModel | None, dtype: str | None = None
-) -> None:
-    """Raises ConfigError where there is no such quantisation, or the draft model's weights have been read."""
-    check_quantisation(quantize, dtype)
-    if quantize is not None and isinstance(model, LanguageModel):
-        raise ConfigError(
-            f"quantize is {quantize!r}, but the draft model is a loaded one, and weights are quantised as they are "
-            "read. Give its name, or load it with quantize."
-        )
 
 
 class ModelDrafter(Drafter):

@@ -17,6 +17,7 @@ from forerun.drafters.ask import ask
 from forerun.drafters.base import Binding, Drafter, NamedModel, Traits
 from forerun.drafters.build import build_drafter
 from forerun.drafters.model.draft_model import DraftModel, GrowingChain
+from forerun.drafters.model.head_feeding import HeadFeeding
 from forerun.drafters.table import DRAFTERS
 from forerun.errors import DrafterError
 from forerun.models import LanguageModel
@@ -120,12 +121,17 @@ def _proposal(draft: Draft) -> list[int]:
 def _inner(drafter: str | Drafter) -> tuple[Drafter, int | None]:
     """The inner drafter, and how many tokens it may propose where its text says so."""
     row = DRAFTERS.get(drafter.partition(":")[0]) if isinstance(drafter, str) else None
-    if row is not None and row.kind == "target":
+    if row is not None and row.kind in ("target", "head"):
         raise DrafterError(
             f"The inner drafter is {drafter!r}, which computes with the target's own layers or rows, and here "
             "the draft model is its target. Take one that reads text, such as prompt-lookup, or another draft model."
         )
     inner, num_draft_tokens = build_drafter(drafter)
+    if isinstance(inner, HeadFeeding):
+        raise DrafterError(
+            f"The inner drafter, {type(inner).__name__}, reads the target's hidden states, and here the draft model is "
+            "its target. Take one that reads text, such as prompt-lookup."
+        )
     if inner.traits.writes_cache:
         raise DrafterError(
             f"The inner drafter, {type(inner).__name__}, computes in the target's own cache, and here the draft model "

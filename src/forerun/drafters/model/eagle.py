@@ -1,0 +1,50 @@
+"""An EAGLE head drafts chains (Li et al., 2401.15077; EAGLE-3: 2503.01840), or trees that grow where it is sure
+(EAGLE-2: 2406.16858)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from forerun.drafters.model.draft_model import DraftModel
+from forerun.drafters.model.draft_tree import MIN_GAIN, WIDTH, DraftTree
+from forerun.drafters.model.head_feeding import HeadFeeding
+from forerun.heads import StoredHead
+
+
+class Eagle(HeadFeeding, DraftModel):
+    """Drafts chains with a head that reads the target's hidden states. Its tokens are picked as a draft model's are.
+
+    Args:
+        model: folder of the head, or a head that was read.
+    """
+
+    def __init__(self, model: str | Path | StoredHead | None = None) -> None:
+        DraftModel.__init__(self)
+        self._read_head(model)
+
+
+class EagleTree(HeadFeeding, DraftTree):
+    """Drafts trees with a head that reads the target's hidden states. They grow as a draft model's do.
+
+    Args:
+        model: folder of the head, or a head that was read.
+        shape: "dynamic" or "static".
+        drawn: draw the children for requests without a seed above temperature 0; False takes the most probable ones.
+        width: nodes expanded at one depth of a dynamic tree, and children looked at below each (1 or more).
+        min_gain: accepted tokens that one more forward of the head must promise a dynamic tree (0 to below 1).
+
+    Raises:
+        ConfigError: an option is out of range.
+    """
+
+    def __init__(
+        self,
+        model: str | Path | StoredHead | None = None,
+        shape: str = "dynamic",
+        drawn: bool = True,
+        *,
+        width: int = WIDTH,
+        min_gain: float = MIN_GAIN,
+    ) -> None:
+        DraftTree.__init__(self, None, shape, drawn, width=width, min_gain=min_gain)
+        self._read_head(model)

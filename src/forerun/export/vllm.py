@@ -1,0 +1,137 @@
+"""A draft head as a folder that vLLM loads, with the speculative configuration to start it by.
+
+vLLM starts without a word when some tensors are missing, so all that is written is compared with the head's
+configuration first, and what the form cannot say is refused by name.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from forerun import __version__
+from forerun.config import DTYPES, HEAD_FORMS
+from forerun.errors import ConfigError
+from forerun.export.files import Exported, check_place, check_room, remove_former
+from forerun.files.write import new_files, refuse_to_overwrite, whole_folder, write_bytes, write_json
+from forerun.heads.fingerprint import check_target
+from forerun.heads.folder import CONFIG, head_settings, load_head
+from forerun.heads.public_forms import WEIGHTS
+from forerun.heads.public_writing import check_sayable, public_settings, public_tensors
+from forerun.heads.stored import StoredHead
+from forerun.models import Model, load_model
+from forerun.models.sources import find_source
+
+SPECULATIVE = "speculative_config.json"
+CARD = "README.md"
+DRAFT_TOKENS = 3
+"""What is recommended where nothing is said."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExportedHead:
+    """What was written.
+
+    Attributes:
+        files: its size and files.
+        speculative: what vLLM's --speculative-config takes.
+    """
+
+    files: Exported
+    speculative: dict[str, Any]
+
+
+def export_vllm(
+    head: Path,
+    out: Path,
+    target: str,
+    *,
+    form: str = HEAD_FORMS[0],
+    dtype: str = "auto",
+    num_draft_tokens: int = DRAFT_TOKENS,
+    force: bool = False,
+) -> ExportedHead:
+    """Write a head for vLLM. It appears as the folders of `export_hf` do.
+
+    Args:
+        head: folder of a head, of forerun's form or a public one.
+        target: that the head was trained for; the rows of its output layer are written where a head has none.
+        form: "eagle", EAGLE-1's or EAGLE-3's, as the head is one, or "speculators".
+        dtype: of the tensors; "auto" is what the head has, float32 for codes.
+        num_draft_tokens: of the speculative configuration.
+
+    Raises:
+        ConfigError: `out` holds something, cannot be written, or has too little room; an unknown form or dtype.
+        ModelLoadError: head or target cannot be read.
+        UnsupportedModelError: the head has what the form cannot say.
+        IncompatibleDrafterError: the head is of another target.
+    """
+    for name, value, choices in (("form", form, HEAD_FORMS), ("dtype", dtype, DTYPES)):
+        if value not in choices:
+            raise ConfigError(f"{name} is {value!r}, but must be one of {', '.join(choices)}.")
+    if not force:
+        refuse_to_overwrite(out, ConfigError)
+    check_place(out)
+    head_settings(head)  # what is no head is told before the target is loaded
+    model = load_model(target)
+    stored = load_head(head, model.num_layers)
+    check_target(stored.fingerprint, model, str(head))
+    check_sayable(stored.config, stored.d2t, form, model.num_layers, str(head))
+    kept_in = stored.tensors["fc.weight"].dtype if dtype == "auto" else getattr(torch, dtype)
+    tensors = public_tensors(stored.config, stored.tensors, stored.d2t, form, _output_rows(stored, model), kept_in)
+    settings = public_settings(
+        stored.config,
+        form,
+        str(kept_in).removeprefix("torch."),
+        target=target,
+        architectures=list(find_source(target).config().architectures or []),
+        num_draft_tokens=num_draft_tokens,
+    )
+    method = "eagle" if stored.config.version == 1 else "eagle3"
+    speculative = {"method": method, "model": str(out), "num_speculative_tokens": num_draft_tokens}
+    files = _write(out, settings, tensors, speculative, _card(head, target, speculative))
+    return ExportedHead(files, speculative)
+
+
+def _output_rows(stored: StoredHead, model: Model) -> Tensor:
+    """Of the target, for the tokens that the head proposes."""
+    ids = torch.arange(stored.config.draft_vocab_size)
+    return model.output_rows(ids if stored.d2t is None else ids + stored.d2t).cpu()
+
+
+def _write(
+    out: Path, settings: dict[str, Any], tensors: dict[str, Tensor], speculative: dict[str, Any], card: str
+) -> Exported:
+    from safetensors.torch import save
+
+    check_room(out, sum(tensor.nbytes for tensor in tensors.values()))
+    with (new_files if out.is_dir() else whole_folder)(out, ConfigError) as fresh:
+        write_bytes(fresh / WEIGHTS, save(tensors, metadata={"format": "pt"}), error=ConfigError)
+        write_json(fresh / CONFIG, settings, error=ConfigError)
+        write_json(fresh / SPECULATIVE, speculative, error=ConfigError)
+        write_bytes(fresh / CARD, card.encode(), error=ConfigError)
+        written = {path.name: path.stat().st_size for path in fresh.iterdir()}
+    remove_former(out, written.keys())
+    numbers = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()}
+    dtype = str(tensors["fc.weight"].dtype).removeprefix("torch.")
+    count = sum(tensor.numel() for tensor in numbers.values())
+    return Exported(count, dtype, sum(written.values()), tuple(sorted(written)))
+
+
+def _card(head: Path, target: str, speculative: dict[str, Any]) -> str:
+    return f"""# {head.name}, for vLLM
+
+The draft head `{head.name}` of the target `{target}`, written by forerun {__version__}. With `{SPECULATIVE}`, whose
+`model` is this folder:
+
+```sh
+vllm serve TARGET --speculative-config '{json.dumps(speculative)}'
+```
+
+The licence is that of `{head.name}`.
+"""

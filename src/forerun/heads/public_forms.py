@@ -1,0 +1,149 @@
+"""Public EAGLE heads as folders: EAGLE-1, EAGLE-3 (as vLLM reads them), and the `speculators` form of EAGLE-3.
+
+Their tensors have the names of `eagle_tensors`, the layer of an EAGLE-3 head `midlayer` or `layers.0`. Beside these
+there may be a copy of the target's embedding (`embed_tokens.weight`), of which the signs are kept as a fingerprint: a
+head with embeddings of its own is refused as one of another target. `t2d` says again what `d2t` says.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from forerun.errors import ModelLoadError, UnsupportedModelError
+from forerun.files.foreign_errors import REMEDY, as_load_errors
+from forerun.files.json_file import Fields
+from forerun.heads.eagle_config import EagleConfig, eagle_tensors
+from forerun.heads.fingerprint import embedding_fingerprint
+from forerun.heads.public_config import SPECULATORS, public_config
+from forerun.heads.stored import StoredHead
+from forerun.heads.tensors import check_forms, check_shape, check_values, checked_d2t
+
+WEIGHTS = "model.safetensors"
+D2T, T2D, EMBEDDING, OUTPUT = "d2t", "t2d", "embed_tokens.weight", "lm_head.weight"
+_OF_TRAINING = re.compile(r"^verifier_(norm|lm_head)\.weight$|\.rotary_emb\.inv_freq$")
+"""Tensors that drafting has no use for: the target's, for the loss, and what a configuration gives."""
+
+
+class _Slice(Protocol):
+    """A tensor that is not read yet, in the form of safetensors."""
+
+    def get_shape(self) -> list[int]: ...
+
+    def get_dtype(self) -> str: ...
+
+    def __getitem__(self, index: Any) -> Tensor: ...
+
+
+def read_public(folder: Path, settings: Fields, num_layers: int | None) -> StoredHead:
+    """Read a public head.
+
+    Args:
+        settings: what its config.json says.
+        num_layers: of the target; None if that is not known, which an EAGLE-3 head can do without that names its
+            layers.
+
+    Raises:
+        ModelLoadError: it has pickled weights only, is damaged, or its files contradict each other.
+        UnsupportedModelError: it is whole, and not of a kind that is served.
+    """
+    place = str(folder)
+    with as_load_errors(f"{folder / WEIGHTS}: the weights are damaged", REMEDY):
+        stored = _open(folder)
+        version = 3 if _is_eagle_3(settings, stored) else 1
+        found = stored if version == 1 else _renamed(stored, place)
+        if version == 1 and OUTPUT in found:
+            raise UnsupportedModelError(
+                f"{place}: an EAGLE-1 head with an output layer of its own ({OUTPUT}) is not served. Give one that "
+                "uses its target's."
+            )
+        config = public_config(settings, version=version, has_output_rows=OUTPUT in found, num_layers=num_layers)
+        if version == 3 and OUTPUT not in found and config.draft_vocab_size < config.vocab_size:
+            raise ModelLoadError(f"{place}: {OUTPUT} is missing, the output layer of the draft vocabulary. {REMEDY}")
+        return _head(config, found, settings, place)
+
+
+def _head(config: EagleConfig, found: dict[str, _Slice], settings: Fields, place: str) -> StoredHead:
+    fingerprint = _fingerprint(found.pop(EMBEDDING, None), config, place)
+    offsets, mask = (found.pop(name)[...] if name in found else None for name in (D2T, T2D))
+    d2t = checked_d2t(offsets, config, place, ModelLoadError, REMEDY)
+    _check_mask(mask, d2t, config, place)
+    wanted = eagle_tensors(config)
+    for name in [name for name in found if name.endswith(".bias") and name not in wanted]:
+        if not bool(found[name][...].any()):  # zeros change nothing
+            del found[name]
+    check_forms(config, found, place, ModelLoadError, REMEDY)
+    tensors = {name: found[name][...] for name in wanted}
+    check_values(tensors, place, ModelLoadError, REMEDY)
+    form = "speculators" if SPECULATORS in settings.values else f"EAGLE-{config.version}"
+    return StoredHead(config, tensors, d2t, fingerprint, form=form)
+
+
+def _open(folder: Path) -> dict[str, _Slice]:
+    """The tensors by name, not read yet."""
+    from safetensors import safe_open
+
+    if not (folder / WEIGHTS).is_file():
+        raise _no_weights(folder)
+    opened: Any = safe_open(folder / WEIGHTS, framework="pt")
+    names = opened.keys()
+    return {name: opened.get_slice(name) for name in names if not _OF_TRAINING.search(name)}
+
+
+def _renamed(stored: Mapping[str, _Slice], place: str) -> dict[str, _Slice]:
+    """The tensors of an EAGLE-3 head by the names of `eagle_tensors`."""
+    found: dict[str, _Slice] = {}
+    for name, each in stored.items():
+        ours = re.sub(r"^layers\.0\.", "midlayer.", name)
+        if ours in found:
+            raise ModelLoadError(f"{place}: the tensor {name} is there under two names. {REMEDY}")
+        found[ours] = each
+    return found
+
+
+def _is_eagle_3(settings: Fields, found: Mapping[str, _Slice]) -> bool:
+    """Whether there is anything that EAGLE-3 heads alone have: one that lacks a part is not taken for EAGLE-1."""
+    named = settings.list_of("architectures", str, [])
+    said = SPECULATORS in settings.values or "draft_vocab_size" in settings.values or D2T in found
+    has = any(name.startswith("midlayer.") or name.endswith("hidden_norm.weight") for name in found)
+    return said or has or any("Eagle3" in name for name in named)
+
+
+def _fingerprint(embedding: _Slice | None, config: EagleConfig, place: str) -> str:
+    if embedding is None:
+        return ""
+    shape = (config.vocab_size, config.target_hidden_size)
+    check_shape(EMBEDDING, embedding, shape, place, ModelLoadError, REMEDY)
+
+    def rows(ids: Tensor) -> Tensor:
+        return torch.cat([embedding[index : index + 1] for index in ids.tolist()]).float()
+
+    return embedding_fingerprint(rows, *shape)
+
+
+def _check_mask(mask: Tensor | None, d2t: Tensor | None, config: EagleConfig, place: str) -> None:
+    """Compare t2d, [vocab_size] bool, with the tokens that d2t leads to."""
+    if mask is None:
+        return
+    size = config.draft_vocab_size
+    said = torch.arange(size) if d2t is None else (torch.arange(size) + d2t).sort().values
+    if list(mask.shape) != [config.vocab_size] or not torch.equal(mask.bool().nonzero().flatten(), said):
+        raise ModelLoadError(f"{place}: t2d and d2t do not name the same tokens of the target. {REMEDY}")
+
+
+def _no_weights(folder: Path) -> ModelLoadError:
+    pickles = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth", "*.ckpt") for path in folder.glob(pattern))
+    if pickles:
+        return ModelLoadError(
+            f"{folder}: the head's weights are pickled ({pickles[0]}), and a pickle can run code when it is loaded. "
+            f"Convert it where you trust it: read it by torch.load(..., weights_only=True), and write {WEIGHTS} by "
+            "safetensors.torch.save_file."
+        )
+    others = sorted(path.name for path in folder.glob("*.safetensors*"))
+    has = f" (there is {others[0]})" if others else ""
+    return ModelLoadError(f"{folder}: a head lies in one file {WEIGHTS}, which is not there{has}. {REMEDY}")

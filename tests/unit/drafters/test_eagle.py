@@ -1,0 +1,196 @@
+"""What a head is fed: token i + 1 beside the target's state of token i, and below the first drafted token its own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from families import VOCAB, make_family
+from forerun import LLM, CrossVocab, Eagle, EagleTree, Hybrid, SamplingParams, Staged, Suffix
+from forerun.drafters import Binding
+from forerun.drafters.model.head_state import HeadState
+from forerun.errors import DrafterError, IncompatibleDrafterError
+from forerun.heads import StoredHead, save_head
+from forerun.heads.fingerprint import target_fingerprint
+from forerun.models import Model, load_model
+from forerun.types import Draft, Sequence, Step
+from heads import AdditiveModel, aligned_head, random_head, reference_logits, states_of
+
+K, NUM_NEW = 4, 40
+GREEDY = SamplingParams(temperature=0, max_tokens=NUM_NEW, ignore_eos=True)
+PICKED: dict[str, SamplingParams] = {
+    "greedy": GREEDY,
+    "penalised": replace(GREEDY, repetition_penalty=1.2),
+    "seeded": replace(GREEDY, temperature=1.0, seed=5),
+    "drawn": replace(GREEDY, temperature=1.0),
+}
+PROMPTS = [[1, 2, 3, 4, 5, 6, 7, 8, 9], [3], [5, 5], [2] * 33]
+
+
+def accepted_of_drafted(drafter: Any, params: SamplingParams, **options: Any) -> float:
+    target: Any = AdditiveModel()
+    llm = LLM(target, drafter, num_draft_tokens=K, seed=3, **options)
+    results: Any = llm.generate(PROMPTS, params)
+    stats = [choice.stats for result in results for choice in result.choices]
+    drafted = sum(each.num_draft_tokens for each in stats)
+    assert drafted >= len(stats) * NUM_NEW * K // (K + 1) // 2
+    return sum(each.num_accepted_tokens for each in stats) / drafted
+
+
+@pytest.mark.parametrize("options", [{}, {"prefill_chunk": 2, "max_batch": 3}])
+@pytest.mark.parametrize("picked", PICKED)
+def test_a_head_that_is_fed_rightly_is_never_wrong(picked: str, options: dict[str, Any]) -> None:
+    """All of its chain is accepted but for what lies beyond the last token: 40 = 8 * 5."""
+    head = aligned_head(AdditiveModel())
+    assert accepted_of_drafted(Eagle(head), PICKED[picked], **options) == 1.0
+
+
+def test_behind_other_drafts_it_is_fed_rightly_too() -> None:
+    """Where another source's draft was accepted, or one merged of both."""
+    head = aligned_head(AdditiveModel())
+    for mode in ("first", "merge"):
+        eagle = Eagle(head)
+        wrong = []
+        inner = eagle.draft
+
+        def draft(sequences: Any, budgets: Any, price: float = 0.0, inner: Any = inner, wrong: Any = wrong) -> Any:
+            drafts = inner(sequences, budgets, price)
+            for sequence, each in zip(sequences, drafts, strict=True):
+                wrong += [each.ids] if each.ids != AdditiveModel().greedy(sequence.token_ids, len(each)) else []
+            return drafts
+
+        eagle.draft = draft  # type: ignore[method-assign]
+        target: Any = AdditiveModel()
+        LLM(target, Hybrid([Suffix(), eagle], mode), num_draft_tokens=K, seed=3).generate(PROMPTS, GREEDY)
+        assert wrong == []
+
+
+def test_choices_of_one_request_are_fed_rightly() -> None:
+    params = SamplingParams(temperature=1.0, max_tokens=NUM_NEW, ignore_eos=True, n=3)
+    assert accepted_of_drafted(Eagle(aligned_head(AdditiveModel())), params) == 1.0
+
+
+@pytest.mark.parametrize("shift", [-1, 1])
+def test_states_one_position_off_are_noticed(shift: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    tell = HeadState.tell
+
+    def told(self: HeadState, end: int, states: torch.Tensor) -> None:
+        tell(self, end, states.roll(shift, 0) if len(states) > 1 else states)
+
+    monkeypatch.setattr(HeadState, "tell", told)
+    assert accepted_of_drafted(Eagle(aligned_head(AdditiveModel())), GREEDY) < 0.9
+
+
+def test_tokens_one_position_off_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(HeadState, "next_token", property(lambda self: self.cache.length + self.shift))
+    unfed = HeadState.unfed
+    monkeypatch.setattr(HeadState, "unfed", lambda self: [0, *unfed(self)[:-1]])
+    assert accepted_of_drafted(Eagle(aligned_head(AdditiveModel())), GREEDY) < 0.9
+
+
+def test_a_tree_holds_the_right_chain() -> None:
+    """As many tokens are accepted a step as the tree is deep."""
+    target: Any = AdditiveModel()
+    head = aligned_head(target)
+    llm = LLM(target, EagleTree(head, width=2), num_draft_tokens=12, seed=3)
+    for params in (GREEDY, PICKED["seeded"]):
+        results: Any = llm.generate(PROMPTS, params)
+        assert all(result.stats.num_tokens / result.stats.num_forwards > 3 for result in results)
+
+
+@pytest.fixture(scope="module")
+def family(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    return load_model(make_family("llama", tmp_path_factory.mktemp("family")), dtype="float64")
+
+
+class Recording(Eagle):
+    """Keeps what it drafted after which tokens."""
+
+    def __init__(self, head: StoredHead) -> None:
+        super().__init__(head)
+        self.made: list[tuple[list[int], list[int]]] = []
+
+    def draft(self, sequences: Any, budgets: Any, price: float = 0.0) -> list[Draft]:
+        drafts = super().draft(sequences, budgets, price)
+        self.made += [(list(sequence.token_ids), draft.ids) for sequence, draft in zip(sequences, drafts, strict=True)]
+        return drafts
+
+
+def test_drafts_are_those_of_the_reference(family: Model) -> None:
+    """After rejections, in company and in chunks: as if all rows were computed anew from the target's states."""
+    head = random_head(family, draft_vocab_size=50, sliding_window=9)
+    eagle = Recording(head)
+    generator = torch.Generator().manual_seed(1)
+    prompts = [torch.randint(0, VOCAB, (n,), generator=generator).tolist() for n in (40, 3)]
+    LLM(family, eagle, num_draft_tokens=3, prefill_chunk=7).generate(prompts, replace(GREEDY, max_tokens=9))
+    assert len(eagle.made) > 12
+    for tokens, drafted in eagle.made[::4]:
+        taps = states_of(family, head, tokens[:-1])
+        for count, token in enumerate(drafted):
+            rows = [*tokens[1:], *drafted[:count]]
+            assert int(reference_logits(head, family, rows, taps, count)[-1].argmax()) == token
+
+
+def bind(drafter: Any, target: Any) -> None:
+    drafter.bind(Binding(target, seed=1))
+
+
+@pytest.mark.parametrize("make", [Eagle, EagleTree])
+def test_without_a_head_it_says_what_is_missing(make: Any, family: Model) -> None:
+    with pytest.raises(DrafterError, match="has no head of its own here"):
+        bind(make(), family)
+
+
+def test_heads_of_other_targets_are_refused(family: Model, tmp_path: Path) -> None:
+    head = random_head(family)
+    other = load_model(make_family("llama", tmp_path, seed=5), dtype="float64")
+    save_head(tmp_path / "head", head.config, head.tensors, fingerprint=target_fingerprint(other))
+    with pytest.raises(IncompatibleDrafterError, match="was trained for another target"):
+        bind(Eagle(tmp_path / "head"), family)
+    deep = replace(head, config=replace(head.config, layers=(0, 3)))
+    with pytest.raises(IncompatibleDrafterError, match=r"does not fit .* must rise and lie in 0\.\.2"):
+        bind(Eagle(deep), family)
+
+
+def test_the_targets_other_number_format_is_said(family: Model, tmp_path: Path, caplog: Any) -> None:
+    head = random_head(family)
+    place = tmp_path / "head"
+    save_head(place, head.config, head.tensors, fingerprint=target_fingerprint(family), number_format="int8")
+    with caplog.at_level("INFO", logger="forerun"):
+        bind(Eagle(place), family)
+    assert "trained on states of" in caplog.text and "in int8, which is served in float64" in caplog.text
+
+
+@pytest.mark.parametrize("inner", ["eagle", Eagle()])
+def test_it_cannot_draft_for_a_draft_model(inner: Any) -> None:
+    with pytest.raises(DrafterError, match="the draft model is its target"):
+        Staged(drafter=inner)
+    with pytest.raises(DrafterError, match="wraps a drafter that runs a model"):
+        CrossVocab(drafter="eagle")
+
+
+def test_a_text_that_is_rewritten_is_drafted_for_when_its_states_are_told() -> None:
+    target = AdditiveModel()
+    drafter: Any = Eagle(aligned_head(target))
+    bind(drafter, target)
+    text = target.greedy([1, 2], 10)
+    sequence = Sequence(0, text[:9], 2, GREEDY)
+    drafter.start(sequence)
+    drafter.commit([Step(sequence, None, None, 8, states=states_of(target, drafter._head, text[:8]))])
+    (draft,) = drafter.draft([sequence], [3])
+    assert draft.ids == target.greedy(text[:9], 3)[:3]
+    sequence.token_ids = [*text[:5], 9, 8, 7]
+    drafter.rewind(sequence, 5)
+    (draft,) = drafter.draft([sequence], [3])
+    assert draft.ids == []
+    drafter.commit([Step(sequence, None, None, 7, states=states_of(target, drafter._head, sequence.token_ids[:7])[5:])])
+    (draft,) = drafter.draft([sequence], [3])
+    assert draft.ids == target.greedy(sequence.token_ids, 3)
+    (again,) = drafter.draft([sequence], [3])  # asked twice for the same text
+    assert again.ids == draft.ids
+    drafter.stop(sequence)
+    assert drafter.nbytes == 0
