@@ -9,7 +9,6 @@ target's. Without an answer, `text` is text that exists: the target's prediction
 from __future__ import annotations
 
 import gzip
-import json
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -47,8 +46,10 @@ class Answered:
 
     @property
     def asked(self) -> str:
-        """The prompt as one text: what tells it from others."""
-        return self.prompt if isinstance(self.prompt, str) else json.dumps(self.prompt, ensure_ascii=False)
+        """The prompt as one text: the messages of a chat, one after another."""
+        if isinstance(self.prompt, str):
+            return self.prompt
+        return "\n".join(message["content"] for message in self.prompt)
 
     def record(self) -> dict[str, Any]:
         """The line's object."""
@@ -68,6 +69,24 @@ class Answered:
 def is_answer_file(path: Path) -> bool:
     """Whether the name is one of JSON lines."""
     return path.name.endswith(SUFFIXES)
+
+
+def record_path(path: Path) -> Path:
+    """Where it is written what the answers of a file depend on, and how many there are of which kind."""
+    return path.with_name(f"{path.name}.json")
+
+
+def answered_by(path: Path) -> str:
+    """The fingerprint of the target that gave a file's answers; empty where nobody says.
+
+    Raises:
+        ConfigError: the file's record cannot be read.
+    """
+    record = record_path(path)
+    if not record.exists():
+        return ""
+    run = Fields.read(record, ConfigError, remedy="Remove it, or have the answers made anew.").fields("run", None)
+    return "" if run is None else run.string("target", "")
 
 
 def read_answers(path: Path) -> Iterator[Answered]:

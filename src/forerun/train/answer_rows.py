@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from forerun.errors import ConfigError, PromptError
 from forerun.files.write import digest
+from forerun.heads.fingerprint import same_target
 from forerun.retrieval.sources import find_files, read_documents
-from forerun.train.answer_file import Answered, is_answer_file, read_answers
+from forerun.train.answer_file import Answered, answered_by, is_answer_file, read_answers
 from forerun.train.answer_prompts import files_digest
 from forerun.train.chat_text import ChatText
 from forerun.train.corpus import hash_fraction
+from forerun.train.overlap import WORDS, Overlap, bundled
 from forerun.train.packed import INDEX, PackedRows
 from forerun.train.packing import Document, pack
 from forerun.vocabulary import encode_text
@@ -23,6 +26,7 @@ PROMPT_POSITIONS = 48
 """Positions of a prompt that are trained beside its answer: they cost little and add text of another kind."""
 HELD_OUT_SHARE = 0.02
 """Share of the prompts that are never trained on."""
+OVERLAP = f"{WORDS} words in a row of prompts for evaluation"
 
 
 def pack_answers(
@@ -35,6 +39,8 @@ def pack_answers(
     window: int,
     prompt_positions: int = PROMPT_POSITIONS,
     held_out: float = HELD_OUT_SHARE,
+    evaluation: Sequence[str] = (),
+    target: str = "",
     told: Callable[[str], None] = lambda line: None,
 ) -> PackedRows:
     """Pack files of answers, files of text and folders; rows that `out` holds of the same data are taken as they are.
@@ -47,6 +53,8 @@ def pack_answers(
         window: tokens of a row, less one.
         prompt_positions: see `PROMPT_POSITIONS`.
         held_out: share of prompts and texts that go to the held-out part, chosen by a hash.
+        evaluation: workloads beside the bundled ones; what shares 13 words in a row with their prompts is left out.
+        target: its fingerprint, by which answers of another target are told.
         told: takes a line on what was left out.
 
     Raises:
@@ -54,29 +62,19 @@ def pack_answers(
     """
     given = [sources] if isinstance(sources, Path) else sources
     files = find_files(given, remedy="Give files of answers, or files and folders of text.")
-    chat = ChatText(tokenizer, name)
-    made_from = {
-        "tokenizer": fingerprint(tokenizer),
-        "template": digest(str(getattr(tokenizer, "chat_template", None)).encode()),
-        "data": files_digest(path for path, _ in files),
-        "vocab_size": vocab_size,
-        "window": window,
-        "prompt_positions": prompt_positions,
-        "held_out": held_out,
-    }
+    options = {"prompt_positions": prompt_positions, "held_out": held_out, "evaluation": sorted(evaluation)}
+    made_from = {**_tokenizer_and_data(tokenizer, files), "vocab_size": vocab_size, "window": window, **options}
     former = _former(out, made_from)
     if former is not None:
         return former
-    documents = _Documents(chat, prompt_positions, held_out)
-    rows = pack(
-        (made for path, named in files for made in documents.of(path, named)),
-        out,
-        window=window,
-        vocab_size=vocab_size,
-        made_from=made_from,
-    )
-    if documents.num_left_out:
-        told(f"{documents.num_left_out} lines or files left out: {documents.why}")
+    _tell_of_others(files, target, name, told)
+    overlap = Overlap([*bundled(), *evaluation])
+    documents = _Documents(ChatText(tokenizer, name), prompt_positions, held_out, overlap)
+    made = (document for path, named in files for document in documents.of(path, named))
+    rows = pack(made, out, window=window, vocab_size=vocab_size, made_from=made_from)
+    for why, times in documents.left_out.most_common():
+        told(f"{times:,} lines or texts left out: {why}")
+    told(f"{rows.num_documents:,} documents of {rows.num_tokens:,} tokens in {len(rows):,} rows of {window:,}")
     return rows
 
 
@@ -84,51 +82,63 @@ class _Documents:
     """Documents of lines and texts, and a count of what had none.
 
     Attributes:
-        num_left_out: lines that the template refused, and files that are no text.
-        why: of the last of them.
+        left_out: why -> how many lines and texts.
     """
 
-    def __init__(self, chat: ChatText, prompt_positions: int, held_out: float) -> None:
-        self._chat, self._prompt_positions, self._held_out = chat, prompt_positions, held_out
-        self.num_left_out, self.why = 0, ""
+    def __init__(self, chat: ChatText, prompt_positions: int, held_out: float, overlap: Overlap) -> None:
+        self._chat, self._prompt_positions, self._held_out, self._overlap = chat, prompt_positions, held_out, overlap
+        self.left_out: Counter[str] = Counter({OVERLAP: 0})
 
     def of(self, path: Path, named: bool) -> Iterator[Document]:
         """Of one file."""
-        if is_answer_file(path):
-            for line in read_answers(path):
-                try:
-                    document = self.line(line)
-                except PromptError as error:
-                    self._leave_out(str(error))
-                    continue
-                if len(document.tokens) > 1:
-                    yield document
-            return
         skipped: list[Path] = []
-        for text in read_documents(path, named, "text", skipped):
-            yield self._text(text.text)
+        texts = () if is_answer_file(path) else read_documents(path, named, "text", skipped)
+        lines = read_answers(path) if is_answer_file(path) else (Answered("", 0, each.text, None) for each in texts)
+        for line in lines:
+            if line.asked in self._overlap or (line.answer or "") in self._overlap:
+                self.left_out[OVERLAP] += 1
+                continue
+            try:
+                document = self._line(line)
+            except PromptError as error:
+                self.left_out[str(error)] += 1
+                continue
+            if len(document.tokens) > 1:
+                yield document
         if skipped:
-            self._leave_out(f"{path} is not UTF-8 text")
+            self.left_out["not UTF-8"] += len(skipped)
 
-    def line(self, line: Answered) -> Document:
-        """Of one line: of an answer all is wanted, of its prompt some positions."""
+    def _line(self, line: Answered) -> Document:
+        """Of an answer all is wanted, of its prompt some positions; of text that exists, all."""
+        held_out, tokenizer = hash_fraction(line.asked) < self._held_out, self._chat.tokenizer
         if line.answer is None:
-            return self._text(line.asked)
+            tokens = encode_text(tokenizer, line.asked, special=True)
+            return Document(tokens, [True] * len(tokens), held_out)
         prompt = self._chat.encode(line.prompt, system=line.system)
-        answer = encode_text(self._chat.tokenizer, line.answer, special=False)
+        answer = encode_text(tokenizer, line.answer, special=False)
         if line.complete:
             answer.append(self._chat.end_token_id)
         some = range(1, len(prompt))
         chosen = set(random.Random(line.asked).sample(some, min(len(some), self._prompt_positions)))
         wanted = [place in chosen for place in range(len(prompt))] + [True] * len(answer)
-        return Document([*prompt, *answer], wanted, hash_fraction(line.asked) < self._held_out)
+        return Document([*prompt, *answer], wanted, held_out)
 
-    def _text(self, text: str) -> Document:
-        tokens = encode_text(self._chat.tokenizer, text, special=True)
-        return Document(tokens, [True] * len(tokens), hash_fraction(text) < self._held_out)
 
-    def _leave_out(self, why: str) -> None:
-        self.num_left_out, self.why = self.num_left_out + 1, why
+def _tokenizer_and_data(tokenizer: Any, files: Sequence[tuple[Path, bool]]) -> dict[str, str]:
+    """What rows depend on beside their options."""
+    return {
+        "tokenizer": fingerprint(tokenizer),
+        "template": digest(str(getattr(tokenizer, "chat_template", None)).encode()),
+        "data": files_digest(path for path, _ in files),
+    }
+
+
+def _tell_of_others(files: Sequence[tuple[Path, bool]], target: str, name: str, told: Callable[[str], None]) -> None:
+    """A line on each file whose answers are another target's. target: the fingerprint of this one; may be empty."""
+    for path, _ in files:
+        answerer = answered_by(path) if target and is_answer_file(path) else ""
+        if answerer and not same_target(answerer, target):
+            told(f"{path}: another target than {name} gave these answers; a drafter learns less of them")
 
 
 def _former(out: Path, made_from: dict[str, Any]) -> PackedRows | None:

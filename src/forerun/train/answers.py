@@ -22,7 +22,7 @@ from forerun.files.json_file import Fields
 from forerun.files.write import atomic_file, digest, locked, refuse_to_overwrite, remove, write_json
 from forerun.heads.fingerprint import target_fingerprint
 from forerun.retrieval.sources import find_files
-from forerun.train.answer_file import SUFFIXES, Answered, is_answer_file
+from forerun.train.answer_file import SUFFIXES, Answered, is_answer_file, record_path
 from forerun.train.answer_prompts import cut_prompts, files_digest, parted, read_prompts
 from forerun.train.answer_stages import Stages
 from forerun.train.defaults import AnswerMaking
@@ -54,11 +54,6 @@ class Plan:
     text: list[Path]
     own: int
     mixed: int
-
-
-def record_path(out: Path) -> Path:
-    """Where it is written what the answers of OUT depend on, and how many there are of which kind."""
-    return out.with_name(f"{out.name}.json")
 
 
 def make_answers(

@@ -12,7 +12,7 @@ from typing import Any
 from forerun.engine.prompts import encode
 from forerun.errors import ConfigError
 from forerun.train.token_ids import end_of_text
-from forerun.vocabulary import encode_text
+from forerun.vocabulary import encode_text, special_tokens
 
 _SYSTEM, _USER = "QxSystemxQ", "QxUserxQ"
 """Marks, of which no template makes anything else."""
@@ -73,7 +73,7 @@ class ChatText:
             ConfigError: the tokenizer has none.
         """
         ids = encode_text(self.tokenizer, self.closing, special=False) if self.closing else []
-        if ids and ids[0] in getattr(self.tokenizer, "all_special_ids", ()):
+        if ids and ids[0] in special_tokens(self.tokenizer).values():
             return ids[0]
         return end_of_text(self.tokenizer)
 

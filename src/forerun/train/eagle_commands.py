@@ -11,7 +11,7 @@ from rich.console import Console
 from torch import Tensor
 
 from forerun.errors import ConfigError
-from forerun.heads import save_head
+from forerun.heads import StoredHead, save_head
 from forerun.heads.fingerprint import target_fingerprint
 from forerun.models import LanguageModel, find_tokenizer, load_model, load_transformers_model, number_format
 from forerun.models.eagle import EagleModel
@@ -139,7 +139,7 @@ def prepare(name: str, data: Path, work: Path, options: EagleTraining, console: 
 def measure(start: Start, held_out: HeldOut, num_draft_tokens: int) -> HeadReport:
     """Score and costs of a head."""
     head = start.head
-    drafting = EagleModel(head.config, dict(head.named_parameters()), _d2t(start), start.served)
+    drafting = EagleModel(StoredHead(head.config, dict(head.named_parameters()), _d2t(start)), start.served)
     return HeadReport.of(held_out.score(head), measure_costs(start.served, drafting, num_draft_tokens))
 
 

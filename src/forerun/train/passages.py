@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import ast
 import re
+import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from forerun.errors import ConfigError
 from forerun.retrieval.sources import find_files, read_documents
-from forerun.train.corpus import read_python_files, split, standard_library_root
+from forerun.train.corpus import hash_fraction, read_python_files, split, standard_library_root
 
 PROSE_WORDS = (30, 220)
 CODE_LINES = (4, 40)
 MAX_LINE = 120
+ENOUGH = 4_000
+"""Passages of one kind after which no more files are read."""
 _PYTHON = (".py", ".pyi")
 _PROSE = (".txt", ".md", ".rst", ".tex", ".jsonl")
 _PARAGRAPHS = re.compile(r"\n\s*\n")
@@ -36,32 +39,37 @@ class Passage:
 
 
 def read_passages(sources: list[Path]) -> tuple[list[Passage], list[Passage]]:
-    """(prose, code) of files and folders; without any, the code and the docstrings of the standard library.
+    """(prose, code) of files and folders in the order of a hash; without any, of the standard library's files.
 
-    Of the standard library, only what is trained on elsewhere too is taken; nothing of the files that are held out.
+    Of the standard library, nothing is taken of the files that are held out.
 
     Raises:
-        ConfigError: nothing is usable.
+        ConfigError: a source does not exist or cannot be read, or nothing is usable.
     """
-    if not sources:
-        training, _ = split(read_python_files(standard_library_root()))
-        texts: Iterable[tuple[str, str]] = ((file.name, file.text) for file in training)
-    else:
+    if sources:
         files = find_files(sources, remedy="Give files or folders of text or source.")
-        texts = (
-            (path.name, document.text) for path, named in files for document in read_documents(path, named, "text", [])
+        texts: Iterable[tuple[str, str]] = (
+            (path.name, document.text)
+            for path, named in sorted(files, key=lambda each: hash_fraction(each[0].name))
+            for document in read_documents(path, named, "text", [])
         )
+    else:
+        training, _ = split(read_python_files(standard_library_root()))
+        texts = ((file.name, file.text) for file in sorted(training, key=lambda each: hash_fraction(each.name)))
     prose: list[Passage] = []
     code: list[Passage] = []
     for name, text in texts:
         suffix = Path(name).suffix
         if suffix in _PYTHON:
-            prose.extend(Passage(each) for docstring in _docstrings(text) for each in prose_pieces(docstring))
-            code.extend(Passage(each, "python") for each in _functions(text))
+            nodes = _parsed(text)
+            prose += (Passage(piece) for docstring in _docstrings(nodes) for piece in prose_pieces(docstring))
+            code += (Passage(piece, "python") for piece in _functions(text, nodes))
         elif suffix in _PROSE or not suffix:
-            prose.extend(Passage(each) for each in prose_pieces(text))
+            prose += (Passage(piece) for piece in prose_pieces(text))
         else:
-            code.extend(Passage(each, suffix.removeprefix(".")) for each in _blocks(text))
+            code += (Passage(piece, suffix.removeprefix(".")) for piece in _blocks(text))
+        if max(len(prose), len(code)) >= ENOUGH:
+            break
     if not prose and not code:
         told = ", ".join(map(str, sources)) or "the standard library"
         raise ConfigError(f"{told} holds no passage of {PROSE_WORDS[0]} words and no function. Give more text.")
@@ -90,24 +98,27 @@ def _is_prose(paragraph: str) -> bool:
 
 
 def _parsed(text: str) -> list[ast.AST]:
+    """The nodes of Python source; none of what is no source."""
     try:
-        return list(ast.walk(ast.parse(text)))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of escapes that the source should not have
+            return list(ast.walk(ast.parse(text)))
     except (SyntaxError, ValueError, RecursionError):
         return []
 
 
-def _docstrings(text: str) -> Iterator[str]:
-    for node in _parsed(text):
+def _docstrings(nodes: Iterable[ast.AST]) -> Iterator[str]:
+    for node in nodes:
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
             docstring = ast.get_docstring(node)
             if docstring:
                 yield docstring
 
 
-def _functions(text: str) -> Iterator[str]:
+def _functions(text: str, nodes: Iterable[ast.AST]) -> Iterator[str]:
     """The source of functions and of small classes, as they stand, unindented."""
     lines = text.split("\n")
-    for node in _parsed(text):
+    for node in nodes:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)) and node.end_lineno is not None:
             piece = [line[node.col_offset :] for line in lines[node.lineno - 1 : node.end_lineno]]
             if _is_block(piece):

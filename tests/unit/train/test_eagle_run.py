@@ -146,7 +146,7 @@ def test_the_command_writes_a_head_that_drafts_with_its_card(start: Start, tmp_p
     train_eagle(out, work, BUNDLED_TARGET, start.rows.folder, options, "forerun train eagle", resume=False, force=False)
     stored = load_head(out)
     assert stored.config.layers == (2, 8, 16) and len(stored.tensors["norm.weight"]) == 256
-    EagleModel(stored.config, stored.tensors, stored.d2t, start.served)
+    EagleModel(stored, start.served)
     card = (out / "README.md").read_text()
     assert "EAGLE-3 head" in card and "mean acceptance length" in card
     record = json.loads((out / "training.json").read_text())

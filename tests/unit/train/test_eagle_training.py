@@ -15,6 +15,7 @@ from torch import Tensor
 
 from families import VOCAB, make_family
 from forerun.errors import ConfigError
+from forerun.heads import StoredHead
 from forerun.models import Model, Rows, load_model
 from forerun.models.eagle import EagleModel
 from forerun.train.eagle_loss import Targets, weighted_loss
@@ -133,7 +134,7 @@ def test_a_draft_of_several_sequences_gives_the_logits_of_training(
     head = random_head(target, **KINDS[kind])
     rows = head_rows(*packed, STEPS)
     logits = trained_logits(head, target, rows)
-    served = EagleModel(head.config, head.tensors, head.d2t, target)
+    served = EagleModel(StoredHead(head.config, head.tensors, head.d2t), target)
     rows_of = {(document, row): index for index, document, row in active_rows(rows)}
     known = texts(rows)
     caches = [served.new_cache() for _ in known]

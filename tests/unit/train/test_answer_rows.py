@@ -1,0 +1,157 @@
+"""Answers become rows of exactly the tokens that the target read and gave, and what is left out is said."""
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forerun import workloads
+from forerun.errors import ConfigError
+from forerun.train.answer_file import read_answers
+from forerun.train.answer_rows import pack_answers
+from forerun.train.chat_text import ChatText
+from forerun.train.packed import PackedRows
+from small_tokenizers import byte_level
+
+CHATML = (
+    "{% if messages[0]['role'] != 'system' %}<|im_start|>system\nBe kind.<|im_end|>\n{% endif %}"
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+LLAMA3 = (
+    "<s>{% for m in messages %}<|h|>{{ m['role'] }}<|/h|>\n\n{{ m['content'] | trim }}<|eot|>{% endfor %}"
+    "{% if add_generation_prompt %}<|h|>assistant<|/h|>\n\n{% endif %}"
+)
+NO_SYSTEM = (
+    "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+    "{% for m in messages %}<u>{{ m['content'] }}</u>{% endfor %}"
+)
+
+
+@pytest.fixture
+def chatty() -> Any:
+    tokenizer = byte_level()
+    tokenizer.chat_template = CHATML
+    return tokenizer
+
+
+def pack(source: Path, tokenizer: Any, **options: Any) -> PackedRows:
+    given = {"window": 255, "prompt_positions": 0, "held_out": 0.0, "name": "it", "vocab_size": 5_000, **options}
+    return pack_answers(source, tokenizer, source.with_name("packed"), **given)
+
+
+def written(path: Path, *lines: dict[str, object]) -> Path:
+    content = "".join(json.dumps(line) + "\n" for line in lines).encode()
+    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+    return path
+
+
+def documents(rows: PackedRows, tokenizer: Any) -> set[tuple[str, str]]:
+    """(whole text, what is wanted of it) of each document."""
+    batch = rows.rows(list(range(len(rows))))
+    found = set()
+    for tokens, wanted, numbers in zip(batch.tokens, batch.wanted, batch.documents, strict=True):
+        for number in range(int(numbers.max()) + 1):
+            mine = numbers == number
+            found.add((tokenizer.decode(tokens[mine]), tokenizer.decode(tokens[mine & wanted])))
+    return found
+
+
+def test_a_template_is_taken_apart() -> None:
+    tokenizer = byte_level()
+    for template, bare, opening, closing in (
+        (CHATML, "<|im_start|>user\n", "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\n", "<|im_end|>\n"),
+        (LLAMA3, "<s><|h|>user<|/h|>\n\n", "<s><|h|>system<|/h|>\n\nS<|eot|><|h|>user<|/h|>\n\n", "<|eot|>"),
+        (NO_SYSTEM, None, "<u>", "</u>"),
+    ):
+        tokenizer.chat_template = template
+        chat = ChatText(tokenizer, "it")
+        assert (chat.bare_opening, chat.user_opening("S"), chat.closing) == (bare, opening, closing)
+
+
+def test_of_an_answer_all_is_wanted_and_of_a_prompt_nothing_or_some(tmp_path: Path, chatty: Any) -> None:
+    asked = "<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\n"
+    source = written(
+        tmp_path / "answers.jsonl.gz",
+        {"system": True, "prompt": "Why?", "answer": "Because.", "complete": True},
+        {"system": False, "prompt": "Why?", "answer": "So", "complete": False},
+        {"system": "Be odd.", "prompt": "Why?", "answer": "No.", "complete": True},
+        {"messages": [{"role": "user", "content": "Why?"}], "answer": "Well", "complete": False},
+        {"text": "def f(", "answer": "x):", "complete": False},
+        {"text": "import this"},
+    )
+    rows = pack(source, chatty)
+    assert documents(rows, chatty) == {
+        ("<|im_start|>system\nBe kind.<|im_end|>\n" + asked + "Because.<|im_end|>", "Because.<|im_end|>"),
+        (asked + "So", "So"),
+        ("<|im_start|>system\nBe odd.<|im_end|>\n" + asked + "No.<|im_end|>", "No.<|im_end|>"),
+        ("<|im_start|>system\nBe kind.<|im_end|>\n" + asked + "Well", "Well"),
+        ("def f(x):", "x):"),
+        ("import this", "mport this"),
+    }
+    some = pack(source, chatty, prompt_positions=3)
+    assert some.num_wanted == rows.num_wanted + 4 * 3 + min(3, len(chatty("def f(")["input_ids"]) - 1)
+
+
+def test_rows_are_made_anew_only_where_what_they_depend_on_has_changed(tmp_path: Path, chatty: Any) -> None:
+    source = written(tmp_path / "answers.jsonl", *({"prompt": f"{i}?", "answer": f"{i}"} for i in range(30)))
+    index = tmp_path / "packed" / "packed.json"
+    rows = pack(source, chatty)
+    before = index.stat().st_ino
+    pack(source, chatty)
+    assert index.stat().st_ino == before
+    halves = pack(source, chatty, held_out=0.5)
+    assert index.stat().st_ino != before
+    assert 5 < halves.num_documents < 25
+    assert halves.num_documents + halves.held_out().num_documents == rows.num_documents == 30
+    before = index.stat().st_ino
+    chatty.chat_template = LLAMA3
+    pack(source, chatty, held_out=0.5)
+    assert index.stat().st_ino != before
+
+
+def test_what_is_measured_on_is_left_out_and_answers_of_another_target_are_told(tmp_path: Path, chatty: Any) -> None:
+    question = workloads.load("questions")[0].messages[0]["content"]
+    source = written(
+        tmp_path / "answers.jsonl",
+        {"prompt": "Tell me: " + question.upper(), "answer": "Yes."},
+        {"prompt": "Say it.", "answer": question},
+        {"prompt": "Say it.", "answer": "It."},
+    )
+    told: list[str] = []
+    (tmp_path / "answers.jsonl.json").write_text(json.dumps({"run": {"target": "5000-8-1--"}}))
+    rows = pack(source, chatty, told=told.append, target="4000-8-1--")
+    assert rows.num_documents == 1
+    assert "another target than it" in told[0] and told[1].startswith("2 lines or texts left out: 13 words in a row")
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", r"answers\.jsonl:2: it is not JSON"),
+        ('{"prompt": "a"}', r"answers\.jsonl:2: there is no answer"),
+        ('{"prompt": "a", "text": "b", "answer": "c"}', r"answers\.jsonl:2: one of prompt, messages, text"),
+        ('{"prompt": 3, "answer": "c"}', r"answers\.jsonl:2: prompt"),
+        ('{"prompt": "a", "answer": "c", "system": 3}', r"answers\.jsonl:2: system must be"),
+        ('{"messages": [{"role": "user"}], "answer": "c"}', r"answers\.jsonl:2: messages\[0\]: content is missing"),
+    ],
+)
+def test_a_broken_line_is_named(tmp_path: Path, line: str, message: str) -> None:
+    path = tmp_path / "answers.jsonl"
+    path.write_text('{"text": "fine"}\n' + line + "\n")
+    with pytest.raises(ConfigError, match=message):
+        list(read_answers(path))
+
+
+def test_a_cut_file_and_one_without_text_are_refused(tmp_path: Path, chatty: Any) -> None:
+    source = written(tmp_path / "answers.jsonl.gz", *({"text": str(number)} for number in range(1_000)))
+    source.write_bytes(source.read_bytes()[:-20])
+    with pytest.raises(ConfigError, match=r"answers\.jsonl\.gz cannot be read"):
+        pack(source, chatty)
+    (tmp_path / "empty.txt").write_text("")
+    with pytest.raises(ConfigError, match="no token to be trained on"):
+        pack(tmp_path / "empty.txt", chatty)
+    with pytest.raises(ConfigError, match="does not exist"):
+        pack(tmp_path / "nothing.jsonl", chatty)
