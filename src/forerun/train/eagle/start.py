@@ -93,8 +93,8 @@ def offsets(vocabulary: Tensor) -> Tensor:
 
 @torch.no_grad()
 def set_first_weights(head: EagleHead, last_states: Tensor, output_rows: Tensor, seed: int) -> None:
-    """Set all tensors: the fused state is the target's last one, the layer adds little to it, and the final norm gives
-    each channel the size that the target's last state has.
+    """Set all tensors: the fused state is the target's last one, normalised, the layer adds little to it, and the final
+    norm gives it its size back.
 
     Args:
         last_states: [n, target hidden] of some tokens.
@@ -102,10 +102,10 @@ def set_first_weights(head: EagleHead, last_states: Tensor, output_rows: Tensor,
     """
     config = head.config
     generator = torch.Generator().manual_seed(seed)
-    sizes = last_states.float().square().mean(0).sqrt()
+    size = float(last_states.float().square().mean(-1).sqrt().mean())
     for name, parameter in head.named_parameters():
         if name == "norm.weight":
-            value = sizes if len(sizes) == len(parameter) else torch.ones(len(parameter))
+            value = torch.full((len(parameter),), size)
         elif parameter.ndim == 1:
             value = torch.ones(len(parameter))
         elif name == "fc.weight":
