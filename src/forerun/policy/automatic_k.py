@@ -18,7 +18,7 @@ from forerun.policy.budget import Budget, Outcome, Plan, Reason, StepCost
 from forerun.policy.cost_store import StoredCosts
 from forerun.policy.costs import COST_TRUSTED, CostModel
 from forerun.policy.curve import COST_CLIP, Table
-from forerun.policy.goodput import Prospects, ProspectsAlone, price
+from forerun.policy.goodput import GAIN_ALONE, GAIN_TOGETHER, Prospects, ProspectsAlone, pays, price
 from forerun.policy.probes import Probes, cheapest_trial
 from forerun.policy.whole_drafts import WholeBudget
 from forerun.types import Sequence
@@ -33,11 +33,6 @@ PLACES_ALONE = 16
 """Budgets that are compared for a single sequence; or twice the standing one, if that is more."""
 PLAN_MARGIN = 0.01
 """Relative gain in tokens per second by which another plan must beat the standing one."""
-GAIN_ALONE = (0.02, 0.0)
-"""Relative gain over plain decoding that drafting must promise, to begin and to go on, for a single sequence."""
-GAIN_TOGETHER = (0.05, 0.02)
-"""The same of several. There, gains are small: of so many plans that cost about the same, the one that looks best
-has often only been measured in a lucky moment."""
 PLACES_REASON = 8
 """Budgets by which a batch that does not draft is compared with one sequence alone."""
 PROBE_FORGETS = 0.8
@@ -205,7 +200,7 @@ class AutoBudget(Budget):
         stay = min(self._chosen.get(sequence, self._alone), self._places)
         if best and stay and rates[best] <= rates[stay] * (1 + PLAN_MARGIN):
             best = stay
-        if not _pays(rates[best], rates[0], GAIN_ALONE, goes_on=stay > 0):
+        if not pays(rates[best], rates[0], GAIN_ALONE, goes_on=stay > 0):
             best = 0
         self._alone = best
         return rates[best], [best]
@@ -220,7 +215,7 @@ class AutoBudget(Budget):
         drafts = bool(choices[stay].any())
         if drafts and grid[best] <= grid[stay] * (1 + PLAN_MARGIN):
             best = stay
-        if not _pays(grid[best], grid[PLAIN_CELL], GAIN_TOGETHER, goes_on=drafts):
+        if not pays(grid[best], grid[PLAIN_CELL], GAIN_TOGETHER, goes_on=drafts):
             best = PLAIN_CELL
         self._cell = best
         budgets: list[int] = choices[best].tolist()
@@ -236,7 +231,7 @@ class AutoBudget(Budget):
         assert target is not None
         gains, chances = (each[:, :places].mean(0).tolist() for each in (prospects.gains, prospects.chances))
         rates = ProspectsAlone(gains, chances, target.tolist(), self.costs.draft(1, places).tolist()).rates
-        return _pays(max(rates[1:]), rates[0], GAIN_ALONE, goes_on=False)
+        return pays(max(rates[1:]), rates[0], GAIN_ALONE, goes_on=False)
 
     def _probe(self, sequences: Seq[Sequence], budgets: list[int]) -> list[int] | None:
         """Other budgets for this step, if some that might show something new can be afforded."""
@@ -292,11 +287,6 @@ def automatic_budget(*, whole_draft: int | None, cost_key: tuple[str, ...] | Non
     if cost_key is None:
         return AutoBudget()
     return AutoBudget(StoredCosts((*cost_key, str(torch.get_num_threads()))))
-
-
-def _pays(rate: float, plain: float, gain: tuple[float, float], *, goes_on: bool) -> bool:
-    """Whether drafting at this rate gives so much more than plain decoding that it begins, or goes on."""
-    return rate > plain * (1 + gain[goes_on])
 
 
 def _clipped_mean(seconds: Seq[float]) -> float:

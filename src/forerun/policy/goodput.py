@@ -18,6 +18,10 @@ LIMITS = np.array([0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, MAX_NUM_DRAFT
 """Largest budgets that are compared for several sequences."""
 THRESHOLDS = np.array([0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.75, 0.9])
 """Smallest chances of acceptance that are compared for several sequences."""
+GAIN_ALONE = (0.02, 0.0)
+"""Relative gain over plain decoding that drafting must promise, to begin and to go on, for a single sequence."""
+GAIN_TOGETHER = (0.05, 0.02)
+"""The same of several, where of many plans that cost about the same the best has often been measured luckily."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +107,11 @@ class ProspectsAlone:
         """Expected tokens and seconds of a step with this budget. budgets: [1]."""
         budget = min(budgets[0], len(self.tokens) - 1)
         return self.tokens[budget], self.seconds[budget]
+
+
+def pays(rate: float, plain: float, gain: tuple[float, float], *, goes_on: bool) -> bool:
+    """Whether drafting at this rate gives so much more than plain decoding that it begins, or goes on."""
+    return rate > plain * (1 + gain[goes_on])
 
 
 def price(rate: float, budgets: Seq[int], target: Seq[float] | Array, draft: Seq[float] | Array) -> float:

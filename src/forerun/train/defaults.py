@@ -101,7 +101,7 @@ class Pruning(Checked):
         None,
         "Start from a copy of the target with these of its layers, such as 0,1,28,29, instead of a stage on text.",
         flags=("--prune-layers",),
-        metavar="INT,INT,...",
+        metavar="INT,...",
     )
     width: int | None = option(
         None,
@@ -215,7 +215,7 @@ class AnswerMaking(Checked):
         metavar="KIND",
     )
     language: str = option(
-        "en", "Of the prompts that the target writes: en keeps English ones alone, any keeps all.", metavar="en|any"
+        "en", "Of the prompts that the target writes: en keeps English ones alone, any keeps all.", metavar="LANGUAGE"
     )
     evaluation: Sequence[str] = option(
         (),

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from families import VOCAB, make_family
 from forerun.errors import ConfigError
+from forerun.heads import StoredHead
 from forerun.models import Model, Rows, load_model
 from forerun.models.eagle import EagleModel
 from forerun.train.data.packed import NO_DOCUMENT
@@ -22,7 +23,7 @@ from forerun.train.eagle.loss import Targets, weighted_loss
 from forerun.train.eagle.module import EagleHead, unrolled
 from forerun.train.eagle.rows import HeadRows, head_rows
 from forerun.train.losses import LOSSES, divergence
-from heads import Head, random_head, reference_logits
+from heads import random_head, reference_logits
 
 STEPS = 3
 KINDS: dict[str, dict[str, Any]] = {
@@ -67,30 +68,30 @@ def texts(rows: HeadRows) -> list[list[int]]:
     return [part.tolist() for part in rows.token_ids.split(rows.lengths)]
 
 
-def true_states(target: Model, head: Head, text: list[int]) -> Tensor:
+def true_states(target: Model, head: StoredHead, text: list[int]) -> Tensor:
     batch = [Rows(target.new_cache(), text, num_logits=0, num_taps=len(text))]
     taps = target.forward(batch, head.config.layers).taps
     assert taps is not None
     return taps.clone()
 
 
-def module(head: Head) -> EagleHead:
+def module(head: StoredHead) -> EagleHead:
     made = EagleHead(head.config).double()
     made.load_state_dict({name: tensor.double() for name, tensor in head.tensors.items()})
     return made
 
 
-def vocabulary(head: Head) -> Tensor:
+def vocabulary(head: StoredHead) -> Tensor:
     return torch.arange(head.config.draft_vocab_size) + (0 if head.d2t is None else head.d2t)
 
 
-def output_layer(head: Head, target: Model) -> Tensor:
+def output_layer(head: StoredHead, target: Model) -> Tensor:
     if head.config.own_output_rows:
         return head.tensors["lm_head.weight"].double()
     return target.output_rows(vocabulary(head)).double()
 
 
-def trained_logits(head: Head, target: Model, rows: HeadRows) -> Tensor:
+def trained_logits(head: StoredHead, target: Model, rows: HeadRows) -> Tensor:
     """[J, A, V] of the draft vocabulary."""
     states = torch.cat([true_states(target, head, text) for text in texts(rows)])
     embeddings = target.embedding_rows(rows.token_ids).clone()
@@ -186,7 +187,7 @@ def test_a_shifted_implementation_is_another_one(
     assert difference.max() > 1e-2
 
 
-def slow_loss(head: Head, target: Model, rows: HeadRows, wanted: Tensor, loss: Any, shift: int = 0) -> Tensor:
+def slow_loss(head: StoredHead, target: Model, rows: HeadRows, wanted: Tensor, loss: Any, shift: int = 0) -> Tensor:
     """Sum of .8^j times the loss, prediction by prediction, by the definition; `shift` of the target's predictions."""
     logits = trained_logits(head, target, rows)
     all_wanted = wanted.split(rows.lengths)

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from forerun.device import DEVICES
 from forerun.errors import ConfigError
 from forerun.fields import Checked, option
-from forerun.train import losses
+from forerun.train import defaults
 from forerun.train.defaults import Optimisation
 
-LOSSES = tuple(name for name in losses.LOSSES if name != "kl-then-tv")
+LOSSES = tuple(name for name in defaults.LOSSES if name != "kl-then-tv")
 EAGLE_OPTIMISATION = Optimisation(
     matrices="adam", adam_lr=3e-3, weight_decay=0.05, decay=1.0, final_factor=0.01, shape="cosine"
 )
