@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from families import make_family
-from forerun.heads import StoredHead
 from forerun.models import Model, Rows, load_model
 from forerun.models.eagle import EagleModel
 from forerun.train import eagle_evaluate
@@ -98,7 +97,7 @@ def test_chains_along_an_answer_are_those_that_are_drafted(
     module.load_state_dict({name: tensor.double() for name, tensor in head.tensors.items()})
     of = Target(target, Served(target, head.config.layers), target.output_rows(common).double())  # type: ignore[arg-type]
     score = HeldOut(of, PackedRows(rows.folder), 9, common, K).score(module)
-    served = EagleModel(StoredHead(head.config, head.tensors, head.d2t), target)
+    served = EagleModel(head, target)
     parts = [drafted(served, target, text) for text in texts]
     assert score.reached == [sum(part[0][step] for part in parts) for step in range(K)]
     assert score.accepted == [sum(part[1][step] for part in parts) for step in range(K)]

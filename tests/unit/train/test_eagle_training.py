@@ -23,7 +23,7 @@ from forerun.train.eagle_module import EagleHead, unrolled
 from forerun.train.eagle_rows import HeadRows, head_rows
 from forerun.train.losses import LOSSES, divergence
 from forerun.train.packed import NO_DOCUMENT
-from heads import Head, random_head, reference_logits
+from heads import random_head, reference_logits
 
 STEPS = 3
 KINDS: dict[str, dict[str, Any]] = {
@@ -68,30 +68,30 @@ def texts(rows: HeadRows) -> list[list[int]]:
     return [part.tolist() for part in rows.token_ids.split(rows.lengths)]
 
 
-def true_states(target: Model, head: Head, text: list[int]) -> Tensor:
+def true_states(target: Model, head: StoredHead, text: list[int]) -> Tensor:
     batch = [Rows(target.new_cache(), text, num_logits=0, num_taps=len(text))]
     taps = target.forward(batch, head.config.layers).taps
     assert taps is not None
     return taps.clone()
 
 
-def module(head: Head) -> EagleHead:
+def module(head: StoredHead) -> EagleHead:
     made = EagleHead(head.config).double()
     made.load_state_dict({name: tensor.double() for name, tensor in head.tensors.items()})
     return made
 
 
-def vocabulary(head: Head) -> Tensor:
+def vocabulary(head: StoredHead) -> Tensor:
     return torch.arange(head.config.draft_vocab_size) + (0 if head.d2t is None else head.d2t)
 
 
-def output_layer(head: Head, target: Model) -> Tensor:
+def output_layer(head: StoredHead, target: Model) -> Tensor:
     if head.config.own_output_rows:
         return head.tensors["lm_head.weight"].double()
     return target.output_rows(vocabulary(head)).double()
 
 
-def trained_logits(head: Head, target: Model, rows: HeadRows) -> Tensor:
+def trained_logits(head: StoredHead, target: Model, rows: HeadRows) -> Tensor:
     """[J, A, V] of the draft vocabulary."""
     states = torch.cat([true_states(target, head, text) for text in texts(rows)])
     embeddings = target.embedding_rows(rows.token_ids).clone()
@@ -134,7 +134,7 @@ def test_a_draft_of_several_sequences_gives_the_logits_of_training(
     head = random_head(target, **KINDS[kind])
     rows = head_rows(*packed, STEPS)
     logits = trained_logits(head, target, rows)
-    served = EagleModel(StoredHead(head.config, head.tensors, head.d2t), target)
+    served = EagleModel(head, target)
     rows_of = {(document, row): index for index, document, row in active_rows(rows)}
     known = texts(rows)
     caches = [served.new_cache() for _ in known]
@@ -187,7 +187,7 @@ def test_a_shifted_implementation_is_another_one(
     assert difference.max() > 1e-2
 
 
-def slow_loss(head: Head, target: Model, rows: HeadRows, wanted: Tensor, loss: Any, shift: int = 0) -> Tensor:
+def slow_loss(head: StoredHead, target: Model, rows: HeadRows, wanted: Tensor, loss: Any, shift: int = 0) -> Tensor:
     """Sum of .8^j times the loss, prediction by prediction, by the definition; `shift` of the target's predictions."""
     logits = trained_logits(head, target, rows)
     all_wanted = wanted.split(rows.lengths)
