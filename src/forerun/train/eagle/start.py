@@ -18,6 +18,9 @@ from forerun.train.eagle.options import EagleShape
 
 DEVIATION = 0.02
 """Of random weights."""
+FIRST_SIZE = 0.5
+"""Of a head's output before training, over that of the target's last state. For a target of 135 M parameters the first
+loss is 12.4, 8.0 and 8.3 with 1, 0.5 and 0.1."""
 _ROWS_AT_ONCE = 256
 
 
@@ -94,7 +97,7 @@ def offsets(vocabulary: Tensor) -> Tensor:
 @torch.no_grad()
 def set_first_weights(head: EagleHead, last_states: Tensor, output_rows: Tensor, seed: int) -> None:
     """Set all tensors: the fused state is the target's last one, normalised, the layer adds little to it, and the final
-    norm gives it its size back.
+    norm gives it half of its size back: what it predicts is a token too early, and should not be believed too much.
 
     Args:
         last_states: [n, target hidden] of some tokens.
@@ -102,7 +105,7 @@ def set_first_weights(head: EagleHead, last_states: Tensor, output_rows: Tensor,
     """
     config = head.config
     generator = torch.Generator().manual_seed(seed)
-    size = float(last_states.float().square().mean(-1).sqrt().mean())
+    size = FIRST_SIZE * float(last_states.float().square().mean(-1).sqrt().mean())
     for name, parameter in head.named_parameters():
         if name == "norm.weight":
             value = torch.full((len(parameter),), size)
