@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from atexit import register
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from shutil import rmtree
@@ -13,12 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from doubles import FakeModel
+from doubles import FakeModel, MarkovModel
 from forerun import workloads
 from forerun.drafters import DRAFTERS
 from forerun.heads import EagleConfig, StoredHead, eagle_tensors, save_head
 from forerun.heads.fingerprint import target_fingerprint
-from forerun.models import LanguageModel, Model, Rows, load_model, load_tokenizer
+from forerun.models import Forward, LanguageModel, Model, Rows, load_model, load_tokenizer
 
 
 def random_head(target: Model, seed: int = 0, draft_vocab_size: int | None = None, **options: Any) -> StoredHead:
@@ -221,7 +222,7 @@ class AdditiveModel(FakeModel):
         return torch.eye(2 * self.vocab_size)[token_ids]
 
 
-def aligned_head(target: AdditiveModel) -> StoredHead:
+def aligned_head(target: AdditiveModel | MarkovTarget) -> StoredHead:
     """A head (version 1, without attention) that is never wrong, if row i holds token i + 1 beside the state of token i
     and a drafted row the output of the row before; fed in any other way, it is hardly ever right."""
     vocab = target.vocab_size
@@ -232,3 +233,30 @@ def aligned_head(target: AdditiveModel) -> StoredHead:
     fuse[:vocab, 3 * vocab :] = target.before.T
     fuse[vocab:, vocab : 2 * vocab] = torch.eye(vocab)
     return StoredHead(config, tensors)
+
+
+class MarkovTarget(MarkovModel):
+    """A target of order 1 whose state of a position holds that position's token, as `AdditiveModel`'s."""
+
+    def __init__(self, table: Tensor) -> None:
+        super().__init__(table)
+        self.last, self.before = table, torch.zeros_like(table)
+
+    def forward(self, batch: Seq[Rows], layers: Seq[int] = ()) -> Forward:
+        logits = super().forward(batch, layers).logits
+        tapped = [token for rows in batch for token in rows.token_ids[len(rows.token_ids) - rows.num_tapped :]]
+        return Forward(
+            logits, self.embedding_rows(torch.tensor(tapped, dtype=torch.int64))[:, None] if layers else None
+        )
+
+    embedding_rows = AdditiveModel.embedding_rows
+    output_rows = AdditiveModel.output_rows
+
+
+def noisy_head(target: AdditiveModel | MarkovTarget) -> StoredHead:
+    """`aligned_head` with errors that depend on both tokens, and without token 0 among those that it can propose."""
+    head = aligned_head(target)
+    vocab = target.vocab_size
+    generator = torch.Generator().manual_seed(9)
+    head.tensors["fc.weight"][:vocab] += 0.8 * torch.randn(vocab, 4 * vocab, generator=generator)
+    return StoredHead(replace(head.config, draft_vocab_size=vocab - 1), head.tensors, torch.ones(vocab - 1).long())

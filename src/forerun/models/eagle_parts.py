@@ -10,6 +10,7 @@ from torch import Tensor
 
 from forerun.config import REFERENCE
 from forerun.heads.stored import StoredHead
+from forerun.kernels.native.library import Library
 from forerun.kernels.native_linear import NativeLinear
 from forerun.kernels.quantise import quantise_int8
 from forerun.kernels.quantised_weight import QuantisedWeight
@@ -55,62 +56,93 @@ class LayerParts:
     @classmethod
     def of(cls, head: StoredHead, target: LanguageModel, token_ids: Tensor) -> LayerParts:
         """Of a head's tensors. token_ids: [draft_vocab_size], the target's tokens that it can propose."""
-        config, tensors = head.config, head.tensors
-        device, dtype = target.device, target.dtype
-        compute = torch.float64 if dtype == torch.float64 else torch.float32
-        is_quantised = target.quantize is not None
-        library = None if target.kernels == REFERENCE else library_for(device, dtype, is_quantised=is_quantised)
-        takes = compute if library is not None or is_quantised else dtype
-
-        def linear(*names: str, paired: int = 0) -> Linear:
-            """Of the matrices of these names; the heads of the first `paired` of them are to be rotated."""
-            parts: list[Tensor | QuantisedWeight] = []
-            for number, name in enumerate(names):
-                order = torch.arange(len(tensors[name]))
-                order = pair_halves(order, config.head_dim) if number < paired else order
-                codes = head.codes.get(name)
-                parts.append(tensors[name][order] if codes is None else codes.rows(order))
-            return product_of(parts)
-
-        def product_of(parts: Sequence[Tensor | QuantisedWeight]) -> Linear:
-            codes = [part.to(device) for part in parts if isinstance(part, QuantisedWeight)]
-            if len(codes) == len(parts):
-                return make_quantised_linear(codes)
-            numbers = [part.dequantise(compute) if isinstance(part, QuantisedWeight) else part for part in parts]
-            joined = torch.cat([part.to(device, compute) for part in numbers])
-            if is_quantised:
-                return make_quantised_linear([quantise_int8(joined, "a head")])
-            joined = joined.to(dtype)
-            return make_linear(joined) if library is None else NativeLinear(library, joined)
-
-        def norm(name: str) -> Tensor | None:
-            found = tensors.get(f"{name}.weight")
-            return None if found is None else found.detach().to(device, compute)
-
+        config, made = head.config, _Made.of(head, target)
         layer = "layers.0" if config.version == 1 else "midlayer"
-        qkv = [f"{layer}.self_attn.{name}_proj.weight" for name in "qkv"]
-        mlp_norm = norm(f"{layer}.post_attention_layernorm")
+        mlp_norm = made.norm(f"{layer}.post_attention_layernorm")
         assert mlp_norm is not None
-        norms = [norm(f"fc_norm.{i}") for i in range(len(config.layers))] if config.norm_before_fc else None
+        norms = [made.norm(f"fc_norm.{i}") for i in range(len(config.layers))]
+        own = config.own_output_rows
         return cls(
-            compute_dtype=compute,
-            product_dtype=takes,
-            attention=ReferenceAttention(takes) if library is None else NativeAttention(library, takes, dtype),
-            fuse=linear("fc.weight"),
-            qkv=linear(*qkv, paired=2),
-            out=linear(f"{layer}.self_attn.o_proj.weight"),
-            gate_up=linear(f"{layer}.mlp.gate_proj.weight", f"{layer}.mlp.up_proj.weight"),
-            down=linear(f"{layer}.mlp.down_proj.weight"),
-            head=linear("lm_head.weight") if config.own_output_rows else product_of([target.output_rows(token_ids)]),
-            embedding_residual=linear("embedding_residual.weight") if config.embedding_residual else None,
+            compute_dtype=made.compute,
+            product_dtype=made.takes,
+            attention=made.attention(),
+            fuse=made.linear("fc"),
+            qkv=made.linear(*(f"{layer}.self_attn.{name}_proj" for name in "qkv"), paired=2),
+            out=made.linear(f"{layer}.self_attn.o_proj"),
+            gate_up=made.linear(f"{layer}.mlp.gate_proj", f"{layer}.mlp.up_proj"),
+            down=made.linear(f"{layer}.mlp.down_proj"),
+            head=made.linear("lm_head") if own else made.product([target.output_rows(token_ids)]),
+            embedding_residual=made.linear("embedding_residual") if config.embedding_residual else None,
             mlp_norm=mlp_norm,
-            input_norm=norm(f"{layer}.input_layernorm"),
-            hidden_norm=norm(f"{layer}.hidden_norm"),
-            norm=norm("norm"),
-            state_norms=None if norms is None else [each for each in norms if each is not None],
-            eps=torch.tensor(config.rms_norm_eps, dtype=compute, device=device),
+            input_norm=made.norm(f"{layer}.input_layernorm"),
+            hidden_norm=made.norm(f"{layer}.hidden_norm"),
+            norm=made.norm("norm"),
+            state_norms=[each for each in norms if each is not None] if config.norm_before_fc else None,
+            eps=torch.tensor(config.rms_norm_eps, dtype=made.compute, device=target.device),
         )
 
     def product(self, linear: Linear, x: Tensor) -> Tensor:
         """[n, in] -> [n, out] in `compute_dtype`, whatever the layer takes."""
         return linear.forward(x.to(self.product_dtype)).to(self.compute_dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """Makes the parts.
+
+    Attributes:
+        compute, takes: as `LayerParts.compute_dtype` and `product_dtype`.
+        library: the native one, where the target is computed by it.
+        quantises: numbers are brought to codes, as the target's are.
+    """
+
+    head: StoredHead
+    device: torch.device
+    dtype: torch.dtype
+    compute: torch.dtype
+    takes: torch.dtype
+    library: Library | None
+    quantises: bool
+
+    @classmethod
+    def of(cls, head: StoredHead, target: LanguageModel) -> _Made:
+        device, dtype, quantises = target.device, target.dtype, target.quantize is not None
+        library = None if target.kernels == REFERENCE else library_for(device, dtype, is_quantised=quantises)
+        compute = torch.float64 if dtype == torch.float64 else torch.float32
+        takes = compute if library is not None or quantises else dtype
+        return cls(head, device, dtype, compute, takes, library, quantises)
+
+    def attention(self) -> Attention:
+        """Of the target's kind."""
+        return (
+            ReferenceAttention(self.takes)
+            if self.library is None
+            else NativeAttention(self.library, self.takes, self.dtype)
+        )
+
+    def norm(self, name: str) -> Tensor | None:
+        """The weights of a norm, if the head has it."""
+        found = self.head.tensors.get(f"{name}.weight")
+        return None if found is None else found.detach().to(self.device, self.compute)
+
+    def linear(self, *names: str, paired: int = 0) -> Linear:
+        """Of the matrices of these names; the heads of the first `paired` of them are to be rotated."""
+        parts: list[Tensor | QuantisedWeight] = []
+        for number, name in enumerate(f"{name}.weight" for name in names):
+            numbers, codes = self.head.tensors[name], self.head.codes.get(name)
+            order = torch.arange(len(numbers))
+            order = pair_halves(order, self.head.config.head_dim) if number < paired else order
+            parts.append(numbers[order] if codes is None else codes.rows(order))
+        return self.product(parts)
+
+    def product(self, parts: Sequence[Tensor | QuantisedWeight]) -> Linear:
+        """One layer whose outputs are those of the parts, [out, in], one after another."""
+        codes = [part.to(self.device) for part in parts if isinstance(part, QuantisedWeight)]
+        if len(codes) == len(parts):
+            return make_quantised_linear(codes)
+        numbers = [part.dequantise(self.compute) if isinstance(part, QuantisedWeight) else part for part in parts]
+        joined = torch.cat([part.to(self.device, self.compute) for part in numbers])
+        if self.quantises:
+            return make_quantised_linear([quantise_int8(joined, "a head")])
+        joined = joined.to(self.dtype)
+        return make_linear(joined) if self.library is None else NativeLinear(self.library, joined)

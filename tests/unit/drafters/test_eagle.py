@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from families import VOCAB, make_family
-from forerun import LLM, Eagle, EagleTree, Hybrid, SamplingParams, Suffix
+from forerun import LLM, CrossVocab, Eagle, EagleTree, Hybrid, SamplingParams, Staged, Suffix
+from forerun.drafters import Binding
 from forerun.drafters.model.head_state import HeadState
-from forerun.heads import StoredHead
+from forerun.errors import DrafterError, IncompatibleDrafterError
+from forerun.heads import StoredHead, save_head
+from forerun.heads.fingerprint import target_fingerprint
 from forerun.models import Model, load_model
-from forerun.types import Draft
+from forerun.types import Draft, Sequence, Step
 from heads import AdditiveModel, aligned_head, random_head, reference_logits, states_of
 
 K, NUM_NEW = 4, 40
@@ -129,3 +133,64 @@ def test_drafts_are_those_of_the_reference(family: Model) -> None:
         for count, token in enumerate(drafted):
             rows = [*tokens[1:], *drafted[:count]]
             assert int(reference_logits(head, family, rows, taps, count)[-1].argmax()) == token
+
+
+def bind(drafter: Any, target: Any) -> None:
+    drafter.bind(Binding(target, seed=1))
+
+
+@pytest.mark.parametrize("make", [Eagle, EagleTree])
+def test_without_a_head_it_says_what_is_missing(make: Any, family: Model) -> None:
+    with pytest.raises(DrafterError, match="has no head of its own here"):
+        bind(make(), family)
+
+
+def test_heads_of_other_targets_are_refused(family: Model, tmp_path: Path) -> None:
+    head = random_head(family)
+    other = load_model(make_family("llama", tmp_path, seed=5), dtype="float64")
+    save_head(tmp_path / "head", head.config, head.tensors, fingerprint=target_fingerprint(other))
+    with pytest.raises(IncompatibleDrafterError, match="was trained for another target"):
+        bind(Eagle(tmp_path / "head"), family)
+    deep = replace(head, config=replace(head.config, layers=(0, 3)))
+    with pytest.raises(IncompatibleDrafterError, match=r"does not fit .* must rise and lie in 0\.\.2"):
+        bind(Eagle(deep), family)
+
+
+def test_the_targets_other_number_format_is_said(family: Model, tmp_path: Path, caplog: Any) -> None:
+    head = random_head(family)
+    place = tmp_path / "head"
+    save_head(place, head.config, head.tensors, fingerprint=target_fingerprint(family), number_format="int8")
+    with caplog.at_level("INFO", logger="forerun"):
+        bind(Eagle(place), family)
+    assert "trained on states of" in caplog.text and "in int8, which is served in float64" in caplog.text
+
+
+@pytest.mark.parametrize("inner", ["eagle", Eagle()])
+def test_it_cannot_draft_for_a_draft_model(inner: Any) -> None:
+    with pytest.raises(DrafterError, match="the draft model is its target"):
+        Staged(drafter=inner)
+    with pytest.raises(DrafterError, match="wraps a drafter that runs a model"):
+        CrossVocab(drafter="eagle")
+
+
+def test_a_text_that_is_rewritten_is_drafted_for_when_its_states_are_told() -> None:
+    target = AdditiveModel()
+    drafter: Any = Eagle(aligned_head(target))
+    bind(drafter, target)
+    text = target.greedy([1, 2], 10)
+    sequence = Sequence(0, text[:9], 2, GREEDY)
+    drafter.start(sequence)
+    drafter.commit([Step(sequence, None, None, 8, states=states_of(target, drafter._head, text[:8]))])
+    (draft,) = drafter.draft([sequence], [3])
+    assert draft.ids == target.greedy(text[:9], 3)[:3]
+    sequence.token_ids = [*text[:5], 9, 8, 7]
+    drafter.rewind(sequence, 5)
+    (draft,) = drafter.draft([sequence], [3])
+    assert draft.ids == []
+    drafter.commit([Step(sequence, None, None, 7, states=states_of(target, drafter._head, sequence.token_ids[:7])[5:])])
+    (draft,) = drafter.draft([sequence], [3])
+    assert draft.ids == target.greedy(sequence.token_ids, 3)
+    (again,) = drafter.draft([sequence], [3])  # asked twice for the same text
+    assert again.ids == draft.ids
+    drafter.stop(sequence)
+    assert drafter.nbytes == 0
