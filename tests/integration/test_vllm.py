@@ -66,8 +66,9 @@ def theirs(ids: list[list[int]], speculative: dict[str, Any] | None) -> tuple[li
         timeout=SECONDS,
         check=False,
     )
-    assert done.returncode == 0, done.stderr[-3000:]
-    answer = json.loads([line for line in done.stdout.splitlines() if line.startswith("{")][-1])
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    assert lines, done.stderr[-3000:]  # its exit status tells nothing: it may kill itself when it shuts down
+    answer = json.loads(lines[-1])
     return answer["token_ids"], answer["counters"]
 
 

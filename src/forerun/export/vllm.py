@@ -1,13 +1,15 @@
 """A draft head as a folder that vLLM loads, with the speculative configuration to start it by.
 
 vLLM starts without a word when some tensors are missing, so all that is written is compared with the head's
-configuration first, and what the form cannot say is refused by name.
+configuration first, and what the form cannot say is refused by name. vLLM drafts nothing that holds beyond the head's
+max_position_embeddings, so the target's context length is written there: a rotation has no last position.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -71,9 +73,8 @@ def export_vllm(
         UnsupportedModelError: the head has what the form cannot say.
         IncompatibleDrafterError: the head is of another target.
     """
-    for name, value, choices in (("form", form, HEAD_FORMS), ("dtype", dtype, DTYPES)):
-        if value not in choices:
-            raise ConfigError(f"{name} is {value!r}, but must be one of {', '.join(choices)}.")
+    _check_choice("form", form, HEAD_FORMS)
+    _check_choice("dtype", dtype, DTYPES)
     if not force:
         refuse_to_overwrite(out, ConfigError)
     check_place(out)
@@ -85,7 +86,7 @@ def export_vllm(
     kept_in = stored.tensors["fc.weight"].dtype if dtype == "auto" else getattr(torch, dtype)
     tensors = public_tensors(stored.config, stored.tensors, stored.d2t, form, _output_rows(stored, model), kept_in)
     settings = public_settings(
-        stored.config,
+        replace(stored.config, max_positions=max(stored.config.max_positions, model.context_length)),
         form,
         str(kept_in).removeprefix("torch."),
         target=target,
@@ -96,6 +97,11 @@ def export_vllm(
     speculative = {"method": method, "model": str(out), "num_speculative_tokens": num_draft_tokens}
     files = _write(out, settings, tensors, speculative, _card(head, target, speculative))
     return ExportedHead(files, speculative)
+
+
+def _check_choice(name: str, value: str, choices: Sequence[str]) -> None:
+    if value not in choices:
+        raise ConfigError(f"{name} is {value!r}, but must be one of {', '.join(choices)}.")
 
 
 def _output_rows(stored: StoredHead, model: Model) -> Tensor:

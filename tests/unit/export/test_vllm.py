@@ -75,7 +75,9 @@ def test_round_trip(config: EagleConfig, form: str, target: Path, model: Model, 
         return
     export_vllm(tmp_path / "head", tmp_path / "out", str(target), form=form)
     read = load_head(tmp_path / "out", NUM_LAYERS)
-    assert read.config == replace(config, own_output_rows=config.version == 3)
+    written = {"own_output_rows": config.version == 3, "max_positions": model.context_length}
+    assert read.config == replace(config, **written)
+    assert model.context_length > config.max_positions  # beyond which vLLM would lose its drafts
     d2t = random_d2t(config)
     ids = torch.arange(config.draft_vocab_size) + (0 if d2t is None else d2t)
     if config.version == 3:
