@@ -114,7 +114,7 @@ class Pruning(Checked):
         "activation",
         "What ranks these channels: activation (what they add to the residual, on training text) or weight.",
         flags=("--prune-by",),
-        metavar="activation|weight",
+        metavar="MEASURE",
     )
 
     def __post_init__(self) -> None:
