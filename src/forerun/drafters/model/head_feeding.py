@@ -21,7 +21,7 @@ from forerun.errors import (
 )
 from forerun.heads import StoredHead, load_head
 from forerun.heads.fingerprint import check_target
-from forerun.models import Forward, LanguageModel, Rows, number_format
+from forerun.models import Forward, LanguageModel, Model, Rows, number_format
 from forerun.models.eagle import EagleModel
 from forerun.types import Needs, Sequence, Step
 
@@ -70,7 +70,7 @@ class HeadFeeding(ModelDrafter):
                     f"{target.name} has no head of its own here. Give the folder of one that was trained for it: "
                     "drafter='eagle:model=path/to/head'."
                 )
-            self._head = load_head(self._folder)
+            self._head = load_head(self._folder, target.num_layers if isinstance(target, Model) else None)
         name = "a head" if self._folder is None else str(self._folder)
         check_target(self._head.fingerprint, target, name)
         self._eagle = EagleModel(self._head, target, name)

@@ -30,7 +30,9 @@ class EagleShape(Checked):
     num_kv_heads: int = option(0, "Heads of keys and values.", low=0)
     head_dim: int = option(0, "Width of a head.", low=0)
     sliding_window: int = option(512, "Rows that a row attends to; 0 for all.", low=0)
-    embedding_residual: bool = option(True, "Add a linear map of the embedding to the residual.")
+    plain_residual: bool = option(
+        False, "Add no linear map of the embedding to the residual: programs other than forerun cannot read it."
+    )
     own_output_rows: bool = option(False, "Train an output layer, in place of the target's rows.")
 
     def __post_init__(self) -> None:
