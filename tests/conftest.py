@@ -5,7 +5,9 @@ two, in `integration/test_two_threads.py`. OMP_NUM_THREADS in the environment ov
 """
 
 import os
+import signal
 import tempfile
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -78,3 +80,11 @@ def smollm2_file(monkeypatch: pytest.MonkeyPatch) -> Path:
 def reference_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Models that are loaded compute by the references in PyTorch, whatever is to be had."""
     monkeypatch.setenv("FORERUN_KERNELS", "reference")
+
+
+@pytest.fixture
+def sigint_handled() -> Iterator[None]:
+    """Whatever runs the tests may have SIGINT ignored."""
+    old = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, old)

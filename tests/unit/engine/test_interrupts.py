@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -21,13 +20,7 @@ from forerun.errors import InterruptedRequestError
 
 from .test_engine import GREEDY, PROMPTS, assert_clean, drafter, model, run, tokens
 
-
-@pytest.fixture(autouse=True)
-def python_handler() -> Iterator[None]:
-    """Whatever runs the tests may have SIGINT ignored."""
-    old = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, old)
+pytestmark = pytest.mark.usefixtures("sigint_handled")
 
 
 def press() -> None:

@@ -181,6 +181,7 @@ def test_a_model_is_written_whole_or_not_at_all(
     assert (out / "notes.txt").exists() and (out / "model.safetensors").exists() and list(tmp_path.glob(".out*")) == []
 
 
+@pytest.mark.usefixtures("sigint_handled")
 def test_ctrl_c_finishes_the_step_and_saves(
     files: list[SourceFile], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
