@@ -22,6 +22,8 @@ EPOCH_PROCESSES = {"cpu": 0, "cuda": 8, "mps": 0}
 """Processes that augment and encode coming epochs; each makes about 0.7 million tokens a second."""
 
 
+SHAPE_STEP = 64
+"""Numbers of rows that vary are padded to multiples of it: a CPU's products are compiled for each shape, and kept."""
 _REUSED_BYTES = 32 << 20
 """Tensors up to this size are kept for reuse; glibc allows no more."""
 _GLIBC_TRIM, _GLIBC_TOP_PAD, _GLIBC_MMAP, _GLIBC_ARENAS = -1, -2, -3, -8

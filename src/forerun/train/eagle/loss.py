@@ -61,12 +61,17 @@ class _Chunked(torch.autograd.Function):
         gradient = torch.zeros_like(outputs)
         by_layer = None if own_rows is None else torch.zeros_like(own_rows)
         total = torch.zeros((), dtype=gradient.dtype, device=outputs.device)
-        for start in range(0, len(targets.states), chunk):
-            here = slice(start, start + chunk)
+        count = len(targets.states)
+        for start in range(0, count, chunk):
+            # the last chunk is as long as the others, and counts what it shares with the one before but once
+            first = max(0, min(start, count - chunk))
+            here = slice(first, first + chunk)
             wide = (targets.states[here].to(product) @ targets.output_rows.T).to(outputs.dtype)
             wanted = torch.softmax(wide, -1)
             for step in range(len(outputs)):
                 rows, weights = targets.rows[step, here], targets.weights[step, here].to(outputs.dtype)
+                if first < start:
+                    weights = weights.index_fill(0, torch.arange(start - first, device=weights.device), 0)
                 read = kept[step, rows]
                 logits = (read @ layer.T).to(outputs.dtype)
                 losses, wide = loss_and_gradient(logits, wanted, targets.loss)

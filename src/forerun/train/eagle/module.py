@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from forerun.errors import ConfigError
 from forerun.heads.eagle_config import EagleConfig, eagle_tensors
+from forerun.train.accelerator import SHAPE_STEP
 from forerun.train.eagle.rows import HeadRows, Segment
 
 
@@ -122,7 +123,8 @@ class _Layer:
         self.local = (rows.active, rows.positions)
 
     def linear(self, name: str, x: Tensor) -> Tensor:
-        return F.linear(x.to(self.dtype), self.weights[name]).to(x.dtype)
+        padded = F.pad(x.to(self.dtype), (0, 0, 0, -len(x) % SHAPE_STEP))
+        return F.linear(padded, self.weights[name])[: len(x)].to(x.dtype)
 
     def norm(self, name: str, x: Tensor) -> Tensor:
         return F.rms_norm(x, x.shape[-1:], self.weights[name].to(x.dtype), self.config.rms_norm_eps)
@@ -144,10 +146,10 @@ class _Layer:
         return torch.cat([self.norm("input_layernorm", embedding), self.norm("hidden_norm", state)], -1)
 
     def keys(self, read: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values of rows at these positions, in the type of products."""
+        """Keys and values of rows at these positions."""
         shape = (len(read), self.config.num_kv_heads, self.config.head_dim)
         key = self.rotated(self.linear("self_attn.k_proj", read).view(shape), positions)
-        return key.to(self.dtype), self.linear("self_attn.v_proj", read).view(shape).to(self.dtype)
+        return key, self.linear("self_attn.v_proj", read).view(shape)
 
     def forward(
         self, embedding: Tensor, state: Tensor, read: Tensor, keys: _Keys, positions: Tensor
@@ -161,9 +163,9 @@ class _Layer:
             if config.embedding_residual:
                 residual = residual + self.linear("embedding_residual", embedding)
         query = self.linear("self_attn.q_proj", read).view(len(read), config.num_heads, config.head_dim)
-        query = self.rotated(query, positions).to(self.dtype)
+        query = self.rotated(query, positions)
         attended = torch.cat([self.attended(query, keys, segment) for segment in self.segments])
-        x = residual + self.linear("self_attn.o_proj", attended.flatten(1).to(read.dtype))
+        x = residual + self.linear("self_attn.o_proj", attended.flatten(1))
         h = self.norm("post_attention_layernorm", x)
         h = F.silu(self.linear("mlp.gate_proj", h)) * self.linear("mlp.up_proj", h)
         x = x + self.linear("mlp.down_proj", h)
@@ -173,7 +175,8 @@ class _Layer:
         return output, output if config.norm_output else x
 
     def attended(self, query: Tensor, keys: _Keys, segment: Segment) -> Tensor:
-        """Of one document's active rows: [a, heads, head_dim]."""
+        """Of one document's active rows: [a, heads, head_dim]. Not in bfloat16: so small and so many different products
+        take longer to compile for each shape than to compute."""
         config = self.config
         group, width = config.num_heads // config.num_kv_heads, config.head_dim
         own = slice(segment.first_active, segment.last_active)
@@ -183,14 +186,13 @@ class _Layer:
         q = query[own].view(count, config.num_kv_heads, group * width).transpose(0, 1)
         q = q.reshape(config.num_kv_heads, count, group, width).transpose(1, 2).reshape(config.num_kv_heads, -1, width)
         scores = torch.bmm(q, key.transpose(1, 2)).view(config.num_kv_heads, group, count, -1)
-        scores = scores.float() if self.dtype != torch.float64 else scores
         scores = scores * width**-0.5 + self.mask(segment, step, scores)
         later = [
             (q.view(config.num_kv_heads, group, count, width) * k[own].transpose(0, 1)[:, None]).sum(-1, keepdim=True)
             for k, _ in keys.later
         ]
-        whole = torch.cat([scores, *(part.to(scores.dtype) * width**-0.5 for part in later)], -1)
-        weights = torch.softmax(whole, -1).to(self.dtype)
+        whole = torch.cat([scores, *(part * width**-0.5 for part in later)], -1)
+        weights = torch.softmax(whole, -1)
         result = torch.bmm(weights[..., : key.shape[1]].flatten(1, 2), value).view(-1, group, count, width)
         for index, (_, v) in enumerate(keys.later):
             result = result + weights[..., key.shape[1] + index, None] * v[own].transpose(0, 1)[:, None]

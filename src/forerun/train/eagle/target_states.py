@@ -18,6 +18,7 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from forerun.errors import ConfigError, UnsupportedModelError
 from forerun.models import LanguageModel, Rows
+from forerun.train.accelerator import SHAPE_STEP
 
 NAME = "forerun_documents"
 MOST_APART = 0.1
@@ -54,6 +55,10 @@ class TargetStates:
     def of(self, token_ids: Tensor, lengths: Sequence[int]) -> Tensor:
         """[N, layers, H] bfloat16 of documents that lie one after another. token_ids: [N] int64."""
         where = next(self._decoder.parameters()).device
+        count = len(token_ids)
+        if count % SHAPE_STEP:  # one more document, of which nothing is read
+            lengths = [*lengths, -count % SHAPE_STEP]
+            token_ids = F.pad(token_ids, (0, lengths[-1]))
         positions = torch.cat([torch.arange(length) for length in lengths])
         found = self._decoder(
             input_ids=token_ids[None].to(where),
@@ -62,7 +67,7 @@ class TargetStates:
             output_hidden_states=True,
             document_lengths=tuple(lengths),
         ).hidden_states
-        return torch.stack([found[layer][0] for layer in self.layers], 1).bfloat16()
+        return torch.stack([found[layer][0, :count] for layer in self.layers], 1).bfloat16()
 
 
 def _forward(
