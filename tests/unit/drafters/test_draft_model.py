@@ -209,7 +209,7 @@ def test_seeded_chains_use_the_targets_noise() -> None:
 def test_an_identical_draft_model_is_always_right() -> None:
     fake = FakeModel()
     for params in (GREEDY, SamplingParams(seed=1), SamplingParams(), SamplingParams(temperature=0.5, top_p=0.9)):
-        result = LLM(fake, DraftModel(FakeModel())).generate([1, 2], params)
+        result = LLM(fake, DraftModel(FakeModel()), num_draft_tokens=4).generate([1, 2], params)
         assert result.stats.acceptance_rate == 1
 
 
