@@ -175,7 +175,6 @@ def choose_drafters(model: str, draft: str | None, names: str | None) -> dict[st
     """
     from forerun.drafters import DRAFTERS
 
-    bundled = model == BUNDLED_TARGET
     wanted = options.comma_list(names, "--drafters") if names else list(DRAFTERS)
     chosen: dict[str, str] = {}
     for spec in wanted:
@@ -183,7 +182,7 @@ def choose_drafters(model: str, draft: str | None, names: str | None) -> dict[st
         if name not in DRAFTERS:
             raise ConfigError(f"There is no drafter {name!r}. Known: {', '.join(DRAFTERS)}.")
         row = DRAFTERS[name]
-        serves = colon or row.needed_option is None or (bundled and row.serves_bundled)
+        serves = colon or row.serves(model)
         if not colon and draft is not None and row.with_draft_model is not None:
             chosen[name] = row.with_draft_model.format(draft)
         elif serves:

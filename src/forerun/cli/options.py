@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from forerun.config import AUTO, DEFAULT_DTYPE, DTYPES, QUANTISATIONS, EngineConfig, NumDraftTokens
+from forerun.config import AUTO, DEFAULT_DRAFTER, DEFAULT_DTYPE, DTYPES, QUANTISATIONS, EngineConfig, NumDraftTokens
 from forerun.device import DEVICES
 from forerun.errors import ConfigError
 from forerun.fields import Checked, option, option_like
@@ -44,6 +44,10 @@ class LLMOptions(Checked):
     )
 
 
+DRAFTER_HELP = "A drafter (`forerun drafters` lists them), the folder or id of a draft model, 'auto' or 'none'."
+DEFAULT_DRAFTER_TEXT = (
+    f"{AUTO}: the bundled draft for the bundled target, a trained head where one is shipped, else {DEFAULT_DRAFTER}"
+)
 ModelName = Annotated[
     str | None,
     typer.Option(

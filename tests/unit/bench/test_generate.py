@@ -58,7 +58,7 @@ def test_the_bare_loop_and_the_engine_say_the_same() -> None:
 
 
 def test_transformers_and_forerun_say_the_same_in_float64(folder: Path) -> None:
-    own = LLM(str(folder), dtype="float64", tokenizer=None)
+    own = LLM(str(folder), None, dtype="float64", tokenizer=None)
     target, draft = Reference(folder, "float64"), Reference(folder, "float64")
     engines = {PLAIN: own, method_name("draft-model", 3): LLM(own.target, folder, num_draft_tokens=3)}
     requests = [Request("a", "", PROMPT), Request("b", "", [5, 3])]
@@ -73,7 +73,7 @@ def test_transformers_and_forerun_say_the_same_in_float64(folder: Path) -> None:
 
 
 def test_all_stop_at_the_end_of_text_if_asked(folder: Path) -> None:
-    own = LLM(str(folder), dtype="float64", tokenizer=None)
+    own = LLM(str(folder), None, dtype="float64", tokenizer=None)
     said = own.generate(PROMPT, GREEDY).token_ids
     own.target.eos_token_ids = frozenset(said[4:5])  # type: ignore[misc]
     methods = Methods({PLAIN: own}, Reference(folder, "float64"))
@@ -116,7 +116,7 @@ def test_acceptance_by_position_is_of_the_drafts_that_reached_it() -> None:
 
 
 def test_the_parts_of_a_step_add_up(folder: Path) -> None:
-    own = LLM(str(folder), dtype="float32")
+    own = LLM(str(folder), None, dtype="float32")
     [plain, drafted] = measure_step_time(
         {PLAIN: own, "drafted": LLM(own.target, folder, num_draft_tokens=3)}, [PROMPT], 6
     )

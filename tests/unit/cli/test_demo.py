@@ -127,7 +127,7 @@ def test_bad_options_exit_with_2(invoke: Invoke, arguments: list[str], told: str
 def test_drafters_follow_the_model() -> None:
     from forerun.drafters import DRAFTERS
 
-    assert demo.choose_drafters("bundled", None, None) == {n: n for n, row in DRAFTERS.items() if row.serves_bundled}
+    assert demo.choose_drafters("bundled", None, None) == {n: n for n, row in DRAFTERS.items() if row.serves("bundled")}
     lone = demo.choose_drafters("some/model", None, None)
     assert {"prompt-lookup", "suffix", "lookahead"} <= set(lone)
     assert not {"draft-model", "draft-tree", "cross-vocab", "rest", "hybrid"} & set(lone)
