@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -113,6 +114,16 @@ def test_acceptance_by_position_is_of_the_drafts_that_reached_it() -> None:
     two = Run([1], 1, reached=[4], accepted=[3])
     (row,) = reduce_runs({PLAIN: [Timed(1.0, one), Timed(1.0, two), Timed(1.0, Run([1]))]})
     assert row.acceptance_per_position == [0.75, 0.5]
+
+
+def test_speed_over_a_baseline() -> None:
+    def timed(seconds: Sequence[float]) -> list[Timed[Run]]:
+        return [Timed(Run([1, 2], 2), each) for each in seconds]
+
+    runs = {PLAIN: timed([4, 4]), "one": timed([2, 2]), "two": timed([1, 1])}
+    found = {row.method: row.over_baseline for row in reduce_runs(runs, "one")}
+    assert {name: each and each.median for name, each in found.items()} == {PLAIN: 0.5, "one": 1, "two": 2}
+    assert all(row.over_baseline is None for row in reduce_runs(runs))
 
 
 def test_the_parts_of_a_step_add_up(folder: Path) -> None:
