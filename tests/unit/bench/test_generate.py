@@ -118,7 +118,7 @@ def test_acceptance_by_position_is_of_the_drafts_that_reached_it() -> None:
 
 def test_speed_over_a_baseline() -> None:
     def timed(seconds: Sequence[float]) -> list[Timed[Run]]:
-        return [Timed(Run([1, 2], 2), each) for each in seconds]
+        return [Timed(each, Run([1, 2], 2)) for each in seconds]
 
     runs = {PLAIN: timed([4, 4]), "one": timed([2, 2]), "two": timed([1, 1])}
     found = {row.method: row.over_baseline for row in reduce_runs(runs, "one")}
