@@ -78,12 +78,12 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instea
 
 
 def comma_list(text: str, what: str) -> list[str]:
-    """The entries of a comma-separated flag.
+    """The entries of a flag, between commas; or between semicolons where there is one, so that they may hold commas.
 
     Raises:
         ConfigError: it holds no entry, or one twice.
     """
-    entries = [entry.strip() for entry in text.split(",") if entry.strip()]
+    entries = [entry.strip() for entry in text.split(";" if ";" in text else ",") if entry.strip()]
     if not entries or len(set(entries)) < len(entries):
         raise ConfigError(f"{what} is {text!r}, but must be different names with commas between them.")
     return entries

@@ -6,11 +6,11 @@ from pathlib import Path
 
 from forerun.config import AUTO, BUNDLED_TARGET, DEFAULT_DRAFTER, NO_DRAFTER
 from forerun.drafters.base import Drafter
+from forerun.drafters.table import DRAFTERS
 from forerun.heads.shipped import shipped_head
 from forerun.models import LanguageModel
 
 _OF_BUNDLED = "draft-model"
-_WITH_HEAD = "hybrid:sources=suffix+eagle"
 
 
 def chosen_drafter(
@@ -29,4 +29,4 @@ def chosen_drafter(
     if (str(target) if isinstance(target, (str, Path)) else target.name) == BUNDLED_TARGET:
         return _OF_BUNDLED
     with_head = not isinstance(target, (str, Path)) and shipped_head(target) is not None
-    return _WITH_HEAD if with_head else DEFAULT_DRAFTER
+    return DRAFTERS["hybrid"].with_head if with_head else DEFAULT_DRAFTER

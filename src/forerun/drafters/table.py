@@ -44,6 +44,7 @@ class DrafterRow:
         with_draft_model: its text where a command was given a draft model for all drafters, "{}" standing for the
             model; None if it does not take one.
         may_be_silent: rightly it proposes nothing that the target accepts on the bundled prompts.
+        with_head: its text for a target that an EAGLE head is shipped for; None if it does not take one.
         shipped: the folder of `SHIPPED_HEADS` with its heads, which it finds by itself. Empty: without its option it
             serves the bundled target.
     """
@@ -54,6 +55,7 @@ class DrafterRow:
     needed_option: str | None = None
     with_draft_model: str | None = None
     may_be_silent: bool = False
+    with_head: str | None = None
     shipped: str = ""
 
     @property
@@ -67,7 +69,7 @@ class DrafterRow:
             return True
         if not self.shipped:
             return model == BUNDLED_TARGET
-        return model in {folder.name for folder in (SHIPPED_HEADS / self.shipped).glob("*")}
+        return has_head(model, self.shipped)
 
     @property
     def make(self) -> Callable[..., Drafter]:
@@ -134,5 +136,11 @@ DRAFTERS: Mapping[str, DrafterRow] = {
         "several drafters, each asked where it pays by measured figures",
         "sources",
         "hybrid:sources=suffix+{}",
+        with_head="hybrid:sources=suffix+eagle",
     ),
 }
+
+
+def has_head(model: str, kind: str) -> bool:
+    """Whether a head of a kind is shipped for the target of this name."""
+    return model in {folder.name for folder in (SHIPPED_HEADS / kind).glob("*")}
