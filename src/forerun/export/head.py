@@ -16,7 +16,9 @@ CARD = "README.md"
 
 
 def export_head(head: Path, out: Path, *, quantize: Literal["int8"] = "int8") -> Exported:
-    """Write a head with its matrices at 8 bits and a scale a row, and what lies beside it: its card, record and picture. The folder is new.
+    """Write a head with its matrices at 8 bits and a scale a row, and what lies beside it: card, record, picture.
+
+    The folder is new.
 
     Args:
         head: folder of a head that forerun trained.
