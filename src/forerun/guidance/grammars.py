@@ -9,6 +9,8 @@ from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from forerun.constraints import Matcher
 from forerun.errors import GrammarDeadEndError, GrammarError
 from forerun.grammar import JSON_OBJECT, JSON_SCHEMA, REGEX, Grammar
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 
 _MOST = 64
 """Prepared grammars that are kept, those used last."""
+_FIRST_STEPS = 64
+"""First tokens that are tried when a grammar is prepared."""
 _JSON = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
 """JSON is written as Python's json.dumps writes it: blanks that may be left out or doubled would have to be drawn."""
 _REMEDY = "Correct it, or leave it out."
@@ -61,7 +65,7 @@ class Grammars:
                 self._prepared.popitem(last=False)
         return partial(self._matcher, found)
 
-    def _matcher(self, compiled: LLMatcher) -> Matcher:
+    def _matcher(self, compiled: LLMatcher) -> GuidanceMatcher:
         with self._lock:
             assert self._tokenizer is not None
             return GuidanceMatcher(compiled.deep_copy(), self._tokenizer.eos_token)
@@ -76,17 +80,25 @@ class Grammars:
             raise _refused(grammar, str(error)) from None
         if compiled.is_error():
             raise _refused(grammar, compiled.get_error())
-        matcher = self._matcher(compiled)
+        self._try(grammar, compiled)
+        return compiled
+
+    def _try(self, grammar: Grammar, compiled: LLMatcher) -> None:
+        """Take first steps into the text: what exceeds a limit does so there. Raises GrammarError."""
         try:
-            bits, may_end = matcher.allowed()
-            nothing = not (bits.any() or may_end)
+            bits, may_end = self._matcher(compiled).allowed()
+            first = np.flatnonzero(np.unpackbits(bits, bitorder="little"))[:_FIRST_STEPS].tolist()
+            if not first and not may_end:
+                raise _refused(grammar, "it allows no text at all")
+            for token_id in first:
+                matcher = self._matcher(compiled)
+                if not matcher.accept(token_id):
+                    raise _refused(grammar, matcher.error or "what it allows is refused")
+            matcher = self._matcher(compiled)
             if all(map(matcher.accept, matcher.forced())):
                 matcher.allowed()
         except GrammarDeadEndError as error:
             raise _refused(grammar, str(error)) from None
-        if nothing:
-            raise _refused(grammar, "it allows no text at all")
-        return compiled
 
     def _make_tokenizer(self, package: ModuleType) -> LLTokenizer:
         """llguidance's view of the tokenizer, which takes up to a second to make."""

@@ -36,11 +36,14 @@ class GuidanceMatcher:
     def allowed(self) -> tuple[Bits, bool]:
         bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8).copy()
         if self._matcher.is_error():
-            raise GrammarDeadEndError(
-                f"The grammar cannot be followed further: {said(self._matcher.get_error())}. Write it in another way."
-            )
+            raise GrammarDeadEndError(f"The grammar cannot be followed further: {self.error}. Write it in another way.")
         forbid(bits, self._end_id)
         return bits, self._matcher.is_accepting()
+
+    @property
+    def error(self) -> str:
+        """Why it is of no further use; empty if it is."""
+        return said(self._matcher.get_error())
 
     def forced(self) -> list[int]:
         return self._matcher.compute_ff_tokens()
