@@ -9,7 +9,8 @@ from typing import Any
 import jsonschema
 import pytest
 
-from forerun import LLM, Grammar, SamplingParams
+from forerun import LLM, Grammar, GrammarError, SamplingParams
+from forerun.engine import EngineThread
 
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -90,6 +91,17 @@ def test_with_and_without_a_grammar_together(plain: LLM) -> None:
     assert ours[3].text.startswith('{"name": "') and '"kind' not in ours[3].text
     streamed = "".join(chunk.text for chunk in llm.stream(prompts[0], params[0]))
     assert streamed == ours[0].text
+
+
+def test_what_cannot_be_followed_is_refused_at_once(plain: LLM) -> None:
+    bad, good = SamplingParams(grammar=Grammar.regex("(a")), SamplingParams(temperature=0, max_tokens=2)
+    with pytest.raises(GrammarError, match="unclosed group"):
+        plain.generate(["x", "y"], [good, bad])
+    with pytest.raises(GrammarError):
+        plain.stream("x", bad)
+    with EngineThread(plain.shared) as thread, pytest.raises(GrammarError):
+        thread.submit(plain.encode("x"), bad, lambda _: None)
+    assert not plain.engine.has_work
 
 
 def test_a_place_that_is_lost_changes_nothing(plain: LLM) -> None:
