@@ -38,7 +38,7 @@ MOST = 250
 
 @pytest.fixture(scope="module")
 def plain() -> LLM:
-    return LLM("bundled", num_draft_tokens=0, prefix_reuse="on")
+    return LLM("bundled", None, num_draft_tokens=0, prefix_reuse="on")
 
 
 def asked(count: int, seed: int | None = None) -> tuple[list[str], list[SamplingParams]]:
