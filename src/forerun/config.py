@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from forerun.errors import ConfigError, SamplingError
 from forerun.fields import Checked, check_options, documented, option
+from forerun.grammar import Grammar
 
 ASSETS = Path(__file__).parent / "assets"
 BUNDLED_TARGET = "bundled"
@@ -198,6 +199,7 @@ class SamplingParams:
         "for a drafter that uses it; the nearer, the faster. It never alters the output.",
         metavar="TEXT|@FILE",
     )
+    grammar: Grammar | None = option(None, "What the output must be: JSON, JSON of a schema, a regular expression's.")
     tenant: str | None = option(
         None,
         "Whose request this is. A drafter that is told to share text between requests shares it among those of "
@@ -242,6 +244,8 @@ class SamplingParams:
     def _check_strings(self) -> None:
         if self.tenant is not None and (not isinstance(self.tenant, str) or not self.tenant):
             raise SamplingError(f"tenant is {self.tenant!r}, but must be a non-empty string, or None to share nothing.")
+        if self.grammar is not None and not isinstance(self.grammar, Grammar):
+            raise SamplingError(f"grammar is of type {type(self.grammar).__name__}, but must be a forerun.Grammar.")
         for string in self.stop:
             if not isinstance(string, str) or not string:
                 raise SamplingError(f"stop holds {string!r}, but each entry must be a non-empty string.")

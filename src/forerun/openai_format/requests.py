@@ -10,6 +10,7 @@ from typing import Any
 from forerun.config import SamplingParams
 from forerun.engine.prompts import Prompt, encode
 from forerun.errors import PromptError, RequestBodyError
+from forerun.openai_format import structured
 from forerun.openai_format.fields import checked_body, field
 from forerun.openai_format.sampling import SAME_NAMES, sampling_params
 
@@ -19,7 +20,7 @@ COMPLETIONS_URL = "/v1/completions"
 DEFAULT_COMPLETION_TOKENS = 16
 """max_tokens of a completion that does not say, as OpenAI's. Of a chat it is what the context holds."""
 
-_COMMON = ("model", "stream", "stream_options", "max_tokens", "logprobs", *SAME_NAMES)
+_COMMON = ("model", "stream", "stream_options", "max_tokens", "logprobs", *structured.FIELDS, *SAME_NAMES)
 _CHAT = (*_COMMON, "messages", "max_completion_tokens", "top_logprobs", "prediction", "chat_template_kwargs")
 _COMPLETION = (*_COMMON, "prompt", "echo", "best_of")
 
@@ -109,6 +110,7 @@ def _chat(value: object, context_length: int) -> CompletionRequest:
         others["logprobs"] = ("top_logprobs", field(body, "top_logprobs").integer("top_logprobs", 0))
     if "prediction" in body:
         others["prediction"] = ("prediction", _prediction(body))
+    others |= _grammar(body)
     options = body.get("chat_template_kwargs", {})
     field(body, "chat_template_kwargs").fields("chat_template_kwargs", None)
     stream, usage = _streaming(body)
@@ -120,7 +122,7 @@ def _chat(value: object, context_length: int) -> CompletionRequest:
 
 def _completion(value: object, context_length: int) -> CompletionRequest:
     body = checked_body(value, _COMPLETION)
-    others: dict[str, tuple[str, Any]] = {}
+    others = _grammar(body)
     others["max_tokens"] = ("max_tokens", body.get("max_tokens", DEFAULT_COMPLETION_TOKENS))
     echo = field(body, "echo").flag("echo", False)
     if "logprobs" in body:
@@ -172,6 +174,12 @@ def _max_chat_tokens(body: Mapping[str, Any], context_length: int) -> tuple[str,
     if new is not None:
         return "max_completion_tokens", new
     return "max_tokens", context_length if old is None else old
+
+
+def _grammar(body: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
+    """What the answer must be, as an option."""
+    found = structured.grammar_of(body)
+    return {} if found is None else {"grammar": found}
 
 
 def _prediction(body: Mapping[str, Any]) -> str:
