@@ -1,8 +1,8 @@
 """Heads as folders: config.json and model.safetensors.
 
-forerun's form can say all that a head can be: config.json holds the fields of `EagleConfig`, the target's fingerprint,
-a record of how the head was trained, and a checksum over both files; matrices are numbers, or codes of 8 bits with a
-scale a row. Public forms are read by `public_forms.py`.
+forerun's form can say all that a head can be: config.json holds the fields of its shape (`kinds.py`), the target's
+fingerprint, a record of how the head was trained, and a checksum over both files; matrices are numbers, or codes of 8
+bits with a scale a row. Public forms are read by `public_forms.py`.
 """
 
 from __future__ import annotations
@@ -21,13 +21,12 @@ from forerun.files.foreign_errors import REMEDY, as_load_errors
 from forerun.files.json_file import Fields
 from forerun.files.write import digest, new_files, whole_folder, write_bytes, write_json
 from forerun.heads.codes import in_codes, take_codes
-from forerun.heads.eagle_config import EagleConfig
+from forerun.heads.kinds import FORMATS, HeadConfig, format_of
 from forerun.heads.public_forms import WEIGHTS, read_public
 from forerun.heads.stored import StoredHead
 from forerun.heads.tensors import FLOATS, check_forms, check_values, checked_d2t
 
 CONFIG = "config.json"
-FORMAT = "forerun-eagle"
 FORMAT_VERSION = 1
 _D2T = "d2t"
 _TRAIN_AGAIN = "Train it to its end, or take an earlier checkpoint."
@@ -36,7 +35,7 @@ _NEWER = "Read it with the version of forerun that wrote it."
 
 def save_head(
     folder: Path,
-    config: EagleConfig,
+    config: HeadConfig,
     tensors: Mapping[str, Tensor],
     d2t: Tensor | None = None,
     record: Mapping[str, Any] | None = None,
@@ -49,7 +48,7 @@ def save_head(
     replaced one by one, and what a kill between them leaves is found damaged by its checksum.
 
     Args:
-        tensors: all of `eagle_tensors(config)`, of floating point numbers.
+        tensors: all of `head_tensors(config)`, of floating point numbers.
         d2t: [draft_vocab_size] offsets; may be None where the head proposes every token.
         record: how it was trained; values of JSON.
         fingerprint: of its target. number_format: of the target's weights.
@@ -72,7 +71,7 @@ def save_head(
         kept[_D2T] = offsets.to(torch.int32)
     weights = save({name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in kept.items()})
     said = {
-        "format": FORMAT,
+        "format": format_of(config),
         "format_version": FORMAT_VERSION,
         "head": asdict(config),
         "target": {"fingerprint": fingerprint, "number_format": number_format},
@@ -110,7 +109,7 @@ def _read(folder: Path, settings: Fields) -> StoredHead:
     from safetensors.torch import load
 
     place, path = str(folder), folder / WEIGHTS
-    settings.string("format", choices=(FORMAT,))
+    kind = FORMATS[settings.string("format", choices=tuple(FORMATS))]
     version = settings.integer("format_version")
     if version != FORMAT_VERSION:
         raise ModelLoadError(f"{settings.place}: format_version is {version}, not {FORMAT_VERSION}. {_NEWER}")
@@ -120,7 +119,7 @@ def _read(folder: Path, settings: Fields) -> StoredHead:
         raise ModelLoadError(f"{path} cannot be read: {failure.strerror or failure}. {REMEDY}") from None
     if settings.string("checksum") != _checksum(settings.values, weights):
         raise ModelLoadError(f"{place} is damaged: {CONFIG} and {WEIGHTS} are not as they were written. {REMEDY}")
-    config = _config(settings.fields("head"))
+    config = _config(settings.fields("head"), kind)
     with as_load_errors(f"{path}: the weights are damaged", REMEDY):
         tensors = load(weights)
     d2t = checked_d2t(tensors.pop(_D2T, None), config, place, ModelLoadError, REMEDY)
@@ -138,7 +137,7 @@ def _checksum(said: Mapping[str, Any], weights: bytes) -> str:
     return digest(json.dumps(rest, sort_keys=True).encode(), b"\0", weights)
 
 
-def _config(head: Fields) -> EagleConfig:
+def _config(head: Fields, kind: type[HeadConfig]) -> HeadConfig:
     """The configuration that the fields of a JSON object make."""
     read: dict[str, Callable[[str], Any]] = {
         "int": head.integer,
@@ -147,14 +146,14 @@ def _config(head: Fields) -> EagleConfig:
         "tuple[int, ...]": lambda key: tuple(head.list_of(key, int)),
         "int | None": lambda key: head.integer(key, None),
     }
-    kinds = {each.name: str(each.type) for each in fields(EagleConfig)}
-    optional = {each.name for each in fields(EagleConfig) if each.default is not MISSING}
+    kinds = {each.name: str(each.type) for each in fields(kind)}
+    optional = {each.name for each in fields(kind) if each.default is not MISSING}
     for key in head.values:
         if key not in kinds:
             raise ModelLoadError(f"{head.place}: {key[:60]} is unknown here. {_NEWER}")
     said = {name: kind for name, kind in kinds.items() if name in head.values or name not in optional}
     try:
-        return EagleConfig(**{name: read[kind](name) for name, kind in said.items()})
+        return kind(**{name: read[kind](name) for name, kind in said.items()})
     except ConfigError as failure:
         raise ModelLoadError(f"{head.place}: {failure} {REMEDY}") from None
 

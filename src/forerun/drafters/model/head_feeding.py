@@ -1,8 +1,9 @@
-"""How the rows of an EAGLE head get the states that they read; what drafts with it knows nothing of them."""
+"""How heads get the target's states: told after each step, kept until the rows that read them are fed."""
 
 from __future__ import annotations
 
 import logging
+from abc import abstractmethod
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from pathlib import Path
@@ -22,14 +23,15 @@ from forerun.errors import (
 from forerun.heads import StoredHead, load_head
 from forerun.heads.fingerprint import check_target
 from forerun.models import Forward, LanguageModel, Model, Rows, number_format
-from forerun.models.eagle import EagleModel
+from forerun.models.heads import HeadModel
 from forerun.types import Needs, Sequence, Step
 
 _log = logging.getLogger(__name__)
 
 
 class HeadFeeding(ModelDrafter):
-    """The base of drafters that run an EAGLE head (Li et al., 2401.15077; EAGLE-3: 2503.01840).
+    """The base of drafters that run a head: a model with a row for each token but the last, which reads what `fuse`
+    makes of the target's states.
 
     Args:
         model: folder of a head, or a head that was read.
@@ -39,17 +41,23 @@ class HeadFeeding(ModelDrafter):
     """
 
     _states: dict[Sequence, HeadState]  # type: ignore[assignment]
+    _text = ""
+    """The drafter as it is written, without options."""
 
     def _read_head(self, model: str | Path | StoredHead | None) -> None:
         """Keep what was given as the head, whose folder is read in `bind`."""
         self._head: StoredHead | None = model if isinstance(model, StoredHead) else None
         self._folder = Path(model) if isinstance(model, (str, Path)) else None
-        self._eagle: EagleModel | None = None
+        self._reader: HeadModel | None = None
+
+    @abstractmethod
+    def _model_of(self, head: StoredHead, target: LanguageModel, name: str) -> HeadModel:
+        """What computes the head. Raises IncompatibleDrafterError where it is another kind, or another target's."""
 
     @property
     def needs(self) -> Needs:
         """The states that the head fuses, of every position; complete after `bind`."""
-        return Needs() if self._eagle is None else Needs(layers=self._eagle.config.layers, states=True)
+        return Needs() if self._reader is None else Needs(layers=self._reader.config.layers, states=True)
 
     def models_to_load(self, target_name: str) -> tuple[NamedModel, ...]:
         """None: a head is no language model by itself."""
@@ -68,21 +76,21 @@ class HeadFeeding(ModelDrafter):
             if self._folder is None:
                 raise DrafterError(
                     f"{target.name} has no head of its own here. Give the folder of one that was trained for it: "
-                    "drafter='eagle:model=path/to/head'."
+                    f"drafter='{self._text}:model=path/to/head'."
                 )
             self._head = load_head(self._folder, target.num_layers if isinstance(target, Model) else None)
         name = "a head" if self._folder is None else str(self._folder)
         check_target(self._head.fingerprint, target, name)
-        self._eagle = EagleModel(self._head, target, name)
+        self._reader = self._model_of(self._head, target, name)
         _check_states(self._head, target, name)
         _say_formats(self._head, target, name)
-        self._serve(self._eagle, binding)
+        self._serve(self._reader, binding)
 
     def commit(self, steps: Seq[Step]) -> None:
         told = [step for step in steps if step.states is not None]
-        if told and self._eagle is not None:
+        if told and self._reader is not None:
             states = [step.states for step in told if step.states is not None]
-            fused = self._eagle.fuse(torch.cat(states))
+            fused = self._reader.fuse(torch.cat(states))
             for step, part in zip(told, torch.split(fused, [len(each) for each in states]), strict=True):
                 self._states[step.sequence].tell(step.num_computed, part)
         super().commit(steps)
@@ -98,26 +106,12 @@ class HeadFeeding(ModelDrafter):
                 return
         super()._take_over(state)
 
-    def _fed(self, sequence: Sequence) -> list[int]:
-        """One number a row; the first row depends on the first token too."""
-        tokens = self._within_vocabulary(sequence.token_ids)
-        return [tokens[0] * self._vocab_size + tokens[1], *tokens[2:]] if len(tokens) > 1 else []
-
     def _room(self, sequence: Sequence, budget: int) -> int:
         return super()._room(sequence, budget) if self._states[sequence].is_level else 0
 
-    def _feed(self, rows: Seq[Rows], states: Seq[HeadState], final: bool = False) -> Forward:  # type: ignore[override]
-        """As `ModelDrafter._feed`; rows of committed tokens, which read the target's states, are final at once."""
-        return super()._feed(rows, states, final or states[0].next_token < len(states[0].sequence.token_ids))
-
     def _forward(self, rows: Seq[Rows], states: Seq[HeadState]) -> Forward:  # type: ignore[override]
         batch = [replace(each, states=state.with_states(each)) for each, state in zip(rows, states, strict=True)]
-        result = self.model.forward(batch)
-        assert result.taps is not None
-        parts = torch.split(result.taps[:, 0], [each.num_tapped for each in rows])
-        for state, part in zip(states, parts, strict=True):
-            state.keep_outputs(part)
-        return result
+        return self.model.forward(batch)
 
 
 def _are_choices(one: Sequence, other: Sequence) -> bool:
