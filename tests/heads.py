@@ -56,17 +56,19 @@ def random_head(target: Model, seed: int = 0, draft_vocab_size: int | None = Non
 
 def text_of(drafter: str) -> str:
     """A drafter of the table as the bundled target is served with it: heads get a fitted one."""
-    return drafter if DRAFTERS[drafter].serves_bundled else f"{drafter}:model={_bundled_head()}"
+    return drafter if DRAFTERS[drafter].serves_bundled else f"{drafter}:model={_bundled_head(drafter)}"
 
 
 @cache
-def _bundled_head() -> Path:
+def _bundled_head(drafter: str) -> Path:
     """The folder of a head for the bundled target, fitted to some of the bundled code."""
+    from blocks import fitted_block
+
     target, tokenizer = load_model("bundled", "float32"), load_tokenizer("bundled")
     texts = [tokenizer(case.prompt)["input_ids"][:150] for case in workloads.load("code", 16)[4:]]
     folder = Path(mkdtemp()) / "head"
     register(rmtree, folder.parent, ignore_errors=True)
-    head = fitted_head(target, texts)
+    head = (fitted_block if drafter == "block" else fitted_head)(target, texts)
     save_head(folder, head.config, head.tensors, fingerprint=target_fingerprint(target))
     return folder
 

@@ -15,10 +15,12 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
+from blocks import fitted_block
 from doubles import FakeModel, PieceTokenizer
 from families import VOCAB, make_family
 from forerun import LLM, Drafter, SamplingParams
 from forerun.drafters import (
+    Block,
     CrossVocab,
     DraftModel,
     DraftTree,
@@ -118,8 +120,9 @@ DRAFTERS: dict[str, Callable[[], Drafter | None]] = {
     "merged hybrid": lambda: Hybrid([Suffix(), Recycling(share=True)], "merge"),
     "eagle": lambda: Eagle(fitted_head(llama(), PROMPTS)),
     "eagle-tree": lambda: EagleTree(fitted_head(llama(), PROMPTS)),
+    "block": lambda: Block(fitted_block(llama(), PROMPTS)),
 }
-OF_LLAMA = ("llama", "early-exit", "eagle", "eagle-tree")
+OF_LLAMA = ("llama", "early-exit", "eagle", "eagle-tree", "block")
 """Those whose target is a real model."""
 PROMPTS = [[1, 2, 3], [4, 5, 4, 5, 4], [6, 7]]
 KINDS = [

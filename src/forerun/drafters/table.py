@@ -14,6 +14,7 @@ if TYPE_CHECKING:  # for type checkers alone: the classes of the rows
     from forerun.drafters.base import Drafter
     from forerun.drafters.cross_vocab.cross_vocab import CrossVocab as CrossVocab
     from forerun.drafters.hybrid.hybrid import Hybrid as Hybrid
+    from forerun.drafters.model.block import Block as Block
     from forerun.drafters.model.draft_model import DraftModel as DraftModel
     from forerun.drafters.model.draft_tree import DraftTree as DraftTree
     from forerun.drafters.model.eagle import Eagle as Eagle, EagleTree as EagleTree
@@ -94,6 +95,13 @@ DRAFTERS: Mapping[str, DrafterRow] = {
         "model.eagle:EagleTree",
         "head",
         "a head reads the target's hidden states and drafts a branching tree",
+        "model",
+        serves_bundled=False,
+    ),
+    "block": DrafterRow(
+        "model.block:Block",
+        "head",
+        "a head reads the target's hidden states and drafts a whole block in one pass",
         "model",
         serves_bundled=False,
     ),
