@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 
 from families import make_family
-from forerun import LLM, Eagle, EagleTree, SamplingParams
+from forerun import LLM, Eagle, EagleTree, Medusa, SamplingParams
 from forerun.models import Forward, Model, Rows, load_model, load_tokenizer
 from heads import fitted_head
+from medusa_heads import fitted_medusa
 
-DRAFTERS = ["draft-model", "draft-tree", "staged", "eagle", "eagle-tree", "early-exit", "suffix", "recycling", "hybrid"]
-HEADS = {"eagle": Eagle, "eagle-tree": EagleTree}
+HEADS: dict[str, Any] = {"eagle": Eagle, "eagle-tree": EagleTree, "medusa": Medusa}
+DRAFTERS = ["draft-model", "draft-tree", "staged", *HEADS, "early-exit", "suffix", "recycling", "hybrid"]
 PARAMS = [
     SamplingParams(temperature=0, max_tokens=24, logprobs=2, ignore_eos=True),
     SamplingParams(seed=5, max_tokens=24, logprobs=2, ignore_eos=True),
@@ -49,7 +50,7 @@ def open_llm(target: Model, tokenizer: Any, drafter: str | None, draft: Path) ->
     elif drafter == "hybrid":
         spec = f"hybrid:sources=suffix+{draft}"
     elif drafter in HEADS:
-        spec = HEADS[drafter](fitted_head(target, PROMPTS))
+        spec = HEADS[drafter]((fitted_medusa if drafter == "medusa" else fitted_head)(target, PROMPTS))
     return LLM(target, spec, num_draft_tokens=6 if drafter else 0, tokenizer=tokenizer)
 
 

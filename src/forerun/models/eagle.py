@@ -21,6 +21,7 @@ from forerun.kernels.rms_norm import rms_norm
 from forerun.models.attention.base import LayerAttention, Layout
 from forerun.models.base import Exactness, Forward, LanguageModel, Rows
 from forerun.models.eagle_parts import LayerParts
+from forerun.models.head_layers import check_sizes
 from forerun.models.rotation import Rotation, rotate
 from forerun.models.runner import lay_out
 
@@ -41,7 +42,7 @@ class EagleModel(LanguageModel):
         IncompatibleDrafterError: the target is of another size.
     """
 
-    def __init__(self, head: StoredHead, target: LanguageModel, name: str = "a head") -> None:
+    def __init__(self, head: StoredHead[EagleConfig], target: LanguageModel, name: str = "a head") -> None:
         config = head.config
         _check_target(config, target, name)
         super().__init__(
@@ -154,17 +155,7 @@ class EagleModel(LanguageModel):
 
 def _check_target(config: EagleConfig, target: LanguageModel, name: str) -> None:
     """Raises IncompatibleDrafterError where vocabulary or width are not the target's."""
-    if config.vocab_size != target.vocab_size:
-        raise IncompatibleDrafterError(
-            f"{name} is of a target of {config.vocab_size:,} tokens, but {target.name} has "
-            f"{target.vocab_size:,}. Take a head that was trained for {target.name}."
-        )
-    width = target.embedding_rows(torch.zeros(1, dtype=torch.int64)).shape[1]
-    if config.target_hidden_size != width:
-        raise IncompatibleDrafterError(
-            f"{name} is of a target whose states have {config.target_hidden_size} numbers, but those of "
-            f"{target.name} have {width}. Take a head that was trained for {target.name}."
-        )
+    width = check_sizes(config, target, name)
     if not config.own_output_rows and config.hidden_size != config.target_hidden_size:
         raise IncompatibleDrafterError(
             f"{name} has {config.hidden_size} numbers a state and reads the target's output layer, which has "

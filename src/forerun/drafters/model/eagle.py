@@ -8,7 +8,7 @@ from pathlib import Path
 from forerun.drafters.model.draft_model import DraftModel
 from forerun.drafters.model.draft_tree import MIN_GAIN, WIDTH, DraftTree
 from forerun.drafters.model.head_feeding import HeadFeeding
-from forerun.heads import StoredHead
+from forerun.heads import HeadConfig, StoredHead
 
 
 class Eagle(HeadFeeding, DraftModel):
@@ -18,7 +18,7 @@ class Eagle(HeadFeeding, DraftModel):
         model: folder of the head, or a head that was read.
     """
 
-    def __init__(self, model: str | Path | StoredHead | None = None) -> None:
+    def __init__(self, model: str | Path | StoredHead[HeadConfig] | None = None) -> None:
         DraftModel.__init__(self)
         self._read_head(model)
 
@@ -39,7 +39,7 @@ class EagleTree(HeadFeeding, DraftTree):
 
     def __init__(
         self,
-        model: str | Path | StoredHead | None = None,
+        model: str | Path | StoredHead[HeadConfig] | None = None,
         shape: str = "dynamic",
         drawn: bool = True,
         *,
