@@ -20,9 +20,12 @@ from forerun.drafters import DRAFTERS
 from forerun.heads import EagleConfig, StoredHead, eagle_tensors, save_head
 from forerun.heads.fingerprint import target_fingerprint
 from forerun.models import Forward, LanguageModel, Model, Rows, load_model, load_tokenizer
+from medusa_heads import fitted_medusa
 
 
-def random_head(target: Model, seed: int = 0, draft_vocab_size: int | None = None, **options: Any) -> StoredHead:
+def random_head(
+    target: Model, seed: int = 0, draft_vocab_size: int | None = None, **options: Any
+) -> StoredHead[EagleConfig]:
     """A head of random weights that reads two states (version 1: one) and proposes so many tokens, or all."""
     generator = torch.Generator().manual_seed(seed)
     version = options.pop("version", 3)
@@ -56,24 +59,33 @@ def random_head(target: Model, seed: int = 0, draft_vocab_size: int | None = Non
 
 def text_of(drafter: str) -> str:
     """A drafter of the table as the bundled target is served with it: heads get a fitted one."""
-    return drafter if DRAFTERS[drafter].serves_bundled else f"{drafter}:model={_bundled_head(drafter)}"
+    if DRAFTERS[drafter].serves_bundled:
+        return drafter
+    return f"{drafter}:model={_bundled_head(drafter.removesuffix('-tree'))}"
 
 
 @cache
-def _bundled_head(drafter: str) -> Path:
-    """The folder of a head for the bundled target, fitted to some of the bundled code."""
-    from blocks import fitted_block
-
+def _bundled_head(kind: str) -> Path:
+    """The folder of a head for the bundled target, fitted to some of the bundled code; Medusa heads need more of it."""
     target, tokenizer = load_model("bundled", "float32"), load_tokenizer("bundled")
-    texts = [tokenizer(case.prompt)["input_ids"][:150] for case in workloads.load("code", 16)[4:]]
+    texts = [
+        tokenizer(case.prompt)["input_ids"][:150] for case in workloads.load("code", 40 if kind == "medusa" else 16)[4:]
+    ]
     folder = Path(mkdtemp()) / "head"
     register(rmtree, folder.parent, ignore_errors=True)
-    head = (fitted_block if drafter == "block" else fitted_head)(target, texts)
+    head: StoredHead[Any] = FITTED[kind](target, texts)
     save_head(folder, head.config, head.tensors, fingerprint=target_fingerprint(target))
     return folder
 
 
-def fitted_head(target: Model, texts: Seq[Seq[int]]) -> StoredHead:
+def fitted_block(target: Model, texts: Seq[Seq[int]]) -> StoredHead[Any]:
+    """See `blocks.py`, which reads this module."""
+    import blocks
+
+    return blocks.fitted_block(target, texts)
+
+
+def fitted_head(target: Model, texts: Seq[Seq[int]]) -> StoredHead[EagleConfig]:
     """The head (version 1, without attention) whose map of [embedding; state] to the next state is best by least
     squares. Of the bundled target's greedy tokens it guesses about one in six."""
     width = target.embedding_rows(torch.tensor([0])).shape[1]
@@ -93,7 +105,11 @@ def fitted_head(target: Model, texts: Seq[Seq[int]]) -> StoredHead:
     return head
 
 
-def states_of(target: LanguageModel, head: StoredHead, text: Seq[int]) -> Tensor:
+FITTED = {"eagle": fitted_head, "medusa": fitted_medusa, "block": fitted_block}
+"""By kind of head, what fits one to some texts."""
+
+
+def states_of(target: LanguageModel, head: StoredHead[EagleConfig], text: Seq[int]) -> Tensor:
     """[n, layers, H] the target's states of a text that the head reads."""
     rows = Rows(target.new_cache(), list(text), num_logits=0, num_taps=len(text))
     taps = target.forward([rows], head.config.layers).taps
@@ -102,7 +118,7 @@ def states_of(target: LanguageModel, head: StoredHead, text: Seq[int]) -> Tensor
 
 
 def reference_logits(
-    head: StoredHead, target: LanguageModel, token_ids: Seq[int], taps: Tensor, num_drafted: int = 0
+    head: StoredHead[EagleConfig], target: LanguageModel, token_ids: Seq[int], taps: Tensor, num_drafted: int = 0
 ) -> Tensor:
     """[n, V] float64 logits of each row of a chain.
 
@@ -224,7 +240,7 @@ class AdditiveModel(FakeModel):
         return torch.eye(2 * self.vocab_size)[token_ids]
 
 
-def aligned_head(target: AdditiveModel | MarkovTarget) -> StoredHead:
+def aligned_head(target: AdditiveModel | MarkovTarget) -> StoredHead[EagleConfig]:
     """A head (version 1, without attention) that is never wrong, if row i holds token i + 1 beside the state of token i
     and a drafted row the output of the row before; fed in any other way, it is hardly ever right."""
     vocab = target.vocab_size
@@ -255,7 +271,7 @@ class MarkovTarget(MarkovModel):
     output_rows = AdditiveModel.output_rows
 
 
-def noisy_head(target: AdditiveModel | MarkovTarget) -> StoredHead:
+def noisy_head(target: AdditiveModel | MarkovTarget) -> StoredHead[EagleConfig]:
     """`aligned_head` with errors that depend on both tokens, and without token 0 among those that it can propose."""
     head = aligned_head(target)
     vocab = target.vocab_size

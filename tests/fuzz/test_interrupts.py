@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from blocks import fitted_block
 from doubles import FakeModel, PieceTokenizer
 from families import VOCAB, make_family
 from forerun import LLM, Drafter, SamplingParams
@@ -29,6 +28,8 @@ from forerun.drafters import (
     EarlyExit,
     Hybrid,
     Lookahead,
+    Medusa,
+    MedusaTree,
     Prediction,
     PromptLookup,
     Recycling,
@@ -42,7 +43,8 @@ from forerun.models import Model, load_model
 from forerun.retrieval import build_index
 from forerun.vocabulary import fingerprint
 from fuzzing import examples
-from heads import fitted_head
+from heads import fitted_block, fitted_head
+from medusa_heads import random_medusa
 from pooled import PooledModel
 
 from .interrupting import Hang, Interrupts
@@ -121,8 +123,10 @@ DRAFTERS: dict[str, Callable[[], Drafter | None]] = {
     "eagle": lambda: Eagle(fitted_head(llama(), PROMPTS)),
     "eagle-tree": lambda: EagleTree(fitted_head(llama(), PROMPTS)),
     "block": lambda: Block(fitted_block(llama(), PROMPTS)),
+    "medusa": lambda: Medusa(random_medusa(llama())),
+    "medusa-tree": lambda: MedusaTree(random_medusa(llama())),
 }
-OF_LLAMA = ("llama", "early-exit", "eagle", "eagle-tree", "block")
+OF_LLAMA = ("llama", "early-exit", "eagle", "eagle-tree", "block", "medusa", "medusa-tree")
 """Those whose target is a real model."""
 PROMPTS = [[1, 2, 3], [4, 5, 4, 5, 4], [6, 7]]
 KINDS = [

@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # for type checkers alone: the classes of the rows
     from forerun.drafters.model.draft_model import DraftModel as DraftModel
     from forerun.drafters.model.draft_tree import DraftTree as DraftTree
     from forerun.drafters.model.eagle import Eagle as Eagle, EagleTree as EagleTree
+    from forerun.drafters.model.medusa import Medusa as Medusa, MedusaTree as MedusaTree
     from forerun.drafters.model.staged import Staged as Staged
     from forerun.drafters.target.early_exit import EarlyExit as EarlyExit
     from forerun.drafters.target.lookahead import Lookahead as Lookahead
@@ -102,6 +103,20 @@ DRAFTERS: Mapping[str, DrafterRow] = {
         "model.block:Block",
         "head",
         "a head reads the target's hidden states and drafts a whole block in one pass",
+        "model",
+        serves_bundled=False,
+    ),
+    "medusa": DrafterRow(
+        "model.medusa:Medusa",
+        "head",
+        "heads read the target's last state and draft a chain in one pass",
+        "model",
+        serves_bundled=False,
+    ),
+    "medusa-tree": DrafterRow(
+        "model.medusa:MedusaTree",
+        "head",
+        "heads read the target's last state and draft a tree in one pass",
         "model",
         serves_bundled=False,
     ),

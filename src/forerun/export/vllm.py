@@ -21,6 +21,7 @@ from forerun.config import DTYPES, HEAD_FORMS
 from forerun.errors import ConfigError
 from forerun.export.files import Exported, check_place, check_room, remove_former
 from forerun.files.write import new_files, refuse_to_overwrite, whole_folder, write_bytes, write_json
+from forerun.heads.eagle_config import EagleConfig
 from forerun.heads.fingerprint import check_target
 from forerun.heads.folder import CONFIG, head_settings, load_head
 from forerun.heads.public_forms import WEIGHTS
@@ -80,7 +81,7 @@ def export_vllm(
     check_place(out)
     head_settings(head)  # what is no head is told before the target is loaded
     model = load_model(target)
-    stored = load_head(head, model.num_layers)
+    stored = load_head(head, model.num_layers).of(EagleConfig, str(head), "this export")
     check_target(stored.fingerprint, model, str(head))
     check_sayable(stored.config, stored.d2t, form, model.num_layers, str(head))
     kept_in = stored.tensors["fc.weight"].dtype if dtype == "auto" else getattr(torch, dtype)
@@ -104,7 +105,7 @@ def _check_choice(name: str, value: str, choices: Sequence[str]) -> None:
         raise ConfigError(f"{name} is {value!r}, but must be one of {', '.join(choices)}.")
 
 
-def _output_rows(stored: StoredHead, model: Model) -> Tensor:
+def _output_rows(stored: StoredHead[EagleConfig], model: Model) -> Tensor:
     """Of the target, for the tokens that the head proposes."""
     ids = torch.arange(stored.config.draft_vocab_size)
     return model.output_rows(ids if stored.d2t is None else ids + stored.d2t).cpu()

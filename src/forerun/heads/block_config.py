@@ -39,7 +39,8 @@ class BlockConfig:
         norm_before_fc: each of the states is RMS-normalised by itself, with weights, before they are fused. No public
             format can say it.
         own_output_rows: lm_head is the head's own; otherwise the target's rows of the draft vocabulary are used.
-        sliding_window: context rows that a block attends to, the last ones; None for all. No public format can say it.
+        sliding_window: positions that the slots of a block attend to, up to its last slot; None for all. No public
+            format can say it.
         rope_theta: of the rotation of queries and keys.
         rms_norm_eps: of all norms.
         max_positions: rows that it was made for.
@@ -97,8 +98,11 @@ class BlockConfig:
             raise ConfigError(f"layers of the head are {list(self.layers)}, but must rise, and there must be one.")
         if self.markov_rank < 0:
             raise ConfigError(f"markov_rank of the head is {self.markov_rank}, but must be 0 or more.")
-        if self.sliding_window is not None and self.sliding_window < 1:
-            raise ConfigError(f"sliding_window of the head is {self.sliding_window}, but must be 1 or more.")
+        if self.sliding_window is not None and self.sliding_window <= self.num_slots:
+            raise ConfigError(
+                f"sliding_window of the head is {self.sliding_window}, but must be above {self.num_slots}, its "
+                "slots."
+            )
         if self.mask_token_id is not None and not 0 <= self.mask_token_id < self.vocab_size:
             raise ConfigError(
                 f"mask_token_id of the head is {self.mask_token_id}, and its target has {self.vocab_size:,} tokens."
@@ -108,6 +112,33 @@ class BlockConfig:
     def target_hidden_size(self) -> int:
         """Of the target's states and embeddings."""
         return self.hidden_size
+
+    @property
+    def kind(self) -> str:
+        """Of head, with its size."""
+        return f"block of {self.block_size}"
+
+    def tensors(self) -> dict[str, tuple[int, ...]]:
+        """As `block_tensors`."""
+        return block_tensors(self)
+
+    def extras(self) -> list[str]:
+        """What not every head of this kind has."""
+        found = {
+            f"{self.num_layers} layers": self.num_layers > 1,
+            f"Markov bias of rank {self.markov_rank}": self.markov_rank > 0,
+            "confidence": self.confidence,
+            "drafts from the anchor": self.sample_from_anchor,
+            "norms of states": self.norm_before_fc,
+            "output rows of its own": self.own_output_rows,
+            f"window of {self.sliding_window or 0:,}": self.sliding_window is not None,
+        }
+        return [name for name, holds in found.items() if holds]
+
+    @property
+    def num_slots(self) -> int:
+        """Of a whole block."""
+        return self.block_size + self.first_slot
 
     @property
     def first_slot(self) -> int:

@@ -98,6 +98,26 @@ class EagleConfig:
             )
 
     @property
+    def kind(self) -> str:
+        """Of head, with its version."""
+        return f"EAGLE-{self.version}"
+
+    def tensors(self) -> dict[str, tuple[int, ...]]:
+        """As `eagle_tensors`."""
+        return eagle_tensors(self)
+
+    def extras(self) -> list[str]:
+        """What not every head of this kind has."""
+        found = {
+            "norms of states": self.norm_before_fc,
+            "normed output": self.norm_output,
+            "residual of the embedding": self.embedding_residual,
+            "output rows of its own": self.own_output_rows,
+            f"window of {self.sliding_window or 0:,}": self.sliding_window is not None,
+        }
+        return [name for name, holds in found.items() if holds]
+
+    @property
     def attention_input(self) -> int:
         """Width of what queries, keys and values are computed from."""
         return self.hidden_size if self.version == 1 else self.target_hidden_size + self.hidden_size

@@ -1,8 +1,8 @@
 """Heads as folders: config.json and model.safetensors.
 
-forerun's form can say all that a head can be: config.json holds the fields of its shape (`kinds.py`), the target's
-fingerprint, a record of how the head was trained, and a checksum over both files; matrices are numbers, or codes of 8
-bits with a scale a row. Public forms are read by `public_forms.py`.
+forerun's form can say all that a head can be: config.json holds the fields of the configuration of its kind, the
+target's fingerprint, a record of how the head was trained, and a checksum over both files; matrices are numbers, or
+codes of 8 bits with a scale a row. Public forms are read by `public_forms.py`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, asdict, fields
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 import torch
@@ -20,13 +21,19 @@ from forerun.errors import ConfigError, ModelLoadError
 from forerun.files.foreign_errors import REMEDY, as_load_errors
 from forerun.files.json_file import Fields
 from forerun.files.write import digest, new_files, whole_folder, write_bytes, write_json
+from forerun.heads.block_config import BlockConfig
 from forerun.heads.codes import in_codes, take_codes
-from forerun.heads.kinds import FORMATS, HeadConfig, format_of
+from forerun.heads.config import HeadConfig
+from forerun.heads.eagle_config import EagleConfig
+from forerun.heads.medusa_config import MedusaConfig
 from forerun.heads.public_forms import WEIGHTS, read_public
 from forerun.heads.stored import StoredHead
 from forerun.heads.tensors import FLOATS, check_forms, check_values, checked_d2t
 
 CONFIG = "config.json"
+FORMATS: Mapping[str, type[EagleConfig] | type[MedusaConfig] | type[BlockConfig]] = MappingProxyType(
+    {"forerun-eagle": EagleConfig, "forerun-medusa": MedusaConfig, "forerun-block": BlockConfig}
+)
 FORMAT_VERSION = 1
 _D2T = "d2t"
 _TRAIN_AGAIN = "Train it to its end, or take an earlier checkpoint."
@@ -48,7 +55,7 @@ def save_head(
     replaced one by one, and what a kill between them leaves is found damaged by its checksum.
 
     Args:
-        tensors: all of `head_tensors(config)`, of floating point numbers.
+        tensors: all of `config.tensors()`, of floating point numbers.
         d2t: [draft_vocab_size] offsets; may be None where the head proposes every token.
         record: how it was trained; values of JSON.
         fingerprint: of its target. number_format: of the target's weights.
@@ -71,7 +78,7 @@ def save_head(
         kept[_D2T] = offsets.to(torch.int32)
     weights = save({name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in kept.items()})
     said = {
-        "format": format_of(config),
+        "format": next(name for name, kind in FORMATS.items() if isinstance(config, kind)),
         "format_version": FORMAT_VERSION,
         "head": asdict(config),
         "target": {"fingerprint": fingerprint, "number_format": number_format},
@@ -83,7 +90,7 @@ def save_head(
         write_json(fresh / CONFIG, said, error=ConfigError)
 
 
-def load_head(folder: Path, num_layers: int | None = None) -> StoredHead:
+def load_head(folder: Path, num_layers: int | None = None) -> StoredHead[HeadConfig]:
     """Read a head: one of forerun's form, or a public EAGLE-1, EAGLE-3 or `speculators` head.
 
     Args:
@@ -105,7 +112,7 @@ def head_settings(folder: Path) -> Fields:
     return Fields.read(folder / CONFIG, ModelLoadError, remedy=REMEDY)
 
 
-def _read(folder: Path, settings: Fields) -> StoredHead:
+def _read(folder: Path, settings: Fields) -> StoredHead[HeadConfig]:
     from safetensors.torch import load
 
     place, path = str(folder), folder / WEIGHTS
@@ -137,23 +144,25 @@ def _checksum(said: Mapping[str, Any], weights: bytes) -> str:
     return digest(json.dumps(rest, sort_keys=True).encode(), b"\0", weights)
 
 
-def _config(head: Fields, kind: type[HeadConfig]) -> HeadConfig:
+def _config(head: Fields, kind: type[EagleConfig] | type[MedusaConfig] | type[BlockConfig]) -> HeadConfig:
     """The configuration that the fields of a JSON object make."""
     read: dict[str, Callable[[str], Any]] = {
         "int": head.integer,
         "bool": head.flag,
         "float": head.number,
+        "str": head.string,
         "tuple[int, ...]": lambda key: tuple(head.list_of(key, int)),
+        "tuple[float, ...]": lambda key: tuple(head.list_of(key, float)),
         "int | None": lambda key: head.integer(key, None),
     }
-    kinds = {each.name: str(each.type) for each in fields(kind)}
+    types = {each.name: str(each.type) for each in fields(kind)}
     optional = {each.name for each in fields(kind) if each.default is not MISSING}
     for key in head.values:
-        if key not in kinds:
+        if key not in types:
             raise ModelLoadError(f"{head.place}: {key[:60]} is unknown here. {_NEWER}")
-    said = {name: kind for name, kind in kinds.items() if name in head.values or name not in optional}
+    said = {name: made for name, made in types.items() if name in head.values or name not in optional}
     try:
-        return kind(**{name: read[kind](name) for name, kind in said.items()})
+        return kind(**{name: read[made](name) for name, made in said.items()})
     except ConfigError as failure:
         raise ModelLoadError(f"{head.place}: {failure} {REMEDY}") from None
 

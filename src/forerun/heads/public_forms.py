@@ -40,7 +40,7 @@ class _Slice(Protocol):
     def __getitem__(self, index: Any) -> Tensor: ...
 
 
-def read_public(folder: Path, settings: Fields, num_layers: int | None) -> StoredHead:
+def read_public(folder: Path, settings: Fields, num_layers: int | None) -> StoredHead[EagleConfig]:
     """Read a public head.
 
     Args:
@@ -68,7 +68,7 @@ def read_public(folder: Path, settings: Fields, num_layers: int | None) -> Store
         return _head(config, found, settings, place)
 
 
-def _head(config: EagleConfig, found: dict[str, _Slice], settings: Fields, place: str) -> StoredHead:
+def _head(config: EagleConfig, found: dict[str, _Slice], settings: Fields, place: str) -> StoredHead[EagleConfig]:
     fingerprint = _fingerprint(found.pop(EMBEDDING, None), config, place)
     offsets, mask = (found.pop(name)[...] if name in found else None for name in (D2T, T2D))
     d2t = checked_d2t(offsets, config, place, ModelLoadError, REMEDY)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from forerun.files.json_file import ErrorType
-from forerun.heads.kinds import HeadConfig, head_tensors
+from forerun.heads.config import HeadConfig
 
 FLOATS = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 """Number formats of a head's tensors, and how safetensors files write them."""
@@ -25,7 +25,7 @@ class Form(Protocol):
 
 def unset_tensors(config: HeadConfig, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
     """Every trained tensor of a head, filled with NaN: what nobody sets can be neither saved nor loaded."""
-    return {name: torch.full(shape, torch.nan, dtype=dtype) for name, shape in head_tensors(config).items()}
+    return {name: torch.full(shape, torch.nan, dtype=dtype) for name, shape in config.tensors().items()}
 
 
 def check_forms(config: HeadConfig, found: Mapping[str, Form], place: str, error: ErrorType, remedy: str) -> None:
@@ -34,7 +34,7 @@ def check_forms(config: HeadConfig, found: Mapping[str, Form], place: str, error
     Raises:
         error: names the first tensor that is missing, too many, or of another shape or number format.
     """
-    wanted = head_tensors(config)
+    wanted = config.tensors()
     refuse_others(found, wanted, place, error, remedy)
     for name, shape in wanted.items():
         if name not in found:

@@ -13,7 +13,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from forerun.cache import PagePool, SequenceCache
-from forerun.errors import IncompatibleDrafterError
 from forerun.heads.block_config import BlockConfig
 from forerun.heads.stored import StoredHead
 from forerun.kernels.partition import Form
@@ -54,16 +53,14 @@ class BlockModel(HeadModel):
         name: for messages and stored costs.
 
     Raises:
-        IncompatibleDrafterError: the head is of another kind, or the target of another size.
+        IncompatibleDrafterError: the target is of another size.
     """
 
-    def __init__(self, head: StoredHead, target: LanguageModel, name: str = "a head") -> None:
+    def __init__(self, head: StoredHead[BlockConfig], target: LanguageModel, name: str = "a head") -> None:
         config = head.config
-        if not isinstance(config, BlockConfig):
-            raise IncompatibleDrafterError(f"{name} is no block head. Give it to the drafter of its kind.")
         super().__init__(head, target, name)
-        self.config: BlockConfig = config
-        self._parts = parts = BlockParts.of(head, config, target, self.token_ids)
+        self.config = config
+        self._parts = parts = BlockParts.of(head, target, self.token_ids)
         self.compute_dtype = parts.compute_dtype
         frequencies = config.rope_theta ** -(torch.arange(0, config.head_dim, 2).float() / config.head_dim)
         self._rotation = Rotation(frequencies, 1.0, self.compute_dtype, target.device)

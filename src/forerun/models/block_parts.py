@@ -12,7 +12,7 @@ from forerun.heads.block_config import BlockConfig
 from forerun.heads.stored import StoredHead
 from forerun.models.attention.base import Attention
 from forerun.models.base import LanguageModel
-from forerun.models.head_parts import PartMaker
+from forerun.models.head_layers import HeadLayers
 from forerun.models.linear import Linear
 from forerun.models.rotation import pair_halves
 
@@ -65,9 +65,9 @@ class BlockParts:
     eps: Tensor
 
     @classmethod
-    def of(cls, head: StoredHead, config: BlockConfig, target: LanguageModel, token_ids: Tensor) -> BlockParts:
+    def of(cls, head: StoredHead[BlockConfig], target: LanguageModel, token_ids: Tensor) -> BlockParts:
         """Of a head's tensors. token_ids: [draft_vocab_size], the target's tokens that it can propose."""
-        made = PartMaker.of(head, target)
+        config, made = head.config, HeadLayers.of(head, target)
         places = [f"layers.{index}.self_attn" for index in range(config.num_layers)]
         keys, values = ([f"{place}.{name}_proj" for place in places] for name in "kv")
 
@@ -86,7 +86,7 @@ class BlockParts:
             if config.norm_before_fc
             else None,
             context_norm=numbers("hidden_norm.weight"),
-            context=made.linear(*keys, *values, paired=len(keys)),
+            context=made.linear(*keys, *values, rotated=len(keys), head_dim=config.head_dim),
             layers=[_layer(made, numbers, index, config.head_dim) for index in range(config.num_layers)],
             norm=numbers("norm.weight"),
             head=made.linear("lm_head") if config.own_output_rows else made.product([target.output_rows(token_ids)]),
@@ -102,12 +102,12 @@ class BlockParts:
         return linear.forward(x.to(self.product_dtype)).to(self.compute_dtype)
 
 
-def _layer(made: PartMaker, numbers: Callable[[str], Tensor], index: int, head_dim: int) -> BlockLayer:
+def _layer(made: HeadLayers, numbers: Callable[[str], Tensor], index: int, head_dim: int) -> BlockLayer:
     place = f"layers.{index}"
     order = pair_halves(torch.arange(head_dim), head_dim)
     return BlockLayer(
         input_norm=numbers(f"{place}.input_layernorm.weight"),
-        qkv=made.linear(*(f"{place}.self_attn.{name}_proj" for name in "qkv"), paired=2),
+        qkv=made.linear(*(f"{place}.self_attn.{name}_proj" for name in "qkv"), rotated=2, head_dim=head_dim),
         query_norm=numbers(f"{place}.self_attn.q_norm.weight")[order],
         key_norm=numbers(f"{place}.self_attn.k_norm.weight")[order],
         out=made.linear(f"{place}.self_attn.o_proj"),

@@ -27,7 +27,7 @@ from forerun.models.runner import lay_out
 
 
 class EagleModel(HeadModel):
-    """An EAGLE head over its target.
+    """A head over its target, as a language model whose rows need a state beside the token (`Rows.states`).
 
     Row i holds token i + 1 and `fuse` of the target's states of token i, or what the row before gave as its state
     (`Forward.taps`, [T, 1, hidden]); its logits are of token i + 2. They have the target's width, and are -inf where
@@ -39,15 +39,18 @@ class EagleModel(HeadModel):
         name: for messages and stored costs.
 
     Raises:
-        IncompatibleDrafterError: the head is of another kind, or the target of another size.
+        IncompatibleDrafterError: the target is of another size.
     """
 
-    def __init__(self, head: StoredHead, target: LanguageModel, name: str = "a head") -> None:
+    def __init__(self, head: StoredHead[EagleConfig], target: LanguageModel, name: str = "a head") -> None:
         config = head.config
-        if not isinstance(config, EagleConfig):
-            raise IncompatibleDrafterError(f"{name} is no EAGLE head. Give it to the drafter of its kind.")
         super().__init__(head, target, name)
-        self.config: EagleConfig = config
+        if not config.own_output_rows and config.hidden_size != config.target_hidden_size:
+            raise IncompatibleDrafterError(
+                f"{name} has {config.hidden_size} numbers a state and reads the target's output layer, which has "
+                f"{config.target_hidden_size}. A head of another width needs output rows of its own."
+            )
+        self.config = config
         self._parts = parts = LayerParts.of(head, target, self.token_ids)
         self.compute_dtype = parts.compute_dtype
         frequencies = config.rope_theta ** -(torch.arange(0, config.head_dim, 2).float() / config.head_dim)

@@ -11,7 +11,7 @@ from forerun.heads.eagle_config import EagleConfig
 from forerun.heads.stored import StoredHead
 from forerun.models.attention.base import Attention
 from forerun.models.base import LanguageModel
-from forerun.models.head_parts import PartMaker
+from forerun.models.head_layers import HeadLayers
 from forerun.models.linear import Linear
 
 
@@ -46,10 +46,9 @@ class LayerParts:
     eps: Tensor
 
     @classmethod
-    def of(cls, head: StoredHead, target: LanguageModel, token_ids: Tensor) -> LayerParts:
+    def of(cls, head: StoredHead[EagleConfig], target: LanguageModel, token_ids: Tensor) -> LayerParts:
         """Of a head's tensors. token_ids: [draft_vocab_size], the target's tokens that it can propose."""
-        config, made = head.config, PartMaker.of(head, target)
-        assert isinstance(config, EagleConfig)
+        config, made = head.config, HeadLayers.of(head, target)
         layer = "layers.0" if config.version == 1 else "midlayer"
         mlp_norm = made.norm(f"{layer}.post_attention_layernorm")
         assert mlp_norm is not None
@@ -60,7 +59,7 @@ class LayerParts:
             product_dtype=made.takes,
             attention=made.attention(),
             fuse=made.linear("fc"),
-            qkv=made.linear(*(f"{layer}.self_attn.{name}_proj" for name in "qkv"), paired=2),
+            qkv=made.linear(*(f"{layer}.self_attn.{name}_proj" for name in "qkv"), rotated=2, head_dim=config.head_dim),
             out=made.linear(f"{layer}.self_attn.o_proj"),
             gate_up=made.linear(f"{layer}.mlp.gate_proj", f"{layer}.mlp.up_proj"),
             down=made.linear(f"{layer}.mlp.down_proj"),

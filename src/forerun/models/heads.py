@@ -1,4 +1,4 @@
-"""What models of heads have in common: they read the target's states, and fit one target alone."""
+"""What models of heads with rows of their own have in common: they fuse the target's states."""
 
 from __future__ import annotations
 
@@ -7,17 +7,16 @@ from abc import abstractmethod
 import torch
 from torch import Tensor
 
-from forerun.errors import IncompatibleDrafterError
-from forerun.heads.kinds import HeadConfig
+from forerun.heads.config import HeadConfig
 from forerun.heads.stored import StoredHead
 from forerun.models.base import Exactness, LanguageModel
+from forerun.models.head_layers import check_sizes
 
 
 class HeadModel(LanguageModel):
     """A head over its target, as a language model whose rows need a state beside the token (`Rows.states`).
 
     Attributes:
-        config: its shape.
         target: whose embeddings, and perhaps output layer, it reads.
         token_ids: [draft_vocab_size] the target's tokens that it can propose.
 
@@ -28,10 +27,8 @@ class HeadModel(LanguageModel):
         IncompatibleDrafterError: the target is of another size.
     """
 
-    config: HeadConfig
-
-    def __init__(self, head: StoredHead, target: LanguageModel, name: str) -> None:
-        check_size(head.config, target, name)
+    def __init__(self, head: StoredHead[HeadConfig], target: LanguageModel, name: str) -> None:
+        check_sizes(head.config, target, name)
         super().__init__(
             name=name,
             vocab_size=target.vocab_size,
@@ -58,23 +55,3 @@ class HeadModel(LanguageModel):
         Returns:
             [n, S].
         """
-
-
-def check_size(config: HeadConfig, target: LanguageModel, name: str) -> None:
-    """Raises IncompatibleDrafterError where vocabulary or width are not the target's."""
-    if config.vocab_size != target.vocab_size:
-        raise IncompatibleDrafterError(
-            f"{name} is of a target of {config.vocab_size:,} tokens, but {target.name} has "
-            f"{target.vocab_size:,}. Take a head that was trained for {target.name}."
-        )
-    width = target.embedding_rows(torch.zeros(1, dtype=torch.int64)).shape[1]
-    if config.target_hidden_size != width:
-        raise IncompatibleDrafterError(
-            f"{name} is of a target whose states have {config.target_hidden_size} numbers, but those of "
-            f"{target.name} have {width}. Take a head that was trained for {target.name}."
-        )
-    if not config.own_output_rows and config.hidden_size != config.target_hidden_size:
-        raise IncompatibleDrafterError(
-            f"{name} has {config.hidden_size} numbers a state and reads the target's output layer, which has "
-            f"{width}. A head of another width needs output rows of its own."
-        )

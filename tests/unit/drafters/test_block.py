@@ -14,7 +14,7 @@ from families import VOCAB, make_family
 from forerun import LLM, Block, Eagle, Hybrid, SamplingParams, Staged, Suffix
 from forerun.drafters import Binding
 from forerun.drafters.model.head_state import HeadState
-from forerun.errors import DrafterError, IncompatibleDrafterError
+from forerun.errors import DrafterError, IncompatibleDrafterError, UnsupportedModelError
 from forerun.heads import StoredHead, save_head
 from forerun.heads.fingerprint import target_fingerprint
 from forerun.models import Model, load_model
@@ -184,7 +184,7 @@ def test_what_it_cannot_draft_for_is_said(family: Model, tmp_path: Path) -> None
     with pytest.raises(DrafterError, match="the draft model is its target"):
         Staged(drafter="block")
     head = random_block(family)
-    with pytest.raises(IncompatibleDrafterError, match="is no EAGLE head"):
+    with pytest.raises(UnsupportedModelError, match="of the kind block of 4"):
         bind(Eagle(head), family)
     other = load_model(make_family("llama", tmp_path, seed=5), dtype="float64")
     save_head(tmp_path / "head", head.config, head.tensors, fingerprint=target_fingerprint(other))

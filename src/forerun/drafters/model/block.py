@@ -13,7 +13,7 @@ from torch import Tensor
 from forerun.drafters.model.draft_model import DraftModel, GrowingChain, without
 from forerun.drafters.model.head_feeding import HeadFeeding
 from forerun.drafters.model.picking import Picking
-from forerun.heads import StoredHead
+from forerun.heads import BlockConfig, HeadConfig, StoredHead
 from forerun.models import LanguageModel, Rows
 from forerun.models.block import Block as Slots, BlockModel
 from forerun.sampling import row_argmax
@@ -32,16 +32,16 @@ class Block(HeadFeeding, DraftModel):
         model: folder of the head, or a head that was read.
     """
 
-    _text = "block"
+    _example = "block"
 
-    def __init__(self, model: str | Path | StoredHead | None = None) -> None:
+    def __init__(self, model: str | Path | StoredHead[HeadConfig] | None = None) -> None:
         DraftModel.__init__(self)
         self._read_head(model)
         self._block: BlockModel | None = None
         self._said = False
 
-    def _model_of(self, head: StoredHead, target: LanguageModel, name: str) -> BlockModel:
-        self._block = BlockModel(head, target, name)
+    def _of_head(self, head: StoredHead[HeadConfig], target: LanguageModel, name: str) -> BlockModel:
+        self._block = BlockModel(head.of(BlockConfig, name, "block"), target, name)
         return self._block
 
     def _room(self, sequence: Sequence, budget: int) -> int:

@@ -12,7 +12,7 @@ from forerun.drafters.model.draft_model import DraftModel
 from forerun.drafters.model.draft_tree import MIN_GAIN, WIDTH, DraftTree
 from forerun.drafters.model.head_feeding import HeadFeeding
 from forerun.drafters.model.head_state import HeadState
-from forerun.heads import StoredHead
+from forerun.heads import EagleConfig, HeadConfig, StoredHead
 from forerun.models import Forward, LanguageModel, Rows
 from forerun.models.eagle import EagleModel
 from forerun.types import Sequence
@@ -25,10 +25,8 @@ class EagleFeeding(HeadFeeding):
         model: folder of a head, or a head that was read.
     """
 
-    _text = "eagle"
-
-    def _model_of(self, head: StoredHead, target: LanguageModel, name: str) -> EagleModel:
-        return EagleModel(head, target, name)
+    def _of_head(self, head: StoredHead[HeadConfig], target: LanguageModel, name: str) -> EagleModel:
+        return EagleModel(head.of(EagleConfig, name, "eagle"), target, name)
 
     def _fed(self, sequence: Sequence) -> list[int]:
         """One number a row; the first row depends on the first token too."""
@@ -55,7 +53,7 @@ class Eagle(EagleFeeding, DraftModel):
         model: folder of the head, or a head that was read.
     """
 
-    def __init__(self, model: str | Path | StoredHead | None = None) -> None:
+    def __init__(self, model: str | Path | StoredHead[HeadConfig] | None = None) -> None:
         DraftModel.__init__(self)
         self._read_head(model)
 
@@ -76,7 +74,7 @@ class EagleTree(EagleFeeding, DraftTree):
 
     def __init__(
         self,
-        model: str | Path | StoredHead | None = None,
+        model: str | Path | StoredHead[HeadConfig] | None = None,
         shape: str = "dynamic",
         drawn: bool = True,
         *,

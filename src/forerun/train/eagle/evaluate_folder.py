@@ -12,7 +12,7 @@ from rich.console import Console
 
 from forerun import workloads
 from forerun.errors import ConfigError
-from forerun.heads import StoredHead, load_head
+from forerun.heads import EagleConfig, StoredHead, load_head
 from forerun.heads.fingerprint import check_target
 from forerun.models import LanguageModel, find_tokenizer, load_model, load_transformers_model
 from forerun.models.sources import find_source
@@ -64,7 +64,7 @@ def evaluate_head(
     if tokenizer is None:
         raise ConfigError(f"{name} has no tokenizer, by which text becomes tokens. Give the folder of a whole model.")
     num_layers = find_source(name).config().get_text_config().num_hidden_layers
-    stored = load_head(folder, num_layers)
+    stored = load_head(folder, num_layers).of(EagleConfig, str(folder), "this measurement")
     check_target(stored.fingerprint, served, str(folder))
     model = load_transformers_model(name, "bfloat16").eval().requires_grad_(False).to(where)
     with tempfile.TemporaryDirectory() as temporary:
@@ -81,7 +81,7 @@ def evaluate_head(
         return measure(start, held_out, num_draft_tokens)
 
 
-def _start(served: LanguageModel, model: Any, stored: StoredHead, rows: PackedRows) -> Start:
+def _start(served: LanguageModel, model: Any, stored: StoredHead[EagleConfig], rows: PackedRows) -> Start:
     """The head as if a run had just ended."""
     config, where = stored.config, served.device
     vocabulary = torch.arange(config.draft_vocab_size)
