@@ -100,8 +100,7 @@ class BlockConfig:
             raise ConfigError(f"markov_rank of the head is {self.markov_rank}, but must be 0 or more.")
         if self.sliding_window is not None and self.sliding_window <= self.num_slots:
             raise ConfigError(
-                f"sliding_window of the head is {self.sliding_window}, but must be above {self.num_slots}, its "
-                "slots."
+                f"sliding_window of the head is {self.sliding_window}, but must be above {self.num_slots}, its slots."
             )
         if self.mask_token_id is not None and not 0 <= self.mask_token_id < self.vocab_size:
             raise ConfigError(
@@ -116,7 +115,7 @@ class BlockConfig:
     @property
     def kind(self) -> str:
         """Of head, with its size."""
-        return f"block of {self.block_size}"
+        return f"block-{self.block_size}"
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
         """As `block_tensors`."""
