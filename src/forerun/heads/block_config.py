@@ -115,7 +115,7 @@ class BlockConfig:
     @property
     def kind(self) -> str:
         """Of head, with its size."""
-        return f"block of {self.block_size}"
+        return f"block-{self.block_size}"
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
         """As `block_tensors`."""

@@ -184,7 +184,7 @@ def test_what_it_cannot_draft_for_is_said(family: Model, tmp_path: Path) -> None
     with pytest.raises(DrafterError, match="the draft model is its target"):
         Staged(drafter="block")
     head = random_block(family)
-    with pytest.raises(UnsupportedModelError, match="of the kind block of 4"):
+    with pytest.raises(UnsupportedModelError, match="of the kind block-4"):
         bind(Eagle(head), family)
     other = load_model(make_family("llama", tmp_path, seed=5), dtype="float64")
     save_head(tmp_path / "head", head.config, head.tensors, fingerprint=target_fingerprint(other))

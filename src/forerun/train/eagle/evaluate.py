@@ -8,7 +8,7 @@ Overlap at temperature 1: the sum of min(target, head) at each position of a cha
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -17,9 +17,9 @@ from torch import Tensor
 
 from forerun.train.accelerator import device_of
 from forerun.train.data.packed import NO_DOCUMENT, PackedRows
-from forerun.train.eagle.module import EagleHead, unrolled
+from forerun.train.eagle.module import EagleHead, HeadModule, unrolled
 from forerun.train.eagle.rows import HeadRows, head_rows
-from forerun.train.eagle.run import COMPUTE, Target
+from forerun.train.eagle.run import COMPUTE, Read, Target
 
 CONTEXTS = (0, 128, 256, 512, 1024, 2048, 4096, 8192)
 """Where the buckets of context lengths begin."""
@@ -28,6 +28,19 @@ GREEDY_SHARE = 0.97
 otherwise in another kind of product."""
 ROWS_AT_ONCE = 4
 CHUNK = 128
+
+
+Guess = Callable[[HeadModule, Read], list[tuple[Tensor, Tensor]]]
+"""What a head predicts of the tokens after those of a text: features [J, A, F] and layers [V, F] whose products add up
+to the logits of each active row at each step."""
+
+
+def unrolled_guess(head: HeadModule, read: Read) -> list[tuple[Tensor, Tensor]]:
+    """Of an EAGLE head."""
+    assert isinstance(head, EagleHead)
+    outputs, _ = unrolled(head, read.rows, read.states, read.embeddings, COMPUTE[read.states.device.type])
+    own = head.config.own_output_rows
+    return [(outputs, head.get_parameter("lm_head.weight") if own else read.target.output_rows)]
 
 
 @dataclass(slots=True)
@@ -108,10 +121,20 @@ class HeldOut:
     Args:
         rows: packed rows; the first `count` of them.
         vocabulary: [V] ids of the draft vocabulary.
+        guess: what the head predicts; None: what an EAGLE head does.
     """
 
-    def __init__(self, target: Target, rows: PackedRows, count: int, vocabulary: Tensor, num_draft_tokens: int) -> None:
+    def __init__(
+        self,
+        target: Target,
+        rows: PackedRows,
+        count: int,
+        vocabulary: Tensor,
+        num_draft_tokens: int,
+        guess: Guess | None = None,
+    ) -> None:
         self._target, self._vocabulary, self._k = target, vocabulary, num_draft_tokens
+        self._guess = guess or unrolled_guess
         self._output = target.all_output_rows()
         self._parts = list(self._read(rows, min(count, len(rows))))
 
@@ -128,7 +151,7 @@ class HeldOut:
                 yield _Known(laid.to(states.device), states, self._target.embeddings(laid.token_ids))
 
     @torch.no_grad()
-    def score(self, head: EagleHead) -> HeadScore:
+    def score(self, head: HeadModule) -> HeadScore:
         """Of a head of the same target and vocabulary."""
         found = HeadScore(self._k)
         for part in self._parts:
@@ -136,14 +159,14 @@ class HeldOut:
             _count(found, part.rows, matches.cpu(), overlaps.cpu(), greedy.cpu())
         return found
 
-    def _agreement(self, head: EagleHead, part: _Known) -> tuple[Tensor, Tensor, Tensor]:
+    def _agreement(self, head: HeadModule, part: _Known) -> tuple[Tensor, Tensor, Tensor]:
         """At each step and place that predicts, [K, N]: the head's most probable token is the text's; overlap, NaN
         where there is none. And [N], whether the text's token is the target's most probable one."""
         where = device_of(head)
         rows, dtype = part.rows, COMPUTE[where.type]
-        outputs, _ = unrolled(head, rows, part.states, part.embeddings, dtype)
-        layer = head.get_parameter("lm_head.weight") if head.config.own_output_rows else self._target.output_rows
-        layer, vocabulary = layer.to(dtype), self._vocabulary.to(where)
+        read = Read(self._target, rows, part.states, part.embeddings, None)
+        parts = [(features, layer.to(dtype)) for features, layer in self._guess(head, read)]
+        vocabulary = self._vocabulary.to(where)
         size = len(rows.token_ids)
         matches = torch.zeros(rows.steps, size, dtype=torch.bool, device=where)
         overlaps = torch.full((rows.steps, size), float("nan"), device=where)
@@ -156,7 +179,9 @@ class HeldOut:
             greedy[places] = logits.argmax(-1) == text
             wanted = torch.softmax(logits, -1)[:, vocabulary]
             for step in range(rows.steps):
-                guessed = F.linear(outputs[step, rows.rows[step, here]].to(dtype), layer).float()
+                chosen = rows.rows[step, here]
+                every = [F.linear(features[step, chosen].to(dtype), layer).float() for features, layer in parts]
+                guessed = torch.stack(every).sum(0)
                 valid = rows.valid[step, here]
                 matches[step, places] = (vocabulary[guessed.argmax(-1)] == text) & valid
                 common = torch.minimum(wanted, torch.softmax(guessed, -1)).sum(-1)

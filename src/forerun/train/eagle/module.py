@@ -15,18 +15,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from forerun.errors import ConfigError
-from forerun.heads.eagle_config import EagleConfig, eagle_tensors
+from forerun.heads.config import HeadConfig
+from forerun.heads.eagle_config import EagleConfig
 from forerun.train.accelerator import SHAPE_STEP
 from forerun.train.eagle.rows import HeadRows, Segment
 
 
-class EagleHead(nn.Module):
-    """The trained tensors of a head, float32, under their names; NaN until they are set."""
+class HeadModule(nn.Module):
+    """The trained tensors of a head of any kind, float32, under their names; NaN until they are set."""
 
-    def __init__(self, config: EagleConfig) -> None:
+    def __init__(self, config: HeadConfig) -> None:
         super().__init__()
-        self.config = config
-        for name, shape in eagle_tensors(config).items():
+        self.config: HeadConfig = config
+        for name, shape in config.tensors().items():
             *path, leaf = name.split(".")
             module: nn.Module = self
             for part in path:
@@ -40,6 +41,14 @@ class EagleHead(nn.Module):
         for name, parameter in self.named_parameters():
             if not torch.isfinite(parameter).all():
                 raise ConfigError(f"{name} of the head holds NaN or infinity: it was never set, or training failed.")
+
+
+class EagleHead(HeadModule):
+    """The trained tensors of an EAGLE head."""
+
+    def __init__(self, config: EagleConfig) -> None:
+        super().__init__(config)
+        self.config: EagleConfig = config
 
 
 @dataclass(slots=True)
@@ -61,7 +70,7 @@ def unrolled(
     """What the output layer reads, and what the next row reads: [J, A, hidden] each.
 
     Args:
-        states: [N, layers, target hidden] of the documents' tokens.
+        states: [N, layers, target hidden] of the documents' tokens; there may be one more, which is not read.
         embeddings: [N, target hidden] of the same, unscaled.
         dtype: of products; sums, norms and the residual are in float32, or float64 for float64.
     """
@@ -130,7 +139,8 @@ class _Layer:
         return F.rms_norm(x, x.shape[-1:], self.weights[name].to(x.dtype), self.config.rms_norm_eps)
 
     def fused(self, states: Tensor, augment: Augmentation | None) -> Tensor:
-        """[R, layers, T] -> [R, H]; version 1 reads its one state as it is."""
+        """[R, layers, T] -> [R, H]; version 1 reads its one state as it is. There may be one layer more."""
+        states = states[:, : len(self.config.layers)]
         if self.config.norm_before_fc:
             parts = [self.norm(f"fc_norm.{index}", states[:, index]) for index in range(states.shape[1])]
             flat = torch.cat(parts, -1)
