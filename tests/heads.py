@@ -105,7 +105,28 @@ def fitted_head(target: Model, texts: Seq[Seq[int]]) -> StoredHead[EagleConfig]:
     return head
 
 
-FITTED = {"eagle": fitted_head, "medusa": fitted_medusa, "block": fitted_block}
+def fitted_mtp(target: Model, texts: Seq[Seq[int]]) -> StoredHead[EagleConfig]:
+    """An MTP layer whose block does nothing, and whose map of [embedding; state], normed, is best by least squares."""
+    plain = fitted_head(target, texts)
+    config = replace(plain.config, is_mtp=True, norm_output=True)
+    tensors = {name: torch.zeros(shape) for name, shape in eagle_tensors(config).items()}
+    tensors |= {name: torch.ones(len(tensor)) for name, tensor in tensors.items() if tensor.ndim == 1}
+    read, wanted = [], []
+    for text in texts:
+        states = states_of(target, plain, text)[:, 0].double()
+        embeddings = target.embedding_rows(torch.tensor(list(text)))[1:].double()
+        pair = [_norm(part, torch.ones(part.shape[1]).double(), config) for part in (embeddings, states[:-1])]
+        read.append(torch.cat(pair, 1))
+        wanted.append(states[1:])
+    x, y = torch.cat(read), torch.cat(wanted)
+    products = x.T @ x
+    products += 1e-3 * products.diagonal().mean() * torch.eye(len(products))
+    tensors["fc.weight"] = torch.linalg.solve(products, x.T @ y).T.float().contiguous()
+    tensors["norm.weight"] *= float(y.pow(2).mean().sqrt())
+    return StoredHead(config, tensors)
+
+
+FITTED = {"mtp": fitted_mtp, "eagle": fitted_head, "medusa": fitted_medusa, "block": fitted_block}
 """By kind of head, what fits one to some texts."""
 
 
@@ -142,7 +163,7 @@ def reference_logits(
     rows = weight["lm_head.weight"] if config.own_output_rows else target.output_rows(tokens).double()
     for row in range(len(token_ids)):
         raw = _row(config, weight, inputs[: row + 1])
-        normed = _norm(raw, weight["norm.weight"], config) if config.version == 3 else raw
+        normed = _norm(raw, weight["norm.weight"], config) if "norm.weight" in weight else raw
         for place, token in enumerate(tokens.tolist()):
             logits[row, token] = rows[place] @ normed
     return logits
@@ -161,6 +182,10 @@ def _entering(
     config: EagleConfig, weight: dict[str, Tensor], embedding: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor]:
     """What attention reads of a row, and the row's residual."""
+    if config.is_mtp:
+        pair = _norm(embedding, weight["enorm.weight"], config), _norm(state, weight["hnorm.weight"], config)
+        x = weight["fc.weight"] @ torch.cat(pair)
+        return _norm(x, weight["layers.0.input_layernorm.weight"], config), x
     if config.version == 1:
         x = weight["fc.weight"] @ torch.cat([embedding, state])
         return x, x
@@ -210,7 +235,7 @@ def _rotated(config: EagleConfig, x: Tensor, position: int) -> Tensor:
 
 
 def _norm(x: Tensor, weight: Tensor, config: EagleConfig) -> Tensor:
-    return x * (x.pow(2).mean() + config.rms_norm_eps).rsqrt() * weight
+    return x * (x.pow(2).mean(-1, keepdim=True) + config.rms_norm_eps).rsqrt() * weight
 
 
 class AdditiveModel(FakeModel):

@@ -15,6 +15,7 @@ from forerun.cli.train_answers import answers
 from forerun.cli.train_block import block
 from forerun.cli.train_eagle import eagle
 from forerun.cli.train_medusa import medusa
+from forerun.cli.train_mtp import mtp
 from forerun.config import ASSETS, BUNDLED_MODELS, BUNDLED_TARGET
 from forerun.errors import ConfigError
 from forerun.train.defaults import (
@@ -40,6 +41,7 @@ app.command()(answers)
 app.command()(eagle)
 app.command()(block)
 app.command()(medusa)
+app.command()(mtp)
 
 Out = Annotated[Path, typer.Argument(help="Model folder to write.")]
 Work = Annotated[

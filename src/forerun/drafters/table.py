@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # for type checkers alone: the classes of the rows
     from forerun.drafters.model.draft_tree import DraftTree as DraftTree
     from forerun.drafters.model.eagle import Eagle as Eagle, EagleTree as EagleTree
     from forerun.drafters.model.medusa import Medusa as Medusa, MedusaTree as MedusaTree
+    from forerun.drafters.model.mtp import Mtp as Mtp
     from forerun.drafters.model.staged import Staged as Staged
     from forerun.drafters.target.early_exit import EarlyExit as EarlyExit
     from forerun.drafters.target.lookahead import Lookahead as Lookahead
@@ -117,6 +118,13 @@ DRAFTERS: Mapping[str, DrafterRow] = {
         "model.medusa:MedusaTree",
         "head",
         "heads read the target's last state and draft a tree in one pass",
+        "model",
+        serves_bundled=False,
+    ),
+    "mtp": DrafterRow(
+        "model.mtp:Mtp",
+        "head",
+        "the multi-token-prediction layer of the target's checkpoint drafts a chain",
         "model",
         serves_bundled=False,
     ),

@@ -27,6 +27,7 @@ def check_sayable(config: EagleConfig, d2t: Tensor | None, form: str, num_layers
     """
     whole = config.draft_vocab_size == config.vocab_size
     common = {
+        "an MTP layer, which lies in its target's folder": config.is_mtp,
         "embedding_residual": config.embedding_residual,
         f"a width of {config.hidden_size:,} for a target of {config.target_hidden_size:,}": (
             config.hidden_size != config.target_hidden_size

@@ -116,7 +116,12 @@ class EagleModel(HeadModel):
         assert states is not None
         states = states.to(self.compute_dtype)
         embedding = self.target.embedding_rows(layout.token_ids).to(self.compute_dtype)
-        if self.config.version == 1:
+        if parts.entry_norms is not None:
+            assert parts.input_norm is not None
+            pair = zip((embedding, states), parts.entry_norms, strict=True)
+            x = parts.product(parts.fuse, torch.cat([self._normed(each, norm) for each, norm in pair], 1))
+            read = self._normed(x, parts.input_norm)
+        elif self.config.version == 1:
             x = read = parts.product(parts.fuse, torch.cat([embedding, states], 1))
         else:
             assert parts.input_norm is not None

@@ -24,6 +24,7 @@ class LayerParts:
         product_dtype: what the linear layers take.
         fuse: states, or (version 1) embedding and state, to hidden_size.
         state_norms: one for each of the target's layers.
+        entry_norms: of embedding and state, before an MTP layer fuses them.
         norm: before the output layer.
         eps: of all norms.
     """
@@ -43,6 +44,7 @@ class LayerParts:
     hidden_norm: Tensor | None
     norm: Tensor | None
     state_norms: list[Tensor] | None
+    entry_norms: list[Tensor] | None
     eps: Tensor
 
     @classmethod
@@ -53,6 +55,7 @@ class LayerParts:
         mlp_norm = made.norm(f"{layer}.post_attention_layernorm")
         assert mlp_norm is not None
         norms = [made.norm(f"fc_norm.{i}") for i in range(len(config.layers))]
+        entry = [each for each in (made.norm("enorm"), made.norm("hnorm")) if each is not None]
         own = config.own_output_rows
         return cls(
             compute_dtype=made.compute,
@@ -69,6 +72,7 @@ class LayerParts:
             input_norm=made.norm(f"{layer}.input_layernorm"),
             hidden_norm=made.norm(f"{layer}.hidden_norm"),
             norm=made.norm("norm"),
+            entry_norms=entry or None,
             state_norms=[each for each in norms if each is not None] if config.norm_before_fc else None,
             eps=torch.tensor(config.rms_norm_eps, dtype=made.compute, device=target.device),
         )

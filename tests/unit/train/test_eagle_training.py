@@ -28,6 +28,7 @@ from heads import random_head, reference_logits
 STEPS = 3
 KINDS: dict[str, dict[str, Any]] = {
     "first version": {"version": 1},
+    "mtp": {"version": 1, "is_mtp": True, "norm_output": True, "sliding_window": 4},
     "reduced": {"draft_vocab_size": 40, "own_output_rows": True},
     "everything": {
         "draft_vocab_size": 40,

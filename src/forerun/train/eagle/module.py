@@ -150,13 +150,20 @@ class _Layer:
         return flat if self.is_first_version else self.linear("fc", flat)
 
     def read(self, embedding: Tensor, state: Tensor) -> Tensor:
-        """What queries, keys and values are computed from."""
+        """What queries, keys and values are computed from; of an MTP layer, what enters it."""
+        if self.config.is_mtp:
+            embedding, state = self.norm("enorm", embedding), self.norm("hnorm", state)
         if self.is_first_version:
             return self.linear("fc", torch.cat([embedding, state], -1))
         return torch.cat([self.norm("input_layernorm", embedding), self.norm("hidden_norm", state)], -1)
 
+    def normed(self, read: Tensor) -> Tensor:
+        """The same behind the norm with which an MTP layer begins."""
+        return self.norm("input_layernorm", read) if self.config.is_mtp else read
+
     def keys(self, read: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of rows at these positions."""
+        read = self.normed(read)
         shape = (len(read), self.config.num_kv_heads, self.config.head_dim)
         key = self.rotated(self.linear("self_attn.k_proj", read).view(shape), positions)
         return key, self.linear("self_attn.v_proj", read).view(shape)
@@ -172,14 +179,14 @@ class _Layer:
             residual = self.norm("hidden_norm", state) if config.norm_before_residual else state
             if config.embedding_residual:
                 residual = residual + self.linear("embedding_residual", embedding)
-        query = self.linear("self_attn.q_proj", read).view(len(read), config.num_heads, config.head_dim)
+        query = self.linear("self_attn.q_proj", self.normed(read)).view(len(read), config.num_heads, config.head_dim)
         query = self.rotated(query, positions)
         attended = torch.cat([self.attended(query, keys, segment) for segment in self.segments])
         x = residual + self.linear("self_attn.o_proj", attended.flatten(1))
         h = self.norm("post_attention_layernorm", x)
         h = F.silu(self.linear("mlp.gate_proj", h)) * self.linear("mlp.up_proj", h)
         x = x + self.linear("mlp.down_proj", h)
-        if self.is_first_version:
+        if self.is_first_version and not config.is_mtp:
             return x, x
         output = self.norm("norm", x)
         return output, output if config.norm_output else x

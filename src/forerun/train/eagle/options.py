@@ -36,6 +36,8 @@ class EagleShape(Checked):
         False, "Add no linear map of the embedding to the residual: programs other than forerun cannot read it."
     )
     own_output_rows: bool = option(False, "Train an output layer, in place of the target's rows.")
+    is_mtp: bool = False
+    """An MTP layer, which is a whole decoder layer of version 1."""
 
     def __post_init__(self) -> None:
         Checked.__post_init__(self)
@@ -120,3 +122,8 @@ class EagleTraining(HeadTraining):
             raise ConfigError(
                 "feature_weight is for version 1: the output of version 3 stands for no state of the target."
             )
+
+
+MTP_SHAPE = EagleShape(version=1, is_mtp=True)
+MTP_TRAINING = EagleTraining(shape=MTP_SHAPE, step_weight=0.6)
+"""The weight is FastMTP's (2509.18362)."""
