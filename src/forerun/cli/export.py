@@ -50,7 +50,14 @@ def vllm(
     head: Annotated[Path, typer.Argument(help="Folder of a trained head.", metavar="HEAD")],
     out: Annotated[Path, typer.Argument(help="Folder to write.", metavar="OUT")],
     target: Annotated[str, typer.Option(help="The model that the head was trained for.", metavar="MODEL")],
-    form: Annotated[str, typer.Option(help=f"What is written: {' or '.join(HEAD_FORMS)}.", metavar="FORM")] = "eagle",
+    form: Annotated[
+        str | None,
+        typer.Option(
+            help=f"What is written: {' or '.join(HEAD_FORMS)}.",
+            metavar="FORM",
+            show_default="speculators for block heads, else eagle",
+        ),
+    ] = None,
     dtype: Annotated[
         str, typer.Option(help=f"Number format of the weights: {', '.join(DTYPES)}.", metavar="TEXT")
     ] = "auto",
@@ -61,7 +68,7 @@ def vllm(
         bool, typer.Option("--force", help="Replace what OUT holds of a model; other files there stay.")
     ] = False,
 ) -> None:
-    """Write an EAGLE head as a folder that vLLM loads, and the speculative configuration to start it with.
+    """Write an EAGLE or block head as a folder that vLLM loads, and the speculative configuration to start it with.
 
     The configuration is printed, and lies in OUT as speculative_config.json.
     """
