@@ -27,6 +27,8 @@ BUNDLED_MODELS: Mapping[str, Path] = {
 }
 
 DTYPES = ("float32", "bfloat16", "float64", "auto")
+MAX_BLOCK_SIZE = 64
+"""Tokens that one pass of a block head drafts, at most."""
 HEAD_FORMS = ("eagle", "speculators")
 """Public forms of draft heads that can be written."""
 DEFAULT_DTYPE = "bfloat16"

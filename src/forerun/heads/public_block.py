@@ -53,22 +53,8 @@ def block_config_of(settings: Fields, *, has_output_rows: bool, num_layers: int 
         UnsupportedModelError: it asks for what is not served.
     """
     layer = settings.fields("transformer_layer_config")
-    for fields in (settings, layer):
-        for key, served in _UNSERVED:
-            value = fields.values.get(key)
-            if value is not None and value != served:
-                raise _unserved(fields, f"{key} is {str(value)[:40]}, and only {served} is served")
-    kind = layer.string("model_type", "qwen3")
-    if kind != "qwen3":
-        raise _unserved(layer, f"model_type is {kind[:40]!r}, and block heads of Qwen3 layers are served")
-    count = layer.integer("num_hidden_layers", 32, low=1)
-    for each in layer.list_of("layer_types", str, None) or [_FULL]:
-        if each != _FULL:
-            raise _unserved(layer, f"layer_types has {each[:40]!r}, and only {_FULL!r} is served")
     hidden, vocab = layer.integer("hidden_size", 4096, low=1), layer.integer("vocab_size", 151936, low=1)
-    width = settings.integer("target_hidden_size", None)
-    if width is not None and width != hidden:
-        raise _unserved(settings, f"the head is {hidden} wide and its target {width}")
+    _refuse_unserved(settings, layer, hidden)
     slots, from_anchor = settings.integer("block_size", low=1), settings.flag("sample_from_anchor", False)
     is_dspark = settings.string(SPECULATORS) == "dspark"
     try:
@@ -76,7 +62,7 @@ def block_config_of(settings: Fields, *, has_output_rows: bool, num_layers: int 
             vocab_size=vocab,
             draft_vocab_size=settings.integer("draft_vocab_size", vocab, low=1),
             hidden_size=hidden,
-            num_layers=count,
+            num_layers=layer.integer("num_hidden_layers", 32, low=1),
             num_heads=layer.integer("num_attention_heads", 32, low=1),
             num_kv_heads=layer.integer("num_key_value_heads", 32, low=1),
             head_dim=layer.integer("head_dim", 128, low=1),
@@ -95,6 +81,23 @@ def block_config_of(settings: Fields, *, has_output_rows: bool, num_layers: int 
         )
     except ConfigError as failure:
         raise ModelLoadError(f"{settings.place}: {failure} {REMEDY}") from None
+
+
+def _refuse_unserved(settings: Fields, layer: Fields, hidden: int) -> None:
+    for fields in (settings, layer):
+        for key, served in _UNSERVED:
+            value = fields.values.get(key)
+            if value is not None and value != served:
+                raise _unserved(fields, f"{key} is {str(value)[:40]}, and only {served} is served")
+    kind = layer.string("model_type", "qwen3")
+    if kind != "qwen3":
+        raise _unserved(layer, f"model_type is {kind[:40]!r}, and block heads of Qwen3 layers are served")
+    for each in layer.list_of("layer_types", str, None) or [_FULL]:
+        if each != _FULL:
+            raise _unserved(layer, f"layer_types has {each[:40]!r}, and only {_FULL!r} is served")
+    width = settings.integer("target_hidden_size", None)
+    if width is not None and width != hidden:
+        raise _unserved(settings, f"the head is {hidden} wide and its target {width}")
 
 
 def _layers(settings: Fields, num_layers: int | None) -> tuple[int, ...]:
