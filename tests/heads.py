@@ -59,7 +59,7 @@ def random_head(
 
 def text_of(drafter: str) -> str:
     """A drafter of the table as the bundled target is served with it: heads get a fitted one."""
-    if DRAFTERS[drafter].serves_bundled:
+    if DRAFTERS[drafter].kind != "head":
         return drafter
     return f"{drafter}:model={_bundled_head(drafter.removesuffix('-tree'))}"
 

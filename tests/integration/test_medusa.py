@@ -80,9 +80,9 @@ def test_a_prompt_that_is_taken_over_is_drafted_for_at_once(family_folder: Calla
     llm = LLM(target, Medusa(random_medusa(target, seed=2)), num_draft_tokens=3)
     results: Any = [llm.generate(prompt, GREEDY) for _ in range(2)]
     assert [result.stats.num_cached_tokens for result in results] == [0, 3 * PAGE]
-    assert results[0].token_ids == results[1].token_ids == LLM(target).generate(prompt, GREEDY).token_ids  # type: ignore[union-attr]
+    assert results[0].token_ids == results[1].token_ids == LLM(target, None).generate(prompt, GREEDY).token_ids  # type: ignore[union-attr]
     assert results[0].stats.num_draft_tokens == results[1].stats.num_draft_tokens > 0
-    plain: Any = LLM(target, prefix_reuse="off").generate(prompt, replace(GREEDY, temperature=1.0, seed=7, n=3))
+    plain: Any = LLM(target, None, prefix_reuse="off").generate(prompt, replace(GREEDY, temperature=1.0, seed=7, n=3))
     several: Any = llm.generate(prompt, replace(GREEDY, temperature=1.0, seed=7, n=3))
     assert [choice.token_ids for choice in several.choices] == [choice.token_ids for choice in plain.choices]
 

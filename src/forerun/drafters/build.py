@@ -5,7 +5,7 @@ from __future__ import annotations
 from difflib import get_close_matches
 from pathlib import Path
 
-from forerun.config import BUNDLED_DRAFT, BUNDLED_OTHER_VOCAB, BUNDLED_TARGET, NO_DRAFTER, NumDraftTokens
+from forerun.config import AUTO, BUNDLED_DRAFT, BUNDLED_OTHER_VOCAB, BUNDLED_TARGET, NO_DRAFTER, NumDraftTokens
 from forerun.drafters.ask import check_drafter
 from forerun.drafters.base import Binding, Drafter
 from forerun.drafters.parse_text import parse_drafter
@@ -52,7 +52,7 @@ def check_drafter_text(spec: str | Path | Drafter | None) -> None:
     Raises:
         DrafterError, ConfigError: as `build_drafter`.
     """
-    if isinstance(spec, str) and spec != NO_DRAFTER:
+    if isinstance(spec, str) and spec not in (NO_DRAFTER, AUTO):
         build_drafter(spec)
 
 

@@ -14,14 +14,13 @@ from forerun.config import (
     DEFAULT_DTYPE,
     MAX_BATCH,
     MEMORY_LOG,
-    NO_DRAFTER,
     OFF,
     PREFILL_CHUNK,
     EngineConfig,
     NumDraftTokens,
     SamplingParams,
 )
-from forerun.drafters import Binding, Drafter, check_drafter_text, make_drafter
+from forerun.drafters import Binding, Drafter, check_drafter_text, chosen_drafter, make_drafter
 from forerun.engine.checks import checked
 from forerun.engine.engine import Engine
 from forerun.engine.memory_plan import MemoryPlan
@@ -47,9 +46,10 @@ class LLM:
 
     Args:
         target: "bundled", a folder, a hub id, or a loaded Model.
-        drafter: None or "none" (plain decoding), "suffix" (the choice without a draft model), "draft-model" or another
-            name, perhaps with options (`forerun drafters` lists them), the folder or id of a draft model, or a drafter
-            object such as DraftModel(path).
+        drafter: "auto" (the best that is shipped for the target: the bundled draft model; a hybrid of suffix matches
+            and a trained head; else suffix matches alone), None or "none" (plain decoding), a name, perhaps with
+            options (`forerun drafters` lists them), the folder or id of a draft model, or a drafter object such as
+            DraftModel(path).
         dtype: of the weights: "bfloat16", "float32" or "float64".
         device: where target and draft model compute: "cpu", "cuda", "cuda:1" or "mps".
         num_draft_tokens: K, at most this many tokens are drafted in a step; 0 is plain decoding; "auto" chooses for
@@ -71,6 +71,7 @@ class LLM:
             else. None: as its files say. A draft model has an option of its own ("draft-model:quantize=int4").
 
     Attributes:
+        drafter_name: the drafter as text: what "auto" has chosen, too; of an object its class. None is plain decoding.
         shared: the engine for any number of threads, for an `EngineThread` beside the threads that call this.
 
     Raises:
@@ -85,7 +86,7 @@ class LLM:
     def __init__(
         self,
         target: str | Path | LanguageModel = "bundled",
-        drafter: str | Path | Drafter | None = None,
+        drafter: str | Path | Drafter | None = AUTO,
         *,
         dtype: str = DEFAULT_DTYPE,
         device: str = "cpu",
@@ -121,8 +122,10 @@ class LLM:
         drafter_seed = None if seed is None else seed ^ _DRAFTER_SEED
         binding = Binding(self.target, tokenizer, drafter_seed, prefix_reuse != OFF)
         self.drafter: Drafter | None = None
-        if drafter is not None and drafter != NO_DRAFTER:
-            self.drafter, written = make_drafter(drafter, binding)
+        chosen = chosen_drafter(drafter, self.target)
+        self.drafter_name = _name_of(chosen)
+        if chosen is not None:
+            self.drafter, written = make_drafter(chosen, binding)
             if num_draft_tokens is None and written is not None:
                 config = replace(config, num_draft_tokens=written)
         self.engine = Engine(self.target, self.drafter, tokenizer=tokenizer, config=config)
@@ -245,6 +248,12 @@ def _check_memory(
     """Plan the memory, log the plan, and refuse what does not fit. Whatever else is wrong is told by loading."""
     with suppress(ConfigError, ModelLoadError, DrafterError):
         _log.info("%s", MemoryPlan.of(target, drafter, config, **arguments))
+
+
+def _name_of(drafter: str | Path | Drafter | None) -> str | None:
+    if drafter is None or isinstance(drafter, (str, Path)):
+        return None if drafter is None else str(drafter)
+    return type(drafter).__name__
 
 
 def _check_loaded(adapter: str | Path | None, quantize: str | None) -> None:

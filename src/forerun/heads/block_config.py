@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from forerun.config import MAX_BLOCK_SIZE
 from forerun.errors import ConfigError
-
-MOST_TOKENS = 64
-"""Tokens of a block at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +81,8 @@ class BlockConfig:
         ):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} of the head is {getattr(self, name)}, but must be 1 or more.")
-        if self.block_size > MOST_TOKENS:
-            raise ConfigError(f"block_size of the head is {self.block_size}, but must be at most {MOST_TOKENS}.")
+        if self.block_size > MAX_BLOCK_SIZE:
+            raise ConfigError(f"block_size of the head is {self.block_size}, but must be at most {MAX_BLOCK_SIZE}.")
         if self.draft_vocab_size > self.vocab_size:
             raise ConfigError(
                 f"the head has {self.draft_vocab_size:,} output tokens, but its target only {self.vocab_size:,}."

@@ -179,7 +179,7 @@ def test_a_text_that_is_rewritten_is_drafted_for_when_its_states_are_told(family
 
 
 def test_what_it_cannot_draft_for_is_said(family: Model, tmp_path: Path) -> None:
-    with pytest.raises(DrafterError, match=r"has no head of its own here.*block:model="):
+    with pytest.raises(DrafterError, match=r"forerun ships no head for.*block:model="):
         bind(Block(), family)
     with pytest.raises(DrafterError, match="the draft model is its target"):
         Staged(drafter="block")

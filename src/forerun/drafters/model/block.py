@@ -29,7 +29,7 @@ class Block(HeadFeeding, DraftModel):
     A draft is at most as long as the blocks that the head was trained on.
 
     Args:
-        model: folder of the head, or a head that was read.
+        model: folder of the head, or a head that was read; None takes the one that comes with forerun for the target.
     """
 
     _example = "block"

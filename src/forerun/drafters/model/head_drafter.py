@@ -11,6 +11,7 @@ from forerun.drafters.model.model_drafter import ModelDrafter
 from forerun.errors import ConfigError, DrafterError, IncompatibleDrafterError, UnsupportedModelError
 from forerun.heads import HeadConfig, StoredHead, load_head
 from forerun.heads.fingerprint import check_target
+from forerun.heads.shipped import shipped_head
 from forerun.models import LanguageModel, Model, Rows, number_format
 from forerun.types import Needs
 
@@ -21,7 +22,7 @@ class HeadDrafter(ModelDrafter):
     """The base of drafters that run a head over the target's hidden states.
 
     Attributes:
-        _example: the name of such a drafter, for messages.
+        _example: the name of such a drafter, and of the folder of heads that come with forerun.
     """
 
     _example = "eagle"
@@ -46,15 +47,16 @@ class HeadDrafter(ModelDrafter):
         """Read the head and fit it to the target.
 
         Raises:
-            DrafterError: no head was given.
+            DrafterError: no head was given, and none is shipped for the target.
             ModelLoadError: it cannot be read.
             IncompatibleDrafterError: it is the head of another target, or the target has no such states.
         """
         target = binding.target
         if self._head is None:
+            self._folder = self._folder or shipped_head(target, self._example)
             if self._folder is None:
                 raise DrafterError(
-                    f"{target.name} has no head of its own here. Give the folder of one that was trained for it: "
+                    f"forerun ships no head for {target.name}. Give the folder of one that was trained for it: "
                     f"drafter='{self._example}:model=path/to/head'."
                 )
             self._head = load_head(self._folder, target.num_layers if isinstance(target, Model) else None)

@@ -15,6 +15,7 @@ from forerun.drafters.model.draft_model import DraftModel
 from forerun.drafters.model.eagle import EagleFeeding
 from forerun.errors import DrafterError, IncompatibleDrafterError, ModelLoadError, UnsupportedModelError
 from forerun.heads import EagleConfig, HeadConfig, StoredHead
+from forerun.heads.shipped import shipped_head
 from forerun.models import LanguageModel
 from forerun.models.eagle import EagleModel
 from forerun.models.mtp_layers import read_mtp
@@ -56,7 +57,8 @@ class Mtp(EagleFeeding, DraftModel):
                 self._is_idle = True
                 return
             except ModelLoadError as error:
-                raise DrafterError(str(error)) from error
+                if shipped_head(target, self._example) is None:
+                    raise DrafterError(str(error)) from error
         super().bind(binding)
 
     def _of_head(self, head: StoredHead[HeadConfig], target: LanguageModel, name: str) -> EagleModel:

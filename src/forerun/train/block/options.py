@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from forerun.config import MAX_BLOCK_SIZE
 from forerun.errors import ConfigError
 from forerun.fields import Checked, option
-from forerun.heads.block_config import MOST_TOKENS
 from forerun.train.eagle.options import HeadTraining, layer_numbers
 
 
@@ -14,7 +14,7 @@ from forerun.train.eagle.options import HeadTraining, layer_numbers
 class BlockShape(Checked):
     """The shape of the head; sizes that are 0 are the target's."""
 
-    block_size: int = option(5, "Tokens that one pass drafts.", low=1, high=MOST_TOKENS)
+    block_size: int = option(5, "Tokens that one pass drafts.", low=1, high=MAX_BLOCK_SIZE)
     num_layers: int = option(2, "Layers of the head.", low=1)
     layers: str = option(
         "", "States to fuse, by the layers they enter, with commas.", default_text="spread over the target's"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -86,17 +87,7 @@ def train_head(
         start = prepare_head(name, data, work, kind, console)
         k = options.num_draft_tokens
         during = _held_out(start, options.held_out_rows, k)
-
-        def evaluate(head: HeadModule) -> float:
-            found = during.score(head)
-            console.print(
-                f"mean acceptance length {found.mean_acceptance_length:.3f} ({shown(found.per_position)}), "
-                f"overlap {shown(found.overlap)}",
-                highlight=False,
-            )
-            return found.score
-
-        judge = evaluate if during else None
+        judge = _judge(during, console) if during else None
         state = train(start.head, start.target, start.rows, work, options, console, judge, kind.loss)
         last = _held_out(start, FINAL_ROWS, k)
         kind.finish(start.head, lambda count: _held_out(start, options.held_out_rows, count))
@@ -118,6 +109,21 @@ def train_head(
         eagle_card.write_card(out, record, report, PICTURE if has_picture else None)
         for line in report.lines() + ([] if has_picture else [REMEDY]):
             console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def _judge(held_out: HeldOut, console: Console) -> Callable[[HeadModule], float]:
+    """What a run is judged by on its way, told as it is found."""
+
+    def evaluate(head: HeadModule) -> float:
+        found = held_out.score(head)
+        console.print(
+            f"mean acceptance length {found.mean_acceptance_length:.3f} ({shown(found.per_position)}), "
+            f"overlap {shown(found.overlap)}",
+            highlight=False,
+        )
+        return found.score
+
+    return evaluate
 
 
 def prepare(name: str, data: Path, work: Path, options: EagleTraining, console: Console) -> Start:
