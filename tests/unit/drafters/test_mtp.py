@@ -76,7 +76,7 @@ def with_layer(
 def test_a_layer_of_the_checkpoint_drafts_what_its_formulas_say(
     names: dict[str, str], plain: Path, head: StoredHead[EagleConfig], tmp_path: Path
 ) -> None:
-    expected = LLM(load_model(plain, "float64")).generate([[1, 2, 3, 4], [5]], GREEDY)
+    expected = LLM(load_model(plain, "float64"), None).generate([[1, 2, 3, 4], [5]], GREEDY)
     target = load_model(with_layer(plain, tmp_path / "target", head, names), "float64")
     drafter, made = Mtp(), []
     inner = drafter.draft
@@ -143,7 +143,7 @@ def with_bias(tensors: dict[str, Tensor]) -> None:
 def test_an_unknown_form_is_said_and_the_target_serves_without(
     has_head: bool, change: Any, said: str, plain: Path, head: StoredHead[EagleConfig], tmp_path: Path, caplog: Any
 ) -> None:
-    expected: Any = LLM(load_model(plain, "float64")).generate([[1, 2, 3]], GREEDY)
+    expected: Any = LLM(load_model(plain, "float64"), None).generate([[1, 2, 3]], GREEDY)
     folder = with_layer(plain, tmp_path / "target", head if has_head else None, DEEPSEEK, change)
     target = load_model(folder, "float64")
     with caplog.at_level("WARNING", logger="forerun"):

@@ -104,7 +104,7 @@ def test_fewer_heads_are_written_if_fewer_tokens_are_asked_for(target: Path, mod
 @pytest.mark.parametrize(
     ("config", "form", "said"),
     [
-        (replace(PLAIN, sequential=True), "auto", "sequential"),
+        (replace(PLAIN, sequential=True), "medusa", "sequential"),
         (PLAIN, "speculators", "no Medusa"),
         (PLAIN, "eagle", "no Medusa"),
     ],
