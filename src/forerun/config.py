@@ -28,7 +28,9 @@ BUNDLED_MODELS: Mapping[str, Path] = {
 }
 
 DTYPES = ("float32", "bfloat16", "float64", "auto")
-HEAD_FORMS = ("eagle", "speculators")
+MAX_BLOCK_SIZE = 64
+"""Tokens that one pass of a block head drafts, at most."""
+HEAD_FORMS = ("eagle", "medusa", "speculators")
 """Public forms of draft heads that can be written."""
 DEFAULT_DTYPE = "bfloat16"
 QUANTISATIONS = ("int8", "int4")

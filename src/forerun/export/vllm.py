@@ -21,9 +21,16 @@ from forerun.config import DTYPES, HEAD_FORMS
 from forerun.errors import ConfigError
 from forerun.export.files import Exported, check_place, check_room, remove_former
 from forerun.files.write import new_files, refuse_to_overwrite, whole_folder, write_bytes, write_json
+from forerun.heads.block_config import BlockConfig
+from forerun.heads.config import HeadConfig
+from forerun.heads.eagle_config import EagleConfig
 from forerun.heads.fingerprint import check_target
 from forerun.heads.folder import CONFIG, head_settings, load_head
+from forerun.heads.medusa_config import MedusaConfig
+from forerun.heads.public_block import block_public_tensors, block_settings, check_block_sayable
+from forerun.heads.public_config import SPECULATORS
 from forerun.heads.public_forms import WEIGHTS
+from forerun.heads.public_medusa import FORM as MEDUSA, medusa_file, medusa_settings, sayable_medusa
 from forerun.heads.public_writing import check_sayable, public_settings, public_tensors
 from forerun.heads.stored import StoredHead
 from forerun.models import Model, load_model
@@ -53,9 +60,9 @@ def export_vllm(
     out: Path,
     target: str,
     *,
-    form: str = HEAD_FORMS[0],
+    form: str | None = None,
     dtype: str = "auto",
-    num_draft_tokens: int = DRAFT_TOKENS,
+    num_draft_tokens: int | None = None,
     force: bool = False,
 ) -> ExportedHead:
     """Write a head for vLLM. It appears as the folders of `export_hf` do.
@@ -63,9 +70,11 @@ def export_vllm(
     Args:
         head: folder of a head, of forerun's form or a public one.
         target: that the head was trained for; the rows of its output layer are written where a head has none.
-        form: "eagle", EAGLE-1's or EAGLE-3's, as the head is one, or "speculators".
+        form: "eagle", EAGLE-1's or EAGLE-3's, as the head is one, "medusa" or "speculators"; None: the last for block
+            heads, which have no other, else what the head is.
         dtype: of the tensors; "auto" is what the head has, float32 for codes.
-        num_draft_tokens: of the speculative configuration.
+        num_draft_tokens: of the speculative configuration; None: 3, or as many as there are Medusa heads, of which
+            this many are written.
 
     Raises:
         ConfigError: `out` holds something, cannot be written, or has too little room; an unknown form or dtype.
@@ -73,7 +82,8 @@ def export_vllm(
         UnsupportedModelError: the head has what the form cannot say.
         IncompatibleDrafterError: the head is of another target.
     """
-    _check_choice("form", form, HEAD_FORMS)
+    if form is not None:
+        _check_choice("form", form, HEAD_FORMS)
     _check_choice("dtype", dtype, DTYPES)
     if not force:
         refuse_to_overwrite(out, ConfigError)
@@ -82,21 +92,93 @@ def export_vllm(
     model = load_model(target)
     stored = load_head(head, model.num_layers)
     check_target(stored.fingerprint, model, str(head))
-    check_sayable(stored.config, stored.d2t, form, model.num_layers, str(head))
-    kept_in = stored.tensors["fc.weight"].dtype if dtype == "auto" else getattr(torch, dtype)
-    tensors = public_tensors(stored.config, stored.tensors, stored.d2t, form, _output_rows(stored, model), kept_in)
-    settings = public_settings(
-        replace(stored.config, max_positions=max(stored.config.max_positions, model.context_length)),
-        form,
-        str(kept_in).removeprefix("torch."),
-        target=target,
-        architectures=list(find_source(target).config().architectures or []),
-        num_draft_tokens=num_draft_tokens,
-    )
-    method = "eagle" if stored.config.version == 1 else "eagle3"
-    speculative = {"method": method, "model": str(out), "num_speculative_tokens": num_draft_tokens}
+    count = num_draft_tokens or DRAFT_TOKENS
+    kept_in = next(iter(stored.tensors.values())).dtype if dtype == "auto" else getattr(torch, dtype)
+    said = _Said(model, target, kept_in, count, str(head))
+    if isinstance(stored.config, MedusaConfig):
+        medusa = stored.of(MedusaConfig, str(head), "this export")
+        (method, settings, tensors), count = said.medusa(medusa, form or MEDUSA, num_draft_tokens)
+    elif isinstance(stored.config, BlockConfig):
+        method, settings, tensors = said.block(stored.of(BlockConfig, str(head), "this export"), form)
+    else:
+        method, settings, tensors = said.eagle(stored.of(EagleConfig, str(head), "this export"), form or HEAD_FORMS[0])
+    speculative = {"method": method, "model": str(out), "num_speculative_tokens": count}
     files = _write(out, settings, tensors, speculative, _card(head, target, speculative))
     return ExportedHead(files, speculative)
+
+
+_Written = tuple[str, dict[str, Any], dict[str, Tensor]]
+"""vLLM's name of the method, what config.json says, and the tensors."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """What is written of a head, with its target.
+
+    Attributes:
+        dtype: of the tensors.
+        what: the head, for messages.
+    """
+
+    model: Model
+    target: str
+    dtype: torch.dtype
+    num_draft_tokens: int
+    what: str
+
+    def eagle(self, stored: StoredHead[EagleConfig], form: str) -> _Written:
+        """Of an EAGLE head. Raises UnsupportedModelError where the form cannot say it."""
+        config = stored.config
+        check_sayable(config, stored.d2t, form, self.model.num_layers, self.what)
+        config = replace(config, max_positions=max(config.max_positions, self.model.context_length))
+        tensors = public_tensors(config, stored.tensors, stored.d2t, form, _output_rows(stored, self.model), self.dtype)
+        settings = public_settings(
+            config,
+            form,
+            self.number_format,
+            target=self.target,
+            architectures=self.architectures,
+            num_draft_tokens=self.num_draft_tokens,
+        )
+        return "eagle" if config.version == 1 else "eagle3", settings, tensors
+
+    def medusa(self, stored: StoredHead[MedusaConfig], form: str, num_heads: int | None) -> tuple[_Written, int]:
+        """Of Medusa heads, and how many are written. Raises as `eagle`; ConfigError where there are fewer."""
+        config = sayable_medusa(stored.config, stored.d2t, form, num_heads, self.what)
+        tensors = medusa_file(config, stored.tensors, stored.d2t, _output_rows(stored, self.model), self.dtype)
+        return (MEDUSA, medusa_settings(config, self.number_format), tensors), config.num_heads
+
+    def block(self, stored: StoredHead[BlockConfig], form: str | None) -> _Written:
+        """Of a block head. Raises ConfigError for another form or too many tokens, UnsupportedModelError as `eagle`."""
+        config = stored.config
+        if form not in (None, "speculators"):
+            raise ConfigError(f"form is {form!r}, but a block head has no other form than 'speculators'. Leave it out.")
+        if self.num_draft_tokens > config.block_size:
+            raise ConfigError(
+                f"num_draft_tokens is {self.num_draft_tokens}, but {self.what} was trained on blocks of "
+                f"{config.block_size} tokens. Ask for no more than these."
+            )
+        check_block_sayable(config, stored.d2t, self.model.num_layers, self.what)
+        config = replace(config, max_positions=max(config.max_positions, self.model.context_length))
+        tensors = block_public_tensors(config, stored.tensors, stored.d2t, _output_rows(stored, self.model), self.dtype)
+        settings = block_settings(
+            config,
+            self.number_format,
+            target=self.target,
+            architectures=self.architectures,
+            num_draft_tokens=self.num_draft_tokens,
+        )
+        return settings[SPECULATORS], settings, tensors
+
+    @property
+    def number_format(self) -> str:
+        """In a word."""
+        return str(self.dtype).removeprefix("torch.")
+
+    @property
+    def architectures(self) -> list[str]:
+        """Of the target, as its config.json says."""
+        return list(find_source(self.target).config().architectures or [])
 
 
 def _check_choice(name: str, value: str, choices: Sequence[str]) -> None:
@@ -104,7 +186,7 @@ def _check_choice(name: str, value: str, choices: Sequence[str]) -> None:
         raise ConfigError(f"{name} is {value!r}, but must be one of {', '.join(choices)}.")
 
 
-def _output_rows(stored: StoredHead, model: Model) -> Tensor:
+def _output_rows(stored: StoredHead[HeadConfig], model: Model) -> Tensor:
     """Of the target, for the tokens that the head proposes."""
     ids = torch.arange(stored.config.draft_vocab_size)
     return model.output_rows(ids if stored.d2t is None else ids + stored.d2t).cpu()
@@ -124,7 +206,7 @@ def _write(
         written = {path.name: path.stat().st_size for path in fresh.iterdir()}
     remove_former(out, written.keys())
     numbers = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()}
-    dtype = str(tensors["fc.weight"].dtype).removeprefix("torch.")
+    dtype = str(next(iter(numbers.values())).dtype).removeprefix("torch.")
     count = sum(tensor.numel() for tensor in numbers.values())
     return Exported(count, dtype, sum(written.values()), tuple(sorted(written)))
 

@@ -120,6 +120,14 @@ def head_rows(tokens: Tensor, wanted: Tensor, documents: Tensor, steps: int) -> 
     )
 
 
+def predicted(rows: HeadRows) -> Tensor:
+    """[A, J] bool: whether the token that an active row predicts at a step is wanted."""
+    found = torch.zeros(rows.steps, len(rows.active), dtype=torch.bool, device=rows.rows.device)
+    for step in range(rows.steps):
+        found[step, rows.rows[step, rows.valid[step]]] = True
+    return found.T
+
+
 def _lengths(documents: Tensor, used: Tensor) -> list[int]:
     """Of the documents of each row, in order."""
     row = torch.arange(len(documents))[:, None].expand_as(documents)[used]
