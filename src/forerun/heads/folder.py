@@ -2,7 +2,8 @@
 
 forerun's form can say all that a head can be: config.json holds the fields of the configuration of its kind, the
 target's fingerprint, a record of how the head was trained, and a checksum over both files; matrices are numbers, or
-codes of 8 bits with a scale a row. Public forms are read by `public_forms.py`.
+codes of 8 bits with a scale a row. Public forms are read by `public_forms.py` and
+`public_medusa.py`.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ from forerun.heads.config import HeadConfig
 from forerun.heads.eagle_config import EagleConfig
 from forerun.heads.medusa_config import MedusaConfig
 from forerun.heads.public_forms import WEIGHTS, read_public
+from forerun.heads.public_medusa import is_medusa, read_medusa
 from forerun.heads.stored import StoredHead
-from forerun.heads.tensors import FLOATS, check_forms, check_values, checked_d2t
+from forerun.heads.tensors import Kept, check_forms, check_values, checked_d2t
 
 CONFIG = "config.json"
 FORMATS: Mapping[str, type[EagleConfig] | type[MedusaConfig] | type[BlockConfig]] = MappingProxyType(
@@ -67,7 +69,7 @@ def save_head(
     from safetensors.torch import save
 
     place = str(folder)
-    found = {name: _Kept(tensor) for name, tensor in tensors.items()}
+    found = {name: Kept(tensor) for name, tensor in tensors.items()}
     check_forms(config, found, place, ConfigError, _TRAIN_AGAIN)
     check_values(tensors, place, ConfigError, _TRAIN_AGAIN)
     offsets = checked_d2t(d2t, config, place, ConfigError, "Give the one that it was trained with.")
@@ -91,7 +93,7 @@ def save_head(
 
 
 def load_head(folder: Path, num_layers: int | None = None) -> StoredHead[HeadConfig]:
-    """Read a head: one of forerun's form, or a public EAGLE-1, EAGLE-3 or `speculators` head.
+    """Read a head: one of forerun's form, or a public EAGLE-1, EAGLE-3, `speculators` or Medusa head.
 
     Args:
         num_layers: of the target. Public heads may be silent about the layers whose states they read, which then
@@ -102,7 +104,9 @@ def load_head(folder: Path, num_layers: int | None = None) -> StoredHead[HeadCon
         UnsupportedModelError: it is a public head of a kind that is not served.
     """
     settings = head_settings(folder)
-    return _read(folder, settings) if "format" in settings.values else read_public(folder, settings, num_layers)
+    if "format" in settings.values:
+        return _read(folder, settings)
+    return (read_medusa if is_medusa(settings) else read_public)(folder, settings, num_layers)
 
 
 def head_settings(folder: Path) -> Fields:
@@ -132,7 +136,7 @@ def _read(folder: Path, settings: Fields) -> StoredHead[HeadConfig]:
     d2t = checked_d2t(tensors.pop(_D2T, None), config, place, ModelLoadError, REMEDY)
     codes = take_codes(tensors, place, ModelLoadError, REMEDY)
     tensors |= {name: weight.dequantise(torch.float32) for name, weight in codes.items()}
-    check_forms(config, {name: _Kept(each) for name, each in tensors.items()}, place, ModelLoadError, REMEDY)
+    check_forms(config, {name: Kept(each) for name, each in tensors.items()}, place, ModelLoadError, REMEDY)
     check_values(tensors, place, ModelLoadError, REMEDY)
     target, record = settings.fields("target"), settings.fields("record").values
     return StoredHead(config, tensors, d2t, target.string("fingerprint"), record, target.string("number_format"), codes)
@@ -165,16 +169,3 @@ def _config(head: Fields, kind: type[EagleConfig] | type[MedusaConfig] | type[Bl
         return kind(**{name: read[made](name) for name, made in said.items()})
     except ConfigError as failure:
         raise ModelLoadError(f"{head.place}: {failure} {REMEDY}") from None
-
-
-class _Kept:
-    """A tensor in memory in the form of safetensors."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        self._tensor = tensor
-
-    def get_shape(self) -> list[int]:
-        return list(self._tensor.shape)
-
-    def get_dtype(self) -> str:
-        return FLOATS.get(self._tensor.dtype, str(self._tensor.dtype).removeprefix("torch."))

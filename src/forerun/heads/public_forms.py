@@ -34,7 +34,7 @@ _OF_TRAINING = re.compile(r"^verifier_(norm|lm_head)\.weight$|\.rotary_emb\.inv_
 """Tensors that drafting has no use for: the target's, for the loss, and what a configuration gives."""
 
 
-class _Slice(Protocol):
+class Slice(Protocol):
     """A tensor that is not read yet, in the form of safetensors."""
 
     def get_shape(self) -> list[int]: ...
@@ -58,7 +58,7 @@ def read_public(folder: Path, settings: Fields, num_layers: int | None) -> Store
     """
     place = str(folder)
     with as_load_errors(f"{folder / WEIGHTS}: the weights are damaged", REMEDY):
-        stored = _open(folder)
+        stored = open_slices(folder)
         if is_block(settings):
             block = block_config_of(settings, has_output_rows=OUTPUT in stored, num_layers=num_layers)
             _check_output(block, stored, place)
@@ -76,13 +76,13 @@ def read_public(folder: Path, settings: Fields, num_layers: int | None) -> Store
         return _head(config, found, settings, place)
 
 
-def _check_output(config: EagleConfig | BlockConfig, found: Mapping[str, _Slice], place: str) -> None:
+def _check_output(config: EagleConfig | BlockConfig, found: Mapping[str, Slice], place: str) -> None:
     if OUTPUT not in found and config.draft_vocab_size < config.vocab_size:
         raise ModelLoadError(f"{place}: {OUTPUT} is missing, the output layer of the draft vocabulary. {REMEDY}")
 
 
 def _head(
-    config: EagleConfig | BlockConfig, found: dict[str, _Slice], settings: Fields, place: str
+    config: EagleConfig | BlockConfig, found: dict[str, Slice], settings: Fields, place: str
 ) -> StoredHead[HeadConfig]:
     fingerprint = _fingerprint(found.pop(EMBEDDING, None), config, place)
     offsets, mask = (found.pop(name)[...] if name in found else None for name in (D2T, T2D))
@@ -99,8 +99,8 @@ def _head(
     return StoredHead(config, tensors, d2t, fingerprint, form=form)
 
 
-def _open(folder: Path) -> dict[str, _Slice]:
-    """The tensors by name, not read yet."""
+def open_slices(folder: Path) -> dict[str, Slice]:
+    """The tensors of a public head by name, not read yet. Raises ModelLoadError where there are none but pickles."""
     from safetensors import safe_open
 
     if not (folder / WEIGHTS).is_file():
@@ -110,9 +110,9 @@ def _open(folder: Path) -> dict[str, _Slice]:
     return {name: opened.get_slice(name) for name in names if not _OF_TRAINING.search(name)}
 
 
-def _renamed(stored: Mapping[str, _Slice], place: str) -> dict[str, _Slice]:
+def _renamed(stored: Mapping[str, Slice], place: str) -> dict[str, Slice]:
     """The tensors of an EAGLE-3 head by the names of `eagle_tensors`."""
-    found: dict[str, _Slice] = {}
+    found: dict[str, Slice] = {}
     for name, each in stored.items():
         ours = re.sub(r"^layers\.0\.", "midlayer.", name)
         if ours in found:
@@ -121,7 +121,7 @@ def _renamed(stored: Mapping[str, _Slice], place: str) -> dict[str, _Slice]:
     return found
 
 
-def _is_eagle_3(settings: Fields, found: Mapping[str, _Slice]) -> bool:
+def _is_eagle_3(settings: Fields, found: Mapping[str, Slice]) -> bool:
     """Whether there is anything that EAGLE-3 heads alone have: one that lacks a part is not taken for EAGLE-1."""
     named = settings.list_of("architectures", str, [])
     said = SPECULATORS in settings.values or "draft_vocab_size" in settings.values or D2T in found
@@ -129,7 +129,7 @@ def _is_eagle_3(settings: Fields, found: Mapping[str, _Slice]) -> bool:
     return said or has or any("Eagle3" in name for name in named)
 
 
-def _fingerprint(embedding: _Slice | None, config: EagleConfig | BlockConfig, place: str) -> str:
+def _fingerprint(embedding: Slice | None, config: EagleConfig | BlockConfig, place: str) -> str:
     if embedding is None:
         return ""
     shape = (config.vocab_size, config.target_hidden_size)

@@ -33,6 +33,7 @@ def check_sayable(config: EagleConfig, d2t: Tensor | None, form: str, num_layers
         ),
         "an order of the output tokens that is not the target's": whole and d2t is not None,
     }
+    common[f"form {form}, which has no EAGLE"] = form not in ("eagle", "speculators")
     if config.version == 1:
         reasons = common | {
             f"layers {list(config.layers)} in place of {[num_layers]}": config.layers != (num_layers,),

@@ -23,6 +23,19 @@ class Form(Protocol):
     def get_dtype(self) -> str: ...
 
 
+class Kept:
+    """A tensor in memory in the form of safetensors."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor = tensor
+
+    def get_shape(self) -> list[int]:
+        return list(self._tensor.shape)
+
+    def get_dtype(self) -> str:
+        return FLOATS.get(self._tensor.dtype, str(self._tensor.dtype).removeprefix("torch."))
+
+
 def unset_tensors(config: HeadConfig, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
     """Every trained tensor of a head, filled with NaN: what nobody sets can be neither saved nor loaded."""
     return {name: torch.full(shape, torch.nan, dtype=dtype) for name, shape in config.tensors().items()}

@@ -85,11 +85,12 @@ def train_head(
         torch.set_num_threads(options.threads)
     with run_in(work, out, console, resume=resume, force=force):
         start = prepare_head(name, data, work, kind, console)
-        held_out, k = start.rows.held_out(), options.num_draft_tokens
-        during = HeldOut(start.target, held_out, options.held_out_rows, start.vocabulary, k, kind.guess)
+        k = options.num_draft_tokens
+        during = _held_out(start, options.held_out_rows, k)
         judge = _judge(during, console) if during else None
         state = train(start.head, start.target, start.rows, work, options, console, judge, kind.loss)
-        last = HeldOut(start.target, held_out, FINAL_ROWS, start.vocabulary, k, kind.guess)
+        last = _held_out(start, FINAL_ROWS, k)
+        kind.finish(start.head, lambda count: _held_out(start, options.held_out_rows, count))
         report = measure(start, last, k)
         record = eagle_card.build_record(
             command=command,
@@ -165,6 +166,11 @@ def prepare_head(name: str, data: Path, work: Path, kind: HeadKind[Any], console
     kind.set_first_weights(head, states.of(document, [len(document)])[1:, -1], output_rows)
     coverage = float(counts[vocabulary].sum() / counts.sum())
     return Start(served, target, rows, head.to(where), vocabulary, coverage, kind)
+
+
+def _held_out(start: Start, count: int, num_draft_tokens: int) -> HeldOut:
+    """So many held-out rows, for drafts of K tokens."""
+    return HeldOut(start.target, start.rows.held_out(), count, start.vocabulary, num_draft_tokens, start.kind.guess)
 
 
 def measure(start: Start, held_out: HeldOut, num_draft_tokens: int) -> HeadReport:

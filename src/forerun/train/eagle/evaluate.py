@@ -159,29 +159,57 @@ class HeldOut:
             _count(found, part.rows, matches.cpu(), overlaps.cpu(), greedy.cpu())
         return found
 
+    @torch.no_grad()
+    def ranks(self, head: HeadModule) -> Iterator[tuple[HeadRows, Tensor]]:
+        """Rows, and [K, N] at each step and place that predicts: how many tokens the head holds more probable than the
+        text's. The draft vocabulary's size where that has not the token, and -1 where there is no guess, or the text's
+        token is not the target's."""
+        for part in self._parts:
+            rows, size = part.rows, len(part.rows.token_ids)
+            ranks = torch.full((rows.steps, size), -1, dtype=torch.int64, device=part.states.device)
+            for here, logits, guesses in self._guesses(head, part):
+                places = rows.predictors[here]
+                text = rows.token_ids[places + 1]
+                is_target = logits.argmax(-1) == text
+                own = self._vocabulary.to(text.device)
+                is_own = own == text[:, None]
+                for step, guessed in enumerate(guesses):
+                    value = guessed.masked_fill(~is_own, float("-inf")).amax(-1, keepdim=True)
+                    rank = torch.where(is_own.any(-1), (guessed > value).sum(-1), len(own))
+                    ranks[step, places] = torch.where(rows.valid[step, here] & is_target, rank, -1)
+            yield rows, ranks
+
+    def _guesses(self, head: HeadModule, part: _Known) -> Iterator[tuple[slice, Tensor, list[Tensor]]]:
+        """Some of the places that predict at a time: the target's logits, [n, V], and at each step the head's, of its
+        vocabulary."""
+        rows, dtype = part.rows, COMPUTE[device_of(head).type]
+        read = Read(self._target, rows, part.states, part.embeddings, None)
+        parts = [(features, layer.to(dtype)) for features, layer in self._guess(head, read)]
+        for start in range(0, len(rows.predictors), CHUNK):
+            here = slice(start, start + CHUNK)
+            logits = (part.states[rows.predictors[here], -1].to(dtype) @ self._output.T).float()
+            guesses = []
+            for step in range(rows.steps):
+                chosen = rows.rows[step, here]
+                every = [F.linear(features[step, chosen].to(dtype), layer).float() for features, layer in parts]
+                guesses.append(torch.stack(every).sum(0))
+            yield here, logits, guesses
+
     def _agreement(self, head: HeadModule, part: _Known) -> tuple[Tensor, Tensor, Tensor]:
         """At each step and place that predicts, [K, N]: the head's most probable token is the text's; overlap, NaN
         where there is none. And [N], whether the text's token is the target's most probable one."""
-        where = device_of(head)
-        rows, dtype = part.rows, COMPUTE[where.type]
-        read = Read(self._target, rows, part.states, part.embeddings, None)
-        parts = [(features, layer.to(dtype)) for features, layer in self._guess(head, read)]
+        where, rows = device_of(head), part.rows
         vocabulary = self._vocabulary.to(where)
         size = len(rows.token_ids)
         matches = torch.zeros(rows.steps, size, dtype=torch.bool, device=where)
         overlaps = torch.full((rows.steps, size), float("nan"), device=where)
         greedy = torch.zeros(size, dtype=torch.bool, device=where)
-        for start in range(0, len(rows.predictors), CHUNK):
-            here = slice(start, start + CHUNK)
+        for here, logits, guesses in self._guesses(head, part):
             places = rows.predictors[here]
             text = rows.token_ids[places + 1]
-            logits = (part.states[places, -1].to(dtype) @ self._output.T).float()
             greedy[places] = logits.argmax(-1) == text
             wanted = torch.softmax(logits, -1)[:, vocabulary]
-            for step in range(rows.steps):
-                chosen = rows.rows[step, here]
-                every = [F.linear(features[step, chosen].to(dtype), layer).float() for features, layer in parts]
-                guessed = torch.stack(every).sum(0)
+            for step, guessed in enumerate(guesses):
                 valid = rows.valid[step, here]
                 matches[step, places] = (vocabulary[guessed.argmax(-1)] == text) & valid
                 common = torch.minimum(wanted, torch.softmax(guessed, -1)).sum(-1)

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from forerun import workloads
 from forerun.errors import ConfigError, UnsupportedModelError
-from forerun.heads import BlockConfig, EagleConfig, HeadConfig, StoredHead, load_head
+from forerun.heads import BlockConfig, EagleConfig, HeadConfig, MedusaConfig, StoredHead, load_head
 from forerun.heads.fingerprint import check_target
 from forerun.models import LanguageModel, find_tokenizer, load_model, load_transformers_model
 from forerun.models.sources import find_source
@@ -31,6 +31,8 @@ from forerun.train.eagle.options import EagleTraining
 from forerun.train.eagle.run import COMPUTE, Target
 from forerun.train.eagle.target_states import TargetStates, learnt_layers
 from forerun.train.evaluate import batches_of_one_length
+from forerun.train.medusa.kind import MedusaKind
+from forerun.train.medusa.options import MedusaTraining
 from forerun.vocabulary import encode_text
 
 WINDOW = 512
@@ -91,6 +93,8 @@ def kind_of(config: HeadConfig, place: str) -> HeadKind[Any]:
         return EagleKind(EagleTraining())
     if isinstance(config, BlockConfig):
         return BlockKind(BlockTraining())
+    if isinstance(config, MedusaConfig):
+        return MedusaKind(MedusaTraining())
     raise UnsupportedModelError(f"{place} holds a head of the kind {config.kind}, which is not measured here.")
 
 

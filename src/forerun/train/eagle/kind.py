@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any, Generic
 
 import torch
@@ -12,7 +13,7 @@ from forerun.heads import EagleConfig, HeadConfig, StoredHead
 from forerun.models import LanguageModel
 from forerun.models.eagle import EagleModel
 from forerun.train.eagle.costs import StepCosts, measure_costs
-from forerun.train.eagle.evaluate import Guess, unrolled_guess
+from forerun.train.eagle.evaluate import Guess, HeldOut, unrolled_guess
 from forerun.train.eagle.module import EagleHead, HeadModule
 from forerun.train.eagle.options import EagleTraining
 from forerun.train.eagle.run import EagleLoss, LossOf, Options
@@ -53,6 +54,13 @@ class HeadKind(ABC, Generic[Options]):
         Args:
             last_states: [n, hidden] of some tokens, after the target's final norm.
             output_rows: [V, hidden] of the draft vocabulary.
+        """
+
+    def finish(self, head: Any, held_out_of: Callable[[int], HeldOut]) -> None:
+        """Keep beside a trained head what drafting wants to know of held-out answers.
+
+        Args:
+            held_out_of: K -> some of them, for drafts of K tokens.
         """
 
     @abstractmethod
