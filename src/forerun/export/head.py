@@ -9,13 +9,16 @@ from forerun.errors import ConfigError
 from forerun.export.files import Exported, check_place, check_room
 from forerun.files.write import refuse_to_overwrite, whole_folder, write_bytes
 from forerun.heads import load_head, save_head
-from forerun.heads.folder import head_settings
+from forerun.heads.folder import CONFIG, head_settings
+from forerun.heads.public_forms import WEIGHTS
 
 CARD = "README.md"
 
 
 def export_head(head: Path, out: Path, *, quantize: Literal["int8"] = "int8") -> Exported:
-    """Write a head with its matrices at 8 bits and a scale a row, its record and its card. The folder is new.
+    """Write a head with its matrices at 8 bits and a scale a row, and what lies beside it: card, record, picture.
+
+    The folder is new.
 
     Args:
         head: folder of a head that forerun trained.
@@ -33,7 +36,7 @@ def export_head(head: Path, out: Path, *, quantize: Literal["int8"] = "int8") ->
     if stored.codes:
         raise ConfigError(f"{head} is at 8 bits already. Copy the folder, or give the head that it was made of.")
     check_room(out, stored.nbytes)
-    card = head / CARD
+    beside = [path for path in sorted(head.iterdir()) if path.name not in (CONFIG, WEIGHTS) and path.is_file()]
     with whole_folder(out, ConfigError) as fresh:
         save_head(
             fresh,
@@ -45,8 +48,9 @@ def export_head(head: Path, out: Path, *, quantize: Literal["int8"] = "int8") ->
             number_format=stored.number_format,
             quantize=quantize,
         )
-        if card.is_file():
-            write_bytes(fresh / CARD, card.read_bytes() + _NOTE.encode(), error=ConfigError)
+        for path in beside:
+            note = _NOTE if path.name == CARD else ""
+            write_bytes(fresh / path.name, path.read_bytes() + note.encode(), error=ConfigError)
         written = {path.name: path.stat().st_size for path in fresh.iterdir()}
     count = sum(tensor.numel() for tensor in stored.tensors.values())
     return Exported(count, quantize, sum(written.values()), tuple(sorted(written)))

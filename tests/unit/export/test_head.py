@@ -29,6 +29,7 @@ def head(tmp_path: Path) -> Path:
         number_format="int4",
     )
     (folder / "README.md").write_text("# A card\n")
+    (folder / "training.json").write_text("{}\n")
     return folder
 
 
@@ -53,7 +54,12 @@ def test_it_is_the_same_head_but_for_rounding(head: Path, tmp_path: Path) -> Non
 
 def test_what_cannot_be_is_refused(head: Path, tmp_path: Path) -> None:
     exported = export_head(head, tmp_path / "out")
-    assert exported.dtype == "int8" and exported.files == ("README.md", "config.json", "model.safetensors")
+    assert exported.dtype == "int8" and exported.files == (
+        "README.md",
+        "config.json",
+        "model.safetensors",
+        "training.json",
+    )
     with pytest.raises(ConfigError, match="at 8 bits already"):
         export_head(tmp_path / "out", tmp_path / "again")
     with pytest.raises(ConfigError, match="out"):
