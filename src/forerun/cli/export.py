@@ -65,14 +65,7 @@ def vllm(
     head: Annotated[Path, typer.Argument(help="Folder of a trained head.", metavar="HEAD")],
     out: Annotated[Path, typer.Argument(help="Folder to write.", metavar="OUT")],
     target: Annotated[str, typer.Option(help="The model that the head was trained for.", metavar="MODEL")],
-    form: Annotated[
-        str | None,
-        typer.Option(
-            help=f"What is written: {' or '.join(HEAD_FORMS)}.",
-            metavar="FORM",
-            show_default="what the head is",
-        ),
-    ] = None,
+    form: Annotated[str, typer.Option(help=f"What is written: {' or '.join(HEAD_FORMS)}.", metavar="FORM")] = "auto",
     dtype: Annotated[
         str, typer.Option(help=f"Number format of the weights: {', '.join(DTYPES)}.", metavar="TEXT")
     ] = "auto",

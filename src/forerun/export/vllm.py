@@ -11,13 +11,13 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor
 
 from forerun import __version__
-from forerun.config import DTYPES, HEAD_FORMS
+from forerun.config import AUTO, DTYPES, HEAD_FORMS
 from forerun.errors import ConfigError
 from forerun.export.files import Exported, check_place, check_room, remove_former
 from forerun.files.write import new_files, refuse_to_overwrite, whole_folder, write_bytes, write_json
@@ -60,7 +60,7 @@ def export_vllm(
     out: Path,
     target: str,
     *,
-    form: str | None = None,
+    form: str = AUTO,
     dtype: str = "auto",
     num_draft_tokens: int | None = None,
     force: bool = False,
@@ -70,8 +70,8 @@ def export_vllm(
     Args:
         head: folder of a head, of forerun's form or a public one.
         target: that the head was trained for; the rows of its output layer are written where a head has none.
-        form: "eagle", EAGLE-1's or EAGLE-3's, as the head is one, "medusa" or "speculators"; None: the last for block
-            heads, which have no other, else what the head is.
+        form: "eagle", EAGLE-1's or EAGLE-3's, as the head is one; "medusa"; "speculators"; "auto": EAGLE's or Medusa's,
+            and of a block head the last, since it has no other.
         dtype: of the tensors; "auto" is what the head has, float32 for codes.
         num_draft_tokens: of the speculative configuration; None: 3, or as many as there are Medusa heads, of which
             this many are written.
@@ -82,8 +82,7 @@ def export_vllm(
         UnsupportedModelError: the head has what the form cannot say.
         IncompatibleDrafterError: the head is of another target.
     """
-    if form is not None:
-        _check_choice("form", form, HEAD_FORMS)
+    _check_choice("form", form, HEAD_FORMS)
     _check_choice("dtype", dtype, DTYPES)
     if not force:
         refuse_to_overwrite(out, ConfigError)
@@ -92,93 +91,63 @@ def export_vllm(
     model = load_model(target)
     stored = load_head(head, model.num_layers)
     check_target(stored.fingerprint, model, str(head))
-    count = num_draft_tokens or DRAFT_TOKENS
-    kept_in = next(iter(stored.tensors.values())).dtype if dtype == "auto" else getattr(torch, dtype)
-    said = _Said(model, target, kept_in, count, str(head))
-    if isinstance(stored.config, MedusaConfig):
-        medusa = stored.of(MedusaConfig, str(head), "this export")
-        (method, settings, tensors), count = said.medusa(medusa, form or MEDUSA, num_draft_tokens)
-    elif isinstance(stored.config, BlockConfig):
-        method, settings, tensors = said.block(stored.of(BlockConfig, str(head), "this export"), form)
-    else:
-        method, settings, tensors = said.eagle(stored.of(EagleConfig, str(head), "this export"), form or HEAD_FORMS[0])
-    speculative = {"method": method, "model": str(out), "num_speculative_tokens": count}
-    files = _write(out, settings, tensors, speculative, _card(head, target, speculative))
+    said = _Said.of(stored, model, str(head), target, form, dtype, num_draft_tokens)
+    speculative = {"method": said.method, "model": str(out), "num_speculative_tokens": said.num_draft_tokens}
+    files = _write(out, said, speculative, _card(head, target, speculative))
     return ExportedHead(files, speculative)
 
 
-_Written = tuple[str, dict[str, Any], dict[str, Tensor]]
-"""vLLM's name of the method, what config.json says, and the tensors."""
+class _Named(TypedDict):
+    """What the `speculators` forms say beside the head."""
+
+    target: str
+    architectures: list[str]
+    num_draft_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
 class _Said:
-    """What is written of a head, with its target.
+    """A head as its folder says it.
 
     Attributes:
+        settings, tensors: of config.json and model.safetensors.
         dtype: of the tensors.
-        what: the head, for messages.
+        method: vLLM's name of it.
     """
 
-    model: Model
-    target: str
+    settings: dict[str, Any]
+    tensors: dict[str, Tensor]
     dtype: torch.dtype
+    method: str
     num_draft_tokens: int
-    what: str
 
-    def eagle(self, stored: StoredHead[EagleConfig], form: str) -> _Written:
-        """Of an EAGLE head. Raises UnsupportedModelError where the form cannot say it."""
-        config = stored.config
-        check_sayable(config, stored.d2t, form, self.model.num_layers, self.what)
-        config = replace(config, max_positions=max(config.max_positions, self.model.context_length))
-        tensors = public_tensors(config, stored.tensors, stored.d2t, form, _output_rows(stored, self.model), self.dtype)
-        settings = public_settings(
-            config,
-            form,
-            self.number_format,
-            target=self.target,
-            architectures=self.architectures,
-            num_draft_tokens=self.num_draft_tokens,
-        )
-        return "eagle" if config.version == 1 else "eagle3", settings, tensors
-
-    def medusa(self, stored: StoredHead[MedusaConfig], form: str, num_heads: int | None) -> tuple[_Written, int]:
-        """Of Medusa heads, and how many are written. Raises as `eagle`; ConfigError where there are fewer."""
-        config = sayable_medusa(stored.config, stored.d2t, form, num_heads, self.what)
-        tensors = medusa_file(config, stored.tensors, stored.d2t, _output_rows(stored, self.model), self.dtype)
-        return (MEDUSA, medusa_settings(config, self.number_format), tensors), config.num_heads
-
-    def block(self, stored: StoredHead[BlockConfig], form: str | None) -> _Written:
-        """Of a block head. Raises ConfigError for another form or too many tokens, UnsupportedModelError as `eagle`."""
-        config = stored.config
-        if form not in (None, "speculators"):
-            raise ConfigError(f"form is {form!r}, but a block head has no other form than 'speculators'. Leave it out.")
-        if self.num_draft_tokens > config.block_size:
-            raise ConfigError(
-                f"num_draft_tokens is {self.num_draft_tokens}, but {self.what} was trained on blocks of "
-                f"{config.block_size} tokens. Ask for no more than these."
-            )
-        check_block_sayable(config, stored.d2t, self.model.num_layers, self.what)
-        config = replace(config, max_positions=max(config.max_positions, self.model.context_length))
-        tensors = block_public_tensors(config, stored.tensors, stored.d2t, _output_rows(stored, self.model), self.dtype)
-        settings = block_settings(
-            config,
-            self.number_format,
-            target=self.target,
-            architectures=self.architectures,
-            num_draft_tokens=self.num_draft_tokens,
-        )
-        return settings[SPECULATORS], settings, tensors
-
-    @property
-    def number_format(self) -> str:
-        """In a word."""
-        return str(self.dtype).removeprefix("torch.")
-
-    @property
-    def architectures(self) -> list[str]:
-        """Of the target, as its config.json says."""
-        return list(find_source(self.target).config().architectures or [])
+    @classmethod
+    def of(
+        cls, stored: StoredHead[HeadConfig], model: Model, head: str, target: str, form: str, dtype: str, k: int | None
+    ) -> _Said:
+        """As `export_vllm`. head: its name, for messages. target: that of the model."""
+        first = next(iter(stored.tensors.values()))
+        kept_in = first.dtype if dtype == "auto" else getattr(torch, dtype)
+        name, rows = str(kept_in).removeprefix("torch."), _output_rows(stored, model)
+        if isinstance(stored.config, MedusaConfig):
+            medusa = sayable_medusa(stored.config, stored.d2t, MEDUSA if form == AUTO else form, k, head)
+            tensors = medusa_file(medusa, stored.tensors, stored.d2t, rows, kept_in)
+            return cls(medusa_settings(medusa, name), tensors, kept_in, MEDUSA, medusa.num_heads)
+        count, architectures = k or DRAFT_TOKENS, list(find_source(target).config().architectures or [])
+        named: _Named = {"target": target, "architectures": architectures, "num_draft_tokens": count}
+        if isinstance(stored.config, BlockConfig):
+            check_block_sayable(stored.config, stored.d2t, form, model.num_layers, count, head)
+            block = replace(stored.config, max_positions=max(stored.config.max_positions, model.context_length))
+            settings = block_settings(block, name, **named)
+            tensors = block_public_tensors(block, stored.tensors, stored.d2t, rows, kept_in)
+            return cls(settings, tensors, kept_in, settings[SPECULATORS], count)
+        eagle = stored.of(EagleConfig, head, "this export")
+        config, form = eagle.config, HEAD_FORMS[1] if form == AUTO else form
+        check_sayable(config, eagle.d2t, form, model.num_layers, head)
+        tensors = public_tensors(config, eagle.tensors, eagle.d2t, form, rows, kept_in)
+        config = replace(config, max_positions=max(config.max_positions, model.context_length))
+        settings = public_settings(config, form, name, **named)
+        return cls(settings, tensors, kept_in, "eagle" if config.version == 1 else "eagle3", count)
 
 
 def _check_choice(name: str, value: str, choices: Sequence[str]) -> None:
@@ -192,21 +161,20 @@ def _output_rows(stored: StoredHead[HeadConfig], model: Model) -> Tensor:
     return model.output_rows(ids if stored.d2t is None else ids + stored.d2t).cpu()
 
 
-def _write(
-    out: Path, settings: dict[str, Any], tensors: dict[str, Tensor], speculative: dict[str, Any], card: str
-) -> Exported:
+def _write(out: Path, said: _Said, speculative: dict[str, Any], card: str) -> Exported:
     from safetensors.torch import save
 
+    tensors = said.tensors
     check_room(out, sum(tensor.nbytes for tensor in tensors.values()))
     with (new_files if out.is_dir() else whole_folder)(out, ConfigError) as fresh:
         write_bytes(fresh / WEIGHTS, save(tensors, metadata={"format": "pt"}), error=ConfigError)
-        write_json(fresh / CONFIG, settings, error=ConfigError)
+        write_json(fresh / CONFIG, said.settings, error=ConfigError)
         write_json(fresh / SPECULATIVE, speculative, error=ConfigError)
         write_bytes(fresh / CARD, card.encode(), error=ConfigError)
         written = {path.name: path.stat().st_size for path in fresh.iterdir()}
     remove_former(out, written.keys())
     numbers = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()}
-    dtype = str(next(iter(numbers.values())).dtype).removeprefix("torch.")
+    dtype = str(said.dtype).removeprefix("torch.")
     count = sum(tensor.numel() for tensor in numbers.values())
     return Exported(count, dtype, sum(written.values()), tuple(sorted(written)))
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from forerun.config import AUTO
 from forerun.errors import ConfigError, ModelLoadError, UnsupportedModelError
 from forerun.files.foreign_errors import REMEDY
 from forerun.files.json_file import Fields
@@ -117,15 +118,26 @@ def _unserved(fields: Fields, reason: str) -> UnsupportedModelError:
     return UnsupportedModelError(f"{fields.place}: {reason}. {_OTHER_HEAD}")
 
 
-def check_block_sayable(config: BlockConfig, d2t: Tensor | None, num_layers: int, what: str) -> None:
+def check_block_sayable(
+    config: BlockConfig, d2t: Tensor | None, form: str, num_layers: int, num_draft_tokens: int, what: str
+) -> None:
     """Refuse a head that has what the form has no words for: it would be read as another one.
 
     Args:
-        num_layers: of the target. what: the head, for messages.
+        form: that is asked for. num_layers: of the target. num_draft_tokens: to be recommended.
+        what: the head, for messages.
 
     Raises:
-        UnsupportedModelError: names all of it.
+        ConfigError: it is another form, or these are more tokens than the head was trained for.
+        UnsupportedModelError: names all that the form cannot say.
     """
+    if form not in (AUTO, "speculators"):
+        raise ConfigError(f"form is {form!r}, but a block head has no other form than 'speculators'. Leave it out.")
+    if num_draft_tokens > config.block_size:
+        raise ConfigError(
+            f"num_draft_tokens is {num_draft_tokens}, but {what} was trained on blocks of {config.block_size} tokens. "
+            "Ask for no more than these."
+        )
     reasons = {
         "a vector that was learnt for the mask (train with --mask-token)": config.mask_token_id is None,
         "norms of states (train with --plain-states)": config.norm_before_fc,

@@ -15,7 +15,7 @@ class BlockShape(Checked):
     """The shape of the head; sizes that are 0 are the target's."""
 
     block_size: int = option(5, "Tokens that one pass drafts.", low=1, high=MAX_BLOCK_SIZE)
-    num_layers: int = option(2, "Layers of the head.", low=1)
+    num_layers: int = option(1, "Layers of the head.", low=1)
     layers: str = option(
         "", "States to fuse, by the layers they enter, with commas.", default_text="spread over the target's"
     )
