@@ -30,6 +30,8 @@ BUNDLED_MODELS: Mapping[str, Path] = {
 DTYPES = ("float32", "bfloat16", "float64", "auto")
 MAX_BLOCK_SIZE = 64
 """Tokens that one pass of a block head drafts, at most."""
+OUTPUT_ROWS = ("target", "one", "each")
+"""Whose output rows Medusa heads use."""
 HEAD_FORMS = ("auto", "eagle", "medusa", "speculators")
 """Public forms of draft heads that can be written; auto: what the head is."""
 DEFAULT_DTYPE = "bfloat16"

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from forerun.config import OUTPUT_ROWS
 from forerun.errors import ConfigError
 
-OUTPUT_ROWS = ("target", "one", "each")
 RANKS = 8
 """Ranks whose accuracy is kept for each head."""
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from forerun.config import OUTPUT_ROWS
 from forerun.errors import ConfigError
 from forerun.fields import Checked, option
-from forerun.heads.medusa_config import OUTPUT_ROWS
 from forerun.train.eagle.options import D_PACE, HeadTraining
 
 
