@@ -31,7 +31,6 @@ DTYPES = ("float32", "bfloat16", "float64", "auto")
 MAX_BLOCK_SIZE = 64
 """Tokens that one pass of a block head drafts, at most."""
 OUTPUT_ROWS = ("target", "one", "each")
-"""Whose output rows Medusa heads use."""
 HEAD_FORMS = ("auto", "eagle", "medusa", "speculators")
 """Public forms of draft heads that can be written; auto: what the head is."""
 DEFAULT_DTYPE = "bfloat16"
@@ -69,7 +68,6 @@ INSTRUCTIONS = ("avx512", "avx2", "portable")
 
 HYBRID_MODES = ("first", "merge")
 HYBRID_SOURCES = "suffix+staged"
-
 INDEX_DEPTH = 32
 """Tokens by which an index of a corpus is sorted: what is matched and what follows, together."""
 SHIPPED_HEADS = ASSETS / "heads"

@@ -223,6 +223,21 @@ def test_the_loss_is_that_of_each_prediction_alone(
     assert not torch.allclose(found, slow_loss(head, target, rows, wanted, loss, shift=-1), rtol=1e-3)
 
 
+@pytest.mark.parametrize("row", [0, 1])
+def test_documents_of_which_nothing_is_wanted_are_passed_over(
+    row: int, target: Model, packed: tuple[Tensor, Tensor, Tensor]
+) -> None:
+    tokens, wanted, documents = packed[0], packed[1].clone(), packed[2]
+    wanted[row, documents[row] == 0] = False
+    head, rows = random_head(target, **KINDS["everything"]), head_rows(tokens, wanted, documents, STEPS)
+    states = torch.cat([true_states(target, head, text) for text in texts(rows)])
+    outputs, _ = unrolled(module(head), rows, states, target.embedding_rows(rows.token_ids).clone(), torch.float64)
+    weights = 0.8 ** torch.arange(STEPS, dtype=torch.float64)[:, None] * rows.valid
+    targets = Targets(states[rows.predictors, -1], output_layer(head, target), rows.rows, weights, "forward-kl")
+    expected = slow_loss(head, target, rows, wanted[documents != NO_DOCUMENT], "forward-kl")
+    assert torch.allclose(weighted_loss(outputs, None, targets, chunk=4), expected)
+
+
 @pytest.mark.parametrize("loss", ["forward-kl", "total-variation", "hybrid"])
 def test_the_gradient_in_chunks_is_the_gradient(loss: Any) -> None:
     generator = torch.Generator().manual_seed(0)
