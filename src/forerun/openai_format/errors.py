@@ -11,6 +11,7 @@ from forerun.errors import (
     PromptError,
     QueueFullError,
     RequestBodyError,
+    RequestTimeoutError,
 )
 
 _KINDS: tuple[tuple[type[ForerunError], int, str], ...] = (
@@ -18,6 +19,7 @@ _KINDS: tuple[tuple[type[ForerunError], int, str], ...] = (
     (ConfigError, 400, "invalid_request_error"),
     (QueueFullError, 429, "rate_limit_error"),
     (EngineClosedError, 503, "server_error"),
+    (RequestTimeoutError, 408, "timeout_error"),
 )
 
 

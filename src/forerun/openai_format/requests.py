@@ -63,14 +63,7 @@ class CompletionRequest:
         Raises:
             RequestBodyError: a prompt cannot be read by this model.
         """
-        if self.template_options and tokenizer is not None:
-            taken = inspect.signature(tokenizer.apply_chat_template).parameters
-            for option in self.template_options:
-                if option in taken:
-                    raise RequestBodyError(
-                        f"chat_template_kwargs sets {option!r}, which is no option of a template. Leave it out.",
-                        param="chat_template_kwargs",
-                    )
+        check_template_options(self.template_options, tokenizer)
         try:
             return [encode(prompt, tokenizer, name, self.template_options) for prompt in self.prompts]
         except PromptError as error:
@@ -109,8 +102,7 @@ def _chat(value: object, context_length: int) -> CompletionRequest:
         others["logprobs"] = ("top_logprobs", field(body, "top_logprobs").integer("top_logprobs", 0))
     if "prediction" in body:
         others["prediction"] = ("prediction", _prediction(body))
-    options = body.get("chat_template_kwargs", {})
-    field(body, "chat_template_kwargs").fields("chat_template_kwargs", None)
+    options = template_options(body)
     stream, usage = _streaming(body)
     params = sampling_params(body, others)
     return CompletionRequest(
@@ -132,6 +124,12 @@ def _completion(value: object, context_length: int) -> CompletionRequest:
         if echo:
             others["prompt_logprobs"] = ("logprobs", body["logprobs"])
     stream, usage = _streaming(body)
+    if stream and echo and "logprobs" in body:
+        raise RequestBodyError(
+            "logprobs of an echoed prompt are there when the answer is, so they are not streamed. Leave out stream, "
+            "echo or logprobs.",
+            param="echo",
+        )
     params = sampling_params(body, others)
     if field(body, "best_of").integer("best_of", params.n) != params.n:
         raise RequestBodyError("best_of is not supported, other than equal to n. Leave it out.", param="best_of")
@@ -201,6 +199,23 @@ def _streaming(body: Mapping[str, Any]) -> tuple[bool, bool]:
     if odd:
         raise RequestBodyError("stream_options may hold include_usage alone. Leave the rest out.", "stream_options")
     return stream, options.flag("include_usage", False)
+
+
+def template_options(body: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What the chat template is given beside the messages. Raises RequestBodyError where it is no object."""
+    options = field(body, "chat_template_kwargs").fields("chat_template_kwargs", None)
+    return {} if options is None else options.values
+
+
+def check_template_options(options: Mapping[str, Any], tokenizer: Any) -> None:
+    """Raise RequestBodyError where an option is none of the template's, but of the function that fills it in."""
+    taken = inspect.signature(tokenizer.apply_chat_template).parameters if options and tokenizer is not None else ()
+    for option in options:
+        if option in taken:
+            raise RequestBodyError(
+                f"chat_template_kwargs sets {option!r}, which is no option of a template. Leave it out.",
+                param="chat_template_kwargs",
+            )
 
 
 def _model(body: Mapping[str, Any]) -> str | None:

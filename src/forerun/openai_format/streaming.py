@@ -1,0 +1,97 @@
+"""Answers as chunks of a stream, by the outputs of the engine's steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence as Seq
+from typing import Any
+
+from forerun.engine.results import Generation, StepOutput, StreamChunk
+from forerun.engine.stats import SequenceStats
+from forerun.openai_format.logprobs import Offsets, chat_logprobs, completion_logprobs
+from forerun.openai_format.requests import CHAT_URL, CompletionRequest
+from forerun.openai_format.responses import Responses, usage
+from forerun.openai_format.speculation import speculation_metrics
+
+
+class Chunks:
+    """Makes the chunks of one answer.
+
+    Args:
+        responses: of the target.
+        prompts: token ids of each of the request's prompts.
+        model, name, created: as `Responses.body`.
+    """
+
+    def __init__(
+        self,
+        responses: Responses,
+        request: CompletionRequest,
+        prompts: Seq[list[int]],
+        *,
+        model: str,
+        name: str,
+        created: int,
+    ) -> None:
+        self._responses, self._request, self._prompts = responses, request, prompts
+        self._chat = request.url == CHAT_URL
+        self._head = {
+            "id": f"{'chatcmpl' if self._chat else 'cmpl'}-{name}",
+            "object": "chat.completion.chunk" if self._chat else "text_completion",
+            "created": created,
+            "model": model,
+        }
+        self._offsets: dict[int, Offsets] = {}  # of the choices that have begun
+        self._stats: list[SequenceStats] = []  # of those that have ended
+
+    def of(self, place: int, output: StepOutput) -> Iterator[dict[str, Any]]:
+        """The chunks of one output; none where there is nothing to show yet.
+
+        place: of the prompt that it answers.
+        """
+        chunk = output.chunk
+        index = place * self._request.params.n + chunk.index
+        if index not in self._offsets:
+            yield from self._opening(place, index)
+        if not (chunk.text or chunk.finish_reason is not None or chunk.logprobs):
+            return
+        made = self._chunk(index, chunk.text, self._logprobs(index, chunk), chunk.finish_reason)
+        if output.choice is not None:
+            self._stats.append(output.choice.stats)
+            last = len(self._stats) == len(self._prompts) * self._request.params.n
+            if last and not self._request.include_usage:  # clients look for a choice in every chunk but the usage's
+                made |= self._metrics()
+        yield made
+
+    def usage(self, generations: Seq[Generation]) -> dict[str, Any]:
+        """The last chunk of a request that wants to know the usage; it has no choices."""
+        told = usage(self._request, generations, details=True)
+        return {**self._head, "choices": [], "usage": told, **self._metrics()}
+
+    def _metrics(self) -> dict[str, Any]:
+        return {"metrics": {"speculative_decoding": speculation_metrics(self._stats)}}
+
+    def _opening(self, place: int, index: int) -> Iterator[dict[str, Any]]:
+        """What a choice begins with: the role, or the prompt where it is echoed."""
+        prompt = self._prompts[place]
+        offsets = self._offsets[index] = Offsets([] if self._request.echo else prompt, self._responses.texts)
+        if self._chat:
+            yield self._chunk(index, "", None, None, role="assistant")
+        elif self._request.echo:
+            offsets.push(prompt)
+            yield self._chunk(index, self._responses.prompt_text(self._request, place, prompt), None, None)
+
+    def _logprobs(self, index: int, chunk: StreamChunk) -> dict[str, Any] | None:
+        if chunk.logprobs is None:
+            return None
+        names = self._responses.names
+        if self._chat:
+            return chat_logprobs(chunk.logprobs, names)
+        offsets = self._offsets[index].push(chunk.token_ids)
+        return completion_logprobs(chunk.token_ids, chunk.logprobs, offsets, names)
+
+    def _chunk(
+        self, index: int, text: str, logprobs: dict[str, Any] | None, finish_reason: str | None, **delta: str
+    ) -> dict[str, Any]:
+        said = {"delta": {**delta, "content": text}} if self._chat else {"text": text}
+        choice = {"index": index, **said, "logprobs": logprobs, "finish_reason": finish_reason}
+        return {**self._head, "choices": [choice]}

@@ -1,0 +1,110 @@
+"""The application: which path is answered by what, and errors in OpenAI's form."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from forerun import __version__
+from forerun.errors import ForerunError, RequestBodyError
+from forerun.openai_format.errors import error_response
+from forerun.openai_format.requests import CHAT_URL, COMPLETIONS_URL
+from forerun.server.completions import answer
+from forerun.server.gate import App, ClientGoneError, Gate
+from forerun.server.service import Service
+from forerun.server.tokens import detokenize, tokenize
+
+
+def make_app(service: Service) -> tuple[App, Gate]:
+    """The application, and the gate before it."""
+    app = FastAPI(title="forerun", version=__version__, docs_url=None, redoc_url=None)
+    _handle_errors(app, service)
+    gate = Gate(app, service.options, service.metrics)
+    _add_answers(app, service)
+    _add_facts(app, service, gate)
+    origins = list(service.options.cors_origin)
+    if not origins:
+        return gate, gate
+    allowed = CORSMiddleware(
+        gate, allow_origins=origins, allow_methods=["GET", "POST"], allow_headers=["*"], expose_headers=["x-request-id"]
+    )
+    return allowed, gate
+
+
+def _add_answers(app: FastAPI, service: Service) -> None:
+    async def chat(request: Request) -> Response:
+        return await answer(service, CHAT_URL, request)
+
+    async def complete(request: Request) -> Response:
+        return await answer(service, COMPLETIONS_URL, request)
+
+    def computed(compute: Callable[[Service, object], dict[str, Any]]) -> Callable[[Request], Any]:
+        async def respond(request: Request) -> Response:
+            body = await service.body(request)
+            return JSONResponse(await asyncio.to_thread(compute, service, body))
+
+        return respond
+
+    app.post(CHAT_URL)(chat)
+    app.post(COMPLETIONS_URL)(complete)
+    app.post("/tokenize")(computed(tokenize))
+    app.post("/detokenize")(computed(detokenize))
+
+
+def _add_facts(app: FastAPI, service: Service, gate: Gate) -> None:
+    def model() -> dict[str, Any]:
+        length = service.llm.target.context_length
+        facts = {"id": service.name, "object": "model", "created": service.created, "owned_by": "forerun"}
+        return {**facts, "max_model_len": length}
+
+    @app.get("/v1/models")
+    async def models() -> Any:
+        return {"object": "list", "data": [model()]}
+
+    @app.get("/v1/models/{name:path}")
+    async def one_model(name: str) -> Any:
+        service.check_model(name)
+        return model()
+
+    @app.get("/health")
+    async def health() -> Response:
+        status = "draining" if gate.draining else "ok"
+        return JSONResponse({"status": status, "cannot": dict(service.limits())}, 503 if gate.draining else 200)
+
+    @app.get("/version")
+    async def version() -> Any:
+        return {"version": __version__}
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+def _handle_errors(app: FastAPI, service: Service) -> None:
+    async def told(request: Request, error: Exception) -> Response:
+        status, body = error_response(error)
+        request.state.told["error"] = type(error).__name__
+        return JSONResponse(body, status, {"retry-after": "1"} if status in (429, 503) else None)
+
+    async def missing(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        words = {404: "There is no such path.", 405: "The path is there, but not for this method."}
+        refused = RequestBodyError(words.get(error.status_code, error.detail), status=error.status_code)
+        return JSONResponse(error_response(refused)[1], error.status_code, error.headers)
+
+    async def gone(request: Request, error: Exception) -> Response:
+        request.state.told["disconnected"] = True
+        service.metrics.disconnected()
+        return Response(status_code=499)
+
+    app.add_exception_handler(ForerunError, told)
+    app.add_exception_handler(HTTPException, missing)
+    app.add_exception_handler(ClientGoneError, gone)
+    app.add_exception_handler(Exception, told)
