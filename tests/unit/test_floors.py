@@ -13,6 +13,7 @@ FLOORS = {
     "tree": 0,
     "fields": 0,
     "device": 0,
+    "option_values": 0,
     "config": 0,
     "types": 0,
     "caches": 0,

@@ -25,6 +25,7 @@ from forerun.errors import ConfigError, PromptError
 if TYPE_CHECKING:
     from forerun.engine import LLM, StreamChunk
 
+_NOT_HERE = ("prompt_logprobs", "drafter", "num_draft_tokens", "tenant", "priority")
 INTERRUPTED = 130
 """Exit code after Ctrl-C: 128 + SIGINT."""
 
@@ -54,7 +55,7 @@ def generate(
     ] = False,
     system: options.System = None,
     json: options.Json = False,
-    params: Annotated[SamplingParams, Flags(leave_out=("prompt_logprobs", "tenant", "priority"), panel="Sampling")],
+    params: Annotated[SamplingParams, Flags(leave_out=_NOT_HERE, panel="Sampling")],
 ) -> None:
     """Generate text from a prompt, streaming it to standard output."""
     params = replace(params, prediction=read_prediction(params.prediction))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
 from difflib import get_close_matches
 from pathlib import Path
 
 from forerun.config import BUNDLED_DRAFT, BUNDLED_OTHER_VOCAB, BUNDLED_TARGET, NO_DRAFTER, NumDraftTokens
 from forerun.drafters.ask import check_drafter
 from forerun.drafters.base import Binding, Drafter
+from forerun.drafters.hybrid.by_request import ByRequest
 from forerun.drafters.parse_text import parse_drafter
 from forerun.drafters.table import DRAFTERS
 from forerun.drafters.third_party import find_class
@@ -44,6 +46,26 @@ def build_drafter(spec: str | Path | Drafter) -> tuple[Drafter, NumDraftTokens |
         f"drafter is {spec!r}, but must be one of {', '.join(DRAFTERS)}, the folder or id of a draft model, "
         "or an object whose class derives from forerun.Drafter."
     )
+
+
+def build_drafters(specs: Seq[str | Path | Drafter]) -> ByRequest:
+    """Drafters among which requests choose by name: that of the table or of the class.
+
+    Raises:
+        DrafterError, ConfigError: as `build_drafter`; two of them have one name.
+    """
+    drafters: dict[str, Drafter] = {}
+    own_k: dict[str, NumDraftTokens] = {}
+    for spec in specs:
+        drafter, k = build_drafter(spec)
+        name = next((name for name, row in DRAFTERS.items() if row.class_name == type(drafter).__name__), None)
+        name = name or type(drafter).__name__
+        if name in drafters:
+            raise DrafterError(f"Two drafters are called {name!r}, but requests choose by name. Give one of each kind.")
+        drafters[name] = drafter
+        if k is not None:
+            own_k[name] = k
+    return ByRequest(drafters, own_k)
 
 
 def check_drafter_text(spec: str | Path | Drafter | None) -> None:

@@ -21,7 +21,7 @@ from forerun.config import (
     NumDraftTokens,
     SamplingParams,
 )
-from forerun.drafters import Binding, Drafter, check_drafter_text, make_drafter
+from forerun.drafters import Binding, Drafter, build_drafters, check_drafter_text, make_drafter
 from forerun.engine.checks import checked
 from forerun.engine.engine import Engine
 from forerun.engine.memory_plan import MemoryPlan
@@ -49,7 +49,8 @@ class LLM:
         target: "bundled", a folder, a hub id, or a loaded Model.
         drafter: None or "none" (plain decoding), "suffix" (the choice without a draft model), "draft-model" or another
             name, perhaps with options (`forerun drafters` lists them), the folder or id of a draft model, or a drafter
-            object such as DraftModel(path).
+            object such as DraftModel(path). A list of these: each request has the one that it names
+            (`SamplingParams.drafter`), else the first, or for a prediction the first that reads predictions.
         dtype: of the weights: "bfloat16", "float32" or "float64".
         device: where target and draft model compute: "cpu", "cuda", "cuda:1" or "mps".
         num_draft_tokens: K, at most this many tokens are drafted in a step; 0 is plain decoding; "auto" chooses for
@@ -85,7 +86,7 @@ class LLM:
     def __init__(
         self,
         target: str | Path | LanguageModel = "bundled",
-        drafter: str | Path | Drafter | None = None,
+        drafter: str | Path | Drafter | Seq[str | Path | Drafter] | None = None,
         *,
         dtype: str = DEFAULT_DTYPE,
         device: str = "cpu",
@@ -109,6 +110,8 @@ class LLM:
             seed=seed,
             num_draft_tokens=AUTO if num_draft_tokens is None else num_draft_tokens,
         )
+        if isinstance(drafter, Seq) and not isinstance(drafter, str):
+            drafter = build_drafters(drafter)
         check_drafter_text(drafter)
         if isinstance(target, (str, Path)):
             _check_memory(target, drafter, config, dtype=dtype, device=device, adapter=adapter, quantize=quantize)

@@ -52,7 +52,7 @@ def test_a_sampling_option_is_honoured_by_both(name: str) -> None:
 
 def test_no_option_is_forgotten() -> None:
     """Whoever adds a sampling option decides here how a body gives it."""
-    otherwise = {"max_tokens", "logprobs", "prompt_logprobs", "prediction", "tenant"}
+    otherwise = {"max_tokens", "logprobs", "prompt_logprobs", "prediction", "tenant", "drafter", "num_draft_tokens"}
     assert set(described(SamplingParams)) - otherwise - {"priority"} == set(SAME)
 
 
