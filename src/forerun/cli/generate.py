@@ -170,7 +170,9 @@ def choose_drafter(model: str, drafter: str | None, predicted: bool = False) -> 
     return "draft-model" if model == BUNDLED_TARGET else DEFAULT_DRAFTER
 
 
-def open_llm(model: str, drafter: str | None, *, chat: bool, adapter: str | None, **settings: Any) -> LLM:
+def open_llm(
+    model: str, drafter: str | Sequence[str] | None, *, chat: bool, adapter: str | None, **settings: Any
+) -> LLM:
     """The seam that tests replace.
 
     Raises:

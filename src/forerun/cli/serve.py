@@ -9,9 +9,10 @@ import typer
 
 from forerun.cli.default_model import chosen_model
 from forerun.cli.flags import Flags, with_flags
-from forerun.cli.generate import choose_drafter, open_llm
+from forerun.cli.generate import open_llm
 from forerun.cli.memory_line import memory_told, note
 from forerun.cli.options import LLMOptions
+from forerun.cli.served_drafters import served_drafters
 from forerun.config import DEFAULT_DRAFTER, EngineConfig
 from forerun.errors import ConfigError
 from forerun.server.options import ServerOptions
@@ -31,12 +32,20 @@ def serve(
         ),
     ] = None,
     drafter: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(
-            help="A drafter (`forerun drafters` lists them), the folder or id of a draft model, or 'none'.",
+            help="A drafter (`forerun drafters` lists them), the folder or id of a draft model, or 'none'. Repeatable: "
+            "requests choose by name, the first is the default.",
             metavar="DRAFTER",
             show_default=f"the bundled draft for the bundled target, else {DEFAULT_DRAFTER}",
         ),
+    ] = None,
+    draft_model: Annotated[
+        str | None, typer.Option(help="Folder or id of a draft model: --drafter draft-model:model=...", metavar="MODEL")
+    ] = None,
+    speculative_config: Annotated[
+        str | None,
+        typer.Option(help="The drafter as vLLM writes it, a JSON object.", metavar="JSON"),
     ] = None,
     served_model_name: Annotated[
         str | None,
@@ -57,12 +66,13 @@ def serve(
     from forerun.server.logs import log_as_json
 
     model = chosen_model(model, "MODEL")
+    drafters = served_drafters(model, drafter or [], draft_model, speculative_config)
     if server.is_open:
         note(f"{server.host} lets other machines in, and there is no --api-key: whoever reaches it may use it")
     sizes = {"max_batch": engine.max_batch, "prefill_chunk": engine.prefill_chunk}
     with bound_socket(server) as listening:
         note(f"loading {model}")
         with memory_told(note):
-            llm = open_llm(model, choose_drafter(model, drafter), chat=False, **asdict(settings) | sizes)
+            llm = open_llm(model, drafters, chat=False, **asdict(settings) | sizes)
         log_as_json()
         run(Service(llm, served_model_name or model, server), listening)

@@ -10,6 +10,7 @@ from typing import Any
 from forerun.config import SamplingParams
 from forerun.engine.prompts import Prompt, encode
 from forerun.errors import PromptError, RequestBodyError
+from forerun.openai_format import speculative
 from forerun.openai_format.fields import checked_body, field
 from forerun.openai_format.sampling import SAME_NAMES, sampling_params
 
@@ -19,8 +20,17 @@ COMPLETIONS_URL = "/v1/completions"
 DEFAULT_COMPLETION_TOKENS = 16
 """max_tokens of a completion that does not say, as OpenAI's. Of a chat it is what the context holds."""
 
-_COMMON = ("model", "stream", "stream_options", "max_tokens", "logprobs", *SAME_NAMES)
-_CHAT = (*_COMMON, "messages", "max_completion_tokens", "top_logprobs", "prediction", "chat_template_kwargs")
+_COMMON = (
+    "model",
+    "stream",
+    "stream_options",
+    "max_tokens",
+    "logprobs",
+    "prediction",
+    speculative.NAME,
+    *SAME_NAMES,
+)
+_CHAT = (*_COMMON, "messages", "max_completion_tokens", "top_logprobs", "chat_template_kwargs")
 _COMPLETION = (*_COMMON, "prompt", "echo", "best_of")
 
 
@@ -94,14 +104,12 @@ def with_seed(request: CompletionRequest, seed: int) -> CompletionRequest:
 def _chat(value: object, context_length: int) -> CompletionRequest:
     body = checked_body(value, _CHAT)
     messages = field(body, "messages").list_of("messages", dict)
-    others: dict[str, tuple[str, Any]] = {"max_tokens": _max_chat_tokens(body, context_length)}
+    others = {**_drafting(body), "max_tokens": _max_chat_tokens(body, context_length)}
     wanted = field(body, "logprobs").flag("logprobs", False)
     if "top_logprobs" in body and not wanted:
         raise RequestBodyError("top_logprobs needs logprobs to be true. Set it, or leave top_logprobs out.", "logprobs")
     if wanted:
         others["logprobs"] = ("top_logprobs", field(body, "top_logprobs").integer("top_logprobs", 0))
-    if "prediction" in body:
-        others["prediction"] = ("prediction", _prediction(body))
     options = template_options(body)
     stream, usage = _streaming(body)
     params = sampling_params(body, others)
@@ -112,7 +120,7 @@ def _chat(value: object, context_length: int) -> CompletionRequest:
 
 def _completion(value: object, context_length: int) -> CompletionRequest:
     body = checked_body(value, _COMPLETION)
-    others: dict[str, tuple[str, Any]] = {}
+    others = _drafting(body)
     others["max_tokens"] = ("max_tokens", body.get("max_tokens", DEFAULT_COMPLETION_TOKENS))
     echo = field(body, "echo").flag("echo", False)
     if "logprobs" in body:
@@ -170,6 +178,14 @@ def _max_chat_tokens(body: Mapping[str, Any], context_length: int) -> tuple[str,
     if new is not None:
         return "max_completion_tokens", new
     return "max_tokens", context_length if old is None else old
+
+
+def _drafting(body: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
+    """Fields that say how to draft."""
+    found = speculative.speculative_options(body)
+    if "prediction" in body:
+        found["prediction"] = ("prediction", _prediction(body))
+    return found
 
 
 def _prediction(body: Mapping[str, Any]) -> str:

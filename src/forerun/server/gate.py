@@ -14,7 +14,7 @@ from contextlib import suppress
 from hashlib import sha256
 from typing import Any, TypeAlias
 
-from forerun.errors import EngineClosedError, RequestBodyError, RequestTimeoutError
+from forerun.errors import EngineClosedError, ForerunError, RequestBodyError, RequestTimeoutError
 from forerun.openai_format.errors import error_response
 from forerun.server.logs import LOGGER
 from forerun.server.metrics import Metrics
@@ -69,7 +69,7 @@ class Gate:
                 await passage.refuse(error, receive)
             else:
                 passage.told["cut"] = type(error).__name__
-            if passage.status is None or passage.status >= 500:
+            if not isinstance(error, ForerunError):
                 _log.exception("a request failed")
         finally:
             self.num_active -= 1

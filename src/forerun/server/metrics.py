@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily
@@ -40,12 +40,13 @@ class Metrics:
 
     Args:
         name: of the model, the label `model_name`.
+        num_choices: tells how many are computed or wait.
     """
 
-    def __init__(self, llm: LLM, name: str) -> None:
+    def __init__(self, llm: LLM, name: str, num_choices: Callable[[], int]) -> None:
         self.registry = CollectorRegistry()
         self._labels = {"model_name": name}
-        self.registry.register(_EngineState(llm, name))
+        self.registry.register(_EngineState(llm, name, num_choices))
         self._prompt_tokens = self._counter("vllm:prompt_tokens", "Tokens of prompts.")
         self._generation_tokens = self._counter("vllm:generation_tokens", "Tokens generated.")
         self._success = self._counter("vllm:request_success", "Choices that have ended.", "finished_reason")
@@ -133,14 +134,15 @@ class Metrics:
 class _EngineState(Collector):
     """What is read from the engine at the moment of asking, between two numbers of a step at worst."""
 
-    def __init__(self, llm: LLM, name: str) -> None:
-        self._llm, self._name = llm, name
+    def __init__(self, llm: LLM, name: str, num_choices: Callable[[], int]) -> None:
+        self._llm, self._name, self._num_choices = llm, name, num_choices
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         scheduler, pool = self._llm.engine.scheduler, self._llm.target.pool
         running = len(scheduler.running)
         yield self._gauge("vllm:num_requests_running", "Sequences that are computed.", running)
-        yield self._gauge("vllm:num_requests_waiting", "Sequences that wait.", max(len(scheduler) - running, 0))
+        waiting = max(self._num_choices() - running, 0)
+        yield self._gauge("vllm:num_requests_waiting", "Sequences that wait.", waiting)
         if pool is not None and pool.num_pages:
             used = 1 - pool.num_available / pool.num_pages
             yield self._gauge("vllm:kv_cache_usage_perc", "Share of the pages of keys and values in use.", used)

@@ -41,7 +41,7 @@ class Service:
     def __init__(self, llm: LLM, name: str, options: ServerOptions) -> None:
         self.llm, self.name, self.options = llm, name, options
         self.thread = EngineThread(llm.shared)
-        self.metrics = Metrics(llm, name)
+        self.metrics = Metrics(llm, name, lambda: self.num_choices)
         self.responses = Responses(llm.tokenizer)
         self.created = int(time.time())
         self.num_choices = 0
