@@ -18,6 +18,7 @@ from forerun.openai_format.errors import error_response
 from forerun.openai_format.requests import CHAT_URL, COMPLETIONS_URL
 from forerun.server.completions import answer
 from forerun.server.gate import App, ClientGoneError, Gate
+from forerun.server.schema import chat_schema, completion_schema, detokenize_schema, operation, tokenize_schema
 from forerun.server.service import Service
 from forerun.server.tokens import detokenize, tokenize
 
@@ -52,10 +53,13 @@ def _add_answers(app: FastAPI, service: Service) -> None:
 
         return respond
 
-    app.post(CHAT_URL)(chat)
-    app.post(COMPLETIONS_URL)(complete)
-    app.post("/tokenize")(computed(tokenize))
-    app.post("/detokenize")(computed(detokenize))
+    for path, respond, schema in (
+        (CHAT_URL, chat, chat_schema()),
+        (COMPLETIONS_URL, complete, completion_schema()),
+        ("/tokenize", computed(tokenize), tokenize_schema()),
+        ("/detokenize", computed(detokenize), detokenize_schema()),
+    ):
+        app.post(path, openapi_extra=operation(schema))(respond)
 
 
 def _add_facts(app: FastAPI, service: Service, gate: Gate) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
+from forerun.openai_format import requests
 from serving import NAME, Served
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -122,3 +123,10 @@ def test_tokens_of_text_and_back(http: httpx.Client, served: Served) -> None:
     chat = http.post("/tokenize", json=TALK).json()["tokens"]
     assert chat == served.llm.encode(TALK["messages"])
     assert http.post("/tokenize", json={"prompt": ""}).json()["tokens"] == []
+
+
+def test_the_openapi_schema_names_every_field(http: httpx.Client) -> None:
+    paths = http.get("/openapi.json").json()["paths"]
+    for path, honoured in ((CHAT, requests._CHAT), (COMPLETIONS, requests._COMPLETION)):
+        schema = paths[path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+        assert set(schema["properties"]) == set(honoured)
