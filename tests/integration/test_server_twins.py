@@ -1,4 +1,4 @@
-"""Requests of mixed kinds, all at once through HTTP: each has the text of its twin, computed offline without speculation.
+"""Requests of mixed kinds, all at once through HTTP: each has the text of its twin, computed offline and plainly.
 
 FORERUN_SERVER_REQUESTS=500 sends as many.
 """

@@ -47,6 +47,7 @@ class CompletionRequest:
         stream: the answer is wanted in chunks.
         include_usage: the last chunk of a stream tells the usage.
         template_options: what the chat template is given beside the messages.
+        repeated: fields of the body that the answer repeats.
     """
 
     url: str
@@ -57,11 +58,12 @@ class CompletionRequest:
     stream: bool = False
     include_usage: bool = False
     template_options: Mapping[str, Any] = dataclass_field(default_factory=dict)
+    repeated: Mapping[str, Any] = dataclass_field(default_factory=dict)
 
     @property
     def prompt_field(self) -> str:
         """The body's field that holds the prompts."""
-        return "messages" if self.url == CHAT_URL else "prompt"
+        return {CHAT_URL: "messages", COMPLETIONS_URL: "prompt"}.get(self.url, "input")
 
     def encode(self, tokenizer: Any, name: str) -> list[list[int]]:
         """The token ids of each prompt.
@@ -104,7 +106,7 @@ def with_seed(request: CompletionRequest, seed: int) -> CompletionRequest:
 def _chat(value: object, context_length: int) -> CompletionRequest:
     body = checked_body(value, _CHAT)
     messages = field(body, "messages").list_of("messages", dict)
-    others = {**_drafting(body), "max_tokens": _max_chat_tokens(body, context_length)}
+    others = {**drafting_options(body), "max_tokens": _max_chat_tokens(body, context_length)}
     wanted = field(body, "logprobs").flag("logprobs", False)
     if "top_logprobs" in body and not wanted:
         raise RequestBodyError("top_logprobs needs logprobs to be true. Set it, or leave top_logprobs out.", "logprobs")
@@ -114,13 +116,13 @@ def _chat(value: object, context_length: int) -> CompletionRequest:
     stream, usage = _streaming(body)
     params = sampling_params(body, others)
     return CompletionRequest(
-        CHAT_URL, _model(body), [messages], params, stream=stream, include_usage=usage, template_options=options
+        CHAT_URL, model_of(body), [messages], params, stream=stream, include_usage=usage, template_options=options
     )
 
 
 def _completion(value: object, context_length: int) -> CompletionRequest:
     body = checked_body(value, _COMPLETION)
-    others = _drafting(body)
+    others = drafting_options(body)
     others["max_tokens"] = ("max_tokens", body.get("max_tokens", DEFAULT_COMPLETION_TOKENS))
     echo = field(body, "echo").flag("echo", False)
     if "logprobs" in body:
@@ -141,7 +143,7 @@ def _completion(value: object, context_length: int) -> CompletionRequest:
     params = sampling_params(body, others)
     if field(body, "best_of").integer("best_of", params.n) != params.n:
         raise RequestBodyError("best_of is not supported, other than equal to n. Leave it out.", param="best_of")
-    return CompletionRequest(COMPLETIONS_URL, _model(body), _prompts(body), params, echo, stream, usage)
+    return CompletionRequest(COMPLETIONS_URL, model_of(body), _prompts(body), params, echo, stream, usage)
 
 
 _PARSERS: Mapping[str, Callable[[object, int], CompletionRequest]] = {CHAT_URL: _chat, COMPLETIONS_URL: _completion}
@@ -180,7 +182,7 @@ def _max_chat_tokens(body: Mapping[str, Any], context_length: int) -> tuple[str,
     return "max_tokens", context_length if old is None else old
 
 
-def _drafting(body: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
+def drafting_options(body: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
     """Fields that say how to draft."""
     found = speculative.speculative_options(body)
     if "prediction" in body:
@@ -234,5 +236,6 @@ def check_template_options(options: Mapping[str, Any], tokenizer: Any) -> None:
             )
 
 
-def _model(body: Mapping[str, Any]) -> str | None:
+def model_of(body: Mapping[str, Any]) -> str | None:
+    """The model that the body names."""
     return field(body, "model").string("model", None)

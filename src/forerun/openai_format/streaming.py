@@ -14,13 +14,15 @@ from forerun.openai_format.speculation import speculation_metrics
 
 
 class Chunks:
-    """Makes the chunks of one answer.
+    """Makes what one answer consists of: the whole, or chunks.
 
     Args:
         responses: of the target.
         prompts: token ids of each of the request's prompts.
         model, name, created: as `Responses.body`.
     """
+
+    ends_with_done = True
 
     def __init__(
         self,
@@ -33,6 +35,7 @@ class Chunks:
         created: int,
     ) -> None:
         self._responses, self._request, self._prompts = responses, request, prompts
+        self._named: dict[str, Any] = {"model": model, "name": name, "created": created}
         self._chat = request.url == CHAT_URL
         self._head = {
             "id": f"{'chatcmpl' if self._chat else 'cmpl'}-{name}",
@@ -42,6 +45,10 @@ class Chunks:
         }
         self._offsets: dict[int, Offsets] = {}  # of the choices that have begun
         self._stats: list[SequenceStats] = []  # of those that have ended
+
+    def whole(self, generations: Seq[Generation]) -> dict[str, Any]:
+        """The body of the answer."""
+        return self._responses.body(self._request, generations, **self._named)
 
     def of(self, place: int, output: StepOutput) -> Iterator[dict[str, Any]]:
         """The chunks of one output; none where there is nothing to show yet.
@@ -62,10 +69,15 @@ class Chunks:
                 made |= self._metrics()
         yield made
 
-    def usage(self, generations: Seq[Generation]) -> dict[str, Any]:
-        """The last chunk of a request that wants to know the usage; it has no choices."""
-        told = usage(self._request, generations, details=True)
-        return {**self._head, "choices": [], "usage": told, **self._metrics()}
+    def last(self, generations: Seq[Generation]) -> Iterator[dict[str, Any]]:
+        """For a request that wants to know the usage, a last chunk; it has no choices."""
+        if self._request.include_usage:
+            told = usage(self._request, generations, details=True)
+            yield {**self._head, "choices": [], "usage": told, **self._metrics()}
+
+    def failure(self, body: dict[str, Any]) -> dict[str, Any]:
+        """What ends a stream with an error. body: as `error_response` makes it."""
+        return body
 
     def _metrics(self) -> dict[str, Any]:
         return {"metrics": {"speculative_decoding": speculation_metrics(self._stats)}}

@@ -16,9 +16,17 @@ from forerun import __version__
 from forerun.errors import ForerunError, RequestBodyError
 from forerun.openai_format.errors import error_response
 from forerun.openai_format.requests import CHAT_URL, COMPLETIONS_URL
+from forerun.openai_format.response_requests import RESPONSES_URL
 from forerun.server.completions import answer
 from forerun.server.gate import App, ClientGoneError, Gate
-from forerun.server.schema import chat_schema, completion_schema, detokenize_schema, operation, tokenize_schema
+from forerun.server.schema import (
+    chat_schema,
+    completion_schema,
+    detokenize_schema,
+    operation,
+    response_schema,
+    tokenize_schema,
+)
 from forerun.server.service import Service
 from forerun.server.tokens import detokenize, tokenize
 
@@ -40,6 +48,9 @@ def make_app(service: Service) -> tuple[App, Gate]:
 
 
 def _add_answers(app: FastAPI, service: Service) -> None:
+    async def respond(request: Request) -> Response:
+        return await answer(service, RESPONSES_URL, request)
+
     async def chat(request: Request) -> Response:
         return await answer(service, CHAT_URL, request)
 
@@ -47,19 +58,20 @@ def _add_answers(app: FastAPI, service: Service) -> None:
         return await answer(service, COMPLETIONS_URL, request)
 
     def computed(compute: Callable[[Service, object], dict[str, Any]]) -> Callable[[Request], Any]:
-        async def respond(request: Request) -> Response:
+        async def endpoint(request: Request) -> Response:
             body = await service.body(request)
             return JSONResponse(await asyncio.to_thread(compute, service, body))
 
-        return respond
+        return endpoint
 
-    for path, respond, schema in (
+    for path, endpoint, schema in (
+        (RESPONSES_URL, respond, response_schema()),
         (CHAT_URL, chat, chat_schema()),
         (COMPLETIONS_URL, complete, completion_schema()),
         ("/tokenize", computed(tokenize), tokenize_schema()),
         ("/detokenize", computed(detokenize), detokenize_schema()),
     ):
-        app.post(path, openapi_extra=operation(schema))(respond)
+        app.post(path, openapi_extra=operation(schema))(endpoint)
 
 
 def _add_facts(app: FastAPI, service: Service, gate: Gate) -> None:
@@ -72,7 +84,7 @@ def _add_facts(app: FastAPI, service: Service, gate: Gate) -> None:
     async def models() -> Any:
         return {"object": "list", "data": [model()]}
 
-    @app.get("/v1/models/{name:path}")
+    @app.get("/v1/models/{name:path}", responses={404: {"description": "There is no such model."}})
     async def one_model(name: str) -> Any:
         service.check_model(name)
         return model()

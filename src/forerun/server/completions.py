@@ -1,4 +1,4 @@
-"""Chats and completions: whole answers and streams."""
+"""Chats, completions and responses: whole answers and streams."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from starlette.responses import JSONResponse, Response
 from forerun.engine import StepOutput
 from forerun.openai_format.errors import error_response
 from forerun.openai_format.requests import CompletionRequest, parse_body
+from forerun.openai_format.response_events import ResponseEvents
+from forerun.openai_format.response_requests import RESPONSES_URL, parse_response
 from forerun.openai_format.streaming import Chunks
 from forerun.server.answering import Answering
 from forerun.server.gate import ClientGoneError, Receive, Scope, Send
@@ -33,8 +35,8 @@ async def answer(service: Service, url: str, request: Request) -> Response:
         ForerunError: the request cannot be served.
         ClientGoneError: nobody waits for the answer any more.
     """
-    body = await service.body(request)
-    asked = parse_body(url, body, service.llm.target.context_length)
+    body, length = await service.body(request), service.llm.target.context_length
+    asked = parse_response(body, length) if url == RESPONSES_URL else parse_body(url, body, length)
     service.check_model(asked.model)
     with ExitStack() as stack:
         stack.enter_context(service.admitted(asked))
@@ -64,9 +66,13 @@ class Begun:
         answering: Answering,
         request: Request,
     ) -> None:
-        self.service, self._asked, self._answering, self.request = service, asked, answering, request
-        self._prompts = prompts
-        self._head: dict[str, Any] = {"model": service.name, "name": uuid.uuid4().hex, "created": int(time.time())}
+        self.service, self._answering, self.request = service, answering, request
+        named: dict[str, Any] = {"model": service.name, "name": uuid.uuid4().hex, "created": int(time.time())}
+        self._form: Chunks | ResponseEvents
+        if asked.url == RESPONSES_URL:
+            self._form = ResponseEvents(service.responses, asked, **named)
+        else:
+            self._form = Chunks(service.responses, asked, prompts, **named)
         self._started = time.monotonic()
         self.outputs: AsyncGenerator[tuple[int, StepOutput], None] = answering.outputs()
         self.complete = False
@@ -76,11 +82,10 @@ class Begun:
         async with aclosing(self.outputs) as outputs:
             async for _, output in outputs:
                 self._count(output)
-        return self.service.responses.body(self._asked, self._answering.generations, **self._head)
+        return self._form.whole(self._answering.generations)
 
     async def events(self, first: tuple[int, StepOutput]) -> AsyncIterator[dict[str, str]]:
         """The stream's events. An error is the last of them."""
-        chunks = Chunks(self.service.responses, self._asked, self._prompts, **self._head)
         before = time.monotonic()
         try:
             async with aclosing(self.outputs) as outputs:
@@ -89,16 +94,17 @@ class Begun:
                     self.service.metrics.chunk(now - before)
                     before = now
                     self._count(output)
-                    for chunk in chunks.of(place, output):
-                        yield _event(chunk)
-            if self._asked.include_usage:
-                yield _event(chunks.usage(self._answering.generations))
+                    for body in self._form.of(place, output):
+                        yield _event(body)
+            for body in self._form.last(self._answering.generations):
+                yield _event(body)
             self.complete = True
-            yield {"data": _DONE}
+            if self._form.ends_with_done:
+                yield {"data": _DONE}
         except Exception as error:
             self.request.state.told["error"] = type(error).__name__
             self.complete = True
-            yield _event(error_response(error)[1])
+            yield _event(self._form.failure(error_response(error)[1]))
 
     def _count(self, output: StepOutput) -> None:
         if output.choice is not None:
@@ -160,4 +166,5 @@ async def _chained(
 
 
 def _event(body: dict[str, Any]) -> dict[str, str]:
-    return {"data": json.dumps(body, ensure_ascii=False, separators=(",", ":"))}
+    data = json.dumps(body, ensure_ascii=False, separators=(",", ":"))
+    return {"event": body["type"], "data": data} if "type" in body else {"data": data}

@@ -8,6 +8,7 @@ from typing import Any
 
 from forerun.config import MAX_NUM_DRAFT_TOKENS, MAX_TOP_LOGPROBS, SamplingParams
 from forerun.fields import Described, described
+from forerun.openai_format.fields import LABELS
 from forerun.openai_format.sampling import SAME_NAMES
 
 Schema = dict[str, Any]
@@ -21,13 +22,14 @@ _TEXT_PART: Schema = {
     "properties": {"type": {"const": "text"}, "text": _TEXT},
     "required": ["type", "text"],
 }
+_ROLE: Schema = {"enum": ["system", "user", "assistant"]}
 _CONTENT: Schema = {"anyOf": [_TEXT, {"type": "array", "items": _TEXT_PART, "minItems": 1}]}
 _MESSAGES: Schema = {
     "type": "array",
     "minItems": 1,
     "items": {
         "type": "object",
-        "properties": {"role": {"enum": ["system", "user", "assistant"]}, "content": _CONTENT},
+        "properties": {"role": _ROLE, "content": _CONTENT},
         "required": ["role", "content"],
     },
 }
@@ -90,6 +92,32 @@ def completion_schema() -> Schema:
     return _body(_COMMON | _sampling() | fields, "prompt")
 
 
+def response_schema() -> Schema:
+    """The body of a response."""
+    item = {
+        "type": "object",
+        "properties": {
+            "type": {"const": "message"},
+            "role": {"enum": ["system", "user", "assistant"]},
+            "content": _TEXT,
+        },
+        "required": ["role", "content"],
+    }
+    fields = {
+        "model": _TEXT,
+        "input": {"anyOf": [_TEXT, {"type": "array", "items": item, "minItems": 1}]},
+        "instructions": _TEXT,
+        "stream": _FLAG,
+        "max_output_tokens": _COUNT,
+        "include": {"type": "array", "items": {"const": "message.output_text.logprobs"}},
+        "top_logprobs": {"type": "integer", "minimum": 0, "maximum": MAX_TOP_LOGPROBS},
+        "chat_template_kwargs": {"type": "object"},
+        **_DRAFTING,
+    }
+    sampling = {name: schema for name, schema in _sampling().items() if name != "n"}
+    return _body({**sampling, **fields}, "input")
+
+
 def tokenize_schema() -> Schema:
     """The body of /tokenize."""
     fields = {"model": _TEXT, "prompt": _TEXT, "messages": _MESSAGES, "add_special_tokens": _FLAG}
@@ -114,7 +142,10 @@ def operation(schema: Schema) -> Schema:
 
 
 def _body(properties: Mapping[str, Schema], *required: str) -> Schema:
-    return {"type": "object", "properties": dict(properties), "required": list(required)}
+    """An object with these fields, and the client's labels."""
+    labels = {name: {} if name == "metadata" else _TEXT for name in LABELS}
+    every = {**labels, **properties}
+    return {"type": "object", "properties": every, "required": list(required), "additionalProperties": False}
 
 
 def _sampling() -> dict[str, Schema]:

@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from forerun.openai_format import requests
+from forerun.openai_format.fields import LABELS
 from serving import NAME, Served
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -129,4 +130,4 @@ def test_the_openapi_schema_names_every_field(http: httpx.Client) -> None:
     paths = http.get("/openapi.json").json()["paths"]
     for path, honoured in ((CHAT, requests._CHAT), (COMPLETIONS, requests._COMPLETION)):
         schema = paths[path]["post"]["requestBody"]["content"]["application/json"]["schema"]
-        assert set(schema["properties"]) == set(honoured)
+        assert set(schema["properties"]) == {*honoured, *LABELS}
