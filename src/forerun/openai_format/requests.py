@@ -10,7 +10,7 @@ from typing import Any
 from forerun.config import SamplingParams
 from forerun.engine.prompts import Prompt, encode
 from forerun.errors import PromptError, RequestBodyError
-from forerun.openai_format import speculative
+from forerun.openai_format import speculative, tools
 from forerun.openai_format.fields import checked_body, field
 from forerun.openai_format.sampling import SAME_NAMES, sampling_params
 
@@ -30,7 +30,8 @@ _COMMON = (
     speculative.NAME,
     *SAME_NAMES,
 )
-_CHAT = (*_COMMON, "messages", "max_completion_tokens", "top_logprobs", "chat_template_kwargs")
+_TOOLS = ("tools", "tool_choice", "parallel_tool_calls")
+_CHAT = (*_COMMON, "messages", "max_completion_tokens", "top_logprobs", "chat_template_kwargs", *_TOOLS)
 _COMPLETION = (*_COMMON, "prompt", "echo", "best_of")
 
 
@@ -48,6 +49,8 @@ class CompletionRequest:
         include_usage: the last chunk of a stream tells the usage.
         template_options: what the chat template is given beside the messages.
         repeated: fields of the body that the answer repeats.
+        tools: functions that the model may call.
+        has_calls: the messages tell of calls.
     """
 
     url: str
@@ -59,6 +62,8 @@ class CompletionRequest:
     include_usage: bool = False
     template_options: Mapping[str, Any] = dataclass_field(default_factory=dict)
     repeated: Mapping[str, Any] = dataclass_field(default_factory=dict)
+    tools: Seq[dict[str, Any]] = ()
+    has_calls: bool = False
 
     @property
     def prompt_field(self) -> str:
@@ -75,9 +80,13 @@ class CompletionRequest:
         Raises:
             RequestBodyError: a prompt cannot be read by this model.
         """
-        check_template_options(self.template_options, tokenizer)
+        options = self.template_options
+        check_template_options(options, tokenizer)
+        if self.tools or self.has_calls:
+            tools.check_template_carries(tokenizer, "tools" if self.tools else self.prompt_field)
+            options = {**options, "tools": list(self.tools) or None}
         try:
-            return [encode(prompt, tokenizer, name, self.template_options) for prompt in self.prompts]
+            return [encode(prompt, tokenizer, name, options) for prompt in self.prompts]
         except PromptError as error:
             raise RequestBodyError(str(error), param=self.prompt_field) from None
 
@@ -105,7 +114,7 @@ def with_seed(request: CompletionRequest, seed: int) -> CompletionRequest:
 
 def _chat(value: object, context_length: int) -> CompletionRequest:
     body = checked_body(value, _CHAT)
-    messages = field(body, "messages").list_of("messages", dict)
+    messages, has_calls = tools.read_messages(field(body, "messages").list_of("messages", dict))
     others = {**drafting_options(body), "max_tokens": _max_chat_tokens(body, context_length)}
     wanted = field(body, "logprobs").flag("logprobs", False)
     if "top_logprobs" in body and not wanted:
@@ -116,7 +125,15 @@ def _chat(value: object, context_length: int) -> CompletionRequest:
     stream, usage = _streaming(body)
     params = sampling_params(body, others)
     return CompletionRequest(
-        CHAT_URL, model_of(body), [messages], params, stream=stream, include_usage=usage, template_options=options
+        CHAT_URL,
+        model_of(body),
+        [messages],
+        params,
+        stream=stream,
+        include_usage=usage,
+        template_options=options,
+        tools=tuple(tools.tools_of(body)),
+        has_calls=has_calls,
     )
 
 

@@ -14,6 +14,7 @@ from forerun.openai_format.logprobs import chat_logprobs, completion_logprobs, t
 from forerun.openai_format.requests import CHAT_URL, CompletionRequest
 from forerun.openai_format.speculation import speculation_metrics
 from forerun.openai_format.token_names import TokenNames
+from forerun.openai_format.tools import as_message
 
 
 class Responses:
@@ -51,9 +52,11 @@ class Responses:
             for choice in generation.choices:
                 index = number * request.params.n + choice.index
                 made = (
-                    self._chat_choice(choice) if chat else self._completion_choice(request, number, generation, choice)
+                    self._chat_choice(request, choice, f"{name}_{request.params.n * number + choice.index}")
+                    if chat
+                    else self._completion_choice(request, number, generation, choice)
                 )
-                choices.append({"index": index, **made, "finish_reason": choice.finish_reason})
+                choices.append({"index": index, "finish_reason": choice.finish_reason, **made})
         stats = [choice.stats for generation in generations for choice in generation.choices]
         metrics = {"metrics": {"speculative_decoding": speculation_metrics(stats)}} if details else {}
         return {
@@ -76,10 +79,16 @@ class Responses:
         """What tokens add to a text; None if the model has no tokenizer."""
         return None if self._tokenizer is None else TokenTexts(self._tokenizer)
 
-    def _chat_choice(self, choice: Choice) -> dict[str, Any]:
-        message = {"role": "assistant", "content": choice.text, "refusal": None}
+    def _chat_choice(self, request: CompletionRequest, choice: Choice, name: str) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
         logprobs = None if choice.logprobs is None else chat_logprobs(choice.logprobs, self.names)
-        return {"message": message, "logprobs": logprobs}
+        reason: str | None = choice.finish_reason
+        if request.tools:
+            message["content"], calls = as_message(choice.text, name)
+            if calls:
+                message["tool_calls"] = calls
+                reason = "tool_calls" if reason == "stop" else reason
+        return {"message": message, "logprobs": logprobs, "finish_reason": reason}
 
     def _completion_choice(
         self, request: CompletionRequest, number: int, generation: Generation, choice: Choice

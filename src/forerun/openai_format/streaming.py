@@ -11,6 +11,7 @@ from forerun.openai_format.logprobs import Offsets, chat_logprobs, completion_lo
 from forerun.openai_format.requests import CHAT_URL, CompletionRequest
 from forerun.openai_format.responses import Responses, usage
 from forerun.openai_format.speculation import speculation_metrics
+from forerun.openai_format.tools import CallReader, numbered
 
 
 class Chunks:
@@ -44,6 +45,7 @@ class Chunks:
             "model": model,
         }
         self._offsets: dict[int, Offsets] = {}  # of the choices that have begun
+        self._calls: dict[int, CallReader] = {}
         self._stats: list[SequenceStats] = []  # of those that have ended
 
     def whole(self, generations: Seq[Generation]) -> dict[str, Any]:
@@ -61,7 +63,7 @@ class Chunks:
             yield from self._opening(place, index)
         if not (chunk.text or chunk.finish_reason is not None or chunk.logprobs):
             return
-        made = self._chunk(index, chunk.text, self._logprobs(index, chunk), chunk.finish_reason)
+        made = self._made(index, chunk)
         if output.choice is not None:
             self._stats.append(output.choice.stats)
             last = len(self._stats) == len(self._prompts) * self._request.params.n
@@ -81,6 +83,19 @@ class Chunks:
 
     def _metrics(self) -> dict[str, Any]:
         return {"metrics": {"speculative_decoding": speculation_metrics(self._stats)}}
+
+    def _made(self, index: int, chunk: StreamChunk) -> dict[str, Any]:
+        """The chunk of what a step has added; of a text that may hold calls, its content and its calls."""
+        logprobs = self._logprobs(index, chunk)
+        if not self._request.tools:
+            return self._chunk(index, chunk.text, logprobs, chunk.finish_reason)
+        reader = self._calls.setdefault(index, CallReader(f"{self._named['name']}_{index}"))
+        content, calls = reader.push(chunk.text, last=chunk.finish_reason is not None)
+        reason: str | None = chunk.finish_reason
+        if reason == "stop" and reader.num_calls:
+            reason = "tool_calls"
+        more = {"tool_calls": numbered(calls, reader.num_calls - len(calls))} if calls else {}
+        return self._chunk(index, content, logprobs, reason, **more)
 
     def _opening(self, place: int, index: int) -> Iterator[dict[str, Any]]:
         """What a choice begins with: the role, or the prompt where it is echoed."""
@@ -102,7 +117,7 @@ class Chunks:
         return completion_logprobs(chunk.token_ids, chunk.logprobs, offsets, names)
 
     def _chunk(
-        self, index: int, text: str, logprobs: dict[str, Any] | None, finish_reason: str | None, **delta: str
+        self, index: int, text: str, logprobs: dict[str, Any] | None, finish_reason: str | None, **delta: Any
     ) -> dict[str, Any]:
         said = {"delta": {**delta, "content": text}} if self._chat else {"text": text}
         choice = {"index": index, **said, "logprobs": logprobs, "finish_reason": finish_reason}

@@ -33,6 +33,18 @@ _MESSAGES: Schema = {
         "required": ["role", "content"],
     },
 }
+_TOOL: Schema = {
+    "type": "object",
+    "properties": {
+        "type": {"const": "function"},
+        "function": {
+            "type": "object",
+            "properties": {"name": _TEXT, "description": _TEXT, "parameters": {"type": "object"}},
+            "required": ["name"],
+        },
+    },
+    "required": ["type", "function"],
+}
 _LISTS: Mapping[str, Schema] = {
     "stop": {"anyOf": [_TEXT, {"type": "array", "items": _TEXT}]},
     "stop_token_ids": {"type": "array", "items": {"type": "integer", "minimum": 0}},
@@ -76,8 +88,11 @@ def chat_schema() -> Schema:
         "logprobs": _FLAG,
         "top_logprobs": {"type": "integer", "minimum": 0, "maximum": MAX_TOP_LOGPROBS},
         "chat_template_kwargs": {"type": "object"},
+        "tools": {"type": "array", "items": _TOOL},
+        "tool_choice": {"enum": ["auto", "none"]},
+        "parallel_tool_calls": _FLAG,
     }
-    return _body(_COMMON | _sampling() | fields, "messages")
+    return _body({**_COMMON, **_sampling(), **fields}, "messages")
 
 
 def completion_schema() -> Schema:
@@ -89,7 +104,7 @@ def completion_schema() -> Schema:
         "best_of": _COUNT,
         "logprobs": {"type": "integer", "minimum": 0, "maximum": MAX_TOP_LOGPROBS},
     }
-    return _body(_COMMON | _sampling() | fields, "prompt")
+    return _body({**_COMMON, **_sampling(), **fields}, "prompt")
 
 
 def response_schema() -> Schema:

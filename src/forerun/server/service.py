@@ -17,6 +17,7 @@ from forerun.errors import EngineClosedError, QueueFullError, RequestBodyError
 from forerun.files.json_file import parse_json
 from forerun.openai_format.requests import CompletionRequest
 from forerun.openai_format.responses import Responses
+from forerun.openai_format.tools import check_template_carries
 from forerun.server.answering import Answering
 from forerun.server.logs import LOGGER
 from forerun.server.metrics import Metrics
@@ -138,6 +139,10 @@ class Service:
             found["text"] = "the model has no tokenizer: prompts are token ids"
         if not getattr(self.llm.tokenizer, "chat_template", None):
             found["chat"] = "the model has no chat template"
+        try:
+            check_template_carries(self.llm.tokenizer, "tools")
+        except RequestBodyError:
+            found["tools"] = "the chat template does not carry them in the known format"
         if not self.llm.exact:
             found["exactness"] = f"speculation may change the text: {target.exactness.reason}"
         if self.llm.drafter is None:
