@@ -20,6 +20,7 @@ from forerun.openai_format.response_requests import RESPONSES_URL
 from forerun.server.completions import answer
 from forerun.server.gate import App, ClientGoneError, Gate
 from forerun.server.schema import (
+    Facts,
     chat_schema,
     completion_schema,
     detokenize_schema,
@@ -64,12 +65,14 @@ def _add_answers(app: FastAPI, service: Service) -> None:
 
         return endpoint
 
+    drafter = service.llm.drafter
+    facts = Facts(service.name, [] if drafter is None else [*drafter.offers], service.llm.target.vocab_size)
     for path, endpoint, schema in (
-        (RESPONSES_URL, respond, response_schema()),
-        (CHAT_URL, chat, chat_schema()),
-        (COMPLETIONS_URL, complete, completion_schema()),
-        ("/tokenize", computed(tokenize), tokenize_schema()),
-        ("/detokenize", computed(detokenize), detokenize_schema()),
+        (RESPONSES_URL, respond, response_schema(facts)),
+        (CHAT_URL, chat, chat_schema(facts)),
+        (COMPLETIONS_URL, complete, completion_schema(facts)),
+        ("/tokenize", computed(tokenize), tokenize_schema(facts)),
+        ("/detokenize", computed(detokenize), detokenize_schema(facts)),
     ):
         app.post(path, openapi_extra=operation(schema))(endpoint)
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from forerun.config import EngineConfig
 from forerun.errors import ConfigError
-from forerun.fields import check_options, documented, option, option_like
+from forerun.fields import check_options, documented, option
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -28,7 +27,9 @@ class ServerOptions:
     cors_origin: Sequence[str] = option(
         (), "An origin whose pages may call the server from a browser; * is every one.", metavar="ORIGIN"
     )
-    max_queue: int = option_like(EngineConfig, "max_queue", 256, default_text="256")
+    max_queue: int = option(
+        256, "Choices that may wait beyond --max-batch; a request that finds no room is refused.", low=0
+    )
     max_body: float = option(4.0, "MiB of a request's body; a larger one is refused unread.", low=0, above=True)
     max_prompts: int = option(256, "Choices that one request may ask for, of all of its prompts.", low=1)
     body_timeout: float = option(30.0, "Seconds in which a request's body must have come.", low=0, above=True)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from forerun.config import MAX_NUM_DRAFT_TOKENS, MAX_TOP_LOGPROBS, SamplingParams
+from forerun.config import MAX_NUM_DRAFTfacts.tokens, MAX_TOP_LOGPROBS, SamplingParams
 from forerun.fields import Described, described
 from forerun.openai_format.fields import LABELS
 from forerun.openai_format.sampling import SAME_NAMES
@@ -16,7 +17,6 @@ Schema = dict[str, Any]
 _TEXT: Schema = {"type": "string"}
 _FLAG: Schema = {"type": "boolean"}
 _COUNT: Schema = {"type": "integer", "minimum": 1}
-_TOKENS: Schema = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
 _TEXT_PART: Schema = {
     "type": "object",
     "properties": {"type": {"const": "text"}, "text": _TEXT},
@@ -45,42 +45,70 @@ _TOOL: Schema = {
     },
     "required": ["type", "function"],
 }
-_LISTS: Mapping[str, Schema] = {
-    "stop": {"anyOf": [_TEXT, {"type": "array", "items": _TEXT}]},
-    "stop_token_ids": {"type": "array", "items": {"type": "integer", "minimum": 0}},
-    "logit_bias": {"type": "object", "additionalProperties": {"type": "number"}},
-}
-_DRAFTING: Mapping[str, Schema] = {
-    "prediction": {
-        "type": "object",
-        "properties": {"type": {"const": "content"}, "content": _CONTENT},
-        "required": ["type", "content"],
-    },
-    "speculative": {
-        "anyOf": [
-            _FLAG,
-            _TEXT,
-            {
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What the bodies of one server's requests may say.
+
+    Attributes:
+        model: its name.
+        drafters: that requests may choose.
+        vocab_size: of the target.
+    """
+
+    model: str
+    drafters: Sequence[str]
+    vocab_size: int
+
+    @property
+    def tokens(self) -> Schema:
+        """A list of token ids."""
+        token = {"type": "integer", "minimum": 0, "maximum": self.vocab_size - 1}
+        return {"type": "array", "items": token, "minItems": 1}
+
+    @property
+    def common(self) -> dict[str, Schema]:
+        """What chats and completions may both say."""
+        options = {"type": "object", "properties": {"include_usage": _FLAG}, "additionalProperties": False}
+        return {"max_tokens": _COUNT, "stream_options": options, **self.everywhere, **self.sampling}
+
+    @property
+    def everywhere(self) -> dict[str, Schema]:
+        """The model, whether to stream, and how to draft."""
+        name: Schema = {"enum": [*self.drafters, NO_DRAFTER]}
+        k: Schema = {"type": "integer", "minimum": 0, "maximum": MAX_NUM_DRAFTfacts.tokens}
+        choice = {"type": "object", "properties": {"drafter": name, K_OPTION: k}, "additionalProperties": False}
+        prediction = {
+            "type": "object",
+            "properties": {"type": {"const": "content"}, "content": _CONTENT},
+            "required": ["type", "content"],
+        }
+        return {
+            "model": {"const": self.model},
+            "stream": _FLAG,
+            "speculative": {"anyOf": [_FLAG, name, choice]},
+            "prediction": prediction,
+        }
+
+    @property
+    def sampling(self) -> dict[str, Schema]:
+        """The options of sampling that are given by their own names."""
+        stop = {"type": "string", "minLength": 1}
+        lists: dict[str, Schema] = {
+            "stop": {"anyOf": [stop, {"type": "array", "items": stop, "maxItems": 4}]},
+            "stop_token_ids": {**self.tokens, "minItems": 0},
+            "logit_bias": {
                 "type": "object",
-                "properties": {
-                    "drafter": _TEXT,
-                    "num_draft_tokens": {"type": "integer", "minimum": 0, "maximum": MAX_NUM_DRAFT_TOKENS},
-                },
+                "patternProperties": {"^[0-9]{1,2}$": {"type": "number"}},
                 "additionalProperties": False,
             },
-        ]
-    },
-}
-_COMMON: Mapping[str, Schema] = {
-    "model": _TEXT,
-    "max_tokens": _COUNT,
-    "stream": _FLAG,
-    "stream_options": {"type": "object", "properties": {"include_usage": _FLAG}, "additionalProperties": False},
-    **_DRAFTING,
-}
+        }
+        fields = described(SamplingParams)
+        return {name: lists.get(name) or _number(fields[name]) for name in SAME_NAMES}
 
 
-def chat_schema() -> Schema:
+def chat_schema(facts: Facts) -> Schema:
     """The body of a chat."""
     fields = {
         "messages": _MESSAGES,
@@ -92,22 +120,22 @@ def chat_schema() -> Schema:
         "tool_choice": {"enum": ["auto", "none"]},
         "parallel_tool_calls": _FLAG,
     }
-    return _body({**_COMMON, **_sampling(), **fields}, "messages")
+    return _body({**facts.common, **fields}, "messages")
 
 
-def completion_schema() -> Schema:
+def completion_schema(facts: Facts) -> Schema:
     """The body of a completion."""
     texts = {"type": "array", "items": _TEXT, "minItems": 1}
     fields = {
-        "prompt": {"anyOf": [_TEXT, texts, _TOKENS, {"type": "array", "items": _TOKENS, "minItems": 1}]},
+        "prompt": {"anyOf": [_TEXT, texts, facts.tokens, {"type": "array", "items": facts.tokens, "minItems": 1}]},
         "echo": _FLAG,
         "best_of": _COUNT,
         "logprobs": {"type": "integer", "minimum": 0, "maximum": MAX_TOP_LOGPROBS},
     }
-    return _body({**_COMMON, **_sampling(), **fields}, "prompt")
+    return _body({**facts.common, **fields}, "prompt")
 
 
-def response_schema() -> Schema:
+def response_schema(facts: Facts) -> Schema:
     """The body of a response."""
     item = {
         "type": "object",
@@ -119,29 +147,26 @@ def response_schema() -> Schema:
         "required": ["role", "content"],
     }
     fields = {
-        "model": _TEXT,
         "input": {"anyOf": [_TEXT, {"type": "array", "items": item, "minItems": 1}]},
         "instructions": _TEXT,
-        "stream": _FLAG,
         "max_output_tokens": _COUNT,
         "include": {"type": "array", "items": {"const": "message.output_text.logprobs"}},
         "top_logprobs": {"type": "integer", "minimum": 0, "maximum": MAX_TOP_LOGPROBS},
         "chat_template_kwargs": {"type": "object"},
-        **_DRAFTING,
     }
-    sampling = {name: schema for name, schema in _sampling().items() if name != "n"}
-    return _body({**sampling, **fields}, "input")
+    sampling = {name: schema for name, schema in facts.sampling.items() if name != "n"}
+    return _body({**facts.everywhere, **sampling, **fields}, "input")
 
 
-def tokenize_schema() -> Schema:
+def tokenize_schema(facts: Facts) -> Schema:
     """The body of /tokenize."""
-    fields = {"model": _TEXT, "prompt": _TEXT, "messages": _MESSAGES, "add_special_tokens": _FLAG}
+    fields = {"model": {"const": facts.model}, "prompt": _TEXT, "messages": _MESSAGES, "add_special_tokens": _FLAG}
     return _body({**fields, "chat_template_kwargs": {"type": "object"}})
 
 
-def detokenize_schema() -> Schema:
+def detokenize_schema(facts: Facts) -> Schema:
     """The body of /detokenize."""
-    return _body({"model": _TEXT, "tokens": {**_TOKENS, "minItems": 0}}, "tokens")
+    return _body({"model": {"const": facts.model}, "tokens": {**facts.tokens, "minItems": 0}}, "tokens")
 
 
 def operation(schema: Schema) -> Schema:
@@ -161,11 +186,6 @@ def _body(properties: Mapping[str, Schema], *required: str) -> Schema:
     labels = {name: {} if name == "metadata" else _TEXT for name in LABELS}
     every = {**labels, **properties}
     return {"type": "object", "properties": every, "required": list(required), "additionalProperties": False}
-
-
-def _sampling() -> dict[str, Schema]:
-    fields = described(SamplingParams)
-    return {name: _LISTS.get(name) or _number(fields[name]) for name in SAME_NAMES}
 
 
 def _number(field: Described) -> Schema:

@@ -17,7 +17,7 @@ from forerun.openai_format.tools import CallReader
 from small_tokenizers import byte_level
 
 TEMPLATE = (
-    "{% for tool in tools %}{{ tool.function.name }};{% endfor %}{% for m in messages %}{{ m.role }}:{{ m.content }}"
+    "{% for tool in tools or [] %}{{ tool.function.name }};{% endfor %}{% for m in messages %}{{ m.role }}:{{ m.content }}"
     "{% for c in m.tool_calls %}<tool_call>{{ c.function.arguments.city }}</tool_call>{% endfor %}|{% endfor %}"
 )
 TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
@@ -87,7 +87,11 @@ TEXTS: list[tuple[str, str | None, int]] = [
     (f"Let me see.\n{CALL}\n{CALL}", "Let me see.", 2),
     ("<tool_call>{</tool_call>", "<tool_call>{</tool_call>", 0),
     ('<tool_call>{"name": 3}</tool_call>', '<tool_call>{"name": 3}</tool_call>', 0),
-    ('<tool_call>{"name": "a", "arguments": 3}</tool_call>!', '<tool_call>{"name": "a", "arguments": 3}</tool_call>!', 0),
+    (
+        '<tool_call>{"name": "a", "arguments": 3}</tool_call>!',
+        '<tool_call>{"name": "a", "arguments": 3}</tool_call>!',
+        0,
+    ),
     ("<tool_call>[1]</tool_call>", "<tool_call>[1]</tool_call>", 0),
     (f"{CALL}<tool_ca", "<tool_ca", 1),
     ("<tool_call>" + "[" * 100_000 + "</tool_call>", "<tool_call>" + "[" * 100_000 + "</tool_call>", 0),
