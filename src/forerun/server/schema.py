@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from forerun.config import MAX_NUM_DRAFTfacts.tokens, MAX_TOP_LOGPROBS, SamplingParams
+from forerun.config import MAX_NUM_DRAFT_TOKENS, MAX_TOP_LOGPROBS, NO_DRAFTER, SamplingParams
+from forerun.drafters.parse_text import K_OPTION
 from forerun.fields import Described, described
 from forerun.openai_format.fields import LABELS
 from forerun.openai_format.sampling import SAME_NAMES
@@ -77,7 +78,7 @@ class Facts:
     def everywhere(self) -> dict[str, Schema]:
         """The model, whether to stream, and how to draft."""
         name: Schema = {"enum": [*self.drafters, NO_DRAFTER]}
-        k: Schema = {"type": "integer", "minimum": 0, "maximum": MAX_NUM_DRAFTfacts.tokens}
+        k: Schema = {"type": "integer", "minimum": 0, "maximum": MAX_NUM_DRAFT_TOKENS}
         choice = {"type": "object", "properties": {"drafter": name, K_OPTION: k}, "additionalProperties": False}
         prediction = {
             "type": "object",
