@@ -120,6 +120,8 @@ class StepLoop:
         state.token_ids.grow(new_ids)
         sequence.finish_reason = reason
         chunk = StreamChunk("", new_ids, num_accepted, index=sequence.choice)
+        if item.draft is not None and item.draft.sources:
+            chunk.sources = tuple([item.draft.sources[node] for node in nodes[:num_accepted]])
         if state.logprobs is not None:
             chunk.logprobs = self._report(item, [item.num_extra + row for row in rows], new_ids)
             state.logprobs += chunk.logprobs

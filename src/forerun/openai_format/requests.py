@@ -30,6 +30,7 @@ _COMMON = (
     speculative.NAME,
     *SAME_NAMES,
 )
+_STREAM_OPTIONS = ("include_usage", "include_drafts")
 _TOOLS = ("tools", "tool_choice", "parallel_tool_calls")
 _CHAT = (*_COMMON, "messages", "max_completion_tokens", "top_logprobs", "chat_template_kwargs", *_TOOLS)
 _COMPLETION = (*_COMMON, "prompt", "echo", "best_of")
@@ -47,6 +48,7 @@ class CompletionRequest:
         echo: the answer begins with the prompt.
         stream: the answer is wanted in chunks.
         include_usage: the last chunk of a stream tells the usage.
+        include_drafts: each chunk tells its tokens' texts, and who drafted them.
         template_options: what the chat template is given beside the messages.
         repeated: fields of the body that the answer repeats.
         tools: functions that the model may call.
@@ -60,6 +62,7 @@ class CompletionRequest:
     echo: bool = False
     stream: bool = False
     include_usage: bool = False
+    include_drafts: bool = False
     template_options: Mapping[str, Any] = dataclass_field(default_factory=dict)
     repeated: Mapping[str, Any] = dataclass_field(default_factory=dict)
     tools: Seq[dict[str, Any]] = ()
@@ -122,15 +125,14 @@ def _chat(value: object, context_length: int) -> CompletionRequest:
     if wanted:
         others["logprobs"] = ("top_logprobs", field(body, "top_logprobs").integer("top_logprobs", 0))
     options = template_options(body)
-    stream, usage = _streaming(body)
+    streaming = _streaming(body)
     params = sampling_params(body, others)
     return CompletionRequest(
         CHAT_URL,
         model_of(body),
         [messages],
         params,
-        stream=stream,
-        include_usage=usage,
+        **streaming,
         template_options=options,
         tools=tuple(tools.tools_of(body)),
         has_calls=has_calls,
@@ -150,8 +152,8 @@ def _completion(value: object, context_length: int) -> CompletionRequest:
         others["logprobs"] = ("logprobs", body["logprobs"])
         if echo:
             others["prompt_logprobs"] = ("logprobs", body["logprobs"])
-    stream, usage = _streaming(body)
-    if stream and echo and "logprobs" in body:
+    streaming = _streaming(body)
+    if streaming["stream"] and echo and "logprobs" in body:
         raise RequestBodyError(
             "logprobs of an echoed prompt are there when the answer is, so they are not streamed. Leave out stream, "
             "echo or logprobs.",
@@ -160,7 +162,7 @@ def _completion(value: object, context_length: int) -> CompletionRequest:
     params = sampling_params(body, others)
     if field(body, "best_of").integer("best_of", params.n) != params.n:
         raise RequestBodyError("best_of is not supported, other than equal to n. Leave it out.", param="best_of")
-    return CompletionRequest(COMPLETIONS_URL, model_of(body), _prompts(body), params, echo, stream, usage)
+    return CompletionRequest(COMPLETIONS_URL, model_of(body), _prompts(body), params, echo, **streaming)
 
 
 _PARSERS: Mapping[str, Callable[[object, int], CompletionRequest]] = {CHAT_URL: _chat, COMPLETIONS_URL: _completion}
@@ -222,18 +224,18 @@ def _prediction(body: Mapping[str, Any]) -> str:
     return "".join(part["text"] for part in parts)
 
 
-def _streaming(body: Mapping[str, Any]) -> tuple[bool, bool]:
-    """Whether to stream, and whether the stream tells the usage at its end."""
+def _streaming(body: Mapping[str, Any]) -> dict[str, bool]:
+    """Whether to stream, and what the stream tells beside the text."""
     stream = field(body, "stream").flag("stream", False)
     options = field(body, "stream_options").fields("stream_options", None)
     if options is None:
-        return stream, False
+        return {"stream": stream}
     if not stream:
         raise RequestBodyError("stream_options needs stream to be true. Leave it out.", param="stream_options")
-    odd = sorted(set(options.values) - {"include_usage"})
-    if odd:
-        raise RequestBodyError("stream_options may hold include_usage alone. Leave the rest out.", "stream_options")
-    return stream, options.flag("include_usage", False)
+    if set(options.values) - {*_STREAM_OPTIONS}:
+        known = " and ".join(_STREAM_OPTIONS)
+        raise RequestBodyError(f"stream_options may hold {known} alone. Leave the rest out.", "stream_options")
+    return {"stream": True, **{name: options.flag(name, False) for name in _STREAM_OPTIONS}}
 
 
 def template_options(body: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from forerun.engine.results import Generation, StepOutput, StreamChunk
 from forerun.engine.stats import SequenceStats
+from forerun.engine.text import Detokenizer
 from forerun.openai_format.logprobs import Offsets, chat_logprobs, completion_logprobs
 from forerun.openai_format.requests import CHAT_URL, CompletionRequest
 from forerun.openai_format.responses import Responses, usage
@@ -45,6 +46,7 @@ class Chunks:
             "model": model,
         }
         self._offsets: dict[int, Offsets] = {}  # of the choices that have begun
+        self._texts: dict[int, Detokenizer] = {}
         self._calls: dict[int, CallReader] = {}
         self._stats: list[SequenceStats] = []  # of those that have ended
 
@@ -61,9 +63,12 @@ class Chunks:
         index = place * self._request.params.n + chunk.index
         if index not in self._offsets:
             yield from self._opening(place, index)
-        if not (chunk.text or chunk.finish_reason is not None or chunk.logprobs):
+        drafts = self._request.include_drafts and chunk.token_ids
+        if not (chunk.text or chunk.finish_reason is not None or chunk.logprobs or drafts):
             return
         made = self._made(index, chunk)
+        if self._request.include_drafts:
+            made["choices"][0]["drafts"] = self._drafts(place, index, chunk)
         if output.choice is not None:
             self._stats.append(output.choice.stats)
             last = len(self._stats) == len(self._prompts) * self._request.params.n
@@ -96,6 +101,17 @@ class Chunks:
             reason = "tool_calls"
         more = {"tool_calls": numbered(calls, reader.num_calls - len(calls))} if calls else {}
         return self._chunk(index, content, logprobs, reason, **more)
+
+    def _drafts(self, place: int, index: int, chunk: StreamChunk) -> list[list[str | None]]:
+        """[text, drafter] of each token; no drafter where the model gave it itself, "draft" for one without a name."""
+        if self._responses.texts is None:
+            return []
+        if index not in self._texts:
+            self._texts[index] = Detokenizer(self._responses.texts, self._prompts[place])
+        sources = chunk.sources or ("draft",) * chunk.num_accepted_draft
+        drafters = [*sources, *[None] * (len(chunk.token_ids) - len(sources))]
+        texts = [self._texts[index].push((token_id,)) for token_id in chunk.token_ids]
+        return [[text, drafter] for text, drafter in zip(texts, drafters, strict=True)]
 
     def _opening(self, place: int, index: int) -> Iterator[dict[str, Any]]:
         """What a choice begins with: the role, or the prompt where it is echoed."""

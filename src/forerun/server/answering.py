@@ -8,6 +8,7 @@ from functools import partial
 
 from forerun.config import SamplingParams
 from forerun.engine import EngineThread, Generation, StepOutput
+from forerun.engine.loop_inbox import LoopInbox
 from forerun.engine.outputs import generation
 from forerun.errors import RequestTimeoutError
 
@@ -16,6 +17,7 @@ class Answering:
     """The answer to some prompts, as it comes.
 
     Args:
+        inbox: of the event loop.
         prompts: token ids of each.
         stream: outputs come as tokens do; else one per choice.
         timeout: seconds that all of it may take.
@@ -25,9 +27,17 @@ class Answering:
     """
 
     def __init__(
-        self, thread: EngineThread, prompts: Seq[list[int]], params: SamplingParams, *, stream: bool, timeout: float
+        self,
+        thread: EngineThread,
+        inbox: LoopInbox,
+        prompts: Seq[list[int]],
+        params: SamplingParams,
+        *,
+        stream: bool,
+        timeout: float,
     ) -> None:
-        self._thread, self._prompts, self._params, self._stream = thread, prompts, params, stream
+        self._thread, self._inbox = thread, inbox
+        self._prompts, self._params, self._stream = prompts, params, stream
         self._timeout = timeout
         self._ids: list[int] = []
         self._ended: list[list[StepOutput]] = [[] for _ in prompts]
@@ -44,14 +54,14 @@ class Answering:
             PromptError, SamplingError: one of them cannot be served.
             EngineClosedError: no more requests are taken.
         """
-        loop = asyncio.get_running_loop()
 
         def sink(place: int, output: StepOutput) -> None:
-            loop.call_soon_threadsafe(self._arrived.put_nowait, (place, output))
+            self._inbox.put(self._arrived.put_nowait, (place, output))
 
         try:
             for place, prompt in enumerate(self._prompts):
-                self._ids.append(self._thread.submit(prompt, self._params, partial(sink, place), stream=self._stream))
+                made = partial(sink, place)
+                self._ids.append(self._thread.submit(prompt, self._params, made, stream=self._stream, quick=True))
         except BaseException:
             self.close()
             raise

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import FileResponse, JSONResponse, Response
 
 from forerun import __version__
 from forerun.errors import ForerunError, RequestBodyError
@@ -31,6 +32,14 @@ from forerun.server.schema import (
 from forerun.server.service import Service
 from forerun.server.tokens import detokenize, tokenize
 
+_PAGE_HEADERS = {
+    "content-security-policy": (
+        "default-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+}
+
 
 def make_app(service: Service) -> tuple[App, Gate]:
     """The application, and the gate before it."""
@@ -39,6 +48,7 @@ def make_app(service: Service) -> tuple[App, Gate]:
     gate = Gate(app, service.options, service.metrics)
     _add_answers(app, service)
     _add_facts(app, service, gate)
+    _add_page(app)
     origins = list(service.options.cors_origin)
     if not origins:
         return gate, gate
@@ -81,7 +91,8 @@ def _add_facts(app: FastAPI, service: Service, gate: Gate) -> None:
     def model() -> dict[str, Any]:
         length = service.llm.target.context_length
         facts = {"id": service.name, "object": "model", "created": service.created, "owned_by": "forerun"}
-        return {**facts, "max_model_len": length}
+        drafter = service.llm.drafter
+        return {**facts, "max_model_len": length, "drafters": [] if drafter is None else [*drafter.offers]}
 
     @app.get("/v1/models")
     async def models() -> Any:
@@ -101,9 +112,27 @@ def _add_facts(app: FastAPI, service: Service, gate: Gate) -> None:
     async def version() -> Any:
         return {"version": __version__}
 
+    @app.get("/live")
+    async def live() -> Any:
+        return service.live()
+
     @app.get("/metrics")
     async def metrics() -> Response:
         return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+def _add_page(app: FastAPI) -> None:
+    """The playground: files of the package, and nothing from anywhere else."""
+    folder = Path(__file__).parent / "page"
+
+    def file(name: str) -> Callable[[Request], Any]:
+        async def respond(request: Request) -> Response:
+            return FileResponse(folder / name, headers=_PAGE_HEADERS)
+
+        return respond
+
+    for path, name in (("/", "index.html"), ("/page.css", "page.css"), ("/page.js", "page.js")):
+        app.add_api_route(path, file(name), methods=["GET"], include_in_schema=False)
 
 
 def _handle_errors(app: FastAPI, service: Service) -> None:

@@ -26,7 +26,7 @@ Receive: TypeAlias = Callable[[], Awaitable[Message]]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
 App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-OPEN_PATHS = ("/health",)
+OPEN_PATHS = ("/health", "/", "/page.css", "/page.js")
 """Need no key."""
 _MIB = 1 << 20
 _LINGER = 2.0

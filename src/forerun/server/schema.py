@@ -71,7 +71,11 @@ class Facts:
     @property
     def common(self) -> dict[str, Schema]:
         """What chats and completions may both say."""
-        options = {"type": "object", "properties": {"include_usage": _FLAG}, "additionalProperties": False}
+        options = {
+            "type": "object",
+            "properties": {"include_usage": _FLAG, "include_drafts": _FLAG},
+            "additionalProperties": False,
+        }
         return {"max_tokens": _COUNT, "stream_options": options, **self.everywhere, **self.sampling}
 
     @property

@@ -7,13 +7,14 @@ import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence as Seq
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from starlette.requests import Request
 
 from forerun.engine import LLM, EngineThread, StepOutput
-from forerun.errors import EngineClosedError, QueueFullError, RequestBodyError
+from forerun.engine.loop_inbox import LoopInbox
+from forerun.errors import QueueFullError, RequestBodyError
 from forerun.files.json_file import parse_json
 from forerun.openai_format.requests import CompletionRequest
 from forerun.openai_format.responses import Responses
@@ -46,6 +47,7 @@ class Service:
         self.responses = Responses(llm.tokenizer)
         self.created = int(time.time())
         self.num_choices = 0
+        self._inbox: LoopInbox | None = None  # of the loop that serves
 
     def check_model(self, model: str | None) -> None:
         """Raise RequestBodyError if a request is for another model; none at all is this one."""
@@ -109,7 +111,10 @@ class Service:
     def answering(self, asked: CompletionRequest, prompts: Seq[list[int]], request: Request) -> Answering:
         """The request in the engine. Raises as `Answering.submit`."""
         params = replace(asked.params, tenant=request.state.tenant)
-        made = Answering(self.thread, prompts, params, stream=asked.stream, timeout=self.options.request_timeout)
+        if self._inbox is None:
+            self._inbox = LoopInbox()
+        timeout = self.options.request_timeout
+        made = Answering(self.thread, self._inbox, prompts, params, stream=asked.stream, timeout=timeout)
         made.submit()
         num_tokens = sum(map(len, prompts))
         self.metrics.prompted(num_tokens)
@@ -132,6 +137,17 @@ class Service:
         if self.options.log_prompts:
             _log.info({"event": "answer", "request_id": request.state.request_id, "text": choice.text})
 
+    def live(self) -> dict[str, Any]:
+        """What the engine does now."""
+        engine = self.llm.engine
+        running = len(engine.scheduler.running)
+        return {
+            "running": running,
+            "waiting": max(self.num_choices - running, 0),
+            "max_batch": engine.config.max_batch,
+            "last_step": asdict(engine.last_step),
+        }
+
     def limits(self) -> Mapping[str, str]:
         """What this server cannot do, and why."""
         target, found = self.llm.target, {"response_format": "only text"}
@@ -148,10 +164,3 @@ class Service:
         if self.llm.drafter is None:
             found["speculation"] = "there is no drafter"
         return found
-
-    async def drain(self) -> bool:
-        """Wait for what is in the engine, for as long as is allowed; whether all has ended."""
-        try:
-            return await asyncio.to_thread(self.thread.drain, self.options.drain_timeout)
-        except EngineClosedError:
-            return True
