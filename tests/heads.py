@@ -56,7 +56,7 @@ def random_head(target: Model, seed: int = 0, draft_vocab_size: int | None = Non
 
 def text_of(drafter: str) -> str:
     """A drafter of the table as the bundled target is served with it: heads get a fitted one."""
-    return drafter if DRAFTERS[drafter].serves_bundled else f"{drafter}:model={_bundled_head()}"
+    return drafter if DRAFTERS[drafter].kind != "head" else f"{drafter}:model={_bundled_head()}"
 
 
 @cache

@@ -33,7 +33,7 @@ QUANTISATIONS = ("int8", "int4")
 """Names of `quantize`, which a model's weights can be kept in."""
 
 AUTO: Literal["auto"] = "auto"
-"""num_draft_tokens: chosen step by step, for every sequence."""
+"""num_draft_tokens: chosen step by step, for every sequence. drafter: chosen by the target."""
 NumDraftTokens = int | Literal["auto"]
 ON, OFF = "on", "off"
 PREFIX_REUSE = (AUTO, ON, OFF)
@@ -41,7 +41,7 @@ MAX_NUM_DRAFT_TOKENS = 128
 """Upper bound of K, the nodes of a draft: no chain pays beyond a few of them, but trees and probes need more."""
 
 DEFAULT_DRAFTER = "suffix"
-"""Of targets other than the bundled one: needs no model, and of such drafters was the fastest (docs/benchmarks.md)."""
+"""Of targets that come without a drafter: needs no model, and of such drafters was the fastest (docs/benchmarks.md)."""
 NO_DRAFTER = "none"
 """The drafter's name that stands for plain decoding."""
 
@@ -66,6 +66,8 @@ HYBRID_SOURCES = "suffix+staged"
 
 INDEX_DEPTH = 32
 """Tokens by which an index of a corpus is sorted: what is matched and what follows, together."""
+SHIPPED_HEADS = ASSETS / "heads"
+"""A folder a kind of head, with a folder a target in it, called as the target is."""
 BUNDLED_INDEX = ASSETS / "index" / "stdlib.index"
 """Corpus of the bundled tokenizer's tokens."""
 

@@ -95,9 +95,9 @@ def test_streams_and_answers_are_one_with_and_without_speculation(name: str, dat
     drafter = adversaries({tuple(prompt): target.greedy(prompt, 60)}, target.vocab_size)["right"]
     stops = data.draw(st.lists(st.sampled_from(STRINGS), max_size=2))
     params = SamplingParams(temperature=0, max_tokens=40, stop=stops, min_tokens=data.draw(st.sampled_from([0, 5])))
-    plain = LLM(target, tokenizer=tokenizer).generate(prompt, params)
+    plain = LLM(target, None, tokenizer=tokenizer).generate(prompt, params)
     k = data.draw(st.integers(1, 9))
-    for llm in (LLM(target, tokenizer=tokenizer), LLM(target, drafter, tokenizer=tokenizer, num_draft_tokens=k)):
+    for llm in (LLM(target, None, tokenizer=tokenizer), LLM(target, drafter, tokenizer=tokenizer, num_draft_tokens=k)):
         result = llm.generate(prompt, params)
         assert (result.text, result.token_ids) == (plain.text, plain.token_ids)
         chunks = list(llm.stream(prompt, params))

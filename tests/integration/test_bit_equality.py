@@ -50,7 +50,7 @@ def bundled(request: pytest.FixtureRequest) -> Model:
 def compare(target: Model, num_prompts: int, num_tokens: int, settings: dict[str, list[tuple[int, int]]]) -> None:
     """settings: drafter -> K and batch of each run."""
     assert target.exactness.exact, target.exactness.reason
-    plain = LLM(target, tokenizer=load_tokenizer("bundled"))
+    plain = LLM(target, None, tokenizer=load_tokenizer("bundled"))
     prompts = held_out_prompts(num_prompts)
     assert len(prompts) == num_prompts
     prompts = [prompt[-90:] * 2 if i % 2 else prompt for i, prompt in enumerate(prompts)]  # half of them repeat
@@ -71,7 +71,7 @@ def test_bundled_target_with_trees(bundled: Model) -> None:
     tokenizer = load_tokenizer("bundled")
     long, short = (tokenizer(prompt)["input_ids"] for prompt in held_out_prompts(2))
     prompts = [(long * 9)[:245], short[:57]]
-    plain = LLM(bundled, tokenizer=tokenizer)
+    plain = LLM(bundled, None, tokenizer=tokenizer)
     expected = bits(plain, prompts, 1, 24)
     references = {tuple(prompt): tokens for prompt, (tokens, _) in zip(prompts, expected, strict=True)}
     for name in ("duplicated", "tree"):
@@ -107,7 +107,7 @@ def test_families(family: str, dtype: str, half: int, tmp_path: Path) -> None:
         return
     generator = torch.Generator().manual_seed(1)
     prompts = [torch.randint(0, VOCAB, (n,), generator=generator).tolist() for n in (247, 30, 239, 251)]
-    expected = bits(LLM(target), prompts, 1, 24)
+    expected = bits(LLM(target, None), prompts, 1, 24)
     references = {tuple(prompt): tokens for prompt, (tokens, _) in zip(prompts, expected, strict=True)}
     for number, name in enumerate(("right", "random", "duplicated", "tree")):
         runs = CHAINS if name in ("right", "random") else TREES

@@ -120,7 +120,7 @@ def test_a_prompt_of_which_the_head_lacks_rows_is_drafted_for(family_folder: Cal
     """The target's pages of a request without a head are taken over: nobody tells their states."""
     target = load_model(family_folder("llama"), "bfloat16")
     prompt = torch.randint(0, VOCAB, (3 * PAGE + 9,), generator=torch.Generator().manual_seed(1)).tolist()
-    plain: Any = LLM(target).generate(prompt, GREEDY)
+    plain: Any = LLM(target, None).generate(prompt, GREEDY)
     head = fitted_head(target, [prompt, plain.token_ids])
     eagle = Watched(head)
     result: Any = LLM(target, eagle, num_draft_tokens=4).generate(prompt, GREEDY)
@@ -137,7 +137,7 @@ def test_choices_share_the_rows_of_their_prompt(family_folder: Callable[[str], A
     eagle = Watched(random_head(target, seed=2))
     llm = LLM(target, eagle, num_draft_tokens=4)
     params = replace(GREEDY, temperature=1.0, seed=7, n=3)
-    plain: Any = LLM(target, prefix_reuse="off").generate(prompt, params)
+    plain: Any = LLM(target, None, prefix_reuse="off").generate(prompt, params)
     result: Any = llm.generate(prompt, params)
     assert [choice.token_ids for choice in result.choices] == [choice.token_ids for choice in plain.choices]
     assert eagle.taken[0] == 0 and min(eagle.taken[1:]) > PAGE

@@ -53,7 +53,7 @@ Request = tuple[str, list[int], SamplingParams]
 
 @pytest.fixture(scope="module")
 def plain() -> LLM:
-    return LLM("bundled", dtype="float32")
+    return LLM("bundled", None, dtype="float32")
 
 
 @pytest.fixture(scope="module")

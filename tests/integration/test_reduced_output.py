@@ -41,7 +41,7 @@ def test_in_float64_the_text_is_that_without_a_draft(
     proposed = list(range(0, VOCAB, 2))
     (tmp_path / "draft" / "config.json").write_text(json.dumps(config | {OUTPUT_TOKENS: proposed}))
     target, params = load_model(folder, "float64"), SamplingParams(max_tokens=24, **sampling)
-    wanted = [result.token_ids for result in LLM(target).generate(PROMPTS, params)]
+    wanted = [result.token_ids for result in LLM(target, None).generate(PROMPTS, params)]
     llm = LLM(target, f"{drafter}:model={tmp_path / 'draft'}", num_draft_tokens=4, tokenizer=load_tokenizer(folder))
     results = llm.generate(PROMPTS, params)
     assert [result.token_ids for result in results] == wanted

@@ -23,7 +23,7 @@ SHARED, LONG = 70, 100
 
 @pytest.fixture(scope="module", params=["bfloat16", pytest.param("float32", marks=pytest.mark.slow)])
 def plain(request: pytest.FixtureRequest) -> LLM:
-    return LLM("bundled", dtype=request.param, prefix_reuse="off")
+    return LLM("bundled", None, dtype=request.param, prefix_reuse="off")
 
 
 @pytest.fixture(scope="module")

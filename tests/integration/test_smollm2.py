@@ -26,7 +26,7 @@ def test_it_is_exact_and_stops_where_its_template_says(smollm2_file: Path) -> No
 @pytest.mark.slow
 def test_every_drafter_that_runs_on_it_gives_plain_decodings_tokens(smollm2_file: Path) -> None:
     target = load_model(smollm2_file)
-    plain = LLM(smollm2_file)
+    plain = LLM(smollm2_file, None)
     expected = plain.generate(CHAT, GREEDY).choices[0].token_ids
     specs = ["suffix", "prompt-lookup", "lookahead", "recycling", "early-exit", f"draft-model:model={smollm2_file}"]
     specs += [f"draft-tree:model={smollm2_file}", f"staged:model={smollm2_file}", "hybrid:sources=suffix+recycling"]

@@ -19,7 +19,7 @@ def test_every_list_of_drafters_is_that_of_the_table() -> None:
     assert [name for name in classes if name not in forerun.__all__] == []
     assert all(issubclass(getattr(forerun, name), Drafter) for name in classes)
     assert all(row.make is getattr(forerun, row.class_name) for row in DRAFTERS.values())
-    assert list(choose_drafters("bundled", None, None)) == [n for n, row in DRAFTERS.items() if row.serves_bundled]
+    assert list(choose_drafters("bundled", None, None)) == [n for n, row in DRAFTERS.items() if row.serves("bundled")]
 
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     figures = re.findall(r"^\| ([a-z-]+) \| [\d.]+ \|", readme, flags=re.MULTILINE)

@@ -43,12 +43,14 @@ class Methods:
         reference: Transformers with the target; None leaves Transformers out.
         draft: Transformers with the draft model, for assisted generation; None leaves that out.
         assisted_counts: values of K of assisted generation.
+        baseline: the engine that all are compared with beside PLAIN; None for no other.
     """
 
     engines: Mapping[str, LLM]
     reference: Reference | None = None
     draft: Reference | None = None
     assisted_counts: Sequence[int] = ()
+    baseline: str | None = None
 
     def for_request(self, request: Request, params: SamplingParams) -> dict[str, Callable[[], Run]]:
         """One generation of each method. The bare loop and Transformers take part in greedy runs only."""
@@ -78,6 +80,7 @@ class MethodRow:
         over_plain: speed over forerun's plain decoding.
         over_transformers: speed over Transformers' plain generate.
         over_assisted: speed over Transformers' assisted generation at its best K; None without a draft model.
+        over_baseline: speed over the method that was chosen for it; None if none was.
         mean_acceptance_length: tokens per target forward; None where unknown.
         acceptance_rate: accepted over drafted; None where nothing was drafted or it is unknown.
         first_token: median seconds to the first token; None where unknown.
@@ -91,6 +94,7 @@ class MethodRow:
     over_plain: Interval
     over_transformers: Interval | None
     over_assisted: Interval | None
+    over_baseline: Interval | None
     mean_acceptance_length: float | None
     acceptance_rate: float | None
     first_token: float | None
@@ -99,12 +103,14 @@ class MethodRow:
     same_text: float
 
 
+OVER_BASELINE = "over baseline"
 COLUMNS: Columns[MethodRow] = {
     "method": lambda row: row.method,
     "tokens/s": lambda row: f"{row.tokens_per_second:.1f}",
     "over forerun plain": lambda row: decimal(row.over_plain),
     "over transformers plain": lambda row: decimal(row.over_transformers),
     "over best assisted": lambda row: decimal(row.over_assisted),
+    OVER_BASELINE: lambda row: decimal(row.over_baseline),
     "mean acceptance length": lambda row: decimal(row.mean_acceptance_length),
     "acceptance rate": lambda row: percent(row.acceptance_rate),
     "first token ms, median": lambda row: _milliseconds(row.first_token),
@@ -130,12 +136,12 @@ def measure(
     """
     runs = timed_runs(methods, requests, params, rounds, say)
     categories = [request.category for request in requests for _ in range(rounds)]
-    rows = {"": reduce_runs(runs)}
+    rows = {"": reduce_runs(runs, methods.baseline)}
     if len(set(categories)) > 1:
         for category in dict.fromkeys(categories):
             places = [place for place, each in enumerate(categories) if each == category]
             part = {name: [timed[place] for place in places] for name, timed in runs.items()}
-            rows[category or UNNAMED] = reduce_runs(part)
+            rows[category or UNNAMED] = reduce_runs(part, methods.baseline)
     return rows
 
 
@@ -156,7 +162,7 @@ def timed_runs(
     return runs
 
 
-def reduce_runs(runs: Mapping[str, Sequence[Timed[Run]]]) -> list[MethodRow]:
+def reduce_runs(runs: Mapping[str, Sequence[Timed[Run]]], baseline: str | None = None) -> list[MethodRow]:
     """One row per method. Speeds are compared per token: where texts end by themselves, they may differ in length."""
     per_token = {name: [run.seconds / len(run.value.token_ids) for run in timed] for name, timed in runs.items()}
     assisted = [name for name in per_token if name.startswith(_ASSISTED)]
@@ -174,6 +180,7 @@ def reduce_runs(runs: Mapping[str, Sequence[Timed[Run]]]) -> list[MethodRow]:
                 over_plain=ratio(per_token[PLAIN], per_token[name]),
                 over_transformers=ratio(per_token[HF_PLAIN], per_token[name]) if HF_PLAIN in per_token else None,
                 over_assisted=ratio(per_token[best], per_token[name]) if best else None,
+                over_baseline=ratio(per_token[baseline], per_token[name]) if baseline else None,
                 mean_acceptance_length=sum(len(run.value.token_ids) for run in timed) / forwards if forwards else None,
                 acceptance_rate=sum(run.value.num_accepted for run in timed) / drafted if drafted else None,
                 first_token=statistics.median(first) if first else None,

@@ -19,7 +19,7 @@ from forerun.cli.flags import Flags, with_flags
 from forerun.cli.generate import INTERRUPTED, choose_drafter, open_llm
 from forerun.cli.memory_line import memory_told, note
 from forerun.cli.options import LLMOptions
-from forerun.config import DEFAULT_DRAFTER, EngineConfig, SamplingParams
+from forerun.config import EngineConfig, SamplingParams
 
 if TYPE_CHECKING:
     from forerun.batch.journal import Journal
@@ -60,11 +60,7 @@ def batch(
     model: options.ModelName = None,
     drafter: Annotated[
         str | None,
-        typer.Option(
-            help="A drafter (`forerun drafters` lists them), the folder or id of a draft model, or 'none'.",
-            metavar="DRAFTER",
-            show_default=f"the bundled draft for the bundled target, else {DEFAULT_DRAFTER}",
-        ),
+        typer.Option(help=options.DRAFTER_HELP, metavar="DRAFTER", show_default=options.DEFAULT_DRAFTER_TEXT),
     ] = None,
     settings: Annotated[LLMOptions, Flags()],
     engine: Annotated[EngineConfig, Flags("max_batch", "prefill_chunk")],
@@ -77,7 +73,7 @@ def batch(
     With --seed, a request that has no seed gets one made from it and the request's custom_id.
     """
     model = chosen_model(model)
-    chosen = choose_drafter(model, drafter)
+    chosen = choose_drafter(drafter)
     name = served_model_name or model
     sizes = {"max_batch": engine.max_batch, "prefill_chunk": engine.prefill_chunk}
     run = {

@@ -45,7 +45,11 @@ def demo(
     draft: options.DraftName = None,
     drafters: Annotated[
         str | None,
-        typer.Option(help="Drafters to show, with commas between them.", metavar="DRAFTER,...", show_default="all"),
+        typer.Option(
+            help="Drafters to show, with commas (where options hold commas, semicolons) between them.",
+            metavar="DRAFTER,...",
+            show_default="all",
+        ),
     ] = None,
     prompts: Annotated[DemoOptions, Flags()],
     sampling: Annotated[SamplingParams, Flags("max_tokens")],
@@ -167,15 +171,14 @@ def choose_drafters(model: str, draft: str | None, names: str | None) -> dict[st
 
     Args:
         draft: the draft model for whichever drafter wants one.
-        names: drafters with commas between them, each perhaps with one option (NAME:key=value); None takes all that
-            can serve this target.
+        names: drafters with commas between them, each perhaps with one option (NAME:key=value); with semicolons, with
+            any number of options. None takes all that can serve this target.
 
     Raises:
         ConfigError: an unknown name, or a draft model asked for without saying which.
     """
-    from forerun.drafters import DRAFTERS
+    from forerun.drafters.table import DRAFTERS, has_head
 
-    bundled = model == BUNDLED_TARGET
     wanted = options.comma_list(names, "--drafters") if names else list(DRAFTERS)
     chosen: dict[str, str] = {}
     for spec in wanted:
@@ -183,11 +186,12 @@ def choose_drafters(model: str, draft: str | None, names: str | None) -> dict[st
         if name not in DRAFTERS:
             raise ConfigError(f"There is no drafter {name!r}. Known: {', '.join(DRAFTERS)}.")
         row = DRAFTERS[name]
-        serves = colon or row.needed_option is None or (bundled and row.serves_bundled)
         if not colon and draft is not None and row.with_draft_model is not None:
             chosen[name] = row.with_draft_model.format(draft)
-        elif serves:
+        elif colon or row.serves(model):
             chosen[spec] = spec
+        elif row.with_head is not None and has_head(model, "eagle"):
+            chosen[name] = row.with_head
         elif names:
             raise ConfigError(
                 f"{name} needs its option {row.needed_option!r} for {model!r}: {name}:{row.needed_option}=..."

@@ -19,7 +19,7 @@ from forerun.cli.memory_line import memory_told, note
 from forerun.cli.options import LLMOptions
 from forerun.cli.output import print_json
 from forerun.cli.streaming import follow
-from forerun.config import BUNDLED_TARGET, DEFAULT_DRAFTER, LOSSY_RULES, NO_DRAFTER, SamplingParams
+from forerun.config import AUTO, LOSSY_RULES, SamplingParams
 from forerun.errors import ConfigError, PromptError
 
 if TYPE_CHECKING:
@@ -38,10 +38,9 @@ def generate(
     drafter: Annotated[
         str | None,
         typer.Option(
-            help="A drafter (`forerun drafters` lists them), the folder or id of a draft model, or 'none'.",
+            help=options.DRAFTER_HELP,
             metavar="DRAFTER",
-            show_default="prediction, if one is given; the bundled draft for the bundled target, else "
-            + DEFAULT_DRAFTER,
+            show_default="prediction, if one is given, else " + options.DEFAULT_DRAFTER_TEXT,
         ),
     ] = None,
     settings: Annotated[LLMOptions, Flags()],
@@ -64,7 +63,7 @@ def generate(
     text = read_prompt(prompt)
     request = read_chat(text, system) if chat else text
     model = chosen_model(model)
-    chosen = choose_drafter(model, drafter, params.prediction is not None)
+    chosen = choose_drafter(drafter, params.prediction is not None)
     if not json:
         note(f"loading {model}")
     with memory_told(None if json else note):
@@ -73,11 +72,12 @@ def generate(
         note(line)
     outputs, times, interrupted = run(llm, request, params, echo=not json)
     if json:
-        facts = {"model": model, "drafter": chosen, "num_draft_tokens": llm.num_draft_tokens if chosen else 0}
+        drafted = llm.num_draft_tokens if llm.drafter_name else 0
+        facts = {"model": model, "drafter": llm.drafter_name, "num_draft_tokens": drafted}
         facts["quantize"] = llm.target.quantize
         print_json({**facts, "exact": llm.exact, **as_object(outputs, times)})
     else:
-        typer.echo(summary(outputs, times, chosen, interrupted), err=True)
+        typer.echo(summary(outputs, times, llm.drafter_name, interrupted), err=True)
     if interrupted:
         raise typer.Exit(INTERRUPTED)
 
@@ -156,23 +156,14 @@ def unicode_text(text: str, what: str) -> str:
     return text
 
 
-def choose_drafter(model: str, drafter: str | None, predicted: bool = False) -> str | None:
-    """The drafter asked for, or the default: for a prediction the one that reads it, else that of this target.
-
-    None is plain decoding.
-    """
-    if drafter == NO_DRAFTER:
-        return None
+def choose_drafter(drafter: str | None, predicted: bool = False) -> str:
+    """The drafter asked for, or the default: for a prediction the one that reads it, else the target's."""
     if drafter is not None:
         return drafter
-    if predicted:
-        return "prediction"
-    return "draft-model" if model == BUNDLED_TARGET else DEFAULT_DRAFTER
+    return "prediction" if predicted else AUTO
 
 
-def open_llm(
-    model: str, drafter: str | Sequence[str] | None, *, chat: bool, adapter: str | None, **settings: Any
-) -> LLM:
+def open_llm(model: str, drafter: str | Sequence[str], *, chat: bool, adapter: str | None, **settings: Any) -> LLM:
     """The seam that tests replace.
 
     Raises:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from forerun.config import AUTO, DEFAULT_DTYPE, DTYPES, QUANTISATIONS, EngineConfig, NumDraftTokens
+from forerun.config import AUTO, DEFAULT_DRAFTER, DEFAULT_DTYPE, DTYPES, QUANTISATIONS, EngineConfig, NumDraftTokens
 from forerun.device import DEVICES
 from forerun.errors import ConfigError
 from forerun.fields import Checked, option, option_like
@@ -44,6 +44,10 @@ class LLMOptions(Checked):
     )
 
 
+DRAFTER_HELP = "A drafter (`forerun drafters` lists them), the folder or id of a draft model, 'auto' or 'none'."
+DEFAULT_DRAFTER_TEXT = (
+    f"{AUTO}: the bundled draft for the bundled target, a trained head where one is shipped, else {DEFAULT_DRAFTER}"
+)
 ModelName = Annotated[
     str | None,
     typer.Option(
@@ -74,12 +78,12 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instea
 
 
 def comma_list(text: str, what: str) -> list[str]:
-    """The entries of a comma-separated flag.
+    """The entries of a flag, between commas; or between semicolons where there is one, so that they may hold commas.
 
     Raises:
         ConfigError: it holds no entry, or one twice.
     """
-    entries = [entry.strip() for entry in text.split(",") if entry.strip()]
+    entries = [entry.strip() for entry in text.split(";" if ";" in text else ",") if entry.strip()]
     if not entries or len(set(entries)) < len(entries):
         raise ConfigError(f"{what} is {text!r}, but must be different names with commas between them.")
     return entries

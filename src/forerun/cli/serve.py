@@ -7,13 +7,14 @@ from typing import Annotated
 
 import typer
 
+from forerun.cli import options
 from forerun.cli.default_model import chosen_model
 from forerun.cli.flags import Flags, with_flags
 from forerun.cli.generate import open_llm
 from forerun.cli.memory_line import memory_told, note
 from forerun.cli.options import LLMOptions
 from forerun.cli.served_drafters import served_drafters
-from forerun.config import DEFAULT_DRAFTER, EngineConfig
+from forerun.config import EngineConfig
 from forerun.errors import ConfigError
 from forerun.server.options import ServerOptions
 
@@ -34,10 +35,9 @@ def serve(
     drafter: Annotated[
         list[str] | None,
         typer.Option(
-            help="A drafter (`forerun drafters` lists them), the folder or id of a draft model, or 'none'. Repeatable: "
-            "requests choose by name, the first is the default.",
+            help=f"{options.DRAFTER_HELP} Repeatable: requests choose by name, the first is the default.",
             metavar="DRAFTER",
-            show_default=f"the bundled draft for the bundled target, else {DEFAULT_DRAFTER}",
+            show_default="auto",
         ),
     ] = None,
     draft_model: Annotated[
@@ -66,7 +66,7 @@ def serve(
     from forerun.server.logs import log_as_json
 
     model = chosen_model(model, "MODEL")
-    drafters = served_drafters(model, drafter or [], draft_model, speculative_config)
+    drafters = served_drafters(drafter or [], draft_model, speculative_config)
     if server.is_open:
         note(f"{server.host} lets other machines in, and there is no --api-key: whoever reaches it may use it")
     sizes = {"max_batch": engine.max_batch, "prefill_chunk": engine.prefill_chunk}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from forerun.config import BUNDLED_TARGET, DEFAULT_DRAFTER, NO_DRAFTER
+from forerun.config import AUTO, NO_DRAFTER
 from forerun.drafters.parse_text import K_OPTION
 from forerun.errors import ConfigError
 from forerun.files.json_file import Fields
@@ -25,9 +25,9 @@ _PLACE = "--speculative-config"
 
 
 def served_drafters(
-    model: str, drafters: Sequence[str], draft_model: str | None, speculative_config: str | None
-) -> list[str] | None:
-    """The texts of the drafters to load; requests without a choice have the first. None: plain decoding.
+    drafters: Sequence[str], draft_model: str | None, speculative_config: str | None
+) -> str | list[str]:
+    """The texts of the drafters to load; requests without a choice have the first. NO_DRAFTER: plain decoding.
 
     `prediction` is always among them, for requests that bring one.
 
@@ -50,11 +50,11 @@ def served_drafters(
     elif draft_model is not None:
         drafters = [f"draft-model:model={draft_model}"]
     elif not drafters:
-        drafters = ["draft-model" if model == BUNDLED_TARGET else DEFAULT_DRAFTER]
+        drafters = [AUTO]
     if NO_DRAFTER in drafters:
         if len(drafters) > 1:
             raise ConfigError(f"--drafter is {NO_DRAFTER!r}, and others too. Give it alone, or leave it out.")
-        return None
+        return NO_DRAFTER
     has_prediction = any(text.partition(":")[0] == _PREDICTION for text in drafters)
     return [*drafters] if has_prediction else [*drafters, _PREDICTION]
 

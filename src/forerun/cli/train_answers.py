@@ -13,6 +13,7 @@ from forerun.cli.flags import Flags, with_flags
 from forerun.cli.generate import INTERRUPTED, open_llm
 from forerun.cli.memory_line import memory_told, note
 from forerun.cli.options import LLMOptions
+from forerun.config import NO_DRAFTER
 from forerun.train.defaults import AnswerMaking
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def answers(
         note(f"loading {target}")
         with memory_told(note):
             sizes = {"max_batch": making.max_batch, "num_draft_tokens": 0}
-            return open_llm(target, None, chat=False, **asdict(settings) | sizes)
+            return open_llm(target, NO_DRAFTER, chat=False, **asdict(settings) | sizes)
 
     try:
         make_answers(opened, out, data or [], making, Console(stderr=True), force=force)

@@ -6,7 +6,15 @@ from collections.abc import Sequence as Seq
 from difflib import get_close_matches
 from pathlib import Path
 
-from forerun.config import BUNDLED_DRAFT, BUNDLED_OTHER_VOCAB, BUNDLED_TARGET, NO_DRAFTER, NumDraftTokens
+from forerun.config import (
+    AUTO,
+    BUNDLED_DRAFT,
+    BUNDLED_OTHER_VOCAB,
+    BUNDLED_TARGET,
+    DEFAULT_DRAFTER,
+    NO_DRAFTER,
+    NumDraftTokens,
+)
 from forerun.drafters.ask import check_drafter
 from forerun.drafters.base import Binding, Drafter
 from forerun.drafters.hybrid.by_request import ByRequest
@@ -68,13 +76,15 @@ def build_drafters(specs: Seq[str | Path | Drafter]) -> ByRequest:
     return ByRequest(drafters, own_k)
 
 
-def check_drafter_text(spec: str | Path | Drafter | None) -> None:
-    """Find what is wrong with a drafter's name or options before anything is loaded.
+def check_drafter_text(spec: str | Path | Drafter | Seq[str | Path | Drafter] | None) -> None:
+    """Find what is wrong with a drafter's name or options, or those of several, before anything is loaded.
 
     Raises:
         DrafterError, ConfigError: as `build_drafter`.
     """
-    if isinstance(spec, str) and spec != NO_DRAFTER:
+    if isinstance(spec, Seq) and not isinstance(spec, str):
+        build_drafters([each for each in spec if each != AUTO] or [DEFAULT_DRAFTER] * len(spec))
+    elif isinstance(spec, str) and spec not in (NO_DRAFTER, AUTO):
         build_drafter(spec)
 
 

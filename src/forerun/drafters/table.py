@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Literal
 
+from forerun.config import BUNDLED_TARGET, SHIPPED_HEADS
+
 if TYPE_CHECKING:  # for type checkers alone: the classes of the rows
     from forerun.drafters.base import Drafter
     from forerun.drafters.cross_vocab.cross_vocab import CrossVocab as CrossVocab
@@ -37,11 +39,14 @@ class DrafterRow:
         kind: "model" if it runs a model of its own, "head" if it runs a few layers over the target's hidden states,
             "target" if it uses the target's own layers or rows, "lookup" if it only reads text.
         description: one line for people.
-        needed_option: the option without which it serves the bundled target only; None if it serves any.
+        needed_option: the option without which it serves only those targets for which something is shipped; None if it
+            serves any.
         with_draft_model: its text where a command was given a draft model for all drafters, "{}" standing for the
             model; None if it does not take one.
         may_be_silent: rightly it proposes nothing that the target accepts on the bundled prompts.
-        serves_bundled: whether it needs no option for the bundled target.
+        with_head: its text for a target that an EAGLE head is shipped for; None if it does not take one.
+        shipped: the folder of `SHIPPED_HEADS` with its heads, which it finds by itself. Empty: without its option it
+            serves the bundled target.
     """
 
     home: str
@@ -50,12 +55,21 @@ class DrafterRow:
     needed_option: str | None = None
     with_draft_model: str | None = None
     may_be_silent: bool = False
-    serves_bundled: bool = True
+    with_head: str | None = None
+    shipped: str = ""
 
     @property
     def class_name(self) -> str:
         """The class's public name."""
         return self.home.partition(":")[2]
+
+    def serves(self, model: str) -> bool:
+        """Whether it drafts for a target of this name without any option."""
+        if self.needed_option is None:
+            return True
+        if not self.shipped:
+            return model == BUNDLED_TARGET
+        return has_head(model, self.shipped)
 
     @property
     def make(self) -> Callable[..., Drafter]:
@@ -88,14 +102,14 @@ DRAFTERS: Mapping[str, DrafterRow] = {
         "head",
         "a head reads the target's hidden states and drafts a chain",
         "model",
-        serves_bundled=False,
+        shipped="eagle",
     ),
     "eagle-tree": DrafterRow(
         "model.eagle:EagleTree",
         "head",
         "a head reads the target's hidden states and drafts a branching tree",
         "model",
-        serves_bundled=False,
+        shipped="eagle",
     ),
     "prompt-lookup": DrafterRow(
         "text.prompt_lookup:PromptLookup", "lookup", "copies what followed the last tokens earlier in the sequence"
@@ -122,5 +136,11 @@ DRAFTERS: Mapping[str, DrafterRow] = {
         "several drafters, each asked where it pays by measured figures",
         "sources",
         "hybrid:sources=suffix+{}",
+        with_head="hybrid:sources=suffix+eagle",
     ),
 }
+
+
+def has_head(model: str, kind: str) -> bool:
+    """Whether a head of a kind is shipped for the target of this name."""
+    return model in {folder.name for folder in (SHIPPED_HEADS / kind).glob("*")}

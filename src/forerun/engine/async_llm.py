@@ -8,7 +8,7 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
-from forerun.config import SamplingParams
+from forerun.config import AUTO, SamplingParams
 from forerun.drafters import Drafter
 from forerun.engine.checks import checked
 from forerun.engine.engine_thread import EngineThread
@@ -46,13 +46,13 @@ class AsyncLLM:
     def __init__(
         self,
         target: str | Path | LanguageModel | LLM = "bundled",
-        drafter: str | Path | Drafter | Seq[str | Path | Drafter] | None = None,
+        drafter: str | Path | Drafter | Seq[str | Path | Drafter] | None = AUTO,
         **options: Any,
     ) -> None:
         if not isinstance(target, LLM):
             self.llm = LLM(target, drafter, **options)
-        elif drafter is not None or options:
-            given = ", ".join((["drafter"] if drafter is not None else []) + sorted(options))
+        elif drafter != AUTO or options:
+            given = ", ".join((["drafter"] if drafter != AUTO else []) + sorted(options))
             raise ConfigError(f"An LLM was given together with {given}, which it has already. Give these to the LLM.")
         else:
             self.llm = target

@@ -14,14 +14,13 @@ from forerun.config import (
     DEFAULT_DTYPE,
     MAX_BATCH,
     MEMORY_LOG,
-    NO_DRAFTER,
     OFF,
     PREFILL_CHUNK,
     EngineConfig,
     NumDraftTokens,
     SamplingParams,
 )
-from forerun.drafters import Binding, Drafter, build_drafters, check_drafter_text, make_drafter
+from forerun.drafters import Binding, Drafter, check_drafter_text, chosen_drafter, make_drafter
 from forerun.engine.checks import checked
 from forerun.engine.engine import Engine
 from forerun.engine.memory_plan import MemoryPlan
@@ -47,10 +46,11 @@ class LLM:
 
     Args:
         target: "bundled", a folder, a hub id, or a loaded Model.
-        drafter: None or "none" (plain decoding), "suffix" (the choice without a draft model), "draft-model" or another
-            name, perhaps with options (`forerun drafters` lists them), the folder or id of a draft model, or a drafter
-            object such as DraftModel(path). A list of these: each request has the one that it names
-            (`SamplingParams.drafter`), else the first, or for a prediction the first that reads predictions.
+        drafter: "auto" (the best that is shipped for the target: the bundled draft model; a hybrid of suffix matches
+            and a trained head; else suffix matches alone), None or "none" (plain decoding), a name, perhaps with
+            options (`forerun drafters` lists them), the folder or id of a draft model, or a drafter object such as
+            DraftModel(path). A list of these: each request has the one that it names (`SamplingParams.drafter`), else
+            the first, or for a prediction the first that reads predictions.
         dtype: of the weights: "bfloat16", "float32" or "float64".
         device: where target and draft model compute: "cpu", "cuda", "cuda:1" or "mps".
         num_draft_tokens: K, at most this many tokens are drafted in a step; 0 is plain decoding; "auto" chooses for
@@ -72,6 +72,7 @@ class LLM:
             else. None: as its files say. A draft model has an option of its own ("draft-model:quantize=int4").
 
     Attributes:
+        drafter_name: the drafter as text: what "auto" has chosen, too; of an object its class. None is plain decoding.
         shared: the engine for any number of threads, for an `EngineThread` beside the threads that call this.
 
     Raises:
@@ -86,7 +87,7 @@ class LLM:
     def __init__(
         self,
         target: str | Path | LanguageModel = "bundled",
-        drafter: str | Path | Drafter | Seq[str | Path | Drafter] | None = None,
+        drafter: str | Path | Drafter | Seq[str | Path | Drafter] | None = AUTO,
         *,
         dtype: str = DEFAULT_DTYPE,
         device: str = "cpu",
@@ -110,8 +111,6 @@ class LLM:
             seed=seed,
             num_draft_tokens=AUTO if num_draft_tokens is None else num_draft_tokens,
         )
-        if isinstance(drafter, Seq) and not isinstance(drafter, str):
-            drafter = build_drafters(drafter)
         check_drafter_text(drafter)
         if isinstance(target, (str, Path)):
             _check_memory(target, drafter, config, dtype=dtype, device=device, adapter=adapter, quantize=quantize)
@@ -124,8 +123,10 @@ class LLM:
         drafter_seed = None if seed is None else seed ^ _DRAFTER_SEED
         binding = Binding(self.target, tokenizer, drafter_seed, prefix_reuse != OFF)
         self.drafter: Drafter | None = None
-        if drafter is not None and drafter != NO_DRAFTER:
-            self.drafter, written = make_drafter(drafter, binding)
+        chosen = chosen_drafter(drafter, self.target)
+        self.drafter_name = _name_of(chosen)
+        if chosen is not None:
+            self.drafter, written = make_drafter(chosen, binding)
             if num_draft_tokens is None and written is not None:
                 config = replace(config, num_draft_tokens=written)
         self.engine = Engine(self.target, self.drafter, tokenizer=tokenizer, config=config)
@@ -243,11 +244,20 @@ def one_each(params: SamplingParams | Seq[SamplingParams] | None, count: int) ->
 
 
 def _check_memory(
-    target: str | Path, drafter: str | Path | Drafter | None, config: EngineConfig, **arguments: Any
+    target: str | Path,
+    drafter: str | Path | Drafter | Seq[str | Path | Drafter] | None,
+    config: EngineConfig,
+    **arguments: Any,
 ) -> None:
     """Plan the memory, log the plan, and refuse what does not fit. Whatever else is wrong is told by loading."""
     with suppress(ConfigError, ModelLoadError, DrafterError):
         _log.info("%s", MemoryPlan.of(target, drafter, config, **arguments))
+
+
+def _name_of(drafter: str | Path | Drafter | None) -> str | None:
+    if drafter is None or isinstance(drafter, (str, Path)):
+        return None if drafter is None else str(drafter)
+    return type(drafter).__name__
 
 
 def _check_loaded(adapter: str | Path | None, quantize: str | None) -> None:

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from forerun.config import AUTO, DEFAULT_DTYPE, MAX_NUM_DRAFT_TOKENS, NO_DRAFTER, EngineConfig
-from forerun.drafters import Drafter, build_drafter
+from forerun.config import AUTO, DEFAULT_DTYPE, MAX_NUM_DRAFT_TOKENS, EngineConfig
+from forerun.drafters import Drafter, build_drafter, chosen_drafter
 from forerun.drafters.base import NamedModel
 from forerun.errors import NotEnoughMemoryError
 from forerun.machine_memory import GIB, available_memory, total_memory
@@ -130,7 +130,7 @@ class MemoryPlan:
     def of(
         cls,
         target: str | Path,
-        drafter: str | Path | Drafter | None,
+        drafter: str | Path | Drafter | Sequence[str | Path | Drafter] | None,
         config: EngineConfig,
         *,
         dtype: str = DEFAULT_DTYPE,
@@ -146,8 +146,8 @@ class MemoryPlan:
         """
         planned = model_memory(target, dtype, device, adapter, quantize)
         named: tuple[NamedModel, ...] = ()
-        if drafter is not None and drafter != NO_DRAFTER:
-            named = build_drafter(drafter)[0].models_to_load(str(target))
+        if (chosen := chosen_drafter(drafter, target)) is not None:
+            named = build_drafter(chosen)[0].models_to_load(str(target))
         served = str(planned.dtype).removeprefix("torch.")
         drafts = [
             model_memory(

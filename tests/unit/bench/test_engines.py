@@ -5,7 +5,7 @@ from forerun.bench.engines import beside
 
 
 def test_no_method_finds_a_prompt_that_another_has_computed() -> None:
-    plain = LLM("bundled", prefix_reuse="off")
+    plain = LLM("bundled", None, prefix_reuse="off")
     other = beside(plain, "suffix", 2)
     tokens, params = list(range(100)), SamplingParams(temperature=0, max_tokens=2)
     for llm in (plain, other, plain, other):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -58,7 +59,7 @@ def test_the_bare_loop_and_the_engine_say_the_same() -> None:
 
 
 def test_transformers_and_forerun_say_the_same_in_float64(folder: Path) -> None:
-    own = LLM(str(folder), dtype="float64", tokenizer=None)
+    own = LLM(str(folder), None, dtype="float64", tokenizer=None)
     target, draft = Reference(folder, "float64"), Reference(folder, "float64")
     engines = {PLAIN: own, method_name("draft-model", 3): LLM(own.target, folder, num_draft_tokens=3)}
     requests = [Request("a", "", PROMPT), Request("b", "", [5, 3])]
@@ -73,7 +74,7 @@ def test_transformers_and_forerun_say_the_same_in_float64(folder: Path) -> None:
 
 
 def test_all_stop_at_the_end_of_text_if_asked(folder: Path) -> None:
-    own = LLM(str(folder), dtype="float64", tokenizer=None)
+    own = LLM(str(folder), None, dtype="float64", tokenizer=None)
     said = own.generate(PROMPT, GREEDY).token_ids
     own.target.eos_token_ids = frozenset(said[4:5])  # type: ignore[misc]
     methods = Methods({PLAIN: own}, Reference(folder, "float64"))
@@ -115,8 +116,18 @@ def test_acceptance_by_position_is_of_the_drafts_that_reached_it() -> None:
     assert row.acceptance_per_position == [0.75, 0.5]
 
 
+def test_speed_over_a_baseline() -> None:
+    def timed(seconds: Sequence[float]) -> list[Timed[Run]]:
+        return [Timed(each, Run([1, 2], 2)) for each in seconds]
+
+    runs = {PLAIN: timed([4, 4]), "one": timed([2, 2]), "two": timed([1, 1])}
+    found = {row.method: row.over_baseline for row in reduce_runs(runs, "one")}
+    assert {name: each and each.median for name, each in found.items()} == {PLAIN: 0.5, "one": 1, "two": 2}
+    assert all(row.over_baseline is None for row in reduce_runs(runs))
+
+
 def test_the_parts_of_a_step_add_up(folder: Path) -> None:
-    own = LLM(str(folder), dtype="float32")
+    own = LLM(str(folder), None, dtype="float32")
     [plain, drafted] = measure_step_time(
         {PLAIN: own, "drafted": LLM(own.target, folder, num_draft_tokens=3)}, [PROMPT], 6
     )

@@ -115,7 +115,7 @@ def test_every_measurement_has_its_row() -> None:
 
 
 def test_the_loop_of_slots_computes_the_model() -> None:
-    plain = LLM("bundled", max_batch=3)
+    plain = LLM("bundled", None, max_batch=3)
     reference = SlotsReference("bundled", slots=3, length=12)
     some = [[5 + i + 7 * j for j in range(6)] for i in range(3)]
     check = many.check(reference, plain.target, some)

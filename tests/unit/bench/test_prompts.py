@@ -68,12 +68,12 @@ def test_the_answer_ends_with_the_text() -> None:
     said = model.greedy([3, 4], 20)
     ending: Any = FakeModel(vocab_size=200, eos_token_ids=said[5:6])
     assert said[5] not in said[:5]
-    assert plain_answer(LLM(ending, tokenizer=tokenizer), 20)([3, 4]) == decoded(tokenizer, said[:5])
+    assert plain_answer(LLM(ending, None, tokenizer=tokenizer), 20)([3, 4]) == decoded(tokenizer, said[:5])
 
 
 def test_a_conversation_that_outgrows_the_context_names_the_turn(tokenizer: Any) -> None:
     model: Any = FakeModel(vocab_size=300, context_length=5)
-    answer = plain_answer(LLM(model, tokenizer=tokenizer), 28)
+    answer = plain_answer(LLM(model, None, tokenizer=tokenizer), 28)
     with pytest.raises(ConfigError, match="q cannot go on after turn 1"):
         requests([Case("q", turns=("a", "b"))], tokenizer, "m", answer)
 

@@ -27,7 +27,7 @@ class Tokenizer:
 
 
 def test_what_is_scored(tmp_path: Path) -> None:
-    llm = LLM(make_family("llama", tmp_path), dtype="float32")
+    llm = LLM(make_family("llama", tmp_path), None, dtype="float32")
     llm.tokenizer = Tokenizer()  # of the texts alone: the engine has none
     requests = [Request("a", "", [1, 2, 3], "4 5"), Request("b", "", [6, 7])]
     known, answered = scored_texts(llm, {"w": requests}, max_tokens=4)["w"]

@@ -23,7 +23,7 @@ PARAMS = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
 
 def llm() -> LLM:
     model: Any = FakeModel(order=1)  # soon repeats itself
-    return LLM(model)
+    return LLM(model, None)
 
 
 def setting(drafter: Any = PromptLookup, draft: float = 0.1, idle: float = 0.0, echo: bool = False) -> Setting:

@@ -38,6 +38,7 @@ class FakeLLM:
 
     drafts: bool = False
     drafter: object = None
+    drafter_name: str | None = "suffix"
     exact: bool = True
     num_draft_tokens: int | str = "auto"
     fail_after: int | None = None

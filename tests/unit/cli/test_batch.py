@@ -33,10 +33,10 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """What models were opened with; all of them are a fake."""
     made: list[dict[str, Any]] = []
 
-    def open_llm(model: str, drafter: str | None, **settings: Any) -> LLM:
+    def open_llm(model: str, drafter: str, **settings: Any) -> LLM:
         made.append({"model": model, "drafter": drafter, **settings})
         fake: Any = FakeModel(vocab_size=len(TOKENIZER))
-        return LLM(fake, tokenizer=TOKENIZER, max_batch=settings["max_batch"])
+        return LLM(fake, None, tokenizer=TOKENIZER, max_batch=settings["max_batch"])
 
     monkeypatch.setattr("forerun.cli.batch.open_llm", open_llm)
     return made
@@ -55,7 +55,7 @@ def test_from_file_to_file(invoke: Any, opened: list[dict[str, Any]], files: tup
     answers = [json.loads(text) for text in Path(files[1]).read_text().splitlines()]
     assert [answer["custom_id"] for answer in answers] == [f"{i}" for i in range(9)]
     fake: Any = FakeModel(vocab_size=len(TOKENIZER))
-    alone = LLM(fake, tokenizer=TOKENIZER)
+    alone = LLM(fake, None, tokenizer=TOKENIZER)
     for i, answer in enumerate(answers):
         assert answer["response"]["status_code"] == 200
         body = answer["response"]["body"]

@@ -43,10 +43,10 @@ def cells(module: ModuleType, row: object) -> list[str]:
 
 def test_lines_of_the_tables() -> None:
     speed, over_plain, over_assisted = Interval(66.7, 60, 70), Interval(2, 1.9, 2.1), Interval(3, 2.5, 3.5)
-    row = MethodRow("m", speed, over_plain, None, over_assisted, 2.5, None, 0.0214, None, [0.5], 0.9)
+    row = MethodRow("m", speed, over_plain, None, over_assisted, over_plain, 2.5, None, 0.0214, None, [0.5], 0.9)
     line = cells(generate, row)
     assert line[:5] == ["m", "66.7 [60.0, 70.0]", "2.00 [1.90, 2.10]", "–", "3.00 [2.50, 3.50]"]
-    assert line[5:] == ["2.50", "–", "21", "–", "90 %"]
+    assert line[5:] == ["2.00 [1.90, 2.10]", "2.50", "–", "21", "–", "90 %"]
     assert cells(step_time, StepTimeRow("m", 10, 7, 2, 1)) == ["m", "10.00", "7.00", "2.00", "1.00", "10 %"]
     line = cells(acceptance_rate, AcceptanceRow("code", "draft-model", 4, 1.0, 0.512, 3.04))
     assert line == ["code, draft-model", "4", "1", "0.512", "3.04"]
@@ -61,6 +61,7 @@ def test_lines_of_the_tables() -> None:
         ["load", "--outstanding", "0"],
         ["generate", "--prompts", "no-such"],
         ["generate", "--num-prompts", "0"],
+        ["generate", "--drafters", "suffix", "--baseline", "recycling"],
         ["peers"],
         ["peers", "--peer", "vllm=python"],
         ["peers", "--peer", "llama.cpp=/none"],

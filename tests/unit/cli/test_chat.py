@@ -36,7 +36,8 @@ def fake(**settings: Any) -> FakeLLM:
 
 
 def session_of(llm: Any, drafter: str | None = "suffix") -> Session:
-    return Session(llm, drafter, PARAMS, LLMOptions())
+    llm.drafter_name = drafter
+    return Session(llm, PARAMS, LLMOptions())
 
 
 def converse(session: Session, *entries: str | type[BaseException]) -> None:
@@ -87,7 +88,7 @@ def test_an_answer_is_what_generate_gives_for_the_same_messages() -> None:
         def apply_chat_template(self, messages: list[dict[str, Any]], **_: object) -> str:
             return "".join(message["content"] for message in messages)
 
-    plain = LLM(FakeModel(seed=3), tokenizer=ChatTokenizer(pieces))
+    plain = LLM(FakeModel(seed=3), None, tokenizer=ChatTokenizer(pieces))
     session = session_of(LLM(FakeModel(seed=3), PromptLookup(), tokenizer=ChatTokenizer(pieces)))
     session.params = SamplingParams(temperature=0.9, seed=5, max_tokens=12)
     shown: list[str] = []
@@ -191,6 +192,7 @@ def test_commands_change_the_chat(capsys: pytest.CaptureFixture[str], monkeypatc
 
     def open_beside(*given: Any) -> FakeLLM:
         opened.append(given)
+        other.drafter_name = None if given[1] == "none" else given[1]
         return other
 
     monkeypatch.setattr(sessions, "open_beside", open_beside)
@@ -202,7 +204,7 @@ def test_commands_change_the_chat(capsys: pytest.CaptureFixture[str], monkeypatc
     assert [params.temperature for _, params in other.requests] == [0.5, 0.5]
     assert list(session.totals) == ["suffix", "recycling:width=2"]
     converse(session, '/system ""', "/system", "/drafter none", "/drafter")
-    assert session.history.system is None and session.drafter is None
+    assert session.history.system is None and session.drafter == "none"
     assert "there is no system message" in capsys.readouterr().err
 
 
@@ -247,8 +249,8 @@ def test_a_command_that_cannot_be_followed_changes_nothing(
 
 
 def test_a_drafter_is_changed_over_the_same_target() -> None:
-    llm = LLM(FakeModel(), PromptLookup(), tokenizer=PieceTokenizer([b"a"] * 11))
-    session = Session(llm, "prompt-lookup", PARAMS, LLMOptions(num_draft_tokens=3))
+    llm = LLM(FakeModel(), "prompt-lookup", tokenizer=PieceTokenizer([b"a"] * 11))
+    session = Session(llm, PARAMS, LLMOptions(num_draft_tokens=3))
     session.change_drafter("suffix:num_draft_tokens=5")
     assert session.llm.target is llm.target and session.llm.tokenizer is llm.tokenizer
     assert type(session.llm.drafter).__name__ == "Suffix" and session.llm.num_draft_tokens == 3
@@ -256,7 +258,7 @@ def test_a_drafter_is_changed_over_the_same_target() -> None:
         session.change_drafter("suffixx")
     assert session.drafter == "suffix:num_draft_tokens=5"
     session.change_drafter("none")
-    assert session.drafter is None and session.llm.drafter is None
+    assert session.drafter == "none" and session.llm.drafter is None
 
 
 # what is typed
@@ -326,7 +328,7 @@ def test_on_a_pipe_every_line_is_a_message(invoke: Invoke, opened: dict[str, Any
     assert result.exit_code == 0
     assert result.stdout == f"{TEXT}\n{TEXT}\n"
     assert asked(opened["llm"]) == [["brief", "one"], ["brief", "one", TEXT, "/quit\\"]]
-    assert (opened["model"], opened["drafter"], opened["adapter"]) == ("some/model", None, "some/adapter")
+    assert (opened["model"], opened["drafter"], opened["adapter"]) == ("some/model", "none", "some/adapter")
     assert opened["chat"] is True
     params = opened["llm"].requests[0][1]
     assert (params.seed, params.max_tokens, params.temperature) == (3, 9, 0.7)
@@ -359,7 +361,7 @@ def test_without_a_model_and_without_smollm2_it_says_how_to_fetch_it(
     assert "forerun fetch smollm2" in line
     monkeypatch.setattr("forerun.fetch.store.path_of", lambda name: tmp_path)
     assert invoke("chat", input="one\n").exit_code == 0
-    assert (opened["model"], opened["drafter"]) == ("smollm2", "suffix")
+    assert (opened["model"], opened["drafter"]) == ("smollm2", "auto")
 
 
 @pytest.mark.parametrize("arguments", [["chat", "bundled"], ["generate", "--chat", "x"]])

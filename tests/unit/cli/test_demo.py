@@ -127,7 +127,7 @@ def test_bad_options_exit_with_2(invoke: Invoke, arguments: list[str], told: str
 def test_drafters_follow_the_model() -> None:
     from forerun.drafters import DRAFTERS
 
-    assert demo.choose_drafters("bundled", None, None) == {n: n for n, row in DRAFTERS.items() if row.serves_bundled}
+    assert demo.choose_drafters("bundled", None, None) == {n: n for n, row in DRAFTERS.items() if row.serves("bundled")}
     lone = demo.choose_drafters("some/model", None, None)
     assert {"prompt-lookup", "suffix", "lookahead"} <= set(lone)
     assert not {"draft-model", "draft-tree", "cross-vocab", "rest", "hybrid"} & set(lone)
@@ -135,6 +135,16 @@ def test_drafters_follow_the_model() -> None:
     assert given["draft-model"] == "a/draft"
     assert given["hybrid"] == "hybrid:sources=suffix+a/draft"
     assert demo.choose_drafters("some/model", None, "rest:index=x") == {"rest:index=x": "rest:index=x"}
+    two = "suffix:min_match=3,max_match=9"
+    assert demo.choose_drafters("some/model", None, f"{two}; lookahead") == {two: two, "lookahead": "lookahead"}
+
+
+def test_the_hybrid_of_a_shipped_head(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("forerun.drafters.table.SHIPPED_HEADS", tmp_path)
+    assert "hybrid" not in demo.choose_drafters("some-model", None, None)
+    (tmp_path / "eagle" / "some-model").mkdir(parents=True)
+    chosen = demo.choose_drafters("some-model", None, None)
+    assert chosen["hybrid"] == "hybrid:sources=suffix+eagle" and chosen["eagle-tree"] == "eagle-tree"
 
 
 def test_what_is_left_out_is_said(invoke: Invoke, methods: dict[str, FakeLLM], workload: str) -> None:

@@ -139,18 +139,17 @@ def test_a_system_message_without_its_place_is_refused(
 @pytest.mark.parametrize(
     ("arguments", "drafter"),
     [
-        ([], "draft-model"),
-        (["--model", "some/model"], "suffix"),
-        (["--drafter", "none"], None),
+        ([], "auto"),
+        (["--drafter", "none"], "none"),
         (["--drafter", "some/draft"], "some/draft"),
         (["--prediction", "y"], "prediction"),
         (["--model", "some/model", "--prediction", "y"], "prediction"),
         (["--drafter", "some/hybrid", "--prediction", "y"], "some/hybrid"),
-        (["--drafter", "none", "--prediction", "y"], None),
+        (["--drafter", "none", "--prediction", "y"], "none"),
     ],
 )
-def test_the_drafter_follows_the_model(
-    invoke: Invoke, opened: dict[str, Any], arguments: list[str], drafter: str | None
+def test_the_drafter_is_chosen_for_the_target_unless_another_is_asked_for(
+    invoke: Invoke, opened: dict[str, Any], arguments: list[str], drafter: str
 ) -> None:
     assert invoke("generate", "x", *arguments).exit_code == 0
     assert opened["drafter"] == drafter

@@ -22,10 +22,9 @@ RUNNER = CliRunner()
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        ({}, ["suffix", "prediction"]),
-        ({"model": "bundled"}, ["draft-model", "prediction"]),
+        ({}, ["auto", "prediction"]),
         ({"drafters": ["recycling", "prediction"]}, ["recycling", "prediction"]),
-        ({"drafters": ["none"]}, None),
+        ({"drafters": ["none"]}, "none"),
         ({"draft_model": "owner/draft"}, ["draft-model:model=owner/draft", "prediction"]),
         (
             {"speculative_config": '{"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 3}'},
@@ -39,8 +38,8 @@ RUNNER = CliRunner()
     ],
     ids=str,
 )
-def test_drafters(given: dict[str, Any], expected: list[str] | None) -> None:
-    arguments = {"model": "owner/model", "drafters": [], "draft_model": None, "speculative_config": None}
+def test_drafters(given: dict[str, Any], expected: list[str] | str) -> None:
+    arguments = {"drafters": [], "draft_model": None, "speculative_config": None}
     assert served_drafters(**(arguments | given)) == expected
 
 
@@ -60,7 +59,7 @@ def test_drafters(given: dict[str, Any], expected: list[str] | None) -> None:
     ids=str,
 )
 def test_what_is_refused(given: dict[str, Any], said: str) -> None:
-    arguments: dict[str, Any] = {"model": "m", "drafters": [], "draft_model": None, "speculative_config": None}
+    arguments: dict[str, Any] = {"drafters": [], "draft_model": None, "speculative_config": None}
     with pytest.raises(ConfigError, match=said):
         served_drafters(**(arguments | given))
 

@@ -157,7 +157,7 @@ def test_whatever_it_drafts_the_output_is_plain(
     prompts = [TEXT, "import os\n", TEXT[:30], "größ"]
     drafter, _ = build_drafter(f"cross-vocab:model={draft_folder},drafter={inner},mode={mode}")
     crossed: Any = LLM(target, drafter, tokenizer=ours, num_draft_tokens=4).generate(prompts, params)
-    plain: Any = LLM(target, tokenizer=ours).generate(prompts, params)
+    plain: Any = LLM(target, None, tokenizer=ours).generate(prompts, params)
     for own, other in zip(plain[:3], crossed[:3]):
         assert own.token_ids == other.token_ids
     assert len(crossed[3].token_ids) == 12

@@ -159,7 +159,7 @@ def test_padding_of_either_vocabulary(widths: tuple[int, int], options: dict[str
     result = llm.generate([1, 2], params)
     assert result.stats.num_draft_tokens > 60
     if options != {"temperature": 0.7}:
-        assert result.token_ids == LLM(target).generate([1, 2], params).token_ids
+        assert result.token_ids == LLM(target, None).generate([1, 2], params).token_ids
 
 
 def test_drawn_chains_carry_the_processed_distribution_they_were_drawn_from() -> None:

@@ -67,7 +67,7 @@ def random_path(rng: random.Random, draft: Draft) -> list[int]:
 def test_output_is_the_targets(shape: str, options: dict[str, Any]) -> None:
     target, params = FakeModel(eos_token_ids=[10]), SamplingParams(max_tokens=150, **options)
     prompts = [[1, 2, 3], [4], [5, 6] * 20]
-    expected = [r.token_ids for r in LLM(target).generate(prompts, params)]
+    expected = [r.token_ids for r in LLM(target, None).generate(prompts, params)]
     for noise in (0.0, 1.5, 20.0):
         drafter = DraftTree(near(noise), shape=shape)  # type: ignore[arg-type]
         results = LLM(target, drafter, max_batch=2).generate(prompts, params)
@@ -282,7 +282,7 @@ def test_padding_of_either_vocabulary(widths: tuple[int, int], options: dict[str
     result = llm.generate([1, 2], params)
     assert result.stats.num_draft_tokens > 60
     if options != {"temperature": 0.7}:
-        assert result.token_ids == LLM(target).generate([1, 2], params).token_ids
+        assert result.token_ids == LLM(target, None).generate([1, 2], params).token_ids
 
 
 def test_a_forward_that_failed_leaves_nothing_behind() -> None:

@@ -36,7 +36,7 @@ def answers(llm: LLM) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def plain(target: Model) -> list[Any]:
-    return answers(LLM(target))
+    return answers(LLM(target, None))
 
 
 @pytest.mark.parametrize("options", [{}, {"max_batch": 1}, {"prefill_chunk": 2}, {"max_batch": 3, "prefill_chunk": 7}])
@@ -117,7 +117,7 @@ def test_a_chain_that_a_price_ends_has_the_states_of_its_nodes(target: Model, pr
     drafter.draft = draft  # type: ignore[method-assign]
     params = SamplingParams(temperature=0, max_tokens=40)
     own: Any = llm.generate([5, 6, 7], params)
-    plain: Any = LLM(target).generate([5, 6, 7], params)
+    plain: Any = LLM(target, None).generate([5, 6, 7], params)
     assert own.token_ids == plain.token_ids
     if price == 0.02:
         assert any(0 < length < budget for budget, length in lengths)

@@ -87,7 +87,7 @@ def test_a_right_inner_drafter_saves_forwards() -> None:
 def test_output_is_the_targets_whatever_the_inner_drafter(options: dict[str, Any]) -> None:
     target, params = FakeModel(num_contexts=40), SamplingParams(max_tokens=120, **options)
     prompts = [[1, 2, 3], [4, 5]]
-    expected = [result.token_ids for result in LLM(target).generate(prompts, params)]
+    expected = [result.token_ids for result in LLM(target, None).generate(prompts, params)]
     references = {tuple(prompt): tokens for prompt, tokens in zip(prompts, expected)}
     for script in adversaries(references, 11).values():
         drafter = Staged(near(), script)  # type: ignore[arg-type]

@@ -191,7 +191,7 @@ def test_drain(run: Any) -> None:
 
 def test_the_engine_of_an_llm() -> None:
     fake: Any = FakeModel()
-    llm = LLM(fake)
+    llm = LLM(fake, None)
 
     async def main() -> None:
         async with AsyncLLM(llm) as shared:

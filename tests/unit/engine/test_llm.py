@@ -65,7 +65,7 @@ def test_many_prompts_of_mixed_kinds_each_with_its_params(llm: LLM, fake: FakeMo
 
 
 def test_more_prompts_than_places(fake: FakeModel) -> None:
-    llm = LLM(fake, max_batch=2)
+    llm = LLM(fake, None, max_batch=2)
     results = llm.generate([[i] for i in range(11)], GREEDY)
     assert [result.token_ids for result in results] == [fake.greedy([i], 12) for i in range(11)]
 
@@ -122,7 +122,7 @@ def test_a_stream_that_is_closed_or_never_begun_leaves_nothing(fake: FakeModel) 
 
 
 def test_an_error_reaches_the_caller_and_the_next_call_works(fake: FakeModel) -> None:
-    llm = LLM(fake)
+    llm = LLM(fake, None)
 
     def fail(batch: Any) -> None:
         if any((rows.cache.tokens or rows.token_ids)[0] == 5 for rows in batch):
@@ -174,13 +174,13 @@ def test_bad_prompts(llm: LLM, prompt: Any, words: str) -> None:
 
 
 def test_what_needs_a_tokenizer_or_a_template(fake: FakeModel) -> None:
-    bare = LLM(fake)
+    bare = LLM(fake, None)
     with pytest.raises(PromptError, match="no tokenizer"):
         bare.generate("abc")
     with pytest.raises(SamplingError, match="stop_token_ids"):
         bare.generate([1], SamplingParams(stop=["a"]))
     with pytest.raises(PromptError, match="no chat template"):
-        LLM(fake, tokenizer=PieceTokenizer(PIECES)).generate([{"role": "user", "content": "a"}])
+        LLM(fake, None, tokenizer=PieceTokenizer(PIECES)).generate([{"role": "user", "content": "a"}])
     assert bare.generate([1], GREEDY).text == ""
 
 
@@ -190,13 +190,13 @@ def test_a_stop_string_that_is_a_special_token_stops_at_it() -> None:
     for special in (END, TURN):
         [end] = ids_of(tokenizer, special)
         unstopped = SamplingParams(temperature=0, max_tokens=12, logit_bias={end: 4})
-        expected = fake_tokens = LLM(fake, tokenizer=tokenizer).generate([5], unstopped).token_ids
+        expected = fake_tokens = LLM(fake, None, tokenizer=tokenizer).generate([5], unstopped).token_ids
         assert end in fake_tokens
         at = expected.index(end)
-        result = LLM(fake, tokenizer=tokenizer).generate([5], replace(unstopped, stop=[special]))
+        result = LLM(fake, None, tokenizer=tokenizer).generate([5], replace(unstopped, stop=[special]))
         assert (result.token_ids, result.finish_reason) == (expected[: at + 1], "stop")
     later = replace(unstopped, stop=[TURN], min_tokens=12)
-    assert end not in LLM(fake, tokenizer=tokenizer).generate([5], later).token_ids[:11]
+    assert end not in LLM(fake, None, tokenizer=tokenizer).generate([5], later).token_ids[:11]
 
 
 def test_other_refusals(llm: LLM, fake: FakeModel) -> None:
@@ -207,11 +207,11 @@ def test_other_refusals(llm: LLM, fake: FakeModel) -> None:
     with pytest.raises(SamplingError, match="has a prediction"):
         llm.stream([1], SamplingParams(prediction=[1, 2]))  # at once, before a chunk is asked for
     with pytest.raises(ConfigError, match="num_draft_tokens is -1"):
-        LLM(fake, num_draft_tokens=-1)
+        LLM(fake, None, num_draft_tokens=-1)
     with pytest.raises(ConfigError, match="num_draft_tokens is 'car'"):
-        LLM(fake, num_draft_tokens="car")  # type: ignore[arg-type]
+        LLM(fake, None, num_draft_tokens="car")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="acceptance is 'hope'"):
-        LLM(fake, acceptance="hope")
+        LLM(fake, None, acceptance="hope")
     with pytest.raises(DrafterError, match=r"bundled draft.*hybrid:sources=suffix"):
         LLM(fake, "draft-model")
     with pytest.raises(DrafterError, match="hybrid:sources=suffix"):

@@ -37,12 +37,12 @@ def never_read(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_does_not_fit_is_refused_before_weights_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     limit(monkeypatch, 1 * MIB)
     with pytest.raises(NotEnoughMemoryError, match=r"bundled takes [\d.]+ MiB .* 1\.0 MiB are available.*quantize"):
-        LLM("bundled")
+        LLM("bundled", None)
     limit(monkeypatch, None)
     plan = MemoryPlan.of("bundled", None, EngineConfig())
     limit(monkeypatch, plan.target.loading + MIB)  # they can be loaded, but nothing can be computed
     with pytest.raises(NotEnoughMemoryError, match=r"one sequence of \d+ tokens .* together") as caught:
-        LLM("bundled")
+        LLM("bundled", None)
     assert caught.value.needed > caught.value.available == plan.target.loading + MIB
 
 
@@ -107,7 +107,7 @@ def test_the_engine_bounds_its_pool_by_the_same_rule(monkeypatch: pytest.MonkeyP
 def test_one_line_is_logged(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     limit(monkeypatch, 4 * GIB)
     with caplog.at_level(logging.INFO, MEMORY_LOG):
-        LLM("bundled", quantize="int8")
+        LLM("bundled", None, quantize="int8")
     (line,) = [record.getMessage() for record in caplog.records if record.name == MEMORY_LOG]
     assert line.startswith("weights 12.") and "(int8), keys and values up to" in line
     assert line.endswith("available 4.00 GiB")

@@ -150,7 +150,7 @@ def test_a_row_that_no_verdict_comes_by_ends_nothing() -> None:
 
 def test_the_answers_of_others_are_in_the_error() -> None:
     target: Any = broken(FakeModel(), BAD, "NaN")
-    llm = LLM(target)
+    llm = LLM(target, None)
     greedy = params("greedy")
     with pytest.raises(
         BatchError, match="1 of 3 requests failed, the first of them at index 1 with NonFiniteError"
@@ -202,7 +202,7 @@ def test_a_draft_model_that_is_not_finite(
     for value in ("a NaN", "-inf"):
         caplog.clear()
         llm = LLM(target, MAKE[name](draft_model(value, everywhere)), num_draft_tokens=k, seed=0)
-        plain = LLM(target, seed=0)
+        plain = LLM(target, None, seed=0)
         with caplog.at_level(logging.WARNING):
             for kind in ("greedy", "seeded", "drawn"):
                 request = params(kind, max_tokens=16)

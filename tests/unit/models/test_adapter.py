@@ -114,12 +114,12 @@ def test_an_export_holds_the_merged_weights(llama: Path, saved: tuple[Path, Any]
 
 
 def test_the_base_model_drafts_for_its_own_fine_tune(llama: Path, saved: tuple[Path, Any]) -> None:
-    plain = LLM(llama, dtype="float32", adapter=saved[0])
+    plain = LLM(llama, None, dtype="float32", adapter=saved[0])
     drafted = LLM(llama, drafter=f"draft-model:model={llama},num_draft_tokens=4", dtype="float32", adapter=saved[0])
     assert plain.exact
     expected, got = (llm.generate(PROMPT, GREEDY) for llm in (plain, drafted))
     assert got.token_ids == expected.token_ids
-    assert got.token_ids != LLM(llama, dtype="float32").generate(PROMPT, GREEDY).token_ids
+    assert got.token_ids != LLM(llama, None, dtype="float32").generate(PROMPT, GREEDY).token_ids
     assert got.stats.num_draft_tokens > 0
 
 
@@ -246,7 +246,7 @@ def test_without_peft_it_says_how_to_install_it(
 
 def test_a_loaded_model_gets_no_adapter(llama: Path, saved: tuple[Path, Any]) -> None:
     with pytest.raises(ConfigError, match="the target is a loaded model"):
-        LLM(load_model(llama), adapter=saved[0])
+        LLM(load_model(llama), None, adapter=saved[0])
 
 
 @pytest.fixture(autouse=True)

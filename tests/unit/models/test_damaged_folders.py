@@ -159,7 +159,7 @@ def test_weights_are_not_rounded_in_silence(folder: Path, caplog: pytest.LogCapt
 def test_damaged_json(file: str, content: str | bytes, said: str, folder: Path) -> None:
     (folder / file).write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(ModelLoadError, match=said):
-        LLM(folder, dtype="float32")
+        LLM(folder, None, dtype="float32")
 
 
 def test_a_folder_without_a_tokenizer_is_served_by_ids(folder: Path) -> None:

@@ -331,7 +331,7 @@ def test_a_vocabulary_of_another_size_than_the_embedding_is_refused(tmp_path: Pa
 def test_text_is_the_same_with_a_drafter_and_by_a_gguf_draft_model(tmp_path: Path) -> None:
     write_gguf(tmp_path / "it.gguf", llama(), "Q8_0")
     params = SamplingParams(max_tokens=24, temperature=0)
-    plain = LLM(tmp_path / "it.gguf")
+    plain = LLM(tmp_path / "it.gguf", None)
     expected = plain.generate(PROMPT, params).choices[0].token_ids
     assert plain.exact
     for drafter in ("suffix", "early-exit:exit_layer=1", tmp_path / "it.gguf", f"staged:model={tmp_path / 'it.gguf'}"):

@@ -226,12 +226,12 @@ def test_weights_that_are_not_finite_are_refused_by_name(quantize: str, tmp_path
 def test_what_cannot_be_asked_for(tmp_path: Path) -> None:
     folder = make_family("llama", tmp_path)
     with pytest.raises(ConfigError, match=r"quantize is 'int3', but must be one of int8, int4"):
-        LLM(folder, quantize="int3")
+        LLM(folder, None, quantize="int3")
     with pytest.raises(ConfigError, match="dtype 'float64'"):
-        LLM(folder, dtype="float64", quantize="int8")
+        LLM(folder, None, dtype="float64", quantize="int8")
     model = load_model(folder)
     with pytest.raises(ConfigError, match="the target is a loaded model"):
-        LLM(model, quantize="int8")
+        LLM(model, None, quantize="int8")
     for spec in ("draft-model", "draft-tree", "staged", "cross-vocab"):
         with pytest.raises(ConfigError, match="quantize is 'int2'"):
             LLM(model, f"{spec}:model={folder},quantize=int2")
@@ -247,7 +247,7 @@ def test_what_cannot_be_asked_for(tmp_path: Path) -> None:
 )
 def test_the_target_itself_in_fewer_bits_drafts_for_it(drafter: str, quantize: str | None, tmp_path: Path) -> None:
     folder = make_family("llama", tmp_path)
-    plain = LLM(folder, quantize=quantize).generate(PROMPT, GREEDY)
+    plain = LLM(folder, None, quantize=quantize).generate(PROMPT, GREEDY)
     llm = LLM(folder, drafter + ",num_draft_tokens=3", quantize=quantize)
     assert llm.exact and llm.generate(PROMPT, GREEDY).token_ids == plain.token_ids
     assert llm.drafter is not None

@@ -57,7 +57,7 @@ def change(path: Path, **values: Any) -> None:
 
 
 def serve(folder: Path) -> None:
-    LLM(folder)
+    LLM(folder, None)
 
 
 def draft(spec: str) -> Callable[[Path], None]:
@@ -98,7 +98,7 @@ def test_a_model_of_a_known_type_is_served_without_its_code(folder: Path, health
     change(folder / "tokenizer_config.json", auto_map=TOKENIZER_MAP)
     (folder / "custom_generate").mkdir()
     shutil.copy(folder / "evil.py", folder / "custom_generate" / "generate.py")
-    answers = [LLM(f).generate([1, 2, 3], SamplingParams(max_tokens=5, temperature=0)) for f in (folder, healthy)]
+    answers = [LLM(f, None).generate([1, 2, 3], SamplingParams(max_tokens=5, temperature=0)) for f in (folder, healthy)]
     assert answers[0].choices[0].token_ids == answers[1].choices[0].token_ids
     assert not list(folder.rglob("marker"))
 

@@ -27,7 +27,7 @@ TOKENIZER.chat_template = "{{ messages[0].content }}"
 @pytest.fixture(scope="module")
 def llm() -> LLM:
     fake: Any = FakeModel(vocab_size=len(TOKENIZER), eos_token_ids=ids_of(TOKENIZER, END))
-    return LLM(fake, tokenizer=TOKENIZER)
+    return LLM(fake, None, tokenizer=TOKENIZER)
 
 
 def answer(llm: LLM, url: str, **fields: Any) -> tuple[CompletionRequest, list[Generation], dict[str, Any]]:

@@ -18,7 +18,7 @@ from forerun.cli.demo import DRAFT_MODEL, choose_drafters
 from forerun.cli.flags import Flags, with_flags
 from forerun.cli.memory_line import memory_told
 from forerun.cli.options import LLMOptions
-from forerun.config import AUTO, BUNDLED_DRAFT, OFF, SamplingParams
+from forerun.config import AUTO, BUNDLED_DRAFT, OFF, NumDraftTokens, SamplingParams
 from forerun.errors import ConfigError
 from forerun.fields import option
 from forerun.files.write import refuse_to_overwrite
@@ -40,6 +40,9 @@ class GenerateOptions:
     assisted: str = option("2,4,6,8", "Values of K for Transformers' assisted generation.", metavar="K,...")
     stop_at_eos: bool = option(
         False, "Stop at the end of text. Without it all go on past it, chats too, so that all do the same work."
+    )
+    baseline: str | None = option(
+        None, "One of --drafters, at the first K, that the others' speed is compared with as well.", metavar="DRAFTER"
     )
     csv: Path | None = option(None, "Write every row with all its figures into this CSV file.", metavar="FILE")
 
@@ -79,6 +82,7 @@ def generate(
     assisted = whole_numbers(settings.assisted, "--assisted")
     model = chosen_model(model)
     chosen = choose_drafters(model, draft, compared.drafters)
+    baseline = baseline_method(settings.baseline, chosen, counts)
     if settings.csv is not None:
         check_csv(settings.csv)
     set_threads(threads)
@@ -99,7 +103,7 @@ def generate(
     assistant = (draft or BUNDLED_DRAFT) if DRAFT_MODEL in chosen else None
     hf = Reference(model, llm.dtype, llm.adapter) if reference else None
     hf_draft = Reference(assistant, llm.dtype) if reference and assistant else None
-    methods = Methods(by_method, hf, hf_draft, assisted)
+    methods = Methods(by_method, hf, hf_draft, assisted, baseline)
     measured, tables = speeds(methods, workloads, compared.max_tokens, settings, _about(model, plain))
     facts = {"model": model, "cost_padded": is_cost_padded(model), "dtype": llm.dtype, "methods": measured}
     facts |= {"adapter": llm.adapter, "quantize": plain.target.quantize, "stop_at_eos": settings.stop_at_eos}
@@ -119,6 +123,17 @@ def _about(model: str, plain: LLM) -> str:
     return f"{model}, {number_format(plain.target)}"
 
 
+def baseline_method(drafter: str | None, chosen: Mapping[str, str], counts: Sequence[NumDraftTokens]) -> str | None:
+    """The name of the method that others are compared with. Raises ConfigError where it is not measured."""
+    from forerun.bench.engines import method_name
+
+    if drafter is None:
+        return None
+    if drafter not in chosen:
+        raise ConfigError(f"--baseline is {drafter!r}, which is not measured. Measured are {', '.join(chosen)}.")
+    return method_name(drafter, counts[0])
+
+
 def check_csv(path: Path) -> None:
     """Raise ConfigError where the file exists, or is a folder."""
     refuse_to_overwrite(path, ConfigError, "Give another name.")
@@ -134,6 +149,7 @@ def speeds(
 
     ends = "up to the end of text" if settings.stop_at_eos else "past any end of text"
     measured: dict[str, list[MethodRow]] = {}
+    columns = {name: cell for name, cell in bench.COLUMNS.items() if methods.baseline or name != bench.OVER_BASELINE}
     tables = []
     for workload in workloads:
         for heat in workload.heats:
@@ -141,12 +157,13 @@ def speeds(
             say(f"measuring {label}")
             params = SamplingParams(temperature=heat, max_tokens=max_tokens, ignore_eos=not settings.stop_at_eos)
             about = f"{len(workload.requests)} prompts of {max_tokens} tokens, {ends}, rounds: {settings.rounds}"
+            about += f", baseline: {methods.baseline}" * bool(methods.baseline)
             found = bench.measure(methods, workload.requests, params, settings.rounds, say)
             for category, rows in found.items():
                 name = f"{label}, {category}" if category else label
                 measured[name] = rows
                 title = f"{target}, {name}" if category else f"{target}, {label}, {about}"
-                tables.append(Table.of(title, bench.COLUMNS, rows))
+                tables.append(Table.of(title, columns, rows))
                 positions = bench.position_table(f"Acceptance by draft position, {name}", rows)
                 tables += [positions] if positions is not None else []
     return measured, tables

@@ -25,7 +25,10 @@ class Compared:
     """The drafters that are compared, and the prompts they are compared on."""
 
     drafters: str | None = option(
-        None, "Drafters, with commas between them.", metavar="DRAFTER,...", default_text="all there are"
+        None,
+        "Drafters, with commas (where options hold commas, semicolons) between them.",
+        metavar="DRAFTER,...",
+        default_text="all there are",
     )
     prompts: str = option(
         "code", f"With commas between them: bundled workloads, {WORKLOAD_FILE}", metavar="WORKLOAD,..."

@@ -20,7 +20,7 @@ from forerun.cli.flags import Flags, with_flags
 from forerun.cli.generate import INTERRUPTED, choose_drafter, open_llm, unicode_text
 from forerun.cli.memory_line import memory_told
 from forerun.cli.options import LLMOptions
-from forerun.config import DEFAULT_DRAFTER, NO_DRAFTER, SamplingParams
+from forerun.config import SamplingParams
 from forerun.errors import ConfigError, ForerunError, ModelLoadError
 from forerun.fetch import store
 
@@ -44,11 +44,7 @@ def chat(
     model: Annotated[str | None, typer.Option(help="The same as an option.", metavar="MODEL")] = None,
     drafter: Annotated[
         str | None,
-        typer.Option(
-            help="A drafter (`forerun drafters` lists them), the folder or id of a draft model, or 'none'.",
-            metavar="DRAFTER",
-            show_default=DEFAULT_DRAFTER,
-        ),
+        typer.Option(help=options.DRAFTER_HELP, metavar="DRAFTER", show_default=options.DEFAULT_DRAFTER_TEXT),
     ] = None,
     settings: Annotated[LLMOptions, Flags()],
     system: options.System = None,
@@ -63,14 +59,14 @@ def chat(
     if model is not None and named is not None:
         raise ConfigError(f"The model is given twice: {model!r}, and {named!r} by --model. Give it once.")
     name = model or named or default_model()
-    chosen = choose_drafter(name, drafter)
+    chosen = choose_drafter(drafter)
     history = History(None if system is None else unicode_text(system, "--system"))
     screen.note(f"forerun: loading {name}")
     with memory_told(lambda line: screen.note(f"forerun: {line}")):
         llm = open_llm(name, chosen, chat=True, **asdict(settings))
-    session = Session(llm, chosen, params, settings, history)
+    session = Session(llm, params, settings, history)
     if sys.stdin.isatty():
-        screen.note(f"{name}, drafter {chosen or NO_DRAFTER}. /help lists the commands, Ctrl-D ends the chat.")
+        screen.note(f"{name}, drafter {session.drafter}. /help lists the commands, Ctrl-D ends the chat.")
         converse(session, screen, lambda: read_entry(terminal_line))
     else:
         answer_lines(session, screen)
@@ -138,5 +134,5 @@ def say(session: Session, screen: Screen, text: str) -> bool:
     if not answer.kept:
         screen.note("interrupted before the first word: the message is not part of the chat")
         return True
-    screen.note(summary({0: answer.output}, answer.times, session.drafter, answer.interrupted))
+    screen.note(summary({0: answer.output}, answer.times, session.llm.drafter_name, answer.interrupted))
     return answer.interrupted

@@ -67,9 +67,9 @@ def _system(session: Session, screen: Screen, text: str) -> str:
 
 def _drafter(session: Session, screen: Screen, text: str) -> str:
     if not text:
-        return f"the drafter is {session.drafter or NO_DRAFTER}; there are {NO_DRAFTER}, {', '.join(DRAFTERS)}"
+        return f"the drafter is {session.drafter}; there are {NO_DRAFTER}, {', '.join(DRAFTERS)}"
     session.change_drafter(text)
-    return f"the drafter is {session.drafter or NO_DRAFTER}, K {session.llm.num_draft_tokens if session.drafter else 0}"
+    return f"the drafter is {session.drafter}, K {session.llm.num_draft_tokens if session.llm.drafter_name else 0}"
 
 
 def _temperature(session: Session, screen: Screen, text: str) -> str:
@@ -97,7 +97,7 @@ def _stats(session: Session, screen: Screen, text: str) -> str:
     lines.append(f"history: {turns}, {session.prompt_size} of {target.context_length} tokens")
     exact = "exact" if session.llm.exact else f"not exact: {target.exactness.reason}"
     weights = number_format(target)
-    lines.append(f"target: {target.name}, {weights}, {exact}; drafter: {session.drafter or NO_DRAFTER}")
+    lines.append(f"target: {target.name}, {weights}, {exact}; drafter: {session.drafter}")
     return "\n".join(lines)
 
 

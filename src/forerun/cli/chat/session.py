@@ -66,7 +66,6 @@ class Session:
 
     Attributes:
         llm: target and drafter.
-        drafter: as it was asked for; None is plain decoding.
         params: of the next answer.
         settings: what LLM was told beside target and drafter.
         history: what was said.
@@ -74,7 +73,6 @@ class Session:
     """
 
     llm: LLM
-    drafter: str | None
     params: SamplingParams
     settings: LLMOptions
     history: History = field(default_factory=History)
@@ -105,7 +103,7 @@ class Session:
         kept = bool(output.text) or not interrupted
         if kept:
             self.history.turns.append(Turn(text, output.text))
-        self.totals.setdefault(self.drafter or NO_DRAFTER, Totals()).add(output, times)
+        self.totals.setdefault(self.drafter, Totals()).add(output, times)
         return Answer(output, times, interrupted, kept)
 
     def change_drafter(self, drafter: str) -> None:
@@ -114,9 +112,12 @@ class Session:
         Raises:
             DrafterError, ConfigError, ModelLoadError: it cannot be used; the one before stays.
         """
-        chosen = None if drafter == NO_DRAFTER else drafter
-        self.llm = open_beside(self.llm, chosen, self.settings)
-        self.drafter = chosen
+        self.llm = open_beside(self.llm, drafter, self.settings)
+
+    @property
+    def drafter(self) -> str:
+        """Of the next answer, as text."""
+        return self.llm.drafter_name or NO_DRAFTER
 
     @property
     def prompt_size(self) -> int:
@@ -127,7 +128,7 @@ class Session:
         return len(self.llm.encode(messages))
 
 
-def open_beside(llm: LLM, drafter: str | None, settings: LLMOptions) -> LLM:
+def open_beside(llm: LLM, drafter: str, settings: LLMOptions) -> LLM:
     """An engine with another drafter over the same target. The seam that tests replace."""
     from forerun.engine import LLM
 

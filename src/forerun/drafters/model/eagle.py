@@ -15,7 +15,7 @@ class Eagle(HeadFeeding, DraftModel):
     """Drafts chains with a head that reads the target's hidden states. Its tokens are picked as a draft model's are.
 
     Args:
-        model: folder of the head, or a head that was read.
+        model: folder of the head, or a head that was read; None takes the one that comes with forerun for the target.
     """
 
     def __init__(self, model: str | Path | StoredHead | None = None) -> None:
@@ -27,7 +27,7 @@ class EagleTree(HeadFeeding, DraftTree):
     """Drafts trees with a head that reads the target's hidden states. They grow as a draft model's do.
 
     Args:
-        model: folder of the head, or a head that was read.
+        model: folder of the head, or a head that was read; None takes the one that comes with forerun for the target.
         shape: "dynamic" or "static".
         drawn: draw the children for requests without a seed above temperature 0; False takes the most probable ones.
         width: nodes expanded at one depth of a dynamic tree, and children looked at below each (1 or more).

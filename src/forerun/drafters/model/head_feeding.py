@@ -21,6 +21,7 @@ from forerun.errors import (
 )
 from forerun.heads import StoredHead, load_head
 from forerun.heads.fingerprint import check_target
+from forerun.heads.shipped import shipped_head
 from forerun.models import Forward, LanguageModel, Model, Rows, number_format
 from forerun.models.eagle import EagleModel
 from forerun.types import Needs, Sequence, Step
@@ -32,10 +33,7 @@ class HeadFeeding(ModelDrafter):
     """The base of drafters that run an EAGLE head (Li et al., 2401.15077; EAGLE-3: 2503.01840).
 
     Args:
-        model: folder of a head, or a head that was read.
-
-    Raises:
-        DrafterError: there is none.
+        model: folder of a head, or a head that was read; None takes the one that comes with forerun for the target.
     """
 
     _states: dict[Sequence, HeadState]  # type: ignore[assignment]
@@ -59,15 +57,16 @@ class HeadFeeding(ModelDrafter):
         """Read the head and fit it to the target.
 
         Raises:
-            DrafterError: no head was given.
+            DrafterError: no head was given, and none is shipped for the target.
             ModelLoadError: it cannot be read.
             IncompatibleDrafterError: it is the head of another target, or the target has no such states.
         """
         target = binding.target
         if self._head is None:
+            self._folder = self._folder or shipped_head(target)
             if self._folder is None:
                 raise DrafterError(
-                    f"{target.name} has no head of its own here. Give the folder of one that was trained for it: "
+                    f"forerun ships no head for {target.name}. Give the folder of one that was trained for it: "
                     "drafter='eagle:model=path/to/head'."
                 )
             self._head = load_head(self._folder, target.num_layers if isinstance(target, Model) else None)
