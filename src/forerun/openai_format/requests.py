@@ -224,7 +224,7 @@ def _prediction(body: Mapping[str, Any]) -> str:
     return "".join(part["text"] for part in parts)
 
 
-def _streaming(body: Mapping[str, Any]) -> dict[str, bool]:
+def _streaming(body: Mapping[str, Any]) -> dict[str, Any]:
     """Whether to stream, and what the stream tells beside the text."""
     stream = field(body, "stream").flag("stream", False)
     options = field(body, "stream_options").fields("stream_options", None)
