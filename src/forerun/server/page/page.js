@@ -100,8 +100,8 @@ function show(box, pieces) {
 function figures(metrics, tokens, seconds) {
   const given = metrics.speculative_decoding;
   at("speed").textContent = (tokens / seconds).toFixed(1);
-  // what as many forwards as there are tokens would have taken, over what it took
-  const plain = (tokens * (given.seconds.target + given.seconds.verify)) / Math.max(given.num_forwards, 1);
+  // what as many steps without drafting as there are tokens would have taken, over what it took
+  const plain = (tokens * (given.seconds.total - given.seconds.draft)) / Math.max(given.num_forwards, 1);
   at("gain").textContent = given.seconds.total ? `${(plain / given.seconds.total).toFixed(2)}×` : "–";
   at("length").textContent = given.num_spec_steps ? given.mean_acceptance_length.toFixed(2) : "–";
   const drafted = given.num_draft_tokens;
