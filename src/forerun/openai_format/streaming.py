@@ -111,6 +111,8 @@ class Chunks:
         sources = chunk.sources or ("draft",) * chunk.num_accepted_draft
         drafters = [*sources, *[None] * (len(chunk.token_ids) - len(sources))]
         texts = [self._texts[index].push((token_id,)) for token_id in chunk.token_ids]
+        if texts and chunk.finish_reason is not None:
+            texts[-1] += self._texts[index].flush()
         return [[text, drafter] for text, drafter in zip(texts, drafters, strict=True)]
 
     def _opening(self, place: int, index: int) -> Iterator[dict[str, Any]]:
