@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from forerun.errors import ConfigError, SamplingError
 from forerun.fields import Checked, check_options, documented, option
 from forerun.grammar import Grammar
+from forerun.option_values import biases, entries, token_ids
 
 ASSETS = Path(__file__).parent / "assets"
 BUNDLED_TARGET = "bundled"
@@ -85,7 +84,6 @@ MAX_BATCH = 32
 MAX_TOP_LOGPROBS = 20
 
 MAX_SEED = 2**63 - 1
-_MOST_DIGITS = 20
 
 
 @documented
@@ -202,6 +200,19 @@ class SamplingParams:
         metavar="TEXT|@FILE",
     )
     grammar: Grammar | None = option(None, "What the output must be: JSON, JSON of a schema, a regular expression's.")
+    drafter: str | None = option(
+        None,
+        "Which of several drafters that were loaded drafts for this request, by its name; 'none' for none of them. It "
+        "never alters the output.",
+        default_text="the first",
+    )
+    num_draft_tokens: int | None = option(
+        None,
+        "Draft tokens that this request may have in one step at most; 0 is plain decoding. It never alters the output.",
+        low=0,
+        high=MAX_NUM_DRAFT_TOKENS,
+        default_text="as many as pay",
+    )
     tenant: str | None = option(
         None,
         "Whose request this is. A drafter that is told to share text between requests shares it among those of "
@@ -221,11 +232,11 @@ class SamplingParams:
         stop = (self.stop,) if isinstance(self.stop, str) else self.stop
         prediction = self.prediction
         if prediction is not None and not isinstance(prediction, str):
-            prediction = _token_ids("prediction", prediction)
+            prediction = token_ids("prediction", prediction)
         for name, value in (
-            ("stop", _entries("stop", stop, "a string or a list of strings")),
-            ("stop_token_ids", _token_ids("stop_token_ids", self.stop_token_ids)),
-            ("logit_bias", _biases(self.logit_bias)),
+            ("stop", entries("stop", stop, "a string or a list of strings")),
+            ("stop_token_ids", token_ids("stop_token_ids", self.stop_token_ids)),
+            ("logit_bias", biases(self.logit_bias)),
             ("prediction", prediction),
         ):
             object.__setattr__(self, name, value)
@@ -264,37 +275,3 @@ def environment_choice(variable: str, choices: Sequence[str]) -> str | None:
     if value and value not in choices:
         raise ConfigError(f"{variable} is {value!r}, but must be one of {', '.join(choices)}. Correct it, or unset it.")
     return value or None
-
-
-def _entries(name: str, values: object, expected: str) -> tuple[Any, ...]:
-    if not isinstance(values, Iterable) or isinstance(values, (str, bytes, Mapping)):
-        raise SamplingError(f"{name} is of type {type(values).__name__}, but must be {expected}.")
-    return tuple(values)
-
-
-def _token_ids(name: str, values: object) -> tuple[int, ...]:
-    return tuple(_token_id(name, value) for value in _entries(name, values, "a list of token ids"))
-
-
-def _token_id(name: str, value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < 0:
-        raise SamplingError(f"{name} holds {value!r}, but a token id is a whole number of 0 or more.")
-    return int(value)
-
-
-def _biases(values: object) -> dict[int, float]:
-    """Token id -> bias. Ids may be text, since the keys of a JSON object are."""
-    if not isinstance(values, Mapping):
-        raise SamplingError(f"logit_bias is of type {type(values).__name__}, but must map token ids to numbers.")
-    biases = {}
-    for key, bias in values.items():
-        digits = isinstance(key, str) and key.isascii() and key.isdecimal() and len(key) < _MOST_DIGITS
-        token_id = _token_id("logit_bias", int(key) if digits else key)
-        try:
-            number = math.nan if isinstance(bias, bool) or not isinstance(bias, Real) else float(bias)
-        except OverflowError:
-            number = math.inf
-        if not math.isfinite(number):
-            raise SamplingError(f"logit_bias of token {token_id} is {bias!r}, but must be a finite number.")
-        biases[token_id] = number
-    return biases

@@ -146,6 +146,10 @@ class EngineClosedError(RequestError):
     """A request to an engine that takes no more, or that was closed before the request was finished."""
 
 
+class RequestTimeoutError(RequestError):
+    """A request that was not finished within the time that the server gives it."""
+
+
 class RequestBodyError(ForerunError, ValueError):
     """A request in OpenAI's format that cannot be served as it is.
 

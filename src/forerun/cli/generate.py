@@ -26,7 +26,7 @@ from forerun.errors import ConfigError, PromptError
 if TYPE_CHECKING:
     from forerun.engine import LLM, StreamChunk
 
-_NOT_HERE = ("prompt_logprobs", "tenant", "priority", "grammar")
+_NOT_HERE = ("prompt_logprobs", "drafter", "num_draft_tokens", "tenant", "priority", "grammar")
 INTERRUPTED = 130
 """Exit code after Ctrl-C: 128 + SIGINT."""
 
@@ -149,7 +149,7 @@ def choose_drafter(drafter: str | None, predicted: bool = False) -> str:
     return "prediction" if predicted else AUTO
 
 
-def open_llm(model: str, drafter: str, *, chat: bool, adapter: str | None, **settings: Any) -> LLM:
+def open_llm(model: str, drafter: str | Sequence[str], *, chat: bool, adapter: str | None, **settings: Any) -> LLM:
     """The seam that tests replace.
 
     Raises:

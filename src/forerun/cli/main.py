@@ -10,7 +10,22 @@ import typer
 from typer.core import TyperGroup
 
 from forerun import __version__
-from forerun.cli import batch, bench, cache, demo, drafters, export, fetch, generate, index, info, make, quantize, train
+from forerun.cli import (
+    batch,
+    bench,
+    cache,
+    demo,
+    drafters,
+    export,
+    fetch,
+    generate,
+    index,
+    info,
+    make,
+    quantize,
+    serve,
+    train,
+)
 from forerun.cli.chat import command as chat
 from forerun.cli.precedence import misspelt_variables, read_config
 from forerun.errors import ForerunError
@@ -70,6 +85,7 @@ def root(
 
 app.command("generate")(generate.generate)
 app.command("chat")(chat.chat)
+app.command("serve")(serve.serve)
 app.command("batch")(batch.batch)
 app.command("demo")(demo.demo)
 app.command("fetch")(fetch.fetch)

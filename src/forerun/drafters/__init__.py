@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from forerun.drafters.base import Binding as Binding, Drafter as Drafter, Traits as Traits
     from forerun.drafters.build import (
         build_drafter as build_drafter,
+        build_drafters as build_drafters,
         check_drafter_text as check_drafter_text,
         make_drafter as make_drafter,
     )
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 # Names are fetched on first use, so that the table can be read without loading torch.
 _HOME_OF = {
     **dict.fromkeys(("Binding", "Drafter", "Traits"), "base"),
-    **dict.fromkeys(("build_drafter", "check_drafter_text", "make_drafter"), "build"),
+    **dict.fromkeys(("build_drafter", "build_drafters", "check_drafter_text", "make_drafter"), "build"),
     "chosen_drafter": "defaults",
     **{row.class_name: row.home.partition(":")[0] for row in DRAFTERS.values()},
 }

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence as Seq
+from collections.abc import Iterable, Mapping, Sequence as Seq
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from forerun.config import NumDraftTokens, SamplingParams
 from forerun.models import LanguageModel
 from forerun.types import Draft, Needs, Pool, Sequence, Step
 
@@ -43,6 +44,19 @@ class Traits:
             any(part.reads_prediction for part in every),
             any(part.writes_cache for part in every),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """One of several drafters, among which requests may choose.
+
+    Attributes:
+        traits: its own.
+        num_draft_tokens: K that it was loaded with; None: the engine's.
+    """
+
+    traits: Traits
+    num_draft_tokens: NumDraftTokens | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +106,23 @@ class Drafter(ABC):
     def traits(self) -> Traits:
         """What the engine must know of it; complete after `bind`."""
         return Traits((type(self).__name__,))
+
+    @property
+    def offers(self) -> Mapping[str, Offer]:
+        """The drafters among which a request may choose by name; complete after `bind`. Empty: it is one alone."""
+        return {}
+
+    def chosen(self, params: SamplingParams) -> str | None:
+        """Which of its offers drafts for a request; None: none does, or there are none."""
+        return None
+
+    def reads_prediction(self, params: SamplingParams) -> bool:
+        """Whether the request's drafter uses its prediction."""
+        offers = self.offers
+        if not offers:
+            return self.traits.reads_prediction
+        name = self.chosen(params)
+        return name is not None and offers[name].traits.reads_prediction
 
     @property
     def nbytes(self) -> int:

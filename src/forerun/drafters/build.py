@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
 from difflib import get_close_matches
 from pathlib import Path
 
-from forerun.config import AUTO, BUNDLED_DRAFT, BUNDLED_OTHER_VOCAB, BUNDLED_TARGET, NO_DRAFTER, NumDraftTokens
+from forerun.config import (
+    AUTO,
+    BUNDLED_DRAFT,
+    BUNDLED_OTHER_VOCAB,
+    BUNDLED_TARGET,
+    DEFAULT_DRAFTER,
+    NO_DRAFTER,
+    NumDraftTokens,
+)
 from forerun.drafters.ask import check_drafter
 from forerun.drafters.base import Binding, Drafter
+from forerun.drafters.hybrid.by_request import ByRequest
 from forerun.drafters.parse_text import parse_drafter
 from forerun.drafters.table import DRAFTERS
 from forerun.drafters.third_party import find_class
@@ -46,13 +56,35 @@ def build_drafter(spec: str | Path | Drafter) -> tuple[Drafter, NumDraftTokens |
     )
 
 
-def check_drafter_text(spec: str | Path | Drafter | None) -> None:
-    """Find what is wrong with a drafter's name or options before anything is loaded.
+def build_drafters(specs: Seq[str | Path | Drafter]) -> ByRequest:
+    """Drafters among which requests choose by name: that of the table or of the class.
+
+    Raises:
+        DrafterError, ConfigError: as `build_drafter`; two of them have one name.
+    """
+    drafters: dict[str, Drafter] = {}
+    own_k: dict[str, NumDraftTokens] = {}
+    for spec in specs:
+        drafter, k = build_drafter(spec)
+        name = next((name for name, row in DRAFTERS.items() if row.class_name == type(drafter).__name__), None)
+        name = name or type(drafter).__name__
+        if name in drafters:
+            raise DrafterError(f"Two drafters are called {name!r}, but requests choose by name. Give one of each kind.")
+        drafters[name] = drafter
+        if k is not None:
+            own_k[name] = k
+    return ByRequest(drafters, own_k)
+
+
+def check_drafter_text(spec: str | Path | Drafter | Seq[str | Path | Drafter] | None) -> None:
+    """Find what is wrong with a drafter's name or options, or those of several, before anything is loaded.
 
     Raises:
         DrafterError, ConfigError: as `build_drafter`.
     """
-    if isinstance(spec, str) and spec not in (NO_DRAFTER, AUTO):
+    if isinstance(spec, Seq) and not isinstance(spec, str):
+        build_drafters([each for each in spec if each != AUTO] or [DEFAULT_DRAFTER] * len(spec))
+    elif isinstance(spec, str) and spec not in (NO_DRAFTER, AUTO):
         build_drafter(spec)
 
 

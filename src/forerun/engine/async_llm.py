@@ -46,7 +46,7 @@ class AsyncLLM:
     def __init__(
         self,
         target: str | Path | LanguageModel | LLM = "bundled",
-        drafter: str | Path | Drafter | None = AUTO,
+        drafter: str | Path | Drafter | Seq[str | Path | Drafter] | None = AUTO,
         **options: Any,
     ) -> None:
         if not isinstance(target, LLM):

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence as Seq
 from dataclasses import replace
 from typing import Any
 
-from forerun.config import SamplingParams
+from forerun.config import NO_DRAFTER, SamplingParams
 from forerun.drafters import Drafter
 from forerun.errors import PromptError, SamplingError
 from forerun.guidance import Grammars
@@ -62,10 +62,22 @@ def checked(
     """
     params = params or SamplingParams()
     check_request(prompt, params, target, tokenizer)
+    check_drafter_choice(params, drafter)
     if params.grammar is not None and grammars is not None:
         grammars.prepare(params.grammar)
     prediction = encode_prediction(params, target, tokenizer, drafter)
     return params if prediction is None else replace(params, prediction=prediction)
+
+
+def check_drafter_choice(params: SamplingParams, drafter: Drafter | None) -> None:
+    """Raise SamplingError if the request names a drafter that was not loaded."""
+    offers = () if drafter is None else tuple(drafter.offers)
+    if params.drafter is not None and params.drafter not in (*offers, NO_DRAFTER):
+        there = f"Loaded are: {', '.join(offers)}" if offers else "There are none to choose from"
+        raise SamplingError(
+            f"The request names a drafter that was not loaded. {there}; {NO_DRAFTER!r} drafts nothing, and without a "
+            "name the request has the default."
+        )
 
 
 def check_text(text: str, error: type[PromptError | SamplingError], what: str) -> None:
@@ -98,9 +110,9 @@ def encode_prediction(
     prediction = params.prediction
     if prediction is None:
         return None
-    if drafter is None or not drafter.traits.reads_prediction:
+    if drafter is None or not drafter.reads_prediction(params):
         raise SamplingError(
-            "The request has a prediction, but the drafter of this engine does not use predictions. "
+            "The request has a prediction, but its drafter does not use predictions. "
             "Choose drafter='prediction', or a hybrid with it, or leave the prediction out."
         )
     if isinstance(prediction, str):

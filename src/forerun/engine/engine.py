@@ -12,7 +12,7 @@ import torch
 from forerun.config import EngineConfig, SamplingParams
 from forerun.drafters import Drafter
 from forerun.drafters.ask import check_drafter
-from forerun.engine.checks import check_request, encode_prediction, with_special_stops
+from forerun.engine.checks import check_drafter_choice, check_request, encode_prediction, with_special_stops
 from forerun.engine.constraints import constraints_of
 from forerun.engine.departures import Departures
 from forerun.engine.interrupts import HeldInterrupts
@@ -102,6 +102,7 @@ class Engine:
         check_request(prompt_token_ids, params, self.target, self.tokenizer)
         self._memory.check(len(prompt_token_ids), params)
         params = with_special_stops(params, {} if self._texts is None else self._texts.special, self.target)
+        check_drafter_choice(params, self.drafter)
         prediction = encode_prediction(params, self.target, self.tokenizer, self.drafter)
         eos = frozenset() if params.ignore_eos else self.target.eos_token_ids
         request = Request(

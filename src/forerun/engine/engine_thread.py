@@ -27,6 +27,7 @@ class _Job:
 
     Attributes:
         open: the choices that have not ended.
+        quick: its sink is called in the engine's thread.
         engine_id: the engine's name of the request; None before it has entered.
     """
 
@@ -36,6 +37,7 @@ class _Job:
     stream: bool
     mailbox: Mailbox
     open: set[int]
+    quick: bool = False
     engine_id: int | None = None
 
 
@@ -45,7 +47,8 @@ class EngineThread:
     All methods may be called from any thread and, but for `drain` and `close`, do not wait for a step. Other threads
     may use the same engine through an `LLM` meanwhile; all requests are computed together.
 
-    A sink is called in some other thread, with one output at a time, in order. The last output of each choice carries
+    A sink is called in some other thread, with one output at a time, in order; one that says it never waits, in this
+    thread itself. The last output of each choice carries
     `choice` or `error`. A sink that raises ends its request and no other; a slow one holds up neither steps nor other
     sinks. Close it when it is no longer needed.
     """
@@ -72,12 +75,19 @@ class EngineThread:
         self.close()
 
     def submit(
-        self, prompt_token_ids: list[int], params: SamplingParams | None, sink: Sink, *, stream: bool = False
+        self,
+        prompt_token_ids: list[int],
+        params: SamplingParams | None,
+        sink: Sink,
+        *,
+        stream: bool = False,
+        quick: bool = False,
     ) -> int:
         """Let a request be computed; its id, which its outputs carry.
 
         Args:
             stream: outputs come as tokens do; else one per choice, at its end.
+            quick: the sink never waits, and takes next to no time: it is called between two steps.
 
         Raises:
             PromptError, SamplingError: the request cannot be served.
@@ -92,7 +102,7 @@ class EngineThread:
                 raise EngineClosedError("The engine takes no more requests: it is about to end, or has ended.")
             number = next(self._ids)
             mailbox = Mailbox(sink, lambda: self.abort(number))
-            job = _Job(number, list(prompt_token_ids), params, stream, mailbox, set(range(params.n)))
+            job = _Job(number, list(prompt_token_ids), params, stream, mailbox, set(range(params.n)), quick)
             self._jobs[number] = job
             self._news.append((job, True))
         self._notify()
@@ -191,7 +201,10 @@ class EngineThread:
         if not job.open and job.engine_id is not None:
             del self._inside[job.engine_id]
             self._shared.forget([job.engine_id])
-        self._sinks.put(job.mailbox, output)
+        if job.quick:
+            job.mailbox.deliver(output)
+        else:
+            self._sinks.put(job.mailbox, output)
         if not job.open:
             with self._changed:  # after the sink has it: `drain` looks at the sinks when the last job has gone
                 self._jobs.pop(job.id, None)

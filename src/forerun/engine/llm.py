@@ -49,7 +49,8 @@ class LLM:
         drafter: "auto" (the best that is shipped for the target: the bundled draft model; a hybrid of suffix matches
             and a trained head; else suffix matches alone), None or "none" (plain decoding), a name, perhaps with
             options (`forerun drafters` lists them), the folder or id of a draft model, or a drafter object such as
-            DraftModel(path).
+            DraftModel(path). A list of these: each request has the one that it names (`SamplingParams.drafter`), else
+            the first, or for a prediction the first that reads predictions.
         dtype: of the weights: "bfloat16", "float32" or "float64".
         device: where target and draft model compute: "cpu", "cuda", "cuda:1" or "mps".
         num_draft_tokens: K, at most this many tokens are drafted in a step; 0 is plain decoding; "auto" chooses for
@@ -86,7 +87,7 @@ class LLM:
     def __init__(
         self,
         target: str | Path | LanguageModel = "bundled",
-        drafter: str | Path | Drafter | None = AUTO,
+        drafter: str | Path | Drafter | Seq[str | Path | Drafter] | None = AUTO,
         *,
         dtype: str = DEFAULT_DTYPE,
         device: str = "cpu",
@@ -247,7 +248,10 @@ def one_each(params: SamplingParams | Seq[SamplingParams] | None, count: int) ->
 
 
 def _check_memory(
-    target: str | Path, drafter: str | Path | Drafter | None, config: EngineConfig, **arguments: Any
+    target: str | Path,
+    drafter: str | Path | Drafter | Seq[str | Path | Drafter] | None,
+    config: EngineConfig,
+    **arguments: Any,
 ) -> None:
     """Plan the memory, log the plan, and refuse what does not fit. Whatever else is wrong is told by loading."""
     with suppress(ConfigError, ModelLoadError, DrafterError):

@@ -130,7 +130,7 @@ class MemoryPlan:
     def of(
         cls,
         target: str | Path,
-        drafter: str | Path | Drafter | None,
+        drafter: str | Path | Drafter | Sequence[str | Path | Drafter] | None,
         config: EngineConfig,
         *,
         dtype: str = DEFAULT_DTYPE,

@@ -29,7 +29,12 @@ def split_prompts(prompts: Prompt | Seq[Prompt]) -> tuple[list[Prompt], bool]:
 
 
 def encode(
-    prompt: Prompt, tokenizer: Any, name: str, template_options: Mapping[str, Any] = MappingProxyType({})
+    prompt: Prompt,
+    tokenizer: Any,
+    name: str,
+    template_options: Mapping[str, Any] = MappingProxyType({}),
+    *,
+    special: bool = True,
 ) -> list[int]:
     """Token ids of one prompt.
 
@@ -37,6 +42,7 @@ def encode(
         tokenizer: None if the model has none; then only token ids can be served.
         name: the model's, for messages.
         template_options: what a chat's template is given beside the messages.
+        special: a text gets the tokens that the tokenizer puts around one.
 
     Raises:
         PromptError: empty, mixed, or of a kind this model cannot read. It quotes nothing of the prompt.
@@ -57,7 +63,7 @@ def encode(
         raise PromptError(f"{name} has no tokenizer, so text cannot be read. Pass token ids.")
     if isinstance(prompt, str):
         check_text(prompt, PromptError, "The prompt")
-        return encode_text(tokenizer, prompt, special=True)
+        return encode_text(tokenizer, prompt, special=special)
     messages = [_message(entry, place) for place, entry in enumerate(prompt)]
     return _encode_chat(messages, tokenizer, name, template_options)
 

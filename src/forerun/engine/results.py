@@ -75,6 +75,7 @@ class StreamChunk:
         text: may be empty while a character, or what may become a stop string, is incomplete.
         token_ids: tokens committed.
         num_accepted_draft: how many of them, the first ones, came from the draft.
+        sources: who drafted each of those, where a drafter has several or names its only one.
         index: of the choice.
         finish_reason: set in the choice's last chunk.
         stats: set in the choice's last chunk.
@@ -84,6 +85,7 @@ class StreamChunk:
     text: str
     token_ids: list[int]
     num_accepted_draft: int = 0
+    sources: tuple[str, ...] = ()
     finish_reason: FinishReason | None = None
     index: int = 0
     stats: SequenceStats | None = None

@@ -178,7 +178,7 @@ class Scheduler:
         answering = [Turn(state) for state in ready]
         if budget is None or not ready:
             return Schedule([*turns, *answering], [], Plan([]))
-        plan = budget.plan([state.sequence for state in ready])
+        plan = _wanted(budget.plan([state.sequence for state in ready]), ready)
         return Schedule(turns, answering, plan if self._pool is None else _within(plan, ready, left))
 
     def _prompts(self, rows: int, pages: float) -> list[Turn]:
@@ -228,6 +228,17 @@ class Scheduler:
         if not ready and entered:
             ready = [min(entered, key=_rank)]
         return sum(state.pages_wanted(1) for state in ready) > self._available
+
+
+def _wanted(plan: Plan, ready: Seq[SequenceState]) -> Plan:
+    """The plan, with no larger drafts than the requests want."""
+    if all(state.most_drafted is None for state in ready):
+        return plan
+    wanted = [
+        budget if state.most_drafted is None else min(budget, state.most_drafted)
+        for state, budget in zip(ready, plan.budgets, strict=True)
+    ]
+    return replace(plan, budgets=wanted)
 
 
 def _within(plan: Plan, ready: Seq[SequenceState], pages: float) -> Plan:

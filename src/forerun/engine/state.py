@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter, is_
 from typing import Any
 
-from forerun.config import SamplingParams
+from forerun.config import NO_DRAFTER, SamplingParams
 from forerun.constraints import Constraint
 from forerun.engine.results import Choice, StreamChunk
 from forerun.engine.stats import SequenceStats
@@ -55,6 +55,7 @@ class SequenceState:
         prompt_is_shared: its prompt, computed, has been handed to others.
         error: what ends the sequence.
         has_left: its result or error is among the engine's outputs, or was.
+        most_drafted: nodes that its request lets a draft have; None: any number.
     """
 
     request: Request
@@ -73,6 +74,7 @@ class SequenceState:
     prompt_is_shared: bool = False
     error: Exception | None = None
     has_left: bool = False
+    most_drafted: int | None = None
     _given: tuple[Any, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -175,6 +177,7 @@ def new_state(
     sequence.prediction = None if request.prediction is None else TokenIds(request.prediction)
     sequence.constraint = constraint
     state = SequenceState(request, sequence, argmax_suffices)
+    state.most_drafted = 0 if params.drafter == NO_DRAFTER else params.num_draft_tokens
     if texts is not None and (request.stream or params.stop):
         state.text = TextStream(texts, prompt, params.stop)
     if params.logprobs is not None:

@@ -7,8 +7,9 @@ from time import perf_counter
 
 from torch import Tensor
 
-from forerun.config import EngineConfig, SamplingParams
+from forerun.config import AUTO, EngineConfig, SamplingParams
 from forerun.drafters import Drafter
+from forerun.drafters.base import Offer
 from forerun.engine.drafting import Drafting
 from forerun.engine.grammar_drafts import SOURCE
 from forerun.engine.non_finite import Diagnosis
@@ -19,7 +20,7 @@ from forerun.engine.stats import StepStats
 from forerun.engine.verifying import Verifying
 from forerun.engine.work import Work
 from forerun.models import Forward, LanguageModel, Rows, identity
-from forerun.policy import Budget, FixedBudget, Outcome, StepCost, automatic_budget
+from forerun.policy import Budget, BudgetByRequest, FixedBudget, Outcome, StepCost, automatic_budget
 from forerun.sampling import TokenLogprob, row_argmax, token_logprobs
 from forerun.tree import ROOT
 from forerun.types import Verdict
@@ -123,6 +124,8 @@ class StepLoop:
         state.token_ids.grow(new_ids)
         sequence.finish_reason = reason
         chunk = StreamChunk("", new_ids, num_accepted, index=sequence.choice)
+        if item.draft is not None and item.draft.sources:
+            chunk.sources = tuple([item.draft.sources[node] for node in nodes[:num_accepted]])
         if state.logprobs is not None:
             chunk.logprobs = self._report(item, [item.num_extra + row for row in rows], new_ids)
             state.logprobs += chunk.logprobs
@@ -165,7 +168,8 @@ class StepLoop:
             drafts = self._drafting.ask(ready, plan)
             stats.time_draft = perf_counter() - started
             for state, draft, budget in zip(ready, drafts, plan.budgets, strict=True):
-                work.append(Work(state, 1, draft, budget=budget, reason=plan.reason))
+                reason = "request" if state.most_drafted == 0 else plan.reason
+                work.append(Work(state, 1, draft, budget=budget, reason=reason))
             stats.reason = plan.reason
         return work
 
@@ -224,9 +228,19 @@ class StepLoop:
 def _new_budget(config: EngineConfig, target: LanguageModel, drafter: Drafter | None) -> Budget | None:
     if drafter is None:
         return None
-    if isinstance(config.num_draft_tokens, int):
-        return FixedBudget(config.num_draft_tokens)
-    traits = drafter.traits
+    offers = drafter.offers
+    if not offers:
+        return _budget_of(Offer(drafter.traits), config, target)
+    budgets = {name: _budget_of(offer, config, target) for name, offer in offers.items()}
+    return BudgetByRequest(budgets, lambda sequence: drafter.chosen(sequence.params))
+
+
+def _budget_of(offer: Offer, config: EngineConfig, target: LanguageModel) -> Budget:
+    k, traits = config.num_draft_tokens, offer.traits
+    if k == AUTO and offer.num_draft_tokens is not None:
+        k = offer.num_draft_tokens
+    if isinstance(k, int):
+        return FixedBudget(k)
     return automatic_budget(whole_draft=traits.whole_draft, cost_key=(identity(target), *traits.cost_key))
 
 

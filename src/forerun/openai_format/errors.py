@@ -12,6 +12,7 @@ from forerun.errors import (
     PromptError,
     QueueFullError,
     RequestBodyError,
+    RequestTimeoutError,
 )
 
 _KINDS: tuple[tuple[type[ForerunError], int, str], ...] = (
@@ -20,6 +21,7 @@ _KINDS: tuple[tuple[type[ForerunError], int, str], ...] = (
     (GrammarDeadEndError, 400, "invalid_request_error"),
     (QueueFullError, 429, "rate_limit_error"),
     (EngineClosedError, 503, "server_error"),
+    (RequestTimeoutError, 408, "timeout_error"),
 )
 
 

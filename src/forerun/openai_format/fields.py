@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Collection, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 from forerun.errors import RequestBodyError
@@ -32,22 +33,28 @@ NOTHING_ASKED: Mapping[str, tuple[Any, ...]] = {
 _REMEDY = "Correct it, or leave it out."
 
 
-def checked_body(value: object, honoured: Collection[str]) -> Mapping[str, Any]:
+def checked_body(
+    value: object, honoured: Collection[str], nothing_asked: Mapping[str, tuple[Any, ...]] = MappingProxyType({})
+) -> Mapping[str, Any]:
     """The body's fields without those that are null, and without those that ask for nothing.
+
+    Args:
+        nothing_asked: fields beside NOTHING_ASKED that may have values which ask for nothing.
 
     Raises:
         RequestBodyError: it is no object, or has a field that cannot be honoured.
     """
     if not isinstance(value, dict):
         raise RequestBodyError("The request's body is not a JSON object. Give one, with the fields of the request.")
+    nothing = {**NOTHING_ASKED, **nothing_asked}
     body = {name: entry for name, entry in value.items() if entry is not None}
     for name in [*body]:
         if name in honoured:
             continue
-        if name in NOTHING_ASKED:
-            _check_nothing_asked(name, body[name])
+        if name in nothing:
+            _check_nothing_asked(name, body[name], nothing[name])
         elif name not in LABELS:
-            known = sorted((*honoured, *NOTHING_ASKED, *LABELS))
+            known = sorted((*honoured, *nothing, *LABELS))
             close = difflib.get_close_matches(name, known, n=1)
             hint = f"Did you mean {close[0]!r}?" if close else "Leave it out."
             raise RequestBodyError(f"{_shown(name)} is not supported: it would be ignored. {hint}", param=_shown(name))
@@ -60,8 +67,7 @@ def field(body: Mapping[str, Any], name: str, place: str = "The request", remedy
     return Fields(place, body, partial(RequestBodyError, param=name), remedy, private=True)
 
 
-def _check_nothing_asked(name: str, value: object) -> None:
-    allowed = NOTHING_ASKED[name]
+def _check_nothing_asked(name: str, value: object, allowed: tuple[Any, ...]) -> None:
     if not any(value == each and type(value) is type(each) for each in allowed):
         values = " or ".join(repr(each) for each in allowed)
         raise RequestBodyError(f"{name} is not supported, other than {values}. Leave it out.", param=name)

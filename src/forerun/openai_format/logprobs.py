@@ -52,13 +52,25 @@ def text_offsets(token_ids: Seq[int], before: Seq[int], texts: TokenTexts | None
         texts: None if the model has no tokenizer, and so no text.
         length: of the text, which may end before the last tokens do.
     """
-    if texts is None:
-        return [0] * len(token_ids)
-    detokenizer, at, offsets = Detokenizer(texts, before), 0, []
-    for token_id in token_ids:
-        offsets.append(min(at, length))
-        at += len(detokenizer.push((token_id,)))
-    return offsets
+    return [min(at, length) for at in Offsets(before, texts).push(token_ids)]
+
+
+class Offsets:
+    """The same for a text that grows. Arguments as `text_offsets`."""
+
+    def __init__(self, before: Seq[int], texts: TokenTexts | None) -> None:
+        self._detokenizer = None if texts is None else Detokenizer(texts, before)
+        self._at = 0
+
+    def push(self, token_ids: Seq[int]) -> list[int]:
+        """Where each of the next tokens begins."""
+        if self._detokenizer is None:
+            return [0] * len(token_ids)
+        offsets = []
+        for token_id in token_ids:
+            offsets.append(self._at)
+            self._at += len(self._detokenizer.push((token_id,)))
+        return offsets
 
 
 def _top(entry: TokenLogprob, names: TokenNames) -> dict[str, float]:

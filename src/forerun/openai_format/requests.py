@@ -10,7 +10,7 @@ from typing import Any
 from forerun.config import SamplingParams
 from forerun.engine.prompts import Prompt, encode
 from forerun.errors import PromptError, RequestBodyError
-from forerun.openai_format import structured
+from forerun.openai_format import speculative, structured, tools
 from forerun.openai_format.fields import checked_body, field
 from forerun.openai_format.sampling import SAME_NAMES, sampling_params
 
@@ -20,8 +20,20 @@ COMPLETIONS_URL = "/v1/completions"
 DEFAULT_COMPLETION_TOKENS = 16
 """max_tokens of a completion that does not say, as OpenAI's. Of a chat it is what the context holds."""
 
-_COMMON = ("model", "stream", "stream_options", "max_tokens", "logprobs", *structured.FIELDS, *SAME_NAMES)
-_CHAT = (*_COMMON, "messages", "max_completion_tokens", "top_logprobs", "prediction", "chat_template_kwargs")
+_COMMON = (
+    "model",
+    "stream",
+    "stream_options",
+    "max_tokens",
+    "logprobs",
+    "prediction",
+    speculative.NAME,
+    *structured.FIELDS,
+    *SAME_NAMES,
+)
+_STREAM_OPTIONS = ("include_usage", "include_drafts")
+_TOOLS = ("tools", "tool_choice", "parallel_tool_calls")
+_CHAT = (*_COMMON, "messages", "max_completion_tokens", "top_logprobs", "chat_template_kwargs", *_TOOLS)
 _COMPLETION = (*_COMMON, "prompt", "echo", "best_of")
 
 
@@ -37,7 +49,11 @@ class CompletionRequest:
         echo: the answer begins with the prompt.
         stream: the answer is wanted in chunks.
         include_usage: the last chunk of a stream tells the usage.
+        include_drafts: each chunk tells its tokens' texts, and who drafted them.
         template_options: what the chat template is given beside the messages.
+        repeated: fields of the body that the answer repeats.
+        tools: functions that the model may call.
+        has_calls: the messages tell of calls.
     """
 
     url: str
@@ -47,12 +63,16 @@ class CompletionRequest:
     echo: bool = False
     stream: bool = False
     include_usage: bool = False
+    include_drafts: bool = False
     template_options: Mapping[str, Any] = dataclass_field(default_factory=dict)
+    repeated: Mapping[str, Any] = dataclass_field(default_factory=dict)
+    tools: Seq[dict[str, Any]] = ()
+    has_calls: bool = False
 
     @property
     def prompt_field(self) -> str:
         """The body's field that holds the prompts."""
-        return "messages" if self.url == CHAT_URL else "prompt"
+        return {CHAT_URL: "messages", COMPLETIONS_URL: "prompt"}.get(self.url, "input")
 
     def encode(self, tokenizer: Any, name: str) -> list[list[int]]:
         """The token ids of each prompt.
@@ -64,16 +84,13 @@ class CompletionRequest:
         Raises:
             RequestBodyError: a prompt cannot be read by this model.
         """
-        if self.template_options and tokenizer is not None:
-            taken = inspect.signature(tokenizer.apply_chat_template).parameters
-            for option in self.template_options:
-                if option in taken:
-                    raise RequestBodyError(
-                        f"chat_template_kwargs sets {option!r}, which is no option of a template. Leave it out.",
-                        param="chat_template_kwargs",
-                    )
+        options = self.template_options
+        check_template_options(options, tokenizer)
+        if self.tools or self.has_calls:
+            tools.check_template_carries(tokenizer, "tools" if self.tools else self.prompt_field)
+            options = {**options, "tools": list(self.tools) or None}
         try:
-            return [encode(prompt, tokenizer, name, self.template_options) for prompt in self.prompts]
+            return [encode(prompt, tokenizer, name, options) for prompt in self.prompts]
         except PromptError as error:
             raise RequestBodyError(str(error), param=self.prompt_field) from None
 
@@ -101,28 +118,32 @@ def with_seed(request: CompletionRequest, seed: int) -> CompletionRequest:
 
 def _chat(value: object, context_length: int) -> CompletionRequest:
     body = checked_body(value, _CHAT)
-    messages = field(body, "messages").list_of("messages", dict)
-    others: dict[str, tuple[str, Any]] = {"max_tokens": _max_chat_tokens(body, context_length)}
+    messages, has_calls = tools.read_messages(field(body, "messages").list_of("messages", dict))
+    others = {**drafting_options(body), "max_tokens": _max_chat_tokens(body, context_length)}
     wanted = field(body, "logprobs").flag("logprobs", False)
     if "top_logprobs" in body and not wanted:
         raise RequestBodyError("top_logprobs needs logprobs to be true. Set it, or leave top_logprobs out.", "logprobs")
     if wanted:
         others["logprobs"] = ("top_logprobs", field(body, "top_logprobs").integer("top_logprobs", 0))
-    if "prediction" in body:
-        others["prediction"] = ("prediction", _prediction(body))
     others |= _grammar(body)
-    options = body.get("chat_template_kwargs", {})
-    field(body, "chat_template_kwargs").fields("chat_template_kwargs", None)
-    stream, usage = _streaming(body)
+    options = template_options(body)
+    streaming = _streaming(body)
     params = sampling_params(body, others)
     return CompletionRequest(
-        CHAT_URL, _model(body), [messages], params, stream=stream, include_usage=usage, template_options=options
+        CHAT_URL,
+        model_of(body),
+        [messages],
+        params,
+        **streaming,
+        template_options=options,
+        tools=tuple(tools.tools_of(body)),
+        has_calls=has_calls,
     )
 
 
 def _completion(value: object, context_length: int) -> CompletionRequest:
     body = checked_body(value, _COMPLETION)
-    others = _grammar(body)
+    others = drafting_options(body) | _grammar(body)
     others["max_tokens"] = ("max_tokens", body.get("max_tokens", DEFAULT_COMPLETION_TOKENS))
     echo = field(body, "echo").flag("echo", False)
     if "logprobs" in body:
@@ -133,11 +154,17 @@ def _completion(value: object, context_length: int) -> CompletionRequest:
         others["logprobs"] = ("logprobs", body["logprobs"])
         if echo:
             others["prompt_logprobs"] = ("logprobs", body["logprobs"])
-    stream, usage = _streaming(body)
+    streaming = _streaming(body)
+    if streaming["stream"] and echo and "logprobs" in body:
+        raise RequestBodyError(
+            "logprobs of an echoed prompt are there when the answer is, so they are not streamed. Leave out stream, "
+            "echo or logprobs.",
+            param="echo",
+        )
     params = sampling_params(body, others)
     if field(body, "best_of").integer("best_of", params.n) != params.n:
         raise RequestBodyError("best_of is not supported, other than equal to n. Leave it out.", param="best_of")
-    return CompletionRequest(COMPLETIONS_URL, _model(body), _prompts(body), params, echo, stream, usage)
+    return CompletionRequest(COMPLETIONS_URL, model_of(body), _prompts(body), params, echo, **streaming)
 
 
 _PARSERS: Mapping[str, Callable[[object, int], CompletionRequest]] = {CHAT_URL: _chat, COMPLETIONS_URL: _completion}
@@ -182,6 +209,14 @@ def _grammar(body: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
     return {} if found is None else {"grammar": found}
 
 
+def drafting_options(body: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
+    """Fields that say how to draft."""
+    found = speculative.speculative_options(body)
+    if "prediction" in body:
+        found["prediction"] = ("prediction", _prediction(body))
+    return found
+
+
 def _prediction(body: Mapping[str, Any]) -> str:
     """The text of {"type": "content", "content": TEXT or parts of text}."""
     wrong = field(body, "prediction").wrong(
@@ -197,19 +232,37 @@ def _prediction(body: Mapping[str, Any]) -> str:
     return "".join(part["text"] for part in parts)
 
 
-def _streaming(body: Mapping[str, Any]) -> tuple[bool, bool]:
-    """Whether to stream, and whether the stream tells the usage at its end."""
+def _streaming(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Whether to stream, and what the stream tells beside the text."""
     stream = field(body, "stream").flag("stream", False)
     options = field(body, "stream_options").fields("stream_options", None)
     if options is None:
-        return stream, False
+        return {"stream": stream}
     if not stream:
         raise RequestBodyError("stream_options needs stream to be true. Leave it out.", param="stream_options")
-    odd = sorted(set(options.values) - {"include_usage"})
-    if odd:
-        raise RequestBodyError("stream_options may hold include_usage alone. Leave the rest out.", "stream_options")
-    return stream, options.flag("include_usage", False)
+    if set(options.values) - {*_STREAM_OPTIONS}:
+        known = " and ".join(_STREAM_OPTIONS)
+        raise RequestBodyError(f"stream_options may hold {known} alone. Leave the rest out.", "stream_options")
+    return {"stream": True, **{name: options.flag(name, False) for name in _STREAM_OPTIONS}}
 
 
-def _model(body: Mapping[str, Any]) -> str | None:
+def template_options(body: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What the chat template is given beside the messages. Raises RequestBodyError where it is no object."""
+    options = field(body, "chat_template_kwargs").fields("chat_template_kwargs", None)
+    return {} if options is None else options.values
+
+
+def check_template_options(options: Mapping[str, Any], tokenizer: Any) -> None:
+    """Raise RequestBodyError where an option is none of the template's, but of the function that fills it in."""
+    taken = inspect.signature(tokenizer.apply_chat_template).parameters if options and tokenizer is not None else ()
+    for option in options:
+        if option in taken:
+            raise RequestBodyError(
+                f"chat_template_kwargs sets {option!r}, which is no option of a template. Leave it out.",
+                param="chat_template_kwargs",
+            )
+
+
+def model_of(body: Mapping[str, Any]) -> str | None:
+    """The model that the body names."""
     return field(body, "model").string("model", None)

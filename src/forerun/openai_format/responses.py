@@ -12,7 +12,9 @@ from forerun.engine.results import Choice, Generation
 from forerun.engine.text import TextStream, TokenTexts
 from forerun.openai_format.logprobs import chat_logprobs, completion_logprobs, text_offsets
 from forerun.openai_format.requests import CHAT_URL, CompletionRequest
+from forerun.openai_format.speculation import speculation_metrics
 from forerun.openai_format.token_names import TokenNames
+from forerun.openai_format.tools import as_message
 
 
 class Responses:
@@ -41,8 +43,8 @@ class Responses:
             model: the name of the model.
             name: unique among answers.
             created: Unix time in seconds.
-            details: whether the usage tells what depends on other requests and on speculation: tokens of the prompt
-                that were in memory, tokens of a prediction that were accepted.
+            details: whether to tell what depends on other requests and on speculation: tokens of the prompt that were
+                in memory, tokens of a prediction that were accepted, what speculation gave.
         """
         chat = request.url == CHAT_URL
         choices = []
@@ -50,9 +52,13 @@ class Responses:
             for choice in generation.choices:
                 index = number * request.params.n + choice.index
                 made = (
-                    self._chat_choice(choice) if chat else self._completion_choice(request, number, generation, choice)
+                    self._chat_choice(request, choice, f"{name}_{request.params.n * number + choice.index}")
+                    if chat
+                    else self._completion_choice(request, number, generation, choice)
                 )
-                choices.append({"index": index, **made, "finish_reason": choice.finish_reason})
+                choices.append({"index": index, "finish_reason": choice.finish_reason, **made})
+        stats = [choice.stats for generation in generations for choice in generation.choices]
+        metrics = {"metrics": {"speculative_decoding": speculation_metrics(stats)}} if details else {}
         return {
             "id": f"{'chatcmpl' if chat else 'cmpl'}-{name}",
             "object": "chat.completion" if chat else "text_completion",
@@ -60,20 +66,29 @@ class Responses:
             "model": model,
             "choices": choices,
             "usage": usage(request, generations, details=details),
+            **metrics,
         }
 
     @cached_property
-    def _names(self) -> TokenNames:
+    def names(self) -> TokenNames:
+        """What tokens are called."""
         return TokenNames(self._tokenizer)
 
     @cached_property
-    def _texts(self) -> TokenTexts | None:
+    def texts(self) -> TokenTexts | None:
+        """What tokens add to a text; None if the model has no tokenizer."""
         return None if self._tokenizer is None else TokenTexts(self._tokenizer)
 
-    def _chat_choice(self, choice: Choice) -> dict[str, Any]:
-        message = {"role": "assistant", "content": choice.text, "refusal": None}
-        logprobs = None if choice.logprobs is None else chat_logprobs(choice.logprobs, self._names)
-        return {"message": message, "logprobs": logprobs}
+    def _chat_choice(self, request: CompletionRequest, choice: Choice, name: str) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
+        logprobs = None if choice.logprobs is None else chat_logprobs(choice.logprobs, self.names)
+        reason: str | None = choice.finish_reason
+        if request.tools:
+            message["content"], calls = as_message(choice.text, name)
+            if calls:
+                message["tool_calls"] = calls
+                reason = "tool_calls" if reason == "stop" else reason
+        return {"message": message, "logprobs": logprobs, "finish_reason": reason}
 
     def _completion_choice(
         self, request: CompletionRequest, number: int, generation: Generation, choice: Choice
@@ -82,19 +97,23 @@ class Responses:
         echoed = prompt_ids if request.echo else []
         before = [] if request.echo else prompt_ids
         if request.echo:
-            prompt = request.prompts[number]
-            text = (prompt if isinstance(prompt, str) else self._text(prompt_ids)) + text
+            text = self.prompt_text(request, number, prompt_ids) + text
         if choice.logprobs is None:
             return {"text": text, "logprobs": None}
         token_ids = [*echoed, *choice.token_ids]
         entries = [*(generation.prompt_logprobs or [] if request.echo else []), *choice.logprobs]
-        offsets = text_offsets(token_ids, before, self._texts, len(text))
-        return {"text": text, "logprobs": completion_logprobs(token_ids, entries, offsets, self._names)}
+        offsets = text_offsets(token_ids, before, self.texts, len(text))
+        return {"text": text, "logprobs": completion_logprobs(token_ids, entries, offsets, self.names)}
+
+    def prompt_text(self, request: CompletionRequest, number: int, prompt_ids: list[int]) -> str:
+        """The text of one of the prompts, as it is echoed."""
+        prompt = request.prompts[number]
+        return prompt if isinstance(prompt, str) else self._text(prompt_ids)
 
     def _text(self, token_ids: list[int]) -> str:
-        if self._texts is None:
+        if self.texts is None:
             return ""
-        stream = TextStream(self._texts, [])
+        stream = TextStream(self.texts, [])
         stream.push(token_ids)
         stream.finish()
         return stream.text

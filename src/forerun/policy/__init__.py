@@ -3,6 +3,7 @@
 from forerun.policy.acceptance import Acceptance
 from forerun.policy.automatic_k import AutoBudget, automatic_budget
 from forerun.policy.budget import Budget, FixedBudget, Outcome, Plan, Reason, StepCost
+from forerun.policy.by_request import BudgetByRequest
 from forerun.policy.cost_store import StoredCosts
 from forerun.policy.costs import CostModel
 from forerun.policy.curve import Curve
@@ -15,6 +16,7 @@ __all__ = [
     "Acceptance",
     "AutoBudget",
     "Budget",
+    "BudgetByRequest",
     "CostModel",
     "Curve",
     "FixedBudget",

@@ -28,7 +28,10 @@ from forerun.fetch import store
 CHAT_MODEL = store.names()[0]
 """The model of a chat that names none."""
 _DEFAULTS = SamplingParams(temperature=0.7, max_tokens=512)
-_NOT_IN_CHATS = ("n", "logprobs", "prompt_logprobs", "prediction", "tenant", "priority", "grammar")
+_NOT_IN_CHATS = (
+    *("n", "logprobs", "prompt_logprobs", "prediction", "grammar"),
+    *("drafter", "num_draft_tokens", "tenant", "priority"),
+)
 
 
 @with_flags

@@ -1,0 +1,158 @@
+"""The application: which path is answered by what, and errors in OpenAI's form."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import FileResponse, JSONResponse, Response
+
+from forerun import __version__
+from forerun.errors import ForerunError, RequestBodyError
+from forerun.openai_format.errors import error_response
+from forerun.openai_format.requests import CHAT_URL, COMPLETIONS_URL
+from forerun.openai_format.response_requests import RESPONSES_URL
+from forerun.server.completions import answer
+from forerun.server.gate import App, ClientGoneError, Gate
+from forerun.server.schema import (
+    Facts,
+    chat_schema,
+    completion_schema,
+    detokenize_schema,
+    operation,
+    response_schema,
+    tokenize_schema,
+)
+from forerun.server.service import Service
+from forerun.server.tokens import detokenize, tokenize
+
+_PAGE_HEADERS = {
+    "content-security-policy": (
+        "default-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+}
+
+
+def make_app(service: Service) -> tuple[App, Gate]:
+    """The application, and the gate before it."""
+    app = FastAPI(title="forerun", version=__version__, docs_url=None, redoc_url=None)
+    _handle_errors(app, service)
+    gate = Gate(app, service.options, service.metrics)
+    _add_answers(app, service)
+    _add_facts(app, service, gate)
+    _add_page(app)
+    origins = list(service.options.cors_origin)
+    if not origins:
+        return gate, gate
+    allowed = CORSMiddleware(
+        gate, allow_origins=origins, allow_methods=["GET", "POST"], allow_headers=["*"], expose_headers=["x-request-id"]
+    )
+    return allowed, gate
+
+
+def _add_answers(app: FastAPI, service: Service) -> None:
+    async def respond(request: Request) -> Response:
+        return await answer(service, RESPONSES_URL, request)
+
+    async def chat(request: Request) -> Response:
+        return await answer(service, CHAT_URL, request)
+
+    async def complete(request: Request) -> Response:
+        return await answer(service, COMPLETIONS_URL, request)
+
+    def computed(compute: Callable[[Service, object], dict[str, Any]]) -> Callable[[Request], Any]:
+        async def endpoint(request: Request) -> Response:
+            body = await service.body(request)
+            return JSONResponse(await asyncio.to_thread(compute, service, body))
+
+        return endpoint
+
+    drafter = service.llm.drafter
+    facts = Facts(service.name, [] if drafter is None else [*drafter.offers], service.llm.target.vocab_size)
+    for path, endpoint, schema in (
+        (RESPONSES_URL, respond, response_schema(facts)),
+        (CHAT_URL, chat, chat_schema(facts)),
+        (COMPLETIONS_URL, complete, completion_schema(facts)),
+        ("/tokenize", computed(tokenize), tokenize_schema(facts)),
+        ("/detokenize", computed(detokenize), detokenize_schema(facts)),
+    ):
+        app.post(path, openapi_extra=operation(schema))(endpoint)
+
+
+def _add_facts(app: FastAPI, service: Service, gate: Gate) -> None:
+    def model() -> dict[str, Any]:
+        length = service.llm.target.context_length
+        facts = {"id": service.name, "object": "model", "created": service.created, "owned_by": "forerun"}
+        drafter = service.llm.drafter
+        return {**facts, "max_model_len": length, "drafters": [] if drafter is None else [*drafter.offers]}
+
+    @app.get("/v1/models")
+    async def models() -> Any:
+        return {"object": "list", "data": [model()]}
+
+    @app.get("/v1/models/{name:path}", responses={404: {"description": "There is no such model."}})
+    async def one_model(name: str) -> Any:
+        service.check_model(name)
+        return model()
+
+    @app.get("/health")
+    async def health() -> Response:
+        status = "draining" if gate.draining else "ok"
+        return JSONResponse({"status": status, "cannot": dict(service.limits())}, 503 if gate.draining else 200)
+
+    @app.get("/version")
+    async def version() -> Any:
+        return {"version": __version__}
+
+    @app.get("/live")
+    async def live() -> Any:
+        return service.live()
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+def _add_page(app: FastAPI) -> None:
+    """The playground: files of the package, and nothing from anywhere else."""
+    folder = Path(__file__).parent / "page"
+
+    def file(name: str) -> Callable[[Request], Any]:
+        async def respond(request: Request) -> Response:
+            return FileResponse(folder / name, headers=_PAGE_HEADERS)
+
+        return respond
+
+    for path, name in (("/", "index.html"), ("/page.css", "page.css"), ("/page.js", "page.js")):
+        app.add_api_route(path, file(name), methods=["GET"], include_in_schema=False)
+
+
+def _handle_errors(app: FastAPI, service: Service) -> None:
+    async def told(request: Request, error: Exception) -> Response:
+        status, body = error_response(error)
+        request.state.told["error"] = type(error).__name__
+        return JSONResponse(body, status, {"retry-after": "1"} if status in (429, 503) else None)
+
+    async def missing(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        words = {404: "There is no such path.", 405: "The path is there, but not for this method."}
+        refused = RequestBodyError(words.get(error.status_code, error.detail), status=error.status_code)
+        return JSONResponse(error_response(refused)[1], error.status_code, error.headers)
+
+    async def gone(request: Request, error: Exception) -> Response:
+        request.state.told["disconnected"] = True
+        service.metrics.disconnected()
+        return Response(status_code=499)
+
+    app.add_exception_handler(ForerunError, told)
+    app.add_exception_handler(HTTPException, missing)
+    app.add_exception_handler(ClientGoneError, gone)
+    app.add_exception_handler(Exception, told)

@@ -1,0 +1,112 @@
+"""The server's process: uvicorn, a drain on SIGTERM, the end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+from types import FrameType
+
+import uvicorn
+
+from forerun.errors import ConfigError
+from forerun.server.app import make_app
+from forerun.server.gate import Gate
+from forerun.server.logs import LOGGER
+from forerun.server.options import ServerOptions
+from forerun.server.service import Service
+
+_TICK = 0.05
+"""Seconds between two looks at whether all requests have ended."""
+_log = logging.getLogger(LOGGER)
+
+
+class DrainingServer(uvicorn.Server):
+    """A server that goes on answering after a signal until its requests have ended; new ones get 503.
+
+    A second signal ends it at once.
+
+    Args:
+        drain_timeout: seconds that requests have.
+    """
+
+    def __init__(self, config: uvicorn.Config, gate: Gate, drain_timeout: float) -> None:
+        super().__init__(config)
+        self._gate, self._drain_timeout = gate, drain_timeout
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._draining: asyncio.Task[None] | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
+        await super().startup(sockets)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self._gate.draining or self._loop is None:
+            self.should_exit = True
+            self.force_exit = self._gate.draining
+            return
+        self._loop.call_soon_threadsafe(self.drain, signal.Signals(sig).name)
+
+    def drain(self, why: str) -> None:
+        """Refuse new requests, and end when those that are there have."""
+        if self._draining is None:
+            self._gate.draining = True
+            _log.info({"event": "draining", "signal": why, "requests": self._gate.num_active})
+            self._draining = asyncio.create_task(self._end())
+
+    async def _end(self) -> None:
+        end = asyncio.get_running_loop().time() + self._drain_timeout
+        while self._gate.num_active and asyncio.get_running_loop().time() < end:
+            await asyncio.sleep(_TICK)
+        if self._gate.num_active:
+            _log.warning({"event": "cut", "requests": self._gate.num_active})
+            self.force_exit = True
+        self.should_exit = True
+
+
+def make_server(service: Service) -> DrainingServer:
+    """The server of a model, not started."""
+    app, gate = make_app(service)
+    options = service.options
+    config = uvicorn.Config(
+        app,
+        host=options.host,
+        port=options.port,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        lifespan="off",
+        ws="none",
+    )
+    return DrainingServer(config, gate, options.drain_timeout)
+
+
+def bound_socket(options: ServerOptions) -> socket.socket:
+    """A socket that listens where it is asked to, before a model is loaded.
+
+    Raises:
+        ConfigError: it cannot be had.
+    """
+    try:
+        family = socket.getaddrinfo(options.host, options.port, type=socket.SOCK_STREAM)[0][0]
+        made = socket.socket(family, socket.SOCK_STREAM)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind((options.host, options.port))
+    except OSError as error:
+        raise ConfigError(
+            f"{options.host} port {options.port} cannot be listened on: {error.strerror or error}. Give another --host "
+            "or --port."
+        ) from None
+    return made
+
+
+def serve(service: Service, listening: socket.socket) -> None:
+    """Serve until a signal ends it."""
+    host, port = listening.getsockname()[:2]
+    _log.info({"event": "ready", "url": f"http://{host}:{port}", "model": service.name})
+    try:
+        make_server(service).run(sockets=[listening])
+    finally:
+        service.thread.close()
+        _log.info({"event": "ended"})

@@ -1,0 +1,166 @@
+"""What the endpoints share: the model, its engine's thread, who may enter, and what is told of each answer."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterator, Mapping, Sequence as Seq
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from typing import Any
+
+from starlette.requests import Request
+
+from forerun.engine import LLM, EngineThread, StepOutput
+from forerun.engine.loop_inbox import LoopInbox
+from forerun.errors import QueueFullError, RequestBodyError
+from forerun.files.json_file import parse_json
+from forerun.openai_format.requests import CompletionRequest
+from forerun.openai_format.responses import Responses
+from forerun.openai_format.tools import check_template_carries
+from forerun.server.answering import Answering
+from forerun.server.logs import LOGGER
+from forerun.server.metrics import Metrics
+from forerun.server.options import ServerOptions
+
+_SMALL_BODY = 1 << 15
+"""Bytes of JSON that are parsed in the event loop's own thread; more would keep others waiting."""
+_log = logging.getLogger(LOGGER)
+
+
+class Service:
+    """The model that is served.
+
+    Args:
+        name: what requests and answers call it.
+
+    Attributes:
+        num_choices: in the engine or waiting for it.
+        created: when it was loaded, Unix time in seconds.
+    """
+
+    def __init__(self, llm: LLM, name: str, options: ServerOptions) -> None:
+        self.llm, self.name, self.options = llm, name, options
+        self.thread = EngineThread(llm.shared)
+        self.metrics = Metrics(llm, name, lambda: self.num_choices)
+        self.responses = Responses(llm.tokenizer)
+        self.created = int(time.time())
+        self.num_choices = 0
+        self._inbox: LoopInbox | None = None  # of the loop that serves
+
+    def check_model(self, model: str | None) -> None:
+        """Raise RequestBodyError if a request is for another model; none at all is this one."""
+        if model not in (None, self.name):
+            raise RequestBodyError(
+                f"The model of the request is not the one that is served, {self.name!r}. Correct it.",
+                param="model",
+                code="model_not_found",
+                status=404,
+            )
+
+    async def body(self, request: Request) -> Any:
+        """The JSON value of a request's body. Raises RequestBodyError."""
+        content = await request.body()
+        arguments = (content, "The request's body", RequestBodyError)
+        if len(content) <= _SMALL_BODY:
+            return parse_json(*arguments, remedy="Send JSON.")
+        return await asyncio.to_thread(parse_json, *arguments, remedy="Send JSON.")
+
+    def encode(self, asked: CompletionRequest) -> list[list[int]]:
+        """The token ids of a request's prompts. Raises RequestBodyError."""
+        prompts = asked.encode(self.llm.tokenizer, self.llm.target.name)
+        context = self.llm.target.context_length
+        for prompt in prompts:
+            if len(prompt) >= context:
+                raise RequestBodyError(
+                    f"The prompt has {len(prompt)} tokens, but the context of {self.name} holds {context}, and at "
+                    "least one place is needed for the answer. Shorten it.",
+                    param=asked.prompt_field,
+                    code="context_length_exceeded",
+                )
+        return prompts
+
+    @contextmanager
+    def admitted(self, asked: CompletionRequest) -> Iterator[None]:
+        """Hold places for a request's choices, until the end.
+
+        Raises:
+            QueueFullError: there are none.
+            RequestBodyError: there could never be.
+        """
+        count = len(asked.prompts) * asked.params.n
+        if count > self.options.max_prompts:
+            raise RequestBodyError(
+                f"The request asks for {count} choices, {asked.params.n} for each of {len(asked.prompts)} prompts, but "
+                f"this server takes at most {self.options.max_prompts}. Send several requests.",
+                param=asked.prompt_field,
+            )
+        most = self.llm.engine.config.max_batch + self.options.max_queue
+        if self.num_choices and self.num_choices + count > most:
+            raise QueueFullError(
+                f"{self.num_choices} choices are computed or wait, of at most {most}, and the request asks for "
+                f"{count}. Send it again later."
+            )
+        self.num_choices += count
+        try:
+            yield
+        finally:
+            self.num_choices -= count
+
+    def answering(self, asked: CompletionRequest, prompts: Seq[list[int]], request: Request) -> Answering:
+        """The request in the engine. Raises as `Answering.submit`."""
+        params = replace(asked.params, tenant=request.state.tenant)
+        if self._inbox is None:
+            self._inbox = LoopInbox()
+        timeout = self.options.request_timeout
+        made = Answering(self.thread, self._inbox, prompts, params, stream=asked.stream, timeout=timeout)
+        made.submit()
+        num_tokens = sum(map(len, prompts))
+        self.metrics.prompted(num_tokens)
+        request.state.told.update(prompt_tokens=num_tokens, prompts=len(prompts), stream=asked.stream)
+        if self.options.log_prompts:
+            _log.info({"event": "prompts", "request_id": request.state.request_id, "prompts": asked.prompts})
+        return made
+
+    def ended(self, output: StepOutput, request: Request, seconds: float) -> None:
+        """A choice has ended, so long after its request was let in."""
+        choice = output.choice
+        assert choice is not None
+        self.metrics.ended(choice.stats, choice.finish_reason, seconds)
+        told = request.state.told
+        told["completion_tokens"] = told.get("completion_tokens", 0) + len(choice.token_ids)
+        told.setdefault("finish_reasons", []).append(choice.finish_reason)
+        told["draft_tokens"] = told.get("draft_tokens", 0) + choice.stats.num_draft_tokens
+        told["accepted_tokens"] = told.get("accepted_tokens", 0) + choice.stats.num_accepted_tokens
+        told["speculation"] = choice.stats.speculation
+        if self.options.log_prompts:
+            _log.info({"event": "answer", "request_id": request.state.request_id, "text": choice.text})
+
+    def live(self) -> dict[str, Any]:
+        """What the engine does now."""
+        engine = self.llm.engine
+        running = len(engine.scheduler.running)
+        return {
+            "running": running,
+            "waiting": max(self.num_choices - running, 0),
+            "max_batch": engine.config.max_batch,
+            "last_step": asdict(engine.last_step),
+        }
+
+    def limits(self) -> Mapping[str, str]:
+        """What this server cannot do, and why."""
+        target, found = self.llm.target, {"response_format": "only text"}
+        if self.llm.tokenizer is None:
+            found["text"] = "the model has no tokenizer: prompts are token ids"
+        if not getattr(self.llm.tokenizer, "chat_template", None):
+            found["chat"] = "the model has no chat template"
+        try:
+            check_template_carries(self.llm.tokenizer, "tools")
+        except RequestBodyError:
+            found["tools"] = "the chat template does not carry them in the known format"
+        if not self.llm.exact:
+            found["exactness"] = f"speculation may change the text: {target.exactness.reason}"
+        if self.llm.drafter is None:
+            found["speculation"] = "there is no drafter"
+        return found

@@ -1,0 +1,122 @@
+"""`forerun serve`: its drafters, its flags from file and environment, and what is said where it cannot run."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from forerun.cli import serve as command
+from forerun.cli.main import app
+from forerun.cli.served_drafters import served_drafters
+from forerun.errors import ConfigError
+from forerun.server import run as server_run
+
+RUNNER = CliRunner()
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, ["auto", "prediction"]),
+        ({"drafters": ["recycling", "prediction"]}, ["recycling", "prediction"]),
+        ({"drafters": ["none"]}, "none"),
+        ({"draft_model": "owner/draft"}, ["draft-model:model=owner/draft", "prediction"]),
+        (
+            {"speculative_config": '{"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 3}'},
+            ["prompt-lookup:max_ngram=3,num_draft_tokens=5", "prediction"],
+        ),
+        ({"speculative_config": '{"model": "owner/draft"}'}, ["draft-model:model=owner/draft", "prediction"]),
+        (
+            {"speculative_config": '{"method": "eagle3", "model": "head", "num_speculative_tokens": 2}'},
+            ["eagle:model=head,num_draft_tokens=2", "prediction"],
+        ),
+    ],
+    ids=str,
+)
+def test_drafters(given: dict[str, Any], expected: list[str] | str) -> None:
+    arguments = {"drafters": [], "draft_model": None, "speculative_config": None}
+    assert served_drafters(**(arguments | given)) == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"drafters": ["suffix"], "draft_model": "x"}, "--drafter and --draft-model"),
+        ({"drafters": ["none", "suffix"]}, "'none', and others"),
+        ({"speculative_config": "{"}, "not JSON"),
+        ({"speculative_config": "{}"}, "one of ngram"),
+        ({"speculative_config": '{"method": "custom_class", "model": "os.System"}'}, "one of"),
+        ({"speculative_config": '{"method": "draft_model"}'}, "model is missing"),
+        ({"speculative_config": '{"method": "ngram", "quantization": "fp8"}'}, "quantization cannot be had"),
+        ({"speculative_config": '{"method": "suffix", "model": "x"}'}, "model cannot be had"),
+        ({"speculative_config": '{"method": "ngram", "num_speculative_tokens": -1}'}, "whole number"),
+    ],
+    ids=str,
+)
+def test_what_is_refused(given: dict[str, Any], said: str) -> None:
+    arguments: dict[str, Any] = {"drafters": [], "draft_model": None, "speculative_config": None}
+    with pytest.raises(ConfigError, match=said):
+        served_drafters(**(arguments | given))
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """What would have been loaded and served."""
+    seen: list[dict[str, Any]] = []
+
+    def open_llm(model: str, drafter: Any, **settings: Any) -> Any:
+        seen.append({"model": model, "drafter": drafter, **settings})
+        return object()
+
+    def serve(service: Any, listening: socket.socket) -> None:
+        seen[-1].update(service)
+
+    monkeypatch.setattr(command, "open_llm", open_llm)
+    monkeypatch.setattr(server_run, "serve", serve)
+    monkeypatch.setattr("forerun.server.service.Service", lambda llm, name, options: {"name": name, "options": options})
+    monkeypatch.setattr("forerun.server.logs.log_as_json", lambda: None)
+    return seen
+
+
+def test_flags_environment_and_file(started: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "forerun.toml"
+    file.write_text(
+        '[serve]\nmodel = "bundled"\nport = 0\napi_key = ["a", "b"]\nmax_queue = 7\ndrafter = ["suffix", "recycling"]\n'
+        'max_batch = 3\nlog_prompts = true\nnum_draft_tokens = "4"\ncors_origin = "https://a.example"\n'
+    )
+    monkeypatch.setenv("FORERUN_SERVE_MAX_BODY", "2.5")
+    done = RUNNER.invoke(app, ["--config", str(file), "serve", "--served-model-name", "it"], env={})
+    assert done.exit_code == 0, done.output
+    (seen,) = started
+    assert seen["model"] == "bundled" and seen["drafter"] == ["suffix", "recycling", "prediction"]
+    assert seen["max_batch"] == 3 and seen["num_draft_tokens"] == 4 and seen["name"] == "it"
+    made = seen["options"]
+    assert made.api_key == ("a", "b") and made.max_queue == 7 and made.max_body == 2.5 and made.log_prompts
+    assert made.cors_origin == ("https://a.example",)
+
+
+def test_an_open_server_is_told_of(started: list[Any]) -> None:
+    done = RUNNER.invoke(app, ["serve", "bundled", "--port", "0", "--host", "0.0.0.0"])
+    assert done.exit_code == 0 and "no --api-key" in done.output
+    done = RUNNER.invoke(app, ["serve", "bundled", "--port", "0"])
+    assert done.exit_code == 0 and "no --api-key" not in done.output
+
+
+def test_a_port_that_is_taken(started: list[Any]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        done = RUNNER.invoke(app, ["serve", "bundled", "--port", str(other.getsockname()[1])])
+    assert done.exit_code == 2 and "cannot be listened on" in done.output and not started
+
+
+def test_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [*sys.modules]:
+        if name.startswith("forerun.server."):
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    done = RUNNER.invoke(app, ["serve", "bundled"])
+    assert done.exit_code == 2 and "pip install 'forerun[server]'" in done.output

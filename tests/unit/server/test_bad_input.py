@@ -1,0 +1,133 @@
+"""What cannot be served is a status of its own and an error body of OpenAI's, and disturbs nobody."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from forerun.openai_format import requests
+from forerun.openai_format.fields import LABELS
+from serving import NAME, Served
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+TALK = {"messages": [{"role": "user", "content": "a"}]}
+DEEP = b'{"messages":' + b"[" * 50_000 + b"]" * 50_000 + b"}"
+
+BROKEN: dict[str, tuple[str, bytes, int]] = {
+    "no JSON": (CHAT, b"{", 400),
+    "nothing": (CHAT, b"", 400),
+    "no UTF-8": (CHAT, b'{"messages": "\xff"}', 400),
+    "no object": (CHAT, b"[1]", 400),
+    "null": (COMPLETIONS, b"null", 400),
+    "deep nesting": (CHAT, DEEP, 400),
+    "a number of many digits": (COMPLETIONS, b'{"prompt": "a", "max_tokens": ' + b"9" * 5000 + b"}", 400),
+    "too large": (COMPLETIONS, b'{"prompt": "' + b"a" * (5 << 20) + b'"}', 413),
+    "text for tokens": ("/detokenize", b'{"tokens": "a"}', 400),
+    "neither": ("/tokenize", b"{}", 400),
+}
+REFUSED: dict[str, tuple[str, dict[str, Any], str | None]] = {
+    "no messages": (CHAT, {}, "messages"),
+    "messages of a wrong type": (CHAT, {"messages": "a"}, "messages"),
+    "a message without content": (CHAT, {"messages": [{"role": "user"}]}, "messages"),
+    "an image": (
+        CHAT,
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+        "messages",
+    ),
+    "half a character": (COMPLETIONS, {"prompt": "\ud800"}, "prompt"),
+    "an empty prompt": (COMPLETIONS, {"prompt": []}, "prompt"),
+    "a prompt of mixed kinds": (COMPLETIONS, {"prompt": ["a", 1]}, "prompt"),
+    "a token out of range": (COMPLETIONS, {"prompt": [1, 100_000]}, None),
+    "a negative token": (COMPLETIONS, {"prompt": [-1]}, None),
+    "a prompt beyond the context": (COMPLETIONS, {"prompt": "a" * 5000}, "prompt"),
+    "a temperature": (CHAT, {**TALK, "temperature": -1}, "temperature"),
+    "a temperature of text": (CHAT, {**TALK, "temperature": "hot"}, "temperature"),
+    "n of 0": (CHAT, {**TALK, "n": 0}, "n"),
+    "too many stops": (CHAT, {**TALK, "stop": ["a"] * 300_000}, "stop"),
+    "an empty stop": (CHAT, {**TALK, "stop": [""]}, "stop"),
+    "a bias of an unknown token": (CHAT, {**TALK, "logit_bias": {"100000": 1}}, None),
+    "top_logprobs alone": (CHAT, {**TALK, "top_logprobs": 2}, "logprobs"),
+    "too many top_logprobs": (CHAT, {**TALK, "logprobs": True, "top_logprobs": 99}, "top_logprobs"),
+    "two lengths": (CHAT, {**TALK, "max_tokens": 3, "max_completion_tokens": 4}, "max_completion_tokens"),
+    "min above max": (CHAT, {**TALK, "max_tokens": 3, "min_tokens": 4}, None),
+    "choices that would be the same": (CHAT, {**TALK, "temperature": 0, "n": 2}, None),
+    "a misspelt field": (CHAT, {**TALK, "temperatur": 1}, "temperatur"),
+    "a field of others": (COMPLETIONS, {"prompt": "a", "guided_json": {}}, "guided_json"),
+    "a schema": (CHAT, {**TALK, "response_format": {"type": "json_object"}}, "response_format"),
+    "storing": (CHAT, {**TALK, "store": True}, "store"),
+    "stream options without a stream": (CHAT, {**TALK, "stream_options": {"include_usage": True}}, "stream_options"),
+    "odd stream options": (CHAT, {**TALK, "stream": True, "stream_options": {"all": True}}, "stream_options"),
+    "a template's function's option": (
+        CHAT,
+        {**TALK, "chat_template_kwargs": {"tokenize": True}},
+        "chat_template_kwargs",
+    ),
+    "a prediction nobody reads": (CHAT, {**TALK, "prediction": {"type": "content", "content": "a"}}, None),
+    "streamed logprobs of an echo": (COMPLETIONS, {"prompt": "a", "echo": True, "logprobs": 1, "stream": True}, "echo"),
+    "too many choices": (COMPLETIONS, {"prompt": ["a"] * 100, "n": 100, "seed": 1}, "prompt"),
+    "tokens beyond the vocabulary": ("/detokenize", {"tokens": [99_999]}, "tokens"),
+    "text and chat": ("/tokenize", {**TALK, "prompt": "a"}, "prompt"),
+}
+
+
+def error_of(response: httpx.Response) -> dict[str, Any]:
+    error: dict[str, Any] = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"} and error["message"] and error["type"]
+    assert response.headers["x-request-id"]
+    return error
+
+
+@pytest.mark.parametrize(("path", "content", "status"), BROKEN.values(), ids=BROKEN.keys())
+def test_a_broken_body(http: httpx.Client, path: str, content: bytes, status: int) -> None:
+    response = http.post(path, content=content)
+    assert response.status_code == status
+    error_of(response)
+
+
+@pytest.mark.parametrize(("path", "body", "param"), REFUSED.values(), ids=REFUSED.keys())
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+def test_a_request_that_cannot_be_served(
+    http: httpx.Client, path: str, body: dict[str, Any], param: str | None, stream: bool
+) -> None:
+    if stream and path in (CHAT, COMPLETIONS) and "stream_options" not in body:
+        body = {**body, "stream": True}
+    response = http.post(path, content=json.dumps(body))
+    assert response.status_code == 400
+    error = error_of(response)
+    assert error["param"] == param and error["type"] == "invalid_request_error"
+    assert len(error["message"]) < 600
+
+
+def test_paths_and_methods(http: httpx.Client) -> None:
+    assert http.get("/v1/nothing").status_code == 404 and error_of(http.get("/v1/nothing"))
+    assert http.get(CHAT).status_code == 405 and error_of(http.get(CHAT))
+    assert http.delete("/v1/models").status_code == 405
+
+
+def test_others_are_undisturbed(served: Served, http: httpx.Client) -> None:
+    body = {"model": NAME, "prompt": "hello", "seed": 3, "max_tokens": 9}
+    before = http.post(COMPLETIONS, json=body).json()["choices"]
+    for path, content, _ in BROKEN.values():
+        http.post(path, content=content)
+    assert http.post(COMPLETIONS, json=body).json()["choices"] == before
+    served.settle()
+
+
+def test_tokens_of_text_and_back(http: httpx.Client, served: Served) -> None:
+    made = http.post("/tokenize", json={"model": NAME, "prompt": "hello wörld"}).json()
+    assert made["tokens"] == served.llm.encode("hello wörld") and made["count"] == len(made["tokens"])
+    assert made["max_model_len"] == 4096
+    assert http.post("/detokenize", json={"tokens": made["tokens"]}).json() == {"prompt": "hello wörld"}
+    chat = http.post("/tokenize", json=TALK).json()["tokens"]
+    assert chat == served.llm.encode(TALK["messages"])
+    assert http.post("/tokenize", json={"prompt": ""}).json()["tokens"] == []
+
+
+def test_the_openapi_schema_names_every_field(http: httpx.Client) -> None:
+    paths = http.get("/openapi.json").json()["paths"]
+    for path, honoured in ((CHAT, requests._CHAT), (COMPLETIONS, requests._COMPLETION)):
+        schema = paths[path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+        assert set(schema["properties"]) == {*honoured, *LABELS}

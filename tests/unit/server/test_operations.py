@@ -1,0 +1,259 @@
+"""Keys, limits, the queue, cancellation, slow clients, the drain: what happens around answers."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import pytest
+
+from forerun.server.options import ServerOptions
+from forerun.server.run import bound_socket
+from serving import LIMIT, Served, fake_llm, serving
+
+COMPLETIONS = "/v1/completions"
+LONG = {"prompt": "hello", "max_tokens": 3000, "temperature": 0, "ignore_eos": True}
+SHORT = {"prompt": "hello", "max_tokens": 3, "temperature": 0}
+
+
+@contextmanager
+def running(**options: Any) -> Iterator[tuple[Served, httpx.Client]]:
+    with serving(fake_llm(), **options) as served, httpx.Client(base_url=served.url, timeout=LIMIT) as http:
+        yield served, http
+
+
+def until(true: Callable[[], bool]) -> None:
+    end = time.monotonic() + LIMIT
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.002)
+
+
+@contextmanager
+def held(served: Served) -> Iterator[Callable[[], None]]:
+    """Every forward of the model waits, until what this gives is called."""
+    free = threading.Event()
+    model: Any = served.llm.target
+    model.before_forward = lambda _: free.wait(LIMIT)
+    try:
+        yield free.set
+    finally:
+        free.set()
+
+
+def raw_post(served: Served, body: dict[str, Any], length: int | None = None) -> socket.socket:
+    """A connection on which a request has been sent; length: what the header says."""
+    host, port = re.findall(r"//(.*):(\d+)", served.url)[0]
+    connection = socket.create_connection((host, int(port)), timeout=LIMIT)
+    content = json.dumps(body).encode()
+    head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: it\r\nContent-Length: {length or len(content)}\r\n\r\n"
+    connection.sendall(head.encode() + content)
+    return connection
+
+
+def test_keys() -> None:
+    with running(api_key=("one", "two")) as (_, http):
+        for wrong in (None, "Bearer three", "Basic one", "one"):
+            headers = {} if wrong is None else {"authorization": wrong}
+            refused = http.post(COMPLETIONS, json=SHORT, headers=headers)
+            assert refused.status_code == 401 and refused.json()["error"]["code"] == "invalid_api_key"
+            assert http.get("/metrics", headers=headers).status_code == 401
+        for key in ("one", "two"):
+            assert http.post(COMPLETIONS, json=SHORT, headers={"authorization": f"Bearer {key}"}).status_code == 200
+        assert http.get("/health").status_code == 200
+
+
+def test_each_key_is_a_tenant_of_its_own() -> None:
+    with running(api_key=("one", "two")) as (served, http):
+        tenants = []
+        submit = served.service.thread.submit
+        served.service.thread.submit = lambda prompt, params, *rest, **more: (  # type: ignore[method-assign]
+            tenants.append(params.tenant) or submit(prompt, params, *rest, **more)  # type: ignore[func-returns-value]
+        )
+        for key in ("one", "two", "one"):
+            http.post(COMPLETIONS, json=SHORT, headers={"authorization": f"Bearer {key}"})
+        assert tenants[0] == tenants[2] != tenants[1] and None not in tenants
+
+
+def test_request_ids_and_origins() -> None:
+    with running(cors_origin=("https://a.example",)) as (_, http):
+        assert http.get("/version", headers={"x-request-id": "mine-7"}).headers["x-request-id"] == "mine-7"
+        made = http.get("/version", headers={"x-request-id": "a b\u00e9".encode()}).headers["x-request-id"]
+        assert re.fullmatch("[0-9a-f]{32}", made)
+        asked = {"origin": "https://a.example", "access-control-request-method": "POST"}
+        assert http.options(COMPLETIONS, headers=asked).headers["access-control-allow-origin"] == "https://a.example"
+        told = http.post(COMPLETIONS, content=b"{", headers={"origin": "https://a.example"})
+        assert told.status_code == 400 and told.headers["access-control-allow-origin"] == "https://a.example"
+        other = http.get("/version", headers={"origin": "https://b.example"})
+        assert "access-control-allow-origin" not in other.headers
+
+
+def test_a_body_that_is_announced_too_large_is_not_read() -> None:
+    with running(max_body=0.001) as (served, http):
+        with raw_post(served, {"prompt": "a"}, length=10**9) as connection:
+            assert connection.recv(100).startswith(b"HTTP/1.1 413 ")
+        assert http.post(COMPLETIONS, json={"prompt": "a" * 2000}).status_code == 413
+        pieces = (b"a" * 100 for _ in range(50))  # no length is announced
+        assert http.post(COMPLETIONS, content=pieces).status_code == 413
+        assert http.post(COMPLETIONS, json=SHORT).status_code == 200
+
+
+def test_a_body_that_does_not_come() -> None:
+    with running(body_timeout=0.05) as (served, http):
+        with raw_post(served, {"prompt": "a"}, length=500) as connection:
+            assert connection.recv(100).startswith(b"HTTP/1.1 408 ")
+        with raw_post(served, {"prompt": "a"}, length=500):
+            pass  # the client is gone before its body has come
+        assert http.post(COMPLETIONS, json=SHORT).status_code == 200
+
+
+def test_the_queue_is_limited() -> None:
+    with running(max_queue=2) as (served, http), held(served) as release:
+        connections = [raw_post(served, SHORT) for _ in range(6)]  # a batch of 4, and 2 that wait
+        until(lambda: served.service.num_choices == 6)
+        for body in (SHORT, {**SHORT, "stream": True}):
+            refused = http.post(COMPLETIONS, json=body)
+            assert refused.status_code == 429 and refused.json()["error"]["type"] == "rate_limit_error"
+            assert refused.headers["retry-after"]
+        waiting = re.findall(r"vllm:num_requests_(?:running|waiting){.*} (.*)", http.get("/metrics").text)
+        assert sum(map(float, waiting)) == 6
+        release()
+        for connection in connections:
+            assert connection.recv(100).startswith(b"HTTP/1.1 200 ")
+            connection.close()
+        assert http.post(COMPLETIONS, json=SHORT).status_code == 200
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("begun", [False, True], ids=["waiting", "begun"])
+def test_a_client_that_leaves_ends_its_request(stream: bool, begun: bool) -> None:
+    with running() as (served, http), held(served) as release:
+        connection = raw_post(served, {**LONG, "stream": stream, "n": 1})
+        until(lambda: served.service.num_choices == 1)
+        if begun:
+            release()
+            if stream:
+                connection.recv(100)
+            else:
+                until(lambda: served.llm.engine.last_step.num_tokens > 0)
+        connection.close()
+        until(lambda: served.service.num_choices == 0)
+        release()
+        served.settle()
+        assert 'forerun:disconnects_total{model_name="it"} 1.0' in http.get("/metrics").text
+        assert http.post(COMPLETIONS, json=SHORT).status_code == 200
+
+
+def test_a_request_that_takes_too_long() -> None:
+    with running(request_timeout=0.05) as (served, http):
+        whole = http.post(COMPLETIONS, json=LONG)
+        assert whole.status_code == 408 and whole.json()["error"]["type"] == "timeout_error"
+        events = http.post(COMPLETIONS, json={**LONG, "stream": True}).text.strip().split("\n\n")
+        assert "[DONE]" not in events[-1] and "error" in json.loads(events[-1].removeprefix("data: "))
+        served.settle()
+
+
+def test_a_client_that_does_not_read_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    def small(options: ServerOptions) -> socket.socket:
+        made = bound_socket(options)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        return made
+
+    monkeypatch.setattr("serving.bound_socket", small)
+    with running(send_timeout=0.1) as (served, http):
+        body = {**LONG, "stream": True, "n": 4, "temperature": 1, "seed": 2, "logprobs": 20}
+        with raw_post(served, body):
+            until(lambda: served.service.num_choices == 4)
+            until(lambda: served.service.num_choices == 0)  # though nothing of it was read
+        assert http.post(COMPLETIONS, json=SHORT).status_code == 200
+
+
+def test_a_failing_forward_ends_its_request_alone() -> None:
+    with running() as (served, http):
+
+        def fail(_: Any) -> None:
+            raise RuntimeError("the text of a prompt")
+
+        served.llm.target.before_forward = fail  # type: ignore[attr-defined]
+        for stream in (False, True):
+            failed = http.post(COMPLETIONS, json={**SHORT, "stream": stream})
+            assert failed.status_code == 500 and "the text" not in failed.text
+            assert failed.json()["error"]["type"] == "server_error"
+        served.llm.target.before_forward = lambda _: None  # type: ignore[attr-defined]
+        assert http.post(COMPLETIONS, json=SHORT).status_code == 200
+
+
+def test_the_drain_lets_the_rest_finish() -> None:
+    with running() as (served, http), held(served) as release:
+        waiting = raw_post(served, {**SHORT, "stream": True})
+        until(lambda: served.service.num_choices == 1)
+        assert served.server._loop is not None
+        served.server._loop.call_soon_threadsafe(served.server.drain, "SIGTERM")
+        until(lambda: http.get("/health").status_code == 503)
+        refused = http.post(COMPLETIONS, json=SHORT)
+        assert refused.status_code == 503 and refused.json()["error"]["type"] == "server_error"
+        release()
+        answer = b""
+        while piece := waiting.recv(1 << 16):
+            answer += piece
+        assert answer.startswith(b"HTTP/1.1 200 ") and b"data: [DONE]" in answer
+        until(lambda: served.server.should_exit)
+        waiting.close()
+
+
+def test_the_drain_has_an_end() -> None:
+    with running(drain_timeout=0.05) as (served, _), held(served) as release:
+        connection = raw_post(served, SHORT)
+        until(lambda: served.service.num_choices == 1)
+        assert served.server._loop is not None
+        served.server._loop.call_soon_threadsafe(served.server.drain, "SIGTERM")
+        until(lambda: served.server.force_exit)
+        release()
+        connection.close()
+
+
+def test_what_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    for log_prompts in (False, True):
+        caplog.clear()
+        with caplog.at_level(logging.INFO, "forerun.server"), running(log_prompts=log_prompts) as (_, http):
+            http.post(COMPLETIONS, json={**SHORT, "prompt": "hello secret"}, headers={"x-request-id": "it-1"})
+            http.post(COMPLETIONS, json={**SHORT, "prompt": ["secret", 1]})
+        told = [record.msg for record in caplog.records if isinstance(record.msg, dict)]
+        line = next(entry for entry in told if entry.get("request_id") == "it-1" and entry["event"] == "request")
+        assert line["status"] == 200 and line["prompt_tokens"] == 12 and line["completion_tokens"] == 3
+        assert line["finish_reasons"] == ["length"] and line["seconds"] > 0
+        assert ("secret" in caplog.text) == log_prompts
+
+
+def test_metrics_have_the_names_that_tools_read() -> None:
+    with running() as (_, http):
+        http.post(COMPLETIONS, json={**SHORT, "max_tokens": 20})
+        http.post(COMPLETIONS, json={**SHORT, "stream": True})
+        text = http.get("/metrics").text
+    names = {line.split("{")[0] for line in text.splitlines() if not line.startswith("#")}
+    assert names >= {
+        "vllm:num_requests_running",
+        "vllm:num_requests_waiting",
+        "vllm:prompt_tokens_total",
+        "vllm:generation_tokens_total",
+        "vllm:request_success_total",
+        "vllm:time_to_first_token_seconds_bucket",
+        "vllm:inter_token_latency_seconds_bucket",
+        "vllm:e2e_request_latency_seconds_bucket",
+        "vllm:request_queue_time_seconds_bucket",
+        "vllm:spec_decode_num_drafts_total",
+        "vllm:spec_decode_num_draft_tokens_total",
+        "vllm:spec_decode_num_accepted_tokens_total",
+        "vllm:spec_decode_num_accepted_tokens_per_pos_total",
+        "forerun:decisions_total",
+    }
+    assert 'vllm:generation_tokens_total{model_name="it"} 23.0' in text
+    assert 'vllm:prompt_tokens_total{model_name="it"} 10.0' in text
