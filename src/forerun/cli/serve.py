@@ -18,6 +18,7 @@ from forerun.config import EngineConfig
 from forerun.errors import ConfigError
 from forerun.server.options import ServerOptions
 
+_REPEATABLE = "Repeatable: requests choose by name, the first is the default."
 INSTALL = "pip install 'forerun[server]'"
 
 
@@ -34,22 +35,16 @@ def serve(
     ] = None,
     drafter: Annotated[
         list[str] | None,
-        typer.Option(
-            help=f"{options.DRAFTER_HELP} Repeatable: requests choose by name, the first is the default.",
-            metavar="DRAFTER",
-            show_default="auto",
-        ),
+        typer.Option(help=f"{options.DRAFTER_HELP} {_REPEATABLE}", metavar="DRAFTER", show_default="auto"),
     ] = None,
     draft_model: Annotated[
         str | None, typer.Option(help="Folder or id of a draft model: --drafter draft-model:model=...", metavar="MODEL")
     ] = None,
     speculative_config: Annotated[
-        str | None,
-        typer.Option(help="The drafter as vLLM writes it, a JSON object.", metavar="JSON"),
+        str | None, typer.Option(help="The drafter as vLLM writes it, a JSON object.", metavar="JSON")
     ] = None,
     served_model_name: Annotated[
-        str | None,
-        typer.Option(help="What requests and answers call the model.", metavar="NAME", show_default="that of MODEL"),
+        str | None, typer.Option(help="What requests call the model.", metavar="NAME", show_default="that of MODEL")
     ] = None,
     server: Annotated[ServerOptions, Flags(panel="Server")],
     settings: Annotated[LLMOptions, Flags()],

@@ -46,6 +46,39 @@ _TOOL: Schema = {
     },
     "required": ["type", "function"],
 }
+_RESPONSE_FORMAT: Schema = {
+    "oneOf": [
+        {"type": "object", "properties": {"type": {"enum": ["text", "json_object"]}}, "additionalProperties": False},
+        {
+            "type": "object",
+            "properties": {
+                "type": {"const": "json_schema"},
+                "json_schema": {
+                    "type": "object",
+                    "properties": {"name": _TEXT, "description": _TEXT, "strict": _FLAG, "schema": {"type": "object"}},
+                    "required": ["schema"],
+                    "additionalProperties": False,
+                },
+            },
+            "required": ["type", "json_schema"],
+            "additionalProperties": False,
+        },
+    ]
+}
+_STRUCTURED_OUTPUTS: Schema = {
+    "type": "object",
+    "properties": {
+        "json": {"anyOf": [_TEXT, {"type": "object"}]},
+        "json_object": _FLAG,
+        "regex": _TEXT,
+        "choice": {"type": "array", "items": _TEXT, "minItems": 1},
+        "grammar": _TEXT,
+    },
+    "minProperties": 1,
+    "maxProperties": 1,
+    "additionalProperties": False,
+}
+"""As vLLM has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +109,8 @@ class Facts:
             "properties": {"include_usage": _FLAG, "include_drafts": _FLAG},
             "additionalProperties": False,
         }
-        return {"max_tokens": _COUNT, "stream_options": options, **self.everywhere, **self.sampling}
+        forms = {"response_format": _RESPONSE_FORMAT, "structured_outputs": _STRUCTURED_OUTPUTS}
+        return {"max_tokens": _COUNT, "stream_options": options, **forms, **self.everywhere, **self.sampling}
 
     @property
     def everywhere(self) -> dict[str, Schema]:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence as Seq
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from importlib.util import find_spec
 from typing import Any
 
 from starlette.requests import Request
@@ -150,7 +151,7 @@ class Service:
 
     def limits(self) -> Mapping[str, str]:
         """What this server cannot do, and why."""
-        target, found = self.llm.target, {"response_format": "only text"}
+        target, found = self.llm.target, dict[str, str]()
         if self.llm.tokenizer is None:
             found["text"] = "the model has no tokenizer: prompts are token ids"
         if not getattr(self.llm.tokenizer, "chat_template", None):
@@ -159,6 +160,8 @@ class Service:
             check_template_carries(self.llm.tokenizer, "tools")
         except RequestBodyError:
             found["tools"] = "the chat template does not carry them in the known format"
+        if find_spec("llguidance") is None:
+            found["response_format"] = "only text: llguidance is not installed"
         if not self.llm.exact:
             found["exactness"] = f"speculation may change the text: {target.exactness.reason}"
         if self.llm.drafter is None:

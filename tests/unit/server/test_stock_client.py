@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import openai
@@ -187,3 +188,28 @@ def test_template_options(client: openai.OpenAI) -> None:
         return usage.prompt_tokens
 
     assert tokens(chat_template_kwargs={"mood": "!!!"}) == tokens() + 3
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_answers_are_of_the_form_that_is_asked_for(client: openai.OpenAI, stream: bool) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"a": {"type": "boolean"}},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
+    form: Any = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+    messages: Any = [{"role": "user", "content": "a"}]
+    asked: dict[str, Any] = {
+        "messages": messages,
+        "response_format": form,
+        "temperature": 1,
+        "seed": 3,
+        "max_tokens": 60,
+    }
+    if stream:
+        chunks = client.chat.completions.create(model=NAME, stream=True, **asked)
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    else:
+        text = client.chat.completions.create(model=NAME, **asked).choices[0].message.content or ""
+    assert set(json.loads(text)) == {"a"}
