@@ -184,7 +184,7 @@ def choose_drafters(model: str, draft: str | None, names: str | None) -> dict[st
         row = DRAFTERS[name]
         if not colon and draft is not None and row.with_draft_model is not None:
             chosen[name] = row.with_draft_model.format(draft)
-        elif colon or row.serves(model):
+        elif colon or row.serves(model) or (names and row.shipped):  # a head is found by the weights
             chosen[spec] = spec
         elif row.with_head is not None and has_head(model, "eagle"):
             chosen[name] = row.with_head

@@ -135,6 +135,7 @@ def test_drafters_follow_the_model() -> None:
     assert given["draft-model"] == "a/draft"
     assert given["hybrid"] == "hybrid:sources=suffix+a/draft"
     assert demo.choose_drafters("some/model", None, "rest:index=x") == {"rest:index=x": "rest:index=x"}
+    assert demo.choose_drafters("some/model", None, "eagle") == {"eagle": "eagle"}, "a head is found by the weights"
     two = "suffix:min_match=3,max_match=9"
     assert demo.choose_drafters("some/model", None, f"{two}; lookahead") == {two: two, "lookahead": "lookahead"}
 
