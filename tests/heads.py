@@ -20,9 +20,12 @@ from forerun.drafters import DRAFTERS
 from forerun.heads import EagleConfig, StoredHead, eagle_tensors, save_head
 from forerun.heads.fingerprint import target_fingerprint
 from forerun.models import Forward, LanguageModel, Model, Rows, load_model, load_tokenizer
+from medusa_heads import fitted_medusa
 
 
-def random_head(target: Model, seed: int = 0, draft_vocab_size: int | None = None, **options: Any) -> StoredHead:
+def random_head(
+    target: Model, seed: int = 0, draft_vocab_size: int | None = None, **options: Any
+) -> StoredHead[EagleConfig]:
     """A head of random weights that reads two states (version 1: one) and proposes so many tokens, or all."""
     generator = torch.Generator().manual_seed(seed)
     version = options.pop("version", 3)
@@ -56,22 +59,33 @@ def random_head(target: Model, seed: int = 0, draft_vocab_size: int | None = Non
 
 def text_of(drafter: str) -> str:
     """A drafter of the table as the bundled target is served with it: heads get a fitted one."""
-    return drafter if DRAFTERS[drafter].kind != "head" else f"{drafter}:model={_bundled_head()}"
+    if DRAFTERS[drafter].kind != "head":
+        return drafter
+    return f"{drafter}:model={_bundled_head(drafter.removesuffix('-tree'))}"
 
 
 @cache
-def _bundled_head() -> Path:
-    """The folder of a head for the bundled target, fitted to some of the bundled code."""
+def _bundled_head(kind: str) -> Path:
+    """The folder of a head for the bundled target, fitted to some of the bundled code; Medusa heads need more of it."""
     target, tokenizer = load_model("bundled", "float32"), load_tokenizer("bundled")
-    texts = [tokenizer(case.prompt)["input_ids"][:150] for case in workloads.load("code", 16)[4:]]
+    texts = [
+        tokenizer(case.prompt)["input_ids"][:150] for case in workloads.load("code", 40 if kind == "medusa" else 16)[4:]
+    ]
     folder = Path(mkdtemp()) / "head"
     register(rmtree, folder.parent, ignore_errors=True)
-    head = fitted_head(target, texts)
+    head: StoredHead[Any] = FITTED[kind](target, texts)
     save_head(folder, head.config, head.tensors, fingerprint=target_fingerprint(target))
     return folder
 
 
-def fitted_head(target: Model, texts: Seq[Seq[int]]) -> StoredHead:
+def fitted_block(target: Model, texts: Seq[Seq[int]]) -> StoredHead[Any]:
+    """See `blocks.py`, which reads this module."""
+    import blocks
+
+    return blocks.fitted_block(target, texts)
+
+
+def fitted_head(target: Model, texts: Seq[Seq[int]]) -> StoredHead[EagleConfig]:
     """The head (version 1, without attention) whose map of [embedding; state] to the next state is best by least
     squares. Of the bundled target's greedy tokens it guesses about one in six."""
     width = target.embedding_rows(torch.tensor([0])).shape[1]
@@ -91,7 +105,32 @@ def fitted_head(target: Model, texts: Seq[Seq[int]]) -> StoredHead:
     return head
 
 
-def states_of(target: LanguageModel, head: StoredHead, text: Seq[int]) -> Tensor:
+def fitted_mtp(target: Model, texts: Seq[Seq[int]]) -> StoredHead[EagleConfig]:
+    """An MTP layer whose block does nothing, and whose map of [embedding; state], normed, is best by least squares."""
+    plain = fitted_head(target, texts)
+    config = replace(plain.config, is_mtp=True, norm_output=True)
+    tensors = {name: torch.zeros(shape) for name, shape in eagle_tensors(config).items()}
+    tensors |= {name: torch.ones(len(tensor)) for name, tensor in tensors.items() if tensor.ndim == 1}
+    read, wanted = [], []
+    for text in texts:
+        states = states_of(target, plain, text)[:, 0].double()
+        embeddings = target.embedding_rows(torch.tensor(list(text)))[1:].double()
+        pair = [_norm(part, torch.ones(part.shape[1]).double(), config) for part in (embeddings, states[:-1])]
+        read.append(torch.cat(pair, 1))
+        wanted.append(states[1:])
+    x, y = torch.cat(read), torch.cat(wanted)
+    products = x.T @ x
+    products += 1e-3 * products.diagonal().mean() * torch.eye(len(products))
+    tensors["fc.weight"] = torch.linalg.solve(products, x.T @ y).T.float().contiguous()
+    tensors["norm.weight"] *= float(y.pow(2).mean().sqrt())
+    return StoredHead(config, tensors)
+
+
+FITTED = {"mtp": fitted_mtp, "eagle": fitted_head, "medusa": fitted_medusa, "block": fitted_block}
+"""By kind of head, what fits one to some texts."""
+
+
+def states_of(target: LanguageModel, head: StoredHead[EagleConfig], text: Seq[int]) -> Tensor:
     """[n, layers, H] the target's states of a text that the head reads."""
     rows = Rows(target.new_cache(), list(text), num_logits=0, num_taps=len(text))
     taps = target.forward([rows], head.config.layers).taps
@@ -100,7 +139,7 @@ def states_of(target: LanguageModel, head: StoredHead, text: Seq[int]) -> Tensor
 
 
 def reference_logits(
-    head: StoredHead, target: LanguageModel, token_ids: Seq[int], taps: Tensor, num_drafted: int = 0
+    head: StoredHead[EagleConfig], target: LanguageModel, token_ids: Seq[int], taps: Tensor, num_drafted: int = 0
 ) -> Tensor:
     """[n, V] float64 logits of each row of a chain.
 
@@ -124,7 +163,7 @@ def reference_logits(
     rows = weight["lm_head.weight"] if config.own_output_rows else target.output_rows(tokens).double()
     for row in range(len(token_ids)):
         raw = _row(config, weight, inputs[: row + 1])
-        normed = _norm(raw, weight["norm.weight"], config) if config.version == 3 else raw
+        normed = _norm(raw, weight["norm.weight"], config) if "norm.weight" in weight else raw
         for place, token in enumerate(tokens.tolist()):
             logits[row, token] = rows[place] @ normed
     return logits
@@ -143,6 +182,10 @@ def _entering(
     config: EagleConfig, weight: dict[str, Tensor], embedding: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor]:
     """What attention reads of a row, and the row's residual."""
+    if config.is_mtp:
+        pair = _norm(embedding, weight["enorm.weight"], config), _norm(state, weight["hnorm.weight"], config)
+        x = weight["fc.weight"] @ torch.cat(pair)
+        return _norm(x, weight["layers.0.input_layernorm.weight"], config), x
     if config.version == 1:
         x = weight["fc.weight"] @ torch.cat([embedding, state])
         return x, x
@@ -192,7 +235,7 @@ def _rotated(config: EagleConfig, x: Tensor, position: int) -> Tensor:
 
 
 def _norm(x: Tensor, weight: Tensor, config: EagleConfig) -> Tensor:
-    return x * (x.pow(2).mean() + config.rms_norm_eps).rsqrt() * weight
+    return x * (x.pow(2).mean(-1, keepdim=True) + config.rms_norm_eps).rsqrt() * weight
 
 
 class AdditiveModel(FakeModel):
@@ -222,7 +265,7 @@ class AdditiveModel(FakeModel):
         return torch.eye(2 * self.vocab_size)[token_ids]
 
 
-def aligned_head(target: AdditiveModel | MarkovTarget) -> StoredHead:
+def aligned_head(target: AdditiveModel | MarkovTarget) -> StoredHead[EagleConfig]:
     """A head (version 1, without attention) that is never wrong, if row i holds token i + 1 beside the state of token i
     and a drafted row the output of the row before; fed in any other way, it is hardly ever right."""
     vocab = target.vocab_size
@@ -253,7 +296,7 @@ class MarkovTarget(MarkovModel):
     output_rows = AdditiveModel.output_rows
 
 
-def noisy_head(target: AdditiveModel | MarkovTarget) -> StoredHead:
+def noisy_head(target: AdditiveModel | MarkovTarget) -> StoredHead[EagleConfig]:
     """`aligned_head` with errors that depend on both tokens, and without token 0 among those that it can propose."""
     head = aligned_head(target)
     vocab = target.vocab_size

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
         EngineClosedError as EngineClosedError,
         FetchError as FetchError,
         ForerunError as ForerunError,
+        GrammarDeadEndError as GrammarDeadEndError,
+        GrammarError as GrammarError,
         IncompatibleDrafterError as IncompatibleDrafterError,
         InterruptedRequestError as InterruptedRequestError,
         ModelLoadError as ModelLoadError,
@@ -41,11 +43,13 @@ if TYPE_CHECKING:
         SamplingError as SamplingError,
         UnsupportedModelError as UnsupportedModelError,
     )
+    from forerun.grammar import Grammar as Grammar
     from forerun.types import Draft as Draft, Sequence as Sequence, Step as Step, Verdict as Verdict
 
 # Names are fetched on first use, so that `forerun --help` and `import forerun.config` need not load torch.
 _HOMES = {
     "forerun.config": ("SamplingParams",),
+    "forerun.grammar": ("Grammar",),
     "forerun.engine": ("LLM", "AsyncLLM", "Choice", "Generation", "SequenceStats", "StreamChunk"),
     "forerun.errors": (
         "BatchError",
@@ -54,6 +58,8 @@ _HOMES = {
         "EngineClosedError",
         "FetchError",
         "ForerunError",
+        "GrammarDeadEndError",
+        "GrammarError",
         "IncompatibleDrafterError",
         "InterruptedRequestError",
         "ModelLoadError",

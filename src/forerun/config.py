@@ -10,6 +10,7 @@ from typing import Literal
 
 from forerun.errors import ConfigError, SamplingError
 from forerun.fields import Checked, check_options, documented, option
+from forerun.grammar import Grammar
 from forerun.option_values import biases, entries, token_ids
 
 ASSETS = Path(__file__).parent / "assets"
@@ -26,8 +27,12 @@ BUNDLED_MODELS: Mapping[str, Path] = {
 }
 
 DTYPES = ("float32", "bfloat16", "float64", "auto")
-HEAD_FORMS = ("eagle", "speculators")
-"""Public forms of draft heads that can be written."""
+MAX_BLOCK_SIZE = 64
+"""Tokens that one pass of a block head drafts, at most."""
+OUTPUT_ROWS = ("target", "one", "each")
+"""Whose output rows Medusa heads use."""
+HEAD_FORMS = ("auto", "eagle", "medusa", "speculators")
+"""Public forms of draft heads that can be written; auto: what the head is."""
 DEFAULT_DTYPE = "bfloat16"
 QUANTISATIONS = ("int8", "int4")
 """Names of `quantize`, which a model's weights can be kept in."""
@@ -209,6 +214,7 @@ class SamplingParams:
         high=MAX_NUM_DRAFT_TOKENS,
         default_text="as many as pay",
     )
+    grammar: Grammar | None = option(None, "What the output must be: JSON, JSON of a schema, a regular expression's.")
     tenant: str | None = option(
         None,
         "Whose request this is. A drafter that is told to share text between requests shares it among those of "
@@ -253,6 +259,8 @@ class SamplingParams:
     def _check_strings(self) -> None:
         if self.tenant is not None and (not isinstance(self.tenant, str) or not self.tenant):
             raise SamplingError(f"tenant is {self.tenant!r}, but must be a non-empty string, or None to share nothing.")
+        if self.grammar is not None and not isinstance(self.grammar, Grammar):
+            raise SamplingError(f"grammar is of type {type(self.grammar).__name__}, but must be a forerun.Grammar.")
         for string in self.stop:
             if not isinstance(string, str) or not string:
                 raise SamplingError(f"stop holds {string!r}, but each entry must be a non-empty string.")

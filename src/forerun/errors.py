@@ -3,6 +3,7 @@
     ForerunError
     ├── ConfigError               an option is out of range or contradicts another
     │   └── SamplingError         ... in SamplingParams
+    │       └── GrammarError          ... a schema or grammar that no answer can be held to
     ├── PromptError               a prompt that cannot be served: empty, too long, tokens out of range
     ├── ModelLoadError            a model folder that cannot be read
     │   └── UnsupportedModelError ... that can be read but not served exactly (state space, encoder-decoder)
@@ -17,6 +18,7 @@
     ├── PoolIntegrityError        a pool's account of its pages that does not add up
     ├── RequestError              a request that could not be finished
     │   ├── NonFiniteError            ... for the target's logits are NaN or infinite
+    │   ├── GrammarDeadEndError       ... for its grammar leaves no token, or cannot be followed
     │   ├── InterruptedRequestError   ... for its step was interrupted
     │   └── EngineClosedError         ... for the engine takes no requests any more
     ├── RequestBodyError          a request in OpenAI's format that cannot be served as it is
@@ -40,6 +42,10 @@ class ConfigError(ForerunError, ValueError):
 
 class SamplingError(ConfigError):
     """A sampling option is out of range or contradicts another."""
+
+
+class GrammarError(SamplingError):
+    """A JSON schema, regular expression or grammar that is invalid, too large, or cannot be followed by this model."""
 
 
 class PromptError(ForerunError, ValueError):
@@ -126,6 +132,10 @@ class RequestError(ForerunError):
 
 class NonFiniteError(RequestError):
     """A request for which the target computed logits that are NaN or infinite."""
+
+
+class GrammarDeadEndError(RequestError):
+    """A request whose grammar leaves no token to go on with, or cannot be followed further."""
 
 
 class InterruptedRequestError(RequestError):

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from forerun.caches import Cache as Cache, Pool as Pool
 from forerun.config import SamplingParams
+from forerun.constraints import Constraint
 from forerun.errors import DrafterError
 from forerun.tree import Tree
 
@@ -142,6 +143,7 @@ class Sequence:
         prediction: the client's guess of the output, in the target's tokens; None without one.
         cache: the target's cache of this sequence while it is in the engine. Only a drafter that computes with the
             target's own layers may touch it: it may feed rows, but commits none.
+        constraint: what the grammar of the request allows after these tokens; None without one.
     """
 
     id: int
@@ -153,6 +155,7 @@ class Sequence:
     finish_reason: FinishReason | None = field(default=None)
     prediction: list[int] | None = None
     cache: Cache | None = None
+    constraint: Constraint | None = None
 
     def __repr__(self) -> str:
         """Without tokens: it may end up in an error's text, which others read."""

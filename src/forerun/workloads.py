@@ -3,7 +3,8 @@
 A line holds one of "prompt" (raw text), "messages" (a chat, each message with "role" and "content") and "turns" (user
 messages put one after another, the model's answers between them). It may hold "category" (prompts of one category are
 reported together), "id" or "file" (the prompt's name or source), "reference" (the text that follows the prompt in its
-file) and "temperature" (at which the prompt is to be sampled).
+file) and "temperature" (at which the prompt is to be sampled). So the question files of MT-bench and Spec-Bench are
+workloads; their lists of reference answers, one a turn, are for judges and are not read.
 """
 
 from __future__ import annotations
@@ -150,12 +151,17 @@ def _case(record: Fields) -> Case:
     return Case(
         record.string("id", "") or record.string("file", record.place),
         record.string("prompt", ""),
-        record.string("reference", ""),
+        "" if _has_answers(record) else record.string("reference", ""),
         record.number("temperature", None, low=0),
         _messages(record),
         _turns(record),
         record.string("category", ""),
     )
+
+
+def _has_answers(record: Fields) -> bool:
+    """Whether the reference is a list of answers to the turns."""
+    return "turns" in record and isinstance(record.values.get("reference"), list)
 
 
 def _messages(record: Fields) -> tuple[Mapping[str, str], ...]:

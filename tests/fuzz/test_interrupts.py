@@ -19,6 +19,7 @@ from doubles import FakeModel, PieceTokenizer
 from families import VOCAB, make_family
 from forerun import LLM, Drafter, SamplingParams
 from forerun.drafters import (
+    Block,
     CrossVocab,
     DraftModel,
     DraftTree,
@@ -27,6 +28,8 @@ from forerun.drafters import (
     EarlyExit,
     Hybrid,
     Lookahead,
+    Medusa,
+    MedusaTree,
     Prediction,
     PromptLookup,
     Recycling,
@@ -40,7 +43,8 @@ from forerun.models import Model, load_model
 from forerun.retrieval import build_index
 from forerun.vocabulary import fingerprint
 from fuzzing import examples
-from heads import fitted_head
+from heads import fitted_block, fitted_head
+from medusa_heads import random_medusa
 from pooled import PooledModel
 
 from .interrupting import Hang, Interrupts
@@ -118,8 +122,11 @@ DRAFTERS: dict[str, Callable[[], Drafter | None]] = {
     "merged hybrid": lambda: Hybrid([Suffix(), Recycling(share=True)], "merge"),
     "eagle": lambda: Eagle(fitted_head(llama(), PROMPTS)),
     "eagle-tree": lambda: EagleTree(fitted_head(llama(), PROMPTS)),
+    "block": lambda: Block(fitted_block(llama(), PROMPTS)),
+    "medusa": lambda: Medusa(random_medusa(llama())),
+    "medusa-tree": lambda: MedusaTree(random_medusa(llama())),
 }
-OF_LLAMA = ("llama", "early-exit", "eagle", "eagle-tree")
+OF_LLAMA = ("llama", "early-exit", "eagle", "eagle-tree", "block", "medusa", "medusa-tree")
 """Those whose target is a real model."""
 PROMPTS = [[1, 2, 3], [4, 5, 4, 5, 4], [6, 7]]
 KINDS = [

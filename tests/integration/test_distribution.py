@@ -16,7 +16,7 @@ from torch import Tensor
 
 from doubles import MarkovModel, Scripted
 from forerun import LLM, DraftModel, PromptLookup, SamplingParams
-from forerun.engine import step
+from forerun.engine import verifying
 from forerun.types import Draft, Noise, PackedDrafts, Sequence, Step, Verdict
 from forerun.verify.tree_rejection import TreeRejection, TreeRule
 from forerun.verify.tree_rejection_math import Accept, DrawnTree, multi_step, traversal
@@ -160,7 +160,7 @@ def wrong_residual(packed: PackedDrafts, logprobs: Tensor, rules: Seq[str], nois
 
 
 def test_a_biased_verifier_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step, "verify_step", wrong_residual)
+    monkeypatch.setattr(verifying, "verify_step", wrong_residual)
     assert p_value(sample(10_000, DraftModel(MarkovModel(DRAFT)))) < 1e-6
 
 
@@ -188,7 +188,7 @@ def test_a_biased_verifier_of_trees_is_rejected(rule: TreeRule, monkeypatch: pyt
 
         return TreeRejection(wrong_residual).verify(packed, logprobs, noise)
 
-    monkeypatch.setattr(step, "verify_step", biased)
+    monkeypatch.setattr(verifying, "verify_step", biased)
     assert p_value(sample(5_000, drawn_tree(True), k=6)) < 1e-6
 
 

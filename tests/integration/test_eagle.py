@@ -10,47 +10,23 @@ import pytest
 import torch
 
 from families import VOCAB
-from forerun import LLM, Eagle, EagleTree, Hybrid, SamplingParams, Suffix
-from forerun.drafters import Drafter
+from forerun import LLM, Eagle, EagleTree, Hybrid, Suffix
 from forerun.heads import StoredHead
 from forerun.kernels.page_layout import PAGE
 from forerun.models import Model, load_model
 from forerun.types import Draft
 from gtest import SIGNIFICANCE, TARGET, p_value
+from head_rig import GREEDY, Rig
 from heads import MarkovTarget, fitted_head, noisy_head, random_head
 
-GREEDY = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
-REQUESTS = [
-    GREEDY,
-    replace(GREEDY, repetition_penalty=1.3, frequency_penalty=0.3),
-    replace(GREEDY, temperature=0.9, seed=3),
-    replace(GREEDY, temperature=1.2, seed=4, top_k=30, presence_penalty=0.4),
-    replace(GREEDY, temperature=1.0, seed=5, n=3),
-]
 
-
-class Rig:
-    """A target, prompts, a head, and what plain decoding says."""
-
-    def __init__(self, target: Model) -> None:
-        self.target = target
-        generator = torch.Generator().manual_seed(3)
-        once = [torch.randint(0, VOCAB, (20 + 17 * i,), generator=generator).tolist() for i in range(len(REQUESTS))]
-        self.prompts = [prompt * 2 for prompt in once]
-        self.head: StoredHead = random_head(target, draft_vocab_size=60, norm_before_fc=True, sliding_window=40)
-        self.expected = self.answers(None)
-
-    def answers(self, drafter: Drafter | None, **options: Any) -> list[Any]:
-        llm = LLM(self.target, drafter, **{"num_draft_tokens": 5, "seed": 1, **options})
-        results: Any = llm.generate(self.prompts, REQUESTS)
-        stats = [choice.stats for result in results for choice in result.choices]
-        self.drafted = sum(each.num_draft_tokens for each in stats)
-        return [[choice.token_ids for choice in result.choices] for result in results]
+def head_for(target: Model) -> StoredHead:
+    return random_head(target, draft_vocab_size=60, norm_before_fc=True, sliding_window=40)
 
 
 @pytest.fixture(scope="module")
 def rig(family_folder: Callable[[str], Any]) -> Rig:
-    return Rig(load_model(family_folder("llama"), "float64"))
+    return Rig(load_model(family_folder("llama"), "float64"), head_for)
 
 
 MAKE: dict[str, Any] = {
@@ -71,7 +47,7 @@ def test_tokens_are_those_of_plain_decoding(rig: Rig, kind: str) -> None:
 
 @pytest.mark.parametrize("family", ["gpt2", "gemma2"])
 def test_models_of_the_general_path_have_heads_too(family: str, family_folder: Callable[[str], Any]) -> None:
-    other = Rig(load_model(family_folder(family), "float64"))
+    other = Rig(load_model(family_folder(family), "float64"), head_for)
     assert other.answers(EagleTree(other.head)) == other.expected
     assert other.drafted > 0
 

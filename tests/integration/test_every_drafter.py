@@ -10,11 +10,19 @@ from typing import Any
 
 import pytest
 
-from forerun import LLM, SamplingParams, workloads
+from forerun import LLM, Grammar, SamplingParams, workloads
 from forerun.drafters import DRAFTERS
 from forerun.kernels.partition import KV_BLOCK
 from heads import text_of
 
+FORM = Grammar.json_schema(
+    {
+        "type": "object",
+        "properties": {"name": {"type": "string", "maxLength": 5}, "kind": {"enum": ["class", "def"]}},
+        "required": ["name", "kind"],
+        "additionalProperties": False,
+    }
+)
 GREEDY: dict[str, dict[str, Any]] = {
     "nothing else": {},
     "repetition penalty": {"repetition_penalty": 1.3},
@@ -23,6 +31,7 @@ GREEDY: dict[str, dict[str, Any]] = {
     "stop string": {"stop": ["self", "\n\n"]},
     "min_tokens": {"stop": ["\n"], "min_tokens": 7},
     "logprobs": {"logprobs": 2, "prompt_logprobs": 1},
+    "grammar": {"grammar": FORM},
 }
 DRAWN: dict[str, dict[str, Any]] = {
     "temperature": {"temperature": 1.3},
@@ -30,6 +39,7 @@ DRAWN: dict[str, dict[str, Any]] = {
     "top-p": {"top_p": 0.8},
     "min-p": {"min_p": 0.05},
     "several choices": {"n": 3},
+    "grammar": {"grammar": FORM, "n": 2},
     "all at once": {
         "temperature": 0.9,
         "top_k": 50,
@@ -39,6 +49,7 @@ DRAWN: dict[str, dict[str, Any]] = {
         "frequency_penalty": 0.1,
         "logit_bias": {7: 1.0},
         "logprobs": 1,
+        "grammar": FORM,
     },
 }
 NUM_NEW, K = 16, 10

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from families import make_family
-from forerun import LLM, Eagle, EagleTree, SamplingParams
+from forerun import LLM, Block, Eagle, EagleTree, Medusa, SamplingParams
 from forerun.models import Forward, Model, Rows, load_model, load_tokenizer
-from heads import fitted_head
+from heads import FITTED
 
-DRAFTERS = ["draft-model", "draft-tree", "staged", "eagle", "eagle-tree", "early-exit", "suffix", "recycling", "hybrid"]
-HEADS = {"eagle": Eagle, "eagle-tree": EagleTree}
+HEADS: dict[str, Any] = {"eagle": Eagle, "eagle-tree": EagleTree, "block": Block, "medusa": Medusa}
+DRAFTERS = ["draft-model", "draft-tree", "staged", *HEADS, "early-exit", "suffix", "recycling", "hybrid"]
 PARAMS = [
     SamplingParams(temperature=0, max_tokens=24, logprobs=2, ignore_eos=True),
     SamplingParams(seed=5, max_tokens=24, logprobs=2, ignore_eos=True),
@@ -49,7 +49,7 @@ def open_llm(target: Model, tokenizer: Any, drafter: str | None, draft: Path) ->
     elif drafter == "hybrid":
         spec = f"hybrid:sources=suffix+{draft}"
     elif drafter in HEADS:
-        spec = HEADS[drafter](fitted_head(target, PROMPTS))
+        spec = HEADS[drafter](FITTED[drafter.removesuffix("-tree")](target, PROMPTS))
     return LLM(target, spec, num_draft_tokens=6 if drafter else 0, tokenizer=tokenizer)
 
 
@@ -115,6 +115,8 @@ def test_a_drafters_forward_that_fails(
     if drafter != "early-exit":
         source: Any = llm.drafter if drafter != "hybrid" else llm.drafter._sources[1].drafter
         model = source.model
-    failed = failing(model, (2, 12, 30), after, monkeypatch, "forward_first" if model is target else "forward")
+    name = {"early-exit": "forward_first", "block": "draft"}.get(drafter, "forward")
+    calls = (2, 8, 14) if drafter == "block" else (2, 12, 30)  # all of a draft is one call
+    failed = failing(model, calls, after, monkeypatch, name)
     assert answers(llm) == plain
     assert len(failed) == 3

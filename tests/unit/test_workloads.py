@@ -110,6 +110,17 @@ def test_chats_and_turns(tmp_path: Path) -> None:
     assert (text.opening, text.is_chat, chat.is_chat, turns.is_chat) == ("c", False, True, True)
 
 
+def test_reference_answers_of_turns_are_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "question.jsonl"
+    line = '{"question_id": 101, "category": "reasoning", "turns": ["a", "b"], "reference": ["A", "B"]}'
+    path.write_text(line)
+    (case,) = workloads.load(str(path))
+    assert (case.turns, case.reference) == (("a", "b"), "")
+    path.write_text('{"prompt": "a", "reference": ["A"]}')
+    with pytest.raises(ConfigError, match="reference is a list"):
+        workloads.load(str(path))
+
+
 @pytest.mark.parametrize(
     "line",
     [

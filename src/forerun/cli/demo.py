@@ -45,11 +45,7 @@ def demo(
     draft: options.DraftName = None,
     drafters: Annotated[
         str | None,
-        typer.Option(
-            help="Drafters to show, with commas (where options hold commas, semicolons) between them.",
-            metavar="DRAFTER,...",
-            show_default="all",
-        ),
+        typer.Option(help=options.DRAFTERS_HELP, metavar="DRAFTER,...", show_default="all"),
     ] = None,
     prompts: Annotated[DemoOptions, Flags()],
     sampling: Annotated[SamplingParams, Flags("max_tokens")],

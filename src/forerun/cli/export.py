@@ -65,18 +65,26 @@ def vllm(
     head: Annotated[Path, typer.Argument(help="Folder of a trained head.", metavar="HEAD")],
     out: Annotated[Path, typer.Argument(help="Folder to write.", metavar="OUT")],
     target: Annotated[str, typer.Option(help="The model that the head was trained for.", metavar="MODEL")],
-    form: Annotated[str, typer.Option(help=f"What is written: {' or '.join(HEAD_FORMS)}.", metavar="FORM")] = "eagle",
+    form: Annotated[str, typer.Option(help=f"What is written: {' or '.join(HEAD_FORMS)}.", metavar="FORM")] = "auto",
     dtype: Annotated[
         str, typer.Option(help=f"Number format of the weights: {', '.join(DTYPES)}.", metavar="TEXT")
     ] = "auto",
     num_draft_tokens: Annotated[
-        int, typer.Option("--num-draft-tokens", "-k", min=1, help="Tokens that vLLM is to draft a step.", metavar="INT")
-    ] = 3,
+        int | None,
+        typer.Option(
+            "--num-draft-tokens",
+            "-k",
+            min=1,
+            help="Tokens that vLLM is to draft a step.",
+            metavar="INT",
+            show_default="3; as many as there are Medusa heads",
+        ),
+    ] = None,
     force: Annotated[
         bool, typer.Option("--force", help="Replace what OUT holds of a model; other files there stay.")
     ] = False,
 ) -> None:
-    """Write an EAGLE head as a folder that vLLM loads, and the speculative configuration to start it with.
+    """Write a draft head as a folder that vLLM loads, and the speculative configuration to start it with.
 
     The configuration is printed, and lies in OUT as speculative_config.json.
     """

@@ -6,7 +6,6 @@ import json as json_text
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -15,17 +14,19 @@ from forerun.cli import options
 from forerun.cli.answers import Output, Times, as_object, summary
 from forerun.cli.default_model import chosen_model
 from forerun.cli.flags import Flags, with_flags
+from forerun.cli.grammar_flags import GrammarFlags
 from forerun.cli.memory_line import memory_told, note
 from forerun.cli.options import LLMOptions
 from forerun.cli.output import print_json
 from forerun.cli.streaming import follow
+from forerun.cli.text_argument import text_or_file, unicode_text
 from forerun.config import AUTO, LOSSY_RULES, SamplingParams
 from forerun.errors import ConfigError, PromptError
 
 if TYPE_CHECKING:
     from forerun.engine import LLM, StreamChunk
 
-_NOT_HERE = ("prompt_logprobs", "drafter", "num_draft_tokens", "tenant", "priority")
+_NOT_HERE = ("prompt_logprobs", "drafter", "num_draft_tokens", "tenant", "priority", "grammar")
 INTERRUPTED = 130
 """Exit code after Ctrl-C: 128 + SIGINT."""
 
@@ -55,9 +56,10 @@ def generate(
     system: options.System = None,
     json: options.Json = False,
     params: Annotated[SamplingParams, Flags(leave_out=_NOT_HERE, panel="Sampling")],
+    form: Annotated[GrammarFlags, Flags(panel="Structured output")],
 ) -> None:
     """Generate text from a prompt, streaming it to standard output."""
-    params = replace(params, prediction=read_prediction(params.prediction))
+    params = replace(params, prediction=read_prediction(params.prediction), grammar=form.grammar())
     if system is not None and not chat:
         raise ConfigError("--system is the system message of a chat. Add --chat, or put it into the prompt.")
     text = read_prompt(prompt)
@@ -137,23 +139,7 @@ def read_prediction(prediction: str | Sequence[int] | None) -> str | Sequence[in
     """
     if not isinstance(prediction, str):
         return prediction
-    if not unicode_text(prediction, "--prediction").startswith("@"):
-        return prediction
-    try:
-        return Path(prediction[1:]).read_text(encoding="utf-8")
-    except OSError as error:
-        raise PromptError(f"--prediction is {prediction!r}, but that file cannot be read: {error.strerror}.") from None
-    except UnicodeDecodeError as error:
-        raise PromptError(f"--prediction is {prediction!r}, but that file is not UTF-8 text: {error}.") from None
-
-
-def unicode_text(text: str, what: str) -> str:
-    """The text of an argument. Python reads bytes that are not UTF-8 as lone surrogates."""
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        raise PromptError(f"{what} is not UTF-8 text. Convert it first, or put it into a UTF-8 file.") from None
-    return text
+    return text_or_file(prediction, "--prediction")
 
 
 def choose_drafter(drafter: str | None, predicted: bool = False) -> str:

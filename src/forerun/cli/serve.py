@@ -20,6 +20,13 @@ from forerun.server.options import ServerOptions
 
 INSTALL = "pip install 'forerun[server]'"
 
+DraftModelName = Annotated[
+    str | None, typer.Option(help="Folder or id of a draft model: --drafter draft-model:model=...", metavar="MODEL")
+]
+SpeculativeConfig = Annotated[
+    str | None, typer.Option(help="The drafter as vLLM writes it, a JSON object.", metavar="JSON")
+]
+
 
 @with_flags
 def serve(
@@ -40,13 +47,8 @@ def serve(
             show_default="auto",
         ),
     ] = None,
-    draft_model: Annotated[
-        str | None, typer.Option(help="Folder or id of a draft model: --drafter draft-model:model=...", metavar="MODEL")
-    ] = None,
-    speculative_config: Annotated[
-        str | None,
-        typer.Option(help="The drafter as vLLM writes it, a JSON object.", metavar="JSON"),
-    ] = None,
+    draft_model: DraftModelName = None,
+    speculative_config: SpeculativeConfig = None,
     served_model_name: Annotated[
         str | None,
         typer.Option(help="What requests and answers call the model.", metavar="NAME", show_default="that of MODEL"),

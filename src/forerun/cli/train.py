@@ -12,7 +12,10 @@ from forerun.cli.flags import Flags, given, with_flags
 from forerun.cli.options import Json
 from forerun.cli.output import print_json
 from forerun.cli.train_answers import answers
+from forerun.cli.train_block import block
 from forerun.cli.train_eagle import eagle
+from forerun.cli.train_medusa import medusa
+from forerun.cli.train_mtp import mtp
 from forerun.config import ASSETS, BUNDLED_MODELS, BUNDLED_TARGET
 from forerun.errors import ConfigError
 from forerun.train.defaults import (
@@ -36,6 +39,9 @@ app = typer.Typer(help="Train a language model and a draft for it, and measure t
 
 app.command()(answers)
 app.command()(eagle)
+app.command()(block)
+app.command()(medusa)
+app.command()(mtp)
 
 Out = Annotated[Path, typer.Argument(help="Model folder to write.")]
 Work = Annotated[

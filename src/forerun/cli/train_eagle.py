@@ -55,6 +55,11 @@ def eagle(
     from forerun.train.eagle.commands import train_eagle
 
     name = chosen_model(target, "--target")
-    command = shlex.join(["forerun", *(Path(part).name if "/" in part else part for part in sys.argv[1:])])
     folder = work or out.with_name(out.name + ".run")
-    train_eagle(out, folder, str(name), data, replace(options, shape=shape), command, resume=resume, force=force)
+    options = replace(options, shape=shape)
+    train_eagle(out, folder, str(name), data, options, this_command(), resume=resume, force=force)
+
+
+def this_command() -> str:
+    """The command line, with the last part of each path."""
+    return shlex.join(["forerun", *(Path(part).name if "/" in part else part for part in sys.argv[1:])])

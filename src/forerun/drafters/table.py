@@ -16,9 +16,12 @@ if TYPE_CHECKING:  # for type checkers alone: the classes of the rows
     from forerun.drafters.base import Drafter
     from forerun.drafters.cross_vocab.cross_vocab import CrossVocab as CrossVocab
     from forerun.drafters.hybrid.hybrid import Hybrid as Hybrid
+    from forerun.drafters.model.block import Block as Block
     from forerun.drafters.model.draft_model import DraftModel as DraftModel
     from forerun.drafters.model.draft_tree import DraftTree as DraftTree
     from forerun.drafters.model.eagle import Eagle as Eagle, EagleTree as EagleTree
+    from forerun.drafters.model.medusa import Medusa as Medusa, MedusaTree as MedusaTree
+    from forerun.drafters.model.mtp import Mtp as Mtp
     from forerun.drafters.model.staged import Staged as Staged
     from forerun.drafters.target.early_exit import EarlyExit as EarlyExit
     from forerun.drafters.target.lookahead import Lookahead as Lookahead
@@ -110,6 +113,34 @@ DRAFTERS: Mapping[str, DrafterRow] = {
         "a head reads the target's hidden states and drafts a branching tree",
         "model",
         shipped="eagle",
+    ),
+    "block": DrafterRow(
+        "model.block:Block",
+        "head",
+        "a head reads the target's hidden states and drafts a whole block in one pass",
+        "model",
+        shipped="block",
+    ),
+    "medusa": DrafterRow(
+        "model.medusa:Medusa",
+        "head",
+        "heads read the target's last state and draft a chain in one pass",
+        "model",
+        shipped="medusa",
+    ),
+    "medusa-tree": DrafterRow(
+        "model.medusa:MedusaTree",
+        "head",
+        "heads read the target's last state and draft a tree in one pass",
+        "model",
+        shipped="medusa",
+    ),
+    "mtp": DrafterRow(
+        "model.mtp:Mtp",
+        "head",
+        "the multi-token-prediction layer of the target's checkpoint drafts a chain",
+        "model",
+        shipped="mtp",
     ),
     "prompt-lookup": DrafterRow(
         "text.prompt_lookup:PromptLookup", "lookup", "copies what followed the last tokens earlier in the sequence"

@@ -112,7 +112,7 @@ class AsyncLLM:
         """The request in tokens, checked."""
         llm = self.llm
         token_ids = llm.encode(prompt)
-        return token_ids, checked(token_ids, params, llm.target, llm.tokenizer, llm.drafter)
+        return token_ids, checked(token_ids, params, llm.target, llm.tokenizer, llm.drafter, llm.engine.grammars)
 
     async def _answer(self, token_ids: list[int], params: SamplingParams) -> Generation:
         async with aclosing(self._outputs(token_ids, params, stream=False)) as outputs:

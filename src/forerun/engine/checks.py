@@ -9,6 +9,7 @@ from typing import Any
 from forerun.config import NO_DRAFTER, SamplingParams
 from forerun.drafters import Drafter
 from forerun.errors import PromptError, SamplingError
+from forerun.guidance import Grammars
 from forerun.models import LanguageModel
 from forerun.vocabulary import encode_text
 
@@ -44,9 +45,17 @@ def check_request(prompt: Seq[int], params: SamplingParams, target: LanguageMode
 
 
 def checked(
-    prompt: Seq[int], params: SamplingParams | None, target: LanguageModel, tokenizer: Any, drafter: Drafter | None
+    prompt: Seq[int],
+    params: SamplingParams | None,
+    target: LanguageModel,
+    tokenizer: Any,
+    drafter: Drafter | None,
+    grammars: Grammars | None = None,
 ) -> SamplingParams:
     """The request's options, its prediction in the target's tokens; the defaults if None.
+
+    Args:
+        grammars: of the engine, where the request's is prepared, which may take a second.
 
     Raises:
         PromptError, SamplingError: the engine would refuse the request.
@@ -54,6 +63,8 @@ def checked(
     params = params or SamplingParams()
     check_request(prompt, params, target, tokenizer)
     check_drafter_choice(params, drafter)
+    if params.grammar is not None and grammars is not None:
+        grammars.prepare(params.grammar)
     prediction = encode_prediction(params, target, tokenizer, drafter)
     return params if prediction is None else replace(params, prediction=prediction)
 

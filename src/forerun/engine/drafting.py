@@ -7,11 +7,12 @@ from collections.abc import Sequence as Seq
 
 from forerun.drafters import Drafter
 from forerun.drafters.ask import ask, check_drafter, check_tokens, name_of
+from forerun.engine.grammar_drafts import forced_tokens, with_grammar
 from forerun.engine.state import SequenceState
 from forerun.engine.work import Work
 from forerun.errors import DrafterError
 from forerun.policy import Plan
-from forerun.types import Draft, Needs, Step, Verdict
+from forerun.types import Draft, Needs, Sequence, Step, Verdict
 
 _log = logging.getLogger(__name__)
 
@@ -58,11 +59,29 @@ class Drafting:
             _log.exception("%s failed to drop what sequences share", name_of(self.drafter))
 
     def ask(self, ready: Seq[SequenceState], plan: Plan) -> Seq[Draft]:
-        """The drafts; where nobody may draft, the drafter is not called."""
-        if self.drafter is None or not any(plan.budgets):
+        """The drafts; where nobody may draft, the drafter is not called.
+
+        Of a sequence whose grammar forces as many tokens as it may draft, nobody else is asked.
+        """
+        budgets = plan.budgets
+        if not any(budgets):
+            return [Draft.empty()] * len(ready)
+        sequences = [state.sequence for state in ready]
+        if all(sequence.constraint is None for sequence in sequences):
+            return self._ask(ready, sequences, plan, budgets)
+        forced = forced_tokens(sequences, budgets)
+        rest = [0 if len(tokens) >= budget else budget for tokens, budget in zip(forced, budgets, strict=True)]
+        drafts = list(self._ask(ready, sequences, plan, rest))
+        for index, sequence in enumerate(sequences):
+            if sequence.constraint is not None:
+                drafts[index] = with_grammar(sequence, forced[index], drafts[index], budgets[index])
+        return drafts
+
+    def _ask(self, ready: Seq[SequenceState], sequences: Seq[Sequence], plan: Plan, budgets: Seq[int]) -> Seq[Draft]:
+        if self.drafter is None or not any(budgets):
             return [Draft.empty()] * len(ready)
         try:
-            return ask(self.drafter, [state.sequence for state in ready], plan.budgets, plan.price, self._vocab_size)
+            return ask(self.drafter, sequences, budgets, plan.price, self._vocab_size)
         finally:
             self._check_untouched(ready)
 

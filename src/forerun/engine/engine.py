@@ -13,6 +13,7 @@ from forerun.config import EngineConfig, SamplingParams
 from forerun.drafters import Drafter
 from forerun.drafters.ask import check_drafter
 from forerun.engine.checks import check_drafter_choice, check_request, encode_prediction, with_special_stops
+from forerun.engine.constraints import constraints_of
 from forerun.engine.departures import Departures
 from forerun.engine.interrupts import HeldInterrupts
 from forerun.engine.memory import Memory
@@ -23,6 +24,7 @@ from forerun.engine.stats import StepStats
 from forerun.engine.step import StepLoop
 from forerun.engine.text import TokenTexts
 from forerun.errors import InterruptedRequestError
+from forerun.guidance import Grammars
 from forerun.models import LanguageModel
 from forerun.policy import Budget
 from forerun.verify import check_acceptance
@@ -40,6 +42,7 @@ class Engine:
     Attributes:
         outputs: what came of the steps, until somebody takes it from the front.
         last_step: figures of the last step.
+        grammars: those of requests, prepared. Preparing takes up to a second, and may be done before, in any thread.
     """
 
     def __init__(
@@ -62,6 +65,7 @@ class Engine:
             check_acceptance(self.config.acceptance)
         self.tokenizer = tokenizer
         self._texts = None if tokenizer is None else TokenTexts(tokenizer)
+        self.grammars = Grammars(tokenizer, target.name, target.vocab_size)
         self._memory = Memory(target, drafter, self.config)
         self.scheduler = Scheduler(self.config, target, self._memory.reuses)
         self.last_step = StepStats()
@@ -91,7 +95,7 @@ class Engine:
         Raises:
             PromptError: the prompt is empty, too long, or holds ids outside the vocabulary; or its keys and values
                 would not fit into memory.
-            SamplingError: an option does not fit this model.
+            SamplingError: an option does not fit this model, or the grammar cannot be followed.
             QueueFullError: `max_queue` sequences wait already.
         """
         params = params or SamplingParams()
@@ -104,10 +108,14 @@ class Engine:
         request = Request(
             next(self._ids), list(prompt_token_ids), params, stream, eos | frozenset(params.stop_token_ids), prediction
         )
+        constraints = constraints_of(request, self.grammars, self.target)
         greedy = self._loop.argmax_suffices(params)
         length = self.target.context_length
         self.scheduler.add(
-            [new_state(request, choice, next(self._ids), length, greedy, self._texts) for choice in range(params.n)]
+            [
+                new_state(request, choice, next(self._ids), length, greedy, self._texts, constraint)
+                for choice, constraint in enumerate(constraints)
+            ]
         )
         return request.id
 

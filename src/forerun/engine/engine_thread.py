@@ -96,7 +96,7 @@ class EngineThread:
         What the engine refuses when the request enters between two steps (QueueFullError) comes to the sink as `error`.
         """
         engine = self._shared.engine
-        params = checked(prompt_token_ids, params, engine.target, engine.tokenizer, engine.drafter)
+        params = checked(prompt_token_ids, params, engine.target, engine.tokenizer, engine.drafter, engine.grammars)
         with self._changed:
             if not self._accepting:
                 raise EngineClosedError("The engine takes no more requests: it is about to end, or has ended.")

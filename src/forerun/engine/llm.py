@@ -168,6 +168,9 @@ class LLM:
         split, single = split_prompts(prompts)
         encoded = [encode(prompt, self.tokenizer, self.target.name) for prompt in split]
         every = one_each(params, len(encoded))
+        for each in every:
+            if each.grammar is not None:  # now, and not between two steps of others
+                self.engine.grammars.prepare(each.grammar)
         ids: list[int] = []
         results: list[Generation | Exception] = []
         try:
@@ -194,7 +197,8 @@ class LLM:
             PromptError, SamplingError: at once, not at the first chunk.
         """
         token_ids = self.encode(prompt)
-        return self._chunks(token_ids, checked(token_ids, params, self.target, self.tokenizer, self.drafter))
+        grammars = self.engine.grammars
+        return self._chunks(token_ids, checked(token_ids, params, self.target, self.tokenizer, self.drafter, grammars))
 
     def encode(self, prompt: Prompt) -> list[int]:
         """The token ids of one prompt as `generate` and `stream` put it to the target.

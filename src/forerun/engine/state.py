@@ -7,6 +7,7 @@ from operator import attrgetter, is_
 from typing import Any
 
 from forerun.config import NO_DRAFTER, SamplingParams
+from forerun.constraints import Constraint
 from forerun.engine.results import Choice, StreamChunk
 from forerun.engine.stats import SequenceStats
 from forerun.engine.text import TextStream, TokenTexts
@@ -42,7 +43,7 @@ class SequenceState:
     Attributes:
         request: what it belongs to.
         sequence: its tokens; the drafter knows it by this object.
-        argmax_suffices: greedy, and no option alters the argmax of the raw logits.
+        argmax_suffices: greedy, and no option but the grammar alters the argmax of the raw logits.
         text: incremental text; None where nobody needs it before the end.
         cache: the target's cache; None before the first step and after the last.
         logprobs, prompt_logprobs: filled as tokens come; None where not asked for.
@@ -155,18 +156,26 @@ class SequenceState:
 
 
 def new_state(
-    request: Request, choice: int, number: int, context_length: int, argmax_suffices: bool, texts: TokenTexts | None
+    request: Request,
+    choice: int,
+    number: int,
+    context_length: int,
+    argmax_suffices: bool,
+    texts: TokenTexts | None,
+    constraint: Constraint | None = None,
 ) -> SequenceState:
     """One choice of a request, before its first step.
 
     Args:
         number: the sequence's id.
         context_length: of the target.
+        constraint: this choice's alone.
     """
     params, prompt = request.params, request.prompt_token_ids
     max_length = min(len(prompt) + params.max_tokens, context_length)
     sequence = Sequence(number, TokenIds(prompt), len(prompt), params, choice, max_length)
     sequence.prediction = None if request.prediction is None else TokenIds(request.prediction)
+    sequence.constraint = constraint
     state = SequenceState(request, sequence, argmax_suffices)
     state.most_drafted = 0 if params.drafter == NO_DRAFTER else params.num_draft_tokens
     if texts is not None and (request.stream or params.stop):
@@ -178,5 +187,5 @@ def new_state(
     return state
 
 
-_READ_ONLY = ("token_ids", "id", "num_prompt", "params", "choice", "max_length", "prediction")
+_READ_ONLY = ("token_ids", "id", "num_prompt", "params", "choice", "max_length", "prediction", "constraint")
 _attributes = attrgetter(*_READ_ONLY)

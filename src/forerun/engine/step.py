@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Sequence as Seq
 from time import perf_counter
 
-import torch
 from torch import Tensor
 
 from forerun.config import AUTO, EngineConfig, SamplingParams
 from forerun.drafters import Drafter
 from forerun.drafters.base import Offer
 from forerun.engine.drafting import Drafting
+from forerun.engine.grammar_drafts import SOURCE
 from forerun.engine.non_finite import Diagnosis
 from forerun.engine.results import StreamChunk
 from forerun.engine.scheduler import Schedule
 from forerun.engine.state import SequenceState
 from forerun.engine.stats import StepStats
+from forerun.engine.verifying import Verifying
 from forerun.engine.work import Work
 from forerun.models import Forward, LanguageModel, Rows, identity
 from forerun.policy import Budget, BudgetByRequest, FixedBudget, Outcome, StepCost, automatic_budget
-from forerun.sampling import LogitsPipeline, StepNoise, TokenLogprob, non_finite_rows, row_argmax, token_logprobs
+from forerun.sampling import TokenLogprob, row_argmax, token_logprobs
 from forerun.tree import ROOT
-from forerun.types import PackedDrafts, Verdict
-from forerun.verify import UnsoundProbsError, greedy_verdicts, rule_for, verify_step
+from forerun.types import Verdict
 
 
 class StepLoop:
@@ -40,28 +39,30 @@ class StepLoop:
         self._drafting = Drafting(drafter, target.vocab_size)
         self._needs = self._drafting.needs
         self._config = config
-        self._budget = budget or _new_budget(config, target, drafter)
+        self._budget = budget or _new_budget(config, target, drafter)  # None: there is no drafter, and was no grammar
         self._diagnosis = Diagnosis(target)
-        self._pipeline = LogitsPipeline(target.vocab_size, target.eos_token_ids)
-        self._generator = torch.Generator()
-        if config.seed is None:
-            self._generator.seed()
-        else:
-            self._generator.manual_seed(config.seed)
+        self._verifying = Verifying(target, config, self._drafting)
+        self._constrained: set[SequenceState] = set()  # sequences under a grammar
 
     def argmax_suffices(self, params: SamplingParams) -> bool:
-        """Whether the argmax of the raw logits decides, so that no distribution need be computed."""
-        return self._pipeline.is_identity(params)
+        """Whether no distribution need be computed."""
+        return self._verifying.argmax_suffices(params)
 
     def start(self, state: SequenceState) -> None:
         """A sequence enters."""
-        self._pipeline.start(state.sequence)
+        self._verifying.start(state.sequence)
+        if state.sequence.constraint is not None:
+            if self._budget is None:
+                self._budget = _budget_of_grammars(self._config, self._target)
+            self._constrained.add(state)
         self._drafting.start(state)
 
     def stop(self, state: SequenceState) -> None:
         """A sequence leaves, however far it came."""
-        self._pipeline.stop(state.sequence)
-        self._budget.stop(state.sequence)
+        self._constrained.discard(state)
+        self._verifying.stop(state.sequence)
+        if self._budget is not None:
+            self._budget.stop(state.sequence)
         self._drafting.stop(state)
 
     def reset(self) -> None:
@@ -70,8 +71,8 @@ class StepLoop:
 
     @property
     def budget(self) -> Budget | None:
-        """How much may be drafted; None without a drafter."""
-        return None if self._drafting.drafter is None else self._budget
+        """How much may be drafted; None where nobody drafts: there is no drafter, and no grammar."""
+        return self._budget if self._drafting.drafter is not None or self._constrained else None
 
     def compute(self, schedule: Schedule, stats: StepStats) -> list[Work]:
         """Draft, forward and verify; nothing is committed."""
@@ -81,7 +82,7 @@ class StepLoop:
         result = self._target.forward(rows, self._needs.layers)
         computed = perf_counter()
         self._hand_out(work, rows, result)
-        self._verify(work, result.logits)
+        self._verifying.verify(work, result.logits)
         stats.time_target, stats.time_verify = computed - started, perf_counter() - computed
         stats.num_sequences = len(work)
         for row, item in zip(rows, work, strict=True):
@@ -109,7 +110,10 @@ class StepLoop:
         new_ids = [ids[node] for node in verdict.path]
         num_accepted = len(new_ids)
         new_ids.append(verdict.next_token)
-        keep, reason = state.cut(new_ids)
+        alive = next((at for at, row in enumerate(rows) if row in item.dead_rows), len(rows))
+        if alive == 0:
+            raise item.dead_rows[0]
+        keep, reason = state.cut(new_ids[:alive])
         if keep < len(new_ids):
             # the last token kept is a draft token, and takes the place of the verdict's own
             num_accepted, new_ids, rows = keep, new_ids[:keep], rows[:keep]
@@ -139,6 +143,9 @@ class StepLoop:
 
     def observe(self, work: Seq[Work], stats: StepStats, time_rest: float) -> None:
         """Tell the budget what the step cost and gave. time_rest: what the engine took besides, in seconds."""
+        budget = self.budget
+        if budget is None:
+            return
         outcomes = [item.outcome for item in work if item.outcome is not None]
         cost = StepCost(
             num_rows=stats.num_rows,
@@ -149,7 +156,7 @@ class StepLoop:
             time_verify=stats.time_verify,
             time_rest=time_rest,
         )
-        self._budget.observe(cost, outcomes)
+        budget.observe(cost, outcomes)
 
     def _draft(self, schedule: Schedule, stats: StepStats) -> list[Work]:
         """What each turn computes, with the drafts of those that may have one."""
@@ -165,49 +172,6 @@ class StepLoop:
                 work.append(Work(state, 1, draft, budget=budget, reason=reason))
             stats.reason = plan.reason
         return work
-
-    def _verify(self, work: Seq[Work], logits: Tensor) -> None:
-        """Set every verdict; keep the logits that log-probabilities will be taken from."""
-        greedy: list[Work] = []
-        drawn: list[Work] = []
-        greedy_rows: list[int] = []
-        drawn_rows: list[int] = []
-        at = 0
-        for item in work:
-            state, end = item.state, at + item.num_logits
-            if state.logprobs is not None or state.prompt_logprobs is not None:
-                item.logits = logits[at:end]
-            if item.draft is not None:
-                items, rows = (greedy, greedy_rows) if state.argmax_suffices else (drawn, drawn_rows)
-                items.append(item)
-                rows.extend(range(at + item.num_extra, end))
-            at = end
-        if greedy:
-            wanted = logits if len(greedy_rows) == at else logits[greedy_rows]
-            packed = PackedDrafts.of([item.draft for item in greedy if item.draft is not None])
-            tokens: list[int] = row_argmax(wanted).tolist()
-            _settle(greedy, greedy_verdicts(packed, tokens))
-            _mark(greedy, packed, non_finite_rows(wanted, tokens))
-        if drawn:
-            self._verify_drawn(drawn, logits if len(drawn_rows) == at else logits[drawn_rows])
-
-    def _verify_drawn(self, work: Seq[Work], logits: Tensor) -> None:
-        drafts = [item.draft for item in work if item.draft is not None]
-        packed = PackedDrafts.of(drafts)
-        bad = non_finite_rows(logits)
-        if bad:  # any distribution will do in their place: a request whose verdict comes by one of them ends
-            _mark(work, packed, bad)
-            logits = logits.index_fill(0, torch.tensor(bad, device=logits.device), 0.0)
-        logprobs = self._pipeline.process(logits, [row for item in work for row in item.logits_rows()])
-        rules = [
-            rule_for(item.state.sequence.params, draft, self._config.acceptance)
-            for item, draft in zip(work, drafts, strict=True)
-        ]
-        noise = StepNoise(self._generator, [item.state.sequence for item in work], packed, logits.device)
-        try:
-            _settle(work, verify_step(packed, logprobs, rules, noise))
-        except UnsoundProbsError as error:
-            raise self._drafting.error(error) from None
 
     def _hand_out(self, work: Seq[Work], rows: Seq[Rows], result: Forward) -> None:
         """Check drafts that could not be read before, and keep what the drafter wants to know of every row."""
@@ -261,9 +225,9 @@ class StepLoop:
         stats.num_accepted_tokens += chunk.num_accepted_draft
 
 
-def _new_budget(config: EngineConfig, target: LanguageModel, drafter: Drafter | None) -> Budget:
+def _new_budget(config: EngineConfig, target: LanguageModel, drafter: Drafter | None) -> Budget | None:
     if drafter is None:
-        return FixedBudget(0)
+        return None
     offers = drafter.offers
     if not offers:
         return _budget_of(Offer(drafter.traits), config, target)
@@ -280,13 +244,8 @@ def _budget_of(offer: Offer, config: EngineConfig, target: LanguageModel) -> Bud
     return automatic_budget(whole_draft=traits.whole_draft, cost_key=(identity(target), *traits.cost_key))
 
 
-def _mark(work: Seq[Work], packed: PackedDrafts, bad_rows: Seq[int]) -> None:
-    """Note for each sequence which of its rows are bad. bad_rows: among all rows of the packed drafts."""
-    for row in bad_rows:
-        index = bisect_right(packed.offsets, row) - 1
-        work[index].bad_rows |= {row - packed.offsets[index]}
-
-
-def _settle(work: Seq[Work], verdicts: Seq[Verdict]) -> None:
-    for item, verdict in zip(work, verdicts, strict=True):
-        item.verdict = verdict
+def _budget_of_grammars(config: EngineConfig, target: LanguageModel) -> Budget:
+    """How many of the tokens that grammars force may be drafted, where there is no drafter."""
+    if isinstance(config.num_draft_tokens, int):
+        return FixedBudget(config.num_draft_tokens)
+    return automatic_budget(whole_draft=None, cost_key=(identity(target), SOURCE))

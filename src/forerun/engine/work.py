@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence as Seq
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -32,6 +32,7 @@ class Work:
         budget: nodes that the draft might have had; None where the budget was not asked.
         reason: why so many.
         bad_rows: of the rows that the verifier saw, those whose logits are NaN or infinite.
+        dead_rows: of the same rows, those whose grammar leaves no token, and why.
         outcome, context: what the budget is told of it: the verdict before any cut, the cache's length before the step.
     """
 
@@ -48,6 +49,7 @@ class Work:
     outcome: Outcome | None = None
     context: int = 0
     bad_rows: frozenset[int] = frozenset()
+    dead_rows: Mapping[int, Exception] = field(default_factory=dict)
 
     @classmethod
     def undrafted(cls, state: SequenceState, num_owed: int, all_rows: bool = False) -> Work:

@@ -11,19 +11,26 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor
 
 from forerun import __version__
-from forerun.config import DTYPES, HEAD_FORMS
+from forerun.config import AUTO, DTYPES, HEAD_FORMS
 from forerun.errors import ConfigError
 from forerun.export.files import Exported, check_place, check_room, remove_former
 from forerun.files.write import new_files, refuse_to_overwrite, whole_folder, write_bytes, write_json
+from forerun.heads.block_config import BlockConfig
+from forerun.heads.config import HeadConfig
+from forerun.heads.eagle_config import EagleConfig
 from forerun.heads.fingerprint import check_target
 from forerun.heads.folder import CONFIG, head_settings, load_head
+from forerun.heads.medusa_config import MedusaConfig
+from forerun.heads.public_block import block_public_tensors, block_settings, check_block_sayable
+from forerun.heads.public_config import SPECULATORS
 from forerun.heads.public_forms import WEIGHTS
+from forerun.heads.public_medusa import FORM as MEDUSA, medusa_file, medusa_settings, sayable_medusa
 from forerun.heads.public_writing import check_sayable, public_settings, public_tensors
 from forerun.heads.stored import StoredHead
 from forerun.models import Model, load_model
@@ -53,9 +60,9 @@ def export_vllm(
     out: Path,
     target: str,
     *,
-    form: str = HEAD_FORMS[0],
+    form: str = AUTO,
     dtype: str = "auto",
-    num_draft_tokens: int = DRAFT_TOKENS,
+    num_draft_tokens: int | None = None,
     force: bool = False,
 ) -> ExportedHead:
     """Write a head for vLLM. It appears as the folders of `export_hf` do.
@@ -63,9 +70,11 @@ def export_vllm(
     Args:
         head: folder of a head, of forerun's form or a public one.
         target: that the head was trained for; the rows of its output layer are written where a head has none.
-        form: "eagle", EAGLE-1's or EAGLE-3's, as the head is one, or "speculators".
+        form: "eagle", EAGLE-1's or EAGLE-3's, as the head is one; "medusa"; "speculators"; "auto": EAGLE's or Medusa's,
+            and of a block head the last, since it has no other.
         dtype: of the tensors; "auto" is what the head has, float32 for codes.
-        num_draft_tokens: of the speculative configuration.
+        num_draft_tokens: of the speculative configuration; None: 3, or as many as there are Medusa heads, of which
+            this many are written.
 
     Raises:
         ConfigError: `out` holds something, cannot be written, or has too little room; an unknown form or dtype.
@@ -82,21 +91,63 @@ def export_vllm(
     model = load_model(target)
     stored = load_head(head, model.num_layers)
     check_target(stored.fingerprint, model, str(head))
-    check_sayable(stored.config, stored.d2t, form, model.num_layers, str(head))
-    kept_in = stored.tensors["fc.weight"].dtype if dtype == "auto" else getattr(torch, dtype)
-    tensors = public_tensors(stored.config, stored.tensors, stored.d2t, form, _output_rows(stored, model), kept_in)
-    settings = public_settings(
-        replace(stored.config, max_positions=max(stored.config.max_positions, model.context_length)),
-        form,
-        str(kept_in).removeprefix("torch."),
-        target=target,
-        architectures=list(find_source(target).config().architectures or []),
-        num_draft_tokens=num_draft_tokens,
-    )
-    method = "eagle" if stored.config.version == 1 else "eagle3"
-    speculative = {"method": method, "model": str(out), "num_speculative_tokens": num_draft_tokens}
-    files = _write(out, settings, tensors, speculative, _card(head, target, speculative))
+    said = _Said.of(stored, model, str(head), target, form, dtype, num_draft_tokens)
+    speculative = {"method": said.method, "model": str(out), "num_speculative_tokens": said.num_draft_tokens}
+    files = _write(out, said, speculative, _card(head, target, speculative))
     return ExportedHead(files, speculative)
+
+
+class _Named(TypedDict):
+    """What the `speculators` forms say beside the head."""
+
+    target: str
+    architectures: list[str]
+    num_draft_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """A head as its folder says it.
+
+    Attributes:
+        settings, tensors: of config.json and model.safetensors.
+        dtype: of the tensors.
+        method: vLLM's name of it.
+    """
+
+    settings: dict[str, Any]
+    tensors: dict[str, Tensor]
+    dtype: torch.dtype
+    method: str
+    num_draft_tokens: int
+
+    @classmethod
+    def of(
+        cls, stored: StoredHead[HeadConfig], model: Model, head: str, target: str, form: str, dtype: str, k: int | None
+    ) -> _Said:
+        """As `export_vllm`. head: its name, for messages. target: that of the model."""
+        first = next(iter(stored.tensors.values()))
+        kept_in = first.dtype if dtype == "auto" else getattr(torch, dtype)
+        name, rows = str(kept_in).removeprefix("torch."), _output_rows(stored, model)
+        if isinstance(stored.config, MedusaConfig):
+            medusa = sayable_medusa(stored.config, stored.d2t, MEDUSA if form == AUTO else form, k, head)
+            tensors = medusa_file(medusa, stored.tensors, stored.d2t, rows, kept_in)
+            return cls(medusa_settings(medusa, name), tensors, kept_in, MEDUSA, medusa.num_heads)
+        count, architectures = k or DRAFT_TOKENS, list(find_source(target).config().architectures or [])
+        named: _Named = {"target": target, "architectures": architectures, "num_draft_tokens": count}
+        if isinstance(stored.config, BlockConfig):
+            check_block_sayable(stored.config, stored.d2t, form, model.num_layers, count, head)
+            block = replace(stored.config, max_positions=max(stored.config.max_positions, model.context_length))
+            settings = block_settings(block, name, **named)
+            tensors = block_public_tensors(block, stored.tensors, stored.d2t, rows, kept_in)
+            return cls(settings, tensors, kept_in, settings[SPECULATORS], count)
+        eagle = stored.of(EagleConfig, head, "this export")
+        config, form = eagle.config, HEAD_FORMS[1] if form == AUTO else form
+        check_sayable(config, eagle.d2t, form, model.num_layers, head)
+        tensors = public_tensors(config, eagle.tensors, eagle.d2t, form, rows, kept_in)
+        config = replace(config, max_positions=max(config.max_positions, model.context_length))
+        settings = public_settings(config, form, name, **named)
+        return cls(settings, tensors, kept_in, "eagle" if config.version == 1 else "eagle3", count)
 
 
 def _check_choice(name: str, value: str, choices: Sequence[str]) -> None:
@@ -104,27 +155,26 @@ def _check_choice(name: str, value: str, choices: Sequence[str]) -> None:
         raise ConfigError(f"{name} is {value!r}, but must be one of {', '.join(choices)}.")
 
 
-def _output_rows(stored: StoredHead, model: Model) -> Tensor:
+def _output_rows(stored: StoredHead[HeadConfig], model: Model) -> Tensor:
     """Of the target, for the tokens that the head proposes."""
     ids = torch.arange(stored.config.draft_vocab_size)
     return model.output_rows(ids if stored.d2t is None else ids + stored.d2t).cpu()
 
 
-def _write(
-    out: Path, settings: dict[str, Any], tensors: dict[str, Tensor], speculative: dict[str, Any], card: str
-) -> Exported:
+def _write(out: Path, said: _Said, speculative: dict[str, Any], card: str) -> Exported:
     from safetensors.torch import save
 
+    tensors = said.tensors
     check_room(out, sum(tensor.nbytes for tensor in tensors.values()))
     with (new_files if out.is_dir() else whole_folder)(out, ConfigError) as fresh:
         write_bytes(fresh / WEIGHTS, save(tensors, metadata={"format": "pt"}), error=ConfigError)
-        write_json(fresh / CONFIG, settings, error=ConfigError)
+        write_json(fresh / CONFIG, said.settings, error=ConfigError)
         write_json(fresh / SPECULATIVE, speculative, error=ConfigError)
         write_bytes(fresh / CARD, card.encode(), error=ConfigError)
         written = {path.name: path.stat().st_size for path in fresh.iterdir()}
     remove_former(out, written.keys())
     numbers = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()}
-    dtype = str(tensors["fc.weight"].dtype).removeprefix("torch.")
+    dtype = str(said.dtype).removeprefix("torch.")
     count = sum(tensor.numel() for tensor in numbers.values())
     return Exported(count, dtype, sum(written.values()), tuple(sorted(written)))
 

@@ -21,6 +21,8 @@ class EagleConfig:
     logits are lm_head(norm(output)), and the output goes to the next row, after `norm` with `norm_output`.
     Version 1: x = fc([embedding; state]) is the input and the residual of a layer without input_layernorm, there is no
     final norm, and the output layer is the target's.
+    An MTP layer (DeepSeek-V3, 2412.19437) is a version 1 whose x = fc([enorm(embedding); hnorm(state)]) enters a whole
+    decoder layer, and whose logits are those of norm(output).
 
     Attributes:
         version: 1 or 3.
@@ -41,6 +43,7 @@ class EagleConfig:
         rope_theta: of the rotation of queries and keys.
         rms_norm_eps: of all norms.
         max_positions: rows that it was made for.
+        is_mtp: it is an MTP layer.
     """
 
     version: int
@@ -62,6 +65,7 @@ class EagleConfig:
     rope_theta: float = 10_000.0
     rms_norm_eps: float = 1e-5
     max_positions: int = 2048
+    is_mtp: bool = False
 
     def __post_init__(self) -> None:
         sizes = {
@@ -80,6 +84,8 @@ class EagleConfig:
                 raise ConfigError(f"{name} of the head is {value}, but must be 1 or more.")
         if self.version not in EAGLE_VERSIONS:
             raise ConfigError(f"version of the head is {self.version}, but must be 1 or 3.")
+        if self.is_mtp and self.version != 1:
+            raise ConfigError(f"an MTP layer is a head of version 1, not {self.version}.")
         if self.draft_vocab_size > self.vocab_size:
             raise ConfigError(
                 f"the head has {self.draft_vocab_size:,} output tokens, but its target only {self.vocab_size:,}."
@@ -96,6 +102,26 @@ class EagleConfig:
                 f"an EAGLE-1 head is as wide as its target, but has {self.hidden_size} for "
                 f"{self.target_hidden_size}. Take version 3."
             )
+
+    @property
+    def kind(self) -> str:
+        """Of head, with its version."""
+        return "MTP" if self.is_mtp else f"EAGLE-{self.version}"
+
+    def tensors(self) -> dict[str, tuple[int, ...]]:
+        """As `eagle_tensors`."""
+        return eagle_tensors(self)
+
+    def extras(self) -> list[str]:
+        """What not every head of this kind has."""
+        found = {
+            "norms of states": self.norm_before_fc,
+            "normed output": self.norm_output,
+            "residual of the embedding": self.embedding_residual,
+            "output rows of its own": self.own_output_rows,
+            f"window of {self.sliding_window or 0:,}": self.sliding_window is not None,
+        }
+        return [name for name, holds in found.items() if holds]
 
     @property
     def attention_input(self) -> int:
@@ -128,6 +154,13 @@ def eagle_tensors(config: EagleConfig) -> dict[str, tuple[int, ...]]:
         tensors |= {
             f"{layer}.input_layernorm.weight": (target,),
             f"{layer}.hidden_norm.weight": (hidden,),
+            "norm.weight": (hidden,),
+        }
+    if config.is_mtp:
+        tensors |= {
+            "enorm.weight": (target,),
+            "hnorm.weight": (target,),
+            f"{layer}.input_layernorm.weight": (hidden,),
             "norm.weight": (hidden,),
         }
     if config.norm_before_fc:

@@ -1,8 +1,9 @@
 """Heads as folders: config.json and model.safetensors.
 
-forerun's form can say all that a head can be: config.json holds the fields of `EagleConfig`, the target's fingerprint,
-a record of how the head was trained, and a checksum over both files; matrices are numbers, or codes of 8 bits with a
-scale a row. Public forms are read by `public_forms.py`.
+forerun's form can say all that a head can be: config.json holds the fields of the configuration of its kind, the
+target's fingerprint, a record of how the head was trained, and a checksum over both files; matrices are numbers, or
+codes of 8 bits with a scale a row. Public forms are read by `public_forms.py` and
+`public_medusa.py`.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, asdict, fields
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 import torch
@@ -20,14 +22,20 @@ from forerun.errors import ConfigError, ModelLoadError
 from forerun.files.foreign_errors import REMEDY, as_load_errors
 from forerun.files.json_file import Fields
 from forerun.files.write import digest, new_files, whole_folder, write_bytes, write_json
+from forerun.heads.block_config import BlockConfig
 from forerun.heads.codes import in_codes, take_codes
+from forerun.heads.config import HeadConfig
 from forerun.heads.eagle_config import EagleConfig
+from forerun.heads.medusa_config import MedusaConfig
 from forerun.heads.public_forms import WEIGHTS, read_public
+from forerun.heads.public_medusa import is_medusa, read_medusa
 from forerun.heads.stored import StoredHead
-from forerun.heads.tensors import FLOATS, check_forms, check_values, checked_d2t
+from forerun.heads.tensors import Kept, check_forms, check_values, checked_d2t
 
 CONFIG = "config.json"
-FORMAT = "forerun-eagle"
+FORMATS: Mapping[str, type[EagleConfig] | type[MedusaConfig] | type[BlockConfig]] = MappingProxyType(
+    {"forerun-eagle": EagleConfig, "forerun-medusa": MedusaConfig, "forerun-block": BlockConfig}
+)
 FORMAT_VERSION = 1
 _D2T = "d2t"
 _TRAIN_AGAIN = "Train it to its end, or take an earlier checkpoint."
@@ -36,7 +44,7 @@ _NEWER = "Read it with the version of forerun that wrote it."
 
 def save_head(
     folder: Path,
-    config: EagleConfig,
+    config: HeadConfig,
     tensors: Mapping[str, Tensor],
     d2t: Tensor | None = None,
     record: Mapping[str, Any] | None = None,
@@ -49,7 +57,7 @@ def save_head(
     replaced one by one, and what a kill between them leaves is found damaged by its checksum.
 
     Args:
-        tensors: all of `eagle_tensors(config)`, of floating point numbers.
+        tensors: all of `config.tensors()`, of floating point numbers.
         d2t: [draft_vocab_size] offsets; may be None where the head proposes every token.
         record: how it was trained; values of JSON.
         fingerprint: of its target. number_format: of the target's weights.
@@ -61,7 +69,7 @@ def save_head(
     from safetensors.torch import save
 
     place = str(folder)
-    found = {name: _Kept(tensor) for name, tensor in tensors.items()}
+    found = {name: Kept(tensor) for name, tensor in tensors.items()}
     check_forms(config, found, place, ConfigError, _TRAIN_AGAIN)
     check_values(tensors, place, ConfigError, _TRAIN_AGAIN)
     offsets = checked_d2t(d2t, config, place, ConfigError, "Give the one that it was trained with.")
@@ -72,7 +80,7 @@ def save_head(
         kept[_D2T] = offsets.to(torch.int32)
     weights = save({name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in kept.items()})
     said = {
-        "format": FORMAT,
+        "format": next(name for name, kind in FORMATS.items() if isinstance(config, kind)),
         "format_version": FORMAT_VERSION,
         "head": asdict(config),
         "target": {"fingerprint": fingerprint, "number_format": number_format},
@@ -84,8 +92,8 @@ def save_head(
         write_json(fresh / CONFIG, said, error=ConfigError)
 
 
-def load_head(folder: Path, num_layers: int | None = None) -> StoredHead:
-    """Read a head: one of forerun's form, or a public EAGLE-1, EAGLE-3 or `speculators` head.
+def load_head(folder: Path, num_layers: int | None = None) -> StoredHead[HeadConfig]:
+    """Read a head: one of forerun's form, or a public EAGLE-1, EAGLE-3, `speculators` or Medusa head.
 
     Args:
         num_layers: of the target. Public heads may be silent about the layers whose states they read, which then
@@ -96,7 +104,9 @@ def load_head(folder: Path, num_layers: int | None = None) -> StoredHead:
         UnsupportedModelError: it is a public head of a kind that is not served.
     """
     settings = head_settings(folder)
-    return _read(folder, settings) if "format" in settings.values else read_public(folder, settings, num_layers)
+    if "format" in settings.values:
+        return _read(folder, settings)
+    return (read_medusa if is_medusa(settings) else read_public)(folder, settings, num_layers)
 
 
 def head_settings(folder: Path) -> Fields:
@@ -106,11 +116,11 @@ def head_settings(folder: Path) -> Fields:
     return Fields.read(folder / CONFIG, ModelLoadError, remedy=REMEDY)
 
 
-def _read(folder: Path, settings: Fields) -> StoredHead:
+def _read(folder: Path, settings: Fields) -> StoredHead[HeadConfig]:
     from safetensors.torch import load
 
     place, path = str(folder), folder / WEIGHTS
-    settings.string("format", choices=(FORMAT,))
+    kind = FORMATS[settings.string("format", choices=tuple(FORMATS))]
     version = settings.integer("format_version")
     if version != FORMAT_VERSION:
         raise ModelLoadError(f"{settings.place}: format_version is {version}, not {FORMAT_VERSION}. {_NEWER}")
@@ -120,13 +130,13 @@ def _read(folder: Path, settings: Fields) -> StoredHead:
         raise ModelLoadError(f"{path} cannot be read: {failure.strerror or failure}. {REMEDY}") from None
     if settings.string("checksum") != _checksum(settings.values, weights):
         raise ModelLoadError(f"{place} is damaged: {CONFIG} and {WEIGHTS} are not as they were written. {REMEDY}")
-    config = _config(settings.fields("head"))
+    config = _config(settings.fields("head"), kind)
     with as_load_errors(f"{path}: the weights are damaged", REMEDY):
         tensors = load(weights)
     d2t = checked_d2t(tensors.pop(_D2T, None), config, place, ModelLoadError, REMEDY)
     codes = take_codes(tensors, place, ModelLoadError, REMEDY)
     tensors |= {name: weight.dequantise(torch.float32) for name, weight in codes.items()}
-    check_forms(config, {name: _Kept(each) for name, each in tensors.items()}, place, ModelLoadError, REMEDY)
+    check_forms(config, {name: Kept(each) for name, each in tensors.items()}, place, ModelLoadError, REMEDY)
     check_values(tensors, place, ModelLoadError, REMEDY)
     target, record = settings.fields("target"), settings.fields("record").values
     return StoredHead(config, tensors, d2t, target.string("fingerprint"), record, target.string("number_format"), codes)
@@ -138,35 +148,24 @@ def _checksum(said: Mapping[str, Any], weights: bytes) -> str:
     return digest(json.dumps(rest, sort_keys=True).encode(), b"\0", weights)
 
 
-def _config(head: Fields) -> EagleConfig:
+def _config(head: Fields, kind: type[EagleConfig] | type[MedusaConfig] | type[BlockConfig]) -> HeadConfig:
     """The configuration that the fields of a JSON object make."""
     read: dict[str, Callable[[str], Any]] = {
         "int": head.integer,
         "bool": head.flag,
         "float": head.number,
+        "str": head.string,
         "tuple[int, ...]": lambda key: tuple(head.list_of(key, int)),
+        "tuple[float, ...]": lambda key: tuple(head.list_of(key, float)),
         "int | None": lambda key: head.integer(key, None),
     }
-    kinds = {each.name: str(each.type) for each in fields(EagleConfig)}
-    optional = {each.name for each in fields(EagleConfig) if each.default is not MISSING}
+    types = {each.name: str(each.type) for each in fields(kind)}
+    optional = {each.name for each in fields(kind) if each.default is not MISSING}
     for key in head.values:
-        if key not in kinds:
+        if key not in types:
             raise ModelLoadError(f"{head.place}: {key[:60]} is unknown here. {_NEWER}")
-    said = {name: kind for name, kind in kinds.items() if name in head.values or name not in optional}
+    said = {name: made for name, made in types.items() if name in head.values or name not in optional}
     try:
-        return EagleConfig(**{name: read[kind](name) for name, kind in said.items()})
+        return kind(**{name: read[made](name) for name, made in said.items()})
     except ConfigError as failure:
         raise ModelLoadError(f"{head.place}: {failure} {REMEDY}") from None
-
-
-class _Kept:
-    """A tensor in memory in the form of safetensors."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        self._tensor = tensor
-
-    def get_shape(self) -> list[int]:
-        return list(self._tensor.shape)
-
-    def get_dtype(self) -> str:
-        return FLOATS.get(self._tensor.dtype, str(self._tensor.dtype).removeprefix("torch."))

@@ -60,7 +60,7 @@ def public_config(settings: Fields, *, version: int, has_output_rows: bool, num_
             layers=_layers(settings, num_layers) if version == 3 else (_needed(settings, num_layers),),
             own_output_rows=has_output_rows,
             sliding_window=_window(layer),
-            rope_theta=_rope_theta(layer),
+            rope_theta=rope_theta(layer),
             rms_norm_eps=layer.number("rms_norm_eps", 1e-6, low=0),
             max_positions=layer.integer("max_position_embeddings", 2048, low=1),
             **flags,
@@ -169,7 +169,8 @@ def _window(layer: Fields) -> int | None:
     return layer.integer("sliding_window", low=1) if kinds[0] == "sliding_attention" else None
 
 
-def _rope_theta(layer: Fields) -> float:
+def rope_theta(layer: Fields) -> float:
+    """Of a plain rotation. Raises UnsupportedModelError for another one."""
     for key in ("rope_parameters", "rope_scaling"):
         scaling: Fields | None = layer.fields(key, None)
         if scaling is None:

@@ -1,8 +1,9 @@
-"""Public EAGLE heads as folders: EAGLE-1, EAGLE-3 (as vLLM reads them), and the `speculators` form of EAGLE-3.
+"""Public heads as folders: EAGLE-1, EAGLE-3 (as vLLM reads them), and the `speculators` forms of EAGLE-3 and of blocks.
 
-Their tensors have the names of `eagle_tensors`, the layer of an EAGLE-3 head `midlayer` or `layers.0`. Beside these
-there may be a copy of the target's embedding (`embed_tokens.weight`), of which the signs are kept as a fingerprint: a
-head with embeddings of its own is refused as one of another target. `t2d` says again what `d2t` says.
+Their tensors have the names of `eagle_tensors` or `block_tensors`, the layer of an EAGLE-3 head `midlayer` or
+`layers.0`. Beside these there may be a copy of the target's embedding (`embed_tokens.weight`), of which the signs are
+kept as a fingerprint: a head with embeddings of its own is refused as one of another target. `t2d` says again what
+`d2t` says.
 """
 
 from __future__ import annotations
@@ -18,8 +19,11 @@ from torch import Tensor
 from forerun.errors import ModelLoadError, UnsupportedModelError
 from forerun.files.foreign_errors import REMEDY, as_load_errors
 from forerun.files.json_file import Fields
-from forerun.heads.eagle_config import EagleConfig, eagle_tensors
+from forerun.heads.block_config import BlockConfig
+from forerun.heads.config import HeadConfig
+from forerun.heads.eagle_config import EagleConfig
 from forerun.heads.fingerprint import embedding_fingerprint
+from forerun.heads.public_block import block_config_of, is_block
 from forerun.heads.public_config import SPECULATORS, public_config
 from forerun.heads.stored import StoredHead
 from forerun.heads.tensors import check_forms, check_shape, check_values, checked_d2t
@@ -30,7 +34,7 @@ _OF_TRAINING = re.compile(r"^verifier_(norm|lm_head)\.weight$|\.rotary_emb\.inv_
 """Tensors that drafting has no use for: the target's, for the loss, and what a configuration gives."""
 
 
-class _Slice(Protocol):
+class Slice(Protocol):
     """A tensor that is not read yet, in the form of safetensors."""
 
     def get_shape(self) -> list[int]: ...
@@ -40,7 +44,7 @@ class _Slice(Protocol):
     def __getitem__(self, index: Any) -> Tensor: ...
 
 
-def read_public(folder: Path, settings: Fields, num_layers: int | None) -> StoredHead:
+def read_public(folder: Path, settings: Fields, num_layers: int | None) -> StoredHead[HeadConfig]:
     """Read a public head.
 
     Args:
@@ -54,7 +58,11 @@ def read_public(folder: Path, settings: Fields, num_layers: int | None) -> Store
     """
     place = str(folder)
     with as_load_errors(f"{folder / WEIGHTS}: the weights are damaged", REMEDY):
-        stored = _open(folder)
+        stored = open_slices(folder)
+        if is_block(settings):
+            block = block_config_of(settings, has_output_rows=OUTPUT in stored, num_layers=num_layers)
+            _check_output(block, stored, place)
+            return _head(block, stored, settings, place)
         version = 3 if _is_eagle_3(settings, stored) else 1
         found = stored if version == 1 else _renamed(stored, place)
         if version == 1 and OUTPUT in found:
@@ -63,29 +71,36 @@ def read_public(folder: Path, settings: Fields, num_layers: int | None) -> Store
                 "uses its target's."
             )
         config = public_config(settings, version=version, has_output_rows=OUTPUT in found, num_layers=num_layers)
-        if version == 3 and OUTPUT not in found and config.draft_vocab_size < config.vocab_size:
-            raise ModelLoadError(f"{place}: {OUTPUT} is missing, the output layer of the draft vocabulary. {REMEDY}")
+        if version == 3:
+            _check_output(config, found, place)
         return _head(config, found, settings, place)
 
 
-def _head(config: EagleConfig, found: dict[str, _Slice], settings: Fields, place: str) -> StoredHead:
+def _check_output(config: EagleConfig | BlockConfig, found: Mapping[str, Slice], place: str) -> None:
+    if OUTPUT not in found and config.draft_vocab_size < config.vocab_size:
+        raise ModelLoadError(f"{place}: {OUTPUT} is missing, the output layer of the draft vocabulary. {REMEDY}")
+
+
+def _head(
+    config: EagleConfig | BlockConfig, found: dict[str, Slice], settings: Fields, place: str
+) -> StoredHead[HeadConfig]:
     fingerprint = _fingerprint(found.pop(EMBEDDING, None), config, place)
     offsets, mask = (found.pop(name)[...] if name in found else None for name in (D2T, T2D))
     d2t = checked_d2t(offsets, config, place, ModelLoadError, REMEDY)
     _check_mask(mask, d2t, config, place)
-    wanted = eagle_tensors(config)
+    wanted = config.tensors()
     for name in [name for name in found if name.endswith(".bias") and name not in wanted]:
         if not bool(found[name][...].any()):  # zeros change nothing
             del found[name]
     check_forms(config, found, place, ModelLoadError, REMEDY)
     tensors = {name: found[name][...] for name in wanted}
     check_values(tensors, place, ModelLoadError, REMEDY)
-    form = "speculators" if SPECULATORS in settings.values else f"EAGLE-{config.version}"
+    form = "speculators" if SPECULATORS in settings.values else config.kind
     return StoredHead(config, tensors, d2t, fingerprint, form=form)
 
 
-def _open(folder: Path) -> dict[str, _Slice]:
-    """The tensors by name, not read yet."""
+def open_slices(folder: Path) -> dict[str, Slice]:
+    """The tensors of a public head by name, not read yet. Raises ModelLoadError where there are none but pickles."""
     from safetensors import safe_open
 
     if not (folder / WEIGHTS).is_file():
@@ -95,9 +110,9 @@ def _open(folder: Path) -> dict[str, _Slice]:
     return {name: opened.get_slice(name) for name in names if not _OF_TRAINING.search(name)}
 
 
-def _renamed(stored: Mapping[str, _Slice], place: str) -> dict[str, _Slice]:
+def _renamed(stored: Mapping[str, Slice], place: str) -> dict[str, Slice]:
     """The tensors of an EAGLE-3 head by the names of `eagle_tensors`."""
-    found: dict[str, _Slice] = {}
+    found: dict[str, Slice] = {}
     for name, each in stored.items():
         ours = re.sub(r"^layers\.0\.", "midlayer.", name)
         if ours in found:
@@ -106,7 +121,7 @@ def _renamed(stored: Mapping[str, _Slice], place: str) -> dict[str, _Slice]:
     return found
 
 
-def _is_eagle_3(settings: Fields, found: Mapping[str, _Slice]) -> bool:
+def _is_eagle_3(settings: Fields, found: Mapping[str, Slice]) -> bool:
     """Whether there is anything that EAGLE-3 heads alone have: one that lacks a part is not taken for EAGLE-1."""
     named = settings.list_of("architectures", str, [])
     said = SPECULATORS in settings.values or "draft_vocab_size" in settings.values or D2T in found
@@ -114,7 +129,7 @@ def _is_eagle_3(settings: Fields, found: Mapping[str, _Slice]) -> bool:
     return said or has or any("Eagle3" in name for name in named)
 
 
-def _fingerprint(embedding: _Slice | None, config: EagleConfig, place: str) -> str:
+def _fingerprint(embedding: Slice | None, config: EagleConfig | BlockConfig, place: str) -> str:
     if embedding is None:
         return ""
     shape = (config.vocab_size, config.target_hidden_size)
@@ -126,7 +141,7 @@ def _fingerprint(embedding: _Slice | None, config: EagleConfig, place: str) -> s
     return embedding_fingerprint(rows, *shape)
 
 
-def _check_mask(mask: Tensor | None, d2t: Tensor | None, config: EagleConfig, place: str) -> None:
+def _check_mask(mask: Tensor | None, d2t: Tensor | None, config: EagleConfig | BlockConfig, place: str) -> None:
     """Compare t2d, [vocab_size] bool, with the tokens that d2t leads to."""
     if mask is None:
         return

@@ -27,12 +27,14 @@ def check_sayable(config: EagleConfig, d2t: Tensor | None, form: str, num_layers
     """
     whole = config.draft_vocab_size == config.vocab_size
     common = {
+        "an MTP layer, which lies in its target's folder": config.is_mtp,
         "embedding_residual": config.embedding_residual,
         f"a width of {config.hidden_size:,} for a target of {config.target_hidden_size:,}": (
             config.hidden_size != config.target_hidden_size
         ),
         "an order of the output tokens that is not the target's": whole and d2t is not None,
     }
+    common[f"form {form}, which has no EAGLE"] = form not in ("eagle", "speculators")
     if config.version == 1:
         reasons = common | {
             f"layers {list(config.layers)} in place of {[num_layers]}": config.layers != (num_layers,),

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from forerun.files.json_file import ErrorType
-from forerun.heads.eagle_config import EagleConfig, eagle_tensors
+from forerun.heads.config import HeadConfig
 
 FLOATS = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 """Number formats of a head's tensors, and how safetensors files write them."""
@@ -23,18 +23,31 @@ class Form(Protocol):
     def get_dtype(self) -> str: ...
 
 
-def unset_tensors(config: EagleConfig, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
+class Kept:
+    """A tensor in memory in the form of safetensors."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor = tensor
+
+    def get_shape(self) -> list[int]:
+        return list(self._tensor.shape)
+
+    def get_dtype(self) -> str:
+        return FLOATS.get(self._tensor.dtype, str(self._tensor.dtype).removeprefix("torch."))
+
+
+def unset_tensors(config: HeadConfig, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
     """Every trained tensor of a head, filled with NaN: what nobody sets can be neither saved nor loaded."""
-    return {name: torch.full(shape, torch.nan, dtype=dtype) for name, shape in eagle_tensors(config).items()}
+    return {name: torch.full(shape, torch.nan, dtype=dtype) for name, shape in config.tensors().items()}
 
 
-def check_forms(config: EagleConfig, found: Mapping[str, Form], place: str, error: ErrorType, remedy: str) -> None:
+def check_forms(config: HeadConfig, found: Mapping[str, Form], place: str, error: ErrorType, remedy: str) -> None:
     """Compare names, shapes and number formats with what the configuration asks for.
 
     Raises:
         error: names the first tensor that is missing, too many, or of another shape or number format.
     """
-    wanted = eagle_tensors(config)
+    wanted = config.tensors()
     refuse_others(found, wanted, place, error, remedy)
     for name, shape in wanted.items():
         if name not in found:
@@ -78,7 +91,7 @@ def check_values(tensors: Mapping[str, Tensor], place: str, error: ErrorType, re
             )
 
 
-def checked_d2t(d2t: Tensor | None, config: EagleConfig, place: str, error: ErrorType, remedy: str) -> Tensor | None:
+def checked_d2t(d2t: Tensor | None, config: HeadConfig, place: str, error: ErrorType, remedy: str) -> Tensor | None:
     """The offsets as int64; None where the head proposes every token, of which offsets of zero say the same.
 
     Args:

@@ -28,6 +28,8 @@ class Rows:
         num_taps: hidden states are returned for this many of the last rows, whose logits need not be computed for
             that; None: for those whose logits are returned.
         states: [n, S], what a head reads beside the tokens (`models/eagle.py`); of other models None.
+        is_block: the rows see each other and all that was fed before them (`models/block.py`); otherwise each sees
+            itself and what it follows.
         hidden: [n, hidden], what enters layer `first_layer` for each of the rows, as `forward_first` returned it.
             These rows are the last ones fed, not new ones: keys and values of the layers before lie in their slots.
             None: nothing is computed yet.
@@ -42,6 +44,7 @@ class Rows:
     first_layer: int = 0
     num_taps: int | None = None
     states: Tensor | None = None
+    is_block: bool = False
 
     @property
     def num_wanted(self) -> int:

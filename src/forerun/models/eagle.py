@@ -19,13 +19,14 @@ from forerun.heads.stored import StoredHead
 from forerun.kernels.partition import Form
 from forerun.kernels.rms_norm import rms_norm
 from forerun.models.attention.base import LayerAttention, Layout
-from forerun.models.base import Exactness, Forward, LanguageModel, Rows
+from forerun.models.base import Forward, LanguageModel, Rows
 from forerun.models.eagle_parts import LayerParts
+from forerun.models.heads import HeadModel
 from forerun.models.rotation import Rotation, rotate
 from forerun.models.runner import lay_out
 
 
-class EagleModel(LanguageModel):
+class EagleModel(HeadModel):
     """A head over its target, as a language model whose rows need a state beside the token (`Rows.states`).
 
     Row i holds token i + 1 and `fuse` of the target's states of token i, or what the row before gave as its state
@@ -41,25 +42,16 @@ class EagleModel(LanguageModel):
         IncompatibleDrafterError: the target is of another size.
     """
 
-    def __init__(self, head: StoredHead, target: LanguageModel, name: str = "a head") -> None:
+    def __init__(self, head: StoredHead[EagleConfig], target: LanguageModel, name: str = "a head") -> None:
         config = head.config
-        _check_target(config, target, name)
-        super().__init__(
-            name=name,
-            vocab_size=target.vocab_size,
-            context_length=target.context_length,
-            eos_token_ids=target.eos_token_ids,
-            dtype=target.dtype,
-            device=target.device,
-            num_parameters=sum(tensor.numel() for tensor in head.tensors.values()),
-            exactness=Exactness(False, "the self-test does not try heads"),
-            quantize=None if target.quantize is None else "int8",
-            kernels=target.kernels,
-        )
-        self.config, self._target = config, target
-        tokens = torch.arange(config.draft_vocab_size)
-        self._token_ids = (tokens if head.d2t is None else tokens + head.d2t).to(target.device)
-        self._parts = parts = LayerParts.of(head, target, self._token_ids)
+        super().__init__(head, target, name)
+        if not config.own_output_rows and config.hidden_size != config.target_hidden_size:
+            raise IncompatibleDrafterError(
+                f"{name} has {config.hidden_size} numbers a state and reads the target's output layer, which has "
+                f"{config.target_hidden_size}. A head of another width needs output rows of its own."
+            )
+        self.config = config
+        self._parts = parts = LayerParts.of(head, target, self.token_ids)
         self.compute_dtype = parts.compute_dtype
         frequencies = config.rope_theta ** -(torch.arange(0, config.head_dim, 2).float() / config.head_dim)
         self._rotation = Rotation(frequencies, 1.0, self.compute_dtype, target.device)
@@ -112,7 +104,7 @@ class EagleModel(LanguageModel):
         if len(wanted):
             wanted = layout.wanted(output)
             rows = self._parts.product(self._parts.head, wanted if norm is None else self._normed(wanted, norm))
-            logits[:, self._token_ids] = rows[: layout.num_logits]
+            logits[:, self.token_ids] = rows[: layout.num_logits]
         states = layout.tapped(output)
         if norm is not None and self.config.norm_output:
             states = self._normed(states, norm)
@@ -123,8 +115,13 @@ class EagleModel(LanguageModel):
         parts, states = self._parts, layout.states
         assert states is not None
         states = states.to(self.compute_dtype)
-        embedding = self._target.embedding_rows(layout.token_ids).to(self.compute_dtype)
-        if self.config.version == 1:
+        embedding = self.target.embedding_rows(layout.token_ids).to(self.compute_dtype)
+        if parts.entry_norms is not None:
+            assert parts.input_norm is not None
+            pair = zip((embedding, states), parts.entry_norms, strict=True)
+            x = parts.product(parts.fuse, torch.cat([self._normed(each, norm) for each, norm in pair], 1))
+            read = self._normed(x, parts.input_norm)
+        elif self.config.version == 1:
             x = read = parts.product(parts.fuse, torch.cat([embedding, states], 1))
         else:
             assert parts.input_norm is not None
@@ -150,23 +147,3 @@ class EagleModel(LanguageModel):
 
     def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
         return rms_norm(x, weight, self._parts.eps)
-
-
-def _check_target(config: EagleConfig, target: LanguageModel, name: str) -> None:
-    """Raises IncompatibleDrafterError where vocabulary or width are not the target's."""
-    if config.vocab_size != target.vocab_size:
-        raise IncompatibleDrafterError(
-            f"{name} is of a target of {config.vocab_size:,} tokens, but {target.name} has "
-            f"{target.vocab_size:,}. Take a head that was trained for {target.name}."
-        )
-    width = target.embedding_rows(torch.zeros(1, dtype=torch.int64)).shape[1]
-    if config.target_hidden_size != width:
-        raise IncompatibleDrafterError(
-            f"{name} is of a target whose states have {config.target_hidden_size} numbers, but those of "
-            f"{target.name} have {width}. Take a head that was trained for {target.name}."
-        )
-    if not config.own_output_rows and config.hidden_size != config.target_hidden_size:
-        raise IncompatibleDrafterError(
-            f"{name} has {config.hidden_size} numbers a state and reads the target's output layer, which has "
-            f"{width}. A head of another width needs output rows of its own."
-        )

@@ -25,10 +25,17 @@ class Rotation:
 
     def turns(self, layout: Layout) -> Tensor:
         """[T, 1, D / 2] complex, what `rotate` multiplies the rows of a forward by."""
+        return self._of(layout.positions, layout.num_positions)
+
+    def at(self, positions: Tensor) -> Tensor:
+        """The same of any positions, [T] int64, at least one."""
+        return self._of(positions, int(positions.max()) + 1)
+
+    def _of(self, positions: Tensor, num_positions: int) -> Tensor:
         table = self._table
-        if layout.num_positions > len(table):
-            self._table = table = self._made(2 * (layout.num_positions - 1))
-        return table[layout.positions].unsqueeze(1)
+        if num_positions > len(table):
+            self._table = table = self._made(2 * (num_positions - 1))
+        return table[positions].unsqueeze(1)
 
     def _made(self, length: int) -> Tensor:
         """[length, D / 2] complex; in float32 whatever the model's dtype, as Transformers does."""

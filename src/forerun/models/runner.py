@@ -58,7 +58,7 @@ def _packed(rows: Rows, start: int) -> PackedRows:
     positions: Sequence[int] = range(length + first, length + first + n)
     if not is_chain:
         positions = [length + depth - 1 for depth in Tree(parents=parents).depths[first:]]
-    return PackedRows(cache, start, start + n, first, positions, is_chain)
+    return PackedRows(cache, start, start + n, first, positions, is_chain, rows.is_block)
 
 
 def _feed(cache: SequenceCache, rows: Rows) -> int:

@@ -8,6 +8,7 @@ from forerun.errors import (
     ConfigError,
     EngineClosedError,
     ForerunError,
+    GrammarDeadEndError,
     PromptError,
     QueueFullError,
     RequestBodyError,
@@ -17,6 +18,7 @@ from forerun.errors import (
 _KINDS: tuple[tuple[type[ForerunError], int, str], ...] = (
     (PromptError, 400, "invalid_request_error"),
     (ConfigError, 400, "invalid_request_error"),
+    (GrammarDeadEndError, 400, "invalid_request_error"),
     (QueueFullError, 429, "rate_limit_error"),
     (EngineClosedError, 503, "server_error"),
     (RequestTimeoutError, 408, "timeout_error"),

@@ -20,7 +20,6 @@ LABELS = ("user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_c
 NOTHING_ASKED: Mapping[str, tuple[Any, ...]] = {
     "store": (False,),
     "service_tier": ("auto", "default"),
-    "response_format": ({"type": "text"},),
     "modalities": (["text"],),
     "tools": ([],),
     "tool_choice": ("none", "auto"),

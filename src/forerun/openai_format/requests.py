@@ -10,7 +10,7 @@ from typing import Any
 from forerun.config import SamplingParams
 from forerun.engine.prompts import Prompt, encode
 from forerun.errors import PromptError, RequestBodyError
-from forerun.openai_format import speculative, tools
+from forerun.openai_format import speculative, structured, tools
 from forerun.openai_format.fields import checked_body, field
 from forerun.openai_format.sampling import SAME_NAMES, sampling_params
 
@@ -28,6 +28,7 @@ _COMMON = (
     "logprobs",
     "prediction",
     speculative.NAME,
+    *structured.FIELDS,
     *SAME_NAMES,
 )
 _STREAM_OPTIONS = ("include_usage", "include_drafts")
@@ -124,6 +125,7 @@ def _chat(value: object, context_length: int) -> CompletionRequest:
         raise RequestBodyError("top_logprobs needs logprobs to be true. Set it, or leave top_logprobs out.", "logprobs")
     if wanted:
         others["logprobs"] = ("top_logprobs", field(body, "top_logprobs").integer("top_logprobs", 0))
+    others |= _grammar(body)
     options = template_options(body)
     streaming = _streaming(body)
     params = sampling_params(body, others)
@@ -141,7 +143,7 @@ def _chat(value: object, context_length: int) -> CompletionRequest:
 
 def _completion(value: object, context_length: int) -> CompletionRequest:
     body = checked_body(value, _COMPLETION)
-    others = drafting_options(body)
+    others = {**drafting_options(body), **_grammar(body)}
     others["max_tokens"] = ("max_tokens", body.get("max_tokens", DEFAULT_COMPLETION_TOKENS))
     echo = field(body, "echo").flag("echo", False)
     if "logprobs" in body:
@@ -207,6 +209,12 @@ def drafting_options(body: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
     if "prediction" in body:
         found["prediction"] = ("prediction", _prediction(body))
     return found
+
+
+def _grammar(body: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
+    """What the answer must be, as an option."""
+    found = structured.grammar_of(body)
+    return {} if found is None else {"grammar": found}
 
 
 def _prediction(body: Mapping[str, Any]) -> str:

@@ -9,7 +9,16 @@ from forerun.config import SamplingParams
 from forerun.errors import RequestBodyError, SamplingError
 from forerun.fields import described
 
-_OTHERWISE_NAMED = ("max_tokens", "logprobs", "prompt_logprobs", "prediction", "tenant", "drafter", "num_draft_tokens")
+_OTHERWISE_NAMED = (
+    "max_tokens",
+    "logprobs",
+    "prompt_logprobs",
+    "prediction",
+    "tenant",
+    "drafter",
+    "num_draft_tokens",
+    "grammar",
+)
 """Fields of SamplingParams that a body gives by another name, in another form, or not at all."""
 
 SAME_NAMES = tuple(name for name in described(SamplingParams) if name not in _OTHERWISE_NAMED)

@@ -1,15 +1,19 @@
 """Logits to distributions, and the noise that tokens are drawn with."""
 
+from forerun.sampling.constrained import SequenceConstraint
 from forerun.sampling.draw import draw_tokens, non_finite_rows, row_argmax
 from forerun.sampling.filters import filters_only, unfiltered
+from forerun.sampling.grammar_mask import DeadRows
 from forerun.sampling.logprobs import TokenLogprob, token_logprobs
 from forerun.sampling.pipeline import LogitsPipeline, LogitsRow
 from forerun.sampling.seeded_noise import NoiseKey, StepNoise, keyed_gumbel, keyed_uniform
 
 __all__ = [
+    "DeadRows",
     "LogitsPipeline",
     "LogitsRow",
     "NoiseKey",
+    "SequenceConstraint",
     "StepNoise",
     "TokenLogprob",
     "draw_tokens",

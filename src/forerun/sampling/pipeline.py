@@ -1,7 +1,7 @@
 """Logits to distributions, position by position, for target and drafter alike.
 
 Order and meaning are those of Transformers' processors in `generate` (5.x): logit bias, repetition
-penalty, [presence and frequency penalty, as in OpenAI's interface and vLLM], min_tokens, temperature,
+penalty, [presence and frequency penalty, as in OpenAI's interface and vLLM], min_tokens, [the grammar], temperature,
 top-k, top-p, min-p. Each row is processed on its own prefix: the committed tokens and the drafted path.
 """
 
@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from forerun.config import SamplingParams
-from forerun.sampling import filters, penalties
+from forerun.sampling import filters, grammar_mask, penalties
 from forerun.sampling.draw import row_argmax
+from forerun.sampling.grammar_mask import DeadRows
 from forerun.sampling.penalties import SequencePenalties
 from forerun.types import Sequence
 
@@ -59,22 +60,26 @@ class LogitsPipeline:
 
     def is_identity(self, params: SamplingParams) -> bool:
         """Whether the request takes the argmax of the raw logits: greedy, and no option moves it."""
+        return self.takes_argmax(params) and params.grammar is None
+
+    def takes_argmax(self, params: SamplingParams) -> bool:
+        """The same, of the raw logits or of those that the grammar allows."""
         return params.greedy and not penalties.in_use(params)
 
-    def process(self, logits: Tensor, rows: Seq[LogitsRow]) -> Tensor:
+    def process(self, logits: Tensor, rows: Seq[LogitsRow], dead: DeadRows | None = None) -> Tensor:
         """The processed distributions, as log-probabilities.
 
         Args:
             logits: [R, V] float32 or float64; not modified.
             rows: where each of them stands; rows of one sequence side by side.
+            dead: gets the rows whose grammar leaves no token, and why. They are left unmasked.
 
         Returns:
             [R, V] log-probabilities of the same dtype, without NaN. Greedy rows hold 0 at the argmax (of equal
             ones the lowest id) and -inf elsewhere. A row whose options mask every token keeps the model's distribution.
         """
         params = [row.sequence.params for row in rows]
-        if any(penalties.in_use(each) for each in params):
-            logits = self._penalise(logits, rows)
+        logits = self.adjust(logits, rows, dead)
         greedy = [index for index, each in enumerate(params) if each.greedy]
         if len(greedy) == len(rows):
             return filters.one_hot_log(row_argmax(logits), logits.shape[-1], logits.dtype)
@@ -88,30 +93,42 @@ class LogitsPipeline:
 
         Where no option but the temperature is in use, in one operation, whose last bits are others.
         """
-        params = [row.sequence.params for row in rows]
-        if not all(map(_is_plain, params)):
+        if not all(_is_plain(row.sequence) for row in rows):
             return self.process(logits, rows).exp_()
-        temperatures = [each.temperature for each in params]
+        temperatures = [row.sequence.params.temperature for row in rows]
         if any(temperature != 1 for temperature in temperatures):
             logits = logits / torch.tensor(temperatures, dtype=logits.dtype, device=logits.device)[:, None]
         return logits.softmax(-1)
 
-    def _penalise(self, logits: Tensor, rows: Seq[LogitsRow]) -> Tensor:
-        """A copy of logits [R, V] after everything that depends on token ids or on the prefix."""
-        penalised = logits.clone()
+    def adjust(self, logits: Tensor, rows: Seq[LogitsRow], dead: DeadRows | None = None) -> Tensor:
+        """The logits after everything that depends on token ids or on the prefix; arguments as of `process`.
+
+        Returns:
+            [R, V], a copy unless no row has such an option.
+        """
+        if not any(row.sequence.constraint is not None or penalties.in_use(row.sequence.params) for row in rows):
+            return logits
+        adjusted = logits.clone()
+        found: DeadRows = {}
         start = 0
         for _, group in groupby(rows, key=lambda row: id(row.sequence)):
             members = list(group)
             sequence = members[0].sequence
+            part, paths = adjusted[start : start + len(members)], [row.path for row in members]
             if penalties.in_use(sequence.params):
-                part = penalised[start : start + len(members)]
-                self._penalties_of(sequence).apply(part, [row.path for row in members])
+                self._penalties_of(sequence).apply(part, paths)
                 part.clamp_(max=torch.finfo(part.dtype).max / 4)  # a penalty below 1 may overflow a large bias
+            if sequence.constraint is not None:
+                errors = grammar_mask.apply(part, sequence.constraint.allowed(sequence, paths))
+                found |= {start + row: error for row, error in errors.items()}
             start += len(members)
-        masked = penalised.amax(-1) == -math.inf
-        if bool(masked.any()):
-            penalised[masked] = logits[masked]
-        return penalised
+        for row in (adjusted.amax(-1) == -math.inf).nonzero()[:, 0].tolist():
+            adjusted[row] = logits[row]
+            if rows[row].sequence.constraint is not None:
+                found[row] = grammar_mask.no_token()
+        if dead is not None:
+            dead.update(found)
+        return adjusted
 
     def _penalties_of(self, sequence: Sequence) -> SequencePenalties:
         found = self._penalties.get(sequence.id)
@@ -120,9 +137,12 @@ class LogitsPipeline:
         return found
 
 
-def _is_plain(params: SamplingParams) -> bool:
+def _is_plain(sequence: Sequence) -> bool:
     """Whether the temperature alone changes the distribution, and dividing by it cannot overflow."""
-    return params.temperature >= _PLAIN_TEMPERATURE and not filters.in_use(params) and not penalties.in_use(params)
+    params = sequence.params
+    if params.temperature < _PLAIN_TEMPERATURE or sequence.constraint is not None:
+        return False
+    return not filters.in_use(params) and not penalties.in_use(params)
 
 
 def _warp(logits: Tensor, params: Seq[SamplingParams]) -> Tensor:

@@ -46,6 +46,15 @@ _TOOL: Schema = {
     },
     "required": ["type", "function"],
 }
+_FORMAT: Schema = {"type": "object", "properties": {"type": {"enum": ["text", "json_object"]}}, "required": ["type"]}
+_FORMS: Mapping[str, Schema] = {
+    "response_format": _FORMAT,
+    "structured_outputs": {
+        "type": "object",
+        "properties": {"choice": {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1}},
+        "required": ["choice"],
+    },
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +85,7 @@ class Facts:
             "properties": {"include_usage": _FLAG, "include_drafts": _FLAG},
             "additionalProperties": False,
         }
-        return {"max_tokens": _COUNT, "stream_options": options, **self.everywhere, **self.sampling}
+        return {"max_tokens": _COUNT, "stream_options": options, **_FORMS, **self.everywhere, **self.sampling}
 
     @property
     def everywhere(self) -> dict[str, Schema]:
@@ -155,6 +164,7 @@ def response_schema(facts: Facts) -> Schema:
         "input": {"anyOf": [_TEXT, {"type": "array", "items": item, "minItems": 1}]},
         "instructions": _TEXT,
         "max_output_tokens": _COUNT,
+        "text": {"type": "object", "properties": {"format": _FORMAT}},
         "include": {"type": "array", "items": {"const": "message.output_text.logprobs"}},
         "top_logprobs": {"type": "integer", "minimum": 0, "maximum": MAX_TOP_LOGPROBS},
         "chat_template_kwargs": {"type": "object"},

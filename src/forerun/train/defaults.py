@@ -86,7 +86,9 @@ DRAFT_TEXT = LmTraining(architecture=DRAFT_ARCHITECTURE, tokens=2_000_000)
 OTHER_VOCAB_TEXT = LmTraining(architecture=OTHER_VOCAB_ARCHITECTURE, tokens=10_000_000)
 DISTILLATION = Optimisation(muon_lr=0.01, adam_lr=2e-3, warmup=0.02, decay=0.9, weight_decay=0.0)
 
-LossName = Literal["kl-then-tv", "forward-kl", "reverse-kl", "total-variation", "hybrid", "log-overlap"]
+LossName = Literal[
+    "kl-then-tv", "forward-kl", "reverse-kl", "jensen-shannon", "total-variation", "hybrid", "log-overlap"
+]
 LOSSES: tuple[str, ...] = get_args(LossName)
 """What a draft may be distilled by (`losses.py`); `kl-then-tv` is forward KL first and total variation later."""
 CHANNEL_SCORES = ("activation", "weight")

@@ -12,7 +12,7 @@ from disk (`continuations`), or a head's whole vocabulary. What the two have els
 biases each loss in a way of its own:
 
 - forward KL leaves it out: the best draft is the target's distribution renormalised over the tokens given.
-- reverse KL compares the sums as if they were one more token, a lower bound of the divergence.
+- reverse KL and Jensen-Shannon compare the sums as if they were one more token, a lower bound of the divergence.
 - total variation and the negative log overlap count nothing there as accepted: acceptance is underrated by at most the
   smaller of the two sums, and no gradient says what the draft does there.
 """
@@ -61,6 +61,20 @@ def reverse_kl(draft_logprobs: Tensor, target_probs: Tensor) -> Tensor:
     return inside + draft_rest * (draft_rest.log() - target_rest.log())
 
 
+def jensen_shannon(draft_logprobs: Tensor, target_probs: Tensor) -> Tensor:
+    """Mean of the divergences of target and draft from the middle between them in nats, with all other tokens as one:
+    0 to log 2."""
+    draft_probs = draft_logprobs.exp()
+    target = target_probs.clamp(min=_LEAST)
+    middle = (0.5 * (draft_probs + target)).log()
+    inside = target * (target.log() - middle) + draft_probs * (draft_logprobs - middle)
+    draft_rest = (1 - draft_probs.sum(-1)).clamp(min=_LEAST)
+    target_rest = (1 - target_probs.sum(-1)).clamp(min=_LEAST)
+    rest = (0.5 * (draft_rest + target_rest)).log()
+    outside = target_rest * (target_rest.log() - rest) + draft_rest * (draft_rest.log() - rest)
+    return 0.5 * (inside.sum(-1) + outside)
+
+
 def overlap(draft_logprobs: Tensor, target_probs: Tensor) -> Tensor:
     """Sum of min(target, draft): the probability that a drawn draft token is accepted."""
     return torch.minimum(target_probs, draft_logprobs.exp()).sum(-1)
@@ -101,6 +115,8 @@ def divergence(
         return forward_kl(*both)
     if name == "reverse-kl":
         return reverse_kl(*both)
+    if name == "jensen-shannon":
+        return jensen_shannon(*both)
     if name == "total-variation":
         return total_variation(*both)
     if name == "log-overlap":
@@ -131,3 +147,23 @@ def distillation_loss(
     """
     logprobs, probs = at_tokens(draft_logits, target_ids), target_probs.masked_fill(target_ids < 0, 0)
     return divergence(name, logprobs, probs, variation_share=variation_share).mean()
+
+
+def survival_weights(acceptance: Tensor, wanted: Tensor, smoothing: float) -> Tensor:
+    """[C, K] weights of a draft's tokens that follow acceptance (D-PACE: 2605.18810): what is learnt where the expected
+    accepted length would gain most.
+
+    With c_k the chance that token k is accepted if all before it were, smoothed by (1 - smoothing) c + smoothing, a
+    token's weight is the sum over m >= k of the product of the first m of them. They are divided by what they would sum
+    up to if all were accepted. No gradient goes through them.
+
+    Args:
+        acceptance: [C, K], by chain.
+        wanted: [C, K] bool; the others have weight 0, and take part in no product or sum.
+    """
+    kept = wanted.to(acceptance.dtype)
+    smooth = torch.where(wanted, (1 - smoothing) * acceptance.detach() + smoothing, 1.0)
+    reached = smooth.cumprod(-1) * kept
+    weights = reached.flip(-1).cumsum(-1).flip(-1) * kept
+    count = acceptance.shape[-1]
+    return weights / (count * (count + 1) / 2)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from forerun import Grammar
 from forerun.cli import generate
 from forerun.cli.answers import joined
 from forerun.errors import ForerunError, ModelLoadError
@@ -360,3 +361,50 @@ def test_a_missing_configuration_file_is_refused(invoke: Invoke) -> None:
     result = invoke("--config", "no/such.toml", "generate", "x")
     assert result.exit_code == 2
     assert "no/such.toml" in result.stderr
+
+
+SCHEMA = '{"type": "object"}'
+
+
+@pytest.mark.parametrize(
+    ("arguments", "grammar"),
+    [
+        ([], None),
+        (["--json-object"], Grammar.json_object()),
+        (["--json-schema", SCHEMA], Grammar.json_schema(SCHEMA)),
+        (["--json-schema", "@schema.json"], Grammar.json_schema(SCHEMA)),
+        (["--regex", "a+"], Grammar.regex("a+")),
+        (["--lark", 'start: "a"'], Grammar.lark('start: "a"')),
+    ],
+)
+def test_what_the_output_must_be(
+    invoke: Invoke,
+    opened: dict[str, Any],
+    arguments: list[str],
+    grammar: Grammar | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("schema.json").write_text(SCHEMA)
+    assert invoke("generate", "x", *arguments).exit_code == 0
+    ((_, params),) = opened["llm"].requests
+    assert params.grammar == grammar
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["--json-object", "--regex", "a"], "Give one of them"),
+        (["--json-schema", "{"], "not JSON"),
+        (["--json-schema", "@nowhere.json"], "cannot be read"),
+        (["--regex", ""], "empty"),
+    ],
+)
+def test_forms_that_are_refused_before_the_model_is_opened(
+    invoke: Invoke, opened: dict[str, Any], arguments: list[str], reason: str
+) -> None:
+    result = invoke("generate", "x", *arguments)
+    assert result.exit_code != 0
+    assert reason in result.stderr
+    assert "model" not in opened

@@ -181,7 +181,7 @@ def test_tensors_that_do_not_fit(tensors: dict[str, Tensor], said: str, tmp_path
         ({"eagle_config": {"norm_before_fc": True}}, "norm_before_fc is True"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "rope_type is 'llama3'"),
         ({"target_hidden_size": 64}, "32 wide and its target 64"),
-        ({"speculators_model_type": "dflash"}, "'dflash', and of these heads only 'eagle3'"),
+        ({"speculators_model_type": "peagle"}, "'peagle', and of these heads only 'eagle3'"),
         ({"eagle_aux_hidden_state_layer_ids": [1, 1, 2]}, "must rise"),
         ({"eagle_aux_hidden_state_layer_ids": [-1, 1, 2]}, "layer -1"),
         ({"hidden_size": 0}, "hidden_size is 0"),

@@ -19,6 +19,8 @@ from heads import random_head, reference_logits, states_of
 KINDS: dict[str, dict[str, Any]] = {
     "plain": {},
     "first version": {"version": 1},
+    "mtp": {"version": 1, "is_mtp": True},
+    "mtp with output rows": {"version": 1, "is_mtp": True, "norm_output": True, "own_output_rows": True},
     "reduced": {"draft_vocab_size": 40, "own_output_rows": True},
     "everything": {
         "draft_vocab_size": 40,

@@ -22,12 +22,14 @@ from forerun.train.data.packed import NO_DOCUMENT
 from forerun.train.eagle.loss import Targets, weighted_loss
 from forerun.train.eagle.module import EagleHead, unrolled
 from forerun.train.eagle.rows import HeadRows, head_rows
+from forerun.train.eagle.target_states import learnt_layers
 from forerun.train.losses import LOSSES, divergence
 from heads import random_head, reference_logits
 
 STEPS = 3
 KINDS: dict[str, dict[str, Any]] = {
     "first version": {"version": 1},
+    "mtp": {"version": 1, "is_mtp": True, "norm_output": True, "sliding_window": 4},
     "reduced": {"draft_vocab_size": 40, "own_output_rows": True},
     "everything": {
         "draft_vocab_size": 40,
@@ -243,6 +245,18 @@ def test_the_gradient_in_chunks_is_the_gradient(loss: Any) -> None:
     assert torch.allclose(found, whole)
     for one, other in zip(gradients, torch.autograd.grad(3 * whole, (outputs, layer))):
         assert torch.allclose(one, other)
+
+
+def test_the_targets_distribution_is_learnt_whatever_states_are_read(
+    target: Model, packed: tuple[Tensor, Tensor, Tensor]
+) -> None:
+    """A head that reads no state after the final norm is given it beside those that it reads, and does not read it."""
+    assert learnt_layers((2, 8), 16) == learnt_layers((2, 8, 16), 16) == (2, 8, 16)
+    head, rows = random_head(target, **KINDS["everything"]), head_rows(*packed, STEPS)
+    states = torch.cat([true_states(target, head, text) for text in texts(rows)])
+    more, embeddings = torch.cat([states, states[:, :1]], 1), target.embedding_rows(rows.token_ids).clone()
+    one, other = (unrolled(module(head), rows, each, embeddings, torch.float64)[0] for each in (states, more))
+    assert torch.equal(one, other)
 
 
 def test_a_head_that_was_never_set_is_refused(target: Model) -> None:

@@ -34,7 +34,10 @@ def by_hand(name: str, p: list[float], q: list[float], acceptance: float, variat
     rest_p, rest_q = 1 - sum(p), 1 - sum(q)
     tail = rest_q * math.log(rest_q / rest_p) if rest_p > 1e-6 else 0.0
     share = math.exp(-3 * acceptance)
+    pairs = [*zip(p, q), *([(rest_p, rest_q)] if rest_p > 1e-6 else [])]
+    middle = sum(a * math.log(2 * a / (a + b)) + b * math.log(2 * b / (a + b)) for a, b in pairs) / 2
     return {
+        "jensen-shannon": middle,
         "forward-kl": kl,
         "reverse-kl": sum(b * math.log(b / a) for a, b in zip(p, q)) + tail,
         "total-variation": 1 - accepted,

@@ -83,8 +83,7 @@ def generate(
     model = chosen_model(model)
     chosen = choose_drafters(model, draft, compared.drafters)
     baseline = baseline_method(settings.baseline, chosen, counts)
-    if settings.csv is not None:
-        check_csv(settings.csv)
+    check_csv(settings.csv)
     set_threads(threads)
     from forerun.bench import engines
     from forerun.bench.generate import Methods
@@ -134,8 +133,10 @@ def baseline_method(drafter: str | None, chosen: Mapping[str, str], counts: Sequ
     return method_name(drafter, counts[0])
 
 
-def check_csv(path: Path) -> None:
+def check_csv(path: Path | None) -> None:
     """Raise ConfigError where the file exists, or is a folder."""
+    if path is None:
+        return
     refuse_to_overwrite(path, ConfigError, "Give another name.")
     if path.is_dir():
         raise ConfigError(f"--csv is {path}, which is a folder. Give the name of a file.")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import typer
 
 from forerun.bench.report import Report
-from forerun.cli.options import WORKLOAD_FILE, comma_list
+from forerun.cli.options import DRAFTERS_HELP, WORKLOAD_FILE, comma_list
 from forerun.cli.output import print_json
 from forerun.config import AUTO, NumDraftTokens
 from forerun.errors import ConfigError
@@ -24,12 +24,7 @@ NUM_PROMPTS = 10
 class Compared:
     """The drafters that are compared, and the prompts they are compared on."""
 
-    drafters: str | None = option(
-        None,
-        "Drafters, with commas (where options hold commas, semicolons) between them.",
-        metavar="DRAFTER,...",
-        default_text="all there are",
-    )
+    drafters: str | None = option(None, DRAFTERS_HELP, metavar="DRAFTER,...", default_text="all there are")
     prompts: str = option(
         "code", f"With commas between them: bundled workloads, {WORKLOAD_FILE}", metavar="WORKLOAD,..."
     )

@@ -17,9 +17,10 @@ from forerun.cli.chat.reading import Entered, pipe_lines, read_entry, terminal_l
 from forerun.cli.chat.screen import Screen
 from forerun.cli.chat.session import Session
 from forerun.cli.flags import Flags, with_flags
-from forerun.cli.generate import INTERRUPTED, choose_drafter, open_llm, unicode_text
+from forerun.cli.generate import INTERRUPTED, choose_drafter, open_llm
 from forerun.cli.memory_line import memory_told
 from forerun.cli.options import LLMOptions
+from forerun.cli.text_argument import unicode_text
 from forerun.config import SamplingParams
 from forerun.errors import ConfigError, ForerunError, ModelLoadError
 from forerun.fetch import store
@@ -27,7 +28,17 @@ from forerun.fetch import store
 CHAT_MODEL = store.names()[0]
 """The model of a chat that names none."""
 _DEFAULTS = SamplingParams(temperature=0.7, max_tokens=512)
-_NOT_IN_CHATS = ("n", "logprobs", "prompt_logprobs", "prediction", "drafter", "num_draft_tokens", "tenant", "priority")
+_NOT_IN_CHATS = (
+    "n",
+    "logprobs",
+    "prompt_logprobs",
+    "prediction",
+    "drafter",
+    "num_draft_tokens",
+    "tenant",
+    "priority",
+    "grammar",
+)
 
 
 @with_flags

@@ -43,6 +43,7 @@ class GrowingChain:
         probs: [V] each, of the tokens so far, if they are drawn.
         chance: that all tokens so far are accepted.
         uniforms: [budget] for draws.
+        estimate: of the chance that the next token is accepted, where the model tells it beside its probabilities.
     """
 
     state: DraftState
@@ -57,6 +58,7 @@ class GrowingChain:
     chance: float = 1.0
     uniforms: Tensor | None = None
     ended: bool = False
+    estimate: float | None = None
     _noise: Tensor | None = None
     _noise_from: int = 0
 
@@ -154,6 +156,14 @@ class DraftModel(ModelDrafter):
             chains.append(GrowingChain(self._states[sequence], picking, room, price, self._confidence[picking]))
         growing = [chain for chain in chains if chain.budget > 0]
         self._prepare(growing)
+        self._grow(growing, price)
+        for chain in chains:
+            counted = price > 0 and len(chain.tree) > 0
+            chain.state.remember((chain.tree, chain.confidence.rates) if counted else None)
+        return [chain.draft() for chain in chains]
+
+    def _grow(self, growing: list[GrowingChain], price: float) -> None:
+        """Let the chains grow to their ends."""
         while growing:
             rows = [
                 Rows(chain.state.cache, [*chain.unfed, *self._within_vocabulary(chain.proposed)], None, chain.num_rows)
@@ -162,14 +172,10 @@ class DraftModel(ModelDrafter):
             result = self._feed(rows, [chain.state for chain in growing])
             logits, bad = result.logits, self._non_finite_rows(result.logits)
             if bad:
-                growing, logits = _end(growing, logits, bad)
+                growing, logits = without(growing, logits, bad)
             if growing:
                 self._extend(growing, logits, price > 0)
             growing = [chain for chain in growing if not chain.ended]
-        for chain in chains:
-            counted = price > 0 and len(chain.tree) > 0
-            chain.state.remember((chain.tree, chain.confidence.rates) if counted else None)
-        return [chain.draft() for chain in chains]
 
     def _prepare(self, chains: list[GrowingChain]) -> None:
         """What each chain is fed first, and its random numbers."""
@@ -203,7 +209,7 @@ class DraftModel(ModelDrafter):
             values, picked = self._pick(picking, members, logits[rows[picking]] if rows else logits)
             tokens = picked.tolist()
             probs = values if picking is Picking.DRAWN else None
-            probabilities = _probabilities(values, picked, picking) if priced else None
+            probabilities = self._chances(members, values, picked, picking) if priced else None
             start = 0
             for chain in members:
                 part = slice(start, start + chain.num_rows)
@@ -239,6 +245,15 @@ class DraftModel(ModelDrafter):
         values = torch.add(noise[0] if len(noise) == 1 else torch.cat(noise), values)
         return values, row_argmax(values)
 
+    def _chances(self, chains: list[GrowingChain], values: Tensor, picked: Tensor, picking: Picking) -> list[float]:
+        """[R] what the chances of the picked tokens are judged by: the draft model's probabilities of them.
+
+        values: [R, V] distributions if drawn, else logits up to a constant.
+        """
+        probs = values if picking is Picking.DRAWN else values.softmax(-1)
+        probabilities: list[float] = probs.gather(-1, picked[:, None])[:, 0].tolist()
+        return probabilities
+
     def _keep(self, chain: GrowingChain, num_proposed: int) -> None:
         """Drop the rows that the draft model would not have been fed: those after so many of the proposed tokens."""
         rejected = len(chain.proposed) - num_proposed
@@ -247,7 +262,7 @@ class DraftModel(ModelDrafter):
         chain.unfed, chain.proposed = self._within_vocabulary(chain.tree.ids[-1:]), []
 
 
-def _end(chains: list[GrowingChain], logits: Tensor, bad: frozenset[int]) -> tuple[list[GrowingChain], Tensor]:
+def without(chains: list[GrowingChain], logits: Tensor, bad: frozenset[int]) -> tuple[list[GrowingChain], Tensor]:
     """End the chains that have a row of `bad`; what they hold stays, since drawn tokens must not be dropped.
 
     Returns:
@@ -265,10 +280,3 @@ def _end(chains: list[GrowingChain], logits: Tensor, bad: frozenset[int]) -> tup
         else:
             chain.ended = True
     return others, logits[rows]
-
-
-def _probabilities(values: Tensor, picked: Tensor, picking: Picking) -> list[float]:
-    """[R] of the picked tokens. values: [R, V] distributions if drawn, else logits up to a constant."""
-    probs = values if picking is Picking.DRAWN else values.softmax(-1)
-    probabilities: list[float] = probs.gather(-1, picked[:, None])[:, 0].tolist()
-    return probabilities

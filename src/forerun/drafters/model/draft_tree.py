@@ -143,6 +143,9 @@ class DraftTree(ModelDrafter):
         options = f"{self._shape} drawn={self._drawn} width={self._width} min_gain={self._min_gain}"
         return Traits((*super().traits.cost_key, options))
 
+    _num_ranks = len(_RATES)
+    """Ranks of a child whose acceptance is measured apart."""
+
     def draft(self, sequences: Seq[Sequence], budgets: Seq[int], price: float = 0.0) -> list[Draft]:
         most = [
             self._room(each, budget) * self._width + budget for each, budget in zip(sequences, budgets, strict=True)
@@ -161,10 +164,26 @@ class DraftTree(ModelDrafter):
             for tree in growing:
                 tokens, parents = tree.next_rows()
                 rows.append(Rows(tree.state.cache, self._within_vocabulary(tokens), parents))
+        self._count_draft()
+        return [self._harvest(tree) for tree in trees]
+
+    def _start_from(self, rates: Seq[float], num_depths: int, weight: float) -> None:
+        """Take measured chances of a child by depth and rank in place of those that hold for most draft models.
+
+        Args:
+            rates: [num_depths * ranks], those of the last committed token's children first.
+            weight: trials that each of them counts as.
+        """
+        ranks = len(rates) // num_depths
+        rows = [rates[min(depth, num_depths - 1) * ranks :][: min(ranks, self._num_ranks)] for depth in range(_DEPTHS)]
+        prior = [rate for row in rows for rate in (*row, *[0.0] * (self._num_ranks - len(row)))]
+        self._rates = {picking: Rates(prior, weight) for picking in Picking}
+
+    def _count_draft(self) -> None:
+        """Now and then let shapes be found again."""
         self._num_drafts += 1
         if self._num_drafts % _REFRESH == 0:
             self._shapes.clear()
-        return [self._harvest(tree) for tree in trees]
 
     def _plant(self, sequence: Sequence, budget: int, price: float) -> GrowingTree:
         picking, state, depth = picking_of(sequence), self._states[sequence], self._room(sequence, budget)
@@ -183,7 +202,7 @@ class DraftTree(ModelDrafter):
         """Of what has been measured so far; renewed now and then."""
         key = (picking, budget, depth, price)
         if key not in self._shapes:
-            rates, width = self._rates[picking], len(_RATES)
+            rates, width = self._rates[picking], self._num_ranks
             by_depth = [[rates.rate(d * width + rank) for rank in range(width)] for d in range(_DEPTHS)]
             self._shapes[key] = best_shape(by_depth, budget, depth, price)
         return self._shapes[key]

@@ -3,27 +3,62 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
 from pathlib import Path
+
+import torch
 
 from forerun.drafters.model.draft_model import DraftModel
 from forerun.drafters.model.draft_tree import MIN_GAIN, WIDTH, DraftTree
 from forerun.drafters.model.head_feeding import HeadFeeding
-from forerun.heads import StoredHead
+from forerun.drafters.model.head_state import HeadState
+from forerun.heads import EagleConfig, HeadConfig, StoredHead
+from forerun.models import Forward, LanguageModel, Rows
+from forerun.models.eagle import EagleModel
+from forerun.types import Sequence
 
 
-class Eagle(HeadFeeding, DraftModel):
+class EagleFeeding(HeadFeeding):
+    """The base of drafters that run an EAGLE head: its rows of a draft read the outputs of the rows that they follow.
+
+    Args:
+        model: folder of a head, or a head that was read.
+    """
+
+    def _of_head(self, head: StoredHead[HeadConfig], target: LanguageModel, name: str) -> EagleModel:
+        return EagleModel(head.of(EagleConfig, name, "eagle"), target, name)
+
+    def _fed(self, sequence: Sequence) -> list[int]:
+        """One number a row; the first row depends on the first token too."""
+        tokens = self._within_vocabulary(sequence.token_ids)
+        return [tokens[0] * self._vocab_size + tokens[1], *tokens[2:]] if len(tokens) > 1 else []
+
+    def _feed(self, rows: Seq[Rows], states: Seq[HeadState], final: bool = False) -> Forward:  # type: ignore[override]
+        """As `ModelDrafter._feed`; rows of committed tokens, which read the target's states, are final at once."""
+        return super()._feed(rows, states, final or states[0].next_token < len(states[0].sequence.token_ids))
+
+    def _forward(self, rows: Seq[Rows], states: Seq[HeadState]) -> Forward:  # type: ignore[override]
+        result = super()._forward(rows, states)
+        assert result.taps is not None
+        parts = torch.split(result.taps[:, 0], [each.num_tapped for each in rows])
+        for state, part in zip(states, parts, strict=True):
+            state.keep_outputs(part)
+        return result
+
+
+class Eagle(EagleFeeding, DraftModel):
     """Drafts chains with a head that reads the target's hidden states. Its tokens are picked as a draft model's are.
 
     Args:
         model: folder of the head, or a head that was read; None takes the one that comes with forerun for the target.
     """
 
-    def __init__(self, model: str | Path | StoredHead | None = None) -> None:
+    def __init__(self, model: str | Path | StoredHead[HeadConfig] | None = None) -> None:
         DraftModel.__init__(self)
         self._read_head(model)
 
 
-class EagleTree(HeadFeeding, DraftTree):
+class EagleTree(EagleFeeding, DraftTree):
     """Drafts trees with a head that reads the target's hidden states. They grow as a draft model's do.
 
     Args:
@@ -39,7 +74,7 @@ class EagleTree(HeadFeeding, DraftTree):
 
     def __init__(
         self,
-        model: str | Path | StoredHead | None = None,
+        model: str | Path | StoredHead[HeadConfig] | None = None,
         shape: str = "dynamic",
         drawn: bool = True,
         *,

@@ -17,7 +17,7 @@ from forerun.drafters.ask import ask
 from forerun.drafters.base import Binding, Drafter, NamedModel, Traits
 from forerun.drafters.build import build_drafter
 from forerun.drafters.model.draft_model import DraftModel, GrowingChain
-from forerun.drafters.model.head_feeding import HeadFeeding
+from forerun.drafters.model.head_drafter import HeadDrafter
 from forerun.drafters.table import DRAFTERS
 from forerun.errors import DrafterError
 from forerun.models import LanguageModel
@@ -127,7 +127,7 @@ def _inner(drafter: str | Drafter) -> tuple[Drafter, int | None]:
             "the draft model is its target. Take one that reads text, such as prompt-lookup, or another draft model."
         )
     inner, num_draft_tokens = build_drafter(drafter)
-    if isinstance(inner, HeadFeeding):
+    if isinstance(inner, HeadDrafter):
         raise DrafterError(
             f"The inner drafter, {type(inner).__name__}, reads the target's hidden states, and here the draft model is "
             "its target. Take one that reads text, such as prompt-lookup."

@@ -57,6 +57,7 @@ class PackedRows:
         first: scratch row of the first.
         positions: [end - start].
         is_chain: whether all of the scratch is a chain.
+        is_block: the rows see each other, and all positions before them.
     """
 
     cache: SequenceCache
@@ -65,6 +66,7 @@ class PackedRows:
     first: int
     positions: Sequence[int]
     is_chain: bool
+    is_block: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -38,7 +38,7 @@ class PathPlanner:
         """As `Planner.plan`. There is no padding: every forward has a row."""
         assert padding == 0
         caches = [cache_of(PagedCache, rows.cache) for rows in batch]
-        if len(batch) == 1 and batch[0].is_chain:
+        if len(batch) == 1 and batch[0].is_chain and not batch[0].is_block:
             (cache,) = caches
             return PathPlan(_chain_paths(batch[0]), cache.addresses, np.array([0, len(cache.pages)], np.int32))
         starts = [0, *accumulate(len(cache.pages) for cache in caches)]
@@ -63,9 +63,12 @@ def _paths(batch: Sequence[PackedRows]) -> RowPaths:
     for index, rows in enumerate(batch):
         n, first = rows.end - rows.start, rows.cache.length + rows.first
         sequence += [index] * n
-        position += rows.positions
+        position += [first + n - 1] * n if rows.is_block else rows.positions  # a path is as long as its position says
         slot += range(first, first + n)
-        if rows.is_chain:
+        if rows.is_block:
+            prefix += [first + n] * n
+            tails += [[]] * n
+        elif rows.is_chain:
             prefix += range(first + 1, first + n + 1)
             tails += [[]] * n
         else:

@@ -9,6 +9,7 @@ import torch
 from forerun.cache import ContiguousCache, PagePool, bytes_per_page
 from forerun.kernels.partition import MIN_ROWS
 from forerun.models.attention.base import LayerAttention, PackedRows, cache_of
+from forerun.models.attention.block_mask import block_segment
 from forerun.models.attention.chain_mask import chain_segments
 from forerun.models.attention.segment_plan import Segment, SegmentPlan, Stored, Write
 from forerun.models.attention.tree_mask import tree_segments
@@ -47,7 +48,9 @@ class SegmentPlanner:
             stored.append(Stored(cache.keys, cache.values))
             writes.append(Write(sequence, cache.length + rows.first, start, rows.end))
             more = padding if sequence == len(batch) - 1 else 0
-            if rows.is_chain:
+            if rows.is_block:
+                segments.append(block_segment(sequence, cache.length + rows.first, rows, more, self._views))
+            elif rows.is_chain:
                 n = rows.end - start
                 segments += chain_segments(sequence, cache.length + rows.first, start, n, more, self._views)
             else:

@@ -8,7 +8,7 @@ from typing import Any
 
 from forerun.errors import ConfigError
 from forerun.files.write import write_bytes
-from forerun.heads.eagle_config import EagleConfig
+from forerun.heads.config import HeadConfig
 from forerun.train.card import stage_record, versions
 from forerun.train.checkpoint import LoopState
 from forerun.train.data.packed import PackedRows
@@ -72,7 +72,7 @@ def build_record(
     *,
     command: str,
     target: dict[str, Any],
-    config: EagleConfig,
+    config: HeadConfig,
     options: dict[str, Any],
     rows: PackedRows,
     coverage: float,
@@ -83,7 +83,7 @@ def build_record(
 ) -> dict[str, Any]:
     """Everything the card says, as JSON values."""
     return {
-        "kind": f"EAGLE-{config.version} head",
+        "kind": f"{config.kind} head",
         "command": command,
         "target": target,
         "parameters": parameters,

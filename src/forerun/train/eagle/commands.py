@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -14,20 +15,20 @@ from forerun.errors import ConfigError
 from forerun.heads import StoredHead, save_head
 from forerun.heads.fingerprint import target_fingerprint
 from forerun.models import LanguageModel, find_tokenizer, load_model, load_transformers_model, number_format
-from forerun.models.eagle import EagleModel
+from forerun.models.sources import find_source
 from forerun.train.accelerator import device_name, reuse_memory, training_device
 from forerun.train.curves import PICTURE, REMEDY, draw_curves
 from forerun.train.data.packed import PackedRows
 from forerun.train.eagle import card as eagle_card
 from forerun.train.eagle.card import HeadReport
-from forerun.train.eagle.costs import measure_costs
 from forerun.train.eagle.data import read_rows
 from forerun.train.eagle.evaluate import HeldOut, shown
-from forerun.train.eagle.module import EagleHead
+from forerun.train.eagle.kind import EagleKind, HeadKind
+from forerun.train.eagle.module import HeadModule
 from forerun.train.eagle.options import EagleTraining
 from forerun.train.eagle.run import COMPUTE, Target, train
-from forerun.train.eagle.start import draft_vocabulary, head_config, offsets, set_first_weights, token_counts
-from forerun.train.eagle.target_states import TargetStates, check_states
+from forerun.train.eagle.start import draft_vocabulary, offsets, token_counts
+from forerun.train.eagle.target_states import TargetStates, check_states, learnt_layers
 from forerun.train.run_folder import run_in
 
 FINAL_ROWS = 400
@@ -48,13 +49,29 @@ class Start:
     served: LanguageModel
     target: Target
     rows: PackedRows
-    head: EagleHead
+    head: HeadModule
     vocabulary: Tensor
     coverage: float
+    kind: HeadKind[Any]
 
 
 def train_eagle(
     out: Path, work: Path, name: str, data: Path, options: EagleTraining, command: str, *, resume: bool, force: bool
+) -> None:
+    """As `train_head`, an EAGLE head."""
+    train_head(out, work, name, data, EagleKind(options), command, resume=resume, force=force)
+
+
+def train_head(
+    out: Path,
+    work: Path,
+    name: str,
+    data: Path,
+    kind: HeadKind[Any],
+    command: str,
+    *,
+    resume: bool,
+    force: bool,
 ) -> None:
     """Train a head, save it to `out`, measure it on held-out answers, write the card.
 
@@ -63,25 +80,18 @@ def train_eagle(
         data: see `eagle_data`.
         command: the command line, for the card.
     """
-    console = Console()
+    console, options = Console(), kind.options
     if options.threads:
         torch.set_num_threads(options.threads)
     with run_in(work, out, console, resume=resume, force=force):
-        start = prepare(name, data, work, options, console)
-        held_out, k = start.rows.held_out(), options.num_draft_tokens
-        during = HeldOut(start.target, held_out, options.held_out_rows, start.vocabulary, k)
-
-        def evaluate(head: EagleHead) -> float:
-            found = during.score(head)
-            console.print(
-                f"mean acceptance length {found.mean_acceptance_length:.3f} ({shown(found.per_position)}), "
-                f"overlap {shown(found.overlap)}",
-                highlight=False,
-            )
-            return found.score
-
-        state = train(start.head, start.target, start.rows, work, options, console, evaluate if during else None)
-        report = measure(start, HeldOut(start.target, held_out, FINAL_ROWS, start.vocabulary, k), k)
+        start = prepare_head(name, data, work, kind, console)
+        k = options.num_draft_tokens
+        during = _held_out(start, options.held_out_rows, k)
+        judge = _judge(during, console) if during else None
+        state = train(start.head, start.target, start.rows, work, options, console, judge, kind.loss)
+        last = _held_out(start, FINAL_ROWS, k)
+        kind.finish(start.head, lambda count: _held_out(start, options.held_out_rows, count))
+        report = measure(start, last, k)
         record = eagle_card.build_record(
             command=command,
             target={"name": start.served.name, "number_format": number_format(start.served)},
@@ -101,12 +111,33 @@ def train_eagle(
             console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
+def _judge(held_out: HeldOut, console: Console) -> Callable[[HeadModule], float]:
+    """What a run is judged by on its way, told as it is found."""
+
+    def evaluate(head: HeadModule) -> float:
+        found = held_out.score(head)
+        console.print(
+            f"mean acceptance length {found.mean_acceptance_length:.3f} ({shown(found.per_position)}), "
+            f"overlap {shown(found.overlap)}",
+            highlight=False,
+        )
+        return found.score
+
+    return evaluate
+
+
 def prepare(name: str, data: Path, work: Path, options: EagleTraining, console: Console) -> Start:
+    """As `prepare_head`, for an EAGLE head."""
+    return prepare_head(name, data, work, EagleKind(options), console)
+
+
+def prepare_head(name: str, data: Path, work: Path, kind: HeadKind[Any], console: Console) -> Start:
     """Load the target, read the data, and set the head's first weights.
 
     Raises:
         ConfigError: the target has no tokenizer, or its states in training are not those in drafting.
     """
+    options = kind.options
     where = training_device(options.device)
     reuse_memory()
     served = load_model(name, device=where)
@@ -114,11 +145,12 @@ def prepare(name: str, data: Path, work: Path, options: EagleTraining, console: 
     if tokenizer is None:
         raise ConfigError(f"{name} has no tokenizer, by which text becomes tokens. Give the folder of a whole model.")
     rows = read_rows(data, served, tokenizer, work / "packed", options.window, console)
-    config = head_config(name, served, options.shape, rows.window)
+    config = kind.config(name, served, rows.window)
     counts = token_counts(rows)
     vocabulary = draft_vocabulary(counts, config.draft_vocab_size, served.eos_token_ids)
     states = TargetStates(
-        load_transformers_model(name, "bfloat16").eval().requires_grad_(False).to(where), config.layers
+        load_transformers_model(name, "bfloat16").eval().requires_grad_(False).to(where),
+        learnt_layers(config.layers, find_source(name).config().get_text_config().num_hidden_layers),
     )
     output_rows = served.output_rows(vocabulary).to(COMPUTE[where.type], copy=True)
     target = Target(served, states, output_rows)
@@ -127,20 +159,25 @@ def prepare(name: str, data: Path, work: Path, options: EagleTraining, console: 
     apart = check_states(states, served, document.tolist())
     console.print(
         "states in training and in drafting differ by "
-        + ", ".join(f"{value:.1%} (layer {layer})" for layer, value in zip(config.layers, apart, strict=True)),
+        + ", ".join(f"{value:.1%} (layer {layer})" for layer, value in zip(states.layers, apart, strict=True)),
         highlight=False,
     )
-    head = EagleHead(config)
-    set_first_weights(head, states.of(document, [len(document)])[1:, -1], output_rows, options.seed)
+    head = kind.module(config)
+    kind.set_first_weights(head, states.of(document, [len(document)])[1:, -1], output_rows)
     coverage = float(counts[vocabulary].sum() / counts.sum())
-    return Start(served, target, rows, head.to(where), vocabulary, coverage)
+    return Start(served, target, rows, head.to(where), vocabulary, coverage, kind)
+
+
+def _held_out(start: Start, count: int, num_draft_tokens: int) -> HeldOut:
+    """So many held-out rows, for drafts of K tokens."""
+    return HeldOut(start.target, start.rows.held_out(), count, start.vocabulary, num_draft_tokens, start.kind.guess)
 
 
 def measure(start: Start, held_out: HeldOut, num_draft_tokens: int) -> HeadReport:
     """Score and costs of a head."""
     head = start.head
-    drafting = EagleModel(StoredHead(head.config, weights(head), _d2t(start)), start.served, "the head")
-    return HeadReport.of(held_out.score(head), measure_costs(start.served, drafting, num_draft_tokens))
+    stored = StoredHead(head.config, weights(head), _d2t(start))
+    return HeadReport.of(held_out.score(head), start.kind.costs(start.served, stored, num_draft_tokens))
 
 
 def save(out: Path, start: Start, record: dict[str, Any]) -> None:
@@ -157,7 +194,7 @@ def save(out: Path, start: Start, record: dict[str, Any]) -> None:
     )
 
 
-def weights(head: EagleHead) -> dict[str, Tensor]:
+def weights(head: HeadModule) -> dict[str, Tensor]:
     """Its tensors by name."""
     return {name: parameter.detach().cpu() for name, parameter in head.named_parameters()}
 

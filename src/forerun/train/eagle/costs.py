@@ -15,7 +15,7 @@ from forerun.models.eagle import EagleModel
 
 CONTEXT = 256
 """Positions in the cache when a step is timed."""
-_ROUNDS = 9
+ROUNDS = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ def measure_costs(served: LanguageModel, head: EagleModel, num_draft_tokens: int
     drafts = _Timed(head, torch.zeros(CONTEXT, head.config.hidden_size, dtype=head.compute_dtype, device=head.device))
     found: dict[str, list[float]] = {}
     try:
-        for _ in range(_ROUNDS + 1):
+        for _ in range(ROUNDS + 1):
             for count in range(1, num_draft_tokens + 2):
                 found.setdefault(f"target {count}", []).append(rows.seconds(count))
             for count in (1, 2):
@@ -68,12 +68,7 @@ class _Timed:
 
     def seconds(self, count: int) -> float:
         """Of a forward of so many rows, which are dropped."""
-        synchronise = _synchroniser(self._model)
-        synchronise()
-        started = time.perf_counter()
-        self._forward(count)
-        synchronise()
-        seconds = time.perf_counter() - started
+        seconds = seconds_of(self._model, lambda: self._forward(count))
         self.cache.drop()
         return seconds
 
@@ -81,6 +76,28 @@ class _Timed:
         states = None if self._states is None else self._states[:count]
         tokens = [index % self._model.vocab_size for index in range(count)]
         self._model.forward([Rows(self.cache, tokens, num_logits=min(count, CONTEXT // 2), states=states)])
+
+
+@torch.no_grad()
+def target_costs(served: LanguageModel, num_draft_tokens: int) -> list[float]:
+    """Medians of the target's steps, by rows from one."""
+    rows = _Timed(served, None)
+    counts = range(1, num_draft_tokens + 2)
+    try:
+        found = [[rows.seconds(count) for count in counts] for _ in range(ROUNDS + 1)][1:]
+    finally:
+        rows.cache.free()
+    return [statistics.median(values) for values in zip(*found, strict=True)]
+
+
+def seconds_of(model: LanguageModel, work: Callable[[], None]) -> float:
+    """What some work of a model takes, to its end."""
+    synchronise = _synchroniser(model)
+    synchronise()
+    started = time.perf_counter()
+    work()
+    synchronise()
+    return time.perf_counter() - started
 
 
 def _synchroniser(model: LanguageModel) -> Callable[[], None]:

@@ -8,7 +8,7 @@ Overlap at temperature 1: the sum of min(target, head) at each position of a cha
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -17,9 +17,9 @@ from torch import Tensor
 
 from forerun.train.accelerator import device_of
 from forerun.train.data.packed import NO_DOCUMENT, PackedRows
-from forerun.train.eagle.module import EagleHead, unrolled
+from forerun.train.eagle.module import EagleHead, HeadModule, unrolled
 from forerun.train.eagle.rows import HeadRows, head_rows
-from forerun.train.eagle.run import COMPUTE, Target
+from forerun.train.eagle.run import COMPUTE, Read, Target
 
 CONTEXTS = (0, 128, 256, 512, 1024, 2048, 4096, 8192)
 """Where the buckets of context lengths begin."""
@@ -28,6 +28,19 @@ GREEDY_SHARE = 0.97
 otherwise in another kind of product."""
 ROWS_AT_ONCE = 4
 CHUNK = 128
+
+
+Guess = Callable[[HeadModule, Read], list[tuple[Tensor, Tensor]]]
+"""What a head predicts of the tokens after those of a text: features [J, A, F] and layers [V, F] whose products add up
+to the logits of each active row at each step."""
+
+
+def unrolled_guess(head: HeadModule, read: Read) -> list[tuple[Tensor, Tensor]]:
+    """Of an EAGLE head."""
+    assert isinstance(head, EagleHead)
+    outputs, _ = unrolled(head, read.rows, read.states, read.embeddings, COMPUTE[read.states.device.type])
+    own = head.config.own_output_rows
+    return [(outputs, head.get_parameter("lm_head.weight") if own else read.target.output_rows)]
 
 
 @dataclass(slots=True)
@@ -108,10 +121,20 @@ class HeldOut:
     Args:
         rows: packed rows; the first `count` of them.
         vocabulary: [V] ids of the draft vocabulary.
+        guess: what the head predicts; None: what an EAGLE head does.
     """
 
-    def __init__(self, target: Target, rows: PackedRows, count: int, vocabulary: Tensor, num_draft_tokens: int) -> None:
+    def __init__(
+        self,
+        target: Target,
+        rows: PackedRows,
+        count: int,
+        vocabulary: Tensor,
+        num_draft_tokens: int,
+        guess: Guess | None = None,
+    ) -> None:
         self._target, self._vocabulary, self._k = target, vocabulary, num_draft_tokens
+        self._guess = guess or unrolled_guess
         self._output = target.all_output_rows()
         self._parts = list(self._read(rows, min(count, len(rows))))
 
@@ -128,7 +151,7 @@ class HeldOut:
                 yield _Known(laid.to(states.device), states, self._target.embeddings(laid.token_ids))
 
     @torch.no_grad()
-    def score(self, head: EagleHead) -> HeadScore:
+    def score(self, head: HeadModule) -> HeadScore:
         """Of a head of the same target and vocabulary."""
         found = HeadScore(self._k)
         for part in self._parts:
@@ -136,27 +159,57 @@ class HeldOut:
             _count(found, part.rows, matches.cpu(), overlaps.cpu(), greedy.cpu())
         return found
 
-    def _agreement(self, head: EagleHead, part: _Known) -> tuple[Tensor, Tensor, Tensor]:
+    @torch.no_grad()
+    def ranks(self, head: HeadModule) -> Iterator[tuple[HeadRows, Tensor]]:
+        """Rows, and [K, N] at each step and place that predicts: how many tokens the head holds more probable than the
+        text's. The draft vocabulary's size where that has not the token, and -1 where there is no guess, or the text's
+        token is not the target's."""
+        for part in self._parts:
+            rows, size = part.rows, len(part.rows.token_ids)
+            ranks = torch.full((rows.steps, size), -1, dtype=torch.int64, device=part.states.device)
+            for here, logits, guesses in self._guesses(head, part):
+                places = rows.predictors[here]
+                text = rows.token_ids[places + 1]
+                is_target = logits.argmax(-1) == text
+                own = self._vocabulary.to(text.device)
+                is_own = own == text[:, None]
+                for step, guessed in enumerate(guesses):
+                    value = guessed.masked_fill(~is_own, float("-inf")).amax(-1, keepdim=True)
+                    rank = torch.where(is_own.any(-1), (guessed > value).sum(-1), len(own))
+                    ranks[step, places] = torch.where(rows.valid[step, here] & is_target, rank, -1)
+            yield rows, ranks
+
+    def _guesses(self, head: HeadModule, part: _Known) -> Iterator[tuple[slice, Tensor, list[Tensor]]]:
+        """Some of the places that predict at a time: the target's logits, [n, V], and at each step the head's, of its
+        vocabulary."""
+        rows, dtype = part.rows, COMPUTE[device_of(head).type]
+        read = Read(self._target, rows, part.states, part.embeddings, None)
+        parts = [(features, layer.to(dtype)) for features, layer in self._guess(head, read)]
+        for start in range(0, len(rows.predictors), CHUNK):
+            here = slice(start, start + CHUNK)
+            logits = (part.states[rows.predictors[here], -1].to(dtype) @ self._output.T).float()
+            guesses = []
+            for step in range(rows.steps):
+                chosen = rows.rows[step, here]
+                every = [F.linear(features[step, chosen].to(dtype), layer).float() for features, layer in parts]
+                guesses.append(torch.stack(every).sum(0))
+            yield here, logits, guesses
+
+    def _agreement(self, head: HeadModule, part: _Known) -> tuple[Tensor, Tensor, Tensor]:
         """At each step and place that predicts, [K, N]: the head's most probable token is the text's; overlap, NaN
         where there is none. And [N], whether the text's token is the target's most probable one."""
-        where = device_of(head)
-        rows, dtype = part.rows, COMPUTE[where.type]
-        outputs, _ = unrolled(head, rows, part.states, part.embeddings, dtype)
-        layer = head.get_parameter("lm_head.weight") if head.config.own_output_rows else self._target.output_rows
-        layer, vocabulary = layer.to(dtype), self._vocabulary.to(where)
+        where, rows = device_of(head), part.rows
+        vocabulary = self._vocabulary.to(where)
         size = len(rows.token_ids)
         matches = torch.zeros(rows.steps, size, dtype=torch.bool, device=where)
         overlaps = torch.full((rows.steps, size), float("nan"), device=where)
         greedy = torch.zeros(size, dtype=torch.bool, device=where)
-        for start in range(0, len(rows.predictors), CHUNK):
-            here = slice(start, start + CHUNK)
+        for here, logits, guesses in self._guesses(head, part):
             places = rows.predictors[here]
             text = rows.token_ids[places + 1]
-            logits = (part.states[places, -1].to(dtype) @ self._output.T).float()
             greedy[places] = logits.argmax(-1) == text
             wanted = torch.softmax(logits, -1)[:, vocabulary]
-            for step in range(rows.steps):
-                guessed = F.linear(outputs[step, rows.rows[step, here]].to(dtype), layer).float()
+            for step, guessed in enumerate(guesses):
                 valid = rows.valid[step, here]
                 matches[step, places] = (vocabulary[guessed.argmax(-1)] == text) & valid
                 common = torch.minimum(wanted, torch.softmax(guessed, -1)).sum(-1)

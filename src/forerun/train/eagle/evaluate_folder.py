@@ -11,12 +11,14 @@ import torch
 from rich.console import Console
 
 from forerun import workloads
-from forerun.errors import ConfigError
-from forerun.heads import StoredHead, load_head
+from forerun.errors import ConfigError, UnsupportedModelError
+from forerun.heads import BlockConfig, EagleConfig, HeadConfig, MedusaConfig, StoredHead, load_head
 from forerun.heads.fingerprint import check_target
 from forerun.models import LanguageModel, find_tokenizer, load_model, load_transformers_model
 from forerun.models.sources import find_source
 from forerun.train.accelerator import reuse_memory, training_device
+from forerun.train.block.kind import BlockKind
+from forerun.train.block.options import BlockTraining
 from forerun.train.continuations import write_on
 from forerun.train.data.packed import PackedRows
 from forerun.train.data.packing import Document, pack
@@ -24,10 +26,13 @@ from forerun.train.eagle.card import HeadReport
 from forerun.train.eagle.commands import FINAL_ROWS, Start, measure
 from forerun.train.eagle.data import read_rows
 from forerun.train.eagle.evaluate import HeldOut
-from forerun.train.eagle.module import EagleHead
+from forerun.train.eagle.kind import EagleKind, HeadKind
+from forerun.train.eagle.options import EagleTraining
 from forerun.train.eagle.run import COMPUTE, Target
-from forerun.train.eagle.target_states import TargetStates
+from forerun.train.eagle.target_states import TargetStates, learnt_layers
 from forerun.train.evaluate import batches_of_one_length
+from forerun.train.medusa.kind import MedusaKind
+from forerun.train.medusa.options import MedusaTraining
 from forerun.vocabulary import encode_text
 
 WINDOW = 512
@@ -65,6 +70,7 @@ def evaluate_head(
         raise ConfigError(f"{name} has no tokenizer, by which text becomes tokens. Give the folder of a whole model.")
     num_layers = find_source(name).config().get_text_config().num_hidden_layers
     stored = load_head(folder, num_layers)
+    kind = kind_of(stored.config, str(folder))
     check_target(stored.fingerprint, served, str(folder))
     model = load_transformers_model(name, "bfloat16").eval().requires_grad_(False).to(where)
     with tempfile.TemporaryDirectory() as temporary:
@@ -74,24 +80,37 @@ def evaluate_head(
             rows = pack(documents, packed, window=WINDOW, vocab_size=served.vocab_size, made_from={})
         else:
             rows = read_rows(data, served, tokenizer, packed, WINDOW, Console(stderr=True)).held_out()
-        start = _start(served, model, stored, rows)
-        held_out = HeldOut(start.target, rows, FINAL_ROWS, start.vocabulary, num_draft_tokens)
+        start = _start(served, model, stored, rows, kind)
+        held_out = HeldOut(start.target, rows, FINAL_ROWS, start.vocabulary, num_draft_tokens, kind.guess)
         if not held_out:
             raise ConfigError(f"{data} has no held-out answers. Give more data, or leave --data out.")
         return measure(start, held_out, num_draft_tokens)
 
 
-def _start(served: LanguageModel, model: Any, stored: StoredHead, rows: PackedRows) -> Start:
+def kind_of(config: HeadConfig, place: str) -> HeadKind[Any]:
+    """The kind of a stored head. Raises UnsupportedModelError where such heads are not measured."""
+    if isinstance(config, EagleConfig):
+        return EagleKind(EagleTraining())
+    if isinstance(config, BlockConfig):
+        return BlockKind(BlockTraining())
+    if isinstance(config, MedusaConfig):
+        return MedusaKind(MedusaTraining())
+    raise UnsupportedModelError(f"{place} holds a head of the kind {config.kind}, which is not measured here.")
+
+
+def _start(
+    served: LanguageModel, model: Any, stored: StoredHead[HeadConfig], rows: PackedRows, kind: HeadKind[Any]
+) -> Start:
     """The head as if a run had just ended."""
     config, where = stored.config, served.device
     vocabulary = torch.arange(config.draft_vocab_size)
     if stored.d2t is not None:
         vocabulary += stored.d2t
-    head = EagleHead(config)
+    head = kind.module(config)
     head.load_state_dict(dict(stored.tensors))
     output_rows = served.output_rows(vocabulary).to(COMPUTE[where.type], copy=True)
-    target = Target(served, TargetStates(model, config.layers), output_rows)
-    return Start(served, target, rows, head.to(where), vocabulary, 0.0)
+    states = TargetStates(model, learnt_layers(config.layers, model.config.get_text_config().num_hidden_layers))
+    return Start(served, Target(served, states, output_rows), rows, head.to(where), vocabulary, 0.0, kind)
 
 
 def _continuations(model: Any, tokenizer: Any, new_tokens: int) -> Iterator[Document]:

@@ -15,18 +15,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from forerun.errors import ConfigError
-from forerun.heads.eagle_config import EagleConfig, eagle_tensors
+from forerun.heads.config import HeadConfig
+from forerun.heads.eagle_config import EagleConfig
 from forerun.train.accelerator import SHAPE_STEP
 from forerun.train.eagle.rows import HeadRows, Segment
 
 
-class EagleHead(nn.Module):
-    """The trained tensors of a head, float32, under their names; NaN until they are set."""
+class HeadModule(nn.Module):
+    """The trained tensors of a head of any kind, float32, under their names; NaN until they are set."""
 
-    def __init__(self, config: EagleConfig) -> None:
+    def __init__(self, config: HeadConfig) -> None:
         super().__init__()
-        self.config = config
-        for name, shape in eagle_tensors(config).items():
+        self.config: HeadConfig = config
+        for name, shape in config.tensors().items():
             *path, leaf = name.split(".")
             module: nn.Module = self
             for part in path:
@@ -40,6 +41,14 @@ class EagleHead(nn.Module):
         for name, parameter in self.named_parameters():
             if not torch.isfinite(parameter).all():
                 raise ConfigError(f"{name} of the head holds NaN or infinity: it was never set, or training failed.")
+
+
+class EagleHead(HeadModule):
+    """The trained tensors of an EAGLE head."""
+
+    def __init__(self, config: EagleConfig) -> None:
+        super().__init__(config)
+        self.config: EagleConfig = config
 
 
 @dataclass(slots=True)
@@ -61,7 +70,7 @@ def unrolled(
     """What the output layer reads, and what the next row reads: [J, A, hidden] each.
 
     Args:
-        states: [N, layers, target hidden] of the documents' tokens.
+        states: [N, layers, target hidden] of the documents' tokens; there may be one more, which is not read.
         embeddings: [N, target hidden] of the same, unscaled.
         dtype: of products; sums, norms and the residual are in float32, or float64 for float64.
     """
@@ -130,7 +139,8 @@ class _Layer:
         return F.rms_norm(x, x.shape[-1:], self.weights[name].to(x.dtype), self.config.rms_norm_eps)
 
     def fused(self, states: Tensor, augment: Augmentation | None) -> Tensor:
-        """[R, layers, T] -> [R, H]; version 1 reads its one state as it is."""
+        """[R, layers, T] -> [R, H]; version 1 reads its one state as it is. There may be one layer more."""
+        states = states[:, : len(self.config.layers)]
         if self.config.norm_before_fc:
             parts = [self.norm(f"fc_norm.{index}", states[:, index]) for index in range(states.shape[1])]
             flat = torch.cat(parts, -1)
@@ -140,13 +150,20 @@ class _Layer:
         return flat if self.is_first_version else self.linear("fc", flat)
 
     def read(self, embedding: Tensor, state: Tensor) -> Tensor:
-        """What queries, keys and values are computed from."""
+        """What queries, keys and values are computed from; of an MTP layer, what enters it."""
+        if self.config.is_mtp:
+            embedding, state = self.norm("enorm", embedding), self.norm("hnorm", state)
         if self.is_first_version:
             return self.linear("fc", torch.cat([embedding, state], -1))
         return torch.cat([self.norm("input_layernorm", embedding), self.norm("hidden_norm", state)], -1)
 
+    def normed(self, read: Tensor) -> Tensor:
+        """The same behind the norm with which an MTP layer begins."""
+        return self.norm("input_layernorm", read) if self.config.is_mtp else read
+
     def keys(self, read: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of rows at these positions."""
+        read = self.normed(read)
         shape = (len(read), self.config.num_kv_heads, self.config.head_dim)
         key = self.rotated(self.linear("self_attn.k_proj", read).view(shape), positions)
         return key, self.linear("self_attn.v_proj", read).view(shape)
@@ -162,14 +179,14 @@ class _Layer:
             residual = self.norm("hidden_norm", state) if config.norm_before_residual else state
             if config.embedding_residual:
                 residual = residual + self.linear("embedding_residual", embedding)
-        query = self.linear("self_attn.q_proj", read).view(len(read), config.num_heads, config.head_dim)
+        query = self.linear("self_attn.q_proj", self.normed(read)).view(len(read), config.num_heads, config.head_dim)
         query = self.rotated(query, positions)
         attended = torch.cat([self.attended(query, keys, segment) for segment in self.segments])
         x = residual + self.linear("self_attn.o_proj", attended.flatten(1))
         h = self.norm("post_attention_layernorm", x)
         h = F.silu(self.linear("mlp.gate_proj", h)) * self.linear("mlp.up_proj", h)
         x = x + self.linear("mlp.down_proj", h)
-        if self.is_first_version:
+        if self.is_first_version and not config.is_mtp:
             return x, x
         output = self.norm("norm", x)
         return output, output if config.norm_output else x

@@ -10,6 +10,8 @@ from forerun.fields import Checked, option
 from forerun.train import defaults
 from forerun.train.defaults import Optimisation
 
+DECAY, D_PACE = "decay", "d-pace"
+POSITION_WEIGHTS = (DECAY, D_PACE)
 LOSSES = tuple(name for name in defaults.LOSSES if name != "kl-then-tv")
 EAGLE_OPTIMISATION = Optimisation(
     matrices="adam", adam_lr=3e-3, weight_decay=0.05, decay=1.0, final_factor=0.01, shape="cosine"
@@ -34,6 +36,8 @@ class EagleShape(Checked):
         False, "Add no linear map of the embedding to the residual: programs other than forerun cannot read it."
     )
     own_output_rows: bool = option(False, "Train an output layer, in place of the target's rows.")
+    is_mtp: bool = False
+    """An MTP layer, which is a whole decoder layer of version 1."""
 
     def __post_init__(self) -> None:
         Checked.__post_init__(self)
@@ -47,17 +51,25 @@ class EagleShape(Checked):
         Raises:
             ConfigError: it is no list of numbers.
         """
-        try:
-            return tuple(int(part) for part in self.layers.split(",") if part.strip())
-        except ValueError:
-            raise ConfigError(f"layers is {self.layers!r}, but must be whole numbers, such as 3,15,27,30.") from None
+        return layer_numbers(self.layers)
+
+
+def layer_numbers(text: str) -> tuple[int, ...]:
+    """Layers of the target as they are written; none of an empty text.
+
+    Raises:
+        ConfigError: it is no list of numbers.
+    """
+    try:
+        return tuple(int(part) for part in text.split(",") if part.strip())
+    except ValueError:
+        raise ConfigError(f"layers is {text!r}, but must be whole numbers, such as 3,15,27,30.") from None
 
 
 @dataclass(frozen=True, slots=True)
-class EagleTraining(Checked):
-    """`forerun train eagle`: a head that reads the target's states."""
+class HeadTraining(Checked):
+    """What the training of every head may be told."""
 
-    shape: EagleShape = field(default_factory=EagleShape)
     optimisation: Optimisation = EAGLE_OPTIMISATION
     epochs: float = option(1.0, "Times that the data is read.", low=0, above=True)
     max_steps: int = option(0, "Steps at most; 0 for no limit.", low=0)
@@ -66,12 +78,15 @@ class EagleTraining(Checked):
     learning_rate: float = option(3e-3, "Peak learning rate.", low=0, above=True)
     warmup_steps: int = option(40, "Steps over which the learning rate rises.", low=0)
     weight_decay: float = option(0.05, "Weight decay of the matrices.", low=0)
-    unroll: int = option(3, "Steps that are unrolled, each on the head's output of the one before.", low=1, high=16)
-    step_weight: float = option(0.8, "Weight of each unrolled step over that of the one before.", low=0, above=True)
     loss: str = option("forward-kl", f"What is learnt from the target's distribution: {', '.join(LOSSES)}.")
+    position_weights: str = option(
+        DECAY,
+        "What weighs the tokens of a draft: decay (less and less), or d-pace (what more acceptance there would add to "
+        "the expected length).",
+        metavar="NAME",
+    )
     dropout: float = option(0.1, "Share of the target's states' elements that are dropped.", low=0, high=0.9)
     noise: float = option(0.1, "Uniform noise on the target's normalised states, up to this size.", low=0)
-    feature_weight: float = option(0.0, "Weight of the distance to the target's next state (version 1).", low=0)
     evaluate_every: int = option(500, "Steps between evaluations on held-out rows; 0 for none.", low=0)
     patience: int = option(0, "Evaluations without a better one after which the run ends; 0 to go on.", low=0)
     held_out_rows: int = option(48, "Held-out rows of an evaluation during the run.", low=1)
@@ -86,7 +101,29 @@ class EagleTraining(Checked):
         Checked.__post_init__(self)
         if self.loss not in LOSSES:
             raise ConfigError(f"loss is {self.loss!r}, but must be one of {', '.join(LOSSES)}.")
+        if self.position_weights not in POSITION_WEIGHTS:
+            raise ConfigError(
+                f"position_weights is {self.position_weights!r}, but must be one of {', '.join(POSITION_WEIGHTS)}."
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class EagleTraining(HeadTraining):
+    """`forerun train eagle`: a head that reads the target's states."""
+
+    shape: EagleShape = field(default_factory=EagleShape)
+    unroll: int = option(3, "Steps that are unrolled, each on the head's output of the one before.", low=1, high=16)
+    step_weight: float = option(0.8, "Weight of each unrolled step over that of the one before.", low=0, above=True)
+    feature_weight: float = option(0.0, "Weight of the distance to the target's next state (version 1).", low=0)
+
+    def __post_init__(self) -> None:
+        HeadTraining.__post_init__(self)
         if self.feature_weight and self.shape.version != 1:
             raise ConfigError(
                 "feature_weight is for version 1: the output of version 3 stands for no state of the target."
             )
+
+
+MTP_SHAPE = EagleShape(version=1, is_mtp=True)
+MTP_TRAINING = EagleTraining(shape=MTP_SHAPE, step_weight=0.6)
+"""The weight is FastMTP's (2509.18362)."""

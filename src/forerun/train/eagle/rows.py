@@ -46,7 +46,7 @@ class HeadRows:
         predictors: [W] places from whose state the target predicts the wanted tokens; each is there once.
         rows: [J, W] the active row that predicts the same token at step j; 0 where there is none.
         valid: [J, W] bool, whether there is one.
-        segments: the documents that have rows.
+        segments: the documents that have active rows.
     """
 
     token_ids: Tensor
@@ -120,6 +120,14 @@ def head_rows(tokens: Tensor, wanted: Tensor, documents: Tensor, steps: int) -> 
     )
 
 
+def predicted(rows: HeadRows) -> Tensor:
+    """[A, J] bool: whether the token that an active row predicts at a step is wanted."""
+    found = torch.zeros(rows.steps, len(rows.active), dtype=torch.bool, device=rows.rows.device)
+    for step in range(rows.steps):
+        found[step, rows.rows[step, rows.valid[step]]] = True
+    return found.T
+
+
 def _lengths(documents: Tensor, used: Tensor) -> list[int]:
     """Of the documents of each row, in order."""
     row = torch.arange(len(documents))[:, None].expand_as(documents)[used]
@@ -132,4 +140,4 @@ def _segments(of_rows: Tensor, of_active: Tensor, count: int) -> list[Segment]:
     ends = torch.bincount(of_rows, minlength=count).cumsum(0).tolist()
     active_ends = torch.bincount(of_active, minlength=count).cumsum(0).tolist()
     bounds = zip([0, *ends], ends, [0, *active_ends], active_ends, strict=False)
-    return [Segment(*each) for each in bounds if each[1] > each[0]]
+    return [Segment(*each) for each in bounds if each[3] > each[2]]

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any, Generic, TypeVar
 
 import torch
 from rich.console import Console
 from torch import Tensor, nn
 
 from forerun.models import LanguageModel
-from forerun.train.accelerator import device_of
+from forerun.train.accelerator import device_of, to_device
+from forerun.train.chain_loss import ChainTargets, chain_loss
 from forerun.train.checkpoint import LoopState, load_checkpoint
 from forerun.train.data.packed import PackedRows
 from forerun.train.eagle.loss import Targets, feature_loss, weighted_loss
-from forerun.train.eagle.module import Augmentation, EagleHead, unrolled
-from forerun.train.eagle.options import EagleTraining
-from forerun.train.eagle.rows import head_rows
+from forerun.train.eagle.module import Augmentation, EagleHead, HeadModule, unrolled
+from forerun.train.eagle.options import D_PACE, EagleTraining, HeadTraining
+from forerun.train.eagle.rows import HeadRows, head_rows, predicted
 from forerun.train.eagle.state_cache import StateCache
 from forerun.train.eagle.target_states import TargetStates
 from forerun.train.loop import Evaluations, Loop
@@ -27,6 +30,8 @@ from forerun.train.workers import Batch, Workers
 
 _FREE = ("threads", "device", "checkpoint_seconds", "evaluate_every", "held_out_rows", "num_draft_tokens", "patience")
 """Options in which a resumed run may differ from the one that it goes on from."""
+D_PACE_SMOOTHING = 0.5
+"""Of the chances that weights follow: the authors' (2605.18810)."""
 COMPUTE = {"cpu": torch.bfloat16, "cuda": torch.bfloat16, "mps": torch.float32}
 """Types of products by device. On a CPU without instructions for bfloat16 they are slower, and still right."""
 
@@ -61,8 +66,11 @@ class Target:
         return replace(self, states=self.states.replica())
 
 
-class EagleLoss:
-    """The mean loss of some rows of a batch, for each replica of the head.
+Options = TypeVar("Options", bound=HeadTraining)
+
+
+class HeadLoss(ABC, Generic[Options]):
+    """The mean loss of some rows of a batch, for each replica of a head.
 
     Args:
         targets: one for each of `replicas`, whose threads compute at the same time.
@@ -71,7 +79,7 @@ class EagleLoss:
 
     def __init__(
         self,
-        options: EagleTraining,
+        options: Options,
         replicas: list[nn.Module],
         targets: list[Target],
         cache: StateCache | None = None,
@@ -79,33 +87,87 @@ class EagleLoss:
         self.options, self._cache = options, cache
         self._targets = {id(replica): target for replica, target in zip(replicas, targets, strict=True)}
 
+    @abstractmethod
+    def steps(self, model: nn.Module) -> int:
+        """Tokens of a draft that are learnt."""
+
+    @abstractmethod
+    def summed(self, model: nn.Module, read: Read, piece: Batch) -> Tensor:
+        """The sum of the loss over wanted tokens; weights of the tokens of a draft sum up to 1."""
+
     def __call__(self, model: nn.Module, piece: Batch, progress: float) -> Tensor:
         """piece: as `EagleBatches.batch` gives it."""
-        assert isinstance(model, EagleHead)
         options, target, where = self.options, self._targets[id(model)], device_of(model)
         tokens, wanted, documents, shares, numbers = piece
-        rows = head_rows(tokens, wanted, documents, options.unroll)
+        rows = head_rows(tokens, wanted, documents, self.steps(model))
         if not len(rows.active):
             return sum((parameter * 0).sum() for parameter in model.parameters())  # type: ignore[return-value]
         if self._cache is None:
             states = target.states.of(rows.token_ids, rows.lengths)
         else:
             states = self._cache.of(target.states, tokens, documents).to(where)
-        rows = rows.to(where)
         augment = None
         if options.dropout or options.noise:
             augment = Augmentation(options.dropout, options.noise, int(numbers[0]))
-        outputs, fed_back = unrolled(
-            model, rows, states, target.embeddings(rows.token_ids), COMPUTE[where.type], augment
-        )
-        weights = step_weights(options, rows.steps).to(where)[:, None] * rows.valid
-        last = states[rows.predictors, -1]
-        targets = Targets(last, target.output_rows, rows.rows, weights, options.loss)  # type: ignore[arg-type]
+        embeddings = target.embeddings(to_device(rows.token_ids, where))
+        total = self.summed(model, Read(target, rows, states, embeddings, augment), piece)
+        return total * (float(shares[0]) / len(tokens))
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """What a head reads of some rows of a batch.
+
+    Attributes:
+        rows: on the CPU.
+        states: [N, layers, hidden] of all tokens, the target's after its final norm last. embeddings: [N, hidden].
+    """
+
+    target: Target
+    rows: HeadRows
+    states: Tensor
+    embeddings: Tensor
+    augment: Augmentation | None
+
+
+class EagleLoss(HeadLoss[EagleTraining]):
+    """Of an EAGLE head."""
+
+    def steps(self, model: nn.Module) -> int:
+        """The unrolled ones."""
+        return self.options.unroll
+
+    def summed(self, model: nn.Module, read: Read, piece: Batch) -> Tensor:
+        """As `HeadLoss.summed`."""
+        assert isinstance(model, EagleHead)
+        options, target, states, where = self.options, read.target, read.states, device_of(model)
+        rows = read.rows.to(where)
+        outputs, fed_back = unrolled(model, rows, states, read.embeddings, COMPUTE[where.type], read.augment)
         own = model.get_parameter("lm_head.weight") if model.config.own_output_rows else None
-        total = weighted_loss(outputs, own, targets)
+        weights = step_weights(options, rows.steps).to(where)
+        last = states[rows.predictors, -1]
+        targets = Targets(last, target.output_rows, rows.rows, weights[:, None] * rows.valid, options.loss)  # type: ignore[arg-type]
+        if options.position_weights == D_PACE:
+            total = self._by_survival(outputs, target.output_rows if own is None else own, read, rows)
+        else:
+            total = weighted_loss(outputs, own, targets)
         if options.feature_weight:
             total = total + options.feature_weight * feature_loss(fed_back, last, targets)
-        return total * (float(shares[0]) / len(tokens))
+        return total
+
+    def _by_survival(self, outputs: Tensor, layer: Tensor, read: Read, rows: HeadRows) -> Tensor:
+        """The sum with weights that follow acceptance, chain by chain. outputs: [J, A, H]."""
+        targets = ChainTargets(
+            read.states[rows.tokens.T.flatten(), -1],
+            read.target.output_rows,
+            predicted(rows).float(),
+            self.options.loss,  # type: ignore[arg-type]
+            D_PACE_SMOOTHING,
+        )
+        return chain_loss([(outputs.transpose(0, 1).flatten(0, 1), layer)], targets)[0]
+
+
+LossOf = Callable[[Options, list[nn.Module], list[Target], StateCache | None], HeadLoss[Options]]
 
 
 def step_weights(options: EagleTraining, steps: int) -> Tensor:
@@ -132,27 +194,32 @@ class EagleBatches:
         return batch.tokens, batch.wanted, batch.documents, shares, numbers
 
 
-def num_steps(rows: PackedRows, options: EagleTraining) -> int:
+def num_steps(rows: PackedRows, options: HeadTraining) -> int:
     """Steps of a run."""
     steps = max(1, round(options.epochs * len(rows) / rows_per_step(rows, options)))
     return min(steps, options.max_steps) if options.max_steps else steps
 
 
-def rows_per_step(rows: PackedRows, options: EagleTraining) -> int:
+def rows_per_step(rows: PackedRows, options: HeadTraining) -> int:
     """Packed rows of a step."""
     return max(1, options.tokens_per_step // rows.window)
 
 
 def train(
-    head: EagleHead,
+    head: HeadModule,
     target: Target,
     rows: PackedRows,
     folder: Path,
-    options: EagleTraining,
+    options: Options,
     console: Console,
-    evaluate: Callable[[EagleHead], float] | None,
+    evaluate: Callable[[Any], float] | None,
+    loss: LossOf[Options] | None = None,
 ) -> LoopState:
-    """Train a head in place, going on from the checkpoint in `folder` if there is one."""
+    """Train a head in place, going on from the checkpoint in `folder` if there is one.
+
+    loss: makes its loss; None: an EAGLE head's.
+    """
+    make: Any = EagleLoss if loss is None else loss
     total = num_steps(rows, options)
     optimisation = replace(
         options.optimisation,
@@ -176,7 +243,7 @@ def train(
         optimisers=optimisers,
         total_steps=total,
         batch=EagleBatches(rows, rows_per_step(rows, options), options.seed).batch,
-        loss=EagleLoss(options, list(workers.replicas), targets, cache),
+        loss=make(options, list(workers.replicas), targets, cache),
         checkpoint_seconds=options.checkpoint_seconds,
         workers=workers,
         evaluations=evaluations,

@@ -58,9 +58,10 @@ def head_config(target: str, served: LanguageModel, shape: EagleShape, max_posit
         norm_before_residual=is_third,
         norm_output=is_third,
         embedding_residual=is_third and not shape.plain_residual,
-        own_output_rows=is_third and shape.own_output_rows,
+        own_output_rows=(is_third or shape.is_mtp) and shape.own_output_rows,
         sliding_window=shape.sliding_window or None,
         max_positions=max_positions,
+        is_mtp=shape.is_mtp,
     )
 
 

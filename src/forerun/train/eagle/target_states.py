@@ -103,6 +103,12 @@ def _one(query: Tensor, key: Tensor, value: Tensor, *, scaling: float, window: i
     return F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=True)
 
 
+def learnt_layers(layers: Sequence[int], num_layers: int) -> tuple[int, ...]:
+    """The layers whose states a head reads, and after them the state after the final norm, which gives the target's
+    distribution whether the head reads it or not."""
+    return (*(layer for layer in layers if layer < num_layers), num_layers)
+
+
 def served_states(served: LanguageModel, token_ids: Sequence[int], layers: Sequence[int]) -> Tensor:
     """[n, layers, H] of one document, as the model gives them that the head will draft for."""
     cache = served.new_cache()

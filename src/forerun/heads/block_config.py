@@ -1,0 +1,189 @@
+"""The shape of a block head (DFlash: 2602.06036; DSpark: 2607.05147), and the tensors that it consists of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from forerun.config import MAX_BLOCK_SIZE
+from forerun.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class BlockConfig:
+    """A few decoder layers that draft all tokens of a block in one pass.
+
+    Context row i is C_i = hidden_norm(fc(the target's states of token i)). In every layer its key and value are
+    projected from C_i alone: nothing of it depends on other rows. A block has slots 0, 1, ...: slot 0 holds the
+    embedding of the last committed token, at position n - 1, every other the mask's. Queries are of the slots; they
+    attend to the context rows of positions below n - 1 and to all slots of the block. Layers are Llama's, queries and
+    keys RMS-normalised head by head before they are rotated. Slot k predicts token n - 1 + k, or, with
+    `sample_from_anchor`, n + k: its logits are lm_head(norm(output)), plus W2 W1[the token before] with a Markov bias.
+
+    Attributes:
+        vocab_size: of the target.
+        draft_vocab_size: tokens that the head can propose; vocab_size for all of them.
+        hidden_size: of the head, its target's states and embeddings.
+        num_layers: of the head.
+        num_heads, num_kv_heads, head_dim: of the attention.
+        intermediate_size: of the feed-forward part.
+        layers: of the target, whose entering states are fused, rising; the number of the target's layers stands for
+            the state after its final norm.
+        block_size: tokens that one pass drafts.
+        sample_from_anchor: slot 0 predicts too, so that a block has as many slots as tokens; otherwise one more.
+        mask_token_id: whose embedding stands for the mask; None: a vector that was learnt.
+        markov_rank: of the bias by the token before; 0 for none.
+        confidence: there is an estimate of the chance that a token is accepted.
+        confidence_with_markov: it reads W1[the token before] beside the slot's output.
+        norm_before_fc: each of the states is RMS-normalised by itself, with weights, before they are fused. No public
+            format can say it.
+        own_output_rows: lm_head is the head's own; otherwise the target's rows of the draft vocabulary are used.
+        sliding_window: positions that the slots of a block attend to, up to its last slot; None for all. No public
+            format can say it.
+        rope_theta: of the rotation of queries and keys.
+        rms_norm_eps: of all norms.
+        max_positions: rows that it was made for.
+    """
+
+    vocab_size: int
+    draft_vocab_size: int
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    layers: tuple[int, ...]
+    block_size: int
+    sample_from_anchor: bool = False
+    mask_token_id: int | None = None
+    markov_rank: int = 0
+    confidence: bool = False
+    confidence_with_markov: bool = True
+    norm_before_fc: bool = False
+    own_output_rows: bool = False
+    sliding_window: int | None = None
+    rope_theta: float = 10_000.0
+    rms_norm_eps: float = 1e-6
+    max_positions: int = 2048
+
+    def __post_init__(self) -> None:
+        for name in (
+            "vocab_size",
+            "draft_vocab_size",
+            "hidden_size",
+            "num_layers",
+            "num_heads",
+            "num_kv_heads",
+            "head_dim",
+            "intermediate_size",
+            "block_size",
+            "max_positions",
+        ):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} of the head is {getattr(self, name)}, but must be 1 or more.")
+        if self.block_size > MAX_BLOCK_SIZE:
+            raise ConfigError(f"block_size of the head is {self.block_size}, but must be at most {MAX_BLOCK_SIZE}.")
+        if self.draft_vocab_size > self.vocab_size:
+            raise ConfigError(
+                f"the head has {self.draft_vocab_size:,} output tokens, but its target only {self.vocab_size:,}."
+            )
+        if self.num_heads % self.num_kv_heads or self.head_dim % 2:
+            raise ConfigError(
+                f"the head has {self.num_heads} query heads, {self.num_kv_heads} key heads and a head_dim of "
+                f"{self.head_dim}: the first must be a multiple of the second, and head_dim even."
+            )
+        if not self.layers or any(a >= b for a, b in zip(self.layers, self.layers[1:], strict=False)):
+            raise ConfigError(f"layers of the head are {list(self.layers)}, but must rise, and there must be one.")
+        if self.markov_rank < 0:
+            raise ConfigError(f"markov_rank of the head is {self.markov_rank}, but must be 0 or more.")
+        if self.sliding_window is not None and self.sliding_window <= self.num_slots:
+            raise ConfigError(
+                f"sliding_window of the head is {self.sliding_window}, but must be above {self.num_slots}, its slots."
+            )
+        if self.mask_token_id is not None and not 0 <= self.mask_token_id < self.vocab_size:
+            raise ConfigError(
+                f"mask_token_id of the head is {self.mask_token_id}, and its target has {self.vocab_size:,} tokens."
+            )
+
+    @property
+    def target_hidden_size(self) -> int:
+        """Of the target's states and embeddings."""
+        return self.hidden_size
+
+    @property
+    def kind(self) -> str:
+        """Of head, with its size."""
+        return f"block-{self.block_size}"
+
+    def tensors(self) -> dict[str, tuple[int, ...]]:
+        """As `block_tensors`."""
+        return block_tensors(self)
+
+    def extras(self) -> list[str]:
+        """What not every head of this kind has."""
+        found = {
+            f"{self.num_layers} layers": self.num_layers > 1,
+            f"Markov bias of rank {self.markov_rank}": self.markov_rank > 0,
+            "confidence": self.confidence,
+            "drafts from the anchor": self.sample_from_anchor,
+            "norms of states": self.norm_before_fc,
+            "output rows of its own": self.own_output_rows,
+            f"window of {self.sliding_window or 0:,}": self.sliding_window is not None,
+        }
+        return [name for name, holds in found.items() if holds]
+
+    @property
+    def num_slots(self) -> int:
+        """Of a whole block."""
+        return self.block_size + self.first_slot
+
+    @property
+    def first_slot(self) -> int:
+        """The first slot that predicts."""
+        return 0 if self.sample_from_anchor else 1
+
+    @property
+    def confidence_width(self) -> int:
+        """Numbers that the confidence is estimated from."""
+        return self.hidden_size + (self.markov_rank if self.confidence_with_markov else 0)
+
+
+def block_tensors(config: BlockConfig) -> dict[str, tuple[int, ...]]:
+    """Every trained tensor of a head by name, with its shape; linear layers have no biases, but for the confidence.
+
+    The names are those that vLLM reads, and for what it cannot read, names of the same style.
+    """
+    hidden, wide, narrow = config.hidden_size, config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    tensors: dict[str, tuple[int, ...]] = {
+        "fc.weight": (hidden, len(config.layers) * hidden),
+        "hidden_norm.weight": (hidden,),
+    }
+    for index in range(config.num_layers):
+        layer = f"layers.{index}"
+        tensors |= {
+            f"{layer}.input_layernorm.weight": (hidden,),
+            f"{layer}.self_attn.q_proj.weight": (wide, hidden),
+            f"{layer}.self_attn.k_proj.weight": (narrow, hidden),
+            f"{layer}.self_attn.v_proj.weight": (narrow, hidden),
+            f"{layer}.self_attn.o_proj.weight": (hidden, wide),
+            f"{layer}.self_attn.q_norm.weight": (config.head_dim,),
+            f"{layer}.self_attn.k_norm.weight": (config.head_dim,),
+            f"{layer}.post_attention_layernorm.weight": (hidden,),
+            f"{layer}.mlp.gate_proj.weight": (config.intermediate_size, hidden),
+            f"{layer}.mlp.up_proj.weight": (config.intermediate_size, hidden),
+            f"{layer}.mlp.down_proj.weight": (hidden, config.intermediate_size),
+        }
+    tensors["norm.weight"] = (hidden,)
+    if config.norm_before_fc:
+        tensors |= {f"fc_norm.{i}.weight": (hidden,) for i in range(len(config.layers))}
+    if config.mask_token_id is None:
+        tensors["mask_embedding.weight"] = (hidden,)
+    if config.markov_rank:
+        tensors["markov_head.markov_w1.weight"] = (config.vocab_size, config.markov_rank)
+        tensors["markov_head.markov_w2.weight"] = (config.draft_vocab_size, config.markov_rank)
+    if config.confidence:
+        tensors["confidence_head.proj.weight"] = (1, config.confidence_width)
+        tensors["confidence_head.proj.bias"] = (1,)
+    if config.own_output_rows:
+        tensors["lm_head.weight"] = (config.draft_vocab_size, hidden)
+    return tensors

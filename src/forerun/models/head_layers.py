@@ -1,0 +1,113 @@
+"""The layers of a head in the form in which its target's are multiplied: codes of 8 bits where the target's weights are
+in codes, else its number format, native where it is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from forerun.config import REFERENCE
+from forerun.errors import IncompatibleDrafterError
+from forerun.heads.config import HeadConfig
+from forerun.heads.stored import StoredHead
+from forerun.kernels.native.library import Library
+from forerun.kernels.native_linear import NativeLinear
+from forerun.kernels.quantise import quantise_int8
+from forerun.kernels.quantised_weight import QuantisedWeight
+from forerun.models.attention.base import Attention
+from forerun.models.attention.native import NativeAttention
+from forerun.models.attention.reference import ReferenceAttention
+from forerun.models.base import LanguageModel
+from forerun.models.decoders import library_for
+from forerun.models.linear import Linear, make_linear, make_quantised_linear
+from forerun.models.rotation import pair_halves
+
+
+@dataclass(frozen=True, slots=True)
+class HeadLayers:
+    """Makes the layers of a head's tensors.
+
+    Attributes:
+        head, device, dtype: its tensors; the target's device and type of weights.
+        compute, takes: as `LayerParts.compute_dtype` and `product_dtype`.
+        library: the native one, where the target is computed by it.
+        quantises: numbers are brought to codes, as the target's are.
+    """
+
+    head: StoredHead[HeadConfig]
+    device: torch.device
+    dtype: torch.dtype
+    compute: torch.dtype
+    takes: torch.dtype
+    library: Library | None
+    quantises: bool
+
+    @classmethod
+    def of(cls, head: StoredHead[HeadConfig], target: LanguageModel) -> HeadLayers:
+        device, dtype, quantises = target.device, target.dtype, target.quantize is not None
+        library = None if target.kernels == REFERENCE else library_for(device, dtype, is_quantised=quantises)
+        compute = torch.float64 if dtype == torch.float64 else torch.float32
+        takes = compute if library is not None or quantises else dtype
+        return cls(head, device, dtype, compute, takes, library, quantises)
+
+    def attention(self) -> Attention:
+        """Of the target's kind."""
+        return (
+            ReferenceAttention(self.takes)
+            if self.library is None
+            else NativeAttention(self.library, self.takes, self.dtype)
+        )
+
+    def vector(self, name: str) -> Tensor:
+        """A tensor that is added, as it is computed with."""
+        return self.head.tensors[name].detach().to(self.device, self.compute)
+
+    def norm(self, name: str) -> Tensor | None:
+        """The weights of a norm, if the head has it."""
+        found = self.head.tensors.get(f"{name}.weight")
+        return None if found is None else found.detach().to(self.device, self.compute)
+
+    def linear(self, *names: str, rotated: int = 0, head_dim: int = 0) -> Linear:
+        """Of the matrices of these names; the first `rotated` of them have heads of this width to be rotated."""
+        parts: list[Tensor | QuantisedWeight] = []
+        for number, name in enumerate(f"{name}.weight" for name in names):
+            numbers, codes = self.head.tensors[name], self.head.codes.get(name)
+            order = torch.arange(len(numbers))
+            order = pair_halves(order, head_dim) if number < rotated else order
+            parts.append(numbers[order] if codes is None else codes.rows(order))
+        return self.product(parts)
+
+    def product(self, parts: Sequence[Tensor | QuantisedWeight]) -> Linear:
+        """One layer whose outputs are those of the parts, [out, in], one after another."""
+        codes = [part.to(self.device) for part in parts if isinstance(part, QuantisedWeight)]
+        if len(codes) == len(parts):
+            return make_quantised_linear(codes)
+        numbers = [part.dequantise(self.compute) if isinstance(part, QuantisedWeight) else part for part in parts]
+        joined = torch.cat([part.to(self.device, self.compute) for part in numbers])
+        if self.quantises:
+            return make_quantised_linear([quantise_int8(joined, "a head")])
+        joined = joined.to(self.dtype)
+        return make_linear(joined) if self.library is None else NativeLinear(self.library, joined)
+
+
+def check_sizes(config: HeadConfig, target: LanguageModel, name: str) -> int:
+    """The width of the target's states.
+
+    Raises:
+        IncompatibleDrafterError: vocabulary or width are not those that the head was made for.
+    """
+    if config.vocab_size != target.vocab_size:
+        raise IncompatibleDrafterError(
+            f"{name} is of a target of {config.vocab_size:,} tokens, but {target.name} has "
+            f"{target.vocab_size:,}. Take a head that was trained for {target.name}."
+        )
+    width: int = target.embedding_rows(torch.zeros(1, dtype=torch.int64)).shape[1]
+    if config.target_hidden_size != width:
+        raise IncompatibleDrafterError(
+            f"{name} is of a target whose states have {config.target_hidden_size} numbers, but those of "
+            f"{target.name} have {width}. Take a head that was trained for {target.name}."
+        )
+    return width

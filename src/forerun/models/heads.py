@@ -1,0 +1,57 @@
+"""What models of heads with rows of their own have in common: they fuse the target's states."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+import torch
+from torch import Tensor
+
+from forerun.heads.config import HeadConfig
+from forerun.heads.stored import StoredHead
+from forerun.models.base import Exactness, LanguageModel
+from forerun.models.head_layers import check_sizes
+
+
+class HeadModel(LanguageModel):
+    """A head over its target, as a language model whose rows need a state beside the token (`Rows.states`).
+
+    Attributes:
+        target: whose embeddings, and perhaps output layer, it reads.
+        token_ids: [draft_vocab_size] the target's tokens that it can propose.
+
+    Args:
+        name: for messages and stored costs.
+
+    Raises:
+        IncompatibleDrafterError: the target is of another size.
+    """
+
+    def __init__(self, head: StoredHead[HeadConfig], target: LanguageModel, name: str) -> None:
+        check_sizes(head.config, target, name)
+        super().__init__(
+            name=name,
+            vocab_size=target.vocab_size,
+            context_length=target.context_length,
+            eos_token_ids=target.eos_token_ids,
+            dtype=target.dtype,
+            device=target.device,
+            num_parameters=sum(tensor.numel() for tensor in head.tensors.values()),
+            exactness=Exactness(False, "the self-test does not try heads"),
+            quantize=None if target.quantize is None else "int8",
+            kernels=target.kernels,
+        )
+        self.target = target
+        tokens = torch.arange(head.config.draft_vocab_size)
+        self.token_ids = (tokens if head.d2t is None else tokens + head.d2t).to(target.device)
+
+    @abstractmethod
+    def fuse(self, taps: Tensor) -> Tensor:
+        """What rows read of the target's states.
+
+        Args:
+            taps: [n, layers, target_hidden_size], of the layers of the configuration.
+
+        Returns:
+            [n, S].
+        """

@@ -1,0 +1,1 @@
+"""Training of heads that draft a block in one pass."""

@@ -1,0 +1,96 @@
+"""The loss of a block head: of its blocks' tokens against the target's distributions, and of its confidence."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from forerun.train.accelerator import device_of
+from forerun.train.block.anchors import choose_anchors, restricted
+from forerun.train.block.module import BlockHead, blocks
+from forerun.train.block.options import BlockTraining
+from forerun.train.chain_loss import ChainTargets, Parts, chain_loss
+from forerun.train.eagle.options import D_PACE
+from forerun.train.eagle.rows import HeadRows, predicted
+from forerun.train.eagle.run import COMPUTE, D_PACE_SMOOTHING, HeadLoss, Read, Target
+from forerun.train.workers import Batch
+
+
+class BlockLoss(HeadLoss[BlockTraining]):
+    """Of a block head."""
+
+    def steps(self, model: nn.Module) -> int:
+        """The tokens of a block."""
+        assert isinstance(model, BlockHead)
+        return model.config.block_size
+
+    def summed(self, model: nn.Module, read: Read, piece: Batch) -> Tensor:
+        """As `HeadLoss.summed`, as if there were a block for each wanted token."""
+        assert isinstance(model, BlockHead)
+        options, where = self.options, device_of(model)
+        _, wanted, documents, _, numbers = piece
+        chosen, counts = choose_anchors(read.rows, wanted, documents, numbers, options.anchors)
+        there = (predicted(read.rows)[chosen] * counts[:, None]).to(where)
+        rows = restricted(read.rows, chosen).to(where)
+        outputs, before = block_outputs(model, rows, read)
+        is_paced = options.position_weights == D_PACE
+        weights = there if is_paced else there * position_weights(options, rows.steps).to(where)
+        targets = ChainTargets(
+            read.states[rows.tokens.T.flatten(), -1],
+            read.target.output_rows,
+            weights,
+            options.loss,  # type: ignore[arg-type]
+            D_PACE_SMOOTHING if is_paced else None,
+        )
+        total, overlaps = chain_loss(logit_parts(model, read.target, outputs.flatten(0, 1), before.flatten()), targets)
+        if model.config.confidence and options.confidence_weight:
+            decayed = there * position_weights(options, rows.steps).to(where)
+            total = total + options.confidence_weight * confidence_loss(model, outputs, before, overlaps, decayed)
+        return total
+
+
+def position_weights(options: BlockTraining, steps: int) -> Tensor:
+    """[K] of the tokens of a block, exp(-(k - 1) / gamma), of sum 1."""
+    weights = torch.exp(-torch.arange(steps, dtype=torch.float32) / options.gamma)
+    return weights / weights.sum()
+
+
+def block_outputs(head: BlockHead, rows: HeadRows, read: Read) -> tuple[Tensor, Tensor]:
+    """[A, K, H] what the output layer reads of each block, and [A, K] the token before each."""
+    mask = mask_of(head, read.target)
+    outputs = blocks(head, rows, read.states, read.embeddings, mask, COMPUTE[mask.device.type], read.augment)
+    return outputs, rows.token_ids[rows.tokens.T]
+
+
+def mask_of(head: BlockHead, target: Target) -> Tensor:
+    """[H] what stands in the slots after the first."""
+    if head.config.mask_token_id is None:
+        return head.get_parameter("mask_embedding.weight")
+    return target.embeddings(torch.tensor([head.config.mask_token_id], device=device_of(head)))[0]
+
+
+def logit_parts(head: BlockHead, target: Target, outputs: Tensor, before: Tensor) -> Parts:
+    """What the logits are made of: outputs by the output layer, and the tokens before by the Markov bias.
+
+    outputs: [n, H]. before: [n].
+    """
+    own = head.config.own_output_rows
+    parts = [(outputs, head.get_parameter("lm_head.weight") if own else target.output_rows)]
+    if head.config.markov_rank:
+        embedded = F.embedding(before, head.get_parameter("markov_head.markov_w1.weight")).to(outputs.dtype)
+        parts.append((embedded, head.get_parameter("markov_head.markov_w2.weight")))
+    return parts
+
+
+def confidence_loss(head: BlockHead, outputs: Tensor, before: Tensor, overlaps: Tensor, weights: Tensor) -> Tensor:
+    """Sum of weight times the cross-entropy of the confidence against the overlap, 1 - total variation. It does not
+    alter what it is estimated from. All [A, K], outputs [A, K, H]."""
+    features = outputs.detach()
+    if head.config.markov_rank and head.config.confidence_with_markov:
+        embedded = F.embedding(before, head.get_parameter("markov_head.markov_w1.weight").detach())
+        features = torch.cat([features, embedded.to(features.dtype)], -1)
+    layer = head.get_parameter("confidence_head.proj.weight"), head.get_parameter("confidence_head.proj.bias")
+    logits = F.linear(features, layer[0].to(features.dtype), layer[1].to(features.dtype))[..., 0]
+    losses = F.binary_cross_entropy_with_logits(logits, overlaps.clamp(0, 1).to(logits.dtype), reduction="none")
+    return (losses * weights.to(losses.dtype)).sum()

@@ -1,0 +1,138 @@
+"""A block head as training computes it: blocks at many anchors of some documents at once.
+
+The tensors, their names and their meaning are those of `BlockConfig`. The rows are those of `eagle/rows.py`: row i
+reads the target's state of token i, and the block of an active row i is anchored at token i + 1. Its slots attend to
+the rows of the document up to i, and to each other: these are the rows that drafting would have there.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from forerun.heads.block_config import BlockConfig
+from forerun.train.accelerator import SHAPE_STEP
+from forerun.train.eagle.module import Augmentation, HeadModule
+from forerun.train.eagle.rows import HeadRows, Segment
+
+
+class BlockHead(HeadModule):
+    """The trained tensors of a head, float32, under their names; NaN until they are set."""
+
+    def __init__(self, config: BlockConfig) -> None:
+        super().__init__(config)
+        self.config: BlockConfig = config
+
+
+def blocks(
+    head: BlockHead,
+    rows: HeadRows,
+    states: Tensor,
+    embeddings: Tensor,
+    mask: Tensor,
+    dtype: torch.dtype = torch.bfloat16,
+    augment: Augmentation | None = None,
+) -> Tensor:
+    """[A, K, hidden], what the output layer reads for the K tokens of each active row's block.
+
+    Args:
+        rows: unrolled as many steps as tokens are drafted.
+        states: [N, layers, hidden] of the documents' tokens; there may be one more, which is not read.
+        embeddings: [N, hidden] of the same, unscaled.
+        mask: [hidden], what stands in the slots after the first.
+        dtype: of products; sums, norms and the residual are in float32, or float64 for float64.
+    """
+    config, layer = head.config, _Layers(head, dtype, rows)
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    context = layer.fused(states[rows.states].to(wide), augment)
+    slots = rows.steps + config.first_slot
+    x = mask.to(wide).expand(len(rows.active), slots, -1)
+    x = torch.cat([embeddings[rows.tokens[0]].to(wide)[:, None], x[:, 1:]], 1)
+    for index in range(config.num_layers):
+        x = layer.forward(f"layers.{index}.", context, x)
+    return layer.norm("norm", x[:, config.first_slot :])
+
+
+class _Layers:
+    """The decoder layers with their weights in `dtype`."""
+
+    def __init__(self, head: BlockHead, dtype: torch.dtype, rows: HeadRows) -> None:
+        self.config, self.dtype, self.rows = head.config, dtype, rows
+        self.weights = {
+            name.removesuffix(".weight"): weight.to(dtype) if weight.ndim == 2 else weight
+            for name, weight in head.named_parameters()
+        }
+
+    def linear(self, name: str, x: Tensor) -> Tensor:
+        flat = x.flatten(0, -2)
+        padded = F.pad(flat.to(self.dtype), (0, 0, 0, -len(flat) % SHAPE_STEP))
+        return F.linear(padded, self.weights[name])[: len(flat)].to(x.dtype).view(*x.shape[:-1], -1)
+
+    def norm(self, name: str, x: Tensor) -> Tensor:
+        return F.rms_norm(x, x.shape[-1:], self.weights[name].to(x.dtype), self.config.rms_norm_eps)
+
+    def fused(self, states: Tensor, augment: Augmentation | None) -> Tensor:
+        """[R, layers, H] -> [R, H]: the context. There may be one layer more."""
+        states = states[:, : len(self.config.layers)]
+        if self.config.norm_before_fc:
+            parts = [self.norm(f"fc_norm.{index}", states[:, index]) for index in range(states.shape[1])]
+            states = torch.stack(parts, 1)
+        flat = states.flatten(1)
+        return self.norm("hidden_norm", self.linear("fc", flat if augment is None else augment(flat)))
+
+    def forward(self, name: str, context: Tensor, x: Tensor) -> Tensor:
+        """x: [A, slots, H]."""
+        normed = self.norm(f"{name}input_layernorm", x)
+        positions = self.rows.positions[self.rows.active, None] + 1 + torch.arange(x.shape[1], device=x.device)
+        query = self.heads(name, "q", normed, positions)
+        key, value = self.heads(name, "k", normed, positions), self.heads(name, "v", normed)
+        keys, values = self.heads(name, "k", context, self.rows.positions), self.heads(name, "v", context)
+        attended = [self.attended(query, key, value, keys, values, segment) for segment in self.rows.segments]
+        x = x + self.linear(f"{name}self_attn.o_proj", torch.cat(attended))
+        h = self.norm(f"{name}post_attention_layernorm", x)
+        h = F.silu(self.linear(f"{name}mlp.gate_proj", h)) * self.linear(f"{name}mlp.up_proj", h)
+        return x + self.linear(f"{name}mlp.down_proj", h)
+
+    def heads(self, name: str, kind: str, x: Tensor, positions: Tensor | None = None) -> Tensor:
+        """[..., heads, head_dim], normed and rotated where there are positions, [...]."""
+        found = self.linear(f"{name}self_attn.{kind}_proj", x)
+        found = found.view(*x.shape[:-1], -1, self.config.head_dim)
+        if positions is None:
+            return found
+        return self.rotated(self.norm(f"{name}self_attn.{kind}_norm", found), positions)
+
+    def attended(
+        self, query: Tensor, key: Tensor, value: Tensor, keys: Tensor, values: Tensor, segment: Segment
+    ) -> Tensor:
+        """Of one document's blocks, [a, slots, heads * head_dim]. Not in bfloat16, as an EAGLE head's."""
+        config, own = self.config, slice(segment.first_active, segment.last_active)
+        group, width = config.num_heads // config.num_kv_heads, config.head_dim
+        count, slots = own.stop - own.start, query.shape[1]
+        # [kv heads, group, a, slots, head_dim]
+        q = query[own].view(count, slots, config.num_kv_heads, group, width).permute(2, 3, 0, 1, 4)
+        before, after = (part[segment.first : segment.last].transpose(0, 1) for part in (keys, values))
+        scores = torch.einsum("hgasd,hrd->hgasr", q, before) * width**-0.5 + self.mask(segment, slots, query)
+        inside = torch.einsum("hgasd,athd->hgast", q, key[own]) * width**-0.5
+        weights = torch.softmax(torch.cat([scores, inside], -1), -1)
+        mixed = torch.einsum("hgasr,hrd->hgasd", weights[..., : before.shape[1]], after)
+        mixed = mixed + torch.einsum("hgast,athd->hgasd", weights[..., before.shape[1] :], value[own])
+        return mixed.permute(2, 3, 0, 1, 4).reshape(count, slots, -1)
+
+    def mask(self, segment: Segment, slots: int, like: Tensor) -> Tensor:
+        """[a, 1, r], 0 where the slots of a block attend to a row of the context, and minus infinity elsewhere."""
+        rows = self.rows.active[segment.first_active : segment.last_active, None] - segment.first
+        columns = torch.arange(segment.last - segment.first, device=rows.device)
+        hidden = columns > rows
+        if self.config.sliding_window is not None:  # counted from the last slot
+            hidden |= rows + slots - columns >= self.config.sliding_window
+        return torch.zeros(hidden.shape, dtype=like.dtype, device=rows.device).masked_fill_(hidden, -torch.inf)[:, None]
+
+    def rotated(self, x: Tensor, positions: Tensor) -> Tensor:
+        """x: [..., heads, head_dim], its halves rotated together, by angles of float32, as when it is served."""
+        half = self.config.head_dim // 2
+        powers = torch.arange(0, 2 * half, 2, dtype=torch.float32, device=x.device) / (2 * half)
+        angles = positions[..., None].float() / self.config.rope_theta**powers
+        cosines, sines = (part.to(x.dtype)[..., None, :] for part in (angles.cos(), angles.sin()))
+        first, second = x[..., :half], x[..., half:]
+        return torch.cat([first * cosines - second * sines, second * cosines + first * sines], -1)

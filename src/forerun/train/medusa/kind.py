@@ -1,0 +1,96 @@
+"""Medusa heads as a kind of head that is trained."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from forerun.heads import MedusaConfig, StoredHead
+from forerun.models import LanguageModel, Rows
+from forerun.models.medusa import MedusaModel
+from forerun.models.sources import find_source
+from forerun.train.eagle.costs import ROUNDS, StepCosts, seconds_of, target_costs
+from forerun.train.eagle.evaluate import HeldOut
+from forerun.train.eagle.kind import HeadKind
+from forerun.train.eagle.module import HeadModule
+from forerun.train.eagle.run import COMPUTE, Read
+from forerun.train.medusa.accuracies import accuracies
+from forerun.train.medusa.loss import MedusaLoss
+from forerun.train.medusa.module import MedusaHead, head_outputs, output_layers, set_first_weights
+from forerun.train.medusa.options import MedusaTraining
+
+
+def medusa_guess(head: HeadModule, read: Read) -> list[tuple[Tensor, Tensor]]:
+    """As `evaluate.Guess`, of the first heads."""
+    assert isinstance(head, MedusaHead)
+    outputs = head_outputs(head, read.rows, read.states, read.embeddings, COMPUTE[read.states.device.type])
+    layers = output_layers(head, read.target.output_rows)[: len(outputs)]
+    if len(layers) == 1:
+        return [(outputs, layers[0])]
+    # one part for each head, which has features at its step alone
+    parts = [torch.zeros_like(outputs) for _ in layers]
+    for k, part in enumerate(parts):
+        part[k] = outputs[k]
+    return list(zip(parts, layers, strict=True))
+
+
+class MedusaKind(HeadKind[MedusaTraining]):
+    """Medusa heads, also in Hydra's order."""
+
+    loss = MedusaLoss
+    guess = staticmethod(medusa_guess)
+
+    def config(self, name: str, served: LanguageModel, max_positions: int) -> MedusaConfig:
+        """As `HeadKind.config`."""
+        shape = self.options.shape
+        return MedusaConfig(
+            vocab_size=served.vocab_size,
+            draft_vocab_size=min(shape.draft_vocab, served.vocab_size),
+            target_hidden_size=int(served.embedding_rows(torch.tensor([0])).shape[1]),
+            num_heads=shape.num_heads,
+            layers=(find_source(name).config().get_text_config().num_hidden_layers,),
+            num_layers=shape.num_layers,
+            sequential=shape.sequential,
+            output_rows=shape.output_rows,
+        )
+
+    def module(self, config: MedusaConfig) -> MedusaHead:
+        """As `HeadKind.module`."""
+        return MedusaHead(config)
+
+    def set_first_weights(self, head: MedusaHead, last_states: Tensor, output_rows: Tensor) -> None:
+        """As `HeadKind.set_first_weights`."""
+        set_first_weights(head, output_rows)
+
+    def finish(self, head: MedusaHead, held_out_of: Callable[[int], HeldOut]) -> None:
+        """Keep the accuracies that shape trees."""
+        found = accuracies(held_out_of(head.config.num_heads).ranks(head), head.config.num_heads)
+        head.config = replace(head.config, accuracies=found)
+
+    def costs(self, served: LanguageModel, head: StoredHead[MedusaConfig], num_draft_tokens: int) -> StepCosts:
+        """As `HeadKind.costs`: a pass costs what its first head does, and something for each later one."""
+        model = MedusaModel(head, served, "the head")
+        first, whole = (_seconds(model, count) for count in (1, num_draft_tokens))
+        later = (whole - first) / max(1, num_draft_tokens - 1)
+        return StepCosts(target_costs(served, num_draft_tokens), (first, max(0.0, later)))
+
+
+@torch.inference_mode()
+def _seconds(model: MedusaModel, num_heads: int) -> float:
+    """Median of a draft of so many tokens, with the choice of each."""
+    cache = model.new_cache()
+    state = torch.zeros(1, model.config.target_hidden_size, dtype=model.compute_dtype, device=model.device)
+
+    def draft() -> None:
+        cache.begin(0)
+        cache.num_heads = num_heads
+        for fed in range(num_heads if model.config.sequential else 1):
+            rows = Rows(cache, [0] * (1 if model.config.sequential else num_heads), states=state)
+            model.forward([rows]).logits.argmax(-1)
+            assert cache.num_scratch > fed
+
+    return statistics.median([seconds_of(model, draft) for _ in range(ROUNDS + 1)][1:])

@@ -1,0 +1,47 @@
+"""Requests that heads draft for, and what plain decoding says of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from families import VOCAB
+from forerun import LLM, SamplingParams
+from forerun.drafters import Drafter
+from forerun.heads import StoredHead
+from forerun.models import Model
+
+GREEDY = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
+REQUESTS = [
+    GREEDY,
+    replace(GREEDY, repetition_penalty=1.3, frequency_penalty=0.3),
+    replace(GREEDY, temperature=0.9, seed=3),
+    replace(GREEDY, temperature=1.2, seed=4, top_k=30, presence_penalty=0.4),
+    replace(GREEDY, temperature=1.0, seed=5, n=3),
+]
+
+
+class Rig:
+    """A target, prompts, a head, and what plain decoding says.
+
+    Args:
+        head_for: makes the head.
+    """
+
+    def __init__(self, target: Model, head_for: Callable[[Model], StoredHead]) -> None:
+        self.target = target
+        generator = torch.Generator().manual_seed(3)
+        once = [torch.randint(0, VOCAB, (20 + 17 * i,), generator=generator).tolist() for i in range(len(REQUESTS))]
+        self.prompts = [prompt * 2 for prompt in once]
+        self.head = head_for(target)
+        self.expected = self.answers(None)
+
+    def answers(self, drafter: Drafter | None, **options: Any) -> list[Any]:
+        llm = LLM(self.target, drafter, **{"num_draft_tokens": 5, "seed": 1, **options})
+        results: Any = llm.generate(self.prompts, REQUESTS)
+        stats = [choice.stats for result in results for choice in result.choices]
+        self.drafted = sum(each.num_draft_tokens for each in stats)
+        return [[choice.token_ids for choice in result.choices] for result in results]

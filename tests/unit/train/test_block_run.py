@@ -1,0 +1,182 @@
+"""Whole runs of `forerun train block` on the bundled target, as small as they can be."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from torch import Tensor
+
+from forerun import LLM, Block, SamplingParams
+from forerun.config import BUNDLED_TARGET
+from forerun.errors import ConfigError
+from forerun.heads import load_head
+from forerun.train.block.commands import train_block
+from forerun.train.block.kind import BlockKind
+from forerun.train.block.options import BlockShape, BlockTraining
+from forerun.train.checkpoint import CHECKPOINT, LoopState, save_checkpoint
+from forerun.train.eagle import run as heads_run
+from forerun.train.eagle.commands import Start, prepare_head
+from forerun.train.eagle.evaluate import HeldOut
+from forerun.train.eagle.evaluate_folder import evaluate_head
+from forerun.train.loop import Loop
+
+QUIET = Console(quiet=True)
+TINY = BlockTraining(
+    shape=BlockShape(block_size=3, num_layers=1, draft_vocab=200, intermediate_size=32, layers="2,8,16", markov_rank=4),
+    max_steps=6,
+    tokens_per_step=96,
+    window=48,
+    anchors=9,
+    evaluate_every=3,
+    held_out_rows=1,
+    num_draft_tokens=2,
+    checkpoint_seconds=1e9,
+    threads=2,
+)
+
+
+class Killed(Exception):
+    pass
+
+
+def write_answers(path: Path) -> Path:
+    """Short answers."""
+    rng = random.Random(0)
+    with path.open("w") as file:
+        for index in range(200):
+            body = "\n".join(f"    value += {rng.randint(0, 9)}" for _ in range(3))
+            line = {"text": f"def function_{index}(value):\n", "answer": f"{body}\n    return value\n", "temp": 0}
+            file.write(json.dumps(line) + "\n")
+    return path
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> Start:
+    folder = tmp_path_factory.mktemp("block")
+    return prepare_head(BUNDLED_TARGET, write_answers(folder / "answers.jsonl"), folder, BlockKind(TINY), QUIET)
+
+
+def run(start: Start, folder: Path, options: BlockTraining = TINY) -> tuple[dict[str, Tensor], LoopState]:
+    kind = BlockKind(options)
+    head = kind.module(start.head.config)  # type: ignore[arg-type]
+    kind.set_first_weights(head, torch.ones(1, 256), start.target.output_rows)
+    during = HeldOut(start.target, start.rows.held_out(), options.held_out_rows, start.vocabulary, 2, kind.guess)
+
+    def score(head: Any) -> float:
+        return during.score(head).expected_length
+
+    state = heads_run.train(head, start.target, start.rows, folder, options, QUIET, score, kind.loss)
+    return head.state_dict(), state
+
+
+def test_a_killed_and_resumed_run_ends_with_the_same_weights(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, state = run(start, tmp_path / "whole")
+    assert state.step == 6 and len(state.scores) == 2 and state.losses[-1] < state.losses[0]
+    original = Loop._step
+
+    def dying_step(self: Loop, batch, progress: float):
+        if progress > 0.6:
+            raise Killed
+        found = original(self, batch, progress)
+        if progress < 0.3:  # the checkpoint is older than the death: the steps between are lost and done again
+            done = round(progress * 6) + 1
+            save_checkpoint(self.folder, self.model, self.optimisers, LoopState(done, 96 * done))
+        return found
+
+    monkeypatch.setattr(Loop, "_step", dying_step)
+    with pytest.raises(Killed):
+        run(start, tmp_path / "killed")
+    monkeypatch.setattr(Loop, "_step", original)
+    resumed, again = run(start, tmp_path / "killed")
+    assert again.scores == state.scores
+    for name, tensor in whole.items():
+        assert torch.equal(tensor, resumed[name]), name
+    with pytest.raises(ConfigError, match="anchors"):
+        run(start, tmp_path / "whole", replace(TINY, anchors=5))
+
+
+def test_the_command_writes_a_head_that_drafts_with_its_card(start: Start, tmp_path: Path) -> None:
+    out, work = tmp_path / "head", tmp_path / "work"
+    options = replace(TINY, max_steps=1, evaluate_every=0)
+    train_block(out, work, BUNDLED_TARGET, start.rows.folder, options, "forerun train block", resume=False, force=False)
+    stored = load_head(out)
+    assert stored.config.layers == (2, 8, 16) and stored.config.kind == "block-3"
+    card = (out / "README.md").read_text()
+    assert "block-3 head" in card and "mean acceptance length" in card
+    record = json.loads((out / "training.json").read_text())
+    assert record["training"]["steps"] == 1 and record["held_out"]["documents"] > 0
+    result: Any = LLM("bundled", Block(out), num_draft_tokens=3).generate([1, 2, 3], SamplingParams(max_tokens=5))
+    assert result.stats.num_draft_tokens > 0
+    report = evaluate_head(BUNDLED_TARGET, out, start.rows.folder, num_draft_tokens=3, new_tokens=8)
+    assert len(report.speedups) == 3 and report.score.documents > 0
+
+
+def test_options_that_contradict_each_other_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"num_draft_tokens is 5, but a block has 3 tokens"):
+        BlockTraining(shape=BlockShape(block_size=3))
+    with pytest.raises(ConfigError, match="position_weights is 'steep', but must be one of decay, d-pace"):
+        BlockTraining(position_weights="steep")
+    with pytest.raises(ConfigError, match="layers is 'a'"):
+        BlockShape(layers="a")
+
+
+OTHERS: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"sample_from_anchor": True, "own_output_rows": True}, {"loss": "jensen-shannon"}),
+    ({"layers": "2,8", "mask_token": 3, "plain_states": True, "sliding_window": 0}, {"position_weights": "d-pace"}),
+    ({"markov_rank": 0, "no_confidence": True, "num_layers": 2}, {"loss": "log-overlap"}),
+]
+"""The second reads no state after the target's final norm, whose distribution is learnt all the same."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(len(OTHERS)))
+def test_other_shapes_weights_and_losses_train(start: Start, tmp_path: Path, number: int) -> None:
+    shape, more = OTHERS[number]
+    options = replace(TINY, shape=replace(TINY.shape, **shape), **more)
+    made = prepare_head(BUNDLED_TARGET, start.rows.folder, tmp_path, BlockKind(options), QUIET)
+    state = heads_run.train(made.head, made.target, made.rows, tmp_path, options, QUIET, None, made.kind.loss)
+    assert state.losses[-1] < state.losses[0]
+
+
+@pytest.mark.slow
+def test_sigkill_at_any_moment_and_the_same_command_with_resume(tmp_path: Path) -> None:
+    data = write_answers(tmp_path / "answers.jsonl")
+    flags = "--target bundled --draft-vocab 200 --intermediate-size 32 --max-steps 40 --tokens-per-step 128 --window 64"
+    flags += " --num-layers 1 --block-size 3 --evaluate-every 10 --held-out-rows 2 -k 2 --checkpoint-seconds 0.1"
+    flags += " --threads 2"
+
+    def command(name: str, *more: str) -> list[str]:
+        return [
+            sys.executable, "-m", "forerun", "train", "block", str(tmp_path / name), "--data", str(data),
+            *flags.split(), *more,
+        ]  # fmt: skip
+
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run(command("whole"), check=True, timeout=300, env=environment)
+    rng, more = random.Random(1), ("--force",)
+    for _ in range(3):
+        process = subprocess.Popen(command("killed", *more), env=environment)
+        deadline = time.monotonic() + 120
+        while not (tmp_path / "killed.run" / CHECKPOINT).exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        time.sleep(rng.random())
+        process.send_signal(signal.SIGKILL)
+        process.wait(timeout=60)
+        more = ("--resume",)
+    subprocess.run(command("killed", "--resume"), check=True, timeout=300, env=environment)
+    whole, killed = (load_head(tmp_path / name).tensors for name in ("whole", "killed"))
+    assert all(torch.equal(whole[name], killed[name]) for name in whole)

@@ -1,0 +1,277 @@
+"""What training computes of a block head is what drafting computes: against a slow reference and the served head, in
+float64.
+
+Two rows of three documents stand for a batch above one; a shifted implementation must fail.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from blocks import KINDS, proposed, random_block, reference_block, taps_of
+from families import VOCAB, make_family
+from forerun.heads import StoredHead
+from forerun.models import Model, Rows, load_model
+from forerun.models.block import Block, BlockModel
+from forerun.train.block import loss as block_loss
+from forerun.train.block.anchors import choose_anchors, restricted
+from forerun.train.block.loss import confidence_loss, logit_parts
+from forerun.train.block.module import BlockHead, _Layers, blocks
+from forerun.train.chain_loss import ChainTargets, chain_loss
+from forerun.train.data.packed import NO_DOCUMENT
+from forerun.train.eagle.rows import HeadRows, head_rows, predicted
+from forerun.train.losses import divergence, survival_weights
+
+K = 4
+LENGTHS = ((9, 5), (12,))
+"""Of the documents of each row."""
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    return load_model(make_family("llama", tmp_path_factory.mktemp("family")), dtype="float64")
+
+
+@pytest.fixture(scope="module")
+def packed() -> tuple[Tensor, Tensor, Tensor]:
+    """Rows of 15 tokens; the first tokens of the longer documents are a prompt."""
+    generator = torch.Generator().manual_seed(3)
+    tokens = torch.randint(0, VOCAB, (len(LENGTHS), 15), generator=generator)
+    documents = torch.full(tokens.shape, NO_DOCUMENT, dtype=torch.int32)
+    wanted = torch.zeros(tokens.shape, dtype=torch.bool)
+    for row, lengths in enumerate(LENGTHS):
+        start = 0
+        for number, length in enumerate(lengths):
+            documents[row, start : start + length] = number
+            wanted[row, start + min(3, length - 3) : start + length] = True
+            start += length
+    return tokens, wanted, documents
+
+
+def texts(rows: HeadRows) -> list[list[int]]:
+    return [part.tolist() for part in rows.token_ids.split(rows.lengths)]
+
+
+def anchored(rows: HeadRows) -> list[tuple[int, int, int]]:
+    """Active row, document, place of the anchor in the document."""
+    document = torch.repeat_interleave(torch.arange(len(rows.lengths)), torch.tensor(rows.lengths))
+    of = document[rows.states][rows.active].tolist()
+    places = (rows.positions[rows.active] + 1).tolist()
+    return [(index, of[index], places[index]) for index in range(len(of))]
+
+
+def module(head: StoredHead[Any]) -> BlockHead:
+    made = BlockHead(head.config).double()
+    made.load_state_dict({name: tensor.double() for name, tensor in head.tensors.items()})
+    return made
+
+
+class Served:
+    """What `logit_parts` reads of a target."""
+
+    def __init__(self, head: StoredHead[Any], target: Model) -> None:
+        self.output_rows = target.output_rows(proposed(head)).double()
+
+
+def trained(head: StoredHead[Any], target: Model, rows: HeadRows) -> tuple[Tensor, Tensor, Tensor]:
+    """[A, K, V] logits, [A, K, H] outputs, and [A, K] the tokens before."""
+    states = torch.cat([taps_of(target, head, text) for text in texts(rows)])
+    embeddings = target.embedding_rows(rows.token_ids).clone().double()
+    made = module(head)
+    mask = head.tensors.get("mask_embedding.weight")
+    if mask is None:
+        mask = target.embedding_rows(torch.tensor([head.config.mask_token_id]))[0].clone()
+    outputs = blocks(made, rows, states, embeddings, mask, torch.float64)
+    before = rows.token_ids[rows.tokens.T]
+    parts = logit_parts(made, Served(head, target), outputs.flatten(0, 1), before.flatten())  # type: ignore[arg-type]
+    logits = sum(features @ layer.T for features, layer in parts)
+    return logits.view(*before.shape, -1).detach(), outputs.detach(), before  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_blocks_are_those_of_the_reference_and_of_drafting(
+    kind: str, target: Model, packed: tuple[Tensor, Tensor, Tensor]
+) -> None:
+    """Every anchor, of all documents at once; the served head drafts from some of them in one batch."""
+    head = random_block(target, **KINDS[kind])
+    rows = head_rows(*packed, K)
+    logits, _, before = trained(head, target, rows)
+    whole = [(index, of, place) for index, of, place in anchored(rows) if place + K < rows.lengths[of]]
+    assert len(whole) > 8
+    for index, of, place in whole:
+        text = texts(rows)[of]
+        given = text[place : place + K]
+        assert before[index].tolist() == given
+        expected, _ = reference_block(head, target, taps_of(target, head, text)[:place], text[place], given)
+        assert torch.allclose(logits[index], expected, atol=1e-5), (index, place)
+    served, chosen = BlockModel(head, target), whole[::3]
+    caches = [served.new_cache() for _ in chosen]
+    for cache, (_, of, place) in zip(caches, chosen, strict=True):
+        states = served.fuse(taps_of(target, head, texts(rows)[of])[:place])
+        served.forward([Rows(cache, [0] * place, num_logits=0, states=states)])
+        cache.commit(range(place))
+    drafted = [Block(cache, texts(rows)[of][place], K) for cache, (_, of, place) in zip(caches, chosen, strict=True)]
+    _, found = served.draft(drafted)
+    for part, (index, *_) in zip(found.split(K), chosen, strict=True):
+        bias = served.bias(before[index])
+        assert torch.allclose(part if bias is None else part + bias, logits[index], atol=1e-5)
+
+
+MUTANTS: dict[str, Callable[[pytest.MonkeyPatch, HeadRows], HeadRows]] = {
+    "the anchor's own state is seen": lambda patch, rows: shifted_mask(patch, rows, 1),
+    "the last state is not seen": lambda patch, rows: shifted_mask(patch, rows, -1),
+    "the token before the anchor": lambda patch, rows: replace(rows, tokens=rows.tokens - 1),
+    "no positions": lambda patch, rows: replace(rows, positions=rows.positions * 0),
+    "the state of the token after": lambda patch, rows: replace(rows, states=rows.states + 1),
+    "documents see each other": lambda patch, rows: replace(
+        rows,
+        segments=[
+            replace(rows.segments[0], last=rows.segments[1].last, last_active=rows.segments[1].last_active),
+            *rows.segments[2:],
+        ],
+    ),
+}
+
+
+def shifted_mask(patch: pytest.MonkeyPatch, rows: HeadRows, shift: int) -> HeadRows:
+    """The same rows, under a mask that shows this many more."""
+
+    def mask(self: Any, segment: Any, slots: int, like: Tensor) -> Tensor:
+        rows = self.rows.active[segment.first_active : segment.last_active, None] - segment.first
+        hidden = torch.arange(segment.last - segment.first) > rows + shift
+        return torch.zeros(hidden.shape, dtype=like.dtype).masked_fill_(hidden, -torch.inf)[:, None]
+
+    patch.setattr(_Layers, "mask", mask)
+    return rows
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_a_shifted_implementation_is_another_one(
+    mutant: str, target: Model, packed: tuple[Tensor, Tensor, Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head = random_block(target, markov_rank=6)
+    rows = head_rows(*packed, K)
+    right, *_ = trained(head, target, rows)
+    wrong, *_ = trained(head, target, MUTANTS[mutant](monkeypatch, rows))
+    assert (right - wrong).nan_to_num(9.0).abs().amax() > 1e-2
+
+
+def test_anchors_depend_on_their_row_alone(packed: tuple[Tensor, Tensor, Tensor]) -> None:
+    tokens, wanted, documents = packed
+    rows, numbers = head_rows(*packed, K), torch.tensor([5, 9])
+    chosen, counts = choose_anchors(rows, wanted, documents, numbers, 3)
+    assert len(chosen) == 6 and chosen.tolist() == sorted(set(chosen.tolist()))
+    assert counts.sum() == wanted.sum()
+    few = restricted(rows, chosen)
+    places = [(of, place) for _, of, place in anchored(few)]
+    assert places == [each[1:] for each in anchored(rows) if each[0] in chosen.tolist()]
+    assert places[:3] != [(of, place) for _, of, place in anchored(rows)][:3]  # not the first ones
+    alone = head_rows(tokens[1:], wanted[1:], documents[1:], K)
+    own, _ = choose_anchors(alone, wanted[1:], documents[1:], numbers[1:], 3)
+    assert [place for _, _, place in anchored(restricted(alone, own))] == [place for of, place in places if of == 2]
+    every, _ = choose_anchors(rows, wanted, documents, numbers, 100)
+    assert every.tolist() == list(range(len(rows.active)))
+    drawn = {tuple(choose_anchors(rows, wanted, documents, torch.tensor([n, n]), 2)[0].tolist()) for n in range(30)}
+    assert len(drawn) > 10
+
+
+def test_blocks_at_some_anchors_are_those_at_all(target: Model, packed: tuple[Tensor, Tensor, Tensor]) -> None:
+    head, rows = random_block(target, **KINDS["everything"]), head_rows(*packed, K)
+    chosen = torch.tensor([0, 3, 4, len(rows.active) - 1])
+    few, *_ = trained(head, target, restricted(rows, chosen))
+    assert torch.allclose(few, trained(head, target, rows)[0][chosen])
+
+
+def by_hand(acceptance: list[float], wanted: list[bool], smoothing: float) -> list[float]:
+    """The weights of a chain, term by term."""
+    weights = []
+    for k in range(len(wanted)):
+        total = 0.0
+        for m in range(k, len(wanted)):
+            product = 1.0
+            for i in range(m + 1):
+                product *= (1 - smoothing) * acceptance[i] + smoothing if wanted[i] else 1.0
+            total += product * wanted[m]
+        weights.append(total * wanted[k] / (len(wanted) * (len(wanted) + 1) / 2))
+    return weights
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.5])
+def test_weights_follow_acceptance(smoothing: float) -> None:
+    chances = torch.tensor([[0.9, 0.5, 0.2], [0.1, 1.0, 1.0], [0.3, 0.3, 0.3]])
+    wanted = torch.tensor([[True, True, True], [True, True, False], [False, True, True]])
+    found = survival_weights(chances.requires_grad_(), wanted, smoothing)
+    for row in range(3):
+        assert found[row].tolist() == pytest.approx(by_hand(chances[row].tolist(), wanted[row].tolist(), smoothing))
+    assert not found.requires_grad
+    assert survival_weights(torch.ones(1, 3), torch.ones(1, 3, dtype=torch.bool), smoothing).sum() == pytest.approx(1)
+
+
+@pytest.mark.parametrize("smoothing", [None, 0.5])
+@pytest.mark.parametrize("loss", ["forward-kl", "reverse-kl", "jensen-shannon", "log-overlap"])
+def test_the_loss_of_chains_is_its_sum_with_its_gradient(loss: Any, smoothing: float | None) -> None:
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    features, bias, after = draw(15, 5).requires_grad_(), draw(15, 2).requires_grad_(), draw(11, 2).requires_grad_()
+    layer, states = draw(11, 5), draw(15, 5)
+    weights = torch.rand((5, 3), generator=generator, dtype=torch.float64)
+    weights[1, 2] = weights[4, 0] = 0
+    targets = ChainTargets(states, layer, weights, loss, smoothing)
+    found, overlaps = chain_loss([(features, layer), (bias, after)], targets, chunk=7)
+    gradients = torch.autograd.grad(3 * found, (features, bias, after))
+    wanted = (states @ layer.T).softmax(-1)
+    logits = features @ layer.T + bias @ after.T
+    common = torch.minimum(wanted, logits.softmax(-1)).sum(-1).view(5, 3)
+    assert torch.allclose(overlaps, common) and not overlaps.requires_grad
+    paced = weights if smoothing is None else weights * survival_weights(common.detach(), weights > 0, smoothing)
+    whole = (divergence(loss, logits.log_softmax(-1), wanted).view(5, 3) * paced).sum()
+    assert torch.allclose(found, whole)
+    for one, other in zip(gradients, torch.autograd.grad(3 * whole, (features, bias, after)), strict=True):
+        assert torch.allclose(one, other)
+
+
+def test_the_confidence_learns_the_overlap_and_nothing_else(target: Model) -> None:
+    head = module(random_block(target, markov_rank=3, confidence=True))
+    outputs = torch.randn(2, 3, 64, dtype=torch.float64, requires_grad=True)
+    before = torch.tensor([[1, 2, 3], [4, 5, 6]])
+    overlaps, weights = torch.rand(2, 3, dtype=torch.float64), torch.rand(2, 3, dtype=torch.float64)
+    found = confidence_loss(head, outputs, before, overlaps, weights)
+    layer = head.get_parameter("confidence_head.proj.weight")[0]
+    expected = 0.0
+    for row in range(2):
+        for k in range(3):
+            embedded = head.get_parameter("markov_head.markov_w1.weight")[before[row, k]]
+            logit = layer @ torch.cat([outputs[row, k], embedded]) + head.get_parameter("confidence_head.proj.bias")[0]
+            wanted = overlaps[row, k]
+            expected -= weights[row, k] * (wanted * F.logsigmoid(logit) + (1 - wanted) * F.logsigmoid(-logit))  # type: ignore[assignment]
+    assert torch.allclose(found, torch.as_tensor(expected))
+    found.backward()
+    changed = {name for name, parameter in head.named_parameters() if parameter.grad is not None}
+    assert changed == {"confidence_head.proj.weight", "confidence_head.proj.bias"} and outputs.grad is None
+
+
+def test_what_is_wanted_of_a_chain(packed: tuple[Tensor, Tensor, Tensor]) -> None:
+    rows = head_rows(*packed, K)
+    wanted = packed[1][packed[2] != NO_DOCUMENT].split(rows.lengths)
+    found = predicted(rows)
+    for index, of, place in anchored(rows):
+        expected = [place + 1 + k < rows.lengths[of] and bool(wanted[of][place + 1 + k]) for k in range(K)]
+        assert found[index].tolist() == expected
+
+
+def test_weights_decay_as_told() -> None:
+    from forerun.train.block.options import BlockTraining
+
+    weights = block_loss.position_weights(BlockTraining(gamma=2.0), 3)
+    assert weights.sum() == pytest.approx(1)
+    assert (weights[1:] / weights[:-1]).tolist() == pytest.approx([0.60653] * 2, 1e-4)
