@@ -199,7 +199,6 @@ class SamplingParams:
         "for a drafter that uses it; the nearer, the faster. It never alters the output.",
         metavar="TEXT|@FILE",
     )
-    grammar: Grammar | None = option(None, "What the output must be: JSON, JSON of a schema, a regular expression's.")
     drafter: str | None = option(
         None,
         "Which of several drafters that were loaded drafts for this request, by its name; 'none' for none of them. It "
@@ -213,6 +212,7 @@ class SamplingParams:
         high=MAX_NUM_DRAFT_TOKENS,
         default_text="as many as pay",
     )
+    grammar: Grammar | None = option(None, "What the output must be: JSON, JSON of a schema, a regular expression's.")
     tenant: str | None = option(
         None,
         "Whose request this is. A drafter that is told to share text between requests shares it among those of "

@@ -21,6 +21,13 @@ from forerun.server.options import ServerOptions
 _REPEATABLE = "Repeatable: requests choose by name, the first is the default."
 INSTALL = "pip install 'forerun[server]'"
 
+DraftModelName = Annotated[
+    str | None, typer.Option(help="Folder or id of a draft model: --drafter draft-model:model=...", metavar="MODEL")
+]
+SpeculativeConfig = Annotated[
+    str | None, typer.Option(help="The drafter as vLLM writes it, a JSON object.", metavar="JSON")
+]
+
 
 @with_flags
 def serve(
@@ -37,12 +44,8 @@ def serve(
         list[str] | None,
         typer.Option(help=f"{options.DRAFTER_HELP} {_REPEATABLE}", metavar="DRAFTER", show_default="auto"),
     ] = None,
-    draft_model: Annotated[
-        str | None, typer.Option(help="Folder or id of a draft model: --drafter draft-model:model=...", metavar="MODEL")
-    ] = None,
-    speculative_config: Annotated[
-        str | None, typer.Option(help="The drafter as vLLM writes it, a JSON object.", metavar="JSON")
-    ] = None,
+    draft_model: DraftModelName = None,
+    speculative_config: SpeculativeConfig = None,
     served_model_name: Annotated[
         str | None, typer.Option(help="What requests call the model.", metavar="NAME", show_default="that of MODEL")
     ] = None,

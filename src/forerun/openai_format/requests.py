@@ -143,7 +143,7 @@ def _chat(value: object, context_length: int) -> CompletionRequest:
 
 def _completion(value: object, context_length: int) -> CompletionRequest:
     body = checked_body(value, _COMPLETION)
-    others = drafting_options(body) | _grammar(body)
+    others = {**drafting_options(body), **_grammar(body)}
     others["max_tokens"] = ("max_tokens", body.get("max_tokens", DEFAULT_COMPLETION_TOKENS))
     echo = field(body, "echo").flag("echo", False)
     if "logprobs" in body:
@@ -203,18 +203,18 @@ def _max_chat_tokens(body: Mapping[str, Any], context_length: int) -> tuple[str,
     return "max_tokens", context_length if old is None else old
 
 
-def _grammar(body: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
-    """What the answer must be, as an option."""
-    found = structured.grammar_of(body)
-    return {} if found is None else {"grammar": found}
-
-
 def drafting_options(body: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
     """Fields that say how to draft."""
     found = speculative.speculative_options(body)
     if "prediction" in body:
         found["prediction"] = ("prediction", _prediction(body))
     return found
+
+
+def _grammar(body: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
+    """What the answer must be, as an option."""
+    found = structured.grammar_of(body)
+    return {} if found is None else {"grammar": found}
 
 
 def _prediction(body: Mapping[str, Any]) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from forerun.errors import RequestBodyError
 from forerun.files.json_file import Fields
-from forerun.openai_format import speculative
+from forerun.openai_format import speculative, structured
 from forerun.openai_format.fields import checked_body, field
 from forerun.openai_format.requests import CompletionRequest, drafting_options, model_of, template_options
 from forerun.openai_format.sampling import SAME_NAMES, sampling_params
@@ -23,12 +23,12 @@ _HONOURED = (
     "include",
     "top_logprobs",
     "chat_template_kwargs",
+    "text",
     "prediction",
     speculative.NAME,
     *(name for name in SAME_NAMES if name != "n"),
 )
 _NOTHING_ASKED: Mapping[str, tuple[Any, ...]] = {
-    "text": ({"format": {"type": "text"}}, {}),
     "background": (False,),
     "truncation": ("disabled",),
     "stream_options": ({"include_obfuscation": False}, {}),
@@ -49,7 +49,7 @@ def parse_response(value: object, context_length: int) -> CompletionRequest:
     """
     body = checked_body(value, _HONOURED, _NOTHING_ASKED)
     length = body.get("max_output_tokens", context_length)
-    others = {**drafting_options(body), "max_tokens": ("max_output_tokens", length)}
+    others = {**drafting_options(body), **_grammar(body), "max_tokens": ("max_output_tokens", length)}
     if _wants_logprobs(body):
         others["logprobs"] = ("top_logprobs", field(body, "top_logprobs").integer("top_logprobs", 0))
     given = value if isinstance(value, dict) else {}
@@ -60,8 +60,25 @@ def parse_response(value: object, context_length: int) -> CompletionRequest:
         sampling_params(body, others),
         stream=field(body, "stream").flag("stream", False),
         template_options=template_options(body),
-        repeated={name: given.get(name) for name in _ECHOED},
+        repeated={name: given.get(name) for name in _ECHOED} | ({"text": given["text"]} if "text" in body else {}),
     )
+
+
+def _grammar(body: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
+    """What the answer must be: `text.format`, which chats call `response_format`; the schema stands elsewhere in it."""
+    text = field(body, "text").fields("text", None)
+    if text is None or "format" not in text:
+        return {}
+    if set(text.values) - {"format"}:
+        raise RequestBodyError("text may hold format alone. Leave the rest out.", param="text")
+    given = dict(text.fields("format").values)
+    if given.get("type") == "json_schema":
+        given = {"type": "json_schema", "json_schema": {key: given[key] for key in given if key != "type"}}
+    try:
+        found = structured.grammar_of({structured.RESPONSE_FORMAT: given})
+    except RequestBodyError as error:
+        raise RequestBodyError(f"text.format, read as response_format: {error}", param="text") from None
+    return {} if found is None else {"grammar": ("text", found[1])}
 
 
 def _wants_logprobs(body: Mapping[str, Any]) -> bool:

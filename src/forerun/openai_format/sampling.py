@@ -10,8 +10,14 @@ from forerun.errors import RequestBodyError, SamplingError
 from forerun.fields import described
 
 _OTHERWISE_NAMED = (
-    *("max_tokens", "logprobs", "prompt_logprobs", "prediction", "tenant"),
-    *("drafter", "num_draft_tokens", "grammar"),
+    "max_tokens",
+    "logprobs",
+    "prompt_logprobs",
+    "prediction",
+    "tenant",
+    "drafter",
+    "num_draft_tokens",
+    "grammar",
 )
 """Fields of SamplingParams that a body gives by another name, in another form, or not at all."""
 

@@ -46,39 +46,15 @@ _TOOL: Schema = {
     },
     "required": ["type", "function"],
 }
-_RESPONSE_FORMAT: Schema = {
-    "oneOf": [
-        {"type": "object", "properties": {"type": {"enum": ["text", "json_object"]}}, "additionalProperties": False},
-        {
-            "type": "object",
-            "properties": {
-                "type": {"const": "json_schema"},
-                "json_schema": {
-                    "type": "object",
-                    "properties": {"name": _TEXT, "description": _TEXT, "strict": _FLAG, "schema": {"type": "object"}},
-                    "required": ["schema"],
-                    "additionalProperties": False,
-                },
-            },
-            "required": ["type", "json_schema"],
-            "additionalProperties": False,
-        },
-    ]
-}
-_STRUCTURED_OUTPUTS: Schema = {
-    "type": "object",
-    "properties": {
-        "json": {"anyOf": [_TEXT, {"type": "object"}]},
-        "json_object": _FLAG,
-        "regex": _TEXT,
-        "choice": {"type": "array", "items": _TEXT, "minItems": 1},
-        "grammar": _TEXT,
+_FORMAT: Schema = {"type": "object", "properties": {"type": {"enum": ["text", "json_object"]}}, "required": ["type"]}
+_FORMS: Mapping[str, Schema] = {
+    "response_format": _FORMAT,
+    "structured_outputs": {
+        "type": "object",
+        "properties": {"choice": {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1}},
+        "required": ["choice"],
     },
-    "minProperties": 1,
-    "maxProperties": 1,
-    "additionalProperties": False,
 }
-"""As vLLM has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +85,7 @@ class Facts:
             "properties": {"include_usage": _FLAG, "include_drafts": _FLAG},
             "additionalProperties": False,
         }
-        forms = {"response_format": _RESPONSE_FORMAT, "structured_outputs": _STRUCTURED_OUTPUTS}
-        return {"max_tokens": _COUNT, "stream_options": options, **forms, **self.everywhere, **self.sampling}
+        return {"max_tokens": _COUNT, "stream_options": options, **_FORMS, **self.everywhere, **self.sampling}
 
     @property
     def everywhere(self) -> dict[str, Schema]:
@@ -189,6 +164,7 @@ def response_schema(facts: Facts) -> Schema:
         "input": {"anyOf": [_TEXT, {"type": "array", "items": item, "minItems": 1}]},
         "instructions": _TEXT,
         "max_output_tokens": _COUNT,
+        "text": {"type": "object", "properties": {"format": _FORMAT}},
         "include": {"type": "array", "items": {"const": "message.output_text.logprobs"}},
         "top_logprobs": {"type": "integer", "minimum": 0, "maximum": MAX_TOP_LOGPROBS},
         "chat_template_kwargs": {"type": "object"},

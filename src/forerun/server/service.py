@@ -69,7 +69,9 @@ class Service:
         return await asyncio.to_thread(parse_json, *arguments, remedy="Send JSON.")
 
     def encode(self, asked: CompletionRequest) -> list[list[int]]:
-        """The token ids of a request's prompts. Raises RequestBodyError."""
+        """The token ids of a request's prompts; its grammar is prepared. Raises RequestBodyError, GrammarError."""
+        if asked.params.grammar is not None and self.llm.engine.grammars is not None:
+            self.llm.engine.grammars.prepare(asked.params.grammar)  # here, since it may take a second
         prompts = asked.encode(self.llm.tokenizer, self.llm.target.name)
         context = self.llm.target.context_length
         for prompt in prompts:

@@ -52,8 +52,8 @@ def test_a_sampling_option_is_honoured_by_both(name: str) -> None:
 
 def test_no_option_is_forgotten() -> None:
     """Whoever adds a sampling option decides here how a body gives it."""
-    otherwise = {"max_tokens", "logprobs", "prompt_logprobs", "prediction", "tenant"}
-    otherwise |= {"drafter", "num_draft_tokens", "grammar"}
+    otherwise = {"max_tokens", "logprobs", "prompt_logprobs", "prediction", "tenant", "grammar"}
+    otherwise |= {"drafter", "num_draft_tokens"}
     assert set(described(SamplingParams)) - otherwise - {"priority"} == set(SAME)
 
 

@@ -101,7 +101,7 @@ REFUSED: dict[str, dict[str, Any]] = {
     "store": {"store": True},
     "previous_response_id": {"previous_response_id": "resp_1"},
     "tools": {"tools": [{"type": "web_search"}]},
-    "text": {"text": {"format": {"type": "json_schema", "name": "a", "schema": {}}}},
+    "text": {"text": {"format": {"type": "xml"}}},
     "background": {"background": True},
     "reasoning": {"reasoning": {"effort": "low"}},
     "truncation": {"truncation": "auto"},

@@ -29,8 +29,15 @@ CHAT_MODEL = store.names()[0]
 """The model of a chat that names none."""
 _DEFAULTS = SamplingParams(temperature=0.7, max_tokens=512)
 _NOT_IN_CHATS = (
-    *("n", "logprobs", "prompt_logprobs", "prediction", "grammar"),
-    *("drafter", "num_draft_tokens", "tenant", "priority"),
+    "n",
+    "logprobs",
+    "prompt_logprobs",
+    "prediction",
+    "drafter",
+    "num_draft_tokens",
+    "tenant",
+    "priority",
+    "grammar",
 )
 
 

@@ -1,0 +1,62 @@
+"""Structured output through OpenAI's own client: the answer has the form that was asked for, whoever drafts."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from serving import NAME, Served
+
+pytest.importorskip("llguidance")
+
+MESSAGES: Any = [{"role": "user", "content": "hello"}]
+SCHEMA = {
+    "type": "object",
+    "properties": {"world": {"type": "string", "maxLength": 4}, "a": {"enum": [1, 2]}},
+    "required": ["world", "a"],
+    "additionalProperties": False,
+}
+FORMAT: Any = {"type": "json_schema", "json_schema": {"name": "it", "schema": SCHEMA}}
+
+
+def check(text: str) -> None:
+    found = json.loads(text)
+    assert set(found) == {"world", "a"} and len(found["world"]) <= 4 and found["a"] in (1, 2)
+
+
+@pytest.mark.parametrize("extra", [{}, {"speculative": False}], ids=str)
+def test_a_schema(client: openai.OpenAI, extra: dict[str, Any]) -> None:
+    request: Any = {"model": NAME, "messages": MESSAGES, "seed": 3, "response_format": FORMAT, "extra_body": extra}
+    text = client.chat.completions.create(**request).choices[0].message.content
+    assert text is not None
+    check(text)
+    chunks = client.chat.completions.create(stream=True, **request)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == text
+    if extra:
+        del request["extra_body"]
+        assert client.chat.completions.create(**request).choices[0].message.content == text
+
+
+def test_a_response(client: openai.OpenAI) -> None:
+    form: Any = {"format": {"type": "json_schema", "name": "it", "schema": SCHEMA}}
+    answer = client.responses.create(model=NAME, input="hello", text=form, extra_body={"seed": 3})
+    check(answer.output_text)
+    assert answer.status == "completed"
+
+
+def test_what_is_refused(served: Served, http: httpx.Client) -> None:
+    wrong: list[dict[str, Any]] = [
+        {"type": "json_schema", "json_schema": {"name": "it", "schema": {"type": "nonsense"}}},
+        {"type": "json_schema"},
+        {"type": "json_schema", "json_schema": {"name": "it", "schema": {"$ref": "http://elsewhere/schema"}}},
+    ]
+    for each in wrong:
+        for stream in (False, True):
+            body = {"messages": MESSAGES, "response_format": each, "stream": stream, "max_tokens": 4}
+            refused = http.post("/v1/chat/completions", json=body)
+            assert refused.status_code == 400 and refused.json()["error"]["type"] == "invalid_request_error"
+    served.settle()
