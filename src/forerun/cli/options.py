@@ -46,9 +46,7 @@ class LLMOptions(Checked):
 
 DRAFTERS_HELP = "Drafters, with commas between them; with semicolons where their options hold commas."
 DRAFTER_HELP = "A drafter (`forerun drafters` lists them), the folder or id of a draft model, 'auto' or 'none'."
-DEFAULT_DRAFTER_TEXT = (
-    f"{AUTO}: the bundled draft for the bundled target, a trained head where one is shipped, else {DEFAULT_DRAFTER}"
-)
+DEFAULT_DRAFTER_TEXT = f"{AUTO}: the bundled draft for the bundled target, else {DEFAULT_DRAFTER}"
 ModelName = Annotated[
     str | None,
     typer.Option(

@@ -46,8 +46,8 @@ class LLM:
 
     Args:
         target: "bundled", a folder, a hub id, or a loaded Model.
-        drafter: "auto" (the best that is shipped for the target: the bundled draft model; a hybrid of suffix matches
-            and a trained head; else suffix matches alone), None or "none" (plain decoding), a name, perhaps with
+        drafter: "auto" (the fastest, as measured, that needs no option: the bundled draft model for the bundled
+            target, else suffix matches), None or "none" (plain decoding), a name, perhaps with
             options (`forerun drafters` lists them), the folder or id of a draft model, or a drafter object such as
             DraftModel(path). A list of these: each request has the one that it names (`SamplingParams.drafter`), else
             the first, or for a prediction the first that reads predictions.

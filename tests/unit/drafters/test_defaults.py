@@ -41,8 +41,7 @@ def test_what_was_asked_for_is_taken(target: Any, shipped: Path) -> None:
 
 
 def test_by_the_target(target: Any, shipped: Path) -> None:
-    assert chosen_drafter("auto", target) == "hybrid:sources=suffix+eagle"
-    assert chosen_drafter("auto", AdditiveModel(vocab_size=12)) == "suffix"
+    assert chosen_drafter("auto", target) == "suffix", "whatever head is shipped for it"
     assert chosen_drafter("auto", load_model("bundled")) == chosen_drafter("auto", "bundled") == "draft-model"
     assert chosen_drafter("auto", "some/folder") == "suffix", "what is planned for before the weights are read"
 
@@ -67,11 +66,11 @@ def test_without_one_it_says_what_to_give(target: Any) -> None:
 def test_a_damaged_one_is_an_error(target: Any, shipped: Path) -> None:
     (shipped / "model.safetensors").write_bytes(b"")
     with pytest.raises(ModelLoadError, match="damaged"):
-        LLM(target)
+        LLM(target, "eagle")
 
 
 def test_llm_says_what_was_chosen(target: Any, shipped: Path) -> None:
-    assert LLM(target).drafter_name == "hybrid:sources=suffix+eagle"
+    assert LLM(target).drafter_name == "suffix"
     assert LLM(target, None).drafter_name is None and LLM(target, "none").drafter is None
     assert LLM(target, Suffix()).drafter_name == "Suffix"
 
