@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
 from pathlib import Path
 
 from forerun.config import AUTO, BUNDLED_TARGET, DEFAULT_DRAFTER, NO_DRAFTER
 from forerun.drafters.base import Drafter
+from forerun.drafters.build import build_drafters
 from forerun.models import LanguageModel
 
 _OF_BUNDLED = "draft-model"
 
 
 def chosen_drafter(
-    drafter: str | Path | Drafter | None, target: LanguageModel | str | Path
+    drafter: str | Path | Drafter | Seq[str | Path | Drafter] | None, target: LanguageModel | str | Path
 ) -> str | Path | Drafter | None:
     """What was asked for; None for plain decoding. For AUTO the fastest as measured (docs/benchmarks.md) of those that
-    serve the target without options.
+    serve the target without options. For a list, the drafter that has them all, from which requests choose.
 
     A head that is shipped for the target is not taken: its hybrid with suffix matches accepts more tokens a step than
     suffix matches alone, and is slower, since its passes cost more than they gain (docs/training.md).
@@ -23,6 +25,9 @@ def chosen_drafter(
     Args:
         target: or its name, before it is loaded.
     """
+    if isinstance(drafter, Seq) and not isinstance(drafter, str):
+        every = [chosen_drafter(each, target) for each in drafter]
+        return build_drafters([each for each in every if each is not None])
     if drafter == NO_DRAFTER:
         return None
     if drafter != AUTO:
