@@ -65,12 +65,12 @@ def test_answers_validate(plain: LLM) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("drafter", ["draft-model", "draft-tree", "hybrid", None])
 def test_200_answers_validate(plain: LLM, drafter: str | None) -> None:
-    check(plain, LLM(plain.target, drafter, tokenizer=plain.tokenizer), 200)
+    check(plain, LLM(plain.target, drafter, num_draft_tokens=5, tokenizer=plain.tokenizer), 200)
 
 
 @pytest.mark.slow
 def test_200_answers_without_a_seed_validate(plain: LLM) -> None:
-    llm = LLM(plain.target, "draft-model", tokenizer=plain.tokenizer)
+    llm = LLM(plain.target, "draft-model", num_draft_tokens=5, tokenizer=plain.tokenizer)
     prompts, _ = asked(200)
     for answer in llm.generate(prompts, SamplingParams(grammar=Grammar.json_schema(SCHEMA), max_tokens=MOST)):
         assert answer.finish_reason == "stop"
