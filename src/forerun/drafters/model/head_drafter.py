@@ -6,6 +6,8 @@ import logging
 from abc import abstractmethod
 from pathlib import Path
 
+from torch import Tensor
+
 from forerun.drafters.base import Binding, NamedModel
 from forerun.drafters.model.model_drafter import ModelDrafter
 from forerun.errors import ConfigError, DrafterError, IncompatibleDrafterError, UnsupportedModelError
@@ -13,6 +15,7 @@ from forerun.heads import HeadConfig, StoredHead, load_head
 from forerun.heads.fingerprint import check_target
 from forerun.heads.shipped import shipped_head
 from forerun.models import LanguageModel, Model, Rows, number_format
+from forerun.models.heads import HeadModel
 from forerun.types import Needs
 
 _log = logging.getLogger(__name__)
@@ -67,8 +70,19 @@ class HeadDrafter(ModelDrafter):
         _say_formats(self._head, target, name)
         self._serve(model, binding)
 
+    @property
+    def _head_model(self) -> HeadModel:
+        assert isinstance(self._model, HeadModel)
+        return self._model
+
+    def _widened(self, logits: Tensor) -> Tensor:
+        return self._head_model.widened(logits)
+
+    def _named(self, columns: Tensor) -> Tensor:
+        return self._head_model.token_ids[columns]
+
     @abstractmethod
-    def _of_head(self, head: StoredHead[HeadConfig], target: LanguageModel, name: str) -> LanguageModel:
+    def _of_head(self, head: StoredHead[HeadConfig], target: LanguageModel, name: str) -> HeadModel:
         """The model that drafts, of a head that is the target's.
 
         Raises:
