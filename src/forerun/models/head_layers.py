@@ -82,8 +82,12 @@ class HeadLayers:
         return self.product(parts)
 
     def output(self, is_of_head: bool, target: LanguageModel, token_ids: Tensor) -> Linear:
-        """The output layer: of the head, or the target's rows of these tokens."""
-        return self.linear("lm_head") if is_of_head else self.product([target.output_rows(token_ids)])
+        """The output layer: of the head, or the target's rows of these tokens, in codes where the head is."""
+        if is_of_head:
+            return self.linear("lm_head")
+        rows = target.output_rows(token_ids)
+        is_in_codes = self.library is not None and self.head.codes
+        return self.product([quantise_int8(rows, "a head") if is_in_codes else rows])
 
     def multiply(self, linear: Linear, x: Tensor) -> Tensor:
         """[n, in] -> [n, out] in `compute`, whatever the layer takes."""
