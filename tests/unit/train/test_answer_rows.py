@@ -95,6 +95,22 @@ def test_of_an_answer_all_is_wanted_and_of_a_prompt_nothing_or_some(tmp_path: Pa
     assert some.num_wanted == rows.num_wanted + 4 * 3 + min(3, len(chatty("def f(")["input_ids"]) - 1)
 
 
+def test_answers_in_a_folder_are_found_beside_text(tmp_path: Path, chatty: Any) -> None:
+    folder = tmp_path / "data"
+    (folder / "more").mkdir(parents=True)
+    lines = [{"prompt": f"{place}?", "answer": f"{place}!", "system": False, "complete": True} for place in range(2)]
+    written(folder / "answers.jsonl.gz", lines[0])
+    written(folder / "more" / "answers.jsonl", lines[1])
+    (folder / "answers.jsonl.gz.json").write_text("{}")
+    (folder / "notes.txt").write_text("A text.")
+    written(folder / "prompts.jsonl", {"prompt": "Why?"})
+    written(folder / "metrics.jsonl", {"loss": 1.0})
+    told: list[str] = []
+    rows = pack(folder, chatty, told=told.append)
+    assert told[0] == "2 lines or texts left out: files without answers"
+    assert {wanted for _, wanted in documents(rows, chatty)} == {"0!<|im_end|>", "1!<|im_end|>", " text."}
+
+
 def test_rows_are_made_anew_only_where_what_they_depend_on_has_changed(tmp_path: Path, chatty: Any) -> None:
     source = written(tmp_path / "answers.jsonl", *({"prompt": f"{i}?", "answer": f"{i}"} for i in range(30)))
     index = tmp_path / "packed" / "packed.json"
