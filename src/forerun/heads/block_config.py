@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from forerun.config import MAX_BLOCK_SIZE
 from forerun.errors import ConfigError
+from forerun.heads.config import KeyShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +115,11 @@ class BlockConfig:
     def kind(self) -> str:
         """Of head, with its size."""
         return f"block-{self.block_size}"
+
+    @property
+    def keys(self) -> KeyShape:
+        """Of its layers."""
+        return KeyShape(self.num_layers, self.num_kv_heads, self.head_dim)
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
         """As `block_tensors`."""

@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import Field
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+
+class KeyShape(NamedTuple):
+    """Keys, and values as wide, that a head keeps of a row; 0 layers of a head that keeps none."""
+
+    num_layers: int
+    num_heads: int
+    head_dim: int
 
 
 class HeadConfig(Protocol):
@@ -34,6 +42,10 @@ class HeadConfig(Protocol):
 
     @property
     def layers(self) -> tuple[int, ...]: ...
+
+    @property
+    def keys(self) -> KeyShape:
+        """What its cache holds."""
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
         """Every trained tensor by name, with its shape. `d2t`, which is not trained, is stored beside them where the

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from forerun.errors import ConfigError
+from forerun.heads.config import KeyShape
 
 EAGLE_VERSIONS = (1, 3)
 
@@ -107,6 +108,11 @@ class EagleConfig:
     def kind(self) -> str:
         """Of head, with its version."""
         return "MTP" if self.is_mtp else f"EAGLE-{self.version}"
+
+    @property
+    def keys(self) -> KeyShape:
+        """Of its one layer."""
+        return KeyShape(1, self.num_kv_heads, self.head_dim)
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
         """As `eagle_tensors`."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from forerun.config import OUTPUT_ROWS
 from forerun.errors import ConfigError
+from forerun.heads.config import KeyShape
 
 RANKS = 8
 """Ranks whose accuracy is kept for each head."""
@@ -75,6 +76,11 @@ class MedusaConfig:
     def kind(self) -> str:
         """Of head."""
         return "Hydra" if self.sequential else "Medusa"
+
+    @property
+    def keys(self) -> KeyShape:
+        """None: the heads attend to nothing."""
+        return KeyShape(0, 0, 0)
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
         """Every trained tensor by name, with its shape. The names are those that vLLM reads."""

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from forerun.drafters.base import Binding, NamedModel
 from forerun.drafters.model.model_drafter import ModelDrafter
+from forerun.drafters.table import shipped_folder
 from forerun.errors import ConfigError, DrafterError, IncompatibleDrafterError, UnsupportedModelError
 from forerun.heads import HeadConfig, StoredHead, load_head
 from forerun.heads.fingerprint import check_target
@@ -40,8 +41,9 @@ class HeadDrafter(ModelDrafter):
         return Needs(layers=self._head.config.layers, states=True)
 
     def models_to_load(self, target_name: str) -> tuple[NamedModel, ...]:
-        """None: a head is no language model by itself."""
-        return ()
+        """The head: the one that was given, or the one that is shipped for a target of this name."""
+        folder = self._folder or shipped_folder(target_name, self._example)
+        return () if folder is None or self._head is not None else (NamedModel(folder, is_head=True),)
 
     def bind(self, binding: Binding) -> None:
         """Read the head and fit it to the target.
