@@ -25,11 +25,12 @@ from forerun.heads.eagle_config import EagleConfig
 from forerun.heads.fingerprint import embedding_fingerprint
 from forerun.heads.public_block import block_config_of, is_block
 from forerun.heads.public_config import SPECULATORS, public_config
+from forerun.heads.public_parts import D2T, OUTPUT, T2D
 from forerun.heads.stored import StoredHead
 from forerun.heads.tensors import check_forms, check_shape, check_values, checked_d2t
 
 WEIGHTS = "model.safetensors"
-D2T, T2D, EMBEDDING, OUTPUT = "d2t", "t2d", "embed_tokens.weight", "lm_head.weight"
+EMBEDDING = "embed_tokens.weight"
 _OF_TRAINING = re.compile(r"^verifier_(norm|lm_head)\.weight$|\.rotary_emb\.inv_freq$")
 """Tensors that drafting has no use for: the target's, for the loss, and what a configuration gives."""
 

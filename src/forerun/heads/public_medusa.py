@@ -21,6 +21,7 @@ from forerun.files.foreign_errors import REMEDY, as_load_errors
 from forerun.files.json_file import Fields
 from forerun.heads.medusa_config import MedusaConfig
 from forerun.heads.public_forms import Slice, open_slices
+from forerun.heads.public_parts import OUTPUT, as_stored, proposed_tokens
 from forerun.heads.stored import StoredHead
 from forerun.heads.tensors import Kept, check_forms, check_shape, check_values, checked_d2t
 
@@ -109,10 +110,10 @@ def medusa_file(
     """
     kept = {name: tensors[name].to(dtype) for name in config.tensors()}
     if config.output_rows == "target":
-        kept["lm_head.weight"] = output_rows.to(dtype)
+        kept[OUTPUT] = output_rows.to(dtype)
     if d2t is not None:
-        kept[TOKEN_MAP] = torch.arange(len(d2t)) + d2t.to(torch.int64)
-    return {name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for name, tensor in kept.items()}
+        kept[TOKEN_MAP] = proposed_tokens(d2t)
+    return as_stored(kept)
 
 
 def sayable_medusa(

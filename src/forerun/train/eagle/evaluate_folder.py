@@ -103,9 +103,7 @@ def _start(
 ) -> Start:
     """The head as if a run had just ended."""
     config, where = stored.config, served.device
-    vocabulary = torch.arange(config.draft_vocab_size)
-    if stored.d2t is not None:
-        vocabulary += stored.d2t
+    vocabulary = stored.token_ids
     head = kind.module(config)
     head.load_state_dict(dict(stored.tensors))
     output_rows = served.output_rows(vocabulary).to(COMPUTE[where.type], copy=True)
