@@ -32,6 +32,7 @@ class HeadDrafter(ModelDrafter):
         """Keep what was given as the head, whose folder is read in `bind`."""
         self._head: StoredHead[HeadConfig] | None = model if isinstance(model, StoredHead) else None
         self._folder = Path(model) if isinstance(model, (str, Path)) else None
+        self._has_capped = False
 
     @property
     def needs(self) -> Needs:
@@ -68,6 +69,16 @@ class HeadDrafter(ModelDrafter):
         _check_states(self._head, target, name)
         _say_formats(self._head, target, name)
         self._serve(model, binding)
+
+    def _capped(self, budget: int, most: int, message: str) -> int:
+        """A budget of at most so many tokens. That one was larger is logged once.
+
+        message: with %(name)s of the head, %(most)d and %(budget)d.
+        """
+        if budget > most and not self._has_capped:
+            self._has_capped = True
+            _log.info(message, {"name": self.model.name, "most": most, "budget": budget})
+        return min(budget, most)
 
     @abstractmethod
     def _of_head(self, head: StoredHead[HeadConfig], target: LanguageModel, name: str) -> LanguageModel:
