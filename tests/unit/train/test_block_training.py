@@ -24,9 +24,9 @@ from forerun.train.block import loss as block_loss
 from forerun.train.block.anchors import choose_anchors, restricted
 from forerun.train.block.loss import confidence_loss, logit_parts
 from forerun.train.block.module import BlockHead, _Layers, blocks
-from forerun.train.chain_loss import ChainTargets, chain_loss
 from forerun.train.data.packed import NO_DOCUMENT
-from forerun.train.eagle.rows import HeadRows, head_rows, predicted
+from forerun.train.heads.chain_loss import ChainTargets, chain_loss
+from forerun.train.heads.rows import HeadRows, head_rows, predicted
 from forerun.train.losses import divergence, survival_weights
 
 K = 4

@@ -1,6 +1,6 @@
 """A block head as training computes it: blocks at many anchors of some documents at once.
 
-The tensors, their names and their meaning are those of `BlockConfig`. The rows are those of `eagle/rows.py`: row i
+The tensors, their names and their meaning are those of `BlockConfig`. The rows are those of `heads/rows.py`: row i
 reads the target's state of token i, and the block of an active row i is anchored at token i + 1. Its slots attend to
 the rows of the document up to i, and to each other: these are the rows that drafting would have there.
 """
@@ -12,9 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from forerun.heads.block_config import BlockConfig
-from forerun.train.accelerator import SHAPE_STEP
-from forerun.train.eagle.module import Augmentation, HeadModule
-from forerun.train.eagle.rows import HeadRows, Segment
+from forerun.train.heads.module import Augmentation, HeadModule, product, rotated
+from forerun.train.heads.rows import HeadRows, Segment
 
 
 class BlockHead(HeadModule):
@@ -65,9 +64,7 @@ class _Layers:
         }
 
     def linear(self, name: str, x: Tensor) -> Tensor:
-        flat = x.flatten(0, -2)
-        padded = F.pad(flat.to(self.dtype), (0, 0, 0, -len(flat) % SHAPE_STEP))
-        return F.linear(padded, self.weights[name])[: len(flat)].to(x.dtype).view(*x.shape[:-1], -1)
+        return product(x, self.weights[name])
 
     def norm(self, name: str, x: Tensor) -> Tensor:
         return F.rms_norm(x, x.shape[-1:], self.weights[name].to(x.dtype), self.config.rms_norm_eps)
@@ -100,7 +97,7 @@ class _Layers:
         found = found.view(*x.shape[:-1], -1, self.config.head_dim)
         if positions is None:
             return found
-        return self.rotated(self.norm(f"{name}self_attn.{kind}_norm", found), positions)
+        return rotated(self.norm(f"{name}self_attn.{kind}_norm", found), positions, self.config.rope_theta)
 
     def attended(
         self, query: Tensor, key: Tensor, value: Tensor, keys: Tensor, values: Tensor, segment: Segment
@@ -127,12 +124,3 @@ class _Layers:
         if self.config.sliding_window is not None:  # counted from the last slot
             hidden |= rows + slots - columns >= self.config.sliding_window
         return torch.zeros(hidden.shape, dtype=like.dtype, device=rows.device).masked_fill_(hidden, -torch.inf)[:, None]
-
-    def rotated(self, x: Tensor, positions: Tensor) -> Tensor:
-        """x: [..., heads, head_dim], its halves rotated together, by angles of float32, as when it is served."""
-        half = self.config.head_dim // 2
-        powers = torch.arange(0, 2 * half, 2, dtype=torch.float32, device=x.device) / (2 * half)
-        angles = positions[..., None].float() / self.config.rope_theta**powers
-        cosines, sines = (part.to(x.dtype)[..., None, :] for part in (angles.cos(), angles.sin()))
-        first, second = x[..., :half], x[..., half:]
-        return torch.cat([first * cosines - second * sines, second * cosines + first * sines], -1)

@@ -15,22 +15,23 @@ from forerun.errors import ConfigError, UnsupportedModelError
 from forerun.heads import BlockConfig, EagleConfig, HeadConfig, MedusaConfig, StoredHead, load_head
 from forerun.heads.fingerprint import check_target
 from forerun.models import LanguageModel, find_tokenizer, load_model, load_transformers_model
-from forerun.models.sources import find_source
 from forerun.train.accelerator import reuse_memory, training_device
 from forerun.train.block.kind import BlockKind
 from forerun.train.block.options import BlockTraining
 from forerun.train.continuations import write_on
 from forerun.train.data.packed import PackedRows
 from forerun.train.data.packing import Document, pack
-from forerun.train.eagle.card import HeadReport
-from forerun.train.eagle.commands import FINAL_ROWS, Start, measure
-from forerun.train.eagle.data import read_rows
-from forerun.train.eagle.evaluate import HeldOut
-from forerun.train.eagle.kind import EagleKind, HeadKind
+from forerun.train.eagle.kind import EagleKind
 from forerun.train.eagle.options import EagleTraining
-from forerun.train.eagle.run import COMPUTE, Target
-from forerun.train.eagle.target_states import TargetStates, learnt_layers
 from forerun.train.evaluate import batches_of_one_length
+from forerun.train.heads.card import HeadReport
+from forerun.train.heads.commands import FINAL_ROWS, Start, measure
+from forerun.train.heads.data import read_rows
+from forerun.train.heads.evaluate import HeldOut
+from forerun.train.heads.kind import HeadKind
+from forerun.train.heads.run import COMPUTE, Target
+from forerun.train.heads.start import target_config
+from forerun.train.heads.target_states import TargetStates, learnt_layers
 from forerun.train.medusa.kind import MedusaKind
 from forerun.train.medusa.options import MedusaTraining
 from forerun.vocabulary import encode_text
@@ -68,7 +69,7 @@ def evaluate_head(
     tokenizer = find_tokenizer(name)
     if tokenizer is None:
         raise ConfigError(f"{name} has no tokenizer, by which text becomes tokens. Give the folder of a whole model.")
-    num_layers = find_source(name).config().get_text_config().num_hidden_layers
+    num_layers = target_config(name).num_hidden_layers
     stored = load_head(folder, num_layers)
     kind = kind_of(stored.config, str(folder))
     check_target(stored.fingerprint, served, str(folder))
