@@ -124,9 +124,13 @@ def _train(
     from forerun.train.heads.commands import train_head
 
     name, folder = chosen_model(target, "--target"), work or out.with_name(out.name + ".run")
-    train_head(out, folder, str(name), data, kind, _this_command(), resume=resume, force=force)
+    train_head(out, folder, str(name), data, kind, this_command(), resume=resume, force=force)
 
 
-def _this_command() -> str:
+def this_command() -> str:
     """The command line, with the last part of each path."""
-    return shlex.join(["forerun", *(Path(part).name if "/" in part else part for part in sys.argv[1:])])
+    parts = []
+    for part in sys.argv[1:]:
+        flag, equals, value = part.partition("=") if part.startswith("-") else ("", "", part)
+        parts.append(flag + equals + (Path(value).name if "/" in value else value))
+    return shlex.join(["forerun", *parts])
