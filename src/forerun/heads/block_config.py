@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from forerun.config import MAX_BLOCK_SIZE
 from forerun.errors import ConfigError
-from forerun.heads.config import KeyShape, check_attention, check_layers, check_sizes, check_vocabulary
+from forerun.heads.config import KeyShape, check_attention, check_layers, check_positive, check_vocabulary
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class BlockConfig:
     max_positions: int = 2048
 
     def __post_init__(self) -> None:
-        check_sizes(
+        check_positive(
             "the head",
             vocab_size=self.vocab_size,
             draft_vocab_size=self.draft_vocab_size,

@@ -58,7 +58,7 @@ class HeadConfig(Protocol):
         """What it has that not every head of its kind has, for people."""
 
 
-def check_sizes(of: str, **sizes: int) -> None:
+def check_positive(of: str, **sizes: int) -> None:
     """Raises ConfigError where a size is below 1. of: what has these sizes."""
     for name, value in sizes.items():
         if value < 1:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from forerun.errors import ConfigError
-from forerun.heads.config import KeyShape, check_attention, check_layers, check_sizes, check_vocabulary
+from forerun.heads.config import KeyShape, check_attention, check_layers, check_positive, check_vocabulary
 
 EAGLE_VERSIONS = (1, 3)
 
@@ -69,7 +69,7 @@ class EagleConfig:
     is_mtp: bool = False
 
     def __post_init__(self) -> None:
-        check_sizes(
+        check_positive(
             "the head",
             vocab_size=self.vocab_size,
             draft_vocab_size=self.draft_vocab_size,

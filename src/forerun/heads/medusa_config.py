@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from forerun.config import OUTPUT_ROWS
 from forerun.errors import ConfigError
-from forerun.heads.config import KeyShape, check_sizes, check_vocabulary
+from forerun.heads.config import KeyShape, check_positive, check_vocabulary
 
 RANKS = 8
 """Ranks whose accuracy is kept for each head."""
@@ -47,7 +47,7 @@ class MedusaConfig:
     accuracies: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        check_sizes(
+        check_positive(
             "the Medusa heads",
             vocab_size=self.vocab_size,
             draft_vocab_size=self.draft_vocab_size,

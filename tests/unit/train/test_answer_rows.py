@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from forerun import workloads
 from forerun.errors import ConfigError
@@ -13,6 +14,8 @@ from forerun.train.data.answer_file import read_answers
 from forerun.train.data.answer_rows import pack_answers
 from forerun.train.data.chat_text import ChatText
 from forerun.train.data.packed import PackedRows
+from forerun.train.heads import data as head_data
+from heads import AdditiveModel
 from small_tokenizers import byte_level
 
 CHATML = (
@@ -141,6 +144,19 @@ def test_what_is_measured_on_is_left_out_and_answers_of_another_target_are_told(
     rows = pack(source, chatty, told=told.append, target="4000-8-1--")
     assert rows.num_documents == 1
     assert "another target than it" in told[0] and told[1].startswith("2 lines or texts left out: 13 words in a row")
+
+
+def test_training_tells_of_answers_of_another_target(
+    tmp_path: Path, chatty: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served: Any = AdditiveModel()
+    monkeypatch.setattr(served, "vocab_size", 5_000)
+    monkeypatch.setattr(head_data, "target_fingerprint", lambda target: "5000-9-1--" if target is served else "")
+    source = written(tmp_path / "answers.jsonl", {"prompt": "Say it.", "answer": "It."})
+    (tmp_path / "answers.jsonl.json").write_text(json.dumps({"run": {"target": "5000-8-1--"}}))
+    console = Console(record=True, width=200)
+    head_data.read_rows(source, served, chatty, tmp_path / "packed", 255, console)
+    assert f"another target than {served.name} gave these answers" in console.export_text()
 
 
 @pytest.mark.parametrize(

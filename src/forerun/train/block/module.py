@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from forerun.errors import ConfigError
 from forerun.heads.block_config import BlockConfig
 from forerun.train.heads.module import Augmentation, HeadModule, product, rotated
 from forerun.train.heads.rows import HeadRows, Segment
@@ -41,7 +42,13 @@ def blocks(
         embeddings: [N, hidden] of the same, unscaled.
         mask: [hidden], what stands in the slots after the first.
         dtype: of products; sums, norms and the residual are in float32, or float64 for float64.
+
+    Raises:
+        ConfigError: a block has fewer tokens than there are steps.
     """
+    if rows.steps > head.config.block_size:
+        size = head.config.block_size
+        raise ConfigError(f"blocks of {size} tokens draft no {rows.steps} tokens. Ask for {size}.")
     config, layer = head.config, _Layers(head, dtype, rows)
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     context = layer.fused(states[rows.states].to(wide), augment)

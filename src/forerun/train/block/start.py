@@ -11,7 +11,7 @@ from forerun.train.block.module import BlockHead
 from forerun.train.block.options import BlockShape
 from forerun.train.heads.options import layer_numbers
 from forerun.train.heads.start import (
-    check_layers,
+    check_has_layers,
     first_size,
     random_matrix,
     sizes_for,
@@ -29,7 +29,7 @@ def block_config(target: str, served: LanguageModel, shape: BlockShape, max_posi
     of_target = target_config(target)
     num_layers: int = of_target.num_hidden_layers
     layers = layer_numbers(shape.layers) or spread_layers(num_layers, 3)
-    check_layers(layers, num_layers, served.name)
+    check_has_layers(layers, num_layers, served.name)
     return BlockConfig(
         **sizes_for(of_target, served, shape),
         num_layers=shape.num_layers,

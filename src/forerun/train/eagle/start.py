@@ -11,7 +11,7 @@ from forerun.models import LanguageModel
 from forerun.train.eagle.module import EagleHead
 from forerun.train.eagle.options import EagleShape
 from forerun.train.heads.start import (
-    check_layers,
+    check_has_layers,
     first_size,
     hidden_size,
     random_matrix,
@@ -30,7 +30,7 @@ def head_config(target: str, served: LanguageModel, shape: EagleShape, max_posit
     of_target = target_config(target)
     num_layers: int = of_target.num_hidden_layers
     layers = shape.chosen_layers() or spread_layers(num_layers, shape.version)
-    check_layers(layers, num_layers, served.name)
+    check_has_layers(layers, num_layers, served.name)
     if shape.version == 1 and layers != (num_layers,):
         raise ConfigError(f"version 1 reads layer {num_layers} alone, not {list(layers)}. Leave layers out.")
     is_third = shape.version == 3

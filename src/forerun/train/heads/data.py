@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Console
 
 from forerun.errors import ConfigError
+from forerun.heads.fingerprint import target_fingerprint
 from forerun.models import LanguageModel
 from forerun.train.data.answer_rows import pack_answers
 from forerun.train.data.packed import INDEX, PackedRows
@@ -34,6 +35,7 @@ def read_rows(
             name=served.name,
             vocab_size=served.vocab_size,
             window=window,
+            target=target_fingerprint(served),
             told=lambda line: console.print(line, highlight=False),
         )
     rows = PackedRows(data)

@@ -76,7 +76,7 @@ def sizes_for(of_target: Any, served: LanguageModel, shape: LayerShape) -> Sizes
     }
 
 
-def check_layers(layers: tuple[int, ...], num_layers: int, name: str) -> None:
+def check_has_layers(layers: tuple[int, ...], num_layers: int, name: str) -> None:
     """Raises ConfigError where the target has no such layers. num_layers, name: of the target."""
     if max(layers) > num_layers:
         raise ConfigError(
