@@ -19,7 +19,7 @@ from forerun.train.heads.run import COMPUTE, Read
 
 
 def unrolled_guess(head: HeadModule, read: Read) -> list[tuple[Tensor, Tensor]]:
-    """Of an EAGLE head."""
+    """As `evaluate.Guess`, of an EAGLE head."""
     assert isinstance(head, EagleHead)
     outputs, _ = unrolled(head, read.rows, read.states, read.embeddings, COMPUTE[read.states.device.type])
     own = head.config.own_output_rows

@@ -11,21 +11,20 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from forerun.errors import ConfigError
 from forerun.heads import StoredHead, save_head
 from forerun.heads.fingerprint import target_fingerprint
-from forerun.models import LanguageModel, find_tokenizer, load_model, load_transformers_model, number_format
+from forerun.models import LanguageModel, load_model, number_format
 from forerun.train.accelerator import device_name, reuse_memory, training_device
 from forerun.train.curves import PICTURE, REMEDY, draw_curves
 from forerun.train.data.packed import PackedRows
 from forerun.train.heads.card import HeadReport, build_record, write_card
-from forerun.train.heads.data import read_rows
+from forerun.train.heads.data import read_rows, tokenizer_of
 from forerun.train.heads.evaluate import HeldOut, shown
 from forerun.train.heads.kind import HeadKind
 from forerun.train.heads.module import HeadModule
-from forerun.train.heads.run import COMPUTE, Target, train
-from forerun.train.heads.start import draft_vocabulary, offsets, target_config, token_counts
-from forerun.train.heads.target_states import TargetStates, check_states, learnt_layers
+from forerun.train.heads.run import Target, frozen_model, train
+from forerun.train.heads.start import draft_vocabulary, offsets, token_counts
+from forerun.train.heads.target_states import check_states
 from forerun.train.run_folder import run_in
 
 FINAL_ROWS = 400
@@ -126,29 +125,22 @@ def prepare_head(name: str, data: Path, work: Path, kind: HeadKind[Any], console
     where = training_device(options.device)
     reuse_memory()
     served = load_model(name, device=where)
-    tokenizer = find_tokenizer(name)
-    if tokenizer is None:
-        raise ConfigError(f"{name} has no tokenizer, by which text becomes tokens. Give the folder of a whole model.")
+    tokenizer = tokenizer_of(name)
     rows = read_rows(data, served, tokenizer, work / "packed", options.window, console)
     config = kind.config(name, served, rows.window)
     counts = token_counts(rows)
     vocabulary = draft_vocabulary(counts, config.draft_vocab_size, served.eos_token_ids)
-    states = TargetStates(
-        load_transformers_model(name, "bfloat16").eval().requires_grad_(False).to(where),
-        learnt_layers(config.layers, target_config(name).num_hidden_layers),
-    )
-    output_rows = served.output_rows(vocabulary).to(COMPUTE[where.type], copy=True)
-    target = Target(served, states, output_rows)
+    target = Target.of(served, frozen_model(name, where), config.layers, vocabulary)
     first = rows.batch(0, _FIRST_ROWS, options.seed)
     document = first.tokens[0][first.documents[0] == 0]
-    apart = check_states(states, served, document.tolist())
+    apart = check_states(target.states, served, document.tolist())
     console.print(
         "states in training and in drafting differ by "
-        + ", ".join(f"{value:.1%} (layer {layer})" for layer, value in zip(states.layers, apart, strict=True)),
+        + ", ".join(f"{value:.1%} (layer {layer})" for layer, value in zip(target.states.layers, apart, strict=True)),
         highlight=False,
     )
     head = kind.module(config)
-    kind.set_first_weights(head, states.of(document, [len(document)])[1:, -1], output_rows)
+    kind.set_first_weights(head, target.states.of(document, [len(document)])[1:, -1], target.output_rows)
     coverage = float(counts[vocabulary].sum() / counts.sum())
     return Start(served, target, rows, head.to(where), vocabulary, coverage, kind)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -12,7 +12,7 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
-from forerun.models import LanguageModel
+from forerun.models import LanguageModel, load_transformers_model
 from forerun.train.accelerator import device_of, to_device
 from forerun.train.checkpoint import LoopState, load_checkpoint
 from forerun.train.data.packed import PackedRows
@@ -20,7 +20,7 @@ from forerun.train.heads.module import Augmentation, HeadModule
 from forerun.train.heads.options import HeadTraining
 from forerun.train.heads.rows import HeadRows, head_rows
 from forerun.train.heads.state_cache import StateCache
-from forerun.train.heads.target_states import TargetStates
+from forerun.train.heads.target_states import TargetStates, learnt_layers
 from forerun.train.loop import Evaluations, Loop
 from forerun.train.optim import Optimisers
 from forerun.train.resumed_options import pin
@@ -48,6 +48,18 @@ class Target:
     states: TargetStates
     output_rows: Tensor
 
+    @classmethod
+    def of(cls, served: LanguageModel, model: Any, layers: Sequence[int], vocabulary: Tensor) -> Target:
+        """Of a target.
+
+        Args:
+            model: the same as `frozen_model` gives it; from then on it computes states alone.
+            layers: that the head reads. vocabulary: [V] ids of the tokens that it proposes.
+        """
+        read = learnt_layers(layers, model.config.get_text_config().num_hidden_layers)
+        output_rows = served.output_rows(vocabulary).to(COMPUTE[served.device.type], copy=True)
+        return cls(served, TargetStates(model, read), output_rows)
+
     def embeddings(self, token_ids: Tensor) -> Tensor:
         """[N, H] float32. token_ids: [N] int64."""
         found, place = torch.unique(token_ids, return_inverse=True)
@@ -62,6 +74,11 @@ class Target:
     def replica(self) -> Target:
         """The same for another thread."""
         return replace(self, states=self.states.replica())
+
+
+def frozen_model(name: str, where: torch.device) -> Any:
+    """A target as Transformers computes it, on a device."""
+    return load_transformers_model(name, "bfloat16").eval().requires_grad_(False).to(where)
 
 
 Options = TypeVar("Options", bound=HeadTraining)
