@@ -19,8 +19,8 @@ from forerun.heads.medusa_config import RANKS
 from forerun.models import Model, Rows, load_model
 from forerun.models.medusa import MedusaModel
 from forerun.train.data.packed import NO_DOCUMENT
-from forerun.train.eagle.rows import HeadRows, head_rows
-from forerun.train.eagle.run import Read, Target
+from forerun.train.heads.rows import HeadRows, head_rows
+from forerun.train.heads.run import Read, Target
 from forerun.train.losses import divergence
 from forerun.train.medusa import loss as medusa_loss
 from forerun.train.medusa.accuracies import accuracies

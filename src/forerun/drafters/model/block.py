@@ -3,7 +3,6 @@ and a chance of its own where the head has these (DSpark: 2607.05147)."""
 
 from __future__ import annotations
 
-import logging
 from itertools import accumulate
 from pathlib import Path
 
@@ -18,7 +17,10 @@ from forerun.models import LanguageModel, Rows
 from forerun.models.block import Block as Slots, BlockModel
 from forerun.types import Sequence
 
-_log = logging.getLogger(__name__)
+_CAPPED = (
+    "%(name)s was trained on blocks of %(most)d tokens: of the %(budget)d that are asked for, a draft has no more than "
+    "these."
+)
 
 
 class Block(HeadFeeding, DraftModel):
@@ -37,7 +39,6 @@ class Block(HeadFeeding, DraftModel):
         DraftModel.__init__(self)
         self._read_head(model)
         self._block: BlockModel | None = None
-        self._said = False
 
     def _of_head(self, head: StoredHead[HeadConfig], target: LanguageModel, name: str) -> BlockModel:
         self._block = BlockModel(head.of(BlockConfig, name, "block"), target, name)
@@ -45,16 +46,7 @@ class Block(HeadFeeding, DraftModel):
 
     def _room(self, sequence: Sequence, budget: int) -> int:
         assert self._block is not None
-        most = self._block.config.block_size
-        if budget > most and not self._said:
-            self._said = True
-            _log.info(
-                "%s was trained on blocks of %s tokens: of the %s that are asked for, a draft has no more than these.",
-                self._block.name,
-                most,
-                budget,
-            )
-        return min(super()._room(sequence, budget), most)
+        return super()._room(sequence, self._capped(budget, self._block.config.block_size, _CAPPED))
 
     def _grow(self, growing: list[GrowingChain], price: float) -> None:
         model = self._block
