@@ -68,7 +68,7 @@ def drafted(head: EagleModel, target: Model, text: list[int]) -> tuple[list[int]
         run = 0
         for step in range(K):
             reached[step] += 1
-            token = int(found.logits[0].argmax())
+            token = int(head.token_ids[found.logits[0].argmax()])
             if token != text[end + step]:
                 break
             accepted[step] += 1

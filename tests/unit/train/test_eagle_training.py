@@ -161,7 +161,7 @@ def test_a_draft_of_several_sequences_gives_the_logits_of_training(
         states = found.taps
         for place, document in enumerate(there):
             index = rows_of[document, first[document]]
-            assert torch.allclose(found.logits[place, vocabulary(head)], logits[step, index], atol=1e-5)
+            assert torch.allclose(found.logits[place], logits[step, index], atol=1e-5)
 
 
 MUTANTS: dict[str, Callable[[HeadRows], HeadRows]] = {

@@ -15,7 +15,6 @@ from forerun.drafters.model.picking import Picking
 from forerun.heads import BlockConfig, HeadConfig, StoredHead
 from forerun.models import LanguageModel, Rows
 from forerun.models.block import Block as Slots, BlockModel
-from forerun.sampling import row_argmax
 from forerun.types import Sequence
 
 _CAPPED = (
@@ -78,22 +77,11 @@ class Block(HeadFeeding, DraftModel):
                 self._extend(growing, wanted, price > 0)
             growing = [chain for chain in growing if not chain.ended]
 
-    def _pick(self, picking: Picking, chains: list[GrowingChain], logits: Tensor) -> tuple[Tensor, Tensor]:
-        """As `DraftModel._pick`, of logits over the draft vocabulary; so are the values where the argmax is enough."""
-        model = self._block
-        assert model is not None
-        if picking is Picking.GREEDY and all(self._pipeline.is_identity(chain.sequence.params) for chain in chains):
-            return logits, model.token_ids[row_argmax(logits)]
-        return super()._pick(picking, chains, model.widened(logits))
-
     def _chances(self, chains: list[GrowingChain], values: Tensor, picked: Tensor, picking: Picking) -> list[float]:
         """As `DraftModel._chances`, or what the head itself estimates."""
         estimates = [chain.estimate for chain in chains if chain.estimate is not None]
         if estimates:
             return estimates
-        if picking is Picking.GREEDY:  # the most probable token is the one that was picked
-            probabilities: list[float] = values.softmax(-1).amax(-1).tolist()
-            return probabilities
         return super()._chances(chains, values, picked, picking)
 
     def _keep(self, chain: GrowingChain, num_proposed: int) -> None:

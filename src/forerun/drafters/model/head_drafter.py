@@ -6,6 +6,8 @@ import logging
 from abc import abstractmethod
 from pathlib import Path
 
+from torch import Tensor
+
 from forerun.drafters.base import Binding, NamedModel
 from forerun.drafters.model.model_drafter import ModelDrafter
 from forerun.drafters.table import shipped_folder
@@ -14,6 +16,7 @@ from forerun.heads import HeadConfig, StoredHead, load_head
 from forerun.heads.fingerprint import check_target
 from forerun.heads.shipped import shipped_head
 from forerun.models import LanguageModel, Model, Rows, number_format
+from forerun.models.heads import HeadModel
 from forerun.types import Needs
 
 _log = logging.getLogger(__name__)
@@ -70,6 +73,17 @@ class HeadDrafter(ModelDrafter):
         _say_formats(self._head, target, name)
         self._serve(model, binding)
 
+    @property
+    def _head_model(self) -> HeadModel:
+        assert isinstance(self._model, HeadModel)
+        return self._model
+
+    def _widened(self, logits: Tensor) -> Tensor:
+        return self._head_model.widened(logits)
+
+    def _named(self, columns: Tensor) -> Tensor:
+        return self._head_model.token_ids[columns]
+
     def _capped(self, budget: int, most: int, message: str) -> int:
         """A budget of at most so many tokens. That one was larger is logged once.
 
@@ -81,7 +95,7 @@ class HeadDrafter(ModelDrafter):
         return min(budget, most)
 
     @abstractmethod
-    def _of_head(self, head: StoredHead[HeadConfig], target: LanguageModel, name: str) -> LanguageModel:
+    def _of_head(self, head: StoredHead[HeadConfig], target: LanguageModel, name: str) -> HeadModel:
         """The model that drafts, of a head that is the target's.
 
         Raises:
