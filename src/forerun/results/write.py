@@ -87,5 +87,5 @@ def _fields(value: Any) -> dict[str, Any]:
 
 def _is_default(field: dataclasses.Field[Any], held: object) -> bool:
     if field.default_factory is not dataclasses.MISSING:
-        return held == field.default_factory()
-    return held == field.default or (field.default == () and held == [])
+        return bool(held == field.default_factory())
+    return bool(held == field.default or (field.default == () and held == []))

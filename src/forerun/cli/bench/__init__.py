@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from forerun.cli.bench import engine, forward, generate, load, overhead, peers, quality, replay
+from forerun.cli.bench import compare, engine, forward, generate, load, overhead, peers, quality, replay, report
 
 app = typer.Typer(help="Measure forerun on this machine, beside Hugging Face Transformers.", no_args_is_help=True)
 app.command()(forward.forward)
@@ -15,3 +15,5 @@ app.command()(load.load)
 app.command()(overhead.overhead)
 app.command()(engine.engine)
 app.command()(quality.quality)
+app.command()(report.report)
+app.command()(compare.compare)
