@@ -10,11 +10,11 @@ set -eu
 cd "$(dirname "$0")/.."
 FORERUN=${FORERUN:-forerun}
 THREADS=${THREADS:-2}
-if [ "${QUICK:-}" ]; then PROMPTS=3 ROUNDS=1 FORWARDS=4 PAIRS=2; else PROMPTS=10 ROUNDS=3 FORWARDS=20 PAIRS=8; fi
+if [ "${QUICK:-}" ]; then PROMPTS=3 ROUNDS=1 FORWARDS=6 PAIRS=2; else PROMPTS=8 ROUNDS=2 FORWARDS=20 PAIRS=10; fi
 
 bundled() {  # the bundled pair: acceptance and speed of the drafters that serve it without options
     "$FORERUN" bench generate --model bundled --prompts code,prose,copying --num-prompts $PROMPTS --max-tokens 96 \
-        --drafters "draft-model,suffix,prompt-lookup,recycling" --rounds $ROUNDS --no-reference --no-details \
+        --drafters draft-model,suffix,recycling --rounds $ROUNDS --no-reference --no-details \
         --threads "$THREADS" --json benchmarks/generate-bundled.json
 }
 forward() {  # one forward by rows, beside the roofline

@@ -56,8 +56,11 @@ def compare(
         raise ConfigError(f"--figures has {odd[0]!r}, but may have {', '.join(paired.WHAT)}.")
     before, after = load(old), load(new)
     rows = paired.compare(before, after, figures, wanted.tolerance)
-    for text in warnings_of([before, after]):
-        say(text)
+    for name, each in (("old", before), ("new", after)):
+        for text in warnings_of([each]):
+            say(f"{name}: {text}")
+    if before.environment.machine != after.environment.machine:
+        say("the two are of different machines: their times are shown, and not judged")
     counts = {name: sum(row.verdict == name for row in rows) for name in dict.fromkeys(row.verdict for row in rows)}
     if json:
         print_json({"worse": paired.WORSE in counts, "verdicts": counts, "rows": rows})

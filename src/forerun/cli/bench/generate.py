@@ -30,6 +30,7 @@ from forerun.config import AUTO, BUNDLED_DRAFT, OFF, NumDraftTokens, SamplingPar
 from forerun.errors import ConfigError
 from forerun.fields import option
 from forerun.files.write import refuse_to_overwrite
+from forerun.results.write import without_folders
 from forerun.workloads import temperatures
 
 if TYPE_CHECKING:
@@ -155,7 +156,7 @@ def _about(model: str, plain: LLM) -> str:
     """The model and its number format, for titles."""
     from forerun.models import number_format
 
-    return f"{model}, {number_format(plain.target)}"
+    return f"{without_folders(model)}, {number_format(plain.target)}"
 
 
 def baseline_method(drafter: str | None, chosen: Mapping[str, str], counts: Sequence[NumDraftTokens]) -> str | None:

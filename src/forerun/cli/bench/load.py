@@ -21,6 +21,7 @@ from forerun.errors import ConfigError
 from forerun.fields import Checked, option
 from forerun.files.json_file import Fields
 from forerun.results.read import check_version
+from forerun.results.write import without_folders
 from forerun.workloads import load as load_workload
 
 if TYPE_CHECKING:
@@ -144,7 +145,7 @@ def load(
     texts = [each.token_ids for each in prepare(plain, {"": cases}, 1)[""]]
     bench = Bench(model, plain, chosen, texts, asked, counts, llm.dtype)
     measured = {part: _MEASURES[part](bench) for part in parts}
-    about = f"{model}, {number_format(plain.target)}: "
+    about = f"{without_folders(model)}, {number_format(plain.target)}: "
     tables = [Table(about + table.title, table.header, table.rows) for _, table in measured.values()]
     found = {part: rows for part, (rows, _) in measured.items()}
     report = Report(

@@ -63,7 +63,7 @@ def quality(
     from forerun.results import TargetFacts
     from forerun.results.write import without_folders
 
-    title = f"{model}: what the weights' format costs, beside float32"
+    title = f"{without_folders(model)}: what the weights' format costs, beside float32"
     report = Report(
         "quality",
         [Table.of(title, COLUMNS, rows)],

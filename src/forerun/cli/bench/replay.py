@@ -72,9 +72,9 @@ def replay(
     about_target = target_facts(model, plain.target, cost_of=cost_of)
     drafters = drafter_facts(chosen, [*counts, AUTO])
     every = [each for name, some in prompts.items() for each in prompt_facts(name, some)]
-    at = f" at the cost of {cost_of}" if cost_of else ""
+    at = f" at the cost of {without_folders(cost_of)}" if cost_of else ""
     about = f"{sum(map(len, prompts.values()))} prompts of {compared.max_tokens} tokens"
-    title = f"{model}{at}, {number_format(plain.target)}: auto against the best fixed K, {about}"
+    title = f"{without_folders(model)}{at}, {number_format(plain.target)}: auto against the best fixed K, {about}"
     table = Table.of(title, bench.COLUMNS, sorted(results, key=lambda row: row.workload))
     details = {"target": target, "results": results}
     report = Report("replay", [table], about_target, drafters, settings, every, details=details)

@@ -16,6 +16,7 @@ from forerun.config import AUTO, NumDraftTokens
 from forerun.errors import ConfigError
 from forerun.fields import option
 from forerun.files.json_file import Fields
+from forerun.results.write import without_folders
 from forerun.workloads import Case, categories_in_turn, load, names
 
 if TYPE_CHECKING:
@@ -53,8 +54,10 @@ class Compared:
     max_tokens: int = option(128, "Tokens generated per prompt.", low=2)
 
     def cases(self) -> dict[str, list[Case]]:
-        """The prompts of each workload. Raises ConfigError as `workloads.load`."""
-        return {name: self._of(name) for name in comma_list(self.prompts, "--prompts")}
+        """The prompts of each workload, by its name without folders. Raises ConfigError as `workloads.load`."""
+        found = comma_list(self.prompts, "--prompts")
+        short = [without_folders(name) for name in found]
+        return {one if short.count(one) == 1 else name: self._of(name) for name, one in zip(found, short, strict=True)}
 
     def _of(self, name: str) -> list[Case]:
         cases = load(name)
