@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from forerun.bench.acceptance_rate import AcceptanceRow
 from forerun.bench.forward import ForwardRow, Load
 from forerun.bench.load.arrival import ArrivalRow
 from forerun.bench.load.batches import BatchRow
@@ -39,6 +40,20 @@ def forward_figures(rows: Sequence[ForwardRow], load: Load, rounds: int, roof: R
         for k in load.counts:
             labels = {"dtype": dtype, "method": ROOFLINE, counted: k, "prefix": load.prefix}
             found += figures_of(labels, {ROOFLINE: roof.seconds(parameters, dtype, k)})
+    return found
+
+
+def acceptance_figures(rows: Sequence[AcceptanceRow]) -> list[Figure]:
+    """Acceptance by workload, category, drafter and K."""
+    found: list[Figure] = []
+    for row in rows:
+        method = f"{row.drafter}, K={row.num_draft_tokens}"
+        labels: dict[str, Any] = {"workload": row.workload, "category": row.category, "temperature": row.temperature}
+        labels |= {"method": method, "drafter": row.drafter, "num_draft_tokens": row.num_draft_tokens}
+        values = {"acceptance_length": row.mean_acceptance_length, "acceptance_rate": row.acceptance_rate}
+        found += figures_of(labels, values, row.num_prompts)
+        for position, share in enumerate(row.per_position, 1):
+            found.append(Figure("position_acceptance", {**labels, "position": position}, share))
     return found
 
 

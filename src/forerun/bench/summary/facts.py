@@ -8,6 +8,7 @@ from forerun.results import Results
 
 TITLES: Mapping[str, str] = {
     "generate": "Whole generations",
+    "acceptance": "Acceptance",
     "forward": "One forward",
     "load": "Many requests at once",
     "quality": "What the weights' format costs",

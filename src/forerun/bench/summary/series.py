@@ -200,6 +200,23 @@ def _loads(results: Results) -> Iterable[Chart]:
         yield Chart(title, caption, "lines", where, unit, series, reference=reference, is_log=True)
 
 
+def _lengths(results: Results) -> Iterable[Chart]:
+    """Tokens per forward by category, of drafts of a fixed K; nothing was timed."""
+    lengths = [each for each in results.figures if each.name == "acceptance_length" and each.value is not None]
+    for workload, temperature in _settings(lengths):
+        here = [each for each in lengths if _is_of(each, workload, temperature)]
+        methods = sorted({str(each.labels["method"]): each.value for each in here}.items(), key=lambda each: -each[1])
+        series = [
+            Series(
+                name,
+                [_point(str(each.labels["category"] or "all"), each) for each in here if each.labels["method"] == name],
+            )
+            for name, _ in methods[:MOST_SERIES]
+        ]
+        title, caption = f"Acceptance: {_about(workload, temperature)}", "All prompts of a category together."
+        yield Chart(title, caption, "rows", "", "tokens per forward", series)
+
+
 def _quality(results: Results) -> Iterable[Chart]:
     """What formats of the weights cost."""
     lost = [each for each in results.figures if each.name == "perplexity_lost" and each.value is not None]
@@ -210,6 +227,7 @@ def _quality(results: Results) -> Iterable[Chart]:
 
 _MAKERS: Mapping[str, tuple[Callable[[Results], Iterable[Chart]], ...]] = {
     "generate": (_speedups, _positions, _contexts, _first_tokens, _gaps),
+    "acceptance": (_lengths,),
     "forward": (_forwards,),
     "load": (_loads,),
     "quality": (_quality,),
