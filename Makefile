@@ -7,6 +7,8 @@
 # make gpu       the tests that need an accelerator, with the python3 that is there (no environment is made)
 # make kernels   compile the native kernels now, and say which run here (else they are compiled at first use)
 # make wheel     a wheel with the native kernels compiled for this platform, in dist/
+# make report    docs/benchmarks.md anew from the measured results in benchmarks/
+# make measure   measure these results anew (an hour; leave the machine alone)
 # make bench     one forward, and whole generations, beside Transformers (takes a while; leave the machine alone)
 #
 # Each but gpu makes the virtual environment it needs. PYTHON chooses the interpreter, TORCH what pip installs as torch,
@@ -28,7 +30,7 @@ STAMP := $(VENV)/.installed
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all fuzz check fix gpu kernels wheel bench clean
+.PHONY: help demo test test-all fuzz check fix gpu kernels wheel report measure bench clean
 
 help:
 	@sed -n '/^$$/q; s/^# \{0,1\}//p' Makefile
@@ -74,6 +76,12 @@ kernels: $(STAMP)
 
 wheel: $(STAMP)
 	HATCH_BUILD_HOOKS_ENABLE=1 $(BIN)/python -m pip wheel --disable-pip-version-check --no-deps --wheel-dir dist .
+
+report: $(STAMP)
+	$(BIN)/forerun bench report benchmarks/*.json --head benchmarks/head.md --markdown docs/benchmarks.md
+
+measure: $(STAMP)
+	FORERUN=$(BIN)/forerun benchmarks/measure.sh $(ARGS)
 
 bench: $(STAMP)
 	$(BIN)/forerun bench forward --markdown

@@ -15,7 +15,8 @@ from forerun.fields import Checked, option, option_like
 WORKLOAD_FILE = (
     'or a JSONL file: on each line an object with a "prompt" (raw text), "messages" (a chat) or "turns" (user '
     'messages, the model\'s answers between them), and if wanted its "category", its "id" or "file", the "reference" '
-    'that follows it there, and the "temperature" to sample it at.'
+    'that follows it there, and the "temperature" to sample it at. The files of Spec-Bench, MT-bench, HumanEval and '
+    "GSM8K are such files, packed by gzip too."
 )
 
 
