@@ -22,6 +22,7 @@ from forerun.cli import (
     index,
     info,
     make,
+    plan,
     quantize,
     serve,
     train,
@@ -90,6 +91,7 @@ app.command("batch")(batch.batch)
 app.command("demo")(demo.demo)
 app.command("fetch")(fetch.fetch)
 app.command("quantize")(quantize.quantize)
+app.command("plan")(plan.plan)
 app.command("drafters")(drafters.drafters)
 app.command("info")(info.info)
 app.add_typer(bench.app, name="bench")

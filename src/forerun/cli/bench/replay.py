@@ -52,10 +52,10 @@ def replay(
     from forerun.bench import replay as bench
     from forerun.bench.prompts import prepare
     from forerun.bench.reference import quieten
-    from forerun.bench.replay_costs import target_costs
     from forerun.config import OFF
     from forerun.engine import LLM
     from forerun.models import load_model, number_format
+    from forerun.plan.step_times import target_costs
 
     quieten()
     cost_of, dtype = priced.cost_of, llm.dtype

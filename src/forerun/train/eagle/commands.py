@@ -21,6 +21,7 @@ from forerun.train.curves import PICTURE, REMEDY, draw_curves
 from forerun.train.data.packed import PackedRows
 from forerun.train.eagle import card as eagle_card
 from forerun.train.eagle.card import HeadReport
+from forerun.train.eagle.costs import head_costs
 from forerun.train.eagle.data import read_rows
 from forerun.train.eagle.evaluate import HeldOut, shown
 from forerun.train.eagle.kind import EagleKind, HeadKind
@@ -177,7 +178,10 @@ def measure(start: Start, held_out: HeldOut, num_draft_tokens: int) -> HeadRepor
     """Score and costs of a head."""
     head = start.head
     stored = StoredHead(head.config, weights(head), _d2t(start))
-    return HeadReport.of(held_out.score(head), start.kind.costs(start.served, stored, num_draft_tokens))
+    first = start.rows.batch(0, 1, 0)
+    prompt = first.tokens[0][first.documents[0] == 0].tolist()
+    costs = head_costs(start.served, start.kind.drafter(stored), prompt, num_draft_tokens)
+    return HeadReport.of(held_out.score(head), costs)
 
 
 def save(out: Path, start: Start, record: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""What differs between kinds of heads in training them: shape, first weights, loss, what they guess, what they cost."""
+"""What differs between kinds of heads in training them: shape, first weights, loss, what they guess, how they draft."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Generic
 
-import torch
 from torch import Tensor
 
+from forerun.drafters import Drafter
+from forerun.drafters.model.eagle import Eagle
 from forerun.heads import EagleConfig, HeadConfig, StoredHead
 from forerun.models import LanguageModel
-from forerun.models.eagle import EagleModel
-from forerun.train.eagle.costs import StepCosts, measure_costs
 from forerun.train.eagle.evaluate import Guess, HeldOut, unrolled_guess
 from forerun.train.eagle.module import EagleHead, HeadModule
 from forerun.train.eagle.options import EagleTraining
@@ -64,8 +63,8 @@ class HeadKind(ABC, Generic[Options]):
         """
 
     @abstractmethod
-    def costs(self, served: LanguageModel, head: StoredHead[Any], num_draft_tokens: int) -> StepCosts:
-        """What drafting with it costs on this machine."""
+    def drafter(self, head: StoredHead[Any]) -> Drafter:
+        """That drafts a chain with it, not yet bound to a target."""
 
 
 class EagleKind(HeadKind[EagleTraining]):
@@ -86,7 +85,6 @@ class EagleKind(HeadKind[EagleTraining]):
         """As `HeadKind.set_first_weights`."""
         set_first_weights(head, last_states, output_rows, self.options.seed)
 
-    def costs(self, served: LanguageModel, head: StoredHead[EagleConfig], num_draft_tokens: int) -> StepCosts:
-        """As `HeadKind.costs`."""
-        with torch.no_grad():
-            return measure_costs(served, EagleModel(head, served, "the head"), num_draft_tokens)
+    def drafter(self, head: StoredHead[EagleConfig]) -> Eagle:
+        """As `HeadKind.drafter`."""
+        return Eagle(head)
