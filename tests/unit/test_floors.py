@@ -32,6 +32,7 @@ FLOORS = {
     "retrieval": 2,
     "vocabulary": 2,
     "heads": 2,
+    "results": 2,
     "gguf_format": 2,
     "guidance": 2,
     "models": 3,
