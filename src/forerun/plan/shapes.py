@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,7 +61,7 @@ class ModelShape:
     def read(self, rows: float) -> float:
         """Weights that a step of so many rows reads: of experts those that some row takes, if each takes them by
         chance."""
-        missed = (1 - self.experts_used / self.experts) ** rows
+        missed = math.pow(1 - self.experts_used / self.experts, rows)
         return self.dense + self.expert_parameters * (1 - missed)
 
     @property

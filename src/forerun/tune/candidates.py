@@ -50,7 +50,6 @@ def candidates(
     model: str,
     named: Sequence[str],
     draft: str | None,
-    has_references: bool,
     bind: Callable[[str], Drafter],
 ) -> Candidates:
     """The drafters for a target.
@@ -59,10 +58,9 @@ def candidates(
         model: the target's name.
         named: texts of drafters; empty: all that there are.
         draft: a draft model, for whichever drafter takes one.
-        has_references: the prompts have references, which may stand for a client's prediction.
         bind: the drafter of a text, bound to the target. Raises ArmFailedError.
     """
-    texts, refused = (dict.fromkeys(named), {}) if named else _of_table(model, draft, has_references)
+    texts, refused = (dict.fromkeys(named), {}) if named else _of_table(model, draft)
     fitting = []
     for text in texts:
         try:
@@ -74,15 +72,15 @@ def candidates(
     return Candidates(tuple(fitting), refused)
 
 
-def _of_table(model: str, draft: str | None, has_references: bool) -> tuple[dict[str, None], dict[str, str]]:
+def _of_table(model: str, draft: str | None) -> tuple[dict[str, None], dict[str, str]]:
     """Texts to be tried, in order, and the rows that are not, with the reason."""
     texts: dict[str, None] = {}
     refused: dict[str, str] = {}
     for name, row in DRAFTERS.items():
         if name == HYBRID:
             continue  # made of those that look promising
-        if name == PREDICTION and not has_references:
-            refused[name] = "no prompt has a reference that could stand for a client's prediction"
+        if name == PREDICTION:
+            refused[name] = "it reads what a client sends with a request; its references stand for that if it is named"
         elif draft is not None and row.with_draft_model is not None:
             texts[row.with_draft_model.format(draft)] = None
         elif row.serves(model) or row.shipped:  # a head is found by the target's weights

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from time import perf_counter
+from typing import Any
 
 import torch
 
@@ -16,10 +17,14 @@ from forerun.engine import LLM
 from forerun.engine.engine import Engine
 from forerun.engine.results import Choice
 from forerun.errors import ForerunError
+from forerun.models import identity
+from forerun.policy import AutoBudget, Budget, automatic_budget
+from forerun.policy.start import entry
 from forerun.tune.arms import PLAIN, Arm, ArmFailedError, Trial, Unit
 
-WARM_TOKENS = 24
-"""Tokens that an arm generates before its first trial: allocations, and costs for whoever chooses K by them."""
+WARM_TOKENS = 8
+"""Tokens that an arm generates before its first trial, for memory that is allocated at first. One that chooses K itself
+generates a whole answer, by which it learns what steps cost: that is written down for later processes, too."""
 _SEED = 1
 
 
@@ -36,6 +41,7 @@ class EngineTrials:
         self._plain, self._requests, self._params = plain, requests, params
         self._drafters: dict[str, Drafter] = {}
         self._engines: dict[Arm, Engine] = {}
+        self._budgets: dict[Arm, Budget] = {}
         self._texts: dict[int, list[int]] = {}  # of plain decoding, by prompt
         self._began = perf_counter()
 
@@ -64,9 +70,11 @@ class EngineTrials:
         if arm not in self._engines:
             config = EngineConfig(seed=0, prefix_reuse=OFF, num_draft_tokens=arm.num_draft_tokens)
             drafter = None if arm == PLAIN else self.drafter(arm.drafter)
-            engine = Engine(self._plain.target, drafter, tokenizer=self._plain.tokenizer, config=config)
+            budget = None if drafter is None or not arm.is_auto else self._automatic(arm, drafter)
+            engine = Engine(self._plain.target, drafter, tokenizer=self._plain.tokenizer, config=config, budget=budget)
             self._engines[arm] = engine
-            self._answers(arm, engine, list(range(level)), WARM_TOKENS)
+            tokens = self._params.max_tokens if arm.is_auto else WARM_TOKENS
+            self._answers(arm, engine, list(range(level)), tokens)
         return self._engines[arm]
 
     def run(self, arm: Arm, unit: Unit) -> Trial:
@@ -79,9 +87,29 @@ class EngineTrials:
         seconds = perf_counter() - started
         return _trial(seconds, choices, self._is_same(arm, unit, choices))
 
+    def start(self, arm: Arm) -> dict[str, Any] | None:
+        """What the arm's budget has learned, for the next process; None where it learns nothing that can be kept."""
+        budget = self._budgets.get(arm)
+        if not isinstance(budget, AutoBudget):
+            return None
+        return entry(self._cost_key(self.drafter(arm.drafter)), budget.costs, budget.acceptance)
+
+    def text(self, prompt: int) -> list[int] | None:
+        """The answer of plain decoding, once it was tried on this prompt."""
+        return self._texts.get(prompt)
+
     def params(self, prompt: int, drafter: Drafter | None) -> SamplingParams:
         """Of one of the prompts."""
         return with_prediction(replace(self._params, seed=prompt), drafter, self._requests[prompt])
+
+    def _automatic(self, arm: Arm, drafter: Drafter) -> Budget:
+        """A budget that begins with the costs that are known here, as that of any other engine."""
+        key = self._cost_key(drafter)
+        budget = self._budgets[arm] = automatic_budget(whole_draft=drafter.traits.whole_draft, cost_key=key)
+        return budget
+
+    def _cost_key(self, drafter: Drafter) -> tuple[str, ...]:
+        return (identity(self._plain.target), *drafter.traits.cost_key)
 
     def _answers(self, arm: Arm, engine: Engine, prompts: Sequence[int], max_tokens: int) -> list[Choice]:
         """The answers to prompts that are sent at once, in their order."""
@@ -131,6 +159,7 @@ def _trial(seconds: float, choices: Sequence[Choice], same: bool | None) -> Tria
         sum(each.time_draft for each in stats) / level,
         sum(each.time_target for each in stats) / level,
         sum(each.time_verify for each in stats) / level,
+        max(each.time_first_token for each in stats),
         same,
     )
 

@@ -29,6 +29,7 @@ def search(
     more: More = lambda _: (),
     say: Callable[[str], None] = lambda _: None,
     after: Callable[[Arm], None] = lambda _: None,
+    count: int = 1,
 ) -> list[Arm]:
     """The finalists, the fastest first; empty where no arm could be tried.
 
@@ -37,8 +38,10 @@ def search(
         units: used in this order, and again from the first where there are too few.
         until: on the clock of the trials.
         say: is told of each round. after: of each trial.
+        count: units of the first round.
     """
-    left, used, count = list(arms), 0, 1
+    left, used = list(arms), 0
+    count = min(count, len(units))
     while True:
         say(f"{len(left)} arms on {count} prompt{'s' if count > 1 else ''}")
         whole = True
@@ -49,9 +52,9 @@ def search(
         ranked = ledger.ranked(left)
         if used == 0 and whole:
             fresh = [arm for arm in more(ledger) if arm not in left]
-            if fresh:
-                run_heat(trials, ledger, units[0], fresh, until, after)
-                ranked = ledger.ranked([*left, *fresh])
+            for unit in units[:count] if fresh else ():
+                run_heat(trials, ledger, unit, fresh, until, after)
+            ranked = ledger.ranked([*left, *fresh])
         used += count
         if len(ranked) <= FINALISTS or trials.now() >= until or not can_win(ledger, ranked):
             return finalists(ranked)
@@ -62,9 +65,12 @@ def search(
 
 
 def kept(ranked: Sequence[Arm]) -> list[Arm]:
-    """The better half, and the finalists among them."""
+    """The better half. The finalists among them stay, and of the drafters in the first quarter the arm that chooses K
+    itself, which has to learn at first."""
     half = list(ranked[: max(FINALISTS, (len(ranked) + 1) // 2)])
-    return half + [arm for arm in finalists(ranked) if arm not in half]
+    good = {arm.drafter for arm in ranked[: (len(ranked) + 3) // 4]}
+    learning = [arm for arm in ranked if arm.is_auto and arm.drafter in good]
+    return list(dict.fromkeys([*half, *finalists(ranked), *learning]))
 
 
 def finalists(ranked: Sequence[Arm]) -> list[Arm]:

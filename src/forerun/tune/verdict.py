@@ -14,6 +14,7 @@ from forerun.tune.search import can_win
 FIXED_MARGIN = 1.02
 """A fixed K is chosen only if its lower bound over the choice of K step by step exceeds this: it cannot adapt to other
 prompts than those that were tried."""
+_MARGIN = f"{100 * (FIXED_MARGIN - 1):.0f} %"
 WORTH = 1.02
 """An arm whose upper bound over plain decoding is below this gains nothing that would be noticed."""
 ROUNDS = 3
@@ -66,10 +67,15 @@ def judge(ledger: Ledger, finalists: Sequence[Arm]) -> Verdict:
     speeds = {arm: found for arm in finalists if arm not in ledger.failed and (found := ledger.speedup(arm))}
     if not speeds:
         return Verdict("off", PLAIN, "No drafter could be tried, so nothing speaks for one.")
-    gaining = [arm for arm, found in speeds.items() if found.low is not None and found.low > 1]
-    if gaining:
-        arm, reason = _chosen(ledger, gaining, list(speeds))
-        return Verdict("on", arm, reason)
+    auto = next((arm for arm in speeds if arm.is_auto), None)
+    fixed = next((arm for arm in speeds if not arm.is_auto), None)
+    between = None if auto is None or fixed is None else ledger.speedup(fixed, over=auto)
+    if fixed is not None and _exceeds(speeds[fixed], 1) and (between is None or _exceeds(between, FIXED_MARGIN)):
+        beside = "" if between is None else f" It is faster than {auto} by more than {_MARGIN} ({between:.2f})."
+        return Verdict("on", fixed, f"{fixed} is faster than plain decoding: {speeds[fixed]:.2f}.{beside}")
+    if auto is not None and _exceeds(speeds[auto], 1):
+        beside = "" if between is None else f" {fixed} is not faster than that by more than {_MARGIN} ({between:.2f})."
+        return Verdict("on", auto, f"{auto} is faster than plain decoding: {speeds[auto]:.2f}.{beside}")
     shown = ", ".join(f"{arm} {found:.2f}" for arm, found in speeds.items())
     if all(found.high is not None and found.high < WORTH for found in speeds.values()):
         return Verdict("off", PLAIN, f"Do not speculate here: nothing that was tried is faster ({shown} of plain).")
@@ -79,19 +85,6 @@ def judge(ledger: Ledger, finalists: Sequence[Arm]) -> Verdict:
         f"No difference could be shown ({shown} of plain), so plain decoding is kept. More prompts or more minutes "
         "would tell.",
     )
-
-
-def _chosen(ledger: Ledger, gaining: Sequence[Arm], tried: Sequence[Arm]) -> tuple[Arm, str]:
-    """Of the arms where one is shown to gain, which, and why."""
-    auto = next((arm for arm in tried if arm.is_auto), None)
-    fixed = next((arm for arm in tried if not arm.is_auto), None)
-    if auto is None or fixed is None:
-        return gaining[0], f"{gaining[0]} is faster than plain decoding."
-    between = ledger.speedup(fixed, over=auto)
-    shown = "–" if between is None else f"{between:.2f}"
-    if fixed in gaining and between is not None and _exceeds(between, FIXED_MARGIN):
-        return fixed, f"{fixed} is faster than {auto} by more than {100 * (FIXED_MARGIN - 1):.0f} % ({shown})."
-    return auto, f"{fixed} is not faster than {auto} by more than {100 * (FIXED_MARGIN - 1):.0f} % ({shown})."
 
 
 def _exceeds(found: Interval, bound: float) -> bool:

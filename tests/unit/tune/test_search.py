@@ -114,6 +114,8 @@ def test_an_interrupt_leaves_what_is_known() -> None:
 def test_the_better_half_stays_and_the_finalists_with_it() -> None:
     ranked = [Arm("a", 1), Arm("b", 2), Arm("c", 3), Arm("d", AUTO), Arm("e", AUTO)]
     assert kept(ranked) == [*ranked[:3], Arm("d", AUTO)]
+    mixed = [Arm("a", 1), Arm("b", 2), Arm("c", AUTO), Arm("d", AUTO), Arm("a", AUTO)]
+    assert kept(mixed) == [*mixed[:3], Arm("a", AUTO)]
     assert finalists(ranked) == [Arm("a", 1), Arm("d", AUTO)]
 
 
