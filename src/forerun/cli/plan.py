@@ -18,6 +18,7 @@ from forerun.plan.options import PlanOptions
 if TYPE_CHECKING:
     from forerun.plan.machines import Machine
     from forerun.plan.predictor import ChainAcceptance, StepCosts
+    from forerun.plan.shapes import ModelShape
     from forerun.plan.sheet import Plan
 
 DEFAULT_ACCEPTANCE = "0.7"
@@ -97,7 +98,7 @@ def plan(
     from forerun.plan.sheet import make_plan
 
     target = model_shape(model)
-    drafting = None if draft == "none" else model_shape(draft)
+    drafting = draft_shape(draft, measure=measure)
     costs = measured_costs(model, draft, settings) if measure else None
     place = wanted if wanted is not None else bare_machine() if measure else measured_machine(note)
     made = make_plan(target, drafting, place, chances, settings, costs)
@@ -152,6 +153,30 @@ def read_acceptance(text: str) -> ChainAcceptance:
         if isinstance(error, ConfigError):
             raise
         raise ConfigError(f"--acceptance is {text!r}, but must be numbers from 0 to 1 with commas between.") from None
+
+
+def draft_shape(draft: str, *, measure: bool) -> ModelShape | None:
+    """The draft's shape; None for drafts that are looked up, or of a drafter that finds its model by itself.
+
+    Raises:
+        ConfigError: a drafter's name, where nothing is measured.
+        ModelLoadError: as `model_shape`.
+    """
+    from forerun.drafters.parse_text import split_spec
+    from forerun.drafters.table import DRAFTERS
+    from forerun.plan.shapes import model_shape
+
+    if draft == "none":
+        return None
+    if draft.partition(":")[0] not in DRAFTERS:
+        return model_shape(draft)
+    if not measure:
+        raise ConfigError(
+            f"--draft is {draft!r}, a drafter, whose steps can only be measured. Add --measure, or give its model: a "
+            "name, a folder or a number of parameters."
+        )
+    model = split_spec(draft)[1].get("model")
+    return None if model is None else model_shape(model)
 
 
 def bare_machine() -> Machine:

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 
 NUM_PROMPTS = 24
 """Of a bundled workload."""
-_DEFAULT_PROMPTS = "code"
+_RAW, _CHATS = "code", "questions"
+"""The bundled workloads that are taken where no prompts are given: raw text, and for a target with a chat template."""
 _KEPT = ("dtype", "device", "quantize", "adapter")
 """Settings of the target that go into the configuration, where they are not the default."""
 
@@ -44,7 +45,12 @@ ModelArgument = Annotated[
     ),
 ]
 Prompts = Annotated[
-    str, typer.Option(help=f"Your prompts: {options.WORKLOAD_FILE} Or a bundled workload.", metavar="FILE")
+    str | None,
+    typer.Option(
+        help=f"Your prompts, a bundled workload {options.WORKLOAD_FILE}",
+        metavar="FILE",
+        show_default=f"{_RAW}, or {_CHATS} for a chat model: give your own",
+    ),
 ]
 
 
@@ -52,7 +58,7 @@ Prompts = Annotated[
 def tune(
     *,
     model: ModelArgument = None,
-    prompts: Prompts = _DEFAULT_PROMPTS,
+    prompts: Prompts = None,
     draft: options.DraftName = None,
     settings: Annotated[TuneOptions, Flags()],
     llm: Annotated[LLMOptions, Flags(*_KEPT)],
@@ -68,7 +74,7 @@ def tune(
         raise ConfigError(f"--quantize is {llm.quantize!r}, so --allow-quantize has nothing to try. Leave one out.")
     levels = whole_numbers(settings.load, "--load")
     drafters = options.comma_list(settings.drafters, "--drafters") if settings.drafters else []
-    cases = chosen_cases(prompts, settings.num_prompts)
+    cases = None if prompts is None else chosen_cases(prompts, settings.num_prompts)
     model = chosen_model(model, "MODEL")
     set_threads(threads)
     from forerun.results import Watch
@@ -77,10 +83,15 @@ def tune(
     note(f"loading {model}")
     with memory_told(note):
         plain = open_plain(model, llm)
+    if prompts is None or cases is None:
+        prompts = _CHATS if getattr(plain.tokenizer, "chat_template", None) else _RAW
+        note(f"no --prompts given, so these are the bundled workload {prompts!r}; your own tell more")
+        cases = chosen_cases(prompts, settings.num_prompts)
     task = make_task(plain, model, cases, prompts, settings, levels, drafters, draft)
     with Progress(task.seconds) as progress:
         outcome = run(task, progress, settings, llm)
-    written = write(outcome, task, settings, llm)
+    is_measured = bool(outcome.search.heats)
+    written = write(outcome, task, settings, llm) if is_measured else None
     facts = outcome.results(typed(), target_facts(model, plain), watch.environment(), asdict(settings))
     if settings.results is not None:
         from forerun.results import save
@@ -174,14 +185,16 @@ def target_facts(model: str, plain: LLM) -> Any:
     from forerun.bench.measure import is_cost_padded
     from forerun.models import number_format
     from forerun.results import TargetFacts
+    from forerun.results.write import without_folders
 
     target = plain.target
+    name = without_folders(model)
     return TargetFacts(
-        model, number_format(target), target.quantize, cost_padded=is_cost_padded(model), exact=plain.exact
+        name, number_format(target), target.quantize, cost_padded=is_cost_padded(model), exact=plain.exact
     )
 
 
-def show(outcome: Outcome, model: str, written: str) -> None:
+def show(outcome: Outcome, model: str, written: str | None) -> None:
     """The outcome for people."""
     import shutil
 
@@ -193,6 +206,9 @@ def show(outcome: Outcome, model: str, written: str) -> None:
     typer.echo("")
     for name, reason in outcome.left_out.items():
         typer.echo(textwrap.fill(f"Left out: {name}: {reason}", width or 120, subsequent_indent="    "))
+    if written is None:
+        typer.echo("Interrupted before anything was measured: nothing is written.")
+        return
     if outcome.interrupted:
         typer.echo("Interrupted: what was known is written.")
     typer.echo(outcome.verdict.reason)

@@ -74,7 +74,7 @@ class EngineTrials:
             engine = Engine(self._plain.target, drafter, tokenizer=self._plain.tokenizer, config=config, budget=budget)
             self._engines[arm] = engine
             tokens = self._params.max_tokens if arm.is_auto else WARM_TOKENS
-            self._answers(arm, engine, list(range(level)), tokens)
+            self._answers(arm, engine, range(0, 2 * level, 2), tokens)  # of those by which arms are chosen
         return self._engines[arm]
 
     def run(self, arm: Arm, unit: Unit) -> Trial:

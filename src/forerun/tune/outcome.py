@@ -12,6 +12,7 @@ from forerun.bench.report import Table, decimal, percent
 from forerun.config import NO_DRAFTER
 from forerun.files.write import digest
 from forerun.results import DrafterFacts, Environment, Figure, PromptFacts, Results, RunRow, TargetFacts
+from forerun.results.write import without_folders
 from forerun.tune.arms import PLAIN, Arm, Trial
 from forerun.tune.ledger import Ledger
 from forerun.tune.verdict import Verdict
@@ -144,7 +145,7 @@ class Outcome:
             target=target,
             settings=settings,
             drafters=_drafters(every),
-            prompts=[_prompt(request, self.workload) for request in self.requests],
+            prompts=[_prompt(request, without_folders(self.workload)) for request in self.requests],
             rows=[*self._rows(self.search, 0), *self._rows(self.report, len(self.search.heats))],
             figures=[figure for arm in every for figure in self._figures(arm)],
             tables=[],
@@ -169,7 +170,7 @@ class Outcome:
         ]
 
     def _figures(self, arm: Arm) -> list[Figure]:
-        labels = {"method": str(arm), "drafter": arm.drafter}
+        labels = {"method": without_folders(str(arm)), "drafter": without_folders(arm.drafter)}
         found = []
         for part, ledger in (("choosing", self.search), ("report", self.report)):
             speed = ledger.speedup(arm)
@@ -184,8 +185,8 @@ class Outcome:
 def _row(prompt: int, arm: Arm, trial: Trial, number: int, temperature: float) -> RunRow:
     return RunRow(
         prompt=prompt,
-        method=str(arm),
-        drafter="" if arm.drafter == NO_DRAFTER else arm.drafter,
+        method=without_folders(str(arm)),
+        drafter="" if arm.drafter == NO_DRAFTER else without_folders(arm.drafter),
         temperature=temperature,
         round=number,
         num_tokens=trial.num_tokens,
@@ -204,7 +205,7 @@ def _drafters(arms: Sequence[Arm]) -> list[DrafterFacts]:
     counts: dict[str, list[int | str]] = {}
     for arm in arms:
         counts.setdefault(arm.drafter, []).append(arm.num_draft_tokens)
-    return [DrafterFacts(text, text, each) for text, each in counts.items()]
+    return [DrafterFacts(without_folders(text), without_folders(text), each) for text, each in counts.items()]
 
 
 def _prompt(request: Request, workload: str) -> PromptFacts:

@@ -58,8 +58,8 @@ def search(
         used += count
         if len(ranked) <= FINALISTS or trials.now() >= until or not can_win(ledger, ranked):
             return finalists(ranked)
-        left = kept(ranked)
-        if used >= len(units) and len(left) <= FINALISTS:
+        before, left = left, kept(ranked)
+        if used >= len(units) and (len(left) <= FINALISTS or set(left) == set(before)):
             return finalists(ranked)
         count = min(2 * count, max(1, len(units)))
 

@@ -65,6 +65,7 @@ def test_measured_steps_take_the_rooflines_place(invoke: Invoke, monkeypatch: py
         (["1B", "--machine", "h100", "--measure"], "another one is given"),
         (["1B", "--measure", "--batch", "4"], "steps of one sequence"),
         (["no/such/model", "--machine", "h100"], "no/such/model"),
+        (["1B", "--machine", "h100", "--draft", "eagle"], "can only be measured"),
         (["1B", "--machine", "h100", "--precision", "int2"], "--precision is 'int2'"),
     ],
 )
