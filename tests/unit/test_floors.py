@@ -38,13 +38,15 @@ FLOORS = {
     "models": 3,
     "drafters": 4,
     "engine": 5,
+    "plan": 5,
     "openai_format": 6,
     "server": 6,
     "batch": 6,
     "train": 6,
     "bench": 6,
     "export": 6,
-    "cli": 7,
+    "tune": 7,
+    "cli": 8,
 }
 SEPARATE = ("server", "batch", "train", "bench", "export")
 """Rooms of one floor that must not import each other."""
