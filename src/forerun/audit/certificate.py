@@ -25,7 +25,7 @@ class Check:
         verdict: of it.
         what: what was counted: "answers", "samples".
         num_samples: how many.
-        num_cells: cells that they were counted in; None where they were compared one by one.
+        freedom: degrees of freedom, cells less one for each prompt; None where they were compared one by one.
         p_value: None where nothing was left to chance.
         level: a p-value below it fails.
         found: the smallest distance that would have been found with probability `FOUND`: total variation between the
@@ -39,7 +39,7 @@ class Check:
     verdict: Verdict
     what: str = "samples"
     num_samples: int = 0
-    num_cells: int | None = None
+    freedom: int | None = None
     p_value: float | None = None
     level: float | None = None
     found: float | None = None
@@ -60,7 +60,7 @@ class Check:
             name,
             verdict,
             num_samples=outcome.num_samples,
-            num_cells=outcome.freedom + 1,
+            freedom=outcome.freedom,
             p_value=p_value,
             level=level,
             found=found,

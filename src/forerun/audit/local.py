@@ -13,7 +13,7 @@ from forerun.audit.prompts import shaped
 from forerun.audit.requests import engine_layer
 from forerun.audit.rule import rule_layer
 from forerun.audit.running import Audited
-from forerun.audit.settings import FAMILY_ERROR, AuditOptions
+from forerun.audit.settings import FAMILY_ERROR, NEEDS_DRAFTER, AuditOptions
 from forerun.errors import ConfigError, DrafterError
 from forerun.models import LanguageModel
 from forerun.verify import check_acceptance
@@ -66,6 +66,6 @@ def _check(audited: Audited, acceptance: str | None) -> None:
     if acceptance is not None:
         check_acceptance(acceptance)
     if audited.drafter is None:
-        raise DrafterError("An audit compares speculation with plain decoding, so it needs a drafter: --drafter NAME.")
+        raise DrafterError(NEEDS_DRAFTER)
     if target.vocab_size < _FEWEST_TOKENS:
         raise ConfigError(f"{target.name} has {target.vocab_size} tokens; an audit needs {_FEWEST_TOKENS} or more.")

@@ -105,7 +105,7 @@ def _layer(layer: Layer) -> str:
     return f"<section>{''.join(parts)}</section>"
 
 
-COLUMNS = ("test", "verdict", "compared", "cells", "p", "level", f"found with {FOUND:g}", "accepted/drafted", "note")
+COLUMNS = ("test", "verdict", "compared", "df", "p", "level", f"found with {FOUND:g}", "accepted/drafted", "note")
 
 
 def row(test: Check) -> tuple[str, ...]:
@@ -119,7 +119,7 @@ def row(test: Check) -> tuple[str, ...]:
         test.name,
         test.verdict,
         f"{test.num_samples} {test.what}",
-        "" if test.num_cells is None else str(test.num_cells),
+        "" if test.freedom is None else str(test.freedom),
         "" if test.p_value is None else f"{test.p_value:.2g}",
         "" if test.level is None else f"{test.level:.1g}",
         "" if test.found is None else f"{100 * test.found:.2g} %",

@@ -20,7 +20,7 @@ def picture(certificate: Certificate) -> str:
     """A curve for each layer with p-values, of its test that sees least; empty without any."""
     curves = []
     for layer in certificate.layers:
-        tests = [test for test in layer.tests if test.p_value is not None and test.num_cells and test.found is not None]
+        tests = [test for test in layer.tests if test.p_value is not None and test.freedom and test.found is not None]
         if tests and tests[0].what == "samples":
             curves.append((layer.name, max(tests, key=lambda test: test.found or 0.0)))
     if not curves:
@@ -51,12 +51,12 @@ def _y(chance: float) -> float:
 
 
 def _points(test: Check) -> str:
-    assert test.num_cells is not None
+    assert test.freedom is not None
     assert test.level is not None
     found = []
     for step in range(_STEPS + 1):
         exponent = _SMALLEST + (_LARGEST - _SMALLEST) * step / _STEPS
-        chance = power(test.num_samples, test.num_cells - 1, test.level, 10**exponent)
+        chance = power(test.num_samples, test.freedom, test.level, 10**exponent)
         found.append(f"{_x(exponent):.1f},{_y(chance if chance == chance else 1.0):.1f}")
     return " ".join(found)
 

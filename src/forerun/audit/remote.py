@@ -220,5 +220,6 @@ def _compared(bodies: Seq[Body], first: Seq[Seq[Answer]], second: Seq[Seq[Answer
                 for body, answer in zip(bodies, answers, strict=True):
                     if body["prompt"] == prompt:
                         counts[side] += [cells.setdefault(text, len(cells)) for text in answer.texts]
-        outcome += homogeneity(*(np.bincount(side, minlength=len(cells)) for side in counts))
+        ours, theirs = (np.bincount(side, minlength=len(cells)).astype(np.float64) for side in counts)
+        outcome += homogeneity(ours, theirs)
     return outcome

@@ -176,7 +176,7 @@ def _measured(name: str, prepared: Prepared, counts: dict[Path, Numbers], num_dr
         name,
         "measured",
         num_samples=int(seen.sum()),
-        num_cells=len(seen),
+        freedom=len(seen) - 1,
         deviation=found,
         note="a lossy rule, asked for by name",
         num_drafted=num_drafted,

@@ -159,7 +159,7 @@ def _measured(rule: str, sets: Seq[LawSet], num_samples: int, rng: np.random.Gen
         tried.name,
         "measured",
         num_samples=each * len(sets),
-        num_cells=len(cells),
+        freedom=len(cells) - 1,
         deviation=deviation(counts, cells),
         note="a lossy rule, asked for by name",
     )

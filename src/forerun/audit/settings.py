@@ -9,6 +9,8 @@ from forerun.fields import Checked, option
 FAMILY_ERROR = 1e-4
 """The chance that an audit of a lossless engine fails, whatever the number of its tests."""
 
+NEEDS_DRAFTER = "An audit compares speculation with plain decoding, so it needs a drafter: --drafter NAME."
+
 
 @dataclass(frozen=True, slots=True)
 class AuditOptions(Checked):

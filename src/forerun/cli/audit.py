@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from forerun.audit.settings import AuditOptions, quick as quick_settings
+from forerun.audit.settings import NEEDS_DRAFTER, AuditOptions, quick as quick_settings
 from forerun.bench.report import plain_table
 from forerun.cli import options
 from forerun.cli.default_model import chosen_model
@@ -18,8 +18,8 @@ from forerun.cli.flags import Flags, with_flags
 from forerun.cli.memory_line import memory_told, note
 from forerun.cli.options import WORKLOAD_FILE, LLMOptions
 from forerun.cli.output import print_json
-from forerun.config import AUTO
-from forerun.errors import ConfigError
+from forerun.config import AUTO, NO_DRAFTER
+from forerun.errors import ConfigError, DrafterError
 from forerun.files.write import refuse_to_overwrite, write_bytes
 from forerun.workloads import Case, load
 
@@ -113,6 +113,9 @@ def _of_model(
     from forerun.cli.bench.shared import set_threads
     from forerun.models import number_format
 
+    if drafter == NO_DRAFTER:
+        raise DrafterError(NEEDS_DRAFTER)
+    given = None if prompts is None else load(prompts)
     set_threads(threads)
     note(f"loading {model}")
     with memory_told(note):
@@ -130,7 +133,7 @@ def _of_model(
     }
     certificate = run(
         audited,
-        _token_ids(opened, _cases(prompts, opened.tokenizer)),
+        _token_ids(opened, given or _default_cases(opened.tokenizer)),
         settings,
         acceptance=llm.acceptance,
         subject=subject,
@@ -190,10 +193,10 @@ def _of_server(
     return certificate
 
 
-def _cases(prompts: str | None, tokenizer: Any) -> list[Case]:
-    """The prompts asked for; else those of the kind that the model reads."""
+def _default_cases(tokenizer: Any) -> list[Case]:
+    """Prompts of the kind that the model reads."""
     has_template = tokenizer is not None and tokenizer.chat_template is not None
-    return load(prompts or ("questions" if has_template else "code"))
+    return load("questions" if has_template else "code")
 
 
 def _token_ids(llm: LLM, cases: Sequence[Case]) -> list[list[int]]:

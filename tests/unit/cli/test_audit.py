@@ -23,12 +23,12 @@ SUBJECT = {"model": "it <b>", "drafter": "suffix", "adapter": None}
 def certificate(verdict: Any = "pass") -> Certificate:
     bits = Layer("Bits", "Equal.", [Check("K=1", "pass", "answers", 30, found=0.07, num_drafted=9, num_accepted=4)])
     rule = Layer(
-        "Rule", "Laws.", [Check("block", verdict, num_samples=900, num_cells=64, p_value=0.4, level=1e-5, found=0.1)]
+        "Rule", "Laws.", [Check("block", verdict, num_samples=900, freedom=64, p_value=0.4, level=1e-5, found=0.1)]
     )
     if verdict == "fail":
         rule.findings.append("block: it <i>does</i> not follow.")
     if verdict == "measured":
-        rule.tests = [Check("typical", "measured", num_samples=9, num_cells=4, deviation=Deviation(0.1, 0.05, 0.2))]
+        rule.tests = [Check("typical", "measured", num_samples=9, freedom=4, deviation=Deviation(0.1, 0.05, 0.2))]
     return Certificate(SUBJECT, [bits, rule, Layer("Engine", "Requests.", reason="--requests is 0")], 1e-4, 3.0)
 
 
