@@ -99,8 +99,7 @@ def _compared(
         if isinstance(plain, Exception):
             continue
         if isinstance(other, Exception):
-            compared += 1
-            wrong[name] = wrong.get(name, 0) + 1
+            compared, wrong[name] = compared + 1, wrong.get(name, 0) + 1
             told.append(f"{name}: the request ended with {type(other).__name__}, and plainly it did not")
             continue
         for ours, theirs in zip(plain, other, strict=True):
@@ -125,8 +124,8 @@ def _compared(
     drafted, accepted = num_drafted(answers)
     note = f"{near_ties} near-ties" if near_ties else ""
     note += f", {left_open} differences that were not replayed" if left_open else ""
-    test = Check(run, "pass", "answers", compared, note=note, num_drafted=drafted, num_accepted=accepted)
-    test = replace(test, found=share_found(compared))
+    found = share_found(compared)
+    test = Check(run, "pass", "answers", compared, found=found, note=note, num_drafted=drafted, num_accepted=accepted)
     if wrong:
         return replace(test, verdict="fail")
     if not accepted:

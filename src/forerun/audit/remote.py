@@ -210,16 +210,23 @@ def _sampled(
 
 
 def _compared(bodies: Seq[Body], first: Seq[Seq[Answer]], second: Seq[Seq[Answer]]) -> GTest:
-    """The test of two groups of samples, prompt by prompt; a text is a cell."""
+    """The test of two groups of samples, prompt by prompt. A text is a cell; rare ones are merged in order, so
+    that texts that begin alike are."""
     outcome = NOTHING
     for prompt in dict.fromkeys(body["prompt"] for body in bodies):
-        cells: dict[str, int] = {}
-        counts: list[list[int]] = [[], []]
-        for side, samples in enumerate((first, second)):
-            for answers in samples:
-                for body, answer in zip(bodies, answers, strict=True):
-                    if body["prompt"] == prompt:
-                        counts[side] += [cells.setdefault(text, len(cells)) for text in answer.texts]
-        ours, theirs = (np.bincount(side, minlength=len(cells)).astype(np.float64) for side in counts)
+        sides = [
+            [
+                text
+                for answers in samples
+                for body, answer in zip(bodies, answers, strict=True)
+                if body["prompt"] == prompt
+                for text in answer.texts
+            ]
+            for samples in (first, second)
+        ]
+        cells = {text: number for number, text in enumerate(sorted({*sides[0], *sides[1]}))}
+        ours, theirs = (
+            np.bincount([cells[text] for text in side], minlength=len(cells)).astype(np.float64) for side in sides
+        )
         outcome += homogeneity(ours, theirs)
     return outcome

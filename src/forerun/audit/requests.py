@@ -67,6 +67,7 @@ def engine_layer(
     level: float,
     acceptance: str | None = None,
     say: Callable[[str], None] = lambda _: None,
+    grid: Seq[Sampled] = SAMPLED,
 ) -> Layer:
     """Answer and count.
 
@@ -74,6 +75,7 @@ def engine_layer(
         num_requests: answers of all tests together.
         level: of each test.
         acceptance: the rule asked for.
+        grid: the tests.
     """
     layer = Layer("Engine", "Real requests through cache, batch and rollback against exact probabilities.")
     if not audited.target.exactness.exact:
@@ -84,9 +86,9 @@ def engine_layer(
         )
     every = {tuple(prompt): Laws(audited.target, prompt) for prompt in prompts[:_NUM_PROMPTS]}
     try:
-        for number, sampled in enumerate(SAMPLED):
+        for number, sampled in enumerate(grid):
             say(f"Engine: {sampled.name}")
-            _test(audited, layer, sampled, every, num_requests // NUM_TESTS, seed + number, level, acceptance)
+            _test(audited, layer, sampled, every, num_requests // len(grid), seed + number, level, acceptance)
     finally:
         for laws in every.values():
             laws.close()

@@ -29,8 +29,8 @@ _AT_ONCE = 2048
 _NUM_PROMPTS = 2
 _OPTIONS = (SamplingParams(), SamplingParams(temperature=0.8, top_k=3))
 """Options under which the laws are taken; with the second, some symbols cannot come."""
-_REPEATS = 8
-"""Times that each draft is judged with numbers at the bounds."""
+_AT_BOUNDS = 512
+"""Drafts of each rule and law that are judged with numbers at the bounds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +78,14 @@ def rule_layer(
     level: float,
     acceptance: str | None = None,
     say: Callable[[str], None] = lambda _: None,
+    grid: Seq[Tried] = TRIED,
 ) -> Layer:
     """Try every lossless rule, and the lossy one that is asked for.
 
     Args:
         num_samples: of each.
         level: of each test.
+        grid: the rules, each on one kind of drafts.
     """
     layer = Layer("Rule", "Acceptance rules on cached laws of the model: three tokens a time against their exact law.")
     say("Rule: laws of the model")
@@ -95,7 +97,7 @@ def rule_layer(
             sets += [law_set(laws, params, rng) for params in _OPTIONS]
         finally:
             laws.close()
-    for tried in TRIED:
+    for tried in grid:
         say(f"Rule: {tried.name}")
         outcome = NOTHING
         for laws_of_one in sets:
@@ -105,7 +107,7 @@ def rule_layer(
             layer.findings.append(f"{tried.name}: what it writes does not follow the target's law.")
     if acceptance in LOSSY_RULES:
         layer.tests.append(_measured(str(acceptance), sets, num_samples, rng))
-    layer.tests.append(_at_bounds(layer, sets, rng))
+    layer.tests.append(_at_bounds(layer, grid, sets, rng))
     return layer
 
 
@@ -180,14 +182,14 @@ class BoundNoise:
         return torch.from_numpy(-np.log(-np.log(uniforms)))
 
 
-def _at_bounds(layer: Layer, sets: Seq[LawSet], rng: np.random.Generator) -> Check:
+def _at_bounds(layer: Layer, grid: Seq[Tried], sets: Seq[LawSet], rng: np.random.Generator) -> Check:
     """No rule may write a token that the target gives no chance, whatever the noise."""
     checked = 0
     wrong: dict[str, int] = {}
-    for tried in TRIED:
+    for tried in grid:
         for laws in sets:
             drafts = tried.drafts(laws)
-            drawn = list(range(len(drafts.drafts))) * _REPEATS
+            drawn = rng.integers(len(drafts.drafts), size=_AT_BOUNDS).tolist()
             packed = PackedDrafts.of([drafts.drafts[index] for index in drawn])
             logprobs = drafts.logprobs[torch.tensor(drawn)].flatten(0, 1)
             noise: Noise = BoundNoise(rng)

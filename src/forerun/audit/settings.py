@@ -32,6 +32,6 @@ def quick(settings: AuditOptions) -> AuditOptions:
         settings,
         samples=min(settings.samples, 8_000),
         requests=min(settings.requests, 1_600),
-        num_prompts=min(settings.num_prompts, 3),
-        max_tokens=min(settings.max_tokens, 24),
+        num_prompts=min(settings.num_prompts, 2),
+        max_tokens=min(settings.max_tokens, 20),
     )

@@ -75,7 +75,9 @@ def g_test(counts: Seq[float] | Numbers, probabilities: Seq[float] | Numbers, le
 
 
 def homogeneity(first: Seq[float] | Numbers, second: Seq[float] | Numbers, least: float = LEAST_EXPECTED) -> GTest:
-    """Of two samples [C] against each other, from an unknown distribution.
+    """Of two samples [C] against each other, from an unknown distribution; neighbours that are too few are merged.
+
+    The order of the cells must not depend on which of the samples they are seen in.
 
     Its num_samples is that of one sample which, against known probabilities, would see as much.
     """
@@ -85,8 +87,7 @@ def homogeneity(first: Seq[float] | Numbers, second: Seq[float] | Numbers, least
         return NOTHING
     equivalent = int(totals.prod() / totals.sum())
     shares = totals / totals.sum()
-    order = np.argsort(-both.sum(0), kind="stable")
-    pooled, _ = _merged(both[:, order], both[:, order].sum(0) * shares.min(), least)
+    pooled, _ = _merged(both, both.sum(0) * shares.min(), least)
     freedom = pooled.shape[1] - 1
     if freedom < 1:
         return GTest(0.0, 0, equivalent)

@@ -74,7 +74,7 @@ def test_quick_and_the_sizes_that_are_asked_for(invoke: Invoke, monkeypatch: pyt
     [
         (["--url", "localhost"], "http://"),
         (["--url", "http://a", "--url", "http://b", "--url", "http://c"], "at most 2"),
-        (["--samples", "-1"], "0 or more"),
+        (["--samples", "-1"], "is not a whole number"),
         (["bundled", "--drafter", "none", "--quick"], "drafter"),
         (["bundled", "--quick", "--prompts", "nothing-there"], "no workload"),
         (["bundled", "--quick", "--acceptance", "nothing"], "acceptance"),
