@@ -2,7 +2,7 @@
 # make test      the tests, in two processes of one thread each
 # make test-all  the slow tests too
 # make fuzz      the fuzzers with many random examples (EXAMPLES=1000); a failure prints how to repeat it
-# make check     what a change must pass: lint, format, types, tests
+# make check     what a change must pass: lint, format, types, tests, an audit of the bundled pair
 # make fix       mend what ruff can mend
 # make gpu       the tests that need an accelerator, with the python3 that is there (no environment is made)
 # make kernels   compile the native kernels now, and say which run here (else they are compiled at first use)
@@ -61,6 +61,7 @@ check: $(STAMP)
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(MAKE) test
+	$(BIN)/forerun audit bundled --quick --seed 0
 
 fix: $(STAMP)
 	$(BIN)/ruff check --fix

@@ -45,10 +45,11 @@ FLOORS = {
     "train": 6,
     "bench": 6,
     "export": 6,
+    "audit": 6,
     "tune": 7,
     "cli": 8,
 }
-SEPARATE = ("server", "batch", "train", "bench", "export")
+SEPARATE = ("server", "batch", "train", "bench", "export", "audit")
 """Rooms of one floor that must not import each other."""
 
 

@@ -12,6 +12,7 @@ from typer.core import TyperGroup
 
 from forerun import __version__
 from forerun.cli import (
+    audit,
     batch,
     bench,
     cache,
@@ -110,6 +111,7 @@ app.command("generate")(generate.generate)
 app.command("chat")(chat.chat)
 app.command("serve")(serve.serve)
 app.command("batch")(batch.batch)
+app.command("audit")(audit.audit)
 app.command("demo")(demo.demo)
 app.command("fetch")(fetch.fetch)
 app.command("quantize")(quantize.quantize)
