@@ -43,9 +43,10 @@ FLOORS = {
     "train": 6,
     "bench": 6,
     "export": 6,
+    "integrations": 6,
     "cli": 7,
 }
-SEPARATE = ("server", "batch", "train", "bench", "export")
+SEPARATE = ("server", "batch", "train", "bench", "export", "integrations")
 """Rooms of one floor that must not import each other."""
 
 
