@@ -7,6 +7,7 @@
 # make gpu       the tests that need an accelerator, with the python3 that is there (no environment is made)
 # make kernels   compile the native kernels now, and say which run here (else they are compiled at first use)
 # make wheel     a wheel with the native kernels compiled for this platform, in dist/
+# make scale     forerun's drafters inside vLLM and llama.cpp (docs/scaling.md), which it installs in build/scale
 # make bench     one forward, and whole generations, beside Transformers (takes a while; leave the machine alone)
 #
 # Each but gpu makes the virtual environment it needs. PYTHON chooses the interpreter, TORCH what pip installs as torch,
@@ -28,7 +29,7 @@ STAMP := $(VENV)/.installed
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all fuzz check fix gpu kernels wheel bench clean
+.PHONY: help demo test test-all fuzz check fix gpu kernels wheel scale bench clean
 
 help:
 	@sed -n '/^$$/q; s/^# \{0,1\}//p' Makefile
@@ -74,6 +75,9 @@ kernels: $(STAMP)
 
 wheel: $(STAMP)
 	HATCH_BUILD_HOOKS_ENABLE=1 $(BIN)/python -m pip wheel --disable-pip-version-check --no-deps --wheel-dir dist .
+
+scale: $(STAMP)
+	TORCH='$(TORCH)' tests/scale.sh $(abspath $(BIN))/python
 
 bench: $(STAMP)
 	$(BIN)/forerun bench forward --markdown

@@ -1,6 +1,7 @@
-"""forerun's look-ups and draft models inside vLLM, beside its own methods. Run by hand, with two paths:
+r"""forerun's look-ups and draft models inside vLLM, beside its own methods. Run by hand, with two paths:
 
-    FORERUN_VLLM_PYTHON=ENV/bin/python FORERUN_VLLM_MODEL=FOLDER make test-all ARGS='-s tests/integration/test_vllm_bridge.py'
+    FORERUN_VLLM_PYTHON=ENV/bin/python FORERUN_VLLM_MODEL=FOLDER \
+      make test-all ARGS='-s tests/integration/test_vllm_bridge.py'
 
 The folder is a chat model's, which vLLM serves in float32. FORERUN_VLLM_MORE may name further folders of packages for
 that Python, such as one with arctic-inference, without which vLLM has no suffix decoding. docs/scaling.md has what it

@@ -149,7 +149,7 @@ def llama_cpp(
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace OUT.")] = False,
 ) -> None:
-    """Write a model of the Llama family as a GGUF file, and print the command that starts llama.cpp's server with it."""
+    """Write a model of the Llama family as a GGUF file, and print the command that serves it."""
     from forerun.export import export_llama_cpp
 
     typer.echo(f"forerun: loading {model}", err=True)

@@ -22,6 +22,11 @@ ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3"
 """Model type of Transformers -> architecture of llama.cpp."""
 _UINT32, _INT32, _FLOAT32, _BOOL, _STRING, _ARRAY = 4, 5, 6, 7, 8, 9
 _TOKENIZER = "tokenizer."
+_CONTRACTIONS = (
+    "(?i:'s|'t|'re|'ve|'m|'ll|'d)",
+    "(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])",
+)
+"""As published tokenizers write them, and as llama.cpp does: the same in ASCII."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,4 +160,4 @@ def _patterns(pre_tokenizer: Any) -> list[str] | None:
     splits = [part for part in parts if part["type"] == "Split" and part["behavior"] == "Isolated"]
     if len(splits) + 1 != len(parts) or parts[-1]["type"] != "ByteLevel" or parts[-1].get("use_regex"):
         return None
-    return [part["pattern"].get("Regex", "") for part in splits]
+    return [part["pattern"].get("Regex", "").replace(*_CONTRACTIONS) for part in splits]

@@ -1,4 +1,4 @@
-"""What `model.generate` of Transformers was asked for, in forerun's terms; what forerun does not do is refused by name."""
+"""What `model.generate` was asked for, in forerun's terms; what forerun does not do is refused by name."""
 
 from __future__ import annotations
 
@@ -103,6 +103,6 @@ def params_of(config: Any, num_prompt: int, num_requests: int) -> list[SamplingP
     if not config.do_sample:
         return [SamplingParams(temperature=0, **common)] * num_requests
     seeds = torch.randint(MAX_SEED, (num_requests,)).tolist()
-    drawn = {"top_k": config.top_k or 0, "top_p": config.top_p or 1.0, "min_p": config.min_p or 0.0}
+    drawn: dict[str, Any] = {"top_k": config.top_k or 0, "top_p": config.top_p or 1.0, "min_p": config.min_p or 0.0}
     temperature = 1.0 if config.temperature is None else config.temperature
     return [SamplingParams(temperature=temperature, seed=seed, **drawn, **common) for seed in seeds]

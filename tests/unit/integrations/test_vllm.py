@@ -101,7 +101,8 @@ def test_requests_that_come_and_go(drafter: str) -> None:
         for request, draft in worker.step().items():
             assert len(draft) <= K
             length = worker.lengths[request]
-            assert draft == texts[request][length : length + len(draft)] or length < 22  # the block has come twice
+            rest = texts[request][length : length + len(draft)]
+            assert draft[: len(rest)] == rest or length < 22  # until the block has come twice
         worker.end()
     assert tokens / rows > 3  # of K + 1 at most
 
