@@ -3,7 +3,8 @@
 Standard input: {"model", "speculative" (or null), "prompts" (lists of token ids), "max_tokens"}, and if wanted
 "additional" (vLLM's additional configuration), "max_num_seqs" (1) and "max_model_len" (1024). The last line of
 standard output that begins with "{" is {"token_ids", "counters" (of vLLM's speculative decoding), "forwards" (of the
-target, prompts included), "seconds" (of all answers), "propose" (seconds of each call of a custom class)}.
+target, prompts included), "seconds" (of all answers), "propose" (seconds of each call of a custom class), and
+"propose_cpu" (the same of the processor)}.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from time import perf_counter
+from time import perf_counter, thread_time
 from typing import Any
 
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # so that what is counted here is what computes
@@ -31,15 +32,16 @@ def counted(forwards: list[int]) -> None:
     GPUModelRunner.execute_model = wrapped
 
 
-def timed(seconds: list[float]) -> None:
-    """Append the seconds of each call of forerun's `propose`."""
+def timed(seconds: list[float], of_processor: list[float]) -> None:
+    """Append the seconds of each call of forerun's `propose`, by the clock and of the processor."""
     from forerun.integrations.vllm import Proposer
 
     propose = Proposer.propose
 
     def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
-        start = perf_counter()
+        start, worked = perf_counter(), thread_time()
         proposed = propose(self, *args, **kwargs)
+        of_processor.append(thread_time() - worked)
         seconds.append(perf_counter() - start)
         return proposed
 
@@ -51,10 +53,10 @@ def main() -> None:
     from vllm import LLM, SamplingParams
 
     asked: dict[str, Any] = json.load(sys.stdin)
-    forwards, proposed = list[int](), list[float]()
+    forwards, proposed, worked = list[int](), list[float](), list[float]()
     counted(forwards)
     if (asked["speculative"] or {}).get("method") == "custom_class":
-        timed(proposed)
+        timed(proposed, worked)
     max_num_seqs = asked.get("max_num_seqs", 1)
     llm = LLM(
         model=asked["model"],
@@ -72,6 +74,7 @@ def main() -> None:
     llm.generate(prompts[:1], SamplingParams(temperature=0, max_tokens=8, ignore_eos=True), use_tqdm=False)  # warm
     forwards.clear()
     proposed.clear()
+    worked.clear()
     start, answers = perf_counter(), []
     for first in range(0, len(prompts), max_num_seqs):
         outputs = llm.generate(prompts[first : first + max_num_seqs], params, use_tqdm=False)
@@ -87,6 +90,7 @@ def main() -> None:
         "forwards": len(forwards),
         "seconds": seconds,
         "propose": proposed,
+        "propose_cpu": worked,
     }
     print(json.dumps(said), flush=True)
 

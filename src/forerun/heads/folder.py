@@ -29,7 +29,7 @@ from forerun.heads.eagle_config import EagleConfig
 from forerun.heads.medusa_config import MedusaConfig
 from forerun.heads.public_config import SPECULATORS
 from forerun.heads.public_forms import WEIGHTS, open_slices, read_public
-from forerun.heads.public_medusa import FORM as MEDUSA, is_medusa, read_medusa
+from forerun.heads.public_medusa import is_medusa, read_medusa
 from forerun.heads.stored import StoredHead
 from forerun.heads.tensors import Kept, check_forms, check_values, checked_d2t
 
@@ -129,7 +129,7 @@ def is_head(folder: Path) -> bool:
         return False
     settings = head_settings(folder)
     said = {"format", SPECULATORS, "draft_vocab_size"} & settings.values.keys()
-    if said or settings.values.get("model_type") == MEDUSA:
+    if said or is_medusa(settings):
         return True
     with as_load_errors(f"{folder / WEIGHTS}: the weights are damaged", REMEDY):
         return (folder / WEIGHTS).is_file() and FC in open_slices(folder)
