@@ -134,7 +134,7 @@ def written_tokenizer(tokenizer: Any, name: str, vocab_size: int, pre: str | Non
         "pad": tokenizer.pad_token_id,
     }
     for role, index in roles.items():
-        if index is not None:
+        if index is not None and index < vocab_size:
             keys[PREFIX + NAMED[role]] = Value(int(index), (_UINT32,))
     if isinstance(tokenizer.chat_template, str):
         keys[CHAT_TEMPLATE] = Value(tokenizer.chat_template, (_STRING,))

@@ -42,7 +42,7 @@ class LookupOptions:
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> LookupOptions:
         """Options by name. Raises ConfigError for a name that is none, and for a value out of range."""
-        names = described(cls)
+        names = described(LookupOptions)
         for name in given:
             if name not in names:
                 raise ConfigError(f"forerun has no option {name!r} here, but: {', '.join(names)}.")
