@@ -85,7 +85,8 @@ class Tracked:
 
     def begins(self, row: Tokens, length: int) -> bool:
         """Whether a row of this length goes on from what is here."""
-        return self.length <= length and np.array_equal(self.row[: self.length], row[: self.length])
+        count = self.length
+        return count <= length and bool((self.row[:count] == row[:count]).all())
 
 
 class Tracker:
