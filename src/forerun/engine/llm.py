@@ -46,11 +46,11 @@ class LLM:
 
     Args:
         target: "bundled", a folder, a hub id, or a loaded Model.
-        drafter: "auto" (the fastest, as measured, that needs no option: the bundled draft model for the bundled
-            target, else suffix matches), None or "none" (plain decoding), a name, perhaps with
-            options (`forerun drafters` lists them), the folder or id of a draft model, or a drafter object such as
-            DraftModel(path). A list of these: each request has the one that it names (`SamplingParams.drafter`), else
-            the first, or for a prediction the first that reads predictions.
+        drafter: "auto" (the fastest, as measured, that needs no option: the bundled draft model for the bundled target,
+            else suffix matches), None or "none" (plain decoding), a name, perhaps with options (`forerun drafters`
+            lists them), the folder or id of a draft model, or a drafter object such as DraftModel(path). A list of
+            drafters: each request has the one that it names (`SamplingParams.drafter`), else the first, or for a
+            prediction the first that reads predictions.
         dtype: of the weights: "bfloat16", "float32" or "float64".
         device: where target and draft model compute: "cpu", "cuda", "cuda:1" or "mps".
         num_draft_tokens: K, at most this many tokens are drafted in a step; 0 is plain decoding; "auto" chooses for
@@ -111,7 +111,7 @@ class LLM:
             seed=seed,
             num_draft_tokens=AUTO if num_draft_tokens is None else num_draft_tokens,
         )
-        check_drafter_text(drafter)
+        check_drafter_text(drafter, target)
         if isinstance(target, (str, Path)):
             _check_memory(target, drafter, config, dtype=dtype, device=device, adapter=adapter, quantize=quantize)
             self.target: LanguageModel = load_model(target, dtype, device=device, adapter=adapter, quantize=quantize)

@@ -156,8 +156,7 @@ def _check_choice(name: str, value: str, choices: Sequence[str]) -> None:
 
 def _output_rows(stored: StoredHead[HeadConfig], model: Model) -> Tensor:
     """Of the target, for the tokens that the head proposes."""
-    ids = torch.arange(stored.config.draft_vocab_size)
-    return model.output_rows(ids if stored.d2t is None else ids + stored.d2t).cpu()
+    return model.output_rows(stored.token_ids).cpu()
 
 
 def _write(out: Path, said: _Said, speculative: dict[str, Any], card: str) -> Exported:

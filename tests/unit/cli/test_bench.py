@@ -166,3 +166,21 @@ def test_transformers_beside_forerun(invoke: Invoke) -> None:
     assert len(rows) == 4
     assert all(row["same_text"] == 1 for row in rows.values())
     assert rows["transformers float32", "plain"]["shared_prefix"] > 4
+
+
+def test_acceptance_is_told_by_category_and_position(invoke: Invoke, tmp_path: Path) -> None:
+    """Drafts of the bundled pair, of prompts in two categories; then of one category, which is told once."""
+    lines = [{"prompt": f"def f{i}(x):\n    return", "category": "ab"[i % 2]} for i in range(3)]
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    few = ["--model", "bundled", "--drafters", "draft-model", "--prompts", str(prompts), "--max-tokens", "24"]
+    found = json.loads(invoke("bench", "acceptance", "--json", "--num-draft-tokens", "2,3", *few).stdout)["results"]
+    assert [(row["category"], row["num_prompts"], row["num_draft_tokens"]) for row in found] == [
+        (category, count, k) for k in (2, 3) for category, count in (("", 3), ("a", 2), ("b", 1))
+    ]
+    assert all(1 < row["mean_acceptance_length"] <= row["num_draft_tokens"] + 1 for row in found)
+    assert [bool(row["per_position"]) for row in found if not row["category"]] == [True, True]
+    prompts.write_text(json.dumps(lines[0]) + "\n")
+    text = invoke("bench", "acceptance", "--markdown", *few).stdout
+    assert text.count("draft-model") == 1 and "| all | 1 |" in text
+    assert invoke("bench", "acceptance", "--num-draft-tokens", "auto", *few).exit_code == 2

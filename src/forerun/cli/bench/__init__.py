@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from forerun.cli.bench import engine, forward, generate, load, overhead, peers, quality, replay
+from forerun.cli.bench import acceptance, engine, forward, generate, load, overhead, peers, quality, replay
 
 app = typer.Typer(help="Measure forerun on this machine, beside Hugging Face Transformers.", no_args_is_help=True)
 app.command()(forward.forward)
@@ -13,5 +13,6 @@ app.command()(peers.peers)
 app.command()(replay.replay)
 app.command()(load.load)
 app.command()(overhead.overhead)
+app.command()(acceptance.acceptance)
 app.command()(engine.engine)
 app.command()(quality.quality)

@@ -14,10 +14,10 @@ from forerun.train.block.loss import BlockLoss, block_outputs, logit_parts
 from forerun.train.block.module import BlockHead
 from forerun.train.block.options import BlockTraining
 from forerun.train.block.start import block_config, set_first_weights
-from forerun.train.eagle.costs import CONTEXT, ROUNDS, StepCosts, seconds_of, target_costs
-from forerun.train.eagle.kind import HeadKind
-from forerun.train.eagle.module import HeadModule
-from forerun.train.eagle.run import Read
+from forerun.train.heads.costs import CONTEXT, ROUNDS, StepCosts, seconds_of, target_costs
+from forerun.train.heads.kind import HeadKind
+from forerun.train.heads.module import HeadModule
+from forerun.train.heads.run import Read
 
 
 def block_guess(head: HeadModule, read: Read) -> list[tuple[Tensor, Tensor]]:

@@ -12,12 +12,12 @@ from torch import Tensor
 from forerun.heads import MedusaConfig, StoredHead
 from forerun.models import LanguageModel, Rows
 from forerun.models.medusa import MedusaModel
-from forerun.models.sources import find_source
-from forerun.train.eagle.costs import ROUNDS, StepCosts, seconds_of, target_costs
-from forerun.train.eagle.evaluate import HeldOut
-from forerun.train.eagle.kind import HeadKind
-from forerun.train.eagle.module import HeadModule
-from forerun.train.eagle.run import COMPUTE, Read
+from forerun.train.heads.costs import ROUNDS, StepCosts, seconds_of, target_costs
+from forerun.train.heads.evaluate import HeldOut
+from forerun.train.heads.kind import HeadKind
+from forerun.train.heads.module import HeadModule
+from forerun.train.heads.run import COMPUTE, Read
+from forerun.train.heads.start import hidden_size, target_config
 from forerun.train.medusa.accuracies import accuracies
 from forerun.train.medusa.loss import MedusaLoss
 from forerun.train.medusa.module import MedusaHead, head_outputs, output_layers, set_first_weights
@@ -50,9 +50,9 @@ class MedusaKind(HeadKind[MedusaTraining]):
         return MedusaConfig(
             vocab_size=served.vocab_size,
             draft_vocab_size=min(shape.draft_vocab, served.vocab_size),
-            target_hidden_size=int(served.embedding_rows(torch.tensor([0])).shape[1]),
+            target_hidden_size=hidden_size(served),
             num_heads=shape.num_heads,
-            layers=(find_source(name).config().get_text_config().num_hidden_layers,),
+            layers=(target_config(name).num_hidden_layers,),
             num_layers=shape.num_layers,
             sequential=shape.sequential,
             output_rows=shape.output_rows,

@@ -8,10 +8,19 @@ from typing import Any
 from rich.console import Console
 
 from forerun.errors import ConfigError
-from forerun.models import LanguageModel
+from forerun.heads.fingerprint import target_fingerprint
+from forerun.models import LanguageModel, find_tokenizer
 from forerun.train.data.answer_rows import pack_answers
 from forerun.train.data.packed import INDEX, PackedRows
 from forerun.vocabulary.fingerprint import fingerprint
+
+
+def tokenizer_of(target: str) -> Any:
+    """Raises ConfigError where the target has none."""
+    tokenizer = find_tokenizer(target)
+    if tokenizer is None:
+        raise ConfigError(f"{target} has no tokenizer, by which text becomes tokens. Give the folder of a whole model.")
+    return tokenizer
 
 
 def read_rows(
@@ -34,6 +43,7 @@ def read_rows(
             name=served.name,
             vocab_size=served.vocab_size,
             window=window,
+            target=target_fingerprint(served),
             told=lambda line: console.print(line, highlight=False),
         )
     rows = PackedRows(data)

@@ -17,7 +17,7 @@ from torch import Tensor
 from forerun.errors import ConfigError
 from forerun.files.write import digest, remove, write_bytes
 from forerun.train.data.packed import NO_DOCUMENT
-from forerun.train.eagle.target_states import TargetStates
+from forerun.train.heads.target_states import TargetStates
 
 _NAME = "states"
 

@@ -12,9 +12,9 @@ from forerun.heads.config import HeadConfig
 from forerun.train.card import stage_record, versions
 from forerun.train.checkpoint import LoopState
 from forerun.train.data.packed import PackedRows
-from forerun.train.eagle.costs import StepCosts
-from forerun.train.eagle.evaluate import HeadScore, shown
 from forerun.train.folder import CARD, write_record
+from forerun.train.heads.costs import StepCosts
+from forerun.train.heads.evaluate import HeadScore, shown
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""From packed rows of tokens to what an EAGLE head computes: which states, tokens and targets belong to which row.
+"""From packed rows of tokens to what a head computes: which states, tokens and targets belong to which row.
 
 In a document of n tokens, row i of the head holds token i + 1 and the target's state of token i. At unrolled step j it
 holds token i + 1 + j in place of a draft that was accepted, stands at position i + j, and predicts token i + 2 + j;

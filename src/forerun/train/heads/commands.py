@@ -1,4 +1,4 @@
-"""`forerun train eagle` and the evaluation of a head: from data and a target to a head's folder with its card."""
+"""The training of a head of any kind: from data and a target to a head's folder with its card."""
 
 from __future__ import annotations
 
@@ -11,24 +11,20 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from forerun.errors import ConfigError
 from forerun.heads import StoredHead, save_head
 from forerun.heads.fingerprint import target_fingerprint
-from forerun.models import LanguageModel, find_tokenizer, load_model, load_transformers_model, number_format
-from forerun.models.sources import find_source
+from forerun.models import LanguageModel, load_model, number_format
 from forerun.train.accelerator import device_name, reuse_memory, training_device
 from forerun.train.curves import PICTURE, REMEDY, draw_curves
 from forerun.train.data.packed import PackedRows
-from forerun.train.eagle import card as eagle_card
-from forerun.train.eagle.card import HeadReport
-from forerun.train.eagle.data import read_rows
-from forerun.train.eagle.evaluate import HeldOut, shown
-from forerun.train.eagle.kind import EagleKind, HeadKind
-from forerun.train.eagle.module import HeadModule
-from forerun.train.eagle.options import EagleTraining
-from forerun.train.eagle.run import COMPUTE, Target, train
-from forerun.train.eagle.start import draft_vocabulary, offsets, token_counts
-from forerun.train.eagle.target_states import TargetStates, check_states, learnt_layers
+from forerun.train.heads.card import HeadReport, build_record, write_card
+from forerun.train.heads.data import read_rows, tokenizer_of
+from forerun.train.heads.evaluate import HeldOut, shown
+from forerun.train.heads.kind import HeadKind
+from forerun.train.heads.module import HeadModule
+from forerun.train.heads.run import Target, frozen_model, train
+from forerun.train.heads.start import draft_vocabulary, offsets, token_counts
+from forerun.train.heads.target_states import check_states
 from forerun.train.run_folder import run_in
 
 FINAL_ROWS = 400
@@ -55,13 +51,6 @@ class Start:
     kind: HeadKind[Any]
 
 
-def train_eagle(
-    out: Path, work: Path, name: str, data: Path, options: EagleTraining, command: str, *, resume: bool, force: bool
-) -> None:
-    """As `train_head`, an EAGLE head."""
-    train_head(out, work, name, data, EagleKind(options), command, resume=resume, force=force)
-
-
 def train_head(
     out: Path,
     work: Path,
@@ -77,7 +66,7 @@ def train_head(
 
     Args:
         name: of the target, as `load_model` takes it.
-        data: see `eagle_data`.
+        data: see `read_rows`.
         command: the command line, for the card.
     """
     console, options = Console(), kind.options
@@ -92,7 +81,7 @@ def train_head(
         last = _held_out(start, FINAL_ROWS, k)
         kind.finish(start.head, lambda count: _held_out(start, options.held_out_rows, count))
         report = measure(start, last, k)
-        record = eagle_card.build_record(
+        record = build_record(
             command=command,
             target={"name": start.served.name, "number_format": number_format(start.served)},
             config=start.head.config,
@@ -106,7 +95,7 @@ def train_head(
         )
         save(out, start, record)
         has_picture = draw_curves(work, out)
-        eagle_card.write_card(out, record, report, PICTURE if has_picture else None)
+        write_card(out, record, report, PICTURE if has_picture else None)
         for line in report.lines() + ([] if has_picture else [REMEDY]):
             console.print(line, highlight=False, markup=False, soft_wrap=True)
 
@@ -126,11 +115,6 @@ def _judge(held_out: HeldOut, console: Console) -> Callable[[HeadModule], float]
     return evaluate
 
 
-def prepare(name: str, data: Path, work: Path, options: EagleTraining, console: Console) -> Start:
-    """As `prepare_head`, for an EAGLE head."""
-    return prepare_head(name, data, work, EagleKind(options), console)
-
-
 def prepare_head(name: str, data: Path, work: Path, kind: HeadKind[Any], console: Console) -> Start:
     """Load the target, read the data, and set the head's first weights.
 
@@ -141,29 +125,22 @@ def prepare_head(name: str, data: Path, work: Path, kind: HeadKind[Any], console
     where = training_device(options.device)
     reuse_memory()
     served = load_model(name, device=where)
-    tokenizer = find_tokenizer(name)
-    if tokenizer is None:
-        raise ConfigError(f"{name} has no tokenizer, by which text becomes tokens. Give the folder of a whole model.")
+    tokenizer = tokenizer_of(name)
     rows = read_rows(data, served, tokenizer, work / "packed", options.window, console)
     config = kind.config(name, served, rows.window)
     counts = token_counts(rows)
     vocabulary = draft_vocabulary(counts, config.draft_vocab_size, served.eos_token_ids)
-    states = TargetStates(
-        load_transformers_model(name, "bfloat16").eval().requires_grad_(False).to(where),
-        learnt_layers(config.layers, find_source(name).config().get_text_config().num_hidden_layers),
-    )
-    output_rows = served.output_rows(vocabulary).to(COMPUTE[where.type], copy=True)
-    target = Target(served, states, output_rows)
+    target = Target.of(served, frozen_model(name, where), config.layers, vocabulary)
     first = rows.batch(0, _FIRST_ROWS, options.seed)
     document = first.tokens[0][first.documents[0] == 0]
-    apart = check_states(states, served, document.tolist())
+    apart = check_states(target.states, served, document.tolist())
     console.print(
         "states in training and in drafting differ by "
-        + ", ".join(f"{value:.1%} (layer {layer})" for layer, value in zip(states.layers, apart, strict=True)),
+        + ", ".join(f"{value:.1%} (layer {layer})" for layer, value in zip(target.states.layers, apart, strict=True)),
         highlight=False,
     )
     head = kind.module(config)
-    kind.set_first_weights(head, states.of(document, [len(document)])[1:, -1], output_rows)
+    kind.set_first_weights(head, target.states.of(document, [len(document)])[1:, -1], target.output_rows)
     coverage = float(counts[vocabulary].sum() / counts.sum())
     return Start(served, target, rows, head.to(where), vocabulary, coverage, kind)
 

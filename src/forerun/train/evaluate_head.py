@@ -14,23 +14,23 @@ from forerun import workloads
 from forerun.errors import ConfigError, UnsupportedModelError
 from forerun.heads import BlockConfig, EagleConfig, HeadConfig, MedusaConfig, StoredHead, load_head
 from forerun.heads.fingerprint import check_target
-from forerun.models import LanguageModel, find_tokenizer, load_model, load_transformers_model
-from forerun.models.sources import find_source
+from forerun.models import LanguageModel, load_model
 from forerun.train.accelerator import reuse_memory, training_device
 from forerun.train.block.kind import BlockKind
 from forerun.train.block.options import BlockTraining
 from forerun.train.continuations import write_on
 from forerun.train.data.packed import PackedRows
 from forerun.train.data.packing import Document, pack
-from forerun.train.eagle.card import HeadReport
-from forerun.train.eagle.commands import FINAL_ROWS, Start, measure
-from forerun.train.eagle.data import read_rows
-from forerun.train.eagle.evaluate import HeldOut
-from forerun.train.eagle.kind import EagleKind, HeadKind
+from forerun.train.eagle.kind import EagleKind
 from forerun.train.eagle.options import EagleTraining
-from forerun.train.eagle.run import COMPUTE, Target
-from forerun.train.eagle.target_states import TargetStates, learnt_layers
 from forerun.train.evaluate import batches_of_one_length
+from forerun.train.heads.card import HeadReport
+from forerun.train.heads.commands import FINAL_ROWS, Start, measure
+from forerun.train.heads.data import read_rows, tokenizer_of
+from forerun.train.heads.evaluate import HeldOut
+from forerun.train.heads.kind import HeadKind
+from forerun.train.heads.run import Target, frozen_model
+from forerun.train.heads.start import target_config
 from forerun.train.medusa.kind import MedusaKind
 from forerun.train.medusa.options import MedusaTraining
 from forerun.vocabulary import encode_text
@@ -65,14 +65,12 @@ def evaluate_head(
     reuse_memory()
     where = training_device(device)
     served = load_model(name, device=where)
-    tokenizer = find_tokenizer(name)
-    if tokenizer is None:
-        raise ConfigError(f"{name} has no tokenizer, by which text becomes tokens. Give the folder of a whole model.")
-    num_layers = find_source(name).config().get_text_config().num_hidden_layers
+    tokenizer = tokenizer_of(name)
+    num_layers = target_config(name).num_hidden_layers
     stored = load_head(folder, num_layers)
     kind = kind_of(stored.config, str(folder))
     check_target(stored.fingerprint, served, str(folder))
-    model = load_transformers_model(name, "bfloat16").eval().requires_grad_(False).to(where)
+    model = frozen_model(name, where)
     with tempfile.TemporaryDirectory() as temporary:
         packed = Path(temporary) / "packed"
         if data is None:
@@ -102,15 +100,10 @@ def _start(
     served: LanguageModel, model: Any, stored: StoredHead[HeadConfig], rows: PackedRows, kind: HeadKind[Any]
 ) -> Start:
     """The head as if a run had just ended."""
-    config, where = stored.config, served.device
-    vocabulary = torch.arange(config.draft_vocab_size)
-    if stored.d2t is not None:
-        vocabulary += stored.d2t
-    head = kind.module(config)
+    vocabulary, head = stored.token_ids, kind.module(stored.config)
     head.load_state_dict(dict(stored.tensors))
-    output_rows = served.output_rows(vocabulary).to(COMPUTE[where.type], copy=True)
-    states = TargetStates(model, learnt_layers(config.layers, model.config.get_text_config().num_hidden_layers))
-    return Start(served, Target(served, states, output_rows), rows, head.to(where), vocabulary, 0.0, kind)
+    target = Target.of(served, model, stored.config.layers, vocabulary)
+    return Start(served, target, rows, head.to(served.device), vocabulary, 0.0, kind)
 
 
 def _continuations(model: Any, tokenizer: Any, new_tokens: int) -> Iterator[Document]:

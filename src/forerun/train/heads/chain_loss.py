@@ -1,7 +1,7 @@
 """The loss of drafts, chain by chain: what each of their tokens was predicted by, against the target's distributions.
 
 Logits, loss and the loss's gradient by what they were made from are computed together, a few chains at a time, and only
-that gradient is kept, as `eagle/loss.py` does position by position. Chains are whole, so that the weights of a chain's
+that gradient is kept, as `loss.py` does position by position. Chains are whole, so that the weights of a chain's
 tokens may follow from how well it agrees with the target (`losses.survival_weights`).
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from forerun.train.eagle.loss import CHUNK, loss_and_gradient
+from forerun.train.heads.loss import CHUNK, loss_and_gradient
 from forerun.train.losses import LossName, survival_weights
 
 

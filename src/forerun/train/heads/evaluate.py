@@ -1,4 +1,4 @@
-"""How well an EAGLE head agrees with its target, on answers that are there.
+"""How well a head agrees with its target, on answers that are there.
 
 Chains: where the text is the target's greedy answer, what a greedy chain of the head would propose is known without
 drafting, because its tokens are the text's up to the first that is not, and the unrolled steps of training are those of
@@ -17,9 +17,9 @@ from torch import Tensor
 
 from forerun.train.accelerator import device_of
 from forerun.train.data.packed import NO_DOCUMENT, PackedRows
-from forerun.train.eagle.module import EagleHead, HeadModule, unrolled
-from forerun.train.eagle.rows import HeadRows, head_rows
-from forerun.train.eagle.run import COMPUTE, Read, Target
+from forerun.train.heads.module import HeadModule
+from forerun.train.heads.rows import HeadRows, head_rows
+from forerun.train.heads.run import COMPUTE, Read, Target
 
 CONTEXTS = (0, 128, 256, 512, 1024, 2048, 4096, 8192)
 """Where the buckets of context lengths begin."""
@@ -33,14 +33,6 @@ CHUNK = 128
 Guess = Callable[[HeadModule, Read], list[tuple[Tensor, Tensor]]]
 """What a head predicts of the tokens after those of a text: features [J, A, F] and layers [V, F] whose products add up
 to the logits of each active row at each step."""
-
-
-def unrolled_guess(head: HeadModule, read: Read) -> list[tuple[Tensor, Tensor]]:
-    """Of an EAGLE head."""
-    assert isinstance(head, EagleHead)
-    outputs, _ = unrolled(head, read.rows, read.states, read.embeddings, COMPUTE[read.states.device.type])
-    own = head.config.own_output_rows
-    return [(outputs, head.get_parameter("lm_head.weight") if own else read.target.output_rows)]
 
 
 @dataclass(slots=True)
@@ -121,7 +113,7 @@ class HeldOut:
     Args:
         rows: packed rows; the first `count` of them.
         vocabulary: [V] ids of the draft vocabulary.
-        guess: what the head predicts; None: what an EAGLE head does.
+        guess: what the head predicts.
     """
 
     def __init__(
@@ -131,10 +123,10 @@ class HeldOut:
         count: int,
         vocabulary: Tensor,
         num_draft_tokens: int,
-        guess: Guess | None = None,
+        guess: Guess,
     ) -> None:
         self._target, self._vocabulary, self._k = target, vocabulary, num_draft_tokens
-        self._guess = guess or unrolled_guess
+        self._guess = guess
         self._output = target.all_output_rows()
         self._parts = list(self._read(rows, min(count, len(rows))))
 

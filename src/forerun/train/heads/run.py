@@ -1,9 +1,9 @@
-"""`forerun train eagle`: a head that reads the target's states, trained on them as they are computed."""
+"""The training of a head on its target's states, as these are computed: batches, the loss of a batch, and the run."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -12,17 +12,15 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
-from forerun.models import LanguageModel
+from forerun.models import LanguageModel, load_transformers_model
 from forerun.train.accelerator import device_of, to_device
-from forerun.train.chain_loss import ChainTargets, chain_loss
 from forerun.train.checkpoint import LoopState, load_checkpoint
 from forerun.train.data.packed import PackedRows
-from forerun.train.eagle.loss import Targets, feature_loss, weighted_loss
-from forerun.train.eagle.module import Augmentation, EagleHead, HeadModule, unrolled
-from forerun.train.eagle.options import D_PACE, EagleTraining, HeadTraining
-from forerun.train.eagle.rows import HeadRows, head_rows, predicted
-from forerun.train.eagle.state_cache import StateCache
-from forerun.train.eagle.target_states import TargetStates
+from forerun.train.heads.module import Augmentation, HeadModule
+from forerun.train.heads.options import HeadTraining
+from forerun.train.heads.rows import HeadRows, head_rows
+from forerun.train.heads.state_cache import StateCache
+from forerun.train.heads.target_states import TargetStates, learnt_layers
 from forerun.train.loop import Evaluations, Loop
 from forerun.train.optim import Optimisers
 from forerun.train.resumed_options import pin
@@ -50,6 +48,18 @@ class Target:
     states: TargetStates
     output_rows: Tensor
 
+    @classmethod
+    def of(cls, served: LanguageModel, model: Any, layers: Sequence[int], vocabulary: Tensor) -> Target:
+        """Of a target.
+
+        Args:
+            model: the same as `frozen_model` gives it; from then on it computes states alone.
+            layers: that the head reads. vocabulary: [V] ids of the tokens that it proposes.
+        """
+        read = learnt_layers(layers, model.config.get_text_config().num_hidden_layers)
+        output_rows = served.output_rows(vocabulary).to(COMPUTE[served.device.type], copy=True)
+        return cls(served, TargetStates(model, read), output_rows)
+
     def embeddings(self, token_ids: Tensor) -> Tensor:
         """[N, H] float32. token_ids: [N] int64."""
         found, place = torch.unique(token_ids, return_inverse=True)
@@ -64,6 +74,11 @@ class Target:
     def replica(self) -> Target:
         """The same for another thread."""
         return replace(self, states=self.states.replica())
+
+
+def frozen_model(name: str, where: torch.device) -> Any:
+    """A target as Transformers computes it, on a device."""
+    return load_transformers_model(name, "bfloat16").eval().requires_grad_(False).to(where)
 
 
 Options = TypeVar("Options", bound=HeadTraining)
@@ -96,7 +111,7 @@ class HeadLoss(ABC, Generic[Options]):
         """The sum of the loss over wanted tokens; weights of the tokens of a draft sum up to 1."""
 
     def __call__(self, model: nn.Module, piece: Batch, progress: float) -> Tensor:
-        """piece: as `EagleBatches.batch` gives it."""
+        """piece: as `HeadBatches.batch` gives it."""
         options, target, where = self.options, self._targets[id(model)], device_of(model)
         tokens, wanted, documents, shares, numbers = piece
         rows = head_rows(tokens, wanted, documents, self.steps(model))
@@ -130,54 +145,11 @@ class Read:
     augment: Augmentation | None
 
 
-class EagleLoss(HeadLoss[EagleTraining]):
-    """Of an EAGLE head."""
-
-    def steps(self, model: nn.Module) -> int:
-        """The unrolled ones."""
-        return self.options.unroll
-
-    def summed(self, model: nn.Module, read: Read, piece: Batch) -> Tensor:
-        """As `HeadLoss.summed`."""
-        assert isinstance(model, EagleHead)
-        options, target, states, where = self.options, read.target, read.states, device_of(model)
-        rows = read.rows.to(where)
-        outputs, fed_back = unrolled(model, rows, states, read.embeddings, COMPUTE[where.type], read.augment)
-        own = model.get_parameter("lm_head.weight") if model.config.own_output_rows else None
-        weights = step_weights(options, rows.steps).to(where)
-        last = states[rows.predictors, -1]
-        targets = Targets(last, target.output_rows, rows.rows, weights[:, None] * rows.valid, options.loss)  # type: ignore[arg-type]
-        if options.position_weights == D_PACE:
-            total = self._by_survival(outputs, target.output_rows if own is None else own, read, rows)
-        else:
-            total = weighted_loss(outputs, own, targets)
-        if options.feature_weight:
-            total = total + options.feature_weight * feature_loss(fed_back, last, targets)
-        return total
-
-    def _by_survival(self, outputs: Tensor, layer: Tensor, read: Read, rows: HeadRows) -> Tensor:
-        """The sum with weights that follow acceptance, chain by chain. outputs: [J, A, H]."""
-        targets = ChainTargets(
-            read.states[rows.tokens.T.flatten(), -1],
-            read.target.output_rows,
-            predicted(rows).float(),
-            self.options.loss,  # type: ignore[arg-type]
-            D_PACE_SMOOTHING,
-        )
-        return chain_loss([(outputs.transpose(0, 1).flatten(0, 1), layer)], targets)[0]
-
-
 LossOf = Callable[[Options, list[nn.Module], list[Target], StateCache | None], HeadLoss[Options]]
 
 
-def step_weights(options: EagleTraining, steps: int) -> Tensor:
-    """[J] of the unrolled steps, of sum 1."""
-    weights = options.step_weight ** torch.arange(steps, dtype=torch.float32)
-    return weights / weights.sum()
-
-
 @dataclass(frozen=True, slots=True)
-class EagleBatches:
+class HeadBatches:
     """Batches by the number of their step."""
 
     rows: PackedRows
@@ -213,13 +185,12 @@ def train(
     options: Options,
     console: Console,
     evaluate: Callable[[Any], float] | None,
-    loss: LossOf[Options] | None = None,
+    loss: LossOf[Options],
 ) -> LoopState:
     """Train a head in place, going on from the checkpoint in `folder` if there is one.
 
-    loss: makes its loss; None: an EAGLE head's.
+    loss: makes its loss.
     """
-    make: Any = EagleLoss if loss is None else loss
     total = num_steps(rows, options)
     optimisation = replace(
         options.optimisation,
@@ -242,8 +213,8 @@ def train(
         model=head,
         optimisers=optimisers,
         total_steps=total,
-        batch=EagleBatches(rows, rows_per_step(rows, options), options.seed).batch,
-        loss=make(options, list(workers.replicas), targets, cache),
+        batch=HeadBatches(rows, rows_per_step(rows, options), options.seed).batch,
+        loss=loss(options, list(workers.replicas), targets, cache),
         checkpoint_seconds=options.checkpoint_seconds,
         workers=workers,
         evaluations=evaluations,
