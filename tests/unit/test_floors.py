@@ -46,10 +46,11 @@ FLOORS = {
     "bench": 6,
     "export": 6,
     "audit": 6,
+    "integrations": 6,
     "tune": 7,
     "cli": 8,
 }
-SEPARATE = ("server", "batch", "train", "bench", "export", "audit")
+SEPARATE = ("server", "batch", "train", "bench", "export", "audit", "integrations")
 """Rooms of one floor that must not import each other."""
 
 
