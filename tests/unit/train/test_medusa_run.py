@@ -44,7 +44,7 @@ TINY = MedusaTraining(
     held_out_rows=2,
     num_draft_tokens=2,
     checkpoint_seconds=1e9,
-    threads=2,
+    threads=1,
 )
 
 
