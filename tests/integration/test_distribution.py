@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 import torch
-from scipy.stats import chi2
 from torch import Tensor
 
 from doubles import MarkovModel, Scripted
 from forerun import LLM, DraftModel, PromptLookup, SamplingParams
+from forerun.audit.statistics import LEAST_EXPECTED, NOTHING, g_test
 from forerun.engine import verifying
 from forerun.types import Draft, Noise, PackedDrafts, Sequence, Step, Verdict
 from forerun.verify.tree_rejection import TreeRejection, TreeRule
@@ -46,21 +46,14 @@ def sample(num_samples: int, drafter: Any, acceptance: str | None = None, seeded
 
 
 def p_value(windows: Tensor, table: Tensor = TARGET) -> float:
-    """Of the G-test against the joint distribution given the first column; cells expecting fewer than 5 are merged."""
+    """Of the G-test against the joint distribution given the first column."""
     distribution = table.double().softmax(-1)
     joint = torch.einsum("sa,ab->sab", distribution, distribution).reshape(VOCAB, -1)
     cells = windows[:, 0] * VOCAB**2 + windows[:, 1] * VOCAB + windows[:, 2]
-    counts = torch.bincount(cells, minlength=VOCAB**3).reshape(VOCAB, -1).double()
-    statistic, freedom = 0.0, 0
-    for observed, probabilities in zip(counts, joint):
-        expected = probabilities * observed.sum()
-        rare = expected < 5
-        if rare.any():
-            observed = torch.cat([observed[~rare], observed[rare].sum()[None]])
-            expected = torch.cat([expected[~rare], expected[rare].sum()[None]])
-        statistic += 2 * float(torch.special.xlogy(observed, observed / expected).sum())
-        freedom += len(expected) - 1
-    return float(chi2.sf(statistic, freedom))
+    outcome = NOTHING
+    for observed, probabilities in zip(torch.bincount(cells, minlength=VOCAB**3).reshape(VOCAB, -1), joint):
+        outcome += g_test(observed.numpy(), probabilities.numpy(), LEAST_EXPECTED)
+    return outcome.p_value
 
 
 def tree(sequence: Sequence, budget: int) -> Draft:

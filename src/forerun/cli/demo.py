@@ -173,7 +173,7 @@ def choose_drafters(model: str, draft: str | None, names: str | None) -> dict[st
     Raises:
         ConfigError: an unknown name, or a draft model asked for without saying which.
     """
-    from forerun.drafters.table import DRAFTERS, has_head
+    from forerun.drafters.table import DRAFTERS, shipped_folder
 
     wanted = options.comma_list(names, "--drafters") if names else list(DRAFTERS)
     chosen: dict[str, str] = {}
@@ -186,7 +186,7 @@ def choose_drafters(model: str, draft: str | None, names: str | None) -> dict[st
             chosen[name] = row.with_draft_model.format(draft)
         elif colon or row.serves(model) or (names and row.shipped):  # a head is found by the weights
             chosen[spec] = spec
-        elif row.with_head is not None and has_head(model, "eagle"):
+        elif row.with_head is not None and shipped_folder(model, "eagle") is not None:
             chosen[name] = row.with_head
         elif names:
             raise ConfigError(

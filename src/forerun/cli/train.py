@@ -12,10 +12,7 @@ from forerun.cli.flags import Flags, given, with_flags
 from forerun.cli.options import Json
 from forerun.cli.output import print_json
 from forerun.cli.train_answers import answers
-from forerun.cli.train_block import block
-from forerun.cli.train_eagle import eagle
-from forerun.cli.train_medusa import medusa
-from forerun.cli.train_mtp import mtp
+from forerun.cli.train_heads import block, eagle, medusa, mtp
 from forerun.config import ASSETS, BUNDLED_MODELS, BUNDLED_TARGET
 from forerun.errors import ConfigError
 from forerun.train.defaults import (
@@ -225,7 +222,7 @@ def evaluate(
 def _evaluate_head(
     target: Path, head: Path, data: Path | None, machine: LmTraining, sizes: dict[str, int], json: bool
 ) -> None:
-    from forerun.train.eagle.evaluate_folder import evaluate_head
+    from forerun.train.evaluate_head import evaluate_head
 
     report = evaluate_head(
         str(target),

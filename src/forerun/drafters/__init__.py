@@ -10,17 +10,16 @@ if TYPE_CHECKING:
     from forerun.drafters.build import (
         build_drafter as build_drafter,
         build_drafters as build_drafters,
-        check_drafter_text as check_drafter_text,
         make_drafter as make_drafter,
     )
-    from forerun.drafters.defaults import chosen_drafter as chosen_drafter
+    from forerun.drafters.defaults import check_drafter_text as check_drafter_text, chosen_drafter as chosen_drafter
     from forerun.drafters.table import *  # noqa: F403
 
 # Names are fetched on first use, so that the table can be read without loading torch.
 _HOME_OF = {
     **dict.fromkeys(("Binding", "Drafter", "Traits"), "base"),
-    **dict.fromkeys(("build_drafter", "build_drafters", "check_drafter_text", "make_drafter"), "build"),
-    "chosen_drafter": "defaults",
+    **dict.fromkeys(("build_drafter", "build_drafters", "make_drafter"), "build"),
+    **dict.fromkeys(("check_drafter_text", "chosen_drafter"), "defaults"),
     **{row.class_name: row.home.partition(":")[0] for row in DRAFTERS.values()},
 }
 

@@ -84,11 +84,13 @@ class NamedModel:
         name: "bundled-draft", a folder, a file or a hub id.
         dtype: of its weights; None: the target's.
         quantize: what its weights are kept in; None: as its files are.
+        is_head: it is the folder of a head, whose weights are kept as the target's are.
     """
 
     name: str | Path
     dtype: str | None = None
     quantize: str | None = None
+    is_head: bool = False
 
 
 class Drafter(ABC):

@@ -7,11 +7,9 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from forerun.config import (
-    AUTO,
     BUNDLED_DRAFT,
     BUNDLED_OTHER_VOCAB,
     BUNDLED_TARGET,
-    DEFAULT_DRAFTER,
     NO_DRAFTER,
     NumDraftTokens,
 )
@@ -56,15 +54,20 @@ def build_drafter(spec: str | Path | Drafter) -> tuple[Drafter, NumDraftTokens |
     )
 
 
-def build_drafters(specs: Seq[str | Path | Drafter]) -> ByRequest:
+def build_drafters(specs: Seq[str | Path | Drafter | None]) -> ByRequest:
     """Drafters among which requests choose by name: that of the table or of the class.
 
     Raises:
-        DrafterError, ConfigError: as `build_drafter`; two of them have one name.
+        DrafterError, ConfigError: as `build_drafter`; two of them have one name, or one is no drafter at all.
     """
     drafters: dict[str, Drafter] = {}
     own_k: dict[str, NumDraftTokens] = {}
     for spec in specs:
+        if spec is None or spec == NO_DRAFTER:
+            raise DrafterError(
+                f"None or {NO_DRAFTER!r} is in a list of drafters, but any request may ask for none of them "
+                f"(SamplingParams.drafter={NO_DRAFTER!r}). Leave it out, or give it alone."
+            )
         drafter, k = build_drafter(spec)
         name = next((name for name, row in DRAFTERS.items() if row.class_name == type(drafter).__name__), None)
         name = name or type(drafter).__name__
@@ -74,18 +77,6 @@ def build_drafters(specs: Seq[str | Path | Drafter]) -> ByRequest:
         if k is not None:
             own_k[name] = k
     return ByRequest(drafters, own_k)
-
-
-def check_drafter_text(spec: str | Path | Drafter | Seq[str | Path | Drafter] | None) -> None:
-    """Find what is wrong with a drafter's name or options, or those of several, before anything is loaded.
-
-    Raises:
-        DrafterError, ConfigError: as `build_drafter`.
-    """
-    if isinstance(spec, Seq) and not isinstance(spec, str):
-        build_drafters([each for each in spec if each != AUTO] or [DEFAULT_DRAFTER] * len(spec))
-    elif isinstance(spec, str) and spec not in (NO_DRAFTER, AUTO):
-        build_drafter(spec)
 
 
 def make_drafter(spec: str | Path | Drafter, binding: Binding) -> tuple[Drafter, NumDraftTokens | None]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from forerun.config import BUNDLED_TARGET, SHIPPED_HEADS
@@ -72,7 +73,7 @@ class DrafterRow:
             return True
         if not self.shipped:
             return model == BUNDLED_TARGET
-        return has_head(model, self.shipped)
+        return shipped_folder(model, self.shipped) is not None
 
     @property
     def make(self) -> Callable[..., Drafter]:
@@ -172,6 +173,6 @@ DRAFTERS: Mapping[str, DrafterRow] = {
 }
 
 
-def has_head(model: str, kind: str) -> bool:
-    """Whether a head of a kind is shipped for the target of this name."""
-    return model in {folder.name for folder in (SHIPPED_HEADS / kind).glob("*")}
+def shipped_folder(model: str, kind: str) -> Path | None:
+    """Where the head of a kind lies that is shipped for the target of this name; None where none is."""
+    return next((folder for folder in (SHIPPED_HEADS / kind).glob("*") if folder.name == model), None)

@@ -16,10 +16,12 @@ import torch
 from forerun.config import AUTO, DEFAULT_DTYPE, MAX_NUM_DRAFT_TOKENS, EngineConfig
 from forerun.drafters import Drafter, build_drafter, chosen_drafter
 from forerun.drafters.base import NamedModel
+from forerun.engine.head_memory import HeadMemory, head_memory
 from forerun.errors import NotEnoughMemoryError
 from forerun.machine_memory import GIB, available_memory, total_memory
 from forerun.models.memory import ModelMemory, model_memory
 
+DraftMemory = ModelMemory | HeadMemory
 DRAFT_PAGES = 2
 """Pages of a draft model for one of the target: it holds the same tokens, in a cache that may double its size."""
 DRAFT_PAGES_EACH = 4
@@ -112,7 +114,7 @@ class MemoryPlan:
     """What target and draft models will take.
 
     Attributes:
-        target: the target. drafts: the draft models.
+        target: the target. drafts: the draft models and heads.
         num_pages: of the target's pool.
         scratch: bytes of a step.
         room: before anything is loaded.
@@ -120,7 +122,7 @@ class MemoryPlan:
     """
 
     target: ModelMemory
-    drafts: tuple[ModelMemory, ...]
+    drafts: tuple[DraftMemory, ...]
     num_pages: int
     scratch: int
     room: Room
@@ -149,8 +151,10 @@ class MemoryPlan:
         if (chosen := chosen_drafter(drafter, target)) is not None:
             named = build_drafter(chosen)[0].models_to_load(str(target))
         served = str(planned.dtype).removeprefix("torch.")
-        drafts = [
-            model_memory(
+        drafts: list[DraftMemory] = [
+            head_memory(Path(each.name), planned, target)
+            if each.is_head
+            else model_memory(
                 each.name, each.dtype or served, device, adapter if each.name == str(target) else None, each.quantize
             )
             for each in named
@@ -158,7 +162,7 @@ class MemoryPlan:
         return cls.make(planned, drafts, config)
 
     @classmethod
-    def make(cls, target: ModelMemory, drafts: Sequence[ModelMemory], config: EngineConfig) -> MemoryPlan:
+    def make(cls, target: ModelMemory, drafts: Sequence[DraftMemory], config: EngineConfig) -> MemoryPlan:
         """The plan of models that are to be loaded.
 
         Raises:
@@ -202,7 +206,7 @@ class MemoryPlan:
                     "weight_bytes": model.weights,
                     "loading_bytes": model.loading,
                     "page_bytes": model.page_nbytes,
-                    "pages": self.num_pages if model is self.target else num_draft_pages(self.num_pages, self.config),
+                    "pages": self._pages_of(model),
                 }
                 for model in (self.target, *self.drafts)
             ],
@@ -211,12 +215,17 @@ class MemoryPlan:
             "available_bytes": self.room.available,
         }
 
+    def _pages_of(self, model: DraftMemory) -> int:
+        if model is self.target:
+            return self.num_pages
+        return num_draft_pages(self.num_pages, self.config) if model.page_nbytes else 0
+
     @property
     def _draft_nbytes(self) -> int:
         return num_draft_pages(self.num_pages, self.config) * sum(draft.page_nbytes for draft in self.drafts)
 
 
-def _check_loading(target: ModelMemory, drafts: Sequence[ModelMemory]) -> None:
+def _check_loading(target: ModelMemory, drafts: Sequence[DraftMemory]) -> None:
     """Weights are read into the machine's memory, wherever they will lie."""
     available = available_memory()
     before = needed = 0

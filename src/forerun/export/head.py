@@ -13,9 +13,10 @@ from forerun.heads.folder import CONFIG, head_settings
 from forerun.heads.public_forms import WEIGHTS
 
 CARD = "README.md"
+_INT8: Literal["int8"] = "int8"
 
 
-def export_head(head: Path, out: Path, *, quantize: Literal["int8"] = "int8") -> Exported:
+def export_head(head: Path, out: Path) -> Exported:
     """Write a head with its matrices at 8 bits and a scale a row, and what lies beside it: card, record, picture.
 
     The folder is new.
@@ -46,14 +47,14 @@ def export_head(head: Path, out: Path, *, quantize: Literal["int8"] = "int8") ->
             stored.record,
             fingerprint=stored.fingerprint,
             number_format=stored.number_format,
-            quantize=quantize,
+            quantize=_INT8,
         )
         for path in beside:
             note = _NOTE if path.name == CARD else ""
             write_bytes(fresh / path.name, path.read_bytes() + note.encode(), error=ConfigError)
         written = {path.name: path.stat().st_size for path in fresh.iterdir()}
     count = sum(tensor.numel() for tensor in stored.tensors.values())
-    return Exported(count, quantize, sum(written.values()), tuple(sorted(written)))
+    return Exported(count, _INT8, sum(written.values()), tuple(sorted(written)))
 
 
 _NOTE = """

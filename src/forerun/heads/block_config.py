@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from forerun.config import MAX_BLOCK_SIZE
 from forerun.errors import ConfigError
+from forerun.heads.config import KeyShape, check_attention, check_layers, check_positive, check_vocabulary
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,33 +68,24 @@ class BlockConfig:
     max_positions: int = 2048
 
     def __post_init__(self) -> None:
-        for name in (
-            "vocab_size",
-            "draft_vocab_size",
-            "hidden_size",
-            "num_layers",
-            "num_heads",
-            "num_kv_heads",
-            "head_dim",
-            "intermediate_size",
-            "block_size",
-            "max_positions",
-        ):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} of the head is {getattr(self, name)}, but must be 1 or more.")
+        check_positive(
+            "the head",
+            vocab_size=self.vocab_size,
+            draft_vocab_size=self.draft_vocab_size,
+            hidden_size=self.hidden_size,
+            num_layers=self.num_layers,
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+            intermediate_size=self.intermediate_size,
+            block_size=self.block_size,
+            max_positions=self.max_positions,
+        )
         if self.block_size > MAX_BLOCK_SIZE:
             raise ConfigError(f"block_size of the head is {self.block_size}, but must be at most {MAX_BLOCK_SIZE}.")
-        if self.draft_vocab_size > self.vocab_size:
-            raise ConfigError(
-                f"the head has {self.draft_vocab_size:,} output tokens, but its target only {self.vocab_size:,}."
-            )
-        if self.num_heads % self.num_kv_heads or self.head_dim % 2:
-            raise ConfigError(
-                f"the head has {self.num_heads} query heads, {self.num_kv_heads} key heads and a head_dim of "
-                f"{self.head_dim}: the first must be a multiple of the second, and head_dim even."
-            )
-        if not self.layers or any(a >= b for a, b in zip(self.layers, self.layers[1:], strict=False)):
-            raise ConfigError(f"layers of the head are {list(self.layers)}, but must rise, and there must be one.")
+        check_vocabulary(self.draft_vocab_size, self.vocab_size)
+        check_attention(self.num_heads, self.num_kv_heads, self.head_dim)
+        check_layers(self.layers)
         if self.markov_rank < 0:
             raise ConfigError(f"markov_rank of the head is {self.markov_rank}, but must be 0 or more.")
         if self.sliding_window is not None and self.sliding_window <= self.num_slots:
@@ -114,6 +106,11 @@ class BlockConfig:
     def kind(self) -> str:
         """Of head, with its size."""
         return f"block-{self.block_size}"
+
+    @property
+    def keys(self) -> KeyShape:
+        """Of its layers."""
+        return KeyShape(self.num_layers, self.num_kv_heads, self.head_dim)
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
         """As `block_tensors`."""

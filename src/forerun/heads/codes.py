@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -14,6 +14,11 @@ from forerun.kernels.quantised_weight import QuantisedWeight
 
 _CODES, _SCALE = ".codes", ".scale"
 _ZERO = 128
+
+
+def has_codes(names: Iterable[str]) -> bool:
+    """Whether any of these tensors of a file is in codes."""
+    return any(name.endswith(_CODES) for name in names)
 
 
 def in_codes(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

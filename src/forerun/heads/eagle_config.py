@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from forerun.errors import ConfigError
+from forerun.heads.config import KeyShape, check_attention, check_layers, check_positive, check_vocabulary
 
 EAGLE_VERSIONS = (1, 3)
 
@@ -68,35 +69,25 @@ class EagleConfig:
     is_mtp: bool = False
 
     def __post_init__(self) -> None:
-        sizes = {
-            "vocab_size": self.vocab_size,
-            "draft_vocab_size": self.draft_vocab_size,
-            "hidden_size": self.hidden_size,
-            "target_hidden_size": self.target_hidden_size,
-            "num_heads": self.num_heads,
-            "num_kv_heads": self.num_kv_heads,
-            "head_dim": self.head_dim,
-            "intermediate_size": self.intermediate_size,
-            "max_positions": self.max_positions,
-        }
-        for name, value in sizes.items():
-            if value < 1:
-                raise ConfigError(f"{name} of the head is {value}, but must be 1 or more.")
+        check_positive(
+            "the head",
+            vocab_size=self.vocab_size,
+            draft_vocab_size=self.draft_vocab_size,
+            hidden_size=self.hidden_size,
+            target_hidden_size=self.target_hidden_size,
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+            intermediate_size=self.intermediate_size,
+            max_positions=self.max_positions,
+        )
         if self.version not in EAGLE_VERSIONS:
             raise ConfigError(f"version of the head is {self.version}, but must be 1 or 3.")
         if self.is_mtp and self.version != 1:
             raise ConfigError(f"an MTP layer is a head of version 1, not {self.version}.")
-        if self.draft_vocab_size > self.vocab_size:
-            raise ConfigError(
-                f"the head has {self.draft_vocab_size:,} output tokens, but its target only {self.vocab_size:,}."
-            )
-        if self.num_heads % self.num_kv_heads or self.head_dim % 2:
-            raise ConfigError(
-                f"the head has {self.num_heads} query heads, {self.num_kv_heads} key heads and a head_dim of "
-                f"{self.head_dim}: the first must be a multiple of the second, and head_dim even."
-            )
-        if not self.layers or any(a >= b for a, b in zip(self.layers, self.layers[1:], strict=False)):
-            raise ConfigError(f"layers of the head are {list(self.layers)}, but must rise, and there must be one.")
+        check_vocabulary(self.draft_vocab_size, self.vocab_size)
+        check_attention(self.num_heads, self.num_kv_heads, self.head_dim)
+        check_layers(self.layers)
         if self.version == 1 and self.hidden_size != self.target_hidden_size:
             raise ConfigError(
                 f"an EAGLE-1 head is as wide as its target, but has {self.hidden_size} for "
@@ -107,6 +98,11 @@ class EagleConfig:
     def kind(self) -> str:
         """Of head, with its version."""
         return "MTP" if self.is_mtp else f"EAGLE-{self.version}"
+
+    @property
+    def keys(self) -> KeyShape:
+        """Of its one layer."""
+        return KeyShape(1, self.num_kv_heads, self.head_dim)
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
         """As `eagle_tensors`."""

@@ -2,15 +2,15 @@
 
 forerun's form can say all that a head can be: config.json holds the fields of the configuration of its kind, the
 target's fingerprint, a record of how the head was trained, and a checksum over both files; matrices are numbers, or
-codes of 8 bits with a scale a row. Public forms are read by `public_forms.py` and
-`public_medusa.py`.
+codes of 8 bits with a scale a row. Public forms are read by `public_forms.py` and `public_medusa.py`.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, asdict, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
@@ -23,20 +23,23 @@ from forerun.files.foreign_errors import REMEDY, as_load_errors
 from forerun.files.json_file import Fields
 from forerun.files.write import digest, new_files, whole_folder, write_bytes, write_json
 from forerun.heads.block_config import BlockConfig
-from forerun.heads.codes import in_codes, take_codes
+from forerun.heads.codes import has_codes, in_codes, take_codes
 from forerun.heads.config import HeadConfig
 from forerun.heads.eagle_config import EagleConfig
 from forerun.heads.medusa_config import MedusaConfig
-from forerun.heads.public_forms import WEIGHTS, read_public
-from forerun.heads.public_medusa import is_medusa, read_medusa
+from forerun.heads.public_config import SPECULATORS
+from forerun.heads.public_forms import WEIGHTS, open_slices, public_config_of, read_public
+from forerun.heads.public_medusa import is_medusa, medusa_config_of, read_medusa
 from forerun.heads.stored import StoredHead
-from forerun.heads.tensors import Kept, check_forms, check_values, checked_d2t
+from forerun.heads.tensors import FLOATS, Kept, check_forms, check_values, checked_d2t
 
 CONFIG = "config.json"
 FORMATS: Mapping[str, type[EagleConfig] | type[MedusaConfig] | type[BlockConfig]] = MappingProxyType(
     {"forerun-eagle": EagleConfig, "forerun-medusa": MedusaConfig, "forerun-block": BlockConfig}
 )
 FORMAT_VERSION = 1
+FC = "fc.weight"
+"""The projection that public EAGLE heads begin with, and language models have not."""
 _D2T = "d2t"
 _TRAIN_AGAIN = "Train it to its end, or take an earlier checkpoint."
 _NEWER = "Read it with the version of forerun that wrote it."
@@ -109,11 +112,70 @@ def load_head(folder: Path, num_layers: int | None = None) -> StoredHead[HeadCon
     return (read_medusa if is_medusa(settings) else read_public)(folder, settings, num_layers)
 
 
+@dataclass(frozen=True, slots=True)
+class HeadHeader:
+    """What a head's folder tells before its tensors are read.
+
+    Attributes:
+        dtype: of its numbers. in_codes: its matrices are codes, of which numbers are made.
+    """
+
+    config: HeadConfig
+    dtype: torch.dtype
+    in_codes: bool
+
+    @property
+    def nbytes(self) -> int:
+        """Of its tensors when they have been read."""
+        return sum(
+            math.prod(shape) * self.dtype.itemsize + self._codes(shape) for shape in self.config.tensors().values()
+        )
+
+    def _codes(self, shape: tuple[int, ...]) -> int:
+        return math.prod(shape) + 4 * shape[0] if self.in_codes and len(shape) == 2 else 0
+
+
+def head_header(folder: Path, num_layers: int | None = None) -> HeadHeader:
+    """The configuration of a head, and what the header of its tensors says.
+
+    Raises:
+        ModelLoadError, UnsupportedModelError: as `load_head`, as far as it can be told so early.
+    """
+    settings = head_settings(folder)
+    with as_load_errors(f"{folder / WEIGHTS}: the weights are damaged", REMEDY):
+        stored = open_slices(folder)
+    if "format" in settings.values:
+        config = _config(settings.fields("head"), FORMATS[settings.string("format", choices=tuple(FORMATS))])
+    elif is_medusa(settings):
+        config = medusa_config_of(settings, num_layers)
+    else:
+        config = public_config_of(settings, stored, str(folder), num_layers)
+    named = {name: dtype for dtype, name in FLOATS.items()}
+    dtypes = (each.get_dtype() for each in stored.values())
+    return HeadHeader(config, next((named[each] for each in dtypes if each in named), torch.float32), has_codes(stored))
+
+
 def head_settings(folder: Path) -> Fields:
     """What config.json says. Raises ModelLoadError where there is none, or no JSON."""
     if not (folder / CONFIG).is_file():
         raise ModelLoadError(f"{folder} holds no {CONFIG}. Give the folder of a head.")
     return Fields.read(folder / CONFIG, ModelLoadError, remedy=REMEDY)
+
+
+def is_head(folder: Path) -> bool:
+    """Whether a folder holds a draft head, and not a language model or nothing. A damaged one may be taken for neither.
+
+    Raises:
+        ModelLoadError: config.json is no JSON.
+    """
+    if not (folder / CONFIG).is_file():
+        return False
+    settings = head_settings(folder)
+    said = {"format", SPECULATORS, "draft_vocab_size"} & settings.values.keys()
+    if said or is_medusa(settings):
+        return True
+    with as_load_errors(f"{folder / WEIGHTS}: the weights are damaged", REMEDY):
+        return (folder / WEIGHTS).is_file() and FC in open_slices(folder)
 
 
 def _read(folder: Path, settings: Fields) -> StoredHead[HeadConfig]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from forerun.config import OUTPUT_ROWS
 from forerun.errors import ConfigError
+from forerun.heads.config import KeyShape, check_positive, check_vocabulary
 
 RANKS = 8
 """Ranks whose accuracy is kept for each head."""
@@ -46,20 +47,15 @@ class MedusaConfig:
     accuracies: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        sizes = {
-            "vocab_size": self.vocab_size,
-            "draft_vocab_size": self.draft_vocab_size,
-            "target_hidden_size": self.target_hidden_size,
-            "num_heads": self.num_heads,
-            "num_layers": self.num_layers,
-        }
-        for name, value in sizes.items():
-            if value < 1:
-                raise ConfigError(f"{name} of the Medusa heads is {value}, but must be 1 or more.")
-        if self.draft_vocab_size > self.vocab_size:
-            raise ConfigError(
-                f"the heads have {self.draft_vocab_size:,} output tokens, but their target only {self.vocab_size:,}."
-            )
+        check_positive(
+            "the Medusa heads",
+            vocab_size=self.vocab_size,
+            draft_vocab_size=self.draft_vocab_size,
+            target_hidden_size=self.target_hidden_size,
+            num_heads=self.num_heads,
+            num_layers=self.num_layers,
+        )
+        check_vocabulary(self.draft_vocab_size, self.vocab_size, "the heads have", "their")
         if len(self.layers) != 1:
             raise ConfigError(f"layers of Medusa heads are {list(self.layers)}, but they read one state.")
         if self.output_rows not in OUTPUT_ROWS:
@@ -75,6 +71,11 @@ class MedusaConfig:
     def kind(self) -> str:
         """Of head."""
         return "Hydra" if self.sequential else "Medusa"
+
+    @property
+    def keys(self) -> KeyShape:
+        """None: the heads attend to nothing."""
+        return KeyShape(0, 0, 0)
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
         """Every trained tensor by name, with its shape. The names are those that vLLM reads."""

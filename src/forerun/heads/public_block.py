@@ -18,6 +18,7 @@ from forerun.files.foreign_errors import REMEDY
 from forerun.files.json_file import Fields
 from forerun.heads.block_config import BlockConfig
 from forerun.heads.public_config import SPECULATORS, rope_theta
+from forerun.heads.public_parts import OUTPUT, as_stored, speculators_entry, token_tables
 
 BLOCK_KINDS = ("dflash", "dspark")
 LAYER_IDS = "aux_hidden_state_layer_ids"
@@ -187,12 +188,9 @@ def block_settings(
         "sliding_window_non_causal": True,  # false would be taken for all layers, full ones too
         **(dspark if config.markov_rank else {}),
         "transformer_layer_config": _layer(config, dtype),
-        "speculators_config": {
-            "algorithm": kind,
-            "default_proposal_method": "greedy",
-            "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": num_draft_tokens}],
-            "verifier": {"name_or_path": target, "architectures": architectures},
-        },
+        "speculators_config": speculators_entry(
+            kind, target=target, architectures=architectures, num_draft_tokens=num_draft_tokens
+        ),
     }
 
 
@@ -228,9 +226,5 @@ def block_public_tensors(
         output_rows: [draft_vocab_size, hidden_size] rows of the target's output layer, for a head without its own.
     """
     kept = {name: tensor.to(dtype) for name, tensor in tensors.items()}
-    kept.setdefault("lm_head.weight", output_rows.to(dtype))
-    if d2t is not None:
-        proposed = torch.arange(len(d2t)) + d2t
-        mask = torch.zeros(config.vocab_size, dtype=torch.bool).index_fill(0, proposed, True)
-        kept |= {"d2t": d2t.to(torch.int64), "t2d": mask}
-    return {name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for name, tensor in kept.items()}
+    kept.setdefault(OUTPUT, output_rows.to(dtype))
+    return as_stored(kept | token_tables(d2t, config.vocab_size))

@@ -25,11 +25,12 @@ from forerun.heads.eagle_config import EagleConfig
 from forerun.heads.fingerprint import embedding_fingerprint
 from forerun.heads.public_block import block_config_of, is_block
 from forerun.heads.public_config import SPECULATORS, public_config
+from forerun.heads.public_parts import D2T, OUTPUT, T2D
 from forerun.heads.stored import StoredHead
 from forerun.heads.tensors import check_forms, check_shape, check_values, checked_d2t
 
 WEIGHTS = "model.safetensors"
-D2T, T2D, EMBEDDING, OUTPUT = "d2t", "t2d", "embed_tokens.weight", "lm_head.weight"
+EMBEDDING = "embed_tokens.weight"
 _OF_TRAINING = re.compile(r"^verifier_(norm|lm_head)\.weight$|\.rotary_emb\.inv_freq$")
 """Tensors that drafting has no use for: the target's, for the loss, and what a configuration gives."""
 
@@ -59,26 +60,38 @@ def read_public(folder: Path, settings: Fields, num_layers: int | None) -> Store
     place = str(folder)
     with as_load_errors(f"{folder / WEIGHTS}: the weights are damaged", REMEDY):
         stored = open_slices(folder)
-        if is_block(settings):
-            block = block_config_of(settings, has_output_rows=OUTPUT in stored, num_layers=num_layers)
-            _check_output(block, stored, place)
-            return _head(block, stored, settings, place)
+        config = public_config_of(settings, stored, place, num_layers)
+        is_eagle_3 = isinstance(config, EagleConfig) and config.version == 3
+        return _head(config, _renamed(stored, place) if is_eagle_3 else stored, settings, place)
+
+
+def public_config_of(
+    settings: Fields, stored: Mapping[str, Slice], place: str, num_layers: int | None
+) -> EagleConfig | BlockConfig:
+    """The configuration of a public head.
+
+    Args:
+        settings, num_layers: as of `read_public`.
+        stored: its tensors by name, which are not read.
+
+    Raises:
+        ModelLoadError, UnsupportedModelError: as `read_public`.
+    """
+    config: EagleConfig | BlockConfig
+    has_output_rows = OUTPUT in stored
+    if is_block(settings):
+        config = block_config_of(settings, has_output_rows=has_output_rows, num_layers=num_layers)
+    else:
         version = 3 if _is_eagle_3(settings, stored) else 1
-        found = stored if version == 1 else _renamed(stored, place)
-        if version == 1 and OUTPUT in found:
+        if version == 1 and has_output_rows:
             raise UnsupportedModelError(
                 f"{place}: an EAGLE-1 head with an output layer of its own ({OUTPUT}) is not served. Give one that "
                 "uses its target's."
             )
-        config = public_config(settings, version=version, has_output_rows=OUTPUT in found, num_layers=num_layers)
-        if version == 3:
-            _check_output(config, found, place)
-        return _head(config, found, settings, place)
-
-
-def _check_output(config: EagleConfig | BlockConfig, found: Mapping[str, Slice], place: str) -> None:
-    if OUTPUT not in found and config.draft_vocab_size < config.vocab_size:
+        config = public_config(settings, version=version, has_output_rows=has_output_rows, num_layers=num_layers)
+    if not has_output_rows and config.draft_vocab_size < config.vocab_size:
         raise ModelLoadError(f"{place}: {OUTPUT} is missing, the output layer of the draft vocabulary. {REMEDY}")
+    return config
 
 
 def _head(

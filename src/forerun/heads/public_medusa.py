@@ -21,6 +21,7 @@ from forerun.files.foreign_errors import REMEDY, as_load_errors
 from forerun.files.json_file import Fields
 from forerun.heads.medusa_config import MedusaConfig
 from forerun.heads.public_forms import Slice, open_slices
+from forerun.heads.public_parts import OUTPUT, as_stored, proposed_tokens
 from forerun.heads.stored import StoredHead
 from forerun.heads.tensors import Kept, check_forms, check_shape, check_values, checked_d2t
 
@@ -48,7 +49,7 @@ def read_medusa(folder: Path, settings: Fields, num_layers: int | None) -> Store
     place = str(folder)
     with as_load_errors(f"{folder / 'model.safetensors'}: the weights are damaged", REMEDY):
         stored = open_slices(folder)
-        config = _config(settings, num_layers)
+        config = medusa_config_of(settings, num_layers)
         found = _renamed(stored, config, place)
         d2t = checked_d2t(_offsets(found.pop(TOKEN_MAP, None), config, place), config, place, ModelLoadError, REMEDY)
         tensors = _with_biases(found, settings, config, place)
@@ -56,6 +57,30 @@ def read_medusa(folder: Path, settings: Fields, num_layers: int | None) -> Store
         check_forms(config, {name: Kept(tensor) for name, tensor in tensors.items()}, place, ModelLoadError, REMEDY)
         check_values(tensors, place, ModelLoadError, REMEDY)
         return StoredHead(config, tensors, d2t, form="Medusa")
+
+
+def medusa_config_of(settings: Fields, num_layers: int | None) -> MedusaConfig:
+    """The configuration of public heads. Arguments and errors as of `read_medusa`."""
+    if settings.values.get("logit_scale", 1) != 1:
+        raise UnsupportedModelError(f"{settings.place}: logit_scale is served as 1 alone.")
+    if num_layers is None:
+        raise ModelLoadError(
+            f"{settings.place}: which state of its target Medusa heads read depends on the target's number of layers. "
+            "Give the target too."
+        )
+    vocab = settings.integer("vocab_size", low=1)
+    try:
+        return MedusaConfig(
+            vocab_size=vocab,
+            draft_vocab_size=settings.integer("truncated_vocab_size", vocab, low=1),
+            target_hidden_size=settings.integer("hidden_size", low=1),
+            num_heads=_count(settings, "heads", ("num_heads", "medusa_num_heads")),
+            num_layers=_count(settings, "layers", ("num_hidden_layers", "medusa_num_layers")),
+            layers=(num_layers,),
+            output_rows="one" if settings.flag("original_lm_head", False) else "each",
+        )
+    except ConfigError as failure:
+        raise ModelLoadError(f"{settings.place}: {failure} {REMEDY}") from None
 
 
 def medusa_settings(config: MedusaConfig, dtype: str) -> dict[str, Any]:
@@ -85,10 +110,10 @@ def medusa_file(
     """
     kept = {name: tensors[name].to(dtype) for name in config.tensors()}
     if config.output_rows == "target":
-        kept["lm_head.weight"] = output_rows.to(dtype)
+        kept[OUTPUT] = output_rows.to(dtype)
     if d2t is not None:
-        kept[TOKEN_MAP] = torch.arange(len(d2t)) + d2t.to(torch.int64)
-    return {name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for name, tensor in kept.items()}
+        kept[TOKEN_MAP] = proposed_tokens(d2t)
+    return as_stored(kept)
 
 
 def sayable_medusa(
@@ -122,29 +147,6 @@ def sayable_medusa(
             f"{what} has {config.num_heads} heads, which draft no {count} tokens. Ask for {config.num_heads} or fewer."
         )
     return replace(config, num_heads=count, accuracies=())
-
-
-def _config(settings: Fields, num_layers: int | None) -> MedusaConfig:
-    if settings.values.get("logit_scale", 1) != 1:
-        raise UnsupportedModelError(f"{settings.place}: logit_scale is served as 1 alone.")
-    if num_layers is None:
-        raise ModelLoadError(
-            f"{settings.place}: which state of its target Medusa heads read depends on the target's number of layers. "
-            "Give the target too."
-        )
-    vocab = settings.integer("vocab_size", low=1)
-    try:
-        return MedusaConfig(
-            vocab_size=vocab,
-            draft_vocab_size=settings.integer("truncated_vocab_size", vocab, low=1),
-            target_hidden_size=settings.integer("hidden_size", low=1),
-            num_heads=_count(settings, "heads", ("num_heads", "medusa_num_heads")),
-            num_layers=_count(settings, "layers", ("num_hidden_layers", "medusa_num_layers")),
-            layers=(num_layers,),
-            output_rows="one" if settings.flag("original_lm_head", False) else "each",
-        )
-    except ConfigError as failure:
-        raise ModelLoadError(f"{settings.place}: {failure} {REMEDY}") from None
 
 
 def _count(settings: Fields, what: str, names: tuple[str, str]) -> int:

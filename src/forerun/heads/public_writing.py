@@ -11,7 +11,7 @@ from torch import Tensor
 from forerun.errors import UnsupportedModelError
 from forerun.heads.eagle_config import EagleConfig
 from forerun.heads.public_config import LAYER_IDS, SPECULATORS
-from forerun.heads.public_forms import D2T, OUTPUT, T2D
+from forerun.heads.public_parts import OUTPUT, as_stored, speculators_entry, token_tables
 
 _PLAIN_STATES = 3
 
@@ -90,12 +90,9 @@ def public_settings(
         "dtype": dtype,
         **flags,
         "transformer_layer_config": layer,
-        "speculators_config": {
-            "algorithm": "eagle3",
-            "default_proposal_method": "greedy",
-            "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": num_draft_tokens}],
-            "verifier": {"name_or_path": target, "architectures": architectures},
-        },
+        "speculators_config": speculators_entry(
+            "eagle3", target=target, architectures=architectures, num_draft_tokens=num_draft_tokens
+        ),
     }
 
 
@@ -117,11 +114,7 @@ def public_tensors(
         kept.setdefault(OUTPUT, output_rows.to(dtype))
     if form == "speculators":
         kept = {name.replace("midlayer.", "layers.0.", 1): tensor for name, tensor in kept.items()}
-    if d2t is not None:
-        proposed = torch.arange(len(d2t)) + d2t
-        mask = torch.zeros(config.vocab_size, dtype=torch.bool).index_fill(0, proposed, True)
-        kept |= {D2T: d2t.to(torch.int64), T2D: mask}
-    return {name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for name, tensor in kept.items()}
+    return as_stored(kept | token_tables(d2t, config.vocab_size))
 
 
 def _layer(config: EagleConfig, dtype: str) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar, cast
 
+import torch
 from torch import Tensor
 
 from forerun.errors import UnsupportedModelError
@@ -39,6 +40,12 @@ class StoredHead(Generic[Kind]):
     number_format: str = ""
     codes: Mapping[str, QuantisedWeight] = field(default_factory=dict)
     form: str = "forerun"
+
+    @property
+    def token_ids(self) -> Tensor:
+        """[draft_vocab_size] int64, the target's tokens that it can propose."""
+        tokens = torch.arange(self.config.draft_vocab_size)
+        return tokens if self.d2t is None else tokens + self.d2t
 
     @property
     def nbytes(self) -> int:

@@ -20,8 +20,8 @@ from forerun.kernels.rms_norm import rms_norm
 from forerun.models.attention.base import LayerAttention, Layout, cache_of
 from forerun.models.base import Forward, LanguageModel, Rows
 from forerun.models.block_parts import BlockLayer, BlockParts
-from forerun.models.heads import HeadModel
-from forerun.models.rotation import Rotation, rotate
+from forerun.models.heads import FusingHeadModel
+from forerun.models.rotation import Rotation, inverse_frequencies, rotate
 from forerun.models.runner import lay_out
 from forerun.types import Cache
 
@@ -41,7 +41,7 @@ class Block:
     num_tokens: int
 
 
-class BlockModel(HeadModel):
+class BlockModel(FusingHeadModel):
     """A block head over its target.
 
     Context row i holds what `fuse` makes of the target's states of token i. `forward` computes such rows, which have
@@ -61,8 +61,8 @@ class BlockModel(HeadModel):
         super().__init__(head, target, name)
         self.config = config
         self._parts = parts = BlockParts.of(head, target, self.token_ids)
-        self.compute_dtype = parts.compute_dtype
-        frequencies = config.rope_theta ** -(torch.arange(0, config.head_dim, 2).float() / config.head_dim)
+        self.compute_dtype = parts.made.compute
+        frequencies = inverse_frequencies(config.rope_theta, config.head_dim)
         self._rotation = Rotation(frequencies, 1.0, self.compute_dtype, target.device)
         heads, group = config.num_kv_heads, config.num_heads // config.num_kv_heads
         self._form = Form(config.head_dim**-0.5, config.sliding_window)
@@ -85,7 +85,7 @@ class BlockModel(HeadModel):
         if parts.state_norms is not None:
             each = [self._normed(states[:, i], norm) for i, norm in enumerate(parts.state_norms)]
             states = torch.stack(each, 1)
-        return self._normed(parts.product(parts.fuse, states.flatten(1)), parts.context_norm)
+        return self._normed(parts.made.multiply(parts.fuse, states.flatten(1)), parts.context_norm)
 
     @torch.inference_mode()
     def forward(self, batch: Sequence[Rows], layers: Sequence[int] = ()) -> Forward:
@@ -104,7 +104,7 @@ class BlockModel(HeadModel):
             count = len(rows.token_ids)
             cache.feed(range(first - 1, first + count - 1))
             positions += range(cache.length + first, cache.length + first + count)
-        heads = parts.product(parts.context, states.to(self.device, self.compute_dtype))
+        heads = parts.made.multiply(parts.context, states.to(self.device, self.compute_dtype))
         # [2, layers, heads, rows, head_dim]
         both = heads.view(len(states), 2, config.num_layers, config.num_kv_heads, config.head_dim).permute(
             1, 2, 3, 0, 4
@@ -148,7 +148,7 @@ class BlockModel(HeadModel):
         for index, layer in enumerate(parts.layers):
             x = self._layer(index, layer, x, layout)
         output = self._normed(layout.wanted(x), parts.norm)
-        logits = parts.product(parts.head, output)
+        logits = parts.made.multiply(parts.head, output)
         return output[: layout.num_logits], logits[: layout.num_logits]
 
     @torch.inference_mode()
@@ -160,7 +160,7 @@ class BlockModel(HeadModel):
         parts = self._parts
         if parts.before is None or parts.after is None:
             return None
-        return parts.product(parts.after, parts.before[before])
+        return parts.made.multiply(parts.after, parts.before[before])
 
     @torch.inference_mode()
     def acceptance(self, outputs: Tensor, before: Tensor) -> Tensor | None:
@@ -178,15 +178,9 @@ class BlockModel(HeadModel):
             outputs = torch.cat([outputs, parts.before[before]], 1)
         return torch.sigmoid(outputs @ weight + bias)
 
-    def widened(self, logits: Tensor) -> Tensor:
-        """[n, vocab_size] of [n, draft_vocab_size]: -inf where the head has no row."""
-        wide = torch.full((len(logits), self.vocab_size), -torch.inf, dtype=logits.dtype, device=logits.device)
-        wide[:, self.token_ids] = logits
-        return wide
-
     def _layer(self, index: int, layer: BlockLayer, x: Tensor, layout: Layout) -> Tensor:
         parts, config = self._parts, self.config
-        heads = parts.product(layer.qkv, self._normed(x, layer.input_norm)).view(len(x), -1, config.head_dim)
+        heads = parts.made.multiply(layer.qkv, self._normed(x, layer.input_norm)).view(len(x), -1, config.head_dim)
         rotated = config.num_heads + config.num_kv_heads
         query = self._normed(heads[:, : config.num_heads], layer.query_norm)
         key = self._normed(heads[:, config.num_heads : rotated], layer.key_norm)
@@ -194,10 +188,10 @@ class BlockModel(HeadModel):
         rotate(query, turns)
         rotate(key, turns)
         attended = parts.attention.forward(index, query, key, heads[:, rotated:], layout, self._form)
-        x = x + parts.product(layer.out, attended)
-        h = parts.product(layer.gate_up, self._normed(x, layer.mlp_norm))
+        x = x + parts.made.multiply(layer.out, attended)
+        h = parts.made.multiply(layer.gate_up, self._normed(x, layer.mlp_norm))
         wide = config.intermediate_size
-        return x + parts.product(layer.down, F.silu(h[:, :wide]).mul_(h[:, wide:]))
+        return x + parts.made.multiply(layer.down, F.silu(h[:, :wide]).mul_(h[:, wide:]))
 
     def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
         return rms_norm(x, weight, self._parts.eps)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -36,8 +35,7 @@ class BlockParts:
     """All of a head.
 
     Attributes:
-        compute_dtype: of everything between the products: float64 for a float64 target, else float32.
-        product_dtype: what the linear layers take.
+        made: what has made the layers, and multiplies by them.
         fuse: states to hidden_size.
         state_norms: one for each of the target's layers; None without.
         context_norm: of the fused states.
@@ -48,8 +46,7 @@ class BlockParts:
         eps: of all norms.
     """
 
-    compute_dtype: torch.dtype
-    product_dtype: torch.dtype
+    made: HeadLayers
     attention: Attention
     fuse: Linear
     state_norms: list[Tensor] | None
@@ -70,48 +67,39 @@ class BlockParts:
         config, made = head.config, HeadLayers.of(head, target)
         places = [f"layers.{index}.self_attn" for index in range(config.num_layers)]
         keys, values = ([f"{place}.{name}_proj" for place in places] for name in "kv")
-
-        def numbers(name: str) -> Tensor:
-            return head.tensors[name].detach().to(target.device, made.compute)
-
         mask = None if config.mask_token_id is None else target.embedding_rows(torch.tensor([config.mask_token_id]))[0]
         markov = "markov_head.markov_w" if config.markov_rank else None
         sure = "confidence_head.proj" if config.confidence else None
         return cls(
-            compute_dtype=made.compute,
-            product_dtype=made.takes,
+            made=made,
             attention=made.attention(),
             fuse=made.linear("fc"),
-            state_norms=[numbers(f"fc_norm.{i}.weight") for i in range(len(config.layers))]
+            state_norms=[made.vector(f"fc_norm.{i}.weight") for i in range(len(config.layers))]
             if config.norm_before_fc
             else None,
-            context_norm=numbers("hidden_norm.weight"),
+            context_norm=made.vector("hidden_norm.weight"),
             context=made.linear(*keys, *values, rotated=len(keys), head_dim=config.head_dim),
-            layers=[_layer(made, numbers, index, config.head_dim) for index in range(config.num_layers)],
-            norm=numbers("norm.weight"),
-            head=made.linear("lm_head") if config.own_output_rows else made.product([target.output_rows(token_ids)]),
-            mask=numbers("mask_embedding.weight") if mask is None else mask.to(target.device, made.compute),
-            before=numbers(f"{markov}1.weight") if markov else None,
+            layers=[_layer(made, index, config.head_dim) for index in range(config.num_layers)],
+            norm=made.vector("norm.weight"),
+            head=made.output(config.own_output_rows, target, token_ids),
+            mask=made.vector("mask_embedding.weight") if mask is None else mask.to(target.device, made.compute),
+            before=made.vector(f"{markov}1.weight") if markov else None,
             after=made.linear(f"{markov}2") if markov else None,
-            confidence=(numbers(f"{sure}.weight")[0], numbers(f"{sure}.bias")[0]) if sure else None,
+            confidence=(made.vector(f"{sure}.weight")[0], made.vector(f"{sure}.bias")[0]) if sure else None,
             eps=torch.tensor(config.rms_norm_eps, dtype=made.compute, device=target.device),
         )
 
-    def product(self, linear: Linear, x: Tensor) -> Tensor:
-        """[n, in] -> [n, out] in `compute_dtype`, whatever the layer takes."""
-        return linear.forward(x.to(self.product_dtype)).to(self.compute_dtype)
 
-
-def _layer(made: HeadLayers, numbers: Callable[[str], Tensor], index: int, head_dim: int) -> BlockLayer:
+def _layer(made: HeadLayers, index: int, head_dim: int) -> BlockLayer:
     place = f"layers.{index}"
     order = pair_halves(torch.arange(head_dim), head_dim)
     return BlockLayer(
-        input_norm=numbers(f"{place}.input_layernorm.weight"),
+        input_norm=made.vector(f"{place}.input_layernorm.weight"),
         qkv=made.linear(*(f"{place}.self_attn.{name}_proj" for name in "qkv"), rotated=2, head_dim=head_dim),
-        query_norm=numbers(f"{place}.self_attn.q_norm.weight")[order],
-        key_norm=numbers(f"{place}.self_attn.k_norm.weight")[order],
+        query_norm=made.vector(f"{place}.self_attn.q_norm.weight")[order],
+        key_norm=made.vector(f"{place}.self_attn.k_norm.weight")[order],
         out=made.linear(f"{place}.self_attn.o_proj"),
-        mlp_norm=numbers(f"{place}.post_attention_layernorm.weight"),
+        mlp_norm=made.vector(f"{place}.post_attention_layernorm.weight"),
         gate_up=made.linear(f"{place}.mlp.gate_proj", f"{place}.mlp.up_proj"),
         down=made.linear(f"{place}.mlp.down_proj"),
     )

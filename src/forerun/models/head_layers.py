@@ -32,7 +32,8 @@ class HeadLayers:
 
     Attributes:
         head, device, dtype: its tensors; the target's device and type of weights.
-        compute, takes: as `LayerParts.compute_dtype` and `product_dtype`.
+        compute: of everything between the products: float64 for a float64 target, else float32.
+        takes: what the linear layers take.
         library: the native one, where the target is computed by it.
         quantises: numbers are brought to codes, as the target's are.
     """
@@ -62,13 +63,13 @@ class HeadLayers:
         )
 
     def vector(self, name: str) -> Tensor:
-        """A tensor that is added, as it is computed with."""
+        """A tensor that is added or multiplied number by number, as it is computed with."""
         return self.head.tensors[name].detach().to(self.device, self.compute)
 
     def norm(self, name: str) -> Tensor | None:
         """The weights of a norm, if the head has it."""
-        found = self.head.tensors.get(f"{name}.weight")
-        return None if found is None else found.detach().to(self.device, self.compute)
+        name = f"{name}.weight"
+        return self.vector(name) if name in self.head.tensors else None
 
     def linear(self, *names: str, rotated: int = 0, head_dim: int = 0) -> Linear:
         """Of the matrices of these names; the first `rotated` of them have heads of this width to be rotated."""
@@ -79,6 +80,18 @@ class HeadLayers:
             order = pair_halves(order, head_dim) if number < rotated else order
             parts.append(numbers[order] if codes is None else codes.rows(order))
         return self.product(parts)
+
+    def output(self, is_of_head: bool, target: LanguageModel, token_ids: Tensor) -> Linear:
+        """The output layer: of the head, or the target's rows of these tokens, in codes where the head is."""
+        if is_of_head:
+            return self.linear("lm_head")
+        rows = target.output_rows(token_ids)
+        is_in_codes = self.library is not None and self.head.codes
+        return self.product([quantise_int8(rows, "a head") if is_in_codes else rows])
+
+    def multiply(self, linear: Linear, x: Tensor) -> Tensor:
+        """[n, in] -> [n, out] in `compute`, whatever the layer takes."""
+        return linear.forward(x.to(self.takes)).to(self.compute)
 
     def product(self, parts: Sequence[Tensor | QuantisedWeight]) -> Linear:
         """One layer whose outputs are those of the parts, [out, in], one after another."""

@@ -1,4 +1,5 @@
-"""What models of heads with rows of their own have in common: they fuse the target's states."""
+"""What models of heads have in common: the target that they belong to, the tokens that they propose, and what those
+with rows of their own make of the target's states."""
 
 from __future__ import annotations
 
@@ -15,6 +16,9 @@ from forerun.models.head_layers import check_sizes
 
 class HeadModel(LanguageModel):
     """A head over its target, as a language model whose rows need a state beside the token (`Rows.states`).
+
+    `Forward.logits` are [R, draft_vocab_size], of the tokens that the head can propose: `widened` gives them the
+    target's width.
 
     Attributes:
         target: whose embeddings, and perhaps output layer, it reads.
@@ -44,6 +48,18 @@ class HeadModel(LanguageModel):
         self.target = target
         tokens = torch.arange(head.config.draft_vocab_size)
         self.token_ids = (tokens if head.d2t is None else tokens + head.d2t).to(target.device)
+        self._proposes_all = head.d2t is None
+
+    def widened(self, logits: Tensor) -> Tensor:
+        """[R, vocab_size] of [R, draft_vocab_size]: -inf where the head has no row."""
+        if self._proposes_all:
+            return logits
+        wide = torch.full((len(logits), self.vocab_size), -torch.inf, dtype=logits.dtype, device=logits.device)
+        return wide.index_copy_(1, self.token_ids, logits)
+
+
+class FusingHeadModel(HeadModel):
+    """A head with a row for each token, that reads several of the target's states, fused."""
 
     @abstractmethod
     def fuse(self, taps: Tensor) -> Tensor:

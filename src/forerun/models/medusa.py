@@ -16,8 +16,9 @@ from forerun.cache import Unpaged
 from forerun.heads.medusa_config import MedusaConfig
 from forerun.heads.stored import StoredHead
 from forerun.kernels.rms_norm import rms_norm
-from forerun.models.base import Exactness, Forward, LanguageModel, Rows
-from forerun.models.head_layers import HeadLayers, check_sizes
+from forerun.models.base import Forward, LanguageModel, Rows
+from forerun.models.head_layers import HeadLayers
+from forerun.models.heads import HeadModel
 from forerun.models.linear import Linear
 from forerun.tree import Tree
 from forerun.types import Cache
@@ -90,12 +91,11 @@ class PathCache(Unpaged):
         """There is nothing to hold."""
 
 
-class MedusaModel(LanguageModel):
+class MedusaModel(HeadModel):
     """Heads over their target, as a language model whose rows read the target's state (`Rows.states`, [n, H] of the
     token before the last committed one, the same for all rows of a sequence).
 
-    The row of the last committed token has the logits of the first head, a row that follows it those of the next. They
-    have the target's width, and are -inf where the heads have no row.
+    The row of the last committed token has the logits of the first head, a row that follows it those of the next.
 
     Args:
         head: its tensors, in any number format or codes.
@@ -107,26 +107,10 @@ class MedusaModel(LanguageModel):
     """
 
     def __init__(self, head: StoredHead[MedusaConfig], target: LanguageModel, name: str = "a head") -> None:
-        config = head.config
-        check_sizes(config, target, name)
-        super().__init__(
-            name=name,
-            vocab_size=target.vocab_size,
-            context_length=target.context_length,
-            eos_token_ids=target.eos_token_ids,
-            dtype=target.dtype,
-            device=target.device,
-            num_parameters=sum(tensor.numel() for tensor in head.tensors.values()),
-            exactness=Exactness(False, "the self-test does not try heads"),
-            quantize=None if target.quantize is None else "int8",
-            kernels=target.kernels,
-        )
-        self.config, self._target = config, target
-        tokens = torch.arange(config.draft_vocab_size)
-        self.token_ids = (tokens if head.d2t is None else tokens + head.d2t).to(target.device)
-        self._is_whole = head.d2t is None
-        made = HeadLayers.of(head, target)
-        self.compute_dtype, self._product_dtype = made.compute, made.takes
+        super().__init__(head, target, name)
+        config = self.config = head.config
+        self._made = made = HeadLayers.of(head, target)
+        self.compute_dtype = made.compute
         firsts = [f"blocks.{k}.layers.0" for k in range(config.num_heads)]
         parts = [[first] for first in firsts] if config.sequential else [firsts]
         self._first = [made.linear(*names) for names in parts]
@@ -159,14 +143,14 @@ class MedusaModel(LanguageModel):
         most = max(cache.num_heads for cache in caches)
         states = states.to(self.device, self.compute_dtype)
         count, width = states.shape
-        h = self._product(self._first[0], states).view(count, -1, width)[:, :most]
+        h = self._made.multiply(self._first[0], states).view(count, -1, width)[:, :most]
         x = states[:, None] + F.silu(h + self._biases[0][:most])
         if self.config.num_layers > 1:
             x = torch.stack([self._deeper(k, x[:, k]) for k in range(most)], 1)
         if self.config.output_rows == "each":
-            logits = torch.stack([self._product(self._output[k], x[:, k]) for k in range(most)], 1)
+            logits = torch.stack([self._made.multiply(self._output[k], x[:, k]) for k in range(most)], 1)
         else:
-            logits = self._product(self._output[0], x.reshape(count * most, width)).view(count, most, -1)
+            logits = self._made.multiply(self._output[0], x.reshape(count * most, width)).view(count, most, -1)
         for cache, each in zip(caches, logits, strict=True):
             cache.logits = each[: cache.num_heads]
         kept = [each[: cache.num_heads] for cache, each in zip(caches, logits, strict=True)]
@@ -194,11 +178,7 @@ class MedusaModel(LanguageModel):
             if new:
                 self.look([cache for cache, _ in new], torch.cat([state for _, state in new]))
             logits = _gathered(caches, paths)
-        if self._is_whole:
-            return Forward(logits)
-        whole = torch.full((len(logits), self.vocab_size), -torch.inf, dtype=self.compute_dtype, device=self.device)
-        whole[:, self.token_ids] = logits
-        return Forward(whole)
+        return Forward(logits)
 
     def _after(self, paths: Sequence[Sequence[Sequence[int]]], states: Sequence[Tensor]) -> Tensor:
         """[rows, draft vocabulary] of heads that know the tokens of each row's path. states: of each sequence."""
@@ -210,11 +190,11 @@ class MedusaModel(LanguageModel):
         for k, rows in by_head.items():
             state = torch.stack([flat[row][1] for row in rows]).to(self.device, self.compute_dtype)
             tokens = torch.tensor([token for row in rows for token in flat[row][0]])
-            embedding = self._target.embedding_rows(tokens.to(self.device)).to(self.compute_dtype)
+            embedding = self.target.embedding_rows(tokens.to(self.device)).to(self.compute_dtype)
             embedding = rms_norm(embedding, self._ones, self._eps).view(len(rows), -1)
-            h = self._product(self._first[k], torch.cat([state, embedding], 1))
+            h = self._made.multiply(self._first[k], torch.cat([state, embedding], 1))
             x = self._deeper(k, state + F.silu(h + self._biases[0][k]))
-            found = self._product(self._output[k if self.config.output_rows == "each" else 0], x)
+            found = self._made.multiply(self._output[k if self.config.output_rows == "each" else 0], x)
             if len(by_head) == 1:
                 return found
             logits = logits if len(logits) else found.new_empty(len(flat), found.shape[1])
@@ -224,11 +204,8 @@ class MedusaModel(LanguageModel):
     def _deeper(self, k: int, x: Tensor) -> Tensor:
         """The layers of one head but for the first."""
         for number, linear in enumerate(self._later[k], 1):
-            x = x + F.silu(self._product(linear, x) + self._biases[number][k])
+            x = x + F.silu(self._made.multiply(linear, x) + self._biases[number][k])
         return x
-
-    def _product(self, linear: Linear, x: Tensor) -> Tensor:
-        return linear.forward(x.to(self._product_dtype)).to(self.compute_dtype)
 
 
 def _output_layers(made: HeadLayers, target: LanguageModel, token_ids: Tensor) -> list[Linear]:

@@ -24,6 +24,7 @@ from forerun.models.attention.path_planner import PathPlanner
 from forerun.models.layer_ranges import LayerRangeDecoder
 from forerun.models.linear import Maker, Part, of_rows
 from forerun.models.llama import layer_windows
+from forerun.models.rotation import HalfRotation
 from forerun.models.taps import Taps
 
 
@@ -54,8 +55,8 @@ class NativeLlamaDecoder(LayerRangeDecoder):
         self._library = library
         self._kept: dict[str, Tensor | NativeLinear] = {}  # by parameter: the structs below point into their memory
         self.lm_head, self.embedding = self._outer_layers(model, maker, output_tokens)
-        self.inverse_frequencies = base.rotary_emb.inv_freq.detach().float().cpu()
-        self.rope_scaling = float(base.rotary_emb.attention_scaling)
+        rotary = base.rotary_emb
+        self._rotation = HalfRotation(rotary.inv_freq.detach().float().cpu(), float(rotary.attention_scaling))
         windows = layer_windows(config)
         self.num_layers = len(windows)
         self._layers = (LayerStruct * self.num_layers)()
@@ -84,7 +85,6 @@ class NativeLlamaDecoder(LayerRangeDecoder):
             eps=config.rms_norm_eps,
             scale=scale,
         )
-        self._rotation = self._rotations(2048)
 
     def embed(self, layout: Layout) -> Tensor:
         """As `LayerRangeDecoder.embed`."""
@@ -93,7 +93,7 @@ class NativeLlamaDecoder(LayerRangeDecoder):
     def through(self, x: Tensor, layout: Layout, first: int, last: int, taps: Taps) -> Tensor:
         """As `LayerRangeDecoder.through`."""
         x = x.to(torch.float32, copy=True).contiguous()
-        rotation = self._rotation_of(layout)  # kept until all is computed: another thread may make a longer one
+        rotation = self._rotation.reaching(layout.num_positions)
         rows = rows_struct(layout, *rotation)
         for layer in (layer for layer in taps.layers if first <= layer < last):
             self._compute(rows, first, layer, x)
@@ -136,12 +136,6 @@ class NativeLlamaDecoder(LayerRangeDecoder):
         self._library.layers(
             ctypes.byref(self._model), ctypes.byref(rows), first, last, x.data_ptr(), torch.get_num_threads()
         )
-
-    def _rotation_of(self, layout: Layout) -> tuple[Tensor, Tensor]:
-        rotation = self._rotation
-        if layout.num_positions > len(rotation[0]):
-            self._rotation = rotation = self._rotations(2 * (layout.num_positions - 1))
-        return rotation
 
     def _outer_layers(
         self, model: Any, maker: Maker, output_tokens: Tensor | None
@@ -202,8 +196,3 @@ class NativeLlamaDecoder(LayerRangeDecoder):
         numbers = weight.detach().float().contiguous().clone()
         self._kept[name] = numbers
         return numbers.data_ptr()
-
-    def _rotations(self, length: int) -> tuple[Tensor, Tensor]:
-        """Cosines and sines, [length, D / 2], in float32 as Transformers computes them."""
-        angles = torch.outer(torch.arange(length, dtype=torch.float32), self.inverse_frequencies)
-        return (angles.cos() * self.rope_scaling).contiguous(), (angles.sin() * self.rope_scaling).contiguous()

@@ -8,6 +8,11 @@ from torch import Tensor
 from forerun.models.attention.base import Layout
 
 
+def inverse_frequencies(theta: float, head_dim: int) -> Tensor:
+    """[head_dim / 2] angles from one position to the next, as models without scaling have them."""
+    return theta ** -(torch.arange(0, head_dim, 2).float() / head_dim)
+
+
 class Rotation:
     """Turns numbers 2i and 2i + 1 of each head by an angle that grows with the position.
 
@@ -42,6 +47,32 @@ class Rotation:
         angles = torch.outer(torch.arange(length, dtype=torch.float32), self._inverse_frequencies)
         table = torch.complex(angles.cos(), angles.sin()) * self._scaling
         return table.to(self._device, torch.complex128 if self._dtype == torch.float64 else torch.complex64)
+
+
+class HalfRotation:
+    """Cosines and sines for the native kernels, which rotate numbers i and i + D / 2 of each head.
+
+    Args:
+        inverse_frequencies: [D / 2] angle from one position to the next, float32 on the CPU.
+        scaling: of the rotated numbers.
+    """
+
+    def __init__(self, inverse_frequencies: Tensor, scaling: float) -> None:
+        self._inverse_frequencies, self._scaling = inverse_frequencies, scaling
+        self._tables = self._made(2048)
+
+    def reaching(self, num_positions: int) -> tuple[Tensor, Tensor]:
+        """[positions, D / 2] cosines and sines of at least so many positions. Who computes with them holds them until
+        all is computed: another thread may make longer ones."""
+        tables = self._tables
+        if num_positions > len(tables[0]):
+            self._tables = tables = self._made(2 * (num_positions - 1))
+        return tables
+
+    def _made(self, length: int) -> tuple[Tensor, Tensor]:
+        """In float32, as Transformers computes them."""
+        angles = torch.outer(torch.arange(length, dtype=torch.float32), self._inverse_frequencies)
+        return (angles.cos() * self._scaling).contiguous(), (angles.sin() * self._scaling).contiguous()
 
 
 def rotate(heads: Tensor, turns: Tensor) -> None:

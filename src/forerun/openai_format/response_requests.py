@@ -53,6 +53,7 @@ def parse_response(value: object, context_length: int) -> CompletionRequest:
     if _wants_logprobs(body):
         others["logprobs"] = ("top_logprobs", field(body, "top_logprobs").integer("top_logprobs", 0))
     given = value if isinstance(value, dict) else {}
+    text = {"text": body["text"]} if "text" in body and body["text"].get("format") is not None else {}
     return CompletionRequest(
         RESPONSES_URL,
         model_of(body),
@@ -60,17 +61,19 @@ def parse_response(value: object, context_length: int) -> CompletionRequest:
         sampling_params(body, others),
         stream=field(body, "stream").flag("stream", False),
         template_options=template_options(body),
-        repeated={name: given.get(name) for name in _ECHOED} | ({"text": given["text"]} if "text" in body else {}),
+        repeated={name: given.get(name) for name in _ECHOED} | text,
     )
 
 
 def _grammar(body: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
     """What the answer must be: `text.format`, which chats call `response_format`; the schema stands elsewhere in it."""
     text = field(body, "text").fields("text", None)
-    if text is None or "format" not in text:
+    if text is None:
         return {}
-    if set(text.values) - {"format"}:
+    if any(key != "format" and key in text for key in text.values):
         raise RequestBodyError("text may hold format alone. Leave the rest out.", param="text")
+    if "format" not in text:
+        return {}
     given = dict(text.fields("format").values)
     if given.get("type") == "json_schema":
         given = {"type": "json_schema", "json_schema": {key: given[key] for key in given if key != "type"}}

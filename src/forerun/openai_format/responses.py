@@ -52,7 +52,7 @@ class Responses:
             for choice in generation.choices:
                 index = number * request.params.n + choice.index
                 made = (
-                    self._chat_choice(request, choice, f"{name}_{request.params.n * number + choice.index}")
+                    self._chat_choice(request, choice, f"{name}_{index}")
                     if chat
                     else self._completion_choice(request, number, generation, choice)
                 )

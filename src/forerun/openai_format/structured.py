@@ -66,7 +66,7 @@ def _response_format(body: Mapping[str, Any]) -> Grammar | None:
 def _structured_outputs(body: Mapping[str, Any]) -> Grammar | None:
     fields = field(body, STRUCTURED_OUTPUTS).fields(STRUCTURED_OUTPUTS)
     given = [name for name, value in fields.values.items() if value is not None]
-    _check_keys(STRUCTURED_OUTPUTS, dict.fromkeys(given), ("json", "json_object", "regex", "choice", "grammar"))
+    _check_keys(STRUCTURED_OUTPUTS, fields.values, ("json", "json_object", "regex", "choice", "grammar"))
     if len(given) != 1:
         raise RequestBodyError(
             "structured_outputs must have one of json, json_object, regex, choice and grammar. " + _REMEDY,

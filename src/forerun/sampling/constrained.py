@@ -33,8 +33,8 @@ class SequenceConstraint:
         self._new_matcher = new_matcher
         self._end_ids = frozenset(token_id for token_id in end_ids if token_id < vocab_size)
         self._matcher: Matcher | None = None  # None: it has to be made anew
-        self._committed = 0  # the output's tokens that it has been given
-        self._ahead: list[int] = []  # those that it has been given after them
+        self._committed = 0  # the output's tokens, as many as were there at the last call
+        self._given: list[int] = []  # the tokens that the matcher has taken, committed ones and those after them
         self._refused: GrammarDeadEndError | None = None  # of a committed token
         self._memory: dict[tuple[int, ...], Allowed] = {}  # path after the committed tokens -> what may follow
         self._seconds, self._positions = 0.0, 0
@@ -81,32 +81,30 @@ class SequenceConstraint:
         """Count what was committed since the last call among the committed tokens."""
         length = sequence.num_output
         if length < self._committed:  # another sequence's tokens, or fewer than there were
-            self._matcher, self._committed, self._ahead, self._refused = None, 0, [], None
             self._memory.clear()
+            self._matcher, self._refused, self._committed = None, None, 0
         if length == self._committed:
             return
         new = sequence.token_ids[sequence.num_prompt + self._committed :]
         self._memory.clear()
         if self._refused is None and self._matcher is not None and not self._move(sequence, new):
             self._refused = _refusal()
-        matcher, self._matcher = self._matcher, None
-        self._committed, self._ahead = length, []
-        self._matcher = matcher
+        self._committed = length
 
     def _move(self, sequence: Sequence, path: Seq[int]) -> bool:
         """Have the matcher stand after the committed tokens and this path; False if it refuses one of the path's.
 
         It then stands as far as it came. An interrupt leaves no matcher.
         """
-        matcher, ahead = self._matcher, self._ahead
-        self._matcher = None
+        matcher, self._matcher = self._matcher, None
         started = thread_time()
         if matcher is None:
-            matcher, ahead = self._new_matcher(), []
-            first = sequence.num_prompt
-            if not all(map(matcher.accept, sequence.token_ids[first : first + self._committed])):
+            matcher, first = self._new_matcher(), sequence.num_prompt
+            self._given = sequence.token_ids[first : first + self._committed]
+            if not all(map(matcher.accept, self._given)):
                 self._refused = _refusal()
                 return False
+        ahead = self._given[self._committed :]
         common = 0
         while common < min(len(ahead), len(path)) and ahead[common] == path[common]:
             common += 1
@@ -115,7 +113,7 @@ class SequenceConstraint:
         count = common
         while count < len(path) and matcher.accept(path[count]):
             count += 1
-        self._ahead = list(path[:count])
+        self._given[self._committed + common :] = path[common:count]
         self._matcher = matcher
         self._seconds += thread_time() - started
         return count == len(path)

@@ -104,7 +104,8 @@ def bound_socket(options: ServerOptions) -> socket.socket:
 def serve(service: Service, listening: socket.socket) -> None:
     """Serve until a signal ends it."""
     host, port = listening.getsockname()[:2]
-    _log.info({"event": "ready", "url": f"http://{host}:{port}", "model": service.name})
+    place = f"[{host}]" if ":" in host else host
+    _log.info({"event": "ready", "url": f"http://{place}:{port}", "model": service.name})
     try:
         make_server(service).run(sockets=[listening])
     finally:

@@ -250,10 +250,11 @@ def test_a_command_that_cannot_be_followed_changes_nothing(
 
 def test_a_drafter_is_changed_over_the_same_target() -> None:
     llm = LLM(FakeModel(), "prompt-lookup", tokenizer=PieceTokenizer([b"a"] * 11))
-    session = Session(llm, PARAMS, LLMOptions(num_draft_tokens=3))
+    session = Session(llm, PARAMS, LLMOptions(num_draft_tokens=3, prefix_reuse="off"))
     session.change_drafter("suffix:num_draft_tokens=5")
     assert session.llm.target is llm.target and session.llm.tokenizer is llm.tokenizer
     assert type(session.llm.drafter).__name__ == "Suffix" and session.llm.num_draft_tokens == 3
+    assert session.llm.engine.config.prefix_reuse == "off"
     with pytest.raises(DrafterError):
         session.change_drafter("suffixx")
     assert session.drafter == "suffix:num_draft_tokens=5"

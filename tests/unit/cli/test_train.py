@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from forerun.cli.train_heads import this_command
 from forerun.config import ASSETS
 from forerun.train import commands
 from forerun.train.commands import Evaluation
@@ -182,3 +184,9 @@ def test_numbers_out_of_range_are_refused(invoke: Invoke, called: dict[str, Any]
     assert result.exit_code == 2
     assert flags[0] in result.stderr
     assert not called
+
+
+def test_the_command_of_a_card_holds_no_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = ["forerun", "train", "eagle", "out/head", "--data=answers/a.jsonl", "--target", "models/it", "-k", "3"]
+    monkeypatch.setattr(sys, "argv", given)
+    assert this_command() == "forerun train eagle head --data=a.jsonl --target it -k 3"

@@ -107,6 +107,11 @@ def test_a_list_of_texts() -> None:
         llm.generate(PROMPTS[0], SamplingParams(prediction=prediction, drafter="suffix"))
     with pytest.raises(DrafterError, match="Two drafters are called 'suffix'"):
         LLM(fake, ["suffix", "suffix:min_match=2"])
+    with pytest.raises(DrafterError, match="Two drafters are called 'suffix'"):
+        LLM("a folder that is not looked for", ["auto", "suffix"])
+    for none in ("none", None):
+        with pytest.raises(DrafterError, match=r"any request may ask for none of them"):
+            LLM(fake, ["suffix", none])  # type: ignore[list-item]
     with pytest.raises(DrafterError, match="at least one drafter"):
         LLM(fake, [])
 

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import json
 import logging
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from blocks import random_block
 from forerun import LLM
 from forerun.config import MEMORY_LOG, EngineConfig
+from forerun.drafters import Binding, make_drafter
 from forerun.engine import Engine, llm as llm_module, memory_plan
 from forerun.engine.memory_plan import MemoryPlan, Room, num_draft_pages, num_pages
 from forerun.errors import ModelLoadError, NotEnoughMemoryError
+from forerun.heads import StoredHead, save_head
 from forerun.machine_memory import GIB
 from forerun.models import load_model
+from heads import random_head
+from medusa_heads import random_medusa
 
 MIB = 2**20
 
@@ -74,6 +80,37 @@ def test_draft_models_count(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(NotEnoughMemoryError) as caught:
         MemoryPlan.of("bundled", "draft-model", config)
     assert caught.value.needed > needed
+
+
+@pytest.mark.parametrize("kind", ["eagle", "block", "medusa"])
+def test_heads_count_as_draft_models_do(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    limit(monkeypatch, 8 * GIB)
+    target, config = load_model("bundled", "float32"), EngineConfig()
+    made: Any = {"eagle": random_head, "block": random_block, "medusa": random_medusa}[kind]
+    stored: StoredHead[Any] = made(target, draft_vocab_size=500)
+    save_head(tmp_path, stored.config, stored.tensors, stored.d2t)
+    text = f"{kind}:model={tmp_path}"
+    plan = MemoryPlan.of("bundled", ["suffix", text], config, dtype="float32")
+    (head,) = plan.drafts
+    numbers = sum(tensor.numel() for tensor in stored.tensors.values())
+    assert head.weights == 4 * (2 * numbers + 500 * stored.config.target_hidden_size), "as they are read, and packed"
+    assert (head.number_format, str(tmp_path) in str(plan)) == ("float32", True)
+    drafter, _ = make_drafter(text, Binding(target))
+    assert [pool.page_nbytes for pool in drafter.pools] == [head.page_nbytes] * (kind != "medusa")
+    assert plan.as_object()["models"][1]["pages"] == num_draft_pages(plan.num_pages, config) * (kind != "medusa")
+
+
+def test_shipped_heads_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    limit(monkeypatch, 8 * GIB)
+    plain = MemoryPlan.of("bundled", None, EngineConfig())
+    sizes = [
+        MemoryPlan.of("bundled", "eagle", EngineConfig(), quantize=quantize).drafts[0] for quantize in (None, "int4")
+    ]
+    assert [size.number_format for size in sizes] == ["int8", "int8"], "as the head's file is"
+    assert sizes[0].weights >= sizes[1].weights > sizes[1].page_nbytes > 0
+    limit(monkeypatch, plain.target.loading + 1)
+    with pytest.raises(NotEnoughMemoryError):
+        MemoryPlan.of("bundled", "eagle", EngineConfig())
 
 
 def test_the_automatic_pool_shrinks_to_what_is_left() -> None:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from forerun.errors import ConfigError, ModelLoadError
 from forerun.heads import EagleConfig, StoredHead, eagle_tensors, load_head, save_head, unset_tensors
+from forerun.heads.folder import HeadHeader, head_header
 from head_cases import EAGLE_1, EAGLE_3, EXTENDED, random_d2t, random_tensors
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
@@ -40,6 +41,7 @@ def test_what_is_written_is_read(config: EagleConfig, dtype: torch.dtype, tmp_pa
     assert head.tensors.keys() == eagle_tensors(config).keys()
     assert all(torch.equal(head.tensors[name], tensor) for name, tensor in tensors.items())
     assert same(head.d2t, d2t)
+    assert head_header(tmp_path / "head") == HeadHeader(config, dtype, in_codes=False)
     assert (head.fingerprint, head.number_format, head.record, head.form) == ("f", "int8", {"steps": 3}, "forerun")
 
 
@@ -52,6 +54,10 @@ def test_codes_of_8_bits(tmp_path: Path) -> None:
         step = tensor.abs().amax(-1, keepdim=True) / 127
         assert ((head.tensors[name] - tensor).abs() <= step * (0.5001 if name in matrices else 0)).all()
     assert same(head.d2t, d2t)
+    header = head_header(tmp_path / "head")
+    assert header == HeadHeader(EXTENDED, torch.float32, in_codes=True)
+    in_codes = sum(code.codes.nbytes + code.scale.nbytes for code in head.codes.values())
+    assert header.nbytes == in_codes + sum(tensor.nbytes for tensor in head.tensors.values())
     assert head.nbytes < sum(tensor.nbytes for tensor in tensors.values()) / 3
 
 

@@ -18,6 +18,7 @@ from forerun.errors import ConfigError, ForerunError, ModelLoadError, Unsupporte
 from forerun.export import export_vllm, vllm
 from forerun.heads import BlockConfig, block_tensors, load_head, save_head
 from forerun.heads.fingerprint import target_fingerprint
+from forerun.heads.folder import head_header
 from forerun.models import Model, load_model
 from head_cases import random_d2t
 
@@ -75,6 +76,7 @@ def exported(config: BlockConfig, target: Path, model: Model, folder: Path, **op
 def test_what_is_written_is_read(config: BlockConfig, target: Path, model: Model, tmp_path: Path) -> None:
     written = exported(config, target, model, tmp_path)
     read = load_head(tmp_path / "out", NUM_LAYERS)
+    assert head_header(tmp_path / "out", NUM_LAYERS).config == read.config
     assert read.config == replace(config, own_output_rows=True, max_positions=model.context_length)
     assert read.form == "speculators"
     expected, d2t = tensors_of(config), random_d2t(config)  # type: ignore[arg-type]

@@ -15,6 +15,7 @@ from torch import Tensor
 from forerun.errors import ModelLoadError, UnsupportedModelError
 from forerun.heads import EagleConfig, load_head
 from forerun.heads.fingerprint import same_target
+from forerun.heads.folder import HeadHeader, head_header
 from head_cases import EAGLE_1, SIZES, random_d2t, random_tensors
 
 NUM_LAYERS = 12
@@ -96,6 +97,7 @@ def test_eagle_1(tmp_path: Path) -> None:
     tensors = eagle_1(tmp_path)
     head = load_head(tmp_path, NUM_LAYERS)
     assert (head.config, head.form, head.d2t) == (EAGLE_1, "EAGLE-1", None)
+    assert head_header(tmp_path, NUM_LAYERS) == HeadHeader(EAGLE_1, torch.float32, in_codes=False)
     assert equal(head.tensors, tensors)
 
 
@@ -103,6 +105,7 @@ def test_eagle_3(tmp_path: Path) -> None:
     tensors = eagle_3(tmp_path)
     head = load_head(tmp_path, NUM_LAYERS)
     assert (head.config, head.form, head.fingerprint) == (SHAPE, "EAGLE-3", "")
+    assert head_header(tmp_path, NUM_LAYERS) == HeadHeader(SHAPE, torch.float16, in_codes=False)
     assert equal(head.tensors, tensors)
     assert head.d2t is not None and torch.equal(head.d2t, random_d2t(SHAPE))  # type: ignore[arg-type]
 

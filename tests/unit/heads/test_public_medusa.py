@@ -18,6 +18,7 @@ from forerun.errors import ConfigError, ModelLoadError, UnsupportedModelError
 from forerun.export import export_vllm, vllm
 from forerun.heads import MedusaConfig, load_head, save_head
 from forerun.heads.fingerprint import target_fingerprint
+from forerun.heads.folder import head_header
 from forerun.models import Model, load_model
 
 NUM_LAYERS = 2
@@ -81,6 +82,7 @@ def test_round_trip(kind: str, target: Path, model: Model, tmp_path: Path) -> No
         "num_hidden_layers",
     ]
     read = load_head(tmp_path / "out", NUM_LAYERS)
+    assert head_header(tmp_path / "out", NUM_LAYERS).config == read.config
     written = {"output_rows": "one"} if config.output_rows == "target" else {}
     assert read.config == replace(config, accuracies=(), **written)  # type: ignore[arg-type]
     if config.output_rows == "target":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,10 @@ import torch
 from torch import Tensor
 
 from families import VOCAB, make_family
+from forerun.config import INSTRUCTIONS
 from forerun.errors import IncompatibleDrafterError
 from forerun.heads import StoredHead
+from forerun.kernels.native import native
 from forerun.models import Model, Rows, load_model
 from forerun.models.eagle import EagleModel
 from heads import random_head, reference_logits, states_of
@@ -90,7 +93,7 @@ def test_logits_are_those_of_the_formulas(kind: str, target: Model) -> None:
         for own, part in zip(got, result.logits, strict=True):
             own.append(part[None])
     for own, whole in zip(got, expected, strict=True):
-        assert difference(torch.cat(own), whole) < 1e-5  # angles are of float32
+        assert difference(model.widened(torch.cat(own)), whole) < 1e-5  # angles are of float32
 
 
 def test_every_path_of_a_tree_is_a_chain(target: Model) -> None:
@@ -106,7 +109,7 @@ def test_every_path_of_a_tree_is_a_chain(target: Model) -> None:
     second = model.forward([Rows(cache, [8, 8, 2], [0, 1, 1], states=first.taps[[0, 1, 1], 0])])
     for path, logits in (([4, 8], second.logits[0]), ([9, 8], second.logits[1]), ([9, 2], second.logits[2])):
         expected = reference_logits(head, target, [*text[1:], *path], taps, 1)[-1]
-        assert difference(logits, expected) < 1e-5
+        assert difference(model.widened(logits[None])[0], expected) < 1e-5
 
 
 @pytest.mark.parametrize(
@@ -133,6 +136,49 @@ def test_other_number_formats_are_near(options: dict[str, str], folder: Path, ta
     exact, near = rows
     assert difference(near.double(), exact) < (0.01 if options["dtype"] == "float32" else 0.5)
     assert (near.argmax(-1) == exact.argmax(-1)).float().mean() > 0.7
+
+
+@pytest.fixture(params=INSTRUCTIONS)
+def instructions(request: pytest.FixtureRequest) -> Iterator[str]:
+    library = native()
+    if library is None:
+        pytest.skip("there are no native kernels here")
+    before = library.instructions
+    if not library.use_instructions(request.param):
+        pytest.skip(f"the processor lacks {request.param}")
+    yield request.param
+    library.use_instructions(before)
+
+
+@pytest.mark.usefixtures("instructions")
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_native_call_computes_what_pytorch_does(kind: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With weights in the same codes: chunks of committed rows, then a tree of two depths."""
+    ours = load_model(folder, dtype="float32", quantize="int8")
+    monkeypatch.setenv("FORERUN_KERNELS", "reference")
+    theirs = load_model(folder, dtype="float32", quantize="int8")
+    head = random_head(theirs, **KINDS[kind])
+    text = tokens(23, 6)
+    taps = states_of(theirs, head, text)
+    found: list[list[Tensor]] = []
+    for target in (ours, theirs):
+        model = made(head, target)
+        cache, states = model.new_cache(), model.fuse(taps)
+        rows: list[Tensor] = []
+        for chunk in (slice(1, 9), slice(9, None)):
+            fed = text[chunk]
+            part = states[chunk.start - 1 : chunk.start - 1 + len(fed)]
+            result = model.forward([Rows(cache, fed, num_logits=2, states=part)])
+            cache.commit(range(len(fed)))
+            rows.append(result.logits)
+        first = model.forward([Rows(cache, [4, 9], [-1, -1], states=states[-1:].expand(2, -1))])
+        assert first.taps is not None
+        second = model.forward([Rows(cache, [8, 8, 2], [0, 1, 1], num_logits=2, states=first.taps[[0, 1, 1], 0])])
+        assert second.taps is not None
+        found.append([*rows, first.logits, second.logits, first.taps[:, 0], second.taps[:, 0], states])
+    for native_part, reference_part in zip(*found, strict=True):
+        assert native_part.shape == reference_part.shape
+        assert float((native_part - reference_part).abs().max()) < 1e-3
 
 
 @pytest.mark.parametrize("options", [{"vocab_size": VOCAB + 1, "draft_vocab_size": 40}, {"target_hidden_size": 32}])

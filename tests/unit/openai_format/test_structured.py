@@ -10,6 +10,7 @@ from forerun import Grammar, GrammarDeadEndError, GrammarError
 from forerun.errors import RequestBodyError
 from forerun.openai_format.errors import error_response
 from forerun.openai_format.requests import CHAT_URL, COMPLETIONS_URL, parse_body
+from forerun.openai_format.response_requests import parse_response
 
 SCHEMA = {"type": "object", "properties": {"b": {"type": "string"}, "a": {"type": "integer"}}}
 STRICT = {"type": "json_schema", "json_schema": {"name": "x", "description": "y", "strict": True, "schema": SCHEMA}}
@@ -73,12 +74,26 @@ def test_a_response_format_that_is_refused(value: Any) -> None:
         {"json": "{"},
         {"json": 3},
         {"structural_tag": "x"},
+        {"structural_tag": {"type": "structural_tag", "format": {}}},
+        {"structural_tag": "{}"},
     ],
 )
 def test_structured_outputs_that_are_refused(value: Any) -> None:
     with pytest.raises(RequestBodyError) as caught:
         grammar(structured_outputs=value)
     assert caught.value.param == "structured_outputs"
+
+
+def test_the_text_of_a_response() -> None:
+    for nothing in ({}, {"format": None}, {"format": {"type": "text"}, "verbosity": None}):
+        assert parse_response({"input": "hello", "text": nothing}, 99).params.grammar is None
+    given = {"format": {"type": "json_object"}}
+    asked = parse_response({"input": "hello", "text": given}, 99)
+    assert asked.params.grammar == Grammar.json_object() and asked.repeated["text"] == given
+    for text in ({"verbosity": "low"}, {"verbosity": "low", **given}, {"format": "json_object"}):
+        with pytest.raises(RequestBodyError) as caught:
+            parse_response({"input": "hello", "text": text}, 99)
+        assert caught.value.param == "text"
 
 
 def test_two_forms() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from forerun import workloads
 from forerun.errors import ConfigError
@@ -13,6 +14,8 @@ from forerun.train.data.answer_file import read_answers
 from forerun.train.data.answer_rows import pack_answers
 from forerun.train.data.chat_text import ChatText
 from forerun.train.data.packed import PackedRows
+from forerun.train.heads import data as head_data
+from heads import AdditiveModel
 from small_tokenizers import byte_level
 
 CHATML = (
@@ -95,6 +98,22 @@ def test_of_an_answer_all_is_wanted_and_of_a_prompt_nothing_or_some(tmp_path: Pa
     assert some.num_wanted == rows.num_wanted + 4 * 3 + min(3, len(chatty("def f(")["input_ids"]) - 1)
 
 
+def test_answers_in_a_folder_are_found_beside_text(tmp_path: Path, chatty: Any) -> None:
+    folder = tmp_path / "data"
+    (folder / "more").mkdir(parents=True)
+    lines = [{"prompt": f"{place}?", "answer": f"{place}!", "system": False, "complete": True} for place in range(2)]
+    written(folder / "answers.jsonl.gz", lines[0])
+    written(folder / "more" / "answers.jsonl", lines[1])
+    (folder / "answers.jsonl.gz.json").write_text("{}")
+    (folder / "notes.txt").write_text("A text.")
+    written(folder / "prompts.jsonl", {"prompt": "Why?"})
+    written(folder / "metrics.jsonl", {"loss": 1.0})
+    told: list[str] = []
+    rows = pack(folder, chatty, told=told.append)
+    assert told[0] == "2 lines or texts left out: files without answers"
+    assert {wanted for _, wanted in documents(rows, chatty)} == {"0!<|im_end|>", "1!<|im_end|>", " text."}
+
+
 def test_rows_are_made_anew_only_where_what_they_depend_on_has_changed(tmp_path: Path, chatty: Any) -> None:
     source = written(tmp_path / "answers.jsonl", *({"prompt": f"{i}?", "answer": f"{i}"} for i in range(30)))
     index = tmp_path / "packed" / "packed.json"
@@ -125,6 +144,19 @@ def test_what_is_measured_on_is_left_out_and_answers_of_another_target_are_told(
     rows = pack(source, chatty, told=told.append, target="4000-8-1--")
     assert rows.num_documents == 1
     assert "another target than it" in told[0] and told[1].startswith("2 lines or texts left out: 13 words in a row")
+
+
+def test_training_tells_of_answers_of_another_target(
+    tmp_path: Path, chatty: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served: Any = AdditiveModel()
+    monkeypatch.setattr(served, "vocab_size", 5_000)
+    monkeypatch.setattr(head_data, "target_fingerprint", lambda target: "5000-9-1--" if target is served else "")
+    source = written(tmp_path / "answers.jsonl", {"prompt": "Say it.", "answer": "It."})
+    (tmp_path / "answers.jsonl.json").write_text(json.dumps({"run": {"target": "5000-8-1--"}}))
+    console = Console(record=True, width=200)
+    head_data.read_rows(source, served, chatty, tmp_path / "packed", 255, console)
+    assert f"another target than {served.name} gave these answers" in console.export_text()
 
 
 @pytest.mark.parametrize(

@@ -22,14 +22,13 @@ from forerun import LLM, Block, SamplingParams
 from forerun.config import BUNDLED_TARGET
 from forerun.errors import ConfigError
 from forerun.heads import load_head
-from forerun.train.block.commands import train_block
 from forerun.train.block.kind import BlockKind
 from forerun.train.block.options import BlockShape, BlockTraining
 from forerun.train.checkpoint import CHECKPOINT, LoopState, save_checkpoint
-from forerun.train.eagle import run as heads_run
-from forerun.train.eagle.commands import Start, prepare_head
-from forerun.train.eagle.evaluate import HeldOut
-from forerun.train.eagle.evaluate_folder import evaluate_head
+from forerun.train.evaluate_head import evaluate_head
+from forerun.train.heads import run as heads_run
+from forerun.train.heads.commands import Start, prepare_head, train_head
+from forerun.train.heads.evaluate import HeldOut
 from forerun.train.loop import Loop
 
 QUIET = Console(quiet=True)
@@ -112,7 +111,16 @@ def test_a_killed_and_resumed_run_ends_with_the_same_weights(
 def test_the_command_writes_a_head_that_drafts_with_its_card(start: Start, tmp_path: Path) -> None:
     out, work = tmp_path / "head", tmp_path / "work"
     options = replace(TINY, max_steps=1, evaluate_every=0)
-    train_block(out, work, BUNDLED_TARGET, start.rows.folder, options, "forerun train block", resume=False, force=False)
+    train_head(
+        out,
+        work,
+        BUNDLED_TARGET,
+        start.rows.folder,
+        BlockKind(options),
+        "forerun train block",
+        resume=False,
+        force=False,
+    )
     stored = load_head(out)
     assert stored.config.layers == (2, 8, 16) and stored.config.kind == "block-3"
     card = (out / "README.md").read_text()

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from blocks import KINDS, proposed, random_block, reference_block, taps_of
 from families import VOCAB, make_family
+from forerun.errors import ConfigError
 from forerun.heads import StoredHead
 from forerun.models import Model, Rows, load_model
 from forerun.models.block import Block, BlockModel
@@ -24,9 +25,9 @@ from forerun.train.block import loss as block_loss
 from forerun.train.block.anchors import choose_anchors, restricted
 from forerun.train.block.loss import confidence_loss, logit_parts
 from forerun.train.block.module import BlockHead, _Layers, blocks
-from forerun.train.chain_loss import ChainTargets, chain_loss
 from forerun.train.data.packed import NO_DOCUMENT
-from forerun.train.eagle.rows import HeadRows, head_rows, predicted
+from forerun.train.heads.chain_loss import ChainTargets, chain_loss
+from forerun.train.heads.rows import HeadRows, head_rows, predicted
 from forerun.train.losses import divergence, survival_weights
 
 K = 4
@@ -275,3 +276,8 @@ def test_weights_decay_as_told() -> None:
     weights = block_loss.position_weights(BlockTraining(gamma=2.0), 3)
     assert weights.sum() == pytest.approx(1)
     assert (weights[1:] / weights[:-1]).tolist() == pytest.approx([0.60653] * 2, 1e-4)
+
+
+def test_more_tokens_than_a_block_has_are_refused(target: Model, packed: tuple[Tensor, Tensor, Tensor]) -> None:
+    with pytest.raises(ConfigError, match="blocks of 4 tokens draft no 5 tokens"):
+        trained(random_block(target), target, head_rows(*packed, K + 1))

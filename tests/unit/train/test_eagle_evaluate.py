@@ -13,15 +13,16 @@ from torch import Tensor
 from families import make_family
 from forerun.models import Model, Rows, load_model
 from forerun.models.eagle import EagleModel
+from forerun.plan.predictor import StepCosts
 from forerun.train.data.packed import NO_DOCUMENT, PackedRows
 from forerun.train.data.packing import Document, pack
-from forerun.train.eagle import evaluate as eagle_evaluate
-from forerun.train.eagle.card import HeadReport
-from forerun.train.eagle.costs import StepCosts
-from forerun.train.eagle.evaluate import HeldOut, answers_alone
+from forerun.train.eagle import kind as eagle_kind
 from forerun.train.eagle.module import EagleHead
-from forerun.train.eagle.run import Target
-from forerun.train.eagle.target_states import served_states
+from forerun.train.heads import evaluate as heads_evaluate
+from forerun.train.heads.card import HeadReport
+from forerun.train.heads.evaluate import HeldOut, answers_alone
+from forerun.train.heads.run import Target
+from forerun.train.heads.target_states import served_states
 from heads import random_head
 
 K, PROMPT, TOKENS = 3, 4, 40
@@ -67,7 +68,7 @@ def drafted(head: EagleModel, target: Model, text: list[int]) -> tuple[list[int]
         run = 0
         for step in range(K):
             reached[step] += 1
-            token = int(found.logits[0].argmax())
+            token = int(head.token_ids[found.logits[0].argmax()])
             if token != text[end + step]:
                 break
             accepted[step] += 1
@@ -82,8 +83,9 @@ def drafted(head: EagleModel, target: Model, text: list[int]) -> tuple[list[int]
 def test_chains_along_an_answer_are_those_that_are_drafted(
     target: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(eagle_evaluate, "COMPUTE", {"cpu": torch.float64})
-    monkeypatch.setattr(eagle_evaluate, "CONTEXTS", (0, 16, 32))
+    for module in (heads_evaluate, eagle_kind):
+        monkeypatch.setattr(module, "COMPUTE", {"cpu": torch.float64})
+    monkeypatch.setattr(heads_evaluate, "CONTEXTS", (0, 16, 32))
     texts = [greedy_text(target, seed) for seed in range(5)]
     counts = torch.bincount(torch.cat([torch.tensor(text) for text in texts]))
     common = counts.argsort(descending=True)[:2].sort().values
@@ -96,7 +98,7 @@ def test_chains_along_an_answer_are_those_that_are_drafted(
     module = EagleHead(head.config).double()
     module.load_state_dict({name: tensor.double() for name, tensor in head.tensors.items()})
     of = Target(target, Served(target, head.config.layers), target.output_rows(common).double())  # type: ignore[arg-type]
-    score = HeldOut(of, PackedRows(rows.folder), 9, common, K).score(module)
+    score = HeldOut(of, PackedRows(rows.folder), 9, common, K, eagle_kind.unrolled_guess).score(module)
     served = EagleModel(head, target)
     parts = [drafted(served, target, text) for text in texts]
     assert score.reached == [sum(part[0][step] for part in parts) for step in range(K)]
@@ -116,7 +118,7 @@ def test_an_answer_is_the_run_of_wanted_tokens_at_the_end_of_its_document() -> N
 
 
 def test_the_predicted_speed_up_is_of_measured_steps() -> None:
-    costs = StepCosts([10.0, 11.0, 12.0], (2.0, 1.0))
-    score = eagle_evaluate.HeadScore(2, reached=[10, 5], accepted=[5, 4])
+    costs = StepCosts(10.0, [9.0, 10.0, 11.0], [0.5, 2.0, 3.0], [0.5, 1.0, 1.0])
+    score = heads_evaluate.HeadScore(2, reached=[10, 5], accepted=[5, 4])
     speedups = HeadReport.of(score, costs).speedups
     assert speedups[1] == pytest.approx(1.5 * 10 / 13) and speedups[2] == pytest.approx(1.9 * 10 / 15)

@@ -23,12 +23,13 @@ from forerun.files.write import locked, sealed_file
 from forerun.heads import load_head
 from forerun.models.eagle import EagleModel
 from forerun.train.checkpoint import CHECKPOINT, LoopState, save_checkpoint
-from forerun.train.eagle import run as eagle
-from forerun.train.eagle.commands import Start, measure, prepare, train_eagle
-from forerun.train.eagle.evaluate import HeldOut
+from forerun.train.eagle.kind import EagleKind
 from forerun.train.eagle.module import EagleHead
 from forerun.train.eagle.options import EagleShape, EagleTraining
 from forerun.train.eagle.start import set_first_weights
+from forerun.train.heads.commands import Start, measure, prepare_head, train_head
+from forerun.train.heads.evaluate import HeldOut
+from forerun.train.heads.run import train
 from forerun.train.loop import Loop
 
 QUIET = Console(quiet=True)
@@ -63,7 +64,7 @@ def write_answers(path: Path) -> Path:
 @pytest.fixture(scope="module")
 def start(tmp_path_factory: pytest.TempPathFactory) -> Start:
     folder = tmp_path_factory.mktemp("eagle")
-    return prepare(BUNDLED_TARGET, write_answers(folder / "answers.jsonl"), folder, TINY, QUIET)
+    return prepare_head(BUNDLED_TARGET, write_answers(folder / "answers.jsonl"), folder, EagleKind(TINY), QUIET)
 
 
 def fresh(start: Start) -> EagleHead:
@@ -74,10 +75,12 @@ def fresh(start: Start) -> EagleHead:
 
 def run(start: Start, folder: Path, options: EagleTraining = TINY) -> tuple[dict[str, Tensor], LoopState]:
     head = fresh(start)
-    during = HeldOut(start.target, start.rows.held_out(), options.held_out_rows, start.vocabulary, 2)
-    state = eagle.train(
-        head, start.target, start.rows, folder, options, QUIET, lambda head: during.score(head).expected_length
-    )
+    during = HeldOut(start.target, start.rows.held_out(), options.held_out_rows, start.vocabulary, 2, start.kind.guess)
+
+    def score(head: EagleHead) -> float:
+        return during.score(head).expected_length
+
+    state = train(head, start.target, start.rows, folder, options, QUIET, score, EagleKind(options).loss)
     return head.state_dict(), state
 
 
@@ -135,7 +138,7 @@ def test_a_run_ends_by_its_evaluations_with_the_best_weights(start: Start, tmp_p
 
     head = fresh(start)
     options = replace(TINY, evaluate_every=1, patience=1)
-    state = eagle.train(head, start.target, start.rows, tmp_path, options, QUIET, falling)
+    state = train(head, start.target, start.rows, tmp_path, options, QUIET, falling, start.kind.loss)
     assert [score for _, score in state.scores] == [1.2, 1.5, 1.4] and state.best_step == 2
     assert all(torch.equal(tensor, kept[1][name]) for name, tensor in head.state_dict().items())
 
@@ -143,7 +146,16 @@ def test_a_run_ends_by_its_evaluations_with_the_best_weights(start: Start, tmp_p
 def test_the_command_writes_a_head_that_drafts_with_its_card(start: Start, tmp_path: Path) -> None:
     out, work = tmp_path / "head", tmp_path / "work"
     options = replace(TINY, max_steps=1, evaluate_every=0)
-    train_eagle(out, work, BUNDLED_TARGET, start.rows.folder, options, "forerun train eagle", resume=False, force=False)
+    train_head(
+        out,
+        work,
+        BUNDLED_TARGET,
+        start.rows.folder,
+        EagleKind(options),
+        "forerun train eagle",
+        resume=False,
+        force=False,
+    )
     stored = load_head(out)
     assert stored.config.layers == (2, 8, 16) and len(stored.tensors["norm.weight"]) == 256
     EagleModel(stored, start.served)
@@ -152,9 +164,9 @@ def test_the_command_writes_a_head_that_drafts_with_its_card(start: Start, tmp_p
     record = json.loads((out / "training.json").read_text())
     assert record["training"]["steps"] == 1 and record["held_out"]["documents"] > 0
     with pytest.raises(ConfigError, match="holds another run"):
-        train_eagle(out, work, BUNDLED_TARGET, start.rows.folder, options, "", resume=False, force=False)
+        train_head(out, work, BUNDLED_TARGET, start.rows.folder, EagleKind(options), "", resume=False, force=False)
     with locked(work, ConfigError, wait=False), pytest.raises(ConfigError, match="in use by another process"):
-        train_eagle(out, work, BUNDLED_TARGET, start.rows.folder, options, "", resume=True, force=False)
+        train_head(out, work, BUNDLED_TARGET, start.rows.folder, EagleKind(options), "", resume=True, force=False)
 
 
 @pytest.mark.slow
@@ -166,10 +178,10 @@ def test_other_versions_and_losses_train(start: Start, tmp_path: Path) -> None:
         ]
     ):
         options = replace(TINY, shape=shape, max_steps=1, **more)
-        made = prepare(BUNDLED_TARGET, start.rows.folder, tmp_path / f"{number}", options, QUIET)
-        state = eagle.train(made.head, made.target, made.rows, tmp_path / f"{number}", options, QUIET, None)
+        made = prepare_head(BUNDLED_TARGET, start.rows.folder, tmp_path / f"{number}", EagleKind(options), QUIET)
+        state = train(made.head, made.target, made.rows, tmp_path / f"{number}", options, QUIET, None, made.kind.loss)
         assert state.step == 1
-        held_out = HeldOut(made.target, made.rows.held_out(), 2, made.vocabulary, 2)
+        held_out = HeldOut(made.target, made.rows.held_out(), 2, made.vocabulary, 2, made.kind.guess)
         assert len(measure(made, held_out, 2).speedups) == 2
 
 

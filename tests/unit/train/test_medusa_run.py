@@ -25,11 +25,10 @@ from forerun.files.write import locked, sealed_file
 from forerun.heads import MedusaConfig, load_head
 from forerun.heads.medusa_config import RANKS
 from forerun.train.checkpoint import CHECKPOINT, LoopState, save_checkpoint
-from forerun.train.eagle.commands import Start, prepare_head
-from forerun.train.eagle.evaluate_folder import evaluate_head
-from forerun.train.eagle.run import train
+from forerun.train.evaluate_head import evaluate_head
+from forerun.train.heads.commands import Start, prepare_head, train_head
+from forerun.train.heads.run import train
 from forerun.train.loop import Loop
-from forerun.train.medusa.commands import train_medusa
 from forerun.train.medusa.kind import MedusaKind
 from forerun.train.medusa.module import MedusaHead, set_first_weights
 from forerun.train.medusa.options import MedusaShape, MedusaTraining
@@ -122,7 +121,7 @@ def test_the_command_writes_heads_that_draft_with_their_card(start: Start, tmp_p
     out, work = tmp_path / "heads", tmp_path / "work"
     options = replace(TINY, max_steps=2, shape=replace(TINY.shape, sequential=False))
     command = "forerun train medusa"
-    train_medusa(out, work, BUNDLED_TARGET, start.rows.folder, options, command, resume=False, force=False)
+    train_head(out, work, BUNDLED_TARGET, start.rows.folder, MedusaKind(options), command, resume=False, force=False)
     stored = load_head(out)
     assert isinstance(stored.config, MedusaConfig)
     assert len(stored.config.accuracies) == 2 * RANKS and max(stored.config.accuracies) > 0
@@ -133,9 +132,9 @@ def test_the_command_writes_heads_that_draft_with_their_card(start: Start, tmp_p
     result: Any = llm.generate([[1, 2, 3]], SamplingParams(temperature=0, max_tokens=8, ignore_eos=True))
     assert result[0].stats.num_draft_tokens > 0
     with pytest.raises(ConfigError, match="holds another run"):
-        train_medusa(out, work, BUNDLED_TARGET, start.rows.folder, options, "", resume=False, force=False)
+        train_head(out, work, BUNDLED_TARGET, start.rows.folder, MedusaKind(options), "", resume=False, force=False)
     with locked(work, ConfigError, wait=False), pytest.raises(ConfigError, match="in use by another process"):
-        train_medusa(out, work, BUNDLED_TARGET, start.rows.folder, options, "", resume=True, force=False)
+        train_head(out, work, BUNDLED_TARGET, start.rows.folder, MedusaKind(options), "", resume=True, force=False)
 
 
 def test_what_contradicts_itself_is_refused() -> None:
@@ -159,8 +158,15 @@ def test_other_shapes_and_losses_train(start: Start, tmp_path: Path) -> None:
     ):
         options = replace(TINY, shape=shape, max_steps=1, **more)  # type: ignore[arg-type]
         place = tmp_path / f"{number}"
-        train_medusa(
-            place, tmp_path / f"{number}.run", BUNDLED_TARGET, start.rows.folder, options, "", resume=False, force=False
+        train_head(
+            place,
+            tmp_path / f"{number}.run",
+            BUNDLED_TARGET,
+            start.rows.folder,
+            MedusaKind(options),
+            "",
+            resume=False,
+            force=False,
         )
         assert load_head(place).summary()["head"].count("output rows of their own") == 1
         report = evaluate_head(BUNDLED_TARGET, place, start.rows.folder, num_draft_tokens=2, new_tokens=8, threads=1)

@@ -137,5 +137,6 @@ def open_beside(llm: LLM, drafter: str, settings: LLMOptions) -> LLM:
         drafter=drafter,
         tokenizer=llm.tokenizer,
         num_draft_tokens=settings.num_draft_tokens,
+        prefix_reuse=settings.prefix_reuse,
         acceptance=settings.acceptance,
     )

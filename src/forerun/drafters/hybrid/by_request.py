@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence as Seq
-from dataclasses import replace
 
 from forerun.config import NO_DRAFTER, NumDraftTokens, SamplingParams
-from forerun.drafters.ask import ask, check_drafter
-from forerun.drafters.base import Binding, Drafter, NamedModel, Offer, Traits
+from forerun.drafters.ask import ask
+from forerun.drafters.base import Drafter, Offer
+from forerun.drafters.hybrid.several import Several, signed
 from forerun.drafters.hybrid.source_steps import Given, source_step
-from forerun.errors import DrafterError, ModelLoadError
-from forerun.types import Draft, Needs, Pool, Sequence, Step
+from forerun.errors import DrafterError
+from forerun.types import Draft, Sequence, Step
 
 
-class ByRequest(Drafter):
+class ByRequest(Several):
     """Drafts for each request with the drafter that it names (`SamplingParams.drafter`).
 
     A request that names none has the first, or, if it has a prediction, the first that reads predictions.
@@ -31,8 +31,7 @@ class ByRequest(Drafter):
     ) -> None:
         if not drafters or NO_DRAFTER in drafters:
             raise DrafterError(f"There must be at least one drafter to choose, and none called {NO_DRAFTER!r}.")
-        for drafter in drafters.values():
-            check_drafter(drafter)
+        super().__init__(list(drafters.items()))
         self._drafters = dict(drafters)
         self._num_draft_tokens = num_draft_tokens or {}
         self._started: dict[Sequence, str] = {}  # the drafter that has been told of it
@@ -52,39 +51,6 @@ class ByRequest(Drafter):
                 if drafter.traits.reads_prediction:
                     return name
         return next(iter(self._drafters))
-
-    @property
-    def needs(self) -> Needs:
-        """What any of them needs."""
-        needs = Needs()
-        for drafter in self._drafters.values():
-            needs |= drafter.needs
-        return needs
-
-    @property
-    def traits(self) -> Traits:
-        """Those of all together; a budget asks for the offers'."""
-        return Traits.merged(type(self).__name__, [drafter.traits for drafter in self._drafters.values()])
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes that they hold together."""
-        return sum(drafter.nbytes for drafter in self._drafters.values())
-
-    @property
-    def pools(self) -> tuple[Pool, ...]:
-        return tuple(dict.fromkeys(pool for drafter in self._drafters.values() for pool in drafter.pools))
-
-    def models_to_load(self, target_name: str) -> tuple[NamedModel, ...]:
-        return tuple(model for drafter in self._drafters.values() for model in drafter.models_to_load(target_name))
-
-    def bind(self, binding: Binding) -> None:
-        """Bind all of them. Raises what the one that cannot be bound raises, with its name."""
-        for name, drafter in self._drafters.items():
-            try:
-                drafter.bind(binding)
-            except (DrafterError, ModelLoadError) as error:
-                raise type(error)(f"The drafter {name!r} cannot be used: {error}") from error
 
     def start(self, sequence: Sequence) -> None:
         name = self.chosen(sequence.params)
@@ -108,10 +74,6 @@ class ByRequest(Drafter):
         if name is not None:
             self._drafters[name].rewind(sequence, length)
 
-    def reset(self) -> None:
-        for drafter in self._drafters.values():
-            drafter.reset()
-
     def draft(self, sequences: Seq[Sequence], budgets: Seq[int], price: float = 0.0) -> list[Draft]:
         drafts = [Draft.empty() for _ in sequences]
         for name, drafter in self._drafters.items():
@@ -127,10 +89,10 @@ class ByRequest(Drafter):
         return drafts
 
     def _signed(self, name: str, sequence: Sequence, draft: Draft) -> Draft:
-        """The draft with the drafter's name on every node, unless it has names of its own."""
-        signed = draft if draft.sources else replace(draft, sources=(name,) * len(draft))
-        self._given[sequence] = Given(signed, {0: (len(draft), draft)}, owner=0)
-        return signed
+        """As `signed`, and kept until the step's verdict."""
+        found = signed(name, draft)
+        self._given[sequence] = Given(found, {0: (len(draft), draft)}, owner=0)
+        return found
 
     def commit(self, steps: Seq[Step]) -> None:
         all_needs = self.needs

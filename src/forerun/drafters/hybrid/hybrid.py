@@ -8,24 +8,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence as Seq
-from dataclasses import replace
 from time import perf_counter
 
 from forerun.config import HYBRID_MODES, HYBRID_SOURCES, MAX_NUM_DRAFT_TOKENS
-from forerun.drafters.ask import ask, check_drafter
-from forerun.drafters.base import Binding, Drafter, NamedModel, Traits
+from forerun.drafters.ask import ask
+from forerun.drafters.base import Binding, Drafter, Traits
 from forerun.drafters.build import build_drafter
 from forerun.drafters.hybrid.merging import agreement, merge
+from forerun.drafters.hybrid.several import Several, signed
 from forerun.drafters.hybrid.source import Source
 from forerun.drafters.hybrid.source_steps import Given, source_step
-from forerun.errors import ConfigError, DrafterError, ModelLoadError
-from forerun.types import Draft, Needs, Pool, Sequence, Step
+from forerun.errors import ConfigError, DrafterError
+from forerun.types import Draft, Sequence, Step
 
 _RATE_DECAY = 0.95
 """Weight that earlier steps keep at each new one in the rate of committed tokens."""
 
 
-class Hybrid(Drafter):
+class Hybrid(Several):
     """Drafts with several drafters, each asked where its expected gain exceeds the cost of its draft.
 
     Args:
@@ -39,6 +39,8 @@ class Hybrid(Drafter):
         ConfigError: no source, an unknown mode, or two sources that write into the target's cache.
         DrafterError: the texts are not those of different drafters.
     """
+
+    _called = "The source {} of the hybrid"
 
     def __init__(
         self,
@@ -54,10 +56,9 @@ class Hybrid(Drafter):
             raise ConfigError("A hybrid needs at least one source. Give drafters, or sources=suffix+staged.")
         if mode not in HYBRID_MODES:
             raise ConfigError(f"mode is {mode!r}, but must be one of {', '.join(HYBRID_MODES)}.")
-        for drafter in sources:
-            check_drafter(drafter)
         named = names or [_name_of(drafter) for drafter in sources]
-        self._sources = [Source(name, drafter) for name, drafter in zip(named, sources, strict=True)]
+        super().__init__(list(zip(named, sources, strict=True)))
+        self._sources = [Source(name, drafter) for name, drafter in self._parts]
         writers = [source.name for source in self._sources if source.drafter.traits.writes_cache]
         if len(writers) > 1:  # the draft that is taken would be continued from what the other left
             raise ConfigError(
@@ -74,37 +75,11 @@ class Hybrid(Drafter):
         self._committed = 0
 
     @property
-    def needs(self) -> Needs:
-        """What any source needs."""
-        needs = Needs()
-        for source in self._sources:
-            needs |= source.drafter.needs
-        return needs
-
-    @property
     def traits(self) -> Traits:
         return Traits.merged(f"{type(self).__name__} {self._mode}", [source.drafter.traits for source in self._sources])
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes that the sources hold."""
-        return sum(source.drafter.nbytes for source in self._sources)
-
-    @property
-    def pools(self) -> tuple[Pool, ...]:
-        return tuple(dict.fromkeys(pool for source in self._sources for pool in source.drafter.pools))
-
-    def models_to_load(self, target_name: str) -> tuple[NamedModel, ...]:
-        return tuple(model for source in self._sources for model in source.drafter.models_to_load(target_name))
-
     def bind(self, binding: Binding) -> None:
-        """Bind every source. Raises what the source that cannot be bound raises, with its name."""
-        for source in self._sources:
-            try:
-                source.drafter.bind(binding)
-            except (DrafterError, ModelLoadError) as error:
-                raise type(error)(f"The source {source.name!r} of the hybrid cannot be used: {error}") from error
-
+        super().bind(binding)
         self._see_whole_drafts()
 
     def _see_whole_drafts(self) -> None:
@@ -130,10 +105,6 @@ class Hybrid(Drafter):
             self.stop(sequence)
             raise
         self._started.pop(sequence, None)
-
-    def reset(self) -> None:
-        for source in self._sources:
-            source.drafter.reset()
 
     def draft(self, sequences: Seq[Sequence], budgets: Seq[int], price: float = 0.0) -> list[Draft]:
         rate = self._measure()
@@ -205,7 +176,7 @@ class Hybrid(Drafter):
             or self._value(number, sequence) > self._value(given.owner, sequence)
         ):
             given.owner = number
-            given.draft = self._signed(number, draft)
+            given.draft = signed(self._sources[number].name, draft)
         if draft.probs is not None:
             return True
         value = self._value(given.owner, sequence) - price * len(given.draft)
@@ -220,7 +191,7 @@ class Hybrid(Drafter):
         parts = {number: draft for number, (_, draft) in given.asked.items() if len(draft)}
         if len(parts) == 1:
             ((given.owner, draft),) = parts.items()
-            given.draft = self._signed(given.owner, draft)
+            given.draft = signed(self._sources[given.owner].name, draft)
         elif parts:
             given.asked = {number: given.asked[number] for number in parts}
             named = [(self._sources[number].name, draft) for number, draft in parts.items()]
@@ -232,10 +203,6 @@ class Hybrid(Drafter):
         """Accepted tokens that are expected of a source's draft."""
         draft = self._given[sequence].asked[number][1]
         return sum(self._sources[number].chances(sequence, len(draft)))
-
-    def _signed(self, number: int, draft: Draft) -> Draft:
-        """The source's draft with its name on every node, unless it has names of its own."""
-        return draft if draft.sources else replace(draft, sources=(self._sources[number].name,) * len(draft))
 
     def _learn(self, step: Step, given: Given) -> None:
         """Every draft is judged by what was committed, the unused ones too, as far as the new tokens reach."""

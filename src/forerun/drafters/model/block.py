@@ -3,7 +3,6 @@ and a chance of its own where the head has these (DSpark: 2607.05147)."""
 
 from __future__ import annotations
 
-import logging
 from itertools import accumulate
 from pathlib import Path
 
@@ -16,10 +15,12 @@ from forerun.drafters.model.picking import Picking
 from forerun.heads import BlockConfig, HeadConfig, StoredHead
 from forerun.models import LanguageModel, Rows
 from forerun.models.block import Block as Slots, BlockModel
-from forerun.sampling import row_argmax
 from forerun.types import Sequence
 
-_log = logging.getLogger(__name__)
+_CAPPED = (
+    "%(name)s was trained on blocks of %(most)d tokens: of the %(budget)d that are asked for, a draft has no more than "
+    "these."
+)
 
 
 class Block(HeadFeeding, DraftModel):
@@ -38,7 +39,6 @@ class Block(HeadFeeding, DraftModel):
         DraftModel.__init__(self)
         self._read_head(model)
         self._block: BlockModel | None = None
-        self._said = False
 
     def _of_head(self, head: StoredHead[HeadConfig], target: LanguageModel, name: str) -> BlockModel:
         self._block = BlockModel(head.of(BlockConfig, name, "block"), target, name)
@@ -46,16 +46,7 @@ class Block(HeadFeeding, DraftModel):
 
     def _room(self, sequence: Sequence, budget: int) -> int:
         assert self._block is not None
-        most = self._block.config.block_size
-        if budget > most and not self._said:
-            self._said = True
-            _log.info(
-                "%s was trained on blocks of %s tokens: of the %s that are asked for, a draft has no more than these.",
-                self._block.name,
-                most,
-                budget,
-            )
-        return min(super()._room(sequence, budget), most)
+        return super()._room(sequence, self._capped(budget, self._block.config.block_size, _CAPPED))
 
     def _grow(self, growing: list[GrowingChain], price: float) -> None:
         model = self._block
@@ -86,22 +77,11 @@ class Block(HeadFeeding, DraftModel):
                 self._extend(growing, wanted, price > 0)
             growing = [chain for chain in growing if not chain.ended]
 
-    def _pick(self, picking: Picking, chains: list[GrowingChain], logits: Tensor) -> tuple[Tensor, Tensor]:
-        """As `DraftModel._pick`, of logits over the draft vocabulary; so are the values where the argmax is enough."""
-        model = self._block
-        assert model is not None
-        if picking is Picking.GREEDY and all(self._pipeline.is_identity(chain.sequence.params) for chain in chains):
-            return logits, model.token_ids[row_argmax(logits)]
-        return super()._pick(picking, chains, model.widened(logits))
-
     def _chances(self, chains: list[GrowingChain], values: Tensor, picked: Tensor, picking: Picking) -> list[float]:
         """As `DraftModel._chances`, or what the head itself estimates."""
         estimates = [chain.estimate for chain in chains if chain.estimate is not None]
         if estimates:
             return estimates
-        if picking is Picking.GREEDY:  # the most probable token is the one that was picked
-            probabilities: list[float] = values.softmax(-1).amax(-1).tolist()
-            return probabilities
         return super()._chances(chains, values, picked, picking)
 
     def _keep(self, chain: GrowingChain, num_proposed: int) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 from forerun.drafters.ranked_tree import RankedTree
 from forerun.kernels.page_layout import PAGE
 from forerun.models import Rows
 from forerun.policy import Rates
+from forerun.sampling import LogitsRow
 from forerun.tree import Tree
 from forerun.types import Cache, Sequence
 
@@ -61,6 +63,11 @@ class DraftState:
         if self.cache.length + self.shift >= len(tokens):
             self.cache.truncate(len(tokens) - self.shift - 1)
         return tokens[self.cache.length + self.shift :]
+
+    def place(self, path: Seq[int]) -> LogitsRow:
+        """Where a row stands for the pipeline, after these drafted tokens."""
+        self.view.token_ids = self.sequence.token_ids
+        return LogitsRow(self.view, path)
 
     def may_publish(self) -> bool:
         """Whether the cache holds another whole page that is final. The last committed token may be fed again."""

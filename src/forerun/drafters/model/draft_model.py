@@ -223,11 +223,12 @@ class DraftModel(ModelDrafter):
         Greedy chains take the argmax, seeded ones with the target's noise added; the others draw.
 
         Returns:
-            [R, V] logits up to a constant, or distributions if drawn; [R] tokens.
+            [R, V] logits up to a constant, or distributions if drawn; [R] tokens. Where the argmax is enough, the
+            logits are those of the draft vocabulary.
         """
         if picking is Picking.GREEDY and all(self._pipeline.is_identity(chain.sequence.params) for chain in chains):
             values = logits[:, : self._vocab_size]
-            return values, row_argmax(values)
+            return values, self._named(row_argmax(values))
         places = []
         for chain in chains:
             path = chain.tree.ids
@@ -248,8 +249,11 @@ class DraftModel(ModelDrafter):
     def _chances(self, chains: list[GrowingChain], values: Tensor, picked: Tensor, picking: Picking) -> list[float]:
         """[R] what the chances of the picked tokens are judged by: the draft model's probabilities of them.
 
-        values: [R, V] distributions if drawn, else logits up to a constant.
+        values: as `_pick` returns them.
         """
+        if picking is Picking.GREEDY:  # the most probable token is the one that was picked
+            highest: list[float] = values.softmax(-1).amax(-1).tolist()
+            return highest
         probs = values if picking is Picking.DRAWN else values.softmax(-1)
         probabilities: list[float] = probs.gather(-1, picked[:, None])[:, 0].tolist()
         return probabilities

@@ -6,13 +6,17 @@ import logging
 from abc import abstractmethod
 from pathlib import Path
 
+from torch import Tensor
+
 from forerun.drafters.base import Binding, NamedModel
 from forerun.drafters.model.model_drafter import ModelDrafter
+from forerun.drafters.table import shipped_folder
 from forerun.errors import ConfigError, DrafterError, IncompatibleDrafterError, UnsupportedModelError
 from forerun.heads import HeadConfig, StoredHead, load_head
 from forerun.heads.fingerprint import check_target
 from forerun.heads.shipped import shipped_head
 from forerun.models import LanguageModel, Model, Rows, number_format
+from forerun.models.heads import HeadModel
 from forerun.types import Needs
 
 _log = logging.getLogger(__name__)
@@ -31,6 +35,7 @@ class HeadDrafter(ModelDrafter):
         """Keep what was given as the head, whose folder is read in `bind`."""
         self._head: StoredHead[HeadConfig] | None = model if isinstance(model, StoredHead) else None
         self._folder = Path(model) if isinstance(model, (str, Path)) else None
+        self._has_capped = False
 
     @property
     def needs(self) -> Needs:
@@ -40,8 +45,9 @@ class HeadDrafter(ModelDrafter):
         return Needs(layers=self._head.config.layers, states=True)
 
     def models_to_load(self, target_name: str) -> tuple[NamedModel, ...]:
-        """None: a head is no language model by itself."""
-        return ()
+        """The head: the one that was given, or the one that is shipped for a target of this name."""
+        folder = self._folder or shipped_folder(target_name, self._example)
+        return () if folder is None or self._head is not None else (NamedModel(folder, is_head=True),)
 
     def bind(self, binding: Binding) -> None:
         """Read the head and fit it to the target.
@@ -67,8 +73,29 @@ class HeadDrafter(ModelDrafter):
         _say_formats(self._head, target, name)
         self._serve(model, binding)
 
+    @property
+    def _head_model(self) -> HeadModel:
+        assert isinstance(self._model, HeadModel)
+        return self._model
+
+    def _widened(self, logits: Tensor) -> Tensor:
+        return self._head_model.widened(logits)
+
+    def _named(self, columns: Tensor) -> Tensor:
+        return self._head_model.token_ids[columns]
+
+    def _capped(self, budget: int, most: int, message: str) -> int:
+        """A budget of at most so many tokens. That one was larger is logged once.
+
+        message: with %(name)s of the head, %(most)d and %(budget)d.
+        """
+        if budget > most and not self._has_capped:
+            self._has_capped = True
+            _log.info(message, {"name": self.model.name, "most": most, "budget": budget})
+        return min(budget, most)
+
     @abstractmethod
-    def _of_head(self, head: StoredHead[HeadConfig], target: LanguageModel, name: str) -> LanguageModel:
+    def _of_head(self, head: StoredHead[HeadConfig], target: LanguageModel, name: str) -> HeadModel:
         """The model that drafts, of a head that is the target's.
 
         Raises:

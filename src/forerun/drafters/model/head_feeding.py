@@ -2,37 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
+from collections.abc import Iterator, Sequence as Seq
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from forerun.drafters.model.head_drafter import HeadDrafter
 from forerun.drafters.model.head_state import HeadState
 from forerun.errors import OutOfPagesError
 from forerun.models import Forward, Rows
-from forerun.models.heads import HeadModel
+from forerun.models.heads import FusingHeadModel
 from forerun.types import Sequence, Step
 
 
 class HeadFeeding(HeadDrafter):
-    """The base of drafters that run a head with a row for each token but the last, which reads what `HeadModel.fuse`
-    makes of the target's states."""
+    """The base of drafters that run a head with a row for each token but the last, which reads what
+    `FusingHeadModel.fuse` makes of the target's states."""
 
     _states: dict[Sequence, HeadState]  # type: ignore[assignment]
 
-    @property
-    def _reader(self) -> HeadModel:
-        assert isinstance(self._model, HeadModel)
-        return self._model
-
     def commit(self, steps: Seq[Step]) -> None:
-        told = [step for step in steps if step.states is not None]
-        if told:
-            states = [step.states for step in told if step.states is not None]
-            fused = self._reader.fuse(torch.cat(states))
-            for step, part in zip(told, torch.split(fused, [len(each) for each in states]), strict=True):
-                self._states[step.sequence].tell(step.num_computed, part)
+        for step in steps:
+            if step.states is not None:
+                self._states[step.sequence].tell(step.num_computed, step.states)
         super().commit(steps)
 
     def _new_state(self, sequence: Sequence, view: Sequence) -> HeadState:
@@ -50,8 +43,20 @@ class HeadFeeding(HeadDrafter):
         return super()._room(sequence, budget) if self._states[sequence].is_level else 0
 
     def _forward(self, rows: Seq[Rows], states: Seq[HeadState]) -> Forward:  # type: ignore[override]
-        batch = [replace(each, states=state.with_states(each)) for each, state in zip(rows, states, strict=True)]
+        told = [state.told_for(len(each.token_ids)) for each, state in zip(rows, states, strict=True)]
+        fused = self._fused([part for part in told if part is not None])
+        batch = []
+        for each, state, part in zip(rows, states, told, strict=True):
+            batch.append(replace(each, states=state.outputs_for(each) if part is None else next(fused)))
         return self.model.forward(batch)
+
+    def _fused(self, states: Seq[Tensor]) -> Iterator[Tensor]:
+        """What rows read of the target's states, part by part."""
+        if not states:
+            return iter(())
+        model = self._model
+        assert isinstance(model, FusingHeadModel)
+        return iter(torch.split(model.fuse(torch.cat(list(states))), [len(part) for part in states]))
 
 
 def _are_choices(one: Sequence, other: Sequence) -> bool:

@@ -23,8 +23,8 @@ class HeadState(DraftState):
     it; what they lack is skipped, and from then on `shift` is above 1.
 
     Attributes:
-        told: [m, S] what rows read of the target's states, of the positions from `told_from` on: those that have not
-            been fed, and the last one that has.
+        told: [m, layers, H] the target's states of the positions from `told_from` on: those that have not been fed,
+            and the last one that has.
         told_from: see `told`.
         outputs: [1 + scratch rows, S], the states that the last committed row and each row of the scratch give.
     """
@@ -50,7 +50,7 @@ class HeadState(DraftState):
         return self.told_from < len(self.sequence.token_ids) - 1 <= self.told_to
 
     def tell(self, end: int, states: Tensor) -> None:
-        """The target's states of the positions up to `end`. states: [n, S]."""
+        """The target's states of the positions up to `end`. states: [n, layers, H]."""
         start = end - len(states)
         if self.told is None or not self.told_from <= start <= self.told_to:
             self.told, self.told_from = states, start
@@ -83,16 +83,20 @@ class HeadState(DraftState):
         if self.told is not None:
             self.told = self.told[: max(0, length - self.told_from)]
 
-    def with_states(self, rows: Rows) -> Tensor:
-        """[n, S] what each row reads: the target's state, or, of a draft, the output of the row that it follows."""
-        count = len(rows.token_ids)
-        if self.next_token < len(self.sequence.token_ids):
-            assert self.told is not None
-            first = self.next_token - 1 - self.told_from
-            return self.told[first : first + count]
+    def told_for(self, count: int) -> Tensor | None:
+        """[count, layers, H] the target's states that the next rows read, before they are fused; None of rows of a
+        draft, which read `outputs_for`."""
+        if self.next_token >= len(self.sequence.token_ids):
+            return None
+        assert self.told is not None
+        first = self.next_token - 1 - self.told_from
+        return self.told[first : first + count]
+
+    def outputs_for(self, rows: Rows) -> Tensor:
+        """[n, S] what rows of a draft read: the output of the row that each follows."""
         assert self.outputs is not None
         if rows.parents is None:
-            return self.outputs[-1:].expand(count, -1)
+            return self.outputs[-1:].expand(len(rows.token_ids), -1)
         return self.outputs[[parent + 1 for parent in rows.parents]]
 
     def keep_outputs(self, outputs: Tensor) -> None:

@@ -6,7 +6,6 @@ of known distributions. Heads in Hydra's order (2402.05109) know the tokens draf
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence as Seq
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from forerun.heads import HeadConfig, StoredHead
 from forerun.sampling import row_argmax
 from forerun.types import Draft, Sequence
 
-_log = logging.getLogger(__name__)
+_CAPPED = "%(name)s has %(most)d heads, and drafts no more tokens than that."
 _PRIOR_WEIGHT = 16.0
 """Trials that a stored accuracy counts as, beside those of the running engine, of which about the last fifty count."""
 
@@ -38,14 +37,9 @@ class Medusa(MedusaFeeding, DraftModel):
     def __init__(self, model: str | Path | StoredHead[HeadConfig] | None = None) -> None:
         DraftModel.__init__(self)
         self._read_head(model)
-        self._said = False
 
     def _room(self, sequence: Sequence, budget: int) -> int:
-        most = self._heads.config.num_heads
-        if budget > most and not self._said:
-            self._said = True
-            _log.info("%s has %d heads, and drafts no more tokens than that.", self.model.name, most)
-        return super()._room(sequence, budget)
+        return super()._room(sequence, self._capped(budget, self._heads.config.num_heads, _CAPPED))
 
     def _prepare(self, chains: list[GrowingChain]) -> None:
         """Greedy chains have all heads' first tokens proposed: those that options do not change are kept at once."""

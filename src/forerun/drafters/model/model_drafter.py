@@ -27,7 +27,7 @@ from forerun.models import (
     load_draft_model,
 )
 from forerun.models.non_finite import first_non_finite_tensor
-from forerun.sampling import LogitsPipeline, LogitsRow, non_finite_rows, unfiltered
+from forerun.sampling import LogitsPipeline, non_finite_rows, unfiltered
 from forerun.types import Cache, Pool, Sequence, Step
 from forerun.vocabulary import Vocabulary, check_same_tokens
 
@@ -273,25 +273,24 @@ class ModelDrafter(Drafter):
             logits: [R, draft vocabulary].
             rows: the sequence and the drafted path that each row stands after.
         """
-        width = logits.shape[1]
-        if width < self._vocab_size:
-            logits = functional.pad(logits, (0, self._vocab_size - width), value=-torch.inf)
-        return self._pipeline.process(logits[:, : self._vocab_size], _places(rows))
+        return self._pipeline.process(self._widened(logits), [state.place(path) for state, path in rows])
 
     def _probs(self, logits: Tensor, rows: Seq[tuple[DraftState, Seq[int]]]) -> Tensor:
         """[R, V] processed probabilities; arguments as of `_logprobs`."""
-        if logits.shape[1] < self._vocab_size:
-            return self._logprobs(logits, rows).exp_()
-        return self._pipeline.probabilities(logits[:, : self._vocab_size], _places(rows))
+        return self._pipeline.probabilities(self._widened(logits), [state.place(path) for state, path in rows])
+
+    def _widened(self, logits: Tensor) -> Tensor:
+        """[R, V] of [R, draft vocabulary]: the target's tokens, -inf where the model has none."""
+        missing = self._vocab_size - logits.shape[1]
+        if missing > 0:
+            return functional.pad(logits, (0, missing), value=-torch.inf)
+        return logits[:, : self._vocab_size]
+
+    def _named(self, columns: Tensor) -> Tensor:
+        """The target's tokens of columns of the logits, before these are widened."""
+        return columns
 
     def _within_vocabulary(self, token_ids: list[int]) -> list[int]:
         """Tokens as the draft model may be fed: one that only the target's padding has becomes token 0."""
         size = self.model.vocab_size
         return token_ids if size >= self._vocab_size else [t if t < size else 0 for t in token_ids]
-
-
-def _places(rows: Seq[tuple[DraftState, Seq[int]]]) -> list[LogitsRow]:
-    """Where rows stand, for the pipeline."""
-    for state, _ in rows:
-        state.view.token_ids = state.sequence.token_ids
-    return [LogitsRow(state.view, path) for state, path in rows]

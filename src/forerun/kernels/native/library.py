@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from ctypes import POINTER, c_int32, c_int64, c_void_p
+from ctypes import POINTER, c_float, c_int32, c_int64, c_void_p
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,9 @@ import torch
 from forerun.config import INSTRUCTIONS, INSTRUCTIONS_VARIABLE, environment_choice
 from forerun.errors import ConfigError, NativeUnavailableError
 from forerun.home import HOME_VARIABLE
-from forerun.kernels.native.structs import AttentionStruct, Kind, LinearStruct, ModelStruct, RowsStruct
+from forerun.kernels.native.structs import AttentionStruct, EagleStruct, Kind, LinearStruct, ModelStruct, RowsStruct
 
-ABI = 3
+ABI = 4
 """FORERUN_ABI of csrc/forerun.h."""
 _LEVELS = INSTRUCTIONS[::-1]
 """By the numbers that the library gives them."""
@@ -43,8 +43,16 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
         c_int32,
         (POINTER(AttentionStruct), POINTER(RowsStruct), _POINTER, _POINTER, _POINTER, _POINTER, c_int32),
     ),
+    "forerun_eagle": (
+        c_int32,
+        (POINTER(EagleStruct), POINTER(RowsStruct), *[_POINTER] * 3, c_int64, _POINTER, _POINTER, c_int32),
+    ),
+    "forerun_fuse": (
+        c_int32,
+        (POINTER(LinearStruct), _POINTER, c_int32, c_float, _POINTER, c_int64, _POINTER, c_int32),
+    ),
 }
-_COMPUTING = ("forerun_linear", "forerun_layers", "forerun_head", "forerun_attention")
+_COMPUTING = ("linear", "layers", "head", "attention", "eagle", "fuse")
 
 
 class Library:
@@ -54,7 +62,8 @@ class Library:
         path: the file.
         best: the best instruction set that the processor has.
         shares_openmp: whether torch's threads compute; else threads of the library's.
-        linear, layers, head, attention, move_slots, pack, unpack: as csrc/forerun.h says, with addresses for pointers.
+        linear, layers, head, attention, eagle, fuse, move_slots, pack, unpack: as csrc/forerun.h says, with addresses
+            for pointers.
     """
 
     def __init__(self, path: Path, functions: ctypes.CDLL) -> None:
@@ -64,12 +73,14 @@ class Library:
             function = getattr(functions, name)
             function.restype, function.argtypes = result, arguments
         for name in _COMPUTING:
-            getattr(functions, name).errcheck = _check
+            getattr(functions, f"forerun_{name}").errcheck = _check
         self.best = _LEVELS[functions.forerun_best_instructions()]
         self.linear: Any = functions.forerun_linear
         self.layers: Any = functions.forerun_layers
         self.head: Any = functions.forerun_head
         self.attention: Any = functions.forerun_attention
+        self.eagle: Any = functions.forerun_eagle
+        self.fuse: Any = functions.forerun_fuse
         self.move_slots: Any = functions.forerun_move_slots
         self.pack: Any = functions.forerun_pack
         self.unpack: Any = functions.forerun_unpack

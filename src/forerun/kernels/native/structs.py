@@ -71,6 +71,22 @@ class ModelStruct(Structure):
     ]
 
 
+class EagleStruct(Structure):
+    """`ForerunEagle`."""
+
+    _fields_ = [
+        ("model", ModelStruct),
+        ("embedding_norm", c_void_p),
+        ("state_norm", c_void_p),
+        ("entry", LinearStruct),
+        ("residual", LinearStruct),
+        ("embedding_width", c_int32),
+        ("state_width", c_int32),
+        ("keeps_norm", c_int32),
+        ("gives_norm", c_int32),
+    ]
+
+
 class RowsStruct(Structure):
     """`ForerunRows`."""
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from forerun.train.data.packed import NO_DOCUMENT
-from forerun.train.eagle.rows import HeadRows
+from forerun.train.heads.rows import HeadRows
 
 
 def choose_anchors(

@@ -10,10 +10,10 @@ from forerun.train.accelerator import device_of
 from forerun.train.block.anchors import choose_anchors, restricted
 from forerun.train.block.module import BlockHead, blocks
 from forerun.train.block.options import BlockTraining
-from forerun.train.chain_loss import ChainTargets, Parts, chain_loss
-from forerun.train.eagle.options import D_PACE
-from forerun.train.eagle.rows import HeadRows, predicted
-from forerun.train.eagle.run import COMPUTE, D_PACE_SMOOTHING, HeadLoss, Read, Target
+from forerun.train.heads.chain_loss import ChainTargets, Parts, chain_loss
+from forerun.train.heads.options import D_PACE
+from forerun.train.heads.rows import HeadRows, predicted
+from forerun.train.heads.run import COMPUTE, D_PACE_SMOOTHING, HeadLoss, Read, Target
 from forerun.train.workers import Batch
 
 

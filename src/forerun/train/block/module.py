@@ -1,6 +1,6 @@
 """A block head as training computes it: blocks at many anchors of some documents at once.
 
-The tensors, their names and their meaning are those of `BlockConfig`. The rows are those of `eagle/rows.py`: row i
+The tensors, their names and their meaning are those of `BlockConfig`. The rows are those of `heads/rows.py`: row i
 reads the target's state of token i, and the block of an active row i is anchored at token i + 1. Its slots attend to
 the rows of the document up to i, and to each other: these are the rows that drafting would have there.
 """
@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from forerun.errors import ConfigError
 from forerun.heads.block_config import BlockConfig
-from forerun.train.accelerator import SHAPE_STEP
-from forerun.train.eagle.module import Augmentation, HeadModule
-from forerun.train.eagle.rows import HeadRows, Segment
+from forerun.train.heads.module import Augmentation, HeadModule, product, rotated
+from forerun.train.heads.rows import HeadRows, Segment
 
 
 class BlockHead(HeadModule):
@@ -42,7 +42,13 @@ def blocks(
         embeddings: [N, hidden] of the same, unscaled.
         mask: [hidden], what stands in the slots after the first.
         dtype: of products; sums, norms and the residual are in float32, or float64 for float64.
+
+    Raises:
+        ConfigError: a block has fewer tokens than there are steps.
     """
+    if rows.steps > head.config.block_size:
+        size = head.config.block_size
+        raise ConfigError(f"blocks of {size} tokens draft no {rows.steps} tokens. Ask for {size}.")
     config, layer = head.config, _Layers(head, dtype, rows)
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     context = layer.fused(states[rows.states].to(wide), augment)
@@ -65,9 +71,7 @@ class _Layers:
         }
 
     def linear(self, name: str, x: Tensor) -> Tensor:
-        flat = x.flatten(0, -2)
-        padded = F.pad(flat.to(self.dtype), (0, 0, 0, -len(flat) % SHAPE_STEP))
-        return F.linear(padded, self.weights[name])[: len(flat)].to(x.dtype).view(*x.shape[:-1], -1)
+        return product(x, self.weights[name])
 
     def norm(self, name: str, x: Tensor) -> Tensor:
         return F.rms_norm(x, x.shape[-1:], self.weights[name].to(x.dtype), self.config.rms_norm_eps)
@@ -100,7 +104,7 @@ class _Layers:
         found = found.view(*x.shape[:-1], -1, self.config.head_dim)
         if positions is None:
             return found
-        return self.rotated(self.norm(f"{name}self_attn.{kind}_norm", found), positions)
+        return rotated(self.norm(f"{name}self_attn.{kind}_norm", found), positions, self.config.rope_theta)
 
     def attended(
         self, query: Tensor, key: Tensor, value: Tensor, keys: Tensor, values: Tensor, segment: Segment
@@ -127,12 +131,3 @@ class _Layers:
         if self.config.sliding_window is not None:  # counted from the last slot
             hidden |= rows + slots - columns >= self.config.sliding_window
         return torch.zeros(hidden.shape, dtype=like.dtype, device=rows.device).masked_fill_(hidden, -torch.inf)[:, None]
-
-    def rotated(self, x: Tensor, positions: Tensor) -> Tensor:
-        """x: [..., heads, head_dim], its halves rotated together, by angles of float32, as when it is served."""
-        half = self.config.head_dim // 2
-        powers = torch.arange(0, 2 * half, 2, dtype=torch.float32, device=x.device) / (2 * half)
-        angles = positions[..., None].float() / self.config.rope_theta**powers
-        cosines, sines = (part.to(x.dtype)[..., None, :] for part in (angles.cos(), angles.sin()))
-        first, second = x[..., :half], x[..., half:]
-        return torch.cat([first * cosines - second * sines, second * cosines + first * sines], -1)

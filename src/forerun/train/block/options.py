@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from forerun.config import MAX_BLOCK_SIZE
 from forerun.errors import ConfigError
 from forerun.fields import Checked, option
-from forerun.train.eagle.options import HeadTraining, layer_numbers
+from forerun.train.heads.options import HeadTraining, layer_numbers
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import math
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from forerun.errors import ConfigError
 from forerun.heads.block_config import BlockConfig
 from forerun.models import LanguageModel
-from forerun.models.sources import find_source
 from forerun.train.block.module import BlockHead
 from forerun.train.block.options import BlockShape
-from forerun.train.eagle.options import layer_numbers
-from forerun.train.eagle.start import DEVIATION, FIRST_SIZE, spread_layers
+from forerun.train.heads.options import layer_numbers
+from forerun.train.heads.start import (
+    check_has_layers,
+    first_size,
+    random_matrix,
+    sizes_for,
+    spread_layers,
+    target_config,
+)
 
 
 def block_config(target: str, served: LanguageModel, shape: BlockShape, max_positions: int) -> BlockConfig:
@@ -24,25 +26,13 @@ def block_config(target: str, served: LanguageModel, shape: BlockShape, max_posi
     Raises:
         ConfigError: layers or a token that the target does not have, or sizes that contradict each other.
     """
-    of_target: Any = find_source(target).config().get_text_config()
+    of_target = target_config(target)
     num_layers: int = of_target.num_hidden_layers
     layers = layer_numbers(shape.layers) or spread_layers(num_layers, 3)
-    if max(layers) > num_layers:
-        raise ConfigError(
-            f"the state entering layer {max(layers)} is asked for, but {served.name} has {num_layers} layers, and "
-            f"{num_layers} stands for the state after its final norm. Ask for others."
-        )
-    hidden = int(served.embedding_rows(torch.tensor([0])).shape[1])
-    heads = shape.num_heads or of_target.num_attention_heads
+    check_has_layers(layers, num_layers, served.name)
     return BlockConfig(
-        vocab_size=served.vocab_size,
-        draft_vocab_size=min(shape.draft_vocab, served.vocab_size),
-        hidden_size=hidden,
+        **sizes_for(of_target, served, shape),
         num_layers=shape.num_layers,
-        num_heads=heads,
-        num_kv_heads=shape.num_kv_heads or getattr(of_target, "num_key_value_heads", None) or heads,
-        head_dim=shape.head_dim or getattr(of_target, "head_dim", None) or hidden // heads,
-        intermediate_size=shape.intermediate_size or of_target.intermediate_size,
         layers=layers,
         block_size=shape.block_size,
         sample_from_anchor=shape.sample_from_anchor,
@@ -67,7 +57,7 @@ def set_first_weights(head: BlockHead, last_states: Tensor, output_rows: Tensor,
     """
     config = head.config
     generator = torch.Generator().manual_seed(seed)
-    size = FIRST_SIZE * float(last_states.float().square().mean(-1).sqrt().mean())
+    size = first_size(last_states)
     scale = float(output_rows.float().square().mean().sqrt())
     for name, parameter in head.named_parameters():
         if name == "norm.weight":
@@ -84,8 +74,6 @@ def set_first_weights(head: BlockHead, last_states: Tensor, output_rows: Tensor,
         elif name == "lm_head.weight":
             value = output_rows.float()
         else:
-            value = DEVIATION * torch.randn(parameter.shape, generator=generator)
-            if name.endswith(("o_proj.weight", "down_proj.weight")):
-                value /= math.sqrt(2 * config.num_layers)
+            value = random_matrix(name, parameter.shape, config.num_layers, generator)
         parameter.copy_(value)
     head.check()

@@ -103,6 +103,14 @@ def read_answers(path: Path) -> Iterator[Answered]:
         raise ConfigError(f"{path} cannot be read: {failure}. Give JSON lines in UTF-8, gzipped or not.") from None
 
 
+def holds_answers(path: Path) -> bool:
+    """Whether the first line is of this form: folders hold prompts and measurements in JSON lines too."""
+    try:
+        return next(read_answers(path), None) is not None
+    except ConfigError:
+        return False
+
+
 def _answered(record: Fields) -> Answered:
     forms = [form for form in _FORMS if form in record]
     if len(forms) != 1:

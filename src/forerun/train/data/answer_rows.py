@@ -11,22 +11,25 @@ from typing import Any
 from forerun.errors import ConfigError, PromptError
 from forerun.files.write import digest
 from forerun.heads.fingerprint import same_target
-from forerun.retrieval.sources import find_files, read_documents
+from forerun.retrieval.sources import TEXT_PATTERNS, find_files, read_documents
 from forerun.train.corpus import hash_fraction
-from forerun.train.data.answer_file import Answered, answered_by, is_answer_file, read_answers
+from forerun.train.data.answer_file import SUFFIXES, Answered, answered_by, holds_answers, is_answer_file, read_answers
 from forerun.train.data.answer_prompts import files_digest
 from forerun.train.data.chat_text import ChatText
-from forerun.train.data.overlap import WORDS, Overlap, bundled
+from forerun.train.data.overlap import Overlap, bundled
 from forerun.train.data.packed import INDEX, PackedRows
 from forerun.train.data.packing import Document, pack
 from forerun.vocabulary import encode_text
 from forerun.vocabulary.fingerprint import fingerprint
+from forerun.workloads import OVERLAP_WORDS
 
 PROMPT_POSITIONS = 48
 """Positions of a prompt that are trained beside its answer: they cost little and add text of another kind."""
 HELD_OUT_SHARE = 0.02
 """Share of the prompts that are never trained on."""
-OVERLAP = f"{WORDS} words in a row of prompts for evaluation"
+OVERLAP = f"{OVERLAP_WORDS} words in a row of prompts for evaluation"
+_PATTERNS = (*(f"*{suffix}" for suffix in SUFFIXES), *TEXT_PATTERNS)
+"""What is taken from a folder."""
 
 
 def pack_answers(
@@ -46,7 +49,7 @@ def pack_answers(
     """Pack files of answers, files of text and folders; rows that `out` holds of the same data are taken as they are.
 
     Args:
-        sources: files of answers (.jsonl, .jsonl.gz), any other file as text, and folders of text or source.
+        sources: files of answers (.jsonl, .jsonl.gz), any other file as text, and folders of answers, text or source.
         tokenizer: the target's, with its chat template.
         name: the target's, for messages.
         vocab_size: the target's.
@@ -61,7 +64,7 @@ def pack_answers(
         ConfigError: nothing usable, a broken line (file and line are named), or a full disk.
     """
     given = [sources] if isinstance(sources, Path) else sources
-    files = find_files(given, remedy="Give files of answers, or files and folders of text.")
+    files = find_files(given, _PATTERNS, remedy="Give files or folders of answers or text.")
     options = {"prompt_positions": prompt_positions, "held_out": held_out, "evaluation": sorted(evaluation)}
     made_from = {**_tokenizer_and_data(tokenizer, files), "vocab_size": vocab_size, "window": window, **options}
     former = _former(out, made_from)
@@ -90,7 +93,10 @@ class _Documents:
         self.left_out: Counter[str] = Counter({OVERLAP: 0})
 
     def of(self, path: Path, named: bool) -> Iterator[Document]:
-        """Of one file."""
+        """Of one file. named: by the user; a file of a folder that holds something else is left out."""
+        if not named and is_answer_file(path) and not holds_answers(path):
+            self.left_out["files without answers"] += 1
+            return
         skipped: list[Path] = []
         texts = () if is_answer_file(path) else read_documents(path, named, "text", skipped)
         lines = read_answers(path) if is_answer_file(path) else (Answered("", 0, each.text, None) for each in texts)

@@ -1,71 +1,27 @@
-"""What differs between kinds of heads in training them: shape, first weights, loss, what they guess, what they cost."""
+"""EAGLE heads as a kind of head that is trained."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import Any, Generic
-
-import torch
 from torch import Tensor
 
-from forerun.heads import EagleConfig, HeadConfig, StoredHead
+from forerun.drafters.model.eagle import Eagle
+from forerun.heads import EagleConfig, StoredHead
 from forerun.models import LanguageModel
-from forerun.models.eagle import EagleModel
-from forerun.train.eagle.costs import StepCosts, measure_costs
-from forerun.train.eagle.evaluate import Guess, HeldOut, unrolled_guess
-from forerun.train.eagle.module import EagleHead, HeadModule
+from forerun.train.eagle.loss import EagleLoss
+from forerun.train.eagle.module import EagleHead, unrolled
 from forerun.train.eagle.options import EagleTraining
-from forerun.train.eagle.run import EagleLoss, LossOf, Options
 from forerun.train.eagle.start import head_config, set_first_weights
+from forerun.train.heads.kind import HeadKind
+from forerun.train.heads.module import HeadModule
+from forerun.train.heads.run import COMPUTE, Read
 
 
-class HeadKind(ABC, Generic[Options]):
-    """A kind of head, with what its training was told.
-
-    Attributes:
-        loss: makes its loss.
-        guess: what it predicts of texts.
-    """
-
-    def __init__(self, options: Options) -> None:
-        self.options = options
-
-    @property
-    @abstractmethod
-    def loss(self) -> LossOf[Options]: ...
-
-    @property
-    @abstractmethod
-    def guess(self) -> Guess: ...
-
-    @abstractmethod
-    def config(self, name: str, served: LanguageModel, max_positions: int) -> HeadConfig:
-        """Its shape for a target. Raises ConfigError where the target has no such layers, or sizes contradict."""
-
-    @abstractmethod
-    def module(self, config: Any) -> HeadModule:
-        """Its tensors, not set yet."""
-
-    @abstractmethod
-    def set_first_weights(self, head: Any, last_states: Tensor, output_rows: Tensor) -> None:
-        """Set all tensors.
-
-        Args:
-            last_states: [n, hidden] of some tokens, after the target's final norm.
-            output_rows: [V, hidden] of the draft vocabulary.
-        """
-
-    def finish(self, head: Any, held_out_of: Callable[[int], HeldOut]) -> None:
-        """Keep beside a trained head what drafting wants to know of held-out answers.
-
-        Args:
-            held_out_of: K -> some of them, for drafts of K tokens.
-        """
-
-    @abstractmethod
-    def costs(self, served: LanguageModel, head: StoredHead[Any], num_draft_tokens: int) -> StepCosts:
-        """What drafting with it costs on this machine."""
+def unrolled_guess(head: HeadModule, read: Read) -> list[tuple[Tensor, Tensor]]:
+    """As `evaluate.Guess`, of an EAGLE head."""
+    assert isinstance(head, EagleHead)
+    outputs, _ = unrolled(head, read.rows, read.states, read.embeddings, COMPUTE[read.states.device.type])
+    own = head.config.own_output_rows
+    return [(outputs, head.get_parameter("lm_head.weight") if own else read.target.output_rows)]
 
 
 class EagleKind(HeadKind[EagleTraining]):
@@ -86,7 +42,6 @@ class EagleKind(HeadKind[EagleTraining]):
         """As `HeadKind.set_first_weights`."""
         set_first_weights(head, last_states, output_rows, self.options.seed)
 
-    def costs(self, served: LanguageModel, head: StoredHead[EagleConfig], num_draft_tokens: int) -> StepCosts:
-        """As `HeadKind.costs`."""
-        with torch.no_grad():
-            return measure_costs(served, EagleModel(head, served, "the head"), num_draft_tokens)
+    def drafter(self, head: StoredHead[EagleConfig]) -> Eagle:
+        """As `HeadKind.drafter`."""
+        return Eagle(head)

@@ -12,35 +12,11 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from forerun.errors import ConfigError
-from forerun.heads.config import HeadConfig
 from forerun.heads.eagle_config import EagleConfig
-from forerun.train.accelerator import SHAPE_STEP
-from forerun.train.eagle.rows import HeadRows, Segment
-
-
-class HeadModule(nn.Module):
-    """The trained tensors of a head of any kind, float32, under their names; NaN until they are set."""
-
-    def __init__(self, config: HeadConfig) -> None:
-        super().__init__()
-        self.config: HeadConfig = config
-        for name, shape in config.tensors().items():
-            *path, leaf = name.split(".")
-            module: nn.Module = self
-            for part in path:
-                if part not in dict(module.named_children()):
-                    module.add_module(part, nn.Module())
-                module = module.get_submodule(part)
-            module.register_parameter(leaf, nn.Parameter(torch.full(shape, float("nan"))))
-
-    def check(self) -> None:
-        """Raises ConfigError where a tensor holds NaN or infinity."""
-        for name, parameter in self.named_parameters():
-            if not torch.isfinite(parameter).all():
-                raise ConfigError(f"{name} of the head holds NaN or infinity: it was never set, or training failed.")
+from forerun.train.heads.module import Augmentation, HeadModule, product, rotated
+from forerun.train.heads.rows import HeadRows, Segment
 
 
 class EagleHead(HeadModule):
@@ -93,28 +69,6 @@ def unrolled(
     return torch.stack(outputs), torch.stack(fed_back)
 
 
-@dataclass(frozen=True, slots=True)
-class Augmentation:
-    """Noise and dropout of the target's normalised states.
-
-    Attributes:
-        seed: of the draws.
-    """
-
-    dropout: float
-    noise: float
-    seed: int
-
-    def __call__(self, states: Tensor) -> Tensor:
-        """states: [R, S]. One draw decides of both, since drawing takes as long as a product."""
-        generator = torch.Generator(states.device).manual_seed(self.seed)
-        drawn = torch.rand(states.shape, generator=generator, device=states.device)
-        kept = drawn >= self.dropout
-        # uniform again among what is kept
-        noise = (2 * (drawn - self.dropout) / (1 - self.dropout) - 1).mul_(self.noise)
-        return (states + noise) * kept / (1 - self.dropout)
-
-
 class _Layer:
     """The decoder layer with its weights in `dtype`."""
 
@@ -132,8 +86,7 @@ class _Layer:
         self.local = (rows.active, rows.positions)
 
     def linear(self, name: str, x: Tensor) -> Tensor:
-        padded = F.pad(x.to(self.dtype), (0, 0, 0, -len(x) % SHAPE_STEP))
-        return F.linear(padded, self.weights[name])[: len(x)].to(x.dtype)
+        return product(x, self.weights[name])
 
     def norm(self, name: str, x: Tensor) -> Tensor:
         return F.rms_norm(x, x.shape[-1:], self.weights[name].to(x.dtype), self.config.rms_norm_eps)
@@ -165,7 +118,7 @@ class _Layer:
         """Keys and values of rows at these positions."""
         read = self.normed(read)
         shape = (len(read), self.config.num_kv_heads, self.config.head_dim)
-        key = self.rotated(self.linear("self_attn.k_proj", read).view(shape), positions)
+        key = rotated(self.linear("self_attn.k_proj", read).view(shape), positions, self.config.rope_theta)
         return key, self.linear("self_attn.v_proj", read).view(shape)
 
     def forward(
@@ -180,7 +133,7 @@ class _Layer:
             if config.embedding_residual:
                 residual = residual + self.linear("embedding_residual", embedding)
         query = self.linear("self_attn.q_proj", self.normed(read)).view(len(read), config.num_heads, config.head_dim)
-        query = self.rotated(query, positions)
+        query = rotated(query, positions, self.config.rope_theta)
         attended = torch.cat([self.attended(query, keys, segment) for segment in self.segments])
         x = residual + self.linear("self_attn.o_proj", attended.flatten(1))
         h = self.norm("post_attention_layernorm", x)
@@ -223,13 +176,3 @@ class _Layer:
         if self.window is not None:
             hidden |= rows + step - columns >= self.window
         return torch.zeros(hidden.shape, dtype=scores.dtype, device=rows.device).masked_fill_(hidden, float("-inf"))
-
-    def rotated(self, x: Tensor, positions: Tensor) -> Tensor:
-        """x: [n, heads, head_dim], its halves rotated together."""
-        half = self.config.head_dim // 2
-        # in float32 whatever the type, as the models do that serve it
-        powers = torch.arange(0, 2 * half, 2, dtype=torch.float32, device=x.device) / (2 * half)
-        angles = positions[:, None].float() / self.config.rope_theta**powers
-        cosines, sines = (part.to(x.dtype)[:, None] for part in (angles.cos(), angles.sin()))
-        first, second = x[..., :half], x[..., half:]
-        return torch.cat([first * cosines - second * sines, second * cosines + first * sines], -1)

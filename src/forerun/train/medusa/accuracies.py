@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from forerun.heads.medusa_config import RANKS
-from forerun.train.eagle.rows import HeadRows
+from forerun.train.heads.rows import HeadRows
 
 
 def accuracies(found: Iterable[tuple[HeadRows, Tensor]], num_heads: int) -> tuple[float, ...]:

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from forerun.drafters.model.medusa import Medusa
 from forerun.heads import MedusaConfig, StoredHead
-from forerun.models import LanguageModel, Rows
-from forerun.models.medusa import MedusaModel
-from forerun.models.sources import find_source
-from forerun.train.eagle.costs import ROUNDS, StepCosts, seconds_of, target_costs
-from forerun.train.eagle.evaluate import HeldOut
-from forerun.train.eagle.kind import HeadKind
-from forerun.train.eagle.module import HeadModule
-from forerun.train.eagle.run import COMPUTE, Read
+from forerun.models import LanguageModel
+from forerun.train.heads.evaluate import HeldOut
+from forerun.train.heads.kind import HeadKind
+from forerun.train.heads.module import HeadModule
+from forerun.train.heads.run import COMPUTE, Read
+from forerun.train.heads.start import hidden_size, target_config
 from forerun.train.medusa.accuracies import accuracies
 from forerun.train.medusa.loss import MedusaLoss
 from forerun.train.medusa.module import MedusaHead, head_outputs, output_layers, set_first_weights
@@ -50,9 +48,9 @@ class MedusaKind(HeadKind[MedusaTraining]):
         return MedusaConfig(
             vocab_size=served.vocab_size,
             draft_vocab_size=min(shape.draft_vocab, served.vocab_size),
-            target_hidden_size=int(served.embedding_rows(torch.tensor([0])).shape[1]),
+            target_hidden_size=hidden_size(served),
             num_heads=shape.num_heads,
-            layers=(find_source(name).config().get_text_config().num_hidden_layers,),
+            layers=(target_config(name).num_hidden_layers,),
             num_layers=shape.num_layers,
             sequential=shape.sequential,
             output_rows=shape.output_rows,
@@ -71,26 +69,6 @@ class MedusaKind(HeadKind[MedusaTraining]):
         found = accuracies(held_out_of(head.config.num_heads).ranks(head), head.config.num_heads)
         head.config = replace(head.config, accuracies=found)
 
-    def costs(self, served: LanguageModel, head: StoredHead[MedusaConfig], num_draft_tokens: int) -> StepCosts:
-        """As `HeadKind.costs`: a pass costs what its first head does, and something for each later one."""
-        model = MedusaModel(head, served, "the head")
-        first, whole = (_seconds(model, count) for count in (1, num_draft_tokens))
-        later = (whole - first) / max(1, num_draft_tokens - 1)
-        return StepCosts(target_costs(served, num_draft_tokens), (first, max(0.0, later)))
-
-
-@torch.inference_mode()
-def _seconds(model: MedusaModel, num_heads: int) -> float:
-    """Median of a draft of so many tokens, with the choice of each."""
-    cache = model.new_cache()
-    state = torch.zeros(1, model.config.target_hidden_size, dtype=model.compute_dtype, device=model.device)
-
-    def draft() -> None:
-        cache.begin(0)
-        cache.num_heads = num_heads
-        for fed in range(num_heads if model.config.sequential else 1):
-            rows = Rows(cache, [0] * (1 if model.config.sequential else num_heads), states=state)
-            model.forward([rows]).logits.argmax(-1)
-            assert cache.num_scratch > fed
-
-    return statistics.median([seconds_of(model, draft) for _ in range(ROUNDS + 1)][1:])
+    def drafter(self, head: StoredHead[MedusaConfig]) -> Medusa:
+        """As `HeadKind.drafter`."""
+        return Medusa(head)

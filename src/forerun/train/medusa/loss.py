@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from forerun.train.accelerator import device_of
-from forerun.train.chain_loss import ChainTargets, chain_loss
-from forerun.train.eagle.loss import Targets, weighted_loss
-from forerun.train.eagle.options import D_PACE
-from forerun.train.eagle.rows import predicted
-from forerun.train.eagle.run import COMPUTE, D_PACE_SMOOTHING, HeadLoss, Read
+from forerun.train.heads.chain_loss import ChainTargets, chain_loss
+from forerun.train.heads.loss import Targets, weighted_loss
+from forerun.train.heads.options import D_PACE
+from forerun.train.heads.rows import predicted
+from forerun.train.heads.run import COMPUTE, D_PACE_SMOOTHING, HeadLoss, Read
 from forerun.train.medusa.module import MedusaHead, head_outputs, output_layers
 from forerun.train.medusa.options import MedusaTraining
 from forerun.train.workers import Batch

@@ -1,6 +1,6 @@
 """Medusa heads as training computes them: all rows of some documents at once.
 
-The tensors, their names and their meaning are those of `MedusaConfig`. The rows are those of `eagle/rows.py`: step k of
+The tensors, their names and their meaning are those of `MedusaConfig`. The rows are those of `heads/rows.py`: step k of
 the row of a place is head k at that place's state, which predicts the token k + 2 further on, and the tokens of the
 steps up to k are those that a sequential head reads.
 """
@@ -14,9 +14,8 @@ from torch import Tensor
 from forerun.errors import ConfigError
 from forerun.heads.medusa_config import MedusaConfig
 from forerun.models.medusa import EMBEDDING_EPS
-from forerun.train.accelerator import SHAPE_STEP
-from forerun.train.eagle.module import Augmentation, HeadModule
-from forerun.train.eagle.rows import HeadRows
+from forerun.train.heads.module import Augmentation, HeadModule, product
+from forerun.train.heads.rows import HeadRows
 
 
 class MedusaHead(HeadModule):
@@ -61,7 +60,7 @@ def head_outputs(
         x = state
         for layer in range(config.num_layers):
             name = f"blocks.{k}.layers.{layer}"
-            h = _linear(head.get_parameter(f"{name}.weight"), x if layer else torch.cat(read, -1), dtype)
+            h = product(x if layer else torch.cat(read, -1), head.get_parameter(f"{name}.weight").to(dtype))
             x = x + F.silu(h + head.get_parameter(f"{name}.bias"))
         outputs.append(x)
     return torch.stack(outputs)
@@ -88,8 +87,3 @@ def _augmented(state: Tensor, augment: Augmentation) -> Tensor:
     """With noise and dropout of the state over its size."""
     size = state.square().mean(-1, keepdim=True).sqrt()
     return augment(state / size) * size
-
-
-def _linear(weight: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:
-    padded = F.pad(x.to(dtype), (0, 0, 0, -len(x) % SHAPE_STEP))
-    return F.linear(padded, weight.to(dtype))[: len(x)].to(x.dtype)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from forerun.config import OUTPUT_ROWS
 from forerun.errors import ConfigError
 from forerun.fields import Checked, option
-from forerun.train.eagle.options import D_PACE, HeadTraining
+from forerun.train.heads.options import D_PACE, HeadTraining
 
 
 @dataclass(frozen=True, slots=True)

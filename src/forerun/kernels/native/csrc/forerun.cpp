@@ -16,6 +16,9 @@ struct Entries {
     void (*layers)(const ForerunModel*, const ForerunRows*, int32_t, int32_t, float*, int);
     void (*head)(const ForerunModel*, int64_t, float*, float*, int);
     void (*attention)(const ForerunAttention*, const ForerunRows*, const float*, const float*, const float*, float*, int);
+    void (*eagle)(const ForerunEagle*, const ForerunRows*, const float*, const float*, const int64_t*, int64_t, float*,
+                  float*, int);
+    void (*fuse)(const ForerunLinear*, const float*, int32_t, float, const float*, int64_t, float*, int);
 };
 }  // namespace forerun
 using forerun::Entries;
@@ -127,5 +130,16 @@ int32_t forerun_attention(const ForerunAttention* attention, const ForerunRows* 
                           const float* key, const float* value, float* out, int32_t threads) {
     const bool any = rows->num_rows > 0;
     return any ? tried([&] { entries().attention(attention, rows, query, key, value, out, threads); }) : 0;
+}
+int32_t forerun_eagle(const ForerunEagle* head, const ForerunRows* rows, const float* embeddings, const float* states,
+                      const int64_t* wanted, int64_t num_wanted, float* x, float* logits, int32_t threads) {
+    const bool any = rows->num_rows > 0;
+    return any ? tried([&] {
+        entries().eagle(head, rows, embeddings, states, wanted, num_wanted, x, logits, threads);
+    }) : 0;
+}
+int32_t forerun_fuse(const ForerunLinear* linear, const float* norms, int32_t parts, float eps, const float* x,
+                     int64_t n, float* out, int32_t threads) {
+    return n > 0 ? tried([&] { entries().fuse(linear, norms, parts, eps, x, n, out, threads); }) : 0;
 }
 }

@@ -2,7 +2,7 @@
 #pragma once
 #include <cstdint>
 
-#define FORERUN_ABI 3
+#define FORERUN_ABI 4
 
 extern "C" {
 
@@ -57,6 +57,16 @@ struct ForerunAttention {
     const float* sinks;    // [num_heads], or null
 };
 
+// The layer of an EAGLE head and what surrounds it, as forerun/heads/eagle_config.py says.
+struct ForerunEagle {
+    ForerunModel model;  // of one layer, whose input_norm may be null, as the final norm
+    const float *embedding_norm, *state_norm;  // null: they are read as they are
+    ForerunLinear entry;     // from [embedding, state] to what enters the layer; out 0: the layer reads the pair itself
+    ForerunLinear residual;  // of the embedding, which is added to the state; out 0: nothing is
+    int32_t embedding_width, state_width;
+    int32_t keeps_norm, gives_norm;  // the residual is the normed state; rows are handed on after the final norm
+};
+
 int32_t forerun_abi(void);
 // The instruction set in use: 2 AVX-512 VNNI, 1 AVX2, 0 portable; and what the processor has at most.
 int32_t forerun_instructions(void);
@@ -84,6 +94,13 @@ int32_t forerun_layers(const ForerunModel* model, const ForerunRows* rows, int32
                        int32_t threads);
 // The final norm, in place, and logits [n, out].
 int32_t forerun_head(const ForerunModel* model, int64_t n, float* x, float* logits, int32_t threads);
+// rows of embeddings [rows, embedding_width] and states [rows, state_width]: what the layer gives, x [rows, hidden], and
+// logits [num_wanted, out] of the rows `wanted`.
+int32_t forerun_eagle(const ForerunEagle* head, const ForerunRows* rows, const float* embeddings, const float* states,
+                      const int64_t* wanted, int64_t num_wanted, float* x, float* logits, int32_t threads);
+// out: [n, out] = W y, where y are the parts of x [n, in], side by side, normed with norms [in], which may be null.
+int32_t forerun_fuse(const ForerunLinear* linear, const float* norms, int32_t parts, float eps, const float* x,
+                     int64_t n, float* out, int32_t threads);
 // Copy what lies in slots[0], slots[1], ... (rising) to the slots start, start + 1, ... at or below them, in all layers
 // of one sequence. shapes: [layers][3], heads, width of keys and of values; starts: [layers], bytes into a page.
 void forerun_move_slots(const uint64_t* pages, const int32_t* shapes, const int64_t* starts, int32_t layers,

@@ -3,3 +3,6 @@
 #include "products.h"
 #include "attention.h"
 #include "run.h"
+#include "layers.h"
+#include "eagle.h"
+#include "entries.h"

@@ -1,0 +1,138 @@
+// The layer of an EAGLE head with what surrounds it, in one call. Included once for each instruction set.
+
+// y = x, normed where there is a norm.
+INLINE void norm_or_copy(const float* x, const float* weight, float eps, int64_t n, float* y) {
+    if (weight)
+        rms_norm(x, weight, eps, n, y);
+    else
+        __builtin_memcpy(y, x, n * sizeof(float));
+}
+
+struct EagleCall {
+    const ForerunEagle* head;
+    const float *embeddings, *states;
+    const int64_t* wanted;
+    int64_t num_wanted;
+    float* logits;
+    LayersCall layers;
+    Input pair, embedding, output;  // [embedding, state] side by side; the embedding alone; what the logits are of
+};
+
+// What is added up goes to c.x; the rows that the layer's queries, keys and values read are returned.
+FN const Input& enter_layer(const EagleCall& e, const LayersCall& c, forerun::Member& member) {
+    const ForerunEagle& h = *e.head;
+    const ForerunLayer& layer = h.model.layers[0];
+    const int64_t n = c.rows->num_rows, wide = h.embedding_width, state = h.state_width;
+    const float eps = h.model.eps, limit = h.entry.out ? forerun::largest_code({&h.entry}) : entering_limit(layer);
+    int64_t first, last;
+    member.open(n);
+    while (member.claim(first, last))
+        for (int64_t t = first; t < last; t++) {
+            float* pair = e.pair.x + t * e.pair.width;
+            norm_or_copy(e.embeddings + t * wide, h.embedding_norm, eps, wide, pair);
+            norm_or_copy(e.states + t * state, h.state_norm, eps, state, pair + wide);
+            prepare(e.pair, t, limit);
+            if (h.entry.out) continue;
+            norm_or_copy(h.keeps_norm ? pair + wide : e.states + t * state, nullptr, eps, state, c.x + t * state);
+        }
+    member.close();
+    if (h.residual.out) {
+        prepare_rows(h.residual, e.embedding, n, member);
+        product_rows(h.residual, e.embedding, n, c.x, c.x, member);
+    }
+    if (!h.entry.out) return e.pair;
+    product_rows(h.entry, e.pair, n, nullptr, c.x, member);
+    member.open(n);
+    while (member.claim(first, last))
+        for (int64_t t = first; t < last; t++) {
+            norm_or_copy(c.x + t * h.model.hidden, layer.input_norm, eps, h.model.hidden, c.normed.x + t * h.model.hidden);
+            prepare(c.normed, t, entering_limit(layer));
+        }
+    member.close();
+    return c.normed;
+}
+
+FN void eagle_body(void* data) {
+    EagleCall& e = *(EagleCall*)data;
+    LayersCall& c = e.layers;
+    const ForerunModel& m = e.head->model;
+    forerun::Member member(*c.team);
+    float* scratch = member_scratch(c);
+    layer_behind_norm(c, 0, enter_layer(e, c, member), member, scratch);
+    const float limit = forerun::largest_code({&m.head});
+    int64_t first, last;
+    member.open(e.num_wanted);
+    while (member.claim(first, last))
+        for (int64_t i = first; i < last; i++) {
+            norm_or_copy(c.x + e.wanted[i] * m.hidden, m.norm, m.eps, m.hidden, e.output.x + i * m.hidden);
+            prepare(e.output, i, limit);
+        }
+    member.close();
+    if (e.num_wanted) product_rows(m.head, e.output, e.num_wanted, nullptr, e.logits, member);
+    if (!e.head->gives_norm) return;
+    member.open(c.rows->num_rows);
+    while (member.claim(first, last))
+        for (int64_t t = first; t < last; t++)
+            rms_norm(c.x + t * m.hidden, m.norm, m.eps, m.hidden, c.x + t * m.hidden);
+    member.close();
+}
+
+static void eagle(const ForerunEagle* h, const ForerunRows* rows, const float* embeddings, const float* states,
+                  const int64_t* wanted, int64_t num_wanted, float* x, float* logits, int threads) {
+    forerun::Workspace& space = forerun::workspace();
+    forerun::Team team(threads);
+    const ForerunModel* m = &h->model;
+    EagleCall e{h, embeddings, states, wanted, num_wanted, logits,
+                {m, rows, 0, 1, x, &team, {}, {}, {}, {}, {}, {}, nullptr, nullptr, nullptr, nullptr}, {}, {}, {}};
+    const int64_t n = rows->num_rows, wide = h->embedding_width + h->state_width;
+    plan_layers(space, e.layers);
+    forerun::plan_input(space, e.pair, n, wide, forerun::reads_codes(h->entry.out ? h->entry : m->layers[0].query));
+    forerun::plan_input(space, e.embedding, n, h->embedding_width, forerun::reads_codes(h->residual));
+    forerun::plan_input(space, e.output, num_wanted, m->hidden, forerun::reads_codes(m->head));
+    space.want(e.pair.x, n * wide);
+    space.want(e.output.x, num_wanted * m->hidden);
+    space.allocate();
+    e.embedding.x = const_cast<float*>(embeddings);
+    forerun::run_in_parallel(eagle_body, &e, threads);
+}
+
+struct FuseCall {
+    const ForerunLinear* w;
+    const float *norms, *x;
+    int32_t parts;
+    float eps;
+    Input in;
+    int64_t n;
+    float* out;
+    forerun::Team* team;
+};
+
+FN void fuse_body(void* data) {
+    FuseCall& c = *(FuseCall*)data;
+    forerun::Member member(*c.team);
+    const int64_t width = c.in.width / c.parts;
+    const float limit = forerun::largest_code({c.w});
+    int64_t first, last;
+    member.open(c.n);
+    while (member.claim(first, last))
+        for (int64_t t = first; t < last; t++) {
+            for (int64_t i = 0; i < c.parts; i++) {
+                const int64_t at = t * c.in.width + i * width;
+                norm_or_copy(c.x + at, c.norms ? c.norms + i * width : nullptr, c.eps, width, c.in.x + at);
+            }
+            prepare(c.in, t, limit);
+        }
+    member.close();
+    product_rows(*c.w, c.in, c.n, nullptr, c.out, member);
+}
+
+static void fuse(const ForerunLinear* w, const float* norms, int32_t parts, float eps, const float* x, int64_t n,
+                 float* out, int threads) {
+    forerun::Workspace& space = forerun::workspace();
+    forerun::Team team(threads);
+    FuseCall call{w, norms, x, parts, eps, {}, n, out, &team};
+    forerun::plan_input(space, call.in, n, w->in, forerun::reads_codes(*w));
+    space.want(call.in.x, n * w->in);
+    space.allocate();
+    forerun::run_in_parallel(fuse_body, &call, threads);
+}

@@ -1,0 +1,49 @@
+// Attention alone, and the entry points of one instruction set. Included once for each.
+
+struct AttentionCall {
+    const ForerunRows* rows;
+    Attention attention;
+    Attending plan;
+    const float *key, *value, *query;
+    float* rotated;
+    forerun::Team* team;
+    std::atomic<int> arrived{0};
+};
+
+FN void attention_body(void* data) {
+    AttentionCall& c = *(AttentionCall*)data;
+    forerun::Member member(*c.team);
+    const ForerunAttention& s = *c.attention.shape;
+    const int64_t each = s.num_heads / s.num_kv_heads, n = c.rows->num_rows;
+    float* scratch = c.plan.scratch + c.arrived.fetch_add(1) * c.plan.scratch_size;
+    int64_t first, last;
+    member.open(n);
+    while (member.claim(first, last))
+        for (int64_t t = first; t < last; t++) {
+            for (int64_t h = 0; h < s.num_heads; h++)
+                for (int64_t d = 0; d < s.key_width; d++)
+                    c.rotated[((h / each * n + t) * each + h % each) * s.key_width + d] =
+                        c.query[(t * s.num_heads + h) * s.key_width + d] * s.scale;
+            const float *key = c.key + t * s.num_kv_heads * s.key_width, *value = c.value + t * s.num_kv_heads * s.value_width;
+            s.cache_float32 ? write_row<float>(c.attention, (int32_t)t, key, value)
+                            : write_row<uint16_t>(c.attention, (int32_t)t, key, value);
+        }
+    member.close();
+    s.cache_float32 ? attend<float>(c.attention, member, c.team->threads, scratch)
+                    : attend<uint16_t>(c.attention, member, c.team->threads, scratch);
+}
+
+static void attention(const ForerunAttention* shape, const ForerunRows* rows, const float* query, const float* key,
+                      const float* value, float* out, int threads) {
+    forerun::Workspace& space = forerun::workspace();
+    forerun::Team team(threads);
+    AttentionCall c{rows, {}, {}, key, value, query, nullptr, &team, {}};
+    group_rows(*rows, shape->window, c.plan.groups);
+    plan_attention(space, c.plan, shape->num_heads, shape->num_kv_heads, threads);
+    space.want(c.rotated, (int64_t)rows->num_rows * shape->num_heads * shape->key_width);
+    space.allocate();
+    c.attention = attention_of(shape, rows, c.plan, c.rotated, out);
+    forerun::run_in_parallel(attention_body, &c, threads);
+}
+
+constexpr Entries ENTRIES{linear, layers, head, attention, eagle, fuse};

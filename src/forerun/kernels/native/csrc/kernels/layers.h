@@ -1,0 +1,203 @@
+// Layers of the Llama family. Included once for each instruction set.
+
+// The rows of one forward in groups, and room for their attention.
+struct Attending {
+    std::vector<Group> groups;
+    int64_t span = 0, room = 0;
+    float *weights, *inverses, *scratch;
+    int64_t scratch_size = 0;
+};
+
+static void group_rows(const ForerunRows& rows, int32_t window, std::vector<Group>& groups) {
+    groups.clear();
+    for (int32_t row = 0; row < rows.num_rows; row++) {
+        const int32_t prefix = rows.prefix[row], length = rows.position[row] + 1;
+        const int32_t first = window && length > window ? length - window : 0;
+        int32_t end = prefix;
+        for (int32_t i = rows.tail_start[row]; i < rows.tail_start[row + 1]; i++)
+            end = rows.tail[i] + 1 > end ? rows.tail[i] + 1 : end;
+        if (groups.empty() || groups.back().count == GROUP_ROWS ||
+            rows.sequence[groups.back().row] != rows.sequence[row]) {
+            groups.push_back({row, 1, prefix, first, first, end, length});
+            continue;
+        }
+        Group& g = groups.back();
+        g.count++;
+        g.common = prefix < g.common ? prefix : g.common;
+        g.first = first > g.first ? first : g.first;
+        g.begin = first < g.begin ? first : g.begin;
+        g.end = end > g.end ? end : g.end;
+        g.longest = length > g.longest ? length : g.longest;
+    }
+}
+
+static void plan_attention(forerun::Workspace& space, Attending& plan, int64_t heads, int64_t kv_heads, int threads) {
+    for (const Group& g : plan.groups) {
+        const int64_t most = (g.end > g.longest ? g.end : g.longest) + 32;
+        plan.span = most > plan.span ? most : plan.span;
+    }
+    plan.span = (plan.span + 15) / 16 * 16;
+    const int64_t each = heads / kv_heads, pairs = plan.groups.size() * kv_heads;
+    plan.room = GROUP_ROWS * each;
+    plan.scratch_size = plan.room * (plan.span + 32);
+    space.want(plan.scratch, plan.scratch_size * threads);
+    const int64_t split = pairs < 4 * threads ? pairs : 0;
+    space.want(plan.weights, split * plan.room * plan.span);
+    space.want(plan.inverses, split * plan.room);
+}
+
+static Attention attention_of(const ForerunAttention* shape, const ForerunRows* rows, const Attending& plan,
+                              const float* query, float* out) {
+    return {shape, rows, plan.groups.data(), (int32_t)plan.groups.size(), shape->num_heads / shape->num_kv_heads,
+            plan.span, query, out, plan.weights, plan.inverses};
+}
+
+struct LayersCall {
+    const ForerunModel* model;
+    const ForerunRows* rows;
+    int32_t first, last;
+    float* x;
+    forerun::Team* team;
+    std::atomic<int> arrived{0};
+    Attending plain, windowed;  // groups differ where a window hides slots
+    Input normed, mixed, gated;
+    float *queries, *keys, *values, *rotated;
+};
+
+// y may be x.
+INLINE void rotate(const float* x, const float* cosines, const float* sines, int64_t half, float scale, float* y) {
+    for (int64_t i = 0; i < half; i++) {
+        const float a = x[i], b = x[i + half];
+        y[i] = (a * cosines[i] - b * sines[i]) * scale;
+        y[i + half] = (b * cosines[i] + a * sines[i]) * scale;
+    }
+}
+
+// Norm and rotate the heads of row t, and write its keys and values.
+template <class E> FN void place_row(const LayersCall& c, const ForerunLayer& layer, const Attention& a, int32_t t) {
+    const ForerunModel& m = *c.model;
+    const int64_t width = m.head_dim, half = width / 2, each = m.num_heads / m.num_kv_heads;
+    const float *cosines = c.rows->cosines + c.rows->position[t] * half, *sines = c.rows->sines + c.rows->position[t] * half;
+    for (int64_t h = 0; h < m.num_heads; h++) {
+        float* q = c.queries + (t * m.num_heads + h) * width;
+        if (layer.query_norm) rms_norm(q, layer.query_norm, m.eps, width, q);
+        float* to = c.rotated + ((h / each * c.rows->num_rows + t) * each + h % each) * width;
+        rotate(q, cosines, sines, half, m.scale, to);
+    }
+    float* keys = c.keys + t * m.num_kv_heads * width;
+    for (int64_t h = 0; h < m.num_kv_heads; h++) {
+        float* k = keys + h * width;
+        if (layer.key_norm) rms_norm(k, layer.key_norm, m.eps, width, k);
+        rotate(k, cosines, sines, half, 1.0f, k);
+    }
+    write_row<E>(a, t, keys, c.values + t * m.num_kv_heads * width);
+}
+
+// A layer from its queries, keys and values on, which read `in`; the residual, and what comes out, is c.x.
+FN void layer_behind_norm(const LayersCall& c, int32_t index, const Input& in, forerun::Member& member, float* scratch) {
+    const ForerunModel& m = *c.model;
+    const ForerunLayer& layer = m.layers[index];
+    const int64_t n = c.rows->num_rows, kv = (int64_t)m.num_kv_heads * m.head_dim;
+    const int64_t bytes = m.cache_float32 ? 4 : 2, wide = (int64_t)(m.head_dim + 15) / 16 * 16;
+    const int threads = c.team->threads;
+    int64_t first, last;
+    const int64_t q_blocks = (layer.query.out + 15) / 16, kv_blocks = (layer.key.out + 15) / 16;
+    member.open(q_blocks + 2 * kv_blocks);
+    while (member.claim(first, last))
+        for (int64_t u = first; u < last; u++) {
+            const int64_t v = u - q_blocks - kv_blocks;
+            if (u < q_blocks)
+                linear_blocks(layer.query, in, n, u, u + 1, nullptr, c.queries, layer.query.out);
+            else if (v < 0)
+                linear_blocks(layer.key, in, n, u - q_blocks, u - q_blocks + 1, nullptr, c.keys, kv);
+            else
+                linear_blocks(layer.value, in, n, v, v + 1, nullptr, c.values, kv);
+        }
+    member.close();
+    const ForerunAttention shape{index * (int64_t)m.num_kv_heads * m.page * (m.head_dim + wide) * bytes,
+                                 m.num_heads, m.num_kv_heads, m.head_dim, m.head_dim, m.page, m.cache_float32,
+                                 layer.window, 0, m.scale, 0.0f, nullptr};
+    const Attention a = attention_of(&shape, c.rows, layer.window ? c.windowed : c.plain, c.rotated, c.mixed.x);
+    member.open(n);
+    while (member.claim(first, last))
+        for (int64_t t = first; t < last; t++)
+            m.cache_float32 ? place_row<float>(c, layer, a, (int32_t)t) : place_row<uint16_t>(c, layer, a, (int32_t)t);
+    member.close();
+    m.cache_float32 ? attend<float>(a, member, threads, scratch) : attend<uint16_t>(a, member, threads, scratch);
+    prepare_rows(layer.out, c.mixed, n, member);
+    product_rows(layer.out, c.mixed, n, c.x, c.x, member);
+    norm_rows(c.x, layer.mlp_norm, m.eps, forerun::largest_code({&layer.gate, &layer.up}), c.normed, n, member);
+    member.open((m.intermediate + 15) / 16);
+    while (member.claim(first, last))
+        gated_blocks(layer.gate, layer.up, c.normed, n, first, last, c.gated.x, m.intermediate);
+    member.close();
+    prepare_rows(layer.down, c.gated, n, member);
+    product_rows(layer.down, c.gated, n, c.x, c.x, member);
+}
+
+// The largest code that queries, keys and values take.
+INLINE float entering_limit(const ForerunLayer& layer) {
+    return forerun::largest_code({&layer.query, &layer.key, &layer.value});
+}
+
+FN void one_layer(const LayersCall& c, int32_t index, forerun::Member& member, float* scratch) {
+    const ForerunModel& m = *c.model;
+    const ForerunLayer& layer = m.layers[index];
+    norm_rows(c.x, layer.input_norm, m.eps, entering_limit(layer), c.normed, c.rows->num_rows, member);
+    layer_behind_norm(c, index, c.normed, member, scratch);
+}
+
+// What the calling thread computes attention in.
+static float* member_scratch(LayersCall& c) {
+    const int64_t plain = c.plain.scratch_size, windowed = c.windowed.scratch_size;
+    return c.plain.scratch + c.arrived.fetch_add(1) * (plain > windowed ? plain : windowed);
+}
+
+FN void layers_body(void* data) {
+    LayersCall& c = *(LayersCall*)data;
+    forerun::Member member(*c.team);
+    float* scratch = member_scratch(c);
+    for (int32_t layer = c.first; layer < c.last; layer++) one_layer(c, layer, member, scratch);
+}
+
+// Wish for what layers work in.
+static void plan_layers(forerun::Workspace& space, LayersCall& c) {
+    const ForerunModel* m = c.model;
+    const ForerunRows* rows = c.rows;
+    const int threads = c.team->threads;
+    const int64_t n = rows->num_rows, heads = (int64_t)m->num_heads * m->head_dim;
+    bool normed = false, mixed = false, gated = false;
+    int32_t window = 0;
+    for (int32_t i = c.first; i < c.last; i++) {
+        const ForerunLayer& l = m->layers[i];
+        for (const ForerunLinear* w : {&l.query, &l.key, &l.value, &l.gate, &l.up}) normed |= forerun::reads_codes(*w);
+        mixed |= forerun::reads_codes(l.out);
+        gated |= forerun::reads_codes(l.down);
+        window = l.window ? l.window : window;  // all windows of a model are alike
+    }
+    group_rows(*rows, 0, c.plain.groups);
+    plan_attention(space, c.plain, m->num_heads, m->num_kv_heads, threads);
+    if (window) {
+        group_rows(*rows, window, c.windowed.groups);
+        plan_attention(space, c.windowed, m->num_heads, m->num_kv_heads, threads);
+    }
+    forerun::plan_input(space, c.normed, n, m->hidden, normed);
+    forerun::plan_input(space, c.mixed, n, heads, mixed);
+    forerun::plan_input(space, c.gated, n, m->intermediate, gated);
+    space.want(c.normed.x, n * m->hidden);
+    space.want(c.mixed.x, n * heads);
+    space.want(c.gated.x, n * m->intermediate);
+    space.want(c.queries, n * heads);
+    space.want(c.rotated, n * heads);
+    space.want(c.keys, n * m->num_kv_heads * m->head_dim);
+    space.want(c.values, n * m->num_kv_heads * m->head_dim);
+}
+
+static void layers(const ForerunModel* m, const ForerunRows* rows, int32_t first, int32_t last, float* x, int threads) {
+    forerun::Workspace& space = forerun::workspace();
+    forerun::Team team(threads);
+    LayersCall c{m, rows, first, last, x, &team, {}, {}, {}, {}, {}, {}, nullptr, nullptr, nullptr, nullptr};
+    plan_layers(space, c);
+    space.allocate();
+    forerun::run_in_parallel(layers_body, &c, threads);
+}

@@ -1,0 +1,1 @@
+"""What the training of all kinds of heads shares."""

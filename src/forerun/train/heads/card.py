@@ -1,0 +1,137 @@
+"""The card beside a trained head."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from forerun.errors import ConfigError
+from forerun.files.write import write_bytes
+from forerun.heads.config import HeadConfig
+from forerun.plan.predictor import StepCosts
+from forerun.train.card import stage_record, versions
+from forerun.train.checkpoint import LoopState
+from forerun.train.data.packed import PackedRows
+from forerun.train.folder import CARD, write_record
+from forerun.train.heads.evaluate import HeadScore, shown
+
+
+@dataclass(frozen=True, slots=True)
+class HeadReport:
+    """A head measured with its target.
+
+    Attributes:
+        speedups: over plain decoding, predicted from the costs of steps on this machine, by K.
+    """
+
+    score: HeadScore
+    costs: StepCosts
+    speedups: dict[int, float]
+
+    @classmethod
+    def of(cls, score: HeadScore, costs: StepCosts) -> HeadReport:
+        """With the predictions for every K up to the one that was scored."""
+        lengths = {k: score.length_of_chains(k) for k in range(1, score.num_draft_tokens + 1)}
+        return cls(score, costs, {k: costs.speedup(length, k) for k, length in lengths.items()})
+
+    def record(self) -> dict[str, Any]:
+        """As JSON values."""
+        score = self.score
+        return {
+            "num_draft_tokens": score.num_draft_tokens,
+            "mean_acceptance_length": round(score.mean_acceptance_length, 4),
+            "per_position": [round(value, 4) for value in score.per_position],
+            "by_context": {str(start): round(value, 4) for start, value in score.lengths_by_context.items()},
+            "overlap_at_temperature_1": [round(value, 4) for value in score.overlap],
+            "mean_acceptance_length_at_temperature_1": round(score.expected_length, 4),
+            "documents": score.documents,
+            "greedy_documents": score.greedy_documents,
+            "plain_step_ms": round(1000 * self.costs.plain, 3),
+            "target_step_ms": [round(1000 * value, 3) for value in self.costs.target],
+            "head_step_ms": [round(1000 * value, 3) for value in self.costs.draft],
+            "engine_step_ms": [round(1000 * value, 3) for value in self.costs.rest],
+            "predicted_speedup": {str(k): round(value, 3) for k, value in self.speedups.items()},
+        }
+
+    def lines(self) -> list[str]:
+        """As lines of Markdown."""
+        score, k = self.score, self.score.num_draft_tokens
+        by_context = ", ".join(f"{value:.2f} from {start}" for start, value in score.lengths_by_context.items())
+        speedups = ", ".join(f"{value:.2f} at K={k}" for k, value in self.speedups.items())
+        answers = f"{score.greedy_documents} of {score.documents} held-out answers"
+        costs = self.costs
+        parts = f"target {_ms(costs.target[k])}, head {_ms(costs.draft[k])}, engine {_ms(costs.rest[k])}"
+        steps = f"plain step {_ms(costs.plain)}; with K={k}: {parts}"
+        length = f"mean acceptance length {score.mean_acceptance_length:.3f}"
+        return [
+            f"- Greedy chains of {k} on {answers}: {length}; acceptance by position: {shown(score.per_position)}",
+            f"- By tokens of context: {by_context or 'no greedy answers'}",
+            f"- Overlap at temperature 1 by position: {shown(score.overlap)}; length {score.expected_length:.3f}",
+            f"- Predicted speed-up over plain decoding here: {speedups} ({steps})",
+        ]
+
+
+def _ms(seconds: float) -> str:
+    return f"{1000 * seconds:.1f} ms"
+
+
+def build_record(
+    *,
+    command: str,
+    target: dict[str, Any],
+    config: HeadConfig,
+    options: dict[str, Any],
+    rows: PackedRows,
+    coverage: float,
+    state: LoopState,
+    report: HeadReport,
+    parameters: int,
+    device: str,
+) -> dict[str, Any]:
+    """Everything the card says, as JSON values."""
+    return {
+        "kind": f"{config.kind} head",
+        "command": command,
+        "target": target,
+        "parameters": parameters,
+        "head": asdict(config),
+        "data": {
+            "documents": rows.num_documents,
+            "tokens": rows.num_tokens,
+            "wanted": rows.num_wanted,
+            "made_from": dict(rows.made_from),
+            "vocabulary_coverage": round(coverage, 4),
+        },
+        "training": {**stage_record(state), "scores": [[step, round(score, 4)] for step, score in state.scores]},
+        "held_out": report.record(),
+        "options": options,
+        "device": device,
+        "versions": versions(),
+    }
+
+
+def write_card(folder: Path, record: dict[str, Any], report: HeadReport, picture: str | None) -> None:
+    """Write `README.md` and `training.json` into a head's folder."""
+    write_record(folder, record)
+    data, training = record["data"], record["training"]
+    head = record["head"]
+    tokens = f"{head['draft_vocab_size']:,} of {head['vocab_size']:,} tokens"
+    coverage = f"{data['vocabulary_coverage']:.1%} of those in the data"
+    trained = f"{training['steps']:,} steps, {training['tokens']:,} tokens, {training['seconds']:,} s"
+    lines = [
+        f"# {record['kind']} for {record['target']['name']}",
+        "",
+        f"{record['parameters'] / 1e6:.2f} M parameters. It proposes {tokens} ({coverage}).",
+        "",
+        f"- Command: `{record['command']}`",
+        f"- Data: {data['documents']:,} documents, {data['tokens']:,} tokens, {data['wanted']:,} of them trained on.",
+        f"- Training: {trained}, {training['tokens_per_second']:,} tokens/s, final loss {training['final_loss']}.",
+        *report.lines(),
+        f"- Device: {record['device']}",
+        "- Versions: " + ", ".join(f"{name} {number}" for name, number in record["versions"].items()),
+    ]
+    if picture:
+        lines += ["", f"![loss and acceptance length]({picture})"]
+    lines += ["", "`training.json` says the same for programs, with every option.", ""]
+    write_bytes(folder / CARD, "\n".join(lines).encode(), error=ConfigError)
