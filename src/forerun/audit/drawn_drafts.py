@@ -35,7 +35,8 @@ def distorted(law: Numbers, other: Numbers, rng: np.random.Generator) -> Numbers
     noise = rng.normal(0.0, SPREAD, int(possible.sum()))
     weights[possible] = np.exp(FLATTER * np.log(law[possible]) + noise)
     mixed: Numbers = (1 - SHARE_OF_OTHERS) * weights / weights.sum() + SHARE_OF_OTHERS * other
-    return mixed / mixed.sum()
+    mixed /= mixed.sum()
+    return mixed
 
 
 class DrawnDrafts(Drafter):

@@ -69,7 +69,8 @@ class Laws:
     def law(self, path: Path, params: SamplingParams) -> Numbers:
         """[V] probabilities of the same, in float64."""
         chances: Numbers = self.logprobs(path, params).double().exp().cpu().numpy()
-        return chances / chances.sum()
+        chances /= chances.sum()
+        return chances
 
     def close(self) -> None:
         """Give the cache's memory back."""
