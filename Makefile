@@ -7,6 +7,9 @@
 # make gpu       the tests that need an accelerator, with the python3 that is there (no environment is made)
 # make kernels   compile the native kernels now, and say which run here (else they are compiled at first use)
 # make wheel     a wheel with the native kernels compiled for this platform, in dist/
+# make report    docs/benchmarks.md anew from the measured results in benchmarks/
+# make measure   measure these results anew (an hour; leave the machine alone)
+# make scale     forerun's drafters inside vLLM and llama.cpp (docs/scaling.md), which it installs in build/scale
 # make bench     one forward, and whole generations, beside Transformers (takes a while; leave the machine alone)
 #
 # Each but gpu makes the virtual environment it needs. PYTHON chooses the interpreter, TORCH what pip installs as torch,
@@ -28,7 +31,7 @@ STAMP := $(VENV)/.installed
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all fuzz check fix gpu kernels wheel bench clean
+.PHONY: help demo test test-all fuzz check fix gpu kernels wheel scale report measure bench clean
 
 help:
 	@sed -n '/^$$/q; s/^# \{0,1\}//p' Makefile
@@ -75,6 +78,15 @@ kernels: $(STAMP)
 
 wheel: $(STAMP)
 	HATCH_BUILD_HOOKS_ENABLE=1 $(BIN)/python -m pip wheel --disable-pip-version-check --no-deps --wheel-dir dist .
+
+report: $(STAMP)
+	$(BIN)/forerun bench report benchmarks/*.json --head benchmarks/head.md --markdown docs/benchmarks.md
+
+measure: $(STAMP)
+	FORERUN=$(BIN)/forerun benchmarks/measure.sh $(ARGS)
+
+scale: $(STAMP)
+	TORCH='$(TORCH)' tests/scale.sh $(abspath $(BIN))/python
 
 bench: $(STAMP)
 	$(BIN)/forerun bench forward --markdown

@@ -45,7 +45,7 @@ MAX_NUM_DRAFT_TOKENS = 128
 """Upper bound of K, the nodes of a draft: no chain pays beyond a few of them, but trees and probes need more."""
 
 DEFAULT_DRAFTER = "suffix"
-"""Of targets that come without a drafter: needs no model, and of such drafters was the fastest (docs/benchmarks.md)."""
+"""Of targets that come without a drafter: needs no model, and of such drafters was the fastest (docs/methods.md)."""
 NO_DRAFTER = "none"
 """The drafter's name that stands for plain decoding."""
 

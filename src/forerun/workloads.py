@@ -1,15 +1,20 @@
 """Workloads: prompts as JSON lines, one object a line, the bundled ones and a user's files.
 
-A line holds one of "prompt" (raw text), "messages" (a chat, each message with "role" and "content") and "turns" (user
-messages put one after another, the model's answers between them). It may hold "category" (prompts of one category are
-reported together), "id" or "file" (the prompt's name or source), "reference" (the text that follows the prompt in its
-file) and "temperature" (at which the prompt is to be sampled). So the question files of MT-bench and Spec-Bench are
-workloads; their lists of reference answers, one a turn, are for judges and are not read.
+A line holds one of "prompt" (raw text), "messages" (a chat, each message with "role" and "content"), "turns" (user
+messages put one after another, the model's answers between them) and "question" (one such turn). It may hold "category"
+(prompts of one category are reported together), "id", "question_id", "task_id" or "file" (the prompt's name or
+source), "reference" or "canonical_solution" (the text that follows the prompt in its file) and "temperature" (at which
+the prompt is to be sampled). So the question files of MT-bench and Spec-Bench are workloads, and HumanEval's problems
+and GSM8K's questions too. Lists of reference answers, one a turn, and GSM8K's answers are for judges and are not read.
+A file may be packed by gzip (.gz).
 """
 
 from __future__ import annotations
 
+import gzip
 import json
+import re
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,8 +27,12 @@ from forerun.files.write import write_bytes
 
 WORKLOADS = ASSETS / "workloads"
 """Folder of the bundled workloads."""
+OVERLAP_WORDS = 13
+"""Words in a row that prompts and training texts may share by chance no more."""
+_WORD = re.compile(r"\w+")
 _REMEDY = "Put the line right: one JSON object with its texts as strings."
-_FORMS = ("prompt", "messages", "turns")
+_FORMS = ("prompt", "messages", "turns", "question")
+_SAVED = _FORMS[:3]
 _ASSISTANT = "assistant"
 
 
@@ -55,6 +64,11 @@ class Case:
         return bool(self.messages or self.turns)
 
     @property
+    def texts(self) -> tuple[str, ...]:
+        """All that it says to the model."""
+        return (self.prompt, *(message["content"] for message in self.messages), *self.turns)
+
+    @property
     def opening(self) -> str | list[dict[str, str]]:
         """What the model is given first, as `LLM.generate` takes it: the text, the chat, or the first turn."""
         if self.turns:
@@ -81,13 +95,13 @@ def load(workload: str, limit: int | None = None) -> list[Case]:
             "or the path of a JSONL file with a prompt, messages or turns on every line."
         )
     try:
-        with path.open(encoding="utf-8-sig") as lines:
+        with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8-sig") as lines:
             cases: list[Case] = []
             for record in read_records(lines, path.name):
                 if limit is not None and len(cases) >= limit:
                     break
                 cases.append(_case(record))
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise ConfigError(f"The workload {path} cannot be read: {error}. Give a JSONL file in UTF-8.") from None
     if not cases:
         raise ConfigError(
@@ -101,7 +115,7 @@ def save(cases: Sequence[Case], path: Path) -> None:
     records = []
     for case in cases:
         record: dict[str, Any] = {"file": case.name}
-        for form in _FORMS:
+        for form in _SAVED:
             if held := getattr(case, form):
                 record[form] = held
         record["reference"] = case.reference
@@ -118,6 +132,12 @@ def categories_in_turn(cases: Sequence[Case]) -> list[Case]:
         ranked.append((seen.get(case.category, 0), case))
         seen[case.category] = ranked[-1][0] + 1
     return [case for _, case in sorted(ranked, key=lambda each: each[0])]
+
+
+def word_runs(text: str) -> Iterator[tuple[str, ...]]:
+    """OVERLAP_WORDS words in a row, from each word on, by which the same text is seen in two places."""
+    words = _WORD.findall(text.lower())
+    return (tuple(words[place : place + OVERLAP_WORDS]) for place in range(len(words) - OVERLAP_WORDS + 1))
 
 
 def temperatures(cases: Sequence[Case]) -> list[float]:
@@ -149,14 +169,23 @@ def _case(record: Fields) -> Case:
     if not record.values[forms[0]]:
         raise ConfigError(f"{record.place}: {forms[0]} is empty. {_REMEDY}")
     return Case(
-        record.string("id", "") or record.string("file", record.place),
+        _name(record),
         record.string("prompt", ""),
-        "" if _has_answers(record) else record.string("reference", ""),
+        "" if _has_answers(record) else record.string("reference", "") or record.string("canonical_solution", ""),
         record.number("temperature", None, low=0),
         _messages(record),
         _turns(record),
         record.string("category", ""),
     )
+
+
+def _name(record: Fields) -> str:
+    """What the case is called; its place where it has no name."""
+    number = record.values.get("question_id")
+    if isinstance(number, int) and not isinstance(number, bool):
+        return f"question {number}"
+    names = [record.string(key, "") for key in ("id", "question_id", "task_id", "file")]
+    return next(filter(None, names), record.place)
 
 
 def _has_answers(record: Fields) -> bool:
@@ -180,7 +209,7 @@ def _messages(record: Fields) -> tuple[Mapping[str, str], ...]:
 
 def _turns(record: Fields) -> tuple[str, ...]:
     """The user's messages. Raises ConfigError."""
-    turns = tuple(record.list_of("turns", str, []))
+    turns = (record.string("question"),) if "question" in record else tuple(record.list_of("turns", str, []))
     if not all(turns):
         raise ConfigError(f"{record.place}: one of the turns is empty. {_REMEDY}")
     return turns

@@ -32,11 +32,13 @@ FLOORS = {
     "retrieval": 2,
     "vocabulary": 2,
     "heads": 2,
+    "results": 2,
     "gguf_format": 2,
     "guidance": 2,
     "models": 3,
     "drafters": 4,
     "engine": 5,
+    "plan": 5,
     "openai_format": 6,
     "server": 6,
     "batch": 6,
@@ -44,9 +46,11 @@ FLOORS = {
     "bench": 6,
     "export": 6,
     "audit": 6,
-    "cli": 7,
+    "integrations": 6,
+    "tune": 7,
+    "cli": 8,
 }
-SEPARATE = ("server", "batch", "train", "bench", "export", "audit")
+SEPARATE = ("server", "batch", "train", "bench", "export", "audit", "integrations")
 """Rooms of one floor that must not import each other."""
 
 

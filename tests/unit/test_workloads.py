@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 
 import pytest
@@ -139,3 +140,21 @@ def test_an_error_shows_nothing_of_the_text(tmp_path: Path, line: str) -> None:
     with pytest.raises(ConfigError) as raised:
         workloads.load(str(tmp_path / "bad.jsonl"))
     assert "confidential" not in str(raised.value)
+
+
+def test_files_of_public_benchmarks(tmp_path: Path) -> None:
+    """One line of each in its own form; answers for judges are left out."""
+    lines = [
+        '{"question_id": 81, "category": "writing", "turns": ["a", "b"], "reference": ["x", "y"]}',
+        '{"task_id": "HumanEval/0", "prompt": "def f():", "canonical_solution": "    pass", "test": ""}',
+        '{"question": "How many?", "answer": "So #### 3"}',
+    ]
+    with gzip.open(tmp_path / "all.jsonl.gz", "wt") as file:
+        file.write("\n".join(lines))
+    bench, code, school = workloads.load(str(tmp_path / "all.jsonl.gz"))
+    assert (bench.name, bench.turns, bench.category, bench.reference) == ("question 81", ("a", "b"), "writing", "")
+    assert (code.name, code.prompt, code.reference) == ("HumanEval/0", "def f():", "    pass")
+    assert (school.turns, school.reference, school.is_chat) == (("How many?",), "", True)
+    (tmp_path / "bad.jsonl.gz").write_bytes(b"no gzip")
+    with pytest.raises(ConfigError, match=r"bad\.jsonl\.gz cannot be read"):
+        workloads.load(str(tmp_path / "bad.jsonl.gz"))

@@ -21,6 +21,7 @@ class Run:
         first_seconds: until the first token came; None where unknown.
         reached: [position] drafts that had a token there below what was accepted before it; empty where unknown.
         accepted: [position] how many of those tokens were accepted.
+        gaps: seconds between tokens; empty where unknown.
     """
 
     token_ids: Sequence[int]
@@ -30,6 +31,7 @@ class Run:
     first_seconds: float | None = field(default=None, compare=False)
     reached: Sequence[int] = ()
     accepted: Sequence[int] = ()
+    gaps: Sequence[float] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from time import perf_counter
 from typing import Any
 
@@ -11,7 +13,8 @@ from forerun.bench.compare import Run
 from forerun.bench.prompts import Request
 from forerun.config import AUTO, OFF, NumDraftTokens, SamplingParams
 from forerun.drafters import Drafter, build_drafter
-from forerun.engine import LLM
+from forerun.engine import LLM, SequenceStats
+from forerun.engine.results import StepOutput
 from forerun.models import LanguageModel, Rows
 from forerun.workloads import Case
 
@@ -70,9 +73,12 @@ def with_prediction(params: SamplingParams, drafter: Drafter | None, case: Case 
 def generate(llm: LLM, prompt: str | list[int], params: SamplingParams) -> Run:
     """One generation. prompt: text or token ids."""
     generation: Any = llm.generate(prompt, params)
-    stats = generation.stats
+    return _run(generation.token_ids, generation.stats)
+
+
+def _run(token_ids: Sequence[int], stats: SequenceStats) -> Run:
     return Run(
-        generation.token_ids,
+        token_ids,
         stats.num_forwards,
         stats.num_draft_tokens,
         stats.num_accepted_tokens,
@@ -80,6 +86,40 @@ def generate(llm: LLM, prompt: str | list[int], params: SamplingParams) -> Run:
         stats.reached_per_position,
         stats.accepted_per_position,
     )
+
+
+def generate_watched(llm: LLM, prompt: list[int], params: SamplingParams) -> Run:
+    """The same, step by step, with the times between tokens. Nothing is done that `LLM.generate` does not do.
+
+    params: one choice.
+    """
+    ids: list[int] = []
+    inbox: deque[StepOutput] = deque()
+    arrivals: list[tuple[float, int]] = []
+    try:
+        llm.shared.add(prompt, params, False, ids, inbox)
+        while not inbox:
+            llm.shared.advance(inbox, lambda: False)
+            if count := llm.engine.last_step.num_tokens:
+                arrivals.append((perf_counter(), count))
+    finally:
+        llm.shared.forget(ids)
+    output = inbox.popleft()
+    if output.error is not None:
+        raise output.error
+    assert output.choice is not None
+    return replace(_run(output.choice.token_ids, output.choice.stats), gaps=gaps_of(arrivals))
+
+
+def gaps_of(arrivals: Sequence[tuple[float, int]]) -> list[float]:
+    """Seconds between tokens: those that come together share the time since the tokens before.
+
+    arrivals: (seconds, tokens) of everything that came.
+    """
+    found: list[float] = []
+    for (before, _), (now, count) in pairwise(arrivals):
+        found += [(now - before) / count] * count
+    return found
 
 
 def bare_loop(model: LanguageModel, prompt: Sequence[int], max_tokens: int, ends: Collection[int] = ()) -> Run:
@@ -92,10 +132,12 @@ def bare_loop(model: LanguageModel, prompt: Sequence[int], max_tokens: int, ends
     logits = model.forward([Rows(cache, prompt, num_logits=1)]).logits
     cache.commit(range(len(prompt)))
     tokens = [int(logits[-1].argmax())]
-    first = perf_counter() - start
+    times = [perf_counter()]
     while len(tokens) < max_tokens and tokens[-1] not in ends:
         logits = model.forward([Rows(cache, tokens[-1:])]).logits
         cache.commit([0])
         tokens.append(int(logits[-1].argmax()))
+        times.append(perf_counter())
     cache.free()
-    return Run(tokens, len(tokens), first_seconds=first)
+    gaps = [now - before for before, now in pairwise(times)]
+    return Run(tokens, len(tokens), first_seconds=times[0] - start, gaps=gaps)

@@ -6,7 +6,7 @@ Speculation pays when a forward of K + 1 rows costs little more than a forward o
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -20,6 +20,7 @@ from forerun.errors import ConfigError
 from forerun.kernels.native import references
 from forerun.models import Model, Rows, load_model
 from forerun.models.native_llama import NativeLlamaDecoder
+from forerun.models.sources import find_source
 
 TRANSFORMERS = "transformers"
 REFERENCE = "llama, reference kernels"
@@ -63,6 +64,7 @@ class ForwardRow:
         milliseconds: by K, of one forward.
         ratios: by K, this method's time over Transformers' in the same round; empty for Transformers itself.
         growth: t(K) / t(1) for every K above 1.
+        parameters: weights that one forward multiplies.
     """
 
     dtype: str
@@ -70,6 +72,7 @@ class ForwardRow:
     milliseconds: dict[int, Interval]
     ratios: dict[int, Interval]
     growth: dict[int, Interval]
+    parameters: int = 0
 
 
 def measure(
@@ -94,7 +97,8 @@ def measure(
         say(f"measuring {dtype}: {rounds} rounds of {len(steps)} forwards")
         runs = interleave({f"{method} {k}": step for (method, k), step in steps.items()}, rounds, warmup=3)
         seconds = {key: [run.seconds for run in timed] for key, timed in zip(steps, runs.values(), strict=True)}
-        results += _reduce(dtype, seconds, load.counts)
+        parameters = _multiplied(folder, next(iter(models.values())))
+        results += [replace(row, parameters=parameters) for row in _reduce(dtype, seconds, load.counts)]
     return results
 
 
@@ -151,6 +155,13 @@ def _kinds(folder: str | Path, dtype: str) -> dict[str, Model]:
         with references():
             kinds[REFERENCE] = load_model(folder, number_format)
     return kinds | {"general": load_model(folder, number_format, "general", quantize=quantize)}
+
+
+def _multiplied(folder: str | Path, model: Model) -> int:
+    """Weights that one forward multiplies: all, but for a table of embeddings that is not the output layer too."""
+    config = find_source(folder).config()
+    is_tied = bool(getattr(config, "tie_word_embeddings", False))
+    return model.num_parameters - (0 if is_tied else config.vocab_size * config.hidden_size)
 
 
 def _reduce(dtype: str, seconds: dict[tuple[str, int], list[float]], rows: Sequence[int]) -> list[ForwardRow]:

@@ -15,7 +15,7 @@ from itertools import zip_longest
 import numpy as np
 
 from forerun.bench.compare import Run
-from forerun.bench.engines import BARE, PLAIN, bare_loop, generate, with_prediction
+from forerun.bench.engines import BARE, PLAIN, bare_loop, generate_watched, with_prediction
 from forerun.bench.measure import Interval, Timed, bootstrap, interleave, ratio
 from forerun.bench.prompts import Request
 from forerun.bench.reference import Reference
@@ -60,7 +60,7 @@ class Methods:
         if params.greedy:
             methods[BARE] = partial(bare_loop, plain.target, prompt, max_tokens, ends)
         for name, llm in self.engines.items():
-            methods[name] = partial(generate, llm, prompt, with_prediction(params, llm.drafter, request))
+            methods[name] = partial(generate_watched, llm, prompt, with_prediction(params, llm.drafter, request))
         if self.reference is not None and params.greedy:
             methods[HF_PLAIN] = partial(self.reference.generate, prompt, max_tokens, ends=ends)
             for k in self.assisted_counts if self.draft is not None else ():
@@ -87,6 +87,7 @@ class MethodRow:
         first_token_p90: nine tenths of the first tokens came within so many seconds; None where unknown.
         acceptance_per_position: [position] accepted over drafted there, below what was accepted before it.
         same_text: share of prompts on which its tokens are those of forerun's plain decoding.
+        num_runs: how many generations are behind it.
     """
 
     method: str
@@ -101,6 +102,7 @@ class MethodRow:
     first_token_p90: float | None
     acceptance_per_position: Sequence[float]
     same_text: float
+    num_runs: int = 0
 
 
 OVER_BASELINE = "over baseline"
@@ -134,14 +136,20 @@ def measure(
 
     params: of all requests; each gets a seed of its own.
     """
-    runs = timed_runs(methods, requests, params, rounds, say)
+    return reduce_by_category(timed_runs(methods, requests, params, rounds, say), requests, rounds, methods.baseline)
+
+
+def reduce_by_category(
+    runs: Mapping[str, Sequence[Timed[Run]]], requests: Sequence[Request], rounds: int, baseline: str | None = None
+) -> dict[str, list[MethodRow]]:
+    """A row per method under "", and where there are several categories, one under the name of each."""
     categories = [request.category for request in requests for _ in range(rounds)]
-    rows = {"": reduce_runs(runs, methods.baseline)}
+    rows = {"": reduce_runs(runs, baseline)}
     if len(set(categories)) > 1:
         for category in dict.fromkeys(categories):
             places = [place for place, each in enumerate(categories) if each == category]
             part = {name: [timed[place] for place in places] for name, timed in runs.items()}
-            rows[category or UNNAMED] = reduce_runs(part, methods.baseline)
+            rows[category or UNNAMED] = reduce_runs(part, baseline)
     return rows
 
 
@@ -187,9 +195,17 @@ def reduce_runs(runs: Mapping[str, Sequence[Timed[Run]]], baseline: str | None =
                 first_token_p90=float(np.quantile(first, 0.9)) if first else None,
                 acceptance_per_position=_per_position([run.value for run in timed]),
                 same_text=sum(same) / len(same),
+                num_runs=len(timed),
             )
         )
     return rows
+
+
+def tables(title: str, name: str, rows: Sequence[MethodRow], *, has_baseline: bool) -> list[Table]:
+    """Speeds, and acceptance by position where anything was drafted. name: of what was measured, without the model."""
+    columns = {column: cell for column, cell in COLUMNS.items() if has_baseline or column != OVER_BASELINE}
+    positions = position_table(f"Acceptance by draft position, {name}", rows)
+    return [Table.of(title, columns, rows), *([positions] if positions is not None else [])]
 
 
 def position_table(title: str, rows: Sequence[MethodRow]) -> Table | None:

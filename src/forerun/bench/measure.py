@@ -1,4 +1,4 @@
-"""How things are timed and compared: interleaved rounds, medians, bootstrap intervals, and the machine they ran on.
+"""How things are timed and compared: interleaved rounds, medians and bootstrap intervals.
 
 Machines drift: clocks change, neighbours come and go. Methods are therefore run in turn, round after round, and
 compared within a round; a ratio is the median of the rounds' ratios, never a ratio of two separate averages.
@@ -6,20 +6,17 @@ compared within a round; a ratio is the median of the rounds' ratios, never a ra
 
 from __future__ import annotations
 
-import os
-import platform
-import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
 
-from forerun import processor
 from forerun.errors import ConfigError
 from forerun.files.json_file import Fields
+from forerun.results.machine import describe as describe, machine as machine
 
 T = TypeVar("T")
 
@@ -102,42 +99,6 @@ def ratio(numerator: Sequence[float], denominator: Sequence[float]) -> Interval:
     return bootstrap([a / b for a, b in zip(numerator, denominator, strict=True)])
 
 
-def machine() -> dict[str, Any]:
-    """Everything a reader needs to judge a figure: processor, kernels, cores, threads, versions, commit."""
-    import torch
-    import transformers
-
-    from forerun import __version__
-    from forerun.kernels.native import in_use
-
-    accelerator = torch.cuda.get_device_name(0) if torch.cuda.is_available() else None
-    return {
-        "cpu": processor.model(),
-        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-        "kernels": in_use(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "accelerator": accelerator,
-        "system": f"{platform.system()} {platform.machine()}",
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "forerun": __version__,
-        "commit": _commit(),
-    }
-
-
-def describe(facts: Mapping[str, Any]) -> str:
-    """The machine in one line."""
-    commit = f" ({facts['commit']})" if facts["commit"] else ""
-    kernels = f"kernels {facts['kernels']}, " if facts["kernels"] else ""
-    return (
-        f"{facts['cpu']} ({facts['cpu_capability']}), {kernels}{facts['cores']} cores, {facts['threads']} threads; "
-        f"Python {facts['python']}, torch {facts['torch']}, transformers {facts['transformers']}, "
-        f"forerun {facts['forerun']}{commit}"
-    )
-
-
 PADDED_NOTE = "Cost-padded model: the text and the acceptance of a smaller one, at the cost of one of this size."
 """Goes with every figure measured on such a model."""
 
@@ -149,22 +110,3 @@ def is_cost_padded(model: str | Path) -> bool:
     except ConfigError:
         return False
     return bool(config.values.get("forerun_cost_padded"))
-
-
-def _commit() -> str | None:
-    """The commit of the checkout this file is tracked in, "+" for a changed one; None when installed elsewhere."""
-
-    def git(*arguments: str) -> str | None:
-        command = ["git", "-C", str(here.parent), *arguments]
-        try:
-            result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=10)
-        except (OSError, subprocess.TimeoutExpired):
-            return None
-        return result.stdout.strip() if result.returncode == 0 else None
-
-    here = Path(__file__).resolve()
-    if git("ls-files", "--error-unmatch", here.name) is None:
-        return None
-    commit = git("rev-parse", "--short=10", "HEAD")
-    changed = git("status", "--porcelain", "--untracked-files=no")
-    return f"{commit}+" if commit and changed else commit

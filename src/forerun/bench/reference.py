@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from itertools import pairwise
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -88,4 +89,6 @@ class Reference:
                 streamer=watch,
                 **settings,
             )
-        return Run(output[0, len(prompt) :].tolist(), first_seconds=watch.times[1] - start)
+        times = watch.times[1:]  # the prompt comes first
+        gaps = [now - before for before, now in pairwise(times)] if draft is None else []
+        return Run(output[0, len(prompt) :].tolist(), first_seconds=times[0] - start, gaps=gaps)

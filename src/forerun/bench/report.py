@@ -1,13 +1,24 @@
-"""What every bench command prints: tables with titles as text or Markdown, or one JSON object; and the machine."""
+"""What every bench command reports: tables with titles as text or Markdown, results for a file, and the machine."""
 
 from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypeVar
 
-from forerun.bench.measure import PADDED_NOTE, Interval, describe, is_cost_padded, machine
+from forerun.bench.measure import PADDED_NOTE, Interval
+from forerun.results import (
+    DrafterFacts,
+    Environment,
+    Figure,
+    PromptFacts,
+    Results,
+    RunRow,
+    TableFacts,
+    TargetFacts,
+    describe,
+)
 
 Row = TypeVar("Row")
 Columns: TypeAlias = Mapping[str, Callable[[Row], str]]
@@ -30,35 +41,50 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The results of one command.
+    """The results of one command, as the schema of `forerun.results` has them, and as tables.
 
     Attributes:
-        facts: the settings and results for JSON.
+        kind: what was measured.
         tables: the results for people, in this order.
-        model: the model whose costs were measured; a note says so if it is cost-padded. None: no such note.
+        target, drafters, settings, prompts, rows, figures, details: as in `Results`.
     """
 
-    facts: dict[str, Any]
+    kind: str
     tables: Sequence[Table]
-    model: str | None = None
+    target: TargetFacts | None = None
+    drafters: Sequence[DrafterFacts] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    prompts: Sequence[PromptFacts] = ()
+    rows: Sequence[RunRow] = ()
+    figures: Sequence[Figure] = ()
+    details: Mapping[str, Any] = field(default_factory=dict)
 
-    def as_object(self) -> dict[str, Any]:
-        """The facts and the machine."""
-        return {**self.facts, "machine": machine()}
-
-    def text(self, markdown: bool = False, width: int | None = None) -> str:
-        """All tables, and the machine in one line. width: of the terminal, which would break longer lines anywhere."""
-        parts = (
-            [_filled(PADDED_NOTE, None if markdown else width)]
-            if self.model is not None and is_cost_padded(self.model)
-            else []
+    def results(self, command: str, environment: Environment) -> Results:
+        """For a file."""
+        return Results(
+            kind=self.kind,
+            command=command,
+            environment=environment,
+            target=self.target,
+            settings=self.settings,
+            drafters=self.drafters,
+            prompts=self.prompts,
+            rows=self.rows,
+            figures=self.figures,
+            tables=[TableFacts(table.title, table.header, table.rows) for table in self.tables],
+            details=self.details,
         )
+
+    def text(self, environment: Environment, markdown: bool = False, width: int | None = None) -> str:
+        """All tables, and the machine in one line. width: of the terminal, which would break longer lines anywhere."""
+        is_padded = self.target is not None and self.target.cost_padded
+        parts = [_filled(PADDED_NOTE, None if markdown else width)] if is_padded else []
         for table in self.tables:
             if markdown:
                 parts.append(f"### {table.title}\n\n{markdown_table(table.header, table.rows)}")
             else:
                 parts.append(f"{_filled(table.title, width)}\n{plain_table(table.header, table.rows, width)}")
-        return "\n" + "\n\n".join([*parts, _filled(describe(machine()), width)])
+        return "\n" + "\n\n".join([*parts, _filled(describe(environment), width)])
 
 
 def plain_table(header: Sequence[str], rows: Sequence[Sequence[str]], width: int | None = None) -> str:

@@ -15,7 +15,8 @@ from forerun.fields import Checked, option, option_like
 WORKLOAD_FILE = (
     'or a JSONL file: on each line an object with a "prompt" (raw text), "messages" (a chat) or "turns" (user '
     'messages, the model\'s answers between them), and if wanted its "category", its "id" or "file", the "reference" '
-    'that follows it there, and the "temperature" to sample it at.'
+    'that follows it there, and the "temperature" to sample it at. The files of Spec-Bench, MT-bench, HumanEval and '
+    "GSM8K are such files, packed by gzip too."
 )
 
 
@@ -38,6 +39,12 @@ class LLMOptions(Checked):
         f"What the target's weights are kept in: {' or '.join(QUANTISATIONS)}.",
         metavar="FORMAT",
         default_text="as its files are",
+    )
+    start: str | None = option(
+        None,
+        "A file of costs and acceptance with which a K chosen step by step begins; forerun tune writes it.",
+        metavar="FILE",
+        default_text="what was measured here before",
     )
     adapter: str | None = option(
         None, "The folder of a PEFT LoRA adapter of the target, merged when it is loaded.", metavar="FOLDER"

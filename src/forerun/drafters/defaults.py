@@ -16,7 +16,7 @@ _OF_BUNDLED = "draft-model"
 def chosen_drafter(
     drafter: str | Path | Drafter | Seq[str | Path | Drafter] | None, target: LanguageModel | str | Path
 ) -> str | Path | Drafter | None:
-    """What was asked for; None for plain decoding. For AUTO the fastest as measured (docs/benchmarks.md) of those that
+    """What was asked for; None for plain decoding. For AUTO the fastest as measured (docs/methods.md) of those that
     serve the target without options. For a list, the drafter that has them all, from which requests choose.
 
     A head that is shipped for the target is not taken: its hybrid with suffix matches accepts more tokens a step than

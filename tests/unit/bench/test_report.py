@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -20,7 +18,8 @@ from forerun.bench import (
     sampling_time,
     step_time,
 )
-from forerun.cli.output import plain
+from forerun.results import TargetFacts, as_object, describe
+from measured import QUIET
 
 
 def test_plain_columns_line_up() -> None:
@@ -46,16 +45,17 @@ def test_percent() -> None:
     assert (report.percent(0.555), report.percent(None)) == ("56 %", "–")
 
 
-def test_one_report_prints_text_markdown_and_json(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"forerun_cost_padded": true}')
+def test_one_report_prints_text_and_markdown_and_gives_results() -> None:
     table = report.Table("Title", ["method", "x"], [["a", "1"]])
-    one = report.Report({"results": [1]}, [table, table], str(tmp_path))
-    facts = report.describe(report.machine())
-    text, markdown = one.text(), one.text(markdown=True)
+    one = report.Report("replay", [table, table], TargetFacts("m", cost_padded=True), details={"results": [1]})
+    facts = describe(QUIET)
+    text, markdown = one.text(QUIET), one.text(QUIET, markdown=True)
     assert text == f"\n{report.PADDED_NOTE}\n" + "\nTitle\nmethod  x\n------  -\na       1\n" * 2 + f"\n{facts}"
     assert "\n\n### Title\n\n| method | x |\n" in markdown and markdown.endswith(f"\n\n{facts}")
-    assert json.loads(json.dumps(plain(one.as_object())))["machine"] == plain(report.machine())
-    assert report.PADDED_NOTE not in dataclasses.replace(one, model=None).text()
+    found = as_object(one.results("forerun bench replay", QUIET))
+    assert found["environment"]["processor"] == "Some Processor" and found["details"] == {"results": [1]}
+    assert found["tables"][1] == {"title": "Title", "header": ["method", "x"], "rows": [["a", "1"]]}
+    assert report.PADDED_NOTE not in dataclasses.replace(one, target=None).text(QUIET)
 
 
 @pytest.mark.parametrize(

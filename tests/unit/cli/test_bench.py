@@ -10,6 +10,7 @@ from types import ModuleType
 import pytest
 
 from fake_peers import fake_interpreter
+from families import make_family
 from forerun.bench import acceptance_rate, generate, planning_time, step_time
 from forerun.bench.acceptance_rate import AcceptanceRow
 from forerun.bench.generate import MethodRow
@@ -19,6 +20,8 @@ from forerun.bench.report import Table
 from forerun.bench.step_time import StepTimeRow
 from forerun.cli.bench import shared
 from forerun.errors import ConfigError
+from forerun.results import load, save
+from measured import SUFFIX, generated
 
 from .conftest import Invoke
 
@@ -86,7 +89,8 @@ def test_a_replay_says_whose_costs_it_used(invoke: Invoke) -> None:
     few += ["--num-prompts", "1", "--max-tokens", "8", "--rounds", "1"]
     result = invoke("bench", "replay", "--cost-of", "bundled-draft", *few)
     assert "bundled at the cost of bundled-draft" in result.stdout
-    assert json.loads(invoke("bench", "replay", "--json", *few).stdout)["cost_of"] == "bundled"
+    found = json.loads(invoke("bench", "replay", "--json", "-", *few).stdout)
+    assert found["settings"]["cost_of"] == found["target"]["name"] == "bundled" and len(found["prompts"]) == 1
 
 
 def test_the_engines_time_is_printed_as_text_and_as_json(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,12 +100,9 @@ def test_the_engines_time_is_printed_as_text_and_as_json(invoke: Invoke, monkeyp
     text = invoke("bench", "engine", "--markdown", *few).stdout
     assert "### Choosing K" in text
     assert "### Sampling and verification" in text and "| drawn chain, K = 4 | 50 |" in text
-    found = json.loads(invoke("bench", "engine", "--json", *few).stdout)
-    assert (
-        [row["vocab_size"] for row in found["sampling"]] == [50, 50]
-        and len(found["planning"]) == 3
-        and "machine" in found
-    )
+    found = json.loads(invoke("bench", "engine", "--json", "-", *few).stdout)
+    assert [row["vocab_size"] for row in found["details"]["sampling"]] == [50, 50]
+    assert len(found["details"]["planning"]) == 3 and len(found["tables"]) == 2 and found["environment"]["python"]
 
 
 QUICK = ["--drafters", "prompt-lookup", "--no-reference", "--no-details", "--max-tokens", "8"]
@@ -111,13 +112,69 @@ def test_generate_on_a_file_of_prompts(invoke: Invoke, tmp_path: Path) -> None:
     lines = [{"prompt": "import os", "category": "x"}, {"prompt": "def f(", "category": "y"}]
     (tmp_path / "mine.jsonl").write_text("\n".join(map(json.dumps, lines)))
     arguments = ["--prompts", str(tmp_path / "mine.jsonl"), "--csv", str(tmp_path / "rows.csv"), *QUICK]
-    result = invoke("bench", "generate", "--markdown", *arguments)
+    result = invoke("bench", "generate", "--markdown", "--json", str(tmp_path / "r.json"), *arguments)
     assert result.exit_code == 0, result.stderr
     assert "2 prompts of 8 tokens, past any end of text" in result.stdout
     assert "mine.jsonl, greedy, x" in result.stdout and "mine.jsonl, greedy, y" in result.stdout
     assert (tmp_path / "rows.csv").read_text().count("prompt-lookup") == 3
+    found = load(tmp_path / "r.json")
+    assert [prompt.category for prompt in found.prompts] == ["x", "y"] and found.prompts[0].workload == "mine.jsonl"
+    assert {row.method for row in found.rows} == {
+        "forerun, bare loop",
+        "forerun, plain",
+        "forerun, prompt-lookup, auto",
+    }
+    assert all(row.num_tokens == 8 and sum(row.gaps.values()) == 7 and row.same_text for row in found.rows)
+    assert str(tmp_path) not in (tmp_path / "r.json").read_text()
     again = invoke("bench", "generate", *arguments)
     assert again.exit_code == 2 and "rows.csv exists" in again.stderr
+    (tmp_path / "r.json").write_text("{}")
+    again = invoke("bench", "generate", "--json", str(tmp_path / "r.json"), *arguments[:2], *QUICK)
+    assert again.exit_code == 2 and "holds no results that could be replaced" in again.stderr
+
+
+def test_other_measurements_write_the_same_schema(invoke: Invoke, tmp_path: Path) -> None:
+    model = str(make_family("llama", tmp_path / "model"))
+    few = ["--outstanding", "1,2", "--max-tokens", "4", "--rounds", "1", "--dtype", "float32", "--model", model]
+    measured = [
+        ["forward", "--model", model, "--dtypes", "float32", "--rows", "1,2", "--rounds", "1", "--prefix", "4"],
+        ["quality", "--prompts", "prose", "--num-prompts", "1", "--max-tokens", "4", "--formats", "bfloat16"],
+        ["load", "--parts", "batches", "--drafters", "suffix", *few],
+    ]
+    files = []
+    for command in measured:
+        files.append(str(tmp_path / f"{command[0]}.json"))
+        result = invoke("bench", *command, "--json", files[-1])
+        assert result.exit_code == 0, result.stderr
+        found = load(files[-1])
+        assert found.kind == command[0] and found.tables and found.figures
+        assert all(each.value is not None for each in found.figures)
+    result = invoke("bench", "report", *files, "--markdown", "-", "--csv", str(tmp_path / "f.csv"))
+    assert result.exit_code == 0 and result.stdout.count("\n## ") == 2
+    assert "roofline" in (tmp_path / "f.csv").read_text()
+
+
+def test_compare_fails_where_something_is_worse(invoke: Invoke, tmp_path: Path) -> None:
+    save(generated(), tmp_path / "old.json")
+    save(generated(slower={SUFFIX: 1.3}), tmp_path / "new.json")
+    old, new = str(tmp_path / "old.json"), str(tmp_path / "new.json")
+    result = invoke("bench", "compare", old, new)
+    assert result.exit_code == 1 and "Worse: " in result.stdout
+    result = invoke("bench", "compare", old, old)
+    assert result.exit_code == 0 and "Not worse: 4 same" in result.stdout
+    found = json.loads(invoke("bench", "compare", old, new, "--json", "--figures", "acceptance").stdout)
+    assert found["worse"] is False and found["verdicts"] == {"same": 1}
+    assert invoke("bench", "compare", old, new, "--figures", "beauty").exit_code == 2
+    save(generated(3, slower={SUFFIX: 1.3}), tmp_path / "few.json")
+    result = invoke("bench", "compare", str(tmp_path / "few.json"), new)
+    assert result.exit_code == 0 and "Inconclusive: " in result.stdout
+
+
+def test_reports_of_files_that_are_none(invoke: Invoke, tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text('{"machine": {}}')
+    for command in (["report"], ["compare", str(tmp_path / "x.json")]):
+        result = invoke("bench", *command, str(tmp_path / "x.json"))
+        assert result.exit_code == 2 and "holds no results of forerun's" in result.stderr
 
 
 def test_chats_are_refused_by_name_where_the_model_has_no_template(invoke: Invoke, tmp_path: Path) -> None:
@@ -134,9 +191,9 @@ def test_peers_from_flags_to_the_report(invoke: Invoke, tmp_path: Path, monkeypa
     monkeypatch.setattr(plan, "own_command", lambda: [str(own)])
     peers = ["--peer", f"transformers={other}:name=other", "--peer", f"transformers={bad}:name=bad"]
     few = ["--num-prompts", "2", "--max-tokens", "6", "--threads", "1"]
-    result = invoke("bench", "peers", "--json", *peers, *few)
+    result = invoke("bench", "peers", "--json", "-", *peers, *few)
     assert result.exit_code == 0, result.stderr
-    found = json.loads(result.stdout)
+    found = json.loads(result.stdout)["details"]
     assert [peer["name"] for peer in found["peers"]] == ["forerun bfloat16", "other"]
     (whole,) = found["classes"]
     assert whole["reference"] == "forerun bfloat16, plain"
@@ -158,9 +215,9 @@ def test_a_configuration_file_starts_no_peer(invoke: Invoke, tmp_path: Path) -> 
 def test_transformers_beside_forerun(invoke: Invoke) -> None:
     arguments = ["--peer", f"transformers={sys.executable}", "--dtype", "float32", "--drafters", "suffix"]
     few = ["--num-prompts", "2", "--max-tokens", "24", "--threads", "1"]
-    result = invoke("bench", "peers", "--json", *arguments, *few)
+    result = invoke("bench", "peers", "--json", "-", *arguments, *few)
     assert result.exit_code == 0, result.stderr
-    found = json.loads(result.stdout)
+    found = json.loads(result.stdout)["details"]
     assert found["left_out"] == []
     rows = {(row["peer"], row["method"]): row for row in found["classes"][0]["rows"]}
     assert len(rows) == 4
@@ -174,12 +231,23 @@ def test_acceptance_is_told_by_category_and_position(invoke: Invoke, tmp_path: P
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("".join(json.dumps(line) + "\n" for line in lines))
     few = ["--model", "bundled", "--drafters", "draft-model", "--prompts", str(prompts), "--max-tokens", "24"]
-    found = json.loads(invoke("bench", "acceptance", "--json", "--num-draft-tokens", "2,3", *few).stdout)["results"]
-    assert [(row["category"], row["num_prompts"], row["num_draft_tokens"]) for row in found] == [
+    found = json.loads(invoke("bench", "acceptance", "--json", "-", "--num-draft-tokens", "2,3", *few).stdout)[
+        "figures"
+    ]
+    found = [
+        {**each, **each["labels"]}
+        for each in found
+        if each["name"] == "acceptance_length" or each["labels"].get("position") == 1
+    ]
+    positions = [
+        row["num_draft_tokens"] for row in found if row["name"] == "position_acceptance" and not row["category"]
+    ]
+    found = [row for row in found if row["name"] == "acceptance_length"]
+    assert [(row["category"], row["samples"], row["num_draft_tokens"]) for row in found] == [
         (category, count, k) for k in (2, 3) for category, count in (("", 3), ("a", 2), ("b", 1))
     ]
-    assert all(1 < row["mean_acceptance_length"] <= row["num_draft_tokens"] + 1 for row in found)
-    assert [bool(row["per_position"]) for row in found if not row["category"]] == [True, True]
+    assert all(1 < row["value"] <= row["num_draft_tokens"] + 1 for row in found)
+    assert positions == [2, 3]
     prompts.write_text(json.dumps(lines[0]) + "\n")
     text = invoke("bench", "acceptance", "--markdown", *few).stdout
     assert text.count("draft-model") == 1 and "| all | 1 |" in text

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from time import perf_counter
 
 import numpy as np
 
+from forerun.bench.engines import gaps_of
 from forerun.bench.load.asks import Ask
 from forerun.config import SamplingParams
 from forerun.engine.engine import Engine
@@ -38,10 +38,7 @@ class Stream:
     @property
     def gaps(self) -> list[float]:
         """Seconds between tokens: those that come together share the time since the tokens before."""
-        found: list[float] = []
-        for (before, _), (now, count) in pairwise(self.arrivals):
-            found += [(now - before) / count] * count
-        return found
+        return gaps_of(self.arrivals)
 
     @property
     def waits(self) -> list[float]:

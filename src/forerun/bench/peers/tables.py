@@ -32,7 +32,7 @@ def report(
         own: the name of forerun's peer whose plain decoding is the reference; None if it was left out.
         categories: of each answer.
         about: prompts, tokens and threads, for the titles.
-        facts: the settings, for JSON.
+        facts: the settings, for the file.
         avx512: whether the processor has AVX-512.
     """
     every = classes(measured, own)
@@ -52,7 +52,7 @@ def report(
         "categories": parts,
         "left_out": measured.left_out,
     }
-    return Report({**facts, **found}, tables)
+    return Report("peers", tables, settings=facts, details=found)
 
 
 def category_table(whole: PrecisionClass, parts: dict[str, list[PrecisionClass]]) -> Table:

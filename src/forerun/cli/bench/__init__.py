@@ -4,7 +4,19 @@ from __future__ import annotations
 
 import typer
 
-from forerun.cli.bench import acceptance, engine, forward, generate, load, overhead, peers, quality, replay
+from forerun.cli.bench import (
+    acceptance,
+    compare,
+    engine,
+    forward,
+    generate,
+    load,
+    overhead,
+    peers,
+    quality,
+    replay,
+    report,
+)
 
 app = typer.Typer(help="Measure forerun on this machine, beside Hugging Face Transformers.", no_args_is_help=True)
 app.command()(forward.forward)
@@ -16,3 +28,5 @@ app.command()(overhead.overhead)
 app.command()(acceptance.acceptance)
 app.command()(engine.engine)
 app.command()(quality.quality)
+app.command()(report.report)
+app.command()(compare.compare)

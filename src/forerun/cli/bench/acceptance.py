@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from forerun.bench.report import Report, Table
 from forerun.cli import options
-from forerun.cli.bench.shared import Compared, non_negative, print_report, say, set_threads, whole_numbers
+from forerun.cli.bench.shared import Compared, JsonFile, begin, non_negative, print_report, say, whole_numbers
 from forerun.cli.default_model import chosen_model
 from forerun.cli.demo import choose_drafters
 from forerun.cli.flags import Flags, with_flags
@@ -21,6 +21,7 @@ from forerun.workloads import Case
 
 if TYPE_CHECKING:
     from forerun.bench.acceptance_rate import AcceptanceRow
+    from forerun.results import PromptFacts, TargetFacts
 
 MAX_TOKENS = 64
 
@@ -44,7 +45,7 @@ def acceptance(
     settings: Annotated[AcceptanceOptions, Flags()],
     llm: Annotated[LLMOptions, Flags("dtype", "quantize", "adapter")],
     threads: options.Threads = None,
-    json: options.Json = False,
+    json: JsonFile = None,
     markdown: options.Markdown = False,
 ) -> None:
     """Acceptance of drafts of K tokens by category and position, many prompts at once: for machines that are busy."""
@@ -52,20 +53,30 @@ def acceptance(
     non_negative(settings.temperatures, "--temperatures")
     model = chosen_model(model)
     chosen = choose_drafters(model, draft, compared.drafters)
-    set_threads(threads)
+    watch = begin(threads, json)
     from forerun.bench import acceptance_rate
+    from forerun.bench.recorded import drafter_facts
+    from forerun.bench.recorded_parts import acceptance_figures
 
-    rows = measured(model, chosen, counts, cases, compared.max_tokens, settings, llm)
-    facts = {"model": model, "quantize": llm.quantize, "max_tokens": compared.max_tokens, "results": rows}
+    target, prompts, rows = measured(model, chosen, counts, cases, compared.max_tokens, settings, llm)
     tables = [
         Table.of(
-            f"{model}, {name}: acceptance, answers of up to {compared.max_tokens} tokens",
+            f"{target.name}, {name}: acceptance, answers of up to {compared.max_tokens} tokens",
             acceptance_rate.BY_CATEGORY,
             [row for row in rows if row.workload == name],
         )
         for name in cases
     ]
-    print_report(Report(facts, tables, model), json, markdown)
+    report = Report(
+        "acceptance",
+        tables,
+        target,
+        drafter_facts(chosen, counts),
+        {"max_tokens": compared.max_tokens, "ignore_eos": settings.ignore_eos, "max_batch": settings.max_batch},
+        prompts,
+        figures=acceptance_figures(rows),
+    )
+    print_report(report, watch, json, markdown)
 
 
 def measured(
@@ -76,10 +87,11 @@ def measured(
     max_tokens: int,
     settings: AcceptanceOptions,
     llm: LLMOptions,
-) -> list[AcceptanceRow]:
-    """The rows of every drafter at every K. drafters: name -> text."""
+) -> tuple[TargetFacts, list[PromptFacts], list[AcceptanceRow]]:
+    """The target, the prompts, and the rows of every drafter at every K. drafters: name -> text."""
     from forerun.bench import acceptance_rate
     from forerun.bench.prompts import prepare
+    from forerun.bench.recorded import prompt_facts, target_facts
     from forerun.engine import LLM
 
     say(f"loading {model}")
@@ -101,4 +113,5 @@ def measured(
         rows += acceptance_rate.measure(
             {(name, k): engine}, prompts, max_tokens, heats, by_category=True, ignore_eos=settings.ignore_eos
         )
-    return rows
+    every = [each for workload, requests in prompts.items() for each in prompt_facts(workload, requests)]
+    return target_facts(model, plain.target), every, rows

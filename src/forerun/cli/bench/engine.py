@@ -7,7 +7,7 @@ from typing import Annotated
 
 from forerun.bench.report import Report, Table
 from forerun.cli import options
-from forerun.cli.bench.shared import print_report, say, set_threads, whole_numbers
+from forerun.cli.bench.shared import JsonFile, begin, print_report, say, whole_numbers
 from forerun.cli.flags import Flags, with_flags
 from forerun.fields import option
 
@@ -27,12 +27,12 @@ def engine(
     *,
     timed: Annotated[EngineOptions, Flags()],
     threads: options.Threads = None,
-    json: options.Json = False,
+    json: JsonFile = None,
     markdown: options.Markdown = False,
 ) -> None:
     """The engine's time outside forwards, per step: choosing K, distributions, drawing and verification."""
     vocab_sizes = whole_numbers(timed.vocab_sizes, "--vocab-sizes")
-    set_threads(threads)
+    watch = begin(threads, json)
     from forerun.bench import planning_time, sampling_time
 
     say("timing how K is chosen")
@@ -42,4 +42,4 @@ def engine(
         Table.of("Choosing K", planning_time.COLUMNS, planning),
         Table.of("Sampling and verification", sampling_time.COLUMNS, sampling),
     ]
-    print_report(Report({"planning": planning, "sampling": sampling}, tables), json, markdown)
+    print_report(Report("engine", tables, details={"planning": planning, "sampling": sampling}), watch, json, markdown)

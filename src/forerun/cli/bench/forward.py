@@ -8,7 +8,7 @@ from typing import Annotated
 
 from forerun.bench.report import Report
 from forerun.cli import options
-from forerun.cli.bench.shared import print_report, say, set_threads, whole_numbers
+from forerun.cli.bench.shared import JsonFile, begin, print_report, say, whole_numbers
 from forerun.cli.flags import Flags, with_flags
 from forerun.fields import option
 
@@ -35,25 +35,42 @@ def forward(
     *,
     timed: Annotated[ForwardOptions, Flags()],
     threads: options.Threads = None,
-    json: options.Json = False,
+    json: JsonFile = None,
     markdown: options.Markdown = False,
 ) -> None:
     """One target forward of K rows, all logits: Transformers' own module against forerun's paths."""
     by_sequence = timed.sequences is not None
     counts = whole_numbers(timed.sequences or timed.rows, "--sequences" if by_sequence else "--rows")
     dtypes = options.comma_list(timed.dtypes, "--dtypes")
-    set_threads(threads)
+    watch = begin(threads, json)
     from forerun.bench import forward as bench
+    from forerun.bench.measure import is_cost_padded
     from forerun.bench.random_llama import random_llama
+    from forerun.bench.recorded_parts import forward_figures
     from forerun.bench.reference import quieten
+    from forerun.bench.roofline import measure_roof
+    from forerun.results import TargetFacts
+    from forerun.results.write import without_folders
 
     quieten()
     with ExitStack() as stack:
         folder = timed.model or stack.enter_context(random_llama())
         load = bench.Load(counts, timed.prefix, by_sequence, timed.num_logits)
         results = bench.measure(folder, dtypes, load, timed.rounds, say)
-    facts = {"load": load, "rounds": timed.rounds, "results": results}
+    say("measuring bandwidth and arithmetic for the roofline")
+    roof = measure_roof(dtypes)
+    figures = forward_figures(results, load, timed.rounds, roof)
+    name = "a random Llama" if timed.model is None else without_folders(timed.model)
+    target = TargetFacts(
+        name,
+        ", ".join(dtypes),
+        cost_padded=is_cost_padded(folder),
+        random_weights=timed.model is None,
+        num_parameters=results[0].parameters,
+    )
+    settings = {"rows": counts, "prefix": timed.prefix, "rounds": timed.rounds, "num_logits": timed.num_logits}
     what = "forward of sequences of one row each" if by_sequence else "forward"
     title = f"One {what} after {timed.prefix} cached positions, {timed.rounds} interleaved rounds"
     table = bench.table(title, counts, results)
-    print_report(Report(facts, [table]), json, markdown)
+    report = Report("forward", [table], target, settings=settings, figures=figures, details={"roof": roof})
+    print_report(report, watch, json, markdown)

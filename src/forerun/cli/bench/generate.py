@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from forerun.bench.measure import is_cost_padded
 from forerun.bench.report import Report, Table
 from forerun.cli import options
-from forerun.cli.bench.shared import Compared, draft_counts, non_negative, print_report, say, set_threads, whole_numbers
+from forerun.cli.bench.shared import (
+    Compared,
+    JsonFile,
+    begin,
+    draft_counts,
+    non_negative,
+    print_report,
+    say,
+    whole_numbers,
+)
 from forerun.cli.default_model import chosen_model
 from forerun.cli.demo import DRAFT_MODEL, choose_drafters
 from forerun.cli.flags import Flags, with_flags
@@ -22,12 +30,14 @@ from forerun.config import AUTO, BUNDLED_DRAFT, OFF, NumDraftTokens, SamplingPar
 from forerun.errors import ConfigError
 from forerun.fields import option
 from forerun.files.write import refuse_to_overwrite
+from forerun.results.write import without_folders
 from forerun.workloads import temperatures
 
 if TYPE_CHECKING:
     from forerun.bench.generate import MethodRow, Methods
     from forerun.bench.prompts import Request
     from forerun.engine import LLM
+    from forerun.results import Figure, PromptFacts, RunRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +53,12 @@ class GenerateOptions:
     )
     baseline: str | None = option(
         None, "One of --drafters, at the first K, that the others' speed is compared with as well.", metavar="DRAFTER"
+    )
+    training_data: Sequence[str] = option(
+        (),
+        "What drafters were trained on: texts, JSON lines, folders. Prompts that share 13 words in a row with it are "
+        "counted, and reports warn of them.",
+        metavar="FILE",
     )
     csv: Path | None = option(None, "Write every row with all its figures into this CSV file.", metavar="FILE")
 
@@ -73,7 +89,7 @@ def generate(
     reference: Annotated[bool, typer.Option(help="Measure Transformers' generate as well (greedy only).")] = True,
     details: Annotated[bool, typer.Option(help="Measure overhead and acceptance as well.")] = True,
     threads: options.Threads = None,
-    json: options.Json = False,
+    json: JsonFile = None,
     markdown: options.Markdown = False,
 ) -> None:
     """Whole generations, batch 1: forerun's methods against Transformers', overhead, and acceptance."""
@@ -84,12 +100,20 @@ def generate(
     chosen = choose_drafters(model, draft, compared.drafters)
     baseline = baseline_method(settings.baseline, chosen, counts)
     check_csv(settings.csv)
-    set_threads(threads)
+    seen = None
+    if settings.training_data:
+        from forerun.bench.training_data import seen_cases
+
+        say("looking for the prompts in the training data")
+        seen = seen_cases(cases, [Path(each) for each in settings.training_data])
+    watch = begin(threads, json)
     from forerun.bench import engines
     from forerun.bench.generate import Methods
     from forerun.bench.prompts import prepare
+    from forerun.bench.recorded import drafter_facts, target_facts
     from forerun.bench.reference import Reference, quieten
     from forerun.bench.rows_file import write_rows
+    from forerun.bench.training_data import with_seen
     from forerun.engine import LLM
 
     quieten()
@@ -102,24 +126,37 @@ def generate(
     assistant = (draft or BUNDLED_DRAFT) if DRAFT_MODEL in chosen else None
     hf = Reference(model, llm.dtype, llm.adapter) if reference else None
     hf_draft = Reference(assistant, llm.dtype) if reference and assistant else None
+    drafter_names = {engines.method_name(name, k): name for name in chosen for k in counts}
     methods = Methods(by_method, hf, hf_draft, assisted, baseline)
-    measured, tables = speeds(methods, workloads, compared.max_tokens, settings, _about(model, plain))
-    facts = {"model": model, "cost_padded": is_cost_padded(model), "dtype": llm.dtype, "methods": measured}
-    facts |= {"adapter": llm.adapter, "quantize": plain.target.quantize, "stop_at_eos": settings.stop_at_eos}
-    facts |= {"overhead": [], "acceptance": []}
+    measured = speeds(methods, workloads, compared.max_tokens, settings, _about(model, plain), drafter_names)
+    facts: dict[str, Any] = {"overhead": [], "acceptance": []}
+    tables = measured.tables
     if details:
-        found, more = measure_details(by_method, by_drafter, workloads, compared.max_tokens)
-        facts, tables = facts | found, tables + more
-    print_report(Report(facts, tables, model), json, markdown)
+        facts, more = measure_details(by_method, by_drafter, workloads, compared.max_tokens)
+        tables = tables + more
+    every = [request for workload in workloads for request in workload.requests]
+    engines_of = {name: by_method[engines.method_name(name, counts[0])] for name in chosen}
+    report = Report(
+        "generate",
+        tables,
+        target_facts(model, plain.target),
+        with_seen(drafter_facts(chosen, counts), engines_of, every, seen),
+        {"max_tokens": compared.max_tokens, "rounds": settings.rounds, "stop_at_eos": settings.stop_at_eos},
+        measured.prompts,
+        measured.rows,
+        measured.figures,
+        facts,
+    )
+    print_report(report, watch, json, markdown)
     if settings.csv is not None:
-        write_rows(settings.csv, measured)
+        write_rows(settings.csv, measured.methods)
 
 
 def _about(model: str, plain: LLM) -> str:
     """The model and its number format, for titles."""
     from forerun.models import number_format
 
-    return f"{model}, {number_format(plain.target)}"
+    return f"{without_folders(model)}, {number_format(plain.target)}"
 
 
 def baseline_method(drafter: str | None, chosen: Mapping[str, str], counts: Sequence[NumDraftTokens]) -> str | None:
@@ -142,32 +179,56 @@ def check_csv(path: Path | None) -> None:
         raise ConfigError(f"--csv is {path}, which is a folder. Give the name of a file.")
 
 
+@dataclass(slots=True)
+class Speeds:
+    """What was measured of whole generations, as it grows.
+
+    Attributes:
+        methods: rows by workload, temperature and category.
+        tables, prompts, rows, figures: see `Report`.
+    """
+
+    methods: dict[str, list[MethodRow]] = field(default_factory=dict)
+    tables: list[Table] = field(default_factory=list)
+    prompts: list[PromptFacts] = field(default_factory=list)
+    rows: list[RunRow] = field(default_factory=list)
+    figures: list[Figure] = field(default_factory=list)
+
+
 def speeds(
-    methods: Methods, workloads: Sequence[Workload], max_tokens: int, settings: GenerateOptions, target: str
-) -> tuple[dict[str, list[MethodRow]], list[Table]]:
-    """The speed of every method, by workload, temperature and category; and tables for each of these."""
+    methods: Methods,
+    workloads: Sequence[Workload],
+    max_tokens: int,
+    settings: GenerateOptions,
+    target: str,
+    drafters: Mapping[str, str],
+) -> Speeds:
+    """The speed of every method, by workload, temperature and category. drafters: method -> drafter's name."""
     from forerun.bench import generate as bench
+    from forerun.bench.engines import PLAIN
+    from forerun.bench.recorded import method_figures, prompt_facts, run_rows
 
     ends = "up to the end of text" if settings.stop_at_eos else "past any end of text"
-    measured: dict[str, list[MethodRow]] = {}
-    columns = {name: cell for name, cell in bench.COLUMNS.items() if methods.baseline or name != bench.OVER_BASELINE}
-    tables = []
+    rounds, made = settings.rounds, Speeds()
     for workload in workloads:
+        first, requests = len(made.prompts), workload.requests
+        made.prompts += prompt_facts(workload.name, requests)
         for heat in workload.heats:
             label = f"{workload.name}, {'greedy' if heat == 0 else f'temperature {heat:g}'}"
             say(f"measuring {label}")
             params = SamplingParams(temperature=heat, max_tokens=max_tokens, ignore_eos=not settings.stop_at_eos)
-            about = f"{len(workload.requests)} prompts of {max_tokens} tokens, {ends}, rounds: {settings.rounds}"
+            about = f"{len(requests)} prompts of {max_tokens} tokens, {ends}, rounds: {rounds}"
             about += f", baseline: {methods.baseline}" * bool(methods.baseline)
-            found = bench.measure(methods, workload.requests, params, settings.rounds, say)
+            runs = bench.timed_runs(methods, requests, params, rounds, say)
+            found = bench.reduce_by_category(runs, requests, rounds, methods.baseline)
+            made.rows += run_rows(runs, drafters, PLAIN, heat, rounds, first)
+            made.figures += method_figures(workload.name, heat, found, drafters)
             for category, rows in found.items():
                 name = f"{label}, {category}" if category else label
-                measured[name] = rows
+                made.methods[name] = rows
                 title = f"{target}, {name}" if category else f"{target}, {label}, {about}"
-                tables.append(Table.of(title, columns, rows))
-                positions = bench.position_table(f"Acceptance by draft position, {name}", rows)
-                tables += [positions] if positions is not None else []
-    return measured, tables
+                made.tables += bench.tables(title, name, rows, has_baseline=methods.baseline is not None)
+    return made
 
 
 def measure_details(

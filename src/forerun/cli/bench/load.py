@@ -10,16 +10,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from forerun.bench.report import Report, Table
 from forerun.cli import options
-from forerun.cli.bench.shared import print_report, say, set_threads, whole_numbers
+from forerun.cli.bench.shared import JsonFile, begin, print_report, say, whole_numbers
 from forerun.cli.default_model import chosen_model
 from forerun.cli.demo import choose_drafters
 from forerun.cli.flags import Flags, with_flags
 from forerun.cli.memory_line import memory_told
 from forerun.cli.options import WORKLOAD_FILE, LLMOptions
-from forerun.config import DEFAULT_DRAFTER, SamplingParams
+from forerun.config import AUTO, DEFAULT_DRAFTER, SamplingParams
 from forerun.errors import ConfigError
 from forerun.fields import Checked, option
 from forerun.files.json_file import Fields
+from forerun.results.read import check_version
+from forerun.results.write import without_folders
 from forerun.workloads import load as load_workload
 
 if TYPE_CHECKING:
@@ -53,7 +55,7 @@ class LoadOptions(Checked):
     context: int = option(128, "Cached positions of each sequence at which a replay's forwards are timed.", low=1)
     costs: Path | None = option(
         None,
-        "Replay by the costs in this report of `forerun bench load --json`.",
+        "Replay by the costs in these results of `forerun bench load --json FILE`.",
         metavar="FILE",
         default_text="measured now",
     )
@@ -120,7 +122,7 @@ def load(
     asked: Annotated[LoadOptions, Flags()],
     llm: Annotated[LLMOptions, Flags("dtype", "quantize")],
     threads: options.Threads = None,
-    json: options.Json = False,
+    json: JsonFile = None,
     markdown: options.Markdown = False,
 ) -> None:
     """Many requests at once: closed loops, batches, prefixes, arrivals, many slots, and replays of them."""
@@ -128,8 +130,10 @@ def load(
     cases = [case for name in options.comma_list(asked.prompts, "--prompts") for case in load_workload(name)]
     model = chosen_model(model)
     chosen = choose_drafters(model, draft, asked.drafters)
-    set_threads(threads)
+    watch = begin(threads, json)
     from forerun.bench.prompts import prepare
+    from forerun.bench.recorded import drafter_facts, target_facts
+    from forerun.bench.recorded_parts import load_figures
     from forerun.bench.reference import quieten
     from forerun.engine import LLM
     from forerun.models import number_format
@@ -141,11 +145,26 @@ def load(
     texts = [each.token_ids for each in prepare(plain, {"": cases}, 1)[""]]
     bench = Bench(model, plain, chosen, texts, asked, counts, llm.dtype)
     measured = {part: _MEASURES[part](bench) for part in parts}
-    facts = {"model": model, "dtype": llm.dtype, "quantize": plain.target.quantize, "options": asked}
-    facts |= {part: rows for part, (rows, _) in measured.items()}
-    about = f"{model}, {number_format(plain.target)}: "
+    about = f"{without_folders(model)}, {number_format(plain.target)}: "
     tables = [Table(about + table.title, table.header, table.rows) for _, table in measured.values()]
-    print_report(Report(facts, tables, model), json, markdown)
+    found = {part: rows for part, (rows, _) in measured.items()}
+    report = Report(
+        "load",
+        tables,
+        target_facts(model, plain.target),
+        drafter_facts(chosen, [AUTO]),
+        {"parts": parts, "outstanding": counts, "pairs": asked.pairs, "rounds": asked.rounds},
+        figures=[each for part, rows in found.items() for each in load_figures(part, rows, asked.pairs, asked.rounds)],
+        details={"replay": found["replay"]} if "replay" in found else {},
+    )
+    print_report(report, watch, json, markdown)
+
+
+def _costs(path: Path) -> Fields:
+    """The costs in results of an earlier run. Raises ConfigError."""
+    found = Fields.read(path, ConfigError)
+    check_version(found)
+    return found.fields("details").fields("replay").fields("costs")
 
 
 def chosen_parts(text: str) -> list[str]:
@@ -229,7 +248,7 @@ def measure_replay(bench: Bench) -> Measured:
 
     asked, most = bench.asked, max(bench.counts)
     counts = whole_numbers(asked.num_draft_tokens, "--num-draft-tokens")
-    given = None if asked.costs is None else Fields.read(asked.costs, ConfigError).fields("replay").fields("costs")
+    given = None if asked.costs is None else _costs(asked.costs)
     batches = sorted({1, *(each for each in bench.counts if each in (4, 8, 16, 32)), most})
     if given is None:
         say("timing forwards")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from forerun.bench.report import Report, Table
 from forerun.cli import options
-from forerun.cli.bench.shared import print_report, say, set_threads
+from forerun.cli.bench.shared import JsonFile, begin, print_report, say
 from forerun.cli.flags import Flags, with_flags
 from forerun.cli.options import LLMOptions
 from forerun.fields import option
@@ -32,12 +32,12 @@ def overhead(
     timed: Annotated[OverheadOptions, Flags()],
     llm: Annotated[LLMOptions, Flags("dtype", "quantize")],
     threads: options.Threads = None,
-    json: options.Json = False,
+    json: JsonFile = None,
     markdown: options.Markdown = False,
 ) -> None:
     """Drafting without a model, beside one forward of a random Llama of 197 M parameters at the same context."""
     wanted = options.comma_list(timed.drafters, "--drafters") if timed.drafters else []
-    set_threads(threads)
+    watch = begin(threads, json)
     from forerun.bench import overhead as bench
 
     context, steps = timed.context, timed.steps
@@ -46,6 +46,8 @@ def overhead(
     length = context + bench.TOKENS_PER_STEP * steps
     drafters, text = bench.bundled_drafters(wanted, timed.index, llm.dtype, length)
     results = bench.measure(drafters, text, context, timed.budget, steps, forward, say)
-    facts = {"context": context, "quantize": llm.quantize, "forward": forward, "results": results}
+    settings = {"context": context, "dtype": llm.dtype, "quantize": llm.quantize, "budget": timed.budget}
+    details = {"forward": forward, "results": results}
     title = f"After {context} tokens; the forward takes {1e3 * forward:.1f} ms"
-    print_report(Report(facts, [Table.of(title, bench.COLUMNS, results)]), json, markdown)
+    table = Table.of(title, bench.COLUMNS, results)
+    print_report(Report("overhead", [table], settings=settings, details=details), watch, json, markdown)

@@ -11,7 +11,7 @@ import typer
 
 from forerun import processor
 from forerun.cli import options
-from forerun.cli.bench.shared import Compared, print_report, say, set_threads
+from forerun.cli.bench.shared import Compared, JsonFile, begin, print_report, say
 from forerun.cli.default_model import chosen_model
 from forerun.cli.demo import choose_drafters
 from forerun.cli.flags import Flags, with_flags
@@ -56,7 +56,7 @@ def peers(
     chosen: Annotated[PeerOptions, Flags()],
     llm: Annotated[LLMOptions, Flags("dtype", "quantize")],
     threads: options.Threads = None,
-    json: options.Json = False,
+    json: JsonFile = None,
     markdown: options.Markdown = False,
 ) -> None:
     """The same token ids, threads and numbers of tokens through other engines: greedy, past any end of text."""
@@ -77,7 +77,7 @@ def peers(
     if draft is not None and not any(draft in text for text in drafters.values()):
         raise ConfigError(f"--draft is {draft!r}, but none of --drafters takes it. Add draft-model to --drafters.")
     count, tokenizer = threads or available_cores(), find_tokenizer(model)
-    set_threads(count)
+    watch = begin(count, json)
     with running(Limits(chosen.load_limit, chosen.prompt_limit), say, chosen.logs) as started:
         own = started.start(own_start(model, drafters, llm.dtype, count, llm.quantize))
         if own is None:
@@ -94,7 +94,7 @@ def peers(
     facts = {"model": model, "prompts": len(prompts), "max_tokens": compared.max_tokens, "threads": count}
     categories = [prompt.category for prompt in prompts for _ in range(chosen.rounds)]
     has_avx512 = "avx512f" in processor.features()
-    print_report(report(measured, own.name, categories, about, facts, has_avx512), json, markdown)
+    print_report(report(measured, own.name, categories, about, facts, has_avx512), watch, json, markdown)
     if measured.interrupted:
         say(f"interrupted: the tables hold the first {len(prompts)} prompts")
         raise typer.Exit(INTERRUPTED)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from forerun.bench.report import Report, Table
 from forerun.cli import options
-from forerun.cli.bench.shared import Compared, print_report, say, set_threads
+from forerun.cli.bench.shared import Compared, JsonFile, begin, print_report, say
 from forerun.cli.default_model import chosen_model
 from forerun.cli.flags import Flags, with_flags
 from forerun.cli.options import LLMOptions
@@ -50,19 +50,28 @@ def quality(
     settings: Annotated[QualityOptions, Flags()],
     llm: Annotated[LLMOptions, Flags("adapter")],
     threads: options.Threads = None,
-    json: options.Json = False,
+    json: JsonFile = None,
     markdown: options.Markdown = False,
 ) -> None:
     """Perplexity, divergence and top-1 agreement beside float32, on text and on the model's own greedy answers."""
     formats, cases = options.comma_list(settings.formats, "--formats"), compared.cases()
     model = chosen_model(model)
-    set_threads(threads)
+    watch = begin(threads, json)
     rows = measure(model, formats, cases, compared.max_tokens, llm.adapter)
-    from forerun.bench.quality import COLUMNS
+    from forerun.bench.quality import COLUMNS, REFERENCE
+    from forerun.bench.recorded_parts import quality_figures
+    from forerun.results import TargetFacts
+    from forerun.results.write import without_folders
 
-    facts = {"model": model, "adapter": llm.adapter, "max_tokens": compared.max_tokens, "results": rows}
-    title = f"{model}: what the weights' format costs, beside float32"
-    print_report(Report(facts, [Table.of(title, COLUMNS, rows)]), json, markdown)
+    title = f"{without_folders(model)}: what the weights' format costs, beside float32"
+    report = Report(
+        "quality",
+        [Table.of(title, COLUMNS, rows)],
+        TargetFacts(without_folders(model), REFERENCE, adapter=llm.adapter and without_folders(llm.adapter)),
+        settings={"max_tokens": compared.max_tokens, "formats": formats},
+        figures=quality_figures(rows),
+    )
+    print_report(report, watch, json, markdown)
 
 
 def measure(

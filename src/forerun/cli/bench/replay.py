@@ -7,7 +7,7 @@ from typing import Annotated
 
 from forerun.bench.report import Report, Table
 from forerun.cli import options
-from forerun.cli.bench.shared import Compared, print_report, say, set_threads, whole_numbers
+from forerun.cli.bench.shared import Compared, JsonFile, begin, print_report, say, whole_numbers
 from forerun.cli.default_model import chosen_model
 from forerun.cli.demo import choose_drafters
 from forerun.cli.flags import Flags, with_flags
@@ -41,21 +41,23 @@ def replay(
     priced: Annotated[ReplayOptions, Flags()],
     llm: Annotated[LLMOptions, Flags("dtype", "quantize", "adapter")],
     threads: options.Threads = None,
-    json: options.Json = False,
+    json: JsonFile = None,
     markdown: options.Markdown = False,
 ) -> None:
     """Every drafter at every K and with K chosen automatically, priced by measured step costs."""
     counts, cases = whole_numbers(priced.num_draft_tokens, "--num-draft-tokens"), compared.cases()
     model = chosen_model(model)
     chosen = choose_drafters(model, draft, compared.drafters)
-    set_threads(threads)
+    watch = begin(threads, json)
     from forerun.bench import replay as bench
     from forerun.bench.prompts import prepare
+    from forerun.bench.recorded import drafter_facts, prompt_facts, target_facts
     from forerun.bench.reference import quieten
-    from forerun.bench.replay_costs import target_costs
-    from forerun.config import OFF
+    from forerun.config import AUTO, OFF
     from forerun.engine import LLM
     from forerun.models import load_model, number_format
+    from forerun.plan.step_times import target_costs
+    from forerun.results.write import without_folders
 
     quieten()
     cost_of, dtype = priced.cost_of, llm.dtype
@@ -66,10 +68,14 @@ def replay(
     timed = plain.target if cost_of is None else load_model(cost_of, dtype, quantize=llm.quantize)
     target = target_costs(timed, CONTEXT, priced.rounds)
     results = bench.measure(plain, chosen, target, prompts, heats, counts, compared.max_tokens, say)
-    facts = {"model": model, "cost_of": cost_of or model, "dtype": dtype, "target": target, "results": results}
-    facts |= {"adapter": llm.adapter, "quantize": plain.target.quantize}
-    at = f" at the cost of {cost_of}" if cost_of else ""
+    settings = {"cost_of": without_folders(cost_of or model), "max_tokens": compared.max_tokens}
+    about_target = target_facts(model, plain.target, cost_of=cost_of)
+    drafters = drafter_facts(chosen, [*counts, AUTO])
+    every = [each for name, some in prompts.items() for each in prompt_facts(name, some)]
+    at = f" at the cost of {without_folders(cost_of)}" if cost_of else ""
     about = f"{sum(map(len, prompts.values()))} prompts of {compared.max_tokens} tokens"
-    title = f"{model}{at}, {number_format(plain.target)}: auto against the best fixed K, {about}"
+    title = f"{without_folders(model)}{at}, {number_format(plain.target)}: auto against the best fixed K, {about}"
     table = Table.of(title, bench.COLUMNS, sorted(results, key=lambda row: row.workload))
-    print_report(Report(facts, [table], cost_of or model), json, markdown)
+    details = {"target": target, "results": results}
+    report = Report("replay", [table], about_target, drafters, settings, every, details=details)
+    print_report(report, watch, json, markdown)

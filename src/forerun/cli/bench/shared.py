@@ -5,17 +5,34 @@ from __future__ import annotations
 import shutil
 import sys
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from forerun.bench.report import Report
 from forerun.cli.options import DRAFTERS_HELP, WORKLOAD_FILE, comma_list
-from forerun.cli.output import print_json
 from forerun.config import AUTO, NumDraftTokens
 from forerun.errors import ConfigError
 from forerun.fields import option
+from forerun.files.json_file import Fields
+from forerun.results.write import without_folders
 from forerun.workloads import Case, categories_in_turn, load, names
 
+if TYPE_CHECKING:
+    from forerun.results import Watch
+
+STDOUT = "-"
+JsonFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--json",
+        help="Write the results into this file, for `forerun bench report` and `compare`; '-' prints them instead of "
+        "tables.",
+        metavar="FILE",
+    ),
+]
+"""Of every command that measures."""
 NUM_PROMPTS = 10
 """Of a bundled workload."""
 
@@ -37,8 +54,10 @@ class Compared:
     max_tokens: int = option(128, "Tokens generated per prompt.", low=2)
 
     def cases(self) -> dict[str, list[Case]]:
-        """The prompts of each workload. Raises ConfigError as `workloads.load`."""
-        return {name: self._of(name) for name in comma_list(self.prompts, "--prompts")}
+        """The prompts of each workload, by its name without folders. Raises ConfigError as `workloads.load`."""
+        found = comma_list(self.prompts, "--prompts")
+        short = [without_folders(name) for name in found]
+        return {one if short.count(one) == 1 else name: self._of(name) for name, one in zip(found, short, strict=True)}
 
     def _of(self, name: str) -> list[Case]:
         cases = load(name)
@@ -88,12 +107,40 @@ def whole_numbers(text: str, what: str) -> list[int]:
     return [int(entry) for entry in entries]
 
 
-def set_threads(threads: int | None) -> None:
-    """Set torch's number of threads, for all methods alike; None leaves it."""
+def begin(threads: int | None, json: Path | None) -> Watch:
+    """Set torch's number of threads, for all methods alike; None leaves it. Watch the machine from now on.
+
+    Raises:
+        ConfigError: results cannot be written into `json`.
+    """
+    from forerun.results import Watch
+
+    check_json(json)
+    watch = Watch.begin()
     import torch
 
     if threads is not None:
         torch.set_num_threads(threads)
+    return watch
+
+
+def check_json(path: Path | None) -> None:
+    """Raise ConfigError where results cannot be written there, before anything is measured.
+
+    Only results of forerun's may be replaced.
+    """
+    if path is None or str(path) == STDOUT or not path.exists():
+        return
+    if path.is_dir():
+        raise ConfigError(f"--json is {path}, which is a folder. Give the name of a file.")
+    from forerun.results.read import check_version
+
+    try:
+        check_version(Fields.read(path, ConfigError))
+    except ConfigError:
+        raise ConfigError(
+            f"--json is {path}, which exists and holds no results that could be replaced. Give another name."
+        ) from None
 
 
 def say(text: str) -> None:
@@ -101,10 +148,17 @@ def say(text: str) -> None:
     typer.echo(f"forerun bench: {text}", err=True)
 
 
-def print_report(report: Report, json: bool, markdown: bool) -> None:
-    """The report on standard output: one JSON object, Markdown, or plain text."""
-    if json:
-        print_json(report.as_object())
-    else:
-        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-        typer.echo(report.text(markdown, width))
+def print_report(report: Report, watch: Watch, json: Path | None, markdown: bool) -> None:
+    """The report on standard output, as Markdown or plain text, and in a file; "-" prints the file's JSON alone."""
+    from forerun.results.write import command_line, save, text_of
+
+    environment = watch.environment()
+    results = report.results(command_line(sys.argv[1:]), environment)
+    if json is not None and str(json) == STDOUT:
+        typer.echo(text_of(results), nl=False)
+        return
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    typer.echo(report.text(environment, markdown, width))
+    if json is not None:
+        save(results, json)
+        say(f"results in {json}")

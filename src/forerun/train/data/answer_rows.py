@@ -16,17 +16,18 @@ from forerun.train.corpus import hash_fraction
 from forerun.train.data.answer_file import SUFFIXES, Answered, answered_by, holds_answers, is_answer_file, read_answers
 from forerun.train.data.answer_prompts import files_digest
 from forerun.train.data.chat_text import ChatText
-from forerun.train.data.overlap import WORDS, Overlap, bundled
+from forerun.train.data.overlap import Overlap, bundled
 from forerun.train.data.packed import INDEX, PackedRows
 from forerun.train.data.packing import Document, pack
 from forerun.vocabulary import encode_text
 from forerun.vocabulary.fingerprint import fingerprint
+from forerun.workloads import OVERLAP_WORDS
 
 PROMPT_POSITIONS = 48
 """Positions of a prompt that are trained beside its answer: they cost little and add text of another kind."""
 HELD_OUT_SHARE = 0.02
 """Share of the prompts that are never trained on."""
-OVERLAP = f"{WORDS} words in a row of prompts for evaluation"
+OVERLAP = f"{OVERLAP_WORDS} words in a row of prompts for evaluation"
 _PATTERNS = (*(f"*{suffix}" for suffix in SUFFIXES), *TEXT_PATTERNS)
 """What is taken from a folder."""
 

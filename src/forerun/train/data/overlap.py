@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from forerun import workloads
-from forerun.workloads import Case
-
-WORDS = 13
-_WORD = re.compile(r"\w+")
+from forerun.workloads import word_runs
 
 
 class Overlap:
@@ -28,22 +24,13 @@ class Overlap:
     def __init__(self, evaluation: Sequence[str]) -> None:
         cases = [case for workload in evaluation for case in workloads.load(workload)]
         self.num_prompts = len(cases)
-        self._runs = {run for case in cases for text in _texts(case) for run in _runs(text)}
+        self._runs = {run for case in cases for text in case.texts for run in word_runs(text)}
 
     def __contains__(self, text: str) -> bool:
         """Whether a text shares 13 words in a row with one of the prompts."""
-        return any(run in self._runs for run in _runs(text))
+        return any(run in self._runs for run in word_runs(text))
 
 
 def bundled() -> list[str]:
     """All bundled workloads: what forerun itself is measured on."""
     return workloads.names()
-
-
-def _texts(case: Case) -> Iterable[str]:
-    return (case.prompt, *(message["content"] for message in case.messages), *case.turns)
-
-
-def _runs(text: str) -> Iterable[tuple[str, ...]]:
-    words = _WORD.findall(text.lower())
-    return (tuple(words[place : place + WORDS]) for place in range(len(words) - WORDS + 1))

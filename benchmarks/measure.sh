@@ -1,0 +1,42 @@
+#!/bin/sh
+# Measure the results from which docs/benchmarks.md is made (make measure, then make report).
+#
+#   benchmarks/measure.sh           all of them
+#   benchmarks/measure.sh NAME...   some: bundled forward load quality overhead
+#
+# They are meant for a machine that does nothing else meanwhile; reports warn where it did. FORERUN says which forerun
+# (forerun), THREADS how many threads (2). QUICK=1 measures a tenth as much, for a look; do not commit what it writes.
+set -eu
+cd "$(dirname "$0")/.."
+FORERUN=${FORERUN:-forerun}
+THREADS=${THREADS:-2}
+if [ "${QUICK:-}" ]; then PROMPTS=3 ROUNDS=1 FORWARDS=6 PAIRS=2; else PROMPTS=8 ROUNDS=2 FORWARDS=20 PAIRS=10; fi
+
+bundled() {  # the bundled pair: acceptance and speed of the drafters that serve it without options
+    "$FORERUN" bench generate --model bundled --prompts code,prose,copying --num-prompts $PROMPTS --max-tokens 96 \
+        --drafters draft-model,suffix,recycling --rounds $ROUNDS --no-reference --no-details \
+        --threads "$THREADS" --json benchmarks/generate-bundled.json
+}
+forward() {  # one forward by rows, beside the roofline
+    "$FORERUN" bench forward --dtypes bfloat16,int8 --rows 1,2,4,8,16 --rounds $FORWARDS \
+        --threads "$THREADS" --json benchmarks/forward-random.json
+}
+load() {  # many requests at once
+    "$FORERUN" bench load --model bundled --parts loop,batches --drafters draft-model,suffix --outstanding 1,4,16 \
+        --pairs $PAIRS --threads "$THREADS" --json benchmarks/load-bundled.json
+}
+quality() {  # what 8 and 4 bits cost
+    "$FORERUN" bench quality --model bundled --prompts prose,code --num-prompts 40 \
+        --threads "$THREADS" --json benchmarks/quality-bundled.json
+}
+overhead() {  # drafting in a long context
+    "$FORERUN" bench overhead --context 2000 --steps 100 --threads "$THREADS" --json benchmarks/overhead.json
+}
+
+for name in "${@:-all}"; do
+    case $name in
+        all) bundled; forward; load; quality; overhead ;;
+        bundled | forward | load | quality | overhead) "$name" ;;
+        *) echo "measure.sh: there is no '$name'; there are bundled, forward, load, quality, overhead" >&2; exit 2 ;;
+    esac
+done

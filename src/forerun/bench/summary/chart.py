@@ -1,0 +1,62 @@
+"""A picture as data: what is drawn, before anything draws it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One measured value.
+
+    Attributes:
+        at: where it stands: a number, or a name in a chart of rows.
+        value, low, high: with its 95 % interval; of a distribution the median and quartiles.
+        outer_low, outer_high: of a distribution, where 5 and 95 % lie below.
+    """
+
+    at: float | str
+    value: float
+    low: float | None = None
+    high: float | None = None
+    outer_low: float | None = None
+    outer_high: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """Points of one colour. is_bound: a line without markers, for what is not measured."""
+
+    name: str
+    points: Sequence[Point]
+    is_bound: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """One picture.
+
+    Attributes:
+        title: above it.
+        caption: below it: what the marks and their lines are.
+        form: "rows" has a name on each row and the values beside it; "lines" has numbers on both axes.
+        at_title, value_title: of the axes, with units.
+        series: what is drawn.
+        reference: a line at this value, such as 1 for ratios.
+        is_log: whether the axis of `at` is logarithmic, to base 2.
+        is_share: values are shares, shown as percentages from 0 to 100.
+        is_time: values are spread over decades: their axis is logarithmic.
+    """
+
+    title: str
+    caption: str
+    form: Literal["rows", "lines"]
+    at_title: str
+    value_title: str
+    series: Sequence[Series]
+    reference: float | None = None
+    is_log: bool = False
+    is_share: bool = False
+    is_time: bool = False

@@ -1,0 +1,121 @@
+"""What a reader of figures must be warned of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from forerun.results import Figure, Results, RunRow
+
+LEAST_RUNS = 10
+"""Runs behind an interval: with fewer, a bootstrap's is too narrow."""
+LEAST_PROMPTS = 5
+MOST_LOAD = 0.5
+"""Load average before anything was measured."""
+MOST_STOLEN = 0.05
+MOST_OTHERS = 0.25
+"""Of each core, kept busy by other processes."""
+SHOWN = 6
+"""Names that one warning lists."""
+
+
+def warnings_of(every: Sequence[Results]) -> list[str]:
+    """One sentence each, in the order of weight; of several files, with the file's name."""
+    found = list(_between(every))
+    for results in every:
+        name = f"{_name(results)}: " if len(every) > 1 else ""
+        found += [f"{name}{text}" for text in _of(results)]
+    return found
+
+
+def _between(every: Sequence[Results]) -> Iterator[str]:
+    machines = dict.fromkeys(each.environment.machine for each in every)
+    if len(machines) > 1:
+        shown = "; ".join(f"{cpu}, {cores} cores" for cpu, cores, _ in machines)
+        yield f"These results are of {len(machines)} machines ({shown}): their times cannot be compared."
+    versions = dict.fromkeys(each.environment.version for each in every)
+    if len(versions) > 1:
+        yield f"These results are of {len(versions)} versions of forerun ({', '.join(versions)})."
+
+
+def _of(results: Results) -> Iterator[str]:
+    yield from _of_text(results)
+    yield from _of_figures(results)
+    yield from _of_machine(results)
+
+
+def _of_text(results: Results) -> Iterator[str]:
+    """What the texts were."""
+    target = results.target
+    random = sum(prompt.random for prompt in results.prompts)
+    if random:
+        yield f"{random} prompts are random tokens: acceptance on them says nothing about texts."
+    if target is not None and target.random_weights:
+        yield "The model has random weights: its times stand, but its text and any acceptance mean nothing."
+    if target is not None and target.cost_padded:
+        yield "The model is cost-padded: text and acceptance of a smaller one, at the cost of one of this size."
+    for drafter in results.drafters:
+        if drafter.seen:
+            yield (
+                f"{drafter.seen} of {len(results.prompts)} prompts share 13 words in a row with what {drafter.name} "
+                f"was made from ({drafter.seen_source}): its acceptance on them flatters it."
+            )
+    differing = _methods(row for row in results.rows if row.same_text is False and row.method.startswith("forerun, "))
+    if differing:
+        exact = " The model is not exact." if target is not None and target.exact is False else ""
+        yield f"Texts differ from those of plain decoding: {differing}.{exact}"
+
+
+def _of_figures(results: Results) -> Iterator[str]:
+    odd = [each for each in results.figures if each.value is None]
+    if odd:
+        yield f"{len(odd)} figures are not numbers, and are left out: {_listed([each.name for each in odd])}."
+    few = [each for each in results.figures if each.low is not None and (each.samples or LEAST_RUNS) < LEAST_RUNS]
+    if few:
+        least = min(each.samples or 0 for each in few)
+        yield f"{len(few)} intervals rest on fewer than {LEAST_RUNS} samples ({least} at least): they are too narrow."
+    single = [each for each in results.figures if each.low is None and each.samples == 1]
+    if single:
+        yield f"{len(single)} figures are of a single run, and have no interval."
+    if results.rows and len(results.prompts) < LEAST_PROMPTS:
+        yield f"There are only {len(results.prompts)} prompts: they stand for no workload."
+    crossing = [each for each in results.figures if crosses_one(each) and not each.labels.get("category")]
+    names = [str(each.labels.get("method", each.name)) for each in crossing]
+    if names:
+        yield f"The interval holds 1, so neither faster nor slower is shown: {_listed(names)}."
+
+
+def crosses_one(figure: Figure) -> bool:
+    """Whether it is a speed over plain decoding whose interval holds 1."""
+    if figure.name != "over_plain" or figure.low is None or figure.high is None:
+        return False
+    return figure.low <= 1 <= figure.high and figure.low < figure.high
+
+
+def _of_machine(results: Results) -> Iterator[str]:
+    environment = results.environment
+    if environment.load_before and environment.load_before[0] > MOST_LOAD:
+        yield f"The machine was busy before anything was measured: load average {environment.load_before[0]:.1f}."
+    if environment.others is not None and environment.others > MOST_OTHERS * environment.cores:
+        yield (
+            f"Other processes kept {environment.others:.1f} processors busy while this was measured "
+            f"({environment.cores} cores)."
+        )
+    if environment.stolen is not None and environment.stolen > MOST_STOLEN:
+        yield f"{100 * environment.stolen:.0f} % of the processors' time went to other machines of the same host."
+    if environment.dirty:
+        yield f"The checkout was changed: the figures are not of commit {environment.commit} alone."
+
+
+def _name(results: Results) -> str:
+    return results.source.replace("\\", "/").rpartition("/")[2] or results.kind
+
+
+def _methods(rows: Iterator[RunRow]) -> str:
+    names = list(dict.fromkeys(row.method for row in rows))
+    return _listed(names) if names else ""
+
+
+def _listed(names: Sequence[str]) -> str:
+    different = list(dict.fromkeys(names))
+    more = f" and {len(different) - SHOWN} more" if len(different) > SHOWN else ""
+    return ", ".join(different[:SHOWN]) + more

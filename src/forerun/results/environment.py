@@ -1,0 +1,174 @@
+"""Where and when something was measured, and how busy the machine was meanwhile."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from forerun.results.machine import describe as describe_machine, machine
+
+_STAT = Path("/proc/stat")
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """What made the figures.
+
+    Attributes:
+        forerun, torch, transformers, python: versions.
+        commit: of forerun's checkout; None when it was installed from elsewhere.
+        dirty: whether tracked files of that checkout were changed.
+        system: operating system and architecture.
+        processor: its name.
+        instructions: the best instruction set that torch finds in it.
+        kernels: which kernels ran, with their instruction set; None where no model asked for native ones.
+        cores: that this process could use.
+        threads: of torch.
+        accelerator: None without one.
+        date: when it began, ISO 8601 in UTC.
+        seconds: that it took.
+        load_before, load_after: load averages over 1, 5 and 15 minutes; empty where the system tells none.
+        stolen: share of the processors' time that a hypervisor gave to other machines; None where it is not told.
+        others: processors that other processes kept busy, on average; None where it is not told.
+    """
+
+    forerun: str
+    torch: str
+    transformers: str
+    python: str
+    commit: str | None
+    dirty: bool
+    system: str
+    processor: str
+    instructions: str
+    kernels: str | None
+    cores: int
+    threads: int
+    accelerator: str | None
+    date: str
+    seconds: float
+    load_before: Sequence[float] = ()
+    load_after: Sequence[float] = ()
+    stolen: float | None = None
+    others: float | None = None
+
+    @property
+    def machine(self) -> tuple[str, int, str | None]:
+        """By which results of different machines are told apart."""
+        return self.processor, self.cores, self.accelerator
+
+    @property
+    def version(self) -> str:
+        """The commit, "+" for a changed one, or else the version."""
+        return f"{self.commit}{'+' * self.dirty}" if self.commit else self.forerun
+
+
+def describe(environment: Environment) -> str:
+    """The environment in one line."""
+    return describe_machine(
+        {
+            "cpu": environment.processor,
+            "cpu_capability": environment.instructions,
+            "kernels": environment.kernels,
+            "cores": environment.cores,
+            "threads": environment.threads,
+            "python": environment.python,
+            "torch": environment.torch,
+            "transformers": environment.transformers,
+            "forerun": environment.forerun,
+            "commit": f"{environment.commit}{'+' * environment.dirty}" if environment.commit else None,
+        }
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Ticks:
+    """Processor time since the system began, in ticks: of all, busy, and stolen."""
+
+    total: int
+    busy: int
+    stolen: int
+
+    @classmethod
+    def now(cls) -> _Ticks | None:
+        """None where the system does not tell."""
+        try:
+            user, nice, system, idle, iowait, irq, softirq, steal = map(
+                int, _STAT.read_text().splitlines()[0].split()[1:9]
+            )
+        except (OSError, ValueError, IndexError):
+            return None
+        busy = user + nice + system + irq + softirq
+        return cls(busy + idle + iowait + steal, busy, steal)
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """The machine from one moment on.
+
+    Attributes:
+        date: of that moment.
+        started: the same by the clock that measures.
+        load: averages then.
+        ticks: of all processors then.
+        own_seconds: processor time that this process and its children had taken.
+    """
+
+    date: datetime
+    started: float
+    load: Sequence[float]
+    ticks: _Ticks | None
+    own_seconds: float
+
+    @classmethod
+    def begin(cls) -> Watch:
+        """To be called before anything is loaded: the load average is then that of others."""
+        return cls(datetime.now(UTC), time.perf_counter(), _load(), _Ticks.now(), _own_seconds())
+
+    def environment(self) -> Environment:
+        """What happened until now."""
+        facts, seconds, now = machine(), time.perf_counter() - self.started, _Ticks.now()
+        stolen = others = None
+        if self.ticks is not None and now is not None and now.total > self.ticks.total:
+            stolen = (now.stolen - self.ticks.stolen) / (now.total - self.ticks.total)
+            busy = (now.busy - self.ticks.busy) / os.sysconf("SC_CLK_TCK") - (_own_seconds() - self.own_seconds)
+            others = max(busy, 0.0) / max(seconds, 1e-9)
+        commit = facts["commit"]
+        return Environment(
+            forerun=facts["forerun"],
+            torch=facts["torch"],
+            transformers=facts["transformers"],
+            python=facts["python"],
+            commit=None if commit is None else commit.removesuffix("+"),
+            dirty=commit is not None and commit.endswith("+"),
+            system=facts["system"],
+            processor=facts["cpu"],
+            instructions=facts["cpu_capability"],
+            kernels=facts["kernels"],
+            cores=facts["cores"],
+            threads=facts["threads"],
+            accelerator=facts["accelerator"],
+            date=self.date.isoformat(timespec="seconds").replace("+00:00", "Z"),
+            seconds=seconds,
+            load_before=self.load,
+            load_after=_load(),
+            stolen=stolen,
+            others=others,
+        )
+
+
+def _load() -> tuple[float, ...]:
+    try:
+        return os.getloadavg()
+    except (OSError, AttributeError):  # Windows has none
+        return ()
+
+
+def _own_seconds() -> float:
+    """Processor time of this process and of its children that have ended."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system

@@ -1,0 +1,181 @@
+"""Results from files: everything is checked, and what cannot be read is an error that says where and why."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from forerun.errors import ConfigError
+from forerun.files.json_file import REQUIRED, Fields
+from forerun.results.environment import Environment
+from forerun.results.schema import (
+    FORMAT,
+    KINDS,
+    VERSION,
+    DrafterFacts,
+    Figure,
+    PromptFacts,
+    Results,
+    RunRow,
+    TableFacts,
+    TargetFacts,
+)
+
+T = TypeVar("T")
+_REMEDY = "Measure again with `forerun bench ... --json FILE`, or leave the file out."
+
+
+def load(path: str | Path) -> Results:
+    """The results that a file holds.
+
+    Raises:
+        ConfigError: it cannot be read, is no such file, is of another version, or a value in it cannot be.
+    """
+    return of_object(Fields.read(path, ConfigError, remedy=_REMEDY))
+
+
+def of_object(found: Fields) -> Results:
+    """The results of a JSON object. Raises ConfigError as `load`."""
+    check_version(found)
+    rows = _list(found, "rows", RunRow)
+    prompts = _list(found, "prompts", PromptFacts)
+    for number, row in enumerate(rows):
+        if not 0 <= row.prompt < len(prompts):
+            raise ConfigError(
+                f"{found.place}: rows[{number}] is of prompt {row.prompt}, but there are {len(prompts)} prompts. "
+                f"{_REMEDY}"
+            )
+    target = found.fields("target", None)
+    return Results(
+        kind=found.string("kind", choices=KINDS),
+        command=found.string("command"),
+        environment=_made(Environment, found.fields("environment")),
+        target=None if target is None else _made(TargetFacts, target),
+        settings=_values(found, "settings"),
+        drafters=_list(found, "drafters", DrafterFacts),
+        prompts=prompts,
+        rows=rows,
+        figures=_list(found, "figures", Figure),
+        tables=_list(found, "tables", TableFacts),
+        details=_values(found, "details"),
+        source=found.place,
+    )
+
+
+def check_version(found: Fields) -> None:
+    """Raise ConfigError where an object is not results of the version that is read here."""
+    if found.values.get("format") != FORMAT:
+        raise ConfigError(
+            f"{found.place}: it holds no results of forerun's: its format is not {FORMAT!r}. Give a file that "
+            "`forerun bench ... --json FILE` wrote; reports of forerun 0.1.0 cannot be read."
+        )
+    version = found.integer("version", low=1)
+    if version != VERSION:
+        newer = "Update forerun." if version > VERSION else _REMEDY
+        raise ConfigError(
+            f"{found.place}: it is of version {version} of the schema, but this forerun reads {VERSION}. {newer}"
+        )
+
+
+def _values(found: Fields, key: str) -> Mapping[str, Any]:
+    held = found.fields(key, None)
+    return {} if held is None else held.values
+
+
+def _list(found: Fields, key: str, kind: type[T]) -> list[T]:
+    return [
+        _made(kind, Fields(f"{found.place}: {key}[{number}]", value, found.error, found.remedy))
+        for number, value in enumerate(found.list_of(key, dict, []))
+    ]
+
+
+def _made(kind: type[T], found: Fields) -> T:
+    """One of the schema's classes, field by field. Keys that it lacks are from a later forerun, and are left out."""
+    values: dict[str, Any] = {}
+    for field in dataclasses.fields(kind):  # type: ignore[arg-type]
+        factory = field.default_factory
+        default = factory() if factory is not dataclasses.MISSING else field.default
+        values[field.name] = _READERS[str(field.type)](
+            found, field.name, REQUIRED if default is dataclasses.MISSING else default
+        )
+    return kind(**values)
+
+
+def _count(found: Fields, key: str, default: Any) -> Any:
+    return found.integer(key, default, low=0)
+
+
+def _amount(found: Fields, key: str, default: Any) -> Any:
+    """A time or a share."""
+    return found.number(key, default, low=0)
+
+
+def _maybe(read: Callable[[Fields, str, Any], Any]) -> Callable[[Fields, str, Any], Any]:
+    return lambda found, key, _: read(found, key, None)
+
+
+def _figure(found: Fields, key: str, _: Any) -> Any:
+    """A number, or None where it is missing, NaN or infinite."""
+    value = found.values.get(key)
+    return None if isinstance(value, float) and not math.isfinite(value) else found.number(key, None)
+
+
+def _labels(found: Fields, key: str, default: Any) -> Any:
+    held = found.fields(key, default)
+    for name, value in held.values.items():
+        if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+            raise held.wrong(name, "a text or a number")
+    return held.values
+
+
+def _counts(found: Fields, key: str, default: Any) -> Any:
+    """Class -> how many."""
+    held = found.fields(key, None)
+    if held is None:
+        return default
+    if not all(name.isdecimal() for name in held.values):
+        raise found.wrong(key, "counts by class")
+    return {int(name): held.integer(name, low=0) for name in held.values}
+
+
+def _k_values(found: Fields, key: str, default: Any) -> Any:
+    values = found.values.get(key, default)
+    if not isinstance(values, (list, tuple)) or not all(isinstance(each, (int, str)) for each in values):
+        raise found.wrong(key, "a list of numbers or texts")
+    return tuple(values)
+
+
+def _rows(found: Fields, key: str, default: Any) -> Any:
+    rows = found.list_of(key, list, default)
+    if not all(isinstance(cell, str) for row in rows for cell in row):
+        raise found.wrong(key, "rows of texts")
+    if any(len(row) != len(rows[0]) for row in rows):
+        raise found.wrong(key, "rows of as many cells each")
+    return rows
+
+
+def _of(kind: type) -> Callable[[Fields, str, Any], Any]:
+    return lambda found, key, default: tuple(found.list_of(key, kind, list(default)))
+
+
+_READERS: Mapping[str, Callable[[Fields, str, Any], Any]] = {
+    "str": Fields.string,
+    "str | None": _maybe(Fields.string),
+    "int": _count,
+    "int | None": _maybe(_count),
+    "float": _amount,
+    "bool": Fields.flag,
+    "bool | None": _maybe(Fields.flag),
+    "float | None": _figure,
+    "Labels": _labels,
+    "Mapping[int, int]": _counts,
+    "Sequence[int | str]": _k_values,
+    "Sequence[int]": _of(int),
+    "Sequence[float]": _of(float),
+    "Sequence[str]": lambda found, key, default: found.list_of(key, str, default),
+    "Sequence[Sequence[str]]": _rows,
+}
+"""By the annotation of a field: how its value is read."""
