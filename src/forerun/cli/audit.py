@@ -109,9 +109,9 @@ def _of_model(
     """The certificate of a model with a drafter, in this process."""
     from forerun.audit.local import audit as run
     from forerun.audit.running import Audited
-    from forerun.bench.measure import machine
     from forerun.cli.bench.shared import set_threads
     from forerun.models import number_format
+    from forerun.results.machine import machine
 
     if drafter == NO_DRAFTER:
         raise DrafterError(NEEDS_DRAFTER)
@@ -166,7 +166,7 @@ def _of_server(
     """The certificate of a server, or of two."""
     from forerun.audit.client import Server
     from forerun.audit.remote import SWITCH, remote_audit
-    from forerun.bench.measure import machine
+    from forerun.results.machine import machine
 
     if len(urls) > _MOST_URLS:
         raise ConfigError(f"There are {len(urls)} of --url, but at most {_MOST_URLS} can be compared. Leave some out.")

@@ -26,6 +26,7 @@ from forerun.workloads import Case, categories_in_turn, load, names
 
 if TYPE_CHECKING:
     from forerun.engine import LLM
+    from forerun.results import Environment
     from forerun.tune.outcome import Outcome
     from forerun.tune.tuning import Task
 
@@ -102,7 +103,7 @@ def tune(
 
         print_json(as_object(facts))
     else:
-        show(outcome, model, written)
+        show(outcome, facts.environment, model, written)
     if outcome.interrupted:
         raise typer.Exit(INTERRUPTED)
 
@@ -194,7 +195,7 @@ def target_facts(model: str, plain: LLM) -> Any:
     )
 
 
-def show(outcome: Outcome, model: str, written: str | None) -> None:
+def show(outcome: Outcome, environment: Environment, model: str, written: str | None) -> None:
     """The outcome for people."""
     import shutil
 
@@ -202,7 +203,7 @@ def show(outcome: Outcome, model: str, written: str | None) -> None:
     from forerun.tune.public_drafts import public_drafts
 
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    typer.echo(Report({}, outcome.tables(), model).text(width=width))
+    typer.echo(Report("tune", outcome.tables()).text(environment, width=width))
     typer.echo("")
     for name, reason in outcome.left_out.items():
         typer.echo(textwrap.fill(f"Left out: {name}: {reason}", width or 120, subsequent_indent="    "))
