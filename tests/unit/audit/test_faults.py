@@ -18,14 +18,14 @@ from forerun.audit.settings import AuditOptions, quick
 from .conftest import PROMPTS, World
 
 LEVEL = 1e-5
-SMALL = AuditOptions(num_prompts=2, max_tokens=16)
+SMALL = AuditOptions(max_tokens=14)
 
 
 def bits(world: World) -> Layer:
-    return bits_layer(world.audited, PROMPTS[:2], SMALL)
+    return bits_layer(world.audited, PROMPTS[:1], SMALL)
 
 
-def rule(world: World, *names: str, num_samples: int = 1_500) -> Layer:
+def rule(world: World, *names: str, num_samples: int = 800) -> Layer:
     grid = [tried for tried in TRIED if tried.rule in names or not names]
     return rule_layer(world.target, PROMPTS, num_samples, 0, LEVEL, grid=grid)
 
