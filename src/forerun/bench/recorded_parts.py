@@ -63,7 +63,7 @@ def quality_figures(rows: Sequence[QualityRow]) -> list[Figure]:
     for row in rows:
         labels = {"workload": row.workload, "method": row.number_format}
         lost = Interval(row.lost, row.lost - 1.96 * row.lost_error, row.lost + 1.96 * row.lost_error)
-        values = {
+        values: dict[str, Interval | float | None] = {
             "perplexity": row.perplexity,
             "perplexity_lost": lost,
             "divergence": row.divergence,
@@ -103,8 +103,9 @@ def _loop(row: LoopRow) -> _Made:
 
 
 def _batch(row: BatchRow) -> _Made:
-    values = {"tokens_per_second": row.speed, "over_first": row.over_one, "step": row.step / 1e3}
-    return {"batch": row.batch, "method": "plain"}, {**values, "outside_forwards": row.outside}, "rounds"
+    values: dict[str, Interval | float | None] = {"tokens_per_second": row.speed, "over_first": row.over_one}
+    values |= {"step": row.step / 1e3, "outside_forwards": row.outside}
+    return {"batch": row.batch, "method": "plain"}, values, "rounds"
 
 
 def _prefix(row: PrefixRow) -> _Made:

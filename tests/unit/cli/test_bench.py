@@ -135,7 +135,7 @@ def test_generate_on_a_file_of_prompts(invoke: Invoke, tmp_path: Path) -> None:
 
 def test_other_measurements_write_the_same_schema(invoke: Invoke, tmp_path: Path) -> None:
     model = str(make_family("llama", tmp_path / "model"))
-    few = ["--outstanding", "1,2", "--max-tokens", "4", "--rounds", "1", "--dtype", "float32", "--model", model]
+    few = ["--outstanding", "1,2", "--max-tokens", "4", "--rounds", "1", "--model", "bundled"]
     measured = [
         ["forward", "--model", model, "--dtypes", "float32", "--rows", "1,2", "--rounds", "1", "--prefix", "4"],
         ["quality", "--prompts", "prose", "--num-prompts", "1", "--max-tokens", "4", "--formats", "bfloat16"],

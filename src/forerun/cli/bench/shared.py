@@ -117,11 +117,16 @@ def begin(threads: int | None, json: Path | None) -> Watch:
 
     check_json(json)
     watch = Watch.begin()
+    set_threads(threads)
+    return watch
+
+
+def set_threads(threads: int | None) -> None:
+    """Set torch's number of threads; None leaves it."""
     import torch
 
     if threads is not None:
         torch.set_num_threads(threads)
-    return watch
 
 
 def check_json(path: Path | None) -> None:
