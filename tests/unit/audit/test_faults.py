@@ -37,13 +37,13 @@ def engine(world: World, *names: str, num_requests: int = 500) -> Layer:
 
 FINDERS: dict[str, Callable[[World], Layer]] = {
     "u <= p instead of p/q": lambda world: rule(world, "block", "token"),
-    "residual from the wrong row": lambda world: rule(world, "block", "token"),
+    "residual from the wrong row": lambda world: rule(world, "block", "token", num_samples=4000),
     "bonus from unprocessed logits": lambda world: engine(world, "filters"),
     "penalties without the drafted path": bits,
     "a row that is not rolled back": bits,
     "a product order that depends on K": bits,
     "noise shared by two positions": lambda world: engine(world, "seeded", num_requests=800),
-    "a stop string cut at the block": bits,
+    "a stop string cut at the block": lambda world: bits_layer(world.audited, PROMPTS, AuditOptions()),
     "a token of no chance at u = 0": lambda world: rule(world, "block", "token", num_samples=100),
 }
 
