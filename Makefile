@@ -2,13 +2,14 @@
 # make test      the tests, in two processes of one thread each
 # make test-all  the slow tests too
 # make fuzz      the fuzzers with many random examples (EXAMPLES=1000); a failure prints how to repeat it
-# make check     what a change must pass: lint, format, types, tests
+# make check     what a change must pass: lint, format, types, tests, an audit of the bundled pair
 # make fix       mend what ruff can mend
 # make gpu       the tests that need an accelerator, with the python3 that is there (no environment is made)
 # make kernels   compile the native kernels now, and say which run here (else they are compiled at first use)
 # make wheel     a wheel with the native kernels compiled for this platform, in dist/
 # make report    docs/benchmarks.md anew from the measured results in benchmarks/
 # make measure   measure these results anew (an hour; leave the machine alone)
+# make scale     forerun's drafters inside vLLM and llama.cpp (docs/scaling.md), which it installs in build/scale
 # make bench     one forward, and whole generations, beside Transformers (takes a while; leave the machine alone)
 #
 # Each but gpu makes the virtual environment it needs. PYTHON chooses the interpreter, TORCH what pip installs as torch,
@@ -30,7 +31,7 @@ STAMP := $(VENV)/.installed
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all fuzz check fix gpu kernels wheel report measure bench clean
+.PHONY: help demo test test-all fuzz check fix gpu kernels wheel scale report measure bench clean
 
 help:
 	@sed -n '/^$$/q; s/^# \{0,1\}//p' Makefile
@@ -61,6 +62,7 @@ check: $(STAMP)
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(MAKE) test
+	$(BIN)/forerun audit bundled --quick --seed 0
 
 fix: $(STAMP)
 	$(BIN)/ruff check --fix
@@ -82,6 +84,9 @@ report: $(STAMP)
 
 measure: $(STAMP)
 	FORERUN=$(BIN)/forerun benchmarks/measure.sh $(ARGS)
+
+scale: $(STAMP)
+	TORCH='$(TORCH)' tests/scale.sh $(abspath $(BIN))/python
 
 bench: $(STAMP)
 	$(BIN)/forerun bench forward --markdown

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from scipy.stats import chi2
 from torch import Tensor
 
 from doubles import MarkovModel
 from forerun import LLM, SamplingParams
+from forerun.audit.statistics import LEAST_EXPECTED, NOTHING, g_test
 
 VOCAB, BATCH, SIGNIFICANCE = 4, 256, 1e-3
 TARGET = torch.randn(VOCAB, VOCAB, generator=torch.Generator().manual_seed(1)) * 1.5
@@ -84,14 +84,8 @@ def p_value(
     distribution = TARGET.double().softmax(-1)
     weights = torch.tensor([VOCAB**2, VOCAB, 1])
     counts = torch.bincount((windows * weights).sum(-1), minlength=VOCAB**3).double().reshape(VOCAB, -1)
-    expected = torch.einsum("sa,ab->sab", distribution, distribution).reshape(VOCAB, -1) * counts.sum(-1, keepdim=True)
-    statistic, freedom = 0.0, 0
-    for row, hoped in zip(counts, expected):
-        rare = hoped < 5
-        if rare.any():
-            row = torch.cat([row[~rare], row[rare].sum()[None]])
-            hoped = torch.cat([hoped[~rare], hoped[rare].sum()[None]])
-        kept = hoped > 0  # a token before that never came tells nothing
-        statistic += 2 * float(torch.special.xlogy(row[kept], row[kept] / hoped[kept]).sum())
-        freedom += int(kept.sum()) - 1
-    return float(chi2.sf(statistic, freedom))
+    expected = torch.einsum("sa,ab->sab", distribution, distribution).reshape(VOCAB, -1)
+    outcome = NOTHING
+    for row, chances in zip(counts, expected):
+        outcome += g_test(row.numpy(), chances.numpy(), LEAST_EXPECTED)
+    return outcome.p_value

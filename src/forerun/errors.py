@@ -22,6 +22,7 @@
     │   ├── InterruptedRequestError   ... for its step was interrupted
     │   └── EngineClosedError         ... for the engine takes no requests any more
     ├── RequestBodyError          a request in OpenAI's format that cannot be served as it is
+    ├── AuditError                an audit that cannot be carried out
     └── BatchError                some of several requests could not be finished; it holds the others' answers
 
 A message names the value, the reason and the remedy, and never holds text or tokens of a request. The command line
@@ -162,6 +163,10 @@ class RequestBodyError(ForerunError, ValueError):
     def __init__(self, message: str, param: str | None = None, code: str | None = None, status: int = 400) -> None:
         super().__init__(message)
         self.param, self.code, self.status = param, code, status
+
+
+class AuditError(ForerunError):
+    """An audit that cannot be carried out: a server does not answer, or refuses what it is asked."""
 
 
 class BatchError(ForerunError):

@@ -7,11 +7,8 @@ The heads are trained ones of the bundled target that the form can say. docs/vll
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -20,14 +17,11 @@ from forerun import LLM, SamplingParams
 from forerun.config import BUNDLED_MODELS
 from forerun.drafters.model.eagle import Eagle
 from forerun.export import export_vllm
-from forerun.models import Rows
 from forerun.workloads import load
+from vllm_peer import PYTHON, assert_same_up_to_a_near_tie, theirs
 
-PYTHON, HEADS = os.environ.get("FORERUN_VLLM_PYTHON", ""), os.environ.get("FORERUN_VLLM_HEADS", "")
+HEADS = os.environ.get("FORERUN_VLLM_HEADS", "")
 MAX_TOKENS, NUM_DRAFT_TOKENS, NUM_PROMPTS = 64, 3, 6
-NEAR_TIE = 1e-3
-"""Logits whose order the order of additions may change, in float32."""
-SECONDS = 900
 
 pytestmark = [
     pytest.mark.slow,
@@ -40,48 +34,6 @@ def prompts(llm: LLM) -> list[list[int]]:
     return [llm.encode(case.prompt)[:200] for case in cases]
 
 
-def theirs(ids: list[list[int]], speculative: dict[str, Any] | None) -> tuple[list[list[int]], dict[str, Any]]:
-    """vLLM's answers and counters."""
-    library = next(iter(Path(PYTHON).absolute().parents[1].glob("lib/libiomp5.so")), None)
-    environment = {
-        **os.environ,
-        "HF_HUB_OFFLINE": "1",
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-        "OMP_NUM_THREADS": "1",
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "LD_PRELOAD": str(library or ""),
-    }
-    asked = {
-        "model": str(BUNDLED_MODELS["bundled"]),
-        "speculative": speculative,
-        "prompts": ids,
-        "max_tokens": MAX_TOKENS,
-    }
-    done = subprocess.run(
-        [PYTHON, str(Path(__file__).parents[1] / "vllm_greedy.py")],
-        input=json.dumps(asked),
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        check=False,
-    )
-    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-    assert lines, done.stderr[-3000:]  # its exit status tells nothing: it may kill itself when it shuts down
-    answer = json.loads(lines[-1])
-    return answer["token_ids"], answer["counters"]
-
-
-def assert_same_up_to_a_near_tie(llm: LLM, prompt: list[int], ours: list[int], other: list[int]) -> None:
-    differing = [index for index, (a, b) in enumerate(zip(ours, other, strict=True)) if a != b]
-    if differing:
-        index = differing[0]
-        rows = Rows(llm.target.new_cache(), prompt + ours[:index], num_logits=1)
-        logits = llm.target.forward([rows]).logits[0]
-        gap = float(logits[ours[index]] - logits[other[index]])
-        assert abs(gap) < NEAR_TIE, f"token {index}: {ours[index]} and {other[index]}, {gap} apart"
-
-
 @pytest.mark.parametrize("head", HEADS.split(":"))
 def test_a_head_of_ours_in_vllm(head: str, tmp_path: Path) -> None:
     torch.set_num_threads(1)
@@ -90,7 +42,8 @@ def test_a_head_of_ours_in_vllm(head: str, tmp_path: Path) -> None:
     ids = prompts(llm)
     params = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True)
     answers = [llm.generate(each, params).choices[0] for each in ids]
-    tokens, counters = theirs(ids, exported.speculative)
+    found = theirs(BUNDLED_MODELS["bundled"], ids, exported.speculative, max_tokens=MAX_TOKENS)
+    tokens, counters = found["token_ids"], found["counters"]
     for prompt, answer, other in zip(ids, answers, tokens, strict=True):
         assert_same_up_to_a_near_tie(llm, prompt, list(answer.token_ids), other)
     ours = sum(each.stats.num_accepted_tokens for each in answers) / sum(

@@ -38,15 +38,19 @@ FLOORS = {
     "models": 3,
     "drafters": 4,
     "engine": 5,
+    "plan": 5,
     "openai_format": 6,
     "server": 6,
     "batch": 6,
     "train": 6,
     "bench": 6,
     "export": 6,
-    "cli": 7,
+    "audit": 6,
+    "integrations": 6,
+    "tune": 7,
+    "cli": 8,
 }
-SEPARATE = ("server", "batch", "train", "bench", "export")
+SEPARATE = ("server", "batch", "train", "bench", "export", "audit", "integrations")
 """Rooms of one floor that must not import each other."""
 
 

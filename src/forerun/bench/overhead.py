@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from forerun.bench.random_llama import random_llama
-from forerun.bench.replay_costs import target_costs
 from forerun.bench.report import Columns
 from forerun.config import BUNDLED_TARGET, PREFILL_CHUNK, SamplingParams
 from forerun.drafters import DRAFTERS, Binding, Drafter, make_drafter
 from forerun.errors import ConfigError
 from forerun.models import load_model, load_tokenizer
+from forerun.plan.step_times import target_costs
 from forerun.types import Draft, Needs, Sequence as Tokens, Step, Verdict
 from forerun.workloads import load, names
 

@@ -1,7 +1,8 @@
 """One engine run whose steps are priced by measured costs on a virtual clock: its speed does not depend on noise.
 
-The engine, its drafts and its verdicts are real. The time of each step is looked up in cost curves (`replay_costs`),
-and whatever decides by time (the automatic budget, a hybrid) reads the virtual clock, so that a run is deterministic.
+The engine, its drafts and its verdicts are real. The time of each step is looked up in cost curves
+(`plan/step_times.py`), and whatever decides by time (the automatic budget, a hybrid) reads the virtual clock, so that a
+run is deterministic.
 """
 
 from __future__ import annotations
@@ -10,12 +11,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from forerun.bench.echo import EchoModel
-from forerun.bench.replay_costs import CostCurve, DrafterCosts
 from forerun.bench.wrapped_drafter import WrappedDrafter
 from forerun.config import OFF, EngineConfig, SamplingParams
 from forerun.drafters import Drafter
 from forerun.engine import LLM
 from forerun.engine.engine import Engine
+from forerun.plan.step_times import CostCurve, DrafterCosts
 from forerun.policy import Budget, Outcome, Plan, StepCost
 from forerun.types import Draft, Sequence as Tokens, Step
 
@@ -68,6 +69,7 @@ class PricedBudget(Budget):
         target: seconds of a forward, by rows.
         rest: seconds of the engine's part of a step, by nodes.
         clock: the run's clock.
+        taps: seconds by which each forward is longer for the drafter's sake.
 
     Attributes:
         seconds: of the verified steps so far.
@@ -75,8 +77,11 @@ class PricedBudget(Budget):
         num_steps, num_nodes, num_idle: verified steps, nodes proposed, steps with a budget of 0.
     """
 
-    def __init__(self, inner: Budget, target: CostCurve, rest: CostCurve, clock: VirtualClock) -> None:
+    def __init__(
+        self, inner: Budget, target: CostCurve, rest: CostCurve, clock: VirtualClock, taps: float = 0.0
+    ) -> None:
         self._inner = inner
+        self._taps = taps
         self._target = target
         self._rest = rest
         self._clock = clock
@@ -92,7 +97,7 @@ class PricedBudget(Budget):
         target = rest = 0.0
         for outcome in outcomes:
             nodes = len(outcome.draft)
-            target, rest = self._target(nodes + 1), self._rest(nodes)
+            target, rest = self._target(nodes + 1) + self._taps, self._rest(nodes)
             self.seconds += drafting + target + rest
             self.num_tokens += len(outcome.verdict.path) + 1
             self.num_steps += 1
@@ -117,6 +122,7 @@ class Setting:
         target: seconds of a forward, by rows.
         rest: seconds of the engine's part of a step, by nodes.
         echo: the drafter does not read the target's rows, so that an EchoModel can take the target's place.
+        taps: seconds by which each forward is longer where the drafter reads hidden states.
     """
 
     plain: LLM
@@ -124,6 +130,7 @@ class Setting:
     target: CostCurve
     rest: CostCurve
     echo: bool = False
+    taps: float = 0.0
 
     @property
     def plain_speed(self) -> float:
@@ -169,7 +176,7 @@ def priced_run(
         Exception: what a request ended with.
     """
     clock = VirtualClock()
-    priced = PricedBudget(budget, setting.target, setting.rest, clock)
+    priced = PricedBudget(budget, setting.target, setting.rest, clock, setting.taps)
     plain, config, echo = setting.plain, EngineConfig(seed=0, prefix_reuse=OFF), EchoModel(setting.plain.target)
     target = echo if texts else plain.target
     engine = Engine(target, setting.make(clock), tokenizer=plain.tokenizer, config=config, budget=priced)

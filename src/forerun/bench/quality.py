@@ -112,7 +112,7 @@ def measure(
             model = load_model(name, adapter=adapter, quantize=number_format)
         else:
             model = load_model(name, number_format, adapter=adapter)
-        rows += [_compared(llm.target, model, each, number_format, scored) for each, scored in workloads.items()]
+        rows += [compared(llm.target, model, each, number_format, scored) for each, scored in workloads.items()]
     return rows
 
 
@@ -141,9 +141,10 @@ def scored_texts(llm: LLM, workloads: Mapping[str, Sequence[Request]], max_token
     return found
 
 
-def _compared(
+def compared(
     reference: LanguageModel, model: LanguageModel, workload: str, number_format: str, texts: Sequence[Scored]
 ) -> QualityRow:
+    """One model beside another of the same tokens, on some texts."""
     before: list[float] = []
     after: list[float] = []
     divergences: list[float] = []

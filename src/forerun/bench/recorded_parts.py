@@ -103,9 +103,12 @@ def _loop(row: LoopRow) -> _Made:
 
 
 def _batch(row: BatchRow) -> _Made:
-    values: dict[str, Interval | float | None] = {"tokens_per_second": row.speed, "over_first": row.over_one}
-    values |= {"step": row.step / 1e3, "outside_forwards": row.outside}
-    return {"batch": row.batch, "method": "plain"}, values, "rounds"
+    values: dict[str, Interval | float | None] = {
+        "tokens_per_second": row.speed,
+        "over_first": row.over_one,
+        "step": row.step / 1e3,
+    }
+    return {"batch": row.batch, "method": "plain"}, {**values, "outside_forwards": row.outside}, "rounds"
 
 
 def _prefix(row: PrefixRow) -> _Made:

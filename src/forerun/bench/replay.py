@@ -14,13 +14,13 @@ from typing import Any
 from forerun.bench.engines import with_prediction
 from forerun.bench.priced_run import PricedDrafter, PricedRun, Setting, VirtualClock, priced_run
 from forerun.bench.prompts import Request
-from forerun.bench.replay_costs import CostCurve, DrafterCosts, drafter_costs
 from forerun.bench.report import Columns, percent
 from forerun.config import AUTO, HYBRID_MODES, HYBRID_SOURCES, SamplingParams
 from forerun.drafters import Binding, Drafter, make_drafter
 from forerun.drafters.hybrid.hybrid import Hybrid
 from forerun.drafters.parse_text import split_spec
 from forerun.engine import LLM
+from forerun.plan.step_times import CostCurve, DrafterCosts, drafter_costs
 from forerun.policy import FixedBudget, automatic_budget
 
 HYBRID = "hybrid"
@@ -141,9 +141,12 @@ def timed_setting(
     costs = {}
     for source in sources_of(spec)[0]:
         say(f"timing {source}")
-        costs[source] = drafter_costs(plain, partial(fresh, plain, source), counts, prompt, params)
+        costs[source] = drafter_costs(
+            plain.target, plain.tokenizer, partial(fresh, plain, source), counts, prompt, params
+        )
     rest = max((each.rest for each in costs.values()), key=lambda curve: len(curve.counts))
-    return Setting(plain, partial(priced, plain, spec, costs), target, rest)
+    taps = max(each.taps for each in costs.values())
+    return Setting(plain, partial(priced, plain, spec, costs), target, rest, taps=taps)
 
 
 def answers(plain: LLM, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> list[list[int]]:

@@ -7,19 +7,32 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterator
+from typing import Annotated
 
 import typer
 
 from forerun.cli import options
-from forerun.cli.output import print_json
+from forerun.cli.output import print_json, size_text
 from forerun.drafters.option_help import DrafterOption, drafter_options
 from forerun.drafters.table import DRAFTERS
+from forerun.tune.public_drafts import public_drafts
 
 
-def drafters(json: options.Json = False) -> None:
+def drafters(
+    for_model: Annotated[
+        str | None,
+        typer.Option(
+            "--for", help="A target: list the drafters that serve it, and its public drafts.", metavar="MODEL"
+        ),
+    ] = None,
+    json: options.Json = False,
+) -> None:
     """List the drafters, with what they draft with and the options that NAME:key=value,key=value may set."""
     from forerun.drafters.third_party import installed_drafters
 
+    if for_model is not None:
+        _list_for(for_model, json)
+        return
     if json:
         rows = {
             name: {
@@ -41,6 +54,26 @@ def drafters(json: options.Json = False) -> None:
         typer.echo(textwrap.fill(f"{name}: an installed package's, {place}", width, subsequent_indent="    "))
     closing = "Written as NAME, or NAME:key=value,key=value. docs/methods.md tells when each helps."
     typer.echo(textwrap.fill(closing, width))
+
+
+def _list_for(model: str, json: bool) -> None:
+    """The drafters that serve a target as they are, and public drafts that can be named for it."""
+    serving = [name for name, row in DRAFTERS.items() if row.serves(model)]
+    found = public_drafts(model)
+    if json:
+        rows = [dataclasses.asdict(each) | {"text": each.text} for each in found]
+        print_json({"model": model, "drafters": serving, "public_drafts": rows})
+        return
+    typer.echo(f"Without options: {', '.join(serving)}.")
+    if not found:
+        typer.echo(f"No public drafts of {model} are known here; forerun train makes one (docs/training.md).")
+        return
+    typer.echo("Public drafts, which are fetched when they are first named:")
+    for each in found:
+        size = f"{each.parameters / 1e9:.2g} B parameters, {size_text(each.nbytes)}"
+        typer.echo(f"    --drafter {each.text}")
+        typer.echo(f"        {size}, licence {each.licence}")
+    typer.echo("forerun tune measures which of them is the fastest on your prompts, if any.")
 
 
 def _facts(option: DrafterOption) -> dict[str, object]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from forerun.cli.output import print_json
 from forerun.config import DTYPES, HEAD_FORMS
+from forerun.errors import ConfigError
 
 app = typer.Typer(help="Write models and draft heads in the formats of other programs.", no_args_is_help=True)
 
@@ -62,10 +63,14 @@ def head(
 
 @app.command()
 def vllm(
-    head: Annotated[Path, typer.Argument(help="Folder of a trained head.", metavar="HEAD")],
+    draft: Annotated[
+        str, typer.Argument(help="Folder of a trained head, or a draft model: a folder, a hub id.", metavar="DRAFT")
+    ],
     out: Annotated[Path, typer.Argument(help="Folder to write.", metavar="OUT")],
-    target: Annotated[str, typer.Option(help="The model that the head was trained for.", metavar="MODEL")],
-    form: Annotated[str, typer.Option(help=f"What is written: {' or '.join(HEAD_FORMS)}.", metavar="FORM")] = "auto",
+    target: Annotated[str, typer.Option(help="The model that it drafts for.", metavar="MODEL")],
+    form: Annotated[
+        str, typer.Option(help=f"What is written of a head: {' or '.join(HEAD_FORMS)}.", metavar="FORM")
+    ] = HEAD_FORMS[0],
     dtype: Annotated[
         str, typer.Option(help=f"Number format of the weights: {', '.join(DTYPES)}.", metavar="TEXT")
     ] = "auto",
@@ -84,14 +89,22 @@ def vllm(
         bool, typer.Option("--force", help="Replace what OUT holds of a model; other files there stay.")
     ] = False,
 ) -> None:
-    """Write a draft head as a folder that vLLM loads, and the speculative configuration to start it with.
+    """Write a draft head or a draft model as a folder that vLLM loads, and the speculative configuration for it.
 
-    The configuration is printed, and lies in OUT as speculative_config.json.
+    The configuration is printed, and lies in OUT as speculative_config.json. Drafters without a model run inside vLLM
+    as they are: docs/vllm.md.
     """
-    from forerun.export import export_vllm
+    from forerun.export import export_vllm, export_vllm_draft
+    from forerun.heads import is_head
 
     typer.echo(f"forerun: loading {target}", err=True)
-    exported = export_vllm(head, out, target, form=form, dtype=dtype, num_draft_tokens=num_draft_tokens, force=force)
+    rest: Any = {"dtype": dtype, "num_draft_tokens": num_draft_tokens, "force": force}
+    if is_head(Path(draft)):
+        exported = export_vllm(Path(draft), out, target, form=form, **rest)
+    else:
+        if form != HEAD_FORMS[0]:
+            raise ConfigError(f"--form is {form!r}, but {draft} is no head, and a model has one form. Leave it out.")
+        exported = export_vllm_draft(draft, out, target, **rest)
     files = exported.files
     typer.echo(
         f"{out}: {files.num_parameters:,} parameters in {files.dtype}, {files.nbytes:,} bytes in "
@@ -99,3 +112,49 @@ def vllm(
         err=True,
     )
     print_json(exported.speculative)
+
+
+@app.command("llama.cpp")
+def llama_cpp(
+    model: Annotated[str, typer.Argument(help="A draft model, or a target: a folder, a hub id.", metavar="MODEL")],
+    out: Annotated[Path, typer.Argument(help="File to write, OUT.gguf.", metavar="OUT")],
+    target: Annotated[
+        str | None,
+        typer.Option(
+            help="The GGUF file of the target that MODEL drafts for: its tokenizer's metadata is copied.",
+            metavar="FILE",
+            show_default="MODEL is a target, and its own tokenizer is written",
+        ),
+    ] = None,
+    tensor_type: Annotated[
+        str, typer.Option("--tensor-type", help="Type of the matrices: F16, Q8_0 or F32.", metavar="TYPE")
+    ] = "F16",
+    pre: Annotated[
+        str | None,
+        typer.Option(
+            help="llama.cpp's rule for cutting texts, where MODEL's own is none of its rules. Without --target.",
+            metavar="NAME",
+        ),
+    ] = None,
+    num_draft_tokens: Annotated[
+        int | None,
+        typer.Option(
+            "--num-draft-tokens",
+            "-k",
+            min=1,
+            help="Tokens that llama.cpp is to draft a step.",
+            metavar="INT",
+            show_default="3",
+        ),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace OUT.")] = False,
+) -> None:
+    """Write a model of the Llama family as a GGUF file, and print the command that serves it."""
+    from forerun.export import export_llama_cpp
+
+    typer.echo(f"forerun: loading {model}", err=True)
+    options: Any = {"type_name": tensor_type, "pre": pre, "num_draft_tokens": num_draft_tokens, "force": force}
+    exported = export_llama_cpp(model, out, target, **options)
+    file = exported.file
+    typer.echo(f"{out}: {file.num_parameters:,} parameters in {file.dtype}, {file.nbytes:,} bytes", err=True)
+    typer.echo(exported.command)

@@ -60,7 +60,7 @@ def info(
     if head is not None:
         _tell_head(head, json)
         return
-    from forerun.bench.measure import machine
+    from forerun.results.machine import machine
 
     base = home()
     facts = machine() | {

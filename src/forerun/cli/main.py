@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,6 +12,7 @@ from typer.core import TyperGroup
 
 from forerun import __version__
 from forerun.cli import (
+    audit,
     batch,
     bench,
     cache,
@@ -22,9 +24,11 @@ from forerun.cli import (
     index,
     info,
     make,
+    plan,
     quantize,
     serve,
     train,
+    tune,
 )
 from forerun.cli.chat import command as chat
 from forerun.cli.precedence import misspelt_variables, read_config
@@ -32,7 +36,13 @@ from forerun.errors import ForerunError
 
 
 class Commands(TyperGroup):
-    """A group whose commands may raise ForerunError: its message goes to standard error, the exit code is 2."""
+    """A group whose commands may raise ForerunError: its message goes to standard error, the exit code is 2.
+
+    --config may stand after the command, too.
+    """
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, config_first(args))
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -40,6 +50,20 @@ class Commands(TyperGroup):
         except ForerunError as error:
             typer.echo(f"forerun: {error}", err=True)
             raise typer.Exit(2) from None
+
+
+def config_first(args: Sequence[str]) -> list[str]:
+    """The arguments, with --config and its file before the command; what follows -- stays as it is."""
+    end = list(args).index("--") if "--" in args else len(args)
+    first: list[str] = []
+    rest: list[str] = []
+    place = 0
+    while place < end:
+        is_config = args[place] == "--config" and place + 1 < end
+        found = args[place : place + 1 + is_config]
+        (first if is_config or found[0].startswith("--config=") else rest).extend(found)
+        place += len(found)
+    return [*first, *rest, *args[end:]]
 
 
 app = typer.Typer(
@@ -87,9 +111,12 @@ app.command("generate")(generate.generate)
 app.command("chat")(chat.chat)
 app.command("serve")(serve.serve)
 app.command("batch")(batch.batch)
+app.command("audit")(audit.audit)
 app.command("demo")(demo.demo)
 app.command("fetch")(fetch.fetch)
 app.command("quantize")(quantize.quantize)
+app.command("plan")(plan.plan)
+app.command("tune")(tune.tune)
 app.command("drafters")(drafters.drafters)
 app.command("info")(info.info)
 app.add_typer(bench.app, name="bench")

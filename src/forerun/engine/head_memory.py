@@ -75,7 +75,8 @@ def _layers_nbytes(header: HeadHeader, target: ModelMemory, *, is_quantised: boo
             nbytes += numbers.other(torch.empty(shape, dtype=header.dtype, device="meta"))
     if not any(name.startswith("lm_head") for name in shapes):
         rows = torch.Size((config.draft_vocab_size, config.target_hidden_size))
-        nbytes += numbers.linear("lm_head.weight", rows, is_outer=False)
+        kept = matrices if header.in_codes and numbers.library is not None else numbers  # as `HeadLayers.output`
+        nbytes += kept.linear("lm_head.weight", rows, is_outer=False)
     return nbytes
 
 

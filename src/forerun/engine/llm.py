@@ -30,6 +30,7 @@ from forerun.engine.results import Generation, StepOutput, StreamChunk
 from forerun.engine.shared import SharedEngine
 from forerun.errors import BatchError, ConfigError, DrafterError, ModelLoadError, PromptError
 from forerun.models import LanguageModel, find_tokenizer, load_model
+from forerun.policy.start import read_start
 
 _log = logging.getLogger(MEMORY_LOG)
 _DRAFTER_SEED = 0x6A09E667F3BCC908
@@ -68,6 +69,7 @@ class LLM:
         tokenizer: replaces the one beside the target.
         adapter: the folder of a PEFT LoRA adapter, merged into the target when it is loaded (extra `peft`). A tokenizer
             beside it replaces the target's, whose tokens it must have.
+        start: a file of costs and acceptance that `forerun tune` has written, with which an automatic K begins.
         quantize: "int8" or "int4", what the target's weights are kept in; `dtype` is the number format of everything
             else. None: as its files say. A draft model has an option of its own ("draft-model:quantize=int4").
 
@@ -101,6 +103,7 @@ class LLM:
         tokenizer: Any = None,
         adapter: str | Path | None = None,
         quantize: str | None = None,
+        start: str | Path | None = None,
     ) -> None:
         config = EngineConfig(
             prefill_chunk=prefill_chunk,
@@ -111,6 +114,8 @@ class LLM:
             seed=seed,
             num_draft_tokens=AUTO if num_draft_tokens is None else num_draft_tokens,
         )
+        if start is not None:
+            read_start(Path(start))
         check_drafter_text(drafter, target)
         if isinstance(target, (str, Path)):
             _check_memory(target, drafter, config, dtype=dtype, device=device, adapter=adapter, quantize=quantize)

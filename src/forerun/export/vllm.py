@@ -19,6 +19,7 @@ from torch import Tensor
 from forerun import __version__
 from forerun.config import AUTO, DTYPES, HEAD_FORMS
 from forerun.errors import ConfigError
+from forerun.export.drafts import DRAFT_TOKENS
 from forerun.export.files import Exported, check_place, check_room, remove_former
 from forerun.files.write import new_files, refuse_to_overwrite, whole_folder, write_bytes, write_json
 from forerun.heads.block_config import BlockConfig
@@ -38,12 +39,10 @@ from forerun.models.sources import find_source
 
 SPECULATIVE = "speculative_config.json"
 CARD = "README.md"
-DRAFT_TOKENS = 3
-"""What is recommended where nothing is said."""
 
 
 @dataclass(frozen=True, slots=True)
-class ExportedHead:
+class ExportedForVllm:
     """What was written.
 
     Attributes:
@@ -64,7 +63,7 @@ def export_vllm(
     dtype: str = "auto",
     num_draft_tokens: int | None = None,
     force: bool = False,
-) -> ExportedHead:
+) -> ExportedForVllm:
     """Write a head for vLLM. It appears as the folders of `export_hf` do.
 
     Args:
@@ -94,7 +93,7 @@ def export_vllm(
     said = _Said.of(stored, model, str(head), target, form, dtype, num_draft_tokens)
     speculative = {"method": said.method, "model": str(out), "num_speculative_tokens": said.num_draft_tokens}
     files = _write(out, said, speculative, _card(head, target, speculative))
-    return ExportedHead(files, speculative)
+    return ExportedForVllm(files, speculative)
 
 
 class _Named(TypedDict):

@@ -30,11 +30,13 @@ class GgufFile:
         path: where it is.
         metadata: by key, values as int, float, bool, str, or lists of one of them.
         tensors: by name. Their blocks keep the file mapped.
+        kinds: of the metadata's values, as `Header.kinds`.
     """
 
     path: Path
     metadata: Mapping[str, Any]
     tensors: Mapping[str, GgufTensor]
+    kinds: Mapping[str, tuple[int, ...]]
 
     @classmethod
     def open(cls, path: str | Path) -> GgufFile:
@@ -58,7 +60,7 @@ class GgufFile:
             )
             for info in header.tensors
         }
-        return cls(path, MappingProxyType(dict(header.metadata)), MappingProxyType(tensors))
+        return cls(path, MappingProxyType(dict(header.metadata)), MappingProxyType(tensors), header.kinds)
 
 
 def _mapped(path: Path) -> mmap.mmap:

@@ -60,11 +60,16 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What stands before the tensors. Values of the metadata are int, float, bool, str, or lists of one of them."""
+    """What stands before the tensors. Values of the metadata are int, float, bool, str, or lists of one of them.
+
+    Attributes:
+        kinds: by key, the type of the value as the file numbers it; of a list, also that of its elements.
+    """
 
     version: int
     metadata: Mapping[str, Any]
     tensors: tuple[TensorInfo, ...]
+    kinds: Mapping[str, tuple[int, ...]]
 
 
 def read_header(content: memoryview, place: str) -> Header:
@@ -81,12 +86,14 @@ def read_header(content: memoryview, place: str) -> Header:
     cursor = _Cursor(content, place)
     version = _version(cursor)
     num_tensors, num_keys = cursor.count("tensors"), cursor.count("keys")
-    metadata: dict[str, Any] = {}
+    metadata, kinds = dict[str, Any](), dict[str, tuple[int, ...]]()
     for _ in range(num_keys):
         key = cursor.text("a key's name", MAX_NAME)
         if not key or key in metadata:
             cursor.fail(f"it has the key {brief(key)} twice" if key else "a key has no name")
-        metadata[key] = cursor.value(cursor.integer("<I", "a value's type"), f"the key {brief(key)}")
+        kind, start = cursor.integer("<I", "a value's type"), cursor.at
+        metadata[key] = cursor.value(kind, f"the key {brief(key)}")
+        kinds[key] = (kind, *struct.unpack_from("<I", content, start)) if kind == _ARRAY else (kind,)
     alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
     if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
         cursor.fail(f"general.alignment is {alignment!r:.60}, but must be a power of two")
@@ -98,7 +105,7 @@ def read_header(content: memoryview, place: str) -> Header:
     tensors = tuple(
         TensorInfo(info.name, info.shape, info.type_name, start + info.start, info.num_bytes) for info in infos
     )
-    return Header(version, metadata, tensors)
+    return Header(version, metadata, tensors, kinds)
 
 
 def brief(text: str) -> str:

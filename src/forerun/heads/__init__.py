@@ -3,7 +3,7 @@
 from forerun.heads.block_config import BlockConfig, block_tensors
 from forerun.heads.config import HeadConfig
 from forerun.heads.eagle_config import EagleConfig, eagle_tensors
-from forerun.heads.folder import load_head, save_head
+from forerun.heads.folder import is_head, load_head, save_head
 from forerun.heads.medusa_config import MedusaConfig
 from forerun.heads.stored import StoredHead
 from forerun.heads.tensors import unset_tensors
@@ -16,6 +16,7 @@ __all__ = [
     "StoredHead",
     "block_tensors",
     "eagle_tensors",
+    "is_head",
     "load_head",
     "save_head",
     "unset_tensors",

@@ -27,6 +27,7 @@ from forerun.heads.codes import has_codes, in_codes, take_codes
 from forerun.heads.config import HeadConfig
 from forerun.heads.eagle_config import EagleConfig
 from forerun.heads.medusa_config import MedusaConfig
+from forerun.heads.public_config import SPECULATORS
 from forerun.heads.public_forms import WEIGHTS, open_slices, public_config_of, read_public
 from forerun.heads.public_medusa import is_medusa, medusa_config_of, read_medusa
 from forerun.heads.stored import StoredHead
@@ -37,6 +38,8 @@ FORMATS: Mapping[str, type[EagleConfig] | type[MedusaConfig] | type[BlockConfig]
     {"forerun-eagle": EagleConfig, "forerun-medusa": MedusaConfig, "forerun-block": BlockConfig}
 )
 FORMAT_VERSION = 1
+FC = "fc.weight"
+"""The projection that public EAGLE heads begin with, and language models have not."""
 _D2T = "d2t"
 _TRAIN_AGAIN = "Train it to its end, or take an earlier checkpoint."
 _NEWER = "Read it with the version of forerun that wrote it."
@@ -157,6 +160,22 @@ def head_settings(folder: Path) -> Fields:
     if not (folder / CONFIG).is_file():
         raise ModelLoadError(f"{folder} holds no {CONFIG}. Give the folder of a head.")
     return Fields.read(folder / CONFIG, ModelLoadError, remedy=REMEDY)
+
+
+def is_head(folder: Path) -> bool:
+    """Whether a folder holds a draft head, and not a language model or nothing. A damaged one may be taken for neither.
+
+    Raises:
+        ModelLoadError: config.json is no JSON.
+    """
+    if not (folder / CONFIG).is_file():
+        return False
+    settings = head_settings(folder)
+    said = {"format", SPECULATORS, "draft_vocab_size"} & settings.values.keys()
+    if said or is_medusa(settings):
+        return True
+    with as_load_errors(f"{folder / WEIGHTS}: the weights are damaged", REMEDY):
+        return (folder / WEIGHTS).is_file() and FC in open_slices(folder)
 
 
 def _read(folder: Path, settings: Fields) -> StoredHead[HeadConfig]:

@@ -176,7 +176,8 @@ def _load(
         )
     hf = on_device(hf, place)
     try:
-        model = _assemble(hf, source, config, kind, maker)
+        ends, tokens = source.eos_token_ids(config), source.output_tokens(config)
+        model = _assemble(hf, source.name, ends, kind, maker, tokens)
         model.adapter, model.quantize = None if adapter is None else str(adapter), quantisation
         if adapter is None:
             model.packed_weights = source.packed_weights(config)
@@ -217,18 +218,49 @@ def served_kind(kind: Kind, source: ModelSource, config: Any) -> Kind:
     return ("general" if refusal else "llama") if kind == "auto" else kind
 
 
-def _assemble(hf: Any, source: ModelSource, config: Any, kind: Kind, maker: QuantisedMaker | None) -> Model:
+def adopt(hf: Any, name: str) -> Model:
+    """A Model of a Transformers model in memory, which is taken apart for it. No token of its own ends an answer.
+
+    Raises:
+        UnsupportedModelError: it cannot be served exactly.
+    """
+    config = hf.config
+    refuse_unservable(config, name)
+    kind: Kind = "general" if llama_refusal(config) else "llama"
+    register_attention()
+    try:
+        hf.set_attn_implementation(ATTENTION_NAME)
+        hf.set_experts_implementation("eager")
+        model = _assemble(hf, name, frozenset(), kind)
+        probe(model)
+    except _COMPUTING as error:
+        raise UnsupportedModelError(
+            f"{name} ({config.model_type}) could not compute one step in forerun: {reason(error)}. Generate without it."
+        ) from error
+    model.exactness = self_test(model)
+    return model
+
+
+def _assemble(
+    hf: Any,
+    name: str,
+    eos_token_ids: frozenset[int],
+    kind: Kind,
+    maker: QuantisedMaker | None = None,
+    tokens: tuple[int, ...] | None = None,
+) -> Model:
+    """tokens: the part of the vocabulary that it proposes; None: all of it."""
+    config = hf.config
     num_parameters = sum(p.numel() for p in hf.parameters())
     dtype, device = hf.dtype if maker is None else maker.dtype, hf.device
     library = library_for(device, dtype, is_quantised=maker is not None)
-    tokens = source.output_tokens(config)
     output_tokens = None if tokens is None else torch.tensor(tokens, device=device)
     model = Model(
         make_decoder(hf, dtype, kind, maker, output_tokens),
-        name=source.name,
+        name=name,
         vocab_size=config.vocab_size,
         context_length=context_length(config),
-        eos_token_ids=source.eos_token_ids(config),
+        eos_token_ids=eos_token_ids,
         dtype=dtype,
         device=device,
         num_parameters=num_parameters,

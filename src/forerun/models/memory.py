@@ -112,13 +112,17 @@ def model_memory(
     )
 
 
+def attention_widths(config: Any) -> tuple[int, int, int, int]:
+    """Query heads, key heads, and the widths of a key and of a value as they are kept."""
+    heads, kv_heads, width = head_shape(config)
+    if getattr(config, "kv_lora_rank", None):  # of multi-head latent attention, what it is expanded to is kept
+        return heads, heads, config.qk_nope_head_dim + config.qk_rope_head_dim, config.v_head_dim
+    return heads, kv_heads, width, width
+
+
 def _planner(config: Any, dtype: torch.dtype, device: torch.device, library: Library | None) -> Planner:
     """As the decoder of such a model makes it."""
-    heads, kv_heads, width = head_shape(config)
-    key_width, value_width = width, width
-    if getattr(config, "kv_lora_rank", None):  # of multi-head latent attention, what it is expanded to is kept
-        kv_heads = heads
-        key_width, value_width = config.qk_nope_head_dim + config.qk_rope_head_dim, config.v_head_dim
+    heads, kv_heads, key_width, value_width = attention_widths(config)
     if kv_heads < 1 or key_width < 1:
         raise UnsupportedModelError(f"a model of {kv_heads} key heads of width {key_width} cannot be served.")
     layer = LayerAttention(kv_heads, max(1, heads // kv_heads), key_width, value_width, Form(key_width**-0.5))

@@ -10,16 +10,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence as Seq
 
-import torch
-
 from forerun.config import MAX_NUM_DRAFT_TOKENS
 from forerun.policy.acceptance import Acceptance
 from forerun.policy.budget import Budget, Outcome, Plan, Reason, StepCost
 from forerun.policy.cost_store import StoredCosts
 from forerun.policy.costs import COST_TRUSTED, CostModel
-from forerun.policy.curve import COST_CLIP, Table
+from forerun.policy.curve import Table, clipped_mean
 from forerun.policy.goodput import GAIN_ALONE, GAIN_TOGETHER, Prospects, ProspectsAlone, pays, price
 from forerun.policy.probes import Probes, cheapest_trial
+from forerun.policy.start import costs_setting, prior
 from forerun.policy.whole_drafts import WholeBudget
 from forerun.types import Sequence
 
@@ -47,14 +46,20 @@ class AutoBudget(Budget):
     Args:
         stored: measured costs, shared with other engines; None begins with none, and keeps none.
         max_tokens: K is never larger.
+        acceptance: what is known of it to begin with.
     """
 
-    def __init__(self, stored: StoredCosts | None = None, max_tokens: int = MAX_NUM_DRAFT_TOKENS) -> None:
+    def __init__(
+        self,
+        stored: StoredCosts | None = None,
+        max_tokens: int = MAX_NUM_DRAFT_TOKENS,
+        acceptance: Acceptance | None = None,
+    ) -> None:
         self._stored = stored
         self.costs = CostModel() if stored is None else stored.costs
         self._steps, self._save_at = 0, COST_SAVE_STEPS
         self._max = max_tokens
-        self._acceptance = Acceptance(max_tokens)
+        self.acceptance = acceptance or Acceptance(max_tokens)
         self._probes = Probes()
         self._chosen: dict[Sequence, int] = {}  # the standing plan
         self._planned: list[Sequence] = []
@@ -103,7 +108,7 @@ class AutoBudget(Budget):
 
     def stop(self, sequence: Sequence) -> None:
         self._learn()
-        self._acceptance.stop(sequence)
+        self.acceptance.stop(sequence)
         self._chosen.pop(sequence, None)
         self._idle.pop(sequence, None)
         if self._stored is not None and self._steps >= self._save_at:
@@ -132,11 +137,11 @@ class AutoBudget(Budget):
             seconds = [cost.time_target + cost.time_verify + cost.time_rest for cost in costs]
             drafting = [cost.time_draft for cost in costs]
             context = sum([cost.context for cost in costs]) / count
-            self.costs.add_target(kind, batch, context, num_rows, _clipped_mean(seconds), count)
+            self.costs.add_target(kind, batch, context, num_rows, clipped_mean(seconds), count)
             if num_asked:  # after a pause the drafter may have to catch up
-                self.costs.add_draft(num_asked, longest, _clipped_mean(drafting), count * (0.25 if rested else 1.0))
+                self.costs.add_draft(num_asked, longest, clipped_mean(drafting), count * (0.25 if rested else 1.0))
             else:
-                self.costs.add_idle(_clipped_mean(drafting), count)
+                self.costs.add_idle(clipped_mean(drafting), count)
             self._probes.earn(sum(seconds) + sum(drafting), count)
 
     def _learn_acceptance(self, number: int, outcomes: Seq[Outcome]) -> tuple[int, int, bool]:
@@ -152,7 +157,7 @@ class AutoBudget(Budget):
             num_asked, longest, all_rested = num_asked + 1, max(longest, budget), all_rested and rested
             drafted = min(draft.num_candidates, len(draft))
             forget = PROBE_FORGETS if rested else 1.0
-            self._acceptance.observe(sequence, budget, drafted, outcome.verdict.path, forget)
+            self.acceptance.observe(sequence, budget, drafted, outcome.verdict.path, forget)
         return num_asked, longest, all_rested and num_asked > 0
 
     def _replan(self, sequences: Seq[Sequence]) -> None:
@@ -193,7 +198,7 @@ class AutoBudget(Budget):
 
     def _best_alone(self, sequence: Sequence, target: Seq[float], draft: Seq[float]) -> tuple[float, list[int]]:
         """Tokens per second, and the budget that gives them; the standing one, unless another is clearly better."""
-        gains, chances = self._acceptance.expect_one(sequence, self._places)
+        gains, chances = self.acceptance.expect_one(sequence, self._places)
         prospects = self._prospects = ProspectsAlone(gains, chances, target, draft)
         rates = prospects.rates
         best = rates.index(max(rates))
@@ -207,7 +212,7 @@ class AutoBudget(Budget):
 
     def _best_together(self, sequences: Seq[Sequence], target: Table, draft: Table) -> tuple[float, list[int]]:
         """The same of several sequences."""
-        gains, chances = self._acceptance.expect(sequences, self._places)
+        gains, chances = self.acceptance.expect(sequences, self._places)
         prospects = self._prospects = Prospects(gains, chances, target, draft, self.costs.growth)
         grid, choices = prospects.rates_together()
         best = int(grid.argmax()) // grid.shape[1], int(grid.argmax()) % grid.shape[1]
@@ -286,13 +291,7 @@ def automatic_budget(*, whole_draft: int | None, cost_key: tuple[str, ...] | Non
         return WholeBudget(whole_draft)
     if cost_key is None:
         return AutoBudget()
-    return AutoBudget(StoredCosts((*cost_key, str(torch.get_num_threads()))))
-
-
-def _clipped_mean(seconds: Seq[float]) -> float:
-    """The mean, where what exceeds the median by the factor COST_CLIP counts as so much."""
-    most = COST_CLIP * sorted(seconds)[(len(seconds) - 1) // 2]
-    return sum(min(each, most) for each in seconds) / len(seconds)
+    return AutoBudget(StoredCosts(costs_setting(cost_key)), acceptance=prior(cost_key))
 
 
 def _kind(sequences: Seq[Sequence]) -> str:

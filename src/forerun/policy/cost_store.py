@@ -46,8 +46,7 @@ class StoredCosts:
     """
 
     def __init__(self, setting: tuple[str, ...]) -> None:
-        machine = (platform.node(), platform.machine(), str(os.cpu_count()))
-        self._key = hashlib.sha256("\n".join((*setting, *machine)).encode()).hexdigest()[:32]
+        self._key = key_here(setting)
         if self._key not in _known:
             _known[self._key] = _read().get(self._key) or CostModel()
         self.costs = _known[self._key]
@@ -63,6 +62,19 @@ class StoredCosts:
         kept = {key: costs.state() for key, costs in list(entries.items())[-COST_CACHE_ENTRIES:]}
         with suppress(ConfigError, ValueError):  # ValueError: a number that is not finite
             write_json(file, {"version": _VERSION, "entries": kept}, error=ConfigError, indent=None)
+
+
+def key_here(setting: tuple[str, ...]) -> str:
+    """The key of a setting on this machine."""
+    machine = (platform.node(), platform.machine(), str(os.cpu_count()))
+    return hashlib.sha256("\n".join((*setting, *machine)).encode()).hexdigest()[:32]
+
+
+def suggest(key: str, costs: CostModel) -> None:
+    """Costs of a setting on this machine that were measured earlier, for engines to begin with; those that are known
+    already stay."""
+    if key not in _known and key not in _read():
+        _known[key] = costs
 
 
 def _read() -> dict[str, CostModel]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -162,3 +162,9 @@ class Curve:
         slope = max(slope / sum(weight * (x - centre) ** 2 for x, _, weight in points), 0.0)
         line: Table = np.maximum(middle + slope * (counts - centre), min(self._means.values()) / 2)
         return line
+
+
+def clipped_mean(seconds: Sequence[float]) -> float:
+    """The mean, where what exceeds the median by the factor COST_CLIP counts as so much."""
+    most = COST_CLIP * sorted(seconds)[(len(seconds) - 1) // 2]
+    return sum(min(each, most) for each in seconds) / len(seconds)

@@ -16,7 +16,6 @@ from forerun.bench.load.priced import PricedTarget
 from forerun.bench.load.replay_costs import DrafterCosts, Surface, TargetCosts, drafter_costs, target_costs
 from forerun.bench.load.serving import Clients, Stream, Window, closed_loop
 from forerun.bench.priced_run import VirtualClock
-from forerun.bench.replay_costs import CostCurve
 from forerun.bench.report import Table
 from forerun.bench.slots_reference import SlotsReference
 from forerun.config import EngineConfig
@@ -25,6 +24,7 @@ from forerun.engine.engine import Engine
 from forerun.engine.prompt_share import MIN_ROWS
 from forerun.errors import ConfigError
 from forerun.models import Rows
+from forerun.plan.step_times import CostCurve
 
 PARAMS = SamplingParams(temperature=0, ignore_eos=True)
 

@@ -11,9 +11,9 @@ from forerun import LLM, SamplingParams
 from forerun.bench.echo import EchoModel
 from forerun.bench.priced_run import PricedDrafter, Setting, priced_run
 from forerun.bench.replay import compare, priced, sources_of
-from forerun.bench.replay_costs import CostCurve, DrafterCosts, drafter_costs, target_costs
 from forerun.drafters import Drafter, PromptLookup
 from forerun.models import Rows
+from forerun.plan.step_times import CostCurve, DrafterCosts, drafter_costs, target_costs
 from forerun.policy import AutoBudget, FixedBudget
 from forerun.types import Draft, Sequence
 
@@ -116,7 +116,7 @@ def test_costs_are_measured() -> None:
     target = target_costs(plain.target, context=8, rounds=3, rows=(1, 4))
     assert target.counts == [1, 4]
     assert min(target.seconds) > 0
-    measured = drafter_costs(plain, PromptLookup, [2, 4], PROMPT, PARAMS)
+    measured = drafter_costs(plain.target, plain.tokenizer, PromptLookup, [2, 4], PROMPT, PARAMS)
     assert max(measured.draft.counts) == 4
     assert min(measured.draft.seconds) > 0 and measured.idle > 0 and measured.rest(0) > 0
 

@@ -52,3 +52,26 @@ def test_quantize(invoke: Invoke, tmp_path: Path) -> None:
     wrong = invoke("quantize", str(source), str(tmp_path / "other"), "--quantize", "int3")
     assert wrong.exit_code == 2 and "'int3', but must be one of int8, int4" in wrong.stderr
     assert invoke("generate", "x", "--model", str(out), "--quantize", "int5").exit_code == 2
+
+
+def test_export_vllm_of_a_draft_model(invoke: Invoke, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    result = invoke("export", "vllm", "bundled-draft", str(out), "--target", "bundled", "-k", "5")
+    assert result.exit_code == 0, result.output
+    said = {"method": "draft_model", "model": str(out), "num_speculative_tokens": 5}
+    assert json.loads(result.stdout) == said
+    form = invoke("export", "vllm", "bundled-draft", str(out), "--target", "bundled", "--form", "eagle")
+    assert form.exit_code == 2 and "is no head" in form.stderr
+
+
+def test_export_llama_cpp(invoke: Invoke, tmp_path: Path) -> None:
+    target, draft = tmp_path / "target.gguf", tmp_path / "draft.gguf"
+    refused = invoke("export", "llama.cpp", "bundled-draft", str(target))
+    assert refused.exit_code == 2 and "--pre NAME" in refused.stderr
+    result = invoke("export", "llama.cpp", "bundled-draft", str(target), "--pre", "gpt-2")
+    assert result.exit_code == 0, result.output
+    assert result.stdout == f"llama-server -m {target}\n" and "parameters in F16" in result.stderr
+    options = ("--target", str(target), "--tensor-type", "Q8_0", "-k", "4")
+    result = invoke("export", "llama.cpp", "bundled-draft", str(draft), *options)
+    assert result.exit_code == 0, result.output
+    assert result.stdout.endswith(f"-md {draft} --spec-type draft-simple --spec-draft-n-max 4\n")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from forerun import __version__
+from forerun.cli.main import config_first
 
 from .conftest import Invoke
 
@@ -44,3 +45,17 @@ def test_a_misspelt_variable_is_told(invoke: Invoke) -> None:
         f"forerun: The environment variable FORERUN_DRAFTERS_JSN {no_flag} Did you mean FORERUN_DRAFTERS_JSON?",
         f"forerun: The environment variable FORERUN_DRAFTERS_WHATEVER_IT_IS {no_flag} The command's --help lists them.",
     ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "ordered"),
+    [
+        (["generate", "x", "--config", "f", "--json"], ["--config", "f", "generate", "x", "--json"]),
+        (["serve", "--config=f"], ["--config=f", "serve"]),
+        (["--config", "f", "chat"], ["--config", "f", "chat"]),
+        (["generate", "--", "--config", "f"], ["generate", "--", "--config", "f"]),
+        (["generate", "--config"], ["generate", "--config"]),
+    ],
+)
+def test_the_configuration_file_may_be_named_after_the_command(arguments: list[str], ordered: list[str]) -> None:
+    assert config_first(arguments) == ordered

@@ -135,6 +135,25 @@ def test_drafts_are_those_of_the_reference(family: Model) -> None:
             assert int(reference_logits(head, family, rows, taps, count)[-1].argmax()) == token
 
 
+@pytest.mark.parametrize("make", [Eagle, EagleTree])
+@pytest.mark.parametrize("picked", PICKED)
+def test_a_reduced_vocabulary_is_named_by_the_targets_tokens(picked: str, make: Any, family: Model) -> None:
+    """Whatever picks: all that is drafted can be proposed, and a greedy draft begins with the head's best token."""
+    head = random_head(family, draft_vocab_size=20)
+    drafter = make(head)
+    bind(drafter, family)
+    own = set(drafter.model.token_ids.tolist())
+    text = torch.randint(0, VOCAB, (12,), generator=torch.Generator().manual_seed(3)).tolist()
+    sequence = Sequence(0, text, len(text), PICKED[picked])
+    drafter.start(sequence)
+    taps = states_of(family, head, text[:-1])
+    drafter.commit([Step(sequence, None, None, len(text) - 1, states=taps)])
+    (draft,) = drafter.draft([sequence], [8])
+    assert len(draft) == 8 and set(draft.ids) <= own
+    best = int(reference_logits(head, family, text[1:], taps, 0)[-1].argmax())
+    assert picked != "greedy" or draft.ids[0] == best
+
+
 def bind(drafter: Any, target: Any) -> None:
     drafter.bind(Binding(target, seed=1))
 

@@ -168,7 +168,7 @@ def test_state_goes_with_the_sequence() -> None:
     live(world, budget, 400)
     assert len(budget._chosen) <= 8
     assert len(budget._idle) <= 4
-    assert len(budget._acceptance._own) <= 4
+    assert len(budget.acceptance._own) <= 4
 
 
 def test_plans_stand_and_probes_that_lose_become_rarer(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,13 +13,13 @@ from torch import Tensor
 from families import make_family
 from forerun.models import Model, Rows, load_model
 from forerun.models.eagle import EagleModel
+from forerun.plan.predictor import StepCosts
 from forerun.train.data.packed import NO_DOCUMENT, PackedRows
 from forerun.train.data.packing import Document, pack
 from forerun.train.eagle import kind as eagle_kind
 from forerun.train.eagle.module import EagleHead
 from forerun.train.heads import evaluate as heads_evaluate
 from forerun.train.heads.card import HeadReport
-from forerun.train.heads.costs import StepCosts
 from forerun.train.heads.evaluate import HeldOut, answers_alone
 from forerun.train.heads.run import Target
 from forerun.train.heads.target_states import served_states
@@ -118,7 +118,7 @@ def test_an_answer_is_the_run_of_wanted_tokens_at_the_end_of_its_document() -> N
 
 
 def test_the_predicted_speed_up_is_of_measured_steps() -> None:
-    costs = StepCosts([10.0, 11.0, 12.0], (2.0, 1.0))
+    costs = StepCosts(10.0, [9.0, 10.0, 11.0], [0.5, 2.0, 3.0], [0.5, 1.0, 1.0])
     score = heads_evaluate.HeadScore(2, reached=[10, 5], accepted=[5, 4])
     speedups = HeadReport.of(score, costs).speedups
     assert speedups[1] == pytest.approx(1.5 * 10 / 13) and speedups[2] == pytest.approx(1.9 * 10 / 15)

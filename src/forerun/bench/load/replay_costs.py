@@ -14,12 +14,12 @@ import torch
 
 from forerun.bench.load.asks import Ask
 from forerun.bench.load.serving import Clients
-from forerun.bench.replay_costs import CostCurve
 from forerun.config import EngineConfig, SamplingParams
 from forerun.drafters import Drafter
 from forerun.engine import LLM
 from forerun.engine.engine import Engine
 from forerun.models import LanguageModel, Rows
+from forerun.plan.step_times import CostCurve
 from forerun.policy import FixedBudget
 
 PER_SEQUENCE = (1, 2, 3, 5, 9, 17)

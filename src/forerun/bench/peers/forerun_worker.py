@@ -16,10 +16,10 @@ class Forerun:
 
         from forerun import __version__
         from forerun.bench.engines import beside
-        from forerun.bench.measure import machine
         from forerun.config import AUTO, OFF, REFERENCE
         from forerun.engine import LLM
         from forerun.models import number_format
+        from forerun.results.machine import machine
 
         torch.set_num_threads(options["threads"])
         plain = LLM(

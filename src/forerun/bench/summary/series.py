@@ -218,9 +218,8 @@ def _lengths(results: Results) -> Iterable[Chart]:
     lengths = [each for each in results.figures if each.name == "acceptance_length" and each.value is not None]
     for workload, temperature in _settings(lengths):
         here = [each for each in lengths if _is_of(each, workload, temperature)]
-        methods = sorted(
-            {str(each.labels["method"]): each.value for each in here}.items(), key=lambda each: -(each[1] or 0)
-        )
+        values = {str(each.labels["method"]): each.value or 0.0 for each in here}
+        methods = sorted(values.items(), key=lambda each: -each[1])
         series = [
             Series(
                 name,

@@ -53,10 +53,10 @@ def replay(
     from forerun.bench.prompts import prepare
     from forerun.bench.recorded import drafter_facts, prompt_facts, target_facts
     from forerun.bench.reference import quieten
-    from forerun.bench.replay_costs import target_costs
     from forerun.config import AUTO, OFF
     from forerun.engine import LLM
     from forerun.models import load_model, number_format
+    from forerun.plan.step_times import target_costs
     from forerun.results.write import without_folders
 
     quieten()

@@ -233,7 +233,7 @@ class DraftTree(ModelDrafter):
         if bad:  # such a row has no children
             logits = logits.index_fill(0, torch.tensor(sorted(bad), device=logits.device), 0.0)
             wanted = [0 if row in bad else count for row, count in enumerate(wanted)]
-        values = self._values(picking, trees, logits)
+        values, is_named = self._values(picking, trees, logits)
         if self._draws(picking):
             probs = iter(values)
             for tree in trees:
@@ -241,21 +241,23 @@ class DraftTree(ModelDrafter):
             return [[(token, 1.0) for token in row] for row in draw_distinct(values, wanted, self._generator)]
         top = values.topk(min(max(wanted), values.shape[1]))
         probabilities = (values if picking is Picking.DRAWN else values.softmax(-1)).gather(-1, top.indices)
+        named = top.indices if is_named else self._named(top.indices)
         children = []
-        for tokens, chances, most in zip(top.indices.tolist(), probabilities.tolist(), wanted, strict=True):
+        for tokens, chances, most in zip(named.tolist(), probabilities.tolist(), wanted, strict=True):
             children.append([child for child in zip(tokens[:most], chances[:most], strict=True) if child[1] > 0])
         return children
 
-    def _values(self, picking: Picking, trees: list[GrowingTree], logits: Tensor) -> Tensor:
-        """[rows, V] what children are ranked by: logits up to a constant; probabilities for requests without a seed."""
+    def _values(self, picking: Picking, trees: list[GrowingTree], logits: Tensor) -> tuple[Tensor, bool]:
+        """[rows, V] what children are ranked by: logits up to a constant; probabilities for requests without a seed.
+        And whether its columns are the target's tokens, not those of the draft vocabulary."""
         if picking is Picking.GREEDY and all(self._pipeline.is_identity(tree.state.sequence.params) for tree in trees):
-            return logits[:, : self._vocab_size]
+            return logits[:, : self._vocab_size], False
         places = [(tree.state, path) for tree in trees for path in tree.paths()]
         if picking is Picking.DRAWN:
-            return self._probs(logits, places)
+            return self._probs(logits, places), True
         values = self._logprobs(logits, places)
         if picking is Picking.GREEDY:
-            return values
+            return values, True
         keys = []
         for tree in trees:
             sequence = tree.state.sequence
@@ -263,7 +265,7 @@ class DraftTree(ModelDrafter):
             keys.append(NoiseKey(sequence.params.seed, sequence.choice, len(sequence.token_ids) + tree.depth))
         noise = keyed_gumbel(keys, self._vocab_size)
         sizes = torch.tensor([len(tree.growth.frontier) for tree in trees])
-        return noise.repeat_interleave(sizes, 0).add_(values)
+        return noise.repeat_interleave(sizes, 0).add_(values), True
 
     def _harvest(self, tree: GrowingTree) -> Draft:
         draft, ranked = tree.draft()

@@ -76,7 +76,7 @@ def _by_factors(fields: ModelFields, tensor: GgufTensor, base: float, head_dim: 
         return {"rope_type": "default"}
     largest = float(factors.max())
     llama3 = {"rope_type": "llama3", "factor": largest, **_LLAMA3}
-    if largest >= 1 and torch.allclose(factors, _llama3_factors(llama3, base, head_dim), rtol=_CLOSE, atol=0):
+    if largest >= 1 and torch.allclose(factors, llama3_factors(llama3, base, head_dim), rtol=_CLOSE, atol=0):
         return llama3
     return {
         "rope_type": "longrope",
@@ -88,7 +88,7 @@ def _by_factors(fields: ModelFields, tensor: GgufTensor, base: float, head_dim: 
     }
 
 
-def _llama3_factors(parameters: dict[str, Any], base: float, head_dim: int) -> torch.Tensor:
+def llama3_factors(parameters: dict[str, Any], base: float, head_dim: int) -> torch.Tensor:
     """By what Transformers divides the frequencies with these parameters, [head_dim / 2]."""
     from transformers import LlamaConfig
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS

@@ -16,12 +16,12 @@ from forerun.gguf_format.header import brief
 
 EMBEDDING, HEAD = "token_embd.weight", "output.weight"
 ROPE_FACTORS = "rope_freqs.weight"
-_OUTER = {
+OUTER = {
     EMBEDDING: "model.embed_tokens.weight",
     HEAD: "lm_head.weight",
     "output_norm.weight": "model.norm.weight",
 }
-_OF_LAYER = {
+OF_LAYER = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
@@ -37,7 +37,7 @@ _OF_LAYER = {
 _LAYER = re.compile(r"blk\.(?P<index>\d{1,6})\.(?P<part>\w+)\.(?P<kind>weight|bias)")
 _COMPUTED = re.compile(r"rope_freqs\.weight|blk\.\d+\.attn_rot_embd\.weight")
 """Tensors that are no weights: they belong to the rotary embedding, and older converters wrote its tables too."""
-_PERMUTED = {"llama"}
+PERMUTED = {"llama"}
 """Architectures whose rows of queries and keys llama.cpp's converter has permuted: there, one rotation turns rows that
 lie side by side, and in Transformers rows that lie half a head apart."""
 
@@ -58,7 +58,7 @@ class PackedWeights(Mapping[str, GgufTensor]):
     """
 
     def __init__(self, file: GgufFile, config: Any) -> None:
-        permuted = file.metadata["general.architecture"] in _PERMUTED
+        permuted = file.metadata["general.architecture"] in PERMUTED
         heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
         self._tensors: dict[str, GgufTensor] = {}
         self._heads: dict[str, int] = {}
@@ -70,7 +70,7 @@ class PackedWeights(Mapping[str, GgufTensor]):
             if permuted and part in heads:
                 self._heads[name] = heads[part]
         if is_tied(file):
-            self._tensors[_OUTER[HEAD]] = self._tensors[_OUTER[EMBEDDING]]
+            self._tensors[OUTER[HEAD]] = self._tensors[OUTER[EMBEDDING]]
 
     def __getitem__(self, name: str) -> GgufTensor:
         tensor, heads = self._tensors[name], self._heads.get(name)
@@ -114,19 +114,19 @@ class _Slice:
 
 def open_slices(weights: PackedWeights, config: Any, dtype: torch.dtype) -> dict[str, _Slice]:
     """What Transformers reads the tensors from, by its names; a tied output layer is left to it."""
-    tied = {_OUTER[HEAD]} if config.tie_word_embeddings else set()
+    tied = {OUTER[HEAD]} if config.tie_word_embeddings else set()
     return {name: _Slice(weights, name, dtype) for name in weights if name not in tied}
 
 
 def _transformers_name(name: str, file: GgufFile) -> tuple[str, str]:
     """Transformers' name of a tensor, and the part of a layer that it is, if of one."""
-    if name in _OUTER:
-        return _OUTER[name], ""
+    if name in OUTER:
+        return OUTER[name], ""
     found = _LAYER.fullmatch(name)
-    if found is None or found["part"] not in _OF_LAYER:
+    if found is None or found["part"] not in OF_LAYER:
         raise UnsupportedModelError(
             f"{file.path}: the tensor {brief(name)} has no place in a model of the architecture "
             f"{file.metadata['general.architecture']} as forerun knows it. Serve it with llama.cpp."
         )
     part = found["part"]
-    return f"model.layers.{int(found['index'])}.{_OF_LAYER[part]}.{found['kind']}", part
+    return f"model.layers.{int(found['index'])}.{OF_LAYER[part]}.{found['kind']}", part

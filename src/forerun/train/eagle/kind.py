@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
+from forerun.drafters.model.eagle import Eagle
 from forerun.heads import EagleConfig, StoredHead
 from forerun.models import LanguageModel
-from forerun.models.eagle import EagleModel
 from forerun.train.eagle.loss import EagleLoss
 from forerun.train.eagle.module import EagleHead, unrolled
 from forerun.train.eagle.options import EagleTraining
 from forerun.train.eagle.start import head_config, set_first_weights
-from forerun.train.heads.costs import StepCosts, measure_costs
 from forerun.train.heads.kind import HeadKind
 from forerun.train.heads.module import HeadModule
 from forerun.train.heads.run import COMPUTE, Read
@@ -44,7 +42,6 @@ class EagleKind(HeadKind[EagleTraining]):
         """As `HeadKind.set_first_weights`."""
         set_first_weights(head, last_states, output_rows, self.options.seed)
 
-    def costs(self, served: LanguageModel, head: StoredHead[EagleConfig], num_draft_tokens: int) -> StepCosts:
-        """As `HeadKind.costs`."""
-        with torch.no_grad():
-            return measure_costs(served, EagleModel(head, served, "the head"), num_draft_tokens)
+    def drafter(self, head: StoredHead[EagleConfig]) -> Eagle:
+        """As `HeadKind.drafter`."""
+        return Eagle(head)

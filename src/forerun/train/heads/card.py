@@ -9,11 +9,11 @@ from typing import Any
 from forerun.errors import ConfigError
 from forerun.files.write import write_bytes
 from forerun.heads.config import HeadConfig
+from forerun.plan.predictor import StepCosts
 from forerun.train.card import stage_record, versions
 from forerun.train.checkpoint import LoopState
 from forerun.train.data.packed import PackedRows
 from forerun.train.folder import CARD, write_record
-from forerun.train.heads.costs import StepCosts
 from forerun.train.heads.evaluate import HeadScore, shown
 
 
@@ -47,8 +47,10 @@ class HeadReport:
             "mean_acceptance_length_at_temperature_1": round(score.expected_length, 4),
             "documents": score.documents,
             "greedy_documents": score.greedy_documents,
+            "plain_step_ms": round(1000 * self.costs.plain, 3),
             "target_step_ms": [round(1000 * value, 3) for value in self.costs.target],
-            "head_step_ms": [round(1000 * value, 3) for value in self.costs.head],
+            "head_step_ms": [round(1000 * value, 3) for value in self.costs.draft],
+            "engine_step_ms": [round(1000 * value, 3) for value in self.costs.rest],
             "predicted_speedup": {str(k): round(value, 3) for k, value in self.speedups.items()},
         }
 
@@ -58,7 +60,9 @@ class HeadReport:
         by_context = ", ".join(f"{value:.2f} from {start}" for start, value in score.lengths_by_context.items())
         speedups = ", ".join(f"{value:.2f} at K={k}" for k, value in self.speedups.items())
         answers = f"{score.greedy_documents} of {score.documents} held-out answers"
-        steps = f"target step {1000 * self.costs.target[0]:.1f} ms, head step {1000 * self.costs.head[1]:.1f} ms"
+        costs = self.costs
+        parts = f"target {_ms(costs.target[k])}, head {_ms(costs.draft[k])}, engine {_ms(costs.rest[k])}"
+        steps = f"plain step {_ms(costs.plain)}; with K={k}: {parts}"
         length = f"mean acceptance length {score.mean_acceptance_length:.3f}"
         return [
             f"- Greedy chains of {k} on {answers}: {length}; acceptance by position: {shown(score.per_position)}",
@@ -66,6 +70,10 @@ class HeadReport:
             f"- Overlap at temperature 1 by position: {shown(score.overlap)}; length {score.expected_length:.3f}",
             f"- Predicted speed-up over plain decoding here: {speedups} ({steps})",
         ]
+
+
+def _ms(seconds: float) -> str:
+    return f"{1000 * seconds:.1f} ms"
 
 
 def build_record(

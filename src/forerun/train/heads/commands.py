@@ -18,6 +18,7 @@ from forerun.train.accelerator import device_name, reuse_memory, training_device
 from forerun.train.curves import PICTURE, REMEDY, draw_curves
 from forerun.train.data.packed import PackedRows
 from forerun.train.heads.card import HeadReport, build_record, write_card
+from forerun.train.heads.costs import head_costs
 from forerun.train.heads.data import read_rows, tokenizer_of
 from forerun.train.heads.evaluate import HeldOut, shown
 from forerun.train.heads.kind import HeadKind
@@ -154,7 +155,10 @@ def measure(start: Start, held_out: HeldOut, num_draft_tokens: int) -> HeadRepor
     """Score and costs of a head."""
     head = start.head
     stored = StoredHead(head.config, weights(head), _d2t(start))
-    return HeadReport.of(held_out.score(head), start.kind.costs(start.served, stored, num_draft_tokens))
+    first = start.rows.batch(0, 1, 0)
+    prompt = first.tokens[0][first.documents[0] == 0].tolist()
+    costs = head_costs(start.served, start.kind.drafter(stored), prompt, num_draft_tokens)
+    return HeadReport.of(held_out.score(head), costs)
 
 
 def save(out: Path, start: Start, record: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""What differs between kinds of heads in training them: shape, first weights, loss, what they guess, what they cost."""
+"""What differs between kinds of heads in training them: shape, first weights, loss, what they guess, how they draft."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any, Generic
 
 from torch import Tensor
 
+from forerun.drafters import Drafter
 from forerun.heads import HeadConfig, StoredHead
 from forerun.models import LanguageModel
-from forerun.train.heads.costs import StepCosts
 from forerun.train.heads.evaluate import Guess, HeldOut
 from forerun.train.heads.module import HeadModule
 from forerun.train.heads.run import LossOf, Options
@@ -60,5 +60,5 @@ class HeadKind(ABC, Generic[Options]):
         """
 
     @abstractmethod
-    def costs(self, served: LanguageModel, head: StoredHead[Any], num_draft_tokens: int) -> StepCosts:
-        """What drafting with it costs on this machine."""
+    def drafter(self, head: StoredHead[Any]) -> Drafter:
+        """That drafts a chain with it, not yet bound to a target."""

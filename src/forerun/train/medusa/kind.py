@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from forerun.drafters.model.medusa import Medusa
 from forerun.heads import MedusaConfig, StoredHead
-from forerun.models import LanguageModel, Rows
-from forerun.models.medusa import MedusaModel
-from forerun.train.heads.costs import ROUNDS, StepCosts, seconds_of, target_costs
+from forerun.models import LanguageModel
 from forerun.train.heads.evaluate import HeldOut
 from forerun.train.heads.kind import HeadKind
 from forerun.train.heads.module import HeadModule
@@ -71,26 +69,6 @@ class MedusaKind(HeadKind[MedusaTraining]):
         found = accuracies(held_out_of(head.config.num_heads).ranks(head), head.config.num_heads)
         head.config = replace(head.config, accuracies=found)
 
-    def costs(self, served: LanguageModel, head: StoredHead[MedusaConfig], num_draft_tokens: int) -> StepCosts:
-        """As `HeadKind.costs`: a pass costs what its first head does, and something for each later one."""
-        model = MedusaModel(head, served, "the head")
-        first, whole = (_seconds(model, count) for count in (1, num_draft_tokens))
-        later = (whole - first) / max(1, num_draft_tokens - 1)
-        return StepCosts(target_costs(served, num_draft_tokens), (first, max(0.0, later)))
-
-
-@torch.inference_mode()
-def _seconds(model: MedusaModel, num_heads: int) -> float:
-    """Median of a draft of so many tokens, with the choice of each."""
-    cache = model.new_cache()
-    state = torch.zeros(1, model.config.target_hidden_size, dtype=model.compute_dtype, device=model.device)
-
-    def draft() -> None:
-        cache.begin(0)
-        cache.num_heads = num_heads
-        for fed in range(num_heads if model.config.sequential else 1):
-            rows = Rows(cache, [0] * (1 if model.config.sequential else num_heads), states=state)
-            model.forward([rows]).logits.argmax(-1)
-            assert cache.num_scratch > fed
-
-    return statistics.median([seconds_of(model, draft) for _ in range(ROUNDS + 1)][1:])
+    def drafter(self, head: StoredHead[MedusaConfig]) -> Medusa:
+        """As `HeadKind.drafter`."""
+        return Medusa(head)

@@ -1,0 +1,93 @@
+"""The options that requests of an audit carry: filters, penalties, bias, stops, log-probabilities, seeds.
+
+They are made for each prompt of what the model itself says after it, so that stops fall into accepted blocks, and
+biases and penalties decide something.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence as Seq
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from forerun.audit.statistics import Numbers
+
+Options = dict[str, Any]
+"""Fields of SamplingParams."""
+
+PENALTIES: Mapping[str, float] = {"repetition_penalty": 1.3, "presence_penalty": 0.4, "frequency_penalty": 0.3}
+FILTERS: Mapping[str, float] = {"temperature": 0.8, "top_k": 8, "top_p": 0.95}
+
+
+@dataclass(frozen=True, slots=True)
+class Plain:
+    """The greedy answer of plain decoding to a prompt, without options.
+
+    Attributes:
+        token_ids: at least one.
+        text: without a tokenizer empty.
+    """
+
+    token_ids: Seq[int]
+    text: str
+
+    @property
+    def middle(self) -> str:
+        """A few characters from the middle of the text, across the border of two tokens more often than not."""
+        at = len(self.text) // 2
+        return self.text[at : at + 4]
+
+
+def bit_options(plain: Plain) -> dict[str, Options]:
+    """Options under which plain and speculative answers to one prompt are compared, by name."""
+    tokens = plain.token_ids
+    late = tokens[(2 * len(tokens)) // 3]
+    bias = {tokens[0]: -2.0, tokens[len(tokens) // 2]: -6.0}
+    stops: Options = {"stop_token_ids": [late]} if not plain.middle.strip() else {"stop": [plain.middle]}
+    return {
+        "no options": {"temperature": 0.0, "logprobs": 2},
+        "penalties": {"temperature": 0.0, "logprobs": 0, **PENALTIES},
+        "stops": {"temperature": 0.0, **stops},
+        "stop token": {"temperature": 0.0, "stop_token_ids": [late], "min_tokens": 3, "logprobs": 0},
+        "bias": {"temperature": 0.0, "logprobs": 2, "logit_bias": bias},
+        "seeded": {"temperature": 1.0, "logprobs": 0, "seed": 1},
+        "seeded, two choices, filters": {**FILTERS, "seed": 2, "n": 2},
+        "seeded, penalties, stops": {"temperature": 0.9, "logprobs": 2, "seed": 3, **PENALTIES, **stops},
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """A test of the engine's samples.
+
+    Attributes:
+        name: in reports.
+        options: made of the law [V] of the first token after a prompt, without options.
+        is_seeded: each request has a seed of its own.
+        is_drawn: drafts are the audit's own, drawn from known laws.
+    """
+
+    name: str
+    options: Callable[[Numbers], Options]
+    is_seeded: bool = False
+    is_drawn: bool = False
+
+
+def _bias_and_stop(law: Numbers) -> Options:
+    first, second, third = (int(token) for token in np.argsort(-law, kind="stable")[:3])
+    return {"logit_bias": {first: -1.5, third: 1.0}, "stop_token_ids": [second], "min_tokens": 1, "logprobs": 1}
+
+
+SAMPLED: Seq[Sampled] = (
+    Sampled("no options", lambda law: {}),
+    Sampled("filters", lambda law: dict(FILTERS)),
+    Sampled("penalties", lambda law: {"temperature": 0.9, **PENALTIES}),
+    Sampled("bias, stop token, log-probabilities", _bias_and_stop),
+    Sampled("seeded", lambda law: {}, is_seeded=True),
+    Sampled("seeded, penalties", lambda law: dict(PENALTIES), is_seeded=True),
+    Sampled("drawn drafts", lambda law: {}, is_drawn=True),
+    Sampled("drawn drafts, filters, penalties", lambda law: {**FILTERS, **PENALTIES}, is_drawn=True),
+)
+"""The grid of the Engine layer."""

@@ -1,0 +1,71 @@
+"""An audit of an engine in this process: a model, a drafter, and the three layers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence as Seq
+from typing import Any
+
+from forerun.audit import requests, rule
+from forerun.audit.bits import bits_layer
+from forerun.audit.certificate import Certificate, Layer
+from forerun.audit.prompts import shaped
+from forerun.audit.requests import engine_layer
+from forerun.audit.rule import rule_layer
+from forerun.audit.running import Audited
+from forerun.audit.settings import FAMILY_ERROR, NEEDS_DRAFTER, AuditOptions
+from forerun.errors import ConfigError, DrafterError
+from forerun.models import LanguageModel
+from forerun.verify import check_acceptance
+
+_FEWEST_TOKENS = 4
+"""Of a vocabulary: the rules are tried on four symbols."""
+
+
+def audit(
+    audited: Audited,
+    prompts: Seq[Seq[int]],
+    settings: AuditOptions | None = None,
+    *,
+    acceptance: str | None = None,
+    subject: Mapping[str, Any] | None = None,
+    say: Callable[[str], None] = lambda _: None,
+) -> Certificate:
+    """All layers.
+
+    Args:
+        prompts: token ids, as long as they are.
+        acceptance: the rule that `audited` was given.
+        subject: what the certificate says of the model and the drafter.
+        say: told what is done now.
+
+    Raises:
+        ConfigError: there is no usable prompt, or no such rule.
+        DrafterError: there is no drafter to be audited.
+    """
+    settings = settings or AuditOptions()
+    started = time.perf_counter()
+    _check(audited, acceptance)
+    target = audited.target
+    chosen = shaped(prompts, max(settings.num_prompts, 2), target.context_length, settings.max_tokens)
+    level = FAMILY_ERROR / (rule.NUM_TESTS * bool(settings.samples) + requests.NUM_TESTS * bool(settings.requests) or 1)
+    layers = [bits_layer(audited, chosen[: settings.num_prompts], settings, say)]
+    if settings.samples:
+        layers.append(rule_layer(target, chosen, settings.samples, settings.seed, level, acceptance, say))
+    else:
+        layers.append(Layer("Rule", "Acceptance rules on cached laws of the model.", reason="--samples is 0"))
+    if settings.requests:
+        layers.append(engine_layer(audited, chosen, settings.requests, settings.seed, level, acceptance, say))
+    else:
+        layers.append(Layer("Engine", "Real requests against exact probabilities.", reason="--requests is 0"))
+    return Certificate(dict(subject or {}), layers, FAMILY_ERROR, time.perf_counter() - started)
+
+
+def _check(audited: Audited, acceptance: str | None) -> None:
+    target: LanguageModel = audited.target
+    if acceptance is not None:
+        check_acceptance(acceptance)
+    if audited.drafter is None:
+        raise DrafterError(NEEDS_DRAFTER)
+    if target.vocab_size < _FEWEST_TOKENS:
+        raise ConfigError(f"{target.name} has {target.vocab_size} tokens; an audit needs {_FEWEST_TOKENS} or more.")

@@ -1,0 +1,200 @@
+"""G-tests of counts against known probabilities and against other counts, what they would find, and distances.
+
+scipy's chi-square distributions, central and noncentral; everything else is a few sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from math import inf, log, sqrt
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forerun.errors import ConfigError
+
+Numbers: TypeAlias = NDArray[np.float64]
+
+LEAST_EXPECTED = 10.0
+"""Samples that a cell expects at least: from there on, the statistic has chi-square's tail (as simulated, to 1e-5)."""
+FOUND = 0.9
+"""The chance of being found that a stated power is stated for."""
+
+
+@dataclass(frozen=True, slots=True)
+class GTest:
+    """The outcome of one test.
+
+    Attributes:
+        statistic: G with Williams' correction; infinite where something impossible was seen.
+        freedom: degrees of freedom.
+        num_samples: of all strata.
+    """
+
+    statistic: float
+    freedom: int
+    num_samples: int
+
+    @property
+    def p_value(self) -> float:
+        """The chance of such a statistic, or a larger one, if nothing is wrong."""
+        if self.freedom == 0:
+            return 0.0 if self.statistic == inf else 1.0
+        return float(_scipy().chi2.sf(self.statistic, self.freedom))
+
+    def __add__(self, other: GTest) -> GTest:
+        """Of both strata together."""
+        return GTest(
+            self.statistic + other.statistic, self.freedom + other.freedom, self.num_samples + other.num_samples
+        )
+
+
+NOTHING = GTest(0.0, 0, 0)
+
+
+def g_test(counts: Seq[float] | Numbers, probabilities: Seq[float] | Numbers, least: float = LEAST_EXPECTED) -> GTest:
+    """Of counts [C] against the probabilities [C] of their cells; neighbours that expect too few are merged.
+
+    Args:
+        least: samples that a cell expects at least.
+    """
+    seen, chances = np.asarray(counts, np.float64), np.asarray(probabilities, np.float64)
+    chances = chances / chances.sum()
+    total = float(seen.sum())
+    if total == 0:
+        return NOTHING
+    if seen[chances == 0].any():
+        return GTest(inf, max(int((chances > 0).sum()) - 1, 0), int(total))
+    seen, expected = _merged(seen, chances * total, least)
+    freedom = len(expected) - 1
+    if freedom < 1:
+        return GTest(0.0, 0, int(total))
+    return GTest(_g(seen, expected) / _williams(expected, total, freedom), freedom, int(total))
+
+
+def homogeneity(first: Seq[float] | Numbers, second: Seq[float] | Numbers, least: float = LEAST_EXPECTED) -> GTest:
+    """Of two samples [C] against each other, from an unknown distribution; neighbours that are too few are merged.
+
+    The order of the cells must not depend on which of the samples they are seen in.
+
+    Its num_samples is that of one sample which, against known probabilities, would see as much.
+    """
+    both = np.stack([np.asarray(first, np.float64), np.asarray(second, np.float64)])
+    totals = both.sum(1)
+    if not totals.min() > 0:
+        return NOTHING
+    equivalent = int(totals.prod() / totals.sum())
+    shares = totals / totals.sum()
+    pooled, _ = _merged(both, both.sum(0) * shares.min(), least)
+    freedom = pooled.shape[1] - 1
+    if freedom < 1:
+        return GTest(0.0, 0, equivalent)
+    expected = shares[:, None] * pooled.sum(0)
+    total = float(totals.sum())
+    correction = 1 + ((total / totals).sum() - 1) * ((total / pooled.sum(0)).sum() - 1) / (6 * total * freedom)
+    return GTest(_g(pooled, expected) / correction, freedom, equivalent)
+
+
+def power(num_samples: float, freedom: int, level: float, distance: float) -> float:
+    """The chance that a test at this level finds a total variation of `distance` between the cells' distributions.
+
+    At least: the chi-square distance of n samples is n * sum((p' - p)^2 / p), which by Cauchy and Schwarz is no less
+    than 4 * n * distance^2, whatever the cells.
+    """
+    stats = _scipy()
+    return float(stats.ncx2.sf(stats.chi2.isf(level, freedom), freedom, 4 * num_samples * distance**2))
+
+
+def detectable(num_samples: float, freedom: int, level: float, chance: float = FOUND) -> float:
+    """The smallest total variation that is found with this chance; 1 where none is."""
+    if freedom < 1 or num_samples <= 0:
+        return 1.0
+    low, high = 0.0, 1.0
+    if power(num_samples, freedom, level, high) < chance:
+        return 1.0
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (low, middle) if power(num_samples, freedom, level, middle) >= chance else (middle, high)
+    return high
+
+
+def share_found(num_trials: int, chance: float = FOUND) -> float:
+    """The smallest share of wrong trials of which at least one is among `num_trials` with this chance."""
+    return 1 - (1 - chance) ** (1 / num_trials) if num_trials else 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Deviation:
+    """A measured total variation between what was sampled and what should have been.
+
+    Attributes:
+        seen: between the counts' shares and the probabilities; chance alone makes it positive.
+        low, high: bounds of the distributions' distance, right in at least 95 of 100 cases.
+    """
+
+    seen: float
+    low: float
+    high: float
+
+
+def deviation(counts: Seq[float] | Numbers, probabilities: Seq[float] | Numbers) -> Deviation:
+    """How far the counts' distribution is from the probabilities, with bounds.
+
+    Both bounds are McDiarmid's inequality: one sample moves the distance by at most 1/n, and its expectation lies
+    between the true distance and that plus half the sum of the cells' standard errors.
+    """
+    seen, chances = np.asarray(counts, np.float64), np.asarray(probabilities, np.float64)
+    total = float(seen.sum())
+    if total == 0:
+        return Deviation(0.0, 0.0, 1.0)
+    shares, chances = seen / total, chances / chances.sum()
+    distance = float(np.abs(shares - chances).sum()) / 2
+    spread = float(np.sqrt(shares * (1 - shares) / total).sum()) / 2
+    slack = sqrt(log(2 / 0.05) / (2 * total))
+    return Deviation(distance, max(0.0, distance - spread - slack), min(1.0, distance + slack))
+
+
+def more_often(first: tuple[int, int], second: tuple[int, int]) -> float:
+    """The p-value of Fisher's exact test that the second of two counts (events, of so many) is the larger share."""
+    table = [[second[0], second[1] - second[0]], [first[0], first[1] - first[0]]]
+    return float(_scipy().fisher_exact(table, alternative="greater").pvalue)
+
+
+def _g(seen: Numbers, expected: Numbers) -> float:
+    positive = seen > 0
+    return 2 * float((seen[positive] * np.log(seen[positive] / expected[positive])).sum())
+
+
+def _williams(expected: Numbers, total: float, freedom: int) -> float:
+    return 1 + (float((total / expected).sum()) - 1) / (6 * total * freedom)
+
+
+def _merged(seen: Numbers, expected: Numbers, least: float) -> tuple[Numbers, Numbers]:
+    """Cells (the last dimension) that expect too few are merged with the next such ones, and what is left over with
+    the smallest cell."""
+    keep = expected >= least
+    groups: list[list[int]] = [[index] for index in np.flatnonzero(keep).tolist()]
+    waiting: list[int] = []
+    for index in np.flatnonzero(~keep & (expected > 0)).tolist():
+        waiting.append(index)
+        if expected[waiting].sum() >= least:
+            groups.append(waiting)
+            waiting = []
+    if waiting and groups:
+        min(groups, key=lambda group: float(expected[group].sum())).extend(waiting)
+    elif waiting:
+        groups.append(waiting)
+    merged = [seen[..., group].sum(-1) for group in groups]
+    return np.stack(merged, axis=-1), np.array([float(expected[group].sum()) for group in groups])
+
+
+def _scipy() -> Any:
+    try:
+        from scipy import stats
+    except ModuleNotFoundError:
+        raise ConfigError(
+            "An audit needs scipy for its probabilities, which is not installed: pip install 'forerun[audit]'"
+        ) from None
+    return stats

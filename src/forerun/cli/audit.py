@@ -1,0 +1,239 @@
+"""`forerun audit`: a certificate of losslessness on the user's own model, or of a server."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from forerun.audit.settings import NEEDS_DRAFTER, AuditOptions, quick as quick_settings
+from forerun.bench.report import plain_table
+from forerun.cli import options
+from forerun.cli.default_model import chosen_model
+from forerun.cli.flags import Flags, with_flags
+from forerun.cli.memory_line import memory_told, note
+from forerun.cli.options import WORKLOAD_FILE, LLMOptions
+from forerun.cli.output import print_json
+from forerun.config import AUTO, NO_DRAFTER
+from forerun.errors import ConfigError, DrafterError
+from forerun.files.write import refuse_to_overwrite, write_bytes
+from forerun.workloads import Case, load
+
+if TYPE_CHECKING:
+    from forerun.audit.certificate import Certificate
+    from forerun.engine import LLM
+
+FAILED, INCONCLUSIVE = 1, 3
+"""Exit codes; 2 is that of errors. A lossy rule that was asked for is measured, with exit code 0."""
+_MOST_URLS = 2
+
+Model = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[MODEL]",
+        help="The target model: 'smollm2' once it is fetched, 'bundled', a folder, a GGUF file, or a hub id. With "
+        "--url: what the server calls it.",
+        show_default="smollm2 if it is fetched, else bundled; with --url the server's first",
+    ),
+]
+Drafter = Annotated[
+    str | None,
+    typer.Option(help=options.DRAFTER_HELP, metavar="DRAFTER", show_default=options.DEFAULT_DRAFTER_TEXT),
+]
+Urls = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--url",
+        help='Audit a server that speaks OpenAI\'s API instead: one with the switch "speculative": false in its '
+        "bodies, or two addresses, the first with speculation, the second without.",
+        metavar="URL",
+    ),
+]
+ApiKey = Annotated[str | None, typer.Option(help="Sent to the server as a bearer token.", metavar="KEY")]
+Prompts = Annotated[
+    str | None,
+    typer.Option(
+        help=f"A bundled workload, {WORKLOAD_FILE}",
+        metavar="WORKLOAD",
+        show_default="questions for a model with a chat template, else code",
+    ),
+]
+Html = Annotated[Path | None, typer.Option("--html", help="Write the certificate as one HTML page.", metavar="FILE")]
+Quick = Annotated[
+    bool, typer.Option("--quick", help="The same grid at small sizes: half a minute for the bundled pair.")
+]
+
+
+@with_flags
+def audit(
+    *,
+    model: Model = None,
+    drafter: Drafter = None,
+    url: Urls = None,
+    api_key: ApiKey = None,
+    prompts: Prompts = None,
+    quick: Quick = False,
+    html: Html = None,
+    settings: Annotated[AuditOptions, Flags()],
+    llm: Annotated[
+        LLMOptions, Flags("acceptance", "prefix_reuse", "cache_memory", "dtype", "device", "quantize", "adapter")
+    ],
+    threads: options.Threads = None,
+    json: options.Json = False,
+) -> None:
+    """Is the text really the same? Bits, rules and real requests against exact probabilities, with their power.
+
+    Exit code 0: no loss was found, or that of a lossy rule is measured; 1: a layer failed; 3: inconclusive.
+    """
+    if html is not None:
+        refuse_to_overwrite(html, ConfigError, "Give another name.")
+    if quick:
+        settings = quick_settings(settings)
+    if url:
+        certificate = _of_server(url, api_key, model, prompts, settings)
+    else:
+        certificate = _of_model(chosen_model(model, "MODEL"), drafter, prompts, settings, llm, threads)
+    _told(certificate, html, json)
+    code = {"fail": FAILED, "inconclusive": INCONCLUSIVE}.get(certificate.verdict, 0)
+    if code:
+        raise typer.Exit(code)
+
+
+def _of_model(
+    model: str, drafter: str | None, prompts: str | None, settings: AuditOptions, llm: LLMOptions, threads: int | None
+) -> Certificate:
+    """The certificate of a model with a drafter, in this process."""
+    from forerun.audit.local import audit as run
+    from forerun.audit.running import Audited
+    from forerun.cli.bench.shared import set_threads
+    from forerun.models import number_format
+    from forerun.results.machine import machine
+
+    if drafter == NO_DRAFTER:
+        raise DrafterError(NEEDS_DRAFTER)
+    given = None if prompts is None else load(prompts)
+    set_threads(threads)
+    note(f"loading {model}")
+    with memory_told(note):
+        opened = _open(model, drafter, settings, llm)
+    audited = Audited(opened.target, opened.drafter, opened.tokenizer, llm.acceptance, llm.prefix_reuse)
+    exactness = opened.target.exactness
+    subject = {
+        "model": model,
+        "drafter": opened.drafter_name,
+        "number_format": number_format(opened.target),
+        "adapter": llm.adapter,
+        "acceptance": llm.acceptance,
+        "exact": "yes" if exactness.exact else f"no: {exactness.reason}",
+        "seed": settings.seed,
+    }
+    certificate = run(
+        audited,
+        _token_ids(opened, given or _default_cases(opened.tokenizer)),
+        settings,
+        acceptance=llm.acceptance,
+        subject=subject,
+        say=lambda text: typer.echo(f"forerun audit: {text}", err=True),
+    )
+    certificate.environment = machine()
+    return certificate
+
+
+def _open(model: str, drafter: str | None, settings: AuditOptions, llm: LLMOptions) -> LLM:
+    from forerun.engine import LLM
+
+    return LLM(
+        model,
+        drafter or AUTO,
+        dtype=llm.dtype,
+        device=llm.device,
+        acceptance=llm.acceptance,
+        seed=settings.seed,
+        cache_memory=llm.cache_memory,
+        prefix_reuse=llm.prefix_reuse,
+        adapter=llm.adapter,
+        quantize=llm.quantize,
+    )
+
+
+def _of_server(
+    urls: Sequence[str], api_key: str | None, model: str | None, prompts: str | None, settings: AuditOptions
+) -> Certificate:
+    """The certificate of a server, or of two."""
+    from forerun.audit.client import Server
+    from forerun.audit.remote import SWITCH, remote_audit
+    from forerun.results.machine import machine
+
+    if len(urls) > _MOST_URLS:
+        raise ConfigError(f"There are {len(urls)} of --url, but at most {_MOST_URLS} can be compared. Leave some out.")
+    cases = load(prompts or "code")
+    texts = [case.prompt for case in cases if case.prompt]
+    if not texts:
+        raise ConfigError(f"{prompts} holds no raw text, which a server is asked to continue. Give prompts as text.")
+    speculative = Server(urls[0], api_key, model)
+    plain = Server(urls[-1], api_key, model, SWITCH if len(urls) == 1 else None)
+    try:
+        subject = {"speculative": speculative.url, "plain": f"{plain.url} {plain.extra or ''}".rstrip()}
+        certificate = remote_audit(
+            speculative,
+            plain,
+            texts,
+            settings,
+            subject={"model": speculative.model, **subject},
+            say=lambda text: typer.echo(f"forerun audit: {text}", err=True),
+        )
+    finally:
+        speculative.close()
+        plain.close()
+    certificate.environment = machine()
+    return certificate
+
+
+def _default_cases(tokenizer: Any) -> list[Case]:
+    """Prompts of the kind that the model reads."""
+    has_template = tokenizer is not None and tokenizer.chat_template is not None
+    return load("questions" if has_template else "code")
+
+
+def _token_ids(llm: LLM, cases: Sequence[Case]) -> list[list[int]]:
+    return [llm.encode(case.opening) for case in cases[:64]]
+
+
+def _told(certificate: Certificate, html: Path | None, json: bool) -> None:
+    """The certificate on standard output, and as a page."""
+    from forerun.audit.page import html as page
+
+    if json:
+        print_json(certificate.as_object())
+    else:
+        typer.echo(as_text(certificate))
+    if html is not None:
+        write_bytes(html, page(certificate).encode(), error=ConfigError)
+        note(f"the certificate is in {html}")
+
+
+def as_text(certificate: Certificate) -> str:
+    """The certificate for a terminal."""
+    from forerun.audit.page import COLUMNS, row
+
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    parts = []
+    for layer in certificate.layers:
+        lines = [f"{layer.name}: {layer.verdict}. {layer.about}"]
+        if layer.reason:
+            lines.append(f"Not run: {layer.reason}.")
+        if layer.tests:
+            shown = [row(test) for test in layer.tests]
+            used = [column for column in range(len(COLUMNS)) if any(cells[column] for cells in shown)]
+            rows = [[cells[column] for column in used] for cells in shown]
+            lines.append(plain_table([COLUMNS[column] for column in used], rows, width))
+        lines += [f"- {finding}" for finding in layer.findings]
+        lines += [layer.power] if layer.power else []
+        lines += layer.notes
+        parts.append("\n".join(lines))
+    last = f"{certificate.verdict.upper()}: {certificate.headline} {certificate.seconds:.0f} s."
+    return "\n\n".join([*parts, last])

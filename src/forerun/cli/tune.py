@@ -1,0 +1,256 @@
+"""`forerun tune`: which drafter and K are fastest for these prompts on this machine, written as a configuration."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+import time
+from dataclasses import asdict, replace
+from types import TracebackType
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from forerun.cli import options
+from forerun.cli.bench.shared import whole_numbers
+from forerun.cli.default_model import chosen_model
+from forerun.cli.flags import Flags, with_flags
+from forerun.cli.generate import INTERRUPTED
+from forerun.cli.memory_line import memory_told, note
+from forerun.cli.options import LLMOptions
+from forerun.cli.output import print_json
+from forerun.config import OFF, SamplingParams
+from forerun.errors import ConfigError
+from forerun.tune.options import TuneOptions
+from forerun.workloads import Case, categories_in_turn, load, names
+
+if TYPE_CHECKING:
+    from forerun.engine import LLM
+    from forerun.results import Environment
+    from forerun.tune.outcome import Outcome
+    from forerun.tune.tuning import Task
+
+NUM_PROMPTS = 24
+"""Of a bundled workload."""
+_RAW, _CHATS = "code", "questions"
+"""The bundled workloads that are taken where no prompts are given: raw text, and for a target with a chat template."""
+_KEPT = ("dtype", "device", "quantize", "adapter")
+"""Settings of the target that go into the configuration, where they are not the default."""
+
+ModelArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[MODEL]",
+        help="The target, as `forerun generate` takes it.",
+        show_default="smollm2 if it is fetched, else bundled",
+    ),
+]
+Prompts = Annotated[
+    str | None,
+    typer.Option(
+        help=f"Your prompts, a bundled workload {options.WORKLOAD_FILE}",
+        metavar="FILE",
+        show_default=f"{_RAW}, or {_CHATS} for a chat model: give your own",
+    ),
+]
+
+
+@with_flags
+def tune(
+    *,
+    model: ModelArgument = None,
+    prompts: Prompts = None,
+    draft: options.DraftName = None,
+    settings: Annotated[TuneOptions, Flags()],
+    llm: Annotated[LLMOptions, Flags(*_KEPT)],
+    threads: options.Threads = None,
+    json: options.Json = False,
+) -> None:
+    """Find the fastest drafter and K for your prompts, and write them down; or say that none is faster than plain."""
+    from forerun.cli.bench.shared import set_threads
+    from forerun.tune.config_file import check_place
+
+    check_place(settings.out)
+    if settings.allow_quantize and llm.quantize is not None:
+        raise ConfigError(f"--quantize is {llm.quantize!r}, so --allow-quantize has nothing to try. Leave one out.")
+    levels = whole_numbers(settings.load, "--load")
+    drafters = options.comma_list(settings.drafters, "--drafters") if settings.drafters else []
+    cases = None if prompts is None else chosen_cases(prompts, settings.num_prompts)
+    model = chosen_model(model, "MODEL")
+    set_threads(threads)
+    from forerun.results import Watch
+
+    watch = Watch.begin()
+    note(f"loading {model}")
+    with memory_told(note):
+        plain = open_plain(model, llm)
+    if prompts is None or cases is None:
+        prompts = _CHATS if getattr(plain.tokenizer, "chat_template", None) else _RAW
+        note(f"no --prompts given, so these are the bundled workload {prompts!r}; your own tell more")
+        cases = chosen_cases(prompts, settings.num_prompts)
+    task = make_task(plain, model, cases, prompts, settings, levels, drafters, draft)
+    with Progress(task.seconds) as progress:
+        outcome = run(task, progress, settings, llm)
+    is_measured = bool(outcome.search.heats)
+    written = write(outcome, task, settings, llm) if is_measured else None
+    facts = outcome.results(typed(), target_facts(model, plain), watch.environment(), asdict(settings))
+    if settings.results is not None:
+        from forerun.results import save
+
+        save(facts, settings.results)
+    if json:
+        from forerun.results import as_object
+
+        print_json(as_object(facts))
+    else:
+        show(outcome, facts.environment, model, written)
+    if outcome.interrupted:
+        raise typer.Exit(INTERRUPTED)
+
+
+def chosen_cases(prompts: str, count: int | None) -> list[Case]:
+    """The prompts, categories in turn. Raises ConfigError as `workloads.load`."""
+    cases = load(prompts)
+    return categories_in_turn(cases)[: count or (NUM_PROMPTS if prompts in names() else len(cases))]
+
+
+def open_plain(model: str, settings: LLMOptions) -> LLM:
+    """The target alone; the seam that tests replace."""
+    from forerun.engine import LLM
+
+    kept = {name: getattr(settings, name) for name in _KEPT}
+    return LLM(model, drafter=None, prefix_reuse=OFF, **kept)
+
+
+def make_task(
+    plain: LLM,
+    model: str,
+    cases: list[Case],
+    prompts: str,
+    settings: TuneOptions,
+    levels: list[int],
+    drafters: list[str],
+    draft: str | None,
+) -> Task:
+    """What is tuned for. Raises ConfigError where the prompts are too few, or do not fit the context."""
+    from forerun.bench.prompts import prepare
+    from forerun.tune.tuning import Task, check_requests
+
+    requests = prepare(plain, {prompts: cases}, settings.max_tokens)[prompts]
+    check_requests(requests, prompts, levels)
+    params = SamplingParams(temperature=settings.temperature, max_tokens=settings.max_tokens)
+    seconds = 60 * settings.minutes
+    return Task(plain, model, requests, prompts, params, levels, drafters, draft, seconds)
+
+
+def run(task: Task, progress: Progress, settings: TuneOptions, llm: LLMOptions) -> Outcome:
+    """Tune, and try weights in fewer bits where that is allowed."""
+    from forerun.tune.quantised import try_quantised
+    from forerun.tune.tuning import tune as tuned
+
+    outcome = tuned(task, progress)
+    if settings.allow_quantize and not outcome.interrupted:
+        if llm.quantize is not None:
+            raise ConfigError(
+                f"--quantize is {llm.quantize} already, so --allow-quantize has nothing to try. Leave one out."
+            )
+        try_quantised(task, outcome, lambda form: open_plain(task.model, replace(llm, quantize=form)), progress)
+    return outcome
+
+
+def write(outcome: Outcome, task: Task, settings: TuneOptions, llm: LLMOptions) -> str:
+    """Write the configuration; its place."""
+    from forerun.tune.config_file import Chosen, write_config
+
+    own = LLMOptions()
+    kept: dict[str, Any] = {name: getattr(llm, name) for name in _KEPT if getattr(llm, name) != getattr(own, name)}
+    for each in outcome.quantised:
+        if each.chosen:
+            kept["quantize"] = each.number_format
+    notes = [outcome.verdict.reason, f"Made by: {typed()}", time.strftime("%Y-%m-%d")]
+    chat = bool(getattr(task.plain.tokenizer, "chat_template", None))
+    chosen = Chosen(task.model, outcome.verdict.arm, kept, chat, outcome.start, notes)
+    write_config(settings.out, chosen)
+    return str(settings.out)
+
+
+def typed() -> str:
+    """The command as it was typed, without the folders of files."""
+    from forerun.results.write import command_line
+
+    return command_line(sys.argv[1:])
+
+
+def target_facts(model: str, plain: LLM) -> Any:
+    """For the results."""
+    from forerun.bench.measure import is_cost_padded
+    from forerun.models import number_format
+    from forerun.results import TargetFacts
+    from forerun.results.write import without_folders
+
+    target = plain.target
+    name = without_folders(model)
+    return TargetFacts(
+        name, number_format(target), target.quantize, cost_padded=is_cost_padded(model), exact=plain.exact
+    )
+
+
+def show(outcome: Outcome, environment: Environment, model: str, written: str | None) -> None:
+    """The outcome for people."""
+    import shutil
+
+    from forerun.bench.report import Report
+    from forerun.tune.public_drafts import public_drafts
+
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    typer.echo(Report("tune", outcome.tables()).text(environment, width=width))
+    typer.echo("")
+    for name, reason in outcome.left_out.items():
+        typer.echo(textwrap.fill(f"Left out: {name}: {reason}", width or 120, subsequent_indent="    "))
+    if written is None:
+        typer.echo("Interrupted before anything was measured: nothing is written.")
+        return
+    if outcome.interrupted:
+        typer.echo("Interrupted: what was known is written.")
+    typer.echo(outcome.verdict.reason)
+    for each in public_drafts(model):
+        typer.echo(f"Public draft, not tried unless named: --drafters {each.text} ({each.licence})")
+    typer.echo(f"Written to {written} (* is what it runs). Use it: forerun --config {written} generate ...")
+
+
+class Progress:
+    """How far the time has gone: a bar on a terminal, else a line for each stage. On standard error."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._bar: Any = None
+        self._task: Any = None
+
+    def __enter__(self) -> Progress:
+        if sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import BarColumn, Progress as Bar, TextColumn, TimeElapsedColumn
+
+            columns = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
+            self._bar = Bar(*columns, console=Console(stderr=True), auto_refresh=False, transient=True)
+            self._task = self._bar.add_task("tuning", total=self._seconds)
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def say(self, text: str) -> None:
+        """A stage begins."""
+        if self._bar is None:
+            note(text)
+        else:
+            self._bar.update(self._task, description=text, refresh=True)
+
+    def tick(self, seconds: float) -> None:
+        """So many seconds have passed. Drawn between trials only, so that drawing costs none of them anything."""
+        if self._bar is not None:
+            self._bar.update(self._task, completed=min(seconds, self._seconds), refresh=True)

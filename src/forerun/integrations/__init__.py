@@ -1,0 +1,1 @@
+"""forerun's drafters and its loop inside other programs."""

@@ -1,0 +1,106 @@
+"""What is tried: arms, the units they are tried on, and what a trial gives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from forerun.config import AUTO, NO_DRAFTER, NumDraftTokens
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """One way to decode.
+
+    Attributes:
+        drafter: its text, as LLM takes it; NO_DRAFTER is plain decoding.
+        num_draft_tokens: K, or AUTO.
+    """
+
+    drafter: str
+    num_draft_tokens: NumDraftTokens = AUTO
+
+    def __str__(self) -> str:
+        if self.drafter == NO_DRAFTER:
+            return "plain"
+        k = self.num_draft_tokens
+        return f"{self.drafter}, {k if k == AUTO else f'K={k}'}"
+
+    @property
+    def is_auto(self) -> bool:
+        """Whether K is chosen step by step."""
+        return self.num_draft_tokens == AUTO
+
+
+PLAIN = Arm(NO_DRAFTER, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """What one trial answers: some prompts at once.
+
+    Attributes:
+        prompts: their numbers; as many as the level of load.
+    """
+
+    prompts: tuple[int, ...]
+
+    @property
+    def level(self) -> int:
+        """Requests at once."""
+        return len(self.prompts)
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What an arm made of a unit.
+
+    Attributes:
+        seconds: wall-clock, prompts included.
+        num_tokens: generated, of all its prompts.
+        num_forwards, num_drafted, num_accepted: as in SequenceStats, summed.
+        reached, accepted: by position of a draft.
+        draft_seconds, target_seconds, verify_seconds: of these; the rest is the engine's.
+        first_seconds: to the first token of the last of its prompts.
+        same_text: the tokens are those of plain decoding; None: not compared.
+    """
+
+    seconds: float
+    num_tokens: int
+    num_forwards: int = 0
+    num_drafted: int = 0
+    num_accepted: int = 0
+    reached: tuple[int, ...] = ()
+    accepted: tuple[int, ...] = ()
+    draft_seconds: float = 0.0
+    target_seconds: float = 0.0
+    verify_seconds: float = 0.0
+    first_seconds: float = 0.0
+    same_text: bool | None = None
+
+    @property
+    def per_token(self) -> float:
+        """Seconds."""
+        return self.seconds / max(1, self.num_tokens)
+
+
+class ArmFailedError(Exception):
+    """An arm that cannot be tried, or that failed while it was.
+
+    Attributes:
+        reason: for the arm's row.
+    """
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+        super().__init__(reason)
+
+
+class Trials(Protocol):
+    """Where arms are tried: engines and a clock, or a simulation of both."""
+
+    def now(self) -> float:
+        """Seconds since tuning began."""
+
+    def run(self, arm: Arm, unit: Unit) -> Trial:
+        """One trial. Raises ArmFailedError: this arm cannot go on, others can."""

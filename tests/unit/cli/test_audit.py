@@ -1,0 +1,111 @@
+"""`forerun audit`: its report, its page and its exit codes."""
+
+from __future__ import annotations
+
+import json
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forerun.audit.certificate import Certificate, Check, Layer
+from forerun.audit.page import html
+from forerun.audit.settings import AuditOptions, quick
+from forerun.audit.statistics import Deviation
+from forerun.cli import audit as command
+
+from .conftest import Invoke
+
+SUBJECT = {"model": "it <b>", "drafter": "suffix", "adapter": None}
+
+
+def certificate(verdict: Any = "pass") -> Certificate:
+    bits = Layer("Bits", "Equal.", [Check("K=1", "pass", "answers", 30, found=0.07, num_drafted=9, num_accepted=4)])
+    rule = Layer(
+        "Rule", "Laws.", [Check("block", verdict, num_samples=900, freedom=64, p_value=0.4, level=1e-5, found=0.1)]
+    )
+    if verdict == "fail":
+        rule.findings.append("block: it <i>does</i> not follow.")
+    if verdict == "measured":
+        rule.tests = [Check("typical", "measured", num_samples=9, freedom=4, deviation=Deviation(0.1, 0.05, 0.2))]
+    return Certificate(SUBJECT, [bits, rule, Layer("Engine", "Requests.", reason="--requests is 0")], 1e-4, 3.0)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "code"), [("pass", 0), ("fail", 1), ("inconclusive", 3), ("measured", 0), ("not run", 0)]
+)
+def test_exit_codes(verdict: str, code: int, invoke: Invoke, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(command, "_of_model", lambda *_: certificate(verdict))
+    page = tmp_path / "page.html"
+    result = invoke("audit", "bundled", "--html", str(page))
+    assert result.exit_code == code, result.output
+    assert "Rule" in result.stdout and page.read_text().startswith("<!doctype html>")
+    assert ("Not lossless: Rule failed" in result.stdout) == (verdict == "fail")
+    again = invoke("audit", "bundled", "--html", str(page))
+    assert again.exit_code == 2 and "exists" in again.stderr
+
+
+def test_json(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "_of_model", lambda *_: certificate("fail"))
+    found = json.loads(invoke("audit", "bundled", "--json").stdout)
+    assert found["verdict"] == "fail" and found["failed"] == ["Rule"] and found["format"] == 1
+    assert [layer["name"] for layer in found["layers"]] == ["Bits", "Rule", "Engine"]
+    assert found["layers"][0]["tests"][0]["num_samples"] == 30
+
+
+def test_quick_and_the_sizes_that_are_asked_for(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+
+    def record(*given: Any) -> Certificate:
+        seen.append(given)
+        return certificate()
+
+    monkeypatch.setattr(command, "_of_model", record)
+    invoke("audit", "it", "--quick", "--drafter", "suffix", "--requests", "100", "--seed", "4", "--acceptance", "token")
+    model, drafter, prompts, settings, llm, threads = seen[0]
+    assert (model, drafter, prompts, threads) == ("it", "suffix", None, None)
+    assert settings == quick(AuditOptions(requests=100, seed=4)) and settings.samples < AuditOptions().samples
+    assert llm.acceptance == "token"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--url", "localhost"], "http://"),
+        (["--url", "http://a", "--url", "http://b", "--url", "http://c"], "at most 2"),
+        (["--samples", "-1"], "is not a whole number"),
+        (["bundled", "--drafter", "none", "--quick"], "drafter"),
+        (["bundled", "--quick", "--prompts", "nothing-there"], "no workload"),
+        (["bundled", "--quick", "--acceptance", "nothing"], "acceptance"),
+    ],
+)
+def test_bad_input(arguments: list[str], words: str, invoke: Invoke) -> None:
+    result = invoke("audit", *arguments)
+    assert result.exit_code == 2 and words in result.stderr
+
+
+@pytest.mark.parametrize("verdict", ["pass", "fail", "inconclusive", "measured"])
+def test_the_page_is_whole_and_loads_nothing(verdict: str) -> None:
+    class Checked(HTMLParser):
+        def __init__(self) -> None:
+            super().__init__()
+            self.open: list[str] = []
+
+        def handle_starttag(self, tag: str, attributes: Any) -> None:
+            assert not {"src", "href"} & {name for name, _ in attributes}
+            if tag not in ("meta", "line", "polyline"):
+                self.open.append(tag)
+
+        def handle_endtag(self, tag: str) -> None:
+            if tag not in ("line", "polyline"):
+                assert self.open.pop() == tag
+
+    text = html(certificate(verdict))
+    parser = Checked()
+    parser.feed(text)
+    parser.close()
+    assert not parser.open
+    assert "it &lt;b&gt;" in text and "<i>does" not in text and "prefers-color-scheme: dark" in text
+    assert ("<svg" in text) == (verdict != "measured")
+    assert "http" not in text
