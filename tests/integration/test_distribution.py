@@ -73,13 +73,13 @@ class Forgetful(Scripted):
         self.steps.clear()
 
 
-def drawn_tree(replacement: bool, claimed: bool | None = None, flat: bool = False) -> Scripted:
+def drawn_tree(replacement: bool, claimed: bool | None = None, sharpness: float = 1.0) -> Scripted:
     """Trees of random shape, drawn from the draft's distributions.
 
-    claimed: what the draft says of its replacement. flat: all nodes are siblings.
+    claimed: what the draft says of its replacement. sharpness: by which the logits are multiplied.
     """
     rng = random.Random(3)
-    probs = DRAFT.softmax(-1)
+    probs = (sharpness * DRAFT).softmax(-1)
     weights: list[list[float]] = probs.tolist()
 
     def propose(sequence: Sequence, budget: int) -> Draft:
@@ -87,7 +87,7 @@ def drawn_tree(replacement: bool, claimed: bool | None = None, flat: bool = Fals
         tokens = [sequence.token_ids[-1]]  # of each row
         left = {-1: list(weights[tokens[0]])}
         for node in range(rng.randint(budget // 2, budget)):
-            parent = -1 if flat else rng.choice((-1, rng.randint(-1, node - 1)))
+            parent = rng.choice((-1, rng.randint(-1, node - 1)))
             if not any(left[parent]):
                 break  # every token has been drawn
             token = rng.choices(range(VOCAB), left[parent])[0]
@@ -192,5 +192,5 @@ def test_a_biased_verifier_of_trees_is_rejected(rule: TreeRule, monkeypatch: pyt
 
 @pytest.mark.parametrize("acceptance", ["traversal", "multi-step"])
 def test_trees_that_lie_about_replacement_are_rejected(acceptance: str) -> None:
-    """Of siblings, of which there are many here, the last are drawn from what the first have left."""
-    assert p_value(sample(NUM_SAMPLES, drawn_tree(False, claimed=True, flat=True), acceptance, k=4)) < 1e-6
+    """Most where the draft is sure of a token, which its siblings then cannot be."""
+    assert p_value(sample(NUM_SAMPLES, drawn_tree(False, claimed=True, sharpness=2.0), acceptance, k=6)) < 1e-6

@@ -136,7 +136,7 @@ DRAWN: dict[str, Any] = {
 
 @pytest.mark.parametrize("method", ["chain", "tree"])
 def test_the_distribution_is_the_targets(method: str) -> None:
-    assert draws(method, 2_000) > SIGNIFICANCE
+    assert draws(method, 1_000) > SIGNIFICANCE
 
 
 @pytest.mark.slow
@@ -153,4 +153,4 @@ def test_another_law_than_the_one_drawn_from_is_found_out(monkeypatch: pytest.Mo
         return (1 + probs) / (1 + probs).sum(-1, keepdim=True), tokens
 
     monkeypatch.setattr(Eagle, "_pick", picked)
-    assert draws("chain", 2_000) < 1e-6
+    assert draws("chain", 1_000) < 1e-6
