@@ -103,7 +103,7 @@ def _bundled_steps(target: LanguageModel) -> StepCosts:
     tokenizer = find_tokenizer(BUNDLED_TARGET)
     prompt = tokenizer(workloads.load("code", 1)[0].prompt)["input_ids"][:_CONTEXT]
     drafter = make_drafter(BUNDLED_DRAFT, Binding(target, tokenizer, 0))[0]
-    params = SamplingParams(temperature=0, max_tokens=48, ignore_eos=True)
+    params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
     return step_costs(target, tokenizer, lambda: drafter, _MOST, prompt, params)
 
 

@@ -18,7 +18,7 @@ LOOKED_UP = "suffix"
 MOST = 8
 """Largest K that is measured."""
 CONTEXT = 256
-TOKENS = 64
+TOKENS = 24
 _ARGUMENTS = {"float32": ("float32", None), "bfloat16": ("bfloat16", None)} | {
     name: ("bfloat16", name) for name in ("int8", "int4")
 }

@@ -25,7 +25,7 @@ MIN_SAMPLES = 2
 """Samples that a count needs for its median to be a point of the curve."""
 
 
-STEP_ROUNDS = 2
+STEP_ROUNDS = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,8 @@ def step_costs(
     params: SamplingParams,
     rounds: int = STEP_ROUNDS,
 ) -> StepCosts:
-    """What steps take with chains of 0 to `most` tokens, and without a drafter, as medians of real generations.
+    """What steps take with chains of 0 to `most` tokens, and without a drafter: the median step of real generations, in
+    the fastest of a few rounds.
 
     All that the engine does around a drafter is in them: hidden states that the forward hands out, what the drafter is
     told, and the caches that are brought level after a rejection.
@@ -135,16 +136,29 @@ def step_costs(
     parts: dict[str, dict[int, list[float]]] = {name: defaultdict(list) for name in ("target", "draft", "rest")}
     drafter = make()
     for _ in range(rounds):  # in turn, since machines drift
-        plain += [step.time_total for step in verified_steps(target, tokenizer, None, 0, prompt, params)]
+        alone = verified_steps(target, tokenizer, None, 0, prompt, params)
+        plain.append(statistics.median(step.time_total for step in alone))
         for budget in counts:
-            for step in verified_steps(target, tokenizer, drafter, budget, prompt, params):
-                if step.num_draft_tokens != budget:
-                    continue  # the room ended, or the drafter proposed less
-                parts["target"][budget].append(step.time_target)
-                parts["draft"][budget].append(step.time_draft)
-                parts["rest"][budget].append(step.time_total - step.time_draft - step.time_target)
-    curves = {name: CostCurve.of_medians(samples) for name, samples in parts.items()}
-    return StepCosts(statistics.median(plain), *([curve(count) for count in counts] for curve in curves.values()))
+            steps = list(verified_steps(target, tokenizer, drafter, budget, prompt, params))
+            whole = [step for step in steps if step.num_draft_tokens == budget]  # others had no room, or were shorter
+            if whole:
+                typical = sorted(whole, key=lambda step: step.time_total)[len(whole) // 2]
+                parts["target"][budget].append(typical.time_target)
+                parts["draft"][budget].append(typical.time_draft)
+                parts["rest"][budget].append(typical.time_total - typical.time_draft - typical.time_target)
+    curves = {name: _of_fastest(parts, name) for name in parts}
+    return StepCosts(min(plain), *([curve(count) for count in counts] for curve in curves.values()))
+
+
+def _of_fastest(parts: Mapping[str, Mapping[int, Sequence[float]]], name: str) -> CostCurve:
+    """One part of the step of each count in the round in which the whole of it was the fastest: whatever else the
+    machine does in the others is not the step's."""
+    counts = sorted(parts[name])
+    chosen = []
+    for count in counts:
+        whole = [sum(each) for each in zip(*(part[count] for part in parts.values()), strict=True)]
+        chosen.append(parts[name][count][whole.index(min(whole))])
+    return CostCurve(counts, chosen)
 
 
 def verified_steps(

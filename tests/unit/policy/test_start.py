@@ -44,7 +44,7 @@ def test_the_first_steps_are_as_good_as_later_ones(tmp_path: Path, monkeypatch: 
     warm = live(WORLD, automatic_budget(whole_draft=None, cost_key=key), 20).speed()
     cold = live(WORLD, AutoBudget(), 20).speed()
     later = live(WORLD, learned(), 100).speed()
-    assert warm > 1.15 * cold and warm > 0.93 * later
+    assert warm > 1.05 * cold and warm > 0.85 * later
 
 
 @pytest.mark.parametrize(

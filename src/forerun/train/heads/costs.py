@@ -14,7 +14,7 @@ from forerun.plan.step_times import step_costs
 
 CONTEXT = 256
 """Tokens of the prompt, at most."""
-TOKENS = 64
+TOKENS = 24
 """Of each generation that is timed."""
 
 
