@@ -21,7 +21,7 @@ from forerun.errors import AuditError, ConfigError
 from serving import fake_llm, serving
 
 PROMPTS = ["once upon", "a time there", "was"]
-SMALL = AuditOptions(requests=240, num_prompts=4, max_tokens=8)
+SMALL = AuditOptions(requests=600, num_prompts=4, max_tokens=8)
 Reply = Callable[[dict[str, Any]], dict[str, Any]]
 
 
