@@ -10,11 +10,11 @@ set -eu
 cd "$(dirname "$0")/.."
 FORERUN=${FORERUN:-forerun}
 THREADS=${THREADS:-2}
-if [ "${QUICK:-}" ]; then PROMPTS=3 ROUNDS=1 FORWARDS=6 PAIRS=2; else PROMPTS=8 ROUNDS=2 FORWARDS=20 PAIRS=10; fi
+if [ "${QUICK:-}" ]; then PROMPTS=3 FORWARDS=6 PAIRS=2 TEXTS=6; else PROMPTS=12 FORWARDS=20 PAIRS=10 TEXTS=40; fi
 
 bundled() {  # the bundled pair: acceptance and speed of the drafters that serve it without options
     "$FORERUN" bench generate --model bundled --prompts code,prose,copying --num-prompts $PROMPTS --max-tokens 96 \
-        --drafters draft-model,suffix,recycling --rounds $ROUNDS --no-reference --no-details \
+        --drafters draft-model,suffix,recycling --rounds 1 --no-reference --no-details \
         --threads "$THREADS" --json benchmarks/generate-bundled.json
 }
 forward() {  # one forward by rows, beside the roofline
@@ -26,7 +26,7 @@ load() {  # many requests at once
         --pairs $PAIRS --threads "$THREADS" --json benchmarks/load-bundled.json
 }
 quality() {  # what 8 and 4 bits cost
-    "$FORERUN" bench quality --model bundled --prompts prose,code --num-prompts 40 \
+    "$FORERUN" bench quality --model bundled --prompts prose,code --num-prompts $TEXTS \
         --threads "$THREADS" --json benchmarks/quality-bundled.json
 }
 overhead() {  # drafting in a long context

@@ -4,6 +4,7 @@ One thread, so that pytest-xdist can put a worker on every core; what depends on
 two, in `integration/test_two_threads.py`. OMP_NUM_THREADS in the environment overrides it.
 """
 
+import gc
 import os
 import signal
 import tempfile
@@ -32,6 +33,9 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 for _name in ("MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS"):
     os.environ.setdefault(_name, os.environ["OMP_NUM_THREADS"])
+# Where a test asks for more threads, those that wait would take the core from the worker beside it.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+os.environ.setdefault("KMP_BLOCKTIME", "0")
 
 
 def pytest_sessionstart() -> None:
@@ -39,6 +43,12 @@ def pytest_sessionstart() -> None:
     from forerun.kernels.native import native
 
     native()
+
+
+def pytest_collection_finish() -> None:
+    """What importing and collecting has made stays to the end: no garbage collection need look at it again."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_report_header() -> str:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
+import pytest
 import torch
 
 from families import VOCAB
@@ -14,7 +15,7 @@ from forerun.drafters import Drafter
 from forerun.heads import StoredHead
 from forerun.models import Model
 
-GREEDY = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
+GREEDY = SamplingParams(temperature=0, max_tokens=14, ignore_eos=True)
 REQUESTS = [
     GREEDY,
     replace(GREEDY, repetition_penalty=1.3, frequency_penalty=0.3),
@@ -22,6 +23,21 @@ REQUESTS = [
     replace(GREEDY, temperature=1.2, seed=4, top_k=30, presence_penalty=0.4),
     replace(GREEDY, temperature=1.0, seed=5, n=3),
 ]
+OPTIONS: dict[str, dict[str, Any]] = {
+    "in chunks": {"prefill_chunk": 23},
+    "alone": {"max_batch": 1},
+    "automatic": {"num_draft_tokens": "auto"},
+}
+
+
+def cases(kinds: Iterable[str]) -> list[Any]:
+    """Each kind with each of the options. By default the first kind has all of them, and every other one."""
+    found = []
+    for number, kind in enumerate(kinds):
+        for place, option in enumerate(OPTIONS):
+            marks = [pytest.mark.slow] if number and (number + place) % len(OPTIONS) else []
+            found.append(pytest.param(kind, OPTIONS[option], marks=marks, id=f"{kind}-{option}"))
+    return found
 
 
 class Rig:

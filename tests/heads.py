@@ -16,6 +16,7 @@ from torch import Tensor
 
 from doubles import FakeModel, MarkovModel
 from forerun import workloads
+from forerun.config import BUNDLED_TARGET
 from forerun.drafters import DRAFTERS
 from forerun.heads import EagleConfig, StoredHead, eagle_tensors, save_head
 from forerun.heads.fingerprint import target_fingerprint
@@ -58,16 +59,21 @@ def random_head(
 
 
 def text_of(drafter: str) -> str:
-    """A drafter of the table as the bundled target is served with it: heads get a fitted one."""
-    if DRAFTERS[drafter].kind != "head":
+    """A drafter of the table as the bundled target is served with it: a fitted head where none is shipped."""
+    if DRAFTERS[drafter].kind != "head" or DRAFTERS[drafter].serves(BUNDLED_TARGET):
         return drafter
     return f"{drafter}:model={_bundled_head(drafter.removesuffix('-tree'))}"
 
 
 @cache
+def _bundled() -> Model:
+    return load_model("bundled", "float32")
+
+
+@cache
 def _bundled_head(kind: str) -> Path:
     """The folder of a head for the bundled target, fitted to some of the bundled code; Medusa heads need more of it."""
-    target, tokenizer = load_model("bundled", "float32"), load_tokenizer("bundled")
+    target, tokenizer = _bundled(), load_tokenizer("bundled")
     texts = [
         tokenizer(case.prompt)["input_ids"][:150] for case in workloads.load("code", 40 if kind == "medusa" else 16)[4:]
     ]

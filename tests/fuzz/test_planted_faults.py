@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import strategies as st
 
 from forerun import config
 from forerun.cache import page_pool, paged_cache, prefix_tree, sequence_cache
 from forerun.engine import Engine, drafting, shared as shared_module, text as text_module
 from forerun.kernels.page_layout import PAGE
+from fuzzing import fails
 
 from .test_drafters import test_others_are_as_without_it as drafters_fuzzer
 from .test_interrupts import (
@@ -88,8 +90,7 @@ def test_text_that_is_decoded_block_by_block_is_found(monkeypatch: pytest.Monkey
         return push(stream, ids, num_exempt)
 
     monkeypatch.setattr(text_module.TextStream, "push", forgetting)
-    with pytest.raises(BaseException):  # noqa: B017
-        text_fuzzer(name="byte-level")
+    assert fails(text_fuzzer, 60, {"data": st.data()}, name="byte-level")
 
 
 @pytest.mark.parametrize("fault", ["pages that are shared are written", "tokens are not compared", "NaN is left"])

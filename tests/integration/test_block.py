@@ -17,7 +17,7 @@ from forerun.kernels.page_layout import PAGE
 from forerun.models import Model, load_model
 from forerun.types import Draft
 from gtest import SIGNIFICANCE, TARGET, p_value
-from head_rig import GREEDY, Rig
+from head_rig import GREEDY, Rig, cases
 from heads import MarkovTarget
 
 
@@ -37,11 +37,10 @@ MAKE: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("kind", MAKE)
-def test_tokens_are_those_of_plain_decoding(rig: Rig, kind: str) -> None:
-    for options in ({"prefill_chunk": 23}, {"max_batch": 1}, {"num_draft_tokens": "auto"}):
-        assert rig.answers(MAKE[kind](rig.head), **options) == rig.expected, options
-        assert rig.drafted > 0
+@pytest.mark.parametrize(("kind", "options"), cases(MAKE))
+def test_tokens_are_those_of_plain_decoding(rig: Rig, kind: str, options: dict[str, Any]) -> None:
+    assert rig.answers(MAKE[kind](rig.head), **options) == rig.expected
+    assert rig.drafted > 0
 
 
 @pytest.mark.parametrize("family", ["gpt2", "gemma2"])

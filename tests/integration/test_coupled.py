@@ -57,11 +57,14 @@ def draft_folder(family_folder: Callable[[str], Path], tmp_path_factory: pytest.
     return folder
 
 
-@pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=pytest.mark.slow)])
-def test_two_hundred_seeded_requests(family_folder: Callable[[str], Path], draft_folder: Path, dtype: str) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "number"),
+    [("float32", 60), *(pytest.param(dtype, 200, marks=pytest.mark.slow) for dtype in ("float32", "float64"))],
+)
+def test_seeded_requests(family_folder: Callable[[str], Path], draft_folder: Path, dtype: str, number: int) -> None:
     folder = family_folder("llama")
     target, tokenizer = load_model(folder, dtype), load_tokenizer(folder)
-    prompts, params = requests(200, target.vocab_size, 16)
+    prompts, params = requests(number, target.vocab_size, 16)
     plain, _ = outputs(LLM(target, None, tokenizer=tokenizer), prompts, params)
     rates = {}
     for name, drafter, options in (
@@ -72,7 +75,7 @@ def test_two_hundred_seeded_requests(family_folder: Callable[[str], Path], draft
         ("another rule asked for", DraftModel(draft_folder), {"acceptance": "block"}),
     ):
         llm = LLM(target, drafter, tokenizer=tokenizer, **options)  # type: ignore[arg-type]
-        count = 60 if name == "another K" else len(prompts)  # its small batches and chunks take many forwards
+        count = 30 if name == "another K" else number  # its small batches and chunks take many forwards
         tokens, rates[name] = outputs(llm, prompts[:count], params[:count])
         assert tokens == plain[: len(tokens)], name
     assert rates["prompt lookup"] > 0.001

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from drafter_rows import rows
 from forerun import LLM, Grammar, SamplingParams, workloads
 from forerun.drafters import DRAFTERS
 from forerun.kernels.partition import KV_BLOCK
@@ -64,7 +65,7 @@ Request = tuple[str, list[int], SamplingParams]
 
 @pytest.fixture(scope="module")
 def plain() -> LLM:
-    return LLM("bundled", None, dtype="float32")
+    return LLM("bundled", None, dtype="bfloat16")
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +85,7 @@ def expected(plain: LLM, requests: list[Request]) -> list[Any]:
     return plain.generate([prompt for _, prompt, _ in requests], [params for *_, params in requests])
 
 
-@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("drafter", rows())
 def test_the_output_is_that_of_plain_decoding(
     plain: LLM, requests: list[Request], expected: list[Any], drafter: str
 ) -> None:

@@ -16,8 +16,8 @@ from heads import FITTED
 HEADS: dict[str, Any] = {"eagle": Eagle, "eagle-tree": EagleTree, "block": Block, "medusa": Medusa}
 DRAFTERS = ["draft-model", "draft-tree", "staged", *HEADS, "early-exit", "suffix", "recycling", "hybrid"]
 PARAMS = [
-    SamplingParams(temperature=0, max_tokens=24, logprobs=2, ignore_eos=True),
-    SamplingParams(seed=5, max_tokens=24, logprobs=2, ignore_eos=True),
+    SamplingParams(temperature=0, max_tokens=14, logprobs=2, ignore_eos=True),
+    SamplingParams(seed=5, max_tokens=14, logprobs=2, ignore_eos=True),
 ]
 PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5], [2, 7, 1, 8, 2, 8, 1, 8], [1, 6, 1, 8, 0, 3, 3, 9, 8, 8]]
 
@@ -93,7 +93,7 @@ def test_a_target_forward_that_fails(
 ) -> None:
     tokenizer = load_tokenizer(family_folder("llama"))
     llm = open_llm(target, tokenizer, drafter, draft)
-    failed = failing(target, (1, 9, 20), after, monkeypatch, "forward")
+    failed = failing(target, (1, 5, 9), after, monkeypatch, "forward")
     assert answers(llm) == plain
     assert len(failed) == 3
 
@@ -116,7 +116,7 @@ def test_a_drafters_forward_that_fails(
         source: Any = llm.drafter if drafter != "hybrid" else llm.drafter._sources[1].drafter
         model = source.model
     name = {"early-exit": "forward_first", "block": "draft"}.get(drafter, "forward")
-    calls = (2, 8, 14) if drafter == "block" else (2, 12, 30)  # all of a draft is one call
+    calls = (2, 5, 8) if drafter == "block" else (2, 8, 16)  # all of a draft is one call
     failed = failing(model, calls, after, monkeypatch, name)
     assert answers(llm) == plain
     assert len(failed) == 3

@@ -1,7 +1,8 @@
 """In float64 every family says what Transformers' own `generate` says, token for token, whatever is drafted.
 
-Two thirds of the drafters of each test are slow: which ones changes with the family and with the other parameter,
-so that by default every two of family, drafter, and size or offset meet.
+Of the six drafters, two run for each size by default and one for each offset, and the others with the slow tests. Which
+ones changes with the family and with the other parameter, so that by default every two of family, drafter, and size or
+offset meet.
 """
 
 from collections.abc import Callable
@@ -21,7 +22,14 @@ NUM_NEW = 16
 GREEDY = SamplingParams(temperature=0, max_tokens=NUM_NEW)
 PROMPTS = [[7, 30, 2], [50], list(range(1, 31)), [90, 0], [20, 21, 22, 23, 24, 25]]
 BAD = ["right", "wrong", "random", "duplicated", "tree", "empty"]
-thirds = pytest.mark.parametrize("third", [0, *(pytest.param(i, marks=pytest.mark.slow) for i in (1, 2))])
+Part = tuple[int, int]
+"""Which part of the drafters, and of how many."""
+
+
+def parts(count: int) -> Any:
+    """One part of the drafters by default, the others with the slow tests."""
+    slow = (pytest.param((part, count), marks=pytest.mark.slow) for part in range(1, count))
+    return pytest.mark.parametrize("part", [(0, count), *slow], ids=range(count))
 
 
 @dataclass
@@ -41,9 +49,9 @@ class Family:
         result: list[int] = out[0, len(prompt) :].tolist()
         return result
 
-    def kinds(self, number: int, third: int) -> list[str]:
-        """A third of the drafters; number: a size or an offset."""
-        return BAD[(list(FAMILIES).index(self.name) + number + third) % 3 :: 3]
+    def kinds(self, number: int, part: Part) -> list[str]:
+        """A part of the drafters; number: a size or an offset."""
+        return BAD[(list(FAMILIES).index(self.name) + number + part[0]) % part[1] :: part[1]]
 
     def llm(self, kind: str, k: int = 4, chunk: int = 256) -> LLM:
         drafter: Scripted = adversaries(self.references, VOCAB)[kind]
@@ -71,10 +79,10 @@ def test_the_reference_says_something(family: Family) -> None:
     assert all(len(output) == NUM_NEW for output in family.references.values())
 
 
-@thirds
+@parts(3)
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5])
-def test_greedy_in_company(family: Family, size: int, third: int) -> None:
-    for kind in family.kinds(size, third):
+def test_greedy_in_company(family: Family, size: int, part: Part) -> None:
+    for kind in family.kinds(size, part):
         llm = family.llm(kind, k=[1, 3, 5, 8, 4][size - 1], chunk=[256, 5, 2, 256, 3][size - 1])
         prompts = PROMPTS[-size:]
         results: Any = llm.generate(prompts, GREEDY)
@@ -84,15 +92,15 @@ def test_greedy_in_company(family: Family, size: int, third: int) -> None:
             assert results[0].stats.acceptance_rate == 1
 
 
-@thirds
+@parts(6)
 @pytest.mark.parametrize("offset", range(NUM_NEW))
-def test_eos_at_every_offset(family: Family, offset: int, third: int) -> None:
+def test_eos_at_every_offset(family: Family, offset: int, part: Part) -> None:
     prompts = PROMPTS[:3]
     eos = family.references[tuple(prompts[offset % 3])][offset]
     expected = [family.references[tuple(prompt)] for prompt in prompts]
     expected = [output[: output.index(eos) + 1] if eos in output else output for output in expected]
     assert expected[offset % 3] == family.generate(prompts[offset % 3], eos_token_id=eos)
-    for kind in family.kinds(offset, third):
+    for kind in family.kinds(offset, part):
         llm = family.llm(kind)
         llm.target.eos_token_ids = frozenset([eos])
         try:
@@ -103,16 +111,16 @@ def test_eos_at_every_offset(family: Family, offset: int, third: int) -> None:
         assert results[offset % 3].finish_reason == ("stop" if len(expected[offset % 3]) <= NUM_NEW else "length")
 
 
-@thirds
+@parts(6)
 @pytest.mark.parametrize("offset", range(NUM_NEW))
-def test_stop_strings_at_every_offset(family: Family, offset: int, third: int) -> None:
+def test_stop_strings_at_every_offset(family: Family, offset: int, part: Part) -> None:
     prompt = PROMPTS[offset % 3]
     text = family.tokenizer.decode(family.references[tuple(prompt)])
     stop = text[offset : offset + 1 + offset % 4]
     # Transformers finds a stop string that begins in the prompt, too: leave the border out of the comparison
     border = family.tokenizer.decode(prompt)[-3:] + text[:3]
     expected = family.generate(prompt, stop_strings=[stop], tokenizer=family.tokenizer) if stop not in border else None
-    for kind in family.kinds(offset, third):
+    for kind in family.kinds(offset, part):
         result: Any = family.llm(kind).generate(prompt, replace(GREEDY, stop=[stop]))
         assert expected is None or result.token_ids == expected
         assert result.text == text[: text.index(stop)]

@@ -10,22 +10,15 @@ import pytest
 import torch
 
 from families import VOCAB
-from forerun import LLM, Hybrid, Medusa, MedusaTree, SamplingParams, Suffix
-from forerun.drafters import Drafter
+from forerun import LLM, Hybrid, Medusa, MedusaTree, Suffix
+from forerun.heads import MedusaConfig, StoredHead
 from forerun.kernels.page_layout import PAGE
 from forerun.models import Model, load_model
 from gtest import SIGNIFICANCE, TARGET, p_value
+from head_rig import GREEDY, Rig, cases
 from heads import MarkovTarget
 from medusa_heads import aligned_hydra, aligned_medusa, random_medusa
 
-GREEDY = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
-REQUESTS = [
-    GREEDY,
-    replace(GREEDY, repetition_penalty=1.3, frequency_penalty=0.3),
-    replace(GREEDY, temperature=0.9, seed=3),
-    replace(GREEDY, temperature=1.2, seed=4, top_k=30, presence_penalty=0.4),
-    replace(GREEDY, temperature=1.0, seed=5, n=3),
-]
 MAKE: dict[str, Any] = {
     "chain": Medusa,
     "tree": MedusaTree,
@@ -35,41 +28,25 @@ MAKE: dict[str, Any] = {
 }
 
 
-class Rig:
-    """A target, prompts, and what plain decoding says."""
-
-    def __init__(self, target: Model) -> None:
-        self.target = target
-        generator = torch.Generator().manual_seed(3)
-        once = [torch.randint(0, VOCAB, (20 + 17 * i,), generator=generator).tolist() for i in range(len(REQUESTS))]
-        self.prompts = [prompt * 2 for prompt in once]
-        self.expected = self.answers(None)
-
-    def answers(self, drafter: Drafter | None, **options: Any) -> list[Any]:
-        llm = LLM(self.target, drafter, **{"num_draft_tokens": 5, "seed": 1, **options})
-        results: Any = llm.generate(self.prompts, REQUESTS)
-        stats = [choice.stats for result in results for choice in result.choices]
-        self.drafted = sum(each.num_draft_tokens for each in stats)
-        return [[choice.token_ids for choice in result.choices] for result in results]
-
-
 @pytest.fixture(scope="module")
 def rig(family_folder: Callable[[str], Any]) -> Rig:
-    return Rig(load_model(family_folder("llama"), "float64"))
+    return Rig(load_model(family_folder("llama"), "float64"), head_for)
 
 
-@pytest.mark.parametrize("kind", MAKE)
+def head_for(target: Model, sequential: bool = False) -> StoredHead[MedusaConfig]:
+    return random_medusa(target, draft_vocab_size=60, sequential=sequential)
+
+
 @pytest.mark.parametrize("sequential", [False, True])
-def test_tokens_are_those_of_plain_decoding(rig: Rig, kind: str, sequential: bool) -> None:
-    head = random_medusa(rig.target, draft_vocab_size=60, sequential=sequential)
-    for options in ({"prefill_chunk": 23}, {"max_batch": 1}, {"num_draft_tokens": "auto"}):
-        assert rig.answers(MAKE[kind](head), **options) == rig.expected, options
-        assert rig.drafted > 0 or options.get("num_draft_tokens") == "auto"
+@pytest.mark.parametrize(("kind", "options"), cases(MAKE))
+def test_tokens_are_those_of_plain_decoding(rig: Rig, kind: str, options: dict[str, Any], sequential: bool) -> None:
+    assert rig.answers(MAKE[kind](head_for(rig.target, sequential)), **options) == rig.expected
+    assert rig.drafted > 0 or options.get("num_draft_tokens") == "auto"
 
 
 def test_models_of_the_general_path_have_heads_too(family_folder: Callable[[str], Any]) -> None:
-    other = Rig(load_model(family_folder("gemma2"), "float64"))
-    assert other.answers(MedusaTree(random_medusa(other.target))) == other.expected
+    other = Rig(load_model(family_folder("gemma2"), "float64"), head_for)
+    assert other.answers(MedusaTree(other.head)) == other.expected
     assert other.drafted > 0
 
 

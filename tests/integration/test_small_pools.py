@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 
+from drafter_rows import TWINS, rows
 from forerun import LLM, SamplingParams, workloads
 from forerun.config import REFERENCE
-from forerun.drafters import DRAFTERS
 from forerun.engine.memory import GIB
 from forerun.kernels.page_layout import PAGE
 from heads import text_of
 
-NUM_NEW, K = 70, 6
+NUM_NEW, K = 40, 6
 GREEDY = SamplingParams(temperature=0, max_tokens=NUM_NEW, ignore_eos=True)
 PARAMS = [GREEDY, replace(GREEDY, temperature=0.9, seed=4), replace(GREEDY, logprobs=1), replace(GREEDY, priority=1)]
-SHARED, LONG = 70, 100
+SHARED, LONG = 70, 120
 """Tokens with which the prompts begin alike, and tokens of a prompt."""
 
 
@@ -43,7 +43,7 @@ def pages(llm: LLM, num_slots: int) -> int:
     return llm.target.new_cache().pages_wanted(num_slots)
 
 
-@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("drafter", rows(slow=TWINS))
 def test_nobody_sees_who_lost_its_place(
     plain: LLM, prompts: list[list[int]], expected: list[Any], drafter: str
 ) -> None:

@@ -19,22 +19,23 @@ import pytest
 ROOT = Path(__file__).parents[2]
 UNIT, INTEGRATION = "tests/unit", "tests/integration"
 PATHS = f"{UNIT}/models/test_trees.py::test_nodes_have_the_bits_of_their_paths"
+TREES = f"{INTEGRATION}/test_bit_equality.py::test_bundled_target_with_trees"
 BITS = f"{INTEGRATION}/test_ladder.py::test_bits"
 GROUPS = {
     "what divides its work": [
-        f"{UNIT}/models/test_attention.py",
+        f"{UNIT}/models/test_attention.py::test_a_row_has_the_same_bits_alone_together_and_in_company",
         f"{UNIT}/models/test_trees.py::test_attention_of_random_trees",
         f"{UNIT}/models/test_trees.py::test_trees_beside_trees_chains_and_prompts",
         *(f"{PATHS}[{case}]" for case in ("llama-bfloat16", "gpt2-bfloat16", "mixtral-float32")),
-        f"{INTEGRATION}/test_bit_equality.py::test_bundled_target_with_trees",
+        *(f"{TREES}[{dtype}]" for dtype in ("float32", "bfloat16")),
         *(f"{BITS}[{case}]" for case in ("bfloat16-draft-model", "float32-early-exit")),
         f"{UNIT}/train/test_loop.py::test_several_workers_compute_the_gradient_of_one",
     ],
 }
 SLOW_GROUPS = {
-    "families": [PATHS],
+    "families": [PATHS, f"{UNIT}/models/test_attention.py"],
     "layers": [f"{UNIT}/models/test_layer_ranges.py", f"{UNIT}/drafters/test_early_exit.py"],
-    "bundled": [f"{INTEGRATION}/test_bit_equality.py::test_bundled_pair"],
+    "bundled": [f"{INTEGRATION}/test_bit_equality.py::test_bundled_pair", TREES],
     "drafters": [BITS],
     "training": [f"{UNIT}/train/test_card.py::test_a_draft_with_its_own_vocabulary_learns_from_samples"],
     "engine": [f"{INTEGRATION}/test_bit_equality.py::test_families"],
@@ -42,8 +43,6 @@ SLOW_GROUPS = {
     "options": [f"{INTEGRATION}/test_every_drafter.py"],
 }
 TWO = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS"), "2")
-SLEEP_WHILE_WAITING = {"OMP_WAIT_POLICY": "passive", "KMP_BLOCKTIME": "0"}
-"""Threads that spin take the core from the test beside this one, and then wait for each other many times longer."""
 RUN = """
 import sys, pytest, torch
 assert torch.get_num_threads() == 2, torch.__config__.parallel_info()
@@ -59,7 +58,7 @@ def run_with_two_threads(tests: list[str]) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-c", RUN, *options, *tests],
         check=False,
         cwd=ROOT,
-        env=environment | TWO | SLEEP_WHILE_WAITING,
+        env=environment | TWO,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -121,7 +121,7 @@ COLUMNS: Columns[MethodRow] = {
 }
 
 POSITIONS = 8
-"""Draft positions whose acceptance the tables show; JSON and CSV have all."""
+"""Draft positions whose acceptance tables and figures tell; single runs and CSV have all."""
 
 
 def measure(

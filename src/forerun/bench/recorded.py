@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from forerun.bench.compare import Run
-from forerun.bench.generate import MethodRow
+from forerun.bench.generate import POSITIONS, MethodRow
 from forerun.bench.measure import Interval, Timed, is_cost_padded
 from forerun.bench.prompts import Request
 from forerun.files.write import digest
@@ -134,6 +134,6 @@ def method_figures(
             }
             values = {name: getattr(row, field) for name, field in _OF_METHOD.items()}
             found += figures_of(labels, values, row.num_runs)
-            for position, share in enumerate(row.acceptance_per_position, 1):
+            for position, share in enumerate(row.acceptance_per_position[:POSITIONS], 1):
                 found.append(Figure("position_acceptance", {**labels, "position": position}, share))
     return found

@@ -27,14 +27,16 @@ _TRAINED = ("model", "head")
 """Kinds of drafters that are made from texts."""
 
 
-def seen_cases(cases: Mapping[str, Sequence[Case]], sources: Sequence[Path]) -> set[str]:
-    """The names of the cases that share OVERLAP_WORDS words in a row with a text of the sources.
+def seen_cases(cases: Mapping[str, Sequence[Case]], sources: Sequence[Path]) -> set[str] | None:
+    """The names of the cases that share OVERLAP_WORDS words in a row with a text of the sources; None without sources.
 
     sources: files of text or JSON lines, packed by gzip or not, and folders of texts.
 
     Raises:
         ConfigError: one of them cannot be read.
     """
+    if not sources:
+        return None
     owners: dict[tuple[str, ...], set[str]] = {}
     for case in (case for each in cases.values() for case in each):
         for text in case.texts:
@@ -62,15 +64,17 @@ def seen_in_index(rest: Rest, requests: Sequence[Request]) -> int:
 def with_seen(
     drafters: Sequence[DrafterFacts],
     engines: Mapping[str, LLM],
-    requests: Sequence[Request],
+    prompts: Mapping[str, Sequence[Request]],
     seen: set[str] | None,
 ) -> list[DrafterFacts]:
     """The drafters, with the number of prompts that they have seen.
 
     Args:
         engines: one of each drafter, in the same order.
+        prompts: by workload.
         seen: names of cases that stand in the training data that was given; None where none was.
     """
+    requests = [request for each in prompts.values() for request in each]
     found = []
     for facts, llm in zip(drafters, engines.values(), strict=True):
         if isinstance(llm.drafter, Rest):

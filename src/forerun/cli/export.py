@@ -126,8 +126,8 @@ def llama_cpp(
             show_default="MODEL is a target, and its own tokenizer is written",
         ),
     ] = None,
-    type_name: Annotated[
-        str, typer.Option("--type", help="Type of the matrices: F16, Q8_0 or F32.", metavar="TYPE")
+    tensor_type: Annotated[
+        str, typer.Option("--tensor-type", help="Type of the matrices: F16, Q8_0 or F32.", metavar="TYPE")
     ] = "F16",
     pre: Annotated[
         str | None,
@@ -153,7 +153,7 @@ def llama_cpp(
     from forerun.export import export_llama_cpp
 
     typer.echo(f"forerun: loading {model}", err=True)
-    options: Any = {"type_name": type_name, "pre": pre, "num_draft_tokens": num_draft_tokens, "force": force}
+    options: Any = {"type_name": tensor_type, "pre": pre, "num_draft_tokens": num_draft_tokens, "force": force}
     exported = export_llama_cpp(model, out, target, **options)
     file = exported.file
     typer.echo(f"{out}: {file.num_parameters:,} parameters in {file.dtype}, {file.nbytes:,} bytes", err=True)

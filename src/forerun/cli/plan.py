@@ -55,9 +55,11 @@ MachineName = Annotated[
         show_default="here, or that of --bandwidth and --flops",
     ),
 ]
-Bandwidth = Annotated[float | None, typer.Option(help="Of the machine's memory, in GB/s.", min=0.001)]
-Flops = Annotated[float | None, typer.Option(help="Of the machine, dense and in 16 bits, in TFLOP/s.", min=0.000001)]
-MemorySize = Annotated[float | None, typer.Option(help="Of the machine, in GB.", min=0.001)]
+Bandwidth = Annotated[float | None, typer.Option(help="Of the machine's memory, in GB/s.", min=0.001, metavar="FLOAT")]
+Flops = Annotated[
+    float | None, typer.Option(help="Of the machine, dense and in 16 bits, in TFLOP/s.", min=0.000001, metavar="FLOAT")
+]
+MemorySize = Annotated[float | None, typer.Option(help="Of the machine, in GB.", min=0.001, metavar="FLOAT")]
 Acceptance = Annotated[
     str,
     typer.Option(

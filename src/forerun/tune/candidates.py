@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from forerun.config import AUTO
 from forerun.drafters import Drafter
-from forerun.drafters.table import DRAFTERS, shipped_folder
+from forerun.drafters.table import DRAFTERS
 from forerun.drafters.third_party import installed_drafters
 from forerun.tune.arms import Arm, ArmFailedError
 
@@ -94,7 +94,7 @@ def _of_table(model: str, draft: str | None) -> tuple[dict[str, None], dict[str,
     return texts, refused
 
 
-def hybrids(model: str, ranked: Sequence[str]) -> list[str]:
+def hybrids(ranked: Sequence[str]) -> list[str]:
     """Hybrids of the fastest drafter that copies text and the fastest other one, in both orders of merging.
 
     ranked: drafters, the fastest first.
@@ -103,7 +103,7 @@ def hybrids(model: str, ranked: Sequence[str]) -> list[str]:
     kinds = {text: DRAFTERS[text].kind if text in DRAFTERS else "model" for text in plain}
     copying = next((text for text in plain if kinds[text] == "lookup" and text not in (PREDICTION, "rest")), None)
     other = next((text for text in plain if kinds[text] in ("model", "head") and not is_tree(text)), None)
-    if copying is None or other is None or (kinds[other] == "head" and shipped_folder(model, other) is None):
+    if copying is None or other is None:
         return []
     return [f"{HYBRID}:sources={copying}+{other}", f"{HYBRID}:sources={copying}+{other},mode=merge"]
 

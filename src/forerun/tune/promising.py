@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from forerun.plan.predictor import Prediction, StepCosts
 from forerun.plan.step_times import CostCurve
 from forerun.tune.arms import PLAIN, Arm, Trial
@@ -18,12 +16,11 @@ BEST = 3
 """Drafters for which further arms are made."""
 
 
-def promising(model: str, target: CostCurve, texts: Sequence[str], ledger: Ledger) -> list[Arm]:
+def promising(target: CostCurve, ledger: Ledger) -> list[Arm]:
     """Further arms by what the first trials have shown.
 
     Args:
         target: seconds of a forward, by rows.
-        texts: the drafters.
         ledger: of the first trials.
     """
     ranked = ledger.ranked([arm for heat in ledger.heats for arm in heat.trials])
@@ -31,7 +28,7 @@ def promising(model: str, target: CostCurve, texts: Sequence[str], ledger: Ledge
     arms: list[Arm] = []
     for text in best[:BEST]:
         arms += [Arm(text, k) for k in (TREE_NODES if is_tree(text) else _counts(text, target, ledger))]
-    mixed = [*hybrids(model, best), *quantised_drafts(best[:BEST])]
+    mixed = [*hybrids(best), *quantised_drafts(best[:BEST])]
     arms += [auto(text) for text in mixed]
     return list(dict.fromkeys(arms))
 

@@ -131,7 +131,7 @@ def _stages(task: Task, trials: EngineTrials, outcome: Outcome, watcher: Watcher
     curve = target_costs(task.plain.target, min(CONTEXT, task.plain.target.context_length // 2), _ROUNDS, _ROWS)
 
     def more(ledger: Ledger) -> Sequence[Arm]:
-        return promising(task.model, curve, found.texts, ledger)
+        return promising(curve, ledger)
 
     until = SELECTION_SHARE * task.seconds
     count = int(FIRST_SHARE * until / max(1, len(found.arms)) / taken)

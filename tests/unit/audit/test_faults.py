@@ -18,11 +18,11 @@ from forerun.audit.settings import AuditOptions, quick
 from .conftest import PROMPTS, World
 
 LEVEL = 1e-5
-SMALL = AuditOptions(max_tokens=16)
+SMALL = AuditOptions(max_tokens=14)
 
 
 def bits(world: World) -> Layer:
-    return bits_layer(world.audited, PROMPTS[:2], SMALL)
+    return bits_layer(world.audited, PROMPTS[:1], SMALL)
 
 
 def rule(world: World, *names: str, num_samples: int = 800) -> Layer:
@@ -37,13 +37,13 @@ def engine(world: World, *names: str, num_requests: int = 500) -> Layer:
 
 FINDERS: dict[str, Callable[[World], Layer]] = {
     "u <= p instead of p/q": lambda world: rule(world, "block", "token"),
-    "residual from the wrong row": lambda world: rule(world, "block", "token", num_samples=3_000),
+    "residual from the wrong row": lambda world: rule(world, "block", "token", num_samples=4000),
     "bonus from unprocessed logits": lambda world: engine(world, "filters"),
     "penalties without the drafted path": bits,
     "a row that is not rolled back": bits,
     "a product order that depends on K": bits,
     "noise shared by two positions": lambda world: engine(world, "seeded", num_requests=800),
-    "a stop string cut at the block": bits,
+    "a stop string cut at the block": lambda world: bits_layer(world.audited, PROMPTS, AuditOptions()),
     "a token of no chance at u = 0": lambda world: rule(world, "block", "token", num_samples=100),
 }
 

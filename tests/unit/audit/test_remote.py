@@ -21,7 +21,7 @@ from forerun.errors import AuditError, ConfigError
 from serving import fake_llm, serving
 
 PROMPTS = ["once upon", "a time there", "was"]
-SMALL = AuditOptions(requests=600, num_prompts=4, max_tokens=8)
+SMALL = AuditOptions(requests=900, num_prompts=4, max_tokens=8)
 Reply = Callable[[dict[str, Any]], dict[str, Any]]
 
 
@@ -97,7 +97,7 @@ def drafts(body: dict[str, Any]) -> bool:
 
 def test_our_own_server() -> None:
     with serving(fake_llm()) as served:
-        certificate = audited(served.url, settings=AuditOptions(requests=240, num_prompts=1, max_tokens=8))
+        certificate = audited(served.url, settings=AuditOptions(requests=900, num_prompts=1, max_tokens=8))
     assert verdicts(certificate) == {"Switch": "pass", "Bits": "pass", "Rule": "not run", "Engine": "pass"}
     assert certificate.verdict == "pass"
 
@@ -163,7 +163,7 @@ def test_plain_samples_that_drift_are_inconclusive() -> None:
         return told(body, texts(body, 20.0 if asked % 200 > 100 else 1.0), drafts(body))
 
     with replying(reply) as url:
-        certificate = audited(url, settings=AuditOptions(requests=2400, num_prompts=2))
+        certificate = audited(url, settings=AuditOptions(requests=9000, num_prompts=2))
     assert verdicts(certificate)["Engine"] == "inconclusive"
 
 

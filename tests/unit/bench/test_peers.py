@@ -21,6 +21,7 @@ from forerun.bench.peers.specs import PeerSpec, missing, read_spec
 from forerun.bench.peers.tables import report
 from forerun.bench.prompts import Request, check_lengths
 from forerun.errors import ConfigError
+from measured import QUIET
 
 REQUESTS = [Request("a", "x", [1, 2]), Request("b", "y", [2, 3]), Request("c", "x", [5, 4])]
 LIMITS = Limits(load=30, prompt=30)
@@ -166,12 +167,12 @@ def test_the_report_names_categories_instruction_sets_and_who_is_missing(tmp_pat
     old, new = fake_interpreter(tmp_path), fake_interpreter(tmp_path, precision="int8", instructions="AVX2 AVX512_VNNI")
     measured = run(old, new, fake_interpreter(tmp_path, "exits at start"))
     made = report(measured, old.name, [each.category for each in REQUESTS], "3 prompts", {"model": "m"}, avx512=True)
-    text = made.text(markdown=True)
+    text = made.text(QUIET, markdown=True)
     assert "AVX2; without AVX-512, which the processor has" in text and "AVX512_VNNI;" not in text
     assert f"### 16 bit, 3 prompts; ratios over {old.name}, plain" in text
     assert "### 8 bit: tokens/s by category" in text and "| peer, method | x | y |" in text
     assert "### Left out" in text and "no such library" in text
-    assert [each["bits"] for each in made.facts["peers"]] == [16, 8]
+    assert [each["bits"] for each in made.details["peers"]] == [16, 8]
 
 
 def test_equal_names_get_numbers(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from forerun.policy import FixedBudget
 
 
 def test_one_row_per_situation() -> None:
-    rows = measure(steps=40, rounds=1)
+    rows = measure(steps=25, rounds=1)
     assert [row.situation for row in rows] == [situation.name for situation in SITUATIONS]
     drafting, plain, several = rows
     assert drafting.num_draft_tokens > 2 and several.num_draft_tokens > 0.5
@@ -20,5 +20,5 @@ def test_one_row_per_situation() -> None:
 
 
 def test_any_budget_may_be_measured() -> None:
-    rows = measure(steps=20, rounds=2, situations=SITUATIONS[:1], new=lambda: FixedBudget(3))
+    rows = measure(steps=10, rounds=2, situations=SITUATIONS[:1], new=lambda: FixedBudget(3))
     assert rows[0].num_draft_tokens == pytest.approx(3, abs=0.5)

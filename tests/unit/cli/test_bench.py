@@ -11,7 +11,7 @@ import pytest
 
 from fake_peers import fake_interpreter
 from families import make_family
-from forerun.bench import acceptance_rate, generate, planning_time, step_time
+from forerun.bench import acceptance_rate, generate, planning_time, roofline, step_time
 from forerun.bench.acceptance_rate import AcceptanceRow
 from forerun.bench.generate import MethodRow
 from forerun.bench.measure import Interval
@@ -133,12 +133,15 @@ def test_generate_on_a_file_of_prompts(invoke: Invoke, tmp_path: Path) -> None:
     assert again.exit_code == 2 and "holds no results that could be replaced" in again.stderr
 
 
-def test_other_measurements_write_the_same_schema(invoke: Invoke, tmp_path: Path) -> None:
+def test_other_measurements_write_the_same_schema(
+    invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(roofline, "READ_BYTES", 1 << 16)
+    monkeypatch.setattr(roofline, "SIZE", 16)
     model = str(make_family("llama", tmp_path / "model"))
-    few = ["--outstanding", "1,2", "--max-tokens", "4", "--rounds", "1", "--dtype", "float32", "--model", model]
+    few = ["--outstanding", "1,2", "--max-tokens", "4", "--rounds", "1", "--model", "bundled-draft"]
     measured = [
         ["forward", "--model", model, "--dtypes", "float32", "--rows", "1,2", "--rounds", "1", "--prefix", "4"],
-        ["quality", "--prompts", "prose", "--num-prompts", "1", "--max-tokens", "4", "--formats", "bfloat16"],
         ["load", "--parts", "batches", "--drafters", "suffix", *few],
     ]
     files = []
@@ -150,7 +153,7 @@ def test_other_measurements_write_the_same_schema(invoke: Invoke, tmp_path: Path
         assert found.kind == command[0] and found.tables and found.figures
         assert all(each.value is not None for each in found.figures)
     result = invoke("bench", "report", *files, "--markdown", "-", "--csv", str(tmp_path / "f.csv"))
-    assert result.exit_code == 0 and result.stdout.count("\n## ") == 2
+    assert result.exit_code == 0 and result.stdout.count("\n## ") == 1
     assert "roofline" in (tmp_path / "f.csv").read_text()
 
 

@@ -71,7 +71,7 @@ def test_export_llama_cpp(invoke: Invoke, tmp_path: Path) -> None:
     result = invoke("export", "llama.cpp", "bundled-draft", str(target), "--pre", "gpt-2")
     assert result.exit_code == 0, result.output
     assert result.stdout == f"llama-server -m {target}\n" and "parameters in F16" in result.stderr
-    options = ("--target", str(target), "--type", "Q8_0", "-k", "4")
+    options = ("--target", str(target), "--tensor-type", "Q8_0", "-k", "4")
     result = invoke("export", "llama.cpp", "bundled-draft", str(draft), *options)
     assert result.exit_code == 0, result.output
     assert result.stdout.endswith(f"-md {draft} --spec-type draft-simple --spec-draft-n-max 4\n")

@@ -95,7 +95,7 @@ def test_any_history_and_its_cache(shape: str, options: dict[str, Any]) -> None:
     for each in sequences:
         drafter.start(each)
     num_rows = 0
-    for _ in range(150):
+    for _ in range(60):
         some = rng.sample(sequences, rng.randint(1, 4))
         budgets = [rng.choice([0, 1, 2, 6, 20]) for _ in some]
         if rng.random() < 0.2:
@@ -114,7 +114,7 @@ def test_any_history_and_its_cache(shape: str, options: dict[str, Any]) -> None:
     for each in sequences:
         drafter.stop(each)
         drafter.stop(each)
-    assert num_rows > 100
+    assert num_rows > 40
     assert all(cache.freed for cache in fake.caches)
 
 

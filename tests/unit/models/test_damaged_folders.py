@@ -21,7 +21,7 @@ from forerun import LLM
 from forerun.errors import ModelLoadError
 from forerun.files import json_file
 from forerun.models import Rows, find_tokenizer, load_draft_model, load_model, load_tokenizer
-from fuzzing import examples
+from fuzzing import examples, fails
 
 WEIGHTS = "model.safetensors"
 NESTED = "[" * 10_000 + "]" * 10_000
@@ -301,8 +301,7 @@ class TestFuzz:
         self, healthy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(json_file, "parse_json", lambda content, *_, **__: json.loads(content))
-        with pytest.raises(BaseException):  # noqa: B017
-            self.test_bytes(healthy=healthy, tmp_path=tmp_path)
+        assert fails(self.test_bytes, 30, {"data": st.data()}, self=self, healthy=healthy, tmp_path=tmp_path)
 
 
 def attempt(folder: Path) -> None:

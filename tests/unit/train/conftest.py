@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from forerun.train.corpus import SourceFile, read_python_files, split
 from forerun.train.defaults import Architecture, LmTraining
@@ -28,8 +30,16 @@ SHORT_RUN = LmTraining(
     long_window=32,
     long_share=0.25,
     checkpoint_seconds=1e9,
-    threads=2,
+    threads=1,
 )
+
+
+@pytest.fixture(autouse=True)
+def number_of_threads() -> Iterator[None]:
+    """Commands set it for their process, which goes on with the other tests here."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture

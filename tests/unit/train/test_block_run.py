@@ -42,7 +42,7 @@ TINY = BlockTraining(
     held_out_rows=1,
     num_draft_tokens=2,
     checkpoint_seconds=1e9,
-    threads=2,
+    threads=1,
 )
 
 

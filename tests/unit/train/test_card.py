@@ -36,7 +36,7 @@ SMALL_DRAFT = Architecture(
 @pytest.fixture(autouse=True)
 def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commands, "Console", lambda: Console(quiet=True))
-    few = workloads.load("code", 4)
+    few = workloads.load("code", 2)
     monkeypatch.setattr(workloads, "load", lambda _: few)
 
 
@@ -56,7 +56,7 @@ def test_a_pair_is_trained_from_files_to_folders_with_cards(source_folder: Path,
         top=8,
         tokens=1_024,
         tokens_per_step=128,
-        threads=2,
+        threads=1,
     )
     train_draft(draft, tmp_path / "b", target, source_folder, options, resume=False)
 

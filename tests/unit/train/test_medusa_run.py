@@ -43,7 +43,7 @@ TINY = MedusaTraining(
     held_out_rows=2,
     num_draft_tokens=2,
     checkpoint_seconds=1e9,
-    threads=2,
+    threads=1,
 )
 
 

@@ -43,12 +43,12 @@ def test_named_drafters_are_tried_alone() -> None:
 
 
 def test_hybrids_are_of_the_best_copier_and_the_best_model() -> None:
-    assert hybrids("bundled", ["draft-model", "suffix", "prompt-lookup"]) == [
+    assert hybrids(["draft-model", "suffix", "prompt-lookup"]) == [
         "hybrid:sources=suffix+draft-model",
         "hybrid:sources=suffix+draft-model,mode=merge",
     ]
-    assert hybrids("m", ["a/draft", "prompt-lookup"])[0] == "hybrid:sources=prompt-lookup+a/draft"
-    assert hybrids("m", ["suffix", "recycling"]) == []
+    assert hybrids(["a/draft", "prompt-lookup"])[0] == "hybrid:sources=prompt-lookup+a/draft"
+    assert hybrids(["suffix", "recycling"]) == []
 
 
 def chain(acceptance: float, k: int = 4, forwards: int = 100, draft: float = 0.05) -> Trial:
@@ -77,7 +77,7 @@ def test_the_predictor_finds_k_from_one_look() -> None:
 def test_promising_arms_are_those_of_the_best_drafters() -> None:
     heat = Heat(Unit((0,)), {Arm("suffix", 4): chain(0.9), Arm("recycling", 16): chain(0.3)}, [Trial(100.0, 100)])
     heat.beside = dict.fromkeys(heat.trials, 1.0)
-    arms = promising("m", CostCurve([1, 40], [1.0, 1.0]), ["suffix", "recycling"], Ledger([heat]))
+    arms = promising(CostCurve([1, 40], [1.0, 1.0]), Ledger([heat]))
     assert {arm.num_draft_tokens for arm in arms if arm.drafter == "recycling"} == {8, 32}
     assert max(int(arm.num_draft_tokens) for arm in arms if arm.drafter == "suffix") > 8
 

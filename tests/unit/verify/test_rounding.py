@@ -28,7 +28,7 @@ def test_where_no_excess_is_left_the_next_token_is_the_targets(
     nothing of the target's distribution lies above the draft's."""
     almost_one = 1 - 2**-53
     refused = 0
-    for seed in range(200):
+    for seed in range(80):
         generator = torch.Generator().manual_seed(seed)
         logprobs = torch.randn(length + 1, VOCAB, generator=generator, dtype=dtype).log_softmax(-1)
         target = logprobs.exp()
@@ -44,7 +44,7 @@ def test_where_no_excess_is_left_the_next_token_is_the_targets(
         cumulative = target[row].double().cumsum(0)
         assert verdict.next_token == int(torch.searchsorted(cumulative, last * cumulative[-1], right=True))
         refused += row < length
-    assert refused > 150, refused  # otherwise the bonus token was looked at, and nothing else
+    assert refused > 60, refused  # otherwise the bonus token was looked at, and nothing else
 
 
 @pytest.mark.parametrize("name", ["token", "block"])

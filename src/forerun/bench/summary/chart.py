@@ -27,11 +27,18 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Points of one colour. is_bound: a line without markers, for what is not measured."""
+    """Points of one colour.
+
+    Attributes:
+        name: for the legend; empty where there is nothing to tell apart.
+        is_bound: a line without markers, for what is not measured.
+        slot: which of the colours and markers; one name has the same one in all pictures of a file.
+    """
 
     name: str
     points: Sequence[Point]
     is_bound: bool = False
+    slot: int = 0
 
 
 @dataclass(frozen=True, slots=True)

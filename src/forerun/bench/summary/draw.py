@@ -6,10 +6,9 @@ import io
 import re
 import textwrap
 from collections.abc import Sequence
-from itertools import cycle
 from typing import Any
 
-from forerun.bench.summary.chart import Chart, Point
+from forerun.bench.summary.chart import Chart, Point, Series
 from forerun.errors import ConfigError
 
 INSTALL = "pip install 'forerun[report]'"
@@ -91,6 +90,11 @@ def themed(svg: str, title: str) -> str:
     return f'<svg viewBox="{head[1]}" role="img" aria-label="{label}">' + svg[svg.index(">") + 1 :].strip()
 
 
+def _look(series: Series) -> tuple[str, str]:
+    """Its colour and marker."""
+    return _COLOURS[series.slot % NUM_COLOURS], MARKERS[series.slot % len(MARKERS)]
+
+
 def _row_names(chart: Chart) -> list[str]:
     return list(dict.fromkeys(str(point.at) for series in chart.series for point in series.points))
 
@@ -110,7 +114,8 @@ def _wrapped(name: str) -> str:
 
 def _draw_rows(axes: Any, chart: Chart, rows: Sequence[str]) -> None:
     count = len(chart.series)
-    for place, (series, colour, marker) in enumerate(zip(chart.series, cycle(_COLOURS), cycle(MARKERS), strict=False)):
+    for place, series in enumerate(chart.series):
+        colour, marker = _look(series)
         offset = 0.0 if count == 1 else 0.7 * (place / (count - 1) - 0.5)
         label = series.name or None
         for point in series.points:
@@ -134,7 +139,8 @@ def _draw_rows(axes: Any, chart: Chart, rows: Sequence[str]) -> None:
 
 
 def _draw_lines(axes: Any, chart: Chart) -> None:
-    for series, colour, marker in zip(chart.series, cycle(_COLOURS), cycle(MARKERS), strict=False):
+    for series in chart.series:
+        colour, marker = _look(series)
         points = sorted(series.points, key=lambda point: float(point.at))
         at, values = [float(point.at) for point in points], [point.value for point in points]
         if series.is_bound:

@@ -9,7 +9,7 @@ from forerun.bench.summary.draw import drawn
 from forerun.bench.summary.facts import environment_rows, file_name, title
 from forerun.bench.summary.series import charts
 from forerun.bench.summary.text import in_order
-from forerun.bench.summary.warnings import warnings_of
+from forerun.bench.summary.warnings import between, weaknesses
 from forerun.results import Results, TableFacts
 
 _LIGHT = ("#0067a8", "#c2500a", "#00805a", "#a3498a", "#7a6100", "#2b8cc4", "#5a5a5a", "#8a2be2")
@@ -25,7 +25,8 @@ body { margin: 0 auto; max-width: 76rem; padding: 1rem; background: var(--back);
 h1 { font-size: 1.5rem; line-height: 1.25; margin: .5rem 0 1rem; }
 h2 { font-size: 1.2rem; margin: 2.5rem 0 .5rem; border-top: 1px solid var(--line); padding-top: 1rem; }
 nav { font-size: .9rem; } nav li { margin: .15rem 0; } a { color: var(--s0); }
-.warnings { background: var(--warn); border: 1px solid var(--warn-line); border-radius: 8px; padding: .6rem 1rem; }
+.warnings { background: var(--warn); border: 1px solid var(--warn-line); border-radius: 8px; padding: .6rem 1rem;
+  font-size: .9rem; margin: .5rem 0; }
 .warnings ul { margin: .3rem 0; padding-left: 1.2rem; }
 .charts { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 26rem), 1fr)); gap: 1rem;
   margin: 1rem 0; align-items: start; }
@@ -66,9 +67,7 @@ def _style() -> str:
 
 def _body(ordered: Sequence[Results]) -> Iterator[str]:
     yield "<h1>forerun: measured results</h1>"
-    if warned := warnings_of(ordered):
-        items = "".join(f"<li>{escape(text)}</li>" for text in warned)
-        yield f'<div class="warnings"><strong>To be kept in mind</strong><ul>{items}</ul></div>'
+    yield _warned(list(between(ordered)))
     if len(ordered) > 1:
         links = "".join(
             f'<li><a href="#r{place}">{escape(title(each))}</a> ({escape(file_name(each))})</li>'
@@ -78,6 +77,7 @@ def _body(ordered: Sequence[Results]) -> Iterator[str]:
     number = 0
     for place, results in enumerate(ordered):
         yield f'<section id="r{place}"><h2>{escape(title(results))}</h2>'
+        yield _warned(list(weaknesses(results)))
         yield _facts(results)
         pictures = []
         for chart in charts(results):
@@ -90,6 +90,11 @@ def _body(ordered: Sequence[Results]) -> Iterator[str]:
             yield f'<div class="charts">{"".join(pictures)}</div>'
         yield from (_table(table, is_open=not pictures) for table in results.tables)
         yield "</section>"
+
+
+def _warned(texts: Sequence[str]) -> str:
+    items = "".join(f"<li>{escape(text)}</li>" for text in texts)
+    return f'<div class="warnings"><strong>To be kept in mind</strong><ul>{items}</ul></div>' if items else ""
 
 
 def _facts(results: Results) -> str:

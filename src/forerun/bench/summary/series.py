@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -18,6 +19,10 @@ SPREAD = "Dots are medians, thick lines hold half of the values, thin lines 90 %
 MOST_SERIES = 6
 """Of one picture; the fastest ones are drawn."""
 POSITIONS = 12
+LEAST_REACHED = 20
+"""Drafts that must have reached a position for its acceptance to be drawn."""
+LEAST_RUNS = 2
+"""Of a class of contexts: one alone has no interval."""
 LEAST_CONTEXT = 64
 """Tokens below which contexts are not told apart."""
 PLAIN = "forerun, plain"
@@ -25,8 +30,15 @@ PLAIN = "forerun, plain"
 
 def charts(results: Results) -> list[Chart]:
     """All that can be drawn of one file; an empty list where nothing can."""
-    makers = _MAKERS.get(results.kind, ())
-    return [chart for make in makers for chart in make(results) if any(each.points for each in chart.series)]
+    made = [chart for make in _MAKERS.get(results.kind, ()) for chart in make(results)]
+    names = dict.fromkeys(row.method for row in results.rows if row.num_drafted)
+    names |= dict.fromkeys(each.name for chart in made for each in chart.series if each.name and not each.is_bound)
+    slots = {name: place for place, name in enumerate(dict.fromkeys(map(short, names)))}
+    slotted = [
+        replace(chart, series=[replace(each, slot=slots.get(each.name, 0)) for each in chart.series if each.points])
+        for chart in made
+    ]
+    return [chart for chart in slotted if chart.series]
 
 
 def ratio_of_sums(above: Sequence[float], below: Sequence[float]) -> tuple[float, float | None, float | None]:
@@ -85,7 +97,7 @@ def _positions(results: Results) -> Iterable[Chart]:
                 there = [row for row in rows if len(row.reached) > place]
                 reached = [row.reached[place] for row in there]
                 accepted = [row.accepted[place] if place < len(row.accepted) else 0 for row in there]
-                if sum(reached):
+                if sum(reached) >= LEAST_REACHED:
                     points.append(Point(place + 1, *ratio_of_sums(accepted, reached)))
             series.append(Series(short(method), points))
         yield Chart(
@@ -111,6 +123,7 @@ def _contexts(results: Results) -> Iterable[Chart]:
             points = [
                 Point(start, *ratio_of_sums([row.num_tokens for row in each], [row.num_forwards for row in each]))
                 for start, each in sorted(classes.items())
+                if len(each) >= LEAST_RUNS
             ]
             series.append(Series(short(method), points))
         yield Chart(

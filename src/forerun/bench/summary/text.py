@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from forerun.bench.report import markdown_table
 from forerun.bench.summary.facts import duration, file_name, title
-from forerun.bench.summary.warnings import warnings_of
+from forerun.bench.summary.warnings import between, weaknesses
 from forerun.results import KINDS, Results, describe
 
 _COLUMNS = ("file", "kind", "target", "commit", "processor", "figure", "unit", "value", "low", "high", "samples")
@@ -22,14 +22,13 @@ def in_order(every: Sequence[Results]) -> list[Results]:
 def markdown(every: Sequence[Results], head: str = "") -> str:
     """A section per file: its command, its machine, warnings and tables. head: text before them."""
     parts = [head.strip()] if head else []
-    alone = [] if len(every) < 2 else [text for text in warnings_of(every) if text.startswith("These results")]
-    if alone:
-        parts.append(_quoted(alone))
+    if apart := list(between(every)):
+        parts.append(_quoted(apart))
     for results in in_order(every):
         parts.append(f"## {title(results)}")
         parts.append(f"`{results.command}`")
         parts.append(_about(results))
-        if warned := warnings_of([results]):
+        if warned := list(weaknesses(results)):
             parts.append(_quoted(warned))
         parts += [f"#### {each.title}\n\n{markdown_table(each.header, each.rows)}" for each in results.tables]
     return "\n\n".join(parts) + "\n"

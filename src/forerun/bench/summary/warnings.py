@@ -19,15 +19,16 @@ SHOWN = 6
 
 
 def warnings_of(every: Sequence[Results]) -> list[str]:
-    """One sentence each, in the order of weight; of several files, with the file's name."""
-    found = list(_between(every))
+    """A sentence for each weakness; of several files, with the file's name."""
+    found = list(between(every))
     for results in every:
         name = f"{_name(results)}: " if len(every) > 1 else ""
-        found += [f"{name}{text}" for text in _of(results)]
+        found += [f"{name}{text}" for text in weaknesses(results)]
     return found
 
 
-def _between(every: Sequence[Results]) -> Iterator[str]:
+def between(every: Sequence[Results]) -> Iterator[str]:
+    """What keeps several files from being compared."""
     machines = dict.fromkeys(each.environment.machine for each in every)
     if len(machines) > 1:
         shown = "; ".join(f"{cpu}, {cores} cores" for cpu, cores, _ in machines)
@@ -37,7 +38,8 @@ def _between(every: Sequence[Results]) -> Iterator[str]:
         yield f"These results are of {len(versions)} versions of forerun ({', '.join(versions)})."
 
 
-def _of(results: Results) -> Iterator[str]:
+def weaknesses(results: Results) -> Iterator[str]:
+    """Of one file."""
     yield from _of_text(results)
     yield from _of_figures(results)
     yield from _of_machine(results)
@@ -118,4 +120,4 @@ def _methods(rows: Iterator[RunRow]) -> str:
 def _listed(names: Sequence[str]) -> str:
     different = list(dict.fromkeys(names))
     more = f" and {len(different) - SHOWN} more" if len(different) > SHOWN else ""
-    return ", ".join(different[:SHOWN]) + more
+    return "; ".join(different[:SHOWN]) + more

@@ -48,7 +48,7 @@ def compare(
     """Compare two results prompt by prompt. Exit code 1: something is worse beyond its interval."""
     from forerun.bench import paired
     from forerun.bench.report import Table, markdown_table, plain_table
-    from forerun.bench.summary.warnings import warnings_of
+    from forerun.bench.summary.warnings import weaknesses
     from forerun.results import load
 
     figures = options.comma_list(wanted.figures, "--figures")
@@ -57,7 +57,7 @@ def compare(
     before, after = load(old), load(new)
     rows = paired.compare(before, after, figures, wanted.tolerance)
     for name, each in (("old", before), ("new", after)):
-        for text in warnings_of([each]):
+        for text in weaknesses(each):
             say(f"{name}: {text}")
     if before.environment.machine != after.environment.machine:
         say("the two are of different machines: their times are shown, and not judged")

@@ -30,14 +30,13 @@ from forerun.config import AUTO, BUNDLED_DRAFT, OFF, NumDraftTokens, SamplingPar
 from forerun.errors import ConfigError
 from forerun.fields import option
 from forerun.files.write import refuse_to_overwrite
-from forerun.results.write import without_folders
 from forerun.workloads import temperatures
 
 if TYPE_CHECKING:
     from forerun.bench.generate import MethodRow, Methods
     from forerun.bench.prompts import Request
     from forerun.engine import LLM
-    from forerun.results import Figure, PromptFacts, RunRow
+    from forerun.results import Figure, PromptFacts, RunRow, TargetFacts
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,20 +99,78 @@ def generate(
     chosen = choose_drafters(model, draft, compared.drafters)
     baseline = baseline_method(settings.baseline, chosen, counts)
     check_csv(settings.csv)
-    seen = None
-    if settings.training_data:
-        from forerun.bench.training_data import seen_cases
-
-        say("looking for the prompts in the training data")
-        seen = seen_cases(cases, [Path(each) for each in settings.training_data])
     watch = begin(threads, json)
-    from forerun.bench import engines
-    from forerun.bench.generate import Methods
     from forerun.bench.prompts import prepare
     from forerun.bench.recorded import drafter_facts, target_facts
-    from forerun.bench.reference import Reference, quieten
     from forerun.bench.rows_file import write_rows
-    from forerun.bench.training_data import with_seen
+    from forerun.bench.training_data import seen_cases, with_seen
+
+    seen = seen_cases(cases, [Path(each) for each in settings.training_data])
+    opened = open_all(model, chosen, counts, llm)
+    prompts = prepare(opened.plain, cases, compared.max_tokens)
+    workloads = [Workload(name, prompts[name], temperatures(each) or heats) for name, each in cases.items()]
+    assistant = (draft or BUNDLED_DRAFT) if DRAFT_MODEL in chosen else None
+    methods = opened.methods(model, assistant, llm, assisted, baseline, reference=reference)
+    target = target_facts(model, opened.plain.target)
+    measured = speeds(methods, workloads, compared.max_tokens, settings, target, opened.drafters)
+    found, tables = measure_details(opened, workloads, compared.max_tokens) if details else ({}, [])
+    report = Report(
+        "generate",
+        [*measured.tables, *tables],
+        target,
+        with_seen(drafter_facts(chosen, counts), opened.by_name, prompts, seen),
+        {"max_tokens": compared.max_tokens, "rounds": settings.rounds, "stop_at_eos": settings.stop_at_eos},
+        measured.prompts,
+        measured.rows,
+        measured.figures,
+        found,
+    )
+    print_report(report, watch, json, markdown)
+    if settings.csv is not None:
+        write_rows(settings.csv, measured.methods)
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """Engines over one loaded target.
+
+    Attributes:
+        plain: the target alone.
+        by_method: by the name of a method, plain decoding among them.
+        by_drafter: by drafter and the K at which its acceptance is told.
+        by_name: one of each drafter.
+        drafters: method -> drafter's name.
+    """
+
+    plain: LLM
+    by_method: Mapping[str, LLM]
+    by_drafter: Mapping[tuple[str, int], LLM]
+    by_name: Mapping[str, LLM]
+    drafters: Mapping[str, str]
+
+    def methods(
+        self,
+        model: str,
+        assistant: str | None,
+        llm: LLMOptions,
+        assisted: Sequence[int],
+        baseline: str | None,
+        *,
+        reference: bool,
+    ) -> Methods:
+        """What is compared. assistant: the model of Transformers' assisted generation; None leaves that out."""
+        from forerun.bench.generate import Methods
+        from forerun.bench.reference import Reference
+
+        hf = Reference(model, llm.dtype, llm.adapter) if reference else None
+        hf_draft = Reference(assistant, llm.dtype) if reference and assistant else None
+        return Methods(self.by_method, hf, hf_draft, assisted, baseline)
+
+
+def open_all(model: str, chosen: Mapping[str, str], counts: Sequence[NumDraftTokens], llm: LLMOptions) -> Opened:
+    """Load the target, and every drafter at every K. chosen: name -> the drafter's text."""
+    from forerun.bench import engines
+    from forerun.bench.reference import quieten
     from forerun.engine import LLM
 
     quieten()
@@ -121,42 +178,9 @@ def generate(
     with memory_told(say):
         plain = LLM(model, drafter=None, dtype=llm.dtype, adapter=llm.adapter, quantize=llm.quantize, prefix_reuse=OFF)
     by_method, by_drafter = engines.open_engines(plain, chosen, counts)
-    prompts = prepare(plain, cases, compared.max_tokens)
-    workloads = [Workload(name, prompts[name], temperatures(each) or heats) for name, each in cases.items()]
-    assistant = (draft or BUNDLED_DRAFT) if DRAFT_MODEL in chosen else None
-    hf = Reference(model, llm.dtype, llm.adapter) if reference else None
-    hf_draft = Reference(assistant, llm.dtype) if reference and assistant else None
-    drafter_names = {engines.method_name(name, k): name for name in chosen for k in counts}
-    methods = Methods(by_method, hf, hf_draft, assisted, baseline)
-    measured = speeds(methods, workloads, compared.max_tokens, settings, _about(model, plain), drafter_names)
-    facts: dict[str, Any] = {"overhead": [], "acceptance": []}
-    tables = measured.tables
-    if details:
-        facts, more = measure_details(by_method, by_drafter, workloads, compared.max_tokens)
-        tables = tables + more
-    every = [request for workload in workloads for request in workload.requests]
-    engines_of = {name: by_method[engines.method_name(name, counts[0])] for name in chosen}
-    report = Report(
-        "generate",
-        tables,
-        target_facts(model, plain.target),
-        with_seen(drafter_facts(chosen, counts), engines_of, every, seen),
-        {"max_tokens": compared.max_tokens, "rounds": settings.rounds, "stop_at_eos": settings.stop_at_eos},
-        measured.prompts,
-        measured.rows,
-        measured.figures,
-        facts,
-    )
-    print_report(report, watch, json, markdown)
-    if settings.csv is not None:
-        write_rows(settings.csv, measured.methods)
-
-
-def _about(model: str, plain: LLM) -> str:
-    """The model and its number format, for titles."""
-    from forerun.models import number_format
-
-    return f"{without_folders(model)}, {number_format(plain.target)}"
+    drafters = {engines.method_name(name, k): name for name in chosen for k in counts}
+    by_name = {name: by_method[engines.method_name(name, counts[0])] for name in chosen}
+    return Opened(plain, by_method, by_drafter, by_name, drafters)
 
 
 def baseline_method(drafter: str | None, chosen: Mapping[str, str], counts: Sequence[NumDraftTokens]) -> str | None:
@@ -200,7 +224,7 @@ def speeds(
     workloads: Sequence[Workload],
     max_tokens: int,
     settings: GenerateOptions,
-    target: str,
+    target: TargetFacts,
     drafters: Mapping[str, str],
 ) -> Speeds:
     """The speed of every method, by workload, temperature and category. drafters: method -> drafter's name."""
@@ -226,26 +250,23 @@ def speeds(
             for category, rows in found.items():
                 name = f"{label}, {category}" if category else label
                 made.methods[name] = rows
-                title = f"{target}, {name}" if category else f"{target}, {label}, {about}"
+                title = f"{target.name}, {target.number_format}, " + (name if category else f"{label}, {about}")
                 made.tables += bench.tables(title, name, rows, has_baseline=methods.baseline is not None)
     return made
 
 
 def measure_details(
-    by_method: Mapping[str, LLM],
-    by_drafter: Mapping[tuple[str, int], LLM],
-    workloads: Sequence[Workload],
-    max_tokens: int,
+    opened: Opened, workloads: Sequence[Workload], max_tokens: int
 ) -> tuple[dict[str, Any], list[Table]]:
     """Where the time of a step goes, and acceptance: as facts for JSON and as tables."""
     from forerun.bench import acceptance_rate, step_time
 
     say("measuring overhead")
     prompts = [request.token_ids for workload in workloads for request in workload.requests]
-    times = step_time.measure(by_method, prompts, max_tokens)
+    times = step_time.measure(opened.by_method, prompts, max_tokens)
     say("measuring acceptance")
     by_name = {workload.name: workload.requests for workload in workloads}
-    rates = acceptance_rate.measure(by_drafter, by_name, max_tokens)
+    rates = acceptance_rate.measure(opened.by_drafter, by_name, max_tokens)
     return {"overhead": times, "acceptance": rates}, [
         Table.of("Time per step in ms", step_time.COLUMNS, times),
         Table.of("Acceptance", acceptance_rate.COLUMNS, rates),
