@@ -144,7 +144,7 @@ class Certificate:
                 names = [layer.name for layer in self.layers if layer.verdict == "inconclusive"]
                 return f"Inconclusive, neither pass nor fail: {', '.join(names)}."
             case "measured":
-                return f"Lossy, as asked for ({self.subject.get('acceptance')}): the deviation is measured below."
+                return f"Lossy, as asked for ({self.subject.get('acceptance')}): the deviation is measured."
             case "not run":
                 return "Nothing was tested."
         return f"No loss was found with {drafter}." if drafter else "No loss was found."

@@ -140,7 +140,8 @@ class Deviation:
 
 
 def deviation(counts: Seq[float] | Numbers, probabilities: Seq[float] | Numbers) -> Deviation:
-    """How far the counts' distribution is from the probabilities, with bounds.
+    """How far the counts' distribution is from the probabilities, with bounds; cells are merged as in `g_test`, and
+    those of probability 0 are one.
 
     Both bounds are McDiarmid's inequality: one sample moves the distance by at most 1/n, and its expectation lies
     between the true distance and that plus half the sum of the cells' standard errors.
@@ -149,7 +150,10 @@ def deviation(counts: Seq[float] | Numbers, probabilities: Seq[float] | Numbers)
     total = float(seen.sum())
     if total == 0:
         return Deviation(0.0, 0.0, 1.0)
-    shares, chances = seen / total, chances / chances.sum()
+    chances = chances / chances.sum()
+    impossible = float(seen[chances == 0].sum())
+    seen, expected = _merged(seen, chances * total, LEAST_EXPECTED)
+    shares, chances = np.append(seen, impossible) / total, np.append(expected, 0.0) / total
     distance = float(np.abs(shares - chances).sum()) / 2
     spread = float(np.sqrt(shares * (1 - shares) / total).sum()) / 2
     slack = sqrt(log(2 / 0.05) / (2 * total))
