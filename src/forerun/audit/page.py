@@ -116,7 +116,7 @@ def row(test: Check) -> tuple[str, ...]:
     note = test.note
     if test.deviation is not None:
         seen = test.deviation
-        note = f"deviation {100 * seen.seen:.2g} %, between {100 * seen.low:.2g} and {100 * seen.high:.2g} %; {note}"
+        note = f"deviation {100 * seen.seen:.2g} %, between {100 * seen.low:.2g} and {100 * seen.high:.2g} %"
     return (
         test.name,
         test.verdict,

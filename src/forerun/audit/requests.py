@@ -180,7 +180,6 @@ def _measured(name: str, prepared: Prepared, counts: dict[Path, Numbers], num_dr
         num_samples=int(seen.sum()),
         freedom=len(seen) - 1,
         deviation=found,
-        note="a lossy rule, asked for by name",
         num_drafted=num_drafted,
         num_accepted=num_accepted,
     )

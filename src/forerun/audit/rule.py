@@ -163,7 +163,6 @@ def _measured(rule: str, sets: Seq[LawSet], num_samples: int, rng: np.random.Gen
         num_samples=each * len(sets),
         freedom=len(cells) - 1,
         deviation=deviation(counts, cells),
-        note="a lossy rule, asked for by name",
     )
 
 
