@@ -31,7 +31,8 @@ section { background: var(--card); border: 1px solid var(--line); border-radius:
 .scroll { overflow-x: auto; } table { border-collapse: collapse; width: 100%; font-size: .9rem; margin: .6rem 0; }
 th, td { text-align: right; padding: .3rem .6rem; border-bottom: 1px solid var(--line); white-space: nowrap;
   font-variant-numeric: tabular-nums; }
-th { color: var(--dim); font-weight: 550; } th:first-child, td:first-child, td.note { text-align: left; }
+th { color: var(--dim); font-weight: 550; } th:first-child, td:first-child, .note { text-align: left; }
+h2.next { margin-top: .8rem; }
 td:first-child, td.note { white-space: normal; min-width: 9rem; }
 ul { margin: .4rem 0; padding-left: 1.2rem; } dl { display: grid; grid-template-columns: max-content 1fr;
   gap: .15rem 1rem; margin: .5rem 0; font-size: .9rem; } dt { color: var(--dim); } dd { margin: 0;
@@ -82,7 +83,8 @@ def html(certificate: Certificate) -> str:
             ),
             *(_layer(layer) for layer in certificate.layers),
             f"<section><h2>What would have been found</h2>{drawn}</section>" if drawn else "",
-            f"<section><h2>What this says</h2>{_list(_SAYS)}<h2>What it does not say</h2>{_list(_SAYS_NOT)}</section>",
+            f"<section><h2>What a pass says</h2>{_list(_SAYS)}",
+            f'<h2 class="next">What it does not say</h2>{_list(_SAYS_NOT)}</section>',
             f"<section><h2>What was audited</h2><dl>{facts}</dl></section>",
             "</main></body></html>",
             "",
@@ -131,7 +133,7 @@ def row(test: Check) -> tuple[str, ...]:
 def _table(tests: Seq[Check]) -> str:
     shown = [row(test) for test in tests]
     used = [column for column in range(len(COLUMNS)) if any(cells[column] for cells in shown)]
-    head = "".join(f"<th>{escape(COLUMNS[column])}</th>" for column in used)
+    head = "".join(_cell(COLUMNS[column], COLUMNS[column], "th") for column in used)
     lines = []
     for cells in shown:
         line = "".join(_cell(COLUMNS[column], cells[column]) for column in used)
@@ -139,10 +141,9 @@ def _table(tests: Seq[Check]) -> str:
     return f'<div class="scroll"><table><tr>{head}</tr>{"".join(lines)}</table></div>'
 
 
-def _cell(column: str, text: str) -> str:
-    if column == "verdict":
-        return f'<td class="{_class(text)}">{escape(text)}</td>'
-    return f'<td class="note">{escape(text)}</td>' if column == "note" else f"<td>{escape(text)}</td>"
+def _cell(column: str, text: str, tag: str = "td") -> str:
+    kind = "note" if column == "note" else _class(text) if column == "verdict" else ""
+    return f'<{tag} class="{kind}">{escape(text)}</{tag}>' if kind else f"<{tag}>{escape(text)}</{tag}>"
 
 
 def _mark(verdict: str) -> str:

@@ -31,7 +31,7 @@ def picture(certificate: Certificate) -> str:
     for number, (name, test) in enumerate(curves):
         colour = f"var({_COLOURS[number % len(_COLOURS)]})"
         shapes.append(f'<polyline fill="none" stroke="{colour}" stroke-width="2.5" points="{_points(test)}"/>')
-        y = _TOP + 16 + 18 * number
+        y = _y(FOUND) + 22 + 18 * number  # below the dashed line
         shapes.append(_line(_LEFT + 10, y - 4, _LEFT + 34, y - 4, f'{colour}" stroke-width="2.5'))
         shapes.append(_text(_LEFT + 40, y, f"{name}: {test.name}", "start"))
     return (

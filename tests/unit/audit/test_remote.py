@@ -66,8 +66,11 @@ def replying(reply: Reply, metrics: str | None = None) -> Iterator[str]:
         def log_message(self, *_: Any) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
+    class Waiting(ThreadingHTTPServer):
+        daemon_threads = True
+        request_queue_size = 64  # five by default: more clients at once are reset
+
+    server = Waiting(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
