@@ -15,8 +15,8 @@ import torch
 
 from forerun import LLM, SamplingParams
 from forerun.config import BUNDLED_MODELS
-from forerun.drafters.model.eagle import Eagle
 from forerun.export import export_vllm
+from forerun.heads import load_head
 from forerun.workloads import load
 from vllm_peer import PYTHON, assert_same_up_to_a_near_tie, theirs
 
@@ -38,7 +38,8 @@ def prompts(llm: LLM) -> list[list[int]]:
 def test_a_head_of_ours_in_vllm(head: str, tmp_path: Path) -> None:
     torch.set_num_threads(1)
     exported = export_vllm(Path(head), tmp_path / "out", "bundled", dtype="float32", num_draft_tokens=NUM_DRAFT_TOKENS)
-    llm = LLM("bundled", drafter=Eagle(head), num_draft_tokens=NUM_DRAFT_TOKENS, dtype="float32")
+    drafter = load_head(Path(head)).config.kind.lower().split("-")[0]
+    llm = LLM("bundled", drafter=f"{drafter}:model={head}", num_draft_tokens=NUM_DRAFT_TOKENS, dtype="float32")
     ids = prompts(llm)
     params = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True)
     answers = [llm.generate(each, params).choices[0] for each in ids]

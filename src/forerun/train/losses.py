@@ -149,6 +149,26 @@ def distillation_loss(
     return divergence(name, logprobs, probs, variation_share=variation_share).mean()
 
 
+def reach_weights(drafted: Tensor, target: Tensor, wanted: Tensor) -> Tensor:
+    """[C, K] weights of a draft's tokens by the chance that the head's own draft gets there: of the prefixes that it
+    draws, those that are accepted.
+
+    A drawn token x is drafted and accepted with the chance min(q(x), p(x)), and stands in a text drawn from the target
+    with the chance p(x). So a text's tokens, each weighted by min(1, q(x) / p(x)), give the expectation over the
+    accepted prefixes of the head's own drafts, with no forward of the target beside that over the text. A token's
+    weight is the product over those before it in the draft, divided by K. No gradient goes through it.
+
+    Args:
+        drafted, target: [C, K] the probabilities q and p of the text's tokens; p is 0 where the head cannot propose
+            one, and no draft gets beyond it.
+        wanted: [C, K] bool; the others have weight 0, and take part in no product.
+    """
+    ratio = torch.where(target > 0, drafted.detach() / target.clamp(min=_LEAST), 0.0).clamp(max=1)
+    kept = torch.where(wanted, ratio, 1.0)
+    before = torch.cat([torch.ones_like(kept[:, :1]), kept[:, :-1]], 1).cumprod(-1)
+    return before * wanted.to(before.dtype) / kept.shape[-1]
+
+
 def survival_weights(acceptance: Tensor, wanted: Tensor, smoothing: float) -> Tensor:
     """[C, K] weights of a draft's tokens that follow acceptance (D-PACE: 2605.18810): what is learnt where the expected
     accepted length would gain most.

@@ -26,9 +26,7 @@ from forerun.train.block.anchors import choose_anchors, restricted
 from forerun.train.block.loss import confidence_loss, logit_parts
 from forerun.train.block.module import BlockHead, _Layers, blocks
 from forerun.train.data.packed import NO_DOCUMENT
-from forerun.train.heads.chain_loss import ChainTargets, chain_loss
 from forerun.train.heads.rows import HeadRows, head_rows, predicted
-from forerun.train.losses import divergence, survival_weights
 
 K = 4
 LENGTHS = ((9, 5), (12,))
@@ -188,57 +186,6 @@ def test_blocks_at_some_anchors_are_those_at_all(target: Model, packed: tuple[Te
     chosen = torch.tensor([0, 3, 4, len(rows.active) - 1])
     few, *_ = trained(head, target, restricted(rows, chosen))
     assert torch.allclose(few, trained(head, target, rows)[0][chosen])
-
-
-def by_hand(acceptance: list[float], wanted: list[bool], smoothing: float) -> list[float]:
-    """The weights of a chain, term by term."""
-    weights = []
-    for k in range(len(wanted)):
-        total = 0.0
-        for m in range(k, len(wanted)):
-            product = 1.0
-            for i in range(m + 1):
-                product *= (1 - smoothing) * acceptance[i] + smoothing if wanted[i] else 1.0
-            total += product * wanted[m]
-        weights.append(total * wanted[k] / (len(wanted) * (len(wanted) + 1) / 2))
-    return weights
-
-
-@pytest.mark.parametrize("smoothing", [0.0, 0.5])
-def test_weights_follow_acceptance(smoothing: float) -> None:
-    chances = torch.tensor([[0.9, 0.5, 0.2], [0.1, 1.0, 1.0], [0.3, 0.3, 0.3]])
-    wanted = torch.tensor([[True, True, True], [True, True, False], [False, True, True]])
-    found = survival_weights(chances.requires_grad_(), wanted, smoothing)
-    for row in range(3):
-        assert found[row].tolist() == pytest.approx(by_hand(chances[row].tolist(), wanted[row].tolist(), smoothing))
-    assert not found.requires_grad
-    assert survival_weights(torch.ones(1, 3), torch.ones(1, 3, dtype=torch.bool), smoothing).sum() == pytest.approx(1)
-
-
-@pytest.mark.parametrize("smoothing", [None, 0.5])
-@pytest.mark.parametrize("loss", ["forward-kl", "reverse-kl", "jensen-shannon", "log-overlap"])
-def test_the_loss_of_chains_is_its_sum_with_its_gradient(loss: Any, smoothing: float | None) -> None:
-    generator = torch.Generator().manual_seed(0)
-
-    def draw(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator, dtype=torch.float64)
-
-    features, bias, after = draw(15, 5).requires_grad_(), draw(15, 2).requires_grad_(), draw(11, 2).requires_grad_()
-    layer, states = draw(11, 5), draw(15, 5)
-    weights = torch.rand((5, 3), generator=generator, dtype=torch.float64)
-    weights[1, 2] = weights[4, 0] = 0
-    targets = ChainTargets(states, layer, weights, loss, smoothing)
-    found, overlaps = chain_loss([(features, layer), (bias, after)], targets, chunk=7)
-    gradients = torch.autograd.grad(3 * found, (features, bias, after))
-    wanted = (states @ layer.T).softmax(-1)
-    logits = features @ layer.T + bias @ after.T
-    common = torch.minimum(wanted, logits.softmax(-1)).sum(-1).view(5, 3)
-    assert torch.allclose(overlaps, common) and not overlaps.requires_grad
-    paced = weights if smoothing is None else weights * survival_weights(common.detach(), weights > 0, smoothing)
-    whole = (divergence(loss, logits.log_softmax(-1), wanted).view(5, 3) * paced).sum()
-    assert torch.allclose(found, whole)
-    for one, other in zip(gradients, torch.autograd.grad(3 * whole, (features, bias, after)), strict=True):
-        assert torch.allclose(one, other)
 
 
 def test_the_confidence_learns_the_overlap_and_nothing_else(target: Model) -> None:

@@ -97,7 +97,7 @@ def test_chains_along_an_answer_are_those_that_are_drafted(
     rows = pack(documents, tmp_path / "packed", window=90, vocab_size=target.vocab_size, made_from={})
     module = EagleHead(head.config).double()
     module.load_state_dict({name: tensor.double() for name, tensor in head.tensors.items()})
-    of = Target(target, Served(target, head.config.layers), target.output_rows(common).double())  # type: ignore[arg-type]
+    of = Target(target, Served(target, head.config.layers), target.output_rows(common).double(), common)  # type: ignore[arg-type]
     score = HeldOut(of, PackedRows(rows.folder), 9, common, K, eagle_kind.unrolled_guess).score(module)
     served = EagleModel(head, target)
     parts = [drafted(served, target, text) for text in texts]

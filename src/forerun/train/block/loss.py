@@ -11,9 +11,9 @@ from forerun.train.block.anchors import choose_anchors, restricted
 from forerun.train.block.module import BlockHead, blocks
 from forerun.train.block.options import BlockTraining
 from forerun.train.heads.chain_loss import ChainTargets, Parts, chain_loss
-from forerun.train.heads.options import D_PACE
+from forerun.train.heads.options import DECAY
 from forerun.train.heads.rows import HeadRows, predicted
-from forerun.train.heads.run import COMPUTE, D_PACE_SMOOTHING, HeadLoss, Read, Target
+from forerun.train.heads.run import COMPUTE, HeadLoss, Read, Target
 from forerun.train.workers import Batch
 
 
@@ -34,15 +34,9 @@ class BlockLoss(HeadLoss[BlockTraining]):
         there = (predicted(read.rows)[chosen] * counts[:, None]).to(where)
         rows = restricted(read.rows, chosen).to(where)
         outputs, before = block_outputs(model, rows, read)
-        is_paced = options.position_weights == D_PACE
-        weights = there if is_paced else there * position_weights(options, rows.steps).to(where)
-        targets = ChainTargets(
-            read.states[rows.tokens.T.flatten(), -1],
-            read.target.output_rows,
-            weights,
-            options.loss,  # type: ignore[arg-type]
-            D_PACE_SMOOTHING if is_paced else None,
-        )
+        decays = options.position_weights == DECAY
+        weights = there * position_weights(options, rows.steps).to(where) if decays else there
+        targets = ChainTargets.of(read, rows, weights, options)
         total, overlaps = chain_loss(logit_parts(model, read.target, outputs.flatten(0, 1), before.flatten()), targets)
         if model.config.confidence and options.confidence_weight:
             decayed = there * position_weights(options, rows.steps).to(where)

@@ -11,9 +11,9 @@ from forerun.train.eagle.module import EagleHead, unrolled
 from forerun.train.eagle.options import EagleTraining
 from forerun.train.heads.chain_loss import ChainTargets, chain_loss
 from forerun.train.heads.loss import Targets, weighted_loss
-from forerun.train.heads.options import D_PACE
+from forerun.train.heads.options import DECAY
 from forerun.train.heads.rows import HeadRows, predicted
-from forerun.train.heads.run import COMPUTE, D_PACE_SMOOTHING, HeadLoss, Read
+from forerun.train.heads.run import COMPUTE, HeadLoss, Read
 from forerun.train.workers import Batch
 
 
@@ -34,23 +34,17 @@ class EagleLoss(HeadLoss[EagleTraining]):
         weights = step_weights(options, rows.steps).to(where)
         last = states[rows.predictors, -1]
         targets = Targets(last, target.output_rows, rows.rows, weights[:, None] * rows.valid, options.loss)  # type: ignore[arg-type]
-        if options.position_weights == D_PACE:
-            total = self._by_survival(outputs, target.output_rows if own is None else own, read, rows)
+        if options.position_weights != DECAY:
+            total = self._by_chains(outputs, target.output_rows if own is None else own, read, rows)
         else:
             total = weighted_loss(outputs, own, targets)
         if options.feature_weight:
             total = total + options.feature_weight * feature_loss(fed_back, last, targets)
         return total
 
-    def _by_survival(self, outputs: Tensor, layer: Tensor, read: Read, rows: HeadRows) -> Tensor:
+    def _by_chains(self, outputs: Tensor, layer: Tensor, read: Read, rows: HeadRows) -> Tensor:
         """The sum with weights that follow acceptance, chain by chain. outputs: [J, A, H]."""
-        targets = ChainTargets(
-            read.states[rows.tokens.T.flatten(), -1],
-            read.target.output_rows,
-            predicted(rows).float(),
-            self.options.loss,  # type: ignore[arg-type]
-            D_PACE_SMOOTHING,
-        )
+        targets = ChainTargets.of(read, rows, predicted(rows).float(), self.options)
         return chain_loss([(outputs.transpose(0, 1).flatten(0, 1), layer)], targets)[0]
 
 

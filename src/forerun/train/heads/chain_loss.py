@@ -15,7 +15,10 @@ import torch
 from torch import Tensor
 
 from forerun.train.heads.loss import CHUNK, loss_and_gradient
-from forerun.train.losses import LossName, survival_weights
+from forerun.train.heads.options import D_PACE, ON_POLICY, HeadTraining
+from forerun.train.heads.rows import HeadRows
+from forerun.train.heads.run import D_PACE_SMOOTHING, Read
+from forerun.train.losses import LossName, reach_weights, survival_weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +31,8 @@ class ChainTargets:
         weights: [C, K] of each token in the sum; 0 where there is none.
         loss: see `losses.py`.
         smoothing: of `survival_weights`, which multiply these weights; None: they are taken as they are.
+        text: [C * K] the text's tokens by their place in the draft vocabulary, -1 for one that is not in it; with it,
+            `reach_weights` multiply these weights.
     """
 
     states: Tensor
@@ -35,6 +40,19 @@ class ChainTargets:
     weights: Tensor
     loss: LossName
     smoothing: float | None = None
+    text: Tensor | None = None
+
+    @classmethod
+    def of(cls, read: Read, rows: HeadRows, weights: Tensor, options: HeadTraining) -> ChainTargets:
+        """Of active rows, weighted as the options tell. weights: [A, J]."""
+        places = rows.tokens.T.flatten()
+        smoothing = D_PACE_SMOOTHING if options.position_weights == D_PACE else None
+        text = None
+        if options.position_weights == ON_POLICY:
+            following = rows.token_ids[(places + 1).clamp(max=len(rows.token_ids) - 1)]
+            text = read.target.columns.to(following.device)[following]
+        loss: LossName = options.loss  # type: ignore[assignment]
+        return cls(read.states[places, -1], read.target.output_rows, weights, loss, smoothing, text)
 
 
 Parts = Sequence[tuple[Tensor, Tensor]]
@@ -71,11 +89,15 @@ class _Chains(torch.autograd.Function):
             logits = sum((each @ layer.T).to(wide) for each, layer in zip(read, cast, strict=True))
             assert isinstance(logits, Tensor)
             wanted = torch.softmax((targets.states[rows].to(product) @ targets.output_rows.T).to(wide), -1)
-            overlaps[here] = torch.minimum(wanted, torch.softmax(logits, -1)).sum(-1).view(-1, length)
+            drafted = torch.softmax(logits, -1)
+            overlaps[here] = torch.minimum(wanted, drafted).sum(-1).view(-1, length)
             losses, by_logits = loss_and_gradient(logits, wanted, targets.loss)
             weights = targets.weights[here].to(wide)
             if targets.smoothing is not None:
                 weights = weights * survival_weights(overlaps[here], weights > 0, targets.smoothing)
+            if targets.text is not None:
+                own, hoped = (_of(each, targets.text[rows]).view(-1, length) for each in (drafted, wanted))
+                weights = weights * reach_weights(own, hoped, weights > 0)
             flat = weights.reshape(-1, 1)
             total += (losses * flat[:, 0]).sum()
             gradient = by_logits.to(product)
@@ -97,3 +119,9 @@ class _Chains(torch.autograd.Function):
         for gradient, is_trained in zip(by_features, ctx.trained, strict=True):
             found += [gradient * factor, next(by_layers) * factor if is_trained else None]
         return tuple(found)
+
+
+def _of(probabilities: Tensor, columns: Tensor) -> Tensor:
+    """[n] the probability of one token of each row; 0 for -1. probabilities: [n, V]."""
+    found = probabilities.gather(-1, columns.clamp(min=0)[:, None])[:, 0]
+    return found.masked_fill(columns < 0, 0)

@@ -10,8 +10,8 @@ from forerun.fields import Checked, option
 from forerun.train import defaults
 from forerun.train.defaults import Optimisation
 
-DECAY, D_PACE = "decay", "d-pace"
-POSITION_WEIGHTS = (DECAY, D_PACE)
+DECAY, D_PACE, ON_POLICY = "decay", "d-pace", "on-policy"
+POSITION_WEIGHTS = (DECAY, D_PACE, ON_POLICY)
 LOSSES = tuple(name for name in defaults.LOSSES if name != "kl-then-tv")
 HEAD_OPTIMISATION = Optimisation(
     matrices="adam", adam_lr=3e-3, weight_decay=0.05, decay=1.0, final_factor=0.01, shape="cosine"
@@ -45,8 +45,8 @@ class HeadTraining(Checked):
     loss: str = option("forward-kl", f"What is learnt from the target's distribution: {', '.join(LOSSES)}.")
     position_weights: str = option(
         DECAY,
-        "What weighs the tokens of a draft: decay (less and less), or d-pace (what more acceptance there would add to "
-        "the expected length).",
+        "What weighs the tokens of a draft: decay (less and less), d-pace (what more acceptance there would add to "
+        "the expected length), or on-policy (the chance that a draft of the head's own gets there).",
         metavar="NAME",
     )
     dropout: float = option(0.1, "Share of the target's states' elements that are dropped.", low=0, high=0.9)

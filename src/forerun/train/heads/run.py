@@ -42,11 +42,13 @@ class Target:
         served: the model that the head will draft for: embeddings and output layer are its.
         states: its states of many documents.
         output_rows: [V, H] its output layer's rows of the draft vocabulary, in the type of products.
+        columns: [vocabulary] int64 the place of each of the target's tokens in the draft vocabulary; -1 for none.
     """
 
     served: LanguageModel
     states: TargetStates
     output_rows: Tensor
+    columns: Tensor
 
     @classmethod
     def of(cls, served: LanguageModel, model: Any, layers: Sequence[int], vocabulary: Tensor) -> Target:
@@ -58,7 +60,9 @@ class Target:
         """
         read = learnt_layers(layers, model.config.get_text_config().num_hidden_layers)
         output_rows = served.output_rows(vocabulary).to(COMPUTE[served.device.type], copy=True)
-        return cls(served, TargetStates(model, read), output_rows)
+        columns = torch.full((served.vocab_size,), -1, dtype=torch.int64)
+        columns[vocabulary] = torch.arange(len(vocabulary))
+        return cls(served, TargetStates(model, read), output_rows, columns)
 
     def embeddings(self, token_ids: Tensor) -> Tensor:
         """[N, H] float32. token_ids: [N] int64."""

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from forerun.train.accelerator import device_of
 from forerun.train.heads.chain_loss import ChainTargets, chain_loss
 from forerun.train.heads.loss import Targets, weighted_loss
-from forerun.train.heads.options import D_PACE
+from forerun.train.heads.options import DECAY
 from forerun.train.heads.rows import predicted
-from forerun.train.heads.run import COMPUTE, D_PACE_SMOOTHING, HeadLoss, Read
+from forerun.train.heads.run import COMPUTE, HeadLoss, Read
 from forerun.train.medusa.module import MedusaHead, head_outputs, output_layers
 from forerun.train.medusa.options import MedusaTraining
 from forerun.train.workers import Batch
@@ -34,9 +34,8 @@ class MedusaLoss(HeadLoss[MedusaTraining]):
         outputs = head_outputs(model, rows, read.states, read.embeddings, COMPUTE[where.type], read.augment)
         layers = output_layers(model, read.target.output_rows)
         loss, of_target = self.options.loss, read.target.output_rows
-        if self.options.position_weights == D_PACE:
-            wanted = read.states[rows.tokens.T.flatten(), -1]
-            paced = ChainTargets(wanted, of_target, predicted(rows).float(), loss, D_PACE_SMOOTHING)  # type: ignore[arg-type]
+        if self.options.position_weights != DECAY:
+            paced = ChainTargets.of(read, rows, predicted(rows).float(), self.options)
             return chain_loss([(outputs.transpose(0, 1).flatten(0, 1), layers[0])], paced)[0]
         weights = head_weights(self.options, rows.steps).to(where)[:, None] * rows.valid
         targets = Targets(read.states[rows.predictors, -1], of_target, rows.rows, weights, loss)  # type: ignore[arg-type]

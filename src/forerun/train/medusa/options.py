@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from forerun.config import OUTPUT_ROWS
 from forerun.errors import ConfigError
 from forerun.fields import Checked, option
-from forerun.train.heads.options import D_PACE, HeadTraining
+from forerun.train.heads.options import DECAY, HeadTraining
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,5 +48,7 @@ class MedusaTraining(HeadTraining):
                 f"num_draft_tokens is {self.num_draft_tokens}, but {self.shape.num_heads} heads draft no more tokens "
                 "than that. Evaluate with fewer, or train more heads."
             )
-        if self.position_weights == D_PACE and self.shape.output_rows == "each":
-            raise ConfigError("position_weights d-pace needs one output layer. Set output_rows to target or one.")
+        if self.position_weights != DECAY and self.shape.output_rows == "each":
+            raise ConfigError(
+                f"position_weights {self.position_weights} needs one output layer. Set output_rows to target or one."
+            )
