@@ -158,7 +158,9 @@ def test_the_loss_is_that_of_each_prediction_alone(
     shape = MedusaShape(num_heads=HEADS, output_rows=head.config.output_rows)
     options = MedusaTraining(shape=shape, num_draft_tokens=HEADS, position_weights=pace, loss="forward-kl")
     served: Any = None
-    fixed: Any = Target(served, served, of_target, torch.arange(VOCAB))
+    columns = torch.full((VOCAB,), -1)
+    columns[vocabulary(head)] = torch.arange(len(of_target))
+    fixed: Any = Target(served, served, of_target, columns)
     read = Read(fixed, rows, states, target.embedding_rows(rows.token_ids).clone(), None)
     loss = MedusaLoss(options, [], [])
     total = loss.summed(module(head), read, packed)
