@@ -83,8 +83,8 @@ def _chat_contexts() -> Iterator[Case]:
     ids = tokenizer.encode(LICENCE.read_text(encoding="utf-8"))
     for start in (0, 400, 800, 1200):
         for length in CHAT_LENGTHS:
-            text = f"What does this text say? Answer in a few sentences.\n\n{tokenizer.decode(ids[start : start + length])}"
-            messages = ({"role": "user", "content": text},)
+            text = tokenizer.decode(ids[start : start + length])
+            messages = ({"role": "user", "content": f"What does this text say? Answer in a few sentences.\n\n{text}"},)
             yield Case(f"licence, {start}, {length}", messages=messages, category=f"{length} tokens")
 
 
@@ -107,7 +107,8 @@ def keep(raw: Path, small: Path) -> None:
         "target": None if target is None else f"{target.name}, {target.number_format}",
         "date": at.date[:10],
         "machine": f"{at.processor} ({at.cores} cores, {at.threads} threads), kernels {at.kernels}",
-        "versions": f"forerun {at.forerun} ({at.commit}), Python {at.python}, torch {at.torch}, Transformers {at.transformers}",
+        "versions": f"forerun {at.forerun} ({at.commit}), Python {at.python}, torch {at.torch}, "
+        f"Transformers {at.transformers}",
         "columns": ["category", "drafter", "K", "temperature", "prompts", "length", "rate", "positions"],
     }
     lines = [
