@@ -35,11 +35,11 @@ earlier() {  # FOLDER COMMIT ASSET: a model that was bundled once
 drafts() {
     earlier earlier-target 2d7fc80 target
     earlier earlier-draft 4c115d5 draft
-    [ -e "$MADE/sibling/model.safetensors" ] || "$FORERUN" train lm "$MADE/sibling" --tokens 2000000 --seed 0 \
+    [ -e "$MADE/sibling/model.safetensors" ] || "$FORERUN" train lm "$MADE/sibling" --tokens 1000000 --seed 0 \
         --threads "$THREADS" --tokenizer src/forerun/assets/target --hidden-size 160 --num-layers 2 --num-heads 5 \
         --num-kv-heads 5 --head-dim 32 --intermediate-size 256
     [ -e "$MADE/pruned/model.safetensors" ] || "$FORERUN" train draft "$MADE/pruned" --prune-layers 0,1,14,15 \
-        --sample-tokens 50000 --text-law-tokens 250000 --tokens 500000 --seed 0 --threads "$THREADS"
+        --sample-tokens 30000 --text-law-tokens 150000 --tokens 300000 --seed 0 --threads "$THREADS"
 }
 sides() {  # drafts of every kind, side by side
     acceptance sides --model bundled --prompts "$MADE/categories.jsonl" --max-tokens 64 --temperatures 0,1 \
