@@ -267,9 +267,8 @@ def picture(chart: Chart, number: int) -> str:
     light, dark = theme()
     style = f"<style>svg{{{light}}}@media (prefers-color-scheme:dark){{svg{{{dark}}}}}</style>"
     start = element.index(">") + 1
-    head = element[:start].replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" '
-                                   'xmlns:xlink="http://www.w3.org/1999/xlink" ')  # fmt: skip
-    return f"{head}{style}{element[start:]}\n"
+    names = '<svg width="520" xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" '
+    return f"{element[:start].replace('<svg ', names)}{style}{element[start:]}\n"
 
 
 def filled(text: str) -> str:
