@@ -35,14 +35,15 @@ earlier() {  # FOLDER COMMIT ASSET: a model that was bundled once
 drafts() {
     earlier earlier-target 2d7fc80 target
     earlier earlier-draft 4c115d5 draft
-    [ -e "$MADE/sibling/model.safetensors" ] || "$FORERUN" train lm "$MADE/sibling" --tokens 1000000 --seed 0 \
+    [ -e "$MADE/sibling/model.safetensors" ] || "$FORERUN" train lm "$MADE/sibling" --tokens 700000 --seed 0 \
         --threads "$THREADS" --tokenizer src/forerun/assets/target --hidden-size 160 --num-layers 2 --num-heads 5 \
         --num-kv-heads 5 --head-dim 32 --intermediate-size 256
     [ -e "$MADE/pruned/model.safetensors" ] || "$FORERUN" train draft "$MADE/pruned" --prune-layers 0,1,14,15 \
-        --sample-tokens 30000 --text-law-tokens 150000 --tokens 300000 --seed 0 --threads "$THREADS"
+        --sample-tokens 20000 --text-law-tokens 120000 --tokens 200000 --seed 0 --threads "$THREADS"
 }
 sides() {  # drafts of every kind, side by side
-    acceptance sides --model bundled --prompts "$MADE/categories.jsonl" --max-tokens 64 --temperatures 0,1 \
+    acceptance sides --model bundled --prompts "$MADE/categories.jsonl" --num-prompts 20 --max-tokens 64 \
+        --temperatures 0,1 \
         --drafters "draft-model;draft-model:model=$MADE/earlier-draft;draft-model:model=$MADE/sibling;draft-model:model=$MADE/pruned;draft-model:model=$MADE/earlier-target;draft-model:model=bundled,quantize=int8;draft-model:model=bundled,quantize=int4;cross-vocab;eagle"
 }
 categories() {
@@ -64,11 +65,11 @@ sizes() {  # values of K, and the target's own first layers
         --drafters "early-exit:exit_layer=4;early-exit:exit_layer=8;early-exit:exit_layer=12;early-exit:exit_layer=14"
 }
 chat_categories() {
-    acceptance chat-categories --model smollm2 --prompts "$RESULTS/chat.jsonl" --max-tokens 64 \
+    acceptance chat-categories --model smollm2 --prompts "$RESULTS/chat.jsonl" --num-prompts 24 --max-tokens 64 \
         --drafters "eagle;suffix;prompt-lookup;recycling;early-exit;hybrid:sources=suffix+eagle;draft-model:model=smollm2,quantize=int4"
 }
 chat_temperatures() {
-    acceptance chat-temperatures --model smollm2 --prompts "$RESULTS/chat.jsonl" --num-prompts 20 --max-tokens 64 \
+    acceptance chat-temperatures --model smollm2 --prompts "$RESULTS/chat.jsonl" --num-prompts 16 --max-tokens 64 \
         --temperatures 0,0.5,1,1.5 --drafters "eagle;suffix"
 }
 chat_contexts() {
