@@ -36,7 +36,6 @@ DRAFTERS = {
         "draft-model",
         "draft-model:model=build/study/earlier-draft",
         "draft-model:model=build/study/sibling",
-        "draft-model:model=build/study/pruned",
         "draft-model:model=build/study/earlier-target",
         "draft-model:model=bundled,quantize=int8",
         "draft-model:model=bundled,quantize=int4",

@@ -38,13 +38,11 @@ drafts() {
     [ -e "$MADE/sibling/model.safetensors" ] || "$FORERUN" train lm "$MADE/sibling" --tokens 700000 --seed 0 \
         --threads "$THREADS" --tokenizer src/forerun/assets/target --hidden-size 160 --num-layers 2 --num-heads 5 \
         --num-kv-heads 5 --head-dim 32 --intermediate-size 256
-    [ -e "$MADE/pruned/model.safetensors" ] || "$FORERUN" train draft "$MADE/pruned" --prune-layers 0,1,14,15 \
-        --sample-tokens 20000 --text-law-tokens 120000 --tokens 200000 --seed 0 --threads "$THREADS"
 }
 sides() {  # drafts of every kind, side by side
     acceptance sides --model bundled --prompts "$MADE/categories.jsonl" --num-prompts 20 --max-tokens 64 \
         --temperatures 0,1 \
-        --drafters "draft-model;draft-model:model=$MADE/earlier-draft;draft-model:model=$MADE/sibling;draft-model:model=$MADE/pruned;draft-model:model=$MADE/earlier-target;draft-model:model=bundled,quantize=int8;draft-model:model=bundled,quantize=int4;cross-vocab;eagle"
+        --drafters "draft-model;draft-model:model=$MADE/earlier-draft;draft-model:model=$MADE/sibling;draft-model:model=$MADE/earlier-target;draft-model:model=bundled,quantize=int8;draft-model:model=bundled,quantize=int4;cross-vocab;eagle"
 }
 categories() {
     acceptance categories --model bundled --prompts "$MADE/categories.jsonl" --max-tokens 64 \

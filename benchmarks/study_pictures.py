@@ -23,7 +23,6 @@ NAMES = {
     "draft-model": "distilled, 1.1 M parameters (`draft-model`)",
     "draft-model:model=earlier-draft": "distilled from an earlier target, 1.2 M",
     "draft-model:model=sibling": "smaller sibling, 1.1 M, text alone",
-    "draft-model:model=pruned": "pruned to 4 of 16 layers, distilled shortly, 4.2 M",
     "draft-model:model=earlier-target": "earlier checkpoint, 12.9 M",
     "draft-model:model=bundled,quantize=int8": "the target in 8 bits, 12.9 M",
     "draft-model:model=bundled,quantize=int4": "the target in 4 bits, 12.9 M",
