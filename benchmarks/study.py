@@ -29,6 +29,8 @@ LENGTHS = (64, 128, 256, 512, 1024, 1856)
 """Tokens of context before one and the same place of a held-out file."""
 CHAT_LENGTHS = (128, 512, 1536)
 LICENCE = ROOT / "src" / "forerun" / "assets" / "LICENSE-PSF-2.0.txt"
+MADE = "build/study/"
+"""Where models are made; names leave it out."""
 PAGE = 64
 """Positions of a page of keys and values."""
 DRAFTERS = {
@@ -94,7 +96,8 @@ def keep(raw: Path, small: Path) -> None:
     rows: dict[tuple[Any, ...], dict[str, Any]] = {}
     for figure in found.figures:
         labels = figure.labels
-        key = (labels["category"], labels["drafter"], labels["num_draft_tokens"], labels["temperature"])
+        drafter = str(labels["drafter"]).replace(MADE, "")
+        key = (labels["category"], drafter, labels["num_draft_tokens"], labels["temperature"])
         row = rows.setdefault(key, {"positions": []})
         if figure.name == "position_acceptance":
             row["positions"].append(round(figure.value or 0.0, 3))
@@ -132,7 +135,7 @@ def memory(path: Path) -> None:
                 continue
             own, *drafts = plan.as_object()["models"]
             bytes_of = [sum(each[name] for each in drafts) for name in ("weight_bytes", "page_bytes")]
-            name = drafter.replace("build/study/", "")
+            name = drafter.replace(MADE, "")
             lines.append(
                 [target, name, own["weight_bytes"], own["page_bytes"] // PAGE, bytes_of[0], bytes_of[1] // PAGE]
             )
