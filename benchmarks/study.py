@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,8 +27,8 @@ CATEGORIES = {"code": "code", "factual": "prose", "formulaic": "copying"}
 """Category -> the bundled workload that stands for it; stories.jsonl is the fourth."""
 LENGTHS = (64, 128, 256, 512, 1024, 1856)
 """Tokens of context before one and the same place of a held-out file."""
-CHAT_LENGTHS = (128, 512, 1536)
-LICENCE = ROOT / "src" / "forerun" / "assets" / "LICENSE-PSF-2.0.txt"
+EDGE_LENGTHS = (448, 512, 576, 640, 768, 896)
+"""About the length of context that the bundled draft was distilled at."""
 MADE = "build/study/"
 """Where models are made; names leave it out."""
 PAGE = 64
@@ -49,19 +49,16 @@ DRAFTERS = {
 
 
 def prompts(folder: Path) -> None:
-    """Write categories.jsonl, contexts.jsonl and, where SmolLM2 is there, chat-contexts.jsonl."""
+    """Write categories.jsonl, contexts.jsonl and edge.jsonl."""
     every = [
         replace(case, category=category) for category, name in CATEGORIES.items() for case in load(name, limit=COUNT)
     ]
     save([*every, *load(str(RESULTS / "stories.jsonl"))], folder / "categories.jsonl")
-    save(list(_contexts()), folder / "contexts.jsonl")
-    from forerun.fetch.store import default_model
-
-    if default_model() == "smollm2":
-        save(list(_chat_contexts()), folder / "chat-contexts.jsonl")
+    save(list(_contexts(LENGTHS)), folder / "contexts.jsonl")
+    save(list(_contexts(EDGE_LENGTHS)), folder / "edge.jsonl")
 
 
-def _contexts() -> Iterator[Case]:
+def _contexts(lengths: Sequence[int]) -> Iterator[Case]:
     """The text before token 1856 of long held-out files, cut to each length."""
     from transformers import AutoTokenizer
 
@@ -71,22 +68,9 @@ def _contexts() -> Iterator[Case]:
     tokenizer = AutoTokenizer.from_pretrained(ASSETS / "target")
     files = [(file.name, tokenizer.encode(file.text, add_special_tokens=False)) for file in read_held_out()]
     for name, ids in [(name, ids) for name, ids in files if len(ids) > LENGTHS[-1] + 64][:COUNT]:
-        for length in LENGTHS:
+        for length in lengths:
             text = tokenizer.decode(ids[LENGTHS[-1] - length : LENGTHS[-1]])
             yield Case(f"{name}, {length}", text, category=f"{length} tokens")
-
-
-def _chat_contexts() -> Iterator[Case]:
-    """A licence's text, which is long and stays as it is, to be summarised: several pieces of each length."""
-    from forerun.engine import LLM
-
-    tokenizer: Any = LLM("smollm2", drafter=None).tokenizer
-    ids = tokenizer.encode(LICENCE.read_text(encoding="utf-8"))
-    for start in (0, 400, 800, 1200):
-        for length in CHAT_LENGTHS:
-            text = tokenizer.decode(ids[start : start + length])
-            messages = ({"role": "user", "content": f"What does this text say? Answer in a few sentences.\n\n{text}"},)
-            yield Case(f"licence, {start}, {length}", messages=messages, category=f"{length} tokens")
 
 
 def keep(raw: Path, small: Path) -> None:

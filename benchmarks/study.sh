@@ -2,8 +2,8 @@
 # Measure the acceptance that docs/study.md tells of (make study). Nothing is timed, so a busy machine does no harm.
 #
 #   benchmarks/study.sh           all of it, then tables and pictures anew: an hour and a half on one core
-#   benchmarks/study.sh NAME...   some: prompts drafts sides categories temperatures contexts sizes chat-categories
-#                                 chat-temperatures chat-contexts memory pictures
+#   benchmarks/study.sh NAME...   some: prompts drafts sides categories temperatures contexts edge sizes chat-categories
+#                                 chat-temperatures memory pictures
 #
 # FORERUN says which forerun (forerun), PYTHON the Python that has it, THREADS how many threads (1). The parts named chat
 # need `forerun fetch smollm2`. The earlier models come from the history of the repository, so `drafts` needs a full clone.
@@ -56,6 +56,9 @@ contexts() {
     acceptance contexts --model bundled --prompts "$MADE/contexts.jsonl" --max-tokens 64 \
         --drafters "draft-model;eagle;suffix;prompt-lookup"
 }
+edge() {  # the same in small steps, where the bundled draft fails
+    acceptance edge --model bundled --prompts "$MADE/edge.jsonl" --max-tokens 64 --drafters draft-model
+}
 sizes() {  # values of K, and the target's own first layers
     acceptance drafted --model bundled --prompts "$MADE/categories.jsonl" --max-tokens 64 \
         --num-draft-tokens 1,2,4,8,16 --drafters "draft-model;suffix;draft-tree"
@@ -70,10 +73,6 @@ chat_temperatures() {
     acceptance chat-temperatures --model smollm2 --prompts "$RESULTS/chat.jsonl" --num-prompts 16 --max-tokens 64 \
         --temperatures 0,0.5,1,1.5 --drafters "eagle;suffix"
 }
-chat_contexts() {
-    acceptance chat-contexts --model smollm2 --prompts "$MADE/chat-contexts.jsonl" --max-tokens 64 \
-        --drafters "eagle;suffix"
-}
 memory() {  # bytes of each drafter beside its target's
     "$PYTHON" benchmarks/study.py memory "$RESULTS/memory.json"
 }
@@ -83,10 +82,10 @@ pictures() {  # docs/study/*.svg, and the tables of docs/study.md
 
 for name in "${@:-all}"; do
     case $name in
-        all) for each in prompts drafts sides categories temperatures contexts sizes chat_categories chat_temperatures \
-            chat_contexts memory pictures; do "$each"; done ;;
-        prompts | drafts | sides | categories | temperatures | contexts | sizes | memory | pictures) "$name" ;;
-        chat-categories | chat-temperatures | chat-contexts) "$(echo "$name" | tr - _)" ;;
+        all) for each in prompts drafts sides categories temperatures contexts edge sizes chat_categories chat_temperatures \
+            memory pictures; do "$each"; done ;;
+        prompts | drafts | sides | categories | temperatures | contexts | edge | sizes | memory | pictures) "$name" ;;
+        chat-categories | chat-temperatures) "$(echo "$name" | tr - _)" ;;
         *) echo "study.sh: there is no '$name'; its first lines list what there is" >&2; exit 2 ;;
     esac
 done

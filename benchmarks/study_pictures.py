@@ -196,7 +196,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "temperatures": lambda: temperatures("temperatures"),
     "chat-temperatures": lambda: temperatures("chat-temperatures"),
     "contexts": lambda: contexts("contexts"),
-    "chat-contexts": lambda: contexts("chat-contexts"),
+    "edge": lambda: contexts("edge"),
     "drafted": drafted,
     "sides": sides,
     "memory": memory,
