@@ -1,6 +1,7 @@
 """The parts of the study of acceptance that no command of forerun is for (benchmarks/study.sh).
 
 python benchmarks/study.py prompts FOLDER      the prompts that are made of bundled ones
+python benchmarks/study.py windowed FOLDER     the bundled draft with a sliding window
 python benchmarks/study.py keep RAW SMALL      what is committed of a file of `forerun bench acceptance --json`
 python benchmarks/study.py memory FILE         bytes of drafters and of their targets
 python benchmarks/study.py pictures            docs/study/*.svg, and the tables of docs/study.md
@@ -9,6 +10,7 @@ python benchmarks/study.py pictures            docs/study/*.svg, and the tables 
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -31,6 +33,8 @@ EDGE_LENGTHS = (448, 512, 576, 640, 768, 896)
 """About the length of context that the bundled draft was distilled at."""
 MADE = "build/study/"
 """Where models are made; names leave it out."""
+WINDOW = 448
+"""Rows that each layer of the windowed draft sees: no more than it was distilled with."""
 PAGE = 64
 """Positions of a page of keys and values."""
 DRAFTERS = {
@@ -71,6 +75,18 @@ def _contexts(lengths: Sequence[int]) -> Iterator[Case]:
         for length in lengths:
             text = tokenizer.decode(ids[LENGTHS[-1] - length : LENGTHS[-1]])
             yield Case(f"{name}, {length}", text, category=f"{length} tokens")
+
+
+def windowed(folder: Path) -> None:
+    """A copy of the bundled draft whose configuration is a Mistral's with a sliding window; the weights are the same."""
+    own = ROOT / "src" / "forerun" / "assets" / "draft"
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in ("model.safetensors", "tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+        shutil.copy(own / name, folder / name)
+    config = json.loads((own / "config.json").read_text(encoding="utf-8"))
+    changed = {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": WINDOW}
+    kept = {name: value for name, value in config.items() if name not in ("attention_bias", "mlp_bias")}
+    (folder / "config.json").write_text(json.dumps(kept | changed, indent=1), encoding="utf-8")
 
 
 def keep(raw: Path, small: Path) -> None:
@@ -135,10 +151,12 @@ def _write(path: Path, head: dict[str, Any], lines: list[list[Any]]) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """One of the four."""
+    """One of the five."""
     match arguments:
         case ["prompts", folder]:
             prompts(Path(folder))
+        case ["windowed", folder]:
+            windowed(Path(folder))
         case ["keep", raw, small]:
             keep(Path(raw), Path(small))
         case ["memory", path]:

@@ -2,7 +2,7 @@
 # Measure the acceptance that docs/study.md tells of (make study). Nothing is timed, so a busy machine does no harm.
 #
 #   benchmarks/study.sh           all of it, then tables and pictures anew: an hour and a half on one core
-#   benchmarks/study.sh NAME...   some: prompts drafts sides categories temperatures contexts edge sizes chat-categories
+#   benchmarks/study.sh NAME...   some: prompts drafts sides categories temperatures contexts edge windowed sizes chat-categories
 #                                 chat-temperatures memory pictures
 #
 # FORERUN says which forerun (forerun), PYTHON the Python that has it, THREADS how many threads (1). The parts named chat
@@ -59,6 +59,11 @@ contexts() {
 edge() {  # the same in small steps, where the bundled draft fails
     acceptance edge --model bundled --prompts "$MADE/edge.jsonl" --max-tokens 64 --drafters draft-model
 }
+windowed() {  # the bundled draft with a sliding window
+    "$PYTHON" benchmarks/study.py windowed "$MADE/windowed"
+    acceptance windowed --model bundled --prompts "$MADE/contexts.jsonl" --max-tokens 64 \
+        --drafters "draft-model:model=$MADE/windowed"
+}
 sizes() {  # values of K, and the target's own first layers
     acceptance drafted --model bundled --prompts "$MADE/categories.jsonl" --max-tokens 64 \
         --num-draft-tokens 1,2,4,8,16 --drafters "draft-model;suffix;draft-tree"
@@ -82,9 +87,9 @@ pictures() {  # docs/study/*.svg, and the tables of docs/study.md
 
 for name in "${@:-all}"; do
     case $name in
-        all) for each in prompts drafts sides categories temperatures contexts edge sizes chat_categories chat_temperatures \
-            memory pictures; do "$each"; done ;;
-        prompts | drafts | sides | categories | temperatures | contexts | edge | sizes | memory | pictures) "$name" ;;
+        all) for each in prompts drafts sides categories temperatures contexts edge windowed sizes chat_categories \
+            chat_temperatures memory pictures; do "$each"; done ;;
+        prompts | drafts | sides | categories | temperatures | contexts | edge | windowed | sizes | memory | pictures) "$name" ;;
         chat-categories | chat-temperatures) "$(echo "$name" | tr - _)" ;;
         *) echo "study.sh: there is no '$name'; its first lines list what there is" >&2; exit 2 ;;
     esac

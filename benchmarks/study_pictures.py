@@ -151,9 +151,9 @@ def memory() -> str:
     return markdown_table(["target", "drafter", "weights", "share", "keys and values a position", "share"], lines)
 
 
-def contexts(name: str) -> str:
+def contexts(*names: str) -> str:
     """Tokens a forward and acceptance by length of context."""
-    every = [row for row in rows(name) if row.category]
+    every = [row for name in names for row in rows(name) if row.category]
     lengths = sorted({int(row.category.split()[0]) for row in every})
     lines = []
     for drafter in ordered(row.drafter for row in every):
@@ -195,7 +195,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "chat-categories": lambda: by_category("chat-categories"),
     "temperatures": lambda: temperatures("temperatures"),
     "chat-temperatures": lambda: temperatures("chat-temperatures"),
-    "contexts": lambda: contexts("contexts"),
+    "contexts": lambda: contexts("contexts", "windowed"),
     "edge": lambda: contexts("edge"),
     "drafted": drafted,
     "sides": sides,
@@ -241,7 +241,8 @@ def charts() -> dict[str, Chart]:
     found["temperatures-of-the-draft"] = Chart(
         title, "", "lines", "temperature", share[:-3], _lines(of_draft), is_share=True
     )
-    lengths = [(row.drafter, float(row.category.split()[0]), row.length) for row in rows("contexts") if row.category]
+    of_lengths = [row for name in ("contexts", "windowed") for row in rows(name) if row.category]
+    lengths = [(row.drafter, float(row.category.split()[0]), row.length) for row in of_lengths]
     found["contexts"] = Chart(
         "Tokens a forward by length of context, bundled", "", "lines", "tokens of context", "tokens a forward",
         _lines(lengths), reference=1.0, is_log=True,
