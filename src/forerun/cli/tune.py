@@ -67,10 +67,11 @@ def tune(
     json: options.Json = False,
 ) -> None:
     """Find the fastest drafter and K for your prompts, and write them down; or say that none is faster than plain."""
-    from forerun.cli.bench.shared import set_threads
+    from forerun.cli.bench.shared import check_json, set_threads
     from forerun.tune.config_file import check_place
 
     check_place(settings.out)
+    check_json(settings.results, "--results")
     if settings.allow_quantize and llm.quantize is not None:
         raise ConfigError(f"--quantize is {llm.quantize!r}, so --allow-quantize has nothing to try. Leave one out.")
     levels = whole_numbers(settings.load, "--load")

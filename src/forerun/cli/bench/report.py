@@ -32,6 +32,9 @@ class ReportOptions:
     markdown: Path | None = option(None, "Write Markdown: commands, machines, warnings and tables.", metavar="FILE")
     json: Path | None = option(None, "Write all results and the warnings as one JSON object.", metavar="FILE")
     csv: Path | None = option(None, "Write a line per figure, with its interval and what it is of.", metavar="FILE")
+    into: Path | None = option(
+        None, "Put the main figures between the marks of this Markdown file, such as a README.", metavar="FILE"
+    )
     head: Path | None = option(None, "Markdown that comes before the sections of --markdown.", metavar="FILE")
 
 
@@ -39,11 +42,12 @@ class ReportOptions:
 def report(files: Files, *, wanted: Annotated[ReportOptions, Flags()]) -> None:
     """One page from any results of `forerun bench`, with warnings about what weakens them."""
     from forerun.bench.summary.draw import check_installed
+    from forerun.bench.summary.headline import headline, put_into
     from forerun.bench.summary.text import csv_lines, markdown
     from forerun.bench.summary.warnings import warnings_of
     from forerun.results import load
 
-    html = PAGE if not (wanted.html or wanted.markdown or wanted.json or wanted.csv) else wanted.html
+    html = PAGE if not any((wanted.html, wanted.markdown, wanted.json, wanted.csv, wanted.into)) else wanted.html
     head = "" if wanted.head is None else _read(wanted.head)
     if html is not None:
         check_installed()
@@ -56,6 +60,8 @@ def report(files: Files, *, wanted: Annotated[ReportOptions, Flags()]) -> None:
         _write(html, page(every))
     if wanted.markdown is not None:
         _write(wanted.markdown, markdown(every, head))
+    if wanted.into is not None:
+        _write(wanted.into, put_into(wanted.into, headline(every)))
     if wanted.csv is not None:
         _write(wanted.csv, csv_lines(every))
     if wanted.json is not None:

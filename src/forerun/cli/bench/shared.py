@@ -129,22 +129,24 @@ def set_threads(threads: int | None) -> None:
         torch.set_num_threads(threads)
 
 
-def check_json(path: Path | None) -> None:
+def check_json(path: Path | None, flag: str = "--json") -> None:
     """Raise ConfigError where results cannot be written there, before anything is measured.
 
     Only results of forerun's may be replaced.
+
+    flag: that names the file.
     """
     if path is None or str(path) == STDOUT or not path.exists():
         return
     if path.is_dir():
-        raise ConfigError(f"--json is {path}, which is a folder. Give the name of a file.")
+        raise ConfigError(f"{flag} is {path}, which is a folder. Give the name of a file.")
     from forerun.results.read import check_version
 
     try:
         check_version(Fields.read(path, ConfigError))
     except ConfigError:
         raise ConfigError(
-            f"--json is {path}, which exists and holds no results that could be replaced. Give another name."
+            f"{flag} is {path}, which exists and holds no results that could be replaced. Give another name."
         ) from None
 
 
