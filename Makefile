@@ -7,7 +7,7 @@
 # make gpu       the tests that need an accelerator, with the python3 that is there (no environment is made)
 # make kernels   compile the native kernels now, and say which run here (else they are compiled at first use)
 # make wheel     a wheel with the native kernels compiled for this platform, in dist/
-# make report    docs/benchmarks.md anew from the measured results in benchmarks/
+# make report    docs/benchmarks.md and the README's figures anew from the measured results in benchmarks/
 # make measure   measure these results anew (an hour; leave the machine alone)
 # make scale     forerun's drafters inside vLLM and llama.cpp (docs/scaling.md), which it installs in build/scale
 # make bench     one forward, and whole generations, beside Transformers (takes a while; leave the machine alone)
@@ -80,7 +80,7 @@ wheel: $(STAMP)
 	HATCH_BUILD_HOOKS_ENABLE=1 $(BIN)/python -m pip wheel --disable-pip-version-check --no-deps --wheel-dir dist .
 
 report: $(STAMP)
-	$(BIN)/forerun bench report benchmarks/*.json --head benchmarks/head.md --markdown docs/benchmarks.md
+	$(BIN)/forerun bench report benchmarks/*.json --head benchmarks/head.md --markdown docs/benchmarks.md --into README.md
 
 measure: $(STAMP)
 	FORERUN=$(BIN)/forerun benchmarks/measure.sh $(ARGS)

@@ -2,7 +2,7 @@
 # Measure the results from which docs/benchmarks.md is made (make measure, then make report).
 #
 #   benchmarks/measure.sh           all of them
-#   benchmarks/measure.sh NAME...   some: bundled forward load quality overhead
+#   benchmarks/measure.sh NAME...   some: bundled forward load quality overhead audit plan
 #
 # They are meant for a machine that does nothing else meanwhile; reports warn where it did. FORERUN says which forerun
 # (forerun), THREADS how many threads (2). QUICK=1 measures a tenth as much, for a look; do not commit what it writes.
@@ -32,11 +32,18 @@ quality() {  # what 8 and 4 bits cost
 overhead() {  # drafting in a long context
     "$FORERUN" bench overhead --context 2000 --steps 100 --threads "$THREADS" --json benchmarks/overhead.json
 }
+audit() {  # is the text the same?
+    "$FORERUN" audit bundled --seed 0 --threads "$THREADS" --results benchmarks/audit-bundled.json
+}
+plan() {  # a prediction for a machine that is not here
+    "$FORERUN" plan 70B:layers=80,kv_heads=8,head_dim=128 --draft 1B --machine h100 --tensor-parallel 2 \
+        --acceptance 0.75 --results benchmarks/plan-70b.json
+}
 
 for name in "${@:-all}"; do
     case $name in
-        all) bundled; forward; load; quality; overhead ;;
-        bundled | forward | load | quality | overhead) "$name" ;;
-        *) echo "measure.sh: there is no '$name'; there are bundled, forward, load, quality, overhead" >&2; exit 2 ;;
+        all) bundled; forward; load; quality; overhead; audit; plan ;;
+        bundled | forward | load | quality | overhead | audit | plan) "$name" ;;
+        *) echo "measure.sh: there is no '$name'; there are bundled, forward, load, quality, overhead, audit, plan" >&2; exit 2 ;;
     esac
 done

@@ -2,55 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from forerun.bench.report import markdown_table
-from forerun.bench.summary.facts import file_name
+from forerun.bench.summary.facts import duration, file_name
 from forerun.bench.summary.series import PLAIN, short
 from forerun.bench.summary.text import in_order
 from forerun.bench.summary.warnings import weaknesses
 from forerun.errors import ConfigError
 from forerun.results import Figure, Results
 
-BEGIN, END = "<!-- figures: made by `make report`, not by hand -->", "<!-- end of figures -->"
+_BEGIN, _END = "<!-- figures: {name}, made by make report -->", "<!-- end of figures -->"
 
 
-def headline(every: Sequence[Results]) -> str:
-    """How much faster, by model, text and drafter, and whether the text was the same; Markdown."""
-    parts = []
-    timed = [each for each in in_order(every) if each.kind == "generate" and _is_of_text(each)]
-    if rows := [row for results in timed for row in _rows(results)]:
-        header = [
-            "model, text",
-            "drafter",
-            "plain tokens/s",
-            "tokens/s",
-            "times plain",
-            "tokens a forward",
-            "same text",
-        ]
-        parts.append(markdown_table(header, rows))
-        parts.append("\n".join(_source(each) for each in timed))
-    audits = [each for each in in_order(every) if each.kind == "audit"]
-    parts += [_audited(each) for each in audits]
-    return "\n\n".join(parts)
+def sections(every: Sequence[Results]) -> Mapping[str, str]:
+    """Markdown by name: "speed" with drafters and texts, "audit" and "plan"; empty where there are no such results."""
+    ordered = in_order(every)
+    timed = [each for each in ordered if each.kind == "generate" and _is_of_text(each)]
+    rows = [row for results in timed for row in _rows(results)]
+    header = ["model, text", "drafter", "plain tokens/s", "tokens/s", "times plain", "tokens a forward", "same text"]
+    table = [markdown_table(header, rows), "\n".join(map(_source, timed))] if rows else []
+    return {
+        "speed": "\n\n".join(table),
+        "audit": "\n".join(_audited(each) for each in ordered if each.kind == "audit"),
+        "plan": "\n".join(_planned(each) for each in ordered if each.kind == "plan"),
+    }
 
 
-def put_into(path: Path, section: str) -> str:
-    """The text of a file with the section between its marks.
+def put_into(path: Path, made: Mapping[str, str]) -> str:
+    """The text of a file with each section between its marks.
 
     Raises:
-        ConfigError: it cannot be read, or has no such marks, once each.
+        ConfigError: it cannot be read, or has no such marks.
     """
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--into is {path}, which cannot be read: {error}. Give a file of Markdown.") from None
-    if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
-        raise ConfigError(f"--into is {path}, but it must have the lines {BEGIN} and {END}, in this order. Add them.")
-    before, _, rest = text.partition(BEGIN)
-    return f"{before}{BEGIN}\n\n{section}\n\n{END}{rest.partition(END)[2]}"
+    found = 0
+    for name, section in made.items():
+        mark = _BEGIN.format(name=name)
+        before, is_there, rest = text.partition(mark)
+        if not is_there:
+            continue
+        _, ends, after = rest.partition(_END)
+        if not ends or mark in after:
+            raise ConfigError(f"--into is {path}: the line {mark} must be there once, with {_END} after it.")
+        text = f"{before}{mark}\n\n{section}\n\n{_END}{after}"
+        found += 1
+    if not found:
+        names = ", ".join(_BEGIN.format(name=name) for name in made)
+        raise ConfigError(f"--into is {path}, but it has none of the lines {names}. Add one, and {_END} after it.")
+    return text
 
 
 def _is_of_text(results: Results) -> bool:
@@ -92,9 +96,9 @@ def _source(results: Results) -> str:
 
 
 def _audited(results: Results) -> str:
-    """A certificate in two sentences."""
+    """A certificate in a line."""
     at, target = results.environment, results.target
-    counts = {"Bits": 0.0, "Rule": 0.0, "Engine": 0.0}
+    counts = dict.fromkeys(("Bits", "Rule", "Engine"), 0.0)
     for each in results.figures:
         layer = str(each.labels.get("layer"))
         if each.name == "compared" and layer in counts:
@@ -102,15 +106,25 @@ def _audited(results: Results) -> str:
     found = {layer: max((each.value or 0.0 for each in _of_layer(results, layer)), default=None) for layer in counts}
     name = target.name if target is not None else ""
     drafter = results.drafters[0].name if results.drafters else ""
-    told = [
-        f"{counts['Bits']:,.0f} answers compared bit for bit",
-        f"{counts['Rule']:,.0f} samples of the acceptance rules (a total variation of {_percent(found['Rule'])} would "
-        "have been found with probability 0.9)",
-        f"{counts['Engine']:,.0f} through the engine against exact probabilities ({_percent(found['Engine'])})",
-    ]
     return (
-        f"`{results.command}` ({name} with {drafter}, {at.date[:10]}, commit {at.version}): "
-        f"**{results.details.get('headline', '')}** {'; '.join(told)}."
+        f"- `{results.command}` ({name} with {drafter}, {at.date[:10]}, commit {at.version}, {duration(at.seconds)}): "
+        f"**{results.details.get('headline', '')}** {counts['Bits']:,.0f} answers were compared bit for bit; "
+        f"{counts['Rule']:,.0f} samples of the acceptance rules would have shown a total variation of "
+        f"{_percent(found['Rule'])}, and {counts['Engine']:,.0f} requests through the engine one of "
+        f"{_percent(found['Engine'])}, each with probability 0.9."
+    )
+
+
+def _planned(results: Results) -> str:
+    """A plan in a line."""
+    speeds = [each for each in results.figures if each.name == "over_plain_predicted" and each.value is not None]
+    best = max(speeds, key=lambda each: each.value or 0.0)
+    edges = [each.value or 0.0 for each in results.figures if each.name == "break_even"]
+    bound = " at most" if results.details.get("source") == "bound" else ""
+    pays = f"; it pays from an acceptance of {min(edges):.2f} on" if edges else "; it never pays"
+    return (
+        f"- `{results.command}`: {best.value:.2f} times plain decoding{bound}, with "
+        f"K={best.labels['num_draft_tokens']}{pays}."
     )
 
 

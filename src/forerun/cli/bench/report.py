@@ -42,7 +42,7 @@ class ReportOptions:
 def report(files: Files, *, wanted: Annotated[ReportOptions, Flags()]) -> None:
     """One page from any results of `forerun bench`, with warnings about what weakens them."""
     from forerun.bench.summary.draw import check_installed
-    from forerun.bench.summary.headline import headline, put_into
+    from forerun.bench.summary.headline import put_into, sections
     from forerun.bench.summary.text import csv_lines, markdown
     from forerun.bench.summary.warnings import warnings_of
     from forerun.results import load
@@ -61,7 +61,7 @@ def report(files: Files, *, wanted: Annotated[ReportOptions, Flags()]) -> None:
     if wanted.markdown is not None:
         _write(wanted.markdown, markdown(every, head))
     if wanted.into is not None:
-        _write(wanted.into, put_into(wanted.into, headline(every)))
+        _write(wanted.into, put_into(wanted.into, sections(every)))
     if wanted.csv is not None:
         _write(wanted.csv, csv_lines(every))
     if wanted.json is not None:
