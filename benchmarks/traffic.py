@@ -2,8 +2,8 @@
 
     python benchmarks/traffic.py http://localhost:8000 --seconds 60 --gap 0.8
 
-It prints when each answer was complete, as JSON lines. Two runs with one seed send the same; so a server's journal, replayed
-without speculation, can be held against the server started with --drafter none.
+It prints when each answer was complete, as JSON lines. Two runs with one seed send the same, so that a journal that is
+replayed without speculation can be held against the server started with --drafter none.
 """
 
 from __future__ import annotations

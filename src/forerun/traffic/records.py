@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +25,8 @@ OTHER = "other"
 """The category of answers beyond MOST_CATEGORIES."""
 EXACT_ROWS = 16
 """Draft tokens of a step up to which steps are told apart one by one."""
+_MOST_COUNT, _MOST_SECONDS, _MOST_SUM = 10**6, 1e9, 10**15
+"""What is larger is damage."""
 REMEDY = "Give a file that `forerun serve --journal FILE` wrote."
 
 
@@ -209,7 +210,7 @@ def begun_of(found: Fields) -> Begun:
         exact=found.flag("exact"),
         drafter=found.string("drafter"),
         num_draft_tokens=found.string("num_draft_tokens"),
-        max_batch=found.integer("max_batch", low=1),
+        max_batch=found.integer("max_batch", low=1, high=_MOST_COUNT),
         machine={} if machine is None else machine.values,
     )
 
@@ -224,14 +225,16 @@ def answer_of(found: Fields) -> Answer:
         elif kind == "bool":
             values[each.name] = found.flag(each.name)
         elif kind == "int":
-            values[each.name] = found.integer(each.name, low=0)
+            values[each.name] = found.integer(each.name, low=0, high=_MOST_COUNT)
         elif kind == "float":
-            values[each.name] = found.number(each.name, low=0)
+            values[each.name] = found.number(each.name, low=0, high=_MOST_SECONDS)
         elif kind == "Sequence[int]":
             values[each.name] = tuple(found.list_of(each.name, int))
+            if not all(0 <= count <= _MOST_COUNT for count in values[each.name]):
+                raise found.wrong(each.name, f"whole numbers in 0..{_MOST_COUNT}")
         else:
             held = found.fields(each.name)
-            values[each.name] = {name: held.integer(name, low=0) for name in held.values}
+            values[each.name] = {name: held.integer(name, low=0, high=_MOST_COUNT) for name in held.values}
     return Answer(**values)
 
 
@@ -250,9 +253,7 @@ _TIMES = ("draft", "target", "verify", "total")
 
 
 def _is_amount(value: object) -> bool:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return False
-    return math.isfinite(value) and value >= 0
+    return not isinstance(value, bool) and isinstance(value, (int, float)) and 0 <= value <= _MOST_SUM
 
 
 def _short(value: Any) -> Any:

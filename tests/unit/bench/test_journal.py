@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -153,6 +155,20 @@ def test_a_queue_that_is_known() -> None:
     assert found.busy == 7
     both = replay(two, lambda _: 1.0, 2, lambda _: 4.0)
     assert [(each.first, each.seconds) for each in both.served] == [(1, 3), (2, 4)] and both.busy == 5
+
+
+def test_damage_is_an_error_or_a_figure(tmp_path: Path) -> None:
+    """Whatever stands in the file, nothing else is raised, and nothing hangs."""
+    rng = random.Random(7)
+    path = traffic_world.written(tmp_path / "j", traffic_world.made(6))
+    whole = path.read_bytes()
+    for _ in range(30):
+        damaged = bytearray(whole)
+        for _ in range(rng.randint(1, 6)):
+            damaged[rng.randrange(len(damaged))] = rng.choice(b'0123456789-.eE,:[]{}"naN \n\xff')
+        path.write_bytes(damaged)
+        with suppress(ConfigError):
+            make_report(read_journal(path), None, {})
 
 
 def test_a_journal_without_a_drafter(tmp_path: Path) -> None:
