@@ -88,6 +88,8 @@ def test_results_of_other_machines_and_commits_are_marked() -> None:
     assert any("2 machines" in text for text in warnings_of([generated(), other]))
     assert any("2 versions of forerun" in text for text in warnings_of([generated(), other]))
     assert "2 machines" in markdown([generated(), other])
+    planned = replace(other, kind="plan", details={"source": "bound"})
+    assert warnings_of([planned]) == [] and warnings_of([generated(), planned]) == []
     noisy = replace(other, environment=replace(QUIET, stolen=0.2))
     assert any(text.startswith("other.json: 20 %") for text in warnings_of([generated(), noisy]))
 
