@@ -77,7 +77,7 @@ gpu:
 
 docs: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
-	$(BIN)/python -m mkdocs build --strict --clean
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --clean
 	@echo "the site: build/site/index.html"
 
 release: $(STAMP)

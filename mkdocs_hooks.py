@@ -62,14 +62,18 @@ def _linked(found: re.Match[str], source: str) -> str:
         return found[0]
     path, hash_, anchor = target.partition("#")
     place = posixpath.normpath(posixpath.join(posixpath.dirname(source), path))
-    if place in PAGES:
-        return f"[{label}]({PAGES[place]}{hash_}{anchor})"
     if not (ROOT / place).exists():
         raise PluginError(f"{source} links to {target}, which is not there.")
-    if place.startswith("docs/") and place.endswith(".md"):
-        label = label.removeprefix("docs/")
-        return f"[{label}]({posixpath.relpath(place, 'docs')}{hash_}{anchor})"
+    if place in PAGES or (place.startswith("docs/") and place.endswith(".md")):
+        label = title_of(ROOT / place) if label in (path, place, posixpath.basename(path)) else label
+        return f"[{label}]({PAGES.get(place) or posixpath.relpath(place, 'docs')}{hash_}{anchor})"
     return label if f"`{place}`" in label or label == place else f"{label} (`{place}`)"
+
+
+def title_of(path: Path) -> str:
+    """The first heading of a file."""
+    heading = re.search(r"^# (.+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    return heading[1] if heading else path.name
 
 
 def api_page() -> str:
