@@ -55,7 +55,7 @@ def made(count: int = 80, *, gap: float = 0.8, max_batch: int = 4, price: Law = 
         total, draft = price(seen), 0.001 * rows
         each = Steps(
             *(seen.decoding, int(rows), int(seen.prompt_rows), 1, int(rows), int(seen.prompt_rows), 0, 0),
-            *(int(seen.positions), draft, total - draft - 0.002, 0.001, total),
+            *(int(seen.positions), draft, total - draft - 0.002, 0.001, total, total**2),
         )
         steps.setdefault(each.key, Steps(*each.key)).add(each)
         return total

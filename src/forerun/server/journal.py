@@ -108,6 +108,7 @@ class ServerJournal:
                 target=stats.time_target,
                 verify=stats.time_verify,
                 total=stats.time_total,
+                squares=stats.time_total**2,
             )
         )
 

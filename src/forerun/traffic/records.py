@@ -134,6 +134,7 @@ class Steps:
         draft_rows, prompt_rows, accepted, tokens, positions: sums of rows, of draft tokens accepted, of tokens
             committed, of positions in the caches.
         draft, target, verify, total: sums of seconds.
+        squares: sum of the squares of each step's total, by which its spread is known.
     """
 
     decoding: int
@@ -149,6 +150,14 @@ class Steps:
     target: float = 0.0
     verify: float = 0.0
     total: float = 0.0
+    squares: float = 0.0
+
+    @property
+    def mean(self) -> tuple[float, float]:
+        """Seconds of a step, and the half of its 95 % interval."""
+        mean = self.total / max(self.count, 1)
+        variance = max(self.squares / max(self.count, 1) - mean**2, 0.0)
+        return mean, 1.96 * (variance / max(self.count - 1, 1)) ** 0.5
 
     @property
     def key(self) -> tuple[int, int, int]:
@@ -249,7 +258,7 @@ def steps_of(found: Fields) -> list[Steps]:
     return made
 
 
-_TIMES = ("draft", "target", "verify", "total")
+_TIMES = ("draft", "target", "verify", "total", "squares")
 
 
 def _is_amount(value: object) -> bool:
@@ -257,7 +266,7 @@ def _is_amount(value: object) -> bool:
 
 
 def _short(value: Any) -> Any:
-    return round(max(value, 0.0), 6) if isinstance(value, float) else value
+    return float(f"{max(value, 0.0):.7g}") if isinstance(value, float) else value
 
 
 def _dumped(value: Mapping[str, Any]) -> bytes:

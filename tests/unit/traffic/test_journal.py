@@ -21,7 +21,7 @@ WORLD = traffic_world.made(12)
 
 
 def step(**values: Any) -> Steps:
-    return Steps(1, 2, 0, 1, 2, 0, 1, 2, 10, 0.001, 0.01, 0.001, 0.013, **values)
+    return Steps(1, 2, 0, 1, 2, 0, 1, 2, 10, 0.001, 0.01, 0.001, 0.013, 0.013**2, **values)
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from forerun.bench.measure import LEVEL, RESAMPLES
 from forerun.bench.report import Report, Table, decimal, percent
 from forerun.results import DrafterFacts, Figure, TargetFacts
 from forerun.traffic.reader import Traffic
-from forerun.traffic.records import Answer
+from forerun.traffic.records import Answer, Steps
 
 _SHARES = (0.5, 0.25, 0.75, 0.05, 0.95)
 """Quantiles of a spread, in the order in which a picture's points have them."""
@@ -121,10 +121,12 @@ def _measured(traffic: Traffic, categories: Sequence[str]) -> Iterator[Figure]:
                 yield Figure(name, labels, *_ratio_of_sums(sums), samples=len(sums))
         for place in range(_POSITIONS):
             there = [each for each in mine if len(each.reached) > place]
-            reached = sum(each.reached[place] for each in there)
-            if reached >= _LEAST_REACHED:
-                taken = sum(each.accepted_at[place] for each in there if len(each.accepted_at) > place)
-                yield Figure("position_acceptance", {**labels, "position": place + 1}, taken / reached, samples=reached)
+            taken = [each.accepted_at[place] if len(each.accepted_at) > place else 0 for each in there]
+            sums = np.array([taken, [each.reached[place] for each in there]], dtype=float).T
+            if sums[:, 1].sum() >= _LEAST_REACHED:
+                yield Figure(
+                    "position_acceptance", {**labels, "position": place + 1}, *_ratio_of_sums(sums), len(there)
+                )
 
 
 def _replayed(answers: Answers, categories: Sequence[str]) -> Iterator[Figure]:
@@ -146,14 +148,14 @@ def _replayed(answers: Answers, categories: Sequence[str]) -> Iterator[Figure]:
 
 def _steps(traffic: Traffic) -> Iterator[Figure]:
     """Time of steps without prompts by sequences, with drafts and without."""
-    sums: defaultdict[tuple[str, int], list[float]] = defaultdict(lambda: [0.0, 0.0])
+    sums: dict[tuple[str, int], Steps] = {}
     for each in traffic.steps:
         if not each.prompt and each.decoding:
-            pair = sums["with drafts" if each.drafted else "without drafts", each.decoding]
-            pair[0] += each.total
-            pair[1] += each.count
-    for (method, decoding), (seconds, count) in sorted(sums.items()):
-        yield Figure("step", {"method": method, "sequences": decoding}, seconds / count, samples=int(count))
+            key = "with drafts" if each.drafted else "without drafts", each.decoding
+            sums.setdefault(key, Steps(each.decoding, 0, 0)).add(each)
+    for (method, decoding), steps in sorted(sums.items()):
+        (mean, half), labels = steps.mean, {"method": method, "sequences": decoding}
+        yield Figure("step", labels, mean, mean - half, mean + half, steps.count)
 
 
 def _decided(traffic: Traffic) -> Iterator[Figure]:

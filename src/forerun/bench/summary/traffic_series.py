@@ -32,9 +32,11 @@ def traffic_charts(results: Results) -> Iterable[Chart]:
         Series(method, [point(float(each.labels["sequences"]), each, 1e3) for each in _named(steps, method)])
         for method in _methods(steps)
     ]
-    caption = "Means of all steps without rows of prompts."
+    caption = "Means of all steps without rows of prompts, lines 95 % intervals."
     yield Chart("Time of a step", caption, "lines", "sequences in a step", "milliseconds", series)
-    decided = [point(str(each.labels["method"]), each, 100) for each in figures if each.name == "decided"]
+    decided = [
+        point(str(each.labels["method"]).replace(": ", ", "), each, 100) for each in figures if each.name == "decided"
+    ]
     caption = "Of all forwards: whether something was drafted, and why. Why is told in the documentation of the server."
     yield Chart("What was decided about drafting", caption, "rows", "", "per cent", [Series("", decided)])
 
@@ -53,7 +55,7 @@ def _positions(figures: Sequence[Figure]) -> Chart:
         Series(name, [point(float(each.labels["position"]), each) for each in figures if _category(each) == name])
         for name in names
     ]
-    caption = "Of the drafts that reach a position, in all answers of a category."
+    caption = "Of the drafts that reach a position, in all answers of a category; lines are 95 % bootstrap intervals."
     title = "Acceptance by draft position"
     return Chart(title, caption, "lines", "draft position", "accepted", series, is_share=True)
 
