@@ -10,6 +10,7 @@ from forerun.bench.journal.prices import Prices, Work
 from forerun.bench.journal.queue import Replayed, Request, replay
 from forerun.errors import ConfigError
 from forerun.results import Results, RunRow
+from forerun.results.write import without_folders
 from forerun.traffic.reader import Traffic
 from forerun.traffic.records import Answer, Steps
 
@@ -64,7 +65,7 @@ class OtherDrafter:
                 "`forerun tune --results FILE` wrote."
             )
         arms = list(dict.fromkeys(row.method for row in results.rows if row.method != _TUNE_PLAIN))
-        wanted = arm or str(results.details.get("chosen", ""))
+        wanted = without_folders(arm or str(results.details.get("chosen", "")))
         if wanted not in arms:
             told = "plain decoding won there" if arm is None else f"it has no arm {wanted!r}"
             raise ConfigError(f"{results.source}: {told}. Name one with --arm: {', '.join(map(repr, arms)) or 'none'}.")
