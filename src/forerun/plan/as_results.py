@@ -5,6 +5,7 @@ from __future__ import annotations
 from forerun.plan.predictor import ChainAcceptance
 from forerun.plan.sheet import Plan
 from forerun.results import Environment, Figure, Results, TableFacts, TargetFacts
+from forerun.results.schema import Labels
 from forerun.results.write import without_folders
 
 
@@ -16,7 +17,7 @@ def plan_results(plan: Plan, chances: ChainAcceptance, times: str, command: str,
     drafter = "looked-up drafts" if plan.draft is None else without_folders(plan.draft.name)
     figures, rows = [], []
     for each in plan.prediction.by_k:
-        labels = {"method": drafter, "num_draft_tokens": each.num_draft_tokens}
+        labels: Labels = {"method": drafter, "num_draft_tokens": each.num_draft_tokens}
         figures.append(Figure("over_plain_predicted", labels, each.speedup))
         figures.append(Figure("acceptance_length", labels, each.tokens))
         figures.append(Figure("step", labels, each.seconds))

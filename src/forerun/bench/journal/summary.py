@@ -13,6 +13,7 @@ from forerun.bench.journal.scenarios import AS_IT_WAS, OtherDrafter, Scenarios
 from forerun.bench.measure import LEVEL, RESAMPLES
 from forerun.bench.report import Report, Table, decimal, percent
 from forerun.results import DrafterFacts, Figure, TargetFacts
+from forerun.results.schema import Labels
 from forerun.traffic.reader import Traffic
 from forerun.traffic.records import Answer, Steps
 
@@ -154,7 +155,8 @@ def _steps(traffic: Traffic) -> Iterator[Figure]:
             key = "with drafts" if each.drafted else "without drafts", each.decoding
             sums.setdefault(key, Steps(each.decoding, 0, 0)).add(each)
     for (method, decoding), steps in sorted(sums.items()):
-        (mean, half), labels = steps.mean, {"method": method, "sequences": decoding}
+        mean, half = steps.mean
+        labels: Labels = {"method": method, "sequences": decoding}
         yield Figure("step", labels, mean, mean - half, mean + half, steps.count)
 
 

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from forerun.cli.bench.shared import STDOUT, check_json, say
+from forerun.cli.bench.shared import STDOUT, check_json, say, write_text
 from forerun.cli.flags import Flags, with_flags
 from forerun.errors import ConfigError
 from forerun.fields import option
-from forerun.files.write import write_bytes
 
 if TYPE_CHECKING:
     from forerun.bench.journal.scenarios import OtherDrafter
@@ -80,12 +79,9 @@ def _written(results: Results, wanted: JournalOptions) -> None:
     from forerun.bench.summary.text import markdown
     from forerun.results import text_of
 
-    makers = ((wanted.html, lambda: page([results])), (wanted.markdown, lambda: markdown([results])))
-    for path, made in (*makers, (wanted.json, lambda: text_of(results))):
-        if path is None:
-            continue
-        if str(path) == STDOUT:
-            typer.echo(made(), nl=False)
-            continue
-        write_bytes(path, made().encode(), error=ConfigError)
-        say(f"written: {path}")
+    if wanted.html is not None:
+        write_text(wanted.html, page([results]))
+    if wanted.markdown is not None:
+        write_text(wanted.markdown, markdown([results]))
+    if wanted.json is not None:
+        write_text(wanted.json, text_of(results))

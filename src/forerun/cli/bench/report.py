@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from forerun.cli.bench.shared import STDOUT, say
+from forerun.cli.bench.shared import say, write_text
 from forerun.cli.flags import Flags, with_flags
 from forerun.errors import ConfigError
 from forerun.fields import option
-from forerun.files.write import write_bytes
 
 if TYPE_CHECKING:
     from forerun.results import Results
@@ -57,15 +56,15 @@ def report(files: Files, *, wanted: Annotated[ReportOptions, Flags()]) -> None:
     if html is not None:
         from forerun.bench.summary.page import page
 
-        _write(html, page(every))
+        write_text(html, page(every))
     if wanted.markdown is not None:
-        _write(wanted.markdown, markdown(every, head))
+        write_text(wanted.markdown, markdown(every, head))
     if wanted.into is not None:
-        _write(wanted.into, put_into(wanted.into, sections(every)))
+        write_text(wanted.into, put_into(wanted.into, sections(every)))
     if wanted.csv is not None:
-        _write(wanted.csv, csv_lines(every))
+        write_text(wanted.csv, csv_lines(every))
     if wanted.json is not None:
-        _write(wanted.json, _as_json(every))
+        write_text(wanted.json, _as_json(every))
 
 
 def _as_json(every: Sequence[Results]) -> str:
@@ -86,11 +85,3 @@ def _read(path: Path) -> str:
         raise ConfigError(
             f"--head is {path}, which cannot be read: {error}. Give a file of Markdown in UTF-8."
         ) from None
-
-
-def _write(path: Path, text: str) -> None:
-    if str(path) == STDOUT:
-        typer.echo(text, nl=False)
-        return
-    write_bytes(path, text.encode(), error=ConfigError)
-    say(f"written: {path}")

@@ -16,6 +16,7 @@ from forerun.config import AUTO, NumDraftTokens
 from forerun.errors import ConfigError
 from forerun.fields import option
 from forerun.files.json_file import Fields
+from forerun.files.write import write_bytes
 from forerun.results.write import without_folders
 from forerun.workloads import Case, categories_in_turn, load, names
 
@@ -153,6 +154,15 @@ def check_json(path: Path | None, flag: str = "--json") -> None:
 def say(text: str) -> None:
     """Progress, on standard error."""
     typer.echo(f"forerun bench: {text}", err=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file, or standard output for "-". Raises ConfigError."""
+    if str(path) == STDOUT:
+        typer.echo(text, nl=False)
+        return
+    write_bytes(path, text.encode(), error=ConfigError)
+    say(f"written: {path}")
 
 
 def print_report(report: Report, watch: Watch, json: Path | None, markdown: bool) -> None:
