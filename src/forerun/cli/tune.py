@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from forerun.cli import options
-from forerun.cli.bench.shared import whole_numbers
+from forerun.cli.bench.shared import check_json, set_threads, whole_numbers
 from forerun.cli.default_model import chosen_model
 from forerun.cli.flags import Flags, with_flags
 from forerun.cli.generate import INTERRUPTED
@@ -67,7 +67,6 @@ def tune(
     json: options.Json = False,
 ) -> None:
     """Find the fastest drafter and K for your prompts, and write them down; or say that none is faster than plain."""
-    from forerun.cli.bench.shared import check_json, set_threads
     from forerun.tune.config_file import check_place
 
     check_place(settings.out)
