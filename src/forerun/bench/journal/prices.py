@@ -7,7 +7,7 @@ were; of steps that are frequent the measured mean then takes the place of the f
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -31,6 +31,7 @@ class Work:
         prompt_rows: rows of prompts.
         positions: in the caches, summed.
         drafts: whether there is a drafter.
+        share: of such steps that have draft tokens; the others have none.
     """
 
     decoding: int
@@ -38,6 +39,7 @@ class Work:
     prompt_rows: float = 0.0
     positions: float = 0.0
     drafts: bool = True
+    share: float = 1.0
 
     @property
     def rows(self) -> float:
@@ -103,7 +105,10 @@ class Prices:
         return cls(coefficients, measured, counts, wrong / whole if whole else 0.0)
 
     def __call__(self, work: Work) -> float:
-        """Seconds of a step."""
+        """Seconds of a step; of steps that draft now and then, the mean."""
+        if 0 < work.share < 1:
+            with_drafts = replace(work, draft_rows=work.draft_rows / work.share, share=1.0)
+            return work.share * self(with_drafts) + (1 - work.share) * self(replace(work, draft_rows=0.0, share=1.0))
         fitted = sum(
             sum(factor * value for factor, value in zip(self.coefficients[name], features(work), strict=True))
             for name, features in _PARTS.items()

@@ -26,6 +26,7 @@ class Request:
         per_step: tokens that a step gives it, after the first.
         drafted: draft tokens that a step verifies for it.
         category: of it.
+        share: of its steps that have draft tokens.
     """
 
     at: float
@@ -35,6 +36,7 @@ class Request:
     per_step: float
     drafted: float
     category: str = ""
+    share: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +116,8 @@ def replay(
         chunks = math.ceil(prompts[0].owed / max(chunk(len(decoding)), 1.0)) if prompts else 0
         rows = prompts[0].owed / chunks if prompts else 0.0
         drafted, positions = sum(each.request.drafted for each in decoding), sum(each.positions for each in running)
-        seconds = price(Work(len(decoding), drafted, rows, positions))
+        share = sum(each.request.share for each in decoding) / max(len(decoding), 1)
+        seconds = price(Work(len(decoding), drafted, rows, positions, share=share))
         limits = [each.left / each.request.per_step for each in decoding]  # means: the last step may be a part of one
         limits += [float(chunks)] if prompts else []
         if waiting and len(running) < max_batch and seconds > 0:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from forerun.bench.journal.prices import Prices, Work
 from forerun.bench.journal.queue import Replayed, Request, replay
@@ -105,7 +105,9 @@ class Scenarios:
 
         def request(answer: Answer) -> Request:
             steps = max(answer.forwards - 1, 1)  # the first token comes with the prompt
-            return _request(answer, max((answer.tokens - 1) / steps, 1e-9), answer.drafted / steps)
+            share = min(answer.reached[0] / steps, 1.0) if answer.reached else 0.0
+            made = _request(answer, max((answer.tokens - 1) / steps, 1e-9), answer.drafted / steps)
+            return replace(made, share=share)
 
         return self._replayed(request, self.prices)
 

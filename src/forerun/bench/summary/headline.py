@@ -99,9 +99,10 @@ def _audited(results: Results) -> str:
     """A certificate in a line."""
     at, target = results.environment, results.target
     counts = dict.fromkeys(("Bits", "Rule", "Engine"), 0.0)
+    stated = {each.labels["method"] for each in results.figures if each.name == "found"}
     for each in results.figures:
         layer = str(each.labels.get("layer"))
-        if each.name == "compared" and layer in counts:
+        if each.name == "compared" and layer in counts and each.labels["method"] in stated:
             counts[layer] += each.value or 0.0
     found = {layer: max((each.value or 0.0 for each in _of_layer(results, layer)), default=None) for layer in counts}
     name = target.name if target is not None else ""
@@ -110,8 +111,8 @@ def _audited(results: Results) -> str:
         f"- `{results.command}` ({name} with {drafter}, {at.date[:10]}, commit {at.version}, {duration(at.seconds)}): "
         f"**{results.details.get('headline', '')}** {counts['Bits']:,.0f} answers were compared bit for bit; "
         f"{counts['Rule']:,.0f} samples of the acceptance rules would have shown a total variation of "
-        f"{_percent(found['Rule'])}, and {counts['Engine']:,.0f} requests through the engine one of "
-        f"{_percent(found['Engine'])}, each with probability 0.9."
+        f"{_percent(found['Rule'])} in any of them, and {counts['Engine']:,.0f} requests through the engine one of "
+        f"{_percent(found['Engine'])} under any of the options, each with probability 0.9."
     )
 
 

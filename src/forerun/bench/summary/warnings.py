@@ -48,8 +48,8 @@ def weaknesses(results: Results) -> Iterator[str]:
 
 
 def _is_timed(results: Results) -> bool:
-    """Whether the machine matters; a plan for another one has measured nothing here."""
-    return not (results.kind == "plan" and results.details.get("source") == "bound")
+    """Whether the machine of this run matters: audits and journals time nothing, nor do plans for other machines."""
+    return results.kind not in ("audit", "journal") and results.details.get("source") != "bound"
 
 
 def _of_text(results: Results) -> Iterator[str]:
