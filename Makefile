@@ -94,7 +94,7 @@ report: $(STAMP)
 	$(BIN)/forerun bench report benchmarks/*.json --head benchmarks/head.md --markdown docs/benchmarks.md --into README.md
 
 measure: $(STAMP)
-	FORERUN=$(BIN)/forerun benchmarks/measure.sh $(ARGS)
+	FORERUN=$(BIN)/forerun PYTHON=$(BIN)/python benchmarks/measure.sh $(ARGS)
 
 scale: $(STAMP)
 	TORCH='$(TORCH)' tests/scale.sh $(abspath $(BIN))/python
