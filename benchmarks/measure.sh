@@ -5,7 +5,8 @@
 #   benchmarks/measure.sh NAME...   some: bundled smollm2 forward load quality overhead audit plan journal
 #
 # They are meant for a machine that does nothing else meanwhile; reports warn where it did. FORERUN says which forerun
-# (forerun), PYTHON which Python has it (python3), THREADS how many threads (2). QUICK=1 measures a tenth as much, for a look; do not commit what it writes.
+# (forerun), PYTHON which Python has it (python3), THREADS how many threads (2). QUICK=1 measures a tenth as much, for a
+# look; do not commit what it writes.
 set -eu
 cd "$(dirname "$0")/.."
 FORERUN=${FORERUN:-forerun}

@@ -61,7 +61,7 @@ def _ways(answers: Answers) -> Table:
                 f"{outcome.tokens / outcome.busy:.1f}" if outcome.busy else "–",
                 _milliseconds(outcome.first[ALL], 0.5),
                 _milliseconds(outcome.first[ALL], 0.9),
-                _milliseconds(outcome.per_token.get(ALL, ()), 0.5),
+                _milliseconds(outcome.per_token.get(ALL, ()), 0.5, digits=1),
                 "" if ratio is None or outcome is answers.plain else f"{ratio:.2f} ± {error * ratio:.2f}",
             ]
         )
@@ -201,5 +201,5 @@ def _of(traffic: Traffic, category: str) -> list[Answer]:
     return [each for each in traffic.answers if category in (ALL, each.category)]
 
 
-def _milliseconds(values: Sequence[float], share: float) -> str:
-    return f"{1e3 * float(np.quantile(values, share)):.0f}" if len(values) else "–"
+def _milliseconds(values: Sequence[float], share: float, digits: int = 0) -> str:
+    return f"{1e3 * float(np.quantile(values, share)):.{digits}f}" if len(values) else "–"
