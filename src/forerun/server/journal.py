@@ -39,7 +39,7 @@ class ServerJournal:
                 "model": name,
                 "number_format": number_format(llm.target),
                 "exact": llm.exact,
-                "drafter": llm.drafter_name or NO_DRAFTER,
+                "drafter": self._chosen(SamplingParams()),
                 "num_draft_tokens": str(llm.engine.config.num_draft_tokens),
                 "max_batch": llm.engine.config.max_batch,
                 "machine": machine(),
@@ -60,7 +60,7 @@ class ServerJournal:
             seconds: since its request was let in.
         """
         assert output.choice is not None
-        stats, plain = output.choice.stats, params.num_draft_tokens == 0
+        stats = output.choice.stats
         waited = max(seconds - stats.time_total, 0.0)
         self._recorder.answer(
             Answer(
@@ -71,7 +71,7 @@ class ServerJournal:
                 tokens=stats.num_tokens,
                 end=output.choice.finish_reason or "error",
                 greedy=params.temperature == 0,
-                drafter=NO_DRAFTER if plain else params.drafter or self._llm.drafter_name or NO_DRAFTER,
+                drafter=self._chosen(params),
                 forwards=stats.num_forwards,
                 plain_forwards=stats.num_plain_forwards,
                 asked=stats.num_asked_tokens,
@@ -88,6 +88,13 @@ class ServerJournal:
                 verify=stats.time_verify,
             )
         )
+
+    def _chosen(self, params: SamplingParams) -> str:
+        """The drafter of a request, by name."""
+        drafter = self._llm.drafter
+        if drafter is None or params.num_draft_tokens == 0 or params.drafter == NO_DRAFTER:
+            return NO_DRAFTER
+        return (drafter.chosen(params) if drafter.offers else self._llm.drafter_name) or NO_DRAFTER
 
     def _step(self, stats: StepStats) -> None:
         if not stats.num_sequences:
