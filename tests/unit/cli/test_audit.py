@@ -14,7 +14,6 @@ from forerun.audit.page import html
 from forerun.audit.settings import AuditOptions, quick
 from forerun.audit.statistics import Deviation
 from forerun.bench.summary.headline import sections
-from forerun.bench.summary.series import charts
 from forerun.cli import audit as command
 from forerun.results import load
 
@@ -64,7 +63,6 @@ def test_results_for_a_report(invoke: Invoke, monkeypatch: pytest.MonkeyPatch, t
     found = load(place)
     assert found.kind == "audit" and found.details["verdict"] == "pass" and not found.details["findings"]
     assert {each.name for each in found.figures} == {"compared", "found", "p_value"} and len(found.tables) == 3
-    assert [len(chart.series[0].points) for chart in charts(found)] == [1, 1]
     told = sections([found])["audit"]
     assert "**No loss was found with suffix.** 30 answers" in told and "900 samples" in told and "10 %" in told
     refused = invoke("audit", "--url", "http://localhost:9", "--results", str(tmp_path / "b.json"))

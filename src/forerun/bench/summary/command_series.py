@@ -1,4 +1,4 @@
-"""Charts of tunings, plans and audits."""
+"""Charts of tunings and plans."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from forerun.results import Figure, Results
 
 _MOST_ARMS = 16
 """Rows of one picture; the fastest ones are drawn."""
-_MOST_TESTS = 40
 _AXIS = "times plain decoding"
 _TITLES = {
     "report": (
@@ -47,17 +46,6 @@ def plan_charts(results: Results) -> Iterable[Chart]:
         points = [point(float(each.labels["num_draft_tokens"]), each) for each in here]
         caption = str(results.details.get("times", ""))
         yield Chart(title, caption, "lines", "draft tokens, K", axis, [Series("", points)], reference=reference)
-
-
-def audit_charts(results: Results) -> Iterable[Chart]:
-    """What each test would have found."""
-    found = [each for each in results.figures if each.name == "found" and each.value]
-    for layer in dict.fromkeys(str(each.labels["layer"]) for each in found):
-        here = [each for each in found if each.labels["layer"] == layer]
-        points = [point(_arm(each), each, 100) for each in here[:_MOST_TESTS]]
-        caption = "The smaller, the sharper the test. Of answers: the share that differ; of samples: total variation."
-        title = f"{layer}: deviations that would have been found with probability 0.9"
-        yield Chart(title, caption, "rows", "", "per cent", [Series("", points)], is_time=True)
 
 
 def _arm(figure: Figure) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 
 from forerun.bench.measure import LEVEL, RESAMPLES
 from forerun.bench.summary.chart import Chart, Point, Series, point
-from forerun.bench.summary.command_series import audit_charts, plan_charts, tune_charts
+from forerun.bench.summary.command_series import plan_charts, tune_charts
 from forerun.bench.summary.traffic_series import traffic_charts
 from forerun.results import FIGURES, Figure, Results, RunRow
 from forerun.results.gaps import added, quantile
@@ -248,7 +248,6 @@ _MAKERS: Mapping[str, tuple[Callable[[Results], Iterable[Chart]], ...]] = {
     "load": (_loads,),
     "quality": (_quality,),
     "tune": (tune_charts, _positions),
-    "audit": (audit_charts,),
     "plan": (plan_charts,),
     "journal": (traffic_charts,),
 }
