@@ -16,12 +16,12 @@ if [ "${QUICK:-}" ]; then PROMPTS=3 FORWARDS=6 PAIRS=2 TEXTS=6; else PROMPTS=12 
 
 bundled() {  # the bundled pair: acceptance and speed of the drafters that serve it without options
     "$FORERUN" bench generate --model bundled --prompts code,prose,copying --num-prompts $PROMPTS --max-tokens 96 \
-        --drafters draft-model,suffix,recycling --rounds 1 --no-details \
+        --drafters suffix,draft-model,recycling --rounds 1 --assisted 4 --no-details \
         --threads "$THREADS" --json benchmarks/generate-bundled.json
 }
 smollm2() {  # a chat model: forerun fetch smollm2 brings it
     "$FORERUN" bench generate --model smollm2 --prompts questions --num-prompts $TEXTS --max-tokens 96 \
-        --drafters "suffix;prompt-lookup;hybrid:sources=suffix+eagle" --rounds 1 --no-reference --no-details \
+        --drafters "suffix;prompt-lookup;hybrid:sources=suffix+eagle" --rounds 1 --no-details \
         --threads "$THREADS" --json benchmarks/generate-smollm2.json
 }
 forward() {  # one forward by rows, beside the roofline

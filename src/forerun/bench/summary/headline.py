@@ -7,7 +7,7 @@ from pathlib import Path
 
 from forerun.bench.report import markdown_table
 from forerun.bench.summary.facts import duration, file_name
-from forerun.bench.summary.series import PLAIN, short
+from forerun.bench.summary.series import short
 from forerun.bench.summary.text import in_order
 from forerun.bench.summary.warnings import weaknesses
 from forerun.errors import ConfigError
@@ -21,7 +21,9 @@ def sections(every: Sequence[Results]) -> Mapping[str, str]:
     ordered = in_order(every)
     timed = [each for each in ordered if each.kind == "generate" and _is_of_text(each)]
     rows = [row for results in timed for row in _rows(results)]
-    header = ["model, text", "drafter", "plain tokens/s", "tokens/s", "times plain", "tokens a forward", "same text"]
+    header = [
+        "model, text", "drafter", "tokens/s", "times plain", "times Transformers", "tokens a forward", "same text"
+    ]  # fmt: skip
     table = [markdown_table(header, rows), "\n".join(map(_source, timed))] if rows else []
     return {
         "speed": "\n\n".join(table),
@@ -70,17 +72,16 @@ def _rows(results: Results) -> Iterator[list[str]]:
     whole = [each for each in results.figures if not each.labels.get("category") and not each.labels.get("temperature")]
     for workload in dict.fromkeys(str(each.labels.get("workload")) for each in whole):
         here = [each for each in whole if str(each.labels.get("workload")) == workload]
-        plain = _value(here, "tokens_per_second", PLAIN)
         for method in dict.fromkeys(str(each.labels["method"]) for each in here):
-            ratio = next((each for each in here if each.name == "over_plain" and each.labels["method"] == method), None)
+            ratio, beside = (_figure(here, name, method) for name in ("over_plain", "over_transformers"))
             if not method.endswith(", auto") or ratio is None or ratio.value is None:
                 continue
             yield [
                 f"{name}: {workload}",
                 short(method).removesuffix(", auto"),
-                _decimal(plain, 1),
                 _decimal(_value(here, "tokens_per_second", method), 1),
                 _with_interval(ratio),
+                "–" if beside is None or beside.value is None else _with_interval(beside),
                 _decimal(_value(here, "acceptance_length", method), 2),
                 _share(_value(here, "same_text", method)),
             ]
@@ -133,8 +134,13 @@ def _of_layer(results: Results, layer: str) -> list[Figure]:
     return [each for each in results.figures if each.name == "found" and each.labels.get("layer") == layer]
 
 
+def _figure(figures: Sequence[Figure], name: str, method: str) -> Figure | None:
+    return next((each for each in figures if each.name == name and each.labels["method"] == method), None)
+
+
 def _value(figures: Sequence[Figure], name: str, method: str) -> float | None:
-    return next((each.value for each in figures if each.name == name and each.labels["method"] == method), None)
+    found = _figure(figures, name, method)
+    return None if found is None else found.value
 
 
 def _with_interval(figure: Figure) -> str:
