@@ -78,7 +78,7 @@ def _contexts(lengths: Sequence[int]) -> Iterator[Case]:
 
 
 def windowed(folder: Path) -> None:
-    """A copy of the bundled draft whose configuration is a Mistral's with a sliding window; the weights are the same."""
+    """A copy of the bundled draft with the same weights and the configuration of a Mistral with a sliding window."""
     own = ROOT / "src" / "forerun" / "assets" / "draft"
     folder.mkdir(parents=True, exist_ok=True)
     for name in ("model.safetensors", "tokenizer.json", "tokenizer_config.json", "generation_config.json"):

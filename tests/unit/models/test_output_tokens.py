@@ -64,7 +64,7 @@ def test_logits_are_the_whole_models_where_it_proposes(
     whole = logits(load_model(folder, dtype, quantize=quantize))
     model = load_draft_model(say(folder, PROPOSED), dtype, quantize=quantize)
     part = logits(model)
-    if dtype != "float64":  # whose products are the linear algebra library's: of some, a row's bits depend on the number of rows
+    if dtype != "float64":  # the linear algebra library multiplies, and a row's bits may depend on the number of rows
         assert model.exactness.exact, model.exactness.reason
     assert part.shape == whole.shape and part.dtype == whole.dtype and model.vocab_size == VOCAB
     tolerance = 1e-12 if dtype == "float64" else 1e-5
