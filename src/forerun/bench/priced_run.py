@@ -204,15 +204,19 @@ def priced_run(
         if texts:
             echo.text = texts[number]
         engine.add(list(prompt), each)
-        before = priced.seconds, priced.draft_seconds, priced.target_seconds
+        seconds, drafting, verifying = priced.seconds, priced.draft_seconds, priced.target_seconds
         while engine.has_work:
             for output in engine.step():
                 if output.error is not None:
                     raise output.error
                 if output.choice is not None:
-                    after = priced.seconds, priced.draft_seconds, priced.target_seconds
-                    parts = [now - then for now, then in zip(after, before, strict=True)]
-                    told(PricedAnswer(*parts, output.choice.stats))
+                    answer = PricedAnswer(
+                        priced.seconds - seconds,
+                        priced.draft_seconds - drafting,
+                        priced.target_seconds - verifying,
+                        output.choice.stats,
+                    )
+                    told(answer)
     steps = max(1, priced.num_steps)
     return PricedRun(
         name,
