@@ -253,7 +253,11 @@ def charts() -> dict[str, Chart]:
         reference=1.0, is_log=True,
     )  # fmt: skip
     kinds = [
-        ("greedy" if row.temperature == 0 else "temperature 1", NAMES.get(row.drafter, row.drafter), row.per_token)
+        (
+            "greedy" if row.temperature == 0 else "temperature 1",
+            NAMES.get(row.drafter, row.drafter).replace("`", ""),
+            row.per_token,
+        )
         for row in rows("sides")
         if row.category == ALL
     ]
