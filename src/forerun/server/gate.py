@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 from forerun.errors import EngineClosedError, ForerunError, RequestBodyError, RequestTimeoutError
 from forerun.openai_format.errors import error_response
 from forerun.server.logs import LOGGER
-from forerun.server.metrics import Metrics
+from forerun.server.metrics import HTTPMetrics
 from forerun.server.options import ServerOptions
 
 Message: TypeAlias = MutableMapping[str, Any]
@@ -47,7 +47,7 @@ class Gate:
         num_active: requests that have been let in and not ended.
     """
 
-    def __init__(self, app: App, options: ServerOptions, metrics: Metrics) -> None:
+    def __init__(self, app: App, options: ServerOptions, metrics: HTTPMetrics) -> None:
         self._app, self._options, self._metrics = app, options, metrics
         self._keys = [sha256(key.encode()).digest() for key in options.api_key]
         self.draining = False

@@ -11,7 +11,7 @@ from types import FrameType
 import uvicorn
 
 from forerun.errors import ConfigError
-from forerun.server.app import make_app
+from forerun.server.app import gated, make_app
 from forerun.server.gate import Gate
 from forerun.server.logs import LOGGER
 from forerun.server.options import ServerOptions
@@ -67,8 +67,8 @@ class DrainingServer(uvicorn.Server):
 
 def make_server(service: Service) -> DrainingServer:
     """The server of a model, not started."""
-    app, gate = make_app(service)
     options = service.options
+    app, gate = gated(make_app(service, lambda: gate.draining), options, service.metrics)
     config = uvicorn.Config(
         app,
         host=options.host,
