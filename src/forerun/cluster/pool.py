@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import ray
@@ -37,7 +37,7 @@ class Pool(Generic[J]):
         self._start, self._call = start, call
         self._workers: dict[int, Any] = {}
         self._calls: dict[Any, Call] = {}
-        self._jobs: deque[J] = deque()
+        self._lost: deque[J] = deque()
         self._deaths: Counter[J] = Counter()
         self._num_started = 0
         for _ in range(num_workers):
@@ -50,35 +50,39 @@ class Pool(Generic[J]):
         except Exception as error:
             raise translated(error) from None
 
-    def run(self, jobs: Iterable[J]) -> Generator[Any, None, None]:
+    def run(self, more: Callable[[], J | None]) -> Generator[Any, None, None]:
         """What the jobs give, in the order in which it comes.
+
+        Args:
+            more: the next job; None if there is none now. It is asked again after everything that is given.
 
         Raises:
             ReplicaError: a job has ended several workers.
             Exception: what a worker has raised.
         """
-        self._jobs.extend(jobs)
-        self._hand_out()
+        self._hand_out(more)
         while self._calls:
             (ready, *_), _ = ray.wait([*self._calls], num_returns=1, fetch_local=False)
             try:
                 given = ray.get(next(ready))
             except StopIteration:
                 del self._calls[ready]
-                self._hand_out()
             except Exception as error:
                 self._failed(ready, error)
             else:
                 yield given
+            self._hand_out(more)
 
-    def _hand_out(self) -> None:
+    def _hand_out(self, more: Callable[[], J | None]) -> None:
         """Give jobs to workers that have room."""
-        while self._jobs:
+        while True:
             busy = Counter(call.worker for call in self._calls.values())
             free = min(self._workers, key=lambda number: busy[number])
             if busy[free] >= _JOBS:
                 return
-            job = self._jobs.popleft()
+            job = self._lost.popleft() if self._lost else more()
+            if job is None:
+                return
             begun = self._call(self._workers[free], job)
             if begun is not None:
                 self._calls[begun] = Call(job, free)
@@ -98,10 +102,9 @@ class Pool(Generic[J]):
                     f"{_MOST_DEATHS} workers have ended, one after another, in the same part of the work. {failure} "
                     "What is done is kept; give workers more memory, or fewer --replicas."
                 )
-            self._jobs.appendleft(job)
+            self._lost.append(job)
         del self._workers[gone]
         self._add()
-        self._hand_out()
 
     def _add(self) -> None:
         self._workers[self._num_started] = self._start()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
@@ -20,7 +19,6 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]  # Ray's class has no t
     def initialize_state(self, slack: int = 8) -> None:
         """slack: of `Affinity`."""
         self._affinity: Affinity[ReplicaID] = Affinity(slack)
-        self._ongoing: Counter[ReplicaID] = Counter()
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
@@ -30,25 +28,19 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]  # Ray's class has no t
             return [candidate_replicas]
         pending_request.routing_context.should_backoff = True  # between rounds in which all of them are full
         by_id = {replica.replica_id: replica for replica in candidate_replicas}
-        queues = {replica_id: self._ongoing[replica_id] for replica_id in by_id}
+        known = self.replica_queue_len_cache  # of Ray's, which replicas correct whenever they are asked
+        queues = {replica_id: known.get(replica_id) or 0 for replica_id in by_id}
         ranks = self._affinity.ranked(_prefix(pending_request), queues)
         return [[by_id[replica_id] for replica_id in rank] for rank in ranks]
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
-        """A replica has been chosen."""
-        self._ongoing[replica_id] += 1
+        """A replica has taken the request."""
         self._affinity.sent(_prefix(pending_request), replica_id)
-
-    def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
-        """A request has ended, however it did."""
-        self._ongoing[replica_id] = max(self._ongoing[replica_id] - 1, 0)
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         """These are there now."""
         super().update_replicas(replicas)
-        there = {replica.replica_id: replica for replica in replicas}
-        self._affinity.keep(there)
-        self._ongoing = Counter({each: count for each, count in self._ongoing.items() if each in there})
+        self._affinity.keep({replica.replica_id: replica for replica in replicas})
 
 
 def _prefix(request: PendingRequest) -> Prefix:
