@@ -120,8 +120,8 @@ def _refuse_modules(flag: Any, value: Any, path: str, key: str) -> None:
         )
     if flag.name == "ray_address":
         raise ConfigError(
-            f"The configuration file {path} sets {key!r}, and a cluster may run any code here. A file may not name code "
-            "to run. Give it on the command line or in the environment."
+            f"The configuration file {path} sets {key!r}, and a cluster may run any code here. A file may not do that. "
+            "Give it on the command line or in the environment."
         )
     if "draft" not in flag.name:
         return
