@@ -163,7 +163,10 @@ def test_keys_streams_cancellation_and_the_drain() -> None:
             assert time.monotonic() < end, told[-3000:]
             time.sleep(1)
             told = httpx.get(metrics.json()["error"]["message"].partition("node: ")[2].rstrip("."), timeout=30).text
-        assert listening(running.processes()) == {"127.0.0.1"}
+        assert http.get("/version", headers=headers | {"x-request-id": "mine"}).headers.get_list("x-request-id") == [
+            "mine"
+        ]
+        strangers_are_refused(running.processes())
         with http.stream("POST", "/v1/completions", json={**body, "max_tokens": 600}, headers=headers) as response:
             lines = response.iter_lines()
             next(lines)
@@ -176,20 +179,38 @@ def test_keys_streams_cancellation_and_the_drain() -> None:
             assert [line for line in lines if line][-1] == "data: [DONE]"
 
 
-def listening(processes: list[int]) -> set[str]:
-    """Addresses of this machine on which these processes listen."""
+def strangers_are_refused(processes: list[int]) -> None:
+    """No dashboard listens, and the HTTP ports of Ray's own run nothing for somebody without the token."""
+    ports = listening(processes)
+    assert 8265 not in ports
+    statuses = set()
+    for port in ports:
+        try:
+            job = {"entrypoint": "true"}
+            for path in ("/api/jobs/", "/api/job_agent/jobs/"):
+                answered = httpx.post(f"http://127.0.0.1:{port}{path}", json=job, timeout=5)
+                if "# HELP" not in answered.text:  # metrics, whatever is asked
+                    statuses.add(answered.status_code)
+        except httpx.HTTPError:
+            continue  # no HTTP
+    print(f"a job posted without the token to each of {len(ports)} ports: {sorted(statuses)}")
+    assert statuses and not any(status < 400 for status in statuses)
+
+
+def listening(processes: list[int]) -> set[int]:
+    """Ports on which these processes listen, but those of forerun's own address."""
     sockets = set()
     for process in processes:
         try:
-            links = [str(entry.readlink()) for entry in Path(f"/proc/{process}/fd").iterdir()]
+            sockets |= {str(entry.readlink())[8:-1] for entry in Path(f"/proc/{process}/fd").iterdir()}
         except OSError:
             continue
-        sockets |= {link[8:-1] for link in links if link.startswith("socket:[")}
     found = set()
-    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
-        fields = line.split()
-        if fields[3] == "0A" and fields[9] in sockets:
-            found.add(socket.inet_ntoa(bytes.fromhex(fields[1].partition(":")[0])[::-1]))
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and fields[9] in sockets:
+                found.add(int(fields[1].rpartition(":")[2], 16))
     return found
 
 

@@ -81,12 +81,10 @@ def answers(
 
 
 @contextmanager
-def _computing(options: RayOptions, worker: Mapping[str, Any]) -> Iterator[Computing]:
-    """What has the requests answered: this process, or workers on Ray."""
-    from forerun.train.data.many_requests import compute
-
+def _computing(options: RayOptions, worker: Mapping[str, Any]) -> Iterator[Computing | None]:
+    """What has the requests answered: workers on Ray; None is this process."""
     if not options.ray:
-        yield compute
+        yield None
         return
     from forerun.cluster.batch import computing_on_ray
 

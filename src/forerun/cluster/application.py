@@ -23,7 +23,7 @@ from forerun.cluster.options import ROUTERS
 from forerun.cluster.plan import Plan
 from forerun.cluster.replica import Replica
 from forerun.engine import LLM
-from forerun.server.gate import App
+from forerun.server.gate import App, Receive, Scope, Send
 from forerun.server.logs import log_as_json
 from forerun.server.metrics import HTTPMetrics
 from forerun.server.service import Service
@@ -105,7 +105,16 @@ class IngressReplica:
         self._ingress = Ingress(RayReplicas(engines), options, metrics, lambda: metrics_addresses(ray.nodes()))
 
     def __serve_build_asgi_app__(self) -> App:
-        return self._ingress.app
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            async def without_id(message: Message) -> None:
+                if message["type"] == "http.response.start":  # Ray's proxy adds it, too
+                    kept = [(name, value) for name, value in message["headers"] if name != b"x-request-id"]
+                    message = {**message, "headers": kept}
+                await send(message)
+
+            await self._ingress.app(scope, receive, without_id if scope["type"] == "http" else send)
+
+        return app
 
     async def drain(self) -> int:
         """Refuse new requests from now on; how many are under way."""

@@ -15,6 +15,12 @@ from forerun.cluster.options import RayOptions
 from forerun.cluster.plan import threads_of
 from forerun.errors import ConfigError
 
+_ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_DEDUP_LOGS": "0",  # lines of a log are not left out because they are alike
+    "RAY_COLOR_PREFIX": "0",
+}
+"""Of Ray, where the user has not set them."""
 _OBJECT_STORE = 256 << 20
 """Bytes for objects in shared memory: requests and answers are small."""
 
@@ -29,8 +35,8 @@ def connected(options: RayOptions) -> Iterator[None]:
     needed = options.replicas * threads_of(options)
     if options.ray_address is not None and options.ray_address != "auto":
         _knock(options.ray_address, options.ray_timeout)
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_DEDUP_LOGS", "0")  # lines of a log are not left out because they are alike
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
     if options.ray_address is None and "RAY_AUTH_MODE" not in os.environ:
         # the cluster belongs to this process and its children, and to nobody else who can reach its ports
         os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
@@ -43,7 +49,6 @@ def connected(options: RayOptions) -> Iterator[None]:
             num_cpus=needed,
             include_dashboard=False,
             object_store_memory=_OBJECT_STORE,
-            _node_ip_address="127.0.0.1",
             **started,
         )
     else:

@@ -12,7 +12,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
-from forerun.cluster.messages import TAKEN, TOLD, Asked, Message, Replicas
+from forerun.cluster.messages import TOLD, Asked, Message, Replicas
 from forerun.cluster.prefixes import prefix_of
 from forerun.errors import ConfigError, ForerunError, ReplicaError, RequestBodyError
 from forerun.files.json_file import parse_json
@@ -28,7 +28,7 @@ SESSION_HEADER = b"x-session-id"
 """Ray Serve's own name of the header too."""
 _FORWARDED = (b"content-type", b"accept")
 _TAKEN_WITHIN = 30.0
-"""Seconds in which a replica must have taken a request; while all are starting anew, none does."""
+"""Seconds in which a replica must give a sign that it computes a request; while all are starting anew, none does."""
 _FACT_WITHIN = 5.0
 """The same for what asks no engine: whoever probes the health of a server waits no longer."""
 _SMALL_BODY = 1 << 15
@@ -126,9 +126,7 @@ class _Relay:
     async def _pass_on(self, messages: list[Message]) -> None:
         for message in messages:
             kind = message["type"]
-            if kind == TAKEN:
-                self.told["replica"] = message["replica"]
-            elif kind == TOLD:
+            if kind == TOLD:
                 self.told.update(message["told"])
             elif kind == "http.response.start":
                 self.head = message  # held back until there is a body: until then, a failure has a status of its own

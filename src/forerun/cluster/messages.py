@@ -6,12 +6,10 @@ from collections.abc import AsyncGenerator, MutableMapping
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 Message: TypeAlias = MutableMapping[str, Any]
-"""Of ASGI, as an application sends it; beside them `TAKEN` and `TOLD`."""
+"""Of ASGI, as an application sends it; the last one of an answer is of the type `TOLD`."""
 
-TAKEN = "forerun.taken"
-"""Type of a replica's first message: it computes the request. `replica` names it."""
 TOLD = "forerun.told"
-"""Type of the last: what the log line of the request is to tell."""
+"""`told` is what the log line of the request is to tell."""
 
 
 class Prefix(NamedTuple):
@@ -49,7 +47,7 @@ class Replicas(Protocol):
     """The replicas of a model, as the ingress sees them."""
 
     def answer(self, asked: Asked) -> AsyncGenerator[list[Message], None]:
-        """What one of them answers, as it comes. To close it ends the request.
+        """What one of them answers, as it comes; perhaps nothing at first. To close it ends the request.
 
         Raises:
             ReplicaError: it has ended, or there is none.

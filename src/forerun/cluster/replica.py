@@ -7,11 +7,13 @@ from collections.abc import AsyncGenerator
 from contextlib import suppress
 from typing import Any
 
-from forerun.cluster.messages import TAKEN, TOLD, Asked, Message
+from forerun.cluster.messages import TOLD, Asked, Message
 from forerun.server.app import make_app
 from forerun.server.gate import App
 from forerun.server.service import Service
 
+_SIGN_AFTER = 5.0
+"""Seconds without an answer after which a replica says that it is there."""
 _LEAVES_WITHIN = 1.0
 """Seconds that a request has to end by itself when nobody waits for it any more."""
 
@@ -28,23 +30,28 @@ class Replica:
         self._app: App = make_app(service, lambda: False)
 
     async def answer(self, asked: Asked) -> AsyncGenerator[list[Message], None]:
-        """The answer, as the application sends it: all that is there at a time. To close it ends the request."""
-        yield [{"type": TAKEN, "replica": self._name}]
+        """The answer, as the application sends it: all that is there at a time. To close it ends the request.
+
+        Where nothing is there for a while, nothing is given first, as a sign that the request is computed here.
+        """
         outbox: asyncio.Queue[Message | None] = asyncio.Queue()
         gone = asyncio.Event()
-        told: dict[str, Any] = {}
+        told: dict[str, Any] = {"replica": self._name}
         task = asyncio.create_task(self._run(asked, told, outbox, gone))
+        sign = asyncio.get_running_loop().call_later(_SIGN_AFTER, outbox.put_nowait, {})
         try:
-            while (message := await outbox.get()) is not None:
-                several = [message]
-                while not outbox.empty() and (message := outbox.get_nowait()) is not None:
-                    several.append(message)
-                if message is None:
-                    yield [*several, {"type": TOLD, "told": told}]
-                    break
-                yield several
+            ended = False
+            while not ended:
+                several = [await outbox.get()]
+                sign.cancel()
+                while not outbox.empty():
+                    several.append(outbox.get_nowait())
+                ended = None in several
+                messages = [message for message in several if message]
+                yield [*messages, {"type": TOLD, "told": told}] if ended else messages
             await task
         finally:
+            sign.cancel()
             gone.set()
             try:
                 await asyncio.wait((task,), timeout=_LEAVES_WITHIN)

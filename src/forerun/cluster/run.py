@@ -33,6 +33,7 @@ def serve_on_ray(plan: Plan, server: ServerOptions, options: RayOptions) -> None
     with connected(options):
         from ray import serve
 
+        logging.getLogger("ray.serve").setLevel(logging.WARNING)
         if serve.status().proxies:
             raise ConfigError(
                 "Ray Serve runs on that cluster already, with an address of its own. Write a configuration with "

@@ -29,7 +29,7 @@ OPTIONS = RayOptions(ray=True, replicas=2, replica_threads=1)
 WORKER: dict[str, Any] = {"model": "it", "drafter": "none", "llm": {}, "name": "it", "seed": 3}
 
 
-class ActorDiedError(Exception):
+class RayActorError(Exception):
     """As Ray's is called."""
 
 
@@ -57,7 +57,7 @@ class Handle:
         for number, item in enumerate(method(*arguments)):
             if number and Handle.deaths:
                 Handle.deaths -= 1
-                raise ActorDiedError
+                raise RayActorError
             yield item
 
 

@@ -45,7 +45,7 @@ class Stages:
     Args:
         folder: of the journals.
         head: what the answers depend on, as JSON values: journals of another run are refused.
-        computing: has many requests answered, as `many_requests.compute`.
+        computing: has many requests answered; None: `many_requests.compute`.
     """
 
     def __init__(
@@ -55,10 +55,10 @@ class Stages:
         head: Mapping[str, Any],
         options: AnswerMaking,
         console: Console,
-        computing: Computing = compute,
+        computing: Computing | None = None,
     ) -> None:
         self._llm, self._folder, self._head, self._options, self._console = llm, folder, head, options, console
-        self._computing = computing
+        self._computing = computing or compute
         self.chat = ChatText(llm.tokenizer, llm.target.name)
 
     def own_prompts(self, count: int) -> list[Case]:
