@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import NamedTuple
 
 from forerun.batch.lines import Asked, BatchFile, asked_of
 from forerun.errors import ConfigError
@@ -15,7 +15,8 @@ _PARTS = 8
 _MOST_LINES = 512
 
 
-class ByteRange(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class ByteRange:
     """Some lines of a file.
 
     Attributes:

@@ -55,9 +55,9 @@ class Affinity(Generic[R]):
             self._holders[_session(prefix)] = {replica}  # moved, if its former replica was full or is gone
         for key in prefix.keys:
             self._holders.setdefault(key, set()).add(replica)
-        for key in (*reversed(prefix.keys), _session(prefix)):  # the shortest beginnings are used last
-            if key in self._holders:
-                self._holders.move_to_end(key)
+        for used in (*reversed(prefix.keys), _session(prefix)):  # the shortest beginnings are used last
+            if used in self._holders:
+                self._holders.move_to_end(used)
         while len(self._holders) > self._most:
             self._holders.popitem(last=False)
 
@@ -68,10 +68,10 @@ class Affinity(Generic[R]):
             return
         for replica in gone:
             del self._num_sent[replica]
-        for key, holders in [*self._holders.items()]:
+        for each, holders in [*self._holders.items()]:
             holders -= gone
             if not holders:
-                del self._holders[key]
+                del self._holders[each]
 
     def _matched(self, prefix: Prefix, replica: R) -> int:
         """Characters of the longest beginning that this replica has had."""

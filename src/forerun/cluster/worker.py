@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -18,7 +19,8 @@ from forerun.engine import LLM, Choice, EngineThread, StepOutput
 from forerun.errors import PromptError, SamplingError
 
 
-class Answered(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Answered:
     """One answer, and what was computed since the one before it in its range."""
 
     index: int

@@ -174,7 +174,8 @@ class _Passage:
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(content)).encode())]
         if status in (408, 413):
             headers.append((b"connection", b"close"))  # the rest of the body is not read
-        headers += {401: [(b"www-authenticate", b"Bearer")], 503: [(b"retry-after", b"1")]}.get(status, [])
+        again = [(b"retry-after", b"1")]
+        headers += {401: [(b"www-authenticate", b"Bearer")], 429: again, 503: again}.get(status, [])
         self.told["error"] = type(error).__name__
         await self.send({"type": "http.response.start", "status": status, "headers": headers})
         await self.send({"type": "http.response.body", "body": content, "more_body": True})

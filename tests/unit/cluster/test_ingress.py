@@ -225,7 +225,8 @@ def test_all_replicas_are_full() -> None:
 
     with running() as (replicas, _, http):
         replicas.fails = full
-        assert http.post(COMPLETIONS, json=SHORT).status_code == 429
+        refused = http.post(COMPLETIONS, json=SHORT)
+        assert refused.status_code == 429 and refused.headers["retry-after"] == "1"
 
 
 def test_no_replica_takes_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
