@@ -268,7 +268,7 @@ def test_the_file_that_ray_s_own_command_takes(tmp_path: Path) -> None:
         port = free.getsockname()[1]
     written = forerun("serve", *TWO, "--port", str(port), "--write-config", str(path))
     assert written.communicate(timeout=60) and written.returncode == 0
-    cluster = {**environment(), "RAY_USAGE_STATS_ENABLED": "0", "RAY_ADDRESS": "local"}
+    cluster = {**environment(), "RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled", "RAY_ADDRESS": "local"}
     command = [str(Path(PYTHON).parent / "serve"), "run", str(path)]
     log = (tmp_path / "log").open("w+")
     with subprocess.Popen(command, env=cluster, stdout=log, stderr=log, start_new_session=True) as process:
