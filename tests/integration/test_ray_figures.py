@@ -27,7 +27,7 @@ from ray_served import PYTHON, Served, served
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not PYTHON, reason="Ray is not installed here")]
 
-ROUNDS = 3
+ROUNDS = int(os.environ.get("FORERUN_RAY_ROUNDS", "3"))
 REQUESTS, CLIENTS = 96, 16
 SINGLE = 40
 CHATS, TURNS, ANSWER = 6, 8, 40
