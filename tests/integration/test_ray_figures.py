@@ -143,7 +143,7 @@ def recomputed(routing: str, *, session: bool = False) -> tuple[int, int]:
     """(tokens of prompts that were computed, all of them) of chats of 8 turns, in a random order of their turns."""
     rng = random.Random(5)
     more = ("--replicas", "2", "--routing", routing, "--drafter", "none")
-    with served("smollm2", *RAY, *more) as running, httpx.Client(base_url=running.url, timeout=300) as http:
+    with served(str(SMOLLM2), *RAY, *more) as running, httpx.Client(base_url=running.url, timeout=300) as http:
         said: list[list[dict[str, Any]]] = [[] for _ in range(CHATS)]
         order = [number for number in range(CHATS) for _ in range(TURNS)]
         rng.shuffle(order)
@@ -160,7 +160,7 @@ def recomputed(routing: str, *, session: bool = False) -> tuple[int, int]:
     return computed, total
 
 
-@pytest.mark.skipif(not SMOLLM2.exists() and "FORERUN_HOME" not in os.environ, reason="smollm2 is not fetched")
+@pytest.mark.skipif(not SMOLLM2.exists(), reason="smollm2 is not fetched")
 def test_prompts_are_not_computed_twice() -> None:
     found = {
         "at random": recomputed("balanced"),  # with equal queues, Ray's own router takes one of two at random

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from forerun.errors import ForerunError, QueueFullError, ReplicaError
 
 _LOST = {
@@ -18,6 +20,15 @@ _LOST = {
 }
 _MEMORY = "OutOfMemoryError"
 _FULL = "BackPressureError"
+
+
+_OWN = re.compile(r"^\s*forerun\.errors\.\w+: (.+)$", re.MULTILINE)
+
+
+def reason_in(text: str) -> str:
+    """What a traceback of Ray's says of forerun's own exception; the whole text where it says nothing of one."""
+    found = _OWN.findall(text)
+    return found[-1] if found else text
 
 
 def translated(error: BaseException) -> BaseException:

@@ -14,6 +14,7 @@ from typing import Any
 
 from forerun.cluster.config_file import APPLICATION
 from forerun.cluster.connect import connected
+from forerun.cluster.failures import reason_in
 from forerun.cluster.options import RayOptions
 from forerun.cluster.plan import Plan
 from forerun.errors import ConfigError
@@ -67,7 +68,7 @@ def _deploy(plan: Plan, logs: dict[str, Any]) -> Any:
         application = serve.status().applications.get(APPLICATION)
         deployments = application.deployments.values() if application else ()
         told = " ".join(each.message for each in deployments if each.message) or str(error)
-        raise ConfigError(f"The replicas could not be started: {told}") from None
+        raise ConfigError(f"The replicas could not be started: {reason_in(told)}") from None
 
 
 class _Stop:

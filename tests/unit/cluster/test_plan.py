@@ -12,7 +12,7 @@ import pytest
 
 from forerun.cluster.config_file import deploy_config, write_config
 from forerun.cluster.connect import connected, metrics_addresses
-from forerun.cluster.failures import translated
+from forerun.cluster.failures import reason_in, translated
 from forerun.cluster.options import RayOptions
 from forerun.cluster.plan import Plan, threads_of
 from forerun.errors import ConfigError, PromptError, QueueFullError, ReplicaError
@@ -101,6 +101,11 @@ def test_a_worker_s_own_error_is_unwrapped() -> None:
     wrapped = named("RayTaskError")("a traceback")
     wrapped.cause = ConfigError("the reason")  # type: ignore[attr-defined]
     assert str(translated(wrapped)) == "the reason"
+
+
+def test_the_reason_in_a_traceback() -> None:
+    text = "ray::Engine.__init__()\n    forerun.errors.ModelLoadError: x is not there. Fetch it.\nIt happened 3 times"
+    assert reason_in(text) == "x is not there. Fetch it." and reason_in("why") == "why"
 
 
 def test_an_address_where_nothing_answers() -> None:
