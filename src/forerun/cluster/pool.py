@@ -99,8 +99,8 @@ class Pool(Generic[J]):
             self._deaths[job] += 1
             if self._deaths[job] == _MOST_DEATHS:
                 raise ReplicaError(
-                    f"{_MOST_DEATHS} workers have ended, one after another, in the same part of the work. {failure} "
-                    "What is done is kept; give workers more memory, or fewer --replicas."
+                    f"{_MOST_DEATHS} workers have ended, one after another, in the same part of the work. What "
+                    "is done is kept, and the same command goes on. Where memory ends, give fewer --replicas."
                 )
             self._lost.append(job)
         del self._workers[gone]
