@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(not PYTHON, reason="Ray is no
 ROUNDS = int(os.environ.get("FORERUN_RAY_ROUNDS", "3"))
 REQUESTS, CLIENTS = 96, 16
 SINGLE = 40
-CHATS, TURNS, ANSWER = 6, 8, 40
+CHATS, TURNS, ANSWER = 4, 8, 32
 SMOLLM2 = Path.home() / ".cache" / "forerun" / "models" / "smollm2"
 RAY = ("--ray", "--replica-threads", "1")
 

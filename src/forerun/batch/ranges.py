@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from hashlib import sha256
+from io import BytesIO
 from pathlib import Path
 
 from forerun.batch.lines import Asked, BatchFile, asked_of
@@ -67,7 +68,7 @@ def requests_in(
     if sha256(content).hexdigest() != part.digest:
         raise ConfigError(f"{path} holds other requests for a worker than for this command. Give all the same file.")
     index = part.first
-    for line in content.split(b"\n"):  # and at no other line break, as a file is read
+    for line in BytesIO(content):  # with its line break, which errors depend on
         if line.strip():
             if wanted(index):
                 yield asked_of(index, line, model, context_length)

@@ -27,7 +27,7 @@ def line(name: str) -> bytes:
 def test_all_lines_are_read_once(tmp_path: Path, num_workers: int, end: bytes) -> None:
     path = tmp_path / "in.jsonl"
     lines = [line(f"é{number}") if number % 5 else b" " * (number % 10) + b"\r" for number in range(1, 90)]
-    lines[40] = b"broken"
+    lines[40] = b'{"custom_id": "broken'
     path.write_bytes(b"\n".join(lines) + end)
     with BatchFile(path) as requests:
         parts = [*ranges_of(requests, num_workers)]
@@ -38,6 +38,7 @@ def test_all_lines_are_read_once(tmp_path: Path, num_workers: int, end: bytes) -
     read = [asked for part in parts for asked in requests_in(path, part, lambda index: index != 3, MODEL, LENGTH)]
     assert [(asked.index, asked.custom_id) for asked in read] == [(asked.index, asked.custom_id) for asked in whole]
     assert [asked.request for asked in read] == [asked.request for asked in whole]
+    assert [str(asked.error) for asked in read] == [str(asked.error) for asked in whole]
 
 
 def test_another_file_is_refused(tmp_path: Path) -> None:
