@@ -1,5 +1,6 @@
-"""Requests of mixed kinds through HTTP, with clients that leave, read slowly or send nonsense: no answer is lost or mixed
-up, and when nobody is there nothing has grown. And a server that was killed starts again.
+"""Requests of mixed kinds through HTTP, with clients that leave, read slowly or send nonsense.
+
+No answer is lost or mixed up, and when nobody is there nothing has grown. And a server that was killed starts again.
 """
 
 from __future__ import annotations
@@ -105,7 +106,7 @@ class Soak:
                 received += piece
                 time.sleep(0.002)
         head, body = received.split(b"\r\n\r\n", 1)
-        assert head.startswith(b"HTTP/1.0 200") or head.startswith(b"HTTP/1.1 200")
+        assert head.startswith(b"HTTP/1.1 200")
         self.answers.append((asked, read(asked, unchunked(head, body).decode())))
 
     def stalls(self, rng: random.Random, asked: Asked) -> None:
@@ -192,7 +193,7 @@ def check(soak: Soak, plain: LLM) -> None:
     """Each answer is its twin's, and each part the beginning of it."""
     twins: dict[int, Answer] = {}
     position = {id(each.params): number for number, each in enumerate(soak.asked)}
-    for asked, answer in soak.answers + soak.parts:
+    for asked, _ in soak.answers + soak.parts:
         number = position[id(asked.params)]
         if number not in twins:
             twins[number] = asked.twin(plain)

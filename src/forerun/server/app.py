@@ -92,7 +92,12 @@ def _add_facts(app: FastAPI, service: Service, gate: Gate) -> None:
         length = service.llm.target.context_length
         facts = {"id": service.name, "object": "model", "created": service.created, "owned_by": "forerun"}
         drafter = service.llm.drafter
-        return {**facts, "max_model_len": length, "drafters": [] if drafter is None else [*drafter.offers]}
+        return {
+            **facts,
+            "root": service.name,
+            "max_model_len": length,
+            "drafters": [] if drafter is None else [*drafter.offers],
+        }
 
     @app.get("/v1/models")
     async def models() -> Any:
