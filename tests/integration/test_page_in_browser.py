@@ -148,7 +148,7 @@ def test_a_keyboard_is_enough(page: Any, served: Served) -> None:
         page.keyboard.press("Tab")
         stops.append(page.evaluate("document.activeElement.id || document.activeElement.name"))
         assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") != "none"
-    assert stops == "mode speculative clear output input send temperature tokens seed key".split()
+    assert stops == ["mode", "speculative", "clear", "output", "input", "send", "temperature", "tokens", "seed", "key"]
     page.fill("#tokens", "1500")
     page.focus("#input")
     page.keyboard.type("a line")
