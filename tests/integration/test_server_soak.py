@@ -5,8 +5,9 @@ No answer is lost or mixed up, and when nobody is there nothing has grown. And a
 
 from __future__ import annotations
 
+import ctypes
 import gc
-import json
+import multiprocessing
 import os
 import random
 import signal
@@ -15,152 +16,23 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from forerun import LLM
 from forerun.server.options import ServerOptions
 from forerun.server.run import bound_socket
-from mixed_requests import CHAT, COMPLETIONS, DRAFTERS, Answer, Asked, load, mixed, read
+from mixed_requests import COMPLETIONS, DRAFTERS, Answer, Asked, load, mixed
 from serving import LIMIT, Served, serving
+from soaking import LONG, SEND_TIMEOUT, drive
 
 NUM_REQUESTS, ROUND, SETTLED_AFTER = 2000, 250, 500
 """Requests; between two looks; after which memory may grow by 5 % at most."""
 NUM_DISTINCT = 500
 """Requests that have a twin: each is sent several times, by clients of several kinds."""
-CLIENTS = 12
-SEND_TIMEOUT = 0.5
-NONSENSE: tuple[tuple[str, bytes, int], ...] = (
-    (CHAT, b"{", 400),
-    (CHAT, b'{"messages": "\xff"}', 400),
-    (CHAT, b'{"messages":' + b"[" * 20_000 + b"]" * 20_000 + b"}", 400),
-    (COMPLETIONS, b'{"prompt": "a", "temperature": "hot"}', 400),
-    (COMPLETIONS, b'{"prompt": [1, 999999]}', 400),
-    (COMPLETIONS, b'{"prompt": "a", "model": "another"}', 404),
-    (COMPLETIONS, b'{"prompt": "a", "response_format": {"type": "xml"}}', 400),
-    (COMPLETIONS, b'{"prompt": "' + b"a" * (5 << 20) + b'"}', 413),
-    ("/tokenize", b"{}", 400),
-)
-LONG = {"prompt": "x = ", "max_tokens": 400, "ignore_eos": True, "seed": 1, "logprobs": 20, "stream": True, "n": 2}
-
-
-@dataclass
-class Soak:
-    """The clients of one server.
-
-    Attributes:
-        answers: complete ones, with what was asked.
-        parts: of streams that were left: text so far.
-        counts: of kinds of clients.
-    """
-
-    served: Served
-    http: httpx.Client
-    asked: list[Asked]
-    answers: list[tuple[Asked, Answer]] = field(default_factory=list)
-    parts: list[tuple[Asked, Answer]] = field(default_factory=list)
-    counts: Counter[str] = field(default_factory=Counter)
-
-    def one(self, number: int) -> None:
-        """One request, of a kind that its number chooses."""
-        rng = random.Random(number)
-        kinds: list[Callable[[random.Random, Asked], None]] = [self.patient] * 12 + [self.leaves] * 3
-        kinds += [self.slow, self.stalls, self.nonsense, self.nonsense, self.too_long, self.looks]
-        kind = rng.choice(kinds)
-        kind(rng, rng.choice(self.asked))
-        self.counts[kind.__name__] += 1  # type: ignore[attr-defined]
-
-    def patient(self, rng: random.Random, asked: Asked) -> None:
-        """Waits for its answer."""
-        response = self.http.post(asked.url, json=asked.body)
-        assert response.status_code == 200, response.text
-        self.answers.append((asked, read(asked, response.text)))
-
-    def leaves(self, rng: random.Random, asked: Asked) -> None:
-        """Goes away before, or amid, its answer."""
-        if not asked.body["stream"]:
-            try:
-                self.http.post(asked.url, json=asked.body, timeout=rng.uniform(0.001, 0.3))
-            except httpx.TimeoutException:
-                return
-            return
-        text, stays = "", rng.randrange(6)
-        with self.http.stream("POST", asked.url, json=asked.body) as response:
-            assert response.status_code == 200
-            for chunk, _ in zip(response.iter_text(), range(stays)):
-                text += chunk
-        self.parts.append((asked, read(asked, text, cut=True)))
-
-    def slow(self, rng: random.Random, asked: Asked) -> None:
-        """Reads a few bytes at a time."""
-        asked = replace(asked, body=asked.body | {"stream": "logprobs" not in asked.body})
-        received = b""
-        with self.connection(asked.url, asked.body) as connection:
-            while piece := connection.recv(1 if len(received) < 60 else rng.randrange(1, 400)):
-                received += piece
-                time.sleep(0.002)
-        head, body = received.split(b"\r\n\r\n", 1)
-        assert head.startswith(b"HTTP/1.1 200")
-        self.answers.append((asked, read(asked, unchunked(head, body).decode())))
-
-    def stalls(self, rng: random.Random, asked: Asked) -> None:
-        """Reads nothing until it is cut."""
-        with self.connection(COMPLETIONS, LONG) as connection:
-            time.sleep(5 * SEND_TIMEOUT)
-            received = b""
-            try:
-                while piece := connection.recv(1 << 16):
-                    received += piece
-            except ConnectionResetError:
-                pass
-        self.counts["cut"] += b"[DONE]" not in received
-
-    def nonsense(self, rng: random.Random, asked: Asked) -> None:
-        """Sends what no server can read."""
-        url, content, status = rng.choice(NONSENSE)
-        response = self.http.post(url, content=content)
-        assert response.status_code == status and response.json()["error"]["message"]
-
-    def too_long(self, rng: random.Random, asked: Asked) -> None:
-        """Sends a prompt beyond the context."""
-        response = self.http.post(COMPLETIONS, json={"prompt": "word " * rng.randrange(5_000, 50_000)})
-        assert response.status_code == 400 and response.json()["error"]["code"] == "context_length_exceeded"
-
-    def looks(self, rng: random.Random, asked: Asked) -> None:
-        """Asks how the server does."""
-        for path in ("/health", "/metrics", "/live", "/v1/models"):
-            assert self.http.get(path).status_code == 200
-        tokens = self.http.post("/tokenize", json={"prompt": "a b"}).json()["tokens"]
-        assert self.http.post("/detokenize", json={"tokens": tokens}).json() == {"prompt": "a b"}
-
-    def connection(self, url: str, body: dict[str, Any]) -> socket.socket:
-        """A connection with a small buffer, on which a request has been sent."""
-        host, port = self.served.url.removeprefix("http://").split(":")
-        made = socket.socket()
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
-        made.settimeout(LIMIT)
-        made.connect((host, int(port)))
-        content = json.dumps(body).encode()
-        head = f"POST {url} HTTP/1.1\r\nHost: it\r\nConnection: close\r\nContent-Length: {len(content)}\r\n\r\n"
-        made.sendall(head.encode() + content)
-        return made
-
-
-def unchunked(head: bytes, body: bytes) -> bytes:
-    """A body without the marks of its transfer coding."""
-    if b"transfer-encoding: chunked" not in head.lower():
-        return body
-    content = b""
-    while body:
-        size, body = body.split(b"\r\n", 1)
-        content, body = content + body[: int(size, 16)], body[int(size, 16) + 2 :]
-    return content
 
 
 def resident() -> int:
@@ -189,19 +61,19 @@ def small(options: ServerOptions) -> socket.socket:
     return made
 
 
-def check(soak: Soak, plain: LLM) -> None:
+Answered = list[tuple[int, Answer]]
+"""By the place of what was asked."""
+
+
+def check(asked: list[Asked], answers: Answered, parts: Answered) -> None:
     """Each answer is its twin's, and each part the beginning of it."""
-    twins: dict[int, Answer] = {}
-    position = {id(each.params): number for number, each in enumerate(soak.asked)}
-    for asked, _ in soak.answers + soak.parts:
-        number = position[id(asked.params)]
-        if number not in twins:
-            twins[number] = asked.twin(plain)
-    for asked, answer in soak.answers:
-        assert answer == twins[position[id(asked.params)]], asked
-    for asked, part in soak.parts:
-        for (text, _), (whole, _) in zip(part, twins[position[id(asked.params)]], strict=True):
-            assert whole.startswith(text), asked
+    plain = load(drafter=None, max_batch=1)
+    twins = {place: asked[place].twin(plain) for place in {place for place, _ in answers + parts}}
+    for place, answer in answers:
+        assert answer == twins[place], asked[place]
+    for place, part in parts:
+        for (text, _), (whole, _) in zip(part, twins[place], strict=True):
+            assert whole.startswith(text), asked[place]
 
 
 @pytest.mark.slow
@@ -214,12 +86,13 @@ def test_nothing_is_lost_and_nothing_grows(monkeypatch: pytest.MonkeyPatch) -> N
     pool.limit(9)  # too few for a full batch of the longer ones
     for each in llm.drafter.pools:
         each.limit(48)  # what is kept for later prompts is then full long before memory is looked at
-    looks, preemptions = [], 0
-    limits = httpx.Limits(max_connections=CLIENTS)
+    asked = [mixed(rng, llm) for _ in range(NUM_DISTINCT)]
+    looks, preemptions, counts = [], 0, Counter[str]()
+    answers: Answered = []
+    parts: Answered = []
     with (
         serving(llm, send_timeout=SEND_TIMEOUT) as served,
-        httpx.Client(base_url=served.url, timeout=5 * LIMIT, limits=limits) as http,
-        ThreadPoolExecutor(CLIENTS) as clients,
+        ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as clients,
     ):
         ended = served.service.ended
 
@@ -229,20 +102,20 @@ def test_nothing_is_lost_and_nothing_grows(monkeypatch: pytest.MonkeyPatch) -> N
             ended(output, *rest)
 
         monkeypatch.setattr(served.service, "ended", counted)
-        soak = Soak(served, http, [mixed(rng, llm) for _ in range(NUM_DISTINCT)])
         for begin in range(0, NUM_REQUESTS, ROUND):
-            list(clients.map(soak.one, range(begin, begin + ROUND)))
+            soak = clients.submit(drive, served.url, asked, begin, begin + ROUND).result()
             served.settle()
             gc.collect()
+            answers, parts, counts = answers + soak.answers, parts + soak.parts, counts + soak.counts
             looks.append((begin + ROUND, tables(served), resident()))
-            print([(each.num_taken, each.num_pages) for each in (pool, *llm.drafter.pools)])
-            print(*looks[-1], dict(soak.counts), preemptions, flush=True)
-    check(soak, load(drafter=None, max_batch=1))
-    assert len({held for _, held, _ in looks}) == 1
+            TRIM = ctypes.CDLL("libc.so.6").malloc_trim(0)
+            print(*looks[-1], dict(counts), f"{preemptions} preemptions", resident(), flush=True)
     settled = next(memory for number, _, memory in looks if number >= SETTLED_AFTER)
-    print(f"{len(soak.answers)} answers and {len(soak.parts)} parts are their twins'; {preemptions} preemptions")
     print(f"{settled} bytes resident after {SETTLED_AFTER} requests, {looks[-1][2]} at the end")
-    assert preemptions and soak.counts["cut"]
+    check(asked, answers, parts)
+    print(f"{len(answers)} answers are their twins', {len(parts)} parts their beginnings")
+    assert len({held for _, held, _ in looks}) == 1
+    assert preemptions and counts["cut"]
     assert looks[-1][2] < 1.05 * settled
 
 
