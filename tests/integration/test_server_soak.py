@@ -5,7 +5,6 @@ No answer is lost or mixed up, and when nobody is there nothing has grown. And a
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import multiprocessing
 import os
@@ -33,6 +32,8 @@ NUM_REQUESTS, ROUND, SETTLED_AFTER = 2000, 250, 500
 """Requests; between two looks; after which memory may grow by 5 % at most."""
 NUM_DISTINCT = 500
 """Requests that have a twin: each is sent several times, by clients of several kinds."""
+EVERY = 0.1
+"""Seconds between two times that freed memory is given back."""
 
 
 def resident() -> int:
@@ -80,6 +81,7 @@ def check(asked: list[Asked], answers: Answered, parts: Answered) -> None:
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="resident memory is read from /proc")
 def test_nothing_is_lost_and_nothing_grows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("serving.bound_socket", small)
+    monkeypatch.setattr("forerun.server.freed_memory._EVERY", EVERY)
     llm = load(drafter=[*DRAFTERS], max_batch=6, seed=0)
     pool, rng = llm.target.pool, random.Random(11)
     assert pool is not None and llm.drafter is not None
@@ -106,10 +108,10 @@ def test_nothing_is_lost_and_nothing_grows(monkeypatch: pytest.MonkeyPatch) -> N
             soak = clients.submit(drive, served.url, asked, begin, begin + ROUND).result()
             served.settle()
             gc.collect()
+            time.sleep(20 * EVERY)  # until what was freed has been given back
             answers, parts, counts = answers + soak.answers, parts + soak.parts, counts + soak.counts
             looks.append((begin + ROUND, tables(served), resident()))
-            TRIM = ctypes.CDLL("libc.so.6").malloc_trim(0)
-            print(*looks[-1], dict(counts), f"{preemptions} preemptions", resident(), flush=True)
+            print(*looks[-1], dict(counts), f"{preemptions} preemptions", flush=True)
     settled = next(memory for number, _, memory in looks if number >= SETTLED_AFTER)
     print(f"{settled} bytes resident after {SETTLED_AFTER} requests, {looks[-1][2]} at the end")
     check(asked, answers, parts)
