@@ -29,8 +29,10 @@ from serving import LIMIT, Served, serving
 from soaking import LONG, SEND_TIMEOUT, drive
 
 NUM_REQUESTS, ROUND, SETTLED_AFTER = 2000, 250, 1000
-"""Requests; between two looks; after which memory may grow by 5 % at most. Until then what is cached and what allocators
-keep grows: docs/serving.md has the figures."""
+"""Requests; between two looks; after which memory may grow by 5 % at most.
+
+Until then what is cached and what allocators keep grows: docs/serving.md has the figures.
+"""
 NUM_DISTINCT = 500
 """Requests that have a twin: each is sent several times, by clients of several kinds."""
 EVERY = 0.1
