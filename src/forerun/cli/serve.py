@@ -20,6 +20,7 @@ from forerun.cluster.options import RayOptions
 from forerun.config import EngineConfig
 from forerun.errors import ConfigError
 from forerun.server.options import ServerOptions
+from forerun.traffic.recorder import check_place
 
 _REPEATABLE = "Repeatable: requests choose by name, the first is the default."
 INSTALL = "pip install 'forerun[server]'"
@@ -104,6 +105,8 @@ def _serve_here(model: str, name: str, drafters: str | list[str], llm: dict[str,
     from forerun.server.run import bound_socket, serve as run
     from forerun.server.service import Service
 
+    if server.journal is not None:
+        check_place(server.journal)
     with bound_socket(server) as listening:
         note(f"loading {model}")
         with memory_told(note):

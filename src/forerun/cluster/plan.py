@@ -12,8 +12,8 @@ from forerun.config import EngineConfig
 from forerun.errors import ConfigError
 from forerun.server.options import ServerOptions
 
-_HTTP = ("host", "port")
-"""Of the server's options, those that Ray's own proxy has."""
+_LEFT_OUT = ("host", "port", "journal", "journal_size")
+"""Of the server's options, those of Ray's own proxy, and of what replicas do not write."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,9 @@ class Plan:
         """
         if server.send_timeout != ServerOptions().send_timeout:
             raise ConfigError("--send-timeout is for a server without --ray: Ray's proxy sends answers. Leave it out.")
-        told = {name: value for name, value in asdict(server).items() if name not in _HTTP}
+        if server.journal is not None:
+            raise ConfigError("--journal is one server's, and --ray starts several. Leave it out.")
+        told = {name: value for name, value in asdict(server).items() if name not in _LEFT_OUT}
         told = {name: list(value) if isinstance(value, tuple) else value for name, value in told.items()}
         return cls(model, name, drafter, llm, told, ray.replicas, threads_of(ray), ray.routing)
 

@@ -66,7 +66,7 @@ class Replica:
 
     def close(self) -> None:
         """End what is being computed."""
-        self._service.thread.close()
+        self._service.close()
 
     async def _run(
         self, asked: Asked, told: dict[str, Any], outbox: asyncio.Queue[Message | None], gone: asyncio.Event

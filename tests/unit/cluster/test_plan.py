@@ -56,6 +56,8 @@ def test_the_file_holds_what_the_application_is_built_from(tmp_path: Path) -> No
 def test_no_option_is_ignored() -> None:
     with pytest.raises(ConfigError, match="--send-timeout"):
         plan(ServerOptions(send_timeout=3.0))
+    with pytest.raises(ConfigError, match="--journal is one server's"):
+        plan(ServerOptions(journal=Path("file")))
 
 
 @pytest.mark.parametrize(
