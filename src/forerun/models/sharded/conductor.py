@@ -36,7 +36,7 @@ class Conductor:
         self.peers = peers
         self._pool = pool
         self._log: list[list[Any]] = []
-        self._pending: tuple[Order, Sequence[Tensor], int] | None = None
+        self._pending: tuple[Order, Sequence[Tensor], int] | None = None  # and how much of the log was before it
         self._lock = threading.RLock()
         self._last, self._closed = time.monotonic(), threading.Event()
 
@@ -59,7 +59,8 @@ class Conductor:
         with self._lock:
             if self.peers.lost is not None:
                 raise self.peers.lost
-            self._pending = order, tensors, len(self._log)
+            pages = [self._pool.num_taken, self._pool.num_published]
+            self._pending = {**order, "pages": pages}, tensors, len(self._log)
             try:
                 yield
             except BaseException as error:
@@ -96,10 +97,9 @@ class Conductor:
 
     def _send(self, order: Order, tensors: Sequence[Tensor], mark: int) -> None:
         # rows that were fed since are fed again where they are laid out; caches that were forgotten meanwhile are not
-        operations = self._log[:mark] + [entry for entry in self._log[mark:] if entry[1] == "forget"]
+        before, since = self._log[:mark], [entry for entry in self._log[mark:] if entry[1] == "forget"]
         self._log.clear()
-        pages = [self._pool.num_taken, self._pool.num_published]
-        send(self.peers, {**order, "done": operations, "pages": pages}, tensors)
+        send(self.peers, {**order, "before": before, "since": since}, tensors)
         self._last = time.monotonic()
 
     def _beat(self) -> None:

@@ -69,14 +69,14 @@ class Follower:
                 self._follow(order, tensors)
 
     def _follow(self, order: Order, tensors: list[Tensor]) -> None:
-        for cache, operation, *arguments in order["done"]:
-            self._do(cache, operation, arguments)
+        self._do_all(order["before"])
         pool = self._model.pool
         if [pool.num_taken, pool.num_published] != order["pages"]:
             raise RankError(
                 f"Rank {self._peers.rank} has taken and published {pool.num_taken} and {pool.num_published} pages, but "
                 f"rank {LEADER} {order['pages']}: a bug of forerun's."
             )
+        self._do_all(order["since"])
         if order["kind"] == "rows":
             self._model.decoder.output_rows(tensors[0])
             return
@@ -87,6 +87,10 @@ class Follower:
             self._model.forward_first(rows, order["num_layers"])
         else:
             self._model.forward(rows)
+
+    def _do_all(self, operations: Sequence[Sequence[Any]]) -> None:
+        for cache, operation, *arguments in operations:
+            self._do(cache, operation, arguments)
 
     def _do(self, number: int, operation: str, arguments: Sequence[Any]) -> None:
         if number < 0:

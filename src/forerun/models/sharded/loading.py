@@ -171,5 +171,5 @@ def _follow_and_exit(plan: Plan, peers: Peers) -> NoReturn:
         follow(plan, peers)
     except ForerunError as error:
         reason = str(error)
-        leave(f"rank {peers.rank}: {reason}", last=lambda: None if isinstance(error, RankError) else say_why(peers, reason))
+        leave(f"rank {peers.rank}: {reason}", last=lambda: None if error is peers.lost else say_why(peers, reason))
     sys.exit(0)

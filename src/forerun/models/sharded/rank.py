@@ -36,7 +36,7 @@ def main() -> None:
 
 def _say(peers: Peers | None, error: Exception, reason: str) -> None:
     """What others have lost this rank by; not what this one has lost others by."""
-    if peers is not None and not isinstance(error, RankError):
+    if peers is not None and error is not peers.lost:
         say_why(peers, reason)
 
 
