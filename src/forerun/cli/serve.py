@@ -11,6 +11,7 @@ from forerun.cli import options
 from forerun.cli.default_model import chosen_model
 from forerun.cli.flags import Flags, with_flags
 from forerun.cli.generate import open_llm
+from forerun.cli.launched import follow_launched
 from forerun.cli.memory_line import memory_told, note
 from forerun.cli.options import LLMOptions
 from forerun.cli.served_drafters import served_drafters
@@ -64,6 +65,7 @@ def serve(
     from forerun.server.logs import log_as_json
 
     model = chosen_model(model, "MODEL")
+    follow_launched(model, settings)
     drafters = served_drafters(drafter or [], draft_model, speculative_config)
     if server.is_open:
         note(f"{server.host} lets other machines in, and there is no --api-key: whoever reaches it may use it")

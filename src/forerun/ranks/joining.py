@@ -75,9 +75,7 @@ def _is_local() -> bool:
     return os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]
 
 
-def _joined(
-    distributed: Any, store: Any, rank: int, count: int, host: str | None, check: Callable[[], None]
-) -> Peers:
+def _joined(distributed: Any, store: Any, rank: int, count: int, host: str | None, check: Callable[[], None]) -> Peers:
     """host: this machine's name or address, as the others reach it; None: what it calls itself."""
     _await_all(store, rank, count, check)
     group = distributed.ProcessGroupGloo
@@ -101,7 +99,9 @@ def _await_all(store: Any, rank: int, count: int, check: Callable[[], None]) -> 
         while not store.check([f"here/{other}"]):
             check()
             if time.monotonic() > end:
-                raise RankError(f"Rank {other} has not started within {ARRIVAL_TIMEOUT:g} s. Start it, or all anew.", other)
+                raise RankError(
+                    f"Rank {other} has not started within {ARRIVAL_TIMEOUT:g} s. Start it, or all anew.", other
+                )
             time.sleep(0.02)
 
 

@@ -44,7 +44,9 @@ def rank_timeout() -> float:
     except ValueError:
         seconds = 0.0
     if not 1 <= seconds <= 86_400:
-        raise ConfigError(f"{TIMEOUT_VARIABLE} is {text!r}, but must be seconds from 1 to 86400. Correct it or unset it.")
+        raise ConfigError(
+            f"{TIMEOUT_VARIABLE} is {text!r}, but must be seconds from 1 to 86400. Correct it or unset it."
+        )
     return seconds
 
 

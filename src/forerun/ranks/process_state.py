@@ -84,7 +84,9 @@ def told(
     for wanted in ("ended", "stopped"):
         for other, state in states.items():
             if state == wanted:
-                what = "has ended without a word" if state == "ended" else f"is stopped, and was silent for {timeout:g} s"
+                what = (
+                    "has ended without a word" if state == "ended" else f"is stopped, and was silent for {timeout:g} s"
+                )
                 return other, f"Rank {other} ({_place(processes[other])}) {what}."
     others = [other for other in range(len(processes)) if other != rank]
     name = f"Rank {others[0]} ({_place(processes[others[0]])})" if len(others) == 1 else f"One of ranks {others}"

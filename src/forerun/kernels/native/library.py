@@ -67,8 +67,8 @@ class Library:
         path: the file.
         best: the best instruction set that the processor has.
         shares_openmp: whether torch's threads compute; else threads of the library's.
-        linear, layers, head, attention, eagle, fuse, sums, half_layer, move_slots, pack, unpack: as csrc/forerun.h says, with addresses
-            for pointers.
+        linear, layers, head, attention, eagle, fuse, sums, half_layer, move_slots, pack, unpack: as csrc/forerun.h
+            says, with addresses for pointers.
     """
 
     def __init__(self, path: Path, functions: ctypes.CDLL) -> None:

@@ -29,6 +29,8 @@ from forerun.models.sharded.maker import ShardQuantisedMaker
 from forerun.models.sharded.shard import Shard
 from forerun.models.sharded.tensors import parts
 from forerun.models.sources import ModelSource
+from forerun.models.sources.folder_source import FolderSource
+from forerun.models.sources.gguf_source import GgufSource
 from forerun.models.transformers_model import empty_model, read_model
 from forerun.models.weights import Checkpoint
 from forerun.ranks.peers import Peers
@@ -160,5 +162,7 @@ def _widths(plan: Plan, count: int) -> list[int]:
 
 def weight_files(source: ModelSource) -> Sequence[Path]:
     """The files that a model's weights lie in."""
-    folder = getattr(source, "folder", None)
-    return folder.weight_files() if folder is not None else [Path(source.path)]  # type: ignore[attr-defined]
+    if isinstance(source, FolderSource):
+        return source.folder.weight_files()
+    assert isinstance(source, GgufSource)
+    return [source.path]

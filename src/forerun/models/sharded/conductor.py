@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from torch import Tensor
@@ -64,11 +64,14 @@ class Conductor:
             try:
                 yield
             except BaseException as error:
-                if self._pending is None and not isinstance(error, RankError):
-                    self.peers.break_off(f"What the ranks were computing was cut short ({type(error).__name__}).")
+                self._failed(error)
                 raise
             finally:
                 self._pending = None
+
+    def _failed(self, error: BaseException) -> None:
+        if self._pending is None and not isinstance(error, RankError):
+            self.peers.break_off(f"What the ranks were computing was cut short ({type(error).__name__}).")
 
     def send(self, states: Tensor | None = None) -> None:
         """Send the order that is pending, if there is one, and the states that enter the first layer."""
@@ -90,10 +93,8 @@ class Conductor:
         self._pool.observer = None
         with self._lock:
             if self.peers.lost is None:
-                try:
+                with suppress(RankError):
                     send(self.peers, {"kind": "close"})
-                except RankError:
-                    pass
 
     def _send(self, order: Order, tensors: Sequence[Tensor], mark: int) -> None:
         # rows that were fed since are fed again where they are laid out; caches that were forgotten meanwhile are not

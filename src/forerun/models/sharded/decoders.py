@@ -65,8 +65,8 @@ class ShardedLlamaDecoder(LlamaDecoder):
 
 
 class ShardedNativeDecoder(NativeLlamaDecoder):
-    """The layers by the native kernels (`models/native_llama.py`) of one rank, in halves: the products that ranks add up
-    are computed between two calls of the library.
+    """The layers by the native kernels (`models/native_llama.py`) of one rank, in halves: the products that ranks add
+    up are computed between two calls of the library.
 
     Args:
         model: Transformers' model of this rank's part.

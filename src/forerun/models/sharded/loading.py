@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import torch
 
 from forerun.config import DEFAULT_DTYPE
-from forerun.errors import ConfigError, ForerunError, RankError, UnsupportedModelError
+from forerun.errors import ConfigError, ForerunError, UnsupportedModelError
 from forerun.models.exactness import probe, self_test
 from forerun.models.loading import served_kind, tell_of_source
 from forerun.models.model import Model
@@ -41,14 +41,14 @@ def check_tensor_parallel(tensor_parallel: int, device: str, adapter: object) ->
     """
     if isinstance(tensor_parallel, bool) or not isinstance(tensor_parallel, int) or tensor_parallel < 1:
         raise ConfigError(f"tensor_parallel is {tensor_parallel!r}, but must be the number of ranks, at least 1.")
+    if tensor_parallel == 1:
+        return
     launched = launched_rank()
     if launched is not None and launched[1] != tensor_parallel:
         raise ConfigError(
             f"tensor_parallel is {tensor_parallel}, but the launcher has started {launched[1]} ranks (WORLD_SIZE). Give "
             "one number to both."
         )
-    if tensor_parallel == 1:
-        return
     if torch.device(device).type != "cpu":
         raise ConfigError(
             f"tensor_parallel is {tensor_parallel} and device {device!r}, but ranks compute on the CPU only: sharing a "

@@ -52,8 +52,9 @@ def is_summed(name: str) -> bool:
 
 
 class ShardQuantisedMaker(QuantisedMaker):
-    """As `QuantisedMaker`, of one rank's part. Of a weight whose outputs are shared out, its rows alone are read; of one
-    whose inputs are, all is read and quantised, since an output's scale comes from all of its inputs, and then cut."""
+    """As `QuantisedMaker`, of one rank's part. Of a weight whose outputs are shared out, its rows alone are read; of
+    one whose inputs are, all is read and quantised, since an output's scale comes from all of its inputs, and then cut.
+    """
 
     def __init__(
         self,
@@ -78,9 +79,7 @@ class ShardQuantisedMaker(QuantisedMaker):
         return weight.columns(cut.first, cut.last)
 
 
-def _rows_of(
-    stored: Callable[[str], QuantisedWeight | None], shard: Shard
-) -> Callable[[str], QuantisedWeight | None]:
+def _rows_of(stored: Callable[[str], QuantisedWeight | None], shard: Shard) -> Callable[[str], QuantisedWeight | None]:
     def read(name: str) -> QuantisedWeight | None:
         weight, cut = stored(name), shard.cut(name)
         if weight is None or cut is None or cut.dim == 1:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from forerun.errors import RankError
 from forerun.models.base import Forward, Rows
 from forerun.models.model import Model
 from forerun.models.sharded.conductor import Conductor
@@ -38,6 +39,10 @@ class ShardedModel(Model):
     def moved(self) -> Moved:
         """What has been gathered so far."""
         return self.conductor.peers.moved
+
+    def when_lost(self, call: Callable[[RankError], None]) -> None:
+        """Have something called, in some thread, when a rank is lost."""
+        self.conductor.peers.when_lost.append(call)
 
     def close(self) -> None:
         """End the other ranks. The model can compute no more."""

@@ -116,7 +116,7 @@ class Shard:
             UnsupportedModelError: it would be.
         """
         cut = self.cut(name)
-        assert cut is not None and cut.dim == 1
+        assert cut is not None
         for border in (cut.first, cut.last):
             if border % GROUP and border != self.num_inputs(name):
                 raise UnsupportedModelError(
