@@ -6,7 +6,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from typing import NoReturn
 
 LOST = 70
 """Exit code of a process whose group has broken."""
@@ -43,10 +43,9 @@ def _end(message: str) -> None:
     leave(message)
 
 
-def leave(message: str, code: int = LOST, last: Callable[[], None] = lambda: None) -> None:
+def leave(message: str, code: int = LOST) -> NoReturn:
     """End this process now, threads and kernels that are under way included."""
     try:
-        last()
         print(f"error: {message}", file=sys.stderr, flush=True)
     finally:
         os._exit(code)

@@ -46,8 +46,8 @@ def check_tensor_parallel(tensor_parallel: int, device: str, adapter: object) ->
     launched = launched_rank()
     if launched is not None and launched[1] != tensor_parallel:
         raise ConfigError(
-            f"tensor_parallel is {tensor_parallel}, but the launcher has started {launched[1]} ranks (WORLD_SIZE). Give "
-            "one number to both."
+            f"tensor_parallel is {tensor_parallel}, but the launcher has started {launched[1]} ranks (WORLD_SIZE). "
+            "Give one number to both."
         )
     if torch.device(device).type != "cpu":
         raise ConfigError(
@@ -79,7 +79,7 @@ def load_sharded_model(
         UnsupportedModelError: the model is not of the Llama family, or cannot be cut.
         RankError: the ranks differ, or one of them could not start or has been lost.
     """
-    plan = _plan(name, dtype, quantize)
+    plan = plan_of(name, dtype, quantize)
     for rank in range(tensor_parallel):
         Shard.of(plan.config, rank, tensor_parallel)
     rank_timeout()
@@ -120,7 +120,8 @@ def follow(plan: Plan, peers: Peers) -> None:
     Follower(model, entrance, peers).run()
 
 
-def _plan(name: str | Path, dtype: str, quantize: str | None) -> Plan:
+def plan_of(name: str | Path, dtype: str, quantize: str | None) -> Plan:
+    """What is to be loaded; see `load_sharded_model`."""
     check_dtype(dtype)
     asked = check_quantisation(quantize, dtype)
     source = find_source(name)
@@ -132,8 +133,8 @@ def _plan(name: str | Path, dtype: str, quantize: str | None) -> Plan:
         )
     if source.output_tokens(config) is not None:
         raise UnsupportedModelError(
-            f"{source.name} proposes a part of its vocabulary, and is not shared out among ranks. Leave tensor_parallel "
-            "out."
+            f"{source.name} proposes a part of its vocabulary, and is not shared out among ranks. Leave "
+            "tensor_parallel out."
         )
     return Plan.of(source, config, dtype, asked or check_quantisation(source.quantisation(), dtype))
 
@@ -169,7 +170,14 @@ def _end(conductor: Conductor, spawned: Spawned | None) -> None:
 def _follow_and_exit(plan: Plan, peers: Peers) -> NoReturn:
     try:
         follow(plan, peers)
-    except ForerunError as error:
-        reason = str(error)
-        leave(f"rank {peers.rank}: {reason}", last=lambda: None if error is peers.lost else say_why(peers, reason))
+    except Exception as error:
+        end_rank(peers.rank, peers, error)
     sys.exit(0)
+
+
+def end_rank(rank: int, peers: Peers | None, error: Exception) -> NoReturn:
+    """End a process that is another rank than the first, and let the others know why, unless they were lost first."""
+    reason = str(error) if isinstance(error, ForerunError) else f"{type(error).__name__}: {error}"
+    if peers is not None and error is not peers.lost:
+        say_why(peers, reason)
+    leave(f"rank {rank}: {reason}")

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import torch
 
-from forerun.errors import ForerunError, RankError
+from forerun.errors import RankError
 from forerun.files.json_file import read_json
-from forerun.models.sharded.loading import _plan, follow
-from forerun.ranks.joining import join_by_file, say_why
+from forerun.models.sharded.loading import end_rank, follow, plan_of
+from forerun.ranks.joining import join_by_file
 from forerun.ranks.peers import Peers
 from forerun.ranks.spawned import OPTIONS, STORE
-from forerun.ranks.watch import end_with_pipe, leave
+from forerun.ranks.watch import end_with_pipe
 
 
 def main() -> None:
@@ -27,17 +27,9 @@ def main() -> None:
     peers: Peers | None = None
     try:
         peers = join_by_file(folder / STORE, rank, options["count"])
-        follow(_plan(options["name"], options["dtype"], options["quantize"]), peers)
+        follow(plan_of(options["name"], options["dtype"], options["quantize"]), peers)
     except Exception as error:
-        reason = str(error) if isinstance(error, ForerunError) else f"{type(error).__name__}: {error}"
-        joined = peers
-        leave(f"rank {rank}: {reason}", last=lambda: _say(joined, error, reason))
-
-
-def _say(peers: Peers | None, error: Exception, reason: str) -> None:
-    """What others have lost this rank by; not what this one has lost others by."""
-    if peers is not None and error is not peers.lost:
-        say_why(peers, reason)
+        end_rank(rank, peers, error)
 
 
 if __name__ == "__main__":
