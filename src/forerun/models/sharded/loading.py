@@ -89,7 +89,7 @@ def load_sharded_model(
         peers = join_by_launcher(*launched)
         if not peers.is_leader:
             _follow_and_exit(plan, peers)
-        return _lead(plan, peers, None, name)
+        return lead(plan, peers, None, name)
     torch.set_num_threads(max(1, torch.get_num_threads() // tensor_parallel))
     options = {
         "name": str(name), "dtype": dtype, "quantize": quantize, "count": tensor_parallel,
@@ -98,7 +98,7 @@ def load_sharded_model(
     spawned = Spawned(MODULE, tensor_parallel, options)
     try:
         peers = join_by_file(spawned.store, LEADER, tensor_parallel, spawned.check)
-        return _lead(plan, peers, spawned, name)
+        return lead(plan, peers, spawned, name)
     except BaseException:
         spawned.end(0)
         raise
@@ -139,7 +139,12 @@ def plan_of(name: str | Path, dtype: str, quantize: str | None) -> Plan:
     return Plan.of(source, config, dtype, asked or check_quantisation(source.quantisation(), dtype))
 
 
-def _lead(plan: Plan, peers: Peers, spawned: Spawned | None, name: str | Path) -> ShardedModel:
+def lead(plan: Plan, peers: Peers, spawned: Spawned | None, name: str | Path) -> ShardedModel:
+    """Be the leader. spawned: the others, where this process has started them.
+
+    Raises:
+        RankError: another rank is lost, or differs.
+    """
     with peers.patient(LOADING_TIMEOUT):
         compare(peers, facts(plan, peers.count))
         entrance = LeaderEntrance(embeddings(plan))
