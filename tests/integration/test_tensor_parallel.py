@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -139,10 +140,8 @@ class Run:
         return False
 
     def close(self) -> tuple[int | None, str]:
-        try:
+        with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         _, errors = self.process.communicate()
         return self.process.returncode, errors.decode()
 
@@ -260,5 +259,6 @@ def test_a_server_whose_rank_is_lost_answers_503_and_ends(free_port: int) -> Non
         assert "Rank 1" in answer.json()["error"]["message"]
         assert process.wait(KILLED) == 2
     finally:
-        os.killpg(process.pid, signal.SIGKILL) if process.poll() is None else None
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
