@@ -73,8 +73,7 @@ def batch(
 
     With --seed, a request that has no seed gets one made from it and the request's custom_id.
     """
-    model = chosen_model(model)
-    follow_launched(model, settings)
+    model = follow_launched(chosen_model(model), settings)
     chosen = choose_drafter(drafter)
     name = served_model_name or model
     sizes = {"max_batch": engine.max_batch, "prefill_chunk": engine.prefill_chunk}

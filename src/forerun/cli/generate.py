@@ -60,13 +60,12 @@ def generate(
     form: Annotated[GrammarFlags, Flags(panel="Structured output")],
 ) -> None:
     """Generate text from a prompt, streaming it to standard output."""
-    follow_launched(chosen_model(model), settings)
+    model = follow_launched(chosen_model(model), settings)
     params = replace(params, prediction=read_prediction(params.prediction), grammar=form.grammar())
     if system is not None and not chat:
         raise ConfigError("--system is the system message of a chat. Add --chat, or put it into the prompt.")
     text = read_prompt(prompt)
     request = read_chat(text, system) if chat else text
-    model = chosen_model(model)
     chosen = choose_drafter(drafter, params.prediction is not None)
     if not json:
         note(f"loading {model}")

@@ -5,14 +5,14 @@ from __future__ import annotations
 from forerun.cli.options import LLMOptions
 
 
-def follow_launched(model: str, settings: LLMOptions) -> None:
-    """Of another rank than the first: compute its part of the model until the first ends, and leave. Else nothing.
+def follow_launched(model: str, settings: LLMOptions) -> str:
+    """The model's name, on the first rank. Another one computes its part of the model until the first ends, and leaves.
 
     Raises:
         ForerunError: as `LLM`.
     """
     if settings.tensor_parallel == 1:
-        return
+        return model
     from forerun.models.sharded import check_tensor_parallel, load_sharded_model
     from forerun.ranks.joining import launched_rank
 
@@ -20,3 +20,4 @@ def follow_launched(model: str, settings: LLMOptions) -> None:
     if launched is not None and launched[0] > 0:
         check_tensor_parallel(settings.tensor_parallel, settings.device, settings.adapter)
         load_sharded_model(model, settings.dtype, settings.tensor_parallel, settings.quantize)
+    return model

@@ -64,8 +64,7 @@ def serve(
         raise ConfigError(f"The server needs {error.name}, which is not installed: {INSTALL}") from None
     from forerun.server.logs import log_as_json
 
-    model = chosen_model(model, "MODEL")
-    follow_launched(model, settings)
+    model = follow_launched(chosen_model(model, "MODEL"), settings)
     drafters = served_drafters(drafter or [], draft_model, speculative_config)
     if server.is_open:
         note(f"{server.host} lets other machines in, and there is no --api-key: whoever reaches it may use it")

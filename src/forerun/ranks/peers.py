@@ -23,7 +23,7 @@ from forerun.ranks.process_state import Process, told
 
 TIMEOUT_VARIABLE = "FORERUN_RANK_TIMEOUT"
 """Environment variable: seconds without an answer after which a rank counts as lost."""
-TIMEOUT = 20.0
+TIMEOUT = 15.0
 """The same where the variable is not set."""
 LOADING_TIMEOUT = 1800.0
 """Seconds that the ranks may take longer than each other to read their weights."""

@@ -16,7 +16,7 @@ from forerun.files.write import write_json
 
 OPTIONS, STORE = "options.json", "store"
 """In the folder that the ranks share, which nobody else can read."""
-_PATIENCE = 3.0
+PATIENCE = 3.0
 """Seconds that a rank gets to end by itself."""
 
 
@@ -58,11 +58,8 @@ class Spawned:
                     rank,
                 )
 
-    def end(self, patience: float = _PATIENCE) -> None:
+    def end(self, patience: float = PATIENCE) -> None:
         """Let them end, and kill those that do not."""
-        for child in self.children:
-            if child.stdin is not None:
-                child.stdin.close()
         end = time.monotonic() + patience
         for child in self.children:
             try:
@@ -70,6 +67,8 @@ class Spawned:
             except subprocess.TimeoutExpired:
                 child.kill()  # also one that is stopped
                 child.wait()
+            if child.stdin is not None:
+                child.stdin.close()
         self._folder.cleanup()
 
 

@@ -70,8 +70,7 @@ def chat(
     screen.show_drafts(show_drafts)
     if model is not None and named is not None:
         raise ConfigError(f"The model is given twice: {model!r}, and {named!r} by --model. Give it once.")
-    name = model or named or default_model()
-    follow_launched(name, settings)
+    name = follow_launched(model or named or default_model(), settings)
     chosen = choose_drafter(drafter)
     history = History(None if system is None else unicode_text(system, "--system"))
     screen.note(f"forerun: loading {name}")

@@ -96,7 +96,7 @@ def build(kind: type[_Kind], plan: Plan, shard: Shard, peers: Peers, entrance: E
         num_parameters=sum(p.numel() for p in empty_model(plan.source.name, config, plan.dtype).parameters()),
         kind="llama",
     )
-    model.quantize = plan.quantisation
+    model.quantize, model.ranks = plan.quantisation, peers.count
     model.kernels = REFERENCE if library is None else f"{NATIVE} {library.instructions}"
     return model
 
@@ -129,7 +129,7 @@ def embeddings(plan: Plan) -> Table:
 
 
 def _embedding_name(checkpoint: Checkpoint, plan: Plan) -> str:
-    tied = (_HEAD,) if plan.config.tie_word_embeddings else ()
+    tied: tuple[str, ...] = (_HEAD,) if plan.config.tie_word_embeddings else ()
     for name in (f"model.{_EMBEDDING}", _EMBEDDING, *tied):
         if name in checkpoint.slices:
             return name

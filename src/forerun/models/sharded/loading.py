@@ -26,7 +26,7 @@ from forerun.models.sources import find_source
 from forerun.ranks.facts import compare
 from forerun.ranks.joining import join_by_file, join_by_launcher, launched_rank, say_why
 from forerun.ranks.peers import LEADER, LOADING_TIMEOUT, Peers, rank_timeout
-from forerun.ranks.spawned import Spawned
+from forerun.ranks.spawned import PATIENCE, Spawned
 from forerun.ranks.watch import end_with_parent, leave
 
 MODULE = "forerun.models.sharded.rank"
@@ -169,7 +169,7 @@ def _own_heads(plan: Plan, peers: Peers) -> int:
 def _end(conductor: Conductor, spawned: Spawned | None) -> None:
     conductor.close()
     if spawned is not None:
-        spawned.end()
+        spawned.end(PATIENCE if conductor.peers.lost is None else 0.0)
 
 
 def _follow_and_exit(plan: Plan, peers: Peers) -> NoReturn:

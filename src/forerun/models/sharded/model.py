@@ -25,15 +25,10 @@ class ShardedModel(Model):
 
     Attributes:
         conductor: what tells the others.
-        tensor_parallel: the number of ranks.
     """
 
     conductor: Conductor
     _end: Callable[[], object] = staticmethod(lambda: None)
-
-    @property
-    def tensor_parallel(self) -> int:
-        return self.conductor.peers.count
 
     @property
     def moved(self) -> Moved:
