@@ -19,6 +19,7 @@ from forerun.models import Rows, load_model
 from forerun.models.sharded import check_tensor_parallel
 from forerun.models.sharded.shard import Shard, share, share_of_units
 from forerun.models.sharded.tensors import read_part
+from gguf_files import write_gguf
 from thread_ranks import sharded
 
 PROMPTS = [[5, 9, 12, 5, 9, 12, 5, 9], [3, 1, 4, 1, 5, 9, 2, 6] * 9]
@@ -32,7 +33,7 @@ def uneven(folder: Path) -> Path:
     torch.manual_seed(3)
     config = tf.LlamaConfig(
         vocab_size=100,
-        hidden_size=48,
+        hidden_size=54,
         intermediate_size=120,
         num_hidden_layers=3,
         num_attention_heads=6,
@@ -51,14 +52,30 @@ def uneven(folder: Path) -> Path:
                 parameter.normal_(0, 0.12)
     model.generation_config.eos_token_id = None
     model.save_pretrained(folder / "uneven")
+    write_gguf(folder / "Q8_0.gguf", tied(model), "Q8_0")
+    write_gguf(folder / "Q4_0.gguf", tied(model), "Q4_0")
     return folder / "uneven"
+
+
+def tied(model: Any) -> Any:
+    """One without biases whose output layer is its table of embeddings, in widths that blocks of 32 divide."""
+    config = tf.LlamaConfig(**{**model.config.to_dict(), "attention_bias": False, "hidden_size": 96})
+    config.intermediate_size, config.tie_word_embeddings = 160, True
+    torch.manual_seed(4)
+    made = tf.LlamaForCausalLM(config)
+    with torch.no_grad():
+        for parameter in made.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(0, 0.12)
+    return made
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("sharded")
     made = {name: make_family(name, folder) for name in ("llama", "qwen2", "qwen3")}
-    return made | {"uneven": uneven(folder)}
+    made["uneven"] = uneven(folder)
+    return made | {name: folder / f"{name}.gguf" for name in ("Q8_0", "Q4_0")}
 
 
 def answers(model: Any, drafter: Any, k: int = 5) -> list[Any]:
@@ -72,11 +89,14 @@ def answers(model: Any, drafter: Any, k: int = 5) -> list[Any]:
 
 CASES = [
     ("llama", "float32", None, 2),
-    ("uneven", "float32", None, 2),
+    pytest.param("uneven", "float32", None, 2, marks=pytest.mark.slow),
     ("qwen2", "bfloat16", None, 2),
     ("qwen3", "bfloat16", "int8", 2),
     ("uneven", "bfloat16", "int8", 3),
     ("uneven", "bfloat16", "int4", 2),
+    pytest.param("Q8_0", "bfloat16", "int8", 3, marks=pytest.mark.slow),
+    ("Q4_0", "float32", "int4", 2),
+    pytest.param("Q4_0", "float32", None, 2, marks=pytest.mark.slow),
 ]
 
 
