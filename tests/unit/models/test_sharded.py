@@ -147,6 +147,21 @@ def test_two_gathers_a_layer_and_one_for_the_logits(
         cache.free()
 
 
+@pytest.mark.parametrize("quantize", [None, "int8"])
+def test_halves_of_layers_are_the_layers(folders: dict[str, Path], quantize: str | None, native_library: Any) -> None:
+    """A single rank adds up nothing: the halves and their products give the bits of the call for all layers."""
+    one = load_model(folders["qwen3"], "bfloat16", quantize=quantize)
+    with sharded(folders["qwen3"], "bfloat16", 1, quantize) as model:
+        found = []
+        for each in (one, model):
+            cache = each.new_cache()
+            found.append(each.forward([Rows(cache, PROMPTS[1])], layers=(0, 1, 2)))
+            cache.free()
+    assert torch.equal(found[0].logits, found[1].logits)
+    assert found[0].taps is not None and found[1].taps is not None
+    assert torch.equal(found[0].taps, found[1].taps)
+
+
 def test_rows_of_the_outer_layers_are_those_of_one_process(folders: dict[str, Path]) -> None:
     ids = torch.tensor([0, 47, 48, 95, 3])
     one = load_model(folders["llama"], "float32")
