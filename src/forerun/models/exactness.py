@@ -61,7 +61,8 @@ def _tried(model: Model, cache: SequenceCache, agree: Callable[[bool], bool]) ->
     tokens = _tokens(model, _NEW)
     alone = _in_groups(model, cache, tokens, (1,) * _NEW)
     if not agree(has_finite_rows(alone)):
-        tensor = first_non_finite_tensor(model) or "a number computed from finite weights"
+        elsewhere = "a weight of another rank, or " if model.ranks > 1 else ""
+        tensor = first_non_finite_tensor(model) or f"{elsewhere}a number computed from finite weights"
         return Exactness(False, f"its logits are not finite: {tensor} is NaN or infinite")
     trials: dict[str, Callable[[], Tensor]] = {
         "together": lambda: _in_groups(model, cache, tokens, (_NEW,)),

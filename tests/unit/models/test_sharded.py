@@ -13,7 +13,7 @@ import transformers as tf
 
 from families import make_family
 from forerun import LLM, SamplingParams
-from forerun.errors import ConfigError, RankError, UnsupportedModelError
+from forerun.errors import ConfigError, NonFiniteError, RankError, UnsupportedModelError
 from forerun.kernels.quantise import quantise_int4, quantise_int8
 from forerun.models import Rows, load_model
 from forerun.models.sharded import check_tensor_parallel
@@ -170,6 +170,22 @@ def test_rows_of_the_outer_layers_are_those_of_one_process(folders: dict[str, Pa
         assert torch.equal(model.output_rows(ids), one.output_rows(ids))
         assert model.num_parameters == one.num_parameters
         assert model.pool.page_nbytes == one.pool.page_nbytes
+
+
+@pytest.mark.parametrize(("weight", "named"), [("o_proj", "o_proj"), ("input_layernorm", "input_layernorm")])
+def test_weights_that_are_not_finite_are_named(
+    folders: dict[str, Path], tmp_path: Path, weight: str, named: str
+) -> None:
+    model = tf.LlamaForCausalLM.from_pretrained(folders["llama"])
+    with torch.no_grad():
+        model.get_parameter(f"model.layers.0.{weight}.weight").fill_(torch.nan)
+    model.save_pretrained(tmp_path)
+    with sharded(tmp_path) as found:
+        assert not found.exactness.exact
+        assert found.exactness.reason is not None
+        assert weight in found.exactness.reason
+        with pytest.raises(NonFiniteError, match=weight):
+            LLM(found, None).generate(PROMPTS[0], GREEDY)
 
 
 def test_a_forward_that_fails_here_is_not_ordered(folders: dict[str, Path]) -> None:

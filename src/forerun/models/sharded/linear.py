@@ -31,7 +31,7 @@ class SummingLinear:
 
     def __init__(self, inner: Linear, bias: Tensor | None, peers: Peers, wide: torch.dtype) -> None:
         self.in_features, self.out_features = inner.in_features, inner.out_features
-        self._inner, self._peers, self._wide = inner, peers, wide
+        self.inner, self._peers, self._wide = inner, peers, wide
         self._bias = None if bias is None else bias.detach().to(wide)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -44,10 +44,10 @@ class SummingLinear:
 
     def rows(self, index: Tensor) -> Tensor:
         """As `Linear.rows`, of this rank's inputs."""
-        return self._inner.rows(index)
+        return self.inner.rows(index)
 
     def _sum(self, x: Tensor) -> Tensor:
-        return _total(self._peers.exchange(self._inner.forward(x.to(self._wide)).contiguous()), self._bias)
+        return _total(self._peers.exchange(self.inner.forward(x.to(self._wide)).contiguous()), self._bias)
 
 
 class CodeLinear(Protocol):
@@ -78,7 +78,7 @@ class SummingCodes:
 
     def __init__(self, inner: CodeLinear, bias: Tensor | None, peers: Peers, num_inputs: int) -> None:
         self.in_features, self.out_features = inner.in_features, inner.out_features
-        self._inner, self._peers = inner, peers
+        self.inner, self._peers = inner, peers
         self._limit = min(32767, (2**31 - 1) // (128 * max(1, num_inputs)))
         self._scales = inner.channel_scales()
         self._bias = None if bias is None else bias.detach().float()
@@ -93,12 +93,12 @@ class SummingCodes:
 
     def rows(self, index: Tensor) -> Tensor:
         """As `Linear.rows`, of this rank's inputs."""
-        return self._inner.rows(index)
+        return self.inner.rows(index)
 
     def _product(self, x: Tensor) -> Tensor:
         x = x.float().contiguous()
         magnitudes = torch.stack(self._peers.exchange(x.abs().amax(-1))).amax(0)
-        sums = self._peers.exchange(self._inner.sums(x, magnitudes, self._limit))
+        sums = self._peers.exchange(self.inner.sums(x, magnitudes, self._limit))
         total = sums[0]
         for part in sums[1:]:
             total = total + part
