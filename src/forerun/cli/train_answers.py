@@ -47,7 +47,7 @@ def answers(
     target: Target = None,
     data: Data = None,
     making: Annotated[AnswerMaking, Flags()],
-    settings: Annotated[LLMOptions, Flags(leave_out=("num_draft_tokens", "acceptance"))],
+    settings: Annotated[LLMOptions, Flags(leave_out=("num_draft_tokens", "acceptance", "tensor_parallel"))],
     force: Force = False,
 ) -> None:
     """Have a target answer prompts, which it writes itself where none are given; the same command goes on after a kill.
