@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,6 +42,14 @@ class Process:
         except (OSError, IndexError):
             return None
         return {"Z": "ended", "X": "ended", "T": "stopped", "t": "stopped"}.get(letter)
+
+
+def end_stopped(processes: Sequence[Process]) -> None:
+    """Kill those that are stopped on this machine: nobody else would end them."""
+    for process in processes:
+        if process.state() == "stopped":
+            with suppress(OSError):
+                os.kill(process.pid, signal.SIGKILL)
 
 
 def _answers(pid: int) -> bool:

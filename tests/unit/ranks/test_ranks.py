@@ -18,7 +18,7 @@ from forerun.ranks.facts import compare, first_difference
 from forerun.ranks.joining import join_by_file, launched_rank
 from forerun.ranks.orders import FIRST, packed, receive, send, unpacked
 from forerun.ranks.peers import TIMEOUT_VARIABLE, Peers, rank_timeout
-from forerun.ranks.process_state import Process, told
+from forerun.ranks.process_state import Process, end_stopped, told
 from thread_ranks import connected
 
 
@@ -129,6 +129,8 @@ def test_a_rank_is_told_by_its_process(number: signal.Signals, words: str) -> No
         rank, sentence = told(0, processes, lambda rank: None, "Timed out waiting 5000ms", 5)
         assert rank == 1
         assert words in sentence
+        end_stopped(processes)
+        assert child.wait(10) == -signal.SIGKILL
     finally:
         child.kill()
         child.wait()

@@ -26,6 +26,7 @@ from forerun.models.sources import find_source
 from forerun.ranks.facts import compare
 from forerun.ranks.joining import join_by_file, join_by_launcher, launched_rank, say_why
 from forerun.ranks.peers import LEADER, LOADING_TIMEOUT, Peers, rank_timeout
+from forerun.ranks.process_state import end_stopped
 from forerun.ranks.spawned import PATIENCE, Spawned
 from forerun.ranks.watch import end_with_parent, leave
 
@@ -87,6 +88,7 @@ def load_sharded_model(
     if launched is not None:
         end_with_parent()
         peers = join_by_launcher(*launched)
+        peers.when_lost.append(lambda error: end_stopped(peers.processes))
         if not peers.is_leader:
             _follow_and_exit(plan, peers)
         return lead(plan, peers, None, name)
