@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from drafter_rows import rows
 from families import make_family
 from forerun import LLM, SamplingParams, workloads
 from forerun.models import find_tokenizer, load_model
+from heads import text_of
 
 pytestmark = [
     pytest.mark.slow,
@@ -53,13 +55,13 @@ def prompts(plain: LLM) -> list[Any]:
     return [plain.tokenizer(case.prompt)["input_ids"][-60:] * 2 for case in cases]
 
 
-def answers(llm: LLM, prompts: list[Any]) -> list[Any]:
+def answers(llm: LLM, prompts: list[Any], predictions: list[Any] | None = None) -> list[Any]:
+    """Greedy and seeded: tokens, and the bits of their log-probabilities."""
     found = []
-    for params in (
-        SamplingParams(temperature=0, max_tokens=NUM_NEW, ignore_eos=True, logprobs=0),
-        SamplingParams(seed=11, temperature=0.9, max_tokens=NUM_NEW, ignore_eos=True, logprobs=0),
-    ):
-        for generation in llm.generate(prompts, params):
+    for options in ({"temperature": 0}, {"seed": 11, "temperature": 0.9}):
+        params = SamplingParams(**options, max_tokens=NUM_NEW, ignore_eos=True, logprobs=0)
+        every = [replace(params, prediction=prediction) for prediction in predictions or [None] * len(prompts)]
+        for generation in llm.generate(prompts, every):
             assert generation.logprobs is not None
             found.append((generation.token_ids, [entry.logprob for entry in generation.logprobs]))
     return found
@@ -75,8 +77,11 @@ def test_every_drafter_gives_the_bits_of_plain_decoding(
     plain: LLM, prompts: list[Any], expected: list[Any], drafter: str
 ) -> None:
     assert plain.exact, plain.target.exactness.reason
-    llm = LLM(plain.target, drafter, num_draft_tokens=K, tokenizer=plain.tokenizer)
-    assert answers(llm, prompts) == expected
+    llm = LLM(plain.target, text_of(drafter), num_draft_tokens=K, tokenizer=plain.tokenizer)
+    assert llm.drafter is not None
+    reads = llm.drafter.traits.reads_prediction
+    predictions = [tokens for tokens, _ in expected[: len(prompts)]] if reads else None
+    assert answers(llm, prompts, predictions) == expected
 
 
 def test_codes_give_the_bits_of_one_process(plain: LLM, prompts: list[Any], expected: list[Any]) -> None:
