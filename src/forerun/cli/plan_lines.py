@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from forerun.plan.sheet import Plan
 
 _SHOWN = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
-_SOURCES = {
+SOURCES = {
     "measured": "steps of these models, measured in the engine on this machine",
     "calibrated": "a roofline, with costs of layers, rows and steps that were measured on this machine",
     "bound": "a bound: the roofline alone. Nothing was measured, and real steps take longer",
@@ -26,7 +26,7 @@ def lines(made: Plan, chances: ChainAcceptance) -> Iterator[str]:
     memory, prediction = made.memory, made.prediction
     drafter = "drafts that are looked up" if made.draft is None else made.draft.name
     yield f"{made.target.name} ({_count(made.target.parameters)}) with {drafter} on {made.machine}"
-    yield f"times:      {_SOURCES[made.source]}"
+    yield f"times:      {SOURCES[made.source]}"
     yield f"memory:     {'; '.join(_memory(made))}"
     if memory.available is not None and memory.total > memory.available:
         yield f"            does not fit: {size_text(memory.total)} wanted, {size_text(memory.available)} there"

@@ -127,7 +127,7 @@ def serve(service: Service, listening: socket.socket) -> None:
     try:
         server.run(sockets=[listening])
     finally:
-        service.thread.close()
+        service.close()
         _log.info({"event": "ended"})
     if server.failure is not None:
         raise server.failure
