@@ -173,10 +173,8 @@ def test_rows_of_the_outer_layers_are_those_of_one_process(folders: dict[str, Pa
         assert model.pool.page_nbytes == one.pool.page_nbytes
 
 
-@pytest.mark.parametrize(("weight", "named"), [("o_proj", "o_proj"), ("input_layernorm", "input_layernorm")])
-def test_weights_that_are_not_finite_are_named(
-    folders: dict[str, Path], tmp_path: Path, weight: str, named: str
-) -> None:
+@pytest.mark.parametrize("weight", ["self_attn.o_proj", "input_layernorm"])
+def test_weights_that_are_not_finite_are_named(folders: dict[str, Path], tmp_path: Path, weight: str) -> None:
     model = tf.LlamaForCausalLM.from_pretrained(folders["llama"])
     with torch.no_grad():
         model.get_parameter(f"model.layers.0.{weight}.weight").fill_(torch.nan)
