@@ -89,10 +89,16 @@ def _add_answers(app: FastAPI, service: Service) -> None:
 
 def _add_facts(app: FastAPI, service: Service, gate: Gate) -> None:
     def model() -> dict[str, Any]:
-        length = service.llm.target.context_length
-        facts = {"id": service.name, "object": "model", "created": service.created, "owned_by": "forerun"}
         drafter = service.llm.drafter
-        return {**facts, "max_model_len": length, "drafters": [] if drafter is None else [*drafter.offers]}
+        return {
+            "id": service.name,
+            "object": "model",
+            "created": service.created,
+            "owned_by": "forerun",
+            "root": service.name,  # a model without adapters, as vLLM says it
+            "max_model_len": service.llm.target.context_length,
+            "drafters": [] if drafter is None else [*drafter.offers],
+        }
 
     @app.get("/v1/models")
     async def models() -> Any:

@@ -13,6 +13,7 @@ import uvicorn
 from forerun.errors import ConfigError, ForerunError
 from forerun.models.sharded import ShardedModel
 from forerun.server.app import make_app
+from forerun.server.freed_memory import FreedMemory
 from forerun.server.gate import Gate
 from forerun.server.logs import LOGGER
 from forerun.server.options import ServerOptions
@@ -41,10 +42,16 @@ class DrainingServer(uvicorn.Server):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._draining: asyncio.Task[None] | None = None
         self.failure: ForerunError | None = None
+        self._freed_memory = FreedMemory()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
+
+    async def on_tick(self, counter: int) -> bool:
+        if self._freed_memory.due(self._gate.num_active):
+            await asyncio.to_thread(self._freed_memory.give_back)
+        return await super().on_tick(counter)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self._gate.draining or self._loop is None:
