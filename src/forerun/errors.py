@@ -20,7 +20,8 @@
     │   ├── NonFiniteError            ... for the target's logits are NaN or infinite
     │   ├── GrammarDeadEndError       ... for its grammar leaves no token, or cannot be followed
     │   ├── InterruptedRequestError   ... for its step was interrupted
-    │   └── EngineClosedError         ... for the engine takes no requests any more
+    │   ├── EngineClosedError         ... for the engine takes no requests any more
+    │   └── RankError                 ... for a rank of a tensor-parallel group differs, hangs or has ended
     ├── RequestBodyError          a request in OpenAI's format that cannot be served as it is
     ├── ReplicaError              a replica, or a worker of a cluster, that has ended or does not answer
     ├── AuditError                an audit that cannot be carried out
@@ -146,6 +147,19 @@ class InterruptedRequestError(RequestError):
 
 class EngineClosedError(RequestError):
     """A request to an engine that takes no more, or that was closed before the request was finished."""
+
+
+class RankError(RequestError):
+    """A rank of a tensor-parallel group that differs from the others, does not answer, or has ended. The group can be
+    used no more.
+
+    Attributes:
+        rank: its number; None where it is not known which one it was.
+    """
+
+    def __init__(self, message: str, rank: int | None = None) -> None:
+        super().__init__(message)
+        self.rank = rank
 
 
 class RequestTimeoutError(RequestError):

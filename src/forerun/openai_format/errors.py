@@ -11,6 +11,7 @@ from forerun.errors import (
     GrammarDeadEndError,
     PromptError,
     QueueFullError,
+    RankError,
     ReplicaError,
     RequestBodyError,
     RequestTimeoutError,
@@ -23,6 +24,7 @@ _KINDS: tuple[tuple[type[ForerunError], int, str], ...] = (
     (QueueFullError, 429, "rate_limit_error"),
     (EngineClosedError, 503, "server_error"),
     (ReplicaError, 503, "server_error"),
+    (RankError, 503, "server_error"),
     (RequestTimeoutError, 408, "timeout_error"),
 )
 
