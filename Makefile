@@ -12,7 +12,7 @@
 # make report    docs/benchmarks.md and the README's figures anew from the measured results in benchmarks/
 # make measure   measure these results anew (an hour; leave the machine alone)
 # make study     the study of acceptance (docs/study.md) anew, nothing of it timed (an hour and a half on one core)
-# make scale     forerun's drafters inside vLLM and llama.cpp (docs/scaling.md), which it installs in build/scale
+# make scale     forerun inside vLLM, llama.cpp and on Ray (docs/scaling.md), which it installs in build/scale
 # make bench     one forward, and whole generations, beside Transformers (takes a while; leave the machine alone)
 #
 # Each but gpu makes the virtual environment it needs. PYTHON chooses the interpreter, TORCH what pip installs as torch,

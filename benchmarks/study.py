@@ -1,7 +1,7 @@
 """The parts of the study of acceptance that no command of forerun is for (benchmarks/study.sh).
 
 python benchmarks/study.py prompts FOLDER      the prompts that are made of bundled ones
-python benchmarks/study.py windowed FOLDER     the bundled draft with a sliding window
+python benchmarks/study.py unwindowed FOLDER   the bundled draft without its sliding window
 python benchmarks/study.py keep RAW SMALL      what is committed of a file of `forerun bench acceptance --json`
 python benchmarks/study.py memory FILE         bytes of drafters and of their targets
 python benchmarks/study.py pictures            docs/study/*.svg, and the tables of docs/study.md
@@ -33,8 +33,6 @@ EDGE_LENGTHS = (448, 512, 576, 640, 768, 896)
 """About the length of context that the bundled draft was distilled at."""
 MADE = "build/study/"
 """Where models are made; names leave it out."""
-WINDOW = 448
-"""Rows that each layer of the windowed draft sees: no more than it was distilled with."""
 PAGE = 64
 """Positions of a page of keys and values."""
 DRAFTERS = {
@@ -77,16 +75,16 @@ def _contexts(lengths: Sequence[int]) -> Iterator[Case]:
             yield Case(f"{name}, {length}", text, category=f"{length} tokens")
 
 
-def windowed(folder: Path) -> None:
-    """A copy of the bundled draft with the same weights and the configuration of a Mistral with a sliding window."""
+def unwindowed(folder: Path) -> None:
+    """A copy of the bundled draft with the same weights, whose layers see all of the context."""
     own = ROOT / "src" / "forerun" / "assets" / "draft"
     folder.mkdir(parents=True, exist_ok=True)
     for name in ("model.safetensors", "tokenizer.json", "tokenizer_config.json", "generation_config.json"):
         shutil.copy(own / name, folder / name)
     config = json.loads((own / "config.json").read_text(encoding="utf-8"))
-    changed = {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": WINDOW}
-    kept = {name: value for name, value in config.items() if name not in ("attention_bias", "mlp_bias")}
-    (folder / "config.json").write_text(json.dumps(kept | changed, indent=1), encoding="utf-8")
+    config |= {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
+    del config["sliding_window"]
+    (folder / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
 
 
 def keep(raw: Path, small: Path) -> None:
@@ -155,8 +153,8 @@ def main(arguments: list[str]) -> None:
     match arguments:
         case ["prompts", folder]:
             prompts(Path(folder))
-        case ["windowed", folder]:
-            windowed(Path(folder))
+        case ["unwindowed", folder]:
+            unwindowed(Path(folder))
         case ["keep", raw, small]:
             keep(Path(raw), Path(small))
         case ["memory", path]:

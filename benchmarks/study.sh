@@ -2,7 +2,7 @@
 # Measure the acceptance that docs/study.md tells of (make study). Nothing is timed, so a busy machine does no harm.
 #
 #   benchmarks/study.sh           all of it, then tables and pictures anew: an hour and a half on one core
-#   benchmarks/study.sh NAME...   some: prompts drafts sides categories temperatures contexts edge windowed sizes chat-categories
+#   benchmarks/study.sh NAME...   some: prompts drafts sides categories temperatures contexts unwindowed edge sizes chat-categories
 #                                 chat-temperatures memory pictures
 #
 # FORERUN says which forerun (forerun), PYTHON the Python that has it, THREADS how many threads (1). The parts named chat
@@ -56,13 +56,13 @@ contexts() {
     acceptance contexts --model bundled --prompts "$MADE/contexts.jsonl" --max-tokens 64 \
         --drafters "draft-model;eagle;suffix;prompt-lookup"
 }
-edge() {  # the same in small steps, where the bundled draft fails
-    acceptance edge --model bundled --prompts "$MADE/edge.jsonl" --max-tokens 64 --drafters draft-model
+edge() {  # the same in small steps, where the bundled draft fails without its window
+    acceptance edge --model bundled --prompts "$MADE/edge.jsonl" --max-tokens 64 --drafters "draft-model:model=$MADE/unwindowed"
 }
-windowed() {  # the bundled draft with a sliding window
-    "$PYTHON" benchmarks/study.py windowed "$MADE/windowed"
-    acceptance windowed --model bundled --prompts "$MADE/contexts.jsonl" --max-tokens 64 \
-        --drafters "draft-model:model=$MADE/windowed"
+unwindowed() {  # the bundled draft without its sliding window
+    "$PYTHON" benchmarks/study.py unwindowed "$MADE/unwindowed"
+    acceptance unwindowed --model bundled --prompts "$MADE/contexts.jsonl" --max-tokens 64 \
+        --drafters "draft-model:model=$MADE/unwindowed"
 }
 sizes() {  # values of K, and the target's own first layers
     acceptance drafted --model bundled --prompts "$MADE/categories.jsonl" --max-tokens 64 \
@@ -87,9 +87,9 @@ pictures() {  # docs/study/*.svg, and the tables of docs/study.md
 
 for name in "${@:-all}"; do
     case $name in
-        all) for each in prompts drafts sides categories temperatures contexts edge windowed sizes chat_categories \
+        all) for each in prompts drafts sides categories temperatures contexts unwindowed edge sizes chat_categories \
             chat_temperatures memory pictures; do "$each"; done ;;
-        prompts | drafts | sides | categories | temperatures | contexts | edge | windowed | sizes | memory | pictures) "$name" ;;
+        prompts | drafts | sides | categories | temperatures | contexts | unwindowed | edge | sizes | memory | pictures) "$name" ;;
         chat-categories | chat-temperatures) "$(echo "$name" | tr - _)" ;;
         *) echo "study.sh: there is no '$name'; its first lines list what there is" >&2; exit 2 ;;
     esac

@@ -195,7 +195,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "chat-categories": lambda: by_category("chat-categories"),
     "temperatures": lambda: temperatures("temperatures"),
     "chat-temperatures": lambda: temperatures("chat-temperatures"),
-    "contexts": lambda: contexts("contexts", "windowed"),
+    "contexts": lambda: contexts("contexts", "unwindowed"),
     "edge": lambda: contexts("edge"),
     "drafted": drafted,
     "sides": sides,
@@ -241,7 +241,7 @@ def charts() -> dict[str, Chart]:
     found["temperatures-of-the-draft"] = Chart(
         title, "", "lines", "temperature", share[:-3], _lines(of_draft), is_share=True
     )
-    of_lengths = [row for name in ("contexts", "windowed") for row in rows(name) if row.category]
+    of_lengths = [row for name in ("contexts", "unwindowed") for row in rows(name) if row.category]
     lengths = [(row.drafter, float(row.category.split()[0]), row.length) for row in of_lengths]
     found["contexts"] = Chart(
         "Tokens a forward by length of context, bundled", "", "lines", "tokens of context", "tokens a forward",

@@ -20,8 +20,10 @@
     │   ├── NonFiniteError            ... for the target's logits are NaN or infinite
     │   ├── GrammarDeadEndError       ... for its grammar leaves no token, or cannot be followed
     │   ├── InterruptedRequestError   ... for its step was interrupted
-    │   └── EngineClosedError         ... for the engine takes no requests any more
+    │   ├── EngineClosedError         ... for the engine takes no requests any more
+    │   └── RankError                 ... for a rank of a tensor-parallel group differs, hangs or has ended
     ├── RequestBodyError          a request in OpenAI's format that cannot be served as it is
+    ├── ReplicaError              a replica, or a worker of a cluster, that has ended or does not answer
     ├── AuditError                an audit that cannot be carried out
     └── BatchError                some of several requests could not be finished; it holds the others' answers
 
@@ -147,6 +149,19 @@ class EngineClosedError(RequestError):
     """A request to an engine that takes no more, or that was closed before the request was finished."""
 
 
+class RankError(RequestError):
+    """A rank of a tensor-parallel group that differs from the others, does not answer, or has ended. The group can be
+    used no more.
+
+    Attributes:
+        rank: its number; None where it is not known which one it was.
+    """
+
+    def __init__(self, message: str, rank: int | None = None) -> None:
+        super().__init__(message)
+        self.rank = rank
+
+
 class RequestTimeoutError(RequestError):
     """A request that was not finished within the time that the server gives it."""
 
@@ -163,6 +178,10 @@ class RequestBodyError(ForerunError, ValueError):
     def __init__(self, message: str, param: str | None = None, code: str | None = None, status: int = 400) -> None:
         super().__init__(message)
         self.param, self.code, self.status = param, code, status
+
+
+class ReplicaError(ForerunError):
+    """A replica of a server, or a worker of a cluster, has ended or does not answer."""
 
 
 class AuditError(ForerunError):

@@ -26,6 +26,7 @@ FLOORS = {
     "sampling": 1,
     "verify": 1,
     "kernels": 1,
+    "ranks": 1,
     "policy": 1,
     "fetch": 1,
     "cache": 2,
@@ -49,6 +50,7 @@ FLOORS = {
     "audit": 6,
     "integrations": 6,
     "tune": 7,
+    "cluster": 7,
     "cli": 8,
 }
 SEPARATE = ("server", "batch", "train", "bench", "export", "audit", "integrations")

@@ -12,7 +12,7 @@ from typing import Any
 from forerun.batch.lines import Asked, answer, answer_name, refusal
 from forerun.engine import LLM, EngineThread, Generation, StepOutput
 from forerun.engine.outputs import generation
-from forerun.errors import ForerunError, QueueFullError
+from forerun.errors import ForerunError, QueueFullError, RankError
 from forerun.files.write import digest
 from forerun.openai_format.requests import CompletionRequest, with_seed
 from forerun.openai_format.responses import Responses
@@ -91,7 +91,11 @@ class BatchRun:
         self.num_tokens = self.num_cached_tokens = 0
 
     def answers(self, requests: Iterable[Asked]) -> Iterator[tuple[int, dict[str, Any]]]:
-        """(index, answer) of each request, in the order in which they are done."""
+        """(index, answer) of each request, in the order in which they are done.
+
+        Raises:
+            RankError: a process that computes the model with this one is lost.
+        """
         pieces, more = self._pieces(requests), True
         while True:
             while self._next and self._has_room(self._next[0]):
@@ -166,6 +170,8 @@ class BatchRun:
             self._room = max(self._inside, 1)
             self._next.appendleft(piece)
             return
+        if isinstance(error, RankError):  # nothing more can be computed, and what failed by it is no answer
+            raise error
         self._room = min(self._room + 1, self._most)
         if error is not None:
             self._fail(line, error)

@@ -15,6 +15,7 @@ from forerun.cli.answers import Output, Times, as_object, summary
 from forerun.cli.default_model import chosen_model
 from forerun.cli.flags import Flags, with_flags
 from forerun.cli.grammar_flags import GrammarFlags
+from forerun.cli.launched import follow_launched
 from forerun.cli.memory_line import memory_told, note
 from forerun.cli.options import LLMOptions
 from forerun.cli.output import print_json
@@ -59,12 +60,12 @@ def generate(
     form: Annotated[GrammarFlags, Flags(panel="Structured output")],
 ) -> None:
     """Generate text from a prompt, streaming it to standard output."""
+    model = follow_launched(chosen_model(model), settings)
     params = replace(params, prediction=read_prediction(params.prediction), grammar=form.grammar())
     if system is not None and not chat:
         raise ConfigError("--system is the system message of a chat. Add --chat, or put it into the prompt.")
     text = read_prompt(prompt)
     request = read_chat(text, system) if chat else text
-    model = chosen_model(model)
     chosen = choose_drafter(drafter, params.prediction is not None)
     if not json:
         note(f"loading {model}")

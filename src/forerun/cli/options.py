@@ -40,6 +40,12 @@ class LLMOptions(Checked):
         metavar="FORMAT",
         default_text="as its files are",
     )
+    tensor_parallel: int = option(
+        1,
+        "Processes that compute the target together, each a part of it; on CPUs, of models of the Llama family.",
+        low=1,
+        metavar="N",
+    )
     start: str | None = option(
         None,
         "A file of costs and acceptance with which a K chosen step by step begins; forerun tune writes it.",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,7 +12,8 @@ from forerun.cli import options
 from forerun.cli.bench.shared import check_json
 from forerun.cli.flags import Flags, with_flags
 from forerun.cli.memory_line import note
-from forerun.cli.output import print_json, size_text
+from forerun.cli.output import print_json
+from forerun.cli.plan_lines import SOURCES, degree_lines, lines
 from forerun.config import BUNDLED_DRAFT, BUNDLED_TARGET
 from forerun.errors import ConfigError
 from forerun.plan.options import PlanOptions
@@ -25,12 +25,6 @@ if TYPE_CHECKING:
     from forerun.plan.sheet import Plan
 
 DEFAULT_ACCEPTANCE = "0.7"
-_SHOWN = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
-_SOURCES = {
-    "measured": "steps of these models, measured in the engine on this machine",
-    "calibrated": "a roofline, with costs of layers, rows and steps that were measured on this machine",
-    "bound": "a bound: the roofline alone. Nothing was measured, and real steps take longer",
-}
 
 ModelArgument = Annotated[
     str | None,
@@ -106,19 +100,21 @@ def plan(
     note(f"reading the configuration of {model}")
     from forerun.plan.here import measured_machine
     from forerun.plan.shapes import model_shape
-    from forerun.plan.sheet import make_plan
+    from forerun.plan.sheet import by_degree, make_plan
 
     target = model_shape(model)
     drafting = draft_shape(draft, measure=measure)
     costs = measured_costs(model, draft, settings) if measure else None
     place = wanted if wanted is not None else bare_machine() if measure else measured_machine(note)
     made = make_plan(target, drafting, place, chances, settings, costs)
+    degrees = {} if settings.gather() is None else by_degree(target, drafting, place, chances, settings)
     if results is not None:
         save_results(made, chances, results)
     if json:
-        print_json(made.as_object() | {"acceptance": list(chances.per_position)})
+        more = {"by_tensor_parallel": {str(count): each.as_object() for count, each in degrees.items()}}
+        print_json(made.as_object() | {"acceptance": list(chances.per_position)} | (more if degrees else {}))
         return
-    for line in lines(made, chances):
+    for line in [*lines(made, chances), *degree_lines(degrees)]:
         typer.echo(line)
 
 
@@ -129,7 +125,7 @@ def save_results(made: Plan, chances: ChainAcceptance, path: Path) -> None:
     from forerun.results.write import command_line
 
     told = command_line(sys.argv[1:])
-    save(plan_results(made, chances, _SOURCES[made.source], told, Watch.begin().environment()), path)
+    save(plan_results(made, chances, SOURCES[made.source], told, Watch.begin().environment()), path)
 
 
 def chosen_machine(
@@ -159,6 +155,11 @@ def chosen_machine(
 
 def check_measured(settings: PlanOptions) -> None:
     """Raise ConfigError where something else than this machine's steps of one sequence is asked for."""
+    if settings.gather() is not None:
+        raise ConfigError(
+            "--measure measures steps in one process, in which nothing is gathered. Leave --gather-us and "
+            "--collectives out."
+        )
     if settings.batch > 1 or settings.tensor_parallel > 1:
         raise ConfigError(
             "--measure measures steps of one sequence on this machine. Leave --batch and --tensor-parallel out; "
@@ -217,74 +218,3 @@ def measured_costs(model: str, draft: str, settings: PlanOptions) -> StepCosts:
 
     note(f"measuring steps of {model}" + ("" if draft == "none" else f" with {draft}"))
     return measured_steps(model, None if draft == "none" else draft, settings)
-
-
-def lines(made: Plan, chances: ChainAcceptance) -> Iterator[str]:
-    """The plan for people."""
-    from forerun.bench.report import plain_table
-
-    memory, prediction = made.memory, made.prediction
-    drafter = "drafts that are looked up" if made.draft is None else made.draft.name
-    yield f"{made.target.name} ({_count(made.target.parameters)}) with {drafter} on {made.machine}"
-    yield f"times:      {_SOURCES[made.source]}"
-    yield f"memory:     {'; '.join(_memory(made))}"
-    if memory.available is not None and memory.total > memory.available:
-        yield f"            does not fit: {size_text(memory.total)} wanted, {size_text(memory.available)} there"
-    least = "at least " if made.source == "bound" else ""
-    speed = f"{made.plain_speed:.1f} tokens/s{_money(made, made.plain_speed)}"
-    yield f"plain:      {least}{1000 * made.costs.plain:.2f} ms a token{_of_all(made)}, {speed}"
-    yield f"acceptance: {', '.join(f'{each:g}' for each in chances.per_position)}, each after the tokens before it"
-    rows = [
-        [
-            str(each.num_draft_tokens),
-            f"{each.tokens:.2f}",
-            f"{1000 * each.seconds:.2f}",
-            f"{each.speedup:.2f}",
-            "never" if each.break_even is None else f"{each.break_even:.2f}",
-        ]
-        for each in prediction.by_k
-        if each.num_draft_tokens in _SHOWN or each is prediction.best
-    ]
-    yield ""
-    yield plain_table(["K", "tokens a step", "ms a step", "speed-up", "break-even acceptance"], rows)
-    yield ""
-    yield _verdict(made)
-
-
-def _verdict(made: Plan) -> str:
-    best, edge = made.prediction.best, made.prediction.break_even
-    if best is None:
-        from_there = "never" if edge is None else f"from an acceptance of {edge:.2f} on"
-        return f"No K is faster than plain decoding here: speculation pays {from_there}."
-    speed = made.best_speed
-    return (
-        f"Best: K={best.num_draft_tokens}, {best.speedup:.2f} times plain decoding, {speed:.1f} tokens/s"
-        f"{_money(made, speed)}. It pays from an acceptance of {edge:.2f} on."
-    )
-
-
-def _memory(made: Plan) -> Iterator[str]:
-    memory = made.memory
-    cache = "keys and values not told" if memory.target_cache is None else f"cache {size_text(memory.target_cache)}"
-    yield f"target {size_text(memory.target_weights)}, {cache}"
-    if memory.draft_weights is not None:
-        beside = "" if memory.draft_cache is None else f", cache {size_text(memory.draft_cache)}"
-        yield f"draft {size_text(memory.draft_weights)}{beside} ({100 * memory.draft_share:.1f} % more)"
-    if memory.available is not None:
-        yield f"there are {size_text(memory.available)}"
-
-
-def _of_all(made: Plan) -> str:
-    return "" if made.batch == 1 else f" of each of {made.batch} sequences"
-
-
-def _money(made: Plan, speed: float) -> str:
-    price = made.per_million(speed)
-    return "" if price is None else f", {price:.2f} for a million tokens"
-
-
-def _count(parameters: int) -> str:
-    for unit, size in (("T", 1e12), ("B", 1e9), ("M", 1e6)):
-        if parameters >= size:
-            return f"{parameters / size:.3g} {unit} parameters"
-    return f"{parameters:,} parameters"

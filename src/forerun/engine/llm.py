@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence as Seq
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, overload
@@ -23,13 +22,14 @@ from forerun.config import (
 from forerun.drafters import Binding, Drafter, check_drafter_text, chosen_drafter, make_drafter
 from forerun.engine.checks import checked
 from forerun.engine.engine import Engine
-from forerun.engine.memory_plan import MemoryPlan
 from forerun.engine.outputs import generation
 from forerun.engine.prompts import Prompt, encode, split_prompts
 from forerun.engine.results import Generation, StepOutput, StreamChunk
 from forerun.engine.shared import SharedEngine
-from forerun.errors import BatchError, ConfigError, DrafterError, ModelLoadError, PromptError
-from forerun.models import LanguageModel, find_tokenizer, load_model
+from forerun.engine.target import TargetOptions
+from forerun.errors import BatchError, ConfigError, PromptError
+from forerun.models import LanguageModel
+from forerun.models.sharded import ShardedModel
 from forerun.policy.start import read_start
 
 _log = logging.getLogger(MEMORY_LOG)
@@ -72,16 +72,20 @@ class LLM:
         start: a file of costs and acceptance that `forerun tune` has written, with which an automatic K begins.
         quantize: "int8" or "int4", what the target's weights are kept in; `dtype` is the number format of everything
             else. None: as its files say. A draft model has an option of its own ("draft-model:quantize=int4").
+        tensor_parallel: processes that compute the target together, each a part of its heads, its feed-forward layers
+            and its vocabulary; this one is the first and starts the others, unless torchrun did (docs/scaling.md). Of
+            models of the Llama family, on CPUs. Drafts are computed by this process alone.
 
     Attributes:
         drafter_name: the drafter as text: what "auto" has chosen, too; of an object its class. None is plain decoding.
         shared: the engine for any number of threads, for an `EngineThread` beside the threads that call this.
 
     Raises:
-        ConfigError: an option is out of range, the device is not there, or a loaded Model is to get an adapter or to be
-            quantised.
+        ConfigError: an option is out of range, the device is not there, or a loaded Model is to get an adapter, to be
+            quantised or to be shared out.
         ModelLoadError: a model or an adapter cannot be read, or they do not fit.
         DrafterError: the drafter is unknown, or does not fit the target.
+        RankError: the processes that compute the target differ, or one of them could not start.
         NotEnoughMemoryError: before any weights are read, that they, with the keys and values of one sequence or with
             `cache_memory`, do not fit into the memory that is available.
     """
@@ -104,6 +108,7 @@ class LLM:
         adapter: str | Path | None = None,
         quantize: str | None = None,
         start: str | Path | None = None,
+        tensor_parallel: int = 1,
     ) -> None:
         config = EngineConfig(
             prefill_chunk=prefill_chunk,
@@ -117,16 +122,10 @@ class LLM:
         if start is not None:
             read_start(Path(start))
         check_drafter_text(drafter, target)
-        if isinstance(target, (str, Path)):
-            _check_memory(target, drafter, config, dtype=dtype, device=device, adapter=adapter, quantize=quantize)
-            self.target: LanguageModel = load_model(target, dtype, device=device, adapter=adapter, quantize=quantize)
-            tokenizer = tokenizer or find_tokenizer(target, adapter)
-        else:
-            _check_loaded(adapter, quantize)
-            self.target = target
-        self.tokenizer = tokenizer
+        options = TargetOptions(dtype, device, adapter, quantize, tensor_parallel)
+        self.target, self.tokenizer = options.open(target, drafter, config, tokenizer)
         drafter_seed = None if seed is None else seed ^ _DRAFTER_SEED
-        binding = Binding(self.target, tokenizer, drafter_seed, prefix_reuse != OFF)
+        binding = Binding(self.target, self.tokenizer, drafter_seed, prefix_reuse != OFF)
         self.drafter: Drafter | None = None
         chosen = chosen_drafter(drafter, self.target)
         self.drafter_name = _name_of(chosen)
@@ -134,8 +133,15 @@ class LLM:
             self.drafter, written = make_drafter(chosen, binding)
             if num_draft_tokens is None and written is not None:
                 config = replace(config, num_draft_tokens=written)
-        self.engine = Engine(self.target, self.drafter, tokenizer=tokenizer, config=config)
+        self.engine = Engine(self.target, self.drafter, tokenizer=self.tokenizer, config=config)
         self.shared = SharedEngine(self.engine)
+
+    def close(self) -> None:
+        """Forget requests that are not finished, and end the processes that compute the target with this one. What is
+        not closed ends with this process."""
+        self.engine.close()
+        if isinstance(self.target, ShardedModel):
+            self.target.close()
 
     @property
     def exact(self) -> bool:
@@ -252,32 +258,7 @@ def one_each(params: SamplingParams | Seq[SamplingParams] | None, count: int) ->
     return list(params)
 
 
-def _check_memory(
-    target: str | Path,
-    drafter: str | Path | Drafter | Seq[str | Path | Drafter] | None,
-    config: EngineConfig,
-    **arguments: Any,
-) -> None:
-    """Plan the memory, log the plan, and refuse what does not fit. Whatever else is wrong is told by loading."""
-    with suppress(ConfigError, ModelLoadError, DrafterError):
-        _log.info("%s", MemoryPlan.of(target, drafter, config, **arguments))
-
-
 def _name_of(drafter: str | Path | Drafter | None) -> str | None:
     if drafter is None or isinstance(drafter, (str, Path)):
         return None if drafter is None else str(drafter)
     return type(drafter).__name__
-
-
-def _check_loaded(adapter: str | Path | None, quantize: str | None) -> None:
-    """Raise ConfigError where a loaded model is to be changed."""
-    if adapter is not None:
-        raise ConfigError(
-            f"adapter is {str(adapter)!r}, but the target is a loaded model, and an adapter is merged before a "
-            "model is. Give the target's name, or load it with its adapter."
-        )
-    if quantize is not None:
-        raise ConfigError(
-            f"quantize is {quantize!r}, but the target is a loaded model, and weights are quantised as they are "
-            "read. Give the target's name, or load it with quantize."
-        )

@@ -30,7 +30,7 @@ def largest_row_code(weight: QuantisedWeight) -> int:
     return 32767 if weight.group is not None else min(32767, (2**31 - 1) // (128 * max(1, weight.shape[1])))
 
 
-def symmetric_codes(x: Tensor, limit: int = LARGEST) -> tuple[Tensor, Tensor]:
+def symmetric_codes(x: Tensor, limit: int = LARGEST, amax: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Codes -limit..limit with one scale per row: scale = amax / limit, code = round-half-even(x * (limit / amax)).
 
     Codes are 0 where amax is 0, or so small that limit / amax overflows. A row with NaN or infinity has the scale NaN
@@ -38,11 +38,12 @@ def symmetric_codes(x: Tensor, limit: int = LARGEST) -> tuple[Tensor, Tensor]:
 
     Args:
         x: [..., n] float32.
+        amax: [..., 1], of rows of which x is a part; None: that of x.
 
     Returns:
         [..., n] whole numbers in float32; [..., 1] float32 scales.
     """
-    amax = x.abs().amax(-1, keepdim=True)
+    amax = x.abs().amax(-1, keepdim=True) if amax is None else amax
     inverse = torch.full_like(amax, limit) / amax  # a number over a tensor is its reciprocal times the number
     finite = torch.isfinite(amax)
     codes = torch.where(finite & torch.isfinite(inverse), (x * inverse).round_(), 0.0)

@@ -101,6 +101,7 @@ class LanguageModel(ABC):
         adapter: the folder of the adapter that was merged into its weights; None without one.
         quantize: the bits that its weights are kept in, "int8" or "int4"; None for numbers of `dtype`.
         kernels: what computes it: "reference", or "native" with the instruction set.
+        ranks: processes that compute it together.
     """
 
     name: str
@@ -114,6 +115,7 @@ class LanguageModel(ABC):
     adapter: str | None = None
     quantize: str | None = None
     kernels: str = REFERENCE
+    ranks: int = 1
 
     @property
     def pool(self) -> Pool | None:
@@ -174,6 +176,7 @@ class StandIn(LanguageModel):
             adapter=model.adapter,
             quantize=model.quantize,
             kernels=model.kernels,
+            ranks=model.ranks,
         )
         self.model = model
 
@@ -201,7 +204,8 @@ def number_format(model: LanguageModel) -> str:
 
 
 def identity(model: LanguageModel) -> str:
-    """What tells a model from others in stored costs: name, adapter, size, number formats, device and kernels."""
+    """What tells a model from others in stored costs: name, adapter, size, number formats, device, kernels, ranks."""
     name = model.name if model.adapter is None else f"{model.name} with {model.adapter}"
     bits = "" if model.quantize is None else f" {model.quantize}"
-    return f"{name} {model.num_parameters} {model.dtype}{bits} {model.device} {model.kernels}"
+    ranks = "" if model.ranks == 1 else f" {model.ranks} ranks"
+    return f"{name} {model.num_parameters} {model.dtype}{bits} {model.device} {model.kernels}{ranks}"

@@ -66,6 +66,13 @@ def load_model(
         UnsupportedModelError: the architecture cannot be served exactly (named, with the reason).
     """
     source, model = _load(name, dtype, kind, device, adapter, quantize)
+    tell_of_source(source, model, name)
+    model.exactness = self_test(model)
+    return model
+
+
+def tell_of_source(source: ModelSource, model: Model, name: str | Path) -> None:
+    """Log the sampling options that the files recommend, and that the weights are rounded, where that is so."""
     options = ", ".join(f"{key} {value:g}" for key, value in source.recommended_sampling().items())
     if options:
         _log.warning("%s: %s recommends %s; requests that want this say so.", name, source.place_of_sampling, options)
@@ -73,8 +80,6 @@ def load_model(
     served = str(model.dtype).removeprefix("torch.")
     if stored is not None and model.quantize is None and _BITS[stored] > _BITS[served]:
         _log.warning("%s: the weights are %s and are rounded to %s; dtype='auto' keeps them.", name, stored, served)
-    model.exactness = self_test(model)
-    return model
 
 
 def load_draft_model(

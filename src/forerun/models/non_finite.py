@@ -21,7 +21,8 @@ _PART = 1 << 24
 def first_non_finite_tensor(model: LanguageModel) -> str | None:
     """The name, as in the checkpoint, of the first tensor of weights with an entry that is NaN or infinite.
 
-    None: every entry is finite, or the model is of a kind whose weights cannot be looked at. The Llama decoder keeps
+    None: every entry is finite, or the model is of a kind whose weights cannot be looked at. Of a model that several
+    ranks compute, this one's part is looked at. The Llama decoder keeps
     some tensors side by side; they are named together. All weights are read: a second for a model of a few gigabytes.
     """
     if isinstance(model, StandIn):
@@ -74,6 +75,7 @@ def _of_llama(decoder: LlamaDecoder) -> Iterator[tuple[str, Tensor]]:
 
 
 def _of_linear(name: str, linear: Linear) -> Iterator[tuple[str, Tensor]]:
+    linear = getattr(linear, "inner", linear)  # of one whose parts several ranks compute
     if isinstance(linear, nn.Module):
         yield from _of_module(linear, name + ".")
 

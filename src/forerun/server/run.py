@@ -10,8 +10,10 @@ from types import FrameType
 
 import uvicorn
 
-from forerun.errors import ConfigError
-from forerun.server.app import make_app
+from forerun.errors import ConfigError, ForerunError
+from forerun.models.sharded import ShardedModel
+from forerun.server.app import gated, make_app
+from forerun.server.freed_memory import FreedMemory
 from forerun.server.gate import Gate
 from forerun.server.logs import LOGGER
 from forerun.server.options import ServerOptions
@@ -29,6 +31,9 @@ class DrainingServer(uvicorn.Server):
 
     Args:
         drain_timeout: seconds that requests have.
+
+    Attributes:
+        failure: why it has ended though no signal asked for it; None where it has not.
     """
 
     def __init__(self, config: uvicorn.Config, gate: Gate, drain_timeout: float) -> None:
@@ -36,10 +41,17 @@ class DrainingServer(uvicorn.Server):
         self._gate, self._drain_timeout = gate, drain_timeout
         self._loop: asyncio.AbstractEventLoop | None = None
         self._draining: asyncio.Task[None] | None = None
+        self.failure: ForerunError | None = None
+        self._freed_memory = FreedMemory()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
+
+    async def on_tick(self, counter: int) -> bool:
+        if self._freed_memory.due(self._gate.num_active):
+            await asyncio.to_thread(self._freed_memory.give_back)
+        return await super().on_tick(counter)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self._gate.draining or self._loop is None:
@@ -47,6 +59,12 @@ class DrainingServer(uvicorn.Server):
             self.force_exit = self._gate.draining
             return
         self._loop.call_soon_threadsafe(self.drain, signal.Signals(sig).name)
+
+    def fail(self, error: ForerunError) -> None:
+        """End, from any thread: the model can compute no more."""
+        self.failure = error
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self.drain, "none")
 
     def drain(self, why: str) -> None:
         """Refuse new requests, and end when those that are there have."""
@@ -67,8 +85,8 @@ class DrainingServer(uvicorn.Server):
 
 def make_server(service: Service) -> DrainingServer:
     """The server of a model, not started."""
-    app, gate = make_app(service)
     options = service.options
+    app, gate = gated(make_app(service, lambda: gate.draining), options, service.metrics)
     config = uvicorn.Config(
         app,
         host=options.host,
@@ -102,12 +120,21 @@ def bound_socket(options: ServerOptions) -> socket.socket:
 
 
 def serve(service: Service, listening: socket.socket) -> None:
-    """Serve until a signal ends it."""
+    """Serve until a signal ends it.
+
+    Raises:
+        RankError: a process that computes the model with this one is lost.
+    """
+    server, target = make_server(service), service.llm.target
+    if isinstance(target, ShardedModel):
+        target.when_lost(server.fail)
     host, port = listening.getsockname()[:2]
     place = f"[{host}]" if ":" in host else host
     _log.info({"event": "ready", "url": f"http://{place}:{port}", "model": service.name})
     try:
-        make_server(service).run(sockets=[listening])
+        server.run(sockets=[listening])
     finally:
         service.close()
         _log.info({"event": "ended"})
+    if server.failure is not None:
+        raise server.failure

@@ -21,6 +21,7 @@ TITLES: Mapping[str, str] = {
     "plan": "Plan",
     "journal": "Traffic of a server",
     "study": "Study",
+    "collectives": "Several processes for one model",
 }
 
 

@@ -6,6 +6,7 @@ import typer
 
 from forerun.cli.bench import (
     acceptance,
+    collectives,
     compare,
     engine,
     forward,
@@ -28,6 +29,7 @@ app.command()(load.load)
 app.command()(overhead.overhead)
 app.command()(acceptance.acceptance)
 app.command()(engine.engine)
+app.command()(collectives.collectives)
 app.command()(quality.quality)
 app.command()(journal.journal)
 app.command()(report.report)

@@ -93,8 +93,8 @@ template <class E> FN void place_row(const LayersCall& c, const ForerunLayer& la
     write_row<E>(a, t, keys, c.values + t * m.num_kv_heads * width);
 }
 
-// A layer from its queries, keys and values on, which read `in`; the residual, and what comes out, is c.x.
-FN void layer_behind_norm(const LayersCall& c, int32_t index, const Input& in, forerun::Member& member, float* scratch) {
+// Queries, keys and values of `in`, and attention: what the product that follows reads is c.mixed.x.
+FN void attention_behind_norm(const LayersCall& c, int32_t index, const Input& in, forerun::Member& member, float* scratch) {
     const ForerunModel& m = *c.model;
     const ForerunLayer& layer = m.layers[index];
     const int64_t n = c.rows->num_rows, kv = (int64_t)m.num_kv_heads * m.head_dim;
@@ -124,13 +124,29 @@ FN void layer_behind_norm(const LayersCall& c, int32_t index, const Input& in, f
             m.cache_float32 ? place_row<float>(c, layer, a, (int32_t)t) : place_row<uint16_t>(c, layer, a, (int32_t)t);
     member.close();
     m.cache_float32 ? attend<float>(a, member, threads, scratch) : attend<uint16_t>(a, member, threads, scratch);
-    prepare_rows(layer.out, c.mixed, n, member);
-    product_rows(layer.out, c.mixed, n, c.x, c.x, member);
+}
+
+// The feed-forward layer of c.x up to the product that gives it back: c.gated.x.
+FN void gated_rows(const LayersCall& c, int32_t index, forerun::Member& member) {
+    const ForerunModel& m = *c.model;
+    const ForerunLayer& layer = m.layers[index];
+    const int64_t n = c.rows->num_rows;
+    int64_t first, last;
     norm_rows(c.x, layer.mlp_norm, m.eps, forerun::largest_code({&layer.gate, &layer.up}), c.normed, n, member);
     member.open((m.intermediate + 15) / 16);
     while (member.claim(first, last))
         gated_blocks(layer.gate, layer.up, c.normed, n, first, last, c.gated.x, m.intermediate);
     member.close();
+}
+
+// A layer from its queries, keys and values on, which read `in`; the residual, and what comes out, is c.x.
+FN void layer_behind_norm(const LayersCall& c, int32_t index, const Input& in, forerun::Member& member, float* scratch) {
+    const ForerunLayer& layer = c.model->layers[index];
+    const int64_t n = c.rows->num_rows;
+    attention_behind_norm(c, index, in, member, scratch);
+    prepare_rows(layer.out, c.mixed, n, member);
+    product_rows(layer.out, c.mixed, n, c.x, c.x, member);
+    gated_rows(c, index, member);
     prepare_rows(layer.down, c.gated, n, member);
     product_rows(layer.down, c.gated, n, c.x, c.x, member);
 }
@@ -191,6 +207,41 @@ static void plan_layers(forerun::Workspace& space, LayersCall& c) {
     space.want(c.rotated, n * heads);
     space.want(c.keys, n * m->num_kv_heads * m->head_dim);
     space.want(c.values, n * m->num_kv_heads * m->head_dim);
+}
+
+// Half a layer, for those that add up the product that follows elsewhere.
+struct HalfCall {
+    LayersCall layers;
+    int32_t index;
+    float* out;
+};
+
+FN void mixed_body(void* data) {
+    HalfCall& h = *(HalfCall*)data;
+    LayersCall& c = h.layers;
+    const ForerunLayer& layer = c.model->layers[h.index];
+    forerun::Member member(*c.team);
+    float* scratch = member_scratch(c);
+    norm_rows(c.x, layer.input_norm, c.model->eps, entering_limit(layer), c.normed, c.rows->num_rows, member);
+    attention_behind_norm(c, h.index, c.normed, member, scratch);
+}
+
+FN void gated_body(void* data) {
+    HalfCall& h = *(HalfCall*)data;
+    forerun::Member member(*h.layers.team);
+    gated_rows(h.layers, h.index, member);
+}
+
+static void half_layer(const ForerunModel* m, const ForerunRows* rows, int32_t index, int32_t is_gated, const float* x,
+                       float* out, int threads) {
+    forerun::Workspace& space = forerun::workspace();
+    forerun::Team team(threads);
+    HalfCall h{{m, rows, index, index + 1, const_cast<float*>(x), &team, {}, {}, {}, {}, {}, {}, nullptr, nullptr,
+                nullptr, nullptr}, index, out};
+    plan_layers(space, h.layers);
+    space.allocate();
+    (is_gated ? h.layers.gated : h.layers.mixed).x = out;
+    forerun::run_in_parallel(is_gated ? gated_body : mixed_body, &h, threads);
 }
 
 static void layers(const ForerunModel* m, const ForerunRows* rows, int32_t first, int32_t last, float* x, int threads) {

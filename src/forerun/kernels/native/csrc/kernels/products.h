@@ -73,8 +73,8 @@ template <int R> INLINE void bfloat16_product(const uint16_t* w, const Input& in
 }
 #endif
 
-// One scale per output: whole numbers are added over all inputs.
-template <int R> INLINE void int8_product(const ForerunLinear& w, const Input& in, int64_t block, int64_t row, F* y) {
+// Sums of products of codes over all inputs, as whole numbers.
+template <int R> INLINE void int8_sums(const ForerunLinear& w, const Input& in, int64_t block, int64_t row, I* y) {
     const int64_t padded = in.groups * 32;
     const uint8_t* p = (const uint8_t*)w.packed + block * padded * 16;
     const int16_t* x = in.codes + row * padded;
@@ -86,7 +86,13 @@ template <int R> INLINE void int8_product(const ForerunLinear& w, const Input& i
         EACH_ROW sum[r] = dot(sum[r], low, x + r * padded + k);
         EACH_ROW other[r] = dot(other[r], high, x + r * padded + k + 2);
     }
-    EACH_ROW sum[r] = i_add(sum[r], other[r]);
+    EACH_ROW y[r] = i_add(sum[r], other[r]);
+}
+
+// One scale per output: whole numbers are added over all inputs.
+template <int R> INLINE void int8_product(const ForerunLinear& w, const Input& in, int64_t block, int64_t row, F* y) {
+    I sum[R];
+    int8_sums<R>(w, in, block, row, sum);
     const F scale = f_load(w.scales + 16 * block);
     EACH_ROW y[r] = f_mul(i_float(sum[r]), f_mul(f_set(in.scales[row + r]), scale));
 }
@@ -197,6 +203,31 @@ FN void linear_blocks(const ForerunLinear& w, const Input& in, int64_t n, int64_
             for (int64_t r = 0; r < rows; r++) {
                 const int64_t at = (row + r) * stride + 16 * block;
                 put(out + at, residual ? f_add(get(residual + at, room), y[r]) : y[r], room);
+            }
+        }
+    }
+}
+
+// Those sums for any number of rows up to R.
+template <int R = MAX_ROWS>
+INLINE void code_sums(const ForerunLinear& w, const Input& in, int64_t block, int64_t row, int64_t rows, I* y) {
+    if constexpr (R > 1)
+        if (rows < R) return code_sums<R - 1>(w, in, block, row, rows, y);
+    int8_sums<R>(w, in, block, row, y);
+}
+
+// out [n, w.out], for blocks first..last.
+FN void sums_blocks(const ForerunLinear& w, const Input& in, int64_t n, int64_t first, int64_t last, int32_t* out) {
+    I y[MAX_ROWS];
+    int32_t lane[16];
+    for (int64_t block = first; block < last; block++) {
+        const int64_t room = w.out - 16 * block < 16 ? w.out - 16 * block : 16;
+        for (int64_t row = 0; row < n; row += MAX_ROWS) {
+            const int64_t rows = n - row < MAX_ROWS ? n - row : MAX_ROWS;
+            code_sums(w, in, block, row, rows, y);
+            for (int64_t r = 0; r < rows; r++) {
+                i_store(lane, y[r]);
+                __builtin_memcpy(out + (row + r) * w.out + 16 * block, lane, room * sizeof(int32_t));
             }
         }
     }

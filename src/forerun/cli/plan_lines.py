@@ -1,0 +1,128 @@
+"""A plan as `forerun plan` prints it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from forerun.cli.output import size_text
+
+if TYPE_CHECKING:
+    from forerun.plan.predictor import ChainAcceptance
+    from forerun.plan.sheet import Plan
+
+_SHOWN = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
+SOURCES = {
+    "measured": "steps of these models, measured in the engine on this machine",
+    "calibrated": "a roofline, with costs of layers, rows and steps that were measured on this machine",
+    "bound": "a bound: the roofline alone. Nothing was measured, and real steps take longer",
+}
+
+
+def lines(made: Plan, chances: ChainAcceptance) -> Iterator[str]:
+    """The plan for people."""
+    from forerun.bench.report import plain_table
+
+    memory, prediction = made.memory, made.prediction
+    drafter = "drafts that are looked up" if made.draft is None else made.draft.name
+    yield f"{made.target.name} ({_count(made.target.parameters)}) with {drafter} on {made.machine}"
+    yield f"times:      {SOURCES[made.source]}"
+    yield f"memory:     {'; '.join(_memory(made))}"
+    if memory.available is not None and memory.total > memory.available:
+        yield f"            does not fit: {size_text(memory.total)} wanted, {size_text(memory.available)} there"
+    least = "at least " if made.source == "bound" else ""
+    speed = f"{made.plain_speed:.1f} tokens/s{_money(made, made.plain_speed)}"
+    yield f"plain:      {least}{1000 * made.costs.plain:.2f} ms a token{_of_all(made)}, {speed}"
+    yield f"acceptance: {', '.join(f'{each:g}' for each in chances.per_position)}, each after the tokens before it"
+    rows = [
+        [
+            str(each.num_draft_tokens),
+            f"{each.tokens:.2f}",
+            f"{1000 * each.seconds:.2f}",
+            f"{each.speedup:.2f}",
+            "never" if each.break_even is None else f"{each.break_even:.2f}",
+        ]
+        for each in prediction.by_k
+        if each.num_draft_tokens in _SHOWN or each is prediction.best
+    ]
+    yield ""
+    yield plain_table(["K", "tokens a step", "ms a step", "speed-up", "break-even acceptance"], rows)
+    yield ""
+    yield _verdict(made)
+
+
+def degree_lines(degrees: Mapping[int, Plan]) -> Iterator[str]:
+    """Which number of devices pays, for people; nothing where that was not looked at."""
+    from forerun.bench.report import plain_table
+
+    if not degrees:
+        return
+    one = degrees[1].best_speed
+    rows = [
+        [
+            str(count),
+            "yes" if _fits(each) else "no",
+            f"{1000 * each.costs.plain:.2f}",
+            "–" if each.prediction.best is None else str(each.prediction.best.num_draft_tokens),
+            f"{each.best_speed:.1f}",
+            f"{each.best_speed / one:.2f}",
+        ]
+        for count, each in degrees.items()
+    ]
+    yield ""
+    yield plain_table(["devices", "fits", "plain ms", "best K", "tokens/s", "over one device"], rows)
+    yield ""
+    fitting = {count: each for count, each in degrees.items() if _fits(each)}
+    if not fitting:
+        yield "It fits on none of these."
+        return
+    fastest = max(fitting, key=lambda count: fitting[count].best_speed)
+    least = min(fitting)
+    gain = fitting[fastest].best_speed / fitting[least].best_speed
+    if fastest == least:
+        yield f"More than {least}, the fewest on which it fits, do not pay."
+    else:
+        yield f"Fastest: {fastest} devices, {gain:.2f} times the speed of {least}, the fewest on which it fits."
+
+
+def _fits(made: Plan) -> bool:
+    return made.memory.available is None or made.memory.total <= made.memory.available
+
+
+def _verdict(made: Plan) -> str:
+    best, edge = made.prediction.best, made.prediction.break_even
+    if best is None:
+        from_there = "never" if edge is None else f"from an acceptance of {edge:.2f} on"
+        return f"No K is faster than plain decoding here: speculation pays {from_there}."
+    speed = made.best_speed
+    return (
+        f"Best: K={best.num_draft_tokens}, {best.speedup:.2f} times plain decoding, {speed:.1f} tokens/s"
+        f"{_money(made, speed)}. It pays from an acceptance of {edge:.2f} on."
+    )
+
+
+def _memory(made: Plan) -> Iterator[str]:
+    memory = made.memory
+    cache = "keys and values not told" if memory.target_cache is None else f"cache {size_text(memory.target_cache)}"
+    yield f"target {size_text(memory.target_weights)}, {cache}"
+    if memory.draft_weights is not None:
+        beside = "" if memory.draft_cache is None else f", cache {size_text(memory.draft_cache)}"
+        yield f"draft {size_text(memory.draft_weights)}{beside} ({100 * memory.draft_share:.1f} % more)"
+    if memory.available is not None:
+        yield f"there are {size_text(memory.available)}"
+
+
+def _of_all(made: Plan) -> str:
+    return "" if made.batch == 1 else f" of each of {made.batch} sequences"
+
+
+def _money(made: Plan, speed: float) -> str:
+    price = made.per_million(speed)
+    return "" if price is None else f", {price:.2f} for a million tokens"
+
+
+def _count(parameters: int) -> str:
+    for unit, size in (("T", 1e12), ("B", 1e9), ("M", 1e6)):
+        if parameters >= size:
+            return f"{parameters / size:.3g} {unit} parameters"
+    return f"{parameters:,} parameters"
