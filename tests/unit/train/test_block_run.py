@@ -33,7 +33,15 @@ from forerun.train.loop import Loop
 
 QUIET = Console(quiet=True)
 TINY = BlockTraining(
-    shape=BlockShape(block_size=3, num_layers=1, draft_vocab=200, intermediate_size=32, layers="2,8,16", markov_rank=4),
+    shape=BlockShape(
+        block_size=3,
+        num_layers=1,
+        draft_vocab=200,
+        intermediate_size=32,
+        layers="2,8,16",
+        markov_rank=4,
+        confidence=True,
+    ),
     max_steps=6,
     tokens_per_step=96,
     window=48,
@@ -145,7 +153,7 @@ def test_options_that_contradict_each_other_are_refused() -> None:
 OTHERS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"sample_from_anchor": True, "own_output_rows": True}, {"loss": "jensen-shannon"}),
     ({"layers": "2,8", "mask_token": 3, "plain_states": True, "sliding_window": 0}, {"position_weights": "d-pace"}),
-    ({"markov_rank": 0, "no_confidence": True, "num_layers": 2}, {"loss": "log-overlap"}),
+    ({"markov_rank": 0, "num_layers": 2}, {"loss": "log-overlap"}),
 ]
 """The second reads no state after the target's final norm, whose distribution is learnt all the same."""
 
