@@ -1,0 +1,176 @@
+"""`forerun bench serve`: servers that speak OpenAI's API under load, by what their clients see."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack, ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from forerun.bench.report import Report
+from forerun.cli import options
+from forerun.cli.bench.serve_options import BenchServeOptions, Served
+from forerun.cli.bench.shared import Compared, JsonFile, begin, print_report, say
+from forerun.cli.default_model import chosen_model
+from forerun.cli.flags import Flags, with_flags
+from forerun.cli.generate import open_llm
+from forerun.cli.options import LLMOptions
+from forerun.cli.served_drafters import served_drafters
+from forerun.config import OFF, EngineConfig
+from forerun.errors import ConfigError
+from forerun.files.write import write_bytes
+
+if TYPE_CHECKING:
+    from forerun.bench.serve.arm import Arm
+    from forerun.bench.serve.measure import Measured
+
+PROMPTS = "code,prose,copying"
+OWN = "forerun"
+"""The name of the server that is started here."""
+_SETTINGS = LLMOptions(prefix_reuse=OFF)
+"""No answer is to find a prompt that another has computed."""
+
+
+@with_flags
+def serve(
+    *,
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[MODEL]",
+            help="Start `forerun serve` with this model, on a free port, and measure it; beside --url if there is one.",
+            show_default="without --url: smollm2 if it is fetched, else bundled",
+        ),
+    ] = None,
+    asked: Annotated[BenchServeOptions, Flags()],
+    compared: Annotated[
+        Compared, Flags("prompts", "num_prompts", "max_tokens", base=Compared(prompts=PROMPTS, max_tokens=96))
+    ],
+    drafter: Annotated[
+        str | None,
+        typer.Option(
+            help=f"Of the server that is started: {options.DRAFTER_HELP}", metavar="DRAFTER", show_default="auto"
+        ),
+    ] = None,
+    settings: Annotated[
+        LLMOptions,
+        Flags(
+            "num_draft_tokens",
+            "dtype",
+            "quantize",
+            "cache_memory",
+            "prefix_reuse",
+            base=_SETTINGS,
+            panel="The server that is started",
+        ),
+    ],
+    engine: Annotated[EngineConfig, Flags("max_batch", panel="The server that is started")],
+    threads: options.Threads = None,
+    details: Annotated[bool, typer.Option(help="Keep every single request in the results.")] = True,
+    json: JsonFile = None,
+    csv: Annotated[
+        Path | None, typer.Option(help="Write a line per figure, with its interval and what it is of.", metavar="FILE")
+    ] = None,
+    markdown: options.Markdown = False,
+) -> None:
+    """Servers under load: time to the first token, per token, between pieces, whole; speed, goodput, client's CPU."""
+    from forerun.bench.serve.server import client_library
+
+    client_library()
+    loads, goal, others = asked.loads(), asked.goal(), asked.servers()
+    if model is None and not others:
+        model = chosen_model(None, "MODEL")
+    if model is None:
+        _refuse_unused(asked.in_process, drafter, settings, engine)
+    elif asked.ask_for is not None and not others:
+        raise ConfigError("--ask-for is for a server at --url, and there is none. Leave it out.")
+    served = None if model is None else Served(model, drafter, settings, engine.max_batch)
+    places = [*([OWN] if served else []), *others]
+    baseline = asked.chosen_baseline(places)
+    watch = begin(threads, json)
+    from forerun.bench.serve import recorded, rows as serve_rows
+    from forerun.bench.serve.asks import Prompts
+    from forerun.bench.summary.text import csv_lines
+
+    prompts = Prompts.of(compared.cases())
+    measured = asyncio.run(_measured(asked, served, others, prompts, compared.max_tokens, threads))
+    made = serve_rows.rows(measured, goal, baseline)
+    about = f"{asked.rounds} rounds, answers up to {compared.max_tokens} tokens; 90th percentiles in parentheses"
+    report = Report(
+        "serve",
+        [recorded.table(f"{', '.join(places)}: {about}", made, baseline)],
+        None if served is None else served.facts(),
+        (),
+        {"loads": [load.name for load in loads], "rounds": asked.rounds, "baseline": baseline, **asked.settings()},
+        prompts.facts(recorded.prompt_tokens(measured)),
+        recorded.run_rows(measured, asked.temperature) if details else (),
+        recorded.figures(made),
+    )
+    print_report(report, watch, json, markdown)
+    if csv is not None:
+        write_bytes(csv, csv_lines([report.results("", watch.environment())]).encode(), error=ConfigError)
+
+
+def _refuse_unused(in_process: bool, drafter: str | None, settings: LLMOptions, engine: EngineConfig) -> None:
+    """Raise ConfigError where something is said of a server that is not started."""
+    if in_process:
+        raise ConfigError("--in-process needs a MODEL, which is loaded here and by a server that is started.")
+    if drafter is not None or settings != _SETTINGS or engine.max_batch != EngineConfig().max_batch:
+        raise ConfigError(
+            "--drafter, --dtype and the like are for a server that is started here, but there is no MODEL. Give one, "
+            "or leave them out."
+        )
+
+
+async def _measured(
+    asked: BenchServeOptions,
+    served: Served | None,
+    others: Mapping[str, str],
+    prompts: Any,
+    max_tokens: int,
+    threads: int | None,
+) -> list[Measured]:
+    """Everything is started, measured and ended."""
+    from forerun.bench.serve.measure import measure
+    from forerun.bench.serve.server import Server
+    from forerun.bench.serve.started import started
+
+    asks = prompts.asks(max_tokens, asked.temperature, asked.ignore_eos)
+    arms: list[Arm] = []
+    with ExitStack() as stack:
+        async with AsyncExitStack() as sessions:
+            urls = dict(others)
+            if served is not None:
+                own = stack.enter_context(started(served.arguments(asked.large_bodies), threads, asked.load_limit, say))
+                urls = {OWN: own, **urls}
+            for name, url in urls.items():
+                called = None if name == OWN and served is not None else asked.ask_for
+                server = Server(url, called, asked.api_key, asked.extra_fields(), asked.request_limit)
+                arms += asked.arms(name, await sessions.enter_async_context(server))
+            if served is not None and asked.in_process:
+                arms += _inside(stack, served, asked)
+            return await measure(arms, asked.loads(), asks, asked.requests, asked.rounds, say)
+
+
+def _inside(stack: ExitStack, served: Served, asked: BenchServeOptions) -> Sequence[Arm]:
+    """The same engine in this process."""
+    from forerun.bench.serve.inside import Inside
+
+    say(f"loading {served.model}")
+    made = served.settings
+    llm = open_llm(
+        served.model,
+        served_drafters([served.drafter] if served.drafter else [], None, None),
+        chat=False,
+        adapter=None,
+        num_draft_tokens=made.num_draft_tokens,
+        dtype=made.dtype,
+        quantize=made.quantize,
+        cache_memory=made.cache_memory,
+        prefix_reuse=made.prefix_reuse,
+        max_batch=served.max_batch,
+    )
+    return asked.arms_inside(stack.enter_context(Inside(llm)))
