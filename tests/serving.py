@@ -75,5 +75,5 @@ def serving(llm: LLM, **options: Any) -> Iterator[Served]:
         finally:
             server.should_exit = True
             thread.join(LIMIT)
-            service.thread.close()
+            service.close()
             assert not thread.is_alive()

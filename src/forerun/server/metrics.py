@@ -60,6 +60,7 @@ class Metrics:
         self._between = self._histogram(
             "vllm:inter_token_latency_seconds", "Seconds between what a stream gets.", _SECONDS_PER_TOKEN
         )
+        self._between_here = self._between.labels(**self._labels)  # looked up once: it is asked for every chunk
         self._per_token = self._histogram(
             "vllm:request_time_per_output_token_seconds", "Mean seconds per token after the first.", _SECONDS_PER_TOKEN
         )
@@ -91,7 +92,7 @@ class Metrics:
 
     def chunk(self, seconds: float) -> None:
         """A stream has got more, so long after what it got before."""
-        self._between.labels(**self._labels).observe(seconds)
+        self._between_here.observe(seconds)
 
     def ended(self, stats: SequenceStats, finish_reason: str | None, seconds: float) -> None:
         """A choice has ended.

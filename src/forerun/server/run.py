@@ -109,5 +109,5 @@ def serve(service: Service, listening: socket.socket) -> None:
     try:
         make_server(service).run(sockets=[listening])
     finally:
-        service.thread.close()
+        service.close()
         _log.info({"event": "ended"})

@@ -24,6 +24,7 @@ from forerun.server.answering import Answering
 from forerun.server.logs import LOGGER
 from forerun.server.metrics import Metrics
 from forerun.server.options import ServerOptions
+from forerun.server.weighing import LARGE_BODY, Limits, Weigher, longest_token
 
 _SMALL_BODY = 1 << 15
 """Bytes of JSON that are parsed in the event loop's own thread; more would keep others waiting."""
@@ -48,7 +49,15 @@ class Service:
         self.responses = Responses(llm.tokenizer)
         self.created = int(time.time())
         self.num_choices = 0
+        self._weigher = Weigher()
+        length = longest_token(llm.tokenizer)
+        self._limits = Limits(llm.target.name, llm.target.context_length, length)
         self._inbox: LoopInbox | None = None  # of the loop that serves
+
+    def close(self) -> None:
+        """End the engine's thread, and what else was started."""
+        self.thread.close()
+        self._weigher.close()
 
     def check_model(self, model: str | None) -> None:
         """Raise RequestBodyError if a request is for another model; none at all is this one."""
@@ -60,12 +69,17 @@ class Service:
                 status=404,
             )
 
-    async def body(self, request: Request) -> Any:
-        """The JSON value of a request's body. Raises RequestBodyError."""
+    async def body(self, request: Request, *, is_prompt: bool = True) -> Any:
+        """The JSON value of a request's body. Raises RequestBodyError.
+
+        is_prompt: it is to be answered, so that what no context holds is refused before it is read.
+        """
         content = await request.body()
         arguments = (content, "The request's body", RequestBodyError)
         if len(content) <= _SMALL_BODY:
             return parse_json(*arguments, remedy="Send JSON.")
+        if is_prompt and len(content) > LARGE_BODY:
+            self._limits.check(await asyncio.to_thread(self._weigher.told, content))
         return await asyncio.to_thread(parse_json, *arguments, remedy="Send JSON.")
 
     def encode(self, asked: CompletionRequest) -> list[list[int]]:
