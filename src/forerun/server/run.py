@@ -90,7 +90,8 @@ def bound_socket(options: ServerOptions) -> socket.socket:
     """
     try:
         family = socket.getaddrinfo(options.host, options.port, type=socket.SOCK_STREAM)[0][0]
-        made = socket.socket(family, socket.SOCK_STREAM)
+        # with the protocol named, asyncio sets TCP_NODELAY: each event is sent at once, whatever is unacknowledged
+        made = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         made.bind((options.host, options.port))
     except OSError as error:

@@ -7,7 +7,6 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -194,6 +193,8 @@ def test_figures_of_a_window() -> None:
     assert (first.failed, first.same_text) == (pytest.approx(1 / 3), 0.5)
     assert first.between.median == pytest.approx(0.5, rel=0.1) and first.first_token.median == 2.0
     assert (second.over_plain, second.same_text, second.over_baseline) == (None, None, None)
+    windows[plain] = [Window(1.0, 1.0, [failed] * 3)]
+    assert rows.rows([Measured(Load(1), windows)], goal, "it")[0].over_plain is None  # nothing to divide by
     assert Goal(whole=3).is_kept(good) and not Goal(whole=3).is_kept(slow) and not Goal().is_kept(failed)
 
 
@@ -246,8 +247,8 @@ def test_an_arm_that_answers_nothing_is_an_error() -> None:
             asyncio.run(measure([Arm("it", "", send)], [Load(1)], asks(), 1, 1))
 
 
-def test_a_server_that_does_not_come_up_is_told(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"exit code 2.*nowhere"), started([str(tmp_path / "nowhere")], 1, 60.0):
+def test_a_server_that_does_not_come_up_is_told() -> None:
+    with pytest.raises(ConfigError, match=r"exit code 2.*--nowhere"), started(["--nowhere"], 1, 60.0):
         pass
 
 

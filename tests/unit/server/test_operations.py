@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import asyncio.selector_events
 import json
 import logging
 import re
@@ -35,6 +37,21 @@ def until(true: Callable[[], bool]) -> None:
     while not true():
         assert time.monotonic() < end
         time.sleep(0.002)
+
+
+def test_an_event_is_sent_without_waiting_for_the_last_ones_acknowledgement(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else Nagle's rule holds tokens back until the client's system acknowledges, which takes up to 40 ms."""
+    seen: list[int] = []
+    made = asyncio.selector_events._SelectorSocketTransport  # type: ignore[attr-defined]
+
+    def watched(self: Any, data: Any, write: Callable[[Any, Any], None] = made.write) -> None:
+        seen.append(self.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+        write(self, data)
+
+    monkeypatch.setattr(made, "write", watched)
+    with running() as (_, http):
+        assert http.post(COMPLETIONS, json=SHORT | {"stream": True}).status_code == 200
+    assert seen and all(seen)
 
 
 @contextmanager

@@ -141,12 +141,12 @@ def _row(measured: Measured, arm: Arm, goal: Goal, baseline: str) -> ServeRow:
         load=measured.load,
         arm=arm,
         speed=bootstrap(speeds[arm]),
-        over_plain=None if plain in (None, arm) else ratio(speeds[arm], speeds[plain]),
-        over_baseline=None if base is None or base.place == arm.place else ratio(speeds[arm], speeds[base]),
+        over_plain=None if plain in (None, arm) else _ratio(speeds[arm], speeds[plain]),
+        over_baseline=None if base is None or base.place == arm.place else _ratio(speeds[arm], speeds[base]),
         over_generate=_over_generate(measured, arm, speeds),
         over_alone=None
         if arm.beside is None or alone is None
-        else ratio(_waits(windows), _waits(measured.windows[alone])),
+        else _ratio(_waits(windows), _waits(measured.windows[alone])),
         first_token=Times.of([each.first_token for each in whole if each.first_token is not None]),
         per_token=Times.of([each.per_token for each in whole if each.per_token is not None]),
         between=Times.of(waits),
@@ -180,16 +180,20 @@ def _over_generate(measured: Measured, arm: Arm, speeds: Mapping[Arm, Sequence[f
     mine, plain, alone, plain_alone = (speeds[each] if each is not None else None for each in found)
     if mine is None or plain is None or alone is None or plain_alone is None:
         return None
+    if not all((*plain, *plain_alone)):
+        return None
     gains = [a / b for a, b in zip(mine, plain, strict=True)]
-    return ratio(gains, [a / b for a, b in zip(alone, plain_alone, strict=True)])
+    return _ratio(gains, [a / b for a, b in zip(alone, plain_alone, strict=True)])
+
+
+def _ratio(numerator: Sequence[float], denominator: Sequence[float]) -> Interval | None:
+    """None where a window gave nothing to divide by."""
+    return ratio(numerator, denominator) if all(each > 0 for each in denominator) else None
 
 
 def _waits(windows: Sequence[Window]) -> list[float]:
-    """Mean seconds between pieces, by window."""
-    return [
-        statistics.fmean([wait for answer in window.answers for wait in answer.waits] or [float("nan")])
-        for window in windows
-    ]
+    """Mean seconds between pieces, by window; 0 where there was no second piece."""
+    return [statistics.fmean([wait for each in window.answers for wait in each.waits] or [0.0]) for window in windows]
 
 
 def _find(measured: Measured, place: str, mode: str) -> Arm | None:

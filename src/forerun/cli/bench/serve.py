@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from forerun.bench.report import Report
+from forerun.bench.serve import recorded
+from forerun.bench.serve.asks import Prompts
+from forerun.bench.serve.rows import rows as made_rows
+from forerun.bench.summary.text import csv_lines
 from forerun.cli import options
 from forerun.cli.bench.serve_options import BenchServeOptions, Served
 from forerun.cli.bench.shared import Compared, JsonFile, begin, print_report, say
@@ -27,53 +30,33 @@ if TYPE_CHECKING:
     from forerun.bench.serve.arm import Arm
     from forerun.bench.serve.measure import Measured
 
-PROMPTS = "code,prose,copying"
+Model = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[MODEL]",
+        help="Start `forerun serve` with this model, on a free port, and measure it; beside --url if there is one.",
+        show_default="without --url: smollm2 if it is fetched, else bundled",
+    ),
+]
 OWN = "forerun"
 """The name of the server that is started here."""
 _SETTINGS = LLMOptions(prefix_reuse=OFF)
 """No answer is to find a prompt that another has computed."""
+_OF_MODEL = ("num_draft_tokens", "dtype", "quantize", "cache_memory", "prefix_reuse")
+_COMPARED = Compared(prompts="code,prose,copying", max_tokens=96)
+_PANEL = "The server that is started"
 
 
 @with_flags
 def serve(
     *,
-    model: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[MODEL]",
-            help="Start `forerun serve` with this model, on a free port, and measure it; beside --url if there is one.",
-            show_default="without --url: smollm2 if it is fetched, else bundled",
-        ),
-    ] = None,
+    model: Model = None,
     asked: Annotated[BenchServeOptions, Flags()],
-    compared: Annotated[
-        Compared, Flags("prompts", "num_prompts", "max_tokens", base=Compared(prompts=PROMPTS, max_tokens=96))
-    ],
-    drafter: Annotated[
-        str | None,
-        typer.Option(
-            help=f"Of the server that is started: {options.DRAFTER_HELP}", metavar="DRAFTER", show_default="auto"
-        ),
-    ] = None,
-    settings: Annotated[
-        LLMOptions,
-        Flags(
-            "num_draft_tokens",
-            "dtype",
-            "quantize",
-            "cache_memory",
-            "prefix_reuse",
-            base=_SETTINGS,
-            panel="The server that is started",
-        ),
-    ],
-    engine: Annotated[EngineConfig, Flags("max_batch", panel="The server that is started")],
+    compared: Annotated[Compared, Flags("prompts", "num_prompts", "max_tokens", base=_COMPARED)],
+    settings: Annotated[LLMOptions, Flags(*_OF_MODEL, base=_SETTINGS, panel=_PANEL)],
+    engine: Annotated[EngineConfig, Flags("max_batch", panel=_PANEL)],
     threads: options.Threads = None,
-    details: Annotated[bool, typer.Option(help="Keep every single request in the results.")] = True,
     json: JsonFile = None,
-    csv: Annotated[
-        Path | None, typer.Option(help="Write a line per figure, with its interval and what it is of.", metavar="FILE")
-    ] = None,
     markdown: options.Markdown = False,
 ) -> None:
     """Servers under load: time to the first token, per token, between pieces, whole; speed, goodput, client's CPU."""
@@ -84,41 +67,35 @@ def serve(
     if model is None and not others:
         model = chosen_model(None, "MODEL")
     if model is None:
-        _refuse_unused(asked.in_process, drafter, settings, engine)
+        _refuse_unused(asked, settings, engine)
     elif asked.ask_for is not None and not others:
         raise ConfigError("--ask-for is for a server at --url, and there is none. Leave it out.")
-    served = None if model is None else Served(model, drafter, settings, engine.max_batch)
+    served = None if model is None else Served(model, asked.drafter, settings, engine.max_batch)
     places = [*([OWN] if served else []), *others]
-    baseline = asked.chosen_baseline(places)
+    baseline, prompts = asked.chosen_baseline(places), Prompts.of(compared.cases())
     watch = begin(threads, json)
-    from forerun.bench.serve import recorded, rows as serve_rows
-    from forerun.bench.serve.asks import Prompts
-    from forerun.bench.summary.text import csv_lines
-
-    prompts = Prompts.of(compared.cases())
     measured = asyncio.run(_measured(asked, served, others, prompts, compared.max_tokens, threads))
-    made = serve_rows.rows(measured, goal, baseline)
+    rows = made_rows(measured, goal, baseline)
     about = f"{asked.rounds} rounds, answers up to {compared.max_tokens} tokens; 90th percentiles in parentheses"
     report = Report(
         "serve",
-        [recorded.table(f"{', '.join(places)}: {about}", made, baseline)],
+        [recorded.table(f"{', '.join(places)}: {about}", rows, baseline)],
         None if served is None else served.facts(),
-        (),
-        {"loads": [load.name for load in loads], "rounds": asked.rounds, "baseline": baseline, **asked.settings()},
-        prompts.facts(recorded.prompt_tokens(measured)),
-        recorded.run_rows(measured, asked.temperature) if details else (),
-        recorded.figures(made),
+        settings={"loads": [load.name for load in loads], "baseline": baseline, **asked.settings()},
+        prompts=prompts.facts(recorded.prompt_tokens(measured)),
+        rows=() if asked.no_details else recorded.run_rows(measured, asked.temperature),
+        figures=recorded.figures(rows),
     )
     print_report(report, watch, json, markdown)
-    if csv is not None:
-        write_bytes(csv, csv_lines([report.results("", watch.environment())]).encode(), error=ConfigError)
+    if asked.csv is not None:
+        write_bytes(asked.csv, csv_lines([report.results("", watch.environment())]).encode(), error=ConfigError)
 
 
-def _refuse_unused(in_process: bool, drafter: str | None, settings: LLMOptions, engine: EngineConfig) -> None:
+def _refuse_unused(asked: BenchServeOptions, settings: LLMOptions, engine: EngineConfig) -> None:
     """Raise ConfigError where something is said of a server that is not started."""
-    if in_process:
+    if asked.in_process:
         raise ConfigError("--in-process needs a MODEL, which is loaded here and by a server that is started.")
-    if drafter is not None or settings != _SETTINGS or engine.max_batch != EngineConfig().max_batch:
+    if asked.drafter is not None or settings != _SETTINGS or engine.max_batch != EngineConfig().max_batch:
         raise ConfigError(
             "--drafter, --dtype and the like are for a server that is started here, but there is no MODEL. Give one, "
             "or leave them out."
@@ -129,7 +106,7 @@ async def _measured(
     asked: BenchServeOptions,
     served: Served | None,
     others: Mapping[str, str],
-    prompts: Any,
+    prompts: Prompts,
     max_tokens: int,
     threads: int | None,
 ) -> list[Measured]:

@@ -6,10 +6,12 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forerun.cli.bench.shared import non_negative, whole_numbers
-from forerun.cli.options import LLMOptions
+from forerun.cli.options import DRAFTER_HELP, LLMOptions
+from forerun.config import AUTO
 from forerun.errors import ConfigError
 from forerun.fields import Checked, option
 from forerun.files.json_file import Fields
@@ -78,6 +80,13 @@ class BenchServeOptions(Checked):
         metavar="NAME:MS,...",
         default_text="none",
     )
+    drafter: str | None = option(
+        None, f"Of the server that is started: {DRAFTER_HELP}", metavar="DRAFTER", default_text=AUTO
+    )
+    no_details: bool = option(False, "Leave single requests out of the results.")
+    csv: Path | None = option(
+        None, "Write a line per figure, with its interval and what it is of.", metavar="FILE", default_text="none"
+    )
     request_limit: float = option(600.0, "Seconds that a request may take.", low=0, above=True)
     load_limit: float = option(
         600.0, "Seconds in which the server that is started must have loaded.", low=0, above=True
@@ -118,7 +127,7 @@ class BenchServeOptions(Checked):
         found: dict[str, str] = {}
         for given in self.url:
             before, sign, after = given.partition("=")
-            name, url = (before, after) if sign and "/" not in before else (given.partition("://")[2], given)
+            name, url = (before, after) if sign and "/" not in before else (given.rpartition("://")[2], given)
             if name in found or not name:
                 raise ConfigError(
                     f"--url is {given!r}: two servers have the same name, or one has none. Give NAME=URL."
