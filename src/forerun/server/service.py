@@ -51,7 +51,7 @@ class Service:
         self.num_choices = 0
         self._weigher = Weigher()
         length = longest_token(llm.tokenizer)
-        self._limits = Limits(llm.target.name, llm.target.context_length, length)
+        self._limits = Limits(llm.target.name, llm.target.context_length, length, options.max_prompts)
         self._inbox: LoopInbox | None = None  # of the loop that serves
 
     def close(self) -> None:

@@ -24,8 +24,8 @@ _PLACE = "The request's body"
 
 
 def weigh(value: object) -> dict[str, Any]:
-    """The object's fields by name: how many values they hold, in how many characters together and in the longest
-    text, and how long the longest list of numbers is."""
+    """The object's fields by name: how many values they hold, how many entries a list has, and how many characters
+    all texts together, the longest text, and the longest list of numbers."""
     if not isinstance(value, dict):
         return {"is_object": False, "num_fields": 0, "fields": {}}
     held = {str(name)[:_NAME]: _weight(entry) for name, entry in list(value.items())[:MOST_FIELDS]}
@@ -49,7 +49,8 @@ def _weight(value: object) -> Mapping[str, int]:
         elif isinstance(each, dict):
             characters += sum(map(len, each))
             waiting += each.values()
-    return {"values": values, "characters": characters, "text": text, "numbers": numbers}
+    entries = len(value) if isinstance(value, list) else 1
+    return {"values": values, "entries": entries, "characters": characters, "text": text, "numbers": numbers}
 
 
 def answer(content: bytes) -> dict[str, Any]:

@@ -30,11 +30,13 @@ class Limits:
         name: of the model, for messages.
         context: tokens.
         token: characters of the longest token; None where the model has no tokenizer.
+        prompts: of one request.
     """
 
     name: str
     context: int
     token: int | None
+    prompts: int
 
     def check(self, told: Fields) -> None:
         """Raise RequestBodyError for a body that cannot be served. told: by `weigh.answer`."""
@@ -50,15 +52,21 @@ class Limits:
             self._check(name, Fields("The request", weight, RequestBodyError))
 
     def _check(self, name: str, weight: Fields) -> None:
-        characters = weight.integer("characters" if name in _CHATS else "text")
-        if name in _PROMPTS or name in _CHATS:
-            if weight.integer("numbers") >= self.context:
-                raise self._too_long(name, f"{weight.integer('numbers')} tokens")
+        is_prompt, is_chat = name in _PROMPTS, name in _CHATS
+        numbers, values = weight.integer("numbers"), weight.integer("values")
+        if is_prompt or is_chat:
+            characters = weight.integer("characters" if is_chat else "text")
+            if numbers >= self.context:
+                raise self._too_long(name, f"{numbers} tokens")
             if self.token is not None and characters > self.token * self.context:
                 raise self._too_long(name, f"{characters} characters, of which a token has at most {self.token}")
-        elif weight.integer("values") > _MOST_VALUES:
+        is_list_of_ids = is_prompt and numbers == weight.integer("entries")
+        most = self.context * self.prompts if is_prompt else _MOST_VALUES
+        if values > max(most, self.context) or (
+            is_prompt and not is_list_of_ids and weight.integer("entries") > self.prompts
+        ):
             raise RequestBodyError(
-                f"{ascii(name)[1:-1]} holds {weight.integer('values')} values, more than can be meant. Send fewer.",
+                f"{ascii(name)[1:-1]} holds {values} values, more than this server takes. Send fewer.",
                 param=ascii(name)[1:-1],
             )
 

@@ -19,7 +19,7 @@ from forerun.server.weighing import Limits, Weigher, longest_token
 from serving import Served
 from small_tokenizers import byte_level
 
-LIMITS = Limits("it", 100, 5)
+LIMITS = Limits("it", 100, 5, 60)
 
 
 def told(body: object) -> dict[str, Any]:
@@ -28,8 +28,8 @@ def told(body: object) -> dict[str, Any]:
 
 def test_what_a_body_holds() -> None:
     found = told({"prompt": [[1, 2, 3], ["ab", "c"]], "stop": {"k": [True, 1]}, "n": 1})
-    assert found["fields"]["prompt"] == {"values": 8, "characters": 3, "text": 2, "numbers": 3}
-    assert found["fields"]["stop"] == {"values": 4, "characters": 1, "text": 0, "numbers": 0}
+    assert found["fields"]["prompt"] == {"values": 8, "entries": 2, "characters": 3, "text": 2, "numbers": 3}
+    assert found["fields"]["stop"] == {"values": 4, "entries": 1, "characters": 1, "text": 0, "numbers": 0}
     assert (found["is_object"], found["num_fields"]) == (True, 3)
     assert told([1])["is_object"] is False
     assert "not JSON" in answer(b"{")["error"]
@@ -44,6 +44,9 @@ def test_what_a_body_holds() -> None:
         ({"prompt": ["a", "b" * 501]}, "prompt", "context_length_exceeded"),
         ({"messages": [{"role": "user", "content": "b" * 300}] * 2}, "messages", "context_length_exceeded"),
         ({"input": "b" * 501}, "input", "context_length_exceeded"),
+        ({"prompt": ["a"] * 61}, "prompt", None),
+        ({"prompt": [[]] * 100_000}, "prompt", None),
+        ({"messages": [{"role": "u", "content": [{}] * 200_000}]}, "messages", None),
         ({"prompt": "a", "stop": ["a"] * 200_000}, "stop", None),
         ({"prompt": "a", "logit_bias": {str(i): 1 for i in range(200_000)}}, "logit_bias", None),
         ({str(i): 1 for i in range(100)}, None, None),
@@ -64,7 +67,7 @@ def test_what_may_be_served_is_let_through() -> None:
         {"messages": [{"role": "u", "content": "a"}]},
     ):
         LIMITS.check(Fields("it", told(body), RuntimeError))
-    Limits("it", 100, None).check(Fields("it", told({"prompt": "a" * 1000}), RuntimeError))
+    Limits("it", 100, None, 60).check(Fields("it", told({"prompt": "a" * 1000}), RuntimeError))
     assert longest_token(None) is None
     assert (longest_token(byte_level()) or 0) >= 1
 
