@@ -2,7 +2,7 @@
 # Measure the results from which docs/benchmarks.md is made (make measure, then make report).
 #
 #   benchmarks/measure.sh           all of them
-#   benchmarks/measure.sh NAME...   some: bundled forward load quality overhead
+#   benchmarks/measure.sh NAME...   some: bundled forward load serve quality overhead
 #
 # They are meant for a machine that does nothing else meanwhile; reports warn where it did. FORERUN says which forerun
 # (forerun), THREADS how many threads (2). QUICK=1 measures a tenth as much, for a look; do not commit what it writes.
@@ -25,6 +25,12 @@ load() {  # many requests at once
     "$FORERUN" bench load --model bundled --parts loop,batches --drafters draft-model,suffix --outstanding 1,4,16 \
         --pairs $PAIRS --threads "$THREADS" --json benchmarks/load-bundled.json
 }
+serve() {  # the same through a server, beside the engine's thread in-process, and beside large bodies
+    "$FORERUN" bench serve bundled --plain --in-process --concurrency 1,4,16 --rounds $((PAIRS / 2)) --requests 3 \
+        --num-prompts 16 --no-details --threads "$THREADS" --json benchmarks/serve-bundled.json
+    "$FORERUN" bench serve bundled --large-bodies 8 --concurrency 1,4 --rounds $((PAIRS / 2)) --requests 4 \
+        --num-prompts 16 --no-details --threads 1 --json benchmarks/serve-bodies.json
+}
 quality() {  # what 8 and 4 bits cost
     "$FORERUN" bench quality --model bundled --prompts prose,code --num-prompts $TEXTS \
         --threads "$THREADS" --json benchmarks/quality-bundled.json
@@ -35,8 +41,8 @@ overhead() {  # drafting in a long context
 
 for name in "${@:-all}"; do
     case $name in
-        all) bundled; forward; load; quality; overhead ;;
-        bundled | forward | load | quality | overhead) "$name" ;;
-        *) echo "measure.sh: there is no '$name'; there are bundled, forward, load, quality, overhead" >&2; exit 2 ;;
+        all) bundled; forward; load; serve; quality; overhead ;;
+        bundled | forward | load | serve | quality | overhead) "$name" ;;
+        *) echo "measure.sh: there is no '$name'; there are bundled, forward, load, serve, quality, overhead" >&2; exit 2 ;;
     esac
 done
