@@ -29,17 +29,21 @@ class DrainingServer(uvicorn.Server):
 
     Args:
         drain_timeout: seconds that requests have.
+        model: what requests call it.
     """
 
-    def __init__(self, config: uvicorn.Config, gate: Gate, drain_timeout: float) -> None:
+    def __init__(self, config: uvicorn.Config, gate: Gate, drain_timeout: float, model: str) -> None:
         super().__init__(config)
-        self._gate, self._drain_timeout = gate, drain_timeout
+        self._gate, self._drain_timeout, self._model = gate, drain_timeout, model
         self._loop: asyncio.AbstractEventLoop | None = None
         self._draining: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
+        for server in self.servers if self.started else ():
+            for each in server.sockets:  # only now do they take connections
+                _log.info({"event": "ready", "url": _url(each), "model": self._model})
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self._gate.draining or self._loop is None:
@@ -79,7 +83,7 @@ def make_server(service: Service) -> DrainingServer:
         lifespan="off",
         ws="none",
     )
-    return DrainingServer(config, gate, options.drain_timeout)
+    return DrainingServer(config, gate, options.drain_timeout, service.name)
 
 
 def bound_socket(options: ServerOptions) -> socket.socket:
@@ -104,11 +108,13 @@ def bound_socket(options: ServerOptions) -> socket.socket:
 
 def serve(service: Service, listening: socket.socket) -> None:
     """Serve until a signal ends it."""
-    host, port = listening.getsockname()[:2]
-    place = f"[{host}]" if ":" in host else host
-    _log.info({"event": "ready", "url": f"http://{place}:{port}", "model": service.name})
     try:
         make_server(service).run(sockets=[listening])
     finally:
         service.close()
         _log.info({"event": "ended"})
+
+
+def _url(listening: socket.socket) -> str:
+    host, port = listening.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

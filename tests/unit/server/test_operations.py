@@ -250,6 +250,22 @@ def test_what_is_logged(caplog: pytest.LogCaptureFixture) -> None:
         assert ("secret" in caplog.text) == log_prompts
 
 
+def test_ready_is_said_once_connections_are_taken(caplog: pytest.LogCaptureFixture) -> None:
+    taken: list[bool] = []
+
+    def emit(record: logging.LogRecord) -> bool:
+        if isinstance(record.msg, dict) and record.msg["event"] == "ready":
+            host, port = record.msg["url"].removeprefix("http://").split(":")
+            with socket.create_connection((host, int(port)), timeout=LIMIT):
+                taken.append(True)
+        return True
+
+    caplog.handler.addFilter(emit)
+    with caplog.at_level(logging.INFO, "forerun.server"), running():
+        pass
+    assert taken == [True]
+
+
 def test_metrics_have_the_names_that_tools_read() -> None:
     with running() as (_, http):
         http.post(COMPLETIONS, json={**SHORT, "max_tokens": 20})
