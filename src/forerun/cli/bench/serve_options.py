@@ -34,7 +34,7 @@ class BenchServeOptions(Checked):
     """Which servers, under which loads, how asked."""
 
     url: Sequence[str] = option(
-        (), "A server that runs already; NAME= before it names it in tables.", metavar="[NAME=]URL"
+        (), "A server that runs already; NAME= before it names it in tables.", metavar="URL"
     )
     ask_for: str | None = option(
         None, "What requests to --url call the model.", metavar="NAME", default_text="the first that the server lists"
@@ -77,7 +77,7 @@ class BenchServeOptions(Checked):
     goodput: str | None = option(
         None,
         "Milliseconds that a good request keeps: to the first token, per token, and whole, such as first:500,token:50.",
-        metavar="NAME:MS,...",
+        metavar="GOAL,...",
         default_text="none",
     )
     drafter: str | None = option(
