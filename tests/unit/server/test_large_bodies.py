@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
+import time
 from io import BytesIO
 from typing import Any
 
@@ -14,6 +16,7 @@ import pytest
 from forerun.errors import RequestBodyError
 from forerun.files.json_file import Fields
 from forerun.server import service, weighing
+from forerun.server.gate import Pace
 from forerun.server.weigh import LENGTH, answer, main
 from forerun.server.weighing import Limits, Weigher, longest_token
 from serving import Served
@@ -108,3 +111,12 @@ def test_a_large_body_over_http(served: Served, monkeypatch: pytest.MonkeyPatch)
     counted = httpx.post(f"{served.url}/tokenize", json={"prompt": "a" * (1 << 17)})
     assert counted.status_code == 200 and counted.json()["count"] > served.llm.target.context_length
     assert weighing.LARGE_BODY < 1 << 20
+
+
+def test_bytes_pass_at_a_pace() -> None:
+    async def run() -> float:
+        pace, started = Pace(1000.0), time.monotonic()
+        await asyncio.gather(*(pace.take(10) for _ in range(5)))
+        return time.monotonic() - started
+
+    assert asyncio.run(run()) >= 0.05

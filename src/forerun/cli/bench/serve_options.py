@@ -33,9 +33,7 @@ _GOALS = ("first", "token", "whole")
 class BenchServeOptions(Checked):
     """Which servers, under which loads, how asked."""
 
-    url: Sequence[str] = option(
-        (), "A server that runs already; NAME= before it names it in tables.", metavar="URL"
-    )
+    url: Sequence[str] = option((), "A server that runs already; NAME= before it names it in tables.", metavar="URL")
     ask_for: str | None = option(
         None, "What requests to --url call the model.", metavar="NAME", default_text="the first that the server lists"
     )
