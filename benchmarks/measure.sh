@@ -2,7 +2,7 @@
 # Measure the results from which docs/benchmarks.md is made (make measure, then make report).
 #
 #   benchmarks/measure.sh           all of them
-#   benchmarks/measure.sh NAME...   some: bundled forward load serve quality overhead
+#   benchmarks/measure.sh NAME...   some: bundled smollm2 forward load serve quality overhead
 #
 # They are meant for a machine that does nothing else meanwhile; reports warn where it did. FORERUN says which forerun
 # (forerun), THREADS how many threads (2). QUICK=1 measures a tenth as much, for a look; do not commit what it writes.
@@ -14,8 +14,13 @@ if [ "${QUICK:-}" ]; then PROMPTS=3 FORWARDS=6 PAIRS=2 TEXTS=6; else PROMPTS=12 
 
 bundled() {  # the bundled pair: acceptance and speed of the drafters that serve it without options
     "$FORERUN" bench generate --model bundled --prompts code,prose,copying --num-prompts $PROMPTS --max-tokens 96 \
-        --drafters draft-model,suffix,recycling --rounds 1 --no-reference --no-details \
+        --drafters draft-model,suffix,recycling --rounds 1 --no-details \
         --threads "$THREADS" --json benchmarks/generate-bundled.json
+}
+smollm2() {  # a chat model: forerun fetch smollm2 brings it
+    "$FORERUN" bench generate --model smollm2 --prompts questions --num-prompts $TEXTS --max-tokens 96 \
+        --drafters "suffix;prompt-lookup;hybrid:sources=suffix+eagle" --rounds 1 --no-reference --no-details \
+        --threads "$THREADS" --json benchmarks/generate-smollm2.json
 }
 forward() {  # one forward by rows, beside the roofline
     "$FORERUN" bench forward --dtypes bfloat16,int8 --rows 1,2,4,8,16 --rounds $FORWARDS \
@@ -41,8 +46,8 @@ overhead() {  # drafting in a long context
 
 for name in "${@:-all}"; do
     case $name in
-        all) bundled; forward; load; serve; quality; overhead ;;
-        bundled | forward | load | serve | quality | overhead) "$name" ;;
-        *) echo "measure.sh: there is no '$name'; there are bundled, forward, load, serve, quality, overhead" >&2; exit 2 ;;
+        all) bundled; smollm2; forward; load; serve; quality; overhead ;;
+        bundled | smollm2 | forward | load | serve | quality | overhead) "$name" ;;
+        *) echo "measure.sh: there is no '$name'; there are bundled, smollm2, forward, load, serve, quality, overhead" >&2; exit 2 ;;
     esac
 done

@@ -63,5 +63,5 @@ def _commit() -> str | None:
     if git("ls-files", "--error-unmatch", here.name) is None:
         return None
     commit = git("rev-parse", "--short=10", "HEAD")
-    changed = git("status", "--porcelain", "--untracked-files=no")
+    changed = git("status", "--porcelain", "--untracked-files=no", "--", str(here.parents[1]))
     return f"{commit}+" if commit and changed else commit
