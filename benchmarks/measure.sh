@@ -31,7 +31,7 @@ load() {  # many requests at once
         --pairs $PAIRS --threads "$THREADS" --json benchmarks/load-bundled.json
 }
 serve() {  # the same through a server, beside the engine's thread in-process, and beside large bodies
-    "$FORERUN" bench serve bundled --plain --in-process --concurrency 1,4,16 --rounds $((PAIRS / 2)) --requests 3 \
+    "$FORERUN" bench serve bundled --plain --in-process --concurrency 1,4,16 --rounds $((PAIRS / 2)) --requests 2 \
         --num-prompts 16 --no-details --threads "$THREADS" --json benchmarks/serve-bundled.json
     "$FORERUN" bench serve bundled --large-bodies 8 --concurrency 1,4 --rounds $((PAIRS / 2)) --requests 4 \
         --num-prompts 16 --no-details --threads 1 --json benchmarks/serve-bodies.json
