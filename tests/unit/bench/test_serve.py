@@ -235,6 +235,28 @@ def test_what_runs_beside_ends_with_the_window() -> None:
     assert seen == ["begun", "ended"]
 
 
+def test_an_interrupt_leaves_the_rounds_that_are_whole() -> None:
+    sent = 0
+
+    async def send(ask: Ask) -> Answered:
+        nonlocal sent
+        sent += 1
+        if sent > 2 + 2 + 8 * 3:  # in the second round of the second arm
+            task.cancel()
+        await asyncio.sleep(0)
+        return answered(0, 1, num_tokens=1)
+
+    async def run() -> list[Measured]:
+        nonlocal task
+        arms = [Arm("one", "", send), Arm("two", "", send)]
+        task = asyncio.ensure_future(measure(arms, [Load(1), Load(2)], asks(), 1, 5))
+        return await task
+
+    task: asyncio.Future[list[Measured]] = None  # type: ignore[assignment]
+    (found,) = asyncio.run(run())
+    assert [len(windows) for windows in found.windows.values()] == [1, 1]
+
+
 def test_an_arm_that_answers_nothing_is_an_error() -> None:
     async def refused(ask: Ask) -> Answered:
         return answered(0, 1, error="status 404: no such model")

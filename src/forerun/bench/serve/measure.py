@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -35,7 +36,7 @@ async def measure(
     rounds: int,
     say: Callable[[str], None] = lambda _: None,
 ) -> list[Measured]:
-    """Every load on every arm.
+    """Every load on every arm. A task that is cancelled meanwhile returns the rounds that are whole.
 
     Args:
         asks: the requests, from the beginning again after the last.
@@ -46,26 +47,47 @@ async def measure(
     Raises:
         ConfigError: an arm answers none of the requests that warm it up.
     """
-    found = []
-    for load in loads:
-        part = [arm for arm in arms if not arm.is_alone or load.concurrency == 1]
-        count = each if load.rate is not None else max(each * (load.concurrency or 1), LEAST_REQUESTS)
-        windows: dict[Arm, list[Window]] = {arm: [] for arm in part}
-        for number in range(-1, rounds):  # the first warms up
-            here = _in_turn(asks, max(number, 0) * count, count if number >= 0 else WARMUP * (load.concurrency or 1))
-            for arm in part[:: 1 if number % 2 else -1]:
-                window = await run(arm, load, here, seed=number + 1)
-                if number < 0:
-                    _check(arm, window)
-                    continue
-                windows[arm].append(window)
-                failed = sum(answer.error is not None for answer in window.answers)
-                say(
-                    f"{load.name}, round {number + 1} of {rounds}, {arm.name}: {window.speed:.1f} tokens/s"
-                    + (f", {failed} of {count} failed" if failed else "")
-                )
-        found.append(Measured(load, windows))
-    return found
+    found: list[Measured] = []
+    try:
+        for load in loads:
+            part = [arm for arm in arms if not arm.is_alone or load.concurrency == 1]
+            windows: dict[Arm, list[Window]] = {arm: [] for arm in part}
+            found.append(Measured(load, windows))
+            await _rounds(load, windows, asks, each, rounds, say)
+    except asyncio.CancelledError:  # Ctrl-C: what is whole stands
+        say("interrupted")
+    return [whole for whole in map(_whole, found) if any(whole.windows.values())]
+
+
+async def _rounds(
+    load: Load,
+    windows: dict[Arm, list[Window]],
+    asks: Sequence[Ask],
+    each: int,
+    rounds: int,
+    say: Callable[[str], None],
+) -> None:
+    """One load on its arms, round after round."""
+    count = each if load.rate is not None else max(each * (load.concurrency or 1), LEAST_REQUESTS)
+    for number in range(-1, rounds):  # the first warms up
+        here = _in_turn(asks, max(number, 0) * count, count if number >= 0 else WARMUP * (load.concurrency or 1))
+        for arm in list(windows)[:: 1 if number % 2 else -1]:
+            window = await run(arm, load, here, seed=number + 1)
+            if number < 0:
+                _check(arm, window)
+                continue
+            windows[arm].append(window)
+            failed = sum(answer.error is not None for answer in window.answers)
+            say(
+                f"{load.name}, round {number + 1} of {rounds}, {arm.name}: {window.speed:.1f} tokens/s"
+                + (f", {failed} of {count} failed" if failed else "")
+            )
+
+
+def _whole(measured: Measured) -> Measured:
+    """The rounds in which every arm took part."""
+    rounds = min(map(len, measured.windows.values()), default=0)
+    return Measured(measured.load, {arm: windows[:rounds] for arm, windows in measured.windows.items()})
 
 
 def _check(arm: Arm, window: Window) -> None:

@@ -75,8 +75,10 @@ def serve(
     baseline, prompts = asked.chosen_baseline(places), Prompts.of(compared.cases())
     watch = begin(threads, json)
     measured = asyncio.run(_measured(asked, served, others, prompts, compared.max_tokens, threads))
+    if not measured:
+        raise KeyboardInterrupt
     rows = made_rows(measured, goal, baseline)
-    about = f"{asked.rounds} rounds, answers up to {compared.max_tokens} tokens; 90th percentiles in parentheses"
+    about = f"{min(row.samples for row in rows)} rounds, answers up to {compared.max_tokens} tokens; 90th percentiles in parentheses"
     report = Report(
         "serve",
         [recorded.table(f"{', '.join(places)}: {about}", rows, baseline)],
