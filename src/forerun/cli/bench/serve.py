@@ -78,7 +78,8 @@ def serve(
     if not measured:
         raise KeyboardInterrupt
     rows = made_rows(measured, goal, baseline)
-    about = f"{min(row.samples for row in rows)} rounds, answers up to {compared.max_tokens} tokens; 90th percentiles in parentheses"
+    rounds = min(row.samples for row in rows)
+    about = f"{rounds} rounds, answers up to {compared.max_tokens} tokens; 90th percentiles in parentheses"
     report = Report(
         "serve",
         [recorded.table(f"{', '.join(places)}: {about}", rows, baseline)],
