@@ -55,7 +55,8 @@ def figures(rows: Sequence[ServeRow]) -> list[Figure]:
             ("whole_request", row.whole),
         ):
             values |= {name: times.median, f"{name}_p90": times.p90, f"{name}_p99": times.p99}
-        found += figures_of(labels(row), values, row.samples)
+        numbers = {name: value for name, value in values.items() if value == value}  # NaN: there was nothing to time
+        found += figures_of(labels(row), numbers, row.samples)
     return found
 
 

@@ -10,7 +10,7 @@ from forerun.bench.load.serving import quantile
 from forerun.bench.measure import Interval, bootstrap, ratio
 from forerun.bench.report import Columns, decimal, percent
 from forerun.bench.serve.answers import Answered
-from forerun.bench.serve.arm import GENERATE, PLAIN, Arm
+from forerun.bench.serve.arm import DRIVER, GENERATE, PLAIN, Arm
 from forerun.bench.serve.load import Load, Window
 from forerun.bench.serve.measure import Measured
 
@@ -76,7 +76,7 @@ class ServeRow:
         between_mean: mean of the times between.
         requests: per second.
         goodput: requests per second that keep the goal; None without one.
-        client: processor seconds of the client for each second of a window.
+        client: processor seconds of the client for each second of a window; None where the engine is in its process.
         failed: share of the requests that got no whole answer.
         same_text: share of the answers that are those of the same place without speculation; None without that.
         is_counted: tokens are counted by the server, not by pieces of text.
@@ -97,7 +97,7 @@ class ServeRow:
     whole: Times
     requests: float
     goodput: float | None
-    client: float
+    client: float | None
     failed: float
     same_text: float | None
     is_counted: bool
@@ -154,7 +154,7 @@ def _row(measured: Measured, arm: Arm, goal: Goal, baseline: str) -> ServeRow:
         whole=Times.of([each.seconds for each in whole]),
         requests=len(whole) / seconds,
         goodput=sum(map(goal.is_kept, answers)) / seconds if goal.is_set else None,
-        client=sum(window.cpu_seconds for window in windows) / seconds,
+        client=None if arm.place in (DRIVER, GENERATE) else sum(window.cpu_seconds for window in windows) / seconds,
         failed=1 - len(whole) / len(answers),
         same_text=None if plain in (None, arm) else same_texts(windows, measured.windows[plain]),
         is_counted=all(each.is_counted for each in whole),
