@@ -5,9 +5,11 @@
 # make check     what a change must pass: lint, format, types, tests, an audit of the bundled pair
 # make fix       mend what ruff can mend
 # make gpu       the tests that need an accelerator, with the python3 that is there (no environment is made)
+# make docs      the documentation as a site, in build/site; a warning or a dead link is an error
+# make release   source archive and wheels in dist/, checked in a fresh environment; what to upload is said
 # make kernels   compile the native kernels now, and say which run here (else they are compiled at first use)
 # make wheel     a wheel with the native kernels compiled for this platform, in dist/
-# make report    docs/benchmarks.md anew from the measured results in benchmarks/
+# make report    docs/benchmarks.md and the README's figures anew from the measured results in benchmarks/
 # make measure   measure these results anew (an hour; leave the machine alone)
 # make scale     forerun's drafters inside vLLM and llama.cpp (docs/scaling.md), which it installs in build/scale
 # make bench     one forward, and whole generations, beside Transformers (takes a while; leave the machine alone)
@@ -31,7 +33,7 @@ STAMP := $(VENV)/.installed
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all fuzz check fix gpu kernels wheel scale report measure bench clean
+.PHONY: help demo test test-all fuzz check fix gpu docs release kernels wheel scale report measure bench clean
 
 help:
 	@sed -n '/^$$/q; s/^# \{0,1\}//p' Makefile
@@ -73,6 +75,15 @@ gpu:
 	@$(GPU_PYTHON) -c 'import pytest' 2>/dev/null || { echo "make gpu: $(GPU_PYTHON) has no pytest; install it there, or say which Python has it: make gpu GPU_PYTHON=/path/to/python3" >&2; exit 2; }
 	PYTHONPATH=src $(GPU_PYTHON) -m pytest -m gpu $(ARGS)
 
+docs: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --clean
+	@echo "the site: build/site/index.html"
+
+release: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[release]'
+	TORCH='$(TORCH)' tests/release.sh $(abspath $(BIN))/python
+
 kernels: $(STAMP)
 	FORERUN_KERNELS=native $(BIN)/forerun info
 
@@ -80,10 +91,10 @@ wheel: $(STAMP)
 	HATCH_BUILD_HOOKS_ENABLE=1 $(BIN)/python -m pip wheel --disable-pip-version-check --no-deps --wheel-dir dist .
 
 report: $(STAMP)
-	$(BIN)/forerun bench report benchmarks/*.json --head benchmarks/head.md --markdown docs/benchmarks.md
+	$(BIN)/forerun bench report benchmarks/*.json --head benchmarks/head.md --markdown docs/benchmarks.md --into README.md
 
 measure: $(STAMP)
-	FORERUN=$(BIN)/forerun benchmarks/measure.sh $(ARGS)
+	FORERUN=$(BIN)/forerun PYTHON=$(BIN)/python benchmarks/measure.sh $(ARGS)
 
 scale: $(STAMP)
 	TORCH='$(TORCH)' tests/scale.sh $(abspath $(BIN))/python

@@ -54,6 +54,13 @@ def weight_of(kind: str, out: int, size: int, seed: int = 0) -> Tensor | Quantis
     )
 
 
+def as_read(library: Library, weight: Tensor | QuantisedWeight, x: Tensor) -> Tensor:
+    """Rows as a product reads them: rounded where the instruction set in use multiplies bfloat16."""
+    if library.instructions == "avx512bf16" and isinstance(weight, Tensor) and weight.dtype == torch.bfloat16:
+        return x.bfloat16().float()
+    return x
+
+
 def product_of(weight: Tensor | QuantisedWeight, x: Tensor, bias: Tensor | None = None) -> Tensor:
     """By the reference, or in float64."""
     if isinstance(weight, QuantisedWeight):

@@ -62,7 +62,7 @@ KERNELS = ("auto", NATIVE, REFERENCE)
 """auto: the native ones where they can be had; native: an error where they cannot; reference: those in PyTorch."""
 INSTRUCTIONS_VARIABLE = "FORERUN_INSTRUCTIONS"
 """Environment variable: the instruction set of the native kernels; unset: the best that the processor has."""
-INSTRUCTIONS = ("avx512", "avx2", "portable")
+INSTRUCTIONS = ("avx512bf16", "avx512", "avx2", "portable")
 """The best first. A processor that has one of them has those after it."""
 
 HYBRID_MODES = ("first", "merge")

@@ -1,7 +1,13 @@
 """Documents that must stay true: the rooms that docs/design.md lists are those that exist."""
 
 import re
+from collections import Counter
 from pathlib import Path
+
+import pytest
+
+from forerun.bench.summary.headline import put_into, sections
+from forerun.results import load
 
 ROOT = Path(__file__).parents[2]
 SRC = ROOT / "src" / "forerun"
@@ -13,3 +19,50 @@ def test_design_has_one_line_per_module() -> None:
     modules = {str(path.relative_to(SRC)) for path in SRC.rglob("*.py") if not path.name.startswith("__")}
     assert len(listed) == len(set(listed))
     assert set(listed) == modules
+
+
+PAGES = [*sorted((ROOT / "docs").glob("*.md")), *sorted(ROOT.glob("*.md"))]
+FENCED = re.compile(r"^ *```.*?^ *```", re.DOTALL | re.MULTILINE)
+LINK = re.compile(r"\[[^\[\]]+\]\(([^()\s]+)\)")
+
+
+def anchors(path: Path) -> set[str]:
+    """As code hosts make them of headings."""
+    seen: Counter[str] = Counter()
+    found = set()
+    for heading in re.findall(r"^#{1,6} +(.*?) *$", FENCED.sub("", path.read_text(encoding="utf-8")), re.MULTILINE):
+        text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).replace("`", "").replace("*", "").lower()
+        name = re.sub(r"[^\w\- ]", "", text).replace(" ", "-")
+        found.add(f"{name}-{seen[name]}" if seen[name] else name)
+        seen[name] += 1
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    text = FENCED.sub("", page.read_text(encoding="utf-8"))
+    for target in LINK.findall(text):
+        if re.match(r"[a-z]+:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        place = (page.parent / path).resolve() if path else page
+        assert place.exists(), f"{page.name}: {target}"
+        assert not anchor or anchor in anchors(place), f"{page.name}: {target}"
+
+
+def test_the_readme_has_the_figures_of_the_measured_results() -> None:
+    """`make report` writes them."""
+    made = sections([load(path) for path in sorted((ROOT / "benchmarks").glob("*.json"))])
+    readme = ROOT / "README.md"
+    assert all(made.values()), "results of each section are there"
+    assert put_into(readme, made) == readme.read_text(encoding="utf-8")
+
+
+def test_the_readme_counts_families_as_the_table_does() -> None:
+    table = (ROOT / "docs" / "models.md").read_text(encoding="utf-8").partition("| why not |")[2].partition("\n\n")[0]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines() if line.count("|") == 6][1:]
+    served = [row for row in rows if row[2] != "refused"]
+    exact = [row for row in served if row[3] == "yes"]
+    told = f"Of the {len(rows)} model families that were tried, {len(served)} are served, {len(exact)} of them with"
+    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    assert told in readme and f"and {len(rows) - len(served)} are refused" in readme

@@ -33,6 +33,7 @@ FLOORS = {
     "vocabulary": 2,
     "heads": 2,
     "results": 2,
+    "traffic": 2,
     "gguf_format": 2,
     "guidance": 2,
     "models": 3,

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from forerun.audit.as_results import audit_results
 from forerun.audit.settings import NEEDS_DRAFTER, AuditOptions, quick as quick_settings
 from forerun.bench.report import plain_table
 from forerun.cli import options
+from forerun.cli.bench.shared import check_json
 from forerun.cli.default_model import chosen_model
 from forerun.cli.flags import Flags, with_flags
 from forerun.cli.memory_line import memory_told, note
@@ -21,6 +23,8 @@ from forerun.cli.output import print_json
 from forerun.config import AUTO, NO_DRAFTER
 from forerun.errors import ConfigError, DrafterError
 from forerun.files.write import refuse_to_overwrite, write_bytes
+from forerun.results import Watch, save
+from forerun.results.write import command_line
 from forerun.workloads import Case, load
 
 if TYPE_CHECKING:
@@ -63,6 +67,10 @@ Prompts = Annotated[
     ),
 ]
 Html = Annotated[Path | None, typer.Option("--html", help="Write the certificate as one HTML page.", metavar="FILE")]
+ResultsFile = Annotated[
+    Path | None,
+    typer.Option("--results", help="Write the figures for `forerun bench report`; not with --url.", metavar="FILE"),
+]
 Quick = Annotated[
     bool, typer.Option("--quick", help="The same grid at small sizes: half a minute for the bundled pair.")
 ]
@@ -78,6 +86,7 @@ def audit(
     prompts: Prompts = None,
     quick: Quick = False,
     html: Html = None,
+    results: ResultsFile = None,
     settings: Annotated[AuditOptions, Flags()],
     llm: Annotated[
         LLMOptions, Flags("acceptance", "prefix_reuse", "cache_memory", "dtype", "device", "quantize", "adapter")
@@ -91,6 +100,10 @@ def audit(
     """
     if html is not None:
         refuse_to_overwrite(html, ConfigError, "Give another name.")
+    if results is not None and url:
+        raise ConfigError("--results keeps the figures of a model here, and --url names a server. Leave one out.")
+    check_json(results, "--results")
+    watch = Watch.begin()
     if quick:
         settings = quick_settings(settings)
     if url:
@@ -98,6 +111,8 @@ def audit(
     else:
         certificate = _of_model(chosen_model(model, "MODEL"), drafter, prompts, settings, llm, threads)
     _told(certificate, html, json)
+    if results is not None:
+        save(audit_results(certificate, command_line(sys.argv[1:]), watch.environment()), results)
     code = {"fail": FAILED, "inconclusive": INCONCLUSIVE}.get(certificate.verdict, 0)
     if code:
         raise typer.Exit(code)

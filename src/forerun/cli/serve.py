@@ -17,6 +17,7 @@ from forerun.cli.served_drafters import served_drafters
 from forerun.config import EngineConfig
 from forerun.errors import ConfigError
 from forerun.server.options import ServerOptions
+from forerun.traffic.recorder import check_place
 
 _REPEATABLE = "Repeatable: requests choose by name, the first is the default."
 INSTALL = "pip install 'forerun[server]'"
@@ -67,6 +68,8 @@ def serve(
     drafters = served_drafters(drafter or [], draft_model, speculative_config)
     if server.is_open:
         note(f"{server.host} lets other machines in, and there is no --api-key: whoever reaches it may use it")
+    if server.journal is not None:
+        check_place(server.journal)
     sizes = {"max_batch": engine.max_batch, "prefill_chunk": engine.prefill_chunk}
     with bound_socket(server) as listening:
         note(f"loading {model}")

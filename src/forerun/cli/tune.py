@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from forerun.cli import options
-from forerun.cli.bench.shared import whole_numbers
+from forerun.cli.bench.shared import check_json, set_threads, whole_numbers
 from forerun.cli.default_model import chosen_model
 from forerun.cli.flags import Flags, with_flags
 from forerun.cli.generate import INTERRUPTED
@@ -67,10 +67,10 @@ def tune(
     json: options.Json = False,
 ) -> None:
     """Find the fastest drafter and K for your prompts, and write them down; or say that none is faster than plain."""
-    from forerun.cli.bench.shared import set_threads
     from forerun.tune.config_file import check_place
 
     check_place(settings.out)
+    check_json(settings.results, "--results")
     if settings.allow_quantize and llm.quantize is not None:
         raise ConfigError(f"--quantize is {llm.quantize!r}, so --allow-quantize has nothing to try. Leave one out.")
     levels = whole_numbers(settings.load, "--load")

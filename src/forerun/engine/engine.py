@@ -42,6 +42,7 @@ class Engine:
     Attributes:
         outputs: what came of the steps, until somebody takes it from the front.
         last_step: figures of the last step.
+        watch: is told the figures of each step, in the thread that drives it; must not raise, nor take time.
         grammars: those of requests, prepared. Preparing takes up to a second, and may be done before, in any thread.
     """
 
@@ -69,6 +70,7 @@ class Engine:
         self._memory = Memory(target, drafter, self.config)
         self.scheduler = Scheduler(self.config, target, self._memory.reuses)
         self.last_step = StepStats()
+        self.watch: Callable[[StepStats], None] | None = None
         # K = 0 is plain decoding: a drafter that is never asked need not be told anything either. An explicit budget
         # decides for itself, and keeps the drafter.
         self._drafter = drafter if self.config.num_draft_tokens or budget is not None else None
@@ -178,6 +180,8 @@ class Engine:
                     self.last_step = stats = self._run(schedule)
                 stats.time_total = self._clock() - started
                 scheduler.observe(stats)
+                if self.watch is not None:
+                    self.watch(stats)
             else:  # somebody else's caches hold the pages of the target's pool, and it may be that they never end
                 for state in list(scheduler.running):
                     self._exits.fail(state, self._memory.shortage())

@@ -141,6 +141,7 @@ class StepStats:
         num_draft_tokens: of these, draft tokens.
         num_accepted_tokens: draft tokens committed.
         num_tokens: tokens committed.
+        num_positions: in the caches of its sequences before it, summed.
         time_draft, time_target, time_verify: as in SequenceStats.
         time_total: the whole step; what exceeds the sum of the three is the engine's own.
         reason: why so much was drafted, or nothing (`Plan.reason`); empty where the budget was not asked.
@@ -152,6 +153,7 @@ class StepStats:
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     num_tokens: int = 0
+    num_positions: int = 0
     time_draft: float = 0.0
     time_target: float = 0.0
     time_verify: float = 0.0

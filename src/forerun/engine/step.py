@@ -87,6 +87,7 @@ class StepLoop:
         stats.num_sequences = len(work)
         for row, item in zip(rows, work, strict=True):
             stats.num_rows += len(row.token_ids)
+            stats.num_positions += row.cache.length
             stats.num_prompt_rows += item.num_owed if item.num_owed > 1 else 0
             stats.num_draft_tokens += 0 if item.draft is None else len(item.draft)
             if item.budget is not None and item.draft is not None and item.verdict is not None:

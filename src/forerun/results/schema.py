@@ -94,6 +94,13 @@ FIGURES: Mapping[str, FigureKind] = {
     "perplexity_lost": FigureKind("share", "lower", "perplexity lost"),
     "divergence": FigureKind("nats", "lower", "Kullback-Leibler divergence"),
     "agreement": FigureKind("share", "higher", "top-1 agreement"),
+    "over_plain_predicted": FigureKind("times", "higher", "predicted speed over plain decoding"),
+    "replay_error": FigureKind("share", "", "by which the replay of what happened misses it"),
+    "compared": FigureKind("", "higher", "answers or samples that were compared"),
+    "found": FigureKind("share", "lower", "smallest deviation that would have been found with probability 0.9"),
+    "p_value": FigureKind("", "", "p-value"),
+    "break_even": FigureKind("share", "lower", "acceptance from which speculation pays"),
+    "decided": FigureKind("share", "", "share of forwards by what was decided about drafting"),
 }
 """The figures that have a name. A kind may use others: they are shown by their name, without a unit."""
 

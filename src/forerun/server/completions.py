@@ -67,6 +67,7 @@ class Begun:
         request: Request,
     ) -> None:
         self.service, self._answering, self.request = service, answering, request
+        self._asked, self._prompts = asked, prompts
         named: dict[str, Any] = {"model": service.name, "name": uuid.uuid4().hex, "created": int(time.time())}
         self._form: Chunks | ResponseEvents
         if asked.url == RESPONSES_URL:
@@ -80,8 +81,8 @@ class Begun:
     async def whole(self) -> dict[str, Any]:
         """The body of the response."""
         async with aclosing(self.outputs) as outputs:
-            async for _, output in outputs:
-                self._count(output)
+            async for place, output in outputs:
+                self._count(place, output)
         return self._form.whole(self._answering.generations)
 
     async def events(self, first: tuple[int, StepOutput]) -> AsyncIterator[dict[str, str]]:
@@ -93,7 +94,7 @@ class Begun:
                     now = time.monotonic()
                     self.service.metrics.chunk(now - before)
                     before = now
-                    self._count(output)
+                    self._count(place, output)
                     for body in self._form.of(place, output):
                         yield _event(body)
             for body in self._form.last(self._answering.generations):
@@ -106,9 +107,10 @@ class Begun:
             self.complete = True
             yield _event(self._form.failure(error_response(error)[1]))
 
-    def _count(self, output: StepOutput) -> None:
+    def _count(self, place: int, output: StepOutput) -> None:
         if output.choice is not None:
-            self.service.ended(output, self.request, time.monotonic() - self._started)
+            seconds = time.monotonic() - self._started
+            self.service.ended(output, self._asked, len(self._prompts[place]), self.request, seconds)
 
 
 class Stream(EventSourceResponse):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from forerun.errors import ConfigError
 from forerun.fields import check_options, documented, option
@@ -41,6 +42,15 @@ class ServerOptions:
     )
     drain_timeout: float = option(
         120.0, "Seconds that requests have to finish after SIGTERM; those that have not are cut.", low=0
+    )
+    journal: Path | None = option(
+        None,
+        "Keep figures of every answer and of steps in this file, without any text, for `forerun bench journal`; a "
+        "request's category is a word in its header X-Forerun-Category.",
+        metavar="FILE",
+    )
+    journal_size: float = option(
+        64.0, "MiB of --journal and its older part FILE.1 together; what is older is dropped.", low=1
     )
     log_prompts: bool = option(False, "Log the text of prompts and answers, which is left out otherwise.")
 

@@ -21,6 +21,7 @@ from forerun.openai_format.requests import CompletionRequest
 from forerun.openai_format.responses import Responses
 from forerun.openai_format.tools import check_template_carries
 from forerun.server.answering import Answering
+from forerun.server.journal import ServerJournal, category_of
 from forerun.server.logs import LOGGER
 from forerun.server.metrics import Metrics
 from forerun.server.options import ServerOptions
@@ -40,6 +41,9 @@ class Service:
     Attributes:
         num_choices: in the engine or waiting for it.
         created: when it was loaded, Unix time in seconds.
+
+    Raises:
+        ConfigError: the journal cannot be written.
     """
 
     def __init__(self, llm: LLM, name: str, options: ServerOptions) -> None:
@@ -52,12 +56,16 @@ class Service:
         self._weigher = Weigher()
         length = longest_token(llm.tokenizer)
         self._limits = Limits(llm.target.name, llm.target.context_length, length, options.max_prompts)
+        where, size = options.journal, options.journal_size
+        self._journal = None if where is None else ServerJournal(llm, name, where, size)
         self._inbox: LoopInbox | None = None  # of the loop that serves
 
     def close(self) -> None:
-        """End the engine's thread, and what else was started."""
+        """End the engine's thread and what else was started, and write what is left of the journal."""
         self.thread.close()
         self._weigher.close()
+        if self._journal is not None:
+            self._journal.close()
 
     def check_model(self, model: str | None) -> None:
         """Raise RequestBodyError if a request is for another model; none at all is this one."""
@@ -128,6 +136,7 @@ class Service:
     def answering(self, asked: CompletionRequest, prompts: Seq[list[int]], request: Request) -> Answering:
         """The request in the engine. Raises as `Answering.submit`."""
         params = replace(asked.params, tenant=request.state.tenant)
+        request.state.category = "" if self._journal is None else category_of(request)
         if self._inbox is None:
             self._inbox = LoopInbox()
         timeout = self.options.request_timeout
@@ -140,11 +149,20 @@ class Service:
             _log.info({"event": "prompts", "request_id": request.state.request_id, "prompts": asked.prompts})
         return made
 
-    def ended(self, output: StepOutput, request: Request, seconds: float) -> None:
-        """A choice has ended, so long after its request was let in."""
+    def ended(
+        self, output: StepOutput, asked: CompletionRequest, prompt: int, request: Request, seconds: float
+    ) -> None:
+        """A choice has ended.
+
+        Args:
+            prompt: tokens of its prompt.
+            seconds: since its request was let in.
+        """
         choice = output.choice
         assert choice is not None
         self.metrics.ended(choice.stats, choice.finish_reason, seconds)
+        if self._journal is not None:
+            self._journal.answered(output, asked.params, prompt, request.state.category, seconds)
         told = request.state.told
         told["completion_tokens"] = told.get("completion_tokens", 0) + len(choice.token_ids)
         told.setdefault("finish_reasons", []).append(choice.finish_reason)

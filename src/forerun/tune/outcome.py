@@ -11,7 +11,7 @@ from forerun.bench.prompts import Request
 from forerun.bench.report import Table, decimal, percent
 from forerun.config import NO_DRAFTER
 from forerun.files.write import digest
-from forerun.results import DrafterFacts, Environment, Figure, PromptFacts, Results, RunRow, TargetFacts
+from forerun.results import DrafterFacts, Environment, Figure, PromptFacts, Results, RunRow, TableFacts, TargetFacts
 from forerun.results.write import without_folders
 from forerun.tune.arms import PLAIN, Arm, Trial
 from forerun.tune.ledger import Ledger
@@ -148,7 +148,7 @@ class Outcome:
             prompts=[_prompt(request, without_folders(self.workload)) for request in self.requests],
             rows=[*self._rows(self.search, 0), *self._rows(self.report, len(self.search.heats))],
             figures=[figure for arm in every for figure in self._figures(arm)],
-            tables=[],
+            tables=self._tables_of_file(),
             details={
                 "verdict": self.verdict.answer,
                 "chosen": str(self.verdict.arm),
@@ -159,6 +159,16 @@ class Outcome:
                 "interrupted": self.interrupted,
             },
         )
+
+    def _tables_of_file(self) -> list[TableFacts]:
+        """The tables with verdict and what was left out, without folders."""
+        tables = [Table("Verdict", ["chosen", "why"], [[str(self.verdict.arm), self.verdict.reason]]), *self.tables()]
+        if self.left_out:
+            tables.append(Table("Left out", ["drafter", "why"], [list(pair) for pair in self.left_out.items()]))
+        return [
+            TableFacts(each.title, each.header, [list(map(without_folders, row)) for row in each.rows])
+            for each in tables
+        ]
 
     def _rows(self, ledger: Ledger, first: int) -> list[RunRow]:
         """The trials of one request at a time; of several at once the seconds are no prompt's own."""

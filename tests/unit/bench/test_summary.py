@@ -88,6 +88,8 @@ def test_results_of_other_machines_and_commits_are_marked() -> None:
     assert any("2 machines" in text for text in warnings_of([generated(), other]))
     assert any("2 versions of forerun" in text for text in warnings_of([generated(), other]))
     assert "2 machines" in markdown([generated(), other])
+    planned = replace(other, kind="plan", details={"source": "bound"})
+    assert warnings_of([planned]) == [] and warnings_of([generated(), planned]) == []
     noisy = replace(other, environment=replace(QUIET, stolen=0.2))
     assert any(text.startswith("other.json: 20 %") for text in warnings_of([generated(), noisy]))
 
@@ -131,4 +133,17 @@ def test_benchmarks_md_is_what_is_made_of_the_committed_results() -> None:
     head = (ROOT / "benchmarks" / "head.md").read_text(encoding="utf-8")
     made = markdown([load(path) for path in files], head)
     assert files and (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8") == made
-    assert sum(path.stat().st_size for path in files) < 400_000
+    assert sum(path.stat().st_size for path in files) < 600_000
+
+
+def test_the_charts_of_tunings() -> None:
+    """What was measured on prompts that did not choose stands beside what was predicted."""
+    labels = {"method": "suffix, auto", "drafter": "suffix"}
+    figures = [
+        Figure("over_plain", {**labels, "part": "choosing"}, 1.6, 1.4, 1.8, 6),
+        Figure("over_plain", {**labels, "part": "report"}, 1.4, 1.3, 1.5, 6),
+        Figure("over_plain_predicted", labels, 1.35),
+    ]
+    fair, choosing, positions = series.charts(replace(generated(), kind="tune", figures=figures))
+    assert [(each.name, each.points[0].value) for each in fair.series] == [("measured", 1.4), ("predicted", 1.35)]
+    assert choosing.series[0].points[0].value == 1.6 and positions.title.startswith("Acceptance by draft position")

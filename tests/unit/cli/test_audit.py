@@ -13,7 +13,9 @@ from forerun.audit.certificate import Certificate, Check, Layer
 from forerun.audit.page import html
 from forerun.audit.settings import AuditOptions, quick
 from forerun.audit.statistics import Deviation
+from forerun.bench.summary.headline import sections
 from forerun.cli import audit as command
+from forerun.results import load
 
 from .conftest import Invoke
 
@@ -52,6 +54,19 @@ def test_json(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
     assert found["verdict"] == "fail" and found["failed"] == ["Rule"] and found["format"] == 1
     assert [layer["name"] for layer in found["layers"]] == ["Bits", "Rule", "Engine"]
     assert found["layers"][0]["tests"][0]["num_samples"] == 30
+
+
+def test_results_for_a_report(invoke: Invoke, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(command, "_of_model", lambda *_: certificate())
+    place = tmp_path / "audit.json"
+    assert invoke("audit", "bundled", "--results", str(place)).exit_code == 0
+    found = load(place)
+    assert found.kind == "audit" and found.details["verdict"] == "pass" and not found.details["findings"]
+    assert {each.name for each in found.figures} == {"compared", "found", "p_value"} and len(found.tables) == 3
+    told = sections([found])["audit"]
+    assert "**No loss was found with suffix.** 30 answers" in told and "900 samples" in told and "10 %" in told
+    refused = invoke("audit", "--url", "http://localhost:9", "--results", str(tmp_path / "b.json"))
+    assert refused.exit_code == 2 and "--results" in refused.stderr
 
 
 def test_quick_and_the_sizes_that_are_asked_for(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from types import ModuleType
 
 import pytest
 
+import traffic_world
 from fake_peers import fake_interpreter
 from families import make_family
 from forerun.bench import acceptance_rate, generate, planning_time, roofline, step_time
@@ -171,6 +172,42 @@ def test_compare_fails_where_something_is_worse(invoke: Invoke, tmp_path: Path) 
     save(generated(3, slower={SUFFIX: 1.3}), tmp_path / "few.json")
     result = invoke("bench", "compare", str(tmp_path / "few.json"), new)
     assert result.exit_code == 0 and "Inconclusive: " in result.stdout
+
+
+def test_a_journal_from_its_file_to_a_page(invoke: Invoke, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    file = str(traffic_world.written(tmp_path / "j", traffic_world.made(30)))
+    result = invoke("bench", "journal", file)
+    assert (
+        result.exit_code == 0 and "without speculation, by replay" in result.stdout and "error of the" in result.stdout
+    )
+    places = [str(tmp_path / name) for name in ("p.html", "p.md", "p.json")]
+    result = invoke("bench", "journal", file, "--html", places[0], "--markdown", places[1], "--json", places[2])
+    assert result.exit_code == 0, result.stderr
+    assert Path(places[0]).read_text().count("<svg") == 7 and "### " in Path(places[1]).read_text()
+    assert load(places[2]).kind == "journal"
+    assert invoke("bench", "report", places[2], "--markdown", "-").exit_code == 0
+    assert invoke("bench", "journal", file, "--markdown", "-").stdout.startswith("## Traffic of a server: bundled")
+    for more, reason in ((["--arm", "x"], "there is no --tune"), (["--tune", places[2]], "not of a tuning")):
+        refused = invoke("bench", "journal", file, *more)
+        assert refused.exit_code == 2 and reason in refused.stderr
+    assert invoke("bench", "journal", str(tmp_path / "none")).exit_code == 2
+
+
+def test_the_main_figures_are_put_between_marks(invoke: Invoke, tmp_path: Path) -> None:
+    save(generated(), tmp_path / "new.json")
+    page = tmp_path / "page.md"
+    marks = "<!-- figures: speed, made by make report -->\nold\n<!-- end of figures -->"
+    page.write_text(f"# Mine\n\n{marks}\n\nBelow.\n")
+    for _ in range(2):
+        assert invoke("bench", "report", str(tmp_path / "new.json"), "--into", str(page)).exit_code == 0
+        text = page.read_text()
+        assert text.startswith("# Mine\n") and text.endswith("\n\nBelow.\n") and "old" not in text
+        assert "| bundled, bfloat16: mine.jsonl | suffix | – | – | 2.00 [1.80, 2.10] |" in text
+    for content, reason in (("", "none of the lines"), (marks * 2, "once"), (marks[:50], "once")):
+        page.write_text(content)
+        refused = invoke("bench", "report", str(tmp_path / "new.json"), "--into", str(page))
+        assert refused.exit_code == 2 and reason in refused.stderr and page.read_text() == content
 
 
 def test_reports_of_files_that_are_none(invoke: Invoke, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import torch
 from forerun.kernels.native.library import Library
 from forerun.kernels.native_linear import NativeLinear
 from forerun.kernels.quantised_weight import QuantisedWeight
-from kernel_cases import KINDS, drawn, product_of, threads, weight_of
+from kernel_cases import KINDS, as_read, drawn, product_of, threads, weight_of
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -19,7 +19,7 @@ def test_products_are_those_of_the_reference(library: Library, kind: str, out: i
     weight, x, bias = weight_of(kind, out, size), drawn(11, size), torch.randn(out)
     residual = drawn(11, out, seed=2)
     linear = NativeLinear(library, weight, bias)
-    expected = product_of(weight, x, bias)
+    expected = product_of(weight, as_read(library, weight, x), bias)
     if kind == "int8":  # a sum of whole numbers, then two products: the same bits
         assert torch.equal(linear.forward(x), expected)
     torch.testing.assert_close(linear.forward(x), expected, rtol=1e-5, atol=1e-4)

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from forerun.results import Figure
+
 
 @dataclass(frozen=True, slots=True)
 class Point:
@@ -67,3 +69,10 @@ class Chart:
     is_log: bool = False
     is_share: bool = False
     is_time: bool = False
+
+
+def point(at: float | str, figure: Figure, scale: float = 1.0) -> Point:
+    """A figure with its interval as a point."""
+    value, low, high = (None if each is None else scale * each for each in (figure.value, figure.low, figure.high))
+    assert value is not None
+    return Point(at, value, low, high)

@@ -29,6 +29,8 @@ def title(results: Results) -> str:
     """Of a file's section."""
     target = results.target
     about = ", ".join(filter(None, (target.name, target.number_format))) if target is not None else ""
+    if results.kind == "journal":  # several are told apart by it
+        about += f", drafter {', '.join(each.name for each in results.drafters) or 'none'}"
     return f"{TITLES[results.kind]}{': ' * bool(about)}{about}"
 
 

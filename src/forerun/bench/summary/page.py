@@ -22,7 +22,7 @@ _STYLE = """
 * { box-sizing: border-box; }
 body { margin: 0 auto; max-width: 76rem; padding: 1rem; background: var(--back); color: var(--text);
   font: 16px/1.5 system-ui, sans-serif; }
-h1 { font-size: 1.5rem; line-height: 1.25; margin: .5rem 0 1rem; }
+h1, h2, h3, nav { overflow-wrap: anywhere; } h1 { font-size: 1.5rem; line-height: 1.25; margin: .5rem 0 1rem; }
 h2 { font-size: 1.2rem; margin: 2.5rem 0 .5rem; border-top: 1px solid var(--line); padding-top: 1rem; }
 nav { font-size: .9rem; } nav li { margin: .15rem 0; } a { color: var(--s0); }
 .warnings { background: var(--warn); border: 1px solid var(--warn-line); border-radius: 8px; padding: .6rem 1rem;

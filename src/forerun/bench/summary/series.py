@@ -10,7 +10,9 @@ from dataclasses import replace
 import numpy as np
 
 from forerun.bench.measure import LEVEL, RESAMPLES
-from forerun.bench.summary.chart import Chart, Point, Series
+from forerun.bench.summary.chart import Chart, Point, Series, point
+from forerun.bench.summary.command_series import plan_charts, tune_charts
+from forerun.bench.summary.traffic_series import traffic_charts
 from forerun.results import FIGURES, Figure, Results, RunRow
 from forerun.results.gaps import added, quantile
 
@@ -70,7 +72,7 @@ def _speedups(results: Results) -> Iterable[Chart]:
         here = [each for each in ratios if _is_of(each, workload, temperature)]
         whole = [each for each in here if not each.labels.get("category") and each.labels["method"] != PLAIN]
         about = _about(workload, temperature)
-        points = [_point(short(str(each.labels["method"])), each) for each in whole]
+        points = [point(short(str(each.labels["method"])), each) for each in whole]
         title, axis = f"Speed over plain decoding: {about}", "times plain decoding"
         yield Chart(title, INTERVALS, "rows", "", axis, [Series("", points)], reference=1)
         best = [str(each.labels["method"]) for each in sorted(whole, key=lambda each: -(each.value or 0))]
@@ -80,7 +82,7 @@ def _speedups(results: Results) -> Iterable[Chart]:
             series = [
                 Series(
                     short(method),
-                    [_point(str(each.labels["category"]), each) for each in parts if each.labels["method"] == method],
+                    [point(str(each.labels["category"]), each) for each in parts if each.labels["method"] == method],
                 )
                 for method in best
             ]
@@ -175,7 +177,7 @@ def _forwards(results: Results) -> Iterable[Chart]:
         series = []
         for method in dict.fromkeys(str(each.labels.get("method")) for each in here):
             mine = [each for each in here if each.labels.get("method") == method]
-            points = [_point(float(each.labels[counted]), each, 1e3) for each in mine]
+            points = [point(float(each.labels[counted]), each, 1e3) for each in mine]
             series.append(Series(method, points, is_bound=mine[0].name == "roofline"))
         yield Chart(
             f"One forward: {dtype}",
@@ -204,7 +206,7 @@ def _loads(results: Results) -> Iterable[Chart]:
         series = [
             Series(
                 method,
-                [_point(float(each.labels[at]), each, scale) for each in here if each.labels["method"] == method],
+                [point(float(each.labels[at]), each, scale) for each in here if each.labels["method"] == method],
             )
             for method in methods
         ]
@@ -224,7 +226,7 @@ def _lengths(results: Results) -> Iterable[Chart]:
         series = [
             Series(
                 name,
-                [_point(str(each.labels["category"] or "all"), each) for each in here if each.labels["method"] == name],
+                [point(str(each.labels["category"] or "all"), each) for each in here if each.labels["method"] == name],
             )
             for name, _ in methods[:MOST_SERIES]
         ]
@@ -235,7 +237,7 @@ def _lengths(results: Results) -> Iterable[Chart]:
 def _quality(results: Results) -> Iterable[Chart]:
     """What formats of the weights cost."""
     lost = [each for each in results.figures if each.name == "perplexity_lost" and each.value is not None]
-    points = [_point(f"{each.labels.get('workload')}, {each.labels.get('method')}", each, 100) for each in lost]
+    points = [point(f"{each.labels.get('workload')}, {each.labels.get('method')}", each, 100) for each in lost]
     caption = "Dots are means, lines two standard errors to either side."
     yield Chart("Perplexity lost", caption, "rows", "", "per cent of float32's", [Series("", points)], reference=0)
 
@@ -247,13 +249,10 @@ _MAKERS: Mapping[str, tuple[Callable[[Results], Iterable[Chart]], ...]] = {
     "load": (_loads,),
     "serve": (_loads,),
     "quality": (_quality,),
+    "tune": (tune_charts, _positions),
+    "plan": (plan_charts,),
+    "journal": (traffic_charts,),
 }
-
-
-def _point(at: float | str, figure: Figure, scale: float = 1.0) -> Point:
-    value, low, high = (None if each is None else scale * each for each in (figure.value, figure.low, figure.high))
-    assert value is not None
-    return Point(at, value, low, high)
 
 
 def _settings(figures: Iterable[Figure]) -> list[tuple[object, object]]:

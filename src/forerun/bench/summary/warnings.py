@@ -29,6 +29,7 @@ def warnings_of(every: Sequence[Results]) -> list[str]:
 
 def between(every: Sequence[Results]) -> Iterator[str]:
     """What keeps several files from being compared."""
+    every = [each for each in every if _is_timed(each)]
     machines = dict.fromkeys(each.environment.machine for each in every)
     if len(machines) > 1:
         shown = "; ".join(f"{cpu}, {cores} cores" for cpu, cores, _ in machines)
@@ -42,7 +43,13 @@ def weaknesses(results: Results) -> Iterator[str]:
     """Of one file."""
     yield from _of_text(results)
     yield from _of_figures(results)
-    yield from _of_machine(results)
+    if _is_timed(results):
+        yield from _of_machine(results)
+
+
+def _is_timed(results: Results) -> bool:
+    """Whether the machine of this run matters: audits and journals time nothing, nor do plans for other machines."""
+    return results.kind not in ("audit", "journal") and results.details.get("source") != "bound"
 
 
 def _of_text(results: Results) -> Iterator[str]:

@@ -10,6 +10,7 @@ from forerun.cli.bench import (
     engine,
     forward,
     generate,
+    journal,
     load,
     overhead,
     peers,
@@ -30,5 +31,6 @@ app.command()(overhead.overhead)
 app.command()(acceptance.acceptance)
 app.command()(engine.engine)
 app.command()(quality.quality)
+app.command()(journal.journal)
 app.command()(report.report)
 app.command()(compare.compare)

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from forerun.cli.bench.shared import STDOUT, say
+from forerun.cli.bench.shared import say, write_text
 from forerun.cli.flags import Flags, with_flags
 from forerun.errors import ConfigError
 from forerun.fields import option
-from forerun.files.write import write_bytes
 
 if TYPE_CHECKING:
     from forerun.results import Results
@@ -32,6 +31,9 @@ class ReportOptions:
     markdown: Path | None = option(None, "Write Markdown: commands, machines, warnings and tables.", metavar="FILE")
     json: Path | None = option(None, "Write all results and the warnings as one JSON object.", metavar="FILE")
     csv: Path | None = option(None, "Write a line per figure, with its interval and what it is of.", metavar="FILE")
+    into: Path | None = option(
+        None, "Put the main figures between the marks of this Markdown file, such as a README.", metavar="FILE"
+    )
     head: Path | None = option(None, "Markdown that comes before the sections of --markdown.", metavar="FILE")
 
 
@@ -39,11 +41,12 @@ class ReportOptions:
 def report(files: Files, *, wanted: Annotated[ReportOptions, Flags()]) -> None:
     """One page from any results of `forerun bench`, with warnings about what weakens them."""
     from forerun.bench.summary.draw import check_installed
+    from forerun.bench.summary.headline import put_into, sections
     from forerun.bench.summary.text import csv_lines, markdown
     from forerun.bench.summary.warnings import warnings_of
     from forerun.results import load
 
-    html = PAGE if not (wanted.html or wanted.markdown or wanted.json or wanted.csv) else wanted.html
+    html = PAGE if not any((wanted.html, wanted.markdown, wanted.json, wanted.csv, wanted.into)) else wanted.html
     head = "" if wanted.head is None else _read(wanted.head)
     if html is not None:
         check_installed()
@@ -53,13 +56,15 @@ def report(files: Files, *, wanted: Annotated[ReportOptions, Flags()]) -> None:
     if html is not None:
         from forerun.bench.summary.page import page
 
-        _write(html, page(every))
+        write_text(html, page(every))
     if wanted.markdown is not None:
-        _write(wanted.markdown, markdown(every, head))
+        write_text(wanted.markdown, markdown(every, head))
+    if wanted.into is not None:
+        write_text(wanted.into, put_into(wanted.into, sections(every)))
     if wanted.csv is not None:
-        _write(wanted.csv, csv_lines(every))
+        write_text(wanted.csv, csv_lines(every))
     if wanted.json is not None:
-        _write(wanted.json, _as_json(every))
+        write_text(wanted.json, _as_json(every))
 
 
 def _as_json(every: Sequence[Results]) -> str:
@@ -80,11 +85,3 @@ def _read(path: Path) -> str:
         raise ConfigError(
             f"--head is {path}, which cannot be read: {error}. Give a file of Markdown in UTF-8."
         ) from None
-
-
-def _write(path: Path, text: str) -> None:
-    if str(path) == STDOUT:
-        typer.echo(text, nl=False)
-        return
-    write_bytes(path, text.encode(), error=ConfigError)
-    say(f"written: {path}")

@@ -16,6 +16,7 @@ from forerun.config import AUTO, NumDraftTokens
 from forerun.errors import ConfigError
 from forerun.fields import option
 from forerun.files.json_file import Fields
+from forerun.files.write import write_bytes
 from forerun.results.write import without_folders
 from forerun.workloads import Case, categories_in_turn, load, names
 
@@ -129,28 +130,39 @@ def set_threads(threads: int | None) -> None:
         torch.set_num_threads(threads)
 
 
-def check_json(path: Path | None) -> None:
+def check_json(path: Path | None, flag: str = "--json") -> None:
     """Raise ConfigError where results cannot be written there, before anything is measured.
 
     Only results of forerun's may be replaced.
+
+    flag: that names the file.
     """
     if path is None or str(path) == STDOUT or not path.exists():
         return
     if path.is_dir():
-        raise ConfigError(f"--json is {path}, which is a folder. Give the name of a file.")
+        raise ConfigError(f"{flag} is {path}, which is a folder. Give the name of a file.")
     from forerun.results.read import check_version
 
     try:
         check_version(Fields.read(path, ConfigError))
     except ConfigError:
         raise ConfigError(
-            f"--json is {path}, which exists and holds no results that could be replaced. Give another name."
+            f"{flag} is {path}, which exists and holds no results that could be replaced. Give another name."
         ) from None
 
 
 def say(text: str) -> None:
     """Progress, on standard error."""
     typer.echo(f"forerun bench: {text}", err=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file, or standard output for "-". Raises ConfigError."""
+    if str(path) == STDOUT:
+        typer.echo(text, nl=False)
+        return
+    write_bytes(path, text.encode(), error=ConfigError)
+    say(f"written: {path}")
 
 
 def print_report(report: Report, watch: Watch, json: Path | None, markdown: bool) -> None:

@@ -44,7 +44,8 @@ class PromptLookup(CopyDrafter):
     """Drafts by copying from the sequence itself; no model, no training. Chosen, never drawn.
 
     Args:
-        min_ngram, max_ngram: tokens that must, and may at most, match (1 or more).
+        min_ngram: tokens that must match (1 or more).
+        max_ngram: tokens that may match at most (1 or more).
 
     Raises:
         ConfigError: not 1 <= min_ngram <= max_ngram.

@@ -40,7 +40,8 @@ class Rest(OneByOne):
     Args:
         index: a file of `forerun index build`, or an open Index; None takes the bundled one, which is of the bundled
             target's tokens.
-        min_ngram, max_ngram: tokens that must, and may at most, match (1 or more).
+        min_ngram: tokens that must match (1 or more).
+        max_ngram: tokens that may match at most (1 or more).
         num_matches: n-grams that are looked up: the longest that occurs, then ever shorter ones that occur in more
             places (1 or more). 1 is REST as published; what shorter ones add fills the rest of the budget.
         max_places: places of an n-gram that are looked at; of more, so many at even distances (1 or more).

@@ -10,12 +10,12 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
-import torch
-
 from forerun.config import KERNELS, KERNELS_VARIABLE, NATIVE, REFERENCE, environment_choice
 from forerun.errors import ConfigError, NativeUnavailableError
 
 if TYPE_CHECKING:
+    import torch
+
     from forerun.kernels.native.library import Library
 
 LOST = (

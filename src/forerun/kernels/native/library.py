@@ -15,7 +15,7 @@ from forerun.errors import ConfigError, NativeUnavailableError
 from forerun.home import HOME_VARIABLE
 from forerun.kernels.native.structs import AttentionStruct, EagleStruct, Kind, LinearStruct, ModelStruct, RowsStruct
 
-ABI = 4
+ABI = 5
 """FORERUN_ABI of csrc/forerun.h."""
 _LEVELS = INSTRUCTIONS[::-1]
 """By the numbers that the library gives them."""

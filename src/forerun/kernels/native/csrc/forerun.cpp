@@ -2,6 +2,7 @@
 #include "forerun.h"
 
 #if defined(__x86_64__)
+#include <cpuid.h>
 #include <immintrin.h>
 #endif
 
@@ -25,6 +26,15 @@ using forerun::Entries;
 using forerun::half_to_float;
 
 #if defined(__x86_64__)
+#define AVX512_BF16
+namespace avx512bf16 {
+#include "isa/avx512.h"
+#include "kernels/all.h"
+}  // namespace avx512bf16
+#undef AVX512_BF16
+#undef INSTRUCTIONS
+#undef INLINE
+#undef FN
 namespace avx512 {
 #include "isa/avx512.h"
 #include "kernels/all.h"
@@ -54,7 +64,8 @@ int32_t best() {
                      __builtin_cpu_supports("avx512vl") != 0, __builtin_cpu_supports("avx512dq") != 0,
                      __builtin_cpu_supports("avx512vnni") != 0})
         if (!has) return 1;
-    return 2;
+    unsigned a = 0, b, c, d;
+    return __get_cpuid_count(7, 1, &a, &b, &c, &d) && a & 1 << 5 ? 3 : 2;  // AVX512_BF16
 #else
     return 0;
 #endif
@@ -68,6 +79,7 @@ std::atomic<int32_t>& chosen() {
 const Entries& entries() {
 #if defined(__x86_64__)
     switch (chosen().load(std::memory_order_relaxed)) {
+    case 3: return avx512bf16::ENTRIES;
     case 2: return avx512::ENTRIES;
     case 1: return avx2::ENTRIES;
     }

@@ -2,14 +2,14 @@
 #pragma once
 #include <cstdint>
 
-#define FORERUN_ABI 4
+#define FORERUN_ABI 5
 
 extern "C" {
 
 // How the numbers of a weight lie in memory. Outputs come in blocks of 16; those beyond the last are zero.
 enum ForerunKind : int32_t {
     FORERUN_FLOAT32 = 0,    // [out / 16][in][16] float
-    FORERUN_BFLOAT16 = 1,   // [out / 16][in][16] bfloat16
+    FORERUN_BFLOAT16 = 1,   // [out / 16][in / 2, rounded up][16][2] bfloat16: pairs of inputs, the last with zeros
     FORERUN_INT8 = 2,       // [out / 16][in / 4][16][2] words, two signed codes of 8 bits each; one scale per output
     FORERUN_INT8_GROUPS = 3,  // [out / 16][in / 32] of [8][16][2] such words and 16 float16 scales
     FORERUN_INT4_GROUPS = 4,  // [out / 16][in / 32] of [4][16][2] words, four codes with zero 8 each, and 16 scales
@@ -68,7 +68,7 @@ struct ForerunEagle {
 };
 
 int32_t forerun_abi(void);
-// The instruction set in use: 2 AVX-512 VNNI, 1 AVX2, 0 portable; and what the processor has at most.
+// The instruction set in use: 3 AVX-512 with products of bfloat16, 2 AVX-512 VNNI, 1 AVX2, 0 portable; and what the processor has at most.
 int32_t forerun_instructions(void);
 int32_t forerun_best_instructions(void);
 int32_t forerun_use_instructions(int32_t which);  // 0, or -1 where the processor lacks it

@@ -40,7 +40,7 @@ inline uint8_t kept_code(int32_t kind, uint8_t code) { return kind <= FORERUN_IN
 inline int64_t packed_bytes(int32_t kind, int64_t out, int64_t in) {
     const int64_t blocks = (out + 15) / 16;
     if (kind == FORERUN_FLOAT32) return blocks * in * 64;
-    if (kind == FORERUN_BFLOAT16) return blocks * in * 32;
+    if (kind == FORERUN_BFLOAT16) return blocks * (in + in % 2) * 32;
     return blocks * ((in + 31) / 32) * group_bytes(kind);
 }
 
@@ -57,16 +57,23 @@ inline int64_t code_place(int32_t kind, int64_t o, int64_t k, int* shift) {
     return group + i / 8 * 64 + (2 * o + i % 2) * 2 + place / 2;
 }
 
-template <class E> void pack_floats(int64_t out, int64_t in, const E* numbers, E* packed) {
+// Where the number of output o of a block and input k lies, from the block's start.
+inline int64_t float_place(int64_t o, int64_t k) { return k * 16 + o; }
+inline int64_t bfloat16_place(int64_t o, int64_t k) { return k / 2 * 32 + 2 * o + k % 2; }
+
+template <class E, class Place>
+void pack_numbers(int64_t out, int64_t in, int64_t padded, const E* numbers, E* packed, const Place& place) {
     for (int64_t o = 0; o < (out + 15) / 16 * 16; o++)
-        for (int64_t k = 0; k < in; k++)
-            packed[(o / 16 * in + k) * 16 + o % 16] = o < out ? numbers[o * in + k] : E(0);
+        for (int64_t k = 0; k < padded; k++)
+            packed[o / 16 * padded * 16 + place(o % 16, k)] = o < out && k < in ? numbers[o * in + k] : E(0);
 }
 
 inline void pack(int32_t kind, int64_t out, int64_t in, const void* numbers, const uint16_t* scales,
                  const uint16_t* minima, void* packed) {
-    if (kind == FORERUN_FLOAT32) return pack_floats(out, in, (const float*)numbers, (float*)packed);
-    if (kind == FORERUN_BFLOAT16) return pack_floats(out, in, (const uint16_t*)numbers, (uint16_t*)packed);
+    if (kind == FORERUN_FLOAT32)
+        return pack_numbers(out, in, in, (const float*)numbers, (float*)packed, float_place);
+    if (kind == FORERUN_BFLOAT16)
+        return pack_numbers(out, in, in + in % 2, (const uint16_t*)numbers, (uint16_t*)packed, bfloat16_place);
     memset(packed, 0, packed_bytes(kind, out, in));
     const uint8_t* codes = (const uint8_t*)numbers;
     const int64_t block_bytes = packed_bytes(kind, 16, in), groups = (in + 31) / 32;
@@ -93,9 +100,9 @@ inline void unpack(const ForerunLinear& w, const int64_t* rows, int64_t n, float
         float* to = numbers + i * in;
         for (int64_t k = 0; k < in; k++) {
             if (w.kind == FORERUN_FLOAT32) {
-                to[k] = ((const float*)block)[k * 16 + o];
+                to[k] = ((const float*)block)[float_place(o, k)];
             } else if (w.kind == FORERUN_BFLOAT16) {
-                const uint32_t bits = (uint32_t)((const uint16_t*)block)[k * 16 + o] << 16;
+                const uint32_t bits = (uint32_t)((const uint16_t*)block)[bfloat16_place(o, k)] << 16;
                 memcpy(to + k, &bits, 4);
             } else {
                 int shift;

@@ -82,9 +82,6 @@ inline Workspace& workspace() {
     return kept_workspace();
 }
 
-// Whether a product reads its rows in codes.
-inline bool reads_codes(const ForerunLinear& w) { return w.kind >= FORERUN_INT8; }
-
 // The largest code of activations that products take: 16 bits, and where one of them adds whole numbers over all of its
 // inputs, no more than lets them, times codes of 8 bits, add up within 32 bits.
 inline float largest_code(std::initializer_list<const ForerunLinear*> products) {
@@ -96,15 +93,34 @@ inline float largest_code(std::initializer_list<const ForerunLinear*> products) 
     return (float)most;
 }
 
-template <class Input> void plan_input(Workspace& space, Input& in, int64_t n, int64_t width, bool codes) {
+// What the rows of some products are brought into.
+struct Forms {
+    bool bfloat16 = false, codes = false;
+    void add(std::initializer_list<const ForerunLinear*> products) {
+        for (const ForerunLinear* w : products) {
+            bfloat16 |= w->kind == FORERUN_BFLOAT16;
+            codes |= w->kind >= FORERUN_INT8;
+        }
+    }
+};
+
+template <class Input> void plan_input(Workspace& space, Input& in, int64_t n, int64_t width, const Forms& forms) {
     in.width = in.stride = width;
     in.groups = (width + 31) / 32;
+    in.bfloat16 = nullptr;
     in.codes = nullptr;
-    if (!codes) return;
+    if (Input::dots_bfloat16 && forms.bfloat16) space.want(in.bfloat16, n * in.groups * 32);
+    if (!forms.codes) return;
     space.want(in.codes, n * in.groups * 32);
     space.want(in.scales, n);
     space.want(in.sums, n * in.groups);
     space.want(in.totals, n * in.groups);
+}
+template <class Input>
+void plan_input(Workspace& space, Input& in, int64_t n, int64_t width, std::initializer_list<const ForerunLinear*> products) {
+    Forms forms;
+    forms.add(products);
+    plan_input(space, in, n, width, forms);
 }
 
 }  // namespace forerun

@@ -28,6 +28,16 @@ INLINE __m256 eight_bfloat16(const uint16_t* p) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)), 16));
 }
 INLINE F f_load(const uint16_t* bfloat16) { return {eight_bfloat16(bfloat16), eight_bfloat16(bfloat16 + 8)}; }
+INLINE F f_firsts(const uint16_t* p) {
+    const __m256i *at = (const __m256i*)p;
+    return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_loadu_si256(at), 16)),
+            _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_loadu_si256(at + 1), 16))};
+}
+INLINE F f_seconds(const uint16_t* p) {
+    const __m256i *at = (const __m256i*)p, mask = _mm256_set1_epi32((int)0xffff0000);
+    return {_mm256_castsi256_ps(_mm256_and_si256(_mm256_loadu_si256(at), mask)),
+            _mm256_castsi256_ps(_mm256_and_si256(_mm256_loadu_si256(at + 1), mask))};
+}
 INLINE F f_half(const uint16_t* p) {
     return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)), _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(p + 8)))};
 }

@@ -1,7 +1,12 @@
-// Sixteen lanes by AVX-512 with VNNI. Included in a namespace; every function is compiled for these instructions alone.
-#define INLINE \
-    static inline __attribute__((always_inline, target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")))
-#define FN static __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")))
+// Sixteen lanes by AVX-512 with VNNI, and where AVX512_BF16 is defined with products of bfloat16. Included in a namespace;
+// every function is compiled for these instructions alone.
+#if defined(AVX512_BF16)
+#define INSTRUCTIONS "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512bf16,avx2,fma,f16c"
+#else
+#define INSTRUCTIONS "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c"
+#endif
+#define INLINE static inline __attribute__((always_inline, target(INSTRUCTIONS)))
+#define FN static __attribute__((target(INSTRUCTIONS)))
 
 typedef __m512 F;    // 16 floats
 typedef __m512i I;   // 16 int32
@@ -18,6 +23,11 @@ INLINE void f_store_n(float* p, F a, int n) { _mm512_mask_storeu_ps(p, (__mmask1
 INLINE F f_load(const uint16_t* bfloat16) {
     return _mm512_castsi512_ps(
         _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)bfloat16)), 16));
+}
+// Of sixteen pairs of bfloat16, the first and the second numbers.
+INLINE F f_firsts(const uint16_t* pairs) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_loadu_si512(pairs), 16)); }
+INLINE F f_seconds(const uint16_t* pairs) {
+    return _mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(pairs), _mm512_set1_epi32((int)0xffff0000)));
 }
 INLINE F f_half(const uint16_t* float16) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)float16)); }
 INLINE F f_fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
@@ -62,3 +72,14 @@ INLINE I dot(I sum, W codes, const int16_t* x) {
     asm("vpdpwssd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(codes), "m"(*(const Pair*)x));
     return sum;
 }
+
+#if defined(AVX512_BF16)
+// Rounded to nearest, ties to even.
+INLINE void f_store_bfloat16(uint16_t* p, F a) { _mm256_storeu_si256((__m256i*)p, (__m256i)_mm512_cvtneps_pbh(a)); }
+INLINE W w_load(const uint16_t* pairs) { return _mm512_loadu_si512(pairs); }
+// Lane o: sum + pairs[2 o] x[0] + pairs[2 o + 1] x[1].
+INLINE F f_dot(F sum, W pairs, const uint16_t* x) {
+    asm("vdpbf16ps %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(pairs), "m"(*(const Pair*)x));
+    return sum;
+}
+#endif

@@ -24,6 +24,16 @@ INLINE F f_load(const uint16_t* bfloat16) {
     for (int i = 0; i < 16; i++) bits[i] = (uint32_t)bfloat16[i] << 16;
     return (F)bits;
 }
+INLINE F f_firsts(const uint16_t* pairs) {
+    U bits;
+    for (int i = 0; i < 16; i++) bits[i] = (uint32_t)pairs[2 * i] << 16;
+    return (F)bits;
+}
+INLINE F f_seconds(const uint16_t* pairs) {
+    U bits;
+    for (int i = 0; i < 16; i++) bits[i] = (uint32_t)pairs[2 * i + 1] << 16;
+    return (F)bits;
+}
 INLINE F f_half(const uint16_t* p) {
     F x;
     for (int i = 0; i < 16; i++) x[i] = half_to_float(p[i]);

@@ -86,9 +86,12 @@ static void eagle(const ForerunEagle* h, const ForerunRows* rows, const float* e
                 {m, rows, 0, 1, x, &team, {}, {}, {}, {}, {}, {}, nullptr, nullptr, nullptr, nullptr}, {}, {}, {}};
     const int64_t n = rows->num_rows, wide = h->embedding_width + h->state_width;
     plan_layers(space, e.layers);
-    forerun::plan_input(space, e.pair, n, wide, forerun::reads_codes(h->entry.out ? h->entry : m->layers[0].query));
-    forerun::plan_input(space, e.embedding, n, h->embedding_width, forerun::reads_codes(h->residual));
-    forerun::plan_input(space, e.output, num_wanted, m->hidden, forerun::reads_codes(m->head));
+    const ForerunLayer& layer = m->layers[0];
+    forerun::Forms pair;
+    h->entry.out ? pair.add({&h->entry}) : pair.add({&layer.query, &layer.key, &layer.value});
+    forerun::plan_input(space, e.pair, n, wide, pair);
+    forerun::plan_input(space, e.embedding, n, h->embedding_width, {&h->residual});
+    forerun::plan_input(space, e.output, num_wanted, m->hidden, {&m->head});
     space.want(e.pair.x, n * wide);
     space.want(e.output.x, num_wanted * m->hidden);
     space.allocate();
@@ -131,7 +134,7 @@ static void fuse(const ForerunLinear* w, const float* norms, int32_t parts, floa
     forerun::Workspace& space = forerun::workspace();
     forerun::Team team(threads);
     FuseCall call{w, norms, x, parts, eps, {}, n, out, &team};
-    forerun::plan_input(space, call.in, n, w->in, forerun::reads_codes(*w));
+    forerun::plan_input(space, call.in, n, w->in, {w});
     space.want(call.in.x, n * w->in);
     space.allocate();
     forerun::run_in_parallel(fuse_body, &call, threads);

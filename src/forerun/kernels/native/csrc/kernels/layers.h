@@ -166,13 +166,13 @@ static void plan_layers(forerun::Workspace& space, LayersCall& c) {
     const ForerunRows* rows = c.rows;
     const int threads = c.team->threads;
     const int64_t n = rows->num_rows, heads = (int64_t)m->num_heads * m->head_dim;
-    bool normed = false, mixed = false, gated = false;
+    forerun::Forms normed, mixed, gated;
     int32_t window = 0;
     for (int32_t i = c.first; i < c.last; i++) {
         const ForerunLayer& l = m->layers[i];
-        for (const ForerunLinear* w : {&l.query, &l.key, &l.value, &l.gate, &l.up}) normed |= forerun::reads_codes(*w);
-        mixed |= forerun::reads_codes(l.out);
-        gated |= forerun::reads_codes(l.down);
+        normed.add({&l.query, &l.key, &l.value, &l.gate, &l.up});
+        mixed.add({&l.out});
+        gated.add({&l.down});
         window = l.window ? l.window : window;  // all windows of a model are alike
     }
     group_rows(*rows, 0, c.plain.groups);

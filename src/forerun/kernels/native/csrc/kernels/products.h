@@ -5,6 +5,15 @@
 // Unrolled, so that sums stay in registers.
 #define EACH_ROW _Pragma("GCC unroll 8") for (int r = 0; r < R; r++)
 
+// Bytes from the weights that are read to those that are asked for: some hundred cycles of sums.
+constexpr int64_t AHEAD = 2048;
+
+// Ask for the line of weights that is read some lines later: with several rows the sums of one line keep the processor from
+// looking that far ahead itself. With one or two it does, and every instruction more costs.
+template <int R> INLINE void ahead(const void* p) {
+    if (R > 2) __builtin_prefetch((const char*)p + AHEAD);
+}
+
 // sum[r] += w [n][16] times x[r][0..n), in order.
 template <class E, int R> INLINE void accumulate(const E* w, int64_t n, const float* x, int64_t stride, F* sum) {
     F acc[R];
@@ -16,22 +25,53 @@ template <class E, int R> INLINE void accumulate(const E* w, int64_t n, const fl
     EACH_ROW sum[r] = acc[r];
 }
 
-// y[r] = w [n][16] times x[r][0..n): even and odd inputs apart, each in order, so that one sum need not wait for the other.
+// The numbers of an even input k and of the next, for 16 outputs.
+INLINE F even_weights(const float* w, int64_t k) { return f_load(w + 16 * k); }
+INLINE F odd_weights(const float* w, int64_t k) { return f_load(w + 16 * k + 16); }
+INLINE F even_weights(const uint16_t* w, int64_t k) { return f_firsts(w + 16 * k); }
+INLINE F odd_weights(const uint16_t* w, int64_t k) { return f_seconds(w + 16 * k); }
+
+// y[r] = w times x[r][0..n): even and odd inputs apart, each in order, so that one sum need not wait for the other.
 template <class E, int R> INLINE void float_product(const E* w, int64_t n, const float* x, int64_t stride, F* y) {
     F even[R], odd[R];
     EACH_ROW even[r] = odd[r] = f_zero();
     int64_t k = 0;
     for (; k + 2 <= n; k += 2) {
-        const F first = f_load(w + 16 * k), second = f_load(w + 16 * k + 16);
+        const F first = even_weights(w, k), second = odd_weights(w, k);
+        ahead<R>(w + 16 * k);
+        if (sizeof(E) == 4) ahead<R>(w + 16 * k + 16);
         EACH_ROW even[r] = f_fma_at(first, x + r * stride + k, even[r]);
         EACH_ROW odd[r] = f_fma_at(second, x + r * stride + k + 1, odd[r]);
     }
     if (k < n) {
-        const F last = f_load(w + 16 * k);
+        const F last = even_weights(w, k);
         EACH_ROW even[r] = f_fma_at(last, x + r * stride + k, even[r]);
     }
     EACH_ROW y[r] = f_add(even[r], odd[r]);
 }
+
+#if defined(AVX512_BF16)
+// The same with rows in bfloat16: two inputs at once, and every other pair apart.
+template <int R> INLINE void bfloat16_product(const uint16_t* w, const Input& in, int64_t row, F* y) {
+    const int64_t pairs = (in.width + 1) / 2, stride = in.groups * 32;
+    const uint16_t* x = in.bfloat16 + row * stride;
+    F sum[R], other[R];
+    EACH_ROW sum[r] = other[r] = f_zero();
+    int64_t k = 0;
+    for (; k + 2 <= pairs; k += 2) {
+        const W first = w_load(w + 32 * k), second = w_load(w + 32 * k + 32);
+        ahead<R>(w + 32 * k);
+        ahead<R>(w + 32 * k + 32);
+        EACH_ROW sum[r] = f_dot(sum[r], first, x + r * stride + 2 * k);
+        EACH_ROW other[r] = f_dot(other[r], second, x + r * stride + 2 * k + 2);
+    }
+    if (k < pairs) {
+        const W last = w_load(w + 32 * k);
+        EACH_ROW sum[r] = f_dot(sum[r], last, x + r * stride + 2 * k);
+    }
+    EACH_ROW y[r] = f_add(sum[r], other[r]);
+}
+#endif
 
 // One scale per output: whole numbers are added over all inputs.
 template <int R> INLINE void int8_product(const ForerunLinear& w, const Input& in, int64_t block, int64_t row, F* y) {
@@ -42,6 +82,7 @@ template <int R> INLINE void int8_product(const ForerunLinear& w, const Input& i
     EACH_ROW sum[r] = other[r] = i_zero();
     for (int64_t k = 0; k < padded; k += 4, p += 64) {
         const W words = w_load(p), low = w_low8(words), high = w_high8(words);
+        ahead<R>(p);
         EACH_ROW sum[r] = dot(sum[r], low, x + r * padded + k);
         EACH_ROW other[r] = dot(other[r], high, x + r * padded + k + 2);
     }
@@ -62,6 +103,7 @@ template <int R> INLINE void int8_groups(const ForerunLinear& w, const Input& in
         EACH_ROW sum[r] = other[r] = i_zero();
         for (int k = 0; k < 32; k += 4) {
             const W words = w_load(p + 16 * k), low = w_low8(words), high = w_high8(words);
+            ahead<R>(p + 16 * k);
             EACH_ROW sum[r] = dot(sum[r], low, x + r * next + k);
             EACH_ROW other[r] = dot(other[r], high, x + r * next + k + 2);
         }
@@ -86,6 +128,7 @@ INLINE void int4_groups(const ForerunLinear& w, const Input& in, int64_t block, 
         EACH_ROW other[r] = i_zero();
         for (int k = 0; k < 32; k += 8) {
             const W words = w_load(p + 8 * k);
+            ahead<R>(p + 8 * k);
             const W a = w_code4<0>(words), b = w_code4<1>(words), c = w_code4<2>(words), d = w_code4<3>(words);
             EACH_ROW sum[r] = dot(sum[r], a, x + r * next + k);
             EACH_ROW other[r] = dot(other[r], b, x + r * next + k + 2);
@@ -103,15 +146,20 @@ INLINE void int4_groups(const ForerunLinear& w, const Input& in, int64_t block, 
 
 // y[r], r < R: outputs 16 block .. 16 block + 15 of rows row .. row + R - 1, bias included.
 template <int R> FN void block_product(const ForerunLinear& w, const Input& in, int64_t block, int64_t row, F* y) {
-    const int64_t first = block * 16 * (int64_t)w.in;
+    const float* x = in.x + row * in.stride;
     switch (w.kind) {
     case FORERUN_FLOAT32:
-    case FORERUN_BFLOAT16:
-        if (w.kind == FORERUN_FLOAT32)
-            float_product<float, R>((const float*)w.packed + first, w.in, in.x + row * in.stride, in.stride, y);
-        else
-            float_product<uint16_t, R>((const uint16_t*)w.packed + first, w.in, in.x + row * in.stride, in.stride, y);
+        float_product<float, R>((const float*)w.packed + block * 16 * (int64_t)w.in, w.in, x, in.stride, y);
         break;
+    case FORERUN_BFLOAT16: {
+        const uint16_t* pairs = (const uint16_t*)w.packed + block * 16 * ((int64_t)w.in + w.in % 2);
+#if defined(AVX512_BF16)
+        bfloat16_product<R>(pairs, in, row, y);
+#else
+        float_product<uint16_t, R>(pairs, w.in, x, in.stride, y);
+#endif
+        break;
+    }
     case FORERUN_INT8: int8_product<R>(w, in, block, row, y); break;
     case FORERUN_INT8_GROUPS: int8_groups<R>(w, in, block, row, y); break;
     case FORERUN_INT4_GROUPS: int4_groups<R, false>(w, in, block, row, y); break;

@@ -53,18 +53,40 @@ FN void rms_norm(const float* x, const float* weight, float eps, int64_t n, floa
     }
 }
 
-// Rows as products read them: floats, and for weights in codes, whole numbers of 16 bits.
+// Rows as products read them: floats, for weights in codes whole numbers of 16 bits, and where there are products of
+// bfloat16, these.
 struct Input {
+#if defined(AVX512_BF16)
+    static constexpr bool dots_bfloat16 = true;
+#else
+    static constexpr bool dots_bfloat16 = false;
+#endif
     float* x;
     int64_t width, stride, groups;
+    uint16_t* bfloat16;  // [rows][groups][32], or null; zeros follow the last
     int16_t* codes;  // [rows][groups][32], or null; zeros follow the last
     float *scales, *sums;  // [rows]; [rows][groups], sums of the codes
     int32_t* totals;       // [rows][groups], the same
 };
 
-// Bring row t into codes, where some weight asks for them: x = scale * code, codes -limit..limit. A row with NaN or
-// infinity has scale NaN, and so does whatever is computed of it.
+#if defined(AVX512_BF16)
+// Row t in bfloat16.
+FN void round_row(const Input& in, int64_t t) {
+    const float* x = in.x + t * in.stride;
+    uint16_t* to = in.bfloat16 + t * in.groups * 32;
+    for (int64_t i = 0; i < in.groups * 32; i += 16) {
+        const int64_t rest = in.width - i;
+        f_store_bfloat16(to + i, rest >= 16 ? f_load(x + i) : rest > 0 ? f_load_n(x + i, (int)rest) : f_zero());
+    }
+}
+#else
+INLINE void round_row(const Input&, int64_t) {}
+#endif
+
+// Bring row t into bfloat16 and codes, where some weight asks for them: x = scale * code, codes -limit..limit. A row with
+// NaN or infinity has scale NaN, and so does whatever is computed of it.
 FN void prepare(const Input& in, int64_t t, float limit) {
+    if (in.bfloat16) round_row(in, t);
     if (!in.codes) return;
     const float* x = in.x + t * in.stride;
     int16_t* codes = in.codes + t * in.groups * 32;

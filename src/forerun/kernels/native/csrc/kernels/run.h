@@ -1,8 +1,9 @@
 // Products alone, and the loops that the threads of a team share. Included once for each instruction set.
 
-// Bring rows into codes up to `limit`, if there is room for codes.
-FN void prepare_rows(const Input& in, int64_t n, float limit, forerun::Member& member) {
-    if (!in.codes) return;
+// Bring the rows that a product reads into bfloat16 or codes, if there is room for them.
+FN void prepare_rows(const ForerunLinear& w, const Input& in, int64_t n, forerun::Member& member) {
+    if (!in.bfloat16 && !in.codes) return;
+    const float limit = forerun::largest_code({&w});
     int64_t first, last;
     member.open(n);
     while (member.claim(first, last))
@@ -10,13 +11,8 @@ FN void prepare_rows(const Input& in, int64_t n, float limit, forerun::Member& m
     member.close();
 }
 
-// Bring the rows that a product reads into codes, if it reads codes.
-FN void prepare_rows(const ForerunLinear& w, const Input& in, int64_t n, forerun::Member& member) {
-    if (forerun::reads_codes(w)) prepare_rows(in, n, forerun::largest_code({&w}), member);
-}
-
-// Norm rows of x into an input's floats, which may be the same, and bring them into codes up to `limit`, if it has room
-// for codes.
+// Norm rows of x into an input's floats, which may be the same, and bring them into bfloat16 or codes up to `limit`, if it
+// has room for them.
 FN void norm_rows(const float* x, const float* weight, float eps, float limit, const Input& in, int64_t n,
                   forerun::Member& member) {
     int64_t first, last;
@@ -58,7 +54,7 @@ static void linear(const ForerunLinear* w, const float* x, int64_t n, const floa
     forerun::Workspace& space = forerun::workspace();
     forerun::Team team(threads);
     LinearCall call{w, {}, n, residual, out, &team};
-    forerun::plan_input(space, call.in, n, w->in, forerun::reads_codes(*w));
+    forerun::plan_input(space, call.in, n, w->in, {w});
     space.allocate();
     call.in.x = const_cast<float*>(x);
     forerun::run_in_parallel(linear_body, &call, threads);
@@ -83,7 +79,7 @@ static void head(const ForerunModel* model, int64_t n, float* x, float* logits, 
     forerun::Workspace& space = forerun::workspace();
     forerun::Team team(threads);
     HeadCall call{model, {}, n, x, logits, &team};
-    forerun::plan_input(space, call.in, n, model->hidden, forerun::reads_codes(model->head));
+    forerun::plan_input(space, call.in, n, model->hidden, {&model->head});
     space.allocate();
     call.in.x = x;
     forerun::run_in_parallel(head_body, &call, threads);

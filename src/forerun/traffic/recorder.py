@@ -1,0 +1,178 @@
+"""A journal while it is written: records are taken at once, and a thread of its own brings them to disk.
+
+The file never exceeds its bound: when half of it is full, it becomes FILE.1, in place of what was there, and a new one
+is begun. Whatever goes wrong with the disk, the server goes on without the journal, and says so once.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from forerun.errors import ConfigError
+from forerun.files.json_file import Fields
+from forerun.files.write import locked
+from forerun.traffic.records import (
+    MOST_CATEGORIES,
+    OTHER,
+    Answer,
+    Begun,
+    Steps,
+    begun_of,
+    class_of_prompt,
+    class_of_rows,
+    line,
+    steps_line,
+)
+
+INTERVAL = 2.0
+"""Seconds between two writes."""
+STEPS_INTERVAL = 30.0
+"""Seconds of steps that are added up before they are written."""
+MOST_PENDING = 1000
+"""Answers that wait for the disk; more are left out, and counted."""
+_log = logging.getLogger("forerun.traffic")
+
+
+class Recorder:
+    """A journal that is being written. All methods may be called from any thread, and none waits for the disk.
+
+    Args:
+        path: of the journal; one that is there is gone on with.
+        bound: bytes of the journal, of FILE and FILE.1 together.
+
+    Attributes:
+        started: the moment that times count from, by time.monotonic().
+        failed: nothing is written any more.
+        lost: answers that were left out, because the disk was too slow.
+
+    Raises:
+        ConfigError: the file is something else, is in use, or cannot be written.
+    """
+
+    def __init__(self, path: Path, bound: int) -> None:
+        self.started = time.monotonic()
+        self.failed, self.lost = False, 0
+        self._path, self._bound = path, bound
+        self._begun: Begun | None = None
+        self._pending: list[Answer] = []
+        self._steps: dict[tuple[int, int, int], Steps] = {}
+        self._since = 0.0
+        self._categories: set[str] = set()
+        self._changed, self._closing = threading.Lock(), threading.Event()
+        self._held = ExitStack()
+        self._thread: threading.Thread | None = None
+        check_place(path)
+        self._held.enter_context(locked(path, ConfigError, wait=False, remedy="Give each server its own --journal."))
+        try:
+            self._file: BinaryIO = self._held.enter_context(path.open("ab"))
+        except OSError as error:
+            self._held.close()
+            raise ConfigError(f"--journal is {path}, which cannot be written: {error.strerror}.") from None
+
+    def begin(self, facts: Mapping[str, Any]) -> None:
+        """Write what is served, and go on writing. facts: of `Begun`, but for `run` and `started`."""
+        now = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+        self._begun = Begun(run=secrets.token_hex(6), started=now, **facts)
+        self.started = time.monotonic()
+        size = self._file.tell()
+        self._put((b"\n" if size and not _ends_whole(self._path) else b"") + line(self._begun))
+        self._thread = threading.Thread(target=self._run, name="forerun-journal", daemon=True)
+        self._thread.start()
+
+    def now(self) -> float:
+        """Seconds of the run."""
+        return time.monotonic() - self.started
+
+    def answer(self, answer: Answer) -> None:
+        """An answer is complete."""
+        with self._changed:
+            if self.failed or len(self._pending) >= MOST_PENDING:
+                self.lost += 1
+                return
+            self._categories |= {answer.category} if len(self._categories) < MOST_CATEGORIES else set()
+            if answer.category and answer.category not in self._categories:
+                answer = replace(answer, category=OTHER)
+            self._pending.append(answer)
+
+    def steps(self, steps: Steps) -> None:
+        """A step is done. steps: its figures, `drafted` and `prompt` as plain numbers."""
+        steps.drafted, steps.prompt = class_of_rows(steps.drafted), class_of_prompt(steps.prompt)
+        with self._changed:
+            known = self._steps.setdefault(steps.key, steps)
+            if known is not steps:
+                known.add(steps)
+
+    def close(self) -> None:
+        """Write what is left, and end."""
+        self._closing.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._write(last=True)
+        self._held.close()
+
+    def _run(self) -> None:
+        while not self._closing.wait(INTERVAL):
+            self._write()
+
+    def _write(self, last: bool = False) -> None:
+        now = self.now()
+        with self._changed:
+            answers, self._pending = self._pending, []
+            steps: list[Steps] = []
+            if last or now - self._since >= STEPS_INTERVAL:
+                steps, self._steps = list(self._steps.values()), {}
+        content = b"".join(map(line, answers))
+        if steps:
+            content += steps_line(self._since, now, steps)
+            self._since = now
+        if content:
+            self._put(content)
+
+    def _put(self, content: bytes) -> None:
+        """Append, in a new file where half of the bound is full."""
+        if self.failed:
+            return
+        try:
+            if self._file.tell() and self._file.tell() + len(content) > self._bound // 2:
+                self._file.close()
+                self._path.replace(self._path.with_name(self._path.name + ".1"))
+                self._file = self._held.enter_context(self._path.open("ab"))
+                if self._begun is not None:
+                    self._file.write(line(self._begun))
+            self._file.write(content)
+            self._file.flush()
+        except OSError as error:
+            self.failed = True
+            _log.warning({"event": "journal failed", "reason": error.strerror or type(error).__name__})
+
+
+def check_place(path: Path) -> None:
+    """Raise ConfigError where a journal cannot be written there, or something else is there already."""
+    if path.is_dir() or not path.parent.is_dir():
+        reason = "is a folder" if path.is_dir() else f"lies in {path.parent}, which is no folder"
+        raise ConfigError(f"--journal is {path}, which {reason}. Give the name of a file.")
+    try:
+        with path.open("rb") as file:
+            head = file.readline(1 << 16)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise ConfigError(f"--journal is {path}, which cannot be read: {error.strerror}. Give another name.") from None
+    if head:
+        begun_of(Fields.parse(head, str(path), ConfigError, remedy="Give another --journal."))
+
+
+def _ends_whole(path: Path) -> bool:
+    """Whether the last line was written to its end."""
+    with path.open("rb") as file:
+        file.seek(-1, 2)
+        return file.read(1) == b"\n"
