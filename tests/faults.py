@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from doubles import FakeCache, FakeModel
+from forerun.audit.settings import AuditOptions, quick
 from forerun.engine import text as text_module
 from forerun.engine.verifying import Verifying
 from forerun.engine.work import Work
@@ -187,3 +188,12 @@ FAULTS: Mapping[str, tuple[Fault, str]] = {
     "a token of no chance at u = 0": (a_token_of_no_chance_at_zero, "Rule"),
 }
 """Name -> the fault, and the layer that must find it."""
+
+
+def sizes_for(layer: str) -> AuditOptions:
+    """At which an audit finds the layer's faults: the default number of requests for the layer Engine, whose tests see
+    too little of a fault in a quick audit's; else a quick audit's sizes, without that layer."""
+    settings = quick(AuditOptions())
+    if layer == "Engine":
+        return replace(settings, requests=AuditOptions().requests, samples=0)
+    return replace(settings, requests=0)

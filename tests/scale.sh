@@ -2,6 +2,7 @@
 # What docs/scaling.md tells of other systems, run again: `make scale`. It makes what is not given, in build/scale:
 #   VLLM_PYTHON  an interpreter that has vLLM: else an environment with its CPU build (2 GB)
 #   LLAMA_CPP    the folder of llama-server: else llama.cpp is compiled from llama-cpp-python's archive (twenty minutes)
+#   RAY_PYTHON   an interpreter that has forerun's extra `ray`: else an environment with it
 #   MODEL        a chat model's folder for vLLM: else SmolLM2, written by forerun
 # Called with forerun's own Python in $1.
 set -eu
@@ -30,6 +31,14 @@ if [ -z "${LLAMA_CPP:-}" ]; then
         cmake --build $here/llama.cpp/build --target llama-server --parallel
     fi
 fi
+if [ -z "${RAY_PYTHON:-}" ]; then
+    RAY_PYTHON=$here/ray/bin/python
+    if [ ! -x "$RAY_PYTHON" ]; then
+        "$python" -m venv $here/ray
+        "$RAY_PYTHON" -m pip install --quiet "${TORCH:-torch==2.13.0}"
+        "$RAY_PYTHON" -m pip install --quiet --editable '.[ray]' ray==2.60.0
+    fi
+fi
 if [ -z "${MODEL:-}" ]; then
     MODEL=$here/smollm2
     if [ ! -e $MODEL/config.json ]; then
@@ -37,6 +46,7 @@ if [ -z "${MODEL:-}" ]; then
         "$python" -m forerun export hf smollm2 $MODEL --dtype float32
     fi
 fi
-FORERUN_VLLM_PYTHON=$VLLM_PYTHON FORERUN_VLLM_MODEL=$MODEL FORERUN_LLAMA_CPP=$LLAMA_CPP exec "$python" -m pytest -s \
-    -m 'not gpu' tests/integration/test_vllm_bridge.py tests/integration/test_llama_cpp_bridge.py \
-    tests/unit/integrations/test_transformers.py
+FORERUN_VLLM_PYTHON=$VLLM_PYTHON FORERUN_VLLM_MODEL=$MODEL FORERUN_LLAMA_CPP=$LLAMA_CPP FORERUN_RAY_PYTHON=$RAY_PYTHON \
+    exec "$python" -m pytest -s -m 'not gpu' tests/integration/test_vllm_bridge.py \
+    tests/integration/test_llama_cpp_bridge.py tests/unit/integrations/test_transformers.py \
+    tests/integration/test_ray.py tests/integration/test_ray_figures.py

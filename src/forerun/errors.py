@@ -22,6 +22,7 @@
     │   ├── InterruptedRequestError   ... for its step was interrupted
     │   └── EngineClosedError         ... for the engine takes no requests any more
     ├── RequestBodyError          a request in OpenAI's format that cannot be served as it is
+    ├── ReplicaError              a replica, or a worker of a cluster, that has ended or does not answer
     ├── AuditError                an audit that cannot be carried out
     └── BatchError                some of several requests could not be finished; it holds the others' answers
 
@@ -163,6 +164,10 @@ class RequestBodyError(ForerunError, ValueError):
     def __init__(self, message: str, param: str | None = None, code: str | None = None, status: int = 400) -> None:
         super().__init__(message)
         self.param, self.code, self.status = param, code, status
+
+
+class ReplicaError(ForerunError):
+    """A replica of a server, or a worker of a cluster, has ended or does not answer."""
 
 
 class AuditError(ForerunError):

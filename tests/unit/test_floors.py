@@ -49,6 +49,7 @@ FLOORS = {
     "audit": 6,
     "integrations": 6,
     "tune": 7,
+    "cluster": 7,
     "cli": 8,
 }
 SEPARATE = ("server", "batch", "train", "bench", "export", "audit", "integrations")

@@ -47,6 +47,7 @@ class BatchFile:
     Attributes:
         digest: of its content.
         num_lines: lines that are not blank.
+        num_broken: of these, lines without a custom_id that can be read: nobody could tell which answer is theirs.
 
     Raises:
         ConfigError: it cannot be read, holds no line, or two with one custom_id.
@@ -54,6 +55,7 @@ class BatchFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self.num_broken = 0
         try:
             if not stat.S_ISREG(path.stat().st_mode):
                 raise ConfigError(f"{path} is no regular file, but it must be read twice. {_REMEDY}")
@@ -85,13 +87,23 @@ class BatchFile:
         """
         for index, _, line in self._lines():
             if wanted(index):
-                yield _asked(index, line, model, context_length)
+                yield asked_of(index, line, model, context_length)
+
+    def raw(self) -> Iterator[bytes]:
+        """All lines, blank ones too."""
+        self._file.seek(0)
+        yield from self._file
+
+    def broken(self) -> Iterator[bytes]:
+        """The lines that `num_broken` counts."""
+        for _, _, line in self._lines():
+            if _custom_id(line) is None:
+                yield line
 
     def _lines(self) -> Iterator[tuple[int, int, bytes]]:
         """(index, number of the line from 1 on, content)."""
-        self._file.seek(0)
         index = 0
-        for number, line in enumerate(self._file, 1):
+        for number, line in enumerate(self.raw(), 1):
             if line.strip():
                 yield index, number, line
                 index += 1
@@ -104,6 +116,7 @@ class BatchFile:
             count = index + 1
             custom_id = _custom_id(line)
             if custom_id is None:
+                self.num_broken += 1
                 continue
             key = int(digest(custom_id.encode())[:16], 16)
             if key in seen:
@@ -149,7 +162,8 @@ def _custom_id(line: bytes) -> str | None:
         return None
 
 
-def _asked(index: int, line: bytes, model: str, context_length: int) -> Asked:
+def asked_of(index: int, line: bytes, model: str, context_length: int) -> Asked:
+    """A line that is not blank, whatever it holds."""
     custom_id = _custom_id(line)
     try:
         return Asked(index, custom_id, _request(line, model, context_length))

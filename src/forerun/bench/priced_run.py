@@ -16,6 +16,7 @@ from forerun.config import OFF, EngineConfig, SamplingParams
 from forerun.drafters import Drafter
 from forerun.engine import LLM
 from forerun.engine.engine import Engine
+from forerun.engine.stats import SequenceStats
 from forerun.plan.step_times import CostCurve, DrafterCosts
 from forerun.policy import Budget, Outcome, Plan, StepCost
 from forerun.types import Draft, Sequence as Tokens, Step
@@ -72,7 +73,7 @@ class PricedBudget(Budget):
         taps: seconds by which each forward is longer for the drafter's sake.
 
     Attributes:
-        seconds: of the verified steps so far.
+        seconds: of the verified steps so far; draft_seconds, target_seconds: of these.
         num_tokens: committed in them.
         num_steps, num_nodes, num_idle: verified steps, nodes proposed, steps with a budget of 0.
     """
@@ -86,7 +87,7 @@ class PricedBudget(Budget):
         self._rest = rest
         self._clock = clock
         self._observed = clock.now
-        self.seconds = 0.0
+        self.seconds = self.draft_seconds = self.target_seconds = 0.0
         self.num_tokens = self.num_steps = self.num_nodes = self.num_idle = 0
 
     def plan(self, sequences: Sequence[Tokens]) -> Plan:
@@ -99,6 +100,8 @@ class PricedBudget(Budget):
             nodes = len(outcome.draft)
             target, rest = self._target(nodes + 1) + self._taps, self._rest(nodes)
             self.seconds += drafting + target + rest
+            self.draft_seconds += drafting
+            self.target_seconds += target
             self.num_tokens += len(outcome.verdict.path) + 1
             self.num_steps += 1
             self.num_nodes += nodes
@@ -139,6 +142,21 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
+class PricedAnswer:
+    """One answer of a run.
+
+    Attributes:
+        seconds: by the cost curves, without the prompt's; draft_seconds, target_seconds: of these.
+        stats: as the engine counts them; its times are the clock's on the wall.
+    """
+
+    seconds: float
+    draft_seconds: float
+    target_seconds: float
+    stats: SequenceStats
+
+
+@dataclass(frozen=True, slots=True)
 class PricedRun:
     """One way of choosing K on one workload.
 
@@ -164,6 +182,7 @@ def priced_run(
     prompts: Sequence[Sequence[int]],
     params: Sequence[SamplingParams],
     texts: Sequence[Sequence[int]] = (),
+    told: Callable[[PricedAnswer], None] = lambda _: None,
 ) -> PricedRun:
     """One engine answers all prompts, one after the other.
 
@@ -171,6 +190,7 @@ def priced_run(
         budget: a fresh one.
         params: one per prompt.
         texts: prompts with the target's answers, where the setting has an echo.
+        told: of each answer.
 
     Raises:
         Exception: what a request ended with.
@@ -184,10 +204,19 @@ def priced_run(
         if texts:
             echo.text = texts[number]
         engine.add(list(prompt), each)
+        seconds, drafting, verifying = priced.seconds, priced.draft_seconds, priced.target_seconds
         while engine.has_work:
             for output in engine.step():
                 if output.error is not None:
                     raise output.error
+                if output.choice is not None:
+                    answer = PricedAnswer(
+                        priced.seconds - seconds,
+                        priced.draft_seconds - drafting,
+                        priced.target_seconds - verifying,
+                        output.choice.stats,
+                    )
+                    told(answer)
     steps = max(1, priced.num_steps)
     return PricedRun(
         name,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
@@ -19,12 +20,13 @@ from forerun.cli.flags import Flags, with_flags
 from forerun.cli.generate import INTERRUPTED, choose_drafter, open_llm
 from forerun.cli.memory_line import memory_told, note
 from forerun.cli.options import LLMOptions
+from forerun.cluster.options import RayOptions
 from forerun.config import EngineConfig, SamplingParams
+from forerun.integrations.tried import untried
 
 if TYPE_CHECKING:
     from forerun.batch.journal import Journal
     from forerun.batch.lines import BatchFile
-    from forerun.engine import LLM
 
 _INTERVAL, _TERMINAL_INTERVAL = 10.0, 0.2
 """Seconds between two reports of progress: lines of a log, and a terminal's line that is written over."""
@@ -49,6 +51,7 @@ ServedModelName = Annotated[
         show_default="that of --model",
     ),
 ]
+Computing: TypeAlias = Callable[["Path", "BatchFile", "Journal", "Progress", Mapping[str, Any]], None]
 Force = Annotated[bool, typer.Option("--force", help="Begin anew, and replace OUT.")]
 
 
@@ -66,16 +69,17 @@ def batch(
     engine: Annotated[EngineConfig, Flags("max_batch", "prefill_chunk")],
     sampling: Annotated[SamplingParams, Flags("seed")],
     served_model_name: ServedModelName = None,
+    ray: Annotated[RayOptions, Flags(leave_out=("routing",), panel="Ray")],
     force: Force = False,
 ) -> None:
-    """Answer a file of requests in OpenAI's batch format; the same command goes on after a kill.
+    """Answer a file of requests in OpenAI's batch format; the same command goes on after a kill, also with --ray.
 
     With --seed, a request that has no seed gets one made from it and the request's custom_id.
     """
     model = chosen_model(model)
     chosen = choose_drafter(drafter)
     name = served_model_name or model
-    sizes = {"max_batch": engine.max_batch, "prefill_chunk": engine.prefill_chunk}
+    llm = asdict(settings) | {"max_batch": engine.max_batch, "prefill_chunk": engine.prefill_chunk}
     run = {
         "model": model,
         "drafter": chosen,
@@ -84,24 +88,21 @@ def batch(
         "forerun": __version__,
         **asdict(settings),
     }
-
-    def opened() -> LLM:
-        note(f"loading {model}")
-        with memory_told(note):
-            return open_llm(model, chosen, chat=False, **asdict(settings) | sizes)
-
-    _answer(source, out, run, opened, name, sampling.seed, force)
+    worker = {"model": model, "drafter": chosen, "llm": llm, "name": name, "seed": sampling.seed}
+    _answer(source, out, run, partial(_on_ray, ray) if ray.ray else _here, worker, force)
 
 
 def _answer(
-    source: Path, out: Path, run: dict[str, Any], opened: Callable[[], LLM], name: str, seed: int | None, force: bool
+    source: Path, out: Path, run: dict[str, Any], compute: Computing, worker: Mapping[str, Any], force: bool
 ) -> None:
     """From the file of requests to that of answers.
 
     Args:
         run: options on which answers depend.
-        opened: loads the model.
+        compute: answers the requests that the journal does not have.
+        worker: what computes them.
     """
+    from forerun.batch.broken import write_broken
     from forerun.batch.journal import Journal
     from forerun.batch.lines import BatchFile
     from forerun.batch.place import place_for
@@ -114,10 +115,13 @@ def _answer(
         progress = Progress(journal, requests.num_lines)
         with _told_how_to_go_on(journal, requests.num_lines):
             if journal.num_done < requests.num_lines:
-                _compute(opened(), requests, journal, progress, name, seed)
+                compute(source, requests, journal, progress, worker)
             journal.write_out(out)
+        aside = write_broken(requests, out)
         journal.remove()
         progress.end(out)
+        if aside is not None:
+            note(f"{requests.num_broken} lines have no custom_id that can be read, and an error for an answer: {aside}")
 
 
 class Progress:
@@ -167,18 +171,40 @@ class Progress:
         return " · ".join(parts)
 
 
-def _compute(llm: LLM, requests: BatchFile, journal: Journal, progress: Progress, name: str, seed: int | None) -> None:
-    """Answer the requests that the journal does not have."""
+def _here(source: Path, requests: BatchFile, journal: Journal, progress: Progress, worker: Mapping[str, Any]) -> None:
+    """In this process."""
     from forerun.batch.run import BatchRun
     from forerun.engine import EngineThread
 
+    note(f"loading {worker['model']}")
+    with memory_told(note):
+        llm = open_llm(worker["model"], worker["drafter"], chat=False, **worker["llm"])
     progress.begin()
+    name = worker["name"]
     with EngineThread(llm.shared) as thread:
-        run = BatchRun(llm, thread, name, seed)
+        run = BatchRun(llm, thread, name, worker["seed"])
         asked = requests.requests(lambda index: not journal.has(index), name, llm.target.context_length)
         for index, answer in run.answers(asked):
             journal.add(index, answer)
             progress.show(run.num_tokens, run.num_cached_tokens)
+
+
+def _on_ray(
+    options: RayOptions,
+    source: Path,
+    requests: BatchFile,
+    journal: Journal,
+    progress: Progress,
+    worker: Mapping[str, Any],
+) -> None:
+    """By workers on Ray."""
+    from forerun.cluster.batch import answer_on_ray
+
+    said = untried("Ray")
+    if said is not None:
+        note(said)
+    note(f"starting {options.replicas} workers of {worker['model']}")
+    answer_on_ray(source, requests, journal, worker, options, loaded=progress.begin, told=progress.show)
 
 
 @contextmanager

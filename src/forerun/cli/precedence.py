@@ -118,6 +118,11 @@ def _refuse_modules(flag: Any, value: Any, path: str, key: str) -> None:
             f"The configuration file {path} sets {key!r}, which would run a program. A file may not name code to run. "
             "Give it on the command line or in the environment."
         )
+    if flag.name == "ray_address":
+        raise ConfigError(
+            f"The configuration file {path} sets {key!r}, and a cluster may run any code here. A file may not do that. "
+            "Give it on the command line or in the environment."
+        )
     if "draft" not in flag.name:
         return
     for text in value if isinstance(value, list) else [value]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,11 +15,14 @@ from forerun.cli.flags import Flags, with_flags
 from forerun.cli.generate import INTERRUPTED, open_llm
 from forerun.cli.memory_line import memory_told, note
 from forerun.cli.options import LLMOptions
+from forerun.cluster.options import RayOptions
 from forerun.config import NO_DRAFTER
+from forerun.integrations.tried import untried
 from forerun.train.defaults import AnswerMaking
 
 if TYPE_CHECKING:
     from forerun.engine import LLM
+    from forerun.train.data.many_requests import Computing
 
 Out = Annotated[Path, typer.Argument(help="File of answers to write: .jsonl, or .jsonl.gz to have it gzipped.")]
 Data = Annotated[
@@ -48,6 +53,7 @@ def answers(
     data: Data = None,
     making: Annotated[AnswerMaking, Flags()],
     settings: Annotated[LLMOptions, Flags(leave_out=("num_draft_tokens", "acceptance"))],
+    ray: Annotated[RayOptions, Flags(leave_out=("routing",), panel="Ray")],
     force: Force = False,
 ) -> None:
     """Have a target answer prompts, which it writes itself where none are given; the same command goes on after a kill.
@@ -59,15 +65,32 @@ def answers(
     from forerun.train.data.answers import make_answers
 
     target = chosen_model(target, "--target")
+    llm = asdict(settings) | {"max_batch": making.max_batch, "num_draft_tokens": 0}
 
     def opened() -> LLM:
         note(f"loading {target}")
         with memory_told(note):
-            sizes = {"max_batch": making.max_batch, "num_draft_tokens": 0}
-            return open_llm(target, NO_DRAFTER, chat=False, **asdict(settings) | sizes)
+            return open_llm(target, NO_DRAFTER, chat=False, **llm)
 
     try:
-        make_answers(opened, out, data or [], making, Console(stderr=True), force=force)
+        with _computing(ray, {"model": target, "drafter": NO_DRAFTER, "llm": llm, "name": target, "seed": None}) as by:
+            make_answers(opened, out, data or [], making, Console(stderr=True), force=force, computing=by)
     except KeyboardInterrupt:
         typer.echo(f"\nforerun: stopped. What was done is in {out}.run; the same command goes on.", err=True)
         raise typer.Exit(INTERRUPTED) from None
+
+
+@contextmanager
+def _computing(options: RayOptions, worker: Mapping[str, Any]) -> Iterator[Computing | None]:
+    """What has the requests answered: workers on Ray; None is this process."""
+    if not options.ray:
+        yield None
+        return
+    from forerun.cluster.batch import computing_on_ray
+
+    said = untried("Ray")
+    if said is not None:
+        note(said)
+    note(f"starting {options.replicas} workers of {worker['model']}")
+    with computing_on_ray(options, worker) as by:
+        yield by

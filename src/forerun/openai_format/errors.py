@@ -11,6 +11,7 @@ from forerun.errors import (
     GrammarDeadEndError,
     PromptError,
     QueueFullError,
+    ReplicaError,
     RequestBodyError,
     RequestTimeoutError,
 )
@@ -21,6 +22,7 @@ _KINDS: tuple[tuple[type[ForerunError], int, str], ...] = (
     (GrammarDeadEndError, 400, "invalid_request_error"),
     (QueueFullError, 429, "rate_limit_error"),
     (EngineClosedError, 503, "server_error"),
+    (ReplicaError, 503, "server_error"),
     (RequestTimeoutError, 408, "timeout_error"),
 )
 

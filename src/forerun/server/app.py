@@ -20,6 +20,8 @@ from forerun.openai_format.requests import CHAT_URL, COMPLETIONS_URL
 from forerun.openai_format.response_requests import RESPONSES_URL
 from forerun.server.completions import answer
 from forerun.server.gate import App, ClientGoneError, Gate
+from forerun.server.metrics import HTTPMetrics
+from forerun.server.options import ServerOptions
 from forerun.server.schema import (
     Facts,
     chat_schema,
@@ -41,15 +43,20 @@ _PAGE_HEADERS = {
 }
 
 
-def make_app(service: Service) -> tuple[App, Gate]:
-    """The application, and the gate before it."""
+def make_app(service: Service, draining: Callable[[], bool]) -> FastAPI:
+    """The paths of a model, without a gate before them: whoever calls it has let the request in."""
     app = FastAPI(title="forerun", version=__version__, docs_url=None, redoc_url=None)
     _handle_errors(app, service)
-    gate = Gate(app, service.options, service.metrics)
     _add_answers(app, service)
-    _add_facts(app, service, gate)
+    _add_facts(app, service, draining)
     _add_page(app)
-    origins = list(service.options.cors_origin)
+    return app
+
+
+def gated(app: App, options: ServerOptions, metrics: HTTPMetrics) -> tuple[App, Gate]:
+    """The application behind its gate, and behind the origins that may call it; and the gate."""
+    gate = Gate(app, options, metrics)
+    origins = list(options.cors_origin)
     if not origins:
         return gate, gate
     allowed = CORSMiddleware(
@@ -87,12 +94,18 @@ def _add_answers(app: FastAPI, service: Service) -> None:
         app.post(path, openapi_extra=operation(schema))(endpoint)
 
 
-def _add_facts(app: FastAPI, service: Service, gate: Gate) -> None:
+def _add_facts(app: FastAPI, service: Service, draining: Callable[[], bool]) -> None:
     def model() -> dict[str, Any]:
-        length = service.llm.target.context_length
-        facts = {"id": service.name, "object": "model", "created": service.created, "owned_by": "forerun"}
         drafter = service.llm.drafter
-        return {**facts, "max_model_len": length, "drafters": [] if drafter is None else [*drafter.offers]}
+        return {
+            "id": service.name,
+            "object": "model",
+            "created": service.created,
+            "owned_by": "forerun",
+            "root": service.name,  # a model without adapters, as vLLM says it
+            "max_model_len": service.llm.target.context_length,
+            "drafters": [] if drafter is None else [*drafter.offers],
+        }
 
     @app.get("/v1/models")
     async def models() -> Any:
@@ -105,8 +118,9 @@ def _add_facts(app: FastAPI, service: Service, gate: Gate) -> None:
 
     @app.get("/health")
     async def health() -> Response:
-        status = "draining" if gate.draining else "ok"
-        return JSONResponse({"status": status, "cannot": dict(service.limits())}, 503 if gate.draining else 200)
+        ends = draining()
+        status = "draining" if ends else "ok"
+        return JSONResponse({"status": status, "cannot": dict(service.limits())}, 503 if ends else 200)
 
     @app.get("/version")
     async def version() -> Any:
@@ -118,7 +132,7 @@ def _add_facts(app: FastAPI, service: Service, gate: Gate) -> None:
 
     @app.get("/metrics")
     async def metrics() -> Response:
-        return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        return Response(service.metrics_text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 def _add_page(app: FastAPI) -> None:

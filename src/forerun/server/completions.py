@@ -129,9 +129,8 @@ class Stream(EventSourceResponse):
         with self._held:
             try:
                 await super().__call__(scope, receive, send)
-            except SendTimeoutError:
+            except SendTimeoutError:  # the connection is closed, since the response is not complete
                 told["cut"] = "the client did not read"
-                raise
             finally:
                 if not self._begun.complete:
                     told["disconnected"] = True

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 from forerun.errors import EngineClosedError, ForerunError, RequestBodyError, RequestTimeoutError
 from forerun.openai_format.errors import error_response
 from forerun.server.logs import LOGGER
-from forerun.server.metrics import Metrics
+from forerun.server.metrics import HTTPMetrics
 from forerun.server.options import ServerOptions
 from forerun.server.weighing import LARGE_BODY
 
@@ -66,7 +66,7 @@ class Gate:
         num_active: requests that have been let in and not ended.
     """
 
-    def __init__(self, app: App, options: ServerOptions, metrics: Metrics) -> None:
+    def __init__(self, app: App, options: ServerOptions, metrics: HTTPMetrics) -> None:
         self._app, self._options, self._metrics = app, options, metrics
         self._keys = [sha256(key.encode()).digest() for key in options.api_key]
         self._pace = Pace(_PACE)
@@ -196,7 +196,8 @@ class _Passage:
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(content)).encode())]
         if status in (408, 413):
             headers.append((b"connection", b"close"))  # the rest of the body is not read
-        headers += {401: [(b"www-authenticate", b"Bearer")], 503: [(b"retry-after", b"1")]}.get(status, [])
+        again = [(b"retry-after", b"1")]
+        headers += {401: [(b"www-authenticate", b"Bearer")], 429: again, 503: again}.get(status, [])
         self.told["error"] = type(error).__name__
         await self.send({"type": "http.response.start", "status": status, "headers": headers})
         await self.send({"type": "http.response.body", "body": content, "more_body": True})

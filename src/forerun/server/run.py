@@ -11,7 +11,8 @@ from types import FrameType
 import uvicorn
 
 from forerun.errors import ConfigError
-from forerun.server.app import make_app
+from forerun.server.app import gated, make_app
+from forerun.server.freed_memory import FreedMemory
 from forerun.server.gate import Gate
 from forerun.server.logs import LOGGER
 from forerun.server.options import ServerOptions
@@ -37,6 +38,7 @@ class DrainingServer(uvicorn.Server):
         self._gate, self._drain_timeout, self._model = gate, drain_timeout, model
         self._loop: asyncio.AbstractEventLoop | None = None
         self._draining: asyncio.Task[None] | None = None
+        self._freed_memory = FreedMemory()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
@@ -44,6 +46,11 @@ class DrainingServer(uvicorn.Server):
         for server in self.servers if self.started else ():
             for each in server.sockets:  # only now do they take connections
                 _log.info({"event": "ready", "url": _url(each), "model": self._model})
+
+    async def on_tick(self, counter: int) -> bool:
+        if self._freed_memory.due(self._gate.num_active):
+            await asyncio.to_thread(self._freed_memory.give_back)
+        return await super().on_tick(counter)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self._gate.draining or self._loop is None:
@@ -71,8 +78,8 @@ class DrainingServer(uvicorn.Server):
 
 def make_server(service: Service) -> DrainingServer:
     """The server of a model, not started."""
-    app, gate = make_app(service)
     options = service.options
+    app, gate = gated(make_app(service, lambda: gate.draining), options, service.metrics)
     config = uvicorn.Config(
         app,
         host=options.host,

@@ -21,6 +21,7 @@ from forerun.openai_format.requests import CompletionRequest
 from forerun.openai_format.responses import Responses
 from forerun.openai_format.tools import check_template_carries
 from forerun.server.answering import Answering
+from forerun.server.instruments import Instruments, Prometheus
 from forerun.server.journal import ServerJournal, category_of
 from forerun.server.logs import LOGGER
 from forerun.server.metrics import Metrics
@@ -37,6 +38,7 @@ class Service:
 
     Args:
         name: what requests and answers call it.
+        instruments: take its metrics; None: those that /metrics reads.
 
     Attributes:
         num_choices: in the engine or waiting for it.
@@ -46,10 +48,11 @@ class Service:
         ConfigError: the journal cannot be written.
     """
 
-    def __init__(self, llm: LLM, name: str, options: ServerOptions) -> None:
+    def __init__(self, llm: LLM, name: str, options: ServerOptions, instruments: Instruments | None = None) -> None:
         self.llm, self.name, self.options = llm, name, options
         self.thread = EngineThread(llm.shared)
-        self.metrics = Metrics(llm, name, lambda: self.num_choices)
+        self._instruments = instruments or Prometheus(name)
+        self.metrics = Metrics(llm, lambda: self.num_choices, self._instruments)
         self.responses = Responses(llm.tokenizer)
         self.created = int(time.time())
         self.num_choices = 0
@@ -59,6 +62,12 @@ class Service:
         where, size = options.journal, options.journal_size
         self._journal = None if where is None else ServerJournal(llm, name, where, size)
         self._inbox: LoopInbox | None = None  # of the loop that serves
+
+    def metrics_text(self) -> bytes:
+        """All metrics, as Prometheus reads them. Raises RequestBodyError where they go elsewhere."""
+        if isinstance(self._instruments, Prometheus):
+            return self._instruments.text()
+        raise RequestBodyError("The metrics of this server go elsewhere.", status=404)
 
     def close(self) -> None:
         """End the engine's thread and what else was started, and write what is left of the journal."""

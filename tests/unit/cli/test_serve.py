@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import sys
 from pathlib import Path
@@ -120,3 +121,65 @@ def test_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     done = RUNNER.invoke(app, ["serve", "bundled"])
     assert done.exit_code == 2 and "pip install 'forerun[server]'" in done.output
+
+
+def test_a_configuration_for_ray(tmp_path: Path) -> None:
+    """Ray need not be here to write it."""
+    path = tmp_path / "serve.yaml"
+    flags = ["--ray", "--replicas", "3", "--replica-threads", "2", "--api-key", "a", "--max-batch", "4", "--port", "99"]
+    done = RUNNER.invoke(app, ["serve", "bundled", "--drafter", "suffix", *flags, "--write-config", str(path)])
+    assert done.exit_code == 0 and "serve run" in done.output and "only you can read it" in done.output
+    told = json.loads(path.read_text())
+    plan = told["applications"][0]["args"]
+    assert told["http_options"]["port"] == 99 and plan["drafter"] == ["suffix", "prediction"]
+    assert (plan["replicas"], plan["threads"], plan["llm"]["max_batch"]) == (3, 2, 4)
+    assert plan["server"]["api_key"] == ["a"] and plan["name"] == "bundled"
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--replicas", "3"], "--replicas is for --ray"),
+        (["--write-config", "f"], "--write-config is for --ray"),
+        (["--ray", "--send-timeout", "3"], "--send-timeout is for a server without --ray"),
+        (["--ray", "--routing", "x"], "must be one of prefix"),
+    ],
+)
+def test_flags_of_ray_that_cannot_be_had(flags: list[str], said: str) -> None:
+    done = RUNNER.invoke(app, ["serve", "bundled", *flags])
+    assert done.exit_code == 2 and said in " ".join(done.output.split())
+
+
+@pytest.mark.parametrize("command", [["serve", "bundled"], ["batch", "in.jsonl", "out.jsonl"]])
+@pytest.mark.parametrize("version", ["", "1.0.0"])
+def test_without_ray_or_with_another_version(
+    command: list[str], version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    line = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "a"}}
+    Path("in.jsonl").write_text(json.dumps(line))
+    monkeypatch.setattr("forerun.integrations.tried._installed", lambda tried: version or None)
+    monkeypatch.setitem(sys.modules, "ray", None)
+    done = RUNNER.invoke(
+        app,
+        [
+            *command,
+            "--ray",
+            "--replica-threads",
+            "1",
+            "--model" if command[0] == "batch" else "--port",
+            "bundled" if command[0] == "batch" else "0",
+        ],
+    )
+    said = " ".join(done.output.split())
+    assert "versions tried: 2.60. pip install 'forerun[ray]'" in said
+    assert (
+        ("is not installed" in said and done.exit_code == 2) if not version else "Ray 1.0.0 has not been tried" in said
+    )
+
+
+def test_a_file_may_name_no_cluster(tmp_path: Path) -> None:
+    file = tmp_path / "forerun.toml"
+    file.write_text('[serve]\nray = true\nray_address = "10.0.0.1:6379"\n')
+    done = RUNNER.invoke(app, ["--config", str(file), "serve", "bundled"])
+    assert done.exit_code == 2 and "a cluster may run any code here" in " ".join(done.output.split())

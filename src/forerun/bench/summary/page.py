@@ -60,9 +60,23 @@ def page(every: Sequence[Results]) -> str:
     return "\n".join([_HEAD.format(style=_style()), *_body(ordered), "</body>", "</html>", ""])
 
 
+def theme() -> tuple[str, str]:
+    """CSS declarations for a picture outside of the page (`draw.drawn`), light and dark."""
+    light, dark = _series_colours()
+    return (
+        f"color: #1b1d21; --grid: #e3e6ea; --reference: #8a8f98; {light}",
+        f"color: #e6e8eb; --grid: #2c313a; --reference: #7d8490; {dark}",
+    )
+
+
 def _style() -> str:
-    light, dark = (" ".join(f"--s{place}: {colour};" for place, colour in enumerate(each)) for each in (_LIGHT, _DARK))
+    light, dark = _series_colours()
     return _STYLE.replace("LIGHT", light).replace("DARK", dark)
+
+
+def _series_colours() -> tuple[str, str]:
+    light, dark = (" ".join(f"--s{place}: {colour};" for place, colour in enumerate(each)) for each in (_LIGHT, _DARK))
+    return light, dark
 
 
 def _body(ordered: Sequence[Results]) -> Iterator[str]:

@@ -11,6 +11,8 @@ const headers = () => {
   return { "content-type": "application/json", ...(key ? { authorization: `Bearer ${key}` } : {}) };
 };
 
+const counted = (count, name) => `${count} ${name}${count === 1 ? "" : "s"}`;
+
 function complain(text) {
   at("problem").hidden = !text;
   at("problem").textContent = text || "";
@@ -181,7 +183,7 @@ async function look() {
     at("batch").textContent = `${now.running} of ${now.max_batch}`;
     at("waiting").textContent = now.waiting;
     const step = now.last_step;
-    at("step").textContent = `${step.num_rows} rows, ${step.num_tokens} tokens`;
+    at("step").textContent = `${counted(step.num_rows, "row")}, ${counted(step.num_tokens, "token")}`;
     at("reason").textContent = step.num_draft_tokens ? `${step.num_draft_tokens} drafted (${step.reason})` : step.reason || "–";
   } catch {
     at("batch").textContent = at("waiting").textContent = at("step").textContent = at("reason").textContent = "–";

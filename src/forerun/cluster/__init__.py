@@ -1,0 +1,1 @@
+"""forerun on Ray: replicas of a server behind one address, and a batch spread over actors."""

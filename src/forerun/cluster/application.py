@@ -1,0 +1,152 @@
+"""The application of Ray Serve's: an ingress without a CPU of its own, and engines. `serve run` calls `build`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncGenerator
+from contextlib import suppress
+from dataclasses import asdict
+from typing import Any
+
+import ray
+import torch
+from ray import serve
+from ray.serve.config import RequestRouterConfig
+from ray.serve.handle import DeploymentHandle
+
+from forerun.cluster.connect import metrics_addresses
+from forerun.cluster.failures import translated
+from forerun.cluster.ingress import Ingress
+from forerun.cluster.instruments import RayInstruments
+from forerun.cluster.messages import Asked, Message
+from forerun.cluster.options import ROUTERS
+from forerun.cluster.plan import Plan
+from forerun.cluster.replica import Replica
+from forerun.engine import LLM
+from forerun.server.gate import App, Receive, Scope, Send
+from forerun.server.logs import log_as_json
+from forerun.server.metrics import HTTPMetrics
+from forerun.server.service import Service
+
+_LIVE_WITHIN = 5.0
+"""Seconds in which replicas must say what they do."""
+_MARGIN = 16
+"""Requests beyond those that a replica takes: it is asked, and refuses them itself as `forerun serve` does."""
+
+
+class Engine:
+    """A replica: the model, in a process of its own."""
+
+    def __init__(self, values: dict[str, Any]) -> None:
+        plan = Plan.parsed(values)
+        torch.set_num_threads(plan.threads)
+        log_as_json()
+        llm = LLM(plan.model, drafter=plan.drafter, **plan.llm)
+        service = Service(llm, plan.name, plan.server_options(), RayInstruments(plan.name))
+        self._replica = Replica(service, f"{serve.get_replica_context().replica_id.unique_id}, process {os.getpid()}")
+
+    async def answer(self, asked: Asked) -> AsyncGenerator[list[Message], None]:
+        """As `Replica.answer`."""
+        answer = self._replica.answer(asked)
+        try:
+            async for messages in answer:
+                yield messages
+        finally:
+            await answer.aclose()
+
+    async def state(self) -> dict[str, Any]:
+        """As `Replica.state`."""
+        return self._replica.state()
+
+    def __del__(self) -> None:
+        with suppress(AttributeError):  # the model could not be loaded
+            self._replica.close()
+
+
+class RayReplicas:
+    """The engines, by Ray's handle of them. Ray's exceptions become forerun's here."""
+
+    def __init__(self, handle: DeploymentHandle) -> None:
+        self._handle = handle
+
+    async def answer(self, asked: Asked) -> AsyncGenerator[list[Message], None]:
+        """As `Replicas.answer`."""
+        handle = self._handle.options(stream=True, session_id=asked.prefix.session)
+        answer = handle.answer.remote(asked)
+        complete = False
+        try:
+            async for messages in answer:
+                yield messages
+            complete = True
+        except Exception as error:
+            raise translated(error) from error
+        finally:
+            if not complete:
+                answer.cancel()
+
+    async def live(self) -> list[dict[str, Any]]:
+        """As `Replicas.live`; replicas that do not answer are left out."""
+        try:
+            found = await self._handle.broadcast("state").results_async(timeout_s=_LIVE_WITHIN, return_exceptions=True)
+        except TimeoutError:
+            return []
+        return [each for each in found if isinstance(each, dict)]
+
+
+@serve.ingress()  # type: ignore[untyped-decorator, unused-ignore]
+class IngressReplica:
+    """The ingress's process."""
+
+    def __init__(self, engines: DeploymentHandle, values: dict[str, Any]) -> None:
+        log_as_json()
+        plan = Plan.parsed(values)
+        metrics = HTTPMetrics(RayInstruments(plan.name))
+        options = plan.server_options()
+        self._ingress = Ingress(RayReplicas(engines), options, metrics, lambda: metrics_addresses(ray.nodes()))
+
+    def __serve_build_asgi_app__(self) -> App:
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            async def without_id(message: Message) -> None:
+                if message["type"] == "http.response.start":  # Ray's proxy adds it, too
+                    kept = [(name, value) for name, value in message["headers"] if name != b"x-request-id"]
+                    message = {**message, "headers": kept}
+                await send(message)
+
+            await self._ingress.app(scope, receive, without_id if scope["type"] == "http" else send)
+
+        return app
+
+    async def drain(self) -> int:
+        """Refuse new requests from now on; how many are under way."""
+        self._ingress.gate.draining = True
+        return self._ingress.gate.num_active
+
+
+def build(values: dict[str, Any]) -> serve.Application:
+    """The application of a plan's values. Raises ConfigError."""
+    plan = Plan.parsed(values)
+    options = plan.server_options()
+    ongoing = plan.max_batch + options.max_queue + _MARGIN
+    router = ROUTERS[plan.routing]
+    kwargs = {"slack": plan.max_batch} if plan.routing == "prefix" else {}
+    routing = RequestRouterConfig(request_router_class=router, request_router_kwargs=kwargs) if router else None
+    engines = serve.deployment(
+        Engine,
+        name="Engine",
+        num_replicas=plan.replicas,
+        ray_actor_options={"num_cpus": plan.threads, "num_gpus": plan.gpus},
+        max_ongoing_requests=ongoing,
+        max_queued_requests=max(options.max_queue, 1),
+        graceful_shutdown_timeout_s=options.drain_timeout,
+        max_constructor_retry_count=2,
+        **({"request_router_config": routing} if routing else {}),
+    )
+    ingress = serve.deployment(
+        IngressReplica,
+        name="Ingress",
+        ray_actor_options={"num_cpus": 0},
+        max_ongoing_requests=2 * plan.replicas * ongoing,
+        graceful_shutdown_timeout_s=options.drain_timeout,
+        max_constructor_retry_count=2,
+    )
+    return ingress.bind(engines.bind(asdict(plan)), asdict(plan))

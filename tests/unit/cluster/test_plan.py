@@ -1,0 +1,127 @@
+"""Options of Ray, the plan of a server, the file that Ray's own command takes, and Ray's failures as ours."""
+
+from __future__ import annotations
+
+import json
+import socket
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forerun.cluster.config_file import deploy_config, write_config
+from forerun.cluster.connect import connected, metrics_addresses
+from forerun.cluster.failures import reason_in, translated
+from forerun.cluster.options import RayOptions
+from forerun.cluster.plan import Plan, threads_of
+from forerun.errors import ConfigError, PromptError, QueueFullError, ReplicaError
+from forerun.openai_format.errors import error_response
+from forerun.server.options import ServerOptions
+
+
+def plan(server: ServerOptions | None = None, **options: Any) -> Plan:
+    ray = RayOptions(ray=True, **{"replica_threads": 1, **options})
+    return Plan.of("bundled", "it", ["suffix"], {"max_batch": 4}, server or ServerOptions(), ray)
+
+
+def test_flags_of_ray_are_for_ray() -> None:
+    assert not RayOptions().ray
+    for changed, value in {"replicas": 3, "ray_address": "a:1", "routing": "balanced", "replica_threads": 2}.items():
+        with pytest.raises(ConfigError, match=f"--{changed.replace('_', '-')} is for --ray"):
+            RayOptions(**{changed: value})  # type: ignore[arg-type]
+    for wrong in ({"replicas": 0}, {"ray_timeout": 0.0}, {"routing": "random"}, {"replica_threads": 0}):
+        with pytest.raises(ConfigError):
+            RayOptions(ray=True, **wrong)  # type: ignore[arg-type]
+    assert threads_of(RayOptions(ray=True, replicas=1000)) == 1
+
+
+def test_the_file_holds_what_the_application_is_built_from(tmp_path: Path) -> None:
+    server = ServerOptions(port=1234, api_key=("secret",), max_queue=3)
+    path = tmp_path / "serve.yaml"
+    made = plan(server, replicas=3)
+    write_config(path, made, server)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    told = json.loads(path.read_text())
+    assert told == deploy_config(made, server) and told["http_options"] == {"host": "127.0.0.1", "port": 1234}
+    (application,) = told["applications"]
+    assert application["import_path"] == "forerun.cluster.application:build"
+    read = Plan.parsed(application["args"])
+    assert read == made and read.replicas == 3 and read.max_batch == 4 and read.gpus == 0
+    assert read.server_options().max_queue == 3 and [*read.server_options().api_key] == ["secret"]
+    with pytest.raises(ConfigError, match="exists"):
+        write_config(path, made, server)
+
+
+def test_no_option_is_ignored() -> None:
+    with pytest.raises(ConfigError, match="--send-timeout"):
+        plan(ServerOptions(send_timeout=3.0))
+    with pytest.raises(ConfigError, match="--journal is one server's"):
+        plan(ServerOptions(journal=Path("file")))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"modle": "x"}, "modle is unknown"),
+        ({"routing": "x"}, "routing is 'x'"),
+        ({"server": {"max_queue": -1}}, "max_queue"),
+        ({"server": {"maxqueue": 1}}, "maxqueue"),
+    ],
+)
+def test_a_file_that_was_changed(wrong: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        Plan.parsed({"model": "a", "name": "a", "drafter": "none", **wrong})
+    with pytest.raises(ConfigError, match="drafter, name is missing"):
+        Plan.parsed({"model": "a"})
+
+
+def named(name: str, *bases: type[Exception]) -> type[Exception]:
+    return type(name, bases or (Exception,), {})
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "status"),
+    [
+        (named("ActorDiedError", named("RayActorError"))("gone"), ReplicaError, 503),
+        (named("ActorUnavailableError")("gone"), ReplicaError, 503),
+        (named("OutOfMemoryError")("node"), ReplicaError, 503),
+        (named("DeploymentUnavailableError")("none"), ReplicaError, 503),
+        (named("BackPressureError")("full"), QueueFullError, 429),
+        (ValueError("a fault"), ValueError, 500),
+        (PromptError("long"), PromptError, 400),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_failures(error: Exception, kind: type[Exception], status: int) -> None:
+    made = translated(error)
+    assert type(made) is kind and error_response(made)[0] == status
+    assert ("want of memory" in str(made)) == (type(error).__name__ == "OutOfMemoryError")
+
+
+def test_a_worker_s_own_error_is_unwrapped() -> None:
+    wrapped = named("RayTaskError")("a traceback")
+    wrapped.cause = ConfigError("the reason")  # type: ignore[attr-defined]
+    assert str(translated(wrapped)) == "the reason"
+
+
+def test_the_reason_in_a_traceback() -> None:
+    text = "ray::Engine.__init__()\n    forerun.errors.ModelLoadError: x is not there. Fetch it.\nIt happened 3 times"
+    assert reason_in(text) == "x is not there. Fetch it." and reason_in("why") == "why"
+
+
+def test_an_address_where_nothing_answers() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as unused:
+        port = unused.getsockname()[1]
+    for wrong, said in ((f"127.0.0.1:{port}", "has answered at"), ("nowhere", "must be HOST:PORT")):
+        options = RayOptions(ray=True, ray_address=wrong, ray_timeout=0.5, replica_threads=1)
+        with pytest.raises(ConfigError, match=said), connected(options):
+            pass
+
+
+def test_where_metrics_are() -> None:
+    nodes = [
+        {"NodeManagerAddress": "10.0.0.1", "MetricsExportPort": 5, "Alive": True},
+        {"NodeManagerAddress": "10.0.0.2", "MetricsExportPort": 6, "Alive": False},
+    ]
+    assert metrics_addresses(nodes) == "http://10.0.0.1:5/metrics"

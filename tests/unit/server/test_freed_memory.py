@@ -1,0 +1,45 @@
+"""When freed memory goes back to the system."""
+
+from __future__ import annotations
+
+import time
+
+import httpx
+import pytest
+
+from forerun.server import freed_memory
+from forerun.server.freed_memory import FreedMemory
+from serving import LIMIT, fake_llm, serving
+
+
+def test_only_after_requests_and_not_too_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(freed_memory, "_trim", lambda: lambda _: 0)
+    memory, now = FreedMemory(), time.monotonic()
+    later = [now + place * freed_memory._EVERY for place in range(1, 6)]
+    monkeypatch.setattr(freed_memory.time, "monotonic", lambda: later[0])
+    assert not memory.due(0)  # nobody has been there
+    assert memory.due(1) and not memory.due(1)
+    later.pop(0)
+    assert memory.due(0) and not memory.due(0)  # the last of them has gone
+    later.pop(0)
+    assert not memory.due(0)
+
+
+def test_another_c_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(freed_memory.ctypes, "CDLL", lambda _: object())
+    memory = FreedMemory()
+    memory.give_back()
+    assert not memory.due(1)
+
+
+def test_the_server_gives_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[int] = []
+    monkeypatch.setattr(freed_memory, "_EVERY", 0.0)
+    monkeypatch.setattr(freed_memory, "_trim", lambda: lambda _: given.append(1) or 1)
+    with serving(fake_llm()) as served:
+        body = {"prompt": "hello", "max_tokens": 3000, "temperature": 0, "ignore_eos": True, "stream": True}
+        with httpx.stream("POST", served.url + "/v1/completions", json=body, timeout=LIMIT):
+            end = time.monotonic() + LIMIT
+            while not given:
+                assert time.monotonic() < end
+                time.sleep(0.01)
