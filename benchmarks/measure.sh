@@ -2,7 +2,7 @@
 # Measure the results from which docs/benchmarks.md is made (make measure, then make report).
 #
 #   benchmarks/measure.sh           all of them
-#   benchmarks/measure.sh NAME...   some: bundled smollm2 forward load quality overhead audit plan journal
+#   benchmarks/measure.sh NAME...   some: bundled smollm2 forward load serve quality overhead audit plan journal
 #
 # They are meant for a machine that does nothing else meanwhile; reports warn where it did. FORERUN says which forerun
 # (forerun), PYTHON which Python has it (python3), THREADS how many threads (2). QUICK=1 measures a tenth as much, for a
@@ -31,6 +31,12 @@ forward() {  # one forward by rows, beside the roofline
 load() {  # many requests at once
     "$FORERUN" bench load --model bundled --parts loop,batches --drafters draft-model,suffix --outstanding 1,4,16 \
         --pairs $PAIRS --threads "$THREADS" --json benchmarks/load-bundled.json
+}
+serve() {  # the same through a server, beside the engine's thread in-process, and beside large bodies
+    "$FORERUN" bench serve bundled --plain --in-process --concurrency 1,4,16 --rounds $((PAIRS / 2)) --requests 2 \
+        --num-prompts 16 --no-details --threads "$THREADS" --json benchmarks/serve-bundled.json
+    "$FORERUN" bench serve bundled --large-bodies 8 --concurrency 1,4 --rounds $((PAIRS / 2)) --requests 4 \
+        --num-prompts 16 --no-details --threads 1 --json benchmarks/serve-bodies.json
 }
 quality() {  # what 8 and 4 bits cost
     "$FORERUN" bench quality --model bundled --prompts prose,code --num-prompts $TEXTS \
@@ -66,8 +72,8 @@ journal() {  # a server's traffic with speculation, replayed without it; and the
 
 for name in "${@:-all}"; do
     case $name in
-        all) bundled; smollm2; forward; load; quality; overhead; audit; plan; journal ;;
-        bundled | smollm2 | forward | load | quality | overhead | audit | plan | journal) "$name" ;;
-        *) echo "measure.sh: there is no '$name'; there are bundled, smollm2, forward, load, quality, overhead, audit, plan, journal" >&2; exit 2 ;;
+        all) bundled; smollm2; forward; load; serve; quality; overhead; audit; plan; journal ;;
+        bundled | smollm2 | forward | load | serve | quality | overhead | audit | plan | journal) "$name" ;;
+        *) echo "measure.sh: there is no '$name'; there are bundled, smollm2, forward, load, serve, quality, overhead, audit, plan, journal" >&2; exit 2 ;;
     esac
 done

@@ -17,8 +17,9 @@ from forerun.results.schema import FORMAT, VERSION, Results
 
 DIGITS = 6
 _ROOM = __name__.rpartition(".")[0]
-_FOLDERS = re.compile(r"(?:^|(?<=[=,;:]))(?:~|\.{1,2})?/(?:[^/,;=:]+/)*")
+_FOLDERS = re.compile(r"(?:^|(?<=[=,;:]))(?:~|\.{1,2})?/(?!/)(?:[^/,;=:]+/)*")
 """The folders of a path that begins an argument or an option's value in it."""
+_KEY_FLAG, _SECRET = "--api-key", "KEY"
 
 
 def as_object(results: Results) -> dict[str, Any]:
@@ -45,8 +46,12 @@ def save(results: Results, path: Path) -> None:
 
 
 def command_line(arguments: Sequence[str]) -> str:
-    """The command as it was typed, with the names of files in place of their paths."""
-    return shlex.join(["forerun", *map(without_folders, arguments)])
+    """The command as it was typed, with the names of files in place of their paths, and without keys."""
+    shown = [
+        _SECRET if before == _KEY_FLAG else f"{_KEY_FLAG}={_SECRET}" if each.startswith(f"{_KEY_FLAG}=") else each
+        for before, each in zip(["", *arguments], arguments, strict=False)
+    ]
+    return shlex.join(["forerun", *map(without_folders, shown)])
 
 
 def without_folders(text: str) -> str:

@@ -19,6 +19,7 @@ from forerun.openai_format.errors import error_response
 from forerun.server.logs import LOGGER
 from forerun.server.metrics import HTTPMetrics
 from forerun.server.options import ServerOptions
+from forerun.server.weighing import LARGE_BODY
 
 Message: TypeAlias = MutableMapping[str, Any]
 Scope: TypeAlias = MutableMapping[str, Any]
@@ -31,12 +32,30 @@ OPEN_PATHS = ("/health", "/", "/page.css", "/page.js")
 _MIB = 1 << 20
 _LINGER = 2.0
 """Seconds for which the rest of a body that is too large is read: closed at once, a client would see no answer."""
+_PACE = 32.0 * _MIB
+"""Bytes a second of large bodies, all of them together: what reads them takes turns with what drives the engine."""
 _ID = re.compile(r"[\x21-\x7e]{1,128}")
 _log = logging.getLogger(LOGGER)
 
 
 class ClientGoneError(Exception):
     """The client has left; nobody is told."""
+
+
+class Pace:
+    """Lets at most so many bytes a second pass.
+
+    rate: bytes a second.
+    """
+
+    def __init__(self, rate: float) -> None:
+        self._rate, self._free = rate, 0.0
+
+    async def take(self, size: int) -> None:
+        """Wait until what was let pass before, and this, would have passed."""
+        now = time.monotonic()
+        self._free = max(self._free, now) + size / self._rate
+        await asyncio.sleep(self._free - now)
 
 
 class Gate:
@@ -50,6 +69,7 @@ class Gate:
     def __init__(self, app: App, options: ServerOptions, metrics: HTTPMetrics) -> None:
         self._app, self._options, self._metrics = app, options, metrics
         self._keys = [sha256(key.encode()).digest() for key in options.api_key]
+        self._pace = Pace(_PACE)
         self.draining = False
         self.num_active = 0
 
@@ -137,6 +157,8 @@ class Gate:
                     more = message.get("more_body", False)
                     if size > most:
                         raise too_large
+                    if more and size > LARGE_BODY:
+                        await self._pace.take(len(pieces[-1]))
         except TimeoutError:
             raise RequestTimeoutError(
                 f"The request's body has not come within {self._options.body_timeout:g} seconds. Send it faster."

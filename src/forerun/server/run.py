@@ -31,14 +31,15 @@ class DrainingServer(uvicorn.Server):
 
     Args:
         drain_timeout: seconds that requests have.
+        model: what requests call it.
 
     Attributes:
         failure: why it has ended though no signal asked for it; None where it has not.
     """
 
-    def __init__(self, config: uvicorn.Config, gate: Gate, drain_timeout: float) -> None:
+    def __init__(self, config: uvicorn.Config, gate: Gate, drain_timeout: float, model: str) -> None:
         super().__init__(config)
-        self._gate, self._drain_timeout = gate, drain_timeout
+        self._gate, self._drain_timeout, self._model = gate, drain_timeout, model
         self._loop: asyncio.AbstractEventLoop | None = None
         self._draining: asyncio.Task[None] | None = None
         self.failure: ForerunError | None = None
@@ -47,6 +48,9 @@ class DrainingServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
+        for server in self.servers if self.started else ():
+            for each in server.sockets:  # only now do they take connections
+                _log.info({"event": "ready", "url": _url(each), "model": self._model})
 
     async def on_tick(self, counter: int) -> bool:
         if self._freed_memory.due(self._gate.num_active):
@@ -97,7 +101,7 @@ def make_server(service: Service) -> DrainingServer:
         lifespan="off",
         ws="none",
     )
-    return DrainingServer(config, gate, options.drain_timeout)
+    return DrainingServer(config, gate, options.drain_timeout, service.name)
 
 
 def bound_socket(options: ServerOptions) -> socket.socket:
@@ -108,7 +112,8 @@ def bound_socket(options: ServerOptions) -> socket.socket:
     """
     try:
         family = socket.getaddrinfo(options.host, options.port, type=socket.SOCK_STREAM)[0][0]
-        made = socket.socket(family, socket.SOCK_STREAM)
+        # with the protocol named, asyncio sets TCP_NODELAY: each event is sent at once, whatever is unacknowledged
+        made = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         made.bind((options.host, options.port))
     except OSError as error:
@@ -128,9 +133,6 @@ def serve(service: Service, listening: socket.socket) -> None:
     server, target = make_server(service), service.llm.target
     if isinstance(target, ShardedModel):
         target.when_lost(server.fail)
-    host, port = listening.getsockname()[:2]
-    place = f"[{host}]" if ":" in host else host
-    _log.info({"event": "ready", "url": f"http://{place}:{port}", "model": service.name})
     try:
         server.run(sockets=[listening])
     finally:
@@ -138,3 +140,8 @@ def serve(service: Service, listening: socket.socket) -> None:
         _log.info({"event": "ended"})
     if server.failure is not None:
         raise server.failure
+
+
+def _url(listening: socket.socket) -> str:
+    host, port = listening.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -26,6 +26,7 @@ from forerun.server.journal import ServerJournal, category_of
 from forerun.server.logs import LOGGER
 from forerun.server.metrics import Metrics
 from forerun.server.options import ServerOptions
+from forerun.server.weighing import LARGE_BODY, Limits, Weigher, longest_token
 
 _SMALL_BODY = 1 << 15
 """Bytes of JSON that are parsed in the event loop's own thread; more would keep others waiting."""
@@ -55,6 +56,9 @@ class Service:
         self.responses = Responses(llm.tokenizer)
         self.created = int(time.time())
         self.num_choices = 0
+        self._weigher = Weigher()
+        length = longest_token(llm.tokenizer)
+        self._limits = Limits(llm.target.name, llm.target.context_length, length, options.max_prompts)
         where, size = options.journal, options.journal_size
         self._journal = None if where is None else ServerJournal(llm, name, where, size)
         self._inbox: LoopInbox | None = None  # of the loop that serves
@@ -66,8 +70,9 @@ class Service:
         raise RequestBodyError("The metrics of this server go elsewhere.", status=404)
 
     def close(self) -> None:
-        """End the engine's thread, and write what is left of the journal."""
+        """End the engine's thread and what else was started, and write what is left of the journal."""
         self.thread.close()
+        self._weigher.close()
         if self._journal is not None:
             self._journal.close()
 
@@ -81,12 +86,17 @@ class Service:
                 status=404,
             )
 
-    async def body(self, request: Request) -> Any:
-        """The JSON value of a request's body. Raises RequestBodyError."""
+    async def body(self, request: Request, *, is_prompt: bool = True) -> Any:
+        """The JSON value of a request's body. Raises RequestBodyError.
+
+        is_prompt: it is to be answered, so that what no context holds is refused before it is read.
+        """
         content = await request.body()
         arguments = (content, "The request's body", RequestBodyError)
         if len(content) <= _SMALL_BODY:
             return parse_json(*arguments, remedy="Send JSON.")
+        if is_prompt and len(content) > LARGE_BODY:
+            self._limits.check(await asyncio.to_thread(self._weigher.told, content))
         return await asyncio.to_thread(parse_json, *arguments, remedy="Send JSON.")
 
     def encode(self, asked: CompletionRequest) -> list[list[int]]:

@@ -203,7 +203,7 @@ def test_the_main_figures_are_put_between_marks(invoke: Invoke, tmp_path: Path) 
         assert invoke("bench", "report", str(tmp_path / "new.json"), "--into", str(page)).exit_code == 0
         text = page.read_text()
         assert text.startswith("# Mine\n") and text.endswith("\n\nBelow.\n") and "old" not in text
-        assert "| bundled, bfloat16: mine.jsonl | suffix | – | – | 2.00 [1.80, 2.10] |" in text
+        assert "| bundled, bfloat16: mine.jsonl | suffix | – | 2.00 [1.80, 2.10] | – |" in text
     for content, reason in (("", "none of the lines"), (marks * 2, "once"), (marks[:50], "once")):
         page.write_text(content)
         refused = invoke("bench", "report", str(tmp_path / "new.json"), "--into", str(page))

@@ -87,6 +87,8 @@ def test_commands_name_no_folders_of_the_machine() -> None:
     line = command_line(["bench", "--model=/home/me/m.gguf", "../a/b.jsonl", "--drafters", "eagle:head=~/h/one,k=2"])
     assert line == "forerun bench --model=m.gguf b.jsonl --drafters eagle:head=one,k=2"
     assert command_line(["--model", "owner/name"]) == "forerun --model owner/name"
+    assert command_line(["--url", "a=http://b:1/v1"]) == "forerun --url a=http://b:1/v1"
+    assert command_line(["--api-key", "x", "--api-key=y", "z"]) == "forerun --api-key KEY --api-key=KEY z"
 
 
 def test_times_by_class_add_up() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import asyncio.selector_events
 import json
 import logging
 import re
@@ -35,6 +37,21 @@ def until(true: Callable[[], bool]) -> None:
     while not true():
         assert time.monotonic() < end
         time.sleep(0.002)
+
+
+def test_an_event_is_sent_without_waiting_for_the_last_ones_acknowledgement(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else Nagle's rule holds tokens back until the client's system acknowledges, which takes up to 40 ms."""
+    seen: list[int] = []
+    made = asyncio.selector_events._SelectorSocketTransport  # type: ignore[attr-defined]
+
+    def watched(self: Any, data: Any, write: Callable[[Any, Any], None] = made.write) -> None:
+        seen.append(self.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+        write(self, data)
+
+    monkeypatch.setattr(made, "write", watched)
+    with running() as (_, http):
+        assert http.post(COMPLETIONS, json=SHORT | {"stream": True}).status_code == 200
+    assert seen and all(seen)
 
 
 @contextmanager
@@ -231,6 +248,22 @@ def test_what_is_logged(caplog: pytest.LogCaptureFixture) -> None:
         assert line["status"] == 200 and line["prompt_tokens"] == 12 and line["completion_tokens"] == 3
         assert line["finish_reasons"] == ["length"] and line["seconds"] > 0
         assert ("secret" in caplog.text) == log_prompts
+
+
+def test_ready_is_said_once_connections_are_taken(caplog: pytest.LogCaptureFixture) -> None:
+    taken: list[bool] = []
+
+    def emit(record: logging.LogRecord) -> bool:
+        if isinstance(record.msg, dict) and record.msg["event"] == "ready":
+            host, port = record.msg["url"].removeprefix("http://").split(":")
+            with socket.create_connection((host, int(port)), timeout=LIMIT):
+                taken.append(True)
+        return True
+
+    caplog.handler.addFilter(emit)
+    with caplog.at_level(logging.INFO, "forerun.server"), running():
+        pass
+    assert taken == [True]
 
 
 def test_metrics_have_the_names_that_tools_read() -> None:

@@ -11,6 +11,7 @@ TITLES: Mapping[str, str] = {
     "acceptance": "Acceptance",
     "forward": "One forward",
     "load": "Many requests at once",
+    "serve": "Servers under load",
     "quality": "What the weights' format costs",
     "overhead": "Drafting without a model",
     "engine": "The engine's own time",

@@ -196,6 +196,7 @@ def _loads(results: Results) -> Iterable[Chart]:
         ("loop", "outstanding", "over_plain", 1.0, "times plain decoding", 1.0),
         ("loop", "outstanding", "first_token", 1e3, "milliseconds", None),
         ("loop", "outstanding", "between_tokens", 1e3, "milliseconds", None),
+        ("loop", "outstanding", "per_token", 1e3, "milliseconds", None),
         ("batches", "batch", "tokens_per_second", 1.0, "tokens per second", None),
     )
     for part, at, name, scale, unit, reference in wanted:
@@ -246,6 +247,7 @@ _MAKERS: Mapping[str, tuple[Callable[[Results], Iterable[Chart]], ...]] = {
     "acceptance": (_lengths,),
     "forward": (_forwards,),
     "load": (_loads,),
+    "serve": (_loads,),
     "quality": (_quality,),
     "tune": (tune_charts, _positions),
     "plan": (plan_charts,),

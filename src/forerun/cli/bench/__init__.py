@@ -18,6 +18,7 @@ from forerun.cli.bench import (
     quality,
     replay,
     report,
+    serve,
 )
 
 app = typer.Typer(help="Measure forerun on this machine, beside Hugging Face Transformers.", no_args_is_help=True)
@@ -26,6 +27,7 @@ app.command()(generate.generate)
 app.command()(peers.peers)
 app.command()(replay.replay)
 app.command()(load.load)
+app.command()(serve.serve)
 app.command()(overhead.overhead)
 app.command()(acceptance.acceptance)
 app.command()(engine.engine)

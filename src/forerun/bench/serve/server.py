@@ -1,0 +1,132 @@
+"""A server that speaks OpenAI's API, asked over HTTP: answers are read as streams, with the time of each piece."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from forerun.bench.serve.answers import Answered, EventReader, error_of
+from forerun.bench.serve.asks import Ask
+from forerun.errors import ConfigError
+
+if TYPE_CHECKING:
+    import aiohttp
+
+USAGE: Mapping[str, Any] = {"stream_options": {"include_usage": True}}
+"""By which servers are asked for the number of tokens."""
+_LARGEST = 1 << 20
+"""Bytes of a response that is not a stream, which are read."""
+
+
+class Server:
+    """A server at an address. Used as a context, inside the event loop.
+
+    Args:
+        url: with or without /v1.
+        model: what requests call it; None asks the server, and takes the first that it lists.
+        api_key: sent as a bearer token; None sends none.
+        fields: of every body; one that is None is left out of it.
+        limit: seconds that a request may take.
+    """
+
+    def __init__(
+        self, url: str, model: str | None, api_key: str | None, fields: Mapping[str, Any], limit: float
+    ) -> None:
+        self.url = url.rstrip("/").removesuffix("/v1")
+        if not self.url.startswith(("http://", "https://")):
+            raise ConfigError(f"--url is {url!r}, but must begin with http:// or https://.")
+        self._headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+        self._fields, self._limit = dict(fields), limit
+        self.model = model
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Server:
+        http = client_library()
+        self._session = http.ClientSession(
+            headers=self._headers,
+            timeout=http.ClientTimeout(total=self._limit),
+            connector=http.TCPConnector(limit=0),
+            read_bufsize=1 << 18,
+        )
+        try:
+            if self.model is None:
+                self.model = await self._first_model()
+        except BaseException:
+            await self._session.close()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._session is not None
+        await self._session.close()
+
+    async def send(self, ask: Ask, **more: Any) -> Answered:
+        """The answer to a request. more: fields of its body."""
+        assert self._session is not None
+        body = {"model": self.model, "stream": True, **USAGE, **ask.body, **self._fields, **more}
+        content = json.dumps({name: value for name, value in body.items() if value is not None}).encode()
+        answered, arrived, events = Answered(ask, time.perf_counter()), [], EventReader()
+        try:
+            async with self._session.post(self.url + ask.path, data=content, headers=_JSON) as response:
+                if response.status != 200:
+                    answered.error = f"status {response.status}: {error_of(await _body(response))}"
+                else:
+                    async for piece in response.content.iter_any():
+                        now = time.perf_counter()
+                        arrived += [(now, data) for data in events.push(piece)]
+        except (client_library().ClientError, TimeoutError) as error:
+            answered.error = f"{type(error).__name__}: {error}".rstrip(": ")
+        answered.ended = time.perf_counter()
+        if answered.error is None:
+            answered.read(arrived)
+        return answered
+
+    async def post_for_ever(self, path: str, content: bytes) -> None:
+        """Post a body again and again, one at a time; what is answered does not matter."""
+        assert self._session is not None
+        while True:
+            try:
+                async with self._session.post(self.url + path, data=content, headers=_JSON) as response:
+                    await response.content.read(_LARGEST)
+            except client_library().ClientError:
+                await asyncio.sleep(0.01)  # it has closed the connection instead of reading
+
+    async def _first_model(self) -> str:
+        assert self._session is not None
+        try:
+            async with self._session.get(f"{self.url}/v1/models") as response:
+                status, found = response.status, await _body(response)
+        except (client_library().ClientError, TimeoutError) as error:
+            raise ConfigError(
+                f"{self.url}/v1/models gives no answer ({type(error).__name__}). Check the address."
+            ) from None
+        data = found.get("data") if isinstance(found, dict) else None
+        if status != 200 or not isinstance(data, list) or not data or "id" not in data[0]:
+            raise ConfigError(
+                f"{self.url}/v1/models lists no model (status {status}). Say what requests call it: --ask-for NAME."
+            )
+        return str(data[0]["id"])
+
+
+_JSON = {"content-type": "application/json"}
+
+
+def client_library() -> Any:
+    """aiohttp. Raises ConfigError where it is not installed."""
+    try:
+        import aiohttp
+    except ModuleNotFoundError:
+        raise ConfigError(
+            "`forerun bench serve` needs aiohttp, which is not installed: pip install 'forerun[bench]'"
+        ) from None
+    return aiohttp
+
+
+async def _body(response: aiohttp.ClientResponse) -> Any:
+    try:
+        return json.loads(await response.content.read(_LARGEST))
+    except ValueError:
+        return None
