@@ -85,7 +85,7 @@ def test_float64_tokens_in_company(rig: Rig, drafter: str) -> None:
         results: Any = llm.generate(rig.prompts[:size], params)
         assert [result.token_ids for result in results] == rig.expected[:size]
         every += results
-    tally(every, 4 if drafter == "mtp" else 6)  # a layer fitted by least squares is seldom right
+    tally(every, 4)  # a layer fitted by least squares is seldom right, nor is a small index
 
 
 @pytest.mark.parametrize("drafter", FEWER_ROWS)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from served_families import END, FAMILIES, PAGE, START, serve
@@ -19,8 +21,13 @@ def test_every_family_has_a_row() -> None:
 FEW = ("StableLm", "GraniteMoe", "GptOss", "GPTJ", "Mpt", "Bloom", "Jamba")
 
 
+def without_module(row: str) -> str:
+    """A row but for the module whose rows differ, which depends on the processor and its libraries."""
+    return re.sub(r"rows alone: .*", "rows alone", row)
+
+
 @pytest.mark.parametrize(
     "family", [*FEW, *(pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES if name not in FEW)]
 )
 def test_the_row_is_true(family: str) -> None:
-    assert serve(family).row(family) == rows()[family]
+    assert without_module(serve(family).row(family)) == without_module(rows()[family])

@@ -24,6 +24,8 @@ def model(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Mo
     if request.param == "reference":
         monkeypatch.setenv("FORERUN_KERNELS", "reference")
     model = load_draft_model("bundled-draft", "bfloat16" if request.param == "reference" else request.param)
+    if request.param == "float64" and not model.exactness.exact:
+        pytest.skip(f"float64 is not promised to be exact: {model.exactness.reason}")
     assert model.exactness.exact and model.pool.num_taken == 0
     model.pool.limit(200)
     return model

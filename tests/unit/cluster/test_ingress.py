@@ -72,7 +72,7 @@ def running(**options: Any) -> Iterator[tuple[Replicas, Ingress, httpx.Client]]:
     replicas = Replicas(service)
     ingress = Ingress(replicas, made, HTTPMetrics(Prometheus(NAME)), lambda: "http://node:1/metrics")
     config = uvicorn.Config(ingress.app, log_config=None, lifespan="on", ws="none")
-    server = DrainingServer(config, ingress.gate, 1.0)
+    server = DrainingServer(config, ingress.gate, 1.0, NAME)
     with bound_socket(made) as listening:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
         thread.start()

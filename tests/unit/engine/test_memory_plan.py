@@ -14,7 +14,7 @@ from blocks import random_block
 from forerun import LLM
 from forerun.config import MEMORY_LOG, EngineConfig
 from forerun.drafters import Binding, make_drafter
-from forerun.engine import Engine, llm as llm_module, memory_plan
+from forerun.engine import Engine, memory_plan, target as target_module
 from forerun.engine.memory_plan import MemoryPlan, Room, num_draft_pages, num_pages
 from forerun.errors import ModelLoadError, NotEnoughMemoryError
 from forerun.heads import StoredHead, save_head
@@ -36,7 +36,7 @@ def never_read(monkeypatch: pytest.MonkeyPatch) -> None:
     def read(*args: Any, **arguments: Any) -> None:
         raise AssertionError("weights are read")
 
-    monkeypatch.setattr(llm_module, "load_model", read)
+    monkeypatch.setattr(target_module, "load_model", read)
 
 
 @pytest.mark.usefixtures("never_read")

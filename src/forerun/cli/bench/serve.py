@@ -10,9 +10,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from forerun.bench.report import Report
-from forerun.bench.serve import recorded
-from forerun.bench.serve.asks import Prompts
-from forerun.bench.serve.rows import rows as made_rows
 from forerun.bench.summary.text import csv_lines
 from forerun.cli import options
 from forerun.cli.bench.serve_options import BenchServeOptions, Served
@@ -28,6 +25,7 @@ from forerun.files.write import write_bytes
 
 if TYPE_CHECKING:
     from forerun.bench.serve.arm import Arm
+    from forerun.bench.serve.asks import Prompts
     from forerun.bench.serve.measure import Measured
 
 Model = Annotated[
@@ -60,6 +58,7 @@ def serve(
     markdown: options.Markdown = False,
 ) -> None:
     """Servers under load: time to the first token, per token, between pieces, whole; speed, goodput, client's CPU."""
+    from forerun.bench.serve.asks import Prompts
     from forerun.bench.serve.server import client_library
 
     client_library()
@@ -77,6 +76,9 @@ def serve(
     measured = asyncio.run(_measured(asked, served, others, prompts, compared.max_tokens, threads))
     if not measured:
         raise KeyboardInterrupt
+    from forerun.bench.serve import recorded
+    from forerun.bench.serve.rows import rows as made_rows
+
     rows = made_rows(measured, goal, baseline)
     rounds = min(row.samples for row in rows)
     about = f"{rounds} rounds, answers up to {compared.max_tokens} tokens; 90th percentiles in parentheses"
