@@ -20,7 +20,7 @@ bundled() {  # the bundled pair: acceptance and speed of the drafters that serve
         --threads "$THREADS" --json benchmarks/generate-bundled.json
 }
 smollm2() {  # a chat model: forerun fetch smollm2 brings it
-    "$FORERUN" bench generate --model smollm2 --prompts questions --num-prompts $TEXTS --max-tokens 96 \
+    "$FORERUN" bench generate --model smollm2 --prompts questions --num-prompts 16 --max-tokens 96 \
         --drafters "suffix;prompt-lookup;hybrid:sources=suffix+eagle" --rounds 1 --no-details \
         --threads "$THREADS" --json benchmarks/generate-smollm2.json
 }

@@ -69,7 +69,8 @@ def test_a_drafter_that_breaks_is_told_without_its_text_and_the_others_go_on(mon
     monkeypatch.setattr(Breaking, "count", 0)
     outcome = tune(task(drafters=(f"{__name__}:Breaking", "suffix")), Quiet())
     broken = {arm.drafter: reason for arm, reason in outcome.failed.items()}
-    assert list(broken) == [f"{__name__}:Breaking"]
+    assert f"{__name__}:Breaking" in broken  # hybrids with it are tried too where there is time
+    assert all("Breaking" in drafter for drafter in broken)
     assert "failed" in str(broken) and "secret" not in str(broken)
     assert {arm.drafter for arm in outcome.finalists} == {"suffix"}
 
