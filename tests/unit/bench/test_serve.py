@@ -195,6 +195,11 @@ def test_figures_of_a_window() -> None:
     assert (second.over_plain, second.same_text, second.over_baseline) == (None, None, None)
     windows[plain] = [Window(1.0, 1.0, [failed] * 3)]
     assert rows.rows([Measured(Load(1), windows)], goal, "it")[0].over_plain is None  # nothing to divide by
+    windows[Arm("it", "large", None, beside=asyncio.sleep)] = [Window(4.0, 1.0, [slow] * 3)]  # type: ignore[arg-type]
+    over_alone = rows.rows([Measured(Load(1), windows)], goal, "it")[2].over_alone
+    assert over_alone is not None and over_alone.median == pytest.approx(1.5)
+    windows[fast] = [Window(4.0, 1.0, [other] * 3)]
+    assert rows.rows([Measured(Load(1), windows)], goal, "it")[2].over_alone is None  # one piece: no time between
     assert Goal(whole=3).is_kept(good) and not Goal(whole=3).is_kept(slow) and not Goal().is_kept(failed)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,7 +23,9 @@ PLENTY = ("--requests", "1", "--rounds", "2", "--max-tokens", "8", "--ignore-eos
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
-    with serving(fake_llm(), max_body=8) as made:
+    llm = fake_llm()
+    llm.target.before_forward = lambda _: time.sleep(0.003)  # type: ignore[attr-defined]  # whole answers that come at once have no times between
+    with serving(llm, max_body=8) as made:
         yield made
 
 
