@@ -85,7 +85,8 @@ def test_float64_tokens_in_company(rig: Rig, drafter: str) -> None:
         results: Any = llm.generate(rig.prompts[:size], params)
         assert [result.token_ids for result in results] == rig.expected[:size]
         every += results
-    tally(every, 4)  # a layer fitted by least squares is seldom right, nor is a small index
+    seldom_right = ("medusa", "mtp", "rest")  # what is fitted by least squares, and a small index
+    tally(every, 4 if drafter in seldom_right else 6)
 
 
 @pytest.mark.parametrize("drafter", FEWER_ROWS)

@@ -24,10 +24,15 @@ _PART = 1 << 22
 
 
 def largest_row_code(weight: QuantisedWeight) -> int:
-    """The limit of the codes of activations that a weight is multiplied with: 16 bits; without groups, no more than
-    that their products with codes of 8 bits, 128 in magnitude, add up within 32 bits over all inputs. The sums of
-    groups fit in any case."""
-    return 32767 if weight.group is not None else min(32767, (2**31 - 1) // (128 * max(1, weight.shape[1])))
+    """The limit of the codes of activations that a weight is multiplied with: 16 bits, and without groups
+    `largest_summed_code`. The sums of groups fit in any case."""
+    return 32767 if weight.group is not None else largest_summed_code(weight.shape[1])
+
+
+def largest_summed_code(num_inputs: int) -> int:
+    """The largest code of 16 bits whose products with codes of 8 bits, 128 in magnitude, add up within 32 bits over so
+    many inputs."""
+    return min(32767, (2**31 - 1) // (128 * max(1, num_inputs)))
 
 
 def symmetric_codes(x: Tensor, limit: int = LARGEST, amax: Tensor | None = None) -> tuple[Tensor, Tensor]:

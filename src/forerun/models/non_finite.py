@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from forerun.models.base import LanguageModel, StandIn
 from forerun.models.general import GeneralDecoder
-from forerun.models.linear import Linear
+from forerun.models.linear import Linear, WrappedLinear
 from forerun.models.llama import LlamaDecoder
 from forerun.models.model import Model
 from forerun.models.native_llama import NativeLlamaDecoder
@@ -75,9 +75,9 @@ def _of_llama(decoder: LlamaDecoder) -> Iterator[tuple[str, Tensor]]:
 
 
 def _of_linear(name: str, linear: Linear) -> Iterator[tuple[str, Tensor]]:
-    linear = getattr(linear, "inner", linear)  # of one whose parts several ranks compute
-    if isinstance(linear, nn.Module):
-        yield from _of_module(linear, name + ".")
+    inner = linear.inner if isinstance(linear, WrappedLinear) else linear
+    if isinstance(inner, nn.Module):
+        yield from _of_module(inner, name + ".")
 
 
 def _of_module(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, Tensor]]:

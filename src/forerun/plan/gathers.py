@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
+from statistics import fmean, linear_regression
 
 from forerun.errors import ConfigError
 from forerun.results.read import load
@@ -57,12 +58,8 @@ class GatherCost:
     @classmethod
     def _through(cls, points: Sequence[tuple[float, float]]) -> GatherCost:
         """points: bytes that arrive, seconds."""
-        count = len(points)
-        mean_x, mean_y = sum(x for x, _ in points) / count, sum(y for _, y in points) / count
-        spread = sum((x - mean_x) ** 2 for x, _ in points)
-        slope = sum((x - mean_x) * (y - mean_y) for x, y in points) / spread if spread else 0.0
+        sizes, seconds = zip(*points, strict=True)
+        slope, latency = linear_regression(sizes, seconds) if len(set(sizes)) > 1 else (0.0, 0.0)
         if slope <= 0:
-            return cls(mean_y)
-        latency = mean_y - slope * mean_x
-        least = min(y for _, y in points)
-        return cls(latency if latency > 0 else least, 1 / slope)
+            return cls(fmean(seconds))
+        return cls(latency if latency > 0 else min(seconds), 1 / slope)

@@ -85,8 +85,6 @@ def told(
             said = None if other == rank else reason_of(other)
             if said is not None:
                 return other, f"Rank {other} ({_place(processes[other])}) has ended: {said}"
-        if any(states.values()) and (silent or time.monotonic() > end):
-            break
         if silent or time.monotonic() > end:
             break
         time.sleep(0.05)

@@ -64,6 +64,10 @@ class Plan:
         """The native library, where it computes the model."""
         return library_for(torch.device("cpu"), self.dtype, is_quantised=self.quantisation is not None)
 
+    def float_maker(self) -> FloatMaker:
+        """Makes layers of numbers."""
+        return FloatMaker() if self.library is None else FloatMaker(partial(NativeLinear, self.library))
+
     @property
     def wide(self) -> torch.dtype:
         """What partial products and logits are gathered in."""
@@ -110,15 +114,15 @@ def embeddings(plan: Plan) -> Table:
     checkpoint = plan.source.checkpoint(plan.config, torch.float32 if plan.quantisation else plan.dtype)
     name = _embedding_name(checkpoint, plan)
     whole = torch.zeros((), dtype=plan.dtype).expand(checkpoint.shape(name))
-    part, library = Part(f"model.{_EMBEDDING}", whole), plan.library
+    part = Part(f"model.{_EMBEDDING}", whole)
     if plan.quantisation is None:
         part = part._replace(weight=checkpoint.slices[name][...].to(plan.dtype))
-        maker: Maker = FloatMaker() if library is None else FloatMaker(partial(NativeLinear, library))
+        maker: Maker = plan.float_maker()
     else:
         numbers = stored_numbers(checkpoint.slices, plan.config.tie_word_embeddings)
         stored = plan.source.quantised_weight(plan.config)
         maker = QuantisedMaker(plan.quantisation, stored, numbers, plan.dtype)
-    if library is not None:
+    if plan.library is not None:
         return maker.linear([part], is_head=True).rows
     table = maker.embedding(part)
 
@@ -142,8 +146,7 @@ def _read(plan: Plan, shard: Shard) -> tuple[Any, Maker]:
     source, config = plan.source, plan.config
     if plan.quantisation is None:
         checkpoint = source.checkpoint(config, plan.dtype)
-        library = plan.library
-        maker: Maker = FloatMaker() if library is None else FloatMaker(partial(NativeLinear, library))
+        maker: Maker = plan.float_maker()
     else:
         checkpoint = source.checkpoint(config, torch.float32)
         numbers = stored_numbers(checkpoint.slices, config.tie_word_embeddings)

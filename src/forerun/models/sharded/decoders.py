@@ -18,8 +18,8 @@ from forerun.models.llama import LlamaDecoder
 from forerun.models.native_llama import NativeLlamaDecoder
 from forerun.models.sharded.entrance import Entrance
 from forerun.models.sharded.linear import GatheredLogits, SummingCodes, SummingLinear, summing
-from forerun.models.sharded.maker import ShardMaker, is_summed
-from forerun.models.sharded.shard import Shard
+from forerun.models.sharded.maker import ShardMaker
+from forerun.models.sharded.shard import Shard, is_summed
 from forerun.models.taps import Taps
 from forerun.ranks.peers import Peers
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from forerun.cache import SequenceCache
+from forerun.cache import PagePool, SequenceCache
 from forerun.errors import RankError
 from forerun.models.attention.base import Layout
 from forerun.models.model import Model
@@ -94,7 +94,7 @@ class Follower:
 
     def _do(self, number: int, operation: str, arguments: Sequence[Any]) -> None:
         if number < 0:
-            getattr(self._model.pool, _OF_POOL[operation])(*arguments)
+            _OF_POOL[operation](self._model.pool, *arguments)
         elif operation == "new_cache":
             cache = self._model.new_cache()
             if cache.number != number:
@@ -107,8 +107,16 @@ class Follower:
         elif operation == "fork":
             self._caches[number].fork(self._caches[arguments[0]], arguments[1])
         else:
-            getattr(self._caches[number], _OF_CACHE[operation])(*arguments)
+            _OF_CACHE[operation](self._caches[number], *arguments)
 
 
-_OF_POOL = {name: name for name in ("limit", "recount")}
-_OF_CACHE = {name: name for name in ("feed", "commit", "drop", "truncate", "free", "adopt", "publish")}
+_OF_POOL: Mapping[str, Callable[..., object]] = {"limit": PagePool.limit, "recount": PagePool.recount}
+_OF_CACHE: Mapping[str, Callable[..., object]] = {
+    "feed": SequenceCache.feed,
+    "commit": SequenceCache.commit,
+    "drop": SequenceCache.drop,
+    "truncate": SequenceCache.truncate,
+    "free": SequenceCache.free,
+    "adopt": SequenceCache.adopt,
+    "publish": SequenceCache.publish,
+}

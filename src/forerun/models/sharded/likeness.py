@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from forerun.files.write import digest
 from forerun.kernels.native.compile import SOURCES
 from forerun.models.sharded.building import Plan, weight_files
 
@@ -27,7 +28,7 @@ def facts(plan: Plan, count: int) -> dict[str, str]:
         "the instruction set of torch": torch.backends.cpu.get_cpu_capability(),
         "the kernels": "reference" if library is None else f"native {library.instructions}, {_digest_of_sources()}",
         "the number format": f"{plan.quantisation or plan.dtype}, {plan.dtype}".replace("torch.", ""),
-        "a configuration of checksum": _digest(json.dumps(plan.config.to_dict(), sort_keys=True, default=str).encode()),
+        "a configuration of checksum": digest(json.dumps(plan.config.to_dict(), sort_keys=True, default=str).encode()),
         "weights of checksum": weights_digest(weight_files(plan.source)),
     }
 
@@ -48,11 +49,4 @@ def weights_digest(files: Sequence[Path]) -> str:
 
 
 def _digest_of_sources() -> str:
-    return _digest(*(path.read_bytes() for path in sorted(SOURCES.rglob("*")) if path.is_file()))
-
-
-def _digest(*parts: bytes) -> str:
-    state = hashlib.blake2b(digest_size=8)
-    for part in parts:
-        state.update(part)
-    return state.hexdigest()
+    return digest(*(path.read_bytes() for path in sorted(SOURCES.rglob("*")) if path.is_file()))

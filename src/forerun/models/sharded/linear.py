@@ -10,15 +10,16 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from forerun.kernels.native_linear import NativeLinear
+from forerun.kernels.quantise import largest_summed_code
 from forerun.kernels.quantised_linear import QuantisedLinear
-from forerun.models.linear import Linear
+from forerun.models.linear import Linear, WrappedLinear
 from forerun.ranks.peers import Peers
 
 COMPARED_EVERY = 64
 """Forwards from one comparison of the ranks' states to the next."""
 
 
-class SummingLinear:
+class SummingLinear(WrappedLinear[Linear]):
     """The product of all ranks' inputs, of which this one has some: y = sum of the ranks' partial products + b.
 
     Partial products are gathered in float32 (float64 of a float64 model), added from rank 0 on, rounded once, and the
@@ -30,8 +31,8 @@ class SummingLinear:
     """
 
     def __init__(self, inner: Linear, bias: Tensor | None, peers: Peers, wide: torch.dtype) -> None:
-        self.in_features, self.out_features = inner.in_features, inner.out_features
-        self.inner, self._peers, self._wide = inner, peers, wide
+        super().__init__(inner, inner.out_features)
+        self._peers, self._wide = peers, wide
         self._bias = None if bias is None else bias.detach().to(wide)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -42,19 +43,12 @@ class SummingLinear:
         """residual + forward(x), the product rounded to the residual's type. residual: [T, out]."""
         return residual + self._sum(x).to(residual.dtype)
 
-    def rows(self, index: Tensor) -> Tensor:
-        """As `Linear.rows`, of this rank's inputs."""
-        return self.inner.rows(index)
-
     def _sum(self, x: Tensor) -> Tensor:
         return _total(self._peers.exchange(self.inner.forward(x.to(self._wide)).contiguous()), self._bias)
 
 
-class CodeLinear(Protocol):
+class CodeLinear(Linear, Protocol):
     """A product with codes of 8 bits and one scale per output, taken apart: `NativeLinear`, `QuantisedLinear`."""
-
-    in_features: int
-    out_features: int
 
     def sums(self, x: Tensor, magnitudes: Tensor, limit: int) -> Tensor:
         """Sums of products of codes. x: [n, in] float32; magnitudes: [n], the largest of each row, which has inputs
@@ -63,11 +57,8 @@ class CodeLinear(Protocol):
     def channel_scales(self) -> Tensor:
         """[out] float32."""
 
-    def rows(self, index: Tensor) -> Tensor:
-        """As `Linear.rows`."""
 
-
-class SummingCodes:
+class SummingCodes(WrappedLinear[CodeLinear]):
     """The same of codes with one scale per output: the largest magnitude of each row is gathered first, so that all
     ranks have one scale for it, and whole numbers are added. The result is that of one process, to the last bit.
 
@@ -77,9 +68,8 @@ class SummingCodes:
     """
 
     def __init__(self, inner: CodeLinear, bias: Tensor | None, peers: Peers, num_inputs: int) -> None:
-        self.in_features, self.out_features = inner.in_features, inner.out_features
-        self.inner, self._peers = inner, peers
-        self._limit = min(32767, (2**31 - 1) // (128 * max(1, num_inputs)))
+        super().__init__(inner, inner.out_features)
+        self._peers, self._limit = peers, largest_summed_code(num_inputs)
         self._scales = inner.channel_scales()
         self._bias = None if bias is None else bias.detach().float()
 
@@ -91,23 +81,17 @@ class SummingCodes:
         """residual + forward(x), added in float32. residual: [T, out]."""
         return (self._product(x) + residual.float()).to(residual.dtype)
 
-    def rows(self, index: Tensor) -> Tensor:
-        """As `Linear.rows`, of this rank's inputs."""
-        return self.inner.rows(index)
-
     def _product(self, x: Tensor) -> Tensor:
         x = x.float().contiguous()
         magnitudes = torch.stack(self._peers.exchange(x.abs().amax(-1))).amax(0)
-        sums = self._peers.exchange(self.inner.sums(x, magnitudes, self._limit))
-        total = sums[0]
-        for part in sums[1:]:
-            total = total + part
+        total = _total(self._peers.exchange(self.inner.sums(x, magnitudes, self._limit)))
         scale = torch.where(torch.isfinite(magnitudes), magnitudes / self._limit, torch.nan)
         y = total.float() * (scale[:, None] * self._scales)
         return y if self._bias is None else y + self._bias
 
 
-def _total(parts: list[Tensor], bias: Tensor | None) -> Tensor:
+def _total(parts: list[Tensor], bias: Tensor | None = None) -> Tensor:
+    """The ranks' parts, added in their order."""
     total = parts[0]
     for part in parts[1:]:
         total = total + part
@@ -161,12 +145,12 @@ class GatheredLogits:
                 raise self._peers.break_off(reason, rank)
 
 
-class GatheringLinear:
+class GatheringLinear(WrappedLinear[Linear]):
     """The output layer as a linear layer whose outputs are gathered on the leader (`Linear`)."""
 
     def __init__(self, inner: Linear, gathered: GatheredLogits, out_features: int) -> None:
-        self.in_features, self.out_features = inner.in_features, out_features
-        self.inner, self._gathered = inner, gathered
+        super().__init__(inner, out_features)
+        self._gathered = gathered
 
     def forward(self, x: Tensor) -> Tensor:
         """x: [R, in] -> [R, V] on the leader."""
@@ -175,7 +159,3 @@ class GatheringLinear:
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
         """residual + forward(x)."""
         return residual + self.forward(x)
-
-    def rows(self, index: Tensor) -> Tensor:
-        """As `Linear.rows`, of this rank's tokens."""
-        return self.inner.rows(index)

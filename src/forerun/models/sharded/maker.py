@@ -12,7 +12,7 @@ from forerun.kernels.quantised_weight import QuantisedWeight
 from forerun.models.linear import FloatMaker, Linear, Maker, Part
 from forerun.models.quantising import Quantisation, QuantisedMaker
 from forerun.models.sharded.linear import GatheredLogits, GatheringLinear, summing
-from forerun.models.sharded.shard import Shard
+from forerun.models.sharded.shard import Shard, is_summed
 from forerun.models.sharded.tensors import PartSlice
 from forerun.models.weights import TensorSlice
 from forerun.ranks.peers import Peers
@@ -44,11 +44,6 @@ class ShardMaker:
     def embedding(self, part: Part) -> Tensor | QuantisedEmbedding:
         """As `Maker.embedding`, of this rank's tokens."""
         return self._inner.embedding(part)
-
-
-def is_summed(name: str) -> bool:
-    """Whether the ranks' products with a weight are added up, by its name."""
-    return name.endswith(("o_proj.weight", "down_proj.weight"))
 
 
 class ShardQuantisedMaker(QuantisedMaker):

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from forerun.cache import SequenceCache
 from forerun.errors import RankError
 from forerun.models.base import Forward, Rows
 from forerun.models.model import Model
@@ -88,7 +89,8 @@ def described(batch: Sequence[Rows]) -> tuple[Order, list[Tensor]]:
         if each.states is not None or each.is_block:
             raise ValueError("rows with states beside their tokens are of heads, which are not shared out among ranks")
         parents = each.parents
-        row: dict[str, Any] = {"cache": getattr(each.cache, "number", -1), "n": len(each.token_ids)}
+        assert isinstance(each.cache, SequenceCache)  # as this model makes them
+        row: dict[str, Any] = {"cache": each.cache.number, "n": len(each.token_ids)}
         if parents is not None:
             row["parents"] = list(parents)
         if each.num_logits is not None:

@@ -132,6 +132,11 @@ class Shard:
         return first * self.head_dim, last * self.head_dim
 
 
+def is_summed(name: str) -> bool:
+    """Whether the ranks' products with a weight are added up, since each has some of its inputs; by its name."""
+    return name.endswith(tuple(f"{layer}.weight" for layer in _BY_COLUMNS))
+
+
 def share(count: int, rank: int, ranks: int) -> Span:
     """The share of a rank in so many things: contiguous, in rank order, none larger than another by more than one."""
     return count * rank // ranks, count * (rank + 1) // ranks

@@ -213,7 +213,6 @@ static void plan_layers(forerun::Workspace& space, LayersCall& c) {
 struct HalfCall {
     LayersCall layers;
     int32_t index;
-    float* out;
 };
 
 FN void mixed_body(void* data) {
@@ -237,7 +236,7 @@ static void half_layer(const ForerunModel* m, const ForerunRows* rows, int32_t i
     forerun::Workspace& space = forerun::workspace();
     forerun::Team team(threads);
     HalfCall h{{m, rows, index, index + 1, const_cast<float*>(x), &team, {}, {}, {}, {}, {}, {}, nullptr, nullptr,
-                nullptr, nullptr}, index, out};
+                nullptr, nullptr}, index};
     plan_layers(space, h.layers);
     space.allocate();
     (is_gated ? h.layers.gated : h.layers.mixed).x = out;
