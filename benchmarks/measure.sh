@@ -2,7 +2,7 @@
 # Measure the results from which docs/benchmarks.md is made (make measure, then make report).
 #
 #   benchmarks/measure.sh           all of them
-#   benchmarks/measure.sh NAME...   some: bundled smollm2 forward load serve quality overhead audit plan journal
+#   benchmarks/measure.sh NAME...   some: bundled smollm2 forward load serve quality overhead tune audit plan journal
 #
 # They are meant for a machine that does nothing else meanwhile; reports warn where it did. FORERUN says which forerun
 # (forerun), PYTHON which Python has it (python3), THREADS how many threads (2). QUICK=1 measures a tenth as much, for a
@@ -37,6 +37,8 @@ serve() {  # the same through a server, beside the engine's thread in-process, a
         --num-prompts 16 --no-details --threads "$THREADS" --json benchmarks/serve-bundled.json
     "$FORERUN" bench serve bundled --large-bodies 8 --concurrency 1,4 --rounds $((PAIRS / 2)) --requests 4 \
         --num-prompts 16 --no-details --threads 1 --json benchmarks/serve-bodies.json
+    "$FORERUN" bench serve smollm2 --plain --in-process --concurrency 1,4,8,16 --rounds 3 --requests 2 --max-tokens 64 \
+        --num-prompts 16 --no-details --threads "$THREADS" --json benchmarks/serve-smollm2.json
 }
 quality() {  # what 8 and 4 bits cost
     "$FORERUN" bench quality --model bundled --prompts prose,code --num-prompts $TEXTS \
@@ -45,8 +47,16 @@ quality() {  # what 8 and 4 bits cost
 overhead() {  # drafting in a long context
     "$FORERUN" bench overhead --context 2000 --steps 100 --threads "$THREADS" --json benchmarks/overhead.json
 }
+tune() {  # the fastest drafter and K; what it writes for the other commands goes to build/
+    mkdir -p build
+    "$FORERUN" tune bundled --prompts code --minutes 3 --max-tokens 64 --out build/tune-bundled.toml \
+        --threads "$THREADS" --results benchmarks/tune-bundled.json
+    "$FORERUN" tune smollm2 --prompts questions --minutes 4 --max-tokens 64 --out build/tune-smollm2.toml \
+        --threads "$THREADS" --results benchmarks/tune-smollm2.json
+}
 audit() {  # is the text the same?
     "$FORERUN" audit bundled --seed 0 --threads "$THREADS" --results benchmarks/audit-bundled.json
+    "$FORERUN" audit smollm2 --seed 0 --threads "$THREADS" --results benchmarks/audit-smollm2.json
 }
 plan() {  # a prediction for a machine that is not here
     "$FORERUN" plan 70B:layers=80,kv_heads=8,head_dim=128 --draft 1B --machine h100 --tensor-parallel 2 \
@@ -72,8 +82,8 @@ journal() {  # a server's traffic with speculation, replayed without it; and the
 
 for name in "${@:-all}"; do
     case $name in
-        all) bundled; smollm2; forward; load; serve; quality; overhead; audit; plan; journal ;;
-        bundled | smollm2 | forward | load | serve | quality | overhead | audit | plan | journal) "$name" ;;
-        *) echo "measure.sh: there is no '$name'; there are bundled, smollm2, forward, load, serve, quality, overhead, audit, plan, journal" >&2; exit 2 ;;
+        all) bundled; smollm2; forward; load; serve; quality; overhead; tune; audit; plan; journal ;;
+        bundled | smollm2 | forward | load | serve | quality | overhead | tune | audit | plan | journal) "$name" ;;
+        *) echo "measure.sh: there is no '$name'; there are bundled, smollm2, forward, load, serve, quality, overhead, tune, audit, plan, journal" >&2; exit 2 ;;
     esac
 done

@@ -21,6 +21,13 @@ _ENVIRONMENT = {
     "RAY_COLOR_PREFIX": "0",
 }
 """Of Ray, where the user has not set them."""
+_OWN_ENVIRONMENT = {
+    # The ingress speaks gRPC with the replicas: a stream takes half the processor time of Ray's own calls. All nodes of
+    # a cluster must agree on it, so one that is joined is left as it is.
+    "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1",
+    "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(1 << 30),  # the gate limits bodies; answers are not limited
+}
+"""The same, for a cluster of this run's own."""
 _OBJECT_STORE = 256 << 20
 """Bytes for objects in shared memory: requests and answers are small."""
 
@@ -35,7 +42,8 @@ def connected(options: RayOptions) -> Iterator[None]:
     needed = options.replicas * threads_of(options)
     if options.ray_address is not None and options.ray_address != "auto":
         _knock(options.ray_address, options.ray_timeout)
-    for name, value in _ENVIRONMENT.items():
+    environment = _ENVIRONMENT if options.ray_address is not None else _ENVIRONMENT | _OWN_ENVIRONMENT
+    for name, value in environment.items():
         os.environ.setdefault(name, value)
     if options.ray_address is None and "RAY_AUTH_MODE" not in os.environ:
         # the cluster belongs to this process and its children, and to nobody else who can reach its ports
