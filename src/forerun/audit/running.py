@@ -64,6 +64,9 @@ class VaryingBudget(Budget):
         budgets = [self._random.randint(0, self._most) if sequence.room > 0 else 0 for sequence in sequences]
         return Plan(budgets, self._random.choice((0.0, 0.0, _PRICE)))
 
+    def beside_prompts(self, sequences: Seq[Sequence]) -> Plan:
+        return self.plan(sequences)
+
 
 class Audited:
     """A target with a drafter, or without one, and engines of both.

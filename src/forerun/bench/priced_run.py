@@ -93,6 +93,9 @@ class PricedBudget(Budget):
     def plan(self, sequences: Sequence[Tokens]) -> Plan:
         return self._inner.plan(sequences)
 
+    def beside_prompts(self, sequences: Sequence[Tokens]) -> Plan:
+        return self._inner.beside_prompts(sequences)
+
     def observe(self, cost: StepCost, outcomes: Sequence[Outcome]) -> None:
         drafting = self._clock.now - self._observed
         target = rest = 0.0

@@ -178,7 +178,8 @@ class Scheduler:
         answering = [Turn(state) for state in ready]
         if budget is None or not ready:
             return Schedule([*turns, *answering], [], Plan([]))
-        plan = _wanted(budget.plan([state.sequence for state in ready]), ready)
+        sequences = [state.sequence for state in ready]
+        plan = _wanted(budget.beside_prompts(sequences) if turns else budget.plan(sequences), ready)
         return Schedule(turns, answering, plan if self._pool is None else _within(plan, ready, left))
 
     def _prompts(self, rows: int, pages: float) -> list[Turn]:

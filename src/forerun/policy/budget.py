@@ -9,9 +9,9 @@ from typing import Literal
 
 from forerun.types import Draft, Sequence, Verdict
 
-Reason = Literal["fixed", "gain", "no gain", "full batch", "no room", "measuring", "probe", "request"]
+Reason = Literal["fixed", "gain", "no gain", "full batch", "prompts", "no room", "measuring", "probe", "request"]
 """Why a plan drafts or does not: K was given; drafting gives more tokens per second; it does not; it would for one
-sequence alone, but not in this batch; no sequence may grow by a draft; costs are not measured yet; other budgets than
+sequence alone, but not in this batch; the step computes prompts besides; no sequence may grow by a draft; costs are not measured yet; other budgets than
 the best are tried; the request wants none."""
 
 
@@ -82,6 +82,14 @@ class Budget(ABC):
     def plan(self, sequences: Seq[Sequence]) -> Plan:
         """Budgets for the sequences whose prompts are computed, before they draft."""
 
+    def beside_prompts(self, sequences: Seq[Sequence]) -> Plan:
+        """As `plan`, in a step that computes prompts of others, too: nothing is drafted.
+
+        Such a step holds so many rows that a further one costs its whole arithmetic, which an accepted token is seldom
+        worth, since the same rows would be one token each in plain decoding.
+        """
+        return Plan([0] * len(sequences), reason="prompts")
+
     def observe(self, cost: StepCost, outcomes: Seq[Outcome]) -> None:  # noqa: B027 - a budget need not learn
         """A step is done. `stop` has not yet been called for the sequences that end with it."""
 
@@ -98,3 +106,6 @@ class FixedBudget(Budget):
     def plan(self, sequences: Seq[Sequence]) -> Plan:
         budgets = [self.num_draft_tokens if sequence.room > 0 else 0 for sequence in sequences]
         return Plan(budgets, reason="no room" if self.num_draft_tokens and not any(budgets) else "fixed")
+
+    def beside_prompts(self, sequences: Seq[Sequence]) -> Plan:
+        return self.plan(sequences)

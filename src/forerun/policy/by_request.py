@@ -25,18 +25,25 @@ class BudgetByRequest(Budget):
         self._budgets, self._chosen = dict(budgets), chosen
 
     def plan(self, sequences: Seq[Sequence]) -> Plan:
+        return self._combined(sequences, lambda budget, part: budget.plan(part))
+
+    def beside_prompts(self, sequences: Seq[Sequence]) -> Plan:
+        return self._combined(sequences, lambda budget, part: budget.beside_prompts(part))
+
+    def _combined(self, sequences: Seq[Sequence], plan_of: Callable[[Budget, Seq[Sequence]], Plan]) -> Plan:
+        """The plans of all budgets as one."""
         groups = self._groups(sequences)
         if not groups:
             return Plan([0] * len(sequences), reason="request")
         if len(groups) == 1:
             (name,) = groups
-            plan = self._budgets[name].plan(sequences)
+            plan = plan_of(self._budgets[name], sequences)
             if len(groups[name]) == len(sequences):
                 return plan
             return replace(plan, budgets=_at(groups[name], plan.budgets, len(sequences)))
         budgets, plans = [0] * len(sequences), []
         for name, places in groups.items():
-            plans.append(self._budgets[name].plan([sequences[place] for place in places]))
+            plans.append(plan_of(self._budgets[name], [sequences[place] for place in places]))
             for place, budget in zip(places, plans[-1].budgets, strict=True):
                 budgets[place] = budget
         drafting = [plan for plan in plans if any(plan.budgets)] or plans

@@ -11,6 +11,7 @@ import pytest
 from doubles import FakeModel, Scripted, adversaries
 from forerun import LLM, DrafterError, SamplingError, SamplingParams
 from forerun.drafters.hybrid.by_request import ByRequest
+from forerun.policy import AutoBudget, BudgetByRequest, FixedBudget
 from forerun.types import Needs, Sequence
 
 VOCAB = 11
@@ -143,3 +144,11 @@ def test_a_failing_drafter_ends_its_requests_alone() -> None:
         llm.generate(PROMPTS[0], SamplingParams(temperature=0, drafter="failing"))
     assert llm.generate(PROMPTS[1], SamplingParams(temperature=0)).token_ids == fake.greedy(PROMPTS[1], 128)
     assert not drafters["right"].active
+
+
+def test_each_budget_says_what_is_drafted_beside_prompts() -> None:
+    sequences = [Sequence(number, [0] * 4, 1, SamplingParams(), max_length=50) for number in range(3)]
+    names = {0: "fixed", 1: "auto", 2: None}
+    budget = BudgetByRequest({"fixed": FixedBudget(3), "auto": AutoBudget()}, lambda each: names[each.id])
+    assert budget.beside_prompts(sequences).budgets == [3, 0, 0]
+    assert budget.beside_prompts(sequences[1:]).reason == "prompts"

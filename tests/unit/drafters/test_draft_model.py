@@ -9,6 +9,7 @@ import torch
 from doubles import FakeModel, MarkovModel
 from forerun import LLM, DraftModel, SamplingParams
 from forerun.drafters import Binding
+from forerun.drafters.model.model_drafter import IDLE_STEPS, MAX_LAG
 from forerun.errors import DrafterError
 from forerun.sampling import LogitsPipeline, LogitsRow, NoiseKey, keyed_gumbel
 from forerun.types import Draft, Sequence, Step, Verdict
@@ -54,6 +55,29 @@ def test_full_acceptance_owes_two_tokens() -> None:
     assert fed == []
     drafter.draft([each], [1])
     assert fed == [[[expected[-1], 7]]]
+
+
+def test_nothing_is_fed_ahead_where_nobody_has_drafted_for_long() -> None:
+    fake = FakeModel()
+    drafter, old = bound(fake), sequence([1, 2, 3])
+    fed = watch(fake)
+    drafter.start(old)
+    for _ in range(IDLE_STEPS):
+        settle(drafter, old, Draft.empty(), 0, 5)
+    assert [len(rows) for batch in fed for rows in batch] == [MAX_LAG] * 2  # by and by, while it might be asked
+    new = sequence([1, 2, 3] * MAX_LAG, id=1)
+    drafter.start(new)
+    fed.clear()
+    drafter.commit([Step(new, None, None, len(new.token_ids) - 1)])
+    assert fed == []
+    (draft,) = drafter.draft([new], [K])
+    assert draft.ids == fake.greedy(new.token_ids[:], K)
+    assert fed[0] == [new.token_ids]
+    another = sequence([4, 5] * MAX_LAG, id=2)
+    drafter.start(another)
+    fed.clear()
+    drafter.commit([Step(another, None, None, len(another.token_ids) - 1)])
+    assert fed == [[another.token_ids[:-1]]]  # somebody drafts again
 
 
 @pytest.mark.parametrize("accepted", range(K))

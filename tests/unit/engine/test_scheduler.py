@@ -12,6 +12,7 @@ from doubles import FakeModel, Scripted, adversaries
 from forerun.config import EngineConfig, SamplingParams
 from forerun.engine import Engine, StepOutput
 from forerun.errors import PromptError, QueueFullError
+from forerun.policy import AutoBudget, Budget, FixedBudget
 from forerun.types import Sequence
 from fuzzing import examples
 from pooled import PAGE, PooledModel
@@ -186,6 +187,22 @@ def test_a_long_prompt_goes_in_parts_beside_answers() -> None:
         engine.step()
         counts.append(engine.last_step.num_rows)
     assert counts == [9] * 7 + [5]
+
+
+@pytest.mark.parametrize(
+    ("budget", "reason", "rows"), [(FixedBudget(3), "fixed", 12), (AutoBudget(), "prompts", 9)], ids=["K=3", "auto"]
+)
+def test_auto_drafts_nothing_beside_prompts(budget: Budget, reason: str, rows: int) -> None:
+    fake = FakeModel()
+    drafter = adversaries({(1, 2): fake.greedy([1, 2], 60)}, fake.vocab_size)["right"]
+    engine = Engine(fake, drafter, config=EngineConfig(prefill_chunk=8), budget=budget)
+    engine.add([1, 2], replace(GREEDY, max_tokens=60, ignore_eos=True))
+    engine.step()
+    engine.add([3] * 40, GREEDY)
+    for _ in range(4):
+        engine.step()
+        assert (engine.last_step.reason, engine.last_step.num_rows) == (reason, rows)
+    finish(engine)
 
 
 @pytest.mark.parametrize(

@@ -104,6 +104,9 @@ class PricedBudget(Budget):
     def plan(self, sequences: Sequence[Tokens]) -> Plan:
         return self._inner.plan(sequences)
 
+    def beside_prompts(self, sequences: Sequence[Tokens]) -> Plan:
+        return self._inner.beside_prompts(sequences)
+
     def observe(self, cost: StepCost, outcomes: Sequence[Outcome]) -> None:
         nodes = sum(len(outcome.draft) for outcome in outcomes)
         sequences = self._target.sequences

@@ -35,6 +35,9 @@ _log = logging.getLogger(__name__)
 
 MAX_LAG = 32
 """Committed tokens the draft model may be behind before it catches up without being asked to draft."""
+IDLE_STEPS = 64
+"""Steps in a row without a draft, after which the draft model catches up only when it is asked: where a batch is too
+large for drafts to pay, to compute its prompts a second time would be lost."""
 
 
 class ModelDrafter(Drafter):
@@ -51,6 +54,8 @@ class ModelDrafter(Drafter):
 
     _has_own_caches = True
     """Whether the caches are the drafter's to adopt, publish and free; otherwise they are the engine's."""
+    _may_fall_behind = True
+    """Whether tokens can be fed at any later time; otherwise what they are fed with is held until then."""
 
     def __init__(self, model: str | Path | LanguageModel | None, dtype: str | None, quantize: str | None) -> None:
         check_draft_quantisation(quantize, model, dtype)
@@ -59,6 +64,7 @@ class ModelDrafter(Drafter):
         self._model: LanguageModel | None = None
         self._states: dict[Sequence, DraftState] = {}
         self._reported = False
+        self._idle_steps = 0  # since the last draft
 
     @property
     def pools(self) -> tuple[Pool, ...]:
@@ -158,11 +164,13 @@ class ModelDrafter(Drafter):
 
     def commit(self, steps: Seq[Step]) -> None:
         behind = []
+        self._idle_steps += 1
+        is_idle = self._may_fall_behind and self._idle_steps > IDLE_STEPS
         for step in steps:
             state = self._states[step.sequence]
             state.count_trials()
             state.settle()
-            if step.num_computed - state.shift - state.cache.length >= MAX_LAG:
+            if not is_idle and step.num_computed - state.shift - state.cache.length >= MAX_LAG:
                 behind.append((state, step.num_computed))
         if behind:
             self._catch_up([state for state, _ in behind], MAX_LAG, [end for _, end in behind])
@@ -198,7 +206,8 @@ class ModelDrafter(Drafter):
             state.publish(self._fed(state.sequence))
 
     def _affordable(self, sequences: Seq[Sequence], budgets: Seq[int], num_rows: Seq[int]) -> list[int]:
-        """As `affordable`, of these sequences."""
+        """As `affordable`, of these sequences, which are to draft."""
+        self._idle_steps = 0
         return affordable(self.model.pool, [self._states[sequence] for sequence in sequences], budgets, num_rows)
 
     def _room(self, sequence: Sequence, budget: int) -> int:
