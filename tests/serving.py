@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +18,14 @@ from small_tokenizers import END, byte_level, ids_of
 
 LIMIT = 60.0
 NAME = "it"
+
+
+def until(true: Callable[[], bool]) -> None:
+    """Wait until something is true."""
+    end = time.monotonic() + LIMIT
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.002)
 
 
 @dataclass(slots=True)
@@ -38,10 +46,7 @@ class Served:
 
     def settle(self) -> None:
         """Wait until nothing is left in the engine, and look that nothing is."""
-        end = time.monotonic() + LIMIT
-        while self.service.thread._jobs or self.service.num_choices:
-            assert time.monotonic() < end
-            time.sleep(0.002)
+        until(lambda: not self.service.thread._jobs and not self.service.num_choices)
         assert not self.llm.engine.has_work and not self.llm.shared._inboxes
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncGenerator
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from dataclasses import asdict
 from typing import Any
 
@@ -47,12 +47,9 @@ class Engine:
 
     async def answer(self, asked: Asked) -> AsyncGenerator[list[Message], None]:
         """As `Replica.answer`."""
-        answer = self._replica.answer(asked)
-        try:
+        async with aclosing(self._replica.answer(asked)) as answer:
             async for messages in answer:
                 yield messages
-        finally:
-            await answer.aclose()
 
     async def state(self) -> dict[str, Any]:
         """As `Replica.state`."""
@@ -85,7 +82,7 @@ class RayReplicas:
                 answer.cancel()
 
     async def live(self) -> list[dict[str, Any]]:
-        """As `Replicas.live`; replicas that do not answer are left out."""
+        """As `Replicas.live`."""
         try:
             found = await self._handle.broadcast("state").results_async(timeout_s=_LIVE_WITHIN, return_exceptions=True)
         except TimeoutError:

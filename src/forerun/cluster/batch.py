@@ -14,7 +14,7 @@ from forerun.batch.lines import BatchFile
 from forerun.batch.ranges import ByteRange, ranges_of
 from forerun.cluster.connect import connected
 from forerun.cluster.options import RayOptions
-from forerun.cluster.plan import threads_of
+from forerun.cluster.plan import gpus_of, threads_of
 from forerun.cluster.worker import Worker
 from forerun.config import SamplingParams
 from forerun.engine import LLM, Choice
@@ -22,6 +22,7 @@ from forerun.errors import PromptError, SamplingError
 
 if TYPE_CHECKING:
     from forerun.cluster.pool import Pool
+    from forerun.train.data.many_requests import Computing
 
 K = TypeVar("K")
 
@@ -73,13 +74,12 @@ class _Handful:
 
 
 @contextmanager
-def computing_on_ray(options: RayOptions, worker: Mapping[str, Any]) -> Iterator[Callable[..., Iterator[Any]]]:
-    """What takes the place of `train.data.many_requests.compute`, with its arguments: the LLM stays idle.
+def computing_on_ray(options: RayOptions, worker: Mapping[str, Any]) -> Iterator[Computing]:
+    """What takes the place of `train.data.many_requests.compute`: the LLM stays idle.
 
     Raises:
         ForerunError: as `answer_on_ray`.
     """
-    handfuls: dict[int, _Handful] = {}
 
     def begin(handle: Any, handful: _Handful) -> Any:
         if not handful.left:
@@ -90,6 +90,7 @@ def computing_on_ray(options: RayOptions, worker: Mapping[str, Any]) -> Iterator
         llm: LLM, waiting: deque[K], request: Callable[[K], tuple[list[int], SamplingParams]]
     ) -> Iterator[tuple[K, Choice | PromptError | SamplingError]]:
         keys: dict[int, K] = {}
+        handfuls: dict[int, _Handful] = {}
         refused: deque[tuple[K, PromptError | SamplingError]] = deque()
 
         def more() -> _Handful | None:
@@ -125,8 +126,7 @@ def _pool(options: RayOptions, worker: Mapping[str, Any], begin: Callable[[Any, 
 
         from forerun.cluster.pool import Pool
 
-        gpus = int(str(worker["llm"].get("device", "cpu")).startswith("cuda"))
-        actor = ray.remote(num_cpus=threads, num_gpus=gpus, max_concurrency=4, max_restarts=0)(Worker)
+        actor = ray.remote(num_cpus=threads, num_gpus=gpus_of(worker["llm"]), max_concurrency=4, max_restarts=0)(Worker)
         pool: Pool[Any] = Pool(options.replicas, lambda: actor.remote(**worker, threads=threads), begin)
         pool.load()
         yield pool

@@ -14,8 +14,7 @@ from starlette.responses import JSONResponse
 
 from forerun.cluster.messages import TOLD, Asked, Message, Replicas
 from forerun.cluster.prefixes import prefix_of
-from forerun.errors import ConfigError, ForerunError, ReplicaError, RequestBodyError
-from forerun.files.json_file import parse_json
+from forerun.errors import ReplicaError, RequestBodyError
 from forerun.openai_format.errors import error_response
 from forerun.openai_format.response_requests import RESPONSES_URL
 from forerun.server.app import gated
@@ -23,6 +22,7 @@ from forerun.server.completions import while_connected
 from forerun.server.gate import App, Gate, Receive, Scope, Send
 from forerun.server.metrics import HTTPMetrics
 from forerun.server.options import ServerOptions
+from forerun.server.service import parsed_body
 
 SESSION_HEADER = b"x-session-id"
 """Ray Serve's own name of the header too."""
@@ -31,7 +31,6 @@ _TAKEN_WITHIN = 30.0
 """Seconds in which a replica must give a sign that it computes a request; while all are starting anew, none does."""
 _FACT_WITHIN = 5.0
 """The same for what asks no engine: whoever probes the health of a server waits no longer."""
-_SMALL_BODY = 1 << 15
 
 
 class Ingress:
@@ -174,10 +173,8 @@ async def _parsed(content: bytes) -> Any:
     if not content:
         return None
     try:
-        if len(content) <= _SMALL_BODY:
-            return parse_json(content, "The request's body", ConfigError)
-        return await asyncio.to_thread(parse_json, content, "The request's body", ConfigError)
-    except ForerunError:
+        return await parsed_body(content)
+    except RequestBodyError:
         return None
 
 

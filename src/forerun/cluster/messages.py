@@ -55,4 +55,4 @@ class Replicas(Protocol):
         """
 
     async def live(self) -> list[dict[str, Any]]:
-        """What the engine of each does now. Raises ReplicaError."""
+        """What the engine of each does now; those that do not answer are left out."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from forerun.cluster.options import ROUTERS, RayOptions
+from forerun.cluster.options import RayOptions, check_routing
 from forerun.config import EngineConfig
 from forerun.errors import ConfigError
 from forerun.server.options import ServerOptions
@@ -70,8 +70,7 @@ class Plan:
             wrong = f"{', '.join(odd)} is unknown" if odd else f"{', '.join(missing)} is missing"
             raise ConfigError(f"The arguments of forerun's application: {wrong}. `--write-config` writes them.")
         made = cls(**values)
-        if made.routing not in ROUTERS:
-            raise ConfigError(f"routing is {made.routing!r}, but must be one of {', '.join(ROUTERS)}.")
+        check_routing(made.routing)
         made.server_options()
         return made
 
@@ -90,9 +89,14 @@ class Plan:
     @property
     def gpus(self) -> int:
         """Of each replica."""
-        return int(str(self.llm.get("device", "cpu")).startswith("cuda"))
+        return gpus_of(self.llm)
 
 
 def threads_of(options: RayOptions) -> int:
     """CPUs of each replica or worker."""
     return options.replica_threads or max(1, len(os.sched_getaffinity(0)) // options.replicas)
+
+
+def gpus_of(llm: Mapping[str, Any]) -> int:
+    """Of each replica or worker. llm: options of `LLM`."""
+    return int(str(llm.get("device", "cpu")).startswith("cuda"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import signal
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ from forerun.cluster.plan import Plan
 from forerun.errors import ConfigError
 from forerun.server.logs import LOGGER
 from forerun.server.options import ServerOptions
+from forerun.server.run import url_of
 
 _TICK = 0.1
 _log = logging.getLogger(LOGGER)
@@ -46,8 +46,7 @@ def serve_on_ray(plan: Plan, server: ServerOptions, options: RayOptions) -> None
             serve.start(proxy_location="EveryNode", http_options=http, logging_config=logs)
             ingress = _deploy(plan, logs)
             with _signalled() as stop:
-                host = f"[{server.host}]" if ":" in server.host else server.host
-                url = f"http://{host}:{server.port}"
+                url = url_of(server.host, server.port)
                 _log.info({"event": "ready", "url": url, "model": plan.name, "replicas": plan.replicas})
                 stop.wait()
                 _drain(ingress, stop, server.drain_timeout)
@@ -72,20 +71,18 @@ def _deploy(plan: Plan, logs: dict[str, Any]) -> Any:
 
 
 class _Stop:
-    """Set by the first signal; the second ends at once."""
+    """Counts signals: the first begins the drain, the second ends it at once."""
 
     def __init__(self) -> None:
         self.name = ""
         self.count = 0
-        self._set = threading.Event()
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         self.name, self.count = signal.Signals(number).name, self.count + 1
-        self._set.set()
 
     def wait(self) -> None:
-        while not self._set.wait(_TICK):  # short waits, so that Python runs the handler
-            pass
+        while not self.count:
+            time.sleep(_TICK)
 
 
 @contextmanager

@@ -50,7 +50,7 @@ class DrainingServer(uvicorn.Server):
         await super().startup(sockets)
         for server in self.servers if self.started else ():
             for each in server.sockets:  # only now do they take connections
-                _log.info({"event": "ready", "url": _url(each), "model": self._model})
+                _log.info({"event": "ready", "url": url_of(*each.getsockname()[:2]), "model": self._model})
 
     async def on_tick(self, counter: int) -> bool:
         if self._freed_memory.due(self._gate.num_active):
@@ -142,6 +142,6 @@ def serve(service: Service, listening: socket.socket) -> None:
         raise server.failure
 
 
-def _url(listening: socket.socket) -> str:
-    host, port = listening.getsockname()[:2]
+def url_of(host: str, port: int) -> str:
+    """Where a server that listens there is asked."""
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

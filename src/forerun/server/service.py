@@ -92,12 +92,9 @@ class Service:
         is_prompt: it is to be answered, so that what no context holds is refused before it is read.
         """
         content = await request.body()
-        arguments = (content, "The request's body", RequestBodyError)
-        if len(content) <= _SMALL_BODY:
-            return parse_json(*arguments, remedy="Send JSON.")
         if is_prompt and len(content) > LARGE_BODY:
             self._limits.check(await asyncio.to_thread(self._weigher.told, content))
-        return await asyncio.to_thread(parse_json, *arguments, remedy="Send JSON.")
+        return await parsed_body(content)
 
     def encode(self, asked: CompletionRequest) -> list[list[int]]:
         """The token ids of a request's prompts; its grammar is prepared. Raises RequestBodyError, GrammarError."""
@@ -210,3 +207,11 @@ class Service:
         if self.llm.drafter is None:
             found["speculation"] = "there is no drafter"
         return found
+
+
+async def parsed_body(content: bytes) -> Any:
+    """The JSON value of a body. Raises RequestBodyError."""
+    arguments = (content, "The request's body", RequestBodyError)
+    if len(content) <= _SMALL_BODY:
+        return parse_json(*arguments, remedy="Send JSON.")
+    return await asyncio.to_thread(parse_json, *arguments, remedy="Send JSON.")

@@ -1,8 +1,9 @@
-"""What training must know of a vocabulary: its size, the type that holds its ids, the token that ends a text."""
+"""What training must know of a vocabulary: its size, the type that holds its ids, a part of it, a text's end."""
 
 from __future__ import annotations
 
 import numpy as np
+import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -18,6 +19,13 @@ def stored_ids(ids: Tensor, vocab_size: int) -> np.ndarray:
     """Token ids of a tensor on any device, as they are kept on disk."""
     stored: np.ndarray = ids.cpu().numpy().astype(id_type(vocab_size))
     return stored
+
+
+def columns_of(tokens: Tensor, vocab_size: int) -> Tensor:
+    """int64 [vocab_size]: each token's place among these, -1 for the others."""
+    columns = torch.full((vocab_size,), -1)
+    columns[tokens] = torch.arange(len(tokens))
+    return columns
 
 
 def vocabulary_size(tokenizer: PreTrainedTokenizerBase) -> int:

@@ -23,7 +23,7 @@ from forerun.server.metrics import HTTPMetrics
 from forerun.server.options import ServerOptions
 from forerun.server.run import DrainingServer, bound_socket
 from forerun.server.service import Service
-from serving import LIMIT, NAME, fake_llm, serving
+from serving import LIMIT, NAME, fake_llm, serving, until
 
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 SHORT = {"prompt": "hello", "max_tokens": 8, "temperature": 0, "ignore_eos": True}
@@ -85,14 +85,7 @@ def running(**options: Any) -> Iterator[tuple[Replicas, Ingress, httpx.Client]]:
         finally:
             server.should_exit = True
             thread.join(LIMIT)
-            service.thread.close()
-
-
-def until(true: Callable[[], bool]) -> None:
-    end = time.monotonic() + LIMIT
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.002)
+            service.close()
 
 
 @pytest.fixture(scope="module")

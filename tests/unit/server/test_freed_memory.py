@@ -9,7 +9,7 @@ import pytest
 
 from forerun.server import freed_memory
 from forerun.server.freed_memory import FreedMemory
-from serving import LIMIT, fake_llm, serving
+from serving import LIMIT, fake_llm, serving, until
 
 
 def test_only_after_requests_and_not_too_often(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,7 +39,4 @@ def test_the_server_gives_back(monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(fake_llm()) as served:
         body = {"prompt": "hello", "max_tokens": 3000, "temperature": 0, "ignore_eos": True, "stream": True}
         with httpx.stream("POST", served.url + "/v1/completions", json=body, timeout=LIMIT):
-            end = time.monotonic() + LIMIT
-            while not given:
-                assert time.monotonic() < end
-                time.sleep(0.01)
+            until(lambda: bool(given))

@@ -9,7 +9,6 @@ import logging
 import re
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -19,7 +18,7 @@ import pytest
 
 from forerun.server.options import ServerOptions
 from forerun.server.run import bound_socket
-from serving import LIMIT, Served, fake_llm, serving
+from serving import LIMIT, Served, fake_llm, serving, until
 
 COMPLETIONS = "/v1/completions"
 LONG = {"prompt": "hello", "max_tokens": 3000, "temperature": 0, "ignore_eos": True}
@@ -30,13 +29,6 @@ SHORT = {"prompt": "hello", "max_tokens": 3, "temperature": 0}
 def running(**options: Any) -> Iterator[tuple[Served, httpx.Client]]:
     with serving(fake_llm(), **options) as served, httpx.Client(base_url=served.url, timeout=LIMIT) as http:
         yield served, http
-
-
-def until(true: Callable[[], bool]) -> None:
-    end = time.monotonic() + LIMIT
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.002)
 
 
 def test_an_event_is_sent_without_waiting_for_the_last_ones_acknowledgement(monkeypatch: pytest.MonkeyPatch) -> None:

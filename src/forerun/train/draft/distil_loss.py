@@ -14,8 +14,8 @@ from forerun.models.llama import llama_refusal
 from forerun.train.accelerator import device_of, to_device
 from forerun.train.attention import document_mask
 from forerun.train.defaults import LossName
-from forerun.train.draft.output_vocabulary import columns_of
 from forerun.train.losses import distillation_loss
+from forerun.train.token_ids import columns_of
 from forerun.train.workers import Batch
 
 LOGITS_AT_ONCE = {"cpu": 1 << 25, "cuda": 1 << 29, "mps": 1 << 25}

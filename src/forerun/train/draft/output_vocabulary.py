@@ -20,6 +20,7 @@ from forerun.errors import ConfigError
 from forerun.models.configuration import OUTPUT_TOKENS
 from forerun.models.llama import llama_refusal
 from forerun.train.draft.samples import read_shard
+from forerun.train.token_ids import columns_of
 
 
 def output_tokens_of(model: PreTrainedModel) -> Tensor | None:
@@ -61,13 +62,6 @@ def restrict(model: PreTrainedModel, tokens: Tensor) -> None:
             "Leave --output-tokens out."
         )
     setattr(model.config, OUTPUT_TOKENS, tokens.tolist())
-
-
-def columns_of(tokens: Tensor, vocab_size: int) -> Tensor:
-    """int64 [vocab_size]: each token's place among these, -1 for the others."""
-    columns = torch.full((vocab_size,), -1)
-    columns[tokens] = torch.arange(len(tokens))
-    return columns
 
 
 @contextmanager

@@ -24,6 +24,7 @@ from forerun.train.heads.target_states import TargetStates, learnt_layers
 from forerun.train.loop import Evaluations, Loop
 from forerun.train.optim import Optimisers
 from forerun.train.resumed_options import pin
+from forerun.train.token_ids import columns_of
 from forerun.train.workers import Batch, Workers
 
 _FREE = ("threads", "device", "checkpoint_seconds", "evaluate_every", "held_out_rows", "num_draft_tokens", "patience")
@@ -60,9 +61,7 @@ class Target:
         """
         read = learnt_layers(layers, model.config.get_text_config().num_hidden_layers)
         output_rows = served.output_rows(vocabulary).to(COMPUTE[served.device.type], copy=True)
-        columns = torch.full((served.vocab_size,), -1, dtype=torch.int64)
-        columns[vocabulary] = torch.arange(len(vocabulary))
-        return cls(served, TargetStates(model, read), output_rows, columns)
+        return cls(served, TargetStates(model, read), output_rows, columns_of(vocabulary, served.vocab_size))
 
     def embeddings(self, token_ids: Tensor) -> Tensor:
         """[N, H] float32. token_ids: [N] int64."""
