@@ -33,8 +33,6 @@ EDGE_LENGTHS = (448, 512, 576, 640, 768, 896)
 """About the length of context that the bundled draft was distilled at."""
 MADE = "build/study/"
 """Where models are made; names leave it out."""
-PAGE = 64
-"""Positions of a page of keys and values."""
 DRAFTERS = {
     "bundled": (
         "draft-model",
@@ -122,6 +120,7 @@ def memory(path: Path) -> None:
     """Weights and keys and values of every drafter that has any, by the headers of its files."""
     from forerun.engine.memory_plan import MemoryPlan
     from forerun.errors import ForerunError
+    from forerun.kernels.page_layout import PAGE
 
     lines = []
     for target, drafters in DRAFTERS.items():

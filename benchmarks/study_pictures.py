@@ -7,8 +7,9 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from forerun.bench.report import markdown_table
+from forerun.bench.report import markdown_table, percent
 from forerun.bench.summary.chart import Chart, Point, Series
 from forerun.bench.summary.draw import drawn
 from forerun.bench.summary.page import theme
@@ -64,17 +65,15 @@ class Row:
         return accepted / total if total else 0.0
 
 
-def rows(name: str) -> list[Row]:
-    """Of a file; none where it is missing."""
+def table_of(name: str) -> list[list[Any]]:
+    """The rows of a file as they stand there; none where it is missing."""
     path = RESULTS / f"{name}.json"
-    if not path.is_file():
-        return []
-    return [Row(*each) for each in json.loads(path.read_text(encoding="utf-8"))["rows"]]
+    return json.loads(path.read_text(encoding="utf-8"))["rows"] if path.is_file() else []
 
 
-def percent(share: float) -> str:
-    """A share for people."""
-    return f"{100 * share:.0f} %"
+def rows(name: str) -> list[Row]:
+    """Of a file of acceptance."""
+    return [Row(*each) for each in table_of(name)]
 
 
 def ordered(names: Iterable[str]) -> list[str]:
@@ -116,7 +115,7 @@ def sides() -> str:
     for drafter in ordered(row.drafter for row in every):
         cells = [NAMES.get(drafter, drafter)]
         weights, cache = shares.get(drafter, (None, None))
-        cells += ["–" if weights is None else percent(weights), "–" if cache is None else percent(cache)]
+        cells += [percent(weights), percent(cache)]
         for heat in (0, 1):
             found = [row for row in every if (row.drafter, row.temperature, row.category) == (drafter, heat, ALL)]
             cells += [_cell(found[0]) if found else "–"]
@@ -126,17 +125,12 @@ def sides() -> str:
 
 def memory_shares(target: str) -> dict[str, tuple[float, float]]:
     """Drafter -> its weights over its target's, and its keys and values over its target's."""
-    path = RESULTS / "memory.json"
-    if not path.is_file():
-        return {}
-    every = json.loads(path.read_text(encoding="utf-8"))["rows"]
+    every = table_of("memory")
     return {name: (weights / own, cache / page) for of, name, own, page, weights, cache in every if of == target}
 
 
 def memory() -> str:
     """Bytes and shares of all drafters."""
-    path = RESULTS / "memory.json"
-    every = json.loads(path.read_text(encoding="utf-8"))["rows"] if path.is_file() else []
     lines = [
         [
             of,
@@ -146,7 +140,7 @@ def memory() -> str:
             f"{cache:,} of {page:,} bytes",
             percent(cache / page),
         ]
-        for of, name, own, page, weights, cache in every
+        for of, name, own, page, weights, cache in table_of("memory")
     ]
     return markdown_table(["target", "drafter", "weights", "share", "keys and values a position", "share"], lines)
 
@@ -207,7 +201,7 @@ TABLES: dict[str, Callable[[], str]] = {
 """Name -> what stands between `<!-- NAME -->` and `<!-- end -->` in the page."""
 
 
-def _lines(points: Iterable[tuple[str, float, float]]) -> list[Series]:
+def _lines(points: Iterable[tuple[str, float | str, float]]) -> list[Series]:
     found: dict[str, list[Point]] = {}
     for name, at, value in points:
         found.setdefault(name, []).append(Point(at, value))
@@ -215,10 +209,7 @@ def _lines(points: Iterable[tuple[str, float, float]]) -> list[Series]:
 
 
 def _rows(points: Iterable[tuple[str, str, float]]) -> list[Series]:
-    found: dict[str, list[Point]] = {}
-    for name, at, value in points:
-        found.setdefault(name, []).append(Point(at, 100 * value))
-    return [Series(name, each, slot=slot) for slot, (name, each) in enumerate(found.items())]
+    return _lines((name, at, 100 * value) for name, at, value in points)
 
 
 def charts() -> dict[str, Chart]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from forerun.audit.as_results import audit_results
 from forerun.audit.settings import NEEDS_DRAFTER, AuditOptions, quick as quick_settings
 from forerun.bench.report import plain_table
 from forerun.cli import options
@@ -19,12 +17,11 @@ from forerun.cli.default_model import chosen_model
 from forerun.cli.flags import Flags, with_flags
 from forerun.cli.memory_line import memory_told, note
 from forerun.cli.options import WORKLOAD_FILE, LLMOptions
-from forerun.cli.output import print_json
+from forerun.cli.output import print_json, terminal_width
 from forerun.config import AUTO, NO_DRAFTER
 from forerun.errors import ConfigError, DrafterError
 from forerun.files.write import refuse_to_overwrite, write_bytes
-from forerun.results import Watch, save
-from forerun.results.write import command_line
+from forerun.results import Watch
 from forerun.workloads import Case, load
 
 if TYPE_CHECKING:
@@ -112,7 +109,7 @@ def audit(
         certificate = _of_model(chosen_model(model, "MODEL"), drafter, prompts, settings, llm, threads)
     _told(certificate, html, json)
     if results is not None:
-        save(audit_results(certificate, command_line(sys.argv[1:]), watch.environment()), results)
+        _save(certificate, watch, results)
     code = {"fail": FAILED, "inconclusive": INCONCLUSIVE}.get(certificate.verdict, 0)
     if code:
         raise typer.Exit(code)
@@ -231,11 +228,20 @@ def _told(certificate: Certificate, html: Path | None, json: bool) -> None:
         note(f"the certificate is in {html}")
 
 
+def _save(certificate: Certificate, watch: Watch, path: Path) -> None:
+    """The certificate for `forerun bench report`."""
+    from forerun.audit.as_results import audit_results
+    from forerun.results import save
+    from forerun.results.write import command_line
+
+    save(audit_results(certificate, command_line(sys.argv[1:]), watch.environment()), path)
+
+
 def as_text(certificate: Certificate) -> str:
     """The certificate for a terminal."""
     from forerun.audit.page import COLUMNS, row
 
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    width = terminal_width()
     parts = []
     for layer in certificate.layers:
         lines = [f"{layer.name}: {layer.verdict}. {layer.about}"]

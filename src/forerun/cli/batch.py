@@ -19,11 +19,10 @@ from forerun.cli.default_model import chosen_model
 from forerun.cli.flags import Flags, with_flags
 from forerun.cli.generate import INTERRUPTED, choose_drafter, open_llm
 from forerun.cli.launched import follow_launched
-from forerun.cli.memory_line import memory_told, note
+from forerun.cli.memory_line import memory_told, note, note_untried
 from forerun.cli.options import LLMOptions
 from forerun.cluster.options import RayOptions
 from forerun.config import EngineConfig, SamplingParams
-from forerun.integrations.tried import untried
 
 if TYPE_CHECKING:
     from forerun.batch.journal import Journal
@@ -202,9 +201,7 @@ def _on_ray(
     """By workers on Ray."""
     from forerun.cluster.batch import answer_on_ray
 
-    said = untried("Ray")
-    if said is not None:
-        note(said)
+    note_untried("Ray")
     note(f"starting {options.replicas} workers of {worker['model']}")
     answer_on_ray(source, requests, journal, worker, options, loaded=progress.begin, told=progress.show)
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import shutil
-import sys
 import textwrap
 from collections.abc import Iterator
 from typing import Annotated
@@ -12,7 +10,7 @@ from typing import Annotated
 import typer
 
 from forerun.cli import options
-from forerun.cli.output import print_json, size_text
+from forerun.cli.output import print_json, size_text, terminal_width
 from forerun.drafters.option_help import DrafterOption, drafter_options
 from forerun.drafters.table import DRAFTERS
 from forerun.tune.public_drafts import public_drafts
@@ -45,7 +43,7 @@ def drafters(
         }
         print_json(rows | {name: {"kind": "installed", "class": place} for name, place in installed_drafters().items()})
         return
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 120
+    width = terminal_width() or 120
     for name, row in DRAFTERS.items():
         typer.echo(textwrap.fill(f"{name}: {row.description}", width, subsequent_indent="    "))
         for each in drafter_options(row):

@@ -1,4 +1,4 @@
-"""The plan of memory, which `LLM` logs before weights are read, as a line of a command."""
+"""What commands say on standard error: notes, and the plan of memory, which `LLM` logs before weights are read."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import typer
 
 from forerun.config import MEMORY_LOG
+from forerun.integrations.tried import untried
 
 
 class _Line(logging.Handler):
@@ -43,3 +44,10 @@ def memory_told(say: Callable[[str], None] | None) -> Iterator[None]:
 def note(text: str) -> None:
     """A line on standard error, by forerun."""
     typer.echo(f"forerun: {text}", err=True)
+
+
+def note_untried(program: str) -> None:
+    """A note where a program's version has not been tried with forerun. Raises ConfigError where it is not there."""
+    said = untried(program)
+    if said is not None:
+        note(said)

@@ -1,9 +1,11 @@
-"""What the commands print for programs."""
+"""What the commands print for programs, and how wide what they print for people may be."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
+import sys
 from typing import Any
 
 import typer
@@ -25,6 +27,11 @@ def plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [plain(entry) for entry in value]
     return value
+
+
+def terminal_width() -> int | None:
+    """Columns of standard output; None where it is no terminal."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def size_text(nbytes: float) -> str:

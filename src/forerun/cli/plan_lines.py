@@ -22,6 +22,7 @@ SOURCES = {
 def lines(made: Plan, chances: ChainAcceptance) -> Iterator[str]:
     """The plan for people."""
     from forerun.bench.report import plain_table
+    from forerun.plan.as_results import HEADER, row
 
     memory, prediction = made.memory, made.prediction
     drafter = "drafts that are looked up" if made.draft is None else made.draft.name
@@ -34,19 +35,9 @@ def lines(made: Plan, chances: ChainAcceptance) -> Iterator[str]:
     speed = f"{made.plain_speed:.1f} tokens/s{_money(made, made.plain_speed)}"
     yield f"plain:      {least}{1000 * made.costs.plain:.2f} ms a token{_of_all(made)}, {speed}"
     yield f"acceptance: {', '.join(f'{each:g}' for each in chances.per_position)}, each after the tokens before it"
-    rows = [
-        [
-            str(each.num_draft_tokens),
-            f"{each.tokens:.2f}",
-            f"{1000 * each.seconds:.2f}",
-            f"{each.speedup:.2f}",
-            "never" if each.break_even is None else f"{each.break_even:.2f}",
-        ]
-        for each in prediction.by_k
-        if each.num_draft_tokens in _SHOWN or each is prediction.best
-    ]
+    shown = [each for each in prediction.by_k if each.num_draft_tokens in _SHOWN or each is prediction.best]
     yield ""
-    yield plain_table(["K", "tokens a step", "ms a step", "speed-up", "break-even acceptance"], rows)
+    yield plain_table(HEADER, list(map(row, shown)))
     yield ""
     yield _verdict(made)
 

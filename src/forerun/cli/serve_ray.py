@@ -6,9 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from forerun.cli.memory_line import note
+from forerun.cli.memory_line import note, note_untried
 from forerun.cluster.options import RayOptions
-from forerun.integrations.tried import untried
 from forerun.server.options import ServerOptions
 
 
@@ -36,9 +35,7 @@ def serve_replicas(
         if server.api_key:
             note(f"{write_to} holds the keys; only you can read it")
         return
-    said = untried("Ray")
-    if said is not None:
-        note(said)
+    note_untried("Ray")
     from forerun.cluster.run import serve_on_ray
     from forerun.server.logs import log_as_json
     from forerun.server.run import bound_socket

@@ -13,11 +13,10 @@ import typer
 from forerun.cli.default_model import chosen_model
 from forerun.cli.flags import Flags, with_flags
 from forerun.cli.generate import INTERRUPTED, open_llm
-from forerun.cli.memory_line import memory_told, note
+from forerun.cli.memory_line import memory_told, note, note_untried
 from forerun.cli.options import LLMOptions
 from forerun.cluster.options import RayOptions
 from forerun.config import NO_DRAFTER
-from forerun.integrations.tried import untried
 from forerun.train.defaults import AnswerMaking
 
 if TYPE_CHECKING:
@@ -88,9 +87,7 @@ def _computing(options: RayOptions, worker: Mapping[str, Any]) -> Iterator[Compu
         return
     from forerun.cluster.batch import computing_on_ray
 
-    said = untried("Ray")
-    if said is not None:
-        note(said)
+    note_untried("Ray")
     note(f"starting {options.replicas} workers of {worker['model']}")
     with computing_on_ray(options, worker) as by:
         yield by

@@ -18,7 +18,7 @@ from forerun.cli.flags import Flags, with_flags
 from forerun.cli.generate import INTERRUPTED
 from forerun.cli.memory_line import memory_told, note
 from forerun.cli.options import LLMOptions
-from forerun.cli.output import print_json
+from forerun.cli.output import print_json, terminal_width
 from forerun.config import OFF, SamplingParams
 from forerun.errors import ConfigError
 from forerun.tune.options import TuneOptions
@@ -197,12 +197,10 @@ def target_facts(model: str, plain: LLM) -> Any:
 
 def show(outcome: Outcome, environment: Environment, model: str, written: str | None) -> None:
     """The outcome for people."""
-    import shutil
-
     from forerun.bench.report import Report
     from forerun.tune.public_drafts import public_drafts
 
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    width = terminal_width()
     typer.echo(Report("tune", outcome.tables()).text(environment, width=width))
     typer.echo("")
     for name, reason in outcome.left_out.items():

@@ -11,7 +11,7 @@ import secrets
 import threading
 import time
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -73,7 +73,7 @@ class Recorder:
         check_place(path)
         self._held.enter_context(locked(path, ConfigError, wait=False, remedy="Give each server its own --journal."))
         try:
-            self._file: BinaryIO = self._held.enter_context(path.open("ab"))
+            self._file: BinaryIO = path.open("ab")
         except OSError as error:
             self._held.close()
             raise ConfigError(f"--journal is {path}, which cannot be written: {error.strerror}.") from None
@@ -117,7 +117,8 @@ class Recorder:
         if self._thread is not None:
             self._thread.join()
             self._write(last=True)
-        self._held.close()
+        with self._held, suppress(OSError):  # of what a full disk has not taken, which was told
+            self._file.close()
 
     def _run(self) -> None:
         while not self._closing.wait(INTERVAL):
@@ -145,7 +146,7 @@ class Recorder:
             if self._file.tell() and self._file.tell() + len(content) > self._bound // 2:
                 self._file.close()
                 self._path.replace(self._path.with_name(self._path.name + ".1"))
-                self._file = self._held.enter_context(self._path.open("ab"))
+                self._file = self._path.open("ab")
                 if self._begun is not None:
                     self._file.write(line(self._begun))
             self._file.write(content)

@@ -112,11 +112,6 @@ class Answer:
     verify: float
 
     @property
-    def length(self) -> float:
-        """Mean acceptance length: tokens per forward."""
-        return self.tokens / max(self.forwards, 1)
-
-    @property
     def per_token(self) -> float | None:
         """Seconds from one token to the next, after the first; None where there is but one."""
         return (self.seconds - self.first) / (self.tokens - 1) if self.tokens > 1 else None

@@ -56,6 +56,14 @@ def test_a_ratio_of_sums_has_its_interval() -> None:
     assert series.ratio_of_sums([1], [2]) == (0.5, None, None)
 
 
+def test_a_ratio_of_many_sums_is_drawn_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    above, below = [1, 2, 3, 10, 4, 7, 5], [1, 4, 6, 10, 9, 13, 8]
+    whole = series.ratio_of_sums(above, below, 500)
+    assert whole != series.ratio_of_sums(above, below)
+    monkeypatch.setattr(series, "_MOST_DRAWN", 16)
+    assert series.ratio_of_sums(above, below, 500) == whole
+
+
 Change = Callable[[Results], Results]
 
 

@@ -7,12 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from forerun.bench.journal.queue import Replayed, Served
-from forerun.bench.journal.scenarios import AS_IT_WAS, PLAIN, OtherDrafter, Scenarios
+from forerun.bench.journal.scenarios import ALL, AS_IT_WAS, PLAIN, OtherDrafter, Scenarios
 from forerun.traffic.records import Answer
 
 MEASURED = "measured"
-ALL = ""
-"""The category of all answers together."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,13 +72,11 @@ class Prices:
     Attributes:
         coefficients: of each part.
         measured: (sequences, class of draft tokens) -> the mean of frequent steps without prompts over the fit's.
-        counts: the same -> how many there were.
         residual: share of the journal's seconds that the fit puts into wrong kinds of steps.
     """
 
     coefficients: Mapping[str, Sequence[float]]
     measured: Mapping[tuple[int, int], float]
-    counts: Mapping[tuple[int, int], int]
     residual: float
 
     @classmethod
@@ -92,17 +90,16 @@ class Prices:
             seconds = np.array([_seconds(each, name) / each.count for each in steps])
             table = np.array([features(work) for work in works])
             coefficients[name] = tuple(non_negative_fit(table * weights[:, None], seconds * weights))
-        bare = cls(coefficients, {}, {}, 0.0)
+        bare = cls(coefficients, {}, 0.0)
         fitted = [bare(work) * each.count for work, each in zip(works, steps, strict=True)]
         wrong = sum(abs(made - each.total) for made, each in zip(fitted, steps, strict=True))
-        measured, counts = {}, {}
-        for made, each in zip(fitted, steps, strict=True):
-            if not each.prompt and made > 0:
-                counts[each.decoding, each.drafted] = each.count
-                if each.count >= FREQUENT:
-                    measured[each.decoding, each.drafted] = each.total / made
+        measured = {
+            (each.decoding, each.drafted): each.total / made
+            for made, each in zip(fitted, steps, strict=True)
+            if not each.prompt and made > 0 and each.count >= FREQUENT
+        }
         whole = sum(each.total for each in steps)
-        return cls(coefficients, measured, counts, wrong / whole if whole else 0.0)
+        return cls(coefficients, measured, wrong / whole if whole else 0.0)
 
     def __call__(self, work: Work) -> float:
         """Seconds of a step; of steps that draft now and then, the mean."""
@@ -124,7 +121,7 @@ class Prices:
 
     def has_plain(self, decoding: int) -> bool:
         """Whether steps of so many sequences without drafts were frequent in the journal."""
-        return self.counts.get((decoding, 0), 0) >= FREQUENT
+        return (decoding, 0) in self.measured
 
 
 def work_of(each: Steps, drafts: bool) -> Work:

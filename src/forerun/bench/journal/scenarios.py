@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from forerun.bench.journal.prices import Prices, Work
 from forerun.bench.journal.queue import Replayed, Request, replay
+from forerun.config import NO_DRAFTER
 from forerun.errors import ConfigError
 from forerun.results import Results, RunRow
 from forerun.results.write import without_folders
@@ -20,7 +21,8 @@ _CHUNK_SHARE = 0.9
 """Of the steps with rows of prompts, by their number: the quantile that stands for the engine's chunk."""
 MOST_ANSWERS = 20_000
 """That are replayed, the last ones of each run."""
-_ALL = ""
+ALL = ""
+"""The category of all answers together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +77,13 @@ class OtherDrafter:
             step, plain = _step_seconds(mine), _step_seconds(rows[_TUNE_PLAIN].get(category, []))
             if step is not None and plain:
                 paces[category] = Pace(_per_step(mine), step / plain, len({row.prompt for row in mine}))
-        if _ALL not in paces:
+        if ALL not in paces:
             raise ConfigError(f"{results.source}: the arm {wanted!r} has no answers of several tokens. Name another.")
         return cls(wanted, paces)
 
     def pace(self, category: str) -> Pace:
         """Of a category; where it was not measured, of all together."""
-        return self.paces.get(category, self.paces[_ALL])
+        return self.paces.get(category, self.paces[ALL])
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +92,6 @@ class Scenarios:
 
     Attributes:
         prices: of its steps.
-        num_left_out: answers of which nothing was computed, or that are too old to be replayed.
     """
 
     traffic: Traffic
@@ -98,7 +99,7 @@ class Scenarios:
 
     @classmethod
     def of(cls, traffic: Traffic) -> Scenarios:
-        return cls(traffic, Prices.of(traffic.steps, traffic.begun.drafter != "none"))
+        return cls(traffic, Prices.of(traffic.steps, traffic.begun.drafter != NO_DRAFTER))
 
     def as_it_was(self) -> list[Replayed]:
         """With the drafts that each answer had, a replay for each run."""
@@ -166,7 +167,7 @@ def _by_category(results: Results, method: str) -> dict[str, list[RunRow]]:
     found: defaultdict[str, list[RunRow]] = defaultdict(list)
     for row in results.rows:
         if row.method == method and row.first_token is not None and row.num_forwards > 1:
-            for category in {_ALL, results.prompts[row.prompt].category}:
+            for category in {ALL, results.prompts[row.prompt].category}:
                 found[category].append(row)
     return dict(found)
 

@@ -4,46 +4,47 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from forerun.bench.journal.outcomes import ALL, Answers, Outcome
-from forerun.bench.journal.scenarios import AS_IT_WAS, OtherDrafter, Scenarios
-from forerun.bench.measure import LEVEL, RESAMPLES
+from forerun.bench.journal.outcomes import Answers, Outcome
+from forerun.bench.journal.scenarios import ALL, AS_IT_WAS, OtherDrafter, Scenarios
+from forerun.bench.measure import RESAMPLES
 from forerun.bench.report import Report, Table, decimal, percent
+from forerun.bench.summary.chart import SPREAD_SHARES
+from forerun.bench.summary.series import LEAST_REACHED, POSITIONS, ratio_of_sums
+from forerun.config import NO_DRAFTER
 from forerun.results import DrafterFacts, Figure, TargetFacts
 from forerun.results.schema import Labels
 from forerun.traffic.reader import Traffic
 from forerun.traffic.records import Answer, Steps
 
-_SHARES = (0.5, 0.25, 0.75, 0.05, 0.95)
-"""Quantiles of a spread, in the order in which a picture's points have them."""
-_POSITIONS = 12
-_LEAST_REACHED = 20
+_RESAMPLES = RESAMPLES // 4
+"""Answers are many."""
 
 
 def make_report(traffic: Traffic, drafter: OtherDrafter | None, settings: Mapping[str, object]) -> Report:
     """The journal as a report."""
     scenarios, begun = Scenarios.of(traffic), traffic.begun
     answers = Answers.of(scenarios, drafter)
-    categories = [ALL, *sorted({each.category for each in traffic.answers} - {ALL})]
-    tables = [_ways(answers), _by_category(traffic, answers, categories), _trust(traffic, scenarios, answers)]
+    by_category = _grouped(traffic.answers)
+    tables = [_ways(answers), _by_category(by_category, answers), _trust(traffic, scenarios, answers)]
     figures = [
-        *_measured(traffic, categories),
-        *_replayed(answers, categories),
+        *_measured(begun.drafter, by_category),
+        *_replayed(answers, by_category),
         *_steps(traffic),
         *_decided(traffic),
     ]
-    drafters = [] if begun.drafter == "none" else [DrafterFacts(begun.drafter, begun.drafter, [begun.num_draft_tokens])]
+    told = DrafterFacts(begun.drafter, begun.drafter, [begun.num_draft_tokens])
     return Report(
         "journal",
         tables,
         TargetFacts(begun.model, begun.number_format, exact=begun.exact),
-        drafters,
+        [] if begun.drafter == NO_DRAFTER else [told],
         settings,
         figures=figures,
-        details={"spread": _spreads(answers.measured, categories), "served_by": dict(begun.machine)},
+        details={"spread": _spreads(answers.measured, by_category), "served_by": dict(begun.machine)},
     )
 
 
@@ -68,11 +69,10 @@ def _ways(answers: Answers) -> Table:
     return Table("The same requests at the same moments", header, rows)
 
 
-def _by_category(traffic: Traffic, answers: Answers, categories: Sequence[str]) -> Table:
+def _by_category(by_category: Mapping[str, Sequence[Answer]], answers: Answers) -> Table:
     header = ["category", "answers", "prompt", "answer", "tokens a forward", "accepted", "mean K", "drafted in"]
     rows = []
-    for category in categories:
-        mine = _of(traffic, category)
+    for category, mine in by_category.items():
         asked = sum(each.forwards - each.plain_forwards for each in mine)
         forwards = sum(each.forwards for each in mine)
         ratio = answers.over_plain(answers.replayed, category)
@@ -108,29 +108,27 @@ def _trust(traffic: Traffic, scenarios: Scenarios, answers: Answers) -> Table:
     return Table("What the replays rest on", ["", "value"], rows)
 
 
-def _measured(traffic: Traffic, categories: Sequence[str]) -> Iterator[Figure]:
+def _measured(drafter: str, by_category: Mapping[str, Sequence[Answer]]) -> Iterator[Figure]:
     """Acceptance, with intervals over answers."""
-    for category in categories:
-        mine = [each for each in _of(traffic, category) if each.forwards]
-        labels = {"method": traffic.begun.drafter, "category": category}
+    for category, answers in by_category.items():
+        mine = [each for each in answers if each.forwards]
+        labels: Labels = {"method": drafter, "category": category}
         for name, above, below in (
-            ("acceptance_length", "tokens", "forwards"),
-            ("acceptance_rate", "accepted", "drafted"),
+            ("acceptance_length", [each.tokens for each in mine], [each.forwards for each in mine]),
+            ("acceptance_rate", [each.accepted for each in mine], [each.drafted for each in mine]),
         ):
-            sums = np.array([[getattr(each, above), getattr(each, below)] for each in mine], dtype=float)
-            if len(sums) and sums[:, 1].sum():
-                yield Figure(name, labels, *_ratio_of_sums(sums), samples=len(sums))
-        for place in range(_POSITIONS):
+            if sum(below):
+                yield Figure(name, labels, *ratio_of_sums(above, below, _RESAMPLES), samples=len(mine))
+        for place in range(POSITIONS):
             there = [each for each in mine if len(each.reached) > place]
             taken = [each.accepted_at[place] if len(each.accepted_at) > place else 0 for each in there]
-            sums = np.array([taken, [each.reached[place] for each in there]], dtype=float).T
-            if sums[:, 1].sum() >= _LEAST_REACHED:
-                yield Figure(
-                    "position_acceptance", {**labels, "position": place + 1}, *_ratio_of_sums(sums), len(there)
-                )
+            reached = [each.reached[place] for each in there]
+            if sum(reached) >= LEAST_REACHED:
+                at = {**labels, "position": place + 1}
+                yield Figure("position_acceptance", at, *ratio_of_sums(taken, reached, _RESAMPLES), len(there))
 
 
-def _replayed(answers: Answers, categories: Sequence[str]) -> Iterator[Figure]:
+def _replayed(answers: Answers, categories: Collection[str]) -> Iterator[Figure]:
     """Speed over plain decoding; the bounds are the replay's error."""
     for outcome in filter(None, (answers.replayed, answers.other)):
         for category in categories:
@@ -170,12 +168,12 @@ def _decided(traffic: Traffic) -> Iterator[Figure]:
         yield Figure("decided", {"method": decision}, count / sum(counts.values()), samples=count)
 
 
-def _spreads(measured: Outcome, categories: Sequence[str]) -> dict[str, dict[str, list[float]]]:
+def _spreads(measured: Outcome, categories: Collection[str]) -> dict[str, dict[str, list[float]]]:
     """Times by category as quantiles, for pictures."""
     parts: Mapping[str, Mapping[str, Sequence[float]]] = {"first": measured.first, "per_token": measured.per_token}
     return {
         name: {
-            category or "all": [float(np.quantile(each[category], share)) for share in _SHARES]
+            category or "all": [float(np.quantile(each[category], share)) for share in SPREAD_SHARES]
             for category in categories
             if each.get(category)
         }
@@ -183,22 +181,12 @@ def _spreads(measured: Outcome, categories: Sequence[str]) -> dict[str, dict[str
     }
 
 
-def _ratio_of_sums(sums: np.ndarray) -> tuple[float, float | None, float | None]:
-    """Σ of the first column over Σ of the second, with the bootstrap interval of drawing rows again."""
-    value = float(sums[:, 0].sum() / sums[:, 1].sum())
-    if len(sums) < 2:
-        return value, None, None
-    generator, ratios = np.random.default_rng(0), []
-    for _ in range(RESAMPLES // 4):
-        drawn = sums[generator.integers(0, len(sums), len(sums))].sum(0)
-        if drawn[1]:
-            ratios.append(drawn[0] / drawn[1])
-    low, high = np.quantile(ratios, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return value, float(low), float(high)
-
-
-def _of(traffic: Traffic, category: str) -> list[Answer]:
-    return [each for each in traffic.answers if category in (ALL, each.category)]
+def _grouped(answers: Sequence[Answer]) -> dict[str, Sequence[Answer]]:
+    """By category, all together first."""
+    found: defaultdict[str, list[Answer]] = defaultdict(list)
+    for each in answers:
+        found[each.category].append(each)
+    return {ALL: answers, **{category: found[category] for category in sorted(found) if category != ALL}}
 
 
 def _milliseconds(values: Sequence[float], share: float, digits: int = 0) -> str:

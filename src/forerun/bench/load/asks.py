@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from operator import ne
+from typing import TypeVar
 
 from forerun.errors import ConfigError
+
+T = TypeVar("T")
 
 PROMPT_SHARES = (1.0, 0.25, 0.5, 0.125)
 """Of the longest prompt, one request after the other."""
@@ -40,7 +43,7 @@ def mixed(prompts: Iterable[Sequence[int]], prompt_tokens: int, answer_tokens: i
     return made
 
 
-def in_turn(asks: Sequence[Ask], first: int, count: int) -> list[Ask]:
+def in_turn(asks: Sequence[T], first: int, count: int) -> list[T]:
     """`count` of the requests from the `first` on, from the beginning again after the last."""
     return [asks[(first + i) % len(asks)] for i in range(count)]
 

@@ -24,7 +24,7 @@ MAX_LINE = 1 << 24
 """Bytes of the longest reply."""
 _GOODBYE_SECONDS = 5.0
 _LAST_LINES = 20
-_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _REMEDY = "Run it by hand to see why."
 
 
@@ -45,7 +45,7 @@ class Worker:
     """
 
     def __init__(self, command: Sequence[str], threads: int, log: Path | None = None) -> None:
-        environment = {**os.environ, **dict.fromkeys(_THREADS, str(threads)), "PYTHONUNBUFFERED": "1"}
+        environment = {**os.environ, **dict.fromkeys(THREAD_VARIABLES, str(threads)), "PYTHONUNBUFFERED": "1"}
         # its temporary files lie in here, and go with it even where it is killed
         self._scratch = tempfile.TemporaryDirectory(prefix="forerun-", ignore_cleanup_errors=True)
         environment["TMPDIR"] = self._scratch.name

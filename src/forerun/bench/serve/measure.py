@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from forerun.bench.load.asks import in_turn
 from forerun.bench.serve.arm import Arm
 from forerun.bench.serve.asks import Ask
 from forerun.bench.serve.load import Load, Window, run
@@ -70,7 +71,7 @@ async def _rounds(
     """One load on its arms, round after round."""
     count = each if load.rate is not None else max(each * (load.concurrency or 1), LEAST_REQUESTS)
     for number in range(-1, rounds):  # the first warms up
-        here = _in_turn(asks, max(number, 0) * count, count if number >= 0 else WARMUP * (load.concurrency or 1))
+        here = in_turn(asks, max(number, 0) * count, count if number >= 0 else WARMUP * (load.concurrency or 1))
         for arm in list(windows)[:: 1 if number % 2 else -1]:
             window = await run(arm, load, here, seed=number + 1)
             if number < 0:
@@ -96,7 +97,3 @@ def _check(arm: Arm, window: Window) -> None:
         raise ConfigError(f"{arm.name} answers no request: {errors[0]}")
     if not any(answer.num_tokens for answer in window.answers):
         raise ConfigError(f"{arm.name} answers with no text. Is it an OpenAI-compatible server that streams?")
-
-
-def _in_turn(asks: Sequence[Ask], first: int, count: int) -> list[Ask]:
-    return [asks[(first + i) % len(asks)] for i in range(count)]

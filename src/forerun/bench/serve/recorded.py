@@ -16,7 +16,7 @@ from forerun.results.schema import Labels
 from forerun.results.write import without_folders
 
 _ALWAYS = ("load, by", "tokens/s", "first token ms", "per token ms", "between pieces ms", "whole s", "client's CPU")
-EMPTY = ("–", "0 %")
+_EMPTY = ("–", "0 %")
 
 
 def table(title: str, rows: Sequence[ServeRow], baseline: str) -> Table:
@@ -25,7 +25,7 @@ def table(title: str, rows: Sequence[ServeRow], baseline: str) -> Table:
     shown = [
         place
         for place, name in enumerate(made.header)
-        if name in _ALWAYS or any(row[place] not in EMPTY for row in made.rows)
+        if name in _ALWAYS or any(row[place] not in _EMPTY for row in made.rows)
     ]
     header = [made.header[place].replace("baseline", baseline) for place in shown]
     return Table(title, header, [[row[place] for place in shown] for row in made.rows])

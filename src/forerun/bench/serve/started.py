@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from forerun.bench.peers.pipe import THREAD_VARIABLES
 from forerun.errors import ConfigError
 
 _LOOK_EVERY = 0.1
 _END = 20.0
 """Seconds that it has to end."""
-_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
 @contextmanager
@@ -38,7 +38,7 @@ def started(
     say(f"starting forerun serve {' '.join(arguments)}")
     environment = dict(os.environ)
     if threads is not None:
-        environment |= dict.fromkeys(_THREADS, str(threads))
+        environment |= dict.fromkeys(THREAD_VARIABLES, str(threads))
     with tempfile.TemporaryDirectory(prefix="forerun-") as folder:
         log = Path(folder) / "log"
         with log.open("wb") as output:

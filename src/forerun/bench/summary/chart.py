@@ -8,6 +8,9 @@ from typing import Literal
 
 from forerun.results import Figure
 
+SPREAD_SHARES = (0.5, 0.25, 0.75, 0.05, 0.95)
+"""The quantiles of a spread, in the order in which a point has them."""
+
 
 @dataclass(frozen=True, slots=True)
 class Point:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from forerun.bench.report import markdown_table
+from forerun.bench.report import markdown_table, percent
 from forerun.bench.summary.facts import duration, file_name
 from forerun.bench.summary.series import short
 from forerun.bench.summary.text import in_order
@@ -83,7 +83,7 @@ def _rows(results: Results) -> Iterator[list[str]]:
                 _with_interval(ratio),
                 "–" if beside is None or beside.value is None else _with_interval(beside),
                 _decimal(_value(here, "acceptance_length", method), 2),
-                _share(_value(here, "same_text", method)),
+                percent(_value(here, "same_text", method)),
             ]
 
 
@@ -112,8 +112,8 @@ def _audited(results: Results) -> str:
         f"- `{results.command}` ({name} with {drafter}, {at.date[:10]}, commit {at.version}, {duration(at.seconds)}): "
         f"**{results.details.get('headline', '')}** {counts['Bits']:,.0f} answers were compared bit for bit; "
         f"{counts['Rule']:,.0f} samples of the acceptance rules would have shown a total variation of "
-        f"{_percent(found['Rule'])} in any of them, and {counts['Engine']:,.0f} requests through the engine one of "
-        f"{_percent(found['Engine'])} under any of the options, each with probability 0.9."
+        f"{_finely(found['Rule'])} in any of them, and {counts['Engine']:,.0f} requests through the engine one of "
+        f"{_finely(found['Engine'])} under any of the options, each with probability 0.9."
     )
 
 
@@ -152,9 +152,5 @@ def _decimal(value: float | None, digits: int) -> str:
     return "–" if value is None else f"{value:.{digits}f}"
 
 
-def _share(value: float | None) -> str:
-    return "–" if value is None else f"{100 * value:.0f} %"
-
-
-def _percent(value: float | None) -> str:
+def _finely(value: float | None) -> str:
     return "–" if value is None else f"{100 * value:.2g} %"

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from forerun.bench.measure import LEVEL, RESAMPLES
-from forerun.bench.summary.chart import Chart, Point, Series, point
+from forerun.bench.summary.chart import SPREAD_SHARES, Chart, Point, Series, point
 from forerun.bench.summary.command_series import plan_charts, tune_charts
 from forerun.bench.summary.traffic_series import traffic_charts
 from forerun.results import FIGURES, Figure, Results, RunRow
@@ -28,6 +28,8 @@ LEAST_RUNS = 2
 LEAST_CONTEXT = 64
 """Tokens below which contexts are not told apart."""
 PLAIN = "forerun, plain"
+_MOST_DRAWN = 1 << 20
+"""Runs that are drawn at once: a journal has many."""
 
 
 def charts(results: Results) -> list[Chart]:
@@ -43,16 +45,20 @@ def charts(results: Results) -> list[Chart]:
     return [chart for chart in slotted if chart.series]
 
 
-def ratio_of_sums(above: Sequence[float], below: Sequence[float]) -> tuple[float, float | None, float | None]:
+def ratio_of_sums(
+    above: Sequence[float], below: Sequence[float], resamples: int = RESAMPLES
+) -> tuple[float, float | None, float | None]:
     """sum(above) / sum(below) over runs, with the bootstrap interval of drawing runs again; always the same one."""
     value = sum(above) / sum(below)
     if len(above) < 2:
         return value, None, None
-    generator = np.random.default_rng(0)
-    drawn = generator.integers(0, len(above), size=(RESAMPLES, len(above)))
-    sums = np.asarray(above)[drawn].sum(1), np.asarray(below)[drawn].sum(1)
-    ratios = (sums[0] / np.maximum(sums[1], 1e-300))[sums[1] > 0]
-    low, high = np.quantile(ratios, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    tops, bottoms, generator = np.asarray(above), np.asarray(below), np.random.default_rng(0)
+    ratios, at_once = [], max(1, _MOST_DRAWN // len(above))
+    for start in range(0, resamples, at_once):
+        drawn = generator.integers(0, len(above), size=(min(at_once, resamples - start), len(above)))
+        sums = tops[drawn].sum(1), bottoms[drawn].sum(1)
+        ratios.append((sums[0] / np.maximum(sums[1], 1e-300))[sums[1] > 0])
+    low, high = np.quantile(np.concatenate(ratios), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return value, float(low), float(high)
 
 
@@ -146,7 +152,7 @@ def _first_tokens(results: Results) -> Iterable[Chart]:
         for method, rows in runs.items():
             times = [1e3 * row.first_token for row in rows if row.first_token is not None]
             if times:
-                points.append(Point(short(method), *(float(np.quantile(times, share)) for share in _SHARES)))
+                points.append(Point(short(method), *(float(np.quantile(times, share)) for share in SPREAD_SHARES)))
         yield Chart(
             f"Time to first token: {about}", SPREAD, "rows", "", "milliseconds", [Series("", points)], is_time=True
         )
@@ -158,14 +164,11 @@ def _gaps(results: Results) -> Iterable[Chart]:
         points = []
         for method, rows in runs.items():
             if counts := added(row.gaps for row in rows):
-                points.append(Point(short(method), *(1e3 * quantile(counts, share) for share in _SHARES)))
+                points.append(Point(short(method), *(1e3 * quantile(counts, share) for share in SPREAD_SHARES)))
         caption = f"{SPREAD} Tokens that come together share the time since the tokens before."
         yield Chart(
             f"Time between tokens: {about}", caption, "rows", "", "milliseconds", [Series("", points)], is_time=True
         )
-
-
-_SHARES = (0.5, 0.25, 0.75, 0.05, 0.95)
 
 
 def _forwards(results: Results) -> Iterable[Chart]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ import typer
 
 from forerun.cli.bench.shared import STDOUT, check_json, say, write_text
 from forerun.cli.flags import Flags, with_flags
+from forerun.cli.output import terminal_width
 from forerun.errors import ConfigError
 from forerun.fields import option
 
@@ -42,7 +42,7 @@ def journal(file: File, *, wanted: Annotated[JournalOptions, Flags()]) -> None:
     """Show a server's traffic by category, and replay it without speculation or with another drafter."""
     from forerun.bench.journal.summary import make_report
     from forerun.bench.summary.draw import check_installed
-    from forerun.bench.summary.warnings import warnings_of
+    from forerun.bench.summary.warnings import weaknesses
     from forerun.results import Watch
     from forerun.results.write import command_line
     from forerun.traffic.reader import read_journal
@@ -57,11 +57,10 @@ def journal(file: File, *, wanted: Annotated[JournalOptions, Flags()]) -> None:
     drafter = None if wanted.tune is None else _other(wanted.tune, wanted.arm)
     report = make_report(traffic, drafter, {"arm": drafter.name} if drafter is not None else {})
     results = report.results(command_line(sys.argv[1:]), watch.environment())
-    for text in warnings_of([results]):
+    for text in weaknesses(results):
         say(text)
     if STDOUT not in map(str, (wanted.html, wanted.markdown, wanted.json)):
-        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-        typer.echo(report.text(results.environment, width=width))
+        typer.echo(report.text(results.environment, width=terminal_width()))
     _written(results, wanted)
 
 

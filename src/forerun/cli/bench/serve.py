@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,7 +13,7 @@ import typer
 from forerun.bench.report import Report
 from forerun.bench.summary.text import csv_lines
 from forerun.cli import options
-from forerun.cli.bench.serve_options import BenchServeOptions, Served
+from forerun.cli.bench.serve_options import OF_MODEL, BenchServeOptions, Served
 from forerun.cli.bench.shared import Compared, JsonFile, begin, print_report, say
 from forerun.cli.default_model import chosen_model
 from forerun.cli.flags import Flags, with_flags
@@ -40,7 +41,6 @@ OWN = "forerun"
 """The name of the server that is started here."""
 _SETTINGS = LLMOptions(prefix_reuse=OFF)
 """No answer is to find a prompt that another has computed."""
-_OF_MODEL = ("num_draft_tokens", "dtype", "quantize", "cache_memory", "prefix_reuse")
 _COMPARED = Compared(prompts="code,prose,copying", max_tokens=96)
 _PANEL = "The server that is started"
 
@@ -51,7 +51,7 @@ def serve(
     model: Model = None,
     asked: Annotated[BenchServeOptions, Flags()],
     compared: Annotated[Compared, Flags("prompts", "num_prompts", "max_tokens", base=_COMPARED)],
-    settings: Annotated[LLMOptions, Flags(*_OF_MODEL, base=_SETTINGS, panel=_PANEL)],
+    settings: Annotated[LLMOptions, Flags(*OF_MODEL, base=_SETTINGS, panel=_PANEL)],
     engine: Annotated[EngineConfig, Flags("max_batch", panel=_PANEL)],
     threads: options.Threads = None,
     json: JsonFile = None,
@@ -91,9 +91,9 @@ def serve(
         rows=() if asked.no_details else recorded.run_rows(measured, asked.temperature),
         figures=recorded.figures(rows),
     )
-    print_report(report, watch, json, markdown)
+    results = print_report(report, watch, json, markdown)
     if asked.csv is not None:
-        write_bytes(asked.csv, csv_lines([report.results("", watch.environment())]).encode(), error=ConfigError)
+        write_bytes(asked.csv, csv_lines([results]).encode(), error=ConfigError)
 
 
 def _refuse_unused(asked: BenchServeOptions, settings: LLMOptions, engine: EngineConfig) -> None:
@@ -142,17 +142,6 @@ def _inside(stack: ExitStack, served: Served, asked: BenchServeOptions) -> Seque
     from forerun.bench.serve.inside import Inside
 
     say(f"loading {served.model}")
-    made = served.settings
-    llm = open_llm(
-        served.model,
-        served_drafters([served.drafter] if served.drafter else [], None, None),
-        chat=False,
-        adapter=None,
-        num_draft_tokens=made.num_draft_tokens,
-        dtype=made.dtype,
-        quantize=made.quantize,
-        cache_memory=made.cache_memory,
-        prefix_reuse=made.prefix_reuse,
-        max_batch=served.max_batch,
-    )
+    drafters = served_drafters([served.drafter] if served.drafter else [], None, None)
+    llm = open_llm(served.model, drafters, chat=False, **asdict(served.settings) | {"max_batch": served.max_batch})
     return asked.arms_inside(stack.enter_context(Inside(llm)))

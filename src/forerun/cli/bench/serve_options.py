@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 _NO_SPECULATION: Mapping[str, Any] = {"speculative": False}
 _GOALS = ("first", "token", "whole")
+OF_MODEL = ("num_draft_tokens", "dtype", "quantize", "cache_memory", "prefix_reuse")
+"""Of LLMOptions, what can be said of the server that is started."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,18 +198,19 @@ class Served:
 
     def arguments(self, largest_body: float) -> list[str]:
         """Of `forerun serve`. largest_body: MB that it must read."""
-        made = self.settings
+        made = asdict(self.settings)
         flags: dict[str, Any] = {
-            "--drafter": self.drafter,
-            "--num-draft-tokens": made.num_draft_tokens,
-            "--dtype": made.dtype,
-            "--quantize": made.quantize,
-            "--cache-memory": made.cache_memory,
-            "--prefix-reuse": made.prefix_reuse,
-            "--max-batch": self.max_batch,
-            "--max-body": largest_body + 1 if largest_body else None,
+            "drafter": self.drafter,
+            **{name: made[name] for name in OF_MODEL},
+            "max_batch": self.max_batch,
+            "max_body": largest_body + 1 if largest_body else None,
         }
-        given = [part for flag, value in flags.items() if value is not None for part in (flag, str(value))]
+        given = [
+            part
+            for name, value in flags.items()
+            if value is not None
+            for part in (f"--{name.replace('_', '-')}", str(value))
+        ]
         return [self.model, *given]
 
     def facts(self) -> TargetFacts:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ import typer
 
 from forerun.bench.report import Report
 from forerun.cli.options import DRAFTERS_HELP, WORKLOAD_FILE, comma_list
+from forerun.cli.output import terminal_width
 from forerun.config import AUTO, NumDraftTokens
 from forerun.errors import ConfigError
 from forerun.fields import option
@@ -21,7 +21,7 @@ from forerun.results.write import without_folders
 from forerun.workloads import Case, categories_in_turn, load, names
 
 if TYPE_CHECKING:
-    from forerun.results import Watch
+    from forerun.results import Results, Watch
 
 STDOUT = "-"
 JsonFile = Annotated[
@@ -165,17 +165,20 @@ def write_text(path: Path, text: str) -> None:
     say(f"written: {path}")
 
 
-def print_report(report: Report, watch: Watch, json: Path | None, markdown: bool) -> None:
-    """The report on standard output, as Markdown or plain text, and in a file; "-" prints the file's JSON alone."""
+def print_report(report: Report, watch: Watch, json: Path | None, markdown: bool) -> Results:
+    """The report on standard output, as Markdown or plain text, and in a file; "-" prints the file's JSON alone.
+
+    Returns what the file holds.
+    """
     from forerun.results.write import command_line, save, text_of
 
     environment = watch.environment()
     results = report.results(command_line(sys.argv[1:]), environment)
     if json is not None and str(json) == STDOUT:
         typer.echo(text_of(results), nl=False)
-        return
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    typer.echo(report.text(environment, markdown, width))
+        return results
+    typer.echo(report.text(environment, markdown, terminal_width()))
     if json is not None:
         save(results, json)
         say(f"results in {json}")
+    return results
