@@ -11,8 +11,8 @@ from forerun.types import Draft, Sequence, Verdict
 
 Reason = Literal["fixed", "gain", "no gain", "full batch", "prompts", "no room", "measuring", "probe", "request"]
 """Why a plan drafts or does not: K was given; drafting gives more tokens per second; it does not; it would for one
-sequence alone, but not in this batch; the step computes prompts besides; no sequence may grow by a draft; costs are not measured yet; other budgets than
-the best are tried; the request wants none."""
+sequence alone, but not in this batch; the step computes prompts besides; no sequence may grow by a draft; costs are not
+measured yet; other budgets than the best are tried; the request wants none."""
 
 
 @dataclass(frozen=True, slots=True)
