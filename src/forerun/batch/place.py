@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from forerun.batch.broken import broken_path
 from forerun.errors import ConfigError
 from forerun.files.write import locked, refuse_to_overwrite
 
@@ -24,12 +25,16 @@ def place_for(source: Path, out: Path, *, force: bool) -> Iterator[Path]:
         force: begin anew, and replace OUT.
 
     Raises:
-        ConfigError: OUT is there and no journal of a run that was to write it; OUT is the source; another process
-            writes it.
+        ConfigError: OUT is there and no journal of a run that was to write it; OUT, or a file beside it that a run
+            writes too, is the source; another process writes it.
     """
     journal = journal_path(out)
-    if out.exists() and out.samefile(source):
-        raise ConfigError(f"{out} holds the requests themselves. Give another file for the answers.")
+    for path in (out, journal, broken_path(out)):
+        if path.exists() and path.samefile(source):
+            raise ConfigError(
+                f"{path} holds the requests themselves, but would be written or removed for the answers in {out}. Give "
+                "another file for the answers."
+            )
     if out.is_dir():
         raise ConfigError(f"{out} is a folder. Give a file for the answers.")
     with locked(out, ConfigError, wait=False, remedy="Wait until that run ends, or give another OUT."):

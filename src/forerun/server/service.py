@@ -58,7 +58,7 @@ class Service:
         self.num_choices = 0
         self._weigher = Weigher()
         length = longest_token(llm.tokenizer)
-        self._limits = Limits(llm.target.name, llm.target.context_length, length, options.max_prompts)
+        self._limits = Limits(name, llm.target.context_length, length, options.max_prompts)
         where, size = options.journal, options.journal_size
         self._journal = None if where is None else ServerJournal(llm, name, where, size)
         self._inbox: LoopInbox | None = None  # of the loop that serves

@@ -27,7 +27,7 @@ class Limits:
     """What a prompt may be.
 
     Attributes:
-        name: of the model, for messages.
+        name: of the model, as clients know it.
         context: tokens.
         token: characters of the longest token; None where the model has no tokenizer.
         prompts: of one request.

@@ -101,6 +101,12 @@ def test_nothing_is_overwritten_unasked(invoke: Any, opened: list[dict[str, Any]
     assert Path(files[1]).read_text() == "precious"
     result = invoke("batch", files[0], files[0], "--model", "bundled", "--force")
     assert result.exit_code == 2 and "holds the requests themselves" in result.stderr
+    for beside in (".broken", ".journal"):  # what a run writes or removes itself
+        source = Path(files[1] + beside)
+        source.write_bytes(Path(files[0]).read_bytes())
+        result = invoke("batch", str(source), files[1], "--model", "bundled", "--force")
+        assert result.exit_code == 2 and "holds the requests themselves" in result.stderr and source.exists()
+        source.unlink()
     assert invoke("batch", *files, "--model", "bundled", "--force").exit_code == 0
     assert len(Path(files[1]).read_text().splitlines()) == 9
 
