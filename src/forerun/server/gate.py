@@ -51,11 +51,11 @@ class Pace:
     def __init__(self, rate: float) -> None:
         self._rate, self._free = rate, 0.0
 
-    async def take(self, size: int) -> None:
-        """Wait until what was let pass before, and this, would have passed."""
+    def take(self, size: int) -> float:
+        """Seconds to wait, until what was let pass before, and this, would have passed."""
         now = time.monotonic()
         self._free = max(self._free, now) + size / self._rate
-        await asyncio.sleep(self._free - now)
+        return self._free - now
 
 
 class Gate:
@@ -147,7 +147,7 @@ class Gate:
             raise too_large
         pieces, size, more = [], 0, True
         try:
-            async with asyncio.timeout(self._options.body_timeout):
+            async with asyncio.timeout(self._options.body_timeout) as limit:
                 while more:
                     message = await receive()
                     if message["type"] == "http.disconnect":
@@ -158,7 +158,9 @@ class Gate:
                     if size > most:
                         raise too_large
                     if more and size > LARGE_BODY:
-                        await self._pace.take(len(pieces[-1]))
+                        seconds = self._pace.take(len(pieces[-1]))
+                        limit.reschedule((limit.when() or 0.0) + seconds)  # the client is not to blame for these
+                        await asyncio.sleep(seconds)
         except TimeoutError:
             raise RequestTimeoutError(
                 f"The request's body has not come within {self._options.body_timeout:g} seconds. Send it faster."
