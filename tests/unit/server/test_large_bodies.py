@@ -118,7 +118,7 @@ def test_bytes_pass_at_a_pace() -> None:
 
 
 def test_what_the_pace_takes_is_not_the_client_s_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    waits = [1.0, 0.2]
+    waits = [1.2]
     monkeypatch.setattr(Pace, "take", lambda self, size: waits.pop() if waits else 0.0)
     with serving(fake_llm(), body_timeout=0.9) as made:
         content = json.dumps({"prompt": "hello", "max_tokens": 2}).encode() + b" " * (1 << 18)
