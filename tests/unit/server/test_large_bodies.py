@@ -121,6 +121,6 @@ def test_what_the_pace_takes_is_not_the_client_s_time(monkeypatch: pytest.Monkey
     waits = [1.2]
     monkeypatch.setattr(Pace, "take", lambda self, size: waits.pop() if waits else 0.0)
     with serving(fake_llm(), body_timeout=0.9) as made:
-        content = json.dumps({"prompt": "hello", "max_tokens": 2}).encode() + b" " * (1 << 18)
+        content = json.dumps({"prompt": "hello", "max_tokens": 2}).encode() + b" " * (1 << 21)  # in pieces
         assert httpx.post(f"{made.url}/v1/completions", content=content, timeout=30).status_code == 200
     assert not waits

@@ -18,14 +18,7 @@ from forerun.drafters.model.draft_cache import DraftState
 from forerun.drafters.model.draft_pool import affordable, has_room
 from forerun.drafters.model.draft_quantisation import check_draft_quantisation
 from forerun.errors import DrafterError
-from forerun.models import (
-    Forward,
-    LanguageModel,
-    Rows,
-    find_tokenizer,
-    identity,
-    load_draft_model,
-)
+from forerun.models import Forward, LanguageModel, Rows, find_tokenizer, identity, load_draft_model
 from forerun.models.non_finite import first_non_finite_tensor
 from forerun.sampling import LogitsPipeline, non_finite_rows, unfiltered
 from forerun.types import Cache, Pool, Sequence, Step
