@@ -7,22 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from forerun.cache import PagePool, SequenceCache
 from forerun.heads.block_config import BlockConfig
 from forerun.heads.stored import StoredHead
-from forerun.kernels.partition import Form
-from forerun.kernels.rms_norm import rms_norm
-from forerun.models.attention.base import LayerAttention, Layout, cache_of
+from forerun.kernels.native_linear import NativeLinear
 from forerun.models.base import Forward, LanguageModel, Rows
-from forerun.models.block_parts import BlockLayer, BlockParts
+from forerun.models.block_layers import BlockLayers, ReferenceBlockLayers
+from forerun.models.block_parts import BlockEnds
+from forerun.models.head_layers import HeadLayers
 from forerun.models.heads import FusingHeadModel
-from forerun.models.rotation import Rotation, inverse_frequencies, rotate
-from forerun.models.runner import lay_out
+from forerun.models.native_block import NativeBlockLayers, greedy_chains
+from forerun.sampling import row_argmax
 from forerun.types import Cache
 
 
@@ -33,7 +33,7 @@ class Block:
     Attributes:
         cache: of its sequence; the context rows below the last committed token are there.
         token_id: the last committed token.
-        num_tokens: to be drafted.
+        num_tokens: to be drafted, at least one.
     """
 
     cache: Cache
@@ -60,32 +60,29 @@ class BlockModel(FusingHeadModel):
         config = head.config
         super().__init__(head, target, name)
         self.config = config
-        self._parts = parts = BlockParts.of(head, target, self.token_ids)
-        self.compute_dtype = parts.made.compute
-        frequencies = inverse_frequencies(config.rope_theta, config.head_dim)
-        self._rotation = Rotation(frequencies, 1.0, self.compute_dtype, target.device)
-        heads, group = config.num_kv_heads, config.num_heads // config.num_kv_heads
-        self._form = Form(config.head_dim**-0.5, config.sliding_window)
-        layer = LayerAttention(heads, group, config.head_dim, config.head_dim, self._form)
-        self._planner = parts.attention.planner([layer] * config.num_layers, target.device)
+        self._made = made = HeadLayers.of(head, target)
+        self._ends = BlockEnds.of(made, config, target)
+        self.compute_dtype = made.compute
+        output = made.output(config.own_output_rows, target, self.token_ids)
+        self._layers: BlockLayers = (
+            ReferenceBlockLayers(made, config, output)
+            if made.library is None
+            else NativeBlockLayers(made, config, output, made.library)
+        )
 
     @property
     def pool(self) -> PagePool:
         """Where the pages of its caches come from."""
-        return self._planner.pool
+        return self._layers.planner.pool
 
     def new_cache(self) -> SequenceCache:
         """An empty cache for one sequence."""
-        return self._planner.new_cache()
+        return self._layers.planner.new_cache()
 
     @torch.inference_mode()
     def fuse(self, taps: Tensor) -> Tensor:
-        """[n, hidden_size] in `compute_dtype`: the context rows. taps: [n, layers, hidden_size]."""
-        parts, states = self._parts, taps.to(self.device, self.compute_dtype)
-        if parts.state_norms is not None:
-            each = [self._normed(states[:, i], norm) for i, norm in enumerate(parts.state_norms)]
-            states = torch.stack(each, 1)
-        return self._normed(parts.made.multiply(parts.fuse, states.flatten(1)), parts.context_norm)
+        """[n, hidden_size] in `compute_dtype`: what the context's norm reads. taps: [n, layers, hidden_size]."""
+        return self._layers.fuse(taps.to(self.device, self.compute_dtype))
 
     @torch.inference_mode()
     def forward(self, batch: Sequence[Rows], layers: Sequence[int] = ()) -> Forward:
@@ -96,28 +93,9 @@ class BlockModel(FusingHeadModel):
         """
         if layers or any(rows.states is None or rows.num_wanted for rows in batch):
             raise ValueError("context rows of a block head are states, and have no logits")
-        states = torch.cat([rows.states for rows in batch if rows.states is not None])
-        config, parts, caches = self.config, self._parts, [_sequence_cache(rows.cache) for rows in batch]
-        firsts = [cache.num_scratch for cache in caches]
-        positions: list[int] = []
-        for cache, first, rows in zip(caches, firsts, batch, strict=True):
-            count = len(rows.token_ids)
-            cache.feed(range(first - 1, first + count - 1))
-            positions += range(cache.length + first, cache.length + first + count)
-        heads = parts.made.multiply(parts.context, states.to(self.device, self.compute_dtype))
-        # [2, layers, heads, rows, head_dim]
-        both = heads.view(len(states), 2, config.num_layers, config.num_kv_heads, config.head_dim).permute(
-            1, 2, 3, 0, 4
-        )
-        turns = self._rotation.at(torch.tensor(positions, device=self.device))
-        for index, layer in enumerate(parts.layers):
-            keys = self._normed(both[0, index].transpose(0, 1).contiguous(), layer.key_norm)
-            rotate(keys, turns)
-            keys, start = keys.transpose(0, 1), 0
-            for cache, first, rows in zip(caches, firsts, batch, strict=True):
-                part = slice(start, start + len(rows.token_ids))
-                cache.write(index, first, keys[:, part], both[1, index][:, part])
-                start = part.stop
+        if any(rows.states is not None and len(rows.states) != len(rows.token_ids) for rows in batch):
+            raise ValueError("context rows of a block head need a state for each token")
+        self._layers.context(batch)
         return Forward(torch.empty(0, self.vocab_size, dtype=self.compute_dtype, device=self.device))
 
     @torch.inference_mode()
@@ -138,18 +116,33 @@ class BlockModel(FusingHeadModel):
             )
             for block in blocks
         ]
-        layout = lay_out(batch, self._planner)
-        starts = [0]
-        for rows in batch[:-1]:
-            starts.append(starts[-1] + len(rows.token_ids))
-        parts, anchors = self._parts, torch.tensor(starts, device=self.device)
-        x = parts.mask.repeat(layout.num_rows, 1)
-        x[anchors] = self.target.embedding_rows(layout.token_ids[anchors]).to(self.compute_dtype)
-        for index, layer in enumerate(parts.layers):
-            x = self._layer(index, layer, x, layout)
-        output = self._normed(layout.wanted(x), parts.norm)
-        logits = parts.made.multiply(parts.head, output)
-        return output[: layout.num_logits], logits[: layout.num_logits]
+        *anchors, end = accumulate((len(rows.token_ids) for rows in batch), initial=0)
+        tokens = torch.tensor([block.token_id for block in blocks], device=self.device)
+        x = self._ends.mask.expand(end, -1).clone()
+        x[anchors] = self.target.embedding_rows(tokens).to(self.compute_dtype)
+        return self._layers.forward(batch, x)
+
+    @torch.inference_mode()
+    def likely(self, logits: Tensor, blocks: Sequence[Block]) -> list[list[int]]:
+        """The tokens of the largest logits, each with the bias of the token before it, block by block.
+
+        They end before a row whose logits are not all finite; there are none where they cannot be told at once.
+
+        Args:
+            logits: of `draft`, of these blocks.
+        """
+        counts, ends = [block.num_tokens for block in blocks], self._ends
+        if ends.before is None:
+            columns = row_argmax(logits)
+            has_numbers = logits.gather(-1, columns[:, None])[:, 0].isfinite()
+            tokens = torch.where(has_numbers, self.token_ids[columns], -1).tolist()
+        elif self._made.library is not None and isinstance(ends.after, NativeLinear):
+            last = [block.token_id for block in blocks]
+            tokens = greedy_chains(self._made.library, ends.after, ends.before, self.token_ids, logits, last, counts)
+        else:
+            return [[] for _ in blocks]
+        starts = accumulate(counts, initial=0)
+        return [_finite(tokens[start : start + count]) for start, count in zip(starts, counts, strict=False)]
 
     @torch.inference_mode()
     def bias(self, before: Tensor) -> Tensor | None:
@@ -157,10 +150,10 @@ class BlockModel(FusingHeadModel):
 
         before: [n] int64.
         """
-        parts = self._parts
-        if parts.before is None or parts.after is None:
+        ends = self._ends
+        if ends.before is None or ends.after is None:
             return None
-        return parts.made.multiply(parts.after, parts.before[before])
+        return self._made.multiply(ends.after, ends.before[before])
 
     @torch.inference_mode()
     def acceptance(self, outputs: Tensor, before: Tensor) -> Tensor | None:
@@ -170,32 +163,15 @@ class BlockModel(FusingHeadModel):
             outputs: [n, hidden_size], of `draft`.
             before: [n] int64, the token before each.
         """
-        parts = self._parts
-        if parts.confidence is None:
+        ends = self._ends
+        if ends.confidence is None:
             return None
-        weight, bias = parts.confidence
-        if parts.before is not None and self.config.confidence_with_markov:
-            outputs = torch.cat([outputs, parts.before[before]], 1)
+        weight, bias = ends.confidence
+        if ends.before is not None and self.config.confidence_with_markov:
+            outputs = torch.cat([outputs, ends.before[before]], 1)
         return torch.sigmoid(outputs @ weight + bias)
 
-    def _layer(self, index: int, layer: BlockLayer, x: Tensor, layout: Layout) -> Tensor:
-        parts, config = self._parts, self.config
-        heads = parts.made.multiply(layer.qkv, self._normed(x, layer.input_norm)).view(len(x), -1, config.head_dim)
-        rotated = config.num_heads + config.num_kv_heads
-        query = self._normed(heads[:, : config.num_heads], layer.query_norm)
-        key = self._normed(heads[:, config.num_heads : rotated], layer.key_norm)
-        turns = self._rotation.turns(layout)
-        rotate(query, turns)
-        rotate(key, turns)
-        attended = parts.attention.forward(index, query, key, heads[:, rotated:], layout, self._form)
-        x = x + parts.made.multiply(layer.out, attended)
-        h = parts.made.multiply(layer.gate_up, self._normed(x, layer.mlp_norm))
-        wide = config.intermediate_size
-        return x + parts.made.multiply(layer.down, F.silu(h[:, :wide]).mul_(h[:, wide:]))
 
-    def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
-        return rms_norm(x, weight, self._parts.eps)
-
-
-def _sequence_cache(cache: Cache) -> SequenceCache:
-    return cache_of(SequenceCache, cache)  # type: ignore[type-abstract]  # nothing is made of it
+def _finite(tokens: list[int]) -> list[int]:
+    """Those before the first that there is not."""
+    return tokens[: tokens.index(-1)] if -1 in tokens else tokens

@@ -20,7 +20,7 @@ def lay_out(batch: Sequence[Rows], planner: Planner) -> Layout:
     logit_rows: list[int] = []
     tap_rows: list[int] = []
     for rows in batch:
-        packed.append(_packed(rows, len(positions)))
+        packed.append(packed_rows(rows, len(positions)))
         positions += packed[-1].positions
         end = len(positions)
         logit_rows += range(end - rows.num_wanted, end)
@@ -48,8 +48,8 @@ def lay_out(batch: Sequence[Rows], planner: Planner) -> Layout:
     )
 
 
-def _packed(rows: Rows, start: int) -> PackedRows:
-    """The rows as they are packed from row `start` on, when their cache has been fed them."""
+def packed_rows(rows: Rows, start: int) -> PackedRows:
+    """The rows as they are packed from row `start` on. They are added to their cache's scratch."""
     cache = cache_of(SequenceCache, rows.cache)  # type: ignore[type-abstract]  # nothing is made of it
     n = len(rows.token_ids)
     first = _feed(cache, rows)

@@ -18,6 +18,7 @@ from forerun.errors import DrafterError, IncompatibleDrafterError, UnsupportedMo
 from forerun.heads import StoredHead, save_head
 from forerun.heads.fingerprint import target_fingerprint
 from forerun.models import Model, load_model
+from forerun.models.block import BlockModel
 from forerun.types import Draft, Sequence, Step
 from gtest import TARGET
 from heads import MarkovTarget
@@ -161,6 +162,66 @@ def test_logits_that_are_no_numbers_end_the_draft(family: Model, caplog: Any) ->
     block = Block(head)
     assert drafted(block, begun(block, family, list(range(9))), 4) == []
     assert "NaN or infinite" in caplog.text
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    """As the native kernels compute it, where there are any."""
+    return load_model(make_family("llama", tmp_path_factory.mktemp("family")))
+
+
+@pytest.mark.parametrize("options", [{}, {"markov_rank": 4}], ids=range(2))
+def test_a_row_of_no_numbers_leaves_the_tokens_before_it(
+    options: dict[str, Any], family: Model, served: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draft = BlockModel.draft
+
+    def spoilt(model: BlockModel, blocks: Any) -> Any:
+        outputs, logits = draft(model, blocks)
+        return outputs, torch.cat([logits[:2], logits[2:] * torch.nan])
+
+    for target in (family, served):
+        block = Block(random_block(target, **options))
+        sequence = begun(block, target, list(range(9)))
+        whole = drafted(block, sequence, 4)
+        with monkeypatch.context() as patch:
+            patch.setattr(BlockModel, "draft", spoilt)
+            assert drafted(block, sequence, 4) == whole[:2] != []
+
+
+class Looking(Block):
+    """Counts how often it looks at logits."""
+
+    looks = 0
+
+    def _extend(self, chains: Any, logits: Any, priced: bool) -> None:
+        self.looks += 1
+        super()._extend(chains, logits, priced)
+
+
+@pytest.mark.parametrize("options", [{}, {"markov_rank": 4}, {"markov_rank": 4, "confidence": True}], ids=range(3))
+@pytest.mark.parametrize("picked", PICKED)
+def test_tokens_that_are_looked_at_together_are_those_one_by_one(
+    picked: str, options: dict[str, Any], served: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head = random_block(served, **options)
+    found, looks = [], []
+    for proposes in (True, False):
+        if not proposes:
+            monkeypatch.setattr(BlockModel, "likely", lambda self, logits, blocks: [[] for _ in blocks])
+        block = Looking(head)
+        bind(block, served)
+        sequences = [Sequence(0, list(range(9)), 9, PICKED[picked]), Sequence(1, [5, 2, 5, 2, 5], 5, PICKED[picked])]
+        for sequence in sequences:
+            block.start(sequence)
+            states = taps_of(served, head, sequence.token_ids[:-1])
+            block.commit([Step(sequence, None, None, len(sequence.token_ids) - 1, states=states)])
+        drafts = [block.draft(sequences, [4, 3], price) for price in (0.0, 1e-9, 1e-3, 0.1)]
+        found.append([[draft.ids for draft in each] for each in drafts])
+        looks.append(block.looks)
+    assert found[0] == found[1] and [len(ids) for ids in found[0][0]] == [4, 3]
+    if picked == "greedy" and served.kernels != "reference":
+        assert looks[0] == 3 and looks[1] > 8  # without a price it needs none
 
 
 def test_a_text_that_is_rewritten_is_drafted_for_when_its_states_are_told(family: Model) -> None:

@@ -56,16 +56,18 @@ class Block(HeadFeeding, DraftModel):
         if late:
             rows = [Rows(chain.state.cache, chain.unfed, None, 0) for chain in late]
             self._feed(rows, [chain.state for chain in late], final=True)
+        blocks = [_slots(chain) for chain in growing]
         try:
-            outputs, logits = model.draft([_slots(chain) for chain in growing])
+            outputs, logits = model.draft(blocks)
         finally:
             for chain in growing:
                 chain.state.cache.drop()
         starts = dict(zip(map(id, growing), accumulate((chain.budget for chain in growing), initial=0), strict=False))
+        if any(chain.picking is Picking.GREEDY for chain in growing):
+            growing = self._likely(growing, model.likely(logits, blocks), price > 0)
         while growing:
-            at = torch.tensor([starts[id(chain)] + len(chain.tree) for chain in growing], device=model.device)
-            last = [(chain.tree.ids or chain.sequence.token_ids)[-1] for chain in growing]
-            before = torch.tensor(self._within_vocabulary(last), device=model.device)
+            places, before = self._places(growing, starts)
+            at = slice(None) if places == list(range(len(logits))) else torch.tensor(places, device=model.device)
             bias = model.bias(before)
             wanted = logits[at] if bias is None else logits[at] + bias
             bad = self._non_finite_rows(wanted)
@@ -77,15 +79,41 @@ class Block(HeadFeeding, DraftModel):
                 self._extend(growing, wanted, price > 0)
             growing = [chain for chain in growing if not chain.ended]
 
+    def _likely(self, chains: list[GrowingChain], likely: list[list[int]], priced: bool) -> list[GrowingChain]:
+        """Let greedy chains take the tokens of the largest logits, or, where options or a price may decide otherwise,
+        have them proposed, so that all are looked at together. likely: of each chain, up to a row that is no number.
+
+        Returns:
+            The chains that have not ended.
+        """
+        for chain, tokens in zip(chains, likely, strict=True):
+            if chain.picking is Picking.GREEDY and tokens:
+                chain.proposed = tokens[:-1]
+                if not priced and self._pipeline.is_identity(chain.sequence.params):
+                    self._keep(chain, chain.extend(tokens, None, None))
+        return [chain for chain in chains if not chain.ended]
+
+    def _places(self, growing: list[GrowingChain], starts: dict[int, int]) -> tuple[list[int], Tensor]:
+        """The rows of the next tokens among those of `BlockModel.draft`, and [rows] the token before each.
+
+        starts: the first row of each chain, by its identity.
+        """
+        rows: list[int] = []
+        before: list[int] = []
+        for chain in growing:
+            first = starts[id(chain)] + len(chain.tree)
+            rows += range(first, first + chain.num_rows)
+            before += [(chain.tree.ids or chain.sequence.token_ids)[-1], *chain.proposed]
+        return rows, torch.tensor(self._within_vocabulary(before), device=self.model.device)
+
     def _chances(self, chains: list[GrowingChain], values: Tensor, picked: Tensor, picking: Picking) -> list[float]:
         """As `DraftModel._chances`, or what the head itself estimates."""
-        estimates = [chain.estimate for chain in chains if chain.estimate is not None]
-        if estimates:
-            return estimates
-        return super()._chances(chains, values, picked, picking)
+        estimates = [estimate for chain in chains for estimate in chain.estimates]
+        return estimates or super()._chances(chains, values, picked, picking)
 
     def _keep(self, chain: GrowingChain, num_proposed: int) -> None:
         """Nothing was fed that could be dropped."""
+        chain.proposed = []
 
 
 def _slots(chain: GrowingChain) -> Slots:
@@ -93,7 +121,9 @@ def _slots(chain: GrowingChain) -> Slots:
 
 
 def _estimate(chains: list[GrowingChain], chances: Tensor | None) -> None:
-    """Tell each chain the chance of its next token. chances: [chains]; None: the head has no estimate."""
+    """Tell each chain the chances of its next tokens. chances: [rows]; None: the head has no estimate."""
     if chances is not None:
-        for chain, chance in zip(chains, chances.tolist(), strict=True):
-            chain.estimate = chance
+        values, start = chances.tolist(), 0
+        for chain in chains:
+            chain.estimates = values[start : start + chain.num_rows]
+            start += chain.num_rows

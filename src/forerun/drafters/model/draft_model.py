@@ -43,7 +43,8 @@ class GrowingChain:
         probs: [V] each, of the tokens so far, if they are drawn.
         chance: that all tokens so far are accepted.
         uniforms: [budget] for draws.
-        estimate: of the chance that the next token is accepted, where the model tells it beside its probabilities.
+        estimates: [num_rows] of the chances that the next tokens are accepted, where the model tells them beside its
+            probabilities.
     """
 
     state: DraftState
@@ -58,7 +59,7 @@ class GrowingChain:
     chance: float = 1.0
     uniforms: Tensor | None = None
     ended: bool = False
-    estimate: float | None = None
+    estimates: list[float] = field(default_factory=list)
     _noise: Tensor | None = None
     _noise_from: int = 0
 

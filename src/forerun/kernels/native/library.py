@@ -15,7 +15,7 @@ from forerun.errors import ConfigError, NativeUnavailableError
 from forerun.home import HOME_VARIABLE
 from forerun.kernels.native.structs import AttentionStruct, EagleStruct, Kind, LinearStruct, ModelStruct, RowsStruct
 
-ABI = 6
+ABI = 7
 """FORERUN_ABI of csrc/forerun.h."""
 _LEVELS = INSTRUCTIONS[::-1]
 """By the numbers that the library gives them."""
@@ -56,8 +56,21 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
         c_int32,
         (POINTER(ModelStruct), POINTER(RowsStruct), c_int32, c_int32, _POINTER, _POINTER, c_int32),
     ),
+    "forerun_context": (c_int32, (POINTER(ModelStruct), _POINTER, POINTER(RowsStruct), _POINTER, c_int32)),
+    "forerun_greedy_chains": (c_int32, (POINTER(LinearStruct), *[_POINTER] * 5, c_int64, _POINTER, c_int32)),
 }
-_COMPUTING = ("linear", "layers", "head", "attention", "eagle", "fuse", "sums", "half_layer")
+_COMPUTING = (
+    "linear",
+    "layers",
+    "head",
+    "attention",
+    "eagle",
+    "fuse",
+    "sums",
+    "half_layer",
+    "context",
+    "greedy_chains",
+)
 
 
 class Library:
@@ -67,8 +80,8 @@ class Library:
         path: the file.
         best: the best instruction set that the processor has.
         shares_openmp: whether torch's threads compute; else threads of the library's.
-        linear, layers, head, attention, eagle, fuse, sums, half_layer, move_slots, pack, unpack: as csrc/forerun.h
-            says, with addresses for pointers.
+        linear, layers, head, attention, eagle, fuse, sums, half_layer, context, greedy_chains, move_slots, pack,
+            unpack: as csrc/forerun.h says, with addresses for pointers.
     """
 
     def __init__(self, path: Path, functions: ctypes.CDLL) -> None:
@@ -88,6 +101,8 @@ class Library:
         self.fuse: Any = functions.forerun_fuse
         self.sums: Any = functions.forerun_sums
         self.half_layer: Any = functions.forerun_half_layer
+        self.context: Any = functions.forerun_context
+        self.greedy_chains: Any = functions.forerun_greedy_chains
         self.move_slots: Any = functions.forerun_move_slots
         self.pack: Any = functions.forerun_pack
         self.unpack: Any = functions.forerun_unpack

@@ -102,7 +102,7 @@ class RowsStruct(Structure):
         ("cosines", c_void_p),
         ("sines", c_void_p),
         ("num_rows", c_int32),
-        ("reserved", c_int32),
+        ("rotated_by_slot", c_int32),
     ]
 
 

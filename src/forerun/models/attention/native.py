@@ -64,10 +64,16 @@ def rows_struct(layout: Layout, cosines: Tensor | None = None, sines: Tensor | N
 
     cosines, sines: [positions, D / 2] float32, of what rotates queries and keys itself.
     """
-    plan = layout.plan
-    assert isinstance(plan, PathPlan)
+    assert isinstance(layout.plan, PathPlan)
+    return plan_struct(layout.plan, cosines, sines)
+
+
+def plan_struct(
+    plan: PathPlan, cosines: Tensor | None = None, sines: Tensor | None = None, *, are_blocks: bool = False
+) -> RowsStruct:
+    """The same of a plan. are_blocks: of blocks, whose rows are rotated by their slots."""
     paths = plan.paths
     arrays = (paths.sequence, paths.position, paths.slot, paths.prefix, paths.tail_start, paths.tail)
     addresses = [array.ctypes.data for array in (*arrays, plan.pages, plan.page_start)]
     tables = [None if table is None else table.data_ptr() for table in (cosines, sines)]
-    return RowsStruct(*addresses, *tables, layout.num_rows)
+    return RowsStruct(*addresses, *tables, len(paths.slot), are_blocks)

@@ -22,6 +22,9 @@ struct Entries {
     void (*fuse)(const ForerunLinear*, const float*, int32_t, float, const float*, int64_t, float*, int);
     void (*sums)(const ForerunLinear*, const float*, int64_t, const float*, float, int32_t*, int);
     void (*half_layer)(const ForerunModel*, const ForerunRows*, int32_t, int32_t, const float*, float*, int);
+    void (*context)(const ForerunModel*, const float*, const ForerunRows*, const float*, int);
+    void (*greedy_chains)(const ForerunLinear*, const float*, const int64_t*, const float*, const int64_t*, const int64_t*,
+                          int64_t, int64_t*, int);
 };
 }  // namespace forerun
 using forerun::Entries;
@@ -165,5 +168,16 @@ int32_t forerun_half_layer(const ForerunModel* model, const ForerunRows* rows, i
                            const float* x, float* out, int32_t threads) {
     const bool any = rows->num_rows > 0;
     return any ? tried([&] { entries().half_layer(model, rows, layer, is_gated, x, out, threads); }) : 0;
+}
+int32_t forerun_context(const ForerunModel* model, const float* norm, const ForerunRows* rows, const float* states,
+                        int32_t threads) {
+    return rows->num_rows > 0 ? tried([&] { entries().context(model, norm, rows, states, threads); }) : 0;
+}
+int32_t forerun_greedy_chains(const ForerunLinear* after, const float* before, const int64_t* token_ids,
+                              const float* logits, const int64_t* last, const int64_t* lengths, int64_t chains,
+                              int64_t* picked, int32_t threads) {
+    return chains > 0 ? tried([&] {
+        entries().greedy_chains(after, before, token_ids, logits, last, lengths, chains, picked, threads);
+    }) : 0;
 }
 }

@@ -2,7 +2,7 @@
 #pragma once
 #include <cstdint>
 
-#define FORERUN_ABI 6
+#define FORERUN_ABI 7
 
 extern "C" {
 
@@ -46,7 +46,8 @@ struct ForerunRows {
     const uint64_t* pages;      // addresses
     const int32_t* page_start;  // [sequences + 1]
     const float *cosines, *sines;  // [positions, head_dim / 2]
-    int32_t num_rows, reserved;
+    int32_t num_rows;
+    int32_t rotated_by_slot;  // not by position: rows of a block, whose paths are all as long as that of its last row
 };
 
 // One layer's attention without what surrounds it.
@@ -110,6 +111,16 @@ int32_t forerun_sums(const ForerunLinear* linear, const float* x, int64_t n, con
 // gated, those of the feed-forward layer, out [rows, intermediate]. The product, and the residual, are left to the caller.
 int32_t forerun_half_layer(const ForerunModel* model, const ForerunRows* rows, int32_t layer, int32_t is_gated,
                            const float* x, float* out, int32_t threads);
+// Write the keys and values of all layers of rows of states [rows, hidden], which `norm` norms and no layer computes.
+int32_t forerun_context(const ForerunModel* model, const float* norm, const ForerunRows* rows, const float* states,
+                        int32_t threads);
+// The most probable tokens of chains, each after the one before it: the largest logit plus after(before[token before]).
+// lengths: [chains], tokens of each, at least 1; logits [sum of lengths, after->out], those of one chain after another;
+// before: [tokens, after->in]; last: [chains], the token before each chain; token_ids: [after->out], the token of each
+// logit. picked: [sum of lengths], -1 from a row on whose logits are not all finite.
+int32_t forerun_greedy_chains(const ForerunLinear* after, const float* before, const int64_t* token_ids,
+                              const float* logits, const int64_t* last, const int64_t* lengths, int64_t chains,
+                              int64_t* picked, int32_t threads);
 // Copy what lies in slots[0], slots[1], ... (rising) to the slots start, start + 1, ... at or below them, in all layers
 // of one sequence. shapes: [layers][3], heads, width of keys and of values; starts: [layers], bytes into a page.
 void forerun_move_slots(const uint64_t* pages, const int32_t* shapes, const int64_t* starts, int32_t layers,

@@ -5,4 +5,5 @@
 #include "run.h"
 #include "layers.h"
 #include "eagle.h"
+#include "block.h"
 #include "entries.h"

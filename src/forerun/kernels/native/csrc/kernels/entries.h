@@ -46,4 +46,5 @@ static void attention(const ForerunAttention* shape, const ForerunRows* rows, co
     forerun::run_in_parallel(attention_body, &c, threads);
 }
 
-constexpr Entries ENTRIES{linear, layers, head, attention, eagle, fuse, sums, half_layer};
+constexpr Entries ENTRIES{linear, layers, head, attention, eagle, fuse, sums, half_layer, context,
+                           greedy_chains};

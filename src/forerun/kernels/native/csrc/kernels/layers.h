@@ -73,17 +73,17 @@ INLINE void rotate(const float* x, const float* cosines, const float* sines, int
     }
 }
 
-// Norm and rotate the heads of row t, and write its keys and values.
-template <class E> FN void place_row(const LayersCall& c, const ForerunLayer& layer, const Attention& a, int32_t t) {
+// Where the angles of row t begin in the tables of cosines and sines.
+INLINE int64_t angles_of(const LayersCall& c, int32_t t) {
+    const int32_t* positions = c.rows->rotated_by_slot ? c.rows->slot : c.rows->position;
+    return (int64_t)positions[t] * (c.model->head_dim / 2);
+}
+
+// Norm and rotate the keys of row t, and write them with its values.
+template <class E> FN void place_keys(const LayersCall& c, const ForerunLayer& layer, const Attention& a, int32_t t) {
     const ForerunModel& m = *c.model;
-    const int64_t width = m.head_dim, half = width / 2, each = m.num_heads / m.num_kv_heads;
-    const float *cosines = c.rows->cosines + c.rows->position[t] * half, *sines = c.rows->sines + c.rows->position[t] * half;
-    for (int64_t h = 0; h < m.num_heads; h++) {
-        float* q = c.queries + (t * m.num_heads + h) * width;
-        if (layer.query_norm) rms_norm(q, layer.query_norm, m.eps, width, q);
-        float* to = c.rotated + ((h / each * c.rows->num_rows + t) * each + h % each) * width;
-        rotate(q, cosines, sines, half, m.scale, to);
-    }
+    const int64_t width = m.head_dim, half = width / 2, at = angles_of(c, t);
+    const float *cosines = c.rows->cosines + at, *sines = c.rows->sines + at;
     float* keys = c.keys + t * m.num_kv_heads * width;
     for (int64_t h = 0; h < m.num_kv_heads; h++) {
         float* k = keys + h * width;
@@ -93,12 +93,33 @@ template <class E> FN void place_row(const LayersCall& c, const ForerunLayer& la
     write_row<E>(a, t, keys, c.values + t * m.num_kv_heads * width);
 }
 
+// The same, and its queries.
+template <class E> FN void place_row(const LayersCall& c, const ForerunLayer& layer, const Attention& a, int32_t t) {
+    const ForerunModel& m = *c.model;
+    const int64_t width = m.head_dim, half = width / 2, each = m.num_heads / m.num_kv_heads, at = angles_of(c, t);
+    const float *cosines = c.rows->cosines + at, *sines = c.rows->sines + at;
+    for (int64_t h = 0; h < m.num_heads; h++) {
+        float* q = c.queries + (t * m.num_heads + h) * width;
+        if (layer.query_norm) rms_norm(q, layer.query_norm, m.eps, width, q);
+        float* to = c.rotated + ((h / each * c.rows->num_rows + t) * each + h % each) * width;
+        rotate(q, cosines, sines, half, m.scale, to);
+    }
+    place_keys<E>(c, layer, a, t);
+}
+
+// The attention of a layer of the model.
+INLINE ForerunAttention layer_attention(const ForerunModel& m, int32_t index) {
+    const int64_t bytes = m.cache_float32 ? 4 : 2, wide = (int64_t)(m.head_dim + 15) / 16 * 16;
+    return {index * (int64_t)m.num_kv_heads * m.page * (m.head_dim + wide) * bytes,
+            m.num_heads, m.num_kv_heads, m.head_dim, m.head_dim, m.page, m.cache_float32,
+            m.layers[index].window, 0, m.scale, 0.0f, nullptr};
+}
+
 // Queries, keys and values of `in`, and attention: what the product that follows reads is c.mixed.x.
 FN void attention_behind_norm(const LayersCall& c, int32_t index, const Input& in, forerun::Member& member, float* scratch) {
     const ForerunModel& m = *c.model;
     const ForerunLayer& layer = m.layers[index];
     const int64_t n = c.rows->num_rows, kv = (int64_t)m.num_kv_heads * m.head_dim;
-    const int64_t bytes = m.cache_float32 ? 4 : 2, wide = (int64_t)(m.head_dim + 15) / 16 * 16;
     const int threads = c.team->threads;
     int64_t first, last;
     const int64_t q_blocks = (layer.query.out + 15) / 16, kv_blocks = (layer.key.out + 15) / 16;
@@ -114,9 +135,7 @@ FN void attention_behind_norm(const LayersCall& c, int32_t index, const Input& i
                 linear_blocks(layer.value, in, n, v, v + 1, nullptr, c.values, kv);
         }
     member.close();
-    const ForerunAttention shape{index * (int64_t)m.num_kv_heads * m.page * (m.head_dim + wide) * bytes,
-                                 m.num_heads, m.num_kv_heads, m.head_dim, m.head_dim, m.page, m.cache_float32,
-                                 layer.window, 0, m.scale, 0.0f, nullptr};
+    const ForerunAttention shape = layer_attention(m, index);
     const Attention a = attention_of(&shape, c.rows, layer.window ? c.windowed : c.plain, c.rotated, c.mixed.x);
     member.open(n);
     while (member.claim(first, last))

@@ -1,0 +1,154 @@
+"""The layers of a block head and what surrounds them: the contract, and the computation in PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from forerun.cache import SequenceCache
+from forerun.heads.block_config import BlockConfig
+from forerun.kernels.partition import Form
+from forerun.kernels.rms_norm import rms_norm
+from forerun.models.attention.base import LayerAttention, Layout, Planner, cache_of
+from forerun.models.base import Rows
+from forerun.models.block_parts import BlockLayer
+from forerun.models.head_layers import HeadLayers
+from forerun.models.linear import Linear
+from forerun.models.rotation import Rotation, inverse_frequencies, rotate
+from forerun.models.runner import lay_out
+from forerun.types import Cache
+
+
+class BlockLayers(Protocol):
+    """What computes the rows of a block head.
+
+    Attributes:
+        planner: of its attention.
+    """
+
+    planner: Planner
+
+    def fuse(self, states: Tensor) -> Tensor:
+        """As `FusingHeadModel.fuse`. states: [n, layers, hidden_size] in float32 or float64."""
+
+    def context(self, batch: Sequence[Rows]) -> None:
+        """Compute context rows of fused states, which join their caches' scratch."""
+
+    def forward(self, batch: Sequence[Rows], x: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute blocks, whose slots join their caches' scratch.
+
+        Args:
+            batch: of which the tokens are not read.
+            x: [T, hidden_size] what stands in the slots; it may be overwritten.
+
+        Returns:
+            Of the wanted rows, [R, hidden_size] what the output layer reads, and [R, draft_vocab_size] logits without
+            the Markov bias.
+        """
+
+
+class ReferenceBlockLayers:
+    """`BlockLayers` in PyTorch, with linear layers of the target's kind.
+
+    Args:
+        made: makes the layers of the head's tensors.
+        output: the output layer.
+    """
+
+    def __init__(self, made: HeadLayers, config: BlockConfig, output: Linear) -> None:
+        self._config, self._made, self._output = config, made, output
+        self._fuse = made.linear("fc")
+        self._state_norms = [made.vector(f"{name}.weight") for name in state_norms(config)]
+        self._context_norm = made.vector("hidden_norm.weight")
+        places = [f"layers.{index}.self_attn" for index in range(config.num_layers)]
+        keys, values = ([f"{place}.{name}_proj" for place in places] for name in "kv")
+        # to the keys of all layers, then the values of all layers
+        self._context = made.linear(*keys, *values, rotated=len(keys), head_dim=config.head_dim)
+        self._layers = [BlockLayer.of(made, index, config.head_dim) for index in range(config.num_layers)]
+        self._norm = made.vector("norm.weight")
+        self._eps = torch.tensor(config.rms_norm_eps, dtype=made.compute, device=made.device)
+        frequencies = inverse_frequencies(config.rope_theta, config.head_dim)
+        self._rotation = Rotation(frequencies, 1.0, made.compute, made.device)
+        self._form, layer = block_attention(config)
+        self._attention = made.attention()
+        self.planner: Planner = self._attention.planner([layer] * config.num_layers, made.device)
+
+    def fuse(self, states: Tensor) -> Tensor:
+        """As `BlockLayers.fuse`."""
+        if self._state_norms:
+            states = torch.stack([self._normed(states[:, i], norm) for i, norm in enumerate(self._state_norms)], 1)
+        return self._made.multiply(self._fuse, states.flatten(1))
+
+    def context(self, batch: Sequence[Rows]) -> None:
+        """As `BlockLayers.context`."""
+        config, caches = self._config, [_sequence_cache(rows.cache) for rows in batch]
+        states = torch.cat([rows.states for rows in batch if rows.states is not None])
+        firsts = [cache.num_scratch for cache in caches]
+        positions: list[int] = []
+        for cache, first, rows in zip(caches, firsts, batch, strict=True):
+            count = len(rows.token_ids)
+            cache.feed(range(first - 1, first + count - 1))
+            positions += range(cache.length + first, cache.length + first + count)
+        states = self._normed(states.to(self._made.device, self._made.compute), self._context_norm)
+        heads = self._made.multiply(self._context, states)
+        # [2, layers, heads, rows, head_dim]
+        both = heads.view(len(states), 2, config.num_layers, config.num_kv_heads, config.head_dim).permute(
+            1, 2, 3, 0, 4
+        )
+        turns = self._rotation.at(torch.tensor(positions, device=self._made.device))
+        for index, layer in enumerate(self._layers):
+            keys = self._normed(both[0, index].transpose(0, 1).contiguous(), layer.key_norm)
+            rotate(keys, turns)
+            keys, start = keys.transpose(0, 1), 0
+            for cache, first, rows in zip(caches, firsts, batch, strict=True):
+                part = slice(start, start + len(rows.token_ids))
+                cache.write(index, first, keys[:, part], both[1, index][:, part])
+                start = part.stop
+
+    def forward(self, batch: Sequence[Rows], x: Tensor) -> tuple[Tensor, Tensor]:
+        """As `BlockLayers.forward`."""
+        layout = lay_out(batch, self.planner)
+        x = torch.cat([x, x[-1:].expand(layout.num_rows - len(x), -1)])
+        for index, layer in enumerate(self._layers):
+            x = self._layer(index, layer, x, layout)
+        output = self._normed(layout.wanted(x), self._norm)
+        logits = self._made.multiply(self._output, output)
+        return output[: layout.num_logits], logits[: layout.num_logits]
+
+    def _layer(self, index: int, layer: BlockLayer, x: Tensor, layout: Layout) -> Tensor:
+        multiply, config = self._made.multiply, self._config
+        heads = multiply(layer.qkv, self._normed(x, layer.input_norm)).view(len(x), -1, config.head_dim)
+        rotated = config.num_heads + config.num_kv_heads
+        query = self._normed(heads[:, : config.num_heads], layer.query_norm)
+        key = self._normed(heads[:, config.num_heads : rotated], layer.key_norm)
+        turns = self._rotation.turns(layout)
+        rotate(query, turns)
+        rotate(key, turns)
+        attended = self._attention.forward(index, query, key, heads[:, rotated:], layout, self._form)
+        x = x + multiply(layer.out, attended)
+        h = multiply(layer.gate_up, self._normed(x, layer.mlp_norm))
+        wide = config.intermediate_size
+        return x + multiply(layer.down, F.silu(h[:, :wide]).mul_(h[:, wide:]))
+
+    def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
+        return rms_norm(x, weight, self._eps)
+
+
+def state_norms(config: BlockConfig) -> list[str]:
+    """The norms of the target's states, without ".weight"; none where they are read as they are."""
+    return [f"fc_norm.{i}" for i in range(len(config.layers))] if config.norm_before_fc else []
+
+
+def block_attention(config: BlockConfig) -> tuple[Form, LayerAttention]:
+    """What the attention of every layer computes."""
+    form = Form(config.head_dim**-0.5, config.sliding_window)
+    group = config.num_heads // config.num_kv_heads
+    return form, LayerAttention(config.num_kv_heads, group, config.head_dim, config.head_dim, form)
+
+
+def _sequence_cache(cache: Cache) -> SequenceCache:
+    return cache_of(SequenceCache, cache)  # type: ignore[type-abstract]  # nothing is made of it

@@ -1,0 +1,174 @@
+"""The layers of a block head and what surrounds them, in a few calls of the native kernels."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from forerun.heads.block_config import BlockConfig
+from forerun.kernels.native.library import Library
+from forerun.kernels.native.structs import LayerStruct, LinearStruct, ModelStruct
+from forerun.kernels.native_linear import NativeLinear
+from forerun.kernels.page_layout import PAGE
+from forerun.kernels.row_paths import PathPlan
+from forerun.models.attention.base import PackedRows, Planner
+from forerun.models.attention.native import plan_struct
+from forerun.models.attention.path_planner import PathPlanner
+from forerun.models.base import Rows
+from forerun.models.block_layers import block_attention, state_norms
+from forerun.models.head_layers import HeadLayers
+from forerun.models.linear import Linear
+from forerun.models.rotation import HalfRotation, inverse_frequencies
+from forerun.models.runner import packed_rows
+
+
+class NativeBlockLayers:
+    """`BlockLayers` by the native library: one call for context rows, one for all layers of a block, and one for its
+    logits.
+
+    Args:
+        made: makes the layers of the head's tensors.
+        output: the output layer.
+    """
+
+    def __init__(self, made: HeadLayers, config: BlockConfig, output: Linear, library: Library) -> None:
+        self._library, self._config, self._made = library, config, made
+        self._kept: list[Tensor | NativeLinear] = []  # the structures below point into their memory
+        self._fuse = self._linear("fc")
+        norms = [made.vector(f"{name}.weight") for name in state_norms(config)]
+        self._state_norms = torch.cat(norms) if norms else None
+        self._context_norm = made.vector("hidden_norm.weight").contiguous()
+        form, attention = block_attention(config)
+        self._path_planner = PathPlanner([attention] * config.num_layers, made.dtype)
+        self.planner: Planner = self._path_planner
+        self._rotation = HalfRotation(inverse_frequencies(config.rope_theta, config.head_dim), 1.0)
+        self._layers = (LayerStruct * config.num_layers)(*map(self._layer, range(config.num_layers)))
+        self._model = ModelStruct(
+            layers=self._layers,
+            norm=self._norm("norm"),
+            head=self._struct(output),
+            num_layers=config.num_layers,
+            hidden=config.hidden_size,
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            intermediate=config.intermediate_size,
+            page=PAGE,
+            cache_float32=made.dtype == torch.float32,
+            eps=config.rms_norm_eps,
+            scale=form.scale,
+        )
+
+    def fuse(self, states: Tensor) -> Tensor:
+        """As `BlockLayers.fuse`."""
+        x = states.contiguous()
+        out = torch.empty(len(x), self._config.hidden_size)
+        self._library.fuse(
+            ctypes.byref(self._fuse),
+            None if self._state_norms is None else self._state_norms.data_ptr(),
+            x.shape[1],
+            self._config.rms_norm_eps,
+            x.data_ptr(),
+            len(x),
+            out.data_ptr(),
+            torch.get_num_threads(),
+        )
+        return out
+
+    def context(self, batch: Sequence[Rows]) -> None:
+        """As `BlockLayers.context`."""
+        parts = [rows.states for rows in batch if rows.states is not None]
+        states = (parts[0] if len(parts) == 1 else torch.cat(parts)).float().contiguous()
+        plan, tables = self._planned(batch)
+        rows = plan_struct(plan, *tables)
+        self._library.context(
+            ctypes.byref(self._model),
+            self._context_norm.data_ptr(),
+            ctypes.byref(rows),
+            states.data_ptr(),
+            torch.get_num_threads(),
+        )
+
+    def forward(self, batch: Sequence[Rows], x: Tensor) -> tuple[Tensor, Tensor]:
+        """As `BlockLayers.forward`."""
+        threads, model = torch.get_num_threads(), ctypes.byref(self._model)
+        x = x.contiguous()
+        plan, tables = self._planned(batch)
+        rows = plan_struct(plan, *tables, are_blocks=True)
+        self._library.layers(model, ctypes.byref(rows), 0, self._config.num_layers, x.data_ptr(), threads)
+        parts = torch.split(x, [len(each.token_ids) for each in batch])
+        wanted = [part[len(part) - each.num_wanted :] for part, each in zip(parts, batch, strict=True)]
+        output = wanted[0] if len(wanted) == 1 else torch.cat(wanted)
+        logits = torch.empty(len(output), self._config.draft_vocab_size)
+        self._library.head(model, len(output), output.data_ptr(), logits.data_ptr(), threads)
+        return output, logits
+
+    def _planned(self, batch: Sequence[Rows]) -> tuple[PathPlan, tuple[Tensor, Tensor]]:
+        """What rows write and see, and cosines and sines for them."""
+        packed: list[PackedRows] = []
+        for rows in batch:
+            packed.append(packed_rows(rows, packed[-1].end if packed else 0))
+        end = max(rows.cache.length + rows.cache.num_scratch for rows in packed)
+        return self._path_planner.plan(packed, 0), self._rotation.reaching(end)
+
+    def _layer(self, index: int) -> LayerStruct:
+        place = f"layers.{index}"
+        attention = f"{place}.self_attn"
+        return LayerStruct(
+            input_norm=self._norm(f"{place}.input_layernorm"),
+            mlp_norm=self._norm(f"{place}.post_attention_layernorm"),
+            query_norm=self._norm(f"{attention}.q_norm"),
+            key_norm=self._norm(f"{attention}.k_norm"),
+            query=self._linear(f"{attention}.q_proj"),
+            key=self._linear(f"{attention}.k_proj"),
+            value=self._linear(f"{attention}.v_proj"),
+            out=self._linear(f"{attention}.o_proj"),
+            gate=self._linear(f"{place}.mlp.gate_proj"),
+            up=self._linear(f"{place}.mlp.up_proj"),
+            down=self._linear(f"{place}.mlp.down_proj"),
+            window=self._config.sliding_window or 0,
+        )
+
+    def _linear(self, name: str) -> LinearStruct:
+        return self._struct(self._made.linear(name))
+
+    def _struct(self, linear: Linear) -> LinearStruct:
+        assert isinstance(linear, NativeLinear)
+        self._kept.append(linear)
+        return linear.struct
+
+    def _norm(self, name: str) -> int:
+        """Address of a norm's weights."""
+        weights = self._made.vector(f"{name}.weight").contiguous().clone()
+        self._kept.append(weights)
+        return weights.data_ptr()
+
+
+def greedy_chains(
+    library: Library,
+    after: NativeLinear,
+    before: Tensor,
+    token_ids: Tensor,
+    logits: Tensor,
+    last: Sequence[int],
+    lengths: Sequence[int],
+) -> list[int]:
+    """The most probable tokens of chains, each with the Markov bias of the one before it; -1 from a row on whose logits
+    are not finite.
+
+    Args:
+        after, before, token_ids: of the head (`BlockEnds`).
+        logits: [sum of lengths, draft_vocab_size], those of one chain after another.
+        last: [chains] the token before each chain. lengths: [chains], at least 1.
+    """
+    logits, picked = logits.contiguous(), torch.empty(len(logits), dtype=torch.int64)
+    firsts, counts = torch.tensor(last), torch.tensor(lengths)
+    pointers = [each.data_ptr() for each in (before, token_ids, logits, firsts, counts)]
+    library.greedy_chains(
+        ctypes.byref(after.struct), *pointers, len(lengths), picked.data_ptr(), torch.get_num_threads()
+    )
+    tokens: list[int] = picked.tolist()
+    return tokens
