@@ -40,7 +40,7 @@ def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
 def test_a_few_prompts_that_gain_much_do_not_hide_that_all_gain() -> None:
     plain = [1.0] * 8
     found = ratio_of_sums(plain, [each / gain for each, gain in zip(plain, [1.3, 1.2, 1.4, 1.2, 1.3, 5, 6, 1.3])])
-    assert found.median == pytest.approx(1.56, abs=0.01)
+    assert found.median == pytest.approx(1.58, abs=0.01)
     assert found.low is not None and found.high is not None
-    assert 1.1 < found.low < found.high < 2.3
+    assert 1.05 < found.low < found.high < 2.4
     assert found.high / found.median == pytest.approx(found.median / found.low)
