@@ -2,7 +2,8 @@
 
 python benchmarks/tune_grid.py costs MODEL COSTS [COST_OF]      what steps take (timed: leave the machine alone)
 python benchmarks/tune_grid.py grid MODEL WORKLOAD COSTS GRID   every drafter at every K on every prompt, replayed
-python benchmarks/tune_grid.py regret GRID...                   tuning in a tenth of each grid's time, twenty times
+python benchmarks/tune_grid.py regret GRID...                   tuning in a tenth of each grid's time, twenty times;
+                                                                a grid may be packed by gzip
 
 A grid holds the seconds that each answer takes: real drafts and verdicts, priced by the costs. Tuning then runs as it
 does on a machine, its trials being looked up in the grid, with noise and drift on each of them; what it chooses is
@@ -11,6 +12,7 @@ compared with the best arm of the grid on the prompts that had no part in the ch
 
 from __future__ import annotations
 
+import gzip
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -195,7 +197,8 @@ class Grid:
     @classmethod
     def read(cls, path: Path) -> Grid:
         """From its file."""
-        file = json.loads(path.read_text(encoding="utf-8"))
+        content = path.read_bytes()
+        file = json.loads(gzip.decompress(content) if path.suffix == ".gz" else content)
         costs, target = costs_of(file["costs"]), curve(file["costs"]["target"])
         tokens, model = file["tokens"], file["model"]
         trials = {
