@@ -80,6 +80,11 @@ def _bias_and_stop(law: Numbers) -> Options:
     return {"logit_bias": {first: -1.5, third: 1.0}, "stop_token_ids": [second], "min_tokens": 1, "logprobs": 1}
 
 
+def _two_tokens(law: Numbers) -> Options:
+    first, second = (int(token) for token in np.argsort(-law, kind="stable")[:2])
+    return {"temperature": 2.0, "logit_bias": {first: 60.0, second: 60.0}}
+
+
 SAMPLED: Seq[Sampled] = (
     Sampled("no options", lambda law: {}),
     Sampled("filters", lambda law: dict(FILTERS)),
@@ -87,6 +92,8 @@ SAMPLED: Seq[Sampled] = (
     Sampled("bias, stop token, log-probabilities", _bias_and_stop),
     Sampled("seeded", lambda law: {}, is_seeded=True),
     Sampled("seeded, penalties", lambda law: dict(PENALTIES), is_seeded=True),
+    # the same two tokens are candidates everywhere, so that noise which two positions share shows in what follows what
+    Sampled("seeded, two tokens", _two_tokens, is_seeded=True),
     Sampled("drawn drafts", lambda law: {}, is_drawn=True),
     Sampled("drawn drafts, filters, penalties", lambda law: {**FILTERS, **PENALTIES}, is_drawn=True),
 )
