@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+import pytest
 import torch
 from torch import Tensor
 
 from forerun.cache import PagedCache
 from forerun.config import INSTRUCTIONS
 from forerun.kernels.attention_paths_reference import attend_paths
+from forerun.kernels.native import native
 from forerun.kernels.native.library import Library
 from forerun.kernels.partition import Form
 from forerun.kernels.quantise import quantise_int4, quantise_int8
@@ -78,6 +80,19 @@ def threads(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+@contextmanager
+def using(instructions: str) -> Iterator[Library]:
+    """The library, which computes with these. The test is skipped where there is none, or the processor lacks them."""
+    library = native()
+    if library is None:
+        pytest.skip("there are no native kernels here")
+    before = library.instructions
+    if not library.use_instructions(instructions):
+        pytest.skip(f"the processor lacks {instructions}")
+    yield library
+    library.use_instructions(before)
 
 
 def each_set(library: Library) -> Iterator[str]:

@@ -11,12 +11,11 @@ from torch.nn import functional as F
 
 from forerun.cache import SequenceCache
 from forerun.heads.block_config import BlockConfig
-from forerun.kernels.partition import Form
 from forerun.kernels.rms_norm import rms_norm
-from forerun.models.attention.base import LayerAttention, Layout, Planner, cache_of
+from forerun.models.attention.base import Layout, Planner, cache_of
 from forerun.models.base import Rows
 from forerun.models.block_parts import BlockLayer
-from forerun.models.head_layers import HeadLayers
+from forerun.models.head_layers import HeadLayers, head_attention, state_norms
 from forerun.models.linear import Linear
 from forerun.models.rotation import Rotation, inverse_frequencies, rotate
 from forerun.models.runner import lay_out
@@ -73,7 +72,7 @@ class ReferenceBlockLayers:
         self._eps = torch.tensor(config.rms_norm_eps, dtype=made.compute, device=made.device)
         frequencies = inverse_frequencies(config.rope_theta, config.head_dim)
         self._rotation = Rotation(frequencies, 1.0, made.compute, made.device)
-        self._form, layer = block_attention(config)
+        self._form, layer = head_attention(config)
         self._attention = made.attention()
         self.planner: Planner = self._attention.planner([layer] * config.num_layers, made.device)
 
@@ -136,18 +135,6 @@ class ReferenceBlockLayers:
 
     def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
         return rms_norm(x, weight, self._eps)
-
-
-def state_norms(config: BlockConfig) -> list[str]:
-    """The norms of the target's states, without ".weight"; none where they are read as they are."""
-    return [f"fc_norm.{i}" for i in range(len(config.layers))] if config.norm_before_fc else []
-
-
-def block_attention(config: BlockConfig) -> tuple[Form, LayerAttention]:
-    """What the attention of every layer computes."""
-    form = Form(config.head_dim**-0.5, config.sliding_window)
-    group = config.num_heads // config.num_kv_heads
-    return form, LayerAttention(config.num_kv_heads, group, config.head_dim, config.head_dim, form)
 
 
 def _sequence_cache(cache: Cache) -> SequenceCache:

@@ -9,10 +9,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from forerun.heads.eagle_config import EagleConfig
-from forerun.kernels.partition import Form
 from forerun.kernels.rms_norm import rms_norm
-from forerun.models.attention.base import LayerAttention, Layout, Planner
-from forerun.models.head_layers import HeadLayers
+from forerun.models.attention.base import Layout, Planner
+from forerun.models.head_layers import HeadLayers, head_attention, state_norms
 from forerun.models.linear import Linear
 from forerun.models.rotation import Rotation, inverse_frequencies, rotate
 
@@ -61,7 +60,7 @@ class ReferenceEagleLayer:
         self._mlp_norm = made.vector(f"{names.mlp_norm}.weight")
         self._input_norm, self._hidden_norm = made.norm(names.input_norm), made.norm(names.hidden_norm)
         self._norm = made.norm("norm")
-        norms = [made.norm(name) for name in names.state_norms]
+        norms = [made.norm(name) for name in state_norms(config)]
         self._state_norms = [norm for norm in norms if norm is not None]
         entry = [made.norm(name) for name in names.entry_norms]
         self._entry_norms = [norm for norm in entry if norm is not None]
@@ -69,7 +68,7 @@ class ReferenceEagleLayer:
         self._rotation = Rotation(
             inverse_frequencies(config.rope_theta, config.head_dim), 1.0, made.compute, made.device
         )
-        self._form, layer = eagle_attention(config)
+        self._form, layer = head_attention(config)
         self._attention = made.attention()
         self.planner: Planner = self._attention.planner([layer], made.device)
 
@@ -129,24 +128,16 @@ class EagleNames:
     """Of a head's tensors, without ".weight"."""
 
     def __init__(self, config: EagleConfig) -> None:
-        self._layer = "layers.0" if config.version == 1 else "midlayer"
-        self.input_norm = f"{self._layer}.input_layernorm"
-        self.hidden_norm = f"{self._layer}.hidden_norm"
-        self.mlp_norm = f"{self._layer}.post_attention_layernorm"
-        self.state_norms = [f"fc_norm.{i}" for i in range(len(config.layers))] if config.norm_before_fc else []
+        self.layer = "layers.0" if config.version == 1 else "midlayer"
+        self.input_norm = f"{self.layer}.input_layernorm"
+        self.hidden_norm = f"{self.layer}.hidden_norm"
+        self.mlp_norm = f"{self.layer}.post_attention_layernorm"
         self.entry_norms = ["enorm", "hnorm"] if config.is_mtp else []
 
     def attention(self, which: str) -> str:
         """which: "q", "k", "v" or "o"."""
-        return f"{self._layer}.self_attn.{which}_proj"
+        return f"{self.layer}.self_attn.{which}_proj"
 
     def mlp(self, which: str) -> str:
         """which: "gate", "up" or "down"."""
-        return f"{self._layer}.mlp.{which}_proj"
-
-
-def eagle_attention(config: EagleConfig) -> tuple[Form, LayerAttention]:
-    """What a head's attention computes."""
-    form = Form(config.head_dim**-0.5, config.sliding_window)
-    group = config.num_heads // config.num_kv_heads
-    return form, LayerAttention(config.num_kv_heads, group, config.head_dim, config.head_dim, form)
+        return f"{self.layer}.mlp.{which}_proj"

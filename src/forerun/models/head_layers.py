@@ -11,13 +11,16 @@ from torch import Tensor
 
 from forerun.config import REFERENCE
 from forerun.errors import IncompatibleDrafterError
+from forerun.heads.block_config import BlockConfig
 from forerun.heads.config import HeadConfig
+from forerun.heads.eagle_config import EagleConfig
 from forerun.heads.stored import StoredHead
 from forerun.kernels.native.library import Library
 from forerun.kernels.native_linear import NativeLinear
+from forerun.kernels.partition import Form
 from forerun.kernels.quantise import quantise_int8
 from forerun.kernels.quantised_weight import QuantisedWeight
-from forerun.models.attention.base import Attention
+from forerun.models.attention.base import Attention, LayerAttention
 from forerun.models.attention.native import NativeAttention
 from forerun.models.attention.reference import ReferenceAttention
 from forerun.models.base import LanguageModel
@@ -104,6 +107,18 @@ class HeadLayers:
             return make_quantised_linear([quantise_int8(joined, "a head")])
         joined = joined.to(self.dtype)
         return make_linear(joined) if self.library is None else NativeLinear(self.library, joined)
+
+
+def state_norms(config: EagleConfig | BlockConfig) -> list[str]:
+    """The norms of the target's states, without ".weight"; none where they are read as they are."""
+    return [f"fc_norm.{i}" for i in range(len(config.layers))] if config.norm_before_fc else []
+
+
+def head_attention(config: EagleConfig | BlockConfig) -> tuple[Form, LayerAttention]:
+    """What the attention of every layer of a head computes."""
+    form = Form(config.head_dim**-0.5, config.sliding_window)
+    group = config.num_heads // config.num_kv_heads
+    return form, LayerAttention(config.num_kv_heads, group, config.head_dim, config.head_dim, form)
 
 
 def check_sizes(config: HeadConfig, target: LanguageModel, name: str) -> int:

@@ -10,22 +10,20 @@ from torch import Tensor
 
 from forerun.heads.block_config import BlockConfig
 from forerun.kernels.native.library import Library
-from forerun.kernels.native.structs import LayerStruct, LinearStruct, ModelStruct
+from forerun.kernels.native.structs import LayerStruct
 from forerun.kernels.native_linear import NativeLinear
-from forerun.kernels.page_layout import PAGE
 from forerun.kernels.row_paths import PathPlan
 from forerun.models.attention.base import PackedRows, Planner
 from forerun.models.attention.native import plan_struct
 from forerun.models.attention.path_planner import PathPlanner
 from forerun.models.base import Rows
-from forerun.models.block_layers import block_attention, state_norms
-from forerun.models.head_layers import HeadLayers
+from forerun.models.head_layers import HeadLayers, head_attention
 from forerun.models.linear import Linear
-from forerun.models.rotation import HalfRotation, inverse_frequencies
+from forerun.models.native_head import NativeHead
 from forerun.models.runner import packed_rows
 
 
-class NativeBlockLayers:
+class NativeBlockLayers(NativeHead[BlockConfig]):
     """`BlockLayers` by the native library: one call for context rows, one for all layers of a block, and one for its
     logits.
 
@@ -35,48 +33,13 @@ class NativeBlockLayers:
     """
 
     def __init__(self, made: HeadLayers, config: BlockConfig, output: Linear, library: Library) -> None:
-        self._library, self._config, self._made = library, config, made
-        self._kept: list[Tensor | NativeLinear] = []  # the structures below point into their memory
-        self._fuse = self._linear("fc")
-        norms = [made.vector(f"{name}.weight") for name in state_norms(config)]
-        self._state_norms = torch.cat(norms) if norms else None
+        super().__init__(made, config, library)
         self._context_norm = made.vector("hidden_norm.weight").contiguous()
-        form, attention = block_attention(config)
+        form, attention = head_attention(config)
         self._path_planner = PathPlanner([attention] * config.num_layers, made.dtype)
         self.planner: Planner = self._path_planner
-        self._rotation = HalfRotation(inverse_frequencies(config.rope_theta, config.head_dim), 1.0)
         self._layers = (LayerStruct * config.num_layers)(*map(self._layer, range(config.num_layers)))
-        self._model = ModelStruct(
-            layers=self._layers,
-            norm=self._norm("norm"),
-            head=self._struct(output),
-            num_layers=config.num_layers,
-            hidden=config.hidden_size,
-            num_heads=config.num_heads,
-            num_kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            intermediate=config.intermediate_size,
-            page=PAGE,
-            cache_float32=made.dtype == torch.float32,
-            eps=config.rms_norm_eps,
-            scale=form.scale,
-        )
-
-    def fuse(self, states: Tensor) -> Tensor:
-        """As `BlockLayers.fuse`."""
-        x = states.contiguous()
-        out = torch.empty(len(x), self._config.hidden_size)
-        self._library.fuse(
-            ctypes.byref(self._fuse),
-            None if self._state_norms is None else self._state_norms.data_ptr(),
-            x.shape[1],
-            self._config.rms_norm_eps,
-            x.data_ptr(),
-            len(x),
-            out.data_ptr(),
-            torch.get_num_threads(),
-        )
-        return out
+        self._model = self._model_struct(self._layers, config.num_layers, output, form.scale)
 
     def context(self, batch: Sequence[Rows]) -> None:
         """As `BlockLayers.context`."""
@@ -116,35 +79,12 @@ class NativeBlockLayers:
 
     def _layer(self, index: int) -> LayerStruct:
         place = f"layers.{index}"
-        attention = f"{place}.self_attn"
-        return LayerStruct(
+        return self._layer_struct(
+            place,
             input_norm=self._norm(f"{place}.input_layernorm"),
-            mlp_norm=self._norm(f"{place}.post_attention_layernorm"),
-            query_norm=self._norm(f"{attention}.q_norm"),
-            key_norm=self._norm(f"{attention}.k_norm"),
-            query=self._linear(f"{attention}.q_proj"),
-            key=self._linear(f"{attention}.k_proj"),
-            value=self._linear(f"{attention}.v_proj"),
-            out=self._linear(f"{attention}.o_proj"),
-            gate=self._linear(f"{place}.mlp.gate_proj"),
-            up=self._linear(f"{place}.mlp.up_proj"),
-            down=self._linear(f"{place}.mlp.down_proj"),
-            window=self._config.sliding_window or 0,
+            query_norm=self._norm(f"{place}.self_attn.q_norm"),
+            key_norm=self._norm(f"{place}.self_attn.k_norm"),
         )
-
-    def _linear(self, name: str) -> LinearStruct:
-        return self._struct(self._made.linear(name))
-
-    def _struct(self, linear: Linear) -> LinearStruct:
-        assert isinstance(linear, NativeLinear)
-        self._kept.append(linear)
-        return linear.struct
-
-    def _norm(self, name: str) -> int:
-        """Address of a norm's weights."""
-        weights = self._made.vector(f"{name}.weight").contiguous().clone()
-        self._kept.append(weights)
-        return weights.data_ptr()
 
 
 def greedy_chains(

@@ -8,9 +8,6 @@ from statistics import NormalDist
 
 from forerun.bench.measure import LEVEL, Interval
 
-_MOST = 700.0
-"""Above it, an exponential exceeds what a number holds."""
-
 
 def ratio_of_sums(numerator: Sequence[float], denominator: Sequence[float]) -> Interval:
     """Sum of the numerators over sum of the denominators, entry by entry of one pair, with Student's interval of the
@@ -24,7 +21,7 @@ def ratio_of_sums(numerator: Sequence[float], denominator: Sequence[float]) -> I
     residuals = [a - ratio * b for a, b in zip(numerator, denominator, strict=True)]
     error = math.sqrt(count / (count - 1) * sum(each**2 for each in residuals)) / over
     reach = student_quantile(0.5 + LEVEL / 2, count - 1) * error / ratio
-    return Interval(ratio, ratio * math.exp(-reach), ratio * math.exp(min(reach, _MOST)))
+    return Interval(ratio, ratio * math.exp(-reach), ratio * math.exp(reach))
 
 
 def student_quantile(share: float, freedom: int) -> float:

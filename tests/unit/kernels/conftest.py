@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from forerun.config import INSTRUCTIONS
-from forerun.kernels.native import native
 from forerun.kernels.native.compile import library_path
 from forerun.kernels.native.library import Library
+from kernel_cases import using
 
 COMPILES = 'printf library > "$out"'
 HANGS = 'printf half > "$out"; sleep 60 & echo $! > "$log.pid"; wait'
@@ -78,11 +78,5 @@ def no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[],
 
 @pytest.fixture(params=INSTRUCTIONS)
 def library(request: pytest.FixtureRequest) -> Iterator[Library]:
-    found = native()
-    if found is None:
-        pytest.skip("there are no native kernels here")
-    before = found.instructions
-    if not found.use_instructions(request.param):
-        pytest.skip(f"the processor lacks {request.param}")
-    yield found
-    found.use_instructions(before)
+    with using(request.param) as found:
+        yield found

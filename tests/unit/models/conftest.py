@@ -7,16 +7,10 @@ from collections.abc import Iterator
 import pytest
 
 from forerun.config import INSTRUCTIONS
-from forerun.kernels.native import native
+from kernel_cases import using
 
 
 @pytest.fixture(params=INSTRUCTIONS)
 def instructions(request: pytest.FixtureRequest) -> Iterator[str]:
-    library = native()
-    if library is None:
-        pytest.skip("there are no native kernels here")
-    before = library.instructions
-    if not library.use_instructions(request.param):
-        pytest.skip(f"the processor lacks {request.param}")
-    yield request.param
-    library.use_instructions(before)
+    with using(request.param):
+        yield request.param
