@@ -63,6 +63,14 @@ def build(
     depth: Annotated[
         int, typer.Option(min=2, help="Tokens to sort by: what is matched and what follows, together.", metavar="INT")
     ] = INDEX_DEPTH,
+    compact: Annotated[
+        bool,
+        typer.Option(
+            "--compact",
+            help="Leave out what can be sorted again at each opening: the file is a third as large or, with tokens of "
+            "four bytes, a half. Sorting takes about a second for a million tokens.",
+        ),
+    ] = False,
     standard_library: StandardLibrary = False,
     force: Annotated[bool, typer.Option("--force", help="Replace what OUT is now.")] = False,
 ) -> None:
@@ -83,6 +91,7 @@ def build(
             tokenizer=tokenizer,
             fingerprint=fingerprint(loaded),
             depth=depth,
+            compact=compact,
             force=force,
             tick=reading.tick,
         )
@@ -120,18 +129,19 @@ def info(index: Existing, json: Json = False) -> None:
     """Say what an index holds, and whether it is whole."""
     from dataclasses import asdict
 
-    from forerun.retrieval import FORMAT_VERSION, Index
+    from forerun.retrieval import Index
 
     opened = Index(index)
     header, size = opened.header, index.stat().st_size
     if json:
-        print_json({"index": str(index), "bytes": size, "version": FORMAT_VERSION, **asdict(header)})
+        print_json({"index": str(index), "bytes": size, "version": header.version, **asdict(header)})
         return
     typer.echo(f"{index}: {_size(header)}, {size:,} bytes, whole")
     typer.echo(f"  tokenizer   {header.tokenizer or 'none'}, {header.vocab_size:,} tokens")
     typer.echo(f"  fingerprint {header.fingerprint or 'none'}")
     typer.echo(f"  checksum    {header.checksum}")
-    typer.echo(f"  sorted by   {header.depth} tokens of {header.token_bytes} bytes; format {FORMAT_VERSION}")
+    when = " when it is opened (compact)" if header.compact else ""
+    typer.echo(f"  sorted by   {header.depth} tokens of {header.token_bytes} bytes{when}; format {header.version}")
 
 
 class _Reading:

@@ -2,13 +2,12 @@
 
 from forerun.retrieval.build import append_index, build_index, tokenise
 from forerun.retrieval.continuations import Continuations, best_nodes
-from forerun.retrieval.file import FORMAT_VERSION, Header, read_header
+from forerun.retrieval.file import Header, read_header
 from forerun.retrieval.index import Index, Match
 from forerun.retrieval.sources import Document, find_files, read_documents
 from forerun.retrieval.suffixes import sort_suffixes
 
 __all__ = [
-    "FORMAT_VERSION",
     "Continuations",
     "Document",
     "Header",

@@ -20,7 +20,7 @@ from forerun.files.write import locked, refuse_to_overwrite
 from forerun.retrieval.file import Header, read_header, token_bytes_for, write_file
 from forerun.retrieval.index import Index
 from forerun.retrieval.sources import Document
-from forerun.retrieval.suffixes import sort_suffixes
+from forerun.retrieval.suffixes import check_sortable, sort_suffixes
 
 _BATCH = 64
 
@@ -52,6 +52,7 @@ def build_index(
     tokenizer: str = "",
     fingerprint: str = "",
     depth: int = INDEX_DEPTH,
+    compact: bool = False,
     force: bool = False,
     tick: Tick = lambda share: None,
 ) -> Header:
@@ -63,6 +64,7 @@ def build_index(
         vocab_size: every id is below it; decides whether a token takes two bytes or four.
         tokenizer, fingerprint: name and `fingerprint` of the tokenizer.
         depth: tokens by which suffixes are sorted: what is matched and what follows may not be longer together.
+        compact: leave the suffix array out of the file, two thirds of it; it is sorted at each opening instead.
         force: a file that is there is replaced, when all is done.
         tick: is told the share of the sorting that is done.
 
@@ -73,8 +75,8 @@ def build_index(
         refuse_to_overwrite(path, ConfigError)
     width = token_bytes_for(vocab_size)
     tokens, count = _joined(documents, width, vocab_size)
-    header = Header(len(tokens), count, width, depth, vocab_size, tokenizer, fingerprint, "")
-    suffixes = sort_suffixes(tokens, depth, tick)
+    header = Header(len(tokens), count, width, depth, vocab_size, tokenizer, fingerprint, "", compact)
+    suffixes = _sorted(header, tokens, tick)
     with locked(path, ConfigError, wait=True):
         if not force:
             refuse_to_overwrite(path, ConfigError)
@@ -107,7 +109,15 @@ def append_index(
         tokens, count = _joined(documents, old.token_bytes, old.vocab_size)
         tokens = np.concatenate([index.tokens.astype(tokens.dtype), tokens])
         header = replace(old, num_documents=old.num_documents + count, num_tokens=len(tokens))
-        return write_file(path, header, tokens, sort_suffixes(tokens, old.depth, tick))
+        return write_file(path, header, tokens, _sorted(header, tokens, tick))
+
+
+def _sorted(header: Header, tokens: NDArray[Any], tick: Tick) -> NDArray[np.uint32] | None:
+    """The suffix array, where the file is to hold it."""
+    if header.compact:
+        check_sortable(len(tokens), header.depth)
+        return None
+    return sort_suffixes(tokens, header.depth, tick)
 
 
 def _joined(documents: Iterable[Ids], width: int, vocab_size: int) -> tuple[NDArray[Any], int]:

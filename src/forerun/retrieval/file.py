@@ -1,4 +1,5 @@
-"""The index as one file: a line of JSON, the tokens, the suffix array. Read or mapped, never unpickled.
+"""The index as one file: a line of JSON, the tokens, the suffix array (not in a compact one). Read or mapped, never
+unpickled.
 
 Tokens are stored with the high byte first: then comparing bytes compares tokens, and a binary search needs no more than
 slices of the map. Every document is followed by the end marker, the largest number of the type, which no token is.
@@ -9,8 +10,8 @@ from __future__ import annotations
 import json
 import mmap
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
 from io import FileIO
 from pathlib import Path
 from typing import Any
@@ -21,9 +22,12 @@ from numpy.typing import NDArray
 from forerun.errors import ConfigError
 from forerun.files.json_file import Fields
 from forerun.files.write import digest, file_digest, write_bytes
+from forerun.retrieval.suffixes import sort_suffixes
 
 FORMAT = "forerun-index"
 FORMAT_VERSION = 1
+COMPACT_VERSION = 2
+"""Of files without a suffix array."""
 SUFFIX_BYTES = 4
 _START = f'{{"format": "{FORMAT}"'.encode()
 _PAGE = 4096
@@ -45,7 +49,8 @@ class Header:
         vocab_size: every token is below it.
         tokenizer: the name under which the tokenizer was loaded.
         fingerprint: of that tokenizer; empty where there was none.
-        checksum: of tokens and suffix array.
+        checksum: of all that follows the header.
+        compact: the file holds no suffix array; whoever opens it sorts the tokens.
     """
 
     num_tokens: int
@@ -56,6 +61,12 @@ class Header:
     tokenizer: str
     fingerprint: str
     checksum: str
+    compact: bool = False
+
+    @property
+    def version(self) -> int:
+        """Of the file's format."""
+        return COMPACT_VERSION if self.compact else FORMAT_VERSION
 
     @property
     def marker(self) -> int:
@@ -64,7 +75,8 @@ class Header:
 
     @property
     def num_data_bytes(self) -> int:
-        return self.num_tokens * (self.token_bytes + SUFFIX_BYTES)
+        """Of tokens and, where it is stored, suffix array."""
+        return self.num_tokens * (self.token_bytes + (0 if self.compact else SUFFIX_BYTES))
 
 
 def token_bytes_for(vocab_size: int) -> int:
@@ -72,12 +84,12 @@ def token_bytes_for(vocab_size: int) -> int:
     return 2 if vocab_size < 1 << 16 else 4
 
 
-def write_file(path: Path, header: Header, tokens: NDArray[Any], suffixes: NDArray[np.uint32]) -> Header:
+def write_file(path: Path, header: Header, tokens: NDArray[Any], suffixes: NDArray[np.uint32] | None) -> Header:
     """Write the index, whole or not at all; whoever has the old one mapped keeps it.
 
     Args:
         header: its checksum is computed here.
-        tokens: [n], markers included. suffixes: [n].
+        tokens: [n], markers included. suffixes: [n]; None where the header says compact.
 
     Returns:
         The header as written.
@@ -85,13 +97,12 @@ def write_file(path: Path, header: Header, tokens: NDArray[Any], suffixes: NDArr
     Raises:
         ConfigError: the file cannot be written.
     """
-    data = (
-        np.ascontiguousarray(tokens, dtype=f">u{header.token_bytes}").data.cast("B"),
-        np.ascontiguousarray(suffixes, dtype=f"<u{SUFFIX_BYTES}").data.cast("B"),
-    )
-    values = {**asdict(header), "checksum": digest(*data)}
-    write_bytes(path, _encode(values), *data, error=ConfigError)
-    return Header(**values)
+    data = [np.ascontiguousarray(tokens, dtype=f">u{header.token_bytes}").data.cast("B")]
+    if suffixes is not None:
+        data.append(np.ascontiguousarray(suffixes, dtype=f"<u{SUFFIX_BYTES}").data.cast("B"))
+    written = replace(header, checksum=digest(*data))
+    write_bytes(path, _encode(written), *data, error=ConfigError)
+    return written
 
 
 def read_header(path: Path) -> tuple[Header, int]:
@@ -109,10 +120,10 @@ def read_header(path: Path) -> tuple[Header, int]:
     if not line.startswith(_START):
         raise ConfigError(f"{path} is not an index of forerun (its first bytes are {line[:16]!r}). {_REBUILD}")
     values = Fields.parse(line, f"The index {path} is damaged: its header", ConfigError, remedy=_REBUILD)
-    if (version := values.values.get("version")) != FORMAT_VERSION:
+    if (version := values.values.get("version")) not in (FORMAT_VERSION, COMPACT_VERSION):
         raise ConfigError(
-            f"The index {path} is of version {str(version)[:20]}, but this forerun reads version {FORMAT_VERSION}. "
-            f"{_REBUILD}"
+            f"The index {path} is of version {str(version)[:20]}, but this forerun reads versions {FORMAT_VERSION} and "
+            f"{COMPACT_VERSION}. {_REBUILD}"
         )
     header = Header(
         num_tokens=values.integer("num_tokens"),
@@ -123,8 +134,9 @@ def read_header(path: Path) -> tuple[Header, int]:
         tokenizer=values.string("tokenizer"),
         fingerprint=values.string("fingerprint"),
         checksum=values.string("checksum"),
+        compact=version == COMPACT_VERSION,
     )
-    if line != _encode(asdict(header)):
+    if line != _encode(header):
         raise ConfigError(f"The index {path} is damaged: its header is not as it was written. {_REBUILD}")
     if size != len(line) + header.num_data_bytes:
         raise ConfigError(
@@ -156,7 +168,9 @@ class Stored:
 
     @property
     def suffixes(self) -> NDArray[Any]:
-        """[n]"""
+        """[n]; computed here for a compact index."""
+        if self.header.compact:
+            return sort_suffixes(self.tokens, self.header.depth)
         start = self.start + self.header.num_tokens * self.header.token_bytes
         return np.frombuffer(self.data, f"<u{SUFFIX_BYTES}", self.header.num_tokens, start)
 
@@ -189,9 +203,10 @@ def open_file(path: Path, check: Callable[[Header], None] = lambda header: None)
     return stored
 
 
-def _encode(values: Mapping[str, Any]) -> bytes:
+def _encode(header: Header) -> bytes:
     """The header's line, with its own checksum, filled up to whole pages so that the tokens are aligned."""
-    values = {"format": FORMAT, "version": FORMAT_VERSION, **values}
+    values = {"format": FORMAT, "version": header.version, **asdict(header)}
+    del values["compact"]  # the version says it
     values["header_checksum"] = digest(json.dumps(values).encode())
     text = json.dumps(values).encode()
     return text.ljust(-(-(len(text) + 1) // _PAGE) * _PAGE - 1) + b"\n"

@@ -34,11 +34,7 @@ def sort_suffixes(
     Raises:
         ConfigError: more tokens than 32 bits can count, or a depth below 1.
     """
-    if len(tokens) > MAX_TOKENS or depth < 1:
-        raise ConfigError(
-            f"{len(tokens):,} tokens to sort by depth {depth}, but an index holds at most {MAX_TOKENS:,} and sorts by "
-            "at least 1. Split the corpus into several indices, or raise the depth."
-        )
+    check_sortable(len(tokens), depth)
     if len(tokens) == 0:
         return np.zeros(0, dtype=np.uint32)
     keys, sorted_depth = _first_keys(tokens, depth)
@@ -57,6 +53,18 @@ def sort_suffixes(
         keys[:-step] |= ranks[step:]
         sorted_depth += step
     return order.astype(np.uint32)
+
+
+def check_sortable(num_tokens: int, depth: int) -> None:
+    """
+    Raises:
+        ConfigError: as `sort_suffixes`.
+    """
+    if num_tokens > MAX_TOKENS or depth < 1:
+        raise ConfigError(
+            f"{num_tokens:,} tokens to sort by depth {depth}, but an index holds at most {MAX_TOKENS:,} and sorts by "
+            "at least 1. Split the corpus into several indices, or raise the depth."
+        )
 
 
 def _first_keys(tokens: NDArray[Any], depth: int) -> tuple[NDArray[np.uint64], int]:

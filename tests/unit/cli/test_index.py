@@ -60,6 +60,14 @@ def test_build_append_info(invoke: Invoke, sources: Path) -> None:
     assert facts["fingerprint"] == Index(BUNDLED_INDEX).header.fingerprint
 
 
+def test_a_compact_index(invoke: Invoke, sources: Path) -> None:
+    out = sources / "i"
+    assert invoke("index", "build", str(out), str(sources / "src"), "--compact").exit_code == 0
+    assert "when it is opened (compact); format 2" in invoke("index", "info", str(out)).stdout
+    assert json.loads(invoke("index", "info", str(out), "--json").stdout)["compact"] is True
+    assert texts(out) == ["import os\n", "notes", "def f(x):\n    return x\n"]
+
+
 def test_fields_limits_and_default_patterns(invoke: Invoke, sources: Path) -> None:
     out = sources / "i"
     (sources / "p.jsonl").write_text('{"prompt": "a b"}\n')

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from forerun.errors import ConfigError
-from forerun.retrieval import Header, Index, build_index, file, read_header
+from forerun.retrieval import Header, Index, append_index, build_index, file, read_header
 
 
 @pytest.fixture
@@ -37,6 +37,33 @@ def test_the_header(path: Path) -> None:
     assert Index(path).header == header  # what the tests below change is not refused unchanged
 
 
+@pytest.mark.parametrize("vocab_size", [9, 1 << 17])
+def test_a_compact_index_holds_the_tokens_alone(tmp_path: Path, vocab_size: int) -> None:
+    """It is sorted when it is opened, and stays compact when it is appended to."""
+    documents = [[1, 2, 3, 1, 2], [4, 5, 1, 2]]
+    stored, compact, grown = (tmp_path / name for name in ("stored", "compact", "grown"))
+    build_index(stored, documents, vocab_size)
+    build_index(compact, documents, vocab_size, compact=True)
+    build_index(grown, documents[:1], vocab_size, compact=True)
+    append_index(grown, documents[1:])
+    assert grown.read_bytes() == compact.read_bytes()
+    one, other = Index(stored), Index(compact)
+    assert (one.tokens == other.tokens).all() and (one.suffixes == other.suffixes).all()
+    assert one.nbytes == other.nbytes
+    assert stored.stat().st_size - compact.stat().st_size == 4 * one.header.num_tokens
+    assert (one.header.version, other.header.version) == (1, 2)
+    assert one.find([1, 2], 1, 2) == other.find([1, 2], 1, 2)
+    compact.write_bytes(compact.read_bytes()[:-1] + b"\0")
+    with pytest.raises(ConfigError, match="do not agree with their checksum"):
+        Index(compact)
+
+
+def test_a_compact_index_that_could_not_be_sorted_is_not_written(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="sorts by at least 1"):
+        build_index(tmp_path / "i", [[1]], 9, depth=0, compact=True)
+    assert not (tmp_path / "i").exists()
+
+
 OTHER: dict[str, Any] = {
     "num_tokens": 6,
     "num_documents": 3,
@@ -49,7 +76,7 @@ OTHER: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("field", [field.name for field in fields(Header)])
+@pytest.mark.parametrize("field", [field.name for field in fields(Header) if field.name != "compact"])
 @pytest.mark.parametrize("value", ["other", None, [], -1])
 def test_every_field_of_the_header_is_guarded(path: Path, field: str, value: Any) -> None:
     rewrite(path, **{field: OTHER[field] if value == "other" else value})
@@ -60,7 +87,8 @@ def test_every_field_of_the_header_is_guarded(path: Path, field: str, value: Any
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"version": 2}, "is of version 2, but this forerun reads version 1"),
+        ({"version": 3}, "is of version 3, but this forerun reads versions 1 and 2"),
+        ({"version": 2}, "its header is not as it was written"),
         ({"header_checksum": "0"}, "its header is not as it was written"),
         ({"more": 1}, "its header is not as it was written"),
         ({"format": "another"}, "is not an index of forerun"),
