@@ -82,7 +82,7 @@ class NamedModel:
 
     Attributes:
         name: "bundled-draft", a folder, a file or a hub id.
-        dtype: of its weights; None: the target's.
+        dtype: of its weights; None: as `models.inherited_dtype` has it.
         quantize: what its weights are kept in; None: as its files are.
         is_head: it is the folder of a head, whose weights are kept as the target's are.
     """

@@ -19,6 +19,7 @@ from forerun.drafters.base import NamedModel
 from forerun.engine.head_memory import HeadMemory, head_memory
 from forerun.errors import NotEnoughMemoryError
 from forerun.machine_memory import GIB, available_memory, total_memory
+from forerun.models.loading import inherited_dtype
 from forerun.models.memory import ModelMemory, model_memory
 
 DraftMemory = ModelMemory | HeadMemory
@@ -150,12 +151,15 @@ class MemoryPlan:
         named: tuple[NamedModel, ...] = ()
         if (chosen := chosen_drafter(drafter, target)) is not None:
             named = build_drafter(chosen)[0].models_to_load(str(target))
-        served = str(planned.dtype).removeprefix("torch.")
         drafts: list[DraftMemory] = [
             head_memory(Path(each.name), planned, target)
             if each.is_head
             else model_memory(
-                each.name, each.dtype or served, device, adapter if each.name == str(target) else None, each.quantize
+                each.name,
+                each.dtype or inherited_dtype(each.name, planned.dtype, each.quantize),
+                device,
+                adapter if each.name == str(target) else None,
+                each.quantize,
             )
             for each in named
         ]

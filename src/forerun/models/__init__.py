@@ -3,6 +3,7 @@
 from forerun.models.base import Exactness, Forward, LanguageModel, Rows, StandIn, identity, number_format
 from forerun.models.loading import (
     find_tokenizer,
+    inherited_dtype,
     load_draft_model,
     load_model,
     load_tokenizer,
@@ -21,6 +22,7 @@ __all__ = [
     "check_quantisation",
     "find_tokenizer",
     "identity",
+    "inherited_dtype",
     "load_draft_model",
     "load_model",
     "load_tokenizer",

@@ -106,6 +106,18 @@ def load_draft_model(
     return model
 
 
+def inherited_dtype(name: str | Path, target: torch.dtype, quantize: str | None = None) -> str:
+    """The number format of a draft model that was told none: its target's. A quantised one computes in float32 beside a
+    target in float64, in which no codes are multiplied: a draft may be inexact, the target checks it.
+
+    Raises:
+        ModelLoadError: there is no such model.
+    """
+    if target == torch.float64 and (quantize or find_source(name).quantisation()):
+        return "float32"
+    return str(target).removeprefix("torch.")
+
+
 def load_tokenizer(name: str | Path) -> Any:
     """The Transformers tokenizer that lies beside a model.
 

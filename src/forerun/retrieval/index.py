@@ -33,8 +33,9 @@ class Match:
 
 
 class Index:
-    """A corpus and its suffix array, from one file: a small one is read, of a larger one pages as they are needed. A compact
-    one is sorted here: about a second for a million tokens.
+    """A corpus and its suffix array, from one file: a small one is read, of a larger one pages as they are needed.
+
+    A compact one is sorted here: about a second for a million tokens.
 
     A large file must not be changed in place while it is in use, by `cp NEW FILE` for instance; `forerun index build
     --force` and `mv NEW FILE` put another one in its place. Where it has been changed nevertheless, nothing is found

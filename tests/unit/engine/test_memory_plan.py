@@ -74,6 +74,8 @@ def test_draft_models_count(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [each.name for each in MemoryPlan.of("bundled", "cross-vocab", config).drafts] == ["bundled-other-vocab"]
     own = MemoryPlan.of("bundled", "draft-model:quantize=int4", config).drafts
     assert [(each.name, each.number_format) for each in own] == [("bundled-draft", "int4")]
+    wide = MemoryPlan.of("bundled", "draft-model:quantize=int4", config, dtype="float64").drafts
+    assert [(each.dtype, each.number_format) for each in wide] == [(torch.float32, "int4")]
     assert MemoryPlan.of("bundled", "early-exit", config).drafts == ()
     needed = plain.target.weights + drafting.drafts[0].weights
     limit(monkeypatch, plain.target.loading + 1)

@@ -27,7 +27,7 @@ from forerun.drafters.model.draft_quantisation import check_draft_quantisation
 from forerun.drafters.model.model_drafter import MAX_LAG
 from forerun.drafters.table import DRAFTERS
 from forerun.errors import ConfigError, DrafterError, IncompatibleDrafterError
-from forerun.models import LanguageModel, load_draft_model, load_tokenizer
+from forerun.models import LanguageModel, inherited_dtype, load_draft_model, load_tokenizer
 from forerun.sampling import filters_only
 from forerun.tree import Tree
 from forerun.types import Draft, Pool, Sequence, Step, Verdict
@@ -137,9 +137,9 @@ class CrossVocab(Drafter):
                 f"{target.name} has no tokenizer, and without text there is no way into another vocabulary. "
                 "Put its tokenizer beside its weights."
             )
-        dtype = str(target.dtype).removeprefix("torch.")
         model = self._source
         if isinstance(model, (str, Path)):
+            dtype = inherited_dtype(model, target.dtype, self._quantize)
             model = load_draft_model(model, dtype, device=target.device, quantize=self._quantize)
         if self._tokenizer is None:
             if not isinstance(self._source, (str, Path)):

@@ -18,7 +18,7 @@ from forerun.drafters.model.draft_cache import DraftState
 from forerun.drafters.model.draft_pool import affordable, has_room
 from forerun.drafters.model.draft_quantisation import check_draft_quantisation
 from forerun.errors import DrafterError
-from forerun.models import Forward, LanguageModel, Rows, find_tokenizer, identity, load_draft_model
+from forerun.models import Forward, LanguageModel, Rows, find_tokenizer, identity, inherited_dtype, load_draft_model
 from forerun.models.non_finite import first_non_finite_tensor
 from forerun.sampling import LogitsPipeline, non_finite_rows, unfiltered
 from forerun.types import Cache, Pool, Sequence, Step
@@ -39,7 +39,8 @@ class ModelDrafter(Drafter):
     Args:
         model: "bundled-draft", a folder, a hub id, or a loaded Model; None means the bundled draft, which belongs to
             the bundled target, and for other targets, with `quantize`, the target itself.
-        dtype: of its weights; None takes the target's.
+        dtype: of its weights; None takes the target's, or float32 where that is float64 and the draft
+            is quantised.
         quantize: "int8" or "int4", what its weights are kept in; None: as its files are.
 
     The model is loaded when an LLM takes the drafter (`bind`).
@@ -121,7 +122,7 @@ class ModelDrafter(Drafter):
         """The draft model; of the target itself, with the target's adapter."""
         return load_draft_model(
             source,
-            self._dtype or str(target.dtype).removeprefix("torch."),
+            self._dtype or inherited_dtype(source, target.dtype, self._quantize),
             device=target.device,
             adapter=target.adapter if source == target.name else None,
             quantize=self._quantize,
