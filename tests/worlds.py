@@ -27,6 +27,8 @@ class World:
         batch: sequences at a time.
         length: tokens of each.
         noise: spread of the measured times.
+        prompt: tokens of each before the first of its length.
+        catch_up: seconds for each token that came, prompt included, since a sequence drafted last, if it has paused.
     """
 
     accept: Callable[[int, int, int], float]
@@ -36,6 +38,8 @@ class World:
     batch: int = 1
     length: int = 128
     noise: float = 0.0
+    prompt: int = 1
+    catch_up: float = 0.0
 
 
 @dataclass
@@ -56,11 +60,12 @@ def live(world: World, budget: Budget, num_steps: int, seed: int = 0) -> Lived:
     rng = np.random.default_rng(seed)
     lived = Lived([], [], [])
     running: list[Sequence] = []
+    seen: dict[int, int] = {}  # tokens of a sequence that its drafter has computed with
     count = 0
     for _ in range(num_steps):
         while len(running) < world.batch:
             length = world.length if world.batch == 1 else int(world.length * (0.5 + rng.random()))
-            running.append(Sequence(count, [0], 1, GREEDY, max_length=1 + length))
+            running.append(Sequence(count, [0] * world.prompt, world.prompt, GREEDY, max_length=world.prompt + length))
             count += 1
         budgets = budget.plan(running).budgets
         budgets = [min(own, max(0, sequence.room)) for own, sequence in zip(budgets, running, strict=True)]
@@ -68,6 +73,11 @@ def live(world: World, budget: Budget, num_steps: int, seed: int = 0) -> Lived:
         rows = sum(len(outcome.draft) + 1 for outcome in outcomes)
         asked = sum(own > 0 for own in budgets)
         drafting = world.draft(max(budgets), asked) if asked else 0.0
+        drafting += world.catch_up * sum(
+            len(sequence.token_ids) - seen.get(sequence.id, 0)
+            for own, sequence in zip(budgets, running, strict=True)
+            if own
+        )
         target = world.target(rows)
         blur = np.exp(world.noise * rng.standard_normal(2)) if world.noise else np.ones(2)
         context = sum(len(sequence.token_ids) for sequence in running)
@@ -79,6 +89,8 @@ def live(world: World, budget: Budget, num_steps: int, seed: int = 0) -> Lived:
         budget.observe(cost, outcomes)
         for outcome in outcomes:
             outcome.sequence.token_ids += [0] * (len(outcome.verdict.path) + 1)
+            if outcome.budget:
+                seen[outcome.sequence.id] = len(outcome.sequence.token_ids)
         for sequence in [own for own in running if len(own.token_ids) >= own.max_length]:
             budget.stop(sequence)
             running.remove(sequence)

@@ -15,8 +15,10 @@ from forerun.policy.acceptance import Acceptance
 from forerun.policy.budget import Budget, Outcome, Plan, Reason, StepCost
 from forerun.policy.cost_store import StoredCosts
 from forerun.policy.costs import COST_TRUSTED, CostModel
-from forerun.policy.curve import Table, clipped_mean
+from forerun.policy.curve import Table
 from forerun.policy.goodput import GAIN_ALONE, GAIN_TOGETHER, Prospects, ProspectsAlone, pays, price
+from forerun.policy.lessons import Lessons, kind_of
+from forerun.policy.pauses import Pauses
 from forerun.policy.probes import Probes, cheapest_trial
 from forerun.policy.start import costs_setting, prior
 from forerun.policy.whole_drafts import WholeBudget
@@ -34,8 +36,11 @@ PLAN_MARGIN = 0.01
 """Relative gain in tokens per second by which another plan must beat the standing one."""
 PLACES_REASON = 8
 """Budgets by which a batch that does not draft is compared with one sequence alone."""
-PROBE_FORGETS = 0.8
-"""Weight that a sequence's earlier trials keep when it drafts after a pause, since much may have changed."""
+HORIZON = 64
+"""Tokens that are at least to come when drafting begins, as far as is assumed; else as many as came so far."""
+PROBE_LENGTHS = (1, 2)
+"""Steps, in turn, of probes in which sequences draft that did not. In the first the drafter may have to catch up:
+only the second shows what it costs otherwise."""
 
 
 class AutoBudget(Budget):
@@ -57,10 +62,11 @@ class AutoBudget(Budget):
     ) -> None:
         self._stored = stored
         self.costs = CostModel() if stored is None else stored.costs
-        self._steps, self._save_at = 0, COST_SAVE_STEPS
+        self._save_at = COST_SAVE_STEPS
         self._max = max_tokens
         self.acceptance = acceptance or Acceptance(max_tokens)
-        self._probes = Probes()
+        self._probes, self._pauses = Probes(), Pauses()
+        self._lessons = Lessons(self.costs, self.acceptance, self._probes, self._pauses)
         self._chosen: dict[Sequence, int] = {}  # the standing plan
         self._planned: list[Sequence] = []
         self._kind = ""
@@ -71,12 +77,11 @@ class AutoBudget(Budget):
         self._rate = 0.0  # tokens per second that it is expected to give
         self._reason: Reason = "measuring"
         self._plain: Plan | None = None  # the plan itself, where nobody drafts
-        self._unlearned: list[tuple[int, StepCost, Seq[Outcome]]] = []  # the steps since the plan was made
         self._alone = 0  # the last K of a single sequence
         self._cell = PLAIN_CELL  # the last threshold and limit of several
-        self._turn = 0
+        self._turn = self._trials = 0
         self._forgone = 0.0  # tokens that plain decoding would give in the time of the present probe; 0 without one
-        self._idle: dict[Sequence, int] = {}  # the last step in which the sequence drafted, or before it came
+        self._trial: list[int] | None = None  # the budgets of its second step, until that is planned
 
     def plan(self, sequences: Seq[Sequence]) -> Plan:
         standing = self._left > 0 and self._planned == sequences
@@ -84,9 +89,12 @@ class AutoBudget(Budget):
             self._replan(sequences)
         else:
             self._left -= 1
+            if self._trial is not None:
+                trial, self._trial = self._trial, None
+                return Plan(_within_room(trial, sequences), reason="probe")
             if self._plain is not None:
                 return self._plain
-        budgets = [min(self._chosen[sequence], max(sequence.room, 0)) for sequence in sequences]
+        budgets = _within_room([self._chosen[sequence] for sequence in sequences], sequences)
         if not standing and self._rate > 0 and self._probes.due:
             probe = self._probe(sequences, budgets)
             if probe is not None:
@@ -101,8 +109,7 @@ class AutoBudget(Budget):
 
     def observe(self, cost: StepCost, outcomes: Seq[Outcome]) -> None:
         """Note a step. What the plan's steps have shown is learned together, after the last of them."""
-        self._steps += 1
-        self._unlearned.append((self._steps, cost, outcomes))
+        self._lessons.note(cost, outcomes)
         if self._left == 0:
             self._learn()
 
@@ -110,61 +117,24 @@ class AutoBudget(Budget):
         self._learn()
         self.acceptance.stop(sequence)
         self._chosen.pop(sequence, None)
-        self._idle.pop(sequence, None)
-        if self._stored is not None and self._steps >= self._save_at:
-            self._save_at = 2 * self._steps
+        self._pauses.stop(sequence)
+        if self._stored is not None and self._lessons.steps >= self._save_at:
+            self._save_at = 2 * self._lessons.steps
             self._stored.save()
         self._planned, self._left = [], 0
 
     def _learn(self) -> None:
-        """Learn from the steps since the last plan: acceptance step by step, costs by the mean of each kind of step."""
-        steps, self._unlearned = self._unlearned, []
-        kinds: dict[tuple[str, int, int, int, int, bool], list[StepCost]] = {}
-        for number, cost, outcomes in steps:
-            num_asked, longest, rested = self._learn_acceptance(number, outcomes)
-            batch = len(outcomes)
-            if batch and cost.num_prompt_rows == 0:  # prompts in the forward hide what drafts cost
-                kind = self._kind if batch == len(self._planned) else _kind([each.sequence for each in outcomes])
-                kinds.setdefault((kind, batch, cost.num_rows, num_asked, longest, rested), []).append(cost)
-            elif batch:  # in a crowd there may be prompts in nearly every step
-                self._probes.earn(cost.seconds)
-            if self._forgone:  # the probe is the only step of its plan
-                tokens = batch + sum([len(outcome.verdict.path) for outcome in outcomes])
-                self._probes.judge(tokens > self._forgone)
-                self._forgone = 0.0
-        for (kind, batch, num_rows, num_asked, longest, rested), costs in kinds.items():
-            count = len(costs)
-            seconds = [cost.time_target + cost.time_verify + cost.time_rest for cost in costs]
-            drafting = [cost.time_draft for cost in costs]
-            context = sum([cost.context for cost in costs]) / count
-            self.costs.add_target(kind, batch, context, num_rows, clipped_mean(seconds), count)
-            if num_asked:  # after a pause the drafter may have to catch up
-                self.costs.add_draft(num_asked, longest, clipped_mean(drafting), count * (0.25 if rested else 1.0))
-            else:
-                self.costs.add_idle(clipped_mean(drafting), count)
-            self._probes.earn(sum(seconds) + sum(drafting), count)
-
-    def _learn_acceptance(self, number: int, outcomes: Seq[Outcome]) -> tuple[int, int, bool]:
-        """Of one step: how many sequences drafted, their largest budget, and whether all of them had paused before."""
-        num_asked = longest = 0
-        all_rested = True
-        for outcome in outcomes:
-            budget, sequence, draft = outcome.budget, outcome.sequence, outcome.draft
-            if budget == 0:
-                continue
-            rested = number > self._idle.get(sequence, number) + 1
-            self._idle[sequence] = number
-            num_asked, longest, all_rested = num_asked + 1, max(longest, budget), all_rested and rested
-            drafted = min(draft.num_candidates, len(draft))
-            forget = PROBE_FORGETS if rested else 1.0
-            self.acceptance.observe(sequence, budget, drafted, outcome.verdict.path, forget)
-        return num_asked, longest, all_rested and num_asked > 0
+        """Learn from the steps since the last plan."""
+        tokens = self._lessons.learn(self._kind, len(self._planned))
+        if self._forgone and self._trial is None:  # the probe's steps are the only ones of its plan
+            self._probes.judge(tokens > self._forgone)
+        self._forgone, self._trial = 0.0, None
 
     def _replan(self, sequences: Seq[Sequence]) -> None:
         self._learn()
-        self._planned, self._kind, self._plain = list(sequences), _kind(sequences), None
+        self._planned, self._kind, self._plain = list(sequences), kind_of(sequences), None
         for sequence in sequences:
-            self._idle.setdefault(sequence, self._steps)
+            self._pauses.come(sequence, self._lessons.steps)
         batch = len(sequences)
         places = self._places = max(1, min(self._max, 2 * self.costs.largest_draft))
         if batch == 1:
@@ -205,7 +175,7 @@ class AutoBudget(Budget):
         stay = min(self._chosen.get(sequence, self._alone), self._places)
         if best and stay and rates[best] <= rates[stay] * (1 + PLAN_MARGIN):
             best = stay
-        if not pays(rates[best], rates[0], GAIN_ALONE, goes_on=stay > 0):
+        if not pays(self._begun(rates[best], [sequence], [best]), rates[0], GAIN_ALONE, goes_on=stay > 0):
             best = 0
         self._alone = best
         return rates[best], [best]
@@ -220,11 +190,27 @@ class AutoBudget(Budget):
         drafts = bool(choices[stay].any())
         if drafts and grid[best] <= grid[stay] * (1 + PLAN_MARGIN):
             best = stay
-        if not pays(grid[best], grid[PLAIN_CELL], GAIN_TOGETHER, goes_on=drafts):
+        rate = float(grid[best]) if drafts else self._begun(float(grid[best]), sequences, choices[best].tolist())
+        if not pays(rate, grid[PLAIN_CELL], GAIN_TOGETHER, goes_on=drafts):
             best = PLAIN_CELL
         self._cell = best
         budgets: list[int] = choices[best].tolist()
         return float(grid[best]), budgets
+
+    def _begun(self, rate: float, sequences: Seq[Sequence], budgets: Seq[int]) -> float:
+        """Tokens per second that drafting will have given, what it costs to begin included."""
+        lost = self._catching_up(sequences, budgets)
+        if lost == 0:
+            return rate
+        ahead = sum([max(HORIZON, sequence.num_output) for sequence in sequences])
+        ahead = min(ahead, sum([max(sequence.room, 1) for sequence in sequences]))
+        return 1 / (1 / rate + lost / ahead)
+
+    def _catching_up(self, sequences: Seq[Sequence], budgets: Seq[int]) -> float:
+        """Seconds until the drafter has computed with all tokens of those that are to draft."""
+        step = self._lessons.steps + 1
+        drafting = [sequence for sequence, budget in zip(sequences, budgets, strict=True) if budget]
+        return self.costs.catch_up(sum([self._pauses.lag(sequence, step) for sequence in drafting]))
 
     def _gains_alone(self, batch: int, context: float) -> bool:
         """Whether drafting as good as it is on average in this batch would pay for one sequence alone."""
@@ -245,15 +231,19 @@ class AutoBudget(Budget):
         self._turn += 1
         idle = not any(budgets)
         other = self._idle_probe(sequences) if idle else self._busy_probe(sequences, budgets)
-        other = [min(budget, max(sequence.room, 0)) for sequence, budget in zip(sequences, other, strict=True)]
+        other = _within_room(other, sequences)
         if other == budgets:
             return None
         tokens, seconds = self._prospects.outlook(other)
-        if not self._probes.buy(seconds - tokens / self._rate):
+        if not idle:
+            return other if self._probes.buy(seconds - tokens / self._rate) else None
+        steps = PROBE_LENGTHS[self._trials % len(PROBE_LENGTHS)]
+        if not self._probes.buy(steps * (seconds - tokens / self._rate) + self._catching_up(sequences, other)):
             return None
-        if idle:
-            self._forgone = seconds * self._rate
-            self._left = 0  # what it shows is learned and considered at once
+        self._trials += 1
+        self._forgone = steps * seconds * self._rate
+        self._left = steps - 1  # what they show is then learned and considered at once
+        self._trial = other if self._left else None
         return other
 
     def _idle_probe(self, sequences: Seq[Sequence]) -> list[int]:
@@ -261,7 +251,7 @@ class AutoBudget(Budget):
         assert self._prospects is not None
         if isinstance(self._prospects, ProspectsAlone):
             return [max(range(1, min(5, len(self._prospects.rates))), key=self._prospects.rates.__getitem__)]
-        order = sorted(range(len(sequences)), key=lambda i: self._idle[sequences[i]])
+        order = sorted(range(len(sequences)), key=lambda i: self._pauses.last(sequences[i]))
         return cheapest_trial(self._prospects, order, self._rate)
 
     def _busy_probe(self, sequences: Seq[Sequence], budgets: list[int]) -> list[int]:
@@ -273,7 +263,7 @@ class AutoBudget(Budget):
             return [0] * len(budgets) if rows < COST_TRUSTED or self._rate < 1.5 * tokens / seconds else budgets
         if self._turn % 3 == 1 and 0 in budgets:
             zeros = [i for i, budget in enumerate(budgets) if budget == 0]
-            longest = min(zeros, key=lambda i: self._idle[sequences[i]])
+            longest = min(zeros, key=lambda i: self._pauses.last(sequences[i]))
             return [max(budget, int(i == longest)) for i, budget in enumerate(budgets)]
         return [min(budget + (budget + 1) // 2, self._places) for budget in budgets]
 
@@ -294,5 +284,5 @@ def automatic_budget(*, whole_draft: int | None, cost_key: tuple[str, ...] | Non
     return AutoBudget(StoredCosts(costs_setting(cost_key)), acceptance=prior(cost_key))
 
 
-def _kind(sequences: Seq[Sequence]) -> str:
-    return "greedy" if all(sequence.params.greedy for sequence in sequences) else "drawn"
+def _within_room(budgets: Seq[int], sequences: Seq[Sequence]) -> list[int]:
+    return [min(budget, max(sequence.room, 0)) for budget, sequence in zip(budgets, sequences, strict=True)]

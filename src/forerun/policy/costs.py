@@ -19,6 +19,10 @@ COST_PACE = 0.1
 """Power of the ratio of measured over expected seconds by which the machine's pace moves at each step."""
 COST_TRUSTED = 4.0
 """Observations of a row count before its steps move the pace."""
+CATCH_UP_SHARE = 0.05
+"""Share of a draft's cost that catching up with a token is taken to have while only a first draft was seen."""
+FIRST_SHARE = 0.25
+"""Weight of such a first draft."""
 COST_GROWTH = 0.5
 """Power of the number of sequences with which drafting is taken to grow while only one number was seen."""
 
@@ -40,6 +44,7 @@ class CostModel:
         self._shapes: dict[str, Curve] = {}  # by kind, of all batches together
         self._draft: defaultdict[int, Curve] = defaultdict(partial(Curve, MAX_NUM_DRAFT_TOKENS + 1, flat=False))
         self._idle = Curve(1)
+        self._catch_up = (0.0, 0.0)  # seconds and tokens, of which earlier ones have lost weight
         self._context: dict[tuple[str, int], float] = {}
         self._slope = _Slope()
         self._pace = 1.0
@@ -123,6 +128,22 @@ class CostModel:
         """A drafter has been asked for at most `budget` nodes of each of `batch` sequences."""
         self._draft[bucket(batch)].add(budget, seconds / self._pace, share)
 
+    def add_first_draft(self, batch: int, budget: int, lag: int, seconds: float) -> None:
+        """The same after a pause: what exceeds the usual cost was for `lag` tokens that had come meanwhile."""
+        curve, paced = self._draft[bucket(batch)], seconds / self._pace
+        if curve:
+            usual = float(curve.table(budget + 1)[budget])
+            kept = 1 - 1 / COST_MEMORY
+            self._catch_up = self._catch_up[0] * kept + max(paced - usual, 0.0), self._catch_up[1] * kept + lag
+            if paced < usual:  # without catching up it would have been even less
+                curve.add(budget, paced, FIRST_SHARE)
+        else:
+            curve.add(budget, paced / (1 + CATCH_UP_SHARE * lag), FIRST_SHARE)
+
+    def catch_up(self, lag: int) -> float:
+        """Seconds by which drafting costs more where so many tokens have come since the sequence drafted."""
+        return self._pace * lag * self._catch_up[0] / self._catch_up[1] if self._catch_up[1] else 0.0
+
     def add_idle(self, seconds: float, share: float = 1.0) -> None:
         """A step has passed in which the drafter was not asked; it was told what happened."""
         self._idle.add(0, seconds / self._pace, share)
@@ -138,6 +159,7 @@ class CostModel:
             "target": [[*key, self._context[key], curve.state()] for key, curve in self._target.items() if curve],
             "draft": [[key, curve.state()] for key, curve in self._draft.items() if curve],
             "slope": self._slope.value,
+            "catch_up": list(self._catch_up),
         }
 
     @classmethod
@@ -157,6 +179,8 @@ class CostModel:
         for batch, points in state["draft"]:
             costs._draft[int(_within(batch, 1e6))].restore(points)
         costs._slope.value = _within(state["slope"], 1.0)
+        seconds, tokens = state.get("catch_up", (0.0, 0.0))
+        costs._catch_up = _within(seconds, 1e6), _within(tokens, 1e9)
         return costs
 
 

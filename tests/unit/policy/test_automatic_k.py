@@ -167,7 +167,7 @@ def test_state_goes_with_the_sequence() -> None:
     world = World(lambda s, t, d: 0.5, chain(0.1), flat, batch=4, length=20)
     live(world, budget, 400)
     assert len(budget._chosen) <= 8
-    assert len(budget._idle) <= 4
+    assert len(budget._pauses) <= 4
     assert len(budget.acceptance._own) <= 4
 
 
@@ -178,7 +178,7 @@ def test_plans_stand_and_probes_that_lose_become_rarer(monkeypatch: pytest.Monke
     target = budget.costs.target
 
     def counted(*args: object) -> object:
-        made.append(budget._steps)
+        made.append(budget._lessons.steps)
         return target(*args)  # type: ignore[arg-type]
 
     monkeypatch.setattr(budget.costs, "target", counted)
@@ -204,9 +204,9 @@ def test_costs_of_a_plan_are_learned_before_they_are_used_or_saved() -> None:
     for _ in range(2):
         assert budget.plan([sequence]).budgets == [0]
         budget.observe(StepCost(1, 0, 400, 0.0, 1.0, 0.0), [Outcome(sequence, 0, Draft.empty(), Verdict([], 0))])
-    assert budget._unlearned
+    assert budget._lessons.has_any
     budget.stop(sequence)
-    assert not budget._unlearned and not budget._chosen.get(sequence)
+    assert not budget._lessons.has_any and not budget._chosen.get(sequence)
 
 
 def test_a_plan_gives_every_sequence_its_budget_while_it_stands() -> None:
