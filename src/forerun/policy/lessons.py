@@ -69,7 +69,7 @@ class Lessons:
             planned_kind: of requests, in steps of so many sequences (`num_planned`).
 
         Returns:
-            Tokens that came in these steps.
+            Tokens that came in those of these steps in which somebody drafted.
         """
         noted, self._noted = self._noted, []
         kinds: dict[tuple[str, int, int, int, int, float], list[tuple[StepCost, _Asked]]] = {}
@@ -77,7 +77,8 @@ class Lessons:
         for number, cost, outcomes in noted:
             asked = self._learn_acceptance(number, outcomes)
             batch = len(outcomes)
-            tokens += batch + sum([len(outcome.verdict.path) for outcome in outcomes])
+            if asked.count:
+                tokens += batch + sum([len(outcome.verdict.path) for outcome in outcomes])
             if batch and cost.num_prompt_rows == 0:  # prompts in the forward hide what drafts cost
                 kind = planned_kind if batch == num_planned else kind_of([each.sequence for each in outcomes])
                 key = (kind, batch, cost.num_rows, asked.count, asked.longest, asked.share)
