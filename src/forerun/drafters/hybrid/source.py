@@ -45,8 +45,8 @@ class Source:
 
     def chances(self, sequence: Sequence, nodes: int) -> list[float]:
         """[nodes] the chance that each node of a draft is accepted, given that the draft has it."""
-        gains, chances = self.acceptance.expect([sequence], nodes)
-        return [gain / max(chance, 1e-9) for gain, chance in zip(gains[0].tolist(), chances[0].tolist(), strict=True)]
+        gains, chances = self.acceptance.expect_one(sequence, nodes)
+        return [gain / max(chance, 1e-9) for gain, chance in zip(gains, chances, strict=True)]
 
     def best(self, sequence: Sequence, budget: int, rate: float, price: float, sharers: int) -> tuple[int, float]:
         """The number of nodes with the largest net gain, for a budget that it serves.
@@ -61,10 +61,14 @@ class Source:
             have given.
         """
         most = self.size(budget, budget)
-        gains, chances = self.acceptance.expect([sequence], most)
-        net = (gains[0] - price * chances[0]).cumsum() - rate / sharers * self.cost.table()[1 : most + 1]
-        best = int(net.argmax()) if self.whole_draft is None else most - 1
-        return best + 1, float(net[best])
+        gains, chances = self.acceptance.expect_one(sequence, most)
+        seconds = self.cost.table(most + 1)[1 : most + 1].tolist()
+        tokens, pace, nets = 0.0, rate / sharers, []
+        for gain, chance, cost in zip(gains, chances, seconds, strict=True):  # lists: arrays so short are slower
+            tokens += gain - price * chance
+            nets.append(tokens - pace * cost)
+        best = nets.index(max(nets)) if self.whole_draft is None else most - 1
+        return best + 1, nets[best]
 
     def requests(self, candidates: Seq[tuple[Sequence, int]], rate: float, price: float) -> list[tuple[Sequence, int]]:
         """Who is to ask it, and for how many nodes: all with a net gain, or one as a probe.
