@@ -52,7 +52,7 @@ class Recorder:
     Attributes:
         started: the moment that times count from, by time.monotonic().
         failed: nothing is written any more.
-        lost: answers that were left out, because the disk was too slow.
+        lost: answers that were left out, because the disk was too slow or full; `close` logs how many.
 
     Raises:
         ConfigError: the file is something else, is in use, or cannot be written.
@@ -117,6 +117,8 @@ class Recorder:
         if self._thread is not None:
             self._thread.join()
             self._write(last=True)
+        if self.lost:
+            _log.warning({"event": "journal incomplete", "answers left out": self.lost, "journal": str(self._path)})
         with self._held, suppress(OSError):  # of what a full disk has not taken, which was told
             self._file.close()
 

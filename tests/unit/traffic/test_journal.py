@@ -135,7 +135,9 @@ def test_a_full_disk_ends_the_journal_and_nothing_else(tmp_path: Path, caplog: p
     Recorder(tmp_path / "j", 1 << 20).close()  # nobody holds it any more
 
 
-def test_a_slow_disk_and_many_categories_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_disk_and_many_categories_are_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(recorder, "MOST_PENDING", 100)
     made = Recorder(tmp_path / "j", 1 << 20)
     for number in range(120):
@@ -143,7 +145,9 @@ def test_a_slow_disk_and_many_categories_are_bounded(tmp_path: Path, monkeypatch
     assert made.lost == 20
     made.steps(step())
     made.begin(traffic_world.begun())
-    made.close()
+    with caplog.at_level(logging.WARNING):
+        made.close()
+    assert "'answers left out': 20" in caplog.text
     found = {each.category for each in read_journal(tmp_path / "j").answers}
     assert len(found) == MOST_CATEGORIES + 1 and OTHER in found
 
