@@ -49,7 +49,7 @@ overhead() {  # drafting in a long context
 }
 tune() {  # the fastest drafter and K; what it writes for the other commands goes to build/
     mkdir -p build
-    "$FORERUN" tune bundled --prompts code --num-prompts 8 --drafters suffix,draft-model,eagle --minutes 3 \
+    "$FORERUN" tune bundled --prompts code --num-prompts 32 --drafters suffix,draft-model,eagle --minutes 3 \
         --max-tokens 64 --out build/tune-bundled.toml --threads "$THREADS" --results benchmarks/tune-bundled.json
     "$FORERUN" tune smollm2 --prompts questions --minutes 4 --max-tokens 64 --out build/tune-smollm2.toml \
         --threads "$THREADS" --results benchmarks/tune-smollm2.json

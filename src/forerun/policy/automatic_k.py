@@ -175,7 +175,8 @@ class AutoBudget(Budget):
         stay = min(self._chosen.get(sequence, self._alone), self._places)
         if best and stay and rates[best] <= rates[stay] * (1 + PLAN_MARGIN):
             best = stay
-        if not pays(self._begun(rates[best], [sequence], [best]), rates[0], GAIN_ALONE, goes_on=stay > 0):
+        gains = pays(rates[best], rates[0], GAIN_ALONE, goes_on=stay > 0)
+        if not gains or not self._earns_its_start(sequence, rates[best], rates[0]):
             best = 0
         self._alone = best
         return rates[best], [best]
@@ -190,21 +191,28 @@ class AutoBudget(Budget):
         drafts = bool(choices[stay].any())
         if drafts and grid[best] <= grid[stay] * (1 + PLAN_MARGIN):
             best = stay
-        rate = float(grid[best]) if drafts else self._begun(float(grid[best]), sequences, choices[best].tolist())
-        if not pays(rate, grid[PLAIN_CELL], GAIN_TOGETHER, goes_on=drafts):
+        if not pays(grid[best], grid[PLAIN_CELL], GAIN_TOGETHER, goes_on=drafts):
             best = PLAIN_CELL
         self._cell = best
-        budgets: list[int] = choices[best].tolist()
-        return float(grid[best]), budgets
+        rate, plain, budgets = float(grid[best]), float(grid[PLAIN_CELL]), choices[best].tolist()
+        earning = [
+            budget if not budget or self._earns_its_start(sequence, rate, plain) else 0
+            for sequence, budget in zip(sequences, budgets, strict=True)
+        ]
+        if earning != budgets:
+            tokens, seconds = prospects.outlook(earning)
+            rate = tokens / seconds
+        return rate, earning
 
-    def _begun(self, rate: float, sequences: Seq[Sequence], budgets: Seq[int]) -> float:
-        """Tokens per second that drafting will have given, what it costs to begin included."""
-        lost = self._catching_up(sequences, budgets)
-        if lost == 0:
-            return rate
-        ahead = sum([max(HORIZON, sequence.num_output) for sequence in sequences])
-        ahead = min(ahead, sum([max(sequence.room, 1) for sequence in sequences]))
-        return 1 / (1 / rate + lost / ahead)
+    def _earns_its_start(self, sequence: Sequence, rate: float, plain: float) -> bool:
+        """Whether its drafts will have saved the time in which the drafter first catches up with it.
+
+        rate, plain: tokens per second of all sequences together with drafts and without.
+        """
+        lost = self._catching_up([sequence], [1])
+        return lost == 0 or lost <= min(max(HORIZON, sequence.num_output), max(sequence.room, 1)) * (
+            1 / plain - 1 / rate
+        )
 
     def _catching_up(self, sequences: Seq[Sequence], budgets: Seq[int]) -> float:
         """Seconds until the drafter has computed with all tokens of those that are to draft."""
