@@ -125,7 +125,8 @@ class AutoBudget(Budget):
 
     def _learn(self) -> None:
         """Learn from the steps since the last plan."""
-        tokens = self._lessons.learn(self._kind, len(self._planned))
+        drafting = any(self._chosen.get(sequence) for sequence in self._planned)
+        tokens = self._lessons.learn(self._kind, len(self._planned), drafting)
         if self._forgone and self._trial is None:  # the probe's steps are the only ones of its plan
             self._probes.judge(tokens > self._forgone)
         self._forgone, self._trial = 0.0, None
@@ -175,8 +176,8 @@ class AutoBudget(Budget):
         stay = min(self._chosen.get(sequence, self._alone), self._places)
         if best and stay and rates[best] <= rates[stay] * (1 + PLAN_MARGIN):
             best = stay
-        gains = pays(rates[best], rates[0], GAIN_ALONE, goes_on=stay > 0)
-        if not gains or not self._earns_its_start(sequence, rates[best], rates[0]):
+        drafts = pays(self._fed(rates[best], [sequence]), rates[0], GAIN_ALONE, goes_on=stay > 0)
+        if not drafts or not self._earns_its_start(sequence, rates[best], rates[0]):
             best = 0
         self._alone = best
         return rates[best], [best]
@@ -191,18 +192,21 @@ class AutoBudget(Budget):
         drafts = bool(choices[stay].any())
         if drafts and grid[best] <= grid[stay] * (1 + PLAN_MARGIN):
             best = stay
-        if not pays(grid[best], grid[PLAIN_CELL], GAIN_TOGETHER, goes_on=drafts):
+        if not pays(self._fed(float(grid[best]), sequences), grid[PLAIN_CELL], GAIN_TOGETHER, goes_on=drafts):
             best = PLAIN_CELL
         self._cell = best
         rate, plain, budgets = float(grid[best]), float(grid[PLAIN_CELL]), choices[best].tolist()
-        earning = [
-            budget if not budget or self._earns_its_start(sequence, rate, plain) else 0
-            for sequence, budget in zip(sequences, budgets, strict=True)
-        ]
+        starts = [self._earns_its_start(sequence, rate, plain) for sequence in sequences]
+        earning = [budget if earns else 0 for budget, earns in zip(budgets, starts, strict=True)]
         if earning != budgets:
             tokens, seconds = prospects.outlook(earning)
             rate = tokens / seconds
         return rate, earning
+
+    def _fed(self, rate: float, sequences: Seq[Sequence]) -> float:
+        """Tokens per second, the time counted, too, in which the drafter computes prompts of such sequences."""
+        seconds = [self.costs.feed(each.num_prompt) / max(HORIZON, each.num_output) for each in sequences]
+        return rate / (1 + rate * sum(seconds) / len(seconds))
 
     def _earns_its_start(self, sequence: Sequence, rate: float, plain: float) -> bool:
         """Whether its drafts will have saved the time in which the drafter first catches up with it.
