@@ -125,8 +125,7 @@ class AutoBudget(Budget):
 
     def _learn(self) -> None:
         """Learn from the steps since the last plan."""
-        drafting = any(self._chosen.get(sequence) for sequence in self._planned)
-        tokens = self._lessons.learn(self._kind, len(self._planned), drafting)
+        tokens = self._lessons.learn(self._kind, len(self._planned))
         if self._forgone and self._trial is None:  # the probe's steps are the only ones of its plan
             self._probes.judge(tokens > self._forgone)
         self._forgone, self._trial = 0.0, None
@@ -176,7 +175,7 @@ class AutoBudget(Budget):
         stay = min(self._chosen.get(sequence, self._alone), self._places)
         if best and stay and rates[best] <= rates[stay] * (1 + PLAN_MARGIN):
             best = stay
-        drafts = pays(self._fed(rates[best], [sequence]), rates[0], GAIN_ALONE, goes_on=stay > 0)
+        drafts = pays(rates[best], rates[0], GAIN_ALONE, goes_on=stay > 0)
         if not drafts or not self._earns_its_start(sequence, rates[best], rates[0]):
             best = 0
         self._alone = best
@@ -192,7 +191,7 @@ class AutoBudget(Budget):
         drafts = bool(choices[stay].any())
         if drafts and grid[best] <= grid[stay] * (1 + PLAN_MARGIN):
             best = stay
-        if not pays(self._fed(float(grid[best]), sequences), grid[PLAIN_CELL], GAIN_TOGETHER, goes_on=drafts):
+        if not pays(grid[best], grid[PLAIN_CELL], GAIN_TOGETHER, goes_on=drafts):
             best = PLAIN_CELL
         self._cell = best
         rate, plain, budgets = float(grid[best]), float(grid[PLAIN_CELL]), choices[best].tolist()
@@ -202,11 +201,6 @@ class AutoBudget(Budget):
             tokens, seconds = prospects.outlook(earning)
             rate = tokens / seconds
         return rate, earning
-
-    def _fed(self, rate: float, sequences: Seq[Sequence]) -> float:
-        """Tokens per second, the time counted, too, in which the drafter computes prompts of such sequences."""
-        seconds = [self.costs.feed(each.num_prompt) / max(HORIZON, each.num_output) for each in sequences]
-        return rate / (1 + rate * sum(seconds) / len(seconds))
 
     def _earns_its_start(self, sequence: Sequence, rate: float, plain: float) -> bool:
         """Whether its drafts will have saved the time in which the drafter first catches up with it.

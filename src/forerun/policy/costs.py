@@ -45,7 +45,6 @@ class CostModel:
         self._draft: defaultdict[int, Curve] = defaultdict(partial(Curve, MAX_NUM_DRAFT_TOKENS + 1, flat=False))
         self._idle = Curve(1)
         self._catch_up = (0.0, 0.0)  # seconds and tokens, of which earlier ones have lost weight
-        self._feed = (0.0, 0.0)  # the same of prompts that the drafter computed in the target's steps with them
         self._context: dict[tuple[str, int], float] = {}
         self._slope = _Slope()
         self._pace = 1.0
@@ -145,15 +144,6 @@ class CostModel:
         """Seconds by which drafting costs more where so many tokens have come since the sequence drafted."""
         return self._pace * lag * self._catch_up[0] / self._catch_up[1] if self._catch_up[1] else 0.0
 
-    def add_feed(self, rows: int, seconds: float) -> None:
-        """A step has computed so many rows of prompts, during which the drafter took so many seconds."""
-        kept = 1 - 1 / COST_MEMORY
-        self._feed = self._feed[0] * kept + seconds / self._pace, self._feed[1] * kept + rows
-
-    def feed(self, num_prompt: int) -> float:
-        """Seconds that the drafter takes while a prompt of so many tokens is computed, if it follows."""
-        return self._pace * num_prompt * self._feed[0] / self._feed[1] if self._feed[1] else 0.0
-
     def add_idle(self, seconds: float, share: float = 1.0) -> None:
         """A step has passed in which the drafter was not asked; it was told what happened."""
         self._idle.add(0, seconds / self._pace, share)
@@ -170,7 +160,6 @@ class CostModel:
             "draft": [[key, curve.state()] for key, curve in self._draft.items() if curve],
             "slope": self._slope.value,
             "catch_up": list(self._catch_up),
-            "feed": list(self._feed),
         }
 
     @classmethod
@@ -190,7 +179,8 @@ class CostModel:
         for batch, points in state["draft"]:
             costs._draft[int(_within(batch, 1e6))].restore(points)
         costs._slope.value = _within(state["slope"], 1.0)
-        costs._catch_up, costs._feed = (_share(state.get(key, (0.0, 0.0))) for key in ("catch_up", "feed"))
+        seconds, tokens = state.get("catch_up", (0.0, 0.0))
+        costs._catch_up = _within(seconds, 1e6), _within(tokens, 1e9)
         return costs
 
 
@@ -234,12 +224,6 @@ def _nearest(curves: Mapping[tuple[str, int], Curve], wanted: tuple[str, int]) -
         key=lambda key: (key[0] != wanted[0], abs(key[1] - wanted[1])),
         default=None,
     )
-
-
-def _share(value: Any) -> tuple[float, float]:
-    """Seconds and tokens, if they are such; errors as of `_within`."""
-    seconds, tokens = value
-    return _within(seconds, 1e6), _within(tokens, 1e9)
 
 
 def _within(value: Any, most: float) -> float:

@@ -62,12 +62,11 @@ class Lessons:
         self.steps += 1
         self._noted.append((self.steps, cost, outcomes))
 
-    def learn(self, planned_kind: str, num_planned: int, is_drafting: bool) -> int:
+    def learn(self, planned_kind: str, num_planned: int) -> int:
         """Learn: acceptance step by step, costs by the mean of each kind of step.
 
         Args:
             planned_kind: of requests, in steps of so many sequences (`num_planned`).
-            is_drafting: the plan has drafts, so that the drafter follows prompts, too, while they are computed.
 
         Returns:
             Tokens that came in those of these steps in which somebody drafted.
@@ -77,8 +76,6 @@ class Lessons:
         tokens = 0
         for number, cost, outcomes in noted:
             asked = self._learn_acceptance(number, outcomes)
-            if is_drafting and cost.num_prompt_rows:
-                self._costs.add_feed(cost.num_prompt_rows, cost.time_draft)
             batch = len(outcomes)
             if asked.count:
                 tokens += batch + sum([len(outcome.verdict.path) for outcome in outcomes])

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from forerun.policy import Acceptance, AutoBudget, CostModel, FixedBudget, Probes, StepCost
-from forerun.policy.lessons import Lessons
+from forerun.policy import AutoBudget, CostModel, FixedBudget
 from forerun.policy.pauses import Pauses
 from forerun.types import Sequence
 from worlds import GREEDY, World, best_fixed, live
@@ -62,29 +61,6 @@ def test_what_a_first_draft_costs_beyond_the_usual_is_that_of_its_tokens() -> No
     assert CostModel.restored({**costs.state(), "target": [], "draft": []}).catch_up(50) > 0
     with pytest.raises(ValueError, match="outside"):
         CostModel.restored({**costs.state(), "catch_up": [-1.0, 1.0]})
-
-
-@pytest.mark.parametrize("batch", [1, 4])
-def test_what_prompts_cost_the_drafter_counts(batch: int) -> None:
-    """A drafter that drafts follows the prompts of others: a part of what each answer costs."""
-    world = World(**{**PAYING.__dict__, "batch": batch, "catch_up": 0.0})
-    shares = []
-    for seconds in (0.0, 0.01, 1.0):  # for each token of a prompt; of 200 tokens, beside answers of 128
-        budget = AutoBudget()
-        budget.costs.add_feed(100, 100 * seconds)
-        assert budget.costs.feed(50) == pytest.approx(50 * seconds)
-        assert CostModel.restored(budget.costs.state()).feed(50) == pytest.approx(budget.costs.feed(50))
-        shares.append(np.mean([any(own) for own in live(world, budget, 300).budgets[50:]]))
-    assert shares[0] > 0.9 and shares[1] > 0.9 and shares[2] < 0.2
-
-
-def test_prompts_teach_it_while_there_are_drafts() -> None:
-    costs, acceptance = CostModel(), Acceptance()
-    lessons = Lessons(costs, acceptance, Probes(), Pauses())
-    for is_drafting, expected in ((False, 0.0), (True, 0.5)):
-        lessons.note(StepCost(101, 100, 5, 1.0, 9.0, 0.0), [])
-        assert lessons.learn("greedy", 1, is_drafting) == 0
-        assert costs.feed(50) == pytest.approx(expected)
 
 
 def test_pauses() -> None:
