@@ -48,7 +48,7 @@ class Server:
         self._session = http.ClientSession(
             headers=self._headers,
             timeout=http.ClientTimeout(total=self._limit),
-            # some servers (llama.cpp's) close a connection after a stream without saying so: the next request would fail
+            # some servers (llama.cpp's) close a connection after a stream and do not say so: the next request fails
             connector=http.TCPConnector(limit=0, force_close=True),
             read_bufsize=1 << 18,
         )
