@@ -207,16 +207,15 @@ class AutoBudget(Budget):
 
         rate, plain: tokens per second of all sequences together with drafts and without.
         """
-        lost = self._catching_up([sequence], [1])
+        lost = self._catching_up([sequence])
         return lost == 0 or lost <= min(max(HORIZON, sequence.num_output), max(sequence.room, 1)) * (
             1 / plain - 1 / rate
         )
 
-    def _catching_up(self, sequences: Seq[Sequence], budgets: Seq[int]) -> float:
-        """Seconds until the drafter has computed with all tokens of those that are to draft."""
+    def _catching_up(self, sequences: Seq[Sequence]) -> float:
+        """Seconds until the drafter has computed with all tokens of these, if they are to draft."""
         step = self._lessons.steps + 1
-        drafting = [sequence for sequence, budget in zip(sequences, budgets, strict=True) if budget]
-        return self.costs.catch_up(sum([self._pauses.lag(sequence, step) for sequence in drafting]))
+        return self.costs.catch_up(sum([self._pauses.lag(sequence, step) for sequence in sequences]))
 
     def _gains_alone(self, batch: int, context: float) -> bool:
         """Whether drafting as good as it is on average in this batch would pay for one sequence alone."""
@@ -244,7 +243,8 @@ class AutoBudget(Budget):
         if not idle:
             return other if self._probes.buy(seconds - tokens / self._rate) else None
         steps = PROBE_LENGTHS[self._trials % len(PROBE_LENGTHS)]
-        if not self._probes.buy(steps * (seconds - tokens / self._rate) + self._catching_up(sequences, other)):
+        asked = [sequence for sequence, budget in zip(sequences, other, strict=True) if budget]
+        if not self._probes.buy(steps * (seconds - tokens / self._rate) + self._catching_up(asked)):
             return None
         self._trials += 1
         self._forgone = steps * seconds * self._rate

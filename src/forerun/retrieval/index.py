@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from forerun.retrieval.file import SUFFIX_BYTES, Header, open_file
+from forerun.retrieval.file import Header, open_file
 
 _log = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ class Index:
     @property
     def nbytes(self) -> int:
         """Bytes that may come to lie in memory: the file's, and the suffix array of a compact one."""
-        return self.header.num_tokens * (self.header.token_bytes + SUFFIX_BYTES)
+        return self.tokens.nbytes + self.suffixes.nbytes
 
     def find(self, context: Seq[int], min_ngram: int, max_ngram: int) -> Match | None:
         """The longest n-gram at the context's end that the corpus holds inside one document.
