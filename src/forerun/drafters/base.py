@@ -23,12 +23,15 @@ class Traits:
         whole_draft: nodes of its drafts, where fewer would do it harm: an automatic K is this or 0. None: any number.
         reads_prediction: it uses `Sequence.prediction`.
         writes_cache: it feeds rows into `Sequence.cache`, so no other drafter may do so in the same step.
+        catches_up: it computes with a sequence's tokens when it first drafts for it, or before: time that would be
+            saved if it never did.
     """
 
     cost_key: tuple[str, ...] = ()
     whole_draft: int | None = None
     reads_prediction: bool = False
     writes_cache: bool = False
+    catches_up: bool = False
 
     @classmethod
     def merged(cls, name: str, parts: Iterable[Traits]) -> Traits:
@@ -43,6 +46,7 @@ class Traits:
             max(whole) if whole and len(whole) == len(every) else None,
             any(part.reads_prediction for part in every),
             any(part.writes_cache for part in every),
+            any(part.catches_up for part in every),
         )
 
 

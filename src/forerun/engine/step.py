@@ -242,7 +242,9 @@ def _budget_of(offer: Offer, config: EngineConfig, target: LanguageModel) -> Bud
         k = offer.num_draft_tokens
     if isinstance(k, int):
         return FixedBudget(k)
-    return automatic_budget(whole_draft=traits.whole_draft, cost_key=(identity(target), *traits.cost_key))
+    return automatic_budget(
+        whole_draft=traits.whole_draft, cost_key=(identity(target), *traits.cost_key), catches_up=traits.catches_up
+    )
 
 
 def _budget_of_grammars(config: EngineConfig, target: LanguageModel) -> Budget:

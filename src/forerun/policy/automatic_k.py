@@ -52,6 +52,7 @@ class AutoBudget(Budget):
         stored: measured costs, shared with other engines; None begins with none, and keeps none.
         max_tokens: K is never larger.
         acceptance: what is known of it to begin with.
+        catches_up: as `Lessons` has it.
     """
 
     def __init__(
@@ -59,6 +60,8 @@ class AutoBudget(Budget):
         stored: StoredCosts | None = None,
         max_tokens: int = MAX_NUM_DRAFT_TOKENS,
         acceptance: Acceptance | None = None,
+        *,
+        catches_up: bool = False,
     ) -> None:
         self._stored = stored
         self.costs = CostModel() if stored is None else stored.costs
@@ -66,7 +69,7 @@ class AutoBudget(Budget):
         self._max = max_tokens
         self.acceptance = acceptance or Acceptance(max_tokens)
         self._probes, self._pauses = Probes(), Pauses()
-        self._lessons = Lessons(self.costs, self.acceptance, self._probes, self._pauses)
+        self._lessons = Lessons(self.costs, self.acceptance, self._probes, self._pauses, catches_up)
         self._chosen: dict[Sequence, int] = {}  # the standing plan
         self._planned: list[Sequence] = []
         self._kind = ""
@@ -274,7 +277,7 @@ class AutoBudget(Budget):
         return [min(budget + (budget + 1) // 2, self._places) for budget in budgets]
 
 
-def automatic_budget(*, whole_draft: int | None, cost_key: tuple[str, ...] | None) -> Budget:
+def automatic_budget(*, whole_draft: int | None, cost_key: tuple[str, ...] | None, catches_up: bool = False) -> Budget:
     """K chosen by measurement.
 
     Args:
@@ -282,12 +285,13 @@ def automatic_budget(*, whole_draft: int | None, cost_key: tuple[str, ...] | Non
         cost_key: all that costs depend on besides machine and threads (models, their number format, the drafter):
             the budget begins with the costs that earlier engines of the same key measured, and keeps what it
             measures. None begins with nothing and keeps nothing.
+        catches_up: as `Lessons` has it.
     """
     if whole_draft is not None:
         return WholeBudget(whole_draft)
     if cost_key is None:
-        return AutoBudget()
-    return AutoBudget(StoredCosts(costs_setting(cost_key)), acceptance=prior(cost_key))
+        return AutoBudget(catches_up=catches_up)
+    return AutoBudget(StoredCosts(costs_setting(cost_key)), acceptance=prior(cost_key), catches_up=catches_up)
 
 
 def _within_room(budgets: Seq[int], sequences: Seq[Sequence]) -> list[int]:

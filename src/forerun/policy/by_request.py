@@ -56,7 +56,7 @@ class BudgetByRequest(Budget):
             self._budgets[name].observe(cost, outcomes)
             return
         # rows that are no drafts' hide what a step costs, and so do those of other drafters
-        hidden = replace(cost, num_prompt_rows=max(cost.num_prompt_rows, 1))
+        hidden = replace(cost, num_prompt_rows=max(cost.num_prompt_rows, 1), time_draft=0.0)
         for name, places in groups.items():
             self._budgets[name].observe(hidden, [outcomes[place] for place in places])
 

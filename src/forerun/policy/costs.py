@@ -45,6 +45,7 @@ class CostModel:
         self._draft: defaultdict[int, Curve] = defaultdict(partial(Curve, MAX_NUM_DRAFT_TOKENS + 1, flat=False))
         self._idle = Curve(1)
         self._catch_up = (0.0, 0.0)  # seconds and tokens, of which earlier ones have lost weight
+        self._following = (0.0, 0.0)  # the same of what was computed with before a first draft asked for it
         self._context: dict[tuple[str, int], float] = {}
         self._slope = _Slope()
         self._pace = 1.0
@@ -133,16 +134,28 @@ class CostModel:
         curve, paced = self._draft[bucket(batch)], seconds / self._pace
         if curve:
             usual = float(curve.table(budget + 1)[budget])
-            kept = 1 - 1 / COST_MEMORY
-            self._catch_up = self._catch_up[0] * kept + max(paced - usual, 0.0), self._catch_up[1] * kept + lag
+            self._catch_up = _added(self._catch_up, max(paced - usual, 0.0), lag)
             if paced < usual:  # without catching up it would have been even less
                 curve.add(budget, paced, FIRST_SHARE)
         else:
             curve.add(budget, paced / (1 + CATCH_UP_SHARE * lag), FIRST_SHARE)
 
+    def add_following(self, seconds: float, tokens: int) -> None:
+        """A drafter that might have put it off has computed with prompts beside the target.
+
+        Args:
+            seconds: in the drafter, in steps that held prompts and in which nobody drafted.
+            tokens: of the sequences that came with these steps, computed or taken over from others.
+        """
+        idle = float(self._idle.table()[0]) if self._idle else 0.0
+        self._following = _added(self._following, max(seconds / self._pace - idle, 0.0), tokens)
+
     def catch_up(self, lag: int) -> float:
-        """Seconds by which drafting costs more where so many tokens have come since the sequence drafted."""
-        return self._pace * lag * self._catch_up[0] / self._catch_up[1] if self._catch_up[1] else 0.0
+        """Seconds that drafting costs more where so many tokens have come since the sequence drafted; those that were
+        spent before the first draft, to follow it, included."""
+        return (
+            self._pace * lag * sum(seconds / tokens for seconds, tokens in (self._catch_up, self._following) if tokens)
+        )
 
     def add_idle(self, seconds: float, share: float = 1.0) -> None:
         """A step has passed in which the drafter was not asked; it was told what happened."""
@@ -160,6 +173,7 @@ class CostModel:
             "draft": [[key, curve.state()] for key, curve in self._draft.items() if curve],
             "slope": self._slope.value,
             "catch_up": list(self._catch_up),
+            "following": list(self._following),
         }
 
     @classmethod
@@ -179,8 +193,7 @@ class CostModel:
         for batch, points in state["draft"]:
             costs._draft[int(_within(batch, 1e6))].restore(points)
         costs._slope.value = _within(state["slope"], 1.0)
-        seconds, tokens = state.get("catch_up", (0.0, 0.0))
-        costs._catch_up = _within(seconds, 1e6), _within(tokens, 1e9)
+        costs._catch_up, costs._following = _account(state, "catch_up"), _account(state, "following")
         return costs
 
 
@@ -224,6 +237,18 @@ def _nearest(curves: Mapping[tuple[str, int], Curve], wanted: tuple[str, int]) -
         key=lambda key: (key[0] != wanted[0], abs(key[1] - wanted[1])),
         default=None,
     )
+
+
+def _added(account: tuple[float, float], seconds: float, tokens: int) -> tuple[float, float]:
+    """Seconds and tokens, with more of them; those before lose weight."""
+    kept = 1 - 1 / COST_MEMORY
+    return account[0] * kept + seconds, account[1] * kept + tokens
+
+
+def _account(state: Mapping[str, Any], name: str) -> tuple[float, float]:
+    """Seconds and tokens, if the state has any."""
+    seconds, tokens = state.get(name, (0.0, 0.0))
+    return _within(seconds, 1e6), _within(tokens, 1e9)
 
 
 def _within(value: Any, most: float) -> float:

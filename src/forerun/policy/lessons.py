@@ -45,10 +45,15 @@ class Lessons:
 
     Args:
         costs, acceptance, probes, pauses: learn of them.
+        catches_up: the drafter computes with prompts because it may be asked for drafts; it need not follow them.
     """
 
-    def __init__(self, costs: CostModel, acceptance: Acceptance, probes: Probes, pauses: Pauses) -> None:
+    def __init__(
+        self, costs: CostModel, acceptance: Acceptance, probes: Probes, pauses: Pauses, catches_up: bool = False
+    ) -> None:
         self._costs, self._acceptance, self._probes, self._pauses = costs, acceptance, probes, pauses
+        self._catches_up = catches_up
+        self._following = 0.0  # seconds in the drafter, in steps that held prompts
         self._noted: list[tuple[int, StepCost, Seq[Outcome]]] = []
         self.steps = 0
 
@@ -85,6 +90,11 @@ class Lessons:
                 kinds.setdefault(key, []).append((cost, asked))
             elif batch:  # in a crowd there may be prompts in nearly every step
                 self._probes.earn(cost.seconds)
+            if cost.num_prompt_rows and not asked.count:
+                self._following += cost.time_draft
+        if self._catches_up and (came := self._pauses.tokens_that_came()):  # they come when their prompts are done
+            self._costs.add_following(self._following, came)
+            self._following = 0.0
         for (kind, batch, num_rows, *_), steps in kinds.items():
             self._learn_costs(kind, batch, num_rows, steps)
         return tokens

@@ -11,11 +11,12 @@ class Pauses:
     A drafter that computes with the tokens before has to catch up with them.
     """
 
-    __slots__ = ("_lengths", "_steps")
+    __slots__ = ("_came", "_lengths", "_steps")
 
     def __init__(self) -> None:
         self._steps: dict[Sequence, int] = {}  # the last step in which it drafted, or the one before it came
         self._lengths: dict[Sequence, int] = {}  # its tokens when it drafted last
+        self._came = 0
 
     def __len__(self) -> int:
         """Sequences that are followed."""
@@ -23,7 +24,14 @@ class Pauses:
 
     def come(self, sequence: Sequence, step: int) -> None:
         """It takes part from the next step on; nothing happens if it does already."""
-        self._steps.setdefault(sequence, step)
+        if sequence not in self._steps:
+            self._steps[sequence] = step
+            self._came += len(sequence.token_ids)
+
+    def tokens_that_came(self) -> int:
+        """Those of the sequences that have come since this was asked."""
+        count, self._came = self._came, 0
+        return count
 
     def drafted(self, sequence: Sequence, step: int) -> None:
         """It has been asked for a draft in this step."""

@@ -104,8 +104,9 @@ class EngineTrials:
 
     def _automatic(self, arm: Arm, drafter: Drafter) -> Budget:
         """A budget that begins with the costs that are known here, as that of any other engine."""
-        key = self._cost_key(drafter)
-        budget = self._budgets[arm] = automatic_budget(whole_draft=drafter.traits.whole_draft, cost_key=key)
+        key, traits = self._cost_key(drafter), drafter.traits
+        budget = automatic_budget(whole_draft=traits.whole_draft, cost_key=key, catches_up=traits.catches_up)
+        self._budgets[arm] = budget
         return budget
 
     def _cost_key(self, drafter: Drafter) -> tuple[str, ...]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from forerun.policy import AutoBudget, CostModel, FixedBudget
+from forerun.policy import AutoBudget, CostModel, FixedBudget, Outcome, StepCost
 from forerun.policy.pauses import Pauses
-from forerun.types import Sequence
+from forerun.types import Draft, Sequence, Verdict
 from worlds import GREEDY, World, best_fixed, live
 
 PAYING = World(
@@ -63,9 +63,33 @@ def test_what_a_first_draft_costs_beyond_the_usual_is_that_of_its_tokens() -> No
         CostModel.restored({**costs.state(), "catch_up": [-1.0, 1.0]})
 
 
+def test_following_a_prompt_is_a_cost_of_drafting_where_it_might_have_been_put_off() -> None:
+    for catches_up in (True, False):
+        budget, own = AutoBudget(catches_up=catches_up), Sequence(0, [0] * 101, 100, GREEDY, max_length=400)
+        prompt = StepCost(num_rows=50, num_prompt_rows=50, context=0, time_draft=0.5, time_target=1.0, time_verify=0.0)
+        for _ in range(2):
+            budget.observe(prompt, [])
+        for _ in range(8):  # plain ones, in which the drafter is told what happened
+            plan = budget.plan([own])
+            cost = StepCost(1, 0, len(own.token_ids), 0.0, 1.0, 0.0)
+            budget.observe(cost, [Outcome(own, plan.budgets[0], Draft.empty(), Verdict([], 0))])
+            own.token_ids.append(0)
+        assert budget.costs.catch_up(202) == pytest.approx(2.0 if catches_up else 0.0, rel=0.1)
+
+
+def test_what_prompts_take_in_the_drafter_is_kept_with_the_other_costs() -> None:
+    costs = CostModel()
+    costs.add_idle(0.1)
+    costs.add_following(0.6, 100)
+    assert costs.catch_up(50) == pytest.approx(0.25)
+    assert CostModel.restored(costs.state()).catch_up(50) == pytest.approx(0.25)
+
+
 def test_pauses() -> None:
     pauses, sequence = Pauses(), Sequence(0, [0] * 30, 30, GREEDY, max_length=100)
     pauses.come(sequence, 4)
+    pauses.come(sequence, 5)
+    assert pauses.tokens_that_came() == 30 and pauses.tokens_that_came() == 0
     assert pauses.lag(sequence, 5) == 30 and not pauses.has_paused(sequence, 5)
     assert pauses.has_paused(sequence, 6)
     pauses.drafted(sequence, 6)

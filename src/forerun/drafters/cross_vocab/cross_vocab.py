@@ -94,7 +94,9 @@ class CrossVocab(Drafter):
     @property
     def traits(self) -> Traits:
         inner = Traits() if self._inner is None else self._inner.traits
-        return Traits((type(self).__name__, self._mode, *inner.cost_key), inner.whole_draft)
+        return Traits(
+            (type(self).__name__, self._mode, *inner.cost_key), inner.whole_draft, catches_up=inner.catches_up
+        )
 
     @property
     def nbytes(self) -> int:

@@ -8,7 +8,7 @@ replacement from the draft model's distribution (Sequoia, 2402.12374), or they a
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -142,7 +142,8 @@ class DraftTree(ModelDrafter):
     @property
     def traits(self) -> Traits:
         options = f"{self._shape} drawn={self._drawn} width={self._width} min_gain={self._min_gain}"
-        return Traits((*super().traits.cost_key, options))
+        inherited = super().traits
+        return replace(inherited, cost_key=(*inherited.cost_key, options))
 
     _num_ranks = len(_RATES)
     """Ranks of a child whose acceptance is measured apart."""

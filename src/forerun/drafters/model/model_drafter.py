@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence as Seq
 from dataclasses import replace
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from forerun.drafters.base import Binding, Drafter, NamedModel, Traits
 from forerun.drafters.model.draft_cache import DraftState
 from forerun.drafters.model.draft_pool import affordable, has_room
 from forerun.drafters.model.draft_quantisation import check_draft_quantisation
+from forerun.drafters.model.following import Following
 from forerun.errors import DrafterError
 from forerun.models import Forward, LanguageModel, Rows, find_tokenizer, identity, inherited_dtype, load_draft_model
 from forerun.models.non_finite import first_non_finite_tensor
@@ -28,9 +30,6 @@ _log = logging.getLogger(__name__)
 
 MAX_LAG = 32
 """Committed tokens the draft model may be behind before it catches up without being asked to draft."""
-IDLE_STEPS = 64
-"""Steps in a row without a draft, after which the draft model catches up only when it is asked: where a batch is too
-large for drafts to pay, to compute its prompts a second time would be lost."""
 
 
 class ModelDrafter(Drafter):
@@ -58,7 +57,7 @@ class ModelDrafter(Drafter):
         self._model: LanguageModel | None = None
         self._states: dict[Sequence, DraftState] = {}
         self._reported = False
-        self._idle_steps = 0  # since the last draft
+        self._following = Following()
 
     @property
     def pools(self) -> tuple[Pool, ...]:
@@ -75,11 +74,11 @@ class ModelDrafter(Drafter):
     @property
     def traits(self) -> Traits:
         model = () if self._model is None else (identity(self._model),)
-        return Traits((type(self).__name__, *model))
+        return Traits((type(self).__name__, *model), catches_up=self._may_fall_behind)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the draft model's caches."""
+        """Bytes of its caches."""
         return sum(state.cache.nbytes for state in self._states.values())
 
     def models_to_load(self, target_name: str) -> tuple[NamedModel, ...]:
@@ -136,35 +135,35 @@ class ModelDrafter(Drafter):
         self._vocab_size = target.vocab_size
         self._pipeline = LogitsPipeline(target.vocab_size, target.eos_token_ids)
         self._generator = torch.Generator()
-        if binding.seed is None:
-            self._generator.seed()
-        else:
-            self._generator.manual_seed(binding.seed)
+        self._generator.seed() if binding.seed is None else self._generator.manual_seed(binding.seed)
 
     def start(self, sequence: Sequence) -> None:
         view = sequence
         if sequence.params.greedy and not self._pipeline.is_identity(sequence.params):
             view = replace(sequence, params=replace(unfiltered(sequence.params), temperature=1.0))
         self._states[sequence] = state = self._new_state(sequence, view)
+        self._following.start(sequence)
         self._pipeline.start(view)
         if self._has_own_caches and self._prefix_reuse:
             self._take_over(state)
 
     def stop(self, sequence: Sequence) -> None:
         state = self._states.pop(sequence, None)
+        self._following.stop(sequence)
         if state is not None:
             self._pipeline.stop(state.view)
             self._free(state)
 
     def commit(self, steps: Seq[Step]) -> None:
         behind = []
-        self._idle_steps += 1
-        is_idle = self._may_fall_behind and self._idle_steps > IDLE_STEPS
         for step in steps:
             state = self._states[step.sequence]
             state.count_trials()
             state.settle()
-            if not is_idle and step.num_computed - state.shift - state.cache.length >= MAX_LAG:
+            if step.verdict is not None:
+                self._following.step(step.sequence)
+            follows = not self._may_fall_behind or self._following.follows(step.sequence)
+            if follows and step.num_computed - state.shift - state.cache.length >= MAX_LAG:
                 behind.append((state, step.num_computed))
         if behind:
             self._catch_up([state for state, _ in behind], MAX_LAG, [end for _, end in behind])
@@ -201,7 +200,8 @@ class ModelDrafter(Drafter):
 
     def _affordable(self, sequences: Seq[Sequence], budgets: Seq[int], num_rows: Seq[int]) -> list[int]:
         """As `affordable`, of these sequences, which are to draft."""
-        self._idle_steps = 0
+        for sequence in compress(sequences, budgets):
+            self._following.asked(sequence)
         return affordable(self.model.pool, [self._states[sequence] for sequence in sequences], budgets, num_rows)
 
     def _room(self, sequence: Sequence, budget: int) -> int:
