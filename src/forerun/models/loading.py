@@ -8,10 +8,11 @@ from typing import Any, Literal
 
 import torch
 
-from forerun.config import DEFAULT_DTYPE, NATIVE, REFERENCE
+from forerun.config import DEFAULT_DTYPE, NATIVE, REFERENCE, TRITON
 from forerun.device import resolve_device
 from forerun.errors import ConfigError, ForerunError, ModelLoadError, UnsupportedModelError
 from forerun.files.foreign_errors import reason
+from forerun.kernels.triton.availability import wants_triton
 from forerun.models.adapter import adapter_tokenizer
 from forerun.models.configuration import OUTPUT_TOKENS, context_length, refuse_unservable
 from forerun.models.decoders import library_for, make_decoder
@@ -285,4 +286,6 @@ def _assemble(
         output_tokens=output_tokens,
     )
     model.kernels = REFERENCE if library is None else f"{NATIVE} {library.instructions}"
+    if wants_triton():
+        model.kernels = TRITON
     return model
