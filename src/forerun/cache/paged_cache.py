@@ -17,7 +17,8 @@ from forerun.kernels.triton.page_layout import DevicePageLayout
 
 
 class PagedCache(SequenceCache):
-    """Keys and values in pages (`kernels/page_layout.py`, `kernels/triton/page_layout.py`), which never move. Growth copies nothing.
+    """Keys and values in pages that never move, in one of two forms (`kernels/page_layout.py`, and that of
+    `kernels/triton/`). Growth copies nothing.
 
     The first pages may be shared: they are published, or another cache holds them too. Shared pages are never written.
     Where the cache was truncated into one, its first positions are copied to a new page before the next rows are

@@ -69,8 +69,8 @@ def _by_triton(
     check_place(hf.device, dtype)
     if kind != "llama":
         raise UnsupportedModelError(
-            f"{KERNELS_VARIABLE} is {TRITON}, but its kernels compute the Llama family (Llama, Mistral, Qwen2, Qwen3), not "
-            f"{hf.config.model_type}. Unset {KERNELS_VARIABLE} to compute it in PyTorch."
+            f"{KERNELS_VARIABLE} is {TRITON}, but its kernels compute the Llama family (Llama, Mistral, Qwen2, Qwen3), "
+            f"not {hf.config.model_type}. Unset {KERNELS_VARIABLE} to compute it in PyTorch."
         )
     from forerun.models.triton_llama import TritonLlamaDecoder  # it imports triton
 

@@ -50,8 +50,8 @@ class Rotation:
 
 
 def half_tables(inverse_frequencies: Tensor, scaling: float, length: int) -> tuple[Tensor, Tensor]:
-    """[length, D / 2] cosines and sines of the angles by which numbers i and i + D / 2 of each head are turned; computed
-    in float32, as Transformers does."""
+    """[length, D / 2] cosines and sines of the angles by which numbers i and i + D / 2 of each head are turned;
+    computed in float32, as Transformers does."""
     angles = torch.outer(torch.arange(length, dtype=torch.float32), inverse_frequencies)
     return (angles.cos() * scaling).contiguous(), (angles.sin() * scaling).contiguous()
 

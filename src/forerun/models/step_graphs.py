@@ -41,7 +41,7 @@ class StepGraphs:
     def _captured(self, compute: Callable[[], None]) -> torch.cuda.CUDAGraph:
         """What is compiled, loaded or allocated at the first call must not be while kernels are recorded, so that it is
         run once before. That changes nothing: a step writes the same keys and values again."""
-        stream = torch.cuda.Stream(self._device)
+        stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(stream):
             compute()

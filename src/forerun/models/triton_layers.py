@@ -51,7 +51,7 @@ class TritonWeights:
         takes: the type in which products take their inputs.
         base: the page that distances of pages are counted from.
         num_heads, num_kv_heads, head_dim: of attention.
-        layer_size: numbers of one layer in a page.
+        layer_starts: by layer, the first number of its keys in a page.
     """
 
     embedding: Tensor | QuantisedEmbedding
@@ -65,7 +65,7 @@ class TritonWeights:
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    layer_size: int
+    layer_starts: Sequence[int]
 
 
 class TritonStep:
@@ -153,7 +153,7 @@ class TritonStep:
         """[rows, H, D]; keys and values are written."""
         weights, bucket = self._weights, len(normed)
         query, out = self._query[:bucket], self._attended[:bucket]
-        start = index * weights.layer_size
+        start = weights.layer_starts[index]
         sums = self._product(layer.qkv, normed)
         rotate_and_write(
             sums,

@@ -72,7 +72,7 @@ class TritonLlamaDecoder(LayerRangeDecoder):
             num_heads=heads,
             num_kv_heads=kv_heads,
             head_dim=width,
-            layer_size=planner.layout.size // len(windows),
+            layer_starts=planner.layout.layer_starts,
         )
         self._tile_rows = TILE // (heads // kv_heads)
         self._capacity = Capacity.of(reach, self._tile_rows)
@@ -126,8 +126,8 @@ class TritonLlamaDecoder(LayerRangeDecoder):
         return self._weights.head.rows(token_ids)
 
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """The weights' numbers by names like those of Transformers' parameters, as they are packed: query, key and value
-        are one, gate and up another; codes, which are finite, are left out."""
+        """The weights' numbers by names like those of Transformers' parameters, as they are packed: query, key and
+        value are one, gate and up another; codes, which are finite, are left out."""
         if not isinstance(self._weights.embedding, QuantisedEmbedding):
             yield "model.embed_tokens.weight", self._weights.embedding
         yield "model.norm.weight", self._weights.norm
@@ -161,8 +161,8 @@ class TritonLlamaDecoder(LayerRangeDecoder):
             parts.append(self._step.x[: end - start].clone())
             for kept, (_, states) in zip(tapped, targets, strict=True):
                 kept.append(states[: end - start].clone())
-        for layer, states in zip(layers, tapped, strict=True):
-            taps.take(layer, torch.cat(states))
+        for layer, of_pieces in zip(layers, tapped, strict=True):
+            taps.take(layer, torch.cat(of_pieces))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _compute(self, bucket: int, targets: Sequence[tuple[int, Tensor]]) -> None:
@@ -186,7 +186,7 @@ class TritonLlamaDecoder(LayerRangeDecoder):
         return self._step.normed(x)
 
     def _fed(self, layout: Layout) -> Iterator[tuple[int, int, int]]:
-        """Bring a forward to the device piece by piece. Gives each piece's rows and bucket while its words lie there."""
+        """Bring a forward to the device piece by piece: each piece's rows and bucket, while its words lie there."""
         self._words.check(layout, len(self._weights.tables.cos))
         for tiles in pieces(self._words.plan_of(layout), self._tile_rows, self._capacity):
             start, end = tiles[0].first, tiles[-1].end

@@ -74,8 +74,8 @@ def native_for(device: torch.device) -> Library | None:
 
 
 def in_use() -> str | None:
-    """Which kernels models of this process got, as figures name them: "native avx512", "triton", "reference"; None where
-    no model has asked for native ones."""
+    """Which kernels models of this process got, as figures name them: "native avx512", "triton", "reference"; None
+    where no model has asked for native ones."""
     asked = os.environ.get(KERNELS_VARIABLE)
     if asked in (REFERENCE, TRITON):
         return asked

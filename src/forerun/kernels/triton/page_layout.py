@@ -26,7 +26,7 @@ class DevicePageLayout:
         dtype: of keys and values.
         device: where pages lie.
         size: numbers in a page. nbytes: of a page.
-        layer_size: numbers of one layer in a page.
+        layer_starts: by layer, the first number of its keys in a page.
 
     Args:
         shapes: by layer, all the same: heads of keys, width of a key, width of a value, which is the same too.
@@ -40,8 +40,9 @@ class DevicePageLayout:
         self.shapes = list(shapes)
         self.dtype, self.device = dtype, device
         self._view = (num_layers, 2, heads, PAGE, width)
-        self.layer_size = 2 * heads * PAGE * width
-        self.size = num_layers * self.layer_size
+        layer_size = 2 * heads * PAGE * width
+        self.layer_starts = [layer * layer_size for layer in range(num_layers)]
+        self.size = num_layers * layer_size
         self.nbytes = self.size * dtype.itemsize
 
     def new_page(self) -> Tensor:
