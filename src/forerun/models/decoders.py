@@ -20,6 +20,7 @@ from forerun.models.linear import FloatMaker, Maker
 from forerun.models.llama import LlamaDecoder
 from forerun.models.model import Decoder
 from forerun.models.native_llama import NativeLlamaDecoder
+from forerun.models.quantising import QuantisedMaker
 
 if TYPE_CHECKING:
     from forerun.models.triton_llama import TritonLlamaDecoder
@@ -74,4 +75,7 @@ def _by_triton(
         )
     from forerun.models.triton_llama import TritonLlamaDecoder  # it imports triton
 
+    assert maker is None or isinstance(
+        maker, QuantisedMaker
+    )  # ranks, which have makers of their own, compute elsewhere
     return TritonLlamaDecoder(hf, dtype, maker, output_tokens)

@@ -23,8 +23,8 @@ from forerun.models.attention.base import LayerAttention, Layout, Planner
 from forerun.models.attention.path_planner import PathPlanner
 from forerun.models.configuration import context_length
 from forerun.models.layer_ranges import LayerRangeDecoder
-from forerun.models.linear import Maker
 from forerun.models.llama import layer_windows
+from forerun.models.quantising import QuantisedMaker
 from forerun.models.rotation import half_tables
 from forerun.models.step_graphs import StepGraphs
 from forerun.models.step_words import StepWords
@@ -45,7 +45,7 @@ class TritonLlamaDecoder(LayerRangeDecoder):
     """
 
     def __init__(
-        self, model: Any, dtype: torch.dtype, maker: Maker | None = None, output_tokens: Tensor | None = None
+        self, model: Any, dtype: torch.dtype, maker: QuantisedMaker | None = None, output_tokens: Tensor | None = None
     ) -> None:
         config, device = model.config, model.device
         packer = WeightPacker(model, dtype, maker)

@@ -7,11 +7,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from forerun.config import KERNELS_VARIABLE
+from forerun.errors import UnsupportedModelError
 from forerun.kernels.quantised_embedding import QuantisedEmbedding
+from forerun.kernels.quantised_weight import QuantisedWeight
 from forerun.kernels.triton.availability import check_heads
 from forerun.kernels.triton.linear import FloatProduct, Product
-from forerun.models.linear import Maker, Part, of_rows
+from forerun.kernels.triton.quantised_linear import RowCodes, code_product
+from forerun.models.linear import Part, of_rows
 from forerun.models.llama import head_shape
+from forerun.models.quantising import QuantisedMaker
 from forerun.models.triton_layers import TritonLayer
 
 
@@ -20,18 +25,20 @@ class WeightPacker:
 
     Attributes:
         num_heads, num_kv_heads, head_dim: of attention.
-        takes: the type in which products take their inputs.
+        takes: the type in which products take their inputs, that of all that is not in codes.
         norm: the final norm's weight, float32.
 
     Raises:
-        UnsupportedModelError: the heads have a shape that the kernels do not compute.
+        UnsupportedModelError: the heads have a shape that the kernels do not compute, or codes of different forms stand
+            side by side.
     """
 
-    def __init__(self, model: Any, dtype: torch.dtype, maker: Maker | None) -> None:
+    def __init__(self, model: Any, dtype: torch.dtype, maker: QuantisedMaker | None) -> None:
         self._model, self._maker = model, maker
         self.num_heads, self.num_kv_heads, self.head_dim = head_shape(model.config)
         check_heads(type(model).__name__, self.num_heads, self.num_kv_heads, self.head_dim)
-        self.takes = dtype if maker is None else torch.float32
+        self.takes = dtype
+        self._row_codes = RowCodes(model.device)
         self.norm = _numbers(model.model.norm.weight)
 
     def outer(self, output_tokens: Tensor | None) -> tuple[Tensor | QuantisedEmbedding, Product]:
@@ -75,7 +82,15 @@ class WeightPacker:
         return packed
 
     def _product(self, parts: list[Part], bias: Tensor | None, *, is_head: bool = False) -> Product:
-        assert self._maker is None
+        if self._maker is not None:
+            codes = [self._maker.weight(part, is_outer=is_head) for part in parts]
+            if len({weight.form for weight in codes}) > 1:
+                names = ", ".join(part.name for part in parts)
+                raise UnsupportedModelError(
+                    f"{names} are in codes of different forms, which the Triton kernels do not multiply as one. Unset "
+                    f"{KERNELS_VARIABLE} to compute in PyTorch, or load a file that has them in one form."
+                )
+            return code_product(QuantisedWeight.cat(codes), bias, self.takes, self._row_codes)
         weights = [part.weight if part.rows is None else part.weight[part.rows] for part in parts]
         return FloatProduct(weights[0] if len(weights) == 1 else torch.cat(weights), bias)
 
