@@ -58,8 +58,8 @@ def check_tensor_parallel(tensor_parallel: int, device: str, adapter: object) ->
         )
     if wants_triton():
         raise ConfigError(
-            f"tensor_parallel is {tensor_parallel} and {KERNELS_VARIABLE} {TRITON}, but ranks compute on the CPU, where "
-            f"those kernels do not. Unset {KERNELS_VARIABLE}, or leave tensor_parallel out."
+            f"tensor_parallel is {tensor_parallel} and {KERNELS_VARIABLE} {TRITON}, but ranks compute on the CPU, "
+            f"where those kernels do not. Unset {KERNELS_VARIABLE}, or leave tensor_parallel out."
         )
     if adapter is not None:
         raise ConfigError(
