@@ -18,6 +18,8 @@ from triton_rig import DEVICE, DTYPES, INTERPRETED, MARKS, close, drawn
 
 pytestmark = MARKS
 SHAPES = [(96, 64), (33, 200), (64, 1100)] if INTERPRETED else [(96, 64), (33, 200), (6144, 4096), (4096, 14336)]
+TOLERANCE = {"int8": 1e-3}
+"""Activations are rounded to 16 bits."""
 KINDS = ("float", "int8", "int8-groups", "int4-groups", "int4-minima")
 
 

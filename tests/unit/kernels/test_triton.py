@@ -1,4 +1,4 @@
-"""The tests of the Triton kernels run in its interpreter, in a process of their own; each kernel is compiled for an H100.
+"""The tests of the Triton kernels run in its interpreter, in a process of their own; the kernels compile for an H100.
 
 Both need the package triton alone. Without it they are skipped.
 """
