@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -27,7 +28,7 @@ from forerun.train.padded import GRAIN, parse_parameters
 
 _GROUP = 4
 """Query heads per key head, at least."""
-Wide = LlamaForCausalLM | MistralForCausalLM
+Wide: TypeAlias = LlamaForCausalLM | MistralForCausalLM
 """What can be widened: both have the same weights."""
 _LAYERS = ((2e9, 12), (1e10, 32), (math.inf, 60))
 """Up to so many parameters, so many layers, at least: about what published models have."""
