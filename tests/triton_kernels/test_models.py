@@ -9,6 +9,8 @@ import torch
 
 pytest.importorskip("triton")
 
+from transformers import AutoConfig
+
 from families import VOCAB, make_family
 from forerun.config import KERNELS_VARIABLE, QUANTISATIONS
 from forerun.models import Model, Rows, load_model
@@ -97,3 +99,14 @@ def test_pages_are_published_adopted_forked_and_truncated(tmp_path: Path, monkey
     for cache in (first, adopted, forked):
         cache.free()
     model.pool.check_integrity()
+
+
+def test_the_memory_of_a_step_is_what_was_planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from forerun.models.triton_llama import TritonLlamaDecoder
+    from forerun.models.triton_memory import step_nbytes
+
+    folder = make_family("llama", tmp_path)
+    decoder = loaded(folder, "triton", torch.float32, monkeypatch).decoder
+    assert isinstance(decoder, TritonLlamaDecoder)
+    config = AutoConfig.from_pretrained(folder)
+    assert decoder.step_nbytes == step_nbytes(config, torch.float32)

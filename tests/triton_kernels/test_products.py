@@ -10,9 +10,8 @@ pytest.importorskip("triton")
 
 from forerun.kernels.quantised_linear import QuantisedLinear
 from forerun.kernels.quantised_weight import QuantisedWeight
-from forerun.kernels.triton.linear import Cut, FloatProduct, Product, multiply
+from forerun.kernels.triton.linear import FloatProduct, Product, multiply
 from forerun.kernels.triton.quantised_linear import RowCodes, channel_limit, code_product
-from forerun.kernels.triton.step_arrays import BUCKETS, TILE
 from kernel_cases import weight_of
 from triton_rig import DEVICE, DTYPES, INTERPRETED, MARKS, close, drawn
 
@@ -20,6 +19,7 @@ pytestmark = MARKS
 SHAPES = [(96, 64), (33, 200), (64, 1100)] if INTERPRETED else [(96, 64), (33, 200), (6144, 4096), (4096, 14336)]
 TOLERANCE = {"int8": 1e-3}
 """Activations are rounded to 16 bits."""
+OF_BITS = SHAPES[1] if INTERPRETED else SHAPES[2]
 KINDS = ("float", "int8", "int8-groups", "int4-groups", "int4-minima")
 
 
@@ -68,8 +68,8 @@ def test_with_a_scale_per_output_the_bits_are_those_of_the_reference(shape: tupl
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_row_alone_is_that_row_in_any_company(kind: str, dtype: torch.dtype) -> None:
-    product, _, _ = product_of(kind, SHAPES[1], dtype)
-    x = drawn(300, SHAPES[1][1]).to(dtype)
+    product, _, _ = product_of(kind, OF_BITS, dtype)
+    x = drawn(300, OF_BITS[1]).to(dtype)
     everything = multiply(product, x)
     for row in (0, 5, 15, 16, 33, 130, 255, 299):
         assert torch.equal(multiply(product, x[row : row + 1])[0], everything[row])
@@ -87,9 +87,3 @@ def test_every_count_of_rows_between_buckets(dtype: torch.dtype) -> None:
     everything = multiply(product, x)
     for count in range(1, 70, 1 if not INTERPRETED else 5):
         assert torch.equal(multiply(product, x[:count]), everything[:count])
-
-
-def test_a_cut_follows_the_shape_alone() -> None:
-    assert Cut.of(4096, 4096, 2) == Cut(64, 128, 4)
-    assert Cut.of(128256, 4096, 2).splits == 1
-    assert all(bucket % TILE == 0 for bucket in BUCKETS)

@@ -14,10 +14,8 @@ from forerun.kernels.triton.attention import PartialResults, attend
 from forerun.kernels.triton.linear import Product, add_splits
 from forerun.kernels.triton.norm import add_and_norm
 from forerun.kernels.triton.rotation import RotationTables, rotate_and_write
-from forerun.kernels.triton.step_arrays import BUCKETS, MAX_ROWS, Capacity, row_start
+from forerun.kernels.triton.step_arrays import BUCKETS, HEAD_ROWS, MAX_ROWS, Capacity, row_start
 
-HEAD_ROWS = 64
-"""Rows whose logits are computed together at most; a bucket."""
 _PROGRAMS = 256
 """That attention is spread over, for all key heads together: two for each multiprocessor of a large device."""
 
@@ -102,6 +100,12 @@ class TritonStep:
         self._sums = room(max(largest, head_largest))
         self._partial = PartialResults.of(capacity.items, weights.num_kv_heads, width, device)
         self._programs = max(1, _PROGRAMS // weights.num_kv_heads) if device.type == "cuda" else 1
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the memory that a step computes in."""
+        tensors = [each for each in vars(self).values() if isinstance(each, Tensor)]
+        return sum(each.nbytes for each in (*tensors, self._partial.results, self._partial.stats))
 
     @property
     def token_ids(self) -> Tensor:

@@ -18,7 +18,7 @@ from torch import Tensor
 from forerun.kernels.partition import Form
 from forerun.kernels.quantised_embedding import QuantisedEmbedding
 from forerun.kernels.triton.rotation import RotationTables
-from forerun.kernels.triton.step_arrays import BUCKETS, MAX_ROWS, TILE, Capacity, bucket_of, pieces
+from forerun.kernels.triton.step_arrays import BUCKETS, HEAD_ROWS, MAX_ROWS, TILE, Capacity, bucket_of, pieces
 from forerun.models.attention.base import LayerAttention, Layout, Planner
 from forerun.models.attention.path_planner import PathPlanner
 from forerun.models.configuration import context_length
@@ -29,7 +29,7 @@ from forerun.models.rotation import half_tables
 from forerun.models.step_graphs import StepGraphs
 from forerun.models.step_words import StepWords
 from forerun.models.taps import Taps
-from forerun.models.triton_layers import HEAD_BUCKETS, HEAD_ROWS, TritonStep, TritonWeights
+from forerun.models.triton_layers import HEAD_BUCKETS, TritonStep, TritonWeights
 from forerun.models.triton_weights import WeightPacker
 
 
@@ -82,6 +82,11 @@ class TritonLlamaDecoder(LayerRangeDecoder):
         self._graphs = StepGraphs(device)
         self._lock = Lock()  # one step at a time is computed in this memory
         self._capture_all()
+
+    @property
+    def step_nbytes(self) -> int:
+        """Bytes of what steps are computed in, and of the rotations."""
+        return self._step.nbytes + sum(table.nbytes for table in (self._weights.tables.cos, self._weights.tables.sin))
 
     def forward(self, layout: Layout, layers: Sequence[int] = ()) -> tuple[Tensor, Tensor | None]:
         """As `Decoder.forward`."""

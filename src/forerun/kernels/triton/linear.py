@@ -8,7 +8,6 @@ additions nobody promises to be the same. Up to four tiles share a block of the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -17,38 +16,11 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional as F
 
+from forerun.kernels.triton.product_cut import Cut
 from forerun.kernels.triton.step_arrays import MAX_ROWS, TILE, bucket_of
 
-_ENOUGH = 256
-"""Programs that keep the memory of a large device busy; fewer are split along the inputs."""
-_LEAST_PART = 512
-"""Inputs of a split at least."""
 _MOST_TILES = 4
 """Tiles of rows that share a block of the matrix: one, two or four."""
-_BLOCK_BYTES = 256
-"""Of one row of a block of the matrix."""
-
-
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """How a product is cut, by the shape of its matrix and nothing else.
-
-    Attributes:
-        block_n: outputs of a program. block_k: inputs that it adds at a time. splits: parts of the inputs.
-    """
-
-    block_n: int
-    block_k: int
-    splits: int
-
-    @classmethod
-    def of(cls, num_outputs: int, num_inputs: int, itemsize: int) -> Cut:
-        block_n = 64 if num_outputs >= 64 else max(16, triton.next_power_of_2(num_outputs))
-        block_k = min(_BLOCK_BYTES // itemsize, max(16, triton.next_power_of_2(num_inputs)))
-        splits, programs = 1, triton.cdiv(num_outputs, block_n)
-        while programs * splits < _ENOUGH and num_inputs // (2 * splits) >= _LEAST_PART:
-            splits *= 2
-        return cls(block_n, block_k, splits)
 
 
 @triton.jit

@@ -15,7 +15,8 @@ from torch.nn import functional as F
 
 from forerun.kernels.quantise import largest_row_code, symmetric_codes
 from forerun.kernels.quantised_weight import GROUP, QuantisedWeight
-from forerun.kernels.triton.linear import Cut, Product
+from forerun.kernels.triton.linear import Product
+from forerun.kernels.triton.product_cut import Cut
 from forerun.kernels.triton.step_arrays import MAX_ROWS, TILE
 
 _LARGEST = 127 * 256 + 127

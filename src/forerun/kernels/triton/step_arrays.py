@@ -27,6 +27,8 @@ MAX_ROWS = 256
 """Rows of the largest bucket: a chunk of a prompt."""
 BUCKETS = (16, 32, 64, 128, MAX_ROWS)
 """Rows that a forward is padded to."""
+HEAD_ROWS = 64
+"""Rows whose logits are computed together at most; a bucket."""
 SPLIT = 256
 """Keys whose attention is one partial result. It follows neither the batch nor the context, which would change bits."""
 TILE = 16
