@@ -74,6 +74,16 @@ def test_a_path_through_a_tree_has_the_bits_of_a_chain(length: int, dtype: torch
     assert torch.equal(in_tree, in_chain)
 
 
+def test_a_branch_that_leaves_a_stem_before_the_page_in_which_the_stem_ends() -> None:
+    rig = Attending()
+    cache, nodes = rig.sequence(tokens(60)), tokens(10, 3)
+    in_tree = rig.forward([Rows(cache, nodes, [-1, 0, 1, 2, 3, 4, 5, 6, 1, 8])])
+    cache.drop()
+    for path in (range(8), (0, 1, 8, 9)):
+        assert torch.equal(in_tree[list(path)], rig.forward([Rows(cache, [nodes[node] for node in path])]))
+        cache.drop()
+
+
 @pytest.mark.parametrize("count", [1, 63, 64, 65, 128] if INTERPRETED else range(1, 130))
 def test_every_border_of_pages(count: int) -> None:
     """Slots that nobody has written hold NaN (`Attending.sequence`)."""
