@@ -14,6 +14,8 @@ from forerun.models.base import number_format
 from forerun.models.non_finite import NamedTensors
 
 ROWS = (1, 9, 16, 17, 32, 64, 128)
+ROUNDS = 20
+"""Times that each is timed."""
 _BITS = {"bfloat16": 16, "float32": 32, "int8": 8, "int4": 5}
 """Of a weight, the scales and minima of groups included."""
 
@@ -64,7 +66,7 @@ def _forward_seconds(model: Model, count: int, context: int) -> float:
         cache.drop()
 
     try:
-        return seconds(run, model.device)
+        return seconds(run, model.device, ROUNDS)
     finally:
         cache.free()
 
