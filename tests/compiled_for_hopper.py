@@ -18,18 +18,18 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from forerun.kernels.triton import activation, attention, linear, norm, quantised_linear, rotation
+from forerun.kernels.triton import activation, attention, grouped_linear, linear, norm, quantised_linear, rotation
 
 TARGET = GPUTarget("cuda", 90, 32)
-ENTRIES = (activation, attention, linear, norm, quantised_linear, rotation)
+ENTRIES = (activation, attention, grouped_linear, linear, norm, quantised_linear, rotation)
 BF16, CODES = (
     "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32",
     "mma.sync.aligned.m16n8k32.row.col.satfinite.s32.s8.s8.s32",
 )
 FLOATS, HALVES, NUMBERS, WORDS, BYTES = "*fp32", "*bf16", "i32", "*i64", "*i8"
-HEADS: dict[str, Any] = {"KV_HEADS": 8, "GROUP": 4, "WIDTH": 128, "BLOCK_D": 128, "SPLIT_KEYS": 256, "TILE_ROWS": 16}
-PAGES = {"KEYS": 64, "LINE_NUMBERS": 128}
-ROTATED = {"HEADS": 32, "KV_HEADS": 8, "WIDTH": 128, "BLOCK_HEADS": 8, "BLOCK": 64, "SPLITS": 4, "HAS_BIAS": True}
+HEADS: dict[str, Any] = {"KV_HEADS": 8, "GROUP": 4, "WIDTH": 128, "BLOCK_D": 128}
+PAGES = {"LINE_NUMBERS": 128}
+ROTATED = {"HEADS": 32, "KV_HEADS": 8, "WIDTH": 128, "BLOCK": 64, "SPLITS": 4, "HAS_BIAS": True}
 SQUARE = {"OUTPUTS": 4096, "INPUTS": 4096, "ROWS": 16}
 CASES: list[tuple[Any, dict[str, Any], tuple[int, int], str]] = [
     (norm._add_and_norm, {"WIDTH": 4096, "BLOCK": 4096, "SPLITS": 4, "HAS_BIAS": False, "HAS_NORM": True}, (4, 3), ""),
@@ -39,14 +39,14 @@ CASES: list[tuple[Any, dict[str, Any], tuple[int, int], str]] = [
         for tiles in (1, 2, 4)
     ),
     (linear._add_splits, {"WIDTH": 128256, "BLOCK": 1024, "SPLITS": 1, "HAS_BIAS": False}, (4, 3), ""),
-    (rotation._rotate_and_write, ROTATED | {"HAS_NORM": True, "PAGE_SLOTS": 64, "LINE_NUMBERS": 128}, (4, 3), ""),
+    (rotation._rotate_and_write, ROTATED | {"HAS_NORM": True, "LINE_NUMBERS": 128}, (4, 3), ""),
     *((attention._attend, HEADS | PAGES | {"WINDOW": window}, (4, 2), BF16) for window in (0, 4096)),
     (attention._combine, HEADS | {"WINDOW": 0, "BLOCK_G": 4}, (4, 3), ""),
     (quantised_linear._quantise_rows, {"WIDTH": 14336, "BLOCK": 16384}, (8, 3), ""),
     (quantised_linear._multiply_codes, SQUARE | {"BLOCK_N": 16, "BLOCK_K": 256}, (4, 4), CODES),
     *(
         (
-            quantised_linear._multiply_groups,
+            grouped_linear._multiply_groups,
             SQUARE
             | {"GROUPS": 128, "BLOCK_N": 32, "BLOCK_G": 4, "PART": 16}
             | {"BITS": bits, "ZERO": zero, "HAS_MINIMUM": zero == 0},
@@ -78,7 +78,7 @@ OWN_TYPES: dict[Any, dict[str, str]] = {
     attention._combine: {"out": HALVES},
     quantised_linear._quantise_rows: {"x": HALVES, "scale": FLOATS},
     quantised_linear._multiply_codes: {"weight": BYTES, "scale": FLOATS},
-    quantised_linear._multiply_groups: {"x": HALVES, "scale": "*fp16"},
+    grouped_linear._multiply_groups: {"x": HALVES, "scale": "*fp16"},
 }
 
 

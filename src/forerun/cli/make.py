@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from forerun.config import DEFAULT_DTYPE
+from forerun.config import DEFAULT_DTYPE, SamplingParams
 from forerun.errors import ConfigError
 from forerun.files.write import refuse_to_overwrite
 
@@ -72,7 +72,7 @@ def padded(
 
 
 def _try_in_memory(source: Path, parameters: str, device: str) -> None:
-    from forerun import LLM, SamplingParams
+    from forerun.engine import LLM
     from forerun.models.loading import adopt
     from forerun.train.widened import make_wide
     from forerun.workloads import load

@@ -163,7 +163,8 @@ class TritonLlamaDecoder(LayerRangeDecoder):
         for start, end, bucket in self._fed(layout):
             targets = self._tap_targets(layers)
             self._graphs.run(("layers", bucket, layers), partial(self._compute, bucket, targets))
-            parts.append(self._step.x[: end - start].clone())
+            x = self._step.x[: end - start]
+            parts.append(x if len(x) == layout.num_rows else x.clone())  # the next piece overwrites it
             for kept, (_, states) in zip(tapped, targets, strict=True):
                 kept.append(states[: end - start].clone())
         for layer, of_pieces in zip(layers, tapped, strict=True):

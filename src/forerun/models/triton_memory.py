@@ -22,12 +22,13 @@ def step_nbytes(config: Any, dtype: torch.dtype) -> int:
     """
     heads, kv_heads, width = head_shape(config)
     hidden: int = config.hidden_size
-    intermediate, vocab = config.intermediate_size, config.vocab_size
+    intermediate: int = config.intermediate_size
+    vocab: int = config.vocab_size
     reach = context_length(config) + MAX_ROWS
     capacity = Capacity.of(reach, max(1, TILE // (heads // kv_heads)))
     shapes = [((heads + 2 * kv_heads) * width, hidden), (hidden, heads * width), (2 * intermediate, hidden)]
     shapes.append((hidden, intermediate))
-    sums = max(MAX_ROWS * out * Cut.of(out, size, dtype.itemsize).splits for out, size in shapes)
+    sums: int = max(MAX_ROWS * out * Cut.of(out, size, dtype.itemsize).splits for out, size in shapes)
     sums = max(sums, HEAD_ROWS * vocab * Cut.of(vocab, hidden, dtype.itemsize).splits)
     floats = sums + MAX_ROWS * hidden + HEAD_ROWS * (hidden + vocab)
     floats += capacity.items * kv_heads * TILE * (width + 2)

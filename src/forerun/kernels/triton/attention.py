@@ -20,6 +20,9 @@ from torch import Tensor
 from forerun.kernels.page_layout import PAGE
 from forerun.kernels.triton.step_arrays import LINE, SPLIT, TILE, TILE_WORDS, row_start
 
+_PAGE = tl.constexpr(PAGE)
+_SPLIT = tl.constexpr(SPLIT)
+_TILE = tl.constexpr(TILE)
 _ITEMS = tl.constexpr(0)
 _TILES_AT = tl.constexpr(1)
 _ITEMS_AT = tl.constexpr(2)
@@ -50,6 +53,75 @@ def _added(query, keys, values, visible, scale, largest, total, result):
 
 
 @triton.jit
+def _loaded(places, is_there, KV_HEADS: tl.constexpr, WIDTH: tl.constexpr):
+    """Keys, and the values of the same slots, which lie after the keys of all heads."""
+    return tl.load(places, is_there, 0.0), tl.load(places + KV_HEADS * _PAGE * WIDTH, is_there, 0.0)
+
+
+@triton.jit
+def _places_of_path(words, tails, pages, row, seen, WIDTH: tl.constexpr, LINE_NUMBERS: tl.constexpr):
+    """Where the keys at the positions `seen` of one row's path lie, and which of them there are."""
+    is_there = seen <= tl.load(words + _POSITION + row)
+    prefix = tl.load(words + _PREFIX + row)
+    tail = tails + tl.load(words + _TAIL + row)
+    slot = tl.where(seen < prefix, seen, tl.load(tail + seen - prefix, is_there & (seen >= prefix), 0))
+    page = tl.load(pages + slot // _PAGE, is_there, 0)
+    return page * LINE_NUMBERS + slot % _PAGE * WIDTH, is_there
+
+
+@triton.jit
+def _split_result(
+    words,
+    tile,
+    taken,
+    position,
+    keys_start,
+    start,
+    scale,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    WIDTH: tl.constexpr,
+    WINDOW: tl.constexpr,
+    LINE_NUMBERS: tl.constexpr,
+):
+    """Of a tile's rows, the keys at positions start to start + _SPLIT."""
+    BLOCK_D: tl.constexpr = taken.shape[1]
+    first_row, tile_rows, shared, length = tl.load(tile), tl.load(tile + 1), tl.load(tile + 3), tl.load(tile + 5)
+    pages = words + tl.load(words + _PAGES_AT) + tl.load(tile + 2)
+    tails = words + tl.load(words + _TAILS_AT)
+    members = tl.arange(0, _TILE) // GROUP
+    slots, columns = tl.arange(0, _PAGE), tl.arange(0, BLOCK_D)[None, :]
+    largest = tl.full([_TILE], float("-inf"), tl.float32)
+    total = tl.zeros([_TILE], tl.float32)
+    result = tl.zeros([_TILE, BLOCK_D], tl.float32)
+    end = tl.minimum(start + _SPLIT, length)
+    if WINDOW > 0:
+        seen_from = tl.min(tl.where(members < tile_rows, position, length)) - WINDOW + 1
+        start = tl.where(seen_from >= end, end, tl.maximum(start, seen_from // _PAGE * _PAGE))
+    while start < end:
+        seen = start + slots
+        visible = seen[None, :] <= position[:, None]
+        if WINDOW > 0:
+            visible = visible & (seen[None, :] > position[:, None] - WINDOW)
+        if start + _PAGE <= shared:
+            places = keys_start + tl.load(pages + start // _PAGE) * LINE_NUMBERS + slots[:, None] * WIDTH + columns
+            is_there = (seen < length)[:, None] & (columns < WIDTH)
+            keys, values = _loaded(places, is_there, KV_HEADS, WIDTH)
+            largest, total, result = _added(taken, keys, values, visible, scale, largest, total, result)
+        else:
+            member = tile_rows * 0
+            while member < tile_rows:
+                offsets, of_row = _places_of_path(words, tails, pages, first_row + member, seen, WIDTH, LINE_NUMBERS)
+                is_there = of_row[:, None] & (columns < WIDTH)
+                keys, values = _loaded(keys_start + offsets[:, None] + columns, is_there, KV_HEADS, WIDTH)
+                own = visible & (members == member)[:, None]
+                largest, total, result = _added(taken, keys, values, own, scale, largest, total, result)
+                member += 1
+        start += _PAGE
+    return largest, total, result
+
+
+@triton.jit
 def _attend(
     query,
     words,
@@ -63,78 +135,30 @@ def _attend(
     WIDTH: tl.constexpr,
     BLOCK_D: tl.constexpr,
     WINDOW: tl.constexpr,
-    SPLIT_KEYS: tl.constexpr,
-    TILE_ROWS: tl.constexpr,
-    KEYS: tl.constexpr,
     LINE_NUMBERS: tl.constexpr,
 ):
     head = tl.program_id(1)
-    lanes = tl.arange(0, TILE_ROWS)
-    columns = tl.arange(0, BLOCK_D)
-    slots = tl.arange(0, KEYS)
+    lanes, columns = tl.arange(0, _TILE), tl.arange(0, BLOCK_D)[None, :]
     num_items = tl.load(words + _ITEMS)
-    tiles = words + tl.load(words + _TILES_AT)
     items = words + tl.load(words + _ITEMS_AT)
-    tails = words + tl.load(words + _TAILS_AT)
-    all_pages = words + tl.load(words + _PAGES_AT)
-    keys_start = base + layer_start + head * KEYS * WIDTH
-    in_width = columns[None, :] < WIDTH
+    keys_start = base + layer_start + head * _PAGE * WIDTH
     item = tl.program_id(0).to(tl.int64)
     while item < num_items:
-        tile = tiles + tl.load(items + 2 * item) * _TILE_WORDS
-        start = tl.load(items + 2 * item + 1) * SPLIT_KEYS
-        first_row = tl.load(tile)
-        tile_rows = tl.load(tile + 1)
-        pages = all_pages + tl.load(tile + 2)
-        shared = tl.load(tile + 3)
-        length = tl.load(tile + 5)
-        in_tile = lanes // GROUP < tile_rows
-        rows = first_row + lanes // GROUP
+        tile = words + tl.load(words + _TILES_AT) + tl.load(items + 2 * item) * _TILE_WORDS
+        start = tl.load(items + 2 * item + 1) * _SPLIT
+        in_tile = lanes // GROUP < tl.load(tile + 1)
+        rows = tl.load(tile) + lanes // GROUP
         position = tl.load(words + _POSITION + rows, in_tile, -1)
         queries = query + (rows * KV_HEADS + head) * GROUP * WIDTH + lanes % GROUP * WIDTH
-        taken = tl.load(queries[:, None] + columns[None, :], in_tile[:, None] & in_width, 0.0)
-        largest = tl.full([TILE_ROWS], float("-inf"), tl.float32)
-        total = tl.zeros([TILE_ROWS], tl.float32)
-        result = tl.zeros([TILE_ROWS, BLOCK_D], tl.float32)
-        end = tl.minimum(start + SPLIT_KEYS, length)
-        if WINDOW > 0:
-            last = tl.max(position)
-            seen_from = tl.min(tl.where(in_tile, position, last)) - WINDOW + 1
-            start = tl.where(seen_from >= end, end, tl.maximum(start, seen_from // KEYS * KEYS))
-        while start < end:
-            seen = start + slots
-            visible = (seen[None, :] <= position[:, None]) & (seen < length)[None, :]
-            if WINDOW > 0:
-                visible = visible & (seen[None, :] > position[:, None] - WINDOW)
-            if start + KEYS <= shared:
-                page = keys_start + tl.load(pages + start // KEYS) * LINE_NUMBERS
-                places = page + slots[:, None] * WIDTH + columns[None, :]
-                is_there = (seen < length)[:, None] & in_width
-                keys = tl.load(places, is_there, 0.0)
-                values = tl.load(places + KV_HEADS * KEYS * WIDTH, is_there, 0.0)
-                largest, total, result = _added(taken, keys, values, visible, scale, largest, total, result)
-            else:
-                member = tile_rows * 0
-                while member < tile_rows:
-                    row = first_row + member
-                    of_row = seen <= tl.load(words + _POSITION + row)
-                    prefix = tl.load(words + _PREFIX + row)
-                    tail = tails + tl.load(words + _TAIL + row)
-                    slot = tl.where(seen < prefix, seen, tl.load(tail + seen - prefix, of_row & (seen >= prefix), 0))
-                    page = tl.load(pages + slot // KEYS, of_row, 0) * LINE_NUMBERS + slot % KEYS * WIDTH
-                    places = keys_start + page[:, None] + columns[None, :]
-                    is_there = of_row[:, None] & in_width
-                    keys = tl.load(places, is_there, 0.0)
-                    values = tl.load(places + KV_HEADS * KEYS * WIDTH, is_there, 0.0)
-                    own = visible & (lanes // GROUP == member)[:, None]
-                    largest, total, result = _added(taken, keys, values, own, scale, largest, total, result)
-                    member += 1
-            start += KEYS
+        taken = tl.load(queries[:, None] + columns, in_tile[:, None] & (columns < WIDTH), 0.0)
+        largest, total, result = _split_result(
+            words, tile, taken, position, keys_start, start, scale, KV_HEADS, GROUP, WIDTH, WINDOW, LINE_NUMBERS
+        )
         place = item * KV_HEADS + head
-        tl.store(stats + place * 2 * TILE_ROWS + lanes, largest)
-        tl.store(stats + place * 2 * TILE_ROWS + TILE_ROWS + lanes, total)
-        out = results + (place * TILE_ROWS + lanes)[:, None] * WIDTH + columns[None, :]
-        tl.store(out, result, (lanes >= 0)[:, None] & in_width)
+        tl.store(stats + place * 2 * _TILE + lanes, largest)
+        tl.store(stats + place * 2 * _TILE + _TILE + lanes, total)
+        out = results + (place * _TILE + lanes)[:, None] * WIDTH + columns
+        tl.store(out, result, (lanes >= 0)[:, None] & (columns < WIDTH))
         item += tl.num_programs(0)
 
 
@@ -150,8 +174,6 @@ def _combine(
     BLOCK_G: tl.constexpr,
     BLOCK_D: tl.constexpr,
     WINDOW: tl.constexpr,
-    SPLIT_KEYS: tl.constexpr,
-    TILE_ROWS: tl.constexpr,
 ):
     row = tl.program_id(0)
     head = tl.program_id(1)
@@ -170,12 +192,12 @@ def _combine(
         position = tl.load(words + _POSITION + row)
         split = position * 0
         if WINDOW > 0:
-            split = tl.maximum(position - WINDOW + 1, 0) // SPLIT_KEYS
-        while split <= position // SPLIT_KEYS:
+            split = tl.maximum(position - WINDOW + 1, 0) // _SPLIT
+        while split <= position // _SPLIT:
             place = (first_item + split) * KV_HEADS + head
-            part_largest = tl.load(stats + place * 2 * TILE_ROWS + lanes, in_group, 0.0)
-            part_total = tl.load(stats + place * 2 * TILE_ROWS + TILE_ROWS + lanes, in_group, 0.0)
-            part = tl.load(results + (place * TILE_ROWS + lanes)[:, None] * WIDTH + columns[None, :], inside, 0.0)
+            part_largest = tl.load(stats + place * 2 * _TILE + lanes, in_group, 0.0)
+            part_total = tl.load(stats + place * 2 * _TILE + _TILE + lanes, in_group, 0.0)
+            part = tl.load(results + (place * _TILE + lanes)[:, None] * WIDTH + columns[None, :], inside, 0.0)
             new = tl.maximum(largest, part_largest)
             kept = tl.exp(largest - new)
             taken = tl.exp(part_largest - new)
@@ -228,7 +250,7 @@ def attend(
     rows, heads, width = query.shape
     num_kv_heads = partial.results.shape[1]
     group = heads // num_kv_heads
-    shape = {"KV_HEADS": num_kv_heads, "GROUP": group, "WIDTH": width, "SPLIT_KEYS": SPLIT, "TILE_ROWS": TILE}
+    shape = {"KV_HEADS": num_kv_heads, "GROUP": group, "WIDTH": width}
     shape |= {"BLOCK_D": max(16, triton.next_power_of_2(width)), "WINDOW": window or 0}
     _attend[(num_programs, num_kv_heads)](
         query,
@@ -239,7 +261,6 @@ def attend(
         layer_start,
         scale,
         **shape,
-        KEYS=PAGE,
         LINE_NUMBERS=LINE // base.element_size(),
         num_warps=4,
         num_stages=2,

@@ -16,7 +16,8 @@ _POSITION = tl.constexpr(row_start("position"))
 _PAGE_OF_ROW = tl.constexpr(row_start("page"))
 _PLACE = tl.constexpr(row_start("place"))
 _TILE_OF_ROW = tl.constexpr(row_start("tile"))
-_BLOCK_HEADS = 8
+_PAGE = tl.constexpr(PAGE)
+_BLOCK_HEADS = tl.constexpr(8)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,12 +33,24 @@ class RotationTables:
 
 
 @triton.jit
-def _halves(start, offsets, stride, inside, SPLITS: tl.constexpr):
-    """One half of each head, splits added in order."""
-    total = tl.load(start + offsets, inside, 0.0)
+def _half(start, stride, bias, places, inside, SPLITS: tl.constexpr, HAS_BIAS: tl.constexpr):
+    """One half of each head: splits added in order, then the bias."""
+    total = tl.load(start + places, inside, 0.0)
     for split in range(1, SPLITS):
-        total += tl.load(start + split * stride + offsets, inside, 0.0)
+        total += tl.load(start + split * stride + places, inside, 0.0)
+    if HAS_BIAS:
+        total += tl.load(bias + places, inside, 0.0)
     return total
+
+
+@triton.jit
+def _normed(left, right, norms, heads, pairs, inside, eps, HEADS: tl.constexpr, WIDTH: tl.constexpr):
+    """Each head by its norm. Values have none: what this makes of them is not read."""
+    mean = (tl.sum(left * left, 1) + tl.sum(right * right, 1)) / WIDTH
+    inverse = tl.rsqrt(mean + eps)[:, None]
+    weights = norms + tl.where(heads < HEADS, 0, 1)[:, None] * WIDTH + pairs[None, :]
+    left = left * inverse * tl.load(weights, inside, 0.0)
+    return left, right * inverse * tl.load(weights + WIDTH // 2, inside, 0.0)
 
 
 @triton.jit
@@ -56,57 +69,40 @@ def _rotate_and_write(
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     WIDTH: tl.constexpr,
-    BLOCK_HEADS: tl.constexpr,
     BLOCK: tl.constexpr,
     SPLITS: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     HAS_NORM: tl.constexpr,
-    PAGE_SLOTS: tl.constexpr,
     LINE_NUMBERS: tl.constexpr,
 ):
     row = tl.program_id(0)
     if tl.load(words + _TILE_OF_ROW + row) >= 0:
-        heads = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
+        heads = tl.program_id(1) * _BLOCK_HEADS + tl.arange(0, _BLOCK_HEADS)
         pairs = tl.arange(0, BLOCK)
-        ALL: tl.constexpr = HEADS + 2 * KV_HEADS
+        ALL: tl.constexpr = (HEADS + 2 * KV_HEADS) * WIDTH
         HALF: tl.constexpr = WIDTH // 2
-        inside = (heads < ALL)[:, None] & (pairs < HALF)[None, :]
         places = heads[:, None] * WIDTH + pairs[None, :]
-        stride = num_rows.to(tl.int64) * ALL * WIDTH
-        start = sums + row.to(tl.int64) * ALL * WIDTH
-        left = _halves(start, places, stride, inside, SPLITS)
-        right = _halves(start, places + HALF, stride, inside, SPLITS)
-        if HAS_BIAS:
-            left += tl.load(bias + places, inside, 0.0)
-            right += tl.load(bias + places + HALF, inside, 0.0)
+        inside = (places < ALL) & (pairs < HALF)[None, :]
+        start, stride = sums + row.to(tl.int64) * ALL, num_rows.to(tl.int64) * ALL
+        left = _half(start, stride, bias, places, inside, SPLITS, HAS_BIAS)
+        right = _half(start + HALF, stride, bias + HALF, places, inside, SPLITS, HAS_BIAS)
         is_value = (heads >= HEADS + KV_HEADS)[:, None]
+        new_left, new_right = left, right  # of queries and keys
         if HAS_NORM:
-            mean = (tl.sum(left * left, 1) + tl.sum(right * right, 1)) / WIDTH
-            inverse = tl.rsqrt(mean + eps)[:, None]
-            weights = norms + tl.where(heads < HEADS, 0, 1)[:, None] * WIDTH + pairs[None, :]
-            left = tl.where(is_value, left, left * inverse * tl.load(weights, inside, 0.0))
-            right = tl.where(is_value, right, right * inverse * tl.load(weights + HALF, inside, 0.0))
+            new_left, new_right = _normed(left, right, norms, heads, pairs, inside, eps, HEADS, WIDTH)
         turn = tl.load(words + _POSITION + row) * HALF + pairs
-        turned_by_cos = tl.load(cos + turn, pairs < HALF, 0.0)[None, :]
-        turned_by_sin = tl.load(sin + turn, pairs < HALF, 0.0)[None, :]
-        turned_left = tl.where(is_value, left, left * turned_by_cos - right * turned_by_sin).to(query.dtype.element_ty)
-        turned_right = tl.where(is_value, right, right * turned_by_cos + left * turned_by_sin).to(
-            query.dtype.element_ty
-        )
+        by_cos = tl.load(cos + turn, pairs < HALF, 0.0)[None, :]
+        by_sin = tl.load(sin + turn, pairs < HALF, 0.0)[None, :]
+        left = tl.where(is_value, left, new_left * by_cos - new_right * by_sin).to(query.dtype.element_ty)
+        right = tl.where(is_value, right, new_right * by_cos + new_left * by_sin).to(query.dtype.element_ty)
         is_query = (heads < HEADS)[:, None]
-        to_query = query + row * HEADS * WIDTH + places
-        tl.store(to_query, turned_left, inside & is_query)
-        tl.store(to_query + HALF, turned_right, inside & is_query)
-        page = base + tl.load(words + _PAGE_OF_ROW + row) * LINE_NUMBERS + layer_start
+        tl.store(query + row * HEADS * WIDTH + places, left, inside & is_query)
+        tl.store(query + row * HEADS * WIDTH + places + HALF, right, inside & is_query)
         # after all heads of the keys come those of the values
-        to_page = (
-            page
-            + tl.load(words + _PLACE + row) * WIDTH
-            + ((heads - HEADS) * PAGE_SLOTS * WIDTH)[:, None]
-            + pairs[None, :]
-        )
-        tl.store(to_page, turned_left, inside & (heads >= HEADS)[:, None])
-        tl.store(to_page + HALF, turned_right, inside & (heads >= HEADS)[:, None])
+        place = tl.load(words + _PAGE_OF_ROW + row) * LINE_NUMBERS + tl.load(words + _PLACE + row) * WIDTH
+        to_page = base + layer_start + place + (heads - HEADS)[:, None] * _PAGE * WIDTH + pairs[None, :]
+        tl.store(to_page, left, inside & ~is_query)
+        tl.store(to_page + HALF, right, inside & ~is_query)
 
 
 def rotate_and_write(
@@ -131,7 +127,7 @@ def rotate_and_write(
         base: the dummy page. layer_start: the first number of the layer in a page.
     """
     rows, heads, width = query.shape
-    grid = (rows, triton.cdiv(heads + 2 * num_kv_heads, _BLOCK_HEADS))
+    grid = (rows, triton.cdiv(heads + 2 * num_kv_heads, _BLOCK_HEADS.value))
     _rotate_and_write[grid](
         sums,
         sums if bias is None else bias,
@@ -147,12 +143,10 @@ def rotate_and_write(
         HEADS=heads,
         KV_HEADS=num_kv_heads,
         WIDTH=width,
-        BLOCK_HEADS=_BLOCK_HEADS,
         BLOCK=triton.next_power_of_2(width // 2),
         SPLITS=len(sums),
         HAS_BIAS=bias is not None,
         HAS_NORM=norms is not None,
-        PAGE_SLOTS=PAGE,
         LINE_NUMBERS=LINE // base.element_size(),
         num_warps=4,
     )
