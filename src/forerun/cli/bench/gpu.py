@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -159,6 +160,7 @@ class _Made:
     def free(self) -> None:
         """Forget the pair: what comes after it makes models of its own."""
         self._models.clear()
+        gc.collect()  # engines and drafters hold each other
 
     def _model(self, source: str, parameters: str) -> Model:
         from forerun.models.loading import adopt
