@@ -84,7 +84,7 @@ def test_a_drafter_changes_no_bit(
     params, expected = params_of(seed), plain[seed]
     every = [params] * len(prompts)
     for batch in (1, 4, 16):
-        llm = LLM(target, name, max_batch=batch, num_draft_tokens=5)
+        llm = LLM(target, name, max_batch=batch, num_draft_tokens=5, tokenizer=load_tokenizer("bundled"))
         assert llm.drafter is not None
         if llm.drafter.traits.reads_prediction:
             every = [replace(params, prediction=tokens) for tokens, _ in expected]
