@@ -26,8 +26,8 @@ Section = tuple[str, "Callable[[], Table]"]
 class GpuOptions:
     """What is measured, and on what."""
 
-    device: str = option("cuda", "Where models compute.", metavar="cpu|cuda|cuda:N")
-    dtype: str = option("bfloat16", "Number format of the weights.", metavar="bfloat16|float32")
+    device: str = option("cuda", "Where models compute.", metavar="DEVICE")
+    dtype: str = option("bfloat16", "Number format of the weights.", metavar="DTYPE")
     parameters: str = option("8B", "Size of the target, which gives the bundled one's text.", metavar="SIZE")
     draft_parameters: str = option("800M", "Size of the draft model.", metavar="SIZE")
     num_prompts: int = option(4, "Prompts of held-out code.", low=1)
