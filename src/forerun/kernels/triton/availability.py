@@ -50,6 +50,11 @@ def check_place(device: torch.device, dtype: torch.dtype) -> None:
         where = "Triton's interpreter multiplies" if is_interpreted() else "these kernels multiply"
         raise ConfigError(f"{_ASKED} and the model {dtype}, but {where} {names} rightly. Give another dtype, {_REMEDY}")
     if is_interpreted():
+        if device.type != "cpu":
+            raise ConfigError(
+                f"{_ASKED} and TRITON_INTERPRET 1, but Triton's interpreter computes on the CPU, and the model is to be "
+                f"computed on {device}. Unset TRITON_INTERPRET, or give device='cpu' (--device cpu)."
+            )
         return
     if device.type != "cuda":
         raise ConfigError(
