@@ -52,8 +52,8 @@ def check_place(device: torch.device, dtype: torch.dtype) -> None:
     if is_interpreted():
         if device.type != "cpu":
             raise ConfigError(
-                f"{_ASKED} and TRITON_INTERPRET 1, but Triton's interpreter computes on the CPU, and the model is to be "
-                f"computed on {device}. Unset TRITON_INTERPRET, or give device='cpu' (--device cpu)."
+                f"{_ASKED} and TRITON_INTERPRET 1, but Triton's interpreter computes on the CPU, and the model "
+                f"is to be computed on {device}. Unset TRITON_INTERPRET, or give device='cpu' (--device cpu)."
             )
         return
     if device.type != "cuda":
