@@ -4,7 +4,8 @@
 # make fuzz      the fuzzers with many random examples (EXAMPLES=1000); a failure prints how to repeat it
 # make check     what a change must pass: lint, format, types, tests, an audit of the bundled pair
 # make fix       mend what ruff can mend
-# make gpu       the tests that need an accelerator, with the python3 that is there (no environment is made)
+# make gpu       what needs a CUDA device: tests, then measurements as Markdown, with the python3 that is there (no
+#                environment is made); at most GPU_SECONDS (270) each, of which the first goes to Triton's compiler
 # make docs      the documentation as a site, in build/site; a warning or a dead link is an error
 # make release   source archive and wheels in dist/, checked in a fresh environment; what to upload is said
 # make kernels   compile the native kernels now, and say which run here (else they are compiled at first use)
@@ -28,6 +29,7 @@ VENV ?= .venv
 WORKERS ?= 2
 EXAMPLES ?= 1000
 GPU_PYTHON ?= python3
+GPU_SECONDS ?= 270
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # Contiguous halves of the tests, so that what a module prepares is prepared once; who is done first takes from the other.
@@ -74,7 +76,10 @@ fix: $(STAMP)
 gpu:
 	@$(GPU_PYTHON) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null || { echo "make gpu: $(GPU_PYTHON) has no torch that finds a CUDA device; run it where there is one, or say which Python has it: make gpu GPU_PYTHON=/path/to/python3" >&2; exit 2; }
 	@$(GPU_PYTHON) -c 'import pytest' 2>/dev/null || { echo "make gpu: $(GPU_PYTHON) has no pytest; install it there, or say which Python has it: make gpu GPU_PYTHON=/path/to/python3" >&2; exit 2; }
-	PYTHONPATH=src $(GPU_PYTHON) -m pytest -m gpu $(ARGS)
+	@status=0; export PYTHONPATH=src; \
+	timeout $(GPU_SECONDS) $(GPU_PYTHON) -m pytest -m gpu tests/triton_kernels tests/gpu $(ARGS) || status=$$?; \
+	FORERUN_KERNELS=triton timeout $(GPU_SECONDS) $(GPU_PYTHON) -m forerun bench gpu || status=$$?; \
+	exit $$status
 
 docs: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'

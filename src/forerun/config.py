@@ -57,9 +57,10 @@ COST_CACHE_VARIABLE = "FORERUN_COST_CACHE"
 
 KERNELS_VARIABLE = "FORERUN_KERNELS"
 """Environment variable: which kernels run."""
-NATIVE, REFERENCE = "native", "reference"
-KERNELS = ("auto", NATIVE, REFERENCE)
-"""auto: the native ones where they can be had; native: an error where they cannot; reference: those in PyTorch."""
+NATIVE, TRITON, REFERENCE = "native", "triton", "reference"
+KERNELS = ("auto", NATIVE, TRITON, REFERENCE)
+"""auto: the native ones where they can be had; native: an error where they cannot; triton: those for CUDA devices, an
+error where they cannot be had; reference: those in PyTorch."""
 INSTRUCTIONS_VARIABLE = "FORERUN_INSTRUCTIONS"
 """Environment variable: the instruction set of the native kernels; unset: the best that the processor has."""
 INSTRUCTIONS = ("avx512bf16", "avx512", "avx2", "portable")

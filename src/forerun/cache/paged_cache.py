@@ -1,4 +1,4 @@
-"""The keys and values of one sequence, in pages as the native kernels read them."""
+"""The keys and values of one sequence, in pages as the native and the Triton kernels read them."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from forerun.cache.page_pool import PagePool
 from forerun.cache.prefix_tree import Page
 from forerun.cache.sequence_cache import SequenceCache
 from forerun.kernels.page_layout import PAGE, PageLayout
+from forerun.kernels.triton.page_layout import DevicePageLayout
 
 
 class PagedCache(SequenceCache):
-    """Keys and values in pages (`kernels/page_layout.py`), which never move. Growth copies nothing.
+    """Keys and values in pages that never move, in one of two forms (`kernels/page_layout.py`, and that of
+    `kernels/triton/`). Growth copies nothing.
 
     The first pages may be shared: they are published, or another cache holds them too. Shared pages are never written.
     Where the cache was truncated into one, its first positions are copied to a new page before the next rows are
@@ -31,7 +33,7 @@ class PagedCache(SequenceCache):
         layout: of every page.
     """
 
-    def __init__(self, pool: PagePool, layout: PageLayout) -> None:
+    def __init__(self, pool: PagePool, layout: PageLayout | DevicePageLayout) -> None:
         super().__init__(pool, layout.shapes, layout.dtype)
         self.pages: list[Tensor] = []
         self.addresses: NDArray[np.uint64] = np.empty(0, np.uint64)

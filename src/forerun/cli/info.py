@@ -20,6 +20,7 @@ from forerun.config import (
     KERNELS_VARIABLE,
     NATIVE,
     REFERENCE,
+    TRITON,
     EngineConfig,
     environment_choice,
 )
@@ -131,6 +132,9 @@ def _kernels() -> dict[str, Any]:
     mode = environment_choice(KERNELS_VARIABLE, KERNELS)
     if mode == REFERENCE:
         return {"run": REFERENCE, "instructions": None, "library": None, "reason": f"{KERNELS_VARIABLE} says so."}
+    if mode == TRITON:
+        reason = f"{KERNELS_VARIABLE} says so; whether they can be had is tried when a model is loaded."
+        return {"run": TRITON, "instructions": None, "library": None, "reason": reason}
     if mode == NATIVE:
         native()  # an error where they cannot be had
     found = load()

@@ -1,4 +1,4 @@
-"""What each row of a forward sees, slot by slot, in the arrays that the native kernels read."""
+"""What each row of a forward sees, slot by slot, in the arrays that the native and the Triton kernels read."""
 
 from __future__ import annotations
 

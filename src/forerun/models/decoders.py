@@ -1,22 +1,29 @@
-"""Which decoder serves a model: native kernels or PyTorch, the Llama family's or Transformers' modules."""
+"""Which decoder serves a model: native kernels, Triton's or PyTorch, the Llama family's or Transformers' modules."""
 
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from forerun.config import KERNELS_VARIABLE, TRITON
+from forerun.errors import UnsupportedModelError
 from forerun.kernels.native import native_for
 from forerun.kernels.native.library import Library
 from forerun.kernels.native_linear import NativeLinear
+from forerun.kernels.triton.availability import check_place, wants_triton
 from forerun.models.attention.native import NativeAttention
 from forerun.models.general import GeneralDecoder
 from forerun.models.linear import FloatMaker, Maker
 from forerun.models.llama import LlamaDecoder
 from forerun.models.model import Decoder
 from forerun.models.native_llama import NativeLlamaDecoder
+from forerun.models.quantising import QuantisedMaker
+
+if TYPE_CHECKING:
+    from forerun.models.triton_llama import TritonLlamaDecoder
 
 _NATIVE_TYPES = (torch.bfloat16, torch.float32)
 
@@ -32,7 +39,8 @@ def library_for(device: torch.device, dtype: torch.dtype, *, is_quantised: bool)
 def make_decoder(
     hf: Any, dtype: torch.dtype, kind: str, maker: Maker | None, output_tokens: Tensor | None = None
 ) -> Decoder:
-    """The decoder of a loaded Transformers model, on its device.
+    """The decoder of a loaded Transformers model, on its device. Where FORERUN_KERNELS asks for Triton's kernels, no
+    other is taken.
 
     Args:
         dtype: of all that is not in codes.
@@ -40,7 +48,13 @@ def make_decoder(
         maker: of quantised layers; None: weights are as they are.
         output_tokens: int64, those whose rows of the output layer are computed, of the Llama family's decoders only;
             None for all.
+
+    Raises:
+        ConfigError: Triton's kernels are asked for, but cannot be had for this device or number format.
+        UnsupportedModelError: they are asked for, but do not compute this model.
     """
+    if wants_triton():
+        return _by_triton(hf, dtype, kind, maker, output_tokens)
     library = library_for(hf.device, dtype, is_quantised=maker is not None)
     if kind == "general":
         attention = None if library is None else NativeAttention(library, dtype, dtype)
@@ -48,3 +62,20 @@ def make_decoder(
     if library is None:
         return LlamaDecoder(hf, maker, output_tokens)
     return NativeLlamaDecoder(hf, library, maker or FloatMaker(partial(NativeLinear, library)), dtype, output_tokens)
+
+
+def _by_triton(
+    hf: Any, dtype: torch.dtype, kind: str, maker: Maker | None, output_tokens: Tensor | None
+) -> TritonLlamaDecoder:
+    check_place(hf.device, dtype)
+    if kind != "llama":
+        raise UnsupportedModelError(
+            f"{KERNELS_VARIABLE} is {TRITON}, but its kernels compute the Llama family (Llama, Mistral, Qwen2, Qwen3), "
+            f"not {hf.config.model_type}. Unset {KERNELS_VARIABLE} to compute it in PyTorch."
+        )
+    from forerun.models.triton_llama import TritonLlamaDecoder  # it imports triton
+
+    assert maker is None or isinstance(
+        maker, QuantisedMaker
+    )  # ranks, which have makers of their own, compute elsewhere
+    return TritonLlamaDecoder(hf, dtype, maker, output_tokens)

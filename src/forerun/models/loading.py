@@ -8,10 +8,11 @@ from typing import Any, Literal
 
 import torch
 
-from forerun.config import DEFAULT_DTYPE, NATIVE, REFERENCE
+from forerun.config import DEFAULT_DTYPE, NATIVE, REFERENCE, TRITON
 from forerun.device import resolve_device
 from forerun.errors import ConfigError, ForerunError, ModelLoadError, UnsupportedModelError
 from forerun.files.foreign_errors import reason
+from forerun.kernels.triton.availability import wants_triton
 from forerun.models.adapter import adapter_tokenizer
 from forerun.models.configuration import OUTPUT_TOKENS, context_length, refuse_unservable
 from forerun.models.decoders import library_for, make_decoder
@@ -235,20 +236,26 @@ def served_kind(kind: Kind, source: ModelSource, config: Any) -> Kind:
     return ("general" if refusal else "llama") if kind == "auto" else kind
 
 
-def adopt(hf: Any, name: str) -> Model:
+def adopt(hf: Any, name: str, quantize: str | None = None) -> Model:
     """A Model of a Transformers model in memory, which is taken apart for it. No token of its own ends an answer.
 
+    quantize: "int8" or "int4", what its weights are brought to; None: they are as they are.
+
     Raises:
+        ConfigError: unknown quantisation.
         UnsupportedModelError: it cannot be served exactly.
     """
     config = hf.config
     refuse_unservable(config, name)
     kind: Kind = "general" if llama_refusal(config) else "llama"
+    quantisation = check_quantisation(quantize, str(hf.dtype).removeprefix("torch."))
+    maker = None if quantisation is None else QuantisedMaker(quantisation, None, {}, hf.dtype)
     register_attention()
     try:
         hf.set_attn_implementation(ATTENTION_NAME)
         hf.set_experts_implementation("eager")
-        model = _assemble(hf, name, frozenset(), kind)
+        model = _assemble(hf, name, frozenset(), kind, maker)
+        model.quantize = quantisation
         probe(model)
     except _COMPUTING as error:
         raise UnsupportedModelError(
@@ -285,4 +292,6 @@ def _assemble(
         output_tokens=output_tokens,
     )
     model.kernels = REFERENCE if library is None else f"{NATIVE} {library.instructions}"
+    if wants_triton():
+        model.kernels = TRITON
     return model

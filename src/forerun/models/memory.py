@@ -13,8 +13,8 @@ from forerun.cache import SequenceCache
 from forerun.config import DEFAULT_DTYPE
 from forerun.device import resolve_device
 from forerun.errors import UnsupportedModelError
-from forerun.kernels.native.library import Library
 from forerun.kernels.partition import Form
+from forerun.kernels.triton.availability import wants_triton
 from forerun.models.attention.base import LayerAttention, Planner
 from forerun.models.attention.path_planner import PathPlanner
 from forerun.models.attention.reference import ReferenceAttention
@@ -27,6 +27,7 @@ from forerun.models.quantising import check_quantisation
 from forerun.models.reading import check_dtype, served_dtype
 from forerun.models.sources import find_source
 from forerun.models.transformers_model import empty_model
+from forerun.models.triton_memory import step_nbytes
 from forerun.models.weight_plan import Keeping, weight_nbytes
 
 
@@ -39,7 +40,7 @@ class ModelMemory:
         number_format: of its weights.
         dtype: of everything that is not in codes.
         device: where it computes.
-        weights: bytes, when it is loaded.
+        weights: bytes, when it is loaded; by the Triton kernels, with the memory that its steps are computed in.
         loading: bytes of the machine's memory at most while it is loaded.
         page_nbytes: of a page of keys and values.
         new_cache: makes an empty cache, of which how many pages a sequence takes can be asked.
@@ -90,12 +91,14 @@ def model_memory(
     register_attention()
     library = library_for(place, served, is_quantised=quantisation is not None)
     empty = empty_model(source.name, config, served, ATTENTION_NAME)
-    keeping = Keeping(
-        served, place, is_llama, library, quantisation, source.code_form(config), has_adapter=adapter is not None
-    )
+    is_triton = is_llama and wants_triton()
+    has_adapter = adapter is not None
+    keeping = Keeping(served, place, is_llama, library, quantisation, source.code_form(config), has_adapter, is_triton)
     tokens = source.output_tokens(config)
     kept, loading = weight_nbytes(empty, keeping, None if tokens is None else len(tokens))
-    planner = _planner(config, served, place, library)
+    if is_triton:
+        kept += step_nbytes(config, served)
+    planner = _planner(config, keeping)
     hidden = config.hidden_size
     return ModelMemory(
         name=source.name,
@@ -120,11 +123,15 @@ def attention_widths(config: Any) -> tuple[int, int, int, int]:
     return heads, kv_heads, width, width
 
 
-def _planner(config: Any, dtype: torch.dtype, device: torch.device, library: Library | None) -> Planner:
+def _planner(config: Any, keeping: Keeping) -> Planner:
     """As the decoder of such a model makes it."""
     heads, kv_heads, key_width, value_width = attention_widths(config)
     if kv_heads < 1 or key_width < 1:
         raise UnsupportedModelError(f"a model of {kv_heads} key heads of width {key_width} cannot be served.")
     layer = LayerAttention(kv_heads, max(1, heads // kv_heads), key_width, value_width, Form(key_width**-0.5))
-    layers = [layer] * config.num_hidden_layers
-    return PathPlanner(layers, dtype) if library is not None else ReferenceAttention(dtype).planner(layers, device)
+    layers, dtype = [layer] * config.num_hidden_layers, keeping.dtype
+    if keeping.is_triton:
+        return PathPlanner(layers, dtype, keeping.device)
+    if keeping.library is not None:
+        return PathPlanner(layers, dtype)
+    return ReferenceAttention(dtype).planner(layers, keeping.device)

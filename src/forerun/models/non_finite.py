@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -12,10 +13,17 @@ from forerun.models.general import GeneralDecoder
 from forerun.models.linear import Linear, WrappedLinear
 from forerun.models.llama import LlamaDecoder
 from forerun.models.model import Model
-from forerun.models.native_llama import NativeLlamaDecoder
 
 _PART = 1 << 24
 """Entries looked at together: one flag each is what the look costs in memory."""
+
+
+@runtime_checkable
+class NamedTensors(Protocol):
+    """A decoder that says which numbers it has packed."""
+
+    def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Tensors by the names of Transformers' parameters, or by several of them that are packed as one."""
 
 
 def first_non_finite_tensor(model: LanguageModel) -> str | None:
@@ -51,7 +59,7 @@ def _is_finite(tensor: Tensor) -> bool:
 def _named_tensors(decoder: object) -> Iterator[tuple[str, Tensor]]:
     if isinstance(decoder, LlamaDecoder):
         yield from _of_llama(decoder)
-    elif isinstance(decoder, NativeLlamaDecoder):
+    elif isinstance(decoder, NamedTensors):
         yield from decoder.named_tensors()
     elif isinstance(decoder, GeneralDecoder):
         yield from _of_module(decoder.model)

@@ -49,6 +49,13 @@ class Rotation:
         return table.to(self._device, torch.complex128 if self._dtype == torch.float64 else torch.complex64)
 
 
+def half_tables(inverse_frequencies: Tensor, scaling: float, length: int) -> tuple[Tensor, Tensor]:
+    """[length, D / 2] cosines and sines of the angles by which numbers i and i + D / 2 of each head are turned;
+    computed in float32, as Transformers does."""
+    angles = torch.outer(torch.arange(length, dtype=torch.float32), inverse_frequencies)
+    return (angles.cos() * scaling).contiguous(), (angles.sin() * scaling).contiguous()
+
+
 class HalfRotation:
     """Cosines and sines for the native kernels, which rotate numbers i and i + D / 2 of each head.
 
@@ -70,9 +77,7 @@ class HalfRotation:
         return tables
 
     def _made(self, length: int) -> tuple[Tensor, Tensor]:
-        """In float32, as Transformers computes them."""
-        angles = torch.outer(torch.arange(length, dtype=torch.float32), self._inverse_frequencies)
-        return (angles.cos() * self._scaling).contiguous(), (angles.sin() * self._scaling).contiguous()
+        return half_tables(self._inverse_frequencies, self._scaling, length)
 
 
 def rotate(heads: Tensor, turns: Tensor) -> None:

@@ -71,10 +71,12 @@ def _feed(cache: SequenceCache, rows: Rows) -> int:
 
 
 def _token_ids(batch: Sequence[Rows], padding: int, device: torch.device) -> Tensor:
-    """[num_rows] int64; the last one is repeated. Tokens that lie on the device are not read."""
+    """[num_rows] int64; the last one is repeated. Tokens that lie on a device stay there, unread."""
     if not any(isinstance(rows.token_ids, Tensor) for rows in batch):
         tokens = [token_id for rows in batch for token_id in rows.token_ids]
         return torch.tensor(tokens + tokens[-1:] * padding).to(device, non_blocking=True)
+    there = (rows.token_ids.device for rows in batch if isinstance(rows.token_ids, Tensor))
+    device = next((each for each in there if each.type != "cpu"), device)
     parts = [torch.as_tensor(rows.token_ids, dtype=torch.int64).to(device, non_blocking=True) for rows in batch]
     return torch.cat([*parts, parts[-1][-1:].expand(padding)])
 

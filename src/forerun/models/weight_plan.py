@@ -37,6 +37,7 @@ class Keeping:
         quantise: what matrices are brought to; None: nothing.
         stored: by name, the form in which the files have a weight in codes, or None.
         has_adapter: an adapter is merged before anything else.
+        is_triton: the Triton kernels compute it.
     """
 
     dtype: torch.dtype
@@ -46,6 +47,7 @@ class Keeping:
     quantise: Quantisation | None
     stored: Callable[[str], CodeForm | None]
     has_adapter: bool
+    is_triton: bool = False
 
     @property
     def is_native(self) -> bool:
@@ -61,6 +63,8 @@ class Keeping:
         form = self._form(name, is_outer=is_outer)
         if self.library is not None:
             return linear_nbytes(self.library, shape[0], shape[1], form)
+        if self.is_triton:
+            return _codes_nbytes(form, shape, is_packed=True)
         return _codes_nbytes(form, shape) + _PRODUCT * shape.numel()
 
     def embedding(self, name: str, shape: torch.Size) -> int:
@@ -75,6 +79,8 @@ class Keeping:
         """Bytes of an output layer beside the embedding whose weight it shares."""
         if self.is_native:
             return 0
+        if self.is_triton:
+            return 0 if self.quantise is None else self.linear(name, shape, is_outer=True)
         if self.quantise is not None:
             return _PRODUCT * shape.numel() if self.is_llama else self.linear(name, shape, is_outer=True)
         return shape.numel() * self.dtype.itemsize if can_pack(self.dtype, self.device) else 0
@@ -153,9 +159,10 @@ def _outputs_first(module: nn.Module, weight: Tensor) -> torch.Size:
     return weight.shape if type(module) is nn.Linear else weight.shape[::-1]
 
 
-def _codes_nbytes(form: CodeForm, shape: torch.Size) -> int:
-    """Bytes of a `QuantisedWeight`."""
+def _codes_nbytes(form: CodeForm, shape: torch.Size, *, is_packed: bool = False) -> int:
+    """Bytes of a `QuantisedWeight`. is_packed: two codes of 4 bits lie in a byte."""
     if form.group is None:
         return shape.numel() + _FLOAT32 * shape[0]
     groups = -(-shape[1] // form.group) * shape[0]
-    return shape.numel() + 2 * groups * (2 if form.has_minimum else 1)
+    codes = groups * form.group // 2 if is_packed and form.bits == 4 else shape.numel()
+    return codes + 2 * groups * (2 if form.has_minimum else 1)

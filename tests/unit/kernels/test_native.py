@@ -78,7 +78,9 @@ def test_the_user_decides(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCap
     monkeypatch.setenv("FORERUN_KERNELS", "native")
     assert module.native() is not None
     monkeypatch.setenv("FORERUN_KERNELS", "fast")
-    with pytest.raises(ConfigError, match="FORERUN_KERNELS is 'fast', but must be one of auto, native, reference"):
+    with pytest.raises(
+        ConfigError, match="FORERUN_KERNELS is 'fast', but must be one of auto, native, triton, reference"
+    ):
         module.native()
     monkeypatch.setattr(module, "_loaded", GONE)
     monkeypatch.setenv("FORERUN_KERNELS", "native")

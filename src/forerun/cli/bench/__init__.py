@@ -11,6 +11,7 @@ from forerun.cli.bench import (
     engine,
     forward,
     generate,
+    gpu,
     journal,
     load,
     overhead,
@@ -36,3 +37,4 @@ app.command()(quality.quality)
 app.command()(journal.journal)
 app.command()(report.report)
 app.command()(compare.compare)
+app.command()(gpu.gpu)

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
-from forerun.config import KERNELS, KERNELS_VARIABLE, NATIVE, REFERENCE, environment_choice
+from forerun.config import KERNELS, KERNELS_VARIABLE, NATIVE, REFERENCE, TRITON, environment_choice
 from forerun.errors import ConfigError, NativeUnavailableError
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def native() -> Library | None:
     """
     global _warned
     mode = environment_choice(KERNELS_VARIABLE, KERNELS)
-    if mode == REFERENCE or _only_references.get():
+    if mode in (REFERENCE, TRITON) or _only_references.get():
         return None
     found = load()
     if not isinstance(found, NativeUnavailableError):
@@ -63,16 +63,22 @@ def references() -> Iterator[None]:
         _only_references.reset(token)
 
 
+def only_references() -> bool:
+    """Whether this is within `references`."""
+    return _only_references.get()
+
+
 def native_for(device: torch.device) -> Library | None:
     """The same, where models on this device are computed by it: on the CPU."""
     return native() if device.type == "cpu" else None
 
 
 def in_use() -> str | None:
-    """Which kernels models of this process got, as figures name them: "native avx512", "reference"; None where no model
-    has asked for native ones."""
-    if os.environ.get(KERNELS_VARIABLE) == REFERENCE:
-        return REFERENCE
+    """Which kernels models of this process got, as figures name them: "native avx512", "triton", "reference"; None
+    where no model has asked for native ones."""
+    asked = os.environ.get(KERNELS_VARIABLE)
+    if asked in (REFERENCE, TRITON):
+        return asked
     found = _loaded
     if found is None:
         return None

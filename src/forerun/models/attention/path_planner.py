@@ -1,4 +1,4 @@
-"""From rows of sequences to the arrays of the native kernels."""
+"""From rows of sequences to the arrays of the native and the Triton kernels."""
 
 from __future__ import annotations
 
@@ -11,23 +11,31 @@ import torch
 from forerun.cache import PagedCache, PagePool
 from forerun.kernels.page_layout import PageLayout
 from forerun.kernels.row_paths import PathPlan, RowPaths
+from forerun.kernels.triton.page_layout import DevicePageLayout
 from forerun.models.attention.base import LayerAttention, PackedRows, cache_of
 
 Tails = list[list[int]]
 
 
 class PathPlanner:
-    """`Planner` of the native kernels, which compute on the CPU and need no padding.
+    """`Planner` of the native and the Triton kernels. The arrays of a forward lie on the host, unpadded: the former
+    compute there, the latter's decoder pads them and brings them to its device in one copy.
 
     Args:
         cache_dtype: of keys and values: float32 or bfloat16.
+        device: where the Triton kernels compute, and pages lie; None: the native ones compute.
     """
 
     min_rows = 1
     device = torch.device("cpu")
 
-    def __init__(self, layers: Sequence[LayerAttention], cache_dtype: torch.dtype) -> None:
-        self.layout = PageLayout([layer.shape for layer in layers], cache_dtype)
+    def __init__(
+        self, layers: Sequence[LayerAttention], cache_dtype: torch.dtype, device: torch.device | None = None
+    ) -> None:
+        shapes = [layer.shape for layer in layers]
+        self.layout: PageLayout | DevicePageLayout = (
+            PageLayout(shapes, cache_dtype) if device is None else DevicePageLayout(shapes, cache_dtype, device)
+        )
         self.pool = PagePool(self.layout.nbytes, self.layout.new_page)
 
     def new_cache(self) -> PagedCache:

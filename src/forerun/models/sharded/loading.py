@@ -9,8 +9,9 @@ from typing import Any, NoReturn
 
 import torch
 
-from forerun.config import DEFAULT_DTYPE
+from forerun.config import DEFAULT_DTYPE, KERNELS_VARIABLE, TRITON
 from forerun.errors import ConfigError, ForerunError, UnsupportedModelError
+from forerun.kernels.triton.availability import wants_triton
 from forerun.models.exactness import probe, self_test
 from forerun.models.loading import served_kind, tell_of_source
 from forerun.models.model import Model
@@ -54,6 +55,11 @@ def check_tensor_parallel(tensor_parallel: int, device: str, adapter: object) ->
         raise ConfigError(
             f"tensor_parallel is {tensor_parallel} and device {device!r}, but ranks compute on the CPU only: sharing a "
             "model out among accelerators has not been tried. Give device='cpu', or leave tensor_parallel out."
+        )
+    if wants_triton():
+        raise ConfigError(
+            f"tensor_parallel is {tensor_parallel} and {KERNELS_VARIABLE} {TRITON}, but ranks compute on the CPU, "
+            f"where those kernels do not. Unset {KERNELS_VARIABLE}, or leave tensor_parallel out."
         )
     if adapter is not None:
         raise ConfigError(

@@ -1,0 +1,39 @@
+"""How products are cut, by the shape of their matrix and nothing else: what is added up in which order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+_ENOUGH = 256
+"""Programs that keep the memory of a large device busy; fewer are split along the inputs."""
+_LEAST_PART = 512
+"""Inputs of a split at least."""
+_BLOCK_BYTES = 256
+"""Of one row of a block of the matrix."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How a product is cut, by the shape of its matrix and nothing else.
+
+    Attributes:
+        block_n: outputs of a program. block_k: inputs that it adds at a time. splits: parts of the inputs.
+    """
+
+    block_n: int
+    block_k: int
+    splits: int
+
+    @classmethod
+    def of(cls, num_outputs: int, num_inputs: int, itemsize: int) -> Cut:
+        block_n = 64 if num_outputs >= 64 else max(16, power_of_2_from(num_outputs))
+        block_k = min(_BLOCK_BYTES // itemsize, max(16, power_of_2_from(num_inputs)))
+        splits, programs = 1, -(-num_outputs // block_n)
+        while programs * splits < _ENOUGH and num_inputs // (2 * splits) >= _LEAST_PART:
+            splits *= 2
+        return cls(block_n, block_k, splits)
+
+
+def power_of_2_from(number: int) -> int:
+    """The least power of 2 that is not below it."""
+    return 1 << max(0, number - 1).bit_length()

@@ -1,0 +1,112 @@
+"""Models by the Triton kernels: against the reference in PyTorch, in forwards of any shape."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from transformers import AutoConfig
+
+from families import VOCAB, make_family
+from forerun.config import KERNELS_VARIABLE, QUANTISATIONS
+from forerun.models import Model, Rows, load_model
+from triton_rig import DEVICE, DTYPES, INTERPRETED, MARKS, close
+
+pytestmark = MARKS
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+TREE = [-1, 0, 0, 1, 2]
+
+
+def tokens(count: int, seed: int = 0) -> list[int]:
+    return torch.randint(0, VOCAB, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def loaded(folder: Path, kernels: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, **options: str) -> Model:
+    with monkeypatch.context() as patch:
+        patch.setenv(KERNELS_VARIABLE, kernels)
+        if INTERPRETED:  # it takes most of a minute, and is tried once, in test_engine
+            patch.setattr("forerun.models.loading.self_test", lambda model: model.exactness)
+        return load_model(folder, str(dtype).removeprefix("torch."), device=DEVICE, **options)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_and_hidden_states(
+    family: str, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, results = make_family(family, tmp_path), []
+    for kernels in ("triton", "reference"):
+        model = loaded(folder, kernels, dtype, monkeypatch)
+        cache = model.new_cache()
+        prompt = model.forward([Rows(cache, tokens(30), num_logits=2)], (0, 1, 2))
+        cache.commit(range(30))
+        tree = model.forward([Rows(cache, tokens(5, 1), TREE), Rows(model.new_cache(), tokens(2, 2))], (1,))
+        cache.commit([0, 2, 4])
+        after = model.forward([Rows(cache, [9])]).logits
+        results.append((prompt.logits, prompt.taps, tree.logits, tree.taps, after))
+    assert model.kernels == "reference"
+    for own, expected in zip(*results, strict=True):
+        assert own is not None and expected is not None and own.shape == expected.shape
+        close(own, expected, dtype)
+
+
+@pytest.mark.parametrize("quantize", QUANTISATIONS)
+def test_weights_in_codes(quantize: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, results = make_family("llama", tmp_path), []
+    for kernels in ("triton", "reference"):
+        model = loaded(folder, kernels, torch.float32, monkeypatch, quantize=quantize)
+        results.append(model.forward([Rows(model.new_cache(), tokens(20))]).logits)
+        rows = torch.tensor([3, 5], device=DEVICE)
+        results.append(model.embedding_rows(rows) + model.output_rows(rows))
+    close(results[0], results[2], torch.float32, 2e-3)
+    assert torch.equal(results[1], results[3])
+
+
+def test_rows_go_on_from_a_layer_with_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = loaded(make_family("llama", tmp_path), "triton", DTYPES[-1], monkeypatch)
+    expected = model.forward([Rows(model.new_cache(), tokens(20))]).logits
+    cache = model.new_cache()
+    hidden, early = model.forward_first([Rows(cache, tokens(20))], 1)
+    own = model.forward([Rows(cache, tokens(20), hidden=hidden, first_layer=1)]).logits
+    assert torch.equal(own, expected)
+    assert early.shape == expected.shape and not torch.equal(early, expected)
+
+
+def test_pages_are_published_adopted_forked_and_truncated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = loaded(make_family("llama", tmp_path), "triton", DTYPES[-1], monkeypatch)
+    given, first = tokens(70), model.new_cache()
+    model.forward([Rows(first, given, num_logits=0)])
+    first.commit(range(70))
+    expected = model.forward([Rows(first, [5])]).logits
+    first.drop()
+    first.publish(given, None)
+    adopted, forked = model.new_cache(), model.new_cache()
+    assert adopted.adopt(given, None) == 64
+    model.forward([Rows(adopted, given[64:], num_logits=0)])
+    adopted.commit(range(6))
+    forked.fork(first, 70)
+    for cache in (adopted, forked):
+        assert torch.equal(model.forward([Rows(cache, [5])]).logits, expected)
+        cache.drop()
+    forked.truncate(40)
+    model.forward([Rows(forked, given[40:], num_logits=0)])
+    forked.commit(range(30))
+    assert torch.equal(model.forward([Rows(forked, [5])]).logits, expected)
+    for cache in (first, adopted, forked):
+        cache.free()
+    model.pool.check_integrity()
+
+
+def test_the_memory_of_a_step_is_what_was_planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from forerun.models.triton_llama import TritonLlamaDecoder
+    from forerun.models.triton_memory import step_nbytes
+
+    folder = make_family("llama", tmp_path)
+    decoder = loaded(folder, "triton", torch.float32, monkeypatch).decoder
+    assert isinstance(decoder, TritonLlamaDecoder)
+    config = AutoConfig.from_pretrained(folder)
+    assert decoder.step_nbytes == step_nbytes(config, torch.float32)

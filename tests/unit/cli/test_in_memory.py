@@ -1,0 +1,59 @@
+"""Models in memory: `forerun make padded --in-memory`, and the sections of `forerun bench gpu`, here on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from typer.testing import Result
+
+from forerun.cli.bench import gpu
+from forerun.train import widened
+
+Invoke = Callable[..., Result]
+TINY = (
+    *("--device", "cpu", "--dtype", "float32", "--parameters", "20M", "--draft-parameters", "3M", "--num-prompts", "1"),
+    *("--max-tokens", "3", "--prompt-tokens", "12", "--context", "20"),
+)
+
+
+@pytest.fixture(autouse=True)
+def few_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(widened, "_LAYERS", ((float("inf"), 2),))
+
+
+def test_a_model_in_memory_gives_the_text_of_its_source(invoke: Invoke) -> None:
+    done = invoke("make", "padded", "--in-memory", "--parameters", "24M", "--device", "cpu")
+    assert done.exit_code == 0, done.output
+    assert "64 of 64 greedy tokens are the source's" in done.output and "cost-padded" in done.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["--in-memory", "OUT"], "saves nothing"),
+        (["--in-memory", "--layers", "3"], "saves nothing"),
+        ([], "give the folder to write"),
+        (["OUT", "--device", "cpu"], "give the folder to write"),
+    ],
+)
+def test_what_is_written_and_what_is_not(invoke: Invoke, arguments: list[str], reason: str) -> None:
+    done = invoke("make", "padded", "--parameters", "24M", *arguments)
+    assert done.exit_code != 0 and reason in f"{done.output}{done.exception}"
+
+
+@pytest.mark.slow
+def test_a_section_that_fails_does_not_stop_the_others(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The decoder in PyTorch does not name its weights, so that one section cannot be measured."""
+    monkeypatch.setenv("FORERUN_KERNELS", "reference")
+    monkeypatch.setattr("forerun.bench.gpu.steps.ROWS", (1, 16))
+    monkeypatch.setattr("forerun.bench.gpu.steps.ROUNDS", 1)
+    done = invoke("bench", "gpu", *TINY)
+    assert done.exit_code == 1
+    titles = [line for line in done.output.splitlines() if line.startswith("### ")]
+    assert len(titles) == len(list(gpu._sections(gpu.GpuOptions())))
+    assert next(part for part in done.output.split("### ") if "failed: TypeError" in part).startswith("one row")
+    assert done.output.count("failed: ") == 2  # that, and the last line
+    assert "| draft-tree |" in done.output and "NO" not in done.output
+    assert "in int8" not in titles[-1] and "(int4, kernels reference)" in done.output
+    assert "| assisted generation |" in done.output

@@ -1,0 +1,107 @@
+"""FORERUN_KERNELS=triton where the kernels cannot be had: an error with reason and remedy, never another kernel."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from families import make_family
+from forerun.config import KERNELS_VARIABLE
+from forerun.errors import ConfigError, UnsupportedModelError
+from forerun.kernels.native import in_use, native, references
+from forerun.kernels.triton import availability
+from forerun.kernels.triton.availability import check_heads, check_place, wants_triton
+from forerun.models import load_model
+from forerun.models.decoders import library_for, make_decoder
+from forerun.models.sharded.loading import check_tensor_parallel
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(KERNELS_VARIABLE, "triton")
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+
+
+@pytest.fixture
+def triton_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(availability, "find_spec", lambda name: object())
+
+
+def test_nothing_else_is_taken_and_nothing_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert wants_triton() and native() is None and in_use() == "triton"
+    assert library_for(CPU, torch.bfloat16, is_quantised=False) is None
+    with references():
+        assert not wants_triton()
+    for other in ("auto", "native", "reference", ""):
+        monkeypatch.setenv(KERNELS_VARIABLE, other)
+        assert not wants_triton()
+
+
+def test_without_the_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(availability, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"finds no package triton.*pip install triton.*unset FORERUN_KERNELS"):
+        load_model(make_family("llama", tmp_path), "float32")
+
+
+@pytest.mark.usefixtures("triton_is_there")
+def test_on_the_cpu_without_the_interpreter() -> None:
+    with pytest.raises(ConfigError, match=r"computed on cpu.*device='cuda'"):
+        check_place(CPU, torch.float32)
+
+
+@pytest.mark.usefixtures("triton_is_there")
+def test_number_formats(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=r"float64, but these kernels multiply float32 and bfloat16"):
+        check_place(CPU, torch.float64)
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    check_place(CPU, torch.float32)
+    with pytest.raises(ConfigError, match="Unset TRITON_INTERPRET"):
+        check_place(torch.device("cuda", 0), torch.float32)
+    with pytest.raises(ConfigError, match=r"bfloat16, but Triton's interpreter multiplies float32"):
+        check_place(CPU, torch.bfloat16)
+
+
+@pytest.mark.usefixtures("triton_is_there")
+def test_a_driver_that_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the smallest kernel raises is told as it is."""
+
+    def fails(*_: object, **__: object) -> None:
+        raise RuntimeError("CUDA driver version is insufficient")
+
+    class Ones:
+        def __getitem__(self, _: int) -> None: ...
+
+    monkeypatch.setattr(availability.torch, "ones", lambda *_, **__: Ones())
+    monkeypatch.setattr(availability.torch, "empty_like", lambda x: x)
+    monkeypatch.setattr(availability.torch.cuda, "get_device_name", lambda _: "a device")
+    monkeypatch.setattr(availability.torch.cuda, "get_device_capability", lambda _: (9, 0))
+    monkeypatch.setitem(sys.modules, "forerun.kernels.triton.norm", SimpleNamespace(add_and_norm=fails))
+    with pytest.raises(ConfigError, match=r"cannot compile or run.*insufficient.*Update the driver"):
+        check_place(torch.device("cuda"), torch.bfloat16)
+    monkeypatch.setattr(availability.torch.cuda, "get_device_capability", lambda _: (7, 5))
+    with pytest.raises(ConfigError, match="Take a newer device"):
+        check_place(torch.device("cuda"), torch.bfloat16)
+
+
+def test_heads() -> None:
+    check_heads("a model", 32, 8, 128)
+    with pytest.raises(UnsupportedModelError, match="width 512"):
+        check_heads("a model", 8, 8, 512)
+    with pytest.raises(UnsupportedModelError, match="32 query heads for each key head"):
+        check_heads("a model", 32, 1, 64)
+
+
+@pytest.mark.usefixtures("triton_is_there")
+def test_other_families_and_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    hf = SimpleNamespace(device=CPU, config=SimpleNamespace(model_type="gpt2"))
+    with pytest.raises(UnsupportedModelError, match="not gpt2"):
+        make_decoder(hf, torch.float32, "general", None)
+    with pytest.raises(ConfigError, match="ranks compute on the CPU"):
+        check_tensor_parallel(2, "cpu", None)
