@@ -29,14 +29,15 @@ def as_object(results: Results) -> dict[str, Any]:
 
 
 def text_of(results: Results) -> str:
-    """The JSON text: entries of the lists each on a line, so that changes of one are seen in a diff."""
+    """The JSON text: entries of the lists each on a line, so that changes of one are seen in a diff; without blanks, of
+    which there would be a tenth."""
     parts = []
     for name, value in as_object(results).items():
         if isinstance(value, list) and value:
-            lines = ",\n".join(f"  {_dumped(each)}" for each in value)
-            parts.append(f' "{name}": [\n{lines}\n ]')
+            lines = ",\n".join(_dumped(each) for each in value)
+            parts.append(f'"{name}":[\n{lines}\n]')
         else:
-            parts.append(f' "{name}": {_dumped(value)}')
+            parts.append(f'"{name}":{_dumped(value)}')
     return "{\n" + ",\n".join(parts) + "\n}\n"
 
 
@@ -60,7 +61,7 @@ def without_folders(text: str) -> str:
 
 
 def _dumped(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
 def _plain(value: Any) -> Any:
