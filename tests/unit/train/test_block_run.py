@@ -142,8 +142,8 @@ def test_the_command_writes_a_head_that_drafts_with_its_card(start: Start, tmp_p
 
 
 def test_options_that_contradict_each_other_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"num_draft_tokens is 5, but a block has 3 tokens"):
-        BlockTraining(shape=BlockShape(block_size=3))
+    with pytest.raises(ConfigError, match="num_draft_tokens is 5, but such a head drafts 3 tokens"):
+        BlockKind(BlockTraining(shape=BlockShape(block_size=3), num_draft_tokens=5))
     with pytest.raises(ConfigError, match="position_weights is 'steep', but must be one of decay, d-pace"):
         BlockTraining(position_weights="steep")
     with pytest.raises(ConfigError, match="layers is 'a'"):

@@ -31,6 +31,11 @@ class BlockKind(HeadKind[BlockTraining]):
     loss = BlockLoss
     guess = staticmethod(block_guess)
 
+    @property
+    def most_draft_tokens(self) -> int:
+        """As `HeadKind.most_draft_tokens`."""
+        return self.options.shape.block_size
+
     def config(self, name: str, served: LanguageModel, max_positions: int) -> BlockConfig:
         """As `HeadKind.config`."""
         return block_config(name, served, self.options.shape, max_positions)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from forerun.config import MAX_BLOCK_SIZE
-from forerun.errors import ConfigError
 from forerun.fields import Checked, option
 from forerun.train.heads.options import HeadTraining, layer_numbers
 
@@ -54,11 +53,3 @@ class BlockTraining(HeadTraining):
     anchors: int = option(128, "Blocks that are learnt of each row, at random places.", low=1)
     gamma: float = option(4.0, "Token k weighs exp(-(k - 1) / gamma), if weights decay.", low=0, above=True)
     confidence_weight: float = option(1.0, "Weight of the loss of the confidence.", low=0)
-
-    def __post_init__(self) -> None:
-        HeadTraining.__post_init__(self)
-        if self.num_draft_tokens > self.shape.block_size:
-            raise ConfigError(
-                f"num_draft_tokens is {self.num_draft_tokens}, but a block has {self.shape.block_size} tokens. "
-                "Evaluate with fewer, or train larger blocks."
-            )
