@@ -19,12 +19,12 @@ class BlockEnds:
     """What a block begins with, and what its tokens are drawn by beside the logits.
 
     Attributes:
-        mask: [hidden] what stands in the slots after the first.
+        mask: [hidden] what stands in the slots after the first; None of a head with `context_tokens`.
         before: [vocab_size, rank] W1, and `after` W2, of the Markov bias; None without.
         confidence: weight [width] and bias of the estimate; None without.
     """
 
-    mask: Tensor
+    mask: Tensor | None
     before: Tensor | None
     after: Linear | None
     confidence: tuple[Tensor, Tensor] | None
@@ -32,11 +32,15 @@ class BlockEnds:
     @classmethod
     def of(cls, made: HeadLayers, config: BlockConfig, target: LanguageModel) -> BlockEnds:
         """Of a head's tensors."""
-        mask = None if config.mask_token_id is None else target.embedding_rows(torch.tensor([config.mask_token_id]))[0]
+        mask = None
+        if config.mask_token_id is not None:
+            mask = target.embedding_rows(torch.tensor([config.mask_token_id]))[0].to(target.device, made.compute)
+        elif not config.context_tokens:
+            mask = made.vector("mask_embedding.weight")
         markov = "markov_head.markov_w" if config.markov_rank else None
         sure = "confidence_head.proj" if config.confidence else None
         return cls(
-            mask=made.vector("mask_embedding.weight") if mask is None else mask.to(target.device, made.compute),
+            mask=mask,
             before=made.vector(f"{markov}1.weight").contiguous() if markov else None,
             after=made.linear(f"{markov}2") if markov else None,
             confidence=(made.vector(f"{sure}.weight")[0], made.vector(f"{sure}.bias")[0]) if sure else None,

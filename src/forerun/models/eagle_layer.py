@@ -39,6 +39,9 @@ class EagleLayer(Protocol):
             that follow them.
         """
 
+    def keys(self, layout: Layout, embedding: Tensor, states: Tensor) -> None:
+        """Compute the keys and values of rows alone, which join what their caches hold. The rest as `forward`."""
+
 
 class ReferenceEagleLayer:
     """`EagleLayer` in PyTorch, with linear layers of the target's kind.
@@ -87,6 +90,10 @@ class ReferenceEagleLayer:
         if norm is not None and self._config.norm_output:
             output = self._normed(output, norm)
         return logits, output
+
+    def keys(self, layout: Layout, embedding: Tensor, states: Tensor) -> None:
+        """As `EagleLayer.keys`."""
+        self._layer(layout, embedding, states)
 
     def _layer(self, layout: Layout, embedding: Tensor, states: Tensor) -> Tensor:
         """What the layer gives for all rows, [T, hidden]."""

@@ -58,6 +58,10 @@ class NativeEagleLayer(NativeHead[EagleConfig]):
         )
         return logits, x
 
+    def keys(self, layout: Layout, embedding: Tensor, states: Tensor) -> None:
+        """As `EagleLayer.keys`."""
+        self.forward(layout, embedding, states)
+
     def _eagle_struct(self, names: EagleNames, output: Linear, scale: float) -> EagleStruct:
         config = self._config
         reads_pair = config.version == 3

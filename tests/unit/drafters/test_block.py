@@ -76,13 +76,19 @@ def wrong_drafts(family: Model, block: Any, minimum: int = 12, **options: Any) -
         if not drafted:
             continue
         before = [tokens[-1], *drafted[:-1]]
-        taps = taps_of(family, block._head, tokens[:-1])
-        logits, _ = reference_block(block._head, family, taps, tokens[-1], before)
+        logits, _ = reference_block(block._head, family, tokens, before)
         wrong += proposed(block._head)[logits.argmax(-1)].tolist() != drafted
     return wrong
 
 
-@pytest.mark.parametrize("options", [{}, {"sample_from_anchor": True, "sliding_window": 9}, FULL], ids=range(3))
+TOKENS: dict[str, Any] = {"context_tokens": True, "num_layers": 1}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"sample_from_anchor": True, "sliding_window": 9}, FULL, TOKENS, {**FULL, **TOKENS}],
+    ids=range(5),
+)
 def test_drafts_are_those_of_the_reference(family: Model, options: dict[str, Any]) -> None:
     assert wrong_drafts(family, Recording(random_block(family, **options))) == 0
 

@@ -44,13 +44,16 @@ def fed(model: BlockModel, taps: Sequence[Tensor]) -> tuple[list[Tensor], list[B
     fused, caches = [model.fuse(each) for each in taps], [model.new_cache() for _ in taps]
     for chunk in (slice(0, 5), slice(5, None)):
         batch = [
-            Rows(cache, [0] * len(part[chunk]), num_logits=0, states=part[chunk])
-            for cache, part in zip(caches, fused, strict=True)
+            Rows(cache, text[1:][chunk], num_logits=0, states=part[chunk])
+            for cache, part, text in zip(caches, fused, TEXTS, strict=True)
         ]
         model.forward(batch)
         for rows in batch:
             rows.cache.commit(range(len(rows.token_ids)))
-    return fused, [Block(cache, text[-1], count) for cache, text, count in zip(caches, TEXTS, COUNTS, strict=True)]
+    return fused, [
+        Block(cache, text[-1], count, each[-1])
+        for cache, text, count, each in zip(caches, TEXTS, COUNTS, taps, strict=True)
+    ]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from forerun.drafters.model.draft_model import DraftModel, GrowingChain, without
-from forerun.drafters.model.head_feeding import HeadFeeding
+from forerun.drafters.model.head_feeding import HeadFeeding, fed_of_pairs
+from forerun.drafters.model.head_state import HeadState
 from forerun.drafters.model.picking import Picking
 from forerun.heads import BlockConfig, HeadConfig, StoredHead
 from forerun.models import LanguageModel, Rows
@@ -43,6 +44,12 @@ class Block(HeadFeeding, DraftModel):
     def _of_head(self, head: StoredHead[HeadConfig], target: LanguageModel, name: str) -> BlockModel:
         self._block = BlockModel(head.of(BlockConfig, name, "block"), target, name)
         return self._block
+
+    def _fed(self, sequence: Sequence) -> list[int]:
+        assert self._block is not None
+        if not self._block.config.context_tokens:
+            return super()._fed(sequence)
+        return fed_of_pairs(self._within_vocabulary(sequence.token_ids), self._vocab_size)
 
     def _room(self, sequence: Sequence, budget: int) -> int:
         assert self._block is not None
@@ -117,7 +124,9 @@ class Block(HeadFeeding, DraftModel):
 
 
 def _slots(chain: GrowingChain) -> Slots:
-    return Slots(chain.state.cache, chain.sequence.token_ids[-1], chain.budget)
+    state = chain.state
+    assert isinstance(state, HeadState)
+    return Slots(state.cache, chain.sequence.token_ids[-1], chain.budget, state.told_before_last())
 
 
 def _estimate(chains: list[GrowingChain], chances: Tensor | None) -> None:

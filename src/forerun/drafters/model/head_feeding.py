@@ -59,6 +59,12 @@ class HeadFeeding(HeadDrafter):
         return iter(torch.split(model.fuse(torch.cat(list(states))), [len(part) for part in states]))
 
 
+def fed_of_pairs(tokens: Seq[int], vocab_size: int) -> list[int]:
+    """What decides the rows of a head whose rows hold a token and the state before it, one number a row: their tokens,
+    and for the first row the first token too."""
+    return [tokens[0] * vocab_size + tokens[1], *tokens[2:]] if len(tokens) > 1 else []
+
+
 def _are_choices(one: Sequence, other: Sequence) -> bool:
     """Whether two sequences are of one request, as far as their tokens tell."""
     count = other.num_prompt

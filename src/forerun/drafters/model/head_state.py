@@ -92,6 +92,11 @@ class HeadState(DraftState):
         first = self.next_token - 1 - self.told_from
         return self.told[first : first + count]
 
+    def told_before_last(self) -> Tensor:
+        """[layers, H] the target's states of the token before the last committed one."""
+        assert self.told is not None
+        return self.told[len(self.sequence.token_ids) - 2 - self.told_from]
+
     def outputs_for(self, rows: Rows) -> Tensor:
         """[n, S] what rows of a draft read: the output of the row that each follows."""
         assert self.outputs is not None

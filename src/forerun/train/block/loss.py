@@ -53,12 +53,14 @@ def position_weights(options: BlockTraining, steps: int) -> Tensor:
 def block_outputs(head: BlockHead, rows: HeadRows, read: Read) -> tuple[Tensor, Tensor]:
     """[A, K, H] what the output layer reads of each block, and [A, K] the token before each."""
     mask = mask_of(head, read.target)
-    outputs = blocks(head, rows, read.states, read.embeddings, mask, COMPUTE[mask.device.type], read.augment)
+    outputs = blocks(head, rows, read.states, read.embeddings, mask, COMPUTE[read.states.device.type], read.augment)
     return outputs, rows.token_ids[rows.tokens.T]
 
 
-def mask_of(head: BlockHead, target: Target) -> Tensor:
-    """[H] what stands in the slots after the first."""
+def mask_of(head: BlockHead, target: Target) -> Tensor | None:
+    """[H] what stands in the slots after the first; None where they hold no mask."""
+    if head.config.context_tokens:
+        return None
     if head.config.mask_token_id is None:
         return head.get_parameter("mask_embedding.weight")
     return target.embeddings(torch.tensor([head.config.mask_token_id], device=device_of(head)))[0]

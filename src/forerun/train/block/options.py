@@ -29,6 +29,11 @@ class BlockShape(Checked):
     markov_rank: int = option(64, "Rank of the bias by the token before; 0 for none.", low=0)
     confidence: bool = option(False, "Train an estimate of the chance that a token is accepted.")
     sample_from_anchor: bool = option(False, "Let the slot of the last token draft too: one slot less a block.")
+    context_tokens: bool = option(
+        False,
+        "Let every position of the context, and every slot, read the embedding of the token that follows beside the "
+        "states, as EAGLE heads do: one layer, which programs other than forerun cannot read.",
+    )
     mask_token: int | None = option(
         None,
         "Token whose embedding stands for the tokens to be drafted: programs other than forerun need one.",

@@ -19,6 +19,9 @@ from forerun.train.heads.start import (
     target_config,
 )
 
+SLOT_SHARE = 0.3
+"""Size of the slots' own vectors before training, over that of what they are added to."""
+
 
 def block_config(target: str, served: LanguageModel, shape: BlockShape, max_positions: int) -> BlockConfig:
     """The configuration of a head for a target.
@@ -35,6 +38,7 @@ def block_config(target: str, served: LanguageModel, shape: BlockShape, max_posi
         num_layers=shape.num_layers,
         layers=layers,
         block_size=shape.block_size,
+        context_tokens=shape.context_tokens,
         sample_from_anchor=shape.sample_from_anchor,
         mask_token_id=shape.mask_token,
         markov_rank=shape.markov_rank,
@@ -49,7 +53,8 @@ def block_config(target: str, served: LanguageModel, shape: BlockShape, max_posi
 @torch.no_grad()
 def set_first_weights(head: BlockHead, last_states: Tensor, output_rows: Tensor, seed: int) -> None:
     """Set all tensors: the context is the target's last state, normalised, the layers add little to what stands in the
-    slots, the final norm gives half of the size of the target's last states, and bias and confidence say nothing yet.
+    slots (`context_tokens`: the last state, told apart by small vectors), the final norm gives half of the size of the
+    target's last states, and bias and confidence say nothing yet.
 
     Args:
         last_states: [n, hidden] of some tokens, after the target's final norm.
@@ -71,6 +76,11 @@ def set_first_weights(head: BlockHead, last_states: Tensor, output_rows: Tensor,
         elif name == "fc.weight":
             value = torch.zeros(parameter.shape)
             value[:, -config.hidden_size :] = torch.eye(config.hidden_size)
+        elif name == "embedding_residual.weight":
+            value = torch.zeros(parameter.shape)
+        elif name.startswith("slot_"):
+            size_of_row = scale if name == "slot_embeddings.weight" else 1.0
+            value = SLOT_SHARE * size_of_row * torch.randn(parameter.shape, generator=generator)
         elif name == "lm_head.weight":
             value = output_rows.float()
         else:
