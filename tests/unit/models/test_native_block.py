@@ -15,7 +15,10 @@ from forerun.kernels.page_layout import PAGE
 from forerun.models import Rows, load_model
 from forerun.models.block import Block, BlockModel
 from forerun.models.block_layers import ReferenceBlockLayers
+from forerun.models.block_pairs import PairLayers
+from forerun.models.eagle_layer import ReferenceEagleLayer
 from forerun.models.native_block import NativeBlockLayers
+from forerun.models.native_eagle import NativeEagleLayer
 from kernel_cases import threads
 
 pytestmark = pytest.mark.usefixtures("instructions")
@@ -63,9 +66,10 @@ def test_it_computes_what_pytorch_does(kind: str, folder: Path, monkeypatch: pyt
     head = random_block(target, **KINDS[kind])
     taps = [taps_of(target, head, text)[:-1] for text in TEXTS]
     found: list[list[Tensor]] = []
-    for layers in (NativeBlockLayers, ReferenceBlockLayers):
+    for layers in ((NativeBlockLayers, NativeEagleLayer), (ReferenceBlockLayers, ReferenceEagleLayer)):
         model = BlockModel(head, target)
-        assert isinstance(model._layers, layers)
+        computes = model._layers._layer if isinstance(model._layers, PairLayers) else model._layers
+        assert isinstance(computes, layers)
         monkeypatch.setenv("FORERUN_KERNELS", "reference")  # a head's kernels are chosen when it is made
         fused, blocks = fed(model, taps)
         found.append([*fused, *model.draft(blocks)])
@@ -74,10 +78,11 @@ def test_it_computes_what_pytorch_does(kind: str, folder: Path, monkeypatch: pyt
         assert (native_part - reference_part).norm() < 0.003 * reference_part.norm()
 
 
+@pytest.mark.parametrize("kind", ["everything", "tokens and everything"])
 @pytest.mark.parametrize("quantize", [None, "int8"])
-def test_a_block_has_the_same_bits_alone_and_in_company(quantize: str | None, folder: Path) -> None:
+def test_a_block_has_the_same_bits_alone_and_in_company(quantize: str | None, kind: str, folder: Path) -> None:
     target = load_model(folder, quantize=quantize)
-    head = random_block(target, **FULL)
+    head = random_block(target, **KINDS[kind])
     model = BlockModel(head, target)
     taps = [taps_of(target, head, text)[:-1] for text in TEXTS]
     _, blocks = fed(model, taps)

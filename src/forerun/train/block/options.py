@@ -55,6 +55,12 @@ class BlockTraining(HeadTraining):
     """`forerun train block`: a head that drafts a block in one pass."""
 
     shape: BlockShape = field(default_factory=BlockShape)
+    start: str = option(
+        "",
+        "Folder of an EAGLE-3 head of the same target and sizes, whose layer a head with --context-tokens begins as.",
+        metavar="FOLDER",
+        default_text="random weights",
+    )
     anchors: int = option(128, "Blocks that are learnt of each row, at random places.", low=1)
     gamma: float = option(4.0, "Token k weighs exp(-(k - 1) / gamma), if weights decay.", low=0, above=True)
     confidence_weight: float = option(1.0, "Weight of the loss of the confidence.", low=0)

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+
 import torch
 from torch import Tensor
 
+from forerun.errors import ConfigError
+from forerun.heads import EagleConfig, load_head
 from forerun.heads.block_config import BlockConfig
-from forerun.models import LanguageModel
+from forerun.heads.fingerprint import check_target
+from forerun.models import LanguageModel, Model
 from forerun.train.block.module import BlockHead
 from forerun.train.block.options import BlockShape
 from forerun.train.heads.options import layer_numbers
@@ -50,8 +57,36 @@ def block_config(target: str, served: LanguageModel, shape: BlockShape, max_posi
     )
 
 
+def start_of(folder: Path, config: BlockConfig, served: LanguageModel) -> dict[str, Tensor]:
+    """What a head with `context_tokens` takes over from a trained EAGLE head: all but the output rows.
+
+    Raises:
+        ModelLoadError: there is no head, or it is damaged.
+        IncompatibleDrafterError: it is one for another target.
+        ConfigError: it is of another kind or other sizes.
+    """
+    stored = load_head(folder, served.num_layers if isinstance(served, Model) else None)
+    check_target(stored.fingerprint, served, str(folder))
+    wanted, found = config.layer_of_pairs, stored.config
+    if not isinstance(found, EagleConfig):
+        raise ConfigError(
+            f"{folder} holds a head of the kind {found.kind}, but an EAGLE-3 head is needed to start from."
+        )
+    free = {"draft_vocab_size", "own_output_rows", "rms_norm_eps", "max_positions", "norm_output", "sliding_window"}
+    for name, value in asdict(wanted).items():
+        there = getattr(found, name)
+        if name not in free and there != value:
+            raise ConfigError(
+                f"the head in {folder} has {name} {there}, but the one to be trained {value}: their layers are not "
+                "alike. Train both with the same sizes and states, and the EAGLE head without --plain-residual."
+            )
+    return {name: tensor for name, tensor in stored.tensors.items() if name != "lm_head.weight"}
+
+
 @torch.no_grad()
-def set_first_weights(head: BlockHead, last_states: Tensor, output_rows: Tensor, seed: int) -> None:
+def set_first_weights(
+    head: BlockHead, last_states: Tensor, output_rows: Tensor, seed: int, start: Mapping[str, Tensor] | None = None
+) -> None:
     """Set all tensors: the context is the target's last state, normalised, the layers add little to what stands in the
     slots (`context_tokens`: the last state, told apart by small vectors), the final norm gives half of the size of the
     target's last states, and bias and confidence say nothing yet.
@@ -59,13 +94,16 @@ def set_first_weights(head: BlockHead, last_states: Tensor, output_rows: Tensor,
     Args:
         last_states: [n, hidden] of some tokens, after the target's final norm.
         output_rows: [V, hidden] of the draft vocabulary.
+        start: tensors that are there already, by name.
     """
     config = head.config
     generator = torch.Generator().manual_seed(seed)
     size = first_size(last_states)
     scale = float(output_rows.float().square().mean().sqrt())
     for name, parameter in head.named_parameters():
-        if name == "norm.weight":
+        if start and name in start:
+            value = start[name].float()
+        elif name == "norm.weight":
             value = torch.full(parameter.shape, size)
         elif name == "mask_embedding.weight":
             value = scale * torch.randn(parameter.shape, generator=generator)
@@ -81,6 +119,7 @@ def set_first_weights(head: BlockHead, last_states: Tensor, output_rows: Tensor,
         elif name.startswith("slot_"):
             size_of_row = scale if name == "slot_embeddings.weight" else 1.0
             value = SLOT_SHARE * size_of_row * torch.randn(parameter.shape, generator=generator)
+            value[0] = 0  # it begins as the context's last row
         elif name == "lm_head.weight":
             value = output_rows.float()
         else:
