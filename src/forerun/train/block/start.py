@@ -26,6 +26,7 @@ from forerun.train.heads.start import (
     target_config,
 )
 
+_OUTPUT, _OUTWARD = "lm_head.weight", "down_proj.weight"
 SLOT_SHARE = 0.3
 """Size of the slots' own vectors before training, over that of what they are added to."""
 
@@ -58,7 +59,8 @@ def block_config(target: str, served: LanguageModel, shape: BlockShape, max_posi
 
 
 def start_of(folder: Path, config: BlockConfig, served: LanguageModel) -> dict[str, Tensor]:
-    """What a head with `context_tokens` takes over from a trained EAGLE head: all but the output rows.
+    """What a head with `context_tokens` takes over from a trained EAGLE head: all but the output rows. Of a wider
+    feed-forward part, the channels of the largest weights.
 
     Raises:
         ModelLoadError: there is no head, or it is damaged.
@@ -75,12 +77,21 @@ def start_of(folder: Path, config: BlockConfig, served: LanguageModel) -> dict[s
     free = {"draft_vocab_size", "own_output_rows", "rms_norm_eps", "max_positions", "norm_output", "sliding_window"}
     for name, value in asdict(wanted).items():
         there = getattr(found, name)
-        if name not in free and there != value:
+        if name not in free and (there < value if name == "intermediate_size" else there != value):
             raise ConfigError(
                 f"the head in {folder} has {name} {there}, but the one to be trained {value}: their layers are not "
-                "alike. Train both with the same sizes and states, and the EAGLE head without --plain-residual."
+                "alike. Train both with the same sizes and states (the EAGLE head may have a wider feed-forward part)."
             )
-    return {name: tensor for name, tensor in stored.tensors.items() if name != "lm_head.weight"}
+    return _narrowed({name: each for name, each in stored.tensors.items() if name != _OUTPUT}, config.intermediate_size)
+
+
+def _narrowed(tensors: dict[str, Tensor], width: int) -> dict[str, Tensor]:
+    """With so many channels of the feed-forward part: those whose weights, in and out, have the largest product."""
+    parts = {name: each for name, each in tensors.items() if ".mlp." in name}
+    inward = [each.norm(dim=1) for name, each in parts.items() if not name.endswith(_OUTWARD)]
+    outward = [each.norm(dim=0) for name, each in parts.items() if name.endswith(_OUTWARD)]
+    kept = torch.stack(inward + outward).log().sum(0).topk(width).indices.sort().values
+    return tensors | {name: each[:, kept] if name.endswith(_OUTWARD) else each[kept] for name, each in parts.items()}
 
 
 @torch.no_grad()
