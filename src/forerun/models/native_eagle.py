@@ -60,7 +60,11 @@ class NativeEagleLayer(NativeHead[EagleConfig]):
 
     def keys(self, layout: Layout, embedding: Tensor, states: Tensor) -> None:
         """As `EagleLayer.keys`."""
-        self.forward(layout, embedding, states)
+        embedding, states = embedding.contiguous(), states.contiguous()
+        rows = rows_struct(layout, *self._rotation.reaching(layout.num_positions))
+        read = embedding.data_ptr(), states.data_ptr()
+        threads = torch.get_num_threads()
+        self._library.eagle(ctypes.byref(self._eagle), ctypes.byref(rows), *read, None, 0, None, None, threads)
 
     def _eagle_struct(self, names: EagleNames, output: Linear, scale: float) -> EagleStruct:
         config = self._config
