@@ -26,7 +26,15 @@ KINDS: dict[str, dict[str, Any]] = {
     "everything": FULL,
     "tokens": {"context_tokens": True, "num_layers": 1},
     "tokens and everything": {**FULL, "context_tokens": True, "num_layers": 1},
-    "tokens and own rows": {"context_tokens": True, "num_layers": 1, "draft_vocab_size": 40, "own_output_rows": True},
+    "shared bias": {"markov_rank": 6, "markov_shared": True, "draft_vocab_size": 40, "confidence": True},
+    "tokens and own rows": {
+        "markov_rank": 5,
+        "markov_shared": True,
+        "context_tokens": True,
+        "num_layers": 1,
+        "draft_vocab_size": 40,
+        "own_output_rows": True,
+    },
     "own rows": {"draft_vocab_size": 40, "own_output_rows": True, "confidence": True},
 }
 
@@ -97,9 +105,13 @@ def reference_block(head: StoredHead, target: LanguageModel, text: Seq[int], bef
         output = _norm(config, slot, weight["norm.weight"])
         feature = output
         wanted = torch.stack([row @ output for row in rows])
-        if config.markov_rank:
+        if config.markov_shared:
+            bias = weight["markov_head.markov_w1.weight"] @ _embedding(target, token)
+            wanted = wanted + rows @ (weight["markov_head.markov_w2.weight"] @ bias)
+        elif config.markov_rank:
             bias = weight["markov_head.markov_w1.weight"][token]
             wanted = wanted + weight["markov_head.markov_w2.weight"] @ bias
+        if config.markov_rank:
             feature = torch.cat([output, bias]) if config.confidence_with_markov else output
         logits.append(wanted)
         if config.confidence:

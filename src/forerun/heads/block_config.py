@@ -40,6 +40,8 @@ class BlockConfig:
         sample_from_anchor: slot 0 predicts too, so that a block has as many slots as tokens; otherwise one more.
         mask_token_id: whose embedding stands for the mask; None: a vector that was learnt.
         markov_rank: of the bias by the token before; 0 for none.
+        markov_shared: its W1 and W2 are the target's embeddings and the output rows, each times a trained matrix:
+            W2 W1[t] = lm_head(w2 w1 embedding(t)). No public format can say it.
         confidence: there is an estimate of the chance that a token is accepted.
         confidence_with_markov: it reads W1[the token before] beside the slot's output.
         context_tokens: rows read the embedding of the token that follows beside the states.
@@ -66,6 +68,7 @@ class BlockConfig:
     sample_from_anchor: bool = False
     mask_token_id: int | None = None
     markov_rank: int = 0
+    markov_shared: bool = False
     confidence: bool = False
     confidence_with_markov: bool = True
     context_tokens: bool = False
@@ -97,6 +100,8 @@ class BlockConfig:
         check_layers(self.layers)
         if self.markov_rank < 0:
             raise ConfigError(f"markov_rank of the head is {self.markov_rank}, but must be 0 or more.")
+        if self.markov_shared and not self.markov_rank:
+            raise ConfigError("markov_shared is set, but markov_rank of the head is 0: there is no bias to share.")
         if self.sliding_window is not None and self.sliding_window <= self.num_slots:
             raise ConfigError(
                 f"sliding_window of the head is {self.sliding_window}, but must be above {self.num_slots}, its slots."
@@ -168,6 +173,7 @@ class BlockConfig:
         found = {
             f"{self.num_layers} layers": self.num_layers > 1,
             f"Markov bias of rank {self.markov_rank}": self.markov_rank > 0,
+            "of the target's embeddings": self.markov_shared,
             "confidence": self.confidence,
             "tokens in its context": self.context_tokens,
             "drafts from the anchor": self.sample_from_anchor,
@@ -200,8 +206,10 @@ def block_tensors(config: BlockConfig) -> dict[str, tuple[int, ...]]:
     """
     tensors = _of_pairs(config) if config.context_tokens else _of_masks(config)
     if config.markov_rank:
-        tensors["markov_head.markov_w1.weight"] = (config.vocab_size, config.markov_rank)
-        tensors["markov_head.markov_w2.weight"] = (config.draft_vocab_size, config.markov_rank)
+        rank, hidden = config.markov_rank, config.hidden_size
+        first, second = config.vocab_size, config.draft_vocab_size
+        tensors["markov_head.markov_w1.weight"] = (rank, hidden) if config.markov_shared else (first, rank)
+        tensors["markov_head.markov_w2.weight"] = (hidden if config.markov_shared else second, rank)
     if config.confidence:
         tensors["confidence_head.proj.weight"] = (1, config.confidence_width)
         tensors["confidence_head.proj.bias"] = (1,)

@@ -65,7 +65,7 @@ class BlockModel(FusingHeadModel):
         super().__init__(head, target, name)
         self.config = config
         self._made = made = HeadLayers.of(head, target)
-        self._ends = BlockEnds.of(made, config, target)
+        self._ends = BlockEnds.of(made, config, target, self.token_ids)
         self.compute_dtype = made.compute
         output = made.output(config.own_output_rows, target, self.token_ids)
         self._pairs = PairLayers(made, config, output, target) if config.context_tokens else None

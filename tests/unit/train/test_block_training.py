@@ -77,6 +77,10 @@ class Served:
 
     def __init__(self, head: StoredHead[Any], target: Model) -> None:
         self.output_rows = target.output_rows(proposed(head)).double()
+        self._target = target
+
+    def embeddings(self, token_ids: Tensor) -> Tensor:
+        return self._target.embedding_rows(token_ids).clone()
 
 
 def trained(head: StoredHead[Any], target: Model, rows: HeadRows) -> tuple[Tensor, Tensor, Tensor]:
@@ -217,7 +221,7 @@ def test_the_confidence_learns_the_overlap_and_nothing_else(target: Model) -> No
     outputs = torch.randn(2, 3, 64, dtype=torch.float64, requires_grad=True)
     before = torch.tensor([[1, 2, 3], [4, 5, 6]])
     overlaps, weights = torch.rand(2, 3, dtype=torch.float64), torch.rand(2, 3, dtype=torch.float64)
-    found = confidence_loss(head, outputs, before, overlaps, weights)
+    found = confidence_loss(head, None, outputs, before, overlaps, weights)
     layer = head.get_parameter("confidence_head.proj.weight")[0]
     expected = 0.0
     for row in range(2):

@@ -27,6 +27,11 @@ class BlockShape(Checked):
         512, "Positions that a block attends to; 0 for all: programs other than forerun can read these alone.", low=0
     )
     markov_rank: int = option(64, "Rank of the bias by the token before; 0 for none.", low=0)
+    markov_shared: bool = option(
+        False,
+        "Make that bias of the target's embeddings and the output rows, by two small matrices in place of a row for "
+        "each token: programs other than forerun cannot read it.",
+    )
     confidence: bool = option(False, "Train an estimate of the chance that a token is accepted.")
     sample_from_anchor: bool = option(False, "Let the slot of the last token draft too: one slot less a block.")
     context_tokens: bool = option(

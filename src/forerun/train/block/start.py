@@ -50,6 +50,7 @@ def block_config(target: str, served: LanguageModel, shape: BlockShape, max_posi
         sample_from_anchor=shape.sample_from_anchor,
         mask_token_id=shape.mask_token,
         markov_rank=shape.markov_rank,
+        markov_shared=shape.markov_shared,
         confidence=shape.confidence,
         norm_before_fc=not shape.plain_states,
         own_output_rows=shape.own_output_rows,
