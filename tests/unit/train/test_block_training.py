@@ -217,11 +217,12 @@ def test_blocks_at_some_anchors_are_those_at_all(target: Model, packed: tuple[Te
 
 
 def test_the_confidence_learns_the_overlap_and_nothing_else(target: Model) -> None:
-    head = module(random_block(target, markov_rank=3, confidence=True))
+    stored = random_block(target, markov_rank=3, confidence=True)
+    head = module(stored)
     outputs = torch.randn(2, 3, 64, dtype=torch.float64, requires_grad=True)
     before = torch.tensor([[1, 2, 3], [4, 5, 6]])
     overlaps, weights = torch.rand(2, 3, dtype=torch.float64), torch.rand(2, 3, dtype=torch.float64)
-    found = confidence_loss(head, None, outputs, before, overlaps, weights)
+    found = confidence_loss(head, Served(stored, target), outputs, before, overlaps, weights)  # type: ignore[arg-type]
     layer = head.get_parameter("confidence_head.proj.weight")[0]
     expected = 0.0
     for row in range(2):
