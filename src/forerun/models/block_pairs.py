@@ -15,7 +15,6 @@ from forerun.models.eagle_layer import EagleLayer, ReferenceEagleLayer
 from forerun.models.head_layers import HeadLayers
 from forerun.models.linear import Linear
 from forerun.models.native_eagle import NativeEagleLayer
-from forerun.models.runner import lay_out
 
 
 class PairLayers:
@@ -49,9 +48,9 @@ class PairLayers:
     def context(self, batch: Sequence[Rows]) -> None:
         """Compute context rows, each of a token and the fused state of the one before it. They join their caches'
         scratch."""
-        layout = lay_out(batch, self.planner)
-        assert layout.states is not None
-        self._layer.keys(layout, self._embedded(layout.token_ids), layout.states.to(self._compute))
+        tokens = torch.tensor([token for rows in batch for token in rows.token_ids])
+        states = [rows.states for rows in batch if rows.states is not None]
+        self._layer.keys(batch, self._embedded(tokens), _joined(states).to(self._compute))
 
     def forward(self, batch: Sequence[Rows], states: Tensor) -> tuple[Tensor, Tensor]:
         """Compute blocks, whose slots join their caches' scratch.
@@ -63,20 +62,17 @@ class PairLayers:
         Returns:
             As `BlockLayers.forward`.
         """
-        layout = lay_out(batch, self.planner)
-        counts = [len(rows.token_ids) for rows in batch]
         embedding = self._embedded(torch.tensor([rows.token_ids[0] for rows in batch]))
-        rows = [
-            (embedding[index] + self._slot_embeddings[:count], states[index] + self._slot_states[:count])
-            for index, count in enumerate(counts)
-        ]
-        embeddings, slots = (torch.cat(parts) if len(parts) > 1 else parts[0] for parts in zip(*rows, strict=True))
-        padding = layout.num_rows - len(slots)
-        if padding:
-            embeddings, slots = (torch.cat([x, x[-1:].expand(padding, -1)]) for x in (embeddings, slots))
-        logits, outputs = self._layer.forward(layout, embeddings, slots)
-        return outputs[: layout.num_new], logits[: layout.num_logits]
+        counts = [len(rows.token_ids) for rows in batch]
+        embeddings = [self._slot_embeddings[:count] + one for count, one in zip(counts, embedding, strict=True)]
+        own = [self._slot_states[:count] + one for count, one in zip(counts, states, strict=True)]
+        logits, outputs = self._layer.blocks(batch, _joined(embeddings), _joined(own))
+        return outputs, logits
 
     def _embedded(self, tokens: Tensor) -> Tensor:
         """[n, hidden_size]."""
         return self._target.embedding_rows(tokens.to(self._target.device)).to(self._compute)
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))

@@ -45,7 +45,6 @@ def lay_out(batch: Sequence[Rows], planner: Planner) -> Layout:
         plan=planner.plan(packed, padding),
         tap_rows=tapped,
         states=_states(batch, padding, planner.device),
-        are_blocks=all(rows.is_block for rows in batch),
     )
 
 

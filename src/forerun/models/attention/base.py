@@ -83,7 +83,6 @@ class Layout:
         num_logits: how many of them are real.
         tap_rows: packed rows whose hidden states are wanted; None for all rows without padding.
         states: [num_rows, S] what a head reads beside the tokens; of other models None.
-        are_blocks: the rows of each sequence see each other (`PackedRows.is_block`).
         plan: what the rows write and see, from the planner of the attention that computes them.
     """
 
@@ -97,7 +96,6 @@ class Layout:
     plan: Plan
     tap_rows: Tensor | None = None
     states: Tensor | None = None
-    are_blocks: bool = False
 
     def wanted(self, x: Tensor) -> Tensor:
         """Of all rows, [T, ...], those whose logits are wanted, perhaps padded; none where no logits are."""

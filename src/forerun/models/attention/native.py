@@ -65,7 +65,7 @@ def rows_struct(layout: Layout, cosines: Tensor | None = None, sines: Tensor | N
     cosines, sines: [positions, D / 2] float32, of what rotates queries and keys itself.
     """
     assert isinstance(layout.plan, PathPlan)
-    return plan_struct(layout.plan, cosines, sines, are_blocks=layout.are_blocks)
+    return plan_struct(layout.plan, cosines, sines)
 
 
 def plan_struct(
