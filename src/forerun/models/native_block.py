@@ -12,6 +12,7 @@ from forerun.heads.block_config import BlockConfig
 from forerun.kernels.native.library import Library
 from forerun.kernels.native.structs import LayerStruct
 from forerun.kernels.native_linear import NativeLinear
+from forerun.models.attention.base import Planner
 from forerun.models.attention.native import plan_struct
 from forerun.models.attention.path_planner import PathPlanner
 from forerun.models.base import Rows
@@ -33,7 +34,8 @@ class NativeBlockLayers(NativeHead[BlockConfig]):
         super().__init__(made, config, library)
         self._context_norm = made.vector("hidden_norm.weight").contiguous()
         form, attention = head_attention(config)
-        self.planner = PathPlanner([attention] * config.num_layers, made.dtype)
+        self._path_planner = PathPlanner([attention] * config.num_layers, made.dtype)
+        self.planner: Planner = self._path_planner
         self._layers = (LayerStruct * config.num_layers)(*map(self._layer, range(config.num_layers)))
         self._model = self._model_struct(self._layers, config.num_layers, output, form.scale)
 

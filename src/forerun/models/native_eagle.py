@@ -11,7 +11,7 @@ from torch import Tensor
 from forerun.heads.eagle_config import EagleConfig
 from forerun.kernels.native.library import Library
 from forerun.kernels.native.structs import EagleStruct, LinearStruct, RowsStruct
-from forerun.models.attention.base import Layout
+from forerun.models.attention.base import Layout, Planner
 from forerun.models.attention.native import plan_struct, rows_struct
 from forerun.models.attention.path_planner import PathPlanner
 from forerun.models.base import Rows
@@ -36,7 +36,8 @@ class NativeEagleLayer(NativeHead[EagleConfig]):
             names.layer, input_norm=None if config.version == 3 else self._norm(names.input_norm)
         )
         form, attention = head_attention(config)
-        self.planner = PathPlanner([attention], made.dtype)
+        self._path_planner = PathPlanner([attention], made.dtype)
+        self.planner: Planner = self._path_planner
         self._eagle = self._eagle_struct(names, output, form.scale)
 
     def forward(self, layout: Layout, embedding: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:

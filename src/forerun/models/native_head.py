@@ -28,16 +28,13 @@ _Config = TypeVar("_Config", EagleConfig, BlockConfig)
 
 
 class NativeHead(Generic[_Config]):
-    """The base of heads that are computed by the native library.
-
-    Attributes:
-        planner: of its attention.
+    """The base of heads that are computed by the native library, which set the planner of their attention.
 
     Args:
         made: makes the layers of the head's tensors.
     """
 
-    planner: PathPlanner
+    _path_planner: PathPlanner
 
     def __init__(self, made: HeadLayers, config: _Config, library: Library) -> None:
         self._config: _Config = config
@@ -70,7 +67,7 @@ class NativeHead(Generic[_Config]):
         for rows in batch:
             packed.append(packed_rows(rows, packed[-1].end if packed else 0))
         end = max(rows.cache.length + rows.cache.num_scratch for rows in packed)
-        return self.planner.plan(packed, 0), self._rotation.reaching(end)
+        return self._path_planner.plan(packed, 0), self._rotation.reaching(end)
 
     def _model_struct(self, layers: Any, num_layers: int, output: Linear, scale: float) -> ModelStruct:
         """layers: a pointer to, or an array of, so many structures; they must be kept. scale: of the attention."""
