@@ -35,14 +35,14 @@ class Block:
         cache: of its sequence; the context rows below the last committed token are there.
         token_id: the last committed token.
         num_tokens: to be drafted, at least one.
-        states: [layers, hidden_size] the target's states of the token before the last committed one, which heads with
-            `context_tokens` read.
+        state: [hidden_size] what `BlockModel.fuse` makes of the target's states of the token before the last committed
+            one, which heads with `context_tokens` read.
     """
 
     cache: Cache
     token_id: int
     num_tokens: int
-    states: Tensor | None = None
+    state: Tensor | None = None
 
 
 class BlockModel(FusingHeadModel):
@@ -112,7 +112,7 @@ class BlockModel(FusingHeadModel):
             [T, draft_vocab_size] logits without the Markov bias.
 
         Raises:
-            ValueError: the head reads the states of the token before, and a block has none.
+            ValueError: the head reads the state of the token before, and a block has none.
         """
         if self._pairs is not None:
             return self._draft_pairs(self._pairs, blocks)
@@ -136,11 +136,11 @@ class BlockModel(FusingHeadModel):
 
     def _draft_pairs(self, layers: PairLayers, blocks: Sequence[Block]) -> tuple[Tensor, Tensor]:
         """As `draft`, of a head with `context_tokens`."""
-        states = [block.states for block in blocks if block.states is not None]
+        states = [block.state for block in blocks if block.state is not None]
         if len(states) != len(blocks):
-            raise ValueError("slots of a head with context_tokens read the states of the token before the last one")
+            raise ValueError("slots of a head with context_tokens read the state of the token before the last one")
         batch = [Rows(block.cache, [block.token_id] * block.num_tokens, is_block=True) for block in blocks]
-        return layers.forward(batch, self.fuse(torch.stack(states)))
+        return layers.forward(batch, states)
 
     @torch.inference_mode()
     def likely(self, logits: Tensor, blocks: Sequence[Block]) -> list[list[int]]:

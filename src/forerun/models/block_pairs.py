@@ -52,12 +52,12 @@ class PairLayers:
         states = [rows.states for rows in batch if rows.states is not None]
         self._layer.keys(batch, self._embedded(tokens), _joined(states).to(self._compute))
 
-    def forward(self, batch: Sequence[Rows], states: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, batch: Sequence[Rows], states: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """Compute blocks, whose slots join their caches' scratch.
 
         Args:
             batch: whose tokens are all the last committed one of their sequence.
-            states: [blocks, hidden_size] the fused states of the tokens before these.
+            states: of each block, [hidden_size] the fused state of the token before this one.
 
         Returns:
             As `BlockLayers.forward`.

@@ -47,9 +47,9 @@ def fed(model: BlockModel, head: StoredHead, target: Model, texts: list[list[int
     return caches
 
 
-def behind(cache: Cache, head: StoredHead, target: Model, text: list[int], count: int) -> Block:
+def behind(cache: Cache, model: BlockModel, head: StoredHead, target: Model, text: list[int], count: int) -> Block:
     """A block after a text whose context rows are there."""
-    return Block(cache, text[-1], count, taps_of(target, head, text)[-2])
+    return Block(cache, text[-1], count, model.fuse(taps_of(target, head, text)[-2:-1])[0])
 
 
 def laws(model: BlockModel, outputs: Tensor, logits: Tensor, before: list[int]) -> tuple[Tensor, Tensor]:
@@ -68,7 +68,7 @@ def test_blocks_are_those_of_the_formulas(kind: str, target: Model) -> None:
     caches = fed(model, head, target, texts, [slice(0, 5), slice(5, None)])
     counts = [4, 3]
     for _ in range(2):  # dropped, nothing of a block is left
-        blocks = [behind(cache, head, target, text, count) for cache, text, count in zip(caches, texts, counts)]
+        blocks = [behind(cache, model, head, target, text, count) for cache, text, count in zip(caches, texts, counts)]
         outputs, logits = model.draft(blocks)
         for cache in caches:
             cache.drop()
@@ -90,7 +90,9 @@ def test_other_number_formats_are_near(options: dict[str, str], folder: Path, ta
     for each in (target, load_model(folder, **options)):  # type: ignore[arg-type]
         model = BlockModel(head, each)
         (cache,) = fed(model, head, each, [text], [slice(0, None)])
-        found.append(laws(model, *model.draft([behind(cache, head, each, text, 4)]), [text[-1], 1, 2, 3])[0].double())
+        found.append(
+            laws(model, *model.draft([behind(cache, model, head, each, text, 4)]), [text[-1], 1, 2, 3])[0].double()
+        )
     exact, near = found
     assert float((near - exact).abs().max()) < (0.01 if options["dtype"] == "float32" else 0.6)
     assert torch.equal(model.widened(near).argmax(-1), proposed(head)[near.argmax(-1)])

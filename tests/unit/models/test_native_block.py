@@ -54,8 +54,8 @@ def fed(model: BlockModel, taps: Sequence[Tensor]) -> tuple[list[Tensor], list[B
         for rows in batch:
             rows.cache.commit(range(len(rows.token_ids)))
     return fused, [
-        Block(cache, text[-1], count, each[-1])
-        for cache, text, count, each in zip(caches, TEXTS, COUNTS, taps, strict=True)
+        Block(cache, text[-1], count, part[-1])
+        for cache, text, count, part in zip(caches, TEXTS, COUNTS, fused, strict=True)
     ]
 
 

@@ -122,7 +122,7 @@ def test_blocks_are_those_of_the_reference_and_of_drafting(
         states = served.fuse(taps[:place])
         served.forward([Rows(cache, text[1 : place + 1], num_logits=0, states=states)])
         cache.commit(range(place))
-        drafted.append(Block(cache, text[place], K, taps[place - 1]))
+        drafted.append(Block(cache, text[place], K, states[-1]))
     _, found = served.draft(drafted)
     for part, (index, *_) in zip(found.split(K), chosen, strict=True):
         bias = served.bias(before[index])

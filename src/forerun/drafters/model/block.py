@@ -63,7 +63,7 @@ class Block(HeadFeeding, DraftModel):
         if late:
             rows = [Rows(chain.state.cache, chain.unfed, None, 0) for chain in late]
             self._feed(rows, [chain.state for chain in late], final=True)
-        blocks = [_slots(chain) for chain in growing]
+        blocks = [_slots(chain, model) for chain in growing]
         try:
             outputs, logits = model.draft(blocks)
         finally:
@@ -123,10 +123,11 @@ class Block(HeadFeeding, DraftModel):
         chain.proposed = []
 
 
-def _slots(chain: GrowingChain) -> Slots:
+def _slots(chain: GrowingChain, model: BlockModel) -> Slots:
     state = chain.state
     assert isinstance(state, HeadState)
-    return Slots(state.cache, chain.sequence.token_ids[-1], chain.budget, state.told_before_last())
+    before = state.before_last(model.fuse) if model.config.context_tokens else None
+    return Slots(state.cache, chain.sequence.token_ids[-1], chain.budget, before)
 
 
 def _estimate(chains: list[GrowingChain], chances: Tensor | None) -> None:

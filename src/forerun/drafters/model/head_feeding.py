@@ -47,7 +47,10 @@ class HeadFeeding(HeadDrafter):
         fused = self._fused([part for part in told if part is not None])
         batch = []
         for each, state, part in zip(rows, states, told, strict=True):
-            batch.append(replace(each, states=state.outputs_for(each) if part is None else next(fused)))
+            read = state.outputs_for(each) if part is None else next(fused)
+            if part is not None:
+                state.keep_read(read)
+            batch.append(replace(each, states=read))
         return self.model.forward(batch)
 
     def _fused(self, states: Seq[Tensor]) -> Iterator[Tensor]:
