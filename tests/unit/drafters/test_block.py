@@ -19,6 +19,7 @@ from forerun.heads import StoredHead, save_head
 from forerun.heads.fingerprint import target_fingerprint
 from forerun.models import Model, load_model
 from forerun.models.block import BlockModel
+from forerun.models.block_pairs import PairLayers
 from forerun.types import Draft, Sequence, Step
 from gtest import TARGET
 from heads import MarkovTarget
@@ -99,15 +100,26 @@ def test_behind_other_drafts_they_are_too(family: Model) -> None:
         assert wrong_drafts(family, block, minimum=6, around=Hybrid([Suffix(), block], mode)) == 0
 
 
+@pytest.mark.parametrize("options", [{}, TOKENS], ids=range(2))
 @pytest.mark.parametrize("shift", [-1, 1])
-def test_states_one_position_off_are_noticed(family: Model, shift: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_states_one_position_off_are_noticed(
+    family: Model, shift: int, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     tell = HeadState.tell
     monkeypatch.setattr(
         HeadState,
         "tell",
         lambda self, end, states: tell(self, end, states.roll(shift, 0) if len(states) > 1 else states),
     )
-    assert wrong_drafts(family, Recording(random_block(family))) > 0
+    assert wrong_drafts(family, Recording(random_block(family, **options))) > 0
+
+
+@pytest.mark.parametrize("shift", [-1, 1])
+def test_tokens_one_position_off_are_noticed(family: Model, shift: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a head whose rows read the token that follows."""
+    embedded = PairLayers._embedded
+    monkeypatch.setattr(PairLayers, "_embedded", lambda self, tokens: embedded(self, tokens.roll(shift)))
+    assert wrong_drafts(family, Recording(random_block(family, **TOKENS))) > 0
 
 
 def test_a_block_that_sees_its_last_token_too_early_is_noticed(family: Model, monkeypatch: pytest.MonkeyPatch) -> None:
