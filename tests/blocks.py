@@ -24,6 +24,17 @@ KINDS: dict[str, dict[str, Any]] = {
     "plain": {},
     "from the anchor": {"sample_from_anchor": True, "num_layers": 1, "mask_token_id": 3},
     "everything": FULL,
+    "tokens": {"context_tokens": True, "num_layers": 1},
+    "tokens and everything": {**FULL, "context_tokens": True, "num_layers": 1},
+    "shared bias": {"markov_rank": 6, "markov_shared": True, "draft_vocab_size": 40, "confidence": True},
+    "tokens and own rows": {
+        "markov_rank": 5,
+        "markov_shared": True,
+        "context_tokens": True,
+        "num_layers": 1,
+        "draft_vocab_size": 40,
+        "own_output_rows": True,
+    },
     "own rows": {"draft_vocab_size": 40, "own_output_rows": True, "confidence": True},
 }
 
@@ -76,36 +87,31 @@ def proposed(head: StoredHead) -> Tensor:
     return torch.arange(head.config.draft_vocab_size) + (0 if head.d2t is None else head.d2t)
 
 
-def reference_block(
-    head: StoredHead, target: LanguageModel, taps: Tensor, last: int, before: Seq[int]
-) -> tuple[Tensor, Tensor]:
+def reference_block(head: StoredHead, target: LanguageModel, text: Seq[int], before: Seq[int]) -> tuple[Tensor, Tensor]:
     """[K, draft vocabulary] float64 logits of a block, and [K] what the confidence says (0 without one).
 
     Args:
-        taps: [n - 1, layers, H] of the target, of all tokens but the last.
-        last: the last committed token.
-        before: [K] the token before each that is drafted; the first is `last`.
+        text: [n] the committed tokens.
+        before: [K] the token before each that is drafted; the first is the text's last.
     """
     config: Any = head.config
     weight = {name: tensor.double() for name, tensor in head.tensors.items()}
-    context = [_context(config, weight, each.double()) for each in taps]
-    mask = weight.get("mask_embedding.weight")
-    if mask is None:
-        mask = target.embedding_rows(torch.tensor([config.mask_token_id]))[0].double()
-    first = 0 if config.sample_from_anchor else 1
-    slots = [target.embedding_rows(torch.tensor([last]))[0].double()] + [mask] * (len(before) - 1 + first)
-    for layer in range(config.num_layers):
-        slots = _layer(config, weight, f"layers.{layer}", context, slots)
+    taps = taps_of(target, head, text[:-1])
+    outputs = (_slots_of_pairs if config.context_tokens else _slots)(config, weight, target, taps, text, len(before))
     tokens = proposed(head)
     rows = weight["lm_head.weight"] if config.own_output_rows else target.output_rows(tokens).double()
     logits, sure = [], []
-    for slot, token in zip(slots[first:], before, strict=True):
+    for slot, token in zip(outputs, before, strict=True):
         output = _norm(config, slot, weight["norm.weight"])
         feature = output
         wanted = torch.stack([row @ output for row in rows])
-        if config.markov_rank:
+        if config.markov_shared:
+            bias = weight["markov_head.markov_w1.weight"] @ _embedding(target, token)
+            wanted = wanted + rows @ (weight["markov_head.markov_w2.weight"] @ bias)
+        elif config.markov_rank:
             bias = weight["markov_head.markov_w1.weight"][token]
             wanted = wanted + weight["markov_head.markov_w2.weight"] @ bias
+        if config.markov_rank:
             feature = torch.cat([output, bias]) if config.confidence_with_markov else output
         logits.append(wanted)
         if config.confidence:
@@ -116,11 +122,51 @@ def reference_block(
     return torch.stack(logits), torch.stack(sure)
 
 
-def _context(config: Any, weight: dict[str, Tensor], states: Tensor) -> Tensor:
+def _slots(
+    config: Any, weight: dict[str, Tensor], target: LanguageModel, taps: Tensor, text: Seq[int], count: int
+) -> list[Tensor]:
+    """What the layers give for the slots that predict."""
+    context = [_norm(config, _fused(config, weight, each.double()), weight["hidden_norm.weight"]) for each in taps]
+    mask = weight.get("mask_embedding.weight")
+    if mask is None:
+        mask = target.embedding_rows(torch.tensor([config.mask_token_id]))[0].double()
+    first = 0 if config.sample_from_anchor else 1
+    slots = [_embedding(target, text[-1])] + [mask] * (count - 1 + first)
+    for layer in range(config.num_layers):
+        slots = _layer(config, weight, f"layers.{layer}", context, slots)
+    return slots[first:]
+
+
+def _slots_of_pairs(
+    config: Any, weight: dict[str, Tensor], target: LanguageModel, taps: Tensor, text: Seq[int], count: int
+) -> list[Tensor]:
+    """The same of a head with `context_tokens`: pairs of the token that follows and the states before it."""
+    fused = [_fused(config, weight, each.double()) for each in taps]
+    context = [(_embedding(target, token), state) for token, state in zip(text[1:], fused, strict=True)]
+    embedding, state = context[-1]
+    own = zip(weight["slot_embeddings.weight"], weight["slot_states.weight"], strict=True)
+    slots = [(embedding + a, state + b) for a, b in own][:count]
+    norms = weight["midlayer.input_layernorm.weight"], weight["midlayer.hidden_norm.weight"]
+    read = [torch.cat([_norm(config, x, norm) for x, norm in zip(pair, norms, strict=True)]) for pair in context]
+    own_read = [torch.cat([_norm(config, x, norm) for x, norm in zip(pair, norms, strict=True)]) for pair in slots]
+    seen = [*enumerate(read), *enumerate(own_read, len(read))]
+    residual = weight["embedding_residual.weight"]
+    outputs = []
+    for place, (one, other) in enumerate(slots):
+        attended = _attended(config, weight, "midlayer", own_read[place], len(read) + place, seen)
+        outputs.append(_behind(config, weight, "midlayer", residual @ one + _norm(config, other, norms[1]), attended))
+    return outputs
+
+
+def _embedding(target: LanguageModel, token: int) -> Tensor:
+    return target.embedding_rows(torch.tensor([token]))[0].double()
+
+
+def _fused(config: Any, weight: dict[str, Tensor], states: Tensor) -> Tensor:
     """states: [layers, H]."""
     if config.norm_before_fc:
         states = torch.stack([_norm(config, each, weight[f"fc_norm.{i}.weight"]) for i, each in enumerate(states)])
-    return _norm(config, weight["fc.weight"] @ states.flatten(), weight["hidden_norm.weight"])
+    return weight["fc.weight"] @ states.flatten()
 
 
 def _layer(
@@ -128,32 +174,50 @@ def _layer(
 ) -> list[Tensor]:
     normed = [_norm(config, slot, weight[f"{name}.input_layernorm.weight"]) for slot in slots]
     seen = [*enumerate(context), *enumerate(normed, len(context))]
+    outputs = []
+    for place, slot in enumerate(slots):
+        attended = _attended(config, weight, name, normed[place], len(context) + place, seen)
+        outputs.append(_behind(config, weight, name, slot, attended))
+    return outputs
+
+
+def _attended(
+    config: Any,
+    weight: dict[str, Tensor],
+    name: str,
+    read: Tensor,
+    position: int,
+    seen: Seq[tuple[int, Tensor]],
+) -> Tensor:
+    """What the attention gives the row at a position. seen: positions, and what keys and values are made of."""
     if config.sliding_window is not None:
         seen = seen[-config.sliding_window :]
     group = config.num_heads // config.num_kv_heads
-    outputs = []
-    for place, slot in enumerate(slots):
-        heads = []
-        for head in range(config.num_heads):
+    heads = []
+    for head in range(config.num_heads):
 
-            def part(kind: str, of: Tensor, index: int) -> Tensor:
-                numbers = weight[f"{name}.self_attn.{kind}_proj.weight"] @ of
-                return numbers[index * config.head_dim :][: config.head_dim]
+        def part(kind: str, of: Tensor, index: int) -> Tensor:
+            numbers = weight[f"{name}.self_attn.{kind}_proj.weight"] @ of
+            return numbers[index * config.head_dim :][: config.head_dim]
 
-            def turned(kind: str, of: Tensor, index: int, position: int) -> Tensor:
-                normed = _norm(config, part(kind, of, index), weight[f"{name}.self_attn.{kind}_norm.weight"])
-                return _rotated(config, normed, position)
+        def turned(kind: str, of: Tensor, index: int, position: int) -> Tensor:
+            found, norm = part(kind, of, index), weight.get(f"{name}.self_attn.{kind}_norm.weight")
+            return _rotated(config, found if norm is None else _norm(config, found, norm), position)
 
-            query = turned("q", normed[place], head, len(context) + place)
-            scores = torch.stack([query @ turned("k", each, head // group, position) for position, each in seen])
-            chances = (scores * config.head_dim**-0.5).softmax(0)
-            values = torch.stack([part("v", each, head // group) for _, each in seen])
-            heads.append(chances @ values)
-        x = slot + weight[f"{name}.self_attn.o_proj.weight"] @ torch.cat(heads)
-        h = _norm(config, x, weight[f"{name}.post_attention_layernorm.weight"])
-        gate, up = (weight[f"{name}.mlp.{kind}_proj.weight"] @ h for kind in ("gate", "up"))
-        outputs.append(x + weight[f"{name}.mlp.down_proj.weight"] @ (gate * gate.sigmoid() * up))
-    return outputs
+        query = turned("q", read, head, position)
+        scores = torch.stack([query @ turned("k", each, head // group, at) for at, each in seen])
+        chances = (scores * config.head_dim**-0.5).softmax(0)
+        values = torch.stack([part("v", each, head // group) for _, each in seen])
+        heads.append(chances @ values)
+    return torch.cat(heads)
+
+
+def _behind(config: Any, weight: dict[str, Tensor], name: str, residual: Tensor, attended: Tensor) -> Tensor:
+    """What a layer gives, of its residual and what its attention gives."""
+    x = residual + weight[f"{name}.self_attn.o_proj.weight"] @ attended
+    h = _norm(config, x, weight[f"{name}.post_attention_layernorm.weight"])
+    gate, up = (weight[f"{name}.mlp.{kind}_proj.weight"] @ h for kind in ("gate", "up"))
+    return x + weight[f"{name}.mlp.down_proj.weight"] @ (gate * gate.sigmoid() * up)
 
 
 def _rotated(config: Any, x: Tensor, position: int) -> Tensor:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from forerun.config import MAX_BLOCK_SIZE
 from forerun.errors import ConfigError
 from forerun.heads.config import KeyShape, check_attention, check_layers, check_positive, check_vocabulary
+from forerun.heads.eagle_config import EagleConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +20,12 @@ class BlockConfig:
     attend to the context rows of positions below n - 1 and to all slots of the block. Layers are Llama's, queries and
     keys RMS-normalised head by head before they are rotated. Slot k predicts token n - 1 + k, or, with
     `sample_from_anchor`, n + k: its logits are lm_head(norm(output)), plus W2 W1[the token before] with a Markov bias.
+
+    With `context_tokens` the head is one layer of an EAGLE-3 head (`layer_of_pairs`), that drafts in parallel. Context
+    row i is that head's: it reads the embedding of token i + 1 beside F_i = fc(the target's states of token i), and so
+    knows which token followed. Slot k (0, 1, ...) reads what context row n - 2 reads, with vectors of its own added:
+    the embedding of the last committed token + slot_embeddings[k], and F_(n-2) + slot_states[k]. It predicts token
+    n + k. There are no masks, and queries and keys have no norms. No public format can say it.
 
     Attributes:
         vocab_size: of the target.
@@ -33,8 +40,11 @@ class BlockConfig:
         sample_from_anchor: slot 0 predicts too, so that a block has as many slots as tokens; otherwise one more.
         mask_token_id: whose embedding stands for the mask; None: a vector that was learnt.
         markov_rank: of the bias by the token before; 0 for none.
+        markov_shared: its W1 and W2 are the target's embeddings and the output rows, each times a trained matrix:
+            W2 W1[t] = lm_head(w2 w1 embedding(t)). No public format can say it.
         confidence: there is an estimate of the chance that a token is accepted.
         confidence_with_markov: it reads W1[the token before] beside the slot's output.
+        context_tokens: rows read the embedding of the token that follows beside the states.
         norm_before_fc: each of the states is RMS-normalised by itself, with weights, before they are fused. No public
             format can say it.
         own_output_rows: lm_head is the head's own; otherwise the target's rows of the draft vocabulary are used.
@@ -58,8 +68,10 @@ class BlockConfig:
     sample_from_anchor: bool = False
     mask_token_id: int | None = None
     markov_rank: int = 0
+    markov_shared: bool = False
     confidence: bool = False
     confidence_with_markov: bool = True
+    context_tokens: bool = False
     norm_before_fc: bool = False
     own_output_rows: bool = False
     sliding_window: int | None = None
@@ -88,14 +100,54 @@ class BlockConfig:
         check_layers(self.layers)
         if self.markov_rank < 0:
             raise ConfigError(f"markov_rank of the head is {self.markov_rank}, but must be 0 or more.")
+        if self.markov_shared and not self.markov_rank:
+            raise ConfigError("markov_shared is set, but markov_rank of the head is 0: there is no bias to share.")
         if self.sliding_window is not None and self.sliding_window <= self.num_slots:
             raise ConfigError(
                 f"sliding_window of the head is {self.sliding_window}, but must be above {self.num_slots}, its slots."
             )
+        if self.context_tokens:
+            self._check_pairs()
         if self.mask_token_id is not None and not 0 <= self.mask_token_id < self.vocab_size:
             raise ConfigError(
                 f"mask_token_id of the head is {self.mask_token_id}, and its target has {self.vocab_size:,} tokens."
             )
+
+    def _check_pairs(self) -> None:
+        """Raises ConfigError where there is what a head of pairs has not."""
+        found = {
+            f"{self.num_layers} layers, of which only the first could read tokens": self.num_layers > 1,
+            "a slot for the last token, whose context row reads it": self.sample_from_anchor,
+            "a token for the mask, which it does not have": self.mask_token_id is not None,
+        }
+        for what, is_there in found.items():
+            if is_there:
+                raise ConfigError(f"a block head with context_tokens has one layer and no masks, but this has {what}.")
+
+    @property
+    def layer_of_pairs(self) -> EagleConfig:
+        """The layer of a head with `context_tokens`, with what surrounds it."""
+        return EagleConfig(
+            version=3,
+            vocab_size=self.vocab_size,
+            draft_vocab_size=self.draft_vocab_size,
+            hidden_size=self.hidden_size,
+            target_hidden_size=self.hidden_size,
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+            intermediate_size=self.intermediate_size,
+            layers=self.layers,
+            norm_before_fc=self.norm_before_fc,
+            norm_before_residual=True,
+            norm_output=True,
+            embedding_residual=True,
+            own_output_rows=self.own_output_rows,
+            sliding_window=self.sliding_window,
+            rope_theta=self.rope_theta,
+            rms_norm_eps=self.rms_norm_eps,
+            max_positions=self.max_positions,
+        )
 
     @property
     def target_hidden_size(self) -> int:
@@ -121,7 +173,9 @@ class BlockConfig:
         found = {
             f"{self.num_layers} layers": self.num_layers > 1,
             f"Markov bias of rank {self.markov_rank}": self.markov_rank > 0,
+            "of the target's embeddings": self.markov_shared,
             "confidence": self.confidence,
+            "tokens in its context": self.context_tokens,
             "drafts from the anchor": self.sample_from_anchor,
             "norms of states": self.norm_before_fc,
             "output rows of its own": self.own_output_rows,
@@ -137,7 +191,7 @@ class BlockConfig:
     @property
     def first_slot(self) -> int:
         """The first slot that predicts."""
-        return 0 if self.sample_from_anchor else 1
+        return 0 if self.sample_from_anchor or self.context_tokens else 1
 
     @property
     def confidence_width(self) -> int:
@@ -150,6 +204,24 @@ def block_tensors(config: BlockConfig) -> dict[str, tuple[int, ...]]:
 
     The names are those that vLLM reads, and for what it cannot read, names of the same style.
     """
+    tensors = _of_pairs(config) if config.context_tokens else _of_masks(config)
+    if config.markov_rank:
+        rank, hidden = config.markov_rank, config.hidden_size
+        first, second = config.vocab_size, config.draft_vocab_size
+        tensors["markov_head.markov_w1.weight"] = (rank, hidden) if config.markov_shared else (first, rank)
+        tensors["markov_head.markov_w2.weight"] = (hidden if config.markov_shared else second, rank)
+    if config.confidence:
+        tensors["confidence_head.proj.weight"] = (1, config.confidence_width)
+        tensors["confidence_head.proj.bias"] = (1,)
+    return tensors
+
+
+def _of_pairs(config: BlockConfig) -> dict[str, tuple[int, ...]]:
+    slots = (config.block_size, config.hidden_size)
+    return config.layer_of_pairs.tensors() | {"slot_embeddings.weight": slots, "slot_states.weight": slots}
+
+
+def _of_masks(config: BlockConfig) -> dict[str, tuple[int, ...]]:
     hidden, wide, narrow = config.hidden_size, config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     tensors: dict[str, tuple[int, ...]] = {
         "fc.weight": (hidden, len(config.layers) * hidden),
@@ -175,12 +247,6 @@ def block_tensors(config: BlockConfig) -> dict[str, tuple[int, ...]]:
         tensors |= {f"fc_norm.{i}.weight": (hidden,) for i in range(len(config.layers))}
     if config.mask_token_id is None:
         tensors["mask_embedding.weight"] = (hidden,)
-    if config.markov_rank:
-        tensors["markov_head.markov_w1.weight"] = (config.vocab_size, config.markov_rank)
-        tensors["markov_head.markov_w2.weight"] = (config.draft_vocab_size, config.markov_rank)
-    if config.confidence:
-        tensors["confidence_head.proj.weight"] = (1, config.confidence_width)
-        tensors["confidence_head.proj.bias"] = (1,)
     if config.own_output_rows:
         tensors["lm_head.weight"] = (config.draft_vocab_size, hidden)
     return tensors

@@ -141,6 +141,8 @@ def check_block_sayable(
         )
     reasons = {
         "a vector that was learnt for the mask (train with --mask-token)": config.mask_token_id is None,
+        "tokens in the context (train without --context-tokens)": config.context_tokens,
+        "a Markov bias of the target's embeddings (train without --markov-shared)": config.markov_shared,
         "norms of states (train with --plain-states)": config.norm_before_fc,
         "sliding_window (train with --sliding-window 0)": config.sliding_window is not None,
         f"the state after the target's final norm (layer {num_layers}; train with --layers)": (

@@ -18,6 +18,7 @@ from forerun.heads.stored import StoredHead
 from forerun.kernels.native_linear import NativeLinear
 from forerun.models.base import Forward, LanguageModel, Rows
 from forerun.models.block_layers import BlockLayers, ReferenceBlockLayers
+from forerun.models.block_pairs import PairLayers
 from forerun.models.block_parts import BlockEnds
 from forerun.models.head_layers import HeadLayers
 from forerun.models.heads import FusingHeadModel
@@ -34,18 +35,21 @@ class Block:
         cache: of its sequence; the context rows below the last committed token are there.
         token_id: the last committed token.
         num_tokens: to be drafted, at least one.
+        state: [hidden_size] what `BlockModel.fuse` makes of the target's states of the token before the last committed
+            one, which heads with `context_tokens` read.
     """
 
     cache: Cache
     token_id: int
     num_tokens: int
+    state: Tensor | None = None
 
 
 class BlockModel(FusingHeadModel):
     """A block head over its target.
 
-    Context row i holds what `fuse` makes of the target's states of token i. `forward` computes such rows, which have
-    no logits; `draft` computes blocks.
+    Context row i holds what `fuse` makes of the target's states of token i, beside token i + 1 where the head reads
+    tokens. `forward` computes such rows, which have no logits; `draft` computes blocks.
 
     Args:
         head: its tensors, in any number format or codes.
@@ -61,10 +65,11 @@ class BlockModel(FusingHeadModel):
         super().__init__(head, target, name)
         self.config = config
         self._made = made = HeadLayers.of(head, target)
-        self._ends = BlockEnds.of(made, config, target)
+        self._ends = BlockEnds.of(made, config, target, self.token_ids)
         self.compute_dtype = made.compute
         output = made.output(config.own_output_rows, target, self.token_ids)
-        self._layers: BlockLayers = (
+        self._pairs = PairLayers(made, config, output, target) if config.context_tokens else None
+        self._layers: BlockLayers | PairLayers = self._pairs or (
             ReferenceBlockLayers(made, config, output)
             if made.library is None
             else NativeBlockLayers(made, config, output, made.library)
@@ -86,7 +91,7 @@ class BlockModel(FusingHeadModel):
 
     @torch.inference_mode()
     def forward(self, batch: Sequence[Rows], layers: Sequence[int] = ()) -> Forward:
-        """Compute context rows, of which the tokens are not read. They join their caches' scratch.
+        """Compute context rows, of which heads with `context_tokens` read the tokens. They join their caches' scratch.
 
         Raises:
             ValueError: rows have no states, or layers or logits are asked for.
@@ -105,7 +110,12 @@ class BlockModel(FusingHeadModel):
         Returns:
             For the tokens to be drafted, block by block: [T, hidden_size] what the output layer reads, and
             [T, draft_vocab_size] logits without the Markov bias.
+
+        Raises:
+            ValueError: the head reads the state of the token before, and a block has none.
         """
+        if self._pairs is not None:
+            return self._draft_pairs(self._pairs, blocks)
         first = self.config.first_slot
         batch = [
             Rows(
@@ -118,9 +128,19 @@ class BlockModel(FusingHeadModel):
         ]
         *anchors, end = accumulate((len(rows.token_ids) for rows in batch), initial=0)
         tokens = torch.tensor([block.token_id for block in blocks], device=self.device)
+        assert self._ends.mask is not None
+        assert not isinstance(self._layers, PairLayers)
         x = self._ends.mask.expand(end, -1).clone()
         x[anchors] = self.target.embedding_rows(tokens).to(self.compute_dtype)
         return self._layers.forward(batch, x)
+
+    def _draft_pairs(self, layers: PairLayers, blocks: Sequence[Block]) -> tuple[Tensor, Tensor]:
+        """As `draft`, of a head with `context_tokens`."""
+        states = [block.state for block in blocks if block.state is not None]
+        if len(states) != len(blocks):
+            raise ValueError("slots of a head with context_tokens read the state of the token before the last one")
+        batch = [Rows(block.cache, [block.token_id] * block.num_tokens, is_block=True) for block in blocks]
+        return layers.forward(batch, states)
 
     @torch.inference_mode()
     def likely(self, logits: Tensor, blocks: Sequence[Block]) -> list[list[int]]:

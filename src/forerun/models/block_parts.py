@@ -19,28 +19,43 @@ class BlockEnds:
     """What a block begins with, and what its tokens are drawn by beside the logits.
 
     Attributes:
-        mask: [hidden] what stands in the slots after the first.
+        mask: [hidden] what stands in the slots after the first; None of a head with `context_tokens`.
         before: [vocab_size, rank] W1, and `after` W2, of the Markov bias; None without.
         confidence: weight [width] and bias of the estimate; None without.
     """
 
-    mask: Tensor
+    mask: Tensor | None
     before: Tensor | None
     after: Linear | None
     confidence: tuple[Tensor, Tensor] | None
 
     @classmethod
-    def of(cls, made: HeadLayers, config: BlockConfig, target: LanguageModel) -> BlockEnds:
-        """Of a head's tensors."""
-        mask = None if config.mask_token_id is None else target.embedding_rows(torch.tensor([config.mask_token_id]))[0]
-        markov = "markov_head.markov_w" if config.markov_rank else None
+    def of(cls, made: HeadLayers, config: BlockConfig, target: LanguageModel, token_ids: Tensor) -> BlockEnds:
+        """Of a head's tensors. token_ids: [draft_vocab_size] the target's tokens that it can propose."""
+        mask = None
+        if config.mask_token_id is not None:
+            mask = target.embedding_rows(torch.tensor([config.mask_token_id]))[0].to(target.device, made.compute)
+        elif not config.context_tokens:
+            mask = made.vector("mask_embedding.weight")
+        before, after = _markov(made, config, target, token_ids) if config.markov_rank else (None, None)
         sure = "confidence_head.proj" if config.confidence else None
         return cls(
-            mask=made.vector("mask_embedding.weight") if mask is None else mask.to(target.device, made.compute),
-            before=made.vector(f"{markov}1.weight").contiguous() if markov else None,
-            after=made.linear(f"{markov}2") if markov else None,
+            mask=mask,
+            before=before,
+            after=after,
             confidence=(made.vector(f"{sure}.weight")[0], made.vector(f"{sure}.bias")[0]) if sure else None,
         )
+
+
+def _markov(made: HeadLayers, config: BlockConfig, target: LanguageModel, token_ids: Tensor) -> tuple[Tensor, Linear]:
+    """[vocab_size, rank] W1, and W2, of the bias; those that are shared with the target are multiplied once."""
+    first, second = "markov_head.markov_w1", "markov_head.markov_w2"
+    if not config.markov_shared:
+        return made.vector(f"{first}.weight").contiguous(), made.linear(second)
+    embeddings = target.embedding_rows(torch.arange(config.vocab_size, device=target.device)).to(made.compute)
+    rows = made.vector("lm_head.weight") if config.own_output_rows else target.output_rows(token_ids).to(made.compute)
+    after = rows.to(made.device) @ made.vector(f"{second}.weight")
+    return embeddings @ made.vector(f"{first}.weight").T, made.product([after])
 
 
 @dataclass(frozen=True, slots=True, eq=False)

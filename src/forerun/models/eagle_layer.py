@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -11,9 +12,11 @@ from torch.nn import functional as F
 from forerun.heads.eagle_config import EagleConfig
 from forerun.kernels.rms_norm import rms_norm
 from forerun.models.attention.base import Layout, Planner
+from forerun.models.base import Rows
 from forerun.models.head_layers import HeadLayers, head_attention, state_norms
 from forerun.models.linear import Linear
 from forerun.models.rotation import Rotation, inverse_frequencies, rotate
+from forerun.models.runner import lay_out
 
 
 class EagleLayer(Protocol):
@@ -38,6 +41,14 @@ class EagleLayer(Protocol):
             [R, draft_vocab_size] logits of the wanted rows, perhaps padded; [T, hidden_size] the rows' states for those
             that follow them.
         """
+
+    def keys(self, batch: Sequence[Rows], embedding: Tensor, states: Tensor) -> None:
+        """Compute the keys and values of rows alone, which join their caches' scratch. embedding, states: as those of
+        `forward`, without padding."""
+
+    def blocks(self, batch: Sequence[Rows], embedding: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute the rows of blocks (`Rows.is_block`), which join their caches' scratch. The rest as `forward`, of all
+        rows, without padding."""
 
 
 class ReferenceEagleLayer:
@@ -88,6 +99,17 @@ class ReferenceEagleLayer:
             output = self._normed(output, norm)
         return logits, output
 
+    def keys(self, batch: Sequence[Rows], embedding: Tensor, states: Tensor) -> None:
+        """As `EagleLayer.keys`."""
+        layout = lay_out(batch, self.planner)
+        self._layer(layout, *(_padded(x, layout.num_rows) for x in (embedding, states)))
+
+    def blocks(self, batch: Sequence[Rows], embedding: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
+        """As `EagleLayer.blocks`."""
+        layout = lay_out(batch, self.planner)
+        logits, outputs = self.forward(layout, *(_padded(x, layout.num_rows) for x in (embedding, states)))
+        return logits[: layout.num_new], outputs[: layout.num_new]
+
     def _layer(self, layout: Layout, embedding: Tensor, states: Tensor) -> Tensor:
         """What the layer gives for all rows, [T, hidden]."""
         multiply = self._made.multiply
@@ -122,6 +144,11 @@ class ReferenceEagleLayer:
 
     def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
         return rms_norm(x, weight, self._eps)
+
+
+def _padded(x: Tensor, num_rows: int) -> Tensor:
+    """[num_rows, ...], the last row repeated."""
+    return torch.cat([x, x[-1:].expand(num_rows - len(x), -1)])
 
 
 class EagleNames:

@@ -12,15 +12,13 @@ from forerun.heads.block_config import BlockConfig
 from forerun.kernels.native.library import Library
 from forerun.kernels.native.structs import LayerStruct
 from forerun.kernels.native_linear import NativeLinear
-from forerun.kernels.row_paths import PathPlan
-from forerun.models.attention.base import PackedRows, Planner
+from forerun.models.attention.base import Planner
 from forerun.models.attention.native import plan_struct
 from forerun.models.attention.path_planner import PathPlanner
 from forerun.models.base import Rows
 from forerun.models.head_layers import HeadLayers, head_attention
 from forerun.models.linear import Linear
 from forerun.models.native_head import NativeHead
-from forerun.models.runner import packed_rows
 
 
 class NativeBlockLayers(NativeHead[BlockConfig]):
@@ -68,14 +66,6 @@ class NativeBlockLayers(NativeHead[BlockConfig]):
         logits = torch.empty(len(output), self._config.draft_vocab_size)
         self._library.head(model, len(output), output.data_ptr(), logits.data_ptr(), threads)
         return output, logits
-
-    def _planned(self, batch: Sequence[Rows]) -> tuple[PathPlan, tuple[Tensor, Tensor]]:
-        """What rows write and see, and cosines and sines for them."""
-        packed: list[PackedRows] = []
-        for rows in batch:
-            packed.append(packed_rows(rows, packed[-1].end if packed else 0))
-        end = max(rows.cache.length + rows.cache.num_scratch for rows in packed)
-        return self._path_planner.plan(packed, 0), self._rotation.reaching(end)
 
     def _layer(self, index: int) -> LayerStruct:
         place = f"layers.{index}"

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from forerun.heads.eagle_config import EagleConfig
 from forerun.kernels.native.library import Library
-from forerun.kernels.native.structs import EagleStruct, LinearStruct
+from forerun.kernels.native.structs import EagleStruct, LinearStruct, RowsStruct
 from forerun.models.attention.base import Layout, Planner
-from forerun.models.attention.native import rows_struct
+from forerun.models.attention.native import plan_struct, rows_struct
 from forerun.models.attention.path_planner import PathPlanner
+from forerun.models.base import Rows
 from forerun.models.eagle_layer import EagleNames
 from forerun.models.head_layers import HeadLayers, head_attention
 from forerun.models.linear import Linear
@@ -34,24 +36,42 @@ class NativeEagleLayer(NativeHead[EagleConfig]):
             names.layer, input_norm=None if config.version == 3 else self._norm(names.input_norm)
         )
         form, attention = head_attention(config)
-        self.planner: Planner = PathPlanner([attention], made.dtype)
+        self._path_planner = PathPlanner([attention], made.dtype)
+        self.planner: Planner = self._path_planner
         self._eagle = self._eagle_struct(names, output, form.scale)
 
     def forward(self, layout: Layout, embedding: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
         """As `EagleLayer.forward`."""
-        embedding, states = embedding.contiguous(), states.contiguous()
         wanted = torch.arange(layout.num_rows) if layout.logit_rows is None else layout.logit_rows
-        x = torch.empty(layout.num_rows, self._config.hidden_size)
-        logits = torch.empty(layout.num_logits, self._config.draft_vocab_size)
-        tables = self._rotation.reaching(layout.num_positions)
-        rows = rows_struct(layout, *tables)
+        rows = rows_struct(layout, *self._rotation.reaching(layout.num_positions))
+        return self._computed(rows, embedding, states, wanted[: layout.num_logits])
+
+    def keys(self, batch: Sequence[Rows], embedding: Tensor, states: Tensor) -> None:
+        """As `EagleLayer.keys`."""
+        embedding, states = embedding.contiguous(), states.contiguous()
+        plan, tables = self._planned(batch)
+        rows, read = plan_struct(plan, *tables), (embedding.data_ptr(), states.data_ptr())
+        threads = torch.get_num_threads()
+        self._library.eagle(ctypes.byref(self._eagle), ctypes.byref(rows), *read, None, 0, None, None, threads)
+
+    def blocks(self, batch: Sequence[Rows], embedding: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
+        """As `EagleLayer.blocks`."""
+        plan, tables = self._planned(batch)
+        rows = plan_struct(plan, *tables, are_blocks=True)
+        return self._computed(rows, embedding, states, torch.arange(len(embedding)))
+
+    def _computed(self, rows: RowsStruct, embedding: Tensor, states: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits of the wanted rows, and what the rows give to those that follow."""
+        embedding, states = embedding.contiguous(), states.contiguous()
+        x = torch.empty(len(embedding), self._config.hidden_size)
+        logits = torch.empty(len(wanted), self._config.draft_vocab_size)
         self._library.eagle(
             ctypes.byref(self._eagle),
             ctypes.byref(rows),
             embedding.data_ptr(),
             states.data_ptr(),
             wanted.data_ptr(),
-            layout.num_logits,
+            len(wanted),
             x.data_ptr(),
             logits.data_ptr(),
             torch.get_num_threads(),

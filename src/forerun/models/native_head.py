@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -14,19 +15,26 @@ from forerun.kernels.native.library import Library
 from forerun.kernels.native.structs import LayerStruct, LinearStruct, ModelStruct
 from forerun.kernels.native_linear import NativeLinear
 from forerun.kernels.page_layout import PAGE
+from forerun.kernels.row_paths import PathPlan
+from forerun.models.attention.base import PackedRows
+from forerun.models.attention.path_planner import PathPlanner
+from forerun.models.base import Rows
 from forerun.models.head_layers import HeadLayers, state_norms
 from forerun.models.linear import Linear
 from forerun.models.rotation import HalfRotation, inverse_frequencies
+from forerun.models.runner import packed_rows
 
 _Config = TypeVar("_Config", EagleConfig, BlockConfig)
 
 
 class NativeHead(Generic[_Config]):
-    """The base of heads that are computed by the native library.
+    """The base of heads that are computed by the native library, which set the planner of their attention.
 
     Args:
         made: makes the layers of the head's tensors.
     """
+
+    _path_planner: PathPlanner
 
     def __init__(self, made: HeadLayers, config: _Config, library: Library) -> None:
         self._config: _Config = config
@@ -52,6 +60,14 @@ class NativeHead(Generic[_Config]):
             torch.get_num_threads(),
         )
         return out
+
+    def _planned(self, batch: Sequence[Rows]) -> tuple[PathPlan, tuple[Tensor, Tensor]]:
+        """What rows write and see, and cosines and sines for them."""
+        packed: list[PackedRows] = []
+        for rows in batch:
+            packed.append(packed_rows(rows, packed[-1].end if packed else 0))
+        end = max(rows.cache.length + rows.cache.num_scratch for rows in packed)
+        return self._path_planner.plan(packed, 0), self._rotation.reaching(end)
 
     def _model_struct(self, layers: Any, num_layers: int, output: Linear, scale: float) -> ModelStruct:
         """layers: a pointer to, or an array of, so many structures; they must be kept. scale: of the attention."""

@@ -28,6 +28,7 @@ from forerun.train.defaults import (
     Pruning,
 )
 from forerun.train.evaluate import TextScore
+from forerun.train.heads import commands as head_commands
 
 from .conftest import Invoke
 
@@ -190,3 +191,36 @@ def test_the_command_of_a_card_holds_no_places(monkeypatch: pytest.MonkeyPatch) 
     given = ["forerun", "train", "eagle", "out/head", "--data=answers/a.jsonl", "--target", "models/it", "-k", "3"]
     monkeypatch.setattr(sys, "argv", given)
     assert this_command() == "forerun train eagle head --data=a.jsonl --target it -k 3"
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ("medusa", 5),
+        ("medusa --num-heads 3", 3),
+        ("medusa --num-heads 8", 5),
+        ("medusa --num-heads 8 -k 7", 7),
+        ("medusa --num-heads 3 -k 2", 2),
+        ("block --block-size 4", 4),
+        ("block --block-size 8 -k 8", 8),
+        ("eagle", 5),
+        ("eagle -k 9", 9),
+    ],
+)
+def test_heads_are_evaluated_on_as_many_tokens_as_they_draft(
+    flags: str, expected: int, invoke: Invoke, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kinds: list[Any] = []
+    monkeypatch.setattr(head_commands, "train_head", lambda *args, **_: kinds.append(args[4]))
+    command, *more = flags.split()
+    result = invoke("train", command, "out", "--target", "bundled", "--data", "d", *more)
+    assert result.exit_code == 0, result.output
+    assert kinds[0].num_draft_tokens == expected
+
+
+@pytest.mark.parametrize(("flags", "most"), [("medusa --num-heads 3 -k 4", 3), ("block -k 6", 5)])
+def test_more_tokens_than_a_head_drafts_are_refused(flags: str, most: int, invoke: Invoke) -> None:
+    command, *more = flags.split()
+    result = invoke("train", command, "out", "--target", "bundled", "--data", "d", *more)
+    assert result.exit_code != 0
+    assert f"such a head drafts {most} tokens at most" in " ".join(result.output.split())

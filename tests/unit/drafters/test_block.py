@@ -19,6 +19,7 @@ from forerun.heads import StoredHead, save_head
 from forerun.heads.fingerprint import target_fingerprint
 from forerun.models import Model, load_model
 from forerun.models.block import BlockModel
+from forerun.models.block_pairs import PairLayers
 from forerun.types import Draft, Sequence, Step
 from gtest import TARGET
 from heads import MarkovTarget
@@ -76,13 +77,19 @@ def wrong_drafts(family: Model, block: Any, minimum: int = 12, **options: Any) -
         if not drafted:
             continue
         before = [tokens[-1], *drafted[:-1]]
-        taps = taps_of(family, block._head, tokens[:-1])
-        logits, _ = reference_block(block._head, family, taps, tokens[-1], before)
+        logits, _ = reference_block(block._head, family, tokens, before)
         wrong += proposed(block._head)[logits.argmax(-1)].tolist() != drafted
     return wrong
 
 
-@pytest.mark.parametrize("options", [{}, {"sample_from_anchor": True, "sliding_window": 9}, FULL], ids=range(3))
+TOKENS: dict[str, Any] = {"context_tokens": True, "num_layers": 1}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"sample_from_anchor": True, "sliding_window": 9}, FULL, TOKENS, {**FULL, **TOKENS}],
+    ids=range(5),
+)
 def test_drafts_are_those_of_the_reference(family: Model, options: dict[str, Any]) -> None:
     assert wrong_drafts(family, Recording(random_block(family, **options))) == 0
 
@@ -93,15 +100,26 @@ def test_behind_other_drafts_they_are_too(family: Model) -> None:
         assert wrong_drafts(family, block, minimum=6, around=Hybrid([Suffix(), block], mode)) == 0
 
 
+@pytest.mark.parametrize("options", [{}, TOKENS], ids=range(2))
 @pytest.mark.parametrize("shift", [-1, 1])
-def test_states_one_position_off_are_noticed(family: Model, shift: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_states_one_position_off_are_noticed(
+    family: Model, shift: int, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     tell = HeadState.tell
     monkeypatch.setattr(
         HeadState,
         "tell",
         lambda self, end, states: tell(self, end, states.roll(shift, 0) if len(states) > 1 else states),
     )
-    assert wrong_drafts(family, Recording(random_block(family))) > 0
+    assert wrong_drafts(family, Recording(random_block(family, **options))) > 0
+
+
+@pytest.mark.parametrize("shift", [-1, 1])
+def test_tokens_one_position_off_are_noticed(family: Model, shift: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a head whose rows read the token that follows."""
+    embedded = PairLayers._embedded
+    monkeypatch.setattr(PairLayers, "_embedded", lambda self, tokens: embedded(self, tokens.roll(shift)))
+    assert wrong_drafts(family, Recording(random_block(family, **TOKENS))) > 0
 
 
 def test_a_block_that_sees_its_last_token_too_early_is_noticed(family: Model, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from forerun.errors import IncompatibleDrafterError
 from forerun.heads import StoredHead
 from forerun.models import Model, Rows, load_model
 from forerun.models.block import Block, BlockModel
+from forerun.types import Cache
 
 
 @pytest.fixture(scope="module")
@@ -37,13 +38,18 @@ def fed(model: BlockModel, head: StoredHead, target: Model, texts: list[list[int
     fused = [model.fuse(taps_of(target, head, text)[:-1]) for text in texts]
     for chunk in chunks:
         batch = [
-            Rows(cache, text[:-1][chunk], num_logits=0, states=part[chunk])
+            Rows(cache, text[1:][chunk], num_logits=0, states=part[chunk])
             for cache, text, part in zip(caches, texts, fused, strict=True)
         ]
         model.forward(batch)
         for rows in batch:
             rows.cache.commit(range(len(rows.token_ids)))
     return caches
+
+
+def behind(cache: Cache, model: BlockModel, head: StoredHead, target: Model, text: list[int], count: int) -> Block:
+    """A block after a text whose context rows are there."""
+    return Block(cache, text[-1], count, model.fuse(taps_of(target, head, text)[-2:-1])[0])
 
 
 def laws(model: BlockModel, outputs: Tensor, logits: Tensor, before: list[int]) -> tuple[Tensor, Tensor]:
@@ -62,14 +68,14 @@ def test_blocks_are_those_of_the_formulas(kind: str, target: Model) -> None:
     caches = fed(model, head, target, texts, [slice(0, 5), slice(5, None)])
     counts = [4, 3]
     for _ in range(2):  # dropped, nothing of a block is left
-        blocks = [Block(cache, text[-1], count) for cache, text, count in zip(caches, texts, counts, strict=True)]
+        blocks = [behind(cache, model, head, target, text, count) for cache, text, count in zip(caches, texts, counts)]
         outputs, logits = model.draft(blocks)
         for cache in caches:
             cache.drop()
     for text, part, own in zip(texts, outputs.split(counts), logits.split(counts), strict=True):
         before = [text[-1], 5, 7, 2][: len(part)]
         found, sure = laws(model, part, own, before)
-        expected, chances = reference_block(head, target, taps_of(target, head, text)[:-1], text[-1], before)
+        expected, chances = reference_block(head, target, text, before)
         assert torch.allclose(found, expected, atol=1e-5)  # angles are of float32
         assert torch.allclose(sure.double(), chances, atol=1e-5)
 
@@ -84,7 +90,9 @@ def test_other_number_formats_are_near(options: dict[str, str], folder: Path, ta
     for each in (target, load_model(folder, **options)):  # type: ignore[arg-type]
         model = BlockModel(head, each)
         (cache,) = fed(model, head, each, [text], [slice(0, None)])
-        found.append(laws(model, *model.draft([Block(cache, text[-1], 4)]), [text[-1], 1, 2, 3])[0].double())
+        found.append(
+            laws(model, *model.draft([behind(cache, model, head, each, text, 4)]), [text[-1], 1, 2, 3])[0].double()
+        )
     exact, near = found
     assert float((near - exact).abs().max()) < (0.01 if options["dtype"] == "float32" else 0.6)
     assert torch.equal(model.widened(near).argmax(-1), proposed(head)[near.argmax(-1)])

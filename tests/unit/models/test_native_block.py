@@ -15,7 +15,10 @@ from forerun.kernels.page_layout import PAGE
 from forerun.models import Rows, load_model
 from forerun.models.block import Block, BlockModel
 from forerun.models.block_layers import ReferenceBlockLayers
+from forerun.models.block_pairs import PairLayers
+from forerun.models.eagle_layer import ReferenceEagleLayer
 from forerun.models.native_block import NativeBlockLayers
+from forerun.models.native_eagle import NativeEagleLayer
 from kernel_cases import threads
 
 pytestmark = pytest.mark.usefixtures("instructions")
@@ -44,13 +47,16 @@ def fed(model: BlockModel, taps: Sequence[Tensor]) -> tuple[list[Tensor], list[B
     fused, caches = [model.fuse(each) for each in taps], [model.new_cache() for _ in taps]
     for chunk in (slice(0, 5), slice(5, None)):
         batch = [
-            Rows(cache, [0] * len(part[chunk]), num_logits=0, states=part[chunk])
-            for cache, part in zip(caches, fused, strict=True)
+            Rows(cache, text[1:][chunk], num_logits=0, states=part[chunk])
+            for cache, part, text in zip(caches, fused, TEXTS, strict=True)
         ]
         model.forward(batch)
         for rows in batch:
             rows.cache.commit(range(len(rows.token_ids)))
-    return fused, [Block(cache, text[-1], count) for cache, text, count in zip(caches, TEXTS, COUNTS, strict=True)]
+    return fused, [
+        Block(cache, text[-1], count, part[-1])
+        for cache, text, count, part in zip(caches, TEXTS, COUNTS, fused, strict=True)
+    ]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -60,9 +66,10 @@ def test_it_computes_what_pytorch_does(kind: str, folder: Path, monkeypatch: pyt
     head = random_block(target, **KINDS[kind])
     taps = [taps_of(target, head, text)[:-1] for text in TEXTS]
     found: list[list[Tensor]] = []
-    for layers in (NativeBlockLayers, ReferenceBlockLayers):
+    for layers in ((NativeBlockLayers, NativeEagleLayer), (ReferenceBlockLayers, ReferenceEagleLayer)):
         model = BlockModel(head, target)
-        assert isinstance(model._layers, layers)
+        computes = model._layers._layer if isinstance(model._layers, PairLayers) else model._layers
+        assert isinstance(computes, layers)
         monkeypatch.setenv("FORERUN_KERNELS", "reference")  # a head's kernels are chosen when it is made
         fused, blocks = fed(model, taps)
         found.append([*fused, *model.draft(blocks)])
@@ -71,10 +78,11 @@ def test_it_computes_what_pytorch_does(kind: str, folder: Path, monkeypatch: pyt
         assert (native_part - reference_part).norm() < 0.003 * reference_part.norm()
 
 
+@pytest.mark.parametrize("kind", ["everything", "tokens and everything"])
 @pytest.mark.parametrize("quantize", [None, "int8"])
-def test_a_block_has_the_same_bits_alone_and_in_company(quantize: str | None, folder: Path) -> None:
+def test_a_block_has_the_same_bits_alone_and_in_company(quantize: str | None, kind: str, folder: Path) -> None:
     target = load_model(folder, quantize=quantize)
-    head = random_block(target, **FULL)
+    head = random_block(target, **KINDS[kind])
     model = BlockModel(head, target)
     taps = [taps_of(target, head, text)[:-1] for text in TEXTS]
     _, blocks = fed(model, taps)

@@ -19,7 +19,7 @@ from rich.console import Console
 from torch import Tensor
 
 from forerun import LLM, Block, SamplingParams
-from forerun.config import BUNDLED_TARGET
+from forerun.config import ASSETS, BUNDLED_TARGET
 from forerun.errors import ConfigError
 from forerun.heads import load_head
 from forerun.train.block.kind import BlockKind
@@ -31,6 +31,7 @@ from forerun.train.heads.commands import Start, prepare_head, train_head
 from forerun.train.heads.evaluate import HeldOut
 from forerun.train.loop import Loop
 
+GATE = "midlayer.mlp.gate_proj.weight"
 QUIET = Console(quiet=True)
 TINY = BlockTraining(
     shape=BlockShape(
@@ -116,9 +117,11 @@ def test_a_killed_and_resumed_run_ends_with_the_same_weights(
         run(start, tmp_path / "whole", replace(TINY, anchors=5))
 
 
-def test_the_command_writes_a_head_that_drafts_with_its_card(start: Start, tmp_path: Path) -> None:
+@pytest.mark.parametrize("reads_tokens", [False, True])
+def test_the_command_writes_a_head_that_drafts_with_its_card(reads_tokens: bool, start: Start, tmp_path: Path) -> None:
     out, work = tmp_path / "head", tmp_path / "work"
-    options = replace(TINY, max_steps=1, evaluate_every=0)
+    shape = replace(TINY.shape, context_tokens=reads_tokens)
+    options = replace(TINY, shape=shape, max_steps=1, evaluate_every=0)
     train_head(
         out,
         work,
@@ -131,6 +134,7 @@ def test_the_command_writes_a_head_that_drafts_with_its_card(start: Start, tmp_p
     )
     stored = load_head(out)
     assert stored.config.layers == (2, 8, 16) and stored.config.kind == "block-3"
+    assert stored.config.context_tokens == reads_tokens  # type: ignore[attr-defined]
     card = (out / "README.md").read_text()
     assert "block-3 head" in card and "mean acceptance length" in card
     record = json.loads((out / "training.json").read_text())
@@ -142,18 +146,73 @@ def test_the_command_writes_a_head_that_drafts_with_its_card(start: Start, tmp_p
 
 
 def test_options_that_contradict_each_other_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"num_draft_tokens is 5, but a block has 3 tokens"):
-        BlockTraining(shape=BlockShape(block_size=3))
+    with pytest.raises(ConfigError, match="num_draft_tokens is 5, but such a head drafts 3 tokens"):
+        BlockKind(BlockTraining(shape=BlockShape(block_size=3), num_draft_tokens=5))
+    with pytest.raises(ConfigError, match="only a head with context_tokens has the layer of an EAGLE head"):
+        BlockKind(BlockTraining(start="head"))
     with pytest.raises(ConfigError, match="position_weights is 'steep', but must be one of decay, d-pace"):
         BlockTraining(position_weights="steep")
     with pytest.raises(ConfigError, match="layers is 'a'"):
         BlockShape(layers="a")
 
 
+def test_a_head_that_reads_tokens_begins_as_an_eagle_head(start: Start) -> None:
+    """As the one that is shipped, with the channels of the largest weights where fewer are asked for."""
+    eagle = load_head(ASSETS / "heads" / "eagle" / "bundled")
+    for width in (704, 40):
+        shape = BlockShape(block_size=3, context_tokens=True, intermediate_size=width, markov_rank=2, draft_vocab=200)
+        kind = BlockKind(BlockTraining(shape=shape, start=str(ASSETS / "heads" / "eagle" / "bundled")))
+        config = kind.config(BUNDLED_TARGET, start.served, 48)
+        head = kind.module(config)
+        kind.set_first_weights(head, torch.randn(9, 256), torch.randn(200, 256))
+        found = {name: parameter.detach() for name, parameter in head.named_parameters()}
+        own = {name for name in found if name.startswith(("slot_", "markov_head"))}
+        assert len(own) == 4 and found.keys() - own == eagle.tensors.keys()
+        for name, tensor in eagle.tensors.items():
+            if ".mlp." not in name or width == 704:
+                assert torch.equal(found[name], tensor), name
+        assert torch.count_nonzero(found["slot_states.weight"][0]) == 0
+    gate, up, down = (eagle.tensors[f"midlayer.mlp.{kind}_proj.weight"] for kind in ("gate", "up", "down"))
+    kept = [channel for channel in range(704) if any(torch.equal(gate[channel], row) for row in found[GATE])]
+    sizes = gate.norm(dim=1) * up.norm(dim=1) * down.norm(dim=0)
+    assert sorted(sizes.topk(40).indices.tolist()) == kept
+    assert torch.equal(down[:, kept], found["midlayer.mlp.down_proj.weight"])
+
+
+@pytest.mark.parametrize(
+    ("shape", "folder", "said"),
+    [
+        ({"intermediate_size": 705}, "eagle", "has intermediate_size 704, but the one to be trained 705"),
+        ({"layers": "2,8"}, "eagle", r"has layers \(2, 8, 14, 16\), but the one to be trained \(2, 8\)"),
+        ({}, "medusa", "a head of the kind"),
+    ],
+)
+def test_a_head_that_is_no_such_start_is_refused(shape: dict[str, Any], folder: str, said: str, start: Start) -> None:
+    options = BlockTraining(
+        shape=BlockShape(context_tokens=True, **shape), start=str(ASSETS / "heads" / folder / "bundled")
+    )
+    with pytest.raises(ConfigError, match=said):
+        BlockKind(options).config(BUNDLED_TARGET, start.served, 48)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"num_layers": 2}, "this has 2 layers"),
+        ({"sample_from_anchor": True}, "a slot for the last token"),
+        ({"mask_token": 3}, "a token for the mask"),
+    ],
+)
+def test_what_a_head_that_reads_tokens_has_not_is_refused(changed: dict[str, Any], said: str, start: Start) -> None:
+    with pytest.raises(ConfigError, match=said):
+        BlockKind(BlockTraining(shape=BlockShape(context_tokens=True, **changed))).config("bundled", start.served, 48)
+
+
 OTHERS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"sample_from_anchor": True, "own_output_rows": True}, {"loss": "jensen-shannon"}),
     ({"layers": "2,8", "mask_token": 3, "plain_states": True, "sliding_window": 0}, {"position_weights": "d-pace"}),
     ({"markov_rank": 0, "num_layers": 2}, {"loss": "log-overlap"}),
+    ({"context_tokens": True}, {"position_weights": "on-policy"}),
 ]
 """The second reads no state after the target's final norm, whose distribution is learnt all the same."""
 

@@ -21,10 +21,10 @@ from forerun.errors import ConfigError
 from forerun.heads import StoredHead
 from forerun.models import Model, Rows, load_model
 from forerun.models.block import Block, BlockModel
-from forerun.train.block import loss as block_loss
+from forerun.train.block import attention, loss as block_loss, module as block_module, pairs
 from forerun.train.block.anchors import choose_anchors, restricted
 from forerun.train.block.loss import confidence_loss, logit_parts
-from forerun.train.block.module import BlockHead, _Layers, blocks
+from forerun.train.block.module import BlockHead, blocks
 from forerun.train.data.packed import NO_DOCUMENT
 from forerun.train.heads.rows import HeadRows, head_rows, predicted
 
@@ -77,6 +77,10 @@ class Served:
 
     def __init__(self, head: StoredHead[Any], target: Model) -> None:
         self.output_rows = target.output_rows(proposed(head)).double()
+        self._target = target
+
+    def embeddings(self, token_ids: Tensor) -> Tensor:
+        return self._target.embedding_rows(token_ids).clone()
 
 
 def trained(head: StoredHead[Any], target: Model, rows: HeadRows) -> tuple[Tensor, Tensor, Tensor]:
@@ -85,7 +89,7 @@ def trained(head: StoredHead[Any], target: Model, rows: HeadRows) -> tuple[Tenso
     embeddings = target.embedding_rows(rows.token_ids).clone().double()
     made = module(head)
     mask = head.tensors.get("mask_embedding.weight")
-    if mask is None:
+    if mask is None and head.config.mask_token_id is not None:
         mask = target.embedding_rows(torch.tensor([head.config.mask_token_id]))[0].clone()
     outputs = blocks(made, rows, states, embeddings, mask, torch.float64)
     before = rows.token_ids[rows.tokens.T]
@@ -108,15 +112,17 @@ def test_blocks_are_those_of_the_reference_and_of_drafting(
         text = texts(rows)[of]
         given = text[place : place + K]
         assert before[index].tolist() == given
-        expected, _ = reference_block(head, target, taps_of(target, head, text)[:place], text[place], given)
+        expected, _ = reference_block(head, target, text[: place + 1], given)
         assert torch.allclose(logits[index], expected, atol=1e-5), (index, place)
     served, chosen = BlockModel(head, target), whole[::3]
-    caches = [served.new_cache() for _ in chosen]
-    for cache, (_, of, place) in zip(caches, chosen, strict=True):
-        states = served.fuse(taps_of(target, head, texts(rows)[of])[:place])
-        served.forward([Rows(cache, [0] * place, num_logits=0, states=states)])
+    drafted = []
+    for _, of, place in chosen:
+        cache, text = served.new_cache(), texts(rows)[of]
+        taps = taps_of(target, head, text)
+        states = served.fuse(taps[:place])
+        served.forward([Rows(cache, text[1 : place + 1], num_logits=0, states=states)])
         cache.commit(range(place))
-    drafted = [Block(cache, texts(rows)[of][place], K) for cache, (_, of, place) in zip(caches, chosen, strict=True)]
+        drafted.append(Block(cache, text[place], K, states[-1]))
     _, found = served.draft(drafted)
     for part, (index, *_) in zip(found.split(K), chosen, strict=True):
         bias = served.bias(before[index])
@@ -142,23 +148,45 @@ MUTANTS: dict[str, Callable[[pytest.MonkeyPatch, HeadRows], HeadRows]] = {
 def shifted_mask(patch: pytest.MonkeyPatch, rows: HeadRows, shift: int) -> HeadRows:
     """The same rows, under a mask that shows this many more."""
 
-    def mask(self: Any, segment: Any, slots: int, like: Tensor) -> Tensor:
-        rows = self.rows.active[segment.first_active : segment.last_active, None] - segment.first
-        hidden = torch.arange(segment.last - segment.first) > rows + shift
+    def hidden_rows(config: Any, rows: HeadRows, segment: Any, slots: int, like: Tensor) -> Tensor:
+        last = rows.active[segment.first_active : segment.last_active, None] - segment.first
+        hidden = torch.arange(segment.last - segment.first) > last + shift
         return torch.zeros(hidden.shape, dtype=like.dtype).masked_fill_(hidden, -torch.inf)[:, None]
 
-    patch.setattr(_Layers, "mask", mask)
+    patch.setattr(attention, "hidden_rows", hidden_rows)
     return rows
 
 
-@pytest.mark.parametrize("mutant", MUTANTS)
+def shifted_tokens(patch: pytest.MonkeyPatch, rows: HeadRows, shift: int) -> HeadRows:
+    """The same rows, with embeddings of tokens this many places further on beside the states."""
+    right = pairs.blocks_of_pairs
+
+    def wrong(head: Any, config: Any, rows: Any, states: Any, embeddings: Tensor, dtype: Any, augment: Any) -> Tensor:
+        return right(head, config, rows, states, embeddings.roll(-shift, 0), dtype, augment)
+
+    patch.setattr(block_module, "blocks_of_pairs", wrong)
+    return rows
+
+
+OF_TOKENS: dict[str, Callable[[pytest.MonkeyPatch, HeadRows], HeadRows]] = {
+    "the token of the state itself": lambda patch, rows: shifted_tokens(patch, rows, -1),
+    "the token after the one that follows": lambda patch, rows: shifted_tokens(patch, rows, 1),
+}
+CASES = [(mutant, {}) for mutant in MUTANTS] + [(mutant, KINDS["tokens"]) for mutant in MUTANTS | OF_TOKENS]
+
+
+@pytest.mark.parametrize(("mutant", "options"), CASES)
 def test_a_shifted_implementation_is_another_one(
-    mutant: str, target: Model, packed: tuple[Tensor, Tensor, Tensor], monkeypatch: pytest.MonkeyPatch
+    mutant: str,
+    options: dict[str, Any],
+    target: Model,
+    packed: tuple[Tensor, Tensor, Tensor],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    head = random_block(target, markov_rank=6)
+    head = random_block(target, markov_rank=6, **options)
     rows = head_rows(*packed, K)
     right, *_ = trained(head, target, rows)
-    wrong, *_ = trained(head, target, MUTANTS[mutant](monkeypatch, rows))
+    wrong, *_ = trained(head, target, (MUTANTS | OF_TOKENS)[mutant](monkeypatch, rows))
     assert (right - wrong).nan_to_num(9.0).abs().amax() > 1e-2
 
 
@@ -189,11 +217,12 @@ def test_blocks_at_some_anchors_are_those_at_all(target: Model, packed: tuple[Te
 
 
 def test_the_confidence_learns_the_overlap_and_nothing_else(target: Model) -> None:
-    head = module(random_block(target, markov_rank=3, confidence=True))
+    stored = random_block(target, markov_rank=3, confidence=True)
+    head = module(stored)
     outputs = torch.randn(2, 3, 64, dtype=torch.float64, requires_grad=True)
     before = torch.tensor([[1, 2, 3], [4, 5, 6]])
     overlaps, weights = torch.rand(2, 3, dtype=torch.float64), torch.rand(2, 3, dtype=torch.float64)
-    found = confidence_loss(head, outputs, before, overlaps, weights)
+    found = confidence_loss(head, Served(stored, target), outputs, before, overlaps, weights)  # type: ignore[arg-type]
     layer = head.get_parameter("confidence_head.proj.weight")[0]
     expected = 0.0
     for row in range(2):

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from forerun.drafters.model.draft_model import DraftModel, GrowingChain, without
-from forerun.drafters.model.head_feeding import HeadFeeding
+from forerun.drafters.model.head_feeding import HeadFeeding, fed_of_pairs
+from forerun.drafters.model.head_state import HeadState
 from forerun.drafters.model.picking import Picking
 from forerun.heads import BlockConfig, HeadConfig, StoredHead
 from forerun.models import LanguageModel, Rows
@@ -44,6 +45,12 @@ class Block(HeadFeeding, DraftModel):
         self._block = BlockModel(head.of(BlockConfig, name, "block"), target, name)
         return self._block
 
+    def _fed(self, sequence: Sequence) -> list[int]:
+        assert self._block is not None
+        if not self._block.config.context_tokens:
+            return super()._fed(sequence)
+        return fed_of_pairs(self._within_vocabulary(sequence.token_ids), self._vocab_size)
+
     def _room(self, sequence: Sequence, budget: int) -> int:
         assert self._block is not None
         return super()._room(sequence, self._capped(budget, self._block.config.block_size, _CAPPED))
@@ -56,7 +63,7 @@ class Block(HeadFeeding, DraftModel):
         if late:
             rows = [Rows(chain.state.cache, chain.unfed, None, 0) for chain in late]
             self._feed(rows, [chain.state for chain in late], final=True)
-        blocks = [_slots(chain) for chain in growing]
+        blocks = [_slots(chain, model) for chain in growing]
         try:
             outputs, logits = model.draft(blocks)
         finally:
@@ -116,8 +123,11 @@ class Block(HeadFeeding, DraftModel):
         chain.proposed = []
 
 
-def _slots(chain: GrowingChain) -> Slots:
-    return Slots(chain.state.cache, chain.sequence.token_ids[-1], chain.budget)
+def _slots(chain: GrowingChain, model: BlockModel) -> Slots:
+    state = chain.state
+    assert isinstance(state, HeadState)
+    before = state.before_last(model.fuse) if model.config.context_tokens else None
+    return Slots(state.cache, chain.sequence.token_ids[-1], chain.budget, before)
 
 
 def _estimate(chains: list[GrowingChain], chances: Tensor | None) -> None:

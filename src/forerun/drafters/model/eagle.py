@@ -10,7 +10,7 @@ import torch
 
 from forerun.drafters.model.draft_model import DraftModel
 from forerun.drafters.model.draft_tree import MIN_GAIN, WIDTH, DraftTree
-from forerun.drafters.model.head_feeding import HeadFeeding
+from forerun.drafters.model.head_feeding import HeadFeeding, fed_of_pairs
 from forerun.drafters.model.head_state import HeadState
 from forerun.heads import EagleConfig, HeadConfig, StoredHead
 from forerun.models import Forward, LanguageModel, Rows
@@ -29,9 +29,7 @@ class EagleFeeding(HeadFeeding):
         return EagleModel(head.of(EagleConfig, name, "eagle"), target, name)
 
     def _fed(self, sequence: Sequence) -> list[int]:
-        """One number a row; the first row depends on the first token too."""
-        tokens = self._within_vocabulary(sequence.token_ids)
-        return [tokens[0] * self._vocab_size + tokens[1], *tokens[2:]] if len(tokens) > 1 else []
+        return fed_of_pairs(self._within_vocabulary(sequence.token_ids), self._vocab_size)
 
     def _feed(self, rows: Seq[Rows], states: Seq[HeadState], final: bool = False) -> Forward:  # type: ignore[override]
         """As `ModelDrafter._feed`; rows of committed tokens, which read the target's states, are final at once."""

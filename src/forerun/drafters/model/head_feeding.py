@@ -47,7 +47,10 @@ class HeadFeeding(HeadDrafter):
         fused = self._fused([part for part in told if part is not None])
         batch = []
         for each, state, part in zip(rows, states, told, strict=True):
-            batch.append(replace(each, states=state.outputs_for(each) if part is None else next(fused)))
+            read = state.outputs_for(each) if part is None else next(fused)
+            if part is not None:
+                state.keep_read(read)
+            batch.append(replace(each, states=read))
         return self.model.forward(batch)
 
     def _fused(self, states: Seq[Tensor]) -> Iterator[Tensor]:
@@ -57,6 +60,12 @@ class HeadFeeding(HeadDrafter):
         model = self._model
         assert isinstance(model, FusingHeadModel)
         return iter(torch.split(model.fuse(torch.cat(list(states))), [len(part) for part in states]))
+
+
+def fed_of_pairs(tokens: Seq[int], vocab_size: int) -> list[int]:
+    """What decides the rows of a head whose rows hold a token and the state before it, one number a row: their tokens,
+    and for the first row the first token too."""
+    return [tokens[0] * vocab_size + tokens[1], *tokens[2:]] if len(tokens) > 1 else []
 
 
 def _are_choices(one: Sequence, other: Sequence) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -26,12 +27,14 @@ class HeadState(DraftState):
         told: [m, layers, H] the target's states of the positions from `told_from` on: those that have not been fed,
             and the last one that has.
         told_from: see `told`.
+        read: the position of the last state that a row has read, and that state fused, [S]; None where none has.
         outputs: [1 + scratch rows, S], the states that the last committed row and each row of the scratch give.
     """
 
     shift: int = 1
     told: Tensor | None = None
     told_from: int = 0
+    read: tuple[int, Tensor] | None = None
     outputs: Tensor | None = None
 
     @property
@@ -80,6 +83,7 @@ class HeadState(DraftState):
     def rewind(self, length: int) -> None:
         """As `DraftState.rewind`."""
         DraftState.rewind(self, length)
+        self.read = None
         if self.told is not None:
             self.told = self.told[: max(0, length - self.told_from)]
 
@@ -91,6 +95,19 @@ class HeadState(DraftState):
         assert self.told is not None
         first = self.next_token - 1 - self.told_from
         return self.told[first : first + count]
+
+    def keep_read(self, fused: Tensor) -> None:
+        """The fused states, [n, S], of the rows that are fed now."""
+        self.read = self.next_token - 2 + len(fused), fused[-1]
+
+    def before_last(self, fuse: Callable[[Tensor], Tensor]) -> Tensor:
+        """[S] the fused state of the token before the last committed one. fuse: as `FusingHeadModel.fuse`."""
+        place = len(self.sequence.token_ids) - 2
+        if self.read is None or self.read[0] != place:
+            assert self.told is not None
+            first = place - self.told_from
+            self.read = place, fuse(self.told[first : first + 1])[0]
+        return self.read[1]
 
     def outputs_for(self, rows: Rows) -> Tensor:
         """[n, S] what rows of a draft read: the output of the row that each follows."""

@@ -40,7 +40,9 @@ class BlockLoss(HeadLoss[BlockTraining]):
         total, overlaps = chain_loss(logit_parts(model, read.target, outputs.flatten(0, 1), before.flatten()), targets)
         if model.config.confidence and options.confidence_weight:
             decayed = there * position_weights(options, rows.steps).to(where)
-            total = total + options.confidence_weight * confidence_loss(model, outputs, before, overlaps, decayed)
+            total = total + options.confidence_weight * confidence_loss(
+                model, read.target, outputs, before, overlaps, decayed
+            )
         return total
 
 
@@ -53,12 +55,14 @@ def position_weights(options: BlockTraining, steps: int) -> Tensor:
 def block_outputs(head: BlockHead, rows: HeadRows, read: Read) -> tuple[Tensor, Tensor]:
     """[A, K, H] what the output layer reads of each block, and [A, K] the token before each."""
     mask = mask_of(head, read.target)
-    outputs = blocks(head, rows, read.states, read.embeddings, mask, COMPUTE[mask.device.type], read.augment)
+    outputs = blocks(head, rows, read.states, read.embeddings, mask, COMPUTE[read.states.device.type], read.augment)
     return outputs, rows.token_ids[rows.tokens.T]
 
 
-def mask_of(head: BlockHead, target: Target) -> Tensor:
-    """[H] what stands in the slots after the first."""
+def mask_of(head: BlockHead, target: Target) -> Tensor | None:
+    """[H] what stands in the slots after the first; None where they hold no mask."""
+    if head.config.context_tokens:
+        return None
     if head.config.mask_token_id is None:
         return head.get_parameter("mask_embedding.weight")
     return target.embeddings(torch.tensor([head.config.mask_token_id], device=device_of(head)))[0]
@@ -72,17 +76,29 @@ def logit_parts(head: BlockHead, target: Target, outputs: Tensor, before: Tensor
     own = head.config.own_output_rows
     parts = [(outputs, head.get_parameter("lm_head.weight") if own else target.output_rows)]
     if head.config.markov_rank:
-        embedded = F.embedding(before, head.get_parameter("markov_head.markov_w1.weight")).to(outputs.dtype)
-        parts.append((embedded, head.get_parameter("markov_head.markov_w2.weight")))
+        embedded, second = markov_before(head, target, before), head.get_parameter("markov_head.markov_w2.weight")
+        if head.config.markov_shared:  # of the same output rows
+            return [(outputs + F.linear(embedded, second).to(outputs.dtype), parts[0][1])]
+        parts.append((embedded.to(outputs.dtype), second))
     return parts
 
 
-def confidence_loss(head: BlockHead, outputs: Tensor, before: Tensor, overlaps: Tensor, weights: Tensor) -> Tensor:
+def markov_before(head: BlockHead, target: Target, before: Tensor) -> Tensor:
+    """[..., rank], what the Markov bias is a map of. before: tokens."""
+    first = head.get_parameter("markov_head.markov_w1.weight")
+    if not head.config.markov_shared:
+        return F.embedding(before, first)
+    return F.linear(target.embeddings(before.flatten()).to(first.dtype), first).view(*before.shape, -1)
+
+
+def confidence_loss(
+    head: BlockHead, target: Target, outputs: Tensor, before: Tensor, overlaps: Tensor, weights: Tensor
+) -> Tensor:
     """Sum of weight times the cross-entropy of the confidence against the overlap, 1 - total variation. It does not
     alter what it is estimated from. All [A, K], outputs [A, K, H]."""
     features = outputs.detach()
     if head.config.markov_rank and head.config.confidence_with_markov:
-        embedded = F.embedding(before, head.get_parameter("markov_head.markov_w1.weight").detach())
+        embedded = markov_before(head, target, before).detach()
         features = torch.cat([features, embedded.to(features.dtype)], -1)
     layer = head.get_parameter("confidence_head.proj.weight"), head.get_parameter("confidence_head.proj.bias")
     logits = F.linear(features, layer[0].to(features.dtype), layer[1].to(features.dtype))[..., 0]

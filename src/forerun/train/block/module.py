@@ -13,8 +13,10 @@ from torch import Tensor
 
 from forerun.errors import ConfigError
 from forerun.heads.block_config import BlockConfig
+from forerun.train.block.attention import attended
+from forerun.train.block.pairs import blocks_of_pairs
 from forerun.train.heads.module import Augmentation, HeadModule, product, rotated
-from forerun.train.heads.rows import HeadRows, Segment
+from forerun.train.heads.rows import HeadRows
 
 
 class BlockHead(HeadModule):
@@ -30,7 +32,7 @@ def blocks(
     rows: HeadRows,
     states: Tensor,
     embeddings: Tensor,
-    mask: Tensor,
+    mask: Tensor | None,
     dtype: torch.dtype = torch.bfloat16,
     augment: Augmentation | None = None,
 ) -> Tensor:
@@ -40,7 +42,7 @@ def blocks(
         rows: unrolled as many steps as tokens are drafted.
         states: [N, layers, hidden] of the documents' tokens; there may be one more, which is not read.
         embeddings: [N, hidden] of the same, unscaled.
-        mask: [hidden], what stands in the slots after the first.
+        mask: [hidden], what stands in the slots after the first; None where they hold no mask.
         dtype: of products; sums, norms and the residual are in float32, or float64 for float64.
 
     Raises:
@@ -49,7 +51,11 @@ def blocks(
     if rows.steps > head.config.block_size:
         size = head.config.block_size
         raise ConfigError(f"blocks of {size} tokens draft no {rows.steps} tokens. Ask for {size}.")
-    config, layer = head.config, _Layers(head, dtype, rows)
+    config = head.config
+    if config.context_tokens:
+        return blocks_of_pairs(head, config, rows, states, embeddings, dtype, augment)
+    assert mask is not None
+    layer = _Layers(head, dtype, rows)
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     context = layer.fused(states[rows.states].to(wide), augment)
     slots = rows.steps + config.first_slot
@@ -92,8 +98,8 @@ class _Layers:
         query = self.heads(name, "q", normed, positions)
         key, value = self.heads(name, "k", normed, positions), self.heads(name, "v", normed)
         keys, values = self.heads(name, "k", context, self.rows.positions), self.heads(name, "v", context)
-        attended = [self.attended(query, key, value, keys, values, segment) for segment in self.rows.segments]
-        x = x + self.linear(f"{name}self_attn.o_proj", torch.cat(attended))
+        found = attended(self.config, self.rows, query, (key, value), (keys, values))
+        x = x + self.linear(f"{name}self_attn.o_proj", found)
         h = self.norm(f"{name}post_attention_layernorm", x)
         h = F.silu(self.linear(f"{name}mlp.gate_proj", h)) * self.linear(f"{name}mlp.up_proj", h)
         return x + self.linear(f"{name}mlp.down_proj", h)
@@ -105,29 +111,3 @@ class _Layers:
         if positions is None:
             return found
         return rotated(self.norm(f"{name}self_attn.{kind}_norm", found), positions, self.config.rope_theta)
-
-    def attended(
-        self, query: Tensor, key: Tensor, value: Tensor, keys: Tensor, values: Tensor, segment: Segment
-    ) -> Tensor:
-        """Of one document's blocks, [a, slots, heads * head_dim]. Not in bfloat16, as an EAGLE head's."""
-        config, own = self.config, slice(segment.first_active, segment.last_active)
-        group, width = config.num_heads // config.num_kv_heads, config.head_dim
-        count, slots = own.stop - own.start, query.shape[1]
-        # [kv heads, group, a, slots, head_dim]
-        q = query[own].view(count, slots, config.num_kv_heads, group, width).permute(2, 3, 0, 1, 4)
-        before, after = (part[segment.first : segment.last].transpose(0, 1) for part in (keys, values))
-        scores = torch.einsum("hgasd,hrd->hgasr", q, before) * width**-0.5 + self.mask(segment, slots, query)
-        inside = torch.einsum("hgasd,athd->hgast", q, key[own]) * width**-0.5
-        weights = torch.softmax(torch.cat([scores, inside], -1), -1)
-        mixed = torch.einsum("hgasr,hrd->hgasd", weights[..., : before.shape[1]], after)
-        mixed = mixed + torch.einsum("hgast,athd->hgasd", weights[..., before.shape[1] :], value[own])
-        return mixed.permute(2, 3, 0, 1, 4).reshape(count, slots, -1)
-
-    def mask(self, segment: Segment, slots: int, like: Tensor) -> Tensor:
-        """[a, 1, r], 0 where the slots of a block attend to a row of the context, and minus infinity elsewhere."""
-        rows = self.rows.active[segment.first_active : segment.last_active, None] - segment.first
-        columns = torch.arange(segment.last - segment.first, device=rows.device)
-        hidden = columns > rows
-        if self.config.sliding_window is not None:  # counted from the last slot
-            hidden |= rows + slots - columns >= self.config.sliding_window
-        return torch.zeros(hidden.shape, dtype=like.dtype, device=rows.device).masked_fill_(hidden, -torch.inf)[:, None]

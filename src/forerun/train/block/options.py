@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from forerun.config import MAX_BLOCK_SIZE
-from forerun.errors import ConfigError
 from forerun.fields import Checked, option
 from forerun.train.heads.options import HeadTraining, layer_numbers
 
@@ -28,8 +27,18 @@ class BlockShape(Checked):
         512, "Positions that a block attends to; 0 for all: programs other than forerun can read these alone.", low=0
     )
     markov_rank: int = option(64, "Rank of the bias by the token before; 0 for none.", low=0)
+    markov_shared: bool = option(
+        False,
+        "Make that bias of the target's embeddings and the output rows, by two small matrices in place of a row for "
+        "each token: programs other than forerun cannot read it.",
+    )
     confidence: bool = option(False, "Train an estimate of the chance that a token is accepted.")
     sample_from_anchor: bool = option(False, "Let the slot of the last token draft too: one slot less a block.")
+    context_tokens: bool = option(
+        False,
+        "Let every position of the context, and every slot, read the embedding of the token that follows beside the "
+        "states, as EAGLE heads do: one layer, which programs other than forerun cannot read.",
+    )
     mask_token: int | None = option(
         None,
         "Token whose embedding stands for the tokens to be drafted: programs other than forerun need one.",
@@ -51,14 +60,12 @@ class BlockTraining(HeadTraining):
     """`forerun train block`: a head that drafts a block in one pass."""
 
     shape: BlockShape = field(default_factory=BlockShape)
+    start: str = option(
+        "",
+        "Folder of an EAGLE-3 head of the same target and sizes, whose layer a head with --context-tokens begins as.",
+        metavar="FOLDER",
+        default_text="random weights",
+    )
     anchors: int = option(128, "Blocks that are learnt of each row, at random places.", low=1)
     gamma: float = option(4.0, "Token k weighs exp(-(k - 1) / gamma), if weights decay.", low=0, above=True)
     confidence_weight: float = option(1.0, "Weight of the loss of the confidence.", low=0)
-
-    def __post_init__(self) -> None:
-        HeadTraining.__post_init__(self)
-        if self.num_draft_tokens > self.shape.block_size:
-            raise ConfigError(
-                f"num_draft_tokens is {self.num_draft_tokens}, but a block has {self.shape.block_size} tokens. "
-                "Evaluate with fewer, or train larger blocks."
-            )

@@ -75,7 +75,7 @@ def train_head(
         torch.set_num_threads(options.threads)
     with run_in(work, out, console, resume=resume, force=force):
         start = prepare_head(name, data, work, kind, console)
-        k = options.num_draft_tokens
+        k = kind.num_draft_tokens
         during = _held_out(start, options.held_out_rows, k)
         judge = _judge(during, console) if during else None
         state = train(start.head, start.target, start.rows, work, options, console, judge, kind.loss)

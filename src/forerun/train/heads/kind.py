@@ -9,10 +9,12 @@ from typing import Any, Generic
 from torch import Tensor
 
 from forerun.drafters import Drafter
+from forerun.errors import ConfigError
 from forerun.heads import HeadConfig, StoredHead
 from forerun.models import LanguageModel
 from forerun.train.heads.evaluate import Guess, HeldOut
 from forerun.train.heads.module import HeadModule
+from forerun.train.heads.options import EVALUATED_TOKENS
 from forerun.train.heads.run import LossOf, Options
 
 
@@ -22,10 +24,26 @@ class HeadKind(ABC, Generic[Options]):
     Attributes:
         loss: makes its loss.
         guess: what it predicts of texts.
+        num_draft_tokens: K of the evaluations.
+
+    Raises:
+        ConfigError: K was asked for, and the head drafts fewer tokens.
     """
 
     def __init__(self, options: Options) -> None:
         self.options = options
+        asked, most = options.num_draft_tokens, self.most_draft_tokens
+        if asked is not None and most is not None and asked > most:
+            raise ConfigError(
+                f"num_draft_tokens is {asked}, but such a head drafts {most} tokens at most. Evaluate with no more, "
+                "or train a head that drafts more."
+            )
+        self.num_draft_tokens = asked or min(EVALUATED_TOKENS, most or EVALUATED_TOKENS)
+
+    @property
+    def most_draft_tokens(self) -> int | None:
+        """Tokens of a draft at most; None for no bound."""
+        return None
 
     @property
     @abstractmethod

@@ -13,6 +13,8 @@ from forerun.train.defaults import Optimisation
 DECAY, D_PACE, ON_POLICY = "decay", "d-pace", "on-policy"
 POSITION_WEIGHTS = (DECAY, D_PACE, ON_POLICY)
 LOSSES = tuple(name for name in defaults.LOSSES if name != "kl-then-tv")
+EVALUATED_TOKENS = 5
+"""K of evaluations, of heads that draft as many."""
 HEAD_OPTIMISATION = Optimisation(
     matrices="adam", adam_lr=3e-3, weight_decay=0.05, decay=1.0, final_factor=0.01, shape="cosine"
 )
@@ -54,7 +56,14 @@ class HeadTraining(Checked):
     evaluate_every: int = option(500, "Steps between evaluations on held-out rows; 0 for none.", low=0)
     patience: int = option(0, "Evaluations without a better one after which the run ends; 0 to go on.", low=0)
     held_out_rows: int = option(48, "Held-out rows of an evaluation during the run.", low=1)
-    num_draft_tokens: int = option(5, "K of the evaluations.", low=1, high=32, flags=("--num-draft-tokens", "-k"))
+    num_draft_tokens: int | None = option(
+        None,
+        "K of the evaluations.",
+        low=1,
+        high=32,
+        flags=("--num-draft-tokens", "-k"),
+        default_text=f"{EVALUATED_TOKENS}, or as many as the head drafts, if these are fewer",
+    )
     cached_states: float = option(0.0, "GB of the target's states kept in the run's folder for later epochs.", low=0)
     seed: int = option(0, "Seed of weights, order and noise.", low=0)
     checkpoint_seconds: float = option(60.0, "Seconds of training between checkpoints.", low=0)

@@ -42,6 +42,11 @@ class MedusaKind(HeadKind[MedusaTraining]):
     loss = MedusaLoss
     guess = staticmethod(medusa_guess)
 
+    @property
+    def most_draft_tokens(self) -> int:
+        """As `HeadKind.most_draft_tokens`."""
+        return self.options.shape.num_heads
+
     def config(self, name: str, served: LanguageModel, max_positions: int) -> MedusaConfig:
         """As `HeadKind.config`."""
         shape = self.options.shape

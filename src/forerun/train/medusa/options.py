@@ -43,11 +43,6 @@ class MedusaTraining(HeadTraining):
 
     def __post_init__(self) -> None:
         HeadTraining.__post_init__(self)
-        if self.num_draft_tokens > self.shape.num_heads:
-            raise ConfigError(
-                f"num_draft_tokens is {self.num_draft_tokens}, but {self.shape.num_heads} heads draft no more tokens "
-                "than that. Evaluate with fewer, or train more heads."
-            )
         if self.position_weights != DECAY and self.shape.output_rows == "each":
             raise ConfigError(
                 f"position_weights {self.position_weights} needs one output layer. Set output_rows to target or one."

@@ -97,7 +97,7 @@ int32_t forerun_layers(const ForerunModel* model, const ForerunRows* rows, int32
 // The final norm, in place, and logits [n, out].
 int32_t forerun_head(const ForerunModel* model, int64_t n, float* x, float* logits, int32_t threads);
 // rows of embeddings [rows, embedding_width] and states [rows, state_width]: what the layer gives, x [rows, hidden], and
-// logits [num_wanted, out] of the rows `wanted`.
+// logits [num_wanted, out] of the rows `wanted`. x null, where the layer reads the pairs themselves: keys and values alone.
 int32_t forerun_eagle(const ForerunEagle* head, const ForerunRows* rows, const float* embeddings, const float* states,
                       const int64_t* wanted, int64_t num_wanted, float* x, float* logits, int32_t threads);
 // out: [n, out] = W y, where y are the parts of x [n, in], side by side, normed with norms [in], which may be null.

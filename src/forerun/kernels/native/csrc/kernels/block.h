@@ -18,19 +18,7 @@ FN void context_body(void* data) {
         limit = least < limit ? least : limit;
     }
     norm_rows(call.states, call.norm, m.eps, limit, c.normed, n, member);
-    int64_t first, last;
-    for (int32_t i = c.first; i < c.last; i++) {
-        const ForerunLayer& layer = m.layers[i];
-        product_rows(layer.key, c.normed, n, nullptr, c.keys, member);
-        product_rows(layer.value, c.normed, n, nullptr, c.values, member);
-        const ForerunAttention shape = layer_attention(m, i);
-        const Attention a = attention_of(&shape, c.rows, c.plain, nullptr, nullptr);
-        member.open(n);
-        while (member.claim(first, last))
-            for (int64_t t = first; t < last; t++)
-                m.cache_float32 ? place_keys<float>(c, layer, a, (int32_t)t) : place_keys<uint16_t>(c, layer, a, (int32_t)t);
-        member.close();
-    }
+    for (int32_t i = c.first; i < c.last; i++) keys_behind_norm(c, i, c.normed, member);
 }
 
 static void context(const ForerunModel* m, const float* norm, const ForerunRows* rows, const float* states, int threads) {

@@ -32,11 +32,11 @@ FN const Input& enter_layer(const EagleCall& e, const LayersCall& c, forerun::Me
             norm_or_copy(e.embeddings + t * wide, h.embedding_norm, eps, wide, pair);
             norm_or_copy(e.states + t * state, h.state_norm, eps, state, pair + wide);
             prepare(e.pair, t, limit);
-            if (h.entry.out) continue;
+            if (h.entry.out || !c.x) continue;
             norm_or_copy(h.keeps_norm ? pair + wide : e.states + t * state, nullptr, eps, state, c.x + t * state);
         }
     member.close();
-    if (h.residual.out) {
+    if (h.residual.out && c.x) {
         prepare_rows(h.residual, e.embedding, n, member);
         product_rows(h.residual, e.embedding, n, c.x, c.x, member);
     }
@@ -58,7 +58,9 @@ FN void eagle_body(void* data) {
     const ForerunModel& m = e.head->model;
     forerun::Member member(*c.team);
     float* scratch = member_scratch(c);
-    layer_behind_norm(c, 0, enter_layer(e, c, member), member, scratch);
+    const Input& in = enter_layer(e, c, member);
+    if (!c.x) return keys_behind_norm(c, 0, in, member);
+    layer_behind_norm(c, 0, in, member, scratch);
     const float limit = forerun::largest_code({&m.head});
     int64_t first, last;
     member.open(e.num_wanted);

@@ -145,6 +145,23 @@ FN void attention_behind_norm(const LayersCall& c, int32_t index, const Input& i
     m.cache_float32 ? attend<float>(a, member, threads, scratch) : attend<uint16_t>(a, member, threads, scratch);
 }
 
+// The keys and values of `in` alone, norm and rotation of keys included.
+FN void keys_behind_norm(const LayersCall& c, int32_t index, const Input& in, forerun::Member& member) {
+    const ForerunModel& m = *c.model;
+    const ForerunLayer& layer = m.layers[index];
+    const int64_t n = c.rows->num_rows;
+    product_rows(layer.key, in, n, nullptr, c.keys, member);
+    product_rows(layer.value, in, n, nullptr, c.values, member);
+    const ForerunAttention shape = layer_attention(m, index);
+    const Attention a = attention_of(&shape, c.rows, c.plain, nullptr, nullptr);
+    int64_t first, last;
+    member.open(n);
+    while (member.claim(first, last))
+        for (int64_t t = first; t < last; t++)
+            m.cache_float32 ? place_keys<float>(c, layer, a, (int32_t)t) : place_keys<uint16_t>(c, layer, a, (int32_t)t);
+    member.close();
+}
+
 // The feed-forward layer of c.x up to the product that gives it back: c.gated.x.
 FN void gated_rows(const LayersCall& c, int32_t index, forerun::Member& member) {
     const ForerunModel& m = *c.model;
