@@ -23,6 +23,8 @@ CATCH_UP_SHARE = 0.05
 """Share of a draft's cost that catching up with a token is taken to have while only a first draft was seen."""
 FIRST_SHARE = 0.25
 """Weight of such a first draft."""
+FIRST_CLEAR = 1.25
+"""Factor by which it must be below the usual cost to count as a sign of a lower one: half of them are, a little."""
 COST_GROWTH = 0.5
 """Power of the number of sequences with which drafting is taken to grow while only one number was seen."""
 
@@ -131,14 +133,17 @@ class CostModel:
 
     def add_first_draft(self, batch: int, budget: int, lag: int, seconds: float) -> None:
         """The same after a pause: what exceeds the usual cost was for `lag` tokens that had come meanwhile."""
-        curve, paced = self._draft[bucket(batch)], seconds / self._pace
+        paced, curve = seconds / self._pace, self._draft.get(bucket(batch))
         if curve:
             usual = float(curve.table(budget + 1)[budget])
             self._catch_up = _added(self._catch_up, max(paced - usual, 0.0), lag)
-            if paced < usual:  # without catching up it would have been even less
+            if paced * FIRST_CLEAR < usual:  # without catching up it would have been even less
                 curve.add(budget, paced, FIRST_SHARE)
-        else:
-            curve.add(budget, paced / (1 + CATCH_UP_SHARE * lag), FIRST_SHARE)
+            return
+        lacking = 0 if self._following[0] else lag  # prompts that were followed have been computed with already
+        at_least = paced / (1 + CATCH_UP_SHARE * lacking)
+        elsewhere = float(self.draft(batch, budget)[budget]) / self._pace  # as other batches have it; 0 without any
+        self._draft[bucket(batch)].add(budget, max(at_least, min(elsewhere, paced)), FIRST_SHARE)
 
     def add_following(self, seconds: float, tokens: int) -> None:
         """A drafter that might have put it off has computed with prompts beside the target.

@@ -85,6 +85,27 @@ def test_what_prompts_take_in_the_drafter_is_kept_with_the_other_costs() -> None
     assert CostModel.restored(costs.state()).catch_up(50) == pytest.approx(0.25)
 
 
+def test_after_a_followed_prompt_a_first_draft_costs_what_drafts_cost() -> None:
+    costs = CostModel()
+    costs.add_following(2.0, 200)
+    costs.add_first_draft(4, 2, 200, 1.2)
+    assert costs.draft(4, 2)[2] == pytest.approx(1.2)
+    costs.add_first_draft(2, 2, 200, 5.0)  # of another batch: no less than is known of that one, shrunk
+    assert costs.draft(2, 2)[2] == pytest.approx(5.0)
+    before = costs.draft(4, 2)[2]
+    costs.add_first_draft(4, 2, 200, 1.1)  # a little less is no sign
+    assert costs.draft(4, 2)[2] == before
+
+
+def test_what_is_known_of_other_batches_bounds_what_a_first_draft_may_cost_without_catching_up() -> None:
+    costs = CostModel()
+    for _ in range(8):
+        costs.add_draft(1, 2, 1.0)
+    costs.add_first_draft(4, 2, 200, 3.0)
+    assert costs.draft(4, 2)[2] == pytest.approx(2.0)  # as the root of the number of sequences, not 3 / 11
+    assert costs.catch_up(100) == 0
+
+
 def test_pauses() -> None:
     pauses, sequence = Pauses(), Sequence(0, [0] * 30, 30, GREEDY, max_length=100)
     pauses.come(sequence, 4)
