@@ -38,6 +38,8 @@ PLACES_REASON = 8
 """Budgets by which a batch that does not draft is compared with one sequence alone."""
 HORIZON = 64
 """Tokens that are at least to come when drafting begins, as far as is assumed; else as many as came so far."""
+START_MARGIN = 1.5
+"""Factor on the time of catching up that drafts must save: the best of many plans is believed better than it is."""
 PROBE_LENGTHS = (1, 2)
 """Steps, in turn, of probes in which sequences draft that did not. In the first the drafter may have to catch up:
 only the second shows what it costs otherwise."""
@@ -210,7 +212,7 @@ class AutoBudget(Budget):
 
         rate, plain: tokens per second of all sequences together with drafts and without.
         """
-        lost = self._catching_up([sequence])
+        lost = START_MARGIN * self._catching_up([sequence])
         return lost == 0 or lost <= min(max(HORIZON, sequence.num_output), max(sequence.room, 1)) * (
             1 / plain - 1 / rate
         )
