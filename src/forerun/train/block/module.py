@@ -8,14 +8,13 @@ the rows of the document up to i, and to each other: these are the rows that dra
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from forerun.errors import ConfigError
 from forerun.heads.block_config import BlockConfig
 from forerun.train.block.attention import attended
 from forerun.train.block.pairs import blocks_of_pairs
-from forerun.train.heads.module import Augmentation, HeadModule, product, rotated
+from forerun.train.heads.module import Augmentation, HeadLayer, HeadModule, rotated
 from forerun.train.heads.rows import HeadRows
 
 
@@ -66,30 +65,16 @@ def blocks(
     return layer.norm("norm", x[:, config.first_slot :])
 
 
-class _Layers:
+class _Layers(HeadLayer[BlockConfig]):
     """The decoder layers with their weights in `dtype`."""
 
     def __init__(self, head: BlockHead, dtype: torch.dtype, rows: HeadRows) -> None:
-        self.config, self.dtype, self.rows = head.config, dtype, rows
-        self.weights = {
-            name.removesuffix(".weight"): weight.to(dtype) if weight.ndim == 2 else weight
-            for name, weight in head.named_parameters()
-        }
-
-    def linear(self, name: str, x: Tensor) -> Tensor:
-        return product(x, self.weights[name])
-
-    def norm(self, name: str, x: Tensor) -> Tensor:
-        return F.rms_norm(x, x.shape[-1:], self.weights[name].to(x.dtype), self.config.rms_norm_eps)
+        super().__init__(head, head.config, dtype)
+        self.rows = rows
 
     def fused(self, states: Tensor, augment: Augmentation | None) -> Tensor:
         """[R, layers, H] -> [R, H]: the context. There may be one layer more."""
-        states = states[:, : len(self.config.layers)]
-        if self.config.norm_before_fc:
-            parts = [self.norm(f"fc_norm.{index}", states[:, index]) for index in range(states.shape[1])]
-            states = torch.stack(parts, 1)
-        flat = states.flatten(1)
-        return self.norm("hidden_norm", self.linear("fc", flat if augment is None else augment(flat)))
+        return self.norm("hidden_norm", self.linear("fc", self.joined(states, augment)))
 
     def forward(self, name: str, context: Tensor, x: Tensor) -> Tensor:
         """x: [A, slots, H]."""
@@ -99,10 +84,7 @@ class _Layers:
         key, value = self.heads(name, "k", normed, positions), self.heads(name, "v", normed)
         keys, values = self.heads(name, "k", context, self.rows.positions), self.heads(name, "v", context)
         found = attended(self.config, self.rows, query, (key, value), (keys, values))
-        x = x + self.linear(f"{name}self_attn.o_proj", found)
-        h = self.norm(f"{name}post_attention_layernorm", x)
-        h = F.silu(self.linear(f"{name}mlp.gate_proj", h)) * self.linear(f"{name}mlp.up_proj", h)
-        return x + self.linear(f"{name}mlp.down_proj", h)
+        return self.feed_forward(x + self.linear(f"{name}self_attn.o_proj", found), name)
 
     def heads(self, name: str, kind: str, x: Tensor, positions: Tensor | None = None) -> Tensor:
         """[..., heads, head_dim], normed and rotated where there are positions, [...]."""

@@ -8,12 +8,11 @@ and attend to the rows of the document up to i, and to each other.
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from forerun.heads.block_config import BlockConfig
 from forerun.train.block.attention import attended
-from forerun.train.heads.module import Augmentation, HeadModule, product, rotated
+from forerun.train.heads.module import Augmentation, HeadLayer, HeadModule, rotated
 from forerun.train.heads.rows import HeadRows
 
 
@@ -36,31 +35,16 @@ def blocks_of_pairs(
     return layer.forward(own_embeddings, own_states, keys, values)
 
 
-class _Layer:
-    """The layer with its weights in `dtype`; the slots' vectors are not."""
+class _Layer(HeadLayer[BlockConfig]):
+    """The layer; the slots' vectors keep their type."""
 
     def __init__(self, head: HeadModule, config: BlockConfig, dtype: torch.dtype, rows: HeadRows) -> None:
-        self.config, self.rows = config, rows
-        self.weights = {
-            name.removeprefix("midlayer.").removesuffix(".weight"): (
-                weight.to(dtype) if weight.ndim == 2 and not name.startswith("slot_") else weight
-            )
-            for name, weight in head.named_parameters()
-        }
-
-    def linear(self, name: str, x: Tensor) -> Tensor:
-        return product(x, self.weights[name])
-
-    def norm(self, name: str, x: Tensor) -> Tensor:
-        return F.rms_norm(x, x.shape[-1:], self.weights[name].to(x.dtype), self.config.rms_norm_eps)
+        super().__init__(head, config, dtype, prefix="midlayer.", kept="slot_")
+        self.rows = rows
 
     def fused(self, states: Tensor, augment: Augmentation | None) -> Tensor:
         """[R, layers, H] -> [R, H]. There may be one layer more."""
-        states = states[:, : len(self.config.layers)]
-        if self.config.norm_before_fc:
-            states = torch.stack([self.norm(f"fc_norm.{i}", states[:, i]) for i in range(states.shape[1])], 1)
-        flat = states.flatten(1)
-        return self.linear("fc", flat if augment is None else augment(flat))
+        return self.linear("fc", self.joined(states, augment))
 
     def read(self, embeddings: Tensor, states: Tensor) -> Tensor:
         """[..., 2 H], what queries, keys and values are computed from."""
@@ -85,6 +69,4 @@ class _Layer:
         own = self.keys(read, positions)
         x = self.norm("hidden_norm", states) + self.linear("embedding_residual", embeddings)
         x = x + self.linear("self_attn.o_proj", attended(self.config, rows, query, own, (keys, values)))
-        h = self.norm("post_attention_layernorm", x)
-        h = F.silu(self.linear("mlp.gate_proj", h)) * self.linear("mlp.up_proj", h)
-        return self.norm("norm", x + self.linear("mlp.down_proj", h))
+        return self.norm("norm", self.feed_forward(x))

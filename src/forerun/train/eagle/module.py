@@ -11,11 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from forerun.heads.eagle_config import EagleConfig
-from forerun.train.heads.module import Augmentation, HeadModule, product, rotated
+from forerun.train.heads.module import Augmentation, HeadLayer, HeadModule, rotated
 from forerun.train.heads.rows import HeadRows, Segment
 
 
@@ -69,38 +68,21 @@ def unrolled(
     return torch.stack(outputs), torch.stack(fed_back)
 
 
-class _Layer:
+class _Layer(HeadLayer[EagleConfig]):
     """The decoder layer with its weights in `dtype`."""
 
     def __init__(self, head: EagleHead, dtype: torch.dtype, rows: HeadRows) -> None:
         config = head.config
-        self.config, self.segments, self.dtype = config, rows.segments, dtype
         self.is_first_version = config.version == 1
-        prefix = "layers.0." if self.is_first_version else "midlayer."
-        self.weights = {
-            name.removeprefix(prefix).removesuffix(".weight"): weight.to(dtype) if weight.ndim == 2 else weight
-            for name, weight in head.named_parameters()
-        }
-        self.active = rows.active
+        super().__init__(head, config, dtype, prefix="layers.0." if self.is_first_version else "midlayer.")
+        self.segments = rows.segments
         self.window = config.sliding_window
         self.local = (rows.active, rows.positions)
 
-    def linear(self, name: str, x: Tensor) -> Tensor:
-        return product(x, self.weights[name])
-
-    def norm(self, name: str, x: Tensor) -> Tensor:
-        return F.rms_norm(x, x.shape[-1:], self.weights[name].to(x.dtype), self.config.rms_norm_eps)
-
     def fused(self, states: Tensor, augment: Augmentation | None) -> Tensor:
         """[R, layers, T] -> [R, H]; version 1 reads its one state as it is. There may be one layer more."""
-        states = states[:, : len(self.config.layers)]
-        if self.config.norm_before_fc:
-            parts = [self.norm(f"fc_norm.{index}", states[:, index]) for index in range(states.shape[1])]
-            flat = torch.cat(parts, -1)
-        else:
-            flat = states.flatten(1)
-        flat = flat if augment is None else augment(flat)
-        return flat if self.is_first_version else self.linear("fc", flat)
+        joined = self.joined(states, augment)
+        return joined if self.is_first_version else self.linear("fc", joined)
 
     def read(self, embedding: Tensor, state: Tensor) -> Tensor:
         """What queries, keys and values are computed from; of an MTP layer, what enters it."""
@@ -135,10 +117,7 @@ class _Layer:
         query = self.linear("self_attn.q_proj", self.normed(read)).view(len(read), config.num_heads, config.head_dim)
         query = rotated(query, positions, self.config.rope_theta)
         attended = torch.cat([self.attended(query, keys, segment) for segment in self.segments])
-        x = residual + self.linear("self_attn.o_proj", attended.flatten(1))
-        h = self.norm("post_attention_layernorm", x)
-        h = F.silu(self.linear("mlp.gate_proj", h)) * self.linear("mlp.up_proj", h)
-        x = x + self.linear("mlp.down_proj", h)
+        x = self.feed_forward(residual + self.linear("self_attn.o_proj", attended.flatten(1)))
         if self.is_first_version and not config.is_mtp:
             return x, x
         output = self.norm("norm", x)

@@ -1,8 +1,10 @@
-"""What modules of heads share as training computes them: their tensors, noise of what they read, rotation."""
+"""What modules of heads share as training computes them: their tensors, noise of what they read, rotation, what
+is the same in their layers."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -55,6 +57,63 @@ class Augmentation:
         # uniform again among what is kept
         noise = (2 * (drawn - self.dropout) / (1 - self.dropout) - 1).mul_(self.noise)
         return (states + noise) * kept / (1 - self.dropout)
+
+
+class LayerConfig(Protocol):
+    """What `HeadLayer` reads of a head's shape."""
+
+    @property
+    def layers(self) -> tuple[int, ...]: ...
+
+    @property
+    def norm_before_fc(self) -> bool: ...
+
+    @property
+    def rms_norm_eps(self) -> float: ...
+
+
+Shape = TypeVar("Shape", bound=LayerConfig)
+
+
+class HeadLayer(Generic[Shape]):
+    """The base of layers that read the target's states: weights by short names, matrices in the type of products.
+
+    Args:
+        prefix: left out of the names.
+        kept: prefix of the names of matrices that no product is made with; they keep their type.
+    """
+
+    def __init__(
+        self, head: nn.Module, config: Shape, dtype: torch.dtype, *, prefix: str = "", kept: str | None = None
+    ) -> None:
+        self.config = config
+        self.weights = {
+            name.removeprefix(prefix).removesuffix(".weight"): (
+                weight if weight.ndim != 2 or (kept is not None and name.startswith(kept)) else weight.to(dtype)
+            )
+            for name, weight in head.named_parameters()
+        }
+
+    def linear(self, name: str, x: Tensor) -> Tensor:
+        return product(x, self.weights[name])
+
+    def norm(self, name: str, x: Tensor) -> Tensor:
+        return F.rms_norm(x, x.shape[-1:], self.weights[name].to(x.dtype), self.config.rms_norm_eps)
+
+    def joined(self, states: Tensor, augment: Augmentation | None) -> Tensor:
+        """[R, layers, H] -> [R, layers * H], what is fused. There may be one layer more."""
+        states = states[:, : len(self.config.layers)]
+        if self.config.norm_before_fc:
+            parts = [self.norm(f"fc_norm.{index}", states[:, index]) for index in range(states.shape[1])]
+            states = torch.stack(parts, 1)
+        flat = states.flatten(1)
+        return flat if augment is None else augment(flat)
+
+    def feed_forward(self, x: Tensor, prefix: str = "") -> Tensor:
+        """x with what the gated feed-forward part makes of it added."""
+        h = self.norm(f"{prefix}post_attention_layernorm", x)
+        h = F.silu(self.linear(f"{prefix}mlp.gate_proj", h)) * self.linear(f"{prefix}mlp.up_proj", h)
+        return x + self.linear(f"{prefix}mlp.down_proj", h)
 
 
 def product(x: Tensor, weight: Tensor) -> Tensor:
