@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from math import exp
 
-from forerun.types import Sequence
+from forerun.types import Sequence, Step
 
 FOLLOW_SHARE = 0.25
 """Share of its steps in which a sequence must draft to be followed: probes alone are fewer."""
@@ -41,22 +42,24 @@ class Following:
         self._lengths.pop(sequence, None)
         self._asked.discard(sequence)
 
-    def asked(self, sequence: Sequence) -> None:
-        """It drafts in this step."""
-        self._asked.add(sequence)
+    def asked(self, sequences: Iterable[Sequence]) -> None:
+        """They draft in this step."""
+        self._asked.update(sequences)
 
-    def step(self, sequence: Sequence) -> None:
-        """A step of it is over in which it might have drafted; or several in which it has not, of a token each."""
+    def follows(self, step: Step) -> bool:
+        """Whether the tokens of a sequence are computed with as they come, now that a step of it is over."""
+        if step.verdict is not None:
+            self._count(step.sequence)
+        return self._shares[step.sequence] >= FOLLOW_SHARE
+
+    def _count(self, sequence: Sequence) -> None:
+        """A step in which it might have drafted; or several in which it has not, of a token each."""
         drafted, length = float(sequence in self._asked), len(sequence.token_ids)
         steps = 1 if drafted else max(length - self._lengths[sequence], 1)
         self._asked.discard(sequence)
         self._lengths[sequence] = length
         self._shares[sequence] = _moved(self._shares[sequence], drafted, steps / SEQUENCE_MEMORY)
         self._usual = _moved(self._usual, drafted, steps / DRAFTER_MEMORY)
-
-    def follows(self, sequence: Sequence) -> bool:
-        """Whether its tokens are computed with as they come."""
-        return self._shares[sequence] >= FOLLOW_SHARE
 
 
 def _moved(mean: float, value: float, weight: float) -> float:

@@ -78,7 +78,7 @@ class ModelDrafter(Drafter):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its caches."""
+        """Bytes of the draft model's caches."""
         return sum(state.cache.nbytes for state in self._states.values())
 
     def models_to_load(self, target_name: str) -> tuple[NamedModel, ...]:
@@ -135,7 +135,10 @@ class ModelDrafter(Drafter):
         self._vocab_size = target.vocab_size
         self._pipeline = LogitsPipeline(target.vocab_size, target.eos_token_ids)
         self._generator = torch.Generator()
-        self._generator.seed() if binding.seed is None else self._generator.manual_seed(binding.seed)
+        if binding.seed is None:
+            self._generator.seed()
+        else:
+            self._generator.manual_seed(binding.seed)
 
     def start(self, sequence: Sequence) -> None:
         view = sequence
@@ -160,9 +163,7 @@ class ModelDrafter(Drafter):
             state = self._states[step.sequence]
             state.count_trials()
             state.settle()
-            if step.verdict is not None:
-                self._following.step(step.sequence)
-            follows = not self._may_fall_behind or self._following.follows(step.sequence)
+            follows = not self._may_fall_behind or self._following.follows(step)
             if follows and step.num_computed - state.shift - state.cache.length >= MAX_LAG:
                 behind.append((state, step.num_computed))
         if behind:
@@ -200,8 +201,7 @@ class ModelDrafter(Drafter):
 
     def _affordable(self, sequences: Seq[Sequence], budgets: Seq[int], num_rows: Seq[int]) -> list[int]:
         """As `affordable`, of these sequences, which are to draft."""
-        for sequence in compress(sequences, budgets):
-            self._following.asked(sequence)
+        self._following.asked(compress(sequences, budgets))
         return affordable(self.model.pool, [self._states[sequence] for sequence in sequences], budgets, num_rows)
 
     def _room(self, sequence: Sequence, budget: int) -> int:
