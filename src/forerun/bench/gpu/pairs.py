@@ -22,7 +22,6 @@ from forerun.engine import LLM
 from forerun.models import Model
 
 Prompts = Sequence[Sequence[int]]
-_YES = {True: "yes", False: "NO"}
 _HEADER = ["drafter", "tokens/s", "over plain", "tokens a step", "same tokens", "same log-probabilities"]
 
 

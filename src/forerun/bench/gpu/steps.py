@@ -9,6 +9,7 @@ from torch import Tensor
 
 from forerun.bench.gpu.device_time import one_row_products, seconds
 from forerun.bench.report import Table
+from forerun.config import PREFILL_CHUNK
 from forerun.models import Model, Rows
 from forerun.models.base import number_format
 from forerun.models.non_finite import NamedTensors
@@ -56,8 +57,8 @@ def one_row_table(model: Model, context: int) -> Table:
 def _forward_seconds(model: Model, count: int, context: int) -> float:
     cache = model.new_cache()
     tokens = torch.randint(0, model.vocab_size, (context + count,), generator=torch.Generator().manual_seed(0)).tolist()
-    for start in range(0, context, 256):
-        part = tokens[start : min(context, start + 256)]
+    for start in range(0, context, PREFILL_CHUNK):
+        part = tokens[start : min(context, start + PREFILL_CHUNK)]
         model.forward([Rows(cache, part, num_logits=0)])
         cache.commit(range(len(part)))
 
