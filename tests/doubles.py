@@ -12,6 +12,7 @@ from torch import Tensor
 from forerun.cache import Unpaged
 from forerun.drafters import Drafter, Traits
 from forerun.models import Exactness, Forward, Rows
+from forerun.models.chains import Pick
 from forerun.tree import Tree
 from forerun.types import Draft, Needs, Sequence, Step
 
@@ -95,6 +96,9 @@ class FakeModel:
     def new_cache(self) -> FakeCache:
         self.caches.append(FakeCache())
         return self.caches[-1]
+
+    def chains(self, caches: Seq[Any], pick: Pick) -> None:
+        """None: it has nothing but `forward`."""
 
     def forward(self, batch: Seq[Rows], layers: Seq[int] = ()) -> Forward:
         self.before_forward(batch)

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import ctypes
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -67,12 +69,16 @@ class NativeLinear(nn.Module):
         Raises:
             IndexError: there is no such row.
         """
-        index = index.contiguous()
-        if len(index) and not 0 <= int(index.min()) <= int(index.max()) < self.out_features:
-            raise IndexError(f"a row is not in 0..{self.out_features - 1}: {index.tolist()}")
         numbers = torch.empty(len(index), self.in_features)
-        self._library.unpack(ctypes.byref(self.struct), index.data_ptr(), len(index), numbers.data_ptr())
+        self.read_rows(index.contiguous().numpy(), numbers)
         return numbers
+
+    def read_rows(self, index: NDArray[np.int64], numbers: Tensor) -> None:
+        """As `rows`, into the first rows of `numbers`, [n or more, in] float32. index: [n], contiguous."""
+        # as numbers without sign, negative ones are too large
+        if len(index) and index.view(np.uint64).max() >= self.out_features:
+            raise IndexError(f"a row is not in 0..{self.out_features - 1}: {index.tolist()}")
+        self._library.unpack(ctypes.byref(self.struct), index.ctypes.data, len(index), numbers.data_ptr())
 
     @property
     def has_channel_scales(self) -> bool:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from forerun.config import REFERENCE
 from forerun.errors import UnsupportedModelError
+from forerun.models.chains import Chains, Pick
 from forerun.types import Cache, Pool
 
 
@@ -135,6 +136,18 @@ class LanguageModel(ABC):
             layers: whose entering states to return, rising; the number of layers stands for the state after the final
                 norm.
         """
+
+    def chains(self, caches: Seq[Cache], pick: Pick) -> Chains | None:
+        """What computes chains of some sequences row by row, with less to prepare for each row than `forward` has.
+
+        Args:
+            caches: one a sequence, without scratch.
+            pick: what is to be told of the logits.
+
+        Returns:
+            None: nothing beside `forward` does.
+        """
+        return None
 
     def embedding_rows(self, token_ids: Tensor) -> Tensor:
         """Rows of the table of embeddings, dequantised where they are codes.

@@ -16,11 +16,13 @@ from forerun.errors import IncompatibleDrafterError
 from forerun.heads.eagle_config import EagleConfig
 from forerun.heads.stored import StoredHead
 from forerun.models.base import Forward, LanguageModel, Rows
+from forerun.models.chains import Chains, Pick
 from forerun.models.eagle_layer import EagleLayer, ReferenceEagleLayer
 from forerun.models.head_layers import HeadLayers
 from forerun.models.heads import FusingHeadModel
 from forerun.models.native_eagle import NativeEagleLayer
 from forerun.models.runner import lay_out
+from forerun.types import Cache
 
 
 class EagleModel(FusingHeadModel):
@@ -82,6 +84,13 @@ class EagleModel(FusingHeadModel):
             raise ValueError("a head reads a state beside every token, and has no layers to look into")
         layout = lay_out(batch, self._layer.planner)
         assert layout.states is not None
-        embedding = self.target.embedding_rows(layout.token_ids).to(self.compute_dtype)
+        embedding = self._embedded(layout.token_ids)
         logits, states = self._layer.forward(layout, embedding, layout.states.to(self.compute_dtype))
         return Forward(logits[: layout.num_logits], layout.tapped(states)[:, None])
+
+    def chains(self, caches: Sequence[Cache], pick: Pick) -> Chains | None:
+        """As `LanguageModel.chains`."""
+        return self._layer.chains(caches, pick, self._embedded)
+
+    def _embedded(self, token_ids: Tensor) -> Tensor:
+        return self.target.embedding_rows(token_ids).to(self.compute_dtype)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -13,10 +13,12 @@ from forerun.heads.eagle_config import EagleConfig
 from forerun.kernels.rms_norm import rms_norm
 from forerun.models.attention.base import Layout, Planner
 from forerun.models.base import Rows
+from forerun.models.chains import Chains, Pick
 from forerun.models.head_layers import HeadLayers, head_attention, state_norms
 from forerun.models.linear import Linear
 from forerun.models.rotation import Rotation, inverse_frequencies, rotate
 from forerun.models.runner import lay_out
+from forerun.types import Cache
 
 
 class EagleLayer(Protocol):
@@ -41,6 +43,9 @@ class EagleLayer(Protocol):
             [R, draft_vocab_size] logits of the wanted rows, perhaps padded; [T, hidden_size] the rows' states for those
             that follow them.
         """
+
+    def chains(self, caches: Sequence[Cache], pick: Pick, embed: Callable[[Tensor], Tensor]) -> Chains | None:
+        """As `LanguageModel.chains`. embed: [n] token ids -> [n, target_hidden_size], as those of `forward`."""
 
     def keys(self, batch: Sequence[Rows], embedding: Tensor, states: Tensor) -> None:
         """Compute the keys and values of rows alone, which join their caches' scratch. embedding, states: as those of
@@ -98,6 +103,10 @@ class ReferenceEagleLayer:
         if norm is not None and self._config.norm_output:
             output = self._normed(output, norm)
         return logits, output
+
+    def chains(self, caches: Sequence[Cache], pick: Pick, embed: Callable[[Tensor], Tensor]) -> Chains | None:
+        """As `EagleLayer.chains`."""
+        return None
 
     def keys(self, batch: Sequence[Rows], embedding: Tensor, states: Tensor) -> None:
         """As `EagleLayer.keys`."""

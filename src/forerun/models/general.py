@@ -15,8 +15,10 @@ from forerun.errors import UnsupportedModelError
 from forerun.kernels.partition import Form
 from forerun.models.attention.base import Attention, LayerAttention, Layout
 from forerun.models.attention.reference import ReferenceAttention
+from forerun.models.chains import Chains, Pick
 from forerun.models.linear import Linear, Maker, pack_module
 from forerun.models.taps import Taps
+from forerun.types import Cache
 
 ATTENTION_NAME = "forerun"
 _KNOWN_OPTIONS = {"sliding_window", "softcap", "s_aux"}
@@ -154,6 +156,10 @@ class GeneralDecoder:
         module = self._output_layer() if head else self._layers()[layer]
         handle: RemovableHandle = module.register_forward_pre_hook(hook, with_kwargs=True)
         return handle
+
+    def chains(self, caches: Sequence[Cache], pick: Pick) -> Chains | None:
+        """As `LanguageModel.chains`."""
+        return None
 
     def embedding_rows(self, token_ids: Tensor) -> Tensor:
         """As `Decoder.embedding_rows`."""

@@ -49,6 +49,11 @@ class HeadModel(LanguageModel):
         tokens = torch.arange(head.config.draft_vocab_size)
         self.token_ids = (tokens if head.d2t is None else tokens + head.d2t).to(target.device)
         self._proposes_all = head.d2t is None
+        self._listed: list[int] = [] if self._proposes_all else self.token_ids.tolist()
+
+    def names(self, columns: list[int]) -> list[int]:
+        """The target's tokens of columns of the logits."""
+        return columns if self._proposes_all else [self._listed[column] for column in columns]
 
     def widened(self, logits: Tensor) -> Tensor:
         """[R, vocab_size] of [R, draft_vocab_size]: -inf where the head has no row."""

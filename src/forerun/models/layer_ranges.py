@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from forerun.models.attention.base import Layout, Planner
+from forerun.models.chains import Chains, Pick
 from forerun.models.taps import Taps
+from forerun.types import Cache
 
 
 class LayerRangeDecoder(ABC):
@@ -33,6 +35,10 @@ class LayerRangeDecoder(ABC):
         taps = Taps(layers, layout)
         logits = self.head(self.through(x, layout, first, self.num_layers, taps), layout, taps)
         return logits, taps.stacked()
+
+    def chains(self, caches: Sequence[Cache], pick: Pick) -> Chains | None:
+        """As `LanguageModel.chains`."""
+        return None
 
     @abstractmethod
     def embed(self, layout: Layout) -> Tensor:

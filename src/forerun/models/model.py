@@ -14,9 +14,11 @@ from forerun.errors import UnsupportedModelError
 from forerun.gguf_format import GgufTensor
 from forerun.models.attention.base import Layout, Planner
 from forerun.models.base import Exactness, Forward, LanguageModel, Rows
+from forerun.models.chains import Chains, Pick
 from forerun.models.layer_ranges import LayerRangeDecoder
 from forerun.models.runner import lay_out
 from forerun.models.taps import Taps, check_layers
+from forerun.types import Cache
 
 
 class Decoder(Protocol):
@@ -31,6 +33,9 @@ class Decoder(Protocol):
 
     def forward(self, layout: Layout, layers: Sequence[int] = ()) -> tuple[Tensor, Tensor | None]:
         """Logits of the wanted rows, [R, V] with R >= layout.num_logits, and the states that enter `layers`."""
+
+    def chains(self, caches: Sequence[Cache], pick: Pick) -> Chains | None:
+        """As `LanguageModel.chains`."""
 
     def embedding_rows(self, token_ids: Tensor) -> Tensor:
         """Rows of the table of embeddings, [n, hidden] float32. token_ids: [n] int64."""
@@ -110,6 +115,12 @@ class Model(LanguageModel):
             return self._go_on(batch, layers)
         layout = lay_out(batch, self._planner)
         return self._result(*self.decoder.forward(layout, layers), layout)
+
+    def chains(self, caches: Sequence[Cache], pick: Pick) -> Chains | None:
+        """As `LanguageModel.chains`."""
+        if self.output_tokens is not None:  # columns of the decoder's logits are not tokens
+            return None
+        return self.decoder.chains(caches, pick)
 
     @torch.inference_mode()
     def embedding_rows(self, token_ids: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -15,10 +15,13 @@ from forerun.models.attention.base import Layout, Planner
 from forerun.models.attention.native import plan_struct, rows_struct
 from forerun.models.attention.path_planner import PathPlanner
 from forerun.models.base import Rows
+from forerun.models.chains import Chains, Pick
 from forerun.models.eagle_layer import EagleNames
 from forerun.models.head_layers import HeadLayers, head_attention
 from forerun.models.linear import Linear
+from forerun.models.native_chains import NativeChains
 from forerun.models.native_head import NativeHead
+from forerun.types import Cache
 
 
 class NativeEagleLayer(NativeHead[EagleConfig]):
@@ -45,6 +48,10 @@ class NativeEagleLayer(NativeHead[EagleConfig]):
         wanted = torch.arange(layout.num_rows) if layout.logit_rows is None else layout.logit_rows
         rows = rows_struct(layout, *self._rotation.reaching(layout.num_positions))
         return self._computed(rows, embedding, states, wanted[: layout.num_logits])
+
+    def chains(self, caches: Sequence[Cache], pick: Pick, embed: Callable[[Tensor], Tensor]) -> Chains | None:
+        """As `EagleLayer.chains`."""
+        return NativeEagleChains(self, caches, pick, embed)
 
     def keys(self, batch: Sequence[Rows], embedding: Tensor, states: Tensor) -> None:
         """As `EagleLayer.keys`."""
@@ -93,3 +100,41 @@ class NativeEagleLayer(NativeHead[EagleConfig]):
             keeps_norm=config.norm_before_residual,
             gives_norm=config.norm_output,
         )
+
+
+class NativeEagleChains(NativeChains):
+    """Chains of an EAGLE head.
+
+    Args:
+        caches, pick, embed: as of `EagleLayer.chains`.
+    """
+
+    def __init__(
+        self, layer: NativeEagleLayer, caches: Sequence[Cache], pick: Pick, embed: Callable[[Tensor], Tensor]
+    ) -> None:
+        super().__init__(layer._library, caches, layer._rotation, layer._config.draft_vocab_size, pick)
+        self._layer, self._embed = layer, embed
+        self._given = torch.empty(0, layer._config.hidden_size)
+        self._each = torch.arange(len(caches))
+
+    def keep(self, places: Sequence[int]) -> None:
+        """As `Chains.keep`."""
+        super().keep(places)
+        self._given = self._given[list(places)]
+
+    def _compute(self, num_rows: int, num_chains: int, wanted: Tensor | None, states: Tensor | None) -> None:
+        embedding = self._embed(torch.from_numpy(self._token_ids[:num_rows])).contiguous()
+        read = self._given if states is None else states.contiguous()
+        x = torch.empty(num_rows, self._layer._config.hidden_size)
+        self._library.eagle(
+            ctypes.byref(self._layer._eagle),
+            ctypes.byref(self._rows),
+            embedding.data_ptr(),
+            read.data_ptr(),
+            (self._each if wanted is None else wanted).data_ptr(),
+            num_chains,
+            x.data_ptr(),
+            self._logits.data_ptr(),
+            self._threads,
+        )
+        self._given = x if wanted is None else x[wanted]

@@ -6,7 +6,7 @@ States between layers are float32. `models/llama.py` computes the same in PyTorc
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -21,11 +21,14 @@ from forerun.kernels.rms_norm import rms_norm
 from forerun.models.attention.base import LayerAttention, Layout, Planner
 from forerun.models.attention.native import rows_struct
 from forerun.models.attention.path_planner import PathPlanner
+from forerun.models.chains import Chains, Pick
 from forerun.models.layer_ranges import LayerRangeDecoder
 from forerun.models.linear import Maker, Part, of_rows
 from forerun.models.llama import layer_windows
+from forerun.models.native_chains import NativeChains
 from forerun.models.rotation import HalfRotation
 from forerun.models.taps import Taps
+from forerun.types import Cache
 
 
 class NativeLlamaDecoder(LayerRangeDecoder):
@@ -109,6 +112,10 @@ class NativeLlamaDecoder(LayerRangeDecoder):
         logits = torch.empty(len(x), self.lm_head.out_features)
         self._library.head(ctypes.byref(self._model), len(x), x.data_ptr(), logits.data_ptr(), torch.get_num_threads())
         return logits
+
+    def chains(self, caches: Sequence[Cache], pick: Pick) -> Chains | None:
+        """As `LanguageModel.chains`."""
+        return NativeLlamaChains(self, caches, pick)
 
     def embedding_rows(self, token_ids: Tensor) -> Tensor:
         """As `Decoder.embedding_rows`."""
@@ -196,3 +203,28 @@ class NativeLlamaDecoder(LayerRangeDecoder):
         numbers = weight.detach().float().contiguous().clone()
         self._kept[name] = numbers
         return numbers.data_ptr()
+
+
+class NativeLlamaChains(NativeChains):
+    """Chains of a model of the Llama family.
+
+    Args:
+        caches, pick: as of `LanguageModel.chains`.
+    """
+
+    def __init__(self, decoder: NativeLlamaDecoder, caches: Sequence[Cache], pick: Pick) -> None:
+        library, outputs = decoder._library, decoder.lm_head.out_features
+        super().__init__(library, caches, decoder._rotation, outputs, pick)
+        self._decoder = decoder
+        self._x = torch.empty(len(caches), decoder.hidden)
+
+    def _compute(self, num_rows: int, num_chains: int, wanted: Tensor | None, states: Tensor | None) -> None:
+        decoder, library = self._decoder, self._library
+        if num_rows > len(self._x):
+            self._x = torch.empty(num_rows, decoder.hidden)
+        decoder.embedding.read_rows(self._token_ids[:num_rows], self._x)
+        model, x = ctypes.byref(decoder._model), self._x
+        library.layers(model, ctypes.byref(self._rows), 0, decoder.num_layers, x.data_ptr(), self._threads)
+        if wanted is not None:
+            x = x[wanted]
+        library.head(model, num_chains, x.data_ptr(), self._logits.data_ptr(), self._threads)

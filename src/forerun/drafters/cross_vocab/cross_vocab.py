@@ -23,7 +23,7 @@ from forerun.drafters.ask import ask, check_drafter
 from forerun.drafters.base import Binding, Drafter, NamedModel, Traits
 from forerun.drafters.cross_vocab.restricted_model import RestrictedModel
 from forerun.drafters.cross_vocab.retokenise import Retokeniser, complete
-from forerun.drafters.model.draft_quantisation import check_draft_quantisation
+from forerun.drafters.model.draft_source import check_draft_quantisation
 from forerun.drafters.model.model_drafter import MAX_LAG
 from forerun.drafters.table import DRAFTERS
 from forerun.errors import ConfigError, DrafterError, IncompatibleDrafterError

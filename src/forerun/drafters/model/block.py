@@ -9,7 +9,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from forerun.drafters.model.draft_model import DraftModel, GrowingChain, without
+from forerun.drafters.model.draft_model import DraftModel
+from forerun.drafters.model.growing_chain import GrowingChain, without
 from forerun.drafters.model.head_feeding import HeadFeeding, fed_of_pairs
 from forerun.drafters.model.head_state import HeadState
 from forerun.drafters.model.picking import Picking

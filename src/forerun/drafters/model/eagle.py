@@ -7,6 +7,7 @@ from collections.abc import Sequence as Seq
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from forerun.drafters.model.draft_model import DraftModel
 from forerun.drafters.model.draft_tree import MIN_GAIN, WIDTH, DraftTree
@@ -14,6 +15,7 @@ from forerun.drafters.model.head_feeding import HeadFeeding, fed_of_pairs
 from forerun.drafters.model.head_state import HeadState
 from forerun.heads import EagleConfig, HeadConfig, StoredHead
 from forerun.models import Forward, LanguageModel, Rows
+from forerun.models.chains import Chains, NextTokens
 from forerun.models.eagle import EagleModel
 from forerun.types import Sequence
 
@@ -34,6 +36,16 @@ class EagleFeeding(HeadFeeding):
     def _feed(self, rows: Seq[Rows], states: Seq[HeadState], final: bool = False) -> Forward:  # type: ignore[override]
         """As `ModelDrafter._feed`; rows of committed tokens, which read the target's states, are final at once."""
         return super()._feed(rows, states, final or states[0].next_token < len(states[0].sequence.token_ids))
+
+    def _advance(  # type: ignore[override]
+        self, chains: Chains, tokens: Seq[list[int]], states: Seq[HeadState], read: Tensor | None = None
+    ) -> NextTokens:
+        """As `ModelDrafter._advance`. Rows of the draft read what the chain has given, and are dropped when it ends."""
+        told = [state.told_for(len(each)) for each, state in zip(tokens, states, strict=True)]
+        fused = list(self._fused([part for part in told if part is not None]))
+        for state, part in zip(states, fused, strict=False):
+            state.keep_read(part)
+        return super()._advance(chains, tokens, states, torch.cat(fused) if fused else None)
 
     def _forward(self, rows: Seq[Rows], states: Seq[HeadState]) -> Forward:  # type: ignore[override]
         result = super()._forward(rows, states)

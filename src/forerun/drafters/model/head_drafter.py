@@ -85,6 +85,13 @@ class HeadDrafter(ModelDrafter):
     def _named(self, columns: Tensor) -> Tensor:
         return self._head_model.token_ids[columns]
 
+    @property
+    def _num_columns(self) -> int:
+        return len(self._head_model.token_ids)
+
+    def _names(self, columns: list[int]) -> list[int]:
+        return self._head_model.names(columns)
+
     def _capped(self, budget: int, most: int, message: str) -> int:
         """A budget of at most so many tokens. That one was larger is logged once.
 

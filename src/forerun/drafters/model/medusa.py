@@ -12,8 +12,9 @@ from pathlib import Path
 from torch import Tensor
 
 from forerun.drafters.base import Binding
-from forerun.drafters.model.draft_model import DraftModel, GrowingChain
+from forerun.drafters.model.draft_model import DraftModel
 from forerun.drafters.model.draft_tree import MIN_GAIN, WIDTH, DraftTree, GrowingTree
+from forerun.drafters.model.growing_chain import GrowingChain
 from forerun.drafters.model.medusa_feeding import MedusaFeeding
 from forerun.drafters.model.picking import Picking, picking_of
 from forerun.heads import HeadConfig, StoredHead

@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from itertools import compress
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from forerun.config import BUNDLED_DRAFT, BUNDLED_TARGET, PREFILL_CHUNK
+from forerun.config import PREFILL_CHUNK
 from forerun.drafters.base import Binding, Drafter, NamedModel, Traits
 from forerun.drafters.model.draft_cache import DraftState
 from forerun.drafters.model.draft_pool import affordable, has_room
-from forerun.drafters.model.draft_quantisation import check_draft_quantisation
+from forerun.drafters.model.draft_source import DraftSource, check_draft_quantisation
 from forerun.drafters.model.following import Following
+from forerun.drafters.model.non_finite_drafts import report_non_finite
 from forerun.errors import DrafterError
-from forerun.models import Forward, LanguageModel, Rows, find_tokenizer, identity, inherited_dtype, load_draft_model
-from forerun.models.non_finite import first_non_finite_tensor
+from forerun.models import Forward, LanguageModel, Rows, identity
+from forerun.models.chains import Chains, NextTokens
 from forerun.sampling import LogitsPipeline, non_finite_rows, unfiltered
 from forerun.types import Cache, Pool, Sequence, Step
 from forerun.vocabulary import Vocabulary, check_same_tokens
-
-_log = logging.getLogger(__name__)
 
 MAX_LAG = 32
 """Committed tokens the draft model may be behind before it catches up without being asked to draft."""
@@ -52,8 +49,7 @@ class ModelDrafter(Drafter):
 
     def __init__(self, model: str | Path | LanguageModel | None, dtype: str | None, quantize: str | None) -> None:
         check_draft_quantisation(quantize, model, dtype)
-        self._source = model
-        self._dtype, self._quantize = dtype, quantize
+        self._source = DraftSource(model, dtype, quantize)
         self._model: LanguageModel | None = None
         self._states: dict[Sequence, DraftState] = {}
         self._reported = False
@@ -82,11 +78,7 @@ class ModelDrafter(Drafter):
         return sum(state.cache.nbytes for state in self._states.values())
 
     def models_to_load(self, target_name: str) -> tuple[NamedModel, ...]:
-        source = self._source or (BUNDLED_DRAFT if target_name == BUNDLED_TARGET else target_name)
-        is_refused = source == target_name and self._source is None and self._quantize is None
-        if is_refused or self._model is not None or not isinstance(source, (str, Path)):
-            return ()
-        return (NamedModel(source, self._dtype, self._quantize),)
+        return () if self._model is not None else self._source.to_load(target_name)
 
     def bind(self, binding: Binding) -> None:
         """Load the model and fit it to the target.
@@ -94,38 +86,15 @@ class ModelDrafter(Drafter):
         Raises:
             ModelLoadError: the model cannot be read.
             IncompatibleDrafterError: its vocabulary is another.
+            DrafterError: no model was named, and there is none for the target.
         """
         target = binding.target
-        if self._source is None and target.name != BUNDLED_TARGET and self._quantize is None:
-            raise DrafterError(
-                "A draft model without a name means the bundled draft, which belongs to the bundled target, not to "
-                f"{target.name}. Pass the folder or id of a draft model: drafter='path/to/draft', or in a hybrid "
-                "drafter='hybrid:sources=suffix+path/to/draft'; or let the target itself draft at 4 bits: "
-                "drafter='draft-model:quantize=int4'."
-            )
-        if self._source is None:
-            self._source = BUNDLED_DRAFT if target.name == BUNDLED_TARGET else target.name
-        tokenizer: Any = None
-        if isinstance(self._source, (str, Path)):
-            model = self._model or self._load(self._source, target)
-            tokenizer = find_tokenizer(self._source)  # check_same_tokens decides what it means if there is none
-        else:
-            model, tokenizer = self._source, binding.tokenizer
+        model, tokenizer = self._source.read(binding, self._model)
         check_same_tokens(
             Vocabulary(target.name, target.vocab_size, binding.tokenizer),
             Vocabulary(model.name, model.vocab_size, tokenizer),
         )
         self._serve(model, binding)
-
-    def _load(self, source: str | Path, target: LanguageModel) -> LanguageModel:
-        """The draft model; of the target itself, with the target's adapter."""
-        return load_draft_model(
-            source,
-            self._dtype or inherited_dtype(source, target.dtype, self._quantize),
-            device=target.device,
-            adapter=target.adapter if source == target.name else None,
-            quantize=self._quantize,
-        )
 
     def _serve(self, model: LanguageModel, binding: Binding) -> None:
         """Draft with this model, which fits the target."""
@@ -231,19 +200,32 @@ class ModelDrafter(Drafter):
                 state.add(row)
         return result
 
+    def _advance(
+        self, chains: Chains, tokens: Seq[list[int]], states: Seq[DraftState], read: Tensor | None = None
+    ) -> NextTokens:
+        """Feed the chains of these sequences their next tokens, as `_feed` does.
+
+        read: [rows, S] what a head's rows of committed tokens read, which are final; None: the rows are scratch.
+        """
+        try:
+            found = chains.advance(tokens, read)
+        except BaseException:
+            for state in states:
+                state.drop()
+            raise
+        for each, state in zip(tokens, states, strict=True):
+            if read is None:
+                state.add(Rows(state.cache, each))
+            else:
+                state.cache.commit(range(len(each)))
+        return found
+
     def _non_finite_rows(self, logits: Tensor) -> frozenset[int]:
         """The rows from which nothing can be drafted. The first are reported, once."""
         rows = non_finite_rows(logits)
         if rows and not self._reported:
             self._reported = True
-            tensor = first_non_finite_tensor(self.model)
-            where = "" if tensor is None else f" (its weights hold such numbers, first in {tensor})"
-            _log.warning(
-                "The draft model %s computed logits that are NaN or infinite%s. Nothing is drafted from these; the "
-                "target's text is not affected. Take another draft model.",
-                self.model.name,
-                where,
-            )
+            report_non_finite(self.model)
         return frozenset(rows)
 
     def _forward(self, rows: Seq[Rows], states: Seq[DraftState]) -> Forward:
@@ -291,6 +273,15 @@ class ModelDrafter(Drafter):
 
     def _named(self, columns: Tensor) -> Tensor:
         """The target's tokens of columns of the logits, before these are widened."""
+        return columns
+
+    @property
+    def _num_columns(self) -> int:
+        """Of the logits, from the first, those that can be drafted from."""
+        return min(self.model.vocab_size, self._vocab_size)
+
+    def _names(self, columns: list[int]) -> list[int]:
+        """As `_named`."""
         return columns
 
     def _within_vocabulary(self, token_ids: list[int]) -> list[int]:

@@ -16,7 +16,8 @@ from forerun.config import AUTO
 from forerun.drafters.ask import ask
 from forerun.drafters.base import Binding, Drafter, NamedModel, Traits
 from forerun.drafters.build import build_drafter
-from forerun.drafters.model.draft_model import DraftModel, GrowingChain
+from forerun.drafters.model.draft_model import DraftModel
+from forerun.drafters.model.growing_chain import GrowingChain
 from forerun.drafters.model.head_drafter import HeadDrafter
 from forerun.drafters.table import DRAFTERS
 from forerun.errors import DrafterError

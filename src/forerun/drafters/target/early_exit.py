@@ -17,6 +17,7 @@ from torch import Tensor
 from forerun.drafters.base import Binding, NamedModel, Traits
 from forerun.drafters.model.draft_cache import DraftState
 from forerun.drafters.model.draft_model import DraftModel
+from forerun.drafters.model.growing_chain import GrowingChain
 from forerun.errors import ConfigError, DrafterError, IncompatibleDrafterError
 from forerun.models import Forward, Model, Rows
 from forerun.tree import Tree
@@ -93,6 +94,9 @@ class EarlyExit(DraftModel):
             for state in states:
                 state.scratch = Tree()  # the verification goes on from it, and the engine commits or drops it
         return [self._with_states(state, draft) for state, draft in zip(states, drafts, strict=True)]
+
+    def _chains(self, growing: list[GrowingChain], priced: bool) -> None:
+        """None: those of the target go through all of its layers."""
 
     def _forward(self, rows: Seq[Rows], states: Seq[DraftState]) -> Forward:
         """Through the first layers; what leaves them is kept."""

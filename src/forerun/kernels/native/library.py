@@ -15,7 +15,7 @@ from forerun.errors import ConfigError, NativeUnavailableError
 from forerun.home import HOME_VARIABLE
 from forerun.kernels.native.structs import AttentionStruct, EagleStruct, Kind, LinearStruct, ModelStruct, RowsStruct
 
-ABI = 7
+ABI = 8
 """FORERUN_ABI of csrc/forerun.h."""
 _LEVELS = INSTRUCTIONS[::-1]
 """By the numbers that the library gives them."""
@@ -58,6 +58,7 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     ),
     "forerun_context": (c_int32, (POINTER(ModelStruct), _POINTER, POINTER(RowsStruct), _POINTER, c_int32)),
     "forerun_greedy_chains": (c_int32, (POINTER(LinearStruct), *[_POINTER] * 5, c_int64, _POINTER, c_int32)),
+    "forerun_pick": (None, (_POINTER, c_int64, c_int64, c_int64, _POINTER, _POINTER)),
 }
 _COMPUTING = (
     "linear",
@@ -80,7 +81,7 @@ class Library:
         path: the file.
         best: the best instruction set that the processor has.
         shares_openmp: whether torch's threads compute; else threads of the library's.
-        linear, layers, head, attention, eagle, fuse, sums, half_layer, context, greedy_chains, move_slots, pack,
+        linear, layers, head, attention, eagle, fuse, sums, half_layer, context, greedy_chains, pick, move_slots, pack,
             unpack: as csrc/forerun.h says, with addresses for pointers.
     """
 
@@ -103,6 +104,7 @@ class Library:
         self.half_layer: Any = functions.forerun_half_layer
         self.context: Any = functions.forerun_context
         self.greedy_chains: Any = functions.forerun_greedy_chains
+        self.pick: Any = functions.forerun_pick
         self.move_slots: Any = functions.forerun_move_slots
         self.pack: Any = functions.forerun_pack
         self.unpack: Any = functions.forerun_unpack

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from forerun.kernels.native.structs import RowsStruct
 from forerun.kernels.native_linear import NativeLinear
 from forerun.models.attention.base import Layout
 from forerun.models.attention.native import rows_struct
+from forerun.models.chains import Chains, Pick
 from forerun.models.linear import Linear, Maker, Part
 from forerun.models.llama import LlamaDecoder
 from forerun.models.native_llama import NativeLlamaDecoder
@@ -22,6 +24,7 @@ from forerun.models.sharded.maker import ShardMaker
 from forerun.models.sharded.shard import Shard, is_summed
 from forerun.models.taps import Taps
 from forerun.ranks.peers import Peers
+from forerun.types import Cache
 
 
 class ShardedLlamaDecoder(LlamaDecoder):
@@ -118,6 +121,10 @@ class ShardedNativeDecoder(NativeLlamaDecoder):
         logits = torch.empty(len(x), self.lm_head.out_features)
         self._library.head(ctypes.byref(self._model), len(x), x.data_ptr(), logits.data_ptr(), torch.get_num_threads())
         return self._gathered.of(logits, x)  # which is normed now
+
+    def chains(self, caches: Sequence[Cache], pick: Pick) -> Chains | None:
+        """As `LanguageModel.chains`: a rank computes no row alone."""
+        return None
 
     def embedding_rows(self, token_ids: Tensor) -> Tensor:
         """As `Decoder.embedding_rows`."""

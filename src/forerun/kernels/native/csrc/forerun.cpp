@@ -25,6 +25,7 @@ struct Entries {
     void (*context)(const ForerunModel*, const float*, const ForerunRows*, const float*, int);
     void (*greedy_chains)(const ForerunLinear*, const float*, const int64_t*, const float*, const int64_t*, const int64_t*,
                           int64_t, int64_t*, int);
+    void (*pick)(const float*, int64_t, int64_t, int64_t, int64_t*, float*);
 };
 }  // namespace forerun
 using forerun::Entries;
@@ -179,5 +180,8 @@ int32_t forerun_greedy_chains(const ForerunLinear* after, const float* before, c
     return chains > 0 ? tried([&] {
         entries().greedy_chains(after, before, token_ids, logits, last, lengths, chains, picked, threads);
     }) : 0;
+}
+void forerun_pick(const float* logits, int64_t n, int64_t width, int64_t stride, int64_t* picked, float* probabilities) {
+    entries().pick(logits, n, width, stride, picked, probabilities);
 }
 }

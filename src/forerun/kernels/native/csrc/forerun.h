@@ -2,7 +2,7 @@
 #pragma once
 #include <cstdint>
 
-#define FORERUN_ABI 7
+#define FORERUN_ABI 8
 
 extern "C" {
 
@@ -121,6 +121,9 @@ int32_t forerun_context(const ForerunModel* model, const float* norm, const Fore
 int32_t forerun_greedy_chains(const ForerunLinear* after, const float* before, const int64_t* token_ids,
                               const float* logits, const int64_t* last, const int64_t* lengths, int64_t chains,
                               int64_t* picked, int32_t threads);
+// The first place of the largest of the first `width` logits in each of n rows, which lie `stride` apart; -1 where one of
+// these is not finite. probabilities: [n] of these places by softmax over `width`; may be null.
+void forerun_pick(const float* logits, int64_t n, int64_t width, int64_t stride, int64_t* picked, float* probabilities);
 // Copy what lies in slots[0], slots[1], ... (rising) to the slots start, start + 1, ... at or below them, in all layers
 // of one sequence. shapes: [layers][3], heads, width of keys and of values; starts: [layers], bytes into a page.
 void forerun_move_slots(const uint64_t* pages, const int32_t* shapes, const int64_t* starts, int32_t layers,

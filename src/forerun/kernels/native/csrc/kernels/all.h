@@ -5,5 +5,6 @@
 #include "run.h"
 #include "layers.h"
 #include "eagle.h"
+#include "pick.h"
 #include "block.h"
 #include "entries.h"

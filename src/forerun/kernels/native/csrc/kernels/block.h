@@ -52,26 +52,10 @@ struct ChainsCall {
 
 // The first place of the largest of x[i] += y[i]; -1 if one of them is not finite.
 FN int64_t largest_sum(float* x, const float* y, int64_t n) {
-    F most = f_set(-__builtin_inff()), spoilt = f_zero();  // NaN where a number was not finite
     int64_t i = 0;
-    for (; i + 16 <= n; i += 16) {
-        const F sum = f_add(f_load(y + i), f_load(x + i));
-        f_store(x + i, sum);
-        most = f_max(most, sum);
-        spoilt = f_fma(sum, f_zero(), spoilt);
-    }
-    float lane[16];
-    f_store(lane, most);
-    float top = lane[0], nothing = sum_lanes(spoilt);
-    for (int j = 1; j < 16; j++) top = lane[j] > top ? lane[j] : top;
-    for (; i < n; i++) {
-        x[i] = y[i] + x[i];
-        top = x[i] > top ? x[i] : top;
-        nothing += x[i] * 0.0f;
-    }
-    if (!(nothing == 0.0f)) return -1;
-    for (i = 0; x[i] != top;) i++;
-    return i;
+    for (; i + 16 <= n; i += 16) f_store(x + i, f_add(f_load(y + i), f_load(x + i)));
+    for (; i < n; i++) x[i] = y[i] + x[i];
+    return first_largest(x, n);
 }
 
 // Chains go on beyond their ends, unread, so that the units of every loop are the same for all threads.

@@ -47,4 +47,4 @@ static void attention(const ForerunAttention* shape, const ForerunRows* rows, co
 }
 
 constexpr Entries ENTRIES{linear, layers, head, attention, eagle, fuse, sums, half_layer, context,
-                           greedy_chains};
+                           greedy_chains, pick};

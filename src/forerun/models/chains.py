@@ -1,0 +1,62 @@
+"""The contract of chains that grow row by row: what a model that drafts computes most."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Pick:
+    """What is to be told of each row's logits.
+
+    Attributes:
+        num_columns: from the first, those among which the largest is looked for.
+        with_probability: whether its probability is wanted.
+    """
+
+    num_columns: int
+    with_probability: bool
+
+
+@dataclass(frozen=True, slots=True)
+class NextTokens:
+    """What may follow the last row of each chain.
+
+    Attributes:
+        logits: [chains, V], as `Forward.logits`; valid until the chains advance again.
+        columns: [chains] the first column of the largest logit; -1 where one of those looked at is not finite.
+        probabilities: [chains] of these columns by softmax, 0 where there is none; None where they are not wanted.
+    """
+
+    logits: Tensor
+    columns: list[int]
+    probabilities: list[float] | None
+
+
+class Chains(ABC):
+    """Rows of some sequences, one after the other in each, where what does not change between them is prepared once.
+
+    Their bits are those of `LanguageModel.forward`.
+    """
+
+    @abstractmethod
+    def advance(self, tokens: Sequence[Sequence[int]], states: Tensor | None = None) -> NextTokens:
+        """Feed tokens, which join the caches' scratch.
+
+        Args:
+            tokens: of each chain the next ones, at least one.
+            states: [rows, S] what a head reads beside the tokens, chain by chain; None: what the last row of each
+                chain has given, or nothing for a model that is no head. The first rows of heads need them.
+
+        Raises:
+            IndexError: there is no such token.
+            OutOfPagesError: a cache's pool has no room.
+        """
+
+    @abstractmethod
+    def keep(self, places: Sequence[int]) -> None:
+        """Go on with these chains only, in this order. places: among those of now."""
