@@ -16,10 +16,12 @@ class Pick:
     Attributes:
         num_columns: from the first, those among which the largest is looked for.
         with_probability: whether its probability is wanted.
+        num_ahead: rows of each chain that will be fed if every one but the first is fed the token picked before it.
     """
 
     num_columns: int
     with_probability: bool
+    num_ahead: int = 1
 
 
 @dataclass(frozen=True, slots=True)

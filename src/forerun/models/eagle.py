@@ -17,6 +17,7 @@ from forerun.heads.eagle_config import EagleConfig
 from forerun.heads.stored import StoredHead
 from forerun.models.base import Forward, LanguageModel, Rows
 from forerun.models.chains import Chains, Pick
+from forerun.models.device_chains import DeviceChains
 from forerun.models.eagle_layer import EagleLayer, ReferenceEagleLayer
 from forerun.models.head_layers import HeadLayers
 from forerun.models.heads import FusingHeadModel
@@ -90,7 +91,10 @@ class EagleModel(FusingHeadModel):
 
     def chains(self, caches: Sequence[Cache], pick: Pick) -> Chains | None:
         """As `LanguageModel.chains`."""
-        return self._layer.chains(caches, pick, self._embedded)
+        if self.device.type == "cpu":
+            return self._layer.chains(caches, pick, self._embedded)
+        names = None if self.proposes_all else self.token_ids
+        return DeviceChains(self, caches, pick, names) if pick.num_ahead > 1 else None
 
     def _embedded(self, token_ids: Tensor) -> Tensor:
         return self.target.embedding_rows(token_ids).to(self.compute_dtype)

@@ -23,6 +23,7 @@ class HeadModel(LanguageModel):
     Attributes:
         target: whose embeddings, and perhaps output layer, it reads.
         token_ids: [draft_vocab_size] the target's tokens that it can propose.
+        proposes_all: whether these are all tokens, in order.
 
     Args:
         name: for messages and stored costs.
@@ -48,16 +49,16 @@ class HeadModel(LanguageModel):
         self.target = target
         tokens = torch.arange(head.config.draft_vocab_size)
         self.token_ids = (tokens if head.d2t is None else tokens + head.d2t).to(target.device)
-        self._proposes_all = head.d2t is None
-        self._listed: list[int] = [] if self._proposes_all else self.token_ids.tolist()
+        self.proposes_all = head.d2t is None
+        self._listed: list[int] = [] if self.proposes_all else self.token_ids.tolist()
 
     def names(self, columns: list[int]) -> list[int]:
         """The target's tokens of columns of the logits."""
-        return columns if self._proposes_all else [self._listed[column] for column in columns]
+        return columns if self.proposes_all else [self._listed[column] for column in columns]
 
     def widened(self, logits: Tensor) -> Tensor:
         """[R, vocab_size] of [R, draft_vocab_size]: -inf where the head has no row."""
-        if self._proposes_all:
+        if self.proposes_all:
             return logits
         wide = torch.full((len(logits), self.vocab_size), -torch.inf, dtype=logits.dtype, device=logits.device)
         return wide.index_copy_(1, self.token_ids, logits)

@@ -15,6 +15,7 @@ from forerun.gguf_format import GgufTensor
 from forerun.models.attention.base import Layout, Planner
 from forerun.models.base import Exactness, Forward, LanguageModel, Rows
 from forerun.models.chains import Chains, Pick
+from forerun.models.device_chains import DeviceChains
 from forerun.models.layer_ranges import LayerRangeDecoder
 from forerun.models.runner import lay_out
 from forerun.models.taps import Taps, check_layers
@@ -120,7 +121,9 @@ class Model(LanguageModel):
         """As `LanguageModel.chains`."""
         if self.output_tokens is not None:  # columns of the decoder's logits are not tokens
             return None
-        return self.decoder.chains(caches, pick)
+        if self.device.type == "cpu":
+            return self.decoder.chains(caches, pick)
+        return DeviceChains(self, caches, pick) if pick.num_ahead > 1 else None
 
     @torch.inference_mode()
     def embedding_rows(self, token_ids: Tensor) -> Tensor:

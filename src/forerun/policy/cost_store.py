@@ -18,7 +18,7 @@ from forerun.policy.costs import CostModel
 
 COST_CACHE_ENTRIES = 64
 """Settings kept in the file; the one written longest ago is dropped first."""
-_VERSION = 2
+_VERSION = 3
 _DAMAGE = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
 """What a damaged entry may raise."""
 

@@ -13,6 +13,8 @@ from forerun.drafters.model.eagle import Eagle
 from forerun.drafters.model.model_drafter import ModelDrafter
 from forerun.kernels.native import native
 from forerun.models import Model, Rows, load_model
+from forerun.models.device_chains import DeviceChains
+from forerun.models.eagle import EagleModel
 from forerun.models.native_chains import NativeChains
 from forerun.types import Sequence, Step
 from heads import random_head
@@ -85,4 +87,11 @@ def test_drafts_are_the_same(
     advanced.clear()
     by_forwards = drafts(made(), target, params, price)
     assert by_rows == by_forwards and not advanced
+    monkeypatch.undo()
+    monkeypatch.setattr(Model, "chains", lambda self, caches, pick: DeviceChains(self, caches, pick))
+    monkeypatch.setattr(
+        EagleModel, "chains", lambda self, caches, pick: DeviceChains(self, caches, pick, self.token_ids)
+    )
+    ahead_of_the_reader = drafts(made(), target, params, price)
+    assert [ids for ids, _ in ahead_of_the_reader] == [ids for ids, _ in by_rows]
     assert sum(len(ids) for ids, _ in by_rows) > len(by_rows)

@@ -141,9 +141,9 @@ def test_costs_outlive_the_process(home: Path, monkeypatch: pytest.MonkeyPatch) 
     [
         "{",
         "[]",
-        '{"version": 2}',
+        '{"version": 3}',
         '{"version": 9, "entries": {}}',
-        '{"version": 2, "entries": []}',
+        '{"version": 3, "entries": []}',
         "\xff",
     ],
 )
@@ -153,7 +153,7 @@ def test_a_spoilt_file_is_replaced(home: Path, content: str) -> None:
     stored = StoredCosts(("a",))
     assert stored.costs.largest_draft == 0
     stored.save()
-    assert json.loads(home.read_text())["version"] == 2
+    assert json.loads(home.read_text())["version"] == 3
 
 
 @pytest.mark.parametrize(
@@ -198,7 +198,7 @@ def test_a_damaged_entry_is_left_out_and_not_saved_back(
     damaged, sound = json.loads(home.read_text())["entries"]
     assert old in SOUND
     bad = SOUND.replace(old, new, 1)
-    home.write_text(f'{{"version": 2, "entries": {{"{damaged}": {bad}, "{sound}": {SOUND}}}}}')
+    home.write_text(f'{{"version": 3, "entries": {{"{damaged}": {bad}, "{sound}": {SOUND}}}}}')
     monkeypatch.setattr(cost_store, "_known", {})
     assert StoredCosts(("sound",)).costs.largest_draft == 2
     assert StoredCosts(("damaged",)).costs.largest_draft == 0
@@ -207,7 +207,7 @@ def test_a_damaged_entry_is_left_out_and_not_saved_back(
     assert [str(home) in record.getMessage() for record in caplog.records] == [True]  # one warning, which names it
 
 
-@pytest.mark.parametrize("content", ["[" * 100_000, '{"version": 2, "entries": ' + "[" * 100_000, "{", "[]"])
+@pytest.mark.parametrize("content", ["[" * 100_000, '{"version": 3, "entries": ' + "[" * 100_000, "{", "[]"])
 def test_a_damaged_file_is_set_aside_with_one_warning(
     home: Path, content: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -217,7 +217,7 @@ def test_a_damaged_file_is_set_aside_with_one_warning(
         assert StoredCosts((name,)).costs.largest_draft == 0
     assert home.with_name("costs.json.damaged").read_text() == content
     StoredCosts(("a",)).save()
-    assert json.loads(home.read_text())["version"] == 2
+    assert json.loads(home.read_text())["version"] == 3
     assert [str(home) in record.getMessage() for record in caplog.records] == [True]
 
 

@@ -86,13 +86,19 @@ class DraftModel(ModelDrafter):
         """What computes these chains row by row; None: a forward for all that is fed at once."""
         if not growing or any(chain.proposed for chain in growing):
             return None
-        return self.model.chains([chain.state.cache for chain in growing], Pick(self._num_columns, priced))
+        num_ahead = min(chain.budget for chain in growing) if self._take_largest(growing) else 1
+        pick = Pick(self._num_columns, priced, num_ahead)
+        return self.model.chains([chain.state.cache for chain in growing], pick)
+
+    def _take_largest(self, chains: list[GrowingChain]) -> bool:
+        """Whether the tokens of the largest logits are taken, whatever these are."""
+        return all(
+            chain.picking is Picking.GREEDY and self._pipeline.is_identity(chain.sequence.params) for chain in chains
+        )
 
     def _grow_by_rows(self, chains: Chains, growing: list[GrowingChain], priced: bool) -> None:
         """Let chains to which nothing is proposed grow to their ends."""
-        takes_largest = all(chain.picking is Picking.GREEDY for chain in growing) and all(
-            self._pipeline.is_identity(chain.sequence.params) for chain in growing
-        )
+        takes_largest = self._take_largest(growing)
         while growing:
             found = self._advance(chains, [chain.unfed for chain in growing], [chain.state for chain in growing])
             members = growing
