@@ -12,7 +12,8 @@ import torch
 from families import VOCAB, make_family
 from forerun import LLM, CrossVocab, Eagle, EagleTree, Hybrid, SamplingParams, Staged, Suffix
 from forerun.drafters import Binding
-from forerun.drafters.model.head_state import HeadState
+from forerun.drafters.model.following import Following
+from forerun.drafters.model.head_state import HELD, HeadState
 from forerun.errors import DrafterError, IncompatibleDrafterError
 from forerun.heads import StoredHead, save_head
 from forerun.heads.fingerprint import target_fingerprint
@@ -213,3 +214,31 @@ def test_a_text_that_is_rewritten_is_drafted_for_when_its_states_are_told() -> N
     assert again.ids == draft.ids
     drafter.stop(sequence)
     assert drafter.nbytes == 0
+
+
+def test_where_nobody_drafts_few_states_are_held_and_a_draft_begins_behind_a_gap(
+    family: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Following, "follows", lambda *_: False)
+    head = random_head(family, draft_vocab_size=50)
+    drafter = Eagle(head)
+    bind(drafter, family)
+    text = torch.randint(0, VOCAB, (7 * HELD,), generator=torch.Generator().manual_seed(5)).tolist()
+    sequence = Sequence(0, text[:2], 2, GREEDY)
+    drafter.start(sequence)
+    state = drafter._states[sequence]
+    taps = states_of(family, head, text[:-1])
+    done = 0
+    for count in (3, 1, HELD, 3 * HELD, *[1] * (len(text) - 5 - 4 * HELD)):
+        sequence.token_ids[:] = text[: done + count + 1]
+        drafter.commit([Step(sequence, None, None, done + count, states=taps[done : done + count])])
+        done += count
+        assert state.cache.length == 0 and state.told is not None and len(state.told) <= 2 * HELD
+    assert done == len(text) - 1
+    held = len(state.told)
+    (draft,) = drafter.draft([sequence], [3])
+    assert state.cache.length == held >= HELD
+    first = len(text) - 1 - held
+    for count, token in enumerate(draft.ids):
+        rows = [*text[first + 1 :], *draft.ids[:count]]
+        assert int(reference_logits(head, family, rows, taps[first:], count)[-1].argmax()) == token

@@ -53,6 +53,9 @@ class DraftState:
             self.cache.commit(self.scratch.follow(self.sequence.token_ids[first:end]))
             self.scratch = Tree()
 
+    def fall_behind(self) -> None:
+        """Its tokens are not computed with until a draft is asked for: nothing is needed for that but the tokens."""
+
     def unfed(self) -> list[int]:
         """Committed tokens that the model must be fed before it drafts, at least the last one.
 

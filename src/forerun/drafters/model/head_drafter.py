@@ -30,7 +30,6 @@ class HeadDrafter(ModelDrafter):
     """
 
     _example = "eagle"
-    _may_fall_behind = False
 
     def _read_head(self, model: str | Path | StoredHead[HeadConfig] | None) -> None:
         """Keep what was given as the head, whose folder is read in `bind`."""

@@ -12,6 +12,9 @@ from forerun.drafters.model.draft_cache import DraftState
 from forerun.models import Rows
 from forerun.tree import Tree
 
+HELD = 32
+"""States held of a sequence that is not computed with; up to twice as many before others are let go."""
+
 
 @dataclass(slots=True, eq=False)
 class HeadState(DraftState):
@@ -67,6 +70,12 @@ class HeadState(DraftState):
         if len(self.scratch):
             self.cache.drop()
             self.scratch = Tree()
+
+    def fall_behind(self) -> None:
+        """As `DraftState.fall_behind`. Of the states that no row has read, the last ones are held: a draft begins with
+        these, behind a gap. Most of what came before stands in the target's states themselves."""
+        if self.told is not None and self.told_to - max(self.next_token - 1, self.told_from) > 2 * HELD:
+            self.told, self.told_from = self.told[-HELD:].clone(), self.told_to - HELD
 
     def unfed(self) -> list[int]:
         """As `DraftState.unfed`, of the tokens whose rows have a state to read."""

@@ -70,6 +70,7 @@ class MedusaFeeding(HeadDrafter):
 
     _states: dict[Sequence, MedusaState]  # type: ignore[assignment]
     _example = "medusa"
+    _catches_up = False
 
     @property
     def _heads(self) -> MedusaModel:

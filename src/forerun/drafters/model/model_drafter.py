@@ -44,8 +44,8 @@ class ModelDrafter(Drafter):
 
     _has_own_caches = True
     """Whether the caches are the drafter's to adopt, publish and free; otherwise they are the engine's."""
-    _may_fall_behind = True
-    """Whether tokens can be fed at any later time; otherwise what they are fed with is held until then."""
+    _catches_up = True
+    """Whether tokens are computed with before they are drafted after: when they come, or when a draft is asked for."""
 
     def __init__(self, model: str | Path | LanguageModel | None, dtype: str | None, quantize: str | None) -> None:
         check_draft_quantisation(quantize, model, dtype)
@@ -70,7 +70,7 @@ class ModelDrafter(Drafter):
     @property
     def traits(self) -> Traits:
         model = () if self._model is None else (identity(self._model),)
-        return Traits((type(self).__name__, *model), catches_up=self._may_fall_behind)
+        return Traits((type(self).__name__, *model), catches_up=self._catches_up)
 
     @property
     def nbytes(self) -> int:
@@ -132,8 +132,9 @@ class ModelDrafter(Drafter):
             state = self._states[step.sequence]
             state.count_trials()
             state.settle()
-            follows = not self._may_fall_behind or self._following.follows(step)
-            if follows and step.num_computed - state.shift - state.cache.length >= MAX_LAG:
+            if not self._following.follows(step):
+                state.fall_behind()
+            elif step.num_computed - state.shift - state.cache.length >= MAX_LAG:
                 behind.append((state, step.num_computed))
         if behind:
             self._catch_up([state for state, _ in behind], MAX_LAG, [end for _, end in behind])
