@@ -30,6 +30,7 @@ class HeadDrafter(ModelDrafter):
     """
 
     _example = "eagle"
+    _catches_up = False
 
     def _read_head(self, model: str | Path | StoredHead[HeadConfig] | None) -> None:
         """Keep what was given as the head, whose folder is read in `bind`."""

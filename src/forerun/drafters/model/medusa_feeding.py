@@ -70,7 +70,6 @@ class MedusaFeeding(HeadDrafter):
 
     _states: dict[Sequence, MedusaState]  # type: ignore[assignment]
     _example = "medusa"
-    _catches_up = False
 
     @property
     def _heads(self) -> MedusaModel:

@@ -45,7 +45,7 @@ class ModelDrafter(Drafter):
     _has_own_caches = True
     """Whether the caches are the drafter's to adopt, publish and free; otherwise they are the engine's."""
     _catches_up = True
-    """Whether tokens are computed with before they are drafted after: when they come, or when a draft is asked for."""
+    """As `Traits.catches_up`. A head computes with a sequence that it has not followed only as far as states are held."""
 
     def __init__(self, model: str | Path | LanguageModel | None, dtype: str | None, quantize: str | None) -> None:
         check_draft_quantisation(quantize, model, dtype)
