@@ -215,13 +215,10 @@ class Engine:
         """One step of these sequences. If it fails for all, each is tried alone: only the guilty ends."""
         stats = StepStats()
         started = perf_counter()
-        failed_by: Exception | None = None
         try:
             work = self._loop.compute(schedule, stats)
         except Exception as error:
-            failed_by = self.faults.own(error)
-        if failed_by is not None:  # here, where what the failed step has held is free again
-            return self._run_each_alone(schedule, failed_by)
+            return self._run_each_alone(schedule, self.faults.own(error))
         done = []
         for item in work:
             state = item.state

@@ -39,14 +39,17 @@ def fake_llm(fake: FakeModel, drafter: Any = None, **options: Any) -> LLM:
     return LLM(target, drafter, **{"max_batch": 4, **options})
 
 
-def failing_after(fake: FakeModel, num_forwards: int, error: Exception) -> None:
-    """Every forward fails after so many: as on a device that has failed."""
+def failing_after(fake: FakeModel, num_forwards: int, error: Exception) -> list[int]:
+    """Every forward fails after so many: as on a device that has failed. What is returned has the rows of each."""
+    tried: list[int] = []
 
-    def fail(_: Seq[Rows]) -> None:
+    def fail(batch: Seq[Rows]) -> None:
         if fake.num_forwards >= num_forwards:
+            tried.append(len(batch))
             raise error
 
     fake.before_forward = fail
+    return tried
 
 
 def all_free(fake: FakeModel) -> bool:
@@ -57,9 +60,10 @@ def test_all_requests_end_with_the_reason_and_later_ones_at_once() -> None:
     """Four run and two wait."""
     fake = FakeModel()
     llm = fake_llm(fake, adversaries({}, 11)["random"], num_draft_tokens=3)
-    failing_after(fake, 3, lost())
+    tried = failing_after(fake, 3, lost())
     with pytest.raises(BatchError) as raised:
         llm.generate(PROMPTS, GREEDY)
+    assert tried == [4], "nothing is tried again on a device that has failed"
     errors = raised.value.errors
     assert sorted(errors) == list(range(6)) and all(type(error) is DeviceError for error in errors.values())
     assert len({id(error) for error in errors.values()}) > 1, "each may be raised, and grows a traceback of its own"
@@ -72,7 +76,7 @@ def test_all_requests_end_with_the_reason_and_later_ones_at_once() -> None:
         with pytest.raises(DeviceError) as later:
             llm.generate(PROMPTS[0], GREEDY)
         assert str(later.value) == text
-    assert fake.num_forwards == num_forwards == 3, "nothing is tried on a device that has failed"
+    assert fake.num_forwards == num_forwards == 3
     assert not llm.engine.has_work and all_free(fake)
 
 
