@@ -4,7 +4,6 @@ decoding, bit for bit, in batches of any size and whatever the weights are kept 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -34,10 +33,10 @@ Bits = list[tuple[list[int], list[float]]]
 
 
 @pytest.fixture(scope="module", params=FORMATS)
-def target(request: pytest.FixtureRequest) -> Iterator[Model]:
-    with pytest.MonkeyPatch.context() as patch:
+def target(request: pytest.FixtureRequest) -> Model:
+    with pytest.MonkeyPatch.context() as patch:  # until it is loaded: heads are fitted on the CPU, by other kernels
         patch.setenv(KERNELS_VARIABLE, "triton")
-        yield load_model("bundled", device="cuda", **FORMATS[request.param])
+        return load_model("bundled", device="cuda", **FORMATS[request.param])
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +78,7 @@ def test_a_drafter_changes_no_bit(
     seed: int | None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    name = text_of(drafter)  # a head may have to be fitted, on the CPU
+    name = text_of(drafter)
     monkeypatch.setenv(KERNELS_VARIABLE, "triton")
     params, expected = params_of(seed), plain[seed]
     every = [params] * len(prompts)

@@ -19,6 +19,9 @@ from triton_rig import DEVICE, DTYPES, INTERPRETED, MARKS, close
 pytestmark = MARKS
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 TREE = [-1, 0, 0, 1, 2]
+_OF_MODELS = 4e-2
+"""The reference rounds the residual stream to bfloat16 after every layer, which alone gives errors of up to 1.5e-2 over
+the same weights in float32; these kernels keep it in float32."""
 
 
 def tokens(count: int, seed: int = 0) -> list[int]:
@@ -51,7 +54,7 @@ def test_logits_and_hidden_states(
     assert model.kernels == "reference"
     for own, expected in zip(*results, strict=True):
         assert own is not None and expected is not None and own.shape == expected.shape
-        close(own, expected, dtype)
+        close(own, expected, dtype, most_rounded=_OF_MODELS)
 
 
 @pytest.mark.parametrize("quantize", QUANTISATIONS)
