@@ -5,7 +5,8 @@
 # make check     what a change must pass: lint, format, types, tests, an audit of the bundled pair
 # make fix       mend what ruff can mend
 # make gpu       what needs a CUDA device: tests, then measurements as Markdown, with the python3 that is there (no
-#                environment is made); at most GPU_SECONDS (270) each, of which the first goes to Triton's compiler
+#                environment is made); at most GPU_SECONDS (270) each, of which the first goes to Triton's compiler.
+#                Tests that time cuts short tell what has failed until then
 # make docs      the documentation as a site, in build/site; a warning or a dead link is an error
 # make release   source archive and wheels in dist/, checked in a fresh environment; what to upload is said
 # make kernels   compile the native kernels now, and say which run here (else they are compiled at first use)
@@ -17,7 +18,7 @@
 # make bench     one forward, and whole generations, beside Transformers (takes a while; leave the machine alone)
 #
 # Each but gpu makes the virtual environment it needs. PYTHON chooses the interpreter, TORCH what pip installs as torch,
-# WORKERS the number of test processes, GPU_PYTHON the Python of make gpu. ARGS goes to the command:
+# WORKERS the number of test processes, GPU_PYTHON the Python of make gpu, GPU_WORKERS its test processes. ARGS goes to the command:
 # make test ARGS='-x tests/unit', make demo ARGS='--all'.
 # On Linux pip's own index gives torch with all of CUDA, some gigabytes. The tests need none of it; for the small build:
 # make test TORCH='torch==2.13.0 --index-url ADDRESS', where ADDRESS is PyTorch's index of CPU builds (see its
@@ -30,6 +31,7 @@ WORKERS ?= 2
 EXAMPLES ?= 1000
 GPU_PYTHON ?= python3
 GPU_SECONDS ?= 270
+GPU_WORKERS ?= 6
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # Contiguous halves of the tests, so that what a module prepares is prepared once; who is done first takes from the other.
@@ -76,8 +78,9 @@ fix: $(STAMP)
 gpu:
 	@$(GPU_PYTHON) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null || { echo "make gpu: $(GPU_PYTHON) has no torch that finds a CUDA device; run it where there is one, or say which Python has it: make gpu GPU_PYTHON=/path/to/python3" >&2; exit 2; }
 	@$(GPU_PYTHON) -c 'import pytest' 2>/dev/null || { echo "make gpu: $(GPU_PYTHON) has no pytest; install it there, or say which Python has it: make gpu GPU_PYTHON=/path/to/python3" >&2; exit 2; }
-	@status=0; export PYTHONPATH=src; \
-	timeout $(GPU_SECONDS) $(GPU_PYTHON) -m pytest -m gpu tests/triton_kernels tests/gpu $(ARGS) || status=$$?; \
+	@status=0; export PYTHONPATH=src PYTHONUNBUFFERED=1; \
+	workers=$$($(GPU_PYTHON) -c 'from importlib.util import find_spec as f; print("-n $(GPU_WORKERS) --dist worksteal" if f("xdist") else "")'); \
+	FORERUN_KERNELS=reference timeout --foreground --signal=INT --kill-after=30 $(GPU_SECONDS) $(GPU_PYTHON) -m pytest -m gpu --tb=short --durations=10 $$workers tests/triton_kernels tests/gpu $(ARGS) || status=$$?; \
 	FORERUN_KERNELS=triton timeout $(GPU_SECONDS) $(GPU_PYTHON) -m forerun bench gpu || status=$$?; \
 	exit $$status
 

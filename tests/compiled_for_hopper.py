@@ -82,6 +82,9 @@ OWN_TYPES: dict[Any, dict[str, str]] = {
 }
 
 
+OWN_OPTIONS: dict[Any, dict[str, Any]] = {quantised_linear._quantise_rows: quantised_linear.AS_WRITTEN}
+
+
 def compiled(kernel: Any, constants: dict[str, Any], warps: int, stages: int) -> Any:
     names = list(inspect.signature(kernel.fn).parameters)
     types = TYPES | OWN_TYPES.get(kernel, {})
@@ -93,7 +96,8 @@ def compiled(kernel: Any, constants: dict[str, Any], warps: int, stages: int) ->
         {(names.index(name),): value for name, value in constants.items()},
         {(index,): [["tt.divisibility", 16]] for index in aligned},
     )
-    return triton.compile(source, target=TARGET, options={"num_warps": warps, "num_stages": stages})
+    options = {"num_warps": warps, "num_stages": stages} | OWN_OPTIONS.get(kernel, {})
+    return triton.compile(source, target=TARGET, options=options)
 
 
 def resources(cubin: bytes) -> str:
@@ -121,6 +125,8 @@ def main() -> int:
         print(f"{kernel.__name__:<18} {used}, {done.metadata.shared} bytes of shared memory, {multiplied}")
         if "STACK:0 " not in used or "LOCAL:0" not in used:
             faults.append(f"{kernel.__name__} spills: {used}")
+        if kernel in OWN_OPTIONS and re.search(r"\bfma\.", ptx):
+            faults.append(f"{kernel.__name__} fuses products and sums")
         if products != ({expected} if expected else set()):
             faults.append(f"{kernel.__name__} multiplies by {products}, not by {expected or 'nothing'}")
     print("\n".join(faults) or f"{len(CASES)} kernels")

@@ -61,12 +61,12 @@ def drawn(*shape: int, seed: int = 1) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
 
 
-def close(own: Tensor, expected: Tensor, dtype: torch.dtype, most: float = 1e-5) -> None:
-    """By the relative error of all numbers together. most: of a float32 result."""
+def close(own: Tensor, expected: Tensor, dtype: torch.dtype, most: float = 1e-5, most_rounded: float = 1e-2) -> None:
+    """By the relative error of all numbers together. most: of a float32 result. most_rounded: of a bfloat16 one."""
     own, expected = own.double().cpu(), expected.double().cpu()
     assert torch.isfinite(own).all()
     error = float((own - expected).norm() / expected.norm())
-    assert error < (1e-2 if dtype == torch.bfloat16 else most), error
+    assert error < (most_rounded if dtype == torch.bfloat16 else most), error
 
 
 class Attending:

@@ -21,7 +21,9 @@
     │   ├── GrammarDeadEndError       ... for its grammar leaves no token, or cannot be followed
     │   ├── InterruptedRequestError   ... for its step was interrupted
     │   ├── EngineClosedError         ... for the engine takes no requests any more
-    │   └── RankError                 ... for a rank of a tensor-parallel group differs, hangs or has ended
+    │   ├── RankError                 ... for a rank of a tensor-parallel group differs, hangs or has ended
+    │   ├── DeviceError               ... for the device that computes it has failed
+    │   └── DeviceMemoryError         ... for that device has no memory left
     ├── RequestBodyError          a request in OpenAI's format that cannot be served as it is
     ├── ReplicaError              a replica, or a worker of a cluster, that has ended or does not answer
     ├── AuditError                an audit that cannot be carried out
@@ -160,6 +162,14 @@ class RankError(RequestError):
     def __init__(self, message: str, rank: int | None = None) -> None:
         super().__init__(message)
         self.rank = rank
+
+
+class DeviceError(RequestError):
+    """A device has failed: nothing more can be computed on it by this process."""
+
+
+class DeviceMemoryError(RequestError):
+    """A device has no memory left for what was to be computed. What needs less can still be computed."""
 
 
 class RequestTimeoutError(RequestError):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,9 @@ from triton_rig import DEVICE, DTYPES, INTERPRETED, MARKS, close
 pytestmark = MARKS
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 TREE = [-1, 0, 0, 1, 2]
+_OF_MODELS = 4e-2
+"""The reference rounds the residual stream to bfloat16 after every layer, which alone gives errors of up to 1.5e-2 over
+the same weights in float32; these kernels keep it in float32."""
 
 
 def tokens(count: int, seed: int = 0) -> list[int]:
@@ -51,7 +56,7 @@ def test_logits_and_hidden_states(
     assert model.kernels == "reference"
     for own, expected in zip(*results, strict=True):
         assert own is not None and expected is not None and own.shape == expected.shape
-        close(own, expected, dtype)
+        close(own, expected, dtype, most_rounded=_OF_MODELS)
 
 
 @pytest.mark.parametrize("quantize", QUANTISATIONS)
@@ -74,6 +79,41 @@ def test_rows_go_on_from_a_layer_with_the_same_bits(tmp_path: Path, monkeypatch:
     own = model.forward([Rows(cache, tokens(20), hidden=hidden, first_layer=1)]).logits
     assert torch.equal(own, expected)
     assert early.shape == expected.shape and not torch.equal(early, expected)
+
+
+def test_all_is_computed_while_the_models_device_is_current(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton launches on the device that is current, whatever device the tensors lie on."""
+    inside: list[torch.device] = []
+    launched: list[str] = []
+
+    @contextmanager
+    def on_device(device: torch.device) -> Iterator[None]:
+        inside.append(device)
+        yield
+        inside.pop()
+
+    def watch(name: str) -> None:
+        launch = getattr(triton_layers, name)
+
+        def watched(*args: object, **kwargs: object) -> None:
+            assert inside == [model_device], name
+            launched.append(name)
+            launch(*args, **kwargs)
+
+        monkeypatch.setattr(triton_layers, name, watched)
+
+    from forerun.models import triton_layers
+
+    model_device = torch.device(DEVICE.type, 0) if DEVICE.type == "cuda" else DEVICE
+    monkeypatch.setattr("forerun.models.triton_llama.on_device", on_device)
+    for name in ("gated", "attend", "add_splits", "add_and_norm", "rotate_and_write"):
+        watch(name)
+    model = loaded(make_family("llama", tmp_path), "triton", DTYPES[0], monkeypatch)
+    cache = model.new_cache()
+    model.forward([Rows(cache, tokens(3))], (0, model.num_layers))
+    hidden, _ = model.forward_first([Rows(cache, tokens(2))], 1)
+    model.forward([Rows(cache, tokens(2), hidden=hidden, first_layer=1)])
+    assert len(set(launched)) == 5 and not inside
 
 
 def test_pages_are_published_adopted_forked_and_truncated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

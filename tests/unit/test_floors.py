@@ -15,6 +15,7 @@ FLOORS = {
     "grammar": 0,
     "constraints": 0,
     "device": 0,
+    "device_errors": 0,
     "option_values": 0,
     "config": 0,
     "types": 0,

@@ -55,6 +55,10 @@ class Engine:
         """As `Replica.state`."""
         return self._replica.state()
 
+    def check_health(self) -> None:
+        """Asked by Ray, which starts another replica in the place of one that raises."""
+        self._replica.check_health()
+
     def __del__(self) -> None:
         with suppress(AttributeError):  # the model could not be loaded
             self._replica.close()

@@ -64,6 +64,10 @@ class Replica:
         """What the engine does now, and what the server cannot do."""
         return {"live": self._service.live(), "cannot": dict(self._service.limits())}
 
+    def check_health(self) -> None:
+        """Raise DeviceError if nothing can be computed here any more."""
+        self._service.llm.engine.faults.check()
+
     def close(self) -> None:
         """End what is being computed."""
         self._service.close()

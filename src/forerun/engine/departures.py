@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 
+from forerun.engine.device_faults import DeviceFaults
 from forerun.engine.memory import Memory
 from forerun.engine.outputs import failure, put, result, shown
 from forerun.engine.results import StepOutput, StreamChunk
@@ -12,6 +13,7 @@ from forerun.engine.scheduler import Scheduler
 from forerun.engine.state import SequenceState
 from forerun.engine.step import StepLoop
 from forerun.engine.text import TokenTexts
+from forerun.errors import DeviceError
 
 _log = logging.getLogger(__name__)
 
@@ -21,13 +23,19 @@ class Departures:
 
     Every method may be interrupted and called again.
 
+    Args:
+        faults: of the device, which is asked of every error.
+
     Attributes:
         outputs: what came of the steps.
     """
 
-    def __init__(self, loop: StepLoop, scheduler: Scheduler, memory: Memory, texts: TokenTexts | None) -> None:
+    def __init__(
+        self, loop: StepLoop, scheduler: Scheduler, memory: Memory, texts: TokenTexts | None, faults: DeviceFaults
+    ) -> None:
         self.outputs: deque[StepOutput] = deque()
         self._loop, self._scheduler, self._memory, self._texts = loop, scheduler, memory, texts
+        self._faults = faults
 
     def deliver(self, state: SequenceState) -> None:
         """Put what the step has committed among the outputs; a sequence that is finished leaves."""
@@ -52,9 +60,28 @@ class Departures:
         put(output, state, self.outputs)
 
     def fail(self, state: SequenceState, error: Exception) -> None:
-        """End the sequence with this error."""
+        """End the sequence with this error, or with what it says of the device."""
+        error = self._faults.own(error)
         state.error, state.sequence.finish_reason = error, "abort"
         self.end(state)
+
+    def fail_all(self) -> None:
+        """End every sequence of the engine: its device has failed."""
+        for state in list(self._scheduler):
+            self.fail(state, DeviceError(self._faults.failure or ""))
+
+    def take_back(self, state: SequenceState) -> None:
+        """Go on from the last commit: the interrupted step's, if it came to that, or the one before."""
+        try:
+            if state.cache is not None:
+                state.cache.drop()
+                if state.cache.length:
+                    self._loop.start(state)
+                else:  # its layers may be half allocated: it enters anew with the next step
+                    self.let_go(state)
+            self.deliver(state)
+        except Exception as error:
+            self.fail(state, error)
 
     def end(self, state: SequenceState) -> None:
         """The sequence leaves before it is finished, with an error or without."""

@@ -15,6 +15,7 @@ from forerun.drafters.ask import check_drafter
 from forerun.engine.checks import check_drafter_choice, check_request, encode_prediction, with_special_stops
 from forerun.engine.constraints import constraints_of
 from forerun.engine.departures import Departures
+from forerun.engine.device_faults import DeviceFaults
 from forerun.engine.interrupts import HeldInterrupts
 from forerun.engine.memory import Memory
 from forerun.engine.results import StepOutput
@@ -43,6 +44,7 @@ class Engine:
         outputs: what came of the steps, until somebody takes it from the front.
         last_step: figures of the last step.
         watch: is told the figures of each step, in the thread that drives it; must not raise, nor take time.
+        faults: whether the device has failed, so that nothing can be computed any more.
         grammars: those of requests, prepared. Preparing takes up to a second, and may be done before, in any thread.
     """
 
@@ -76,7 +78,8 @@ class Engine:
         self._drafter = drafter if self.config.num_draft_tokens or budget is not None else None
         self._loop = StepLoop(target, self._drafter, self.config, budget)
         self._ids = itertools.count()
-        self._exits = Departures(self._loop, self.scheduler, self._memory, self._texts)
+        self.faults = DeviceFaults(target.device)
+        self._exits = Departures(self._loop, self.scheduler, self._memory, self._texts, self.faults)
         self.outputs = self._exits.outputs
         self._under_way: list[SequenceState] = []  # the sequences of the present step; after it, of one cut short
         self._ending: list[SequenceState] = []  # sequences that are to leave before they are finished
@@ -99,7 +102,9 @@ class Engine:
                 would not fit into memory.
             SamplingError: an option does not fit this model, or the grammar cannot be followed.
             QueueFullError: `max_queue` sequences wait already.
+            DeviceError: the device has failed.
         """
+        self.faults.check()
         params = params or SamplingParams()
         check_request(prompt_token_ids, params, self.target, self.tokenizer)
         self._memory.check(len(prompt_token_ids), params)
@@ -139,12 +144,15 @@ class Engine:
             try:
                 self._advance(perf_counter())
             except Exception as error:
+                error = self.faults.own(error)
                 if not self._under_way:  # nobody's fault: it would come again, and nobody would know of it
-                    raise
+                    raise error
                 self._recover(error)
             except BaseException:
                 self._recover()
                 raise
+            if self.faults.failure is not None:
+                self._exits.fail_all()
 
     def abort(self, request_id: int) -> None:
         """End a request's unfinished choices with finish reason "abort"; the next step's outputs hold them."""
@@ -210,16 +218,7 @@ class Engine:
         try:
             work = self._loop.compute(schedule, stats)
         except Exception as error:
-            for state in schedule.states:
-                if state.cache is not None:
-                    state.cache.drop()
-            if len(schedule) == 1:
-                self._exits.fail(schedule.states[0], error)
-                return StepStats()
-            stats = StepStats()
-            for alone in schedule.split():
-                stats.add(self._run(alone))
-            return stats
+            return self._run_each_alone(schedule, self.faults.own(error))
         done = []
         for item in work:
             state = item.state
@@ -237,15 +236,26 @@ class Engine:
         known = stats.time_draft + stats.time_target + stats.time_verify
         self._loop.observe(done, stats, perf_counter() - started - known)
         for item in done:
-            own = item.state.stats
-            own.time_draft += stats.time_draft
-            own.time_target += stats.time_target
-            own.time_verify += stats.time_verify
+            item.state.stats.take_times(stats)
         for item in done:
             if item.state in failed:
                 self._exits.fail(item.state, failed[item.state])
             else:
                 self._exits.deliver(item.state)
+        return stats
+
+    def _run_each_alone(self, schedule: Schedule, error: Exception) -> StepStats:
+        """After a step has failed for all of these sequences. On a device that has failed nothing is tried again."""
+        for state in schedule.states:
+            if state.cache is not None:
+                state.cache.drop()
+        if len(schedule) == 1 or self.faults.failure is not None:
+            for state in schedule.states:
+                self._exits.fail(state, error)
+            return StepStats()
+        stats = StepStats()
+        for alone in schedule.split():
+            stats.add(self._run(alone))
         return stats
 
     def _share_prompt(self, state: SequenceState) -> None:
@@ -272,24 +282,11 @@ class Engine:
                 if state.error is not None or state.has_left:
                     self._ending.append(state)
                 else:
-                    self._take_back(state)
+                    self._exits.take_back(state)
             self._under_way = []
         for state in self._ending:
             self._exits.end(state)
         self._ending = []
-
-    def _take_back(self, state: SequenceState) -> None:
-        """Go on from the last commit: the interrupted step's, if it came to that, or the one before."""
-        try:
-            if state.cache is not None:
-                state.cache.drop()
-                if state.cache.length:
-                    self._loop.start(state)
-                else:  # its layers may be half allocated: it enters anew with the next step
-                    self._exits.let_go(state)
-            self._exits.deliver(state)
-        except Exception as error:
-            self._exits.fail(state, error)
 
 
 def _interrupted() -> InterruptedRequestError:

@@ -92,10 +92,12 @@ class EngineThread:
         Raises:
             PromptError, SamplingError: the request cannot be served.
             EngineClosedError: no more requests are taken.
+            DeviceError: the device has failed, and nothing can be computed any more.
 
         What the engine refuses when the request enters between two steps (QueueFullError) comes to the sink as `error`.
         """
         engine = self._shared.engine
+        engine.faults.check()
         params = checked(prompt_token_ids, params, engine.target, engine.tokenizer, engine.drafter, engine.grammars)
         with self._changed:
             if not self._accepting:

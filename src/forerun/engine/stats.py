@@ -100,6 +100,12 @@ class SequenceStats:
         decision = f"on: {reason}" if budget else f"off: {reason}"
         self.decisions[decision] = self.decisions.get(decision, 0) + 1
 
+    def take_times(self, step: StepStats) -> None:
+        """A step that the sequence was part of."""
+        self.time_draft += step.time_draft
+        self.time_target += step.time_target
+        self.time_verify += step.time_verify
+
     def count_draft(self, depths: list[int], accepted: int, reached: int) -> None:
         """One verified draft.
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from forerun.cache import SequenceCache
+from forerun.device_errors import as_device_errors
 from forerun.errors import UnsupportedModelError
 from forerun.kernels.partition import KV_BLOCK
 from forerun.models.base import Exactness, Rows
@@ -49,12 +50,16 @@ def self_test(model: Model, agree: Callable[[bool], bool] = bool) -> Exactness:
     on a path through a branching tree. The rows stand at a border of two blocks of keys.
 
     agree: says whether what holds here holds on all ranks that compute the model.
+
+    Raises:
+        DeviceError, DeviceMemoryError: the device that computes it fails, or has no memory left.
     """
-    cache = _prefilled(model)
-    try:
-        return _tried(model, cache, agree)
-    finally:
-        cache.free()
+    with as_device_errors(model.device):
+        cache = _prefilled(model)
+        try:
+            return _tried(model, cache, agree)
+        finally:
+            cache.free()
 
 
 def _tried(model: Model, cache: SequenceCache, agree: Callable[[bool], bool]) -> Exactness:

@@ -10,7 +10,8 @@ import torch
 
 from forerun.config import DEFAULT_DTYPE, NATIVE, REFERENCE, TRITON
 from forerun.device import resolve_device
-from forerun.errors import ConfigError, ForerunError, ModelLoadError, UnsupportedModelError
+from forerun.device_errors import raise_own
+from forerun.errors import ConfigError, ModelLoadError, UnsupportedModelError
 from forerun.files.foreign_errors import reason
 from forerun.kernels.triton.availability import wants_triton
 from forerun.models.adapter import adapter_tokenizer
@@ -65,6 +66,7 @@ def load_model(
             device that is not there, or an adapter without PEFT.
         ModelLoadError: the files are missing, broken, or hold only pickled weights; an adapter does not fit them.
         UnsupportedModelError: the architecture cannot be served exactly (named, with the reason).
+        DeviceMemoryError, DeviceError: the device has no memory left for it, or fails.
     """
     source, model = _load(name, dtype, kind, device, adapter, quantize)
     tell_of_source(source, model, name)
@@ -192,8 +194,8 @@ def _load(
         hf, maker = read_to_quantise(
             source, config, dtype, adapter, quantisation, is_llama=kind == "llama", attention=ATTENTION_NAME
         )
-    hf = on_device(hf, place)
     try:
+        hf = on_device(hf, place)
         ends, tokens = source.eos_token_ids(config), source.output_tokens(config)
         model = _assemble(hf, source.name, ends, kind, maker, tokens)
         model.adapter, model.quantize = None if adapter is None else str(adapter), quantisation
@@ -201,8 +203,7 @@ def _load(
             model.packed_weights = source.packed_weights(config)
         probe(model)
     except _COMPUTING as error:
-        if isinstance(error, ForerunError):
-            raise
+        raise_own(error, place)
         if kind == "general" and not type(hf)._supports_attention_backend:
             raise foreign_attention(f"{name} ({config.model_type})") from error
         raise UnsupportedModelError(
@@ -258,6 +259,7 @@ def adopt(hf: Any, name: str, quantize: str | None = None) -> Model:
         model.quantize = quantisation
         probe(model)
     except _COMPUTING as error:
+        raise_own(error, hf.device)
         raise UnsupportedModelError(
             f"{name} ({config.model_type}) could not compute one step in forerun: {reason(error)}. Generate without it."
         ) from error

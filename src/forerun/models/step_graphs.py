@@ -7,8 +7,15 @@ written there before a replay, and all that the kernels use is held as long as t
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
+
+
+def on_device(device: torch.device) -> AbstractContextManager[object]:
+    """Where kernels are launched, graphs captured and events recorded: PyTorch and Triton do so on the device that is
+    current, which every thread has of its own, whatever device the tensors lie on."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 class StepGraphs:
@@ -16,10 +23,11 @@ class StepGraphs:
     is, with the same results.
 
     All graphs of one model share one pool of memory, which no other model's may use: two graphs of one pool must not
-    run at the same time. Capture the largest first, so that the others find room in what it has left.
+    run at the same time. Capture the largest first, so that the others find room in what it has left; on one stream,
+    since memory of a pool is another's for every stream.
 
     Args:
-        device: where the model computes.
+        device: where the model computes; it is current whenever `run` is called.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -27,6 +35,7 @@ class StepGraphs:
         self._device = device
         self._graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}
         self._pool = torch.cuda.graph_pool_handle() if self._is_captured else None
+        self._stream: torch.cuda.Stream | None = None
 
     def run(self, key: Hashable, compute: Callable[[], None]) -> None:
         """Do what `compute` does: each key stands for one and the same sequence of kernels at the same addresses."""
@@ -41,7 +50,9 @@ class StepGraphs:
     def _captured(self, compute: Callable[[], None]) -> torch.cuda.CUDAGraph:
         """What is compiled, loaded or allocated at the first call must not be while kernels are recorded, so that it is
         run once before. That changes nothing: a step writes the same keys and values again."""
-        stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        stream = self._stream
         stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(stream):
             compute()

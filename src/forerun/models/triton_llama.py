@@ -8,6 +8,7 @@ differ in a row's bits. States between layers are float32. `models/llama.py` com
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from threading import Lock
 from typing import Any
@@ -26,7 +27,7 @@ from forerun.models.layer_ranges import LayerRangeDecoder
 from forerun.models.llama import layer_windows
 from forerun.models.quantising import QuantisedMaker
 from forerun.models.rotation import half_tables
-from forerun.models.step_graphs import StepGraphs
+from forerun.models.step_graphs import StepGraphs, on_device
 from forerun.models.step_words import StepWords
 from forerun.models.taps import Taps
 from forerun.models.triton_layers import HEAD_BUCKETS, TritonStep, TritonWeights
@@ -80,8 +81,9 @@ class TritonLlamaDecoder(LayerRangeDecoder):
         self._words = StepWords(self._step.words, self._weights.base)
         self._tapped: dict[int, Tensor] = {}
         self._graphs = StepGraphs(device)
-        self._lock = Lock()  # one step at a time is computed in this memory
-        self._capture_all()
+        self._lock = Lock()
+        with self._computing():
+            self._capture_all()
 
     @property
     def step_nbytes(self) -> int:
@@ -91,7 +93,7 @@ class TritonLlamaDecoder(LayerRangeDecoder):
     def forward(self, layout: Layout, layers: Sequence[int] = ()) -> tuple[Tensor, Tensor | None]:
         """As `Decoder.forward`."""
         taps = Taps(layers, layout)
-        with self._lock:
+        with self._computing():
             x = self._through_all(layout, tuple(layer for layer in layers if layer < self.num_layers), taps)
             return self._head(x, layout, taps), taps.stacked()
 
@@ -104,7 +106,7 @@ class TritonLlamaDecoder(LayerRangeDecoder):
         """As `LayerRangeDecoder.through`; not captured."""
         wanted = [layer for layer in taps.layers if first <= layer < last]
         out = torch.empty_like(x, dtype=torch.float32)
-        with self._lock:
+        with self._computing():
             tapped = {layer: torch.empty_like(out) for layer in wanted}
             for start, end, bucket in self._fed(layout):
                 self._step.x[: end - start] = x[start:end]
@@ -119,7 +121,7 @@ class TritonLlamaDecoder(LayerRangeDecoder):
 
     def head(self, x: Tensor, layout: Layout, taps: Taps) -> Tensor:
         """As `LayerRangeDecoder.head`."""
-        with self._lock:
+        with self._computing():
             return self._head(x, layout, taps)
 
     def embedding_rows(self, token_ids: Tensor) -> Tensor:
@@ -170,6 +172,12 @@ class TritonLlamaDecoder(LayerRangeDecoder):
         for layer, of_pieces in zip(layers, tapped, strict=True):
             taps.take(layer, torch.cat(of_pieces))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    @contextmanager
+    def _computing(self) -> Iterator[None]:
+        """One step at a time is computed in this memory, and on this device."""
+        with self._lock, on_device(self._weights.base.device):
+            yield
 
     def _compute(self, bucket: int, targets: Sequence[tuple[int, Tensor]]) -> None:
         self._step.embed(bucket)

@@ -6,6 +6,8 @@ from typing import Any
 
 from forerun.errors import (
     ConfigError,
+    DeviceError,
+    DeviceMemoryError,
     EngineClosedError,
     ForerunError,
     GrammarDeadEndError,
@@ -25,6 +27,8 @@ _KINDS: tuple[tuple[type[ForerunError], int, str], ...] = (
     (EngineClosedError, 503, "server_error"),
     (ReplicaError, 503, "server_error"),
     (RankError, 503, "server_error"),
+    (DeviceError, 503, "server_error"),
+    (DeviceMemoryError, 503, "server_error"),
     (RequestTimeoutError, 408, "timeout_error"),
 )
 

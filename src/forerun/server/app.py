@@ -118,9 +118,10 @@ def _add_facts(app: FastAPI, service: Service, draining: Callable[[], bool]) -> 
 
     @app.get("/health")
     async def health() -> Response:
-        ends = draining()
-        status = "draining" if ends else "ok"
-        return JSONResponse({"status": status, "cannot": dict(service.limits())}, 503 if ends else 200)
+        failure = service.llm.engine.faults.failure
+        status = "failed" if failure else "draining" if draining() else "ok"
+        told = {"status": status} | ({"reason": failure} if failure else {}) | {"cannot": dict(service.limits())}
+        return JSONResponse(told, 200 if status == "ok" else 503)
 
     @app.get("/version")
     async def version() -> Any:

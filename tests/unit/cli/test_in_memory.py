@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
+import torch
 from typer.testing import Result
 
 from forerun.cli.bench import gpu
@@ -40,6 +43,49 @@ def test_a_model_in_memory_gives_the_text_of_its_source(invoke: Invoke) -> None:
 def test_what_is_written_and_what_is_not(invoke: Invoke, arguments: list[str], reason: str) -> None:
     done = invoke("make", "padded", "--parameters", "24M", *arguments)
     assert done.exit_code != 0 and reason in f"{done.output}{done.exception}"
+
+
+def test_after_the_device_has_failed_a_new_process_goes_on(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What comes first fails by itself, and the next section by the device; the rest is measured elsewhere."""
+    started: list[list[str]] = []
+
+    def run(command: list[str], check: bool) -> SimpleNamespace:
+        assert not check
+        started.append(command)
+        return SimpleNamespace(returncode=0)
+
+    def fail(*_: object) -> None:
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+    def refuse(*_: object) -> None:
+        raise ValueError("no copy")
+
+    monkeypatch.setattr(gpu.subprocess, "run", run)
+    monkeypatch.setattr(gpu._Made, "copies", refuse)
+    monkeypatch.setattr(gpu._Made, "models", fail)
+    done = invoke("bench", "gpu", *TINY)
+    assert done.exit_code == 1
+    assert "failed: ValueError: no copy" in done.output and "failed: AcceleratorError: CUDA error" in done.output
+    ((python, *command),) = started
+    assert python == sys.executable and command[:4] == ["-m", "forerun", "bench", "gpu"]
+    given = dict(zip(command[4::2], command[5::2], strict=True))
+    assert given["--sections"].split(",") == [name for name, _ in gpu._sections(gpu.GpuOptions())][2:]
+    assert given["--draft-parameters"] == "3M" and given["--device"] == "cpu"
+
+
+def test_a_model_that_cannot_be_made_is_tried_once(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[str] = []
+
+    def refuse(source: str, *_: object) -> None:
+        tried.append(source)
+        raise ValueError("no room")
+
+    monkeypatch.setattr(widened, "make_wide", refuse)
+    done = invoke("bench", "gpu", *TINY, "--sections", "the models,one row,steps of the target")
+    assert done.exit_code == 1 and len(tried) == 1
+    assert done.output.count("failed: ModelLoadError: bundled at 20M could not be made") == 2
+    done = invoke("bench", "gpu", *TINY, "--sections", "one row, two rows")
+    assert done.exit_code != 0 and "'two rows', but they are: copies, the models" in f"{done.output}{done.exception}"
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -79,11 +80,14 @@ def test_a_driver_that_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(availability.torch, "ones", lambda *_, **__: Ones())
     monkeypatch.setattr(availability.torch, "empty_like", lambda x: x)
+    entered: list[torch.device] = []
+    monkeypatch.setattr(availability.torch.cuda, "device", lambda device: nullcontext(entered.append(device)))
     monkeypatch.setattr(availability.torch.cuda, "get_device_name", lambda _: "a device")
     monkeypatch.setattr(availability.torch.cuda, "get_device_capability", lambda _: (9, 0))
     monkeypatch.setitem(sys.modules, "forerun.kernels.triton.norm", SimpleNamespace(add_and_norm=fails))
     with pytest.raises(ConfigError, match=r"cannot compile or run.*insufficient.*Update the driver"):
-        check_place(torch.device("cuda"), torch.bfloat16)
+        check_place(torch.device("cuda", 1), torch.bfloat16)
+    assert entered == [torch.device("cuda", 1)], "Triton launches on the current device"
     monkeypatch.setattr(availability.torch.cuda, "get_device_capability", lambda _: (7, 5))
     with pytest.raises(ConfigError, match="Take a newer device"):
         check_place(torch.device("cuda"), torch.bfloat16)

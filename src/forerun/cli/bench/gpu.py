@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,6 +16,7 @@ import typer
 from forerun.cli.bench.shared import say
 from forerun.cli.flags import Flags, with_flags
 from forerun.config import BUNDLED_DRAFT, BUNDLED_TARGET, QUANTISATIONS
+from forerun.errors import ConfigError, ModelLoadError
 from forerun.fields import option
 
 if TYPE_CHECKING:
@@ -34,6 +38,7 @@ class GpuOptions:
     prompt_tokens: int = option(200, "Tokens of each, its last ones.", low=2)
     max_tokens: int = option(64, "Tokens generated per prompt.", low=2)
     context: int = option(512, "Positions before the forwards that are timed.", low=1)
+    sections: str | None = option(None, "Those to measure, by their names, with commas.", metavar="NAMES")
 
 
 @with_flags
@@ -43,11 +48,11 @@ def gpu(
 ) -> None:
     """Measure a GPU, or the CPU, with a target and a draft model made in its memory; prints Markdown.
 
-    A section that fails says why, and the others go on; the exit code is then 1. FORERUN_KERNELS=triton takes the
-    Triton kernels.
+    A section that fails says why, and the others go on, in a new process if the device has failed; the exit code is
+    then 1. FORERUN_KERNELS=triton takes the Triton kernels.
     """
-    failed = []
-    for name, section in _sections(chosen):
+    failed, sections = [], _chosen(chosen)
+    for place, (name, section) in enumerate(sections):
         say(name)
         start = time.perf_counter()
         try:
@@ -55,7 +60,13 @@ def gpu(
         except Exception as error:  # whatever it is: the sections after it are wanted all the same
             failed.append(name)
             typer.echo(f"\n### {name}\n\nfailed: {type(error).__name__}: {error}")
-            continue
+            traceback.print_exc()
+            if not _device_failed(error, chosen.device):
+                continue
+            rest = [other for other, _ in sections[place + 1 :]]
+            if rest and _in_a_new_process(chosen, rest):
+                failed.append("some after it, in a new process")
+            break
         from forerun.bench.report import markdown_table
 
         elapsed = time.perf_counter() - start
@@ -65,25 +76,54 @@ def gpu(
         raise typer.Exit(1)
 
 
+def _chosen(chosen: GpuOptions) -> list[Section]:
+    """The sections that are wanted. Raises ConfigError where there is none of a name."""
+    sections = dict(_sections(chosen))
+    if chosen.sections is None:
+        return list(sections.items())
+    wanted = [name.strip() for name in chosen.sections.split(",")]
+    for name in wanted:
+        if name not in sections:
+            raise ConfigError(f"sections holds {name!r}, but they are: {', '.join(sections)}. Give some of these.")
+    return [(name, section) for name, section in sections.items() if name in wanted]
+
+
+def _device_failed(error: Exception, device: str) -> bool:
+    """Whether nothing more can be computed on the device in this process."""
+    from forerun.device import resolve_device
+    from forerun.device_errors import device_error
+    from forerun.errors import DeviceError, ForerunError
+
+    try:
+        return isinstance(device_error(error, resolve_device(device)), DeviceError)
+    except ForerunError:  # there is no such device
+        return False
+
+
+def _in_a_new_process(chosen: GpuOptions, names: list[str]) -> bool:
+    """Measure these sections where the device is not lost yet; whether any of them failed."""
+    given = {**asdict(chosen), "sections": ",".join(names)}
+    flags = [part for name, value in given.items() for part in (f"--{name.replace('_', '-')}", str(value))]
+    say("the device has failed: the sections after this one are measured in a new process")
+    return subprocess.run([sys.executable, "-m", "forerun", "bench", "gpu", *flags], check=False).returncode != 0
+
+
 def _sections(chosen: GpuOptions) -> Iterator[Section]:
     """In order of what is wanted first, should time run out. Models are made by the first section that needs them."""
-    from forerun.bench.gpu import pairs, steps
-
     made = _Made(chosen)
     context, tokens = chosen.context, chosen.max_tokens
 
     def pair(temperature: float, batch: int) -> Callable[[], Table]:
-        return lambda: pairs.speed_table(made.target(), made.draft(), made.prompts(), tokens, temperature, batch)
+        return lambda: made.pairs(temperature, batch, tokens)
 
     yield "copies", made.copies
     yield "the models", made.models
-    yield "steps of the target", lambda: steps.step_times(made.target(), made.bandwidth(), context)
-    yield "one row", lambda: steps.one_row_table(made.target(), context)
-    yield "steps of the draft model", lambda: steps.step_times(made.draft(), made.bandwidth(), context)
+    yield "steps of the target", lambda: made.steps(made.target(), context)
+    yield "one row", lambda: made.one_row(context)
+    yield "steps of the draft model", lambda: made.steps(made.draft(), context)
     yield "greedy pairs", pair(0.0, 1)
     yield "drawn pairs", pair(1.0, 1)
     yield "greedy pairs in a batch", pair(0.0, chosen.num_prompts)
-    made.free()
     for name in QUANTISATIONS:
         yield f"steps of the target in {name}", lambda name=name: made.quantised_steps(name)  # type: ignore[misc]
     yield "Transformers", made.transformers
@@ -96,6 +136,7 @@ class _Made:
         self._chosen = chosen
         self._models: dict[str, Model] = {}
         self._bandwidth = 0.0
+        self._failed: set[str] = set()  # models that could not be made, which takes a while each time
 
     def bandwidth(self) -> float:
         """Bytes a second of a copy."""
@@ -143,30 +184,54 @@ class _Made:
             rows.append([model.name, f"{model.num_parameters:,}", elapsed, model.kernels, verdict])
         return Table("Models", ["model", "parameters", "s to make, capture and try", "kernels", "exact"], rows)
 
-    def quantised_steps(self, quantize: str) -> Table:
+    def steps(self, model: Model, context: int) -> Table:
         from forerun.bench.gpu import steps
+
+        return steps.step_times(model, self.bandwidth(), context)
+
+    def one_row(self, context: int) -> Table:
+        from forerun.bench.gpu import steps
+
+        return steps.one_row_table(self.target(), context)
+
+    def pairs(self, temperature: float, batch: int, max_tokens: int) -> Table:
+        from forerun.bench.gpu import pairs
+
+        return pairs.speed_table(self.target(), self.draft(), self.prompts(), max_tokens, temperature, batch)
+
+    def quantised_steps(self, quantize: str) -> Table:
         from forerun.models.loading import adopt
 
+        self.free()
         model = adopt(self._wide(BUNDLED_TARGET, self._chosen.parameters), self._chosen.parameters, quantize)
-        return steps.step_times(model, self.bandwidth(), self._chosen.context)
+        return self.steps(model, self._chosen.context)
 
     def transformers(self) -> Table:
         from forerun.bench.gpu import pairs
 
+        self.free()
         target = self._wide(BUNDLED_TARGET, self._chosen.parameters)
         draft = self._wide(BUNDLED_DRAFT, self._chosen.draft_parameters)
         return pairs.transformers_table(target, draft, self.prompts(), self._chosen.max_tokens)
 
     def free(self) -> None:
         """Forget the pair: what comes after it makes models of its own."""
+        import torch
+
         self._models.clear()
         gc.collect()  # engines and drafters hold each other
+        torch.cuda.empty_cache()  # the next model looks at what the device has left
 
     def _model(self, source: str, parameters: str) -> Model:
         from forerun.models.loading import adopt
 
+        name = f"{source} at {parameters}"
+        if name in self._failed:
+            raise ModelLoadError(f"{name} could not be made. An earlier section says why.")
         if source not in self._models:
-            self._models[source] = adopt(self._wide(source, parameters), f"{source} at {parameters}")
+            self._failed.add(name)
+            self._models[source] = adopt(self._wide(source, parameters), name)
+            self._failed.remove(name)
         return self._models[source]
 
     def _wide(self, source: str, parameters: str) -> Any:

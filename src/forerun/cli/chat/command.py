@@ -23,7 +23,7 @@ from forerun.cli.memory_line import memory_told
 from forerun.cli.options import LLMOptions
 from forerun.cli.text_argument import unicode_text
 from forerun.config import SamplingParams
-from forerun.errors import ConfigError, ForerunError, ModelLoadError, RankError
+from forerun.errors import ConfigError, DeviceError, ForerunError, ModelLoadError, RankError
 from forerun.fetch import store
 
 CHAT_MODEL = store.names()[0]
@@ -101,6 +101,7 @@ def converse(session: Session, screen: Screen, read: Callable[[], Entered]) -> N
 
     Raises:
         RankError: a process that computes the model with this one is lost.
+        DeviceError: the device that computes it has failed.
     """
     while True:
         try:
@@ -118,7 +119,7 @@ def converse(session: Session, screen: Screen, read: Callable[[], Entered]) -> N
                 say(session, screen, entered.text)
         except Quit:
             return
-        except RankError:  # nothing more can be computed
+        except (RankError, DeviceError):  # nothing more can be computed
             raise
         except ForerunError as error:
             screen.note(f"forerun: {error}")

@@ -45,7 +45,7 @@ class ModelDrafter(Drafter):
     _has_own_caches = True
     """Whether the caches are the drafter's to adopt, publish and free; otherwise they are the engine's."""
     _catches_up = True
-    """As `Traits.catches_up`. A head computes with a sequence that it has not followed only as far as states are held."""
+    """As `Traits.catches_up`. A head computes with what it has not followed only as far as states are held."""
 
     def __init__(self, model: str | Path | LanguageModel | None, dtype: str | None, quantize: str | None) -> None:
         check_draft_quantisation(quantize, model, dtype)

@@ -94,7 +94,8 @@ def _try_one(device: torch.device) -> None:
     x = torch.ones(1, 16, device=device)
     out = torch.empty_like(x)
     try:
-        add_and_norm(x, weight=x[0], out=out)
+        with torch.cuda.device(device):  # Triton launches on the current one
+            add_and_norm(x, weight=x[0], out=out)
         torch.cuda.synchronize(device)
     except Exception as error:  # Triton raises what its parts raise: of the compiler, of ctypes, of the driver
         raise ConfigError(

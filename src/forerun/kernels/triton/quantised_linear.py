@@ -21,6 +21,9 @@ _LARGEST = 127 * 256 + 127
 """Code of an activation whose two halves fit into 8 bits each."""
 _ENOUGH = 256
 """Programs that keep the memory of a large device busy."""
+AS_WRITTEN = {"enable_fp_fusion": False}
+"""Option of the compiler: products are rounded before they are added to, as on a CPU. Fused, x * inverse + 1.5 * 2^23
+is rounded once, and codes that come to lie half-way between two differ from the reference's."""
 
 
 @triton.jit
@@ -123,7 +126,15 @@ class ChannelProduct:
         high, low, scale = self._row_codes
         block = triton.next_power_of_2(width)
         _quantise_rows[(rows,)](
-            x, high, low, scale, float(self._limit), WIDTH=width, BLOCK=block, num_warps=4 if block <= 4096 else 8
+            x,
+            high,
+            low,
+            scale,
+            float(self._limit),
+            WIDTH=width,
+            BLOCK=block,
+            num_warps=4 if block <= 4096 else 8,
+            **AS_WRITTEN,
         )
         _multiply_codes[(rows // TILE, triton.cdiv(self.out_features, self._block_n))](
             high,
