@@ -8,6 +8,8 @@ from math import isfinite
 import torch
 from torch import Tensor
 
+from forerun.sampling.running_sums import running_sums
+
 _CHUNK = 2**15
 """Weights whose cumulative sums are held at once: fresh pages for larger ones cost more than the sums."""
 
@@ -36,7 +38,7 @@ def draw_tokens(weights: Tensor, uniforms: Tensor) -> Tensor:
 
 def _invert(weights: Tensor, uniforms: Tensor) -> Tensor:
     # float64: in float32 the rounding of the sum would swallow the least probable tokens.
-    cumulative = weights.cumsum(-1, dtype=torch.float64)
+    cumulative = running_sums(weights)
     if len(cumulative) == 1 and cumulative.device.type == "cpu":  # a sixth of the time of torch's
         sums = cumulative.numpy()[0]
         return torch.from_numpy(sums.searchsorted(sums[-1] * uniforms.numpy(), side="right"))

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from forerun.config import SamplingParams
+from forerun.sampling.running_sums import running_sums
 
 _TOP_P_GUESSES = (64, 1024)
 """How many of the most probable tokens are sorted in search of top_p, before all are: most rows need few."""
@@ -205,7 +206,7 @@ def _cut_nucleus(logits: Tensor, probs: Tensor, top_p: Tensor, guesses: Seq[int]
     count = min([*guesses[:1], vocab_size])
     top_values, top_ids = _largest(logits, count)
     chances = probs.gather(-1, top_ids)
-    num_kept = ((chances.cumsum(-1, dtype=torch.float64) - chances) < top_p).sum(-1, keepdim=True)
+    num_kept = ((running_sums(chances) - chances) < top_p).sum(-1, keepdim=True)
     lowest = top_values.gather(-1, num_kept - 1)
     kept = _drop_below(logits, lowest)
 
