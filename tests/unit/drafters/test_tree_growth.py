@@ -1,6 +1,8 @@
 """Trees grow by their best nodes, stay closed under ancestors, and stop where depth no longer pays."""
 
+import math
 import random
+from typing import Any
 
 import pytest
 
@@ -162,3 +164,29 @@ def test_a_tree_that_may_have_no_nodes_asks_for_none(num_nodes: int, max_depth: 
     growth = DynamicGrowth(num_nodes, max_depth, 4, 0.0, 0.0, Confidence())
     assert growth.frontier == []
     assert len(growth.finished()[0]) == 0
+
+
+def test_children_are_left_out_only_where_none_could_be_among_the_best() -> None:
+    """Against a growth that looks at every child, with measured factors above and below 1."""
+
+    class Thorough(DynamicGrowth):
+        def expand(self, children: Any) -> None:
+            self._largest_factor = math.inf
+            super().expand(children)
+
+    rng = random.Random(4)
+    for _ in range(60):
+        confidence = Confidence()
+        for _ in range(200):
+            confidence.rates.observe(rng.randrange(len(confidence.rates)), rng.random() < 0.6)
+        rows = {
+            path: sorted(((token, rng.random() ** 3) for token in range(6)), key=lambda child: -child[1])
+            for path in [(), *((a,) for a in range(6)), *((a, b) for a in range(6) for b in range(6))]
+        }
+        options = rng.randint(1, 12), 4, rng.randint(1, 5), 0.0, rng.choice([0.0, 0.05]), confidence
+        growths = DynamicGrowth(*options), Thorough(*options)
+        for growth in growths:
+            grow(growth, rows, [(1, 0.5), (2, 0.2)])
+        (first, _), (second, _) = (growth.finished() for growth in growths)
+        assert (first.token_ids, first.parents, first.chances) == (second.token_ids, second.parents, second.chances)
+        assert len(growths[0].tree) <= len(growths[1].tree)

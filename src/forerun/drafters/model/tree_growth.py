@@ -53,6 +53,8 @@ class DynamicGrowth:
         self.frontier = [ROOT] if num_nodes > 0 and max_depth > 0 else []
         self._num_nodes, self._max_depth, self._width = num_nodes, max_depth, width
         self._min_gain, self._price, self._confidence = min_gain, price, confidence
+        self._factors = confidence.factors()
+        self._largest_factor = max(self._factors)
         self._best: list[int] = []
         self._expected = 0.0
         self._depth = 0
@@ -69,8 +71,10 @@ class DynamicGrowth:
         for node, candidates in zip(self.frontier, children, strict=True):
             above = tree.chance(node)
             for rank, (token_id, probability) in enumerate(candidates):
+                if above * probability * self._largest_factor <= lowest:
+                    break  # the others are less probable
                 level = confidence.level(probability, rank)
-                chance = above * confidence.chance(probability, level)
+                chance = above * min(probability * self._factors[level], 1.0)
                 if chance > lowest:
                     tree.add(token_id, node, level, chance)
         self._depth += 1
