@@ -98,7 +98,7 @@ class EngineConfig(Checked):
         "chooses step by step what is fastest.",
         low=0,
         high=MAX_NUM_DRAFT_TOKENS,
-        remedy="Give a smaller number, 0 for plain decoding, or 'auto'.",
+        remedy="0 is plain decoding.",
     )
     prefill_chunk: int = option(PREFILL_CHUNK, "Prompt tokens that a sequence computes in one step.", low=1)
     max_batch: int = option(MAX_BATCH, "Sequences that one step may hold; more wait their turn.", low=1)

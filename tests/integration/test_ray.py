@@ -25,9 +25,9 @@ import openai
 import pytest
 
 from forerun import LLM, SamplingParams
-from ray_served import PYTHON, Served, environment, forerun, gone, name_of, served
+from ray_served import MISSING, PYTHON, Served, environment, forerun, gone, name_of, served
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(not PYTHON, reason="Ray is not installed here")]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not PYTHON, reason=MISSING)]
 
 NUM_REQUESTS, CLIENTS = 200, 8
 PROMPTS = (
