@@ -11,6 +11,7 @@ from typing import Literal
 from forerun.errors import ConfigError, SamplingError
 from forerun.fields import Checked, check_options, documented, option
 from forerun.grammar import Grammar
+from forerun.home import HOME_VARIABLE
 from forerun.option_values import biases, entries, token_ids
 
 ASSETS = Path(__file__).parent / "assets"
@@ -65,6 +66,17 @@ INSTRUCTIONS_VARIABLE = "FORERUN_INSTRUCTIONS"
 """Environment variable: the instruction set of the native kernels; unset: the best that the processor has."""
 INSTRUCTIONS = ("avx512bf16", "avx512", "avx2", "portable")
 """The best first. A processor that has one of them has those after it."""
+
+RANK_TIMEOUT_VARIABLE = "FORERUN_RANK_TIMEOUT"
+"""Environment variable: seconds without an answer after which a rank counts as lost."""
+ENVIRONMENT_VARIABLES = (
+    COST_CACHE_VARIABLE,
+    HOME_VARIABLE,
+    INSTRUCTIONS_VARIABLE,
+    KERNELS_VARIABLE,
+    RANK_TIMEOUT_VARIABLE,
+)
+"""All that are read beside those of flags."""
 
 HYBRID_MODES = ("first", "merge")
 HYBRID_SOURCES = "suffix+staged"
