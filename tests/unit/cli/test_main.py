@@ -29,6 +29,22 @@ def test_help_works_everywhere(invoke: Invoke, command: list[str]) -> None:
     assert "Usage" in result.stdout
 
 
+def test_usage_brackets_an_argument_once(invoke: Invoke) -> None:
+    """Typer puts the brackets and dots itself."""
+    for command in (
+        ["serve"],
+        ["info"],
+        ["index", "build"],
+        ["cache", "clear"],
+        ["audit"],
+        ["plan"],
+        ["tune"],
+        ["chat"],
+    ):
+        usage = next(line for line in invoke(*command, "--help").stdout.splitlines() if "Usage" in line)
+        assert "[[" not in usage and "...]" not in usage and "...}" not in usage, usage
+
+
 def test_help_names_the_environment_variables(invoke: Invoke) -> None:
     assert "FORERUN_BENCH_GENERATE_NUM_DRAFT_TOKENS" in invoke("bench", "generate", "--help").stdout
 
