@@ -17,6 +17,10 @@ from pathlib import Path
 from typing import Any
 
 PYTHON = os.environ.get("FORERUN_RAY_PYTHON", "") or (sys.executable if find_spec("ray") else "")
+MISSING = (
+    "Ray is not installed: `make scale` makes an environment with it; or FORERUN_RAY_PYTHON=ENV/bin/python, where "
+    "forerun's extra `ray` is"
+)
 SRC = Path(__file__).parents[1] / "src"
 START = 240.0
 """Seconds in which a server must be ready."""

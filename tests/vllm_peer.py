@@ -12,6 +12,7 @@ from forerun import LLM
 from forerun.models import Rows
 
 PYTHON = os.environ.get("FORERUN_VLLM_PYTHON", "")
+MISSING = "vLLM is not given: `make scale` makes an environment with it; or FORERUN_VLLM_PYTHON=ENV/bin/python"
 SRC = Path(__file__).parents[1] / "src"
 NEAR_TIE = 1e-3
 """Logits whose order the order of additions may change, in float32."""

@@ -11,6 +11,7 @@ from typing import Literal
 from forerun.errors import ConfigError, SamplingError
 from forerun.fields import Checked, check_options, documented, option
 from forerun.grammar import Grammar
+from forerun.home import HOME_VARIABLE
 from forerun.option_values import biases, entries, token_ids
 
 ASSETS = Path(__file__).parent / "assets"
@@ -66,6 +67,17 @@ INSTRUCTIONS_VARIABLE = "FORERUN_INSTRUCTIONS"
 INSTRUCTIONS = ("avx512bf16", "avx512", "avx2", "portable")
 """The best first. A processor that has one of them has those after it."""
 
+RANK_TIMEOUT_VARIABLE = "FORERUN_RANK_TIMEOUT"
+"""Environment variable: seconds without an answer after which a rank counts as lost."""
+ENVIRONMENT_VARIABLES = (
+    COST_CACHE_VARIABLE,
+    HOME_VARIABLE,
+    INSTRUCTIONS_VARIABLE,
+    KERNELS_VARIABLE,
+    RANK_TIMEOUT_VARIABLE,
+)
+"""All that are read beside those of flags."""
+
 HYBRID_MODES = ("first", "merge")
 HYBRID_SOURCES = "suffix+staged"
 INDEX_DEPTH = 32
@@ -98,7 +110,7 @@ class EngineConfig(Checked):
         "chooses step by step what is fastest.",
         low=0,
         high=MAX_NUM_DRAFT_TOKENS,
-        remedy="Give a smaller number, 0 for plain decoding, or 'auto'.",
+        remedy="0 is plain decoding.",
     )
     prefill_chunk: int = option(PREFILL_CHUNK, "Prompt tokens that a sequence computes in one step.", low=1)
     max_batch: int = option(MAX_BATCH, "Sequences that one step may hold; more wait their turn.", low=1)

@@ -28,7 +28,10 @@ TYPES = ("F32", "F16", "Q8_0")
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(not PROGRAMS, reason="FORERUN_LLAMA_CPP is not set"),
+    pytest.mark.skipif(
+        not PROGRAMS,
+        reason="llama.cpp is not given: `make scale` compiles it; or FORERUN_LLAMA_CPP=FOLDER of llama-server",
+    ),
 ]
 
 

@@ -34,10 +34,10 @@ def served() -> Iterator[Served]:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    sync_api = pytest.importorskip("playwright.sync_api", reason="pip install playwright")
+    sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed: pip install playwright")
     program = os.environ.get("FORERUN_CHROMIUM") or shutil.which("chromium")
     if program is None:
-        pytest.skip("there is no chromium")
+        pytest.skip("there is no Chromium: install it, or FORERUN_CHROMIUM=PROGRAM")
     with sync_api.sync_playwright() as playwright:
         made = playwright.chromium.launch(executable_path=program, args=[*FLAGS, "--disable-component-update"])
         yield made

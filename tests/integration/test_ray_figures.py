@@ -23,9 +23,9 @@ import httpx
 import pytest
 
 from forerun.workloads import load
-from ray_served import PYTHON, Served, served
+from ray_served import MISSING, PYTHON, Served, served
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(not PYTHON, reason="Ray is not installed here")]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not PYTHON, reason=MISSING)]
 
 ROUNDS = int(os.environ.get("FORERUN_RAY_ROUNDS", "3"))
 REQUESTS, CLIENTS = 96, 16
@@ -162,7 +162,7 @@ def recomputed(routing: str, *, session: bool = False) -> tuple[int, int]:
     return computed, total
 
 
-@pytest.mark.skipif(not SMOLLM2.exists(), reason="smollm2 is not fetched")
+@pytest.mark.skipif(not SMOLLM2.exists(), reason="SmolLM2 is not fetched: forerun fetch smollm2")
 def test_prompts_are_not_computed_twice() -> None:
     found = {
         "at random": recomputed("balanced"),  # with equal queues, Ray's own router takes one of two at random

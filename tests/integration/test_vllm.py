@@ -18,14 +18,15 @@ from forerun.config import BUNDLED_MODELS
 from forerun.export import export_vllm
 from forerun.heads import load_head
 from forerun.workloads import load
-from vllm_peer import PYTHON, assert_same_up_to_a_near_tie, theirs
+from vllm_peer import MISSING, PYTHON, assert_same_up_to_a_near_tie, theirs
 
 HEADS = os.environ.get("FORERUN_VLLM_HEADS", "")
 MAX_TOKENS, NUM_DRAFT_TOKENS, NUM_PROMPTS = 64, 3, 6
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(not PYTHON or not HEADS, reason="FORERUN_VLLM_PYTHON and FORERUN_VLLM_HEADS are not set"),
+    pytest.mark.skipif(not PYTHON, reason=MISSING),
+    pytest.mark.skipif(not HEADS, reason="no heads are given: FORERUN_VLLM_HEADS=FOLDER:FOLDER, of forerun train"),
 ]
 
 

@@ -23,13 +23,15 @@ from forerun import LLM, SamplingParams
 from forerun.config import BUNDLED_MODELS
 from forerun.export import export_vllm_draft
 from forerun.workloads import categories_in_turn, load
-from vllm_peer import PYTHON, assert_same_up_to_a_near_tie, theirs
+from vllm_peer import MISSING, PYTHON, assert_same_up_to_a_near_tie, theirs
 
 MODEL, MORE = os.environ.get("FORERUN_VLLM_MODEL", ""), os.environ.get("FORERUN_VLLM_MORE", "")
 K, NUM_PROMPTS, MAX_TOKENS = 6, int(os.environ.get("FORERUN_VLLM_PROMPTS", "8")), 96
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(not PYTHON, reason="FORERUN_VLLM_PYTHON is not set")]
-needs_model = pytest.mark.skipif(not MODEL, reason="FORERUN_VLLM_MODEL is not set")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not PYTHON, reason=MISSING)]
+needs_model = pytest.mark.skipif(
+    not MODEL, reason="no chat model is given: forerun export hf smollm2 FOLDER, and FORERUN_VLLM_MODEL=FOLDER"
+)
 
 
 def custom(drafter: str) -> dict[str, Any]:

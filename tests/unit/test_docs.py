@@ -1,12 +1,16 @@
 """Documents that must stay true: the rooms that docs/design.md lists are those that exist."""
 
 import re
+import shlex
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import typer
 
 from forerun.bench.summary.headline import put_into, sections
+from forerun.cli.main import app
 from forerun.results import load
 
 ROOT = Path(__file__).parents[2]
@@ -48,6 +52,38 @@ def test_links_lead_somewhere(page: Path) -> None:
         place = (page.parent / path).resolve() if path else page
         assert place.exists(), f"{page.name}: {target}"
         assert not anchor or anchor in anchors(place), f"{page.name}: {target}"
+
+
+def written_commands(page: Path) -> Iterator[list[str]]:
+    """The commands of forerun in a page's shell blocks and in its lines, without the first word."""
+    text = page.read_text(encoding="utf-8")
+    blocks = re.findall(r"^ *```(?:sh|bash)\n(.*?)^ *```", text, re.DOTALL | re.MULTILINE)
+    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    lines += [" ".join(span.split()) for span in re.findall(r"`(forerun [^`]+)`", FENCED.sub("", text))]
+    for line in lines:
+        for command in re.findall(r"(?:^|[|;&] *|[A-Z]=\S* )forerun ([a-z-].*)", line):
+            try:
+                words = shlex.split(command, comments=True)
+            except ValueError:  # prose in between
+                continue
+            yield words[: next((at for at, word in enumerate(words) if word in ("|", ">", "<", "&&", ";")), None)]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_and_their_flags_exist(page: Path) -> None:
+    root = typer.main.get_command(app)
+    for words in written_commands(page):
+        command, rest = root, list(words)
+        if rest[:1] == ["--config"]:
+            del rest[:2]
+        while rest and rest[0] in getattr(command, "commands", {}):
+            command = command.commands[rest.pop(0)]  # type: ignore[attr-defined]
+        if hasattr(command, "commands"):  # the command is left open: train KIND, train …
+            assert not rest or not re.match(r"[a-z]+$", rest[0]), f"{page.name}: no {rest[0]}: {words}"
+            continue
+        flags = {flag for each in command.params for flag in (*each.opts, *each.secondary_opts)} | {"-h", "--help"}
+        for word in rest:
+            assert not re.match(r"--?[a-z]", word) or word.partition("=")[0] in flags, f"{page.name}: {word}: {words}"
 
 
 def test_the_readme_has_the_figures_of_the_measured_results() -> None:

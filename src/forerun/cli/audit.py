@@ -35,7 +35,7 @@ _MOST_URLS = 2
 Model = Annotated[
     str | None,
     typer.Argument(
-        metavar="[MODEL]",
+        metavar="MODEL",
         help="The target model: 'smollm2' once it is fetched, 'bundled', a folder, a GGUF file, or a hub id. With "
         "--url: what the server calls it.",
         show_default="smollm2 if it is fetched, else bundled; with --url the server's first",

@@ -122,7 +122,7 @@ def _answer(
         journal.remove()
         progress.end(out)
         if aside is not None:
-            note(f"{requests.num_broken} lines have no custom_id that can be read, and an error for an answer: {aside}")
+            note(f"lines without a custom_id that can be read, answered by an error: {requests.num_broken}, in {aside}")
 
 
 class Progress:

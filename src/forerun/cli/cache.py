@@ -37,7 +37,7 @@ def show(ctx: typer.Context, json: options.Json = False) -> None:
 
 @app.command()
 def clear(
-    names: Annotated[list[str], typer.Argument(help="Entries, by their exact names.", metavar="NAME...")],
+    names: Annotated[list[str], typer.Argument(help="Entries, by their exact names.", metavar="NAME")],
     yes: Yes = False,
     json: options.Json = False,
 ) -> None:

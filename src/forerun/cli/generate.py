@@ -32,10 +32,15 @@ INTERRUPTED = 130
 """Exit code after Ctrl-C: 128 + SIGINT."""
 
 
+Prompt = Annotated[
+    str | None, typer.Argument(help="The prompt; without it, or with -, standard input.", metavar="PROMPT")
+]
+
+
 @with_flags
 def generate(
     *,
-    prompt: Annotated[str | None, typer.Argument(help="The prompt; without it, or with -, standard input.")] = None,
+    prompt: Prompt = None,
     model: options.ModelName = None,
     drafter: Annotated[
         str | None,

@@ -23,7 +23,7 @@ app = typer.Typer(help="Corpora on disk for the drafter 'rest'.", no_args_is_hel
 Out = Annotated[Path, typer.Argument(help="Index file to write.", metavar="OUT")]
 Existing = Annotated[Path, typer.Argument(help="Index file.", metavar="INDEX")]
 Sources = Annotated[
-    list[Path] | None, typer.Argument(help="Text files, JSON lines (*.jsonl), or folders.", metavar="SOURCES...")
+    list[Path] | None, typer.Argument(help="Text files, JSON lines (*.jsonl), or folders.", metavar="SOURCES")
 ]
 Glob = Annotated[
     list[str] | None,

@@ -37,7 +37,7 @@ _SHOWN = ("avx", "amx", "fma", "f16c", "asimd", "sve", "bf16", "i8mm")
 def info(
     *,
     head: Annotated[
-        Path | None, typer.Argument(help="Folder of a draft head, of which alone is told.", metavar="[HEAD]")
+        Path | None, typer.Argument(help="Folder of a draft head, of which alone is told.", metavar="HEAD")
     ] = None,
     model: Annotated[
         str | None,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -31,14 +33,15 @@ from forerun.cli import (
     tune,
 )
 from forerun.cli.chat import command as chat
-from forerun.cli.precedence import misspelt_variables, read_config
+from forerun.cli.precedence import misspelt_variables, read_config, variable_of
+from forerun.config import ENVIRONMENT_VARIABLES
 from forerun.errors import ForerunError
 
 
 class Commands(TyperGroup):
     """A group whose commands may raise ForerunError: its message goes to standard error, the exit code is 2.
 
-    --config may stand after the command, too.
+    --config may stand after the command, too. A wrong value that comes from an environment variable is blamed on it.
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -46,10 +49,22 @@ class Commands(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         try:
-            return super().invoke(ctx)
+            found = super().invoke(ctx)
+            sys.stdout.flush()
         except ForerunError as error:
             typer.echo(f"forerun: {error}", err=True)
             raise typer.Exit(2) from None
+        except typer.BadParameter as error:
+            if variable := variable_of(error):
+                error.message += f" It is from the environment variable {variable}."
+            raise
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            typer.echo(f"forerun: Nothing more can be written: {error.strerror}.", err=True)
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is buffered would fail again when Python ends
+            raise typer.Exit(2) from None
+        return found
 
 
 def config_first(args: Sequence[str]) -> list[str]:
@@ -101,7 +116,7 @@ def root(
         ),
     ] = False,
 ) -> None:
-    for text in misspelt_variables(ctx.command, "FORERUN", os.environ):
+    for text in misspelt_variables(ctx.command, "FORERUN", os.environ, ENVIRONMENT_VARIABLES):
         typer.echo(f"forerun: {text}", err=True)
     if config is not None:
         ctx.default_map = read_config(config, ctx.command)

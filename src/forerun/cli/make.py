@@ -29,7 +29,7 @@ def make() -> None:
 def padded(
     parameters: Annotated[str, typer.Option(help="Size to reach, such as 200M.", metavar="SIZE")],
     out: Annotated[
-        Path | None, typer.Argument(help="Folder to write; none with --in-memory.", show_default=False)
+        Path | None, typer.Argument(help="Folder to write; none with --in-memory.", metavar="OUT", show_default=False)
     ] = None,
     layers: Annotated[
         int | None,
@@ -99,7 +99,9 @@ def _try_in_memory(source: Path, parameters: str, device: str) -> None:
 
 
 @app.command()
-def workloads(out: Annotated[Path, typer.Argument(help="Folder to write.")], force: Force = False) -> None:
+def workloads(
+    out: Annotated[Path, typer.Argument(help="Folder to write.", metavar="OUT")], force: Force = False
+) -> None:
     """Cut the bundled workloads from the held-out files again: prose, copying, high temperature."""
     from forerun.train import workload_prompts as cut
     from forerun.train.heldout import read_held_out

@@ -29,7 +29,7 @@ DEFAULT_ACCEPTANCE = "0.7"
 ModelArgument = Annotated[
     str | None,
     typer.Argument(
-        metavar="[MODEL]",
+        metavar="MODEL",
         help="The target: a model whose configuration is read, or a number of parameters, as 70B or "
         "70B:layers=80,kv_heads=8,head_dim=128.",
         show_default=BUNDLED_TARGET,

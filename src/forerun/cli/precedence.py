@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import difflib
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -36,23 +36,36 @@ def read_config(path: Path, command: Any) -> dict[str, Any]:
     return _checked(tables, command, str(path), "")
 
 
-def misspelt_variables(command: Any, prefix: str, environment: Iterable[str]) -> list[str]:
-    """What to tell of environment variables that look like a flag's, and are none's.
+def misspelt_variables(command: Any, prefix: str, environment: Iterable[str], others: Collection[str]) -> list[str]:
+    """What to tell of environment variables that look like a flag's or one of the others, and are none.
 
     Args:
         command: the root command.
         prefix: of the variables of its flags, such as FORERUN.
+        others: variables that are read and belong to no flag.
     """
     commands, flags = _variables(command, prefix)
     told = []
     for name in sorted(environment):
-        if name in flags or not name.startswith(f"{prefix}_"):
+        if name in flags or name in others or not name.startswith(f"{prefix}_"):
+            continue
+        if near := difflib.get_close_matches(name, sorted(others), n=1, cutoff=0.85):
+            told.append(f"The environment variable {name} is not read, and has no effect. Did you mean {near[0]}?")
             continue
         close = difflib.get_close_matches(name, sorted(flags), n=1, cutoff=0.85)
         if close or any(name.startswith(f"{each}_") for each in commands):
             hint = f"Did you mean {close[0]}?" if close else "The command's --help lists them."
             told.append(f"The environment variable {name} belongs to no flag, and has no effect. {hint}")
     return told
+
+
+def variable_of(error: typer.BadParameter) -> str | None:
+    """The environment variable that a wrong value comes from; None where it does not come from one."""
+    ctx, flag = error.ctx, error.param
+    if ctx is None or flag is None or flag.name is None:
+        return None
+    source = ctx.get_parameter_source(flag.name)
+    return f"{ctx.auto_envvar_prefix}_{flag.name.upper()}" if source and source.name == "ENVIRONMENT" else None
 
 
 def _variables(command: Any, prefix: str) -> tuple[set[str], set[str]]:

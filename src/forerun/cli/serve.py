@@ -37,7 +37,7 @@ SpeculativeConfig = Annotated[
 Model = Annotated[
     str | None,
     typer.Argument(
-        metavar="[MODEL]",
+        metavar="MODEL",
         help="The target model: 'smollm2' once it is fetched, 'bundled', a folder, a GGUF file, or a hub id.",
         show_default="smollm2 if it is fetched, else bundled",
     ),

@@ -40,7 +40,7 @@ app.command()(block)
 app.command()(medusa)
 app.command()(mtp)
 
-Out = Annotated[Path, typer.Argument(help="Model folder to write.")]
+Out = Annotated[Path, typer.Argument(help="Model folder to write.", metavar="OUT")]
 Work = Annotated[
     Path | None, typer.Option(help="Folder for checkpoints and samples.", metavar="FOLDER", show_default="OUT.run")
 ]

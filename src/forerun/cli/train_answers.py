@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from forerun.engine import LLM
     from forerun.train.data.many_requests import Computing
 
-Out = Annotated[Path, typer.Argument(help="File of answers to write: .jsonl, or .jsonl.gz to have it gzipped.")]
+Out = Annotated[
+    Path, typer.Argument(help="File of answers to write: .jsonl, or .jsonl.gz to have it gzipped.", metavar="OUT")
+]
 Data = Annotated[
     list[Path] | None,
     typer.Option(

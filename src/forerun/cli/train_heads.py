@@ -19,7 +19,7 @@ from forerun.train.medusa.options import MedusaShape, MedusaTraining
 if TYPE_CHECKING:
     from forerun.train.heads.kind import HeadKind
 
-Out = Annotated[Path, typer.Argument(help="Head's folder to write.")]
+Out = Annotated[Path, typer.Argument(help="Head's folder to write.", metavar="OUT")]
 Target = Annotated[
     str | None,
     typer.Option(

@@ -40,7 +40,7 @@ _KEPT = ("dtype", "device", "quantize", "adapter")
 ModelArgument = Annotated[
     str | None,
     typer.Argument(
-        metavar="[MODEL]",
+        metavar="MODEL",
         help="The target, as `forerun generate` takes it.",
         show_default="smollm2 if it is fetched, else bundled",
     ),

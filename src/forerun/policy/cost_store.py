@@ -9,7 +9,7 @@ import platform
 from contextlib import suppress
 from pathlib import Path
 
-from forerun.config import COST_CACHE_VARIABLE
+from forerun.config import COST_CACHE_VARIABLE, environment_choice
 from forerun.errors import ConfigError
 from forerun.files.json_file import Fields
 from forerun.files.write import write_json
@@ -28,8 +28,12 @@ _warned: set[Path] = set()
 
 
 def cache_file() -> Path | None:
-    """Where costs are kept, in forerun's folder. None without one, or where FORERUN_COST_CACHE is 0."""
-    if os.environ.get(COST_CACHE_VARIABLE, "1") == "0":
+    """Where costs are kept, in forerun's folder. None without one, or where FORERUN_COST_CACHE is 0.
+
+    Raises:
+        ConfigError: it is neither 0 nor 1.
+    """
+    if environment_choice(COST_CACHE_VARIABLE, ("0", "1")) == "0":
         return None
     base = home()
     return None if base is None else base / COSTS_FILE

@@ -61,7 +61,7 @@ def read_start(path: Path) -> None:
     Raises:
         ConfigError: it cannot be read, or is something else.
     """
-    fields = Fields.read(path, ConfigError)
+    fields = Fields.read(path, ConfigError, remedy="Give a start file that forerun tune wrote.")
     version = fields.integer("version")
     if version != _VERSION:
         raise ConfigError(f"{path} has version {version}, but this forerun reads {_VERSION}. Run forerun tune again.")

@@ -18,13 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from forerun.config import RANK_TIMEOUT_VARIABLE
 from forerun.errors import ConfigError, RankError
 from forerun.ranks.process_state import Process, told
 
-TIMEOUT_VARIABLE = "FORERUN_RANK_TIMEOUT"
-"""Environment variable: seconds without an answer after which a rank counts as lost."""
 TIMEOUT = 15.0
-"""The same where the variable is not set."""
+"""Seconds without an answer after which a rank counts as lost, where no variable says otherwise."""
 LOADING_TIMEOUT = 1800.0
 """Seconds that the ranks may take longer than each other to read their weights."""
 LEADER = 0
@@ -38,14 +37,14 @@ def rank_timeout() -> float:
     Raises:
         ConfigError: the variable holds no number of at least 1.
     """
-    text = os.environ.get(TIMEOUT_VARIABLE, "")
+    text = os.environ.get(RANK_TIMEOUT_VARIABLE, "")
     try:
         seconds = float(text) if text else TIMEOUT
     except ValueError:
         seconds = 0.0
     if not 1 <= seconds <= 86_400:
         raise ConfigError(
-            f"{TIMEOUT_VARIABLE} is {text!r}, but must be seconds from 1 to 86400. Correct it or unset it."
+            f"{RANK_TIMEOUT_VARIABLE} is {text!r}, but must be seconds from 1 to 86400. Correct it or unset it."
         )
     return seconds
 

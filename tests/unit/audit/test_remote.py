@@ -158,16 +158,19 @@ def test_samples_of_another_distribution_fail() -> None:
 
 @pytest.mark.slow
 def test_plain_samples_that_drift_are_inconclusive() -> None:
-    """Plain decoding itself changes between two samples."""
-    asked = 0
+    """Plain decoding itself changes between two samples: every other one of 376 requests is skewed."""
+    asked, lock = 0, threading.Lock()
 
     def reply(body: dict[str, Any]) -> dict[str, Any]:
         nonlocal asked
-        asked += bool(body.get("temperature"))
-        return told(body, texts(body, 20.0 if asked % 200 > 100 else 1.0), drafts(body))
+        with lock:
+            skew = 20.0 if asked // 376 % 2 else 1.0
+            asked += bool(body.get("temperature"))
+        return told(body, texts(body, skew), drafts(body))
 
     with replying(reply) as url:
         certificate = audited(url, settings=AuditOptions(requests=9000, num_prompts=2))
+    assert asked == 6 * 376  # of each of two sets of options: plain, plain, with speculation
     assert verdicts(certificate)["Engine"] == "inconclusive"
 
 

@@ -138,7 +138,7 @@ def test_a_run_that_is_killed_again_and_again_ends_with_the_same_bytes(tmp_path:
 
     def start(out: str) -> subprocess.Popen[bytes]:
         arguments = ["batch", str(tmp_path / "in"), str(tmp_path / out), "--model", "bundled", "--max-batch", "4"]
-        return subprocess.Popen([sys.executable, "-m", "forerun.cli.main", *arguments], stderr=subprocess.DEVNULL)
+        return subprocess.Popen([sys.executable, "-m", "forerun", *arguments], stderr=subprocess.DEVNULL)
 
     undisturbed = start("undisturbed")
     assert undisturbed.wait(240) == 0

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from forerun import __version__
@@ -22,6 +27,22 @@ def test_help_works_everywhere(invoke: Invoke, command: list[str]) -> None:
     result = invoke(*command, "--help")
     assert result.exit_code == 0
     assert "Usage" in result.stdout
+
+
+def test_usage_brackets_an_argument_once(invoke: Invoke) -> None:
+    """Typer puts the brackets and dots itself."""
+    for command in (
+        ["serve"],
+        ["info"],
+        ["index", "build"],
+        ["cache", "clear"],
+        ["audit"],
+        ["plan"],
+        ["tune"],
+        ["chat"],
+    ):
+        usage = next(line for line in invoke(*command, "--help").stdout.splitlines() if "Usage" in line)
+        assert "[[" not in usage and "...]" not in usage and "...}" not in usage, usage
 
 
 def test_help_names_the_environment_variables(invoke: Invoke) -> None:
@@ -45,6 +66,47 @@ def test_a_misspelt_variable_is_told(invoke: Invoke) -> None:
         f"forerun: The environment variable FORERUN_DRAFTERS_JSN {no_flag} Did you mean FORERUN_DRAFTERS_JSON?",
         f"forerun: The environment variable FORERUN_DRAFTERS_WHATEVER_IT_IS {no_flag} The command's --help lists them.",
     ]
+
+
+@pytest.mark.parametrize(
+    ("misspelt", "meant"),
+    [
+        ("FORERUN_KERNEL", "FORERUN_KERNELS"),
+        ("FORERUN_HMOE", "FORERUN_HOME"),
+        ("FORERUN_COSTCACHE", "FORERUN_COST_CACHE"),
+    ],
+)
+def test_so_is_one_of_no_flag(invoke: Invoke, misspelt: str, meant: str) -> None:
+    told = invoke("drafters", env={misspelt: "x", meant: "1"}).stderr
+    assert told == (
+        f"forerun: The environment variable {misspelt} is not read, and has no effect. Did you mean {meant}?\n"
+    )
+
+
+def test_a_wrong_value_is_blamed_on_its_variable(invoke: Invoke) -> None:
+    variable = "FORERUN_BENCH_GENERATE_MAX_TOKENS"
+    told = invoke("bench", "generate", env={variable: "0"}).stderr
+    assert "'0' is not a whole number of 2 or more." in told
+    assert f"It is from the environment variable {variable}." in told
+    assert "variable" not in invoke("bench", "generate", "--max-tokens", "0", env={variable: "0"}).stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+def test_a_full_disk_is_told() -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "forerun", "drafters"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60
+        )
+    assert (done.returncode, done.stderr) == (2, "forerun: Nothing more can be written: No space left on device.\n")
+
+
+def test_ctrl_c_while_modules_are_imported_is_quiet(tmp_path: Path) -> None:
+    (tmp_path / "typer.py").write_text("raise KeyboardInterrupt")
+    places = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
+    done = subprocess.run(
+        [sys.executable, "-m", "forerun"], env={**os.environ, "PYTHONPATH": places}, capture_output=True, timeout=60
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import pytest
 
 TESTS = Path(__file__).parents[2]
 pytestmark = [
-    pytest.mark.skipif(find_spec("triton") is None, reason="needs the package triton"),
+    pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed: pip install triton"),
     pytest.mark.slow,
 ]
 

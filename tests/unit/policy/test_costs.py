@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from forerun.config import COST_CACHE_VARIABLE
+from forerun.errors import ConfigError
 from forerun.home import HOME_VARIABLE
 from forerun.policy import CostModel, StoredCosts, cost_store
 from forerun.policy.costs import bucket, rounded
@@ -269,6 +270,12 @@ def test_a_relative_cache_folder_is_ignored(home: Path, tmp_path: Path, monkeypa
     assert cost_store.cache_file() == tmp_path / "elsewhere" / "costs.json"
     monkeypatch.setenv(HOME_VARIABLE, "~/mine")
     assert cost_store.cache_file() == tmp_path / "user" / "mine" / "costs.json"
+
+
+def test_a_switch_that_is_none_is_refused(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(COST_CACHE_VARIABLE, "off")
+    with pytest.raises(ConfigError, match="FORERUN_COST_CACHE is 'off', but must be one of 0, 1"):
+        StoredCosts(("a",))
 
 
 def test_switched_off_or_not_writable(home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -63,6 +63,11 @@ def test_a_damaged_file_is_refused(tmp_path: Path, text: str) -> None:
         read_start(tmp_path / "s.json")
 
 
+def test_a_file_that_is_not_there_is_told_with_what_writes_one(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"No such file or directory\. Give a start file that forerun tune wrote\."):
+        read_start(tmp_path / "s.json")
+
+
 @pytest.mark.parametrize("value", [-1, 1e12, "x"])
 def test_counts_that_cannot_be_are_refused(tmp_path: Path, value: object) -> None:
     budget = learned()

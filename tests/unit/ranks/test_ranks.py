@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 import torch
 
+from forerun.config import RANK_TIMEOUT_VARIABLE
 from forerun.errors import ConfigError, RankError
 from forerun.ranks.facts import compare, first_difference
 from forerun.ranks.joining import join_by_file, launched_rank
 from forerun.ranks.orders import FIRST, packed, receive, send, unpacked
-from forerun.ranks.peers import TIMEOUT_VARIABLE, Peers, rank_timeout
+from forerun.ranks.peers import Peers, rank_timeout
 from forerun.ranks.process_state import Process, end_stopped, told
 from thread_ranks import connected
 
@@ -156,8 +157,8 @@ def test_ranks_that_differ_are_named() -> None:
 
 @pytest.mark.parametrize("text", ["0", "soon", "nan", "100000"])
 def test_the_time_limit_is_checked(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(TIMEOUT_VARIABLE, text)
-    with pytest.raises(ConfigError, match=TIMEOUT_VARIABLE):
+    monkeypatch.setenv(RANK_TIMEOUT_VARIABLE, text)
+    with pytest.raises(ConfigError, match=RANK_TIMEOUT_VARIABLE):
         rank_timeout()
 
 

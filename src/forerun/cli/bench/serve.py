@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 Model = Annotated[
     str | None,
     typer.Argument(
-        metavar="[MODEL]",
+        metavar="MODEL",
         help="Start `forerun serve` with this model, on a free port, and measure it; beside --url if there is one.",
         show_default="without --url: smollm2 if it is fetched, else bundled",
     ),
