@@ -27,6 +27,8 @@ from forerun.files.write import write_bytes
 
 WORKLOADS = ASSETS / "workloads"
 """Folder of the bundled workloads."""
+_SUFFIXES = (".jsonl", ".jsonl.gz")
+"""Of their files."""
 OVERLAP_WORDS = 13
 """Words in a row that prompts and training texts may share by chance no more."""
 _WORD = re.compile(r"\w+")
@@ -78,7 +80,7 @@ class Case:
 
 def names() -> list[str]:
     """The bundled workloads."""
-    return sorted(path.stem for path in WORKLOADS.glob("*.jsonl"))
+    return sorted(path.name.partition(".jsonl")[0] for path in WORKLOADS.glob("*.jsonl*"))
 
 
 def load(workload: str, limit: int | None = None) -> list[Case]:
@@ -87,8 +89,8 @@ def load(workload: str, limit: int | None = None) -> list[Case]:
     Raises:
         ConfigError: there is no such workload, or a line of it cannot be read.
     """
-    bundled = WORKLOADS / f"{workload}.jsonl"
-    path = bundled if bundled.is_file() else Path(workload)
+    bundled = (WORKLOADS / f"{workload}{suffix}" for suffix in _SUFFIXES)
+    path = next((path for path in bundled if path.is_file()), Path(workload))
     if not path.is_file():
         raise ConfigError(
             f"There is no workload and no file {workload!r}. Give one of {', '.join(names()) or 'none bundled'}, "

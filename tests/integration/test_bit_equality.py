@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -10,8 +9,8 @@ import torch
 
 from doubles import adversaries
 from families import FAMILIES, MAY_BE_INEXACT, VOCAB, make_family
-from forerun import LLM, SamplingParams
-from forerun.config import ASSETS, QUANTISATIONS
+from forerun import LLM, SamplingParams, workloads
+from forerun.config import QUANTISATIONS
 from forerun.models import Model, load_model, load_tokenizer
 
 Bits = list[tuple[list[int], list[float]]]
@@ -20,8 +19,7 @@ DTYPES = ["float32", "bfloat16"]
 
 def held_out_prompts(count: int) -> list[str]:
     """The first prompts of the bundled held-out code, which is ordered by a hash of the files' names."""
-    with (ASSETS / "workloads" / "code.jsonl").open() as lines:
-        return [json.loads(line)["prompt"] for line, _ in zip(lines, range(count), strict=False)]
+    return [case.prompt for case in workloads.load("code", count)]
 
 
 def bits(llm: LLM, prompts: list[str] | list[list[int]], batch: int, num_tokens: int, least: int = 0) -> Bits:
