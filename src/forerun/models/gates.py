@@ -49,7 +49,7 @@ def call_in_blocks(router: nn.Module) -> None:
         rows = hidden_states.reshape(-1, hidden_states.shape[-1])
         count = len(rows)
         filled = torch.cat([rows, rows.new_zeros(-count % _ROWS, rows.shape[1])])
-        blocks = [compute(block) for block in filled.split(_ROWS)]
+        blocks = [compute(block) for block in filled.view(-1, _ROWS, rows.shape[1]).unbind()]
         if isinstance(blocks[0], Tensor):
             return torch.cat(blocks)[:count]
         return tuple(torch.cat(parts)[:count] for parts in zip(*blocks, strict=True))
