@@ -18,7 +18,7 @@ def test_every_family_has_a_row() -> None:
     assert list(rows()) == list(FAMILIES)
 
 
-FEW = ("StableLm", "GraniteMoe", "GptOss", "GPTJ", "Mpt", "Bloom", "Jamba")
+FEW = ("DeepseekV3", "StableLm", "GraniteMoe", "GptOss", "Qwen2Moe", "GPTJ", "Mpt", "Bloom", "Jamba")
 
 
 def without_module(row: str) -> str:

@@ -18,6 +18,7 @@ from forerun.kernels.quantised_embedding import QuantisedEmbedding
 from forerun.kernels.quantised_linear import QuantisedLinear
 from forerun.kernels.quantised_weight import QuantisedWeight
 from forerun.kernels.row_invariant_linear import PackedLinear, can_pack
+from forerun.models.gates import SingleOutput, call_in_blocks, is_router
 
 
 class Linear(Protocol):
@@ -138,6 +139,7 @@ def _are_plain_experts(module: nn.Module) -> bool:
 
 def pack_module(module: nn.Module, maker: Maker | None = None, head: nn.Module | None = None, prefix: str = "") -> None:
     """Replace, in place, every layer below `module` that can be packed: nn.Linear, GPT-2's Conv1D, plain experts.
+    Routers keep their modules, and are called in blocks of rows.
 
     Args:
         maker: of the linear layers; None: of the numbers as they are.
@@ -145,6 +147,8 @@ def pack_module(module: nn.Module, maker: Maker | None = None, head: nn.Module |
     """
     for name, child in list(module.named_children()):
         path = f"{prefix}{name}"
+        if is_router(child) and all(can_pack(weight.dtype, weight.device) for weight in child.parameters()):
+            call_in_blocks(child)
         packed = _packed(child) if maker is None else _made(child, maker, child is head, path)
         if packed is None:
             pack_module(child, maker, head, path + ".")
@@ -173,7 +177,7 @@ def _packed(module: nn.Module) -> nn.Module | None:
     if not weights or not all(can_pack(weight.dtype, weight.device) for weight in weights.values()):
         return None
     if type(module) is nn.Linear:
-        return PackedLinear(module.weight, module.bias)
+        return (SingleOutput if module.out_features == 1 else PackedLinear)(module.weight, module.bias)
     if type(module) is Conv1D:
         return PackedLinear(weights["weight"].T, weights["bias"])
     if _are_plain_experts(module):
