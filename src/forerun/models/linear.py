@@ -18,6 +18,7 @@ from forerun.kernels.quantised_embedding import QuantisedEmbedding
 from forerun.kernels.quantised_linear import QuantisedLinear
 from forerun.kernels.quantised_weight import QuantisedWeight
 from forerun.kernels.row_invariant_linear import PackedLinear, can_pack
+from forerun.kernels.silu import Silu
 from forerun.models.gates import SingleOutput, call_in_blocks, is_router
 
 
@@ -126,6 +127,10 @@ def make_quantised_linear(weights: Sequence[QuantisedWeight], bias: Tensor | Non
     return QuantisedLinear(weight, bias) if library is None else NativeLinear(library, weight, bias)
 
 
+_SILUS = ("SiLU", "SiLUActivation")
+"""PyTorch's module and Transformers'."""
+
+
 def _are_plain_experts(module: nn.Module) -> bool:
     """Whether a module computes what Mixtral's experts do, which Transformers copies from family to family. Others
     (biases, clamps) keep their own modules and report what that costs."""
@@ -139,7 +144,7 @@ def _are_plain_experts(module: nn.Module) -> bool:
 
 def pack_module(module: nn.Module, maker: Maker | None = None, head: nn.Module | None = None, prefix: str = "") -> None:
     """Replace, in place, every layer below `module` that can be packed: nn.Linear, GPT-2's Conv1D, plain experts.
-    Routers keep their modules, and are called in blocks of rows.
+    SiLU is computed by `kernels/silu.py`. Routers keep their modules, and are called in blocks of rows.
 
     Args:
         maker: of the linear layers; None: of the numbers as they are.
@@ -147,6 +152,9 @@ def pack_module(module: nn.Module, maker: Maker | None = None, head: nn.Module |
     """
     for name, child in list(module.named_children()):
         path = f"{prefix}{name}"
+        if type(child).__name__ in _SILUS:
+            setattr(module, name, Silu())
+            continue
         if is_router(child) and all(can_pack(weight.dtype, weight.device) for weight in child.parameters()):
             call_in_blocks(child)
         packed = _packed(child) if maker is None else _made(child, maker, child is head, path)

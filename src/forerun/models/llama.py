@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from forerun.kernels.partition import Form
 from forerun.kernels.rms_norm import rms_norm
+from forerun.kernels.silu import silu
 from forerun.models.attention.base import Attention, LayerAttention, Layout
 from forerun.models.attention.reference import ReferenceAttention
 from forerun.models.layer_ranges import LayerRangeDecoder
@@ -137,7 +138,7 @@ class LlamaDecoder(LayerRangeDecoder):
             query, key, value = h[:, :heads], h[:, heads:rotated], h[:, rotated:]
             x = layer.out.add_to(x, self.attention.forward(index, query, key, value, layout, layer.form))
             h = layer.gate_up.forward(rms_norm(x, layer.mlp_norm, self.eps))
-            x = layer.down.add_to(x, F.silu(h[:, : self.intermediate]).mul_(h[:, self.intermediate :]))
+            x = layer.down.add_to(x, silu(h[:, : self.intermediate]).mul_(h[:, self.intermediate :]))
         return x
 
     def head(self, x: Tensor, layout: Layout, taps: Taps) -> Tensor:

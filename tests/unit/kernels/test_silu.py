@@ -1,0 +1,33 @@
+"""A number's activation has the same bits wherever it lies, and is what PyTorch's is."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from forerun.kernels.silu import silu
+
+
+@pytest.fixture(params=[1, 3])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("shape", [(100, 1024), (9, 8200), (33, 1023)])
+def test_rows_have_the_bits_that_they_have_alone(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    rows, width = shape
+    wide = torch.randn(rows, 2 * width, generator=torch.Generator().manual_seed(1), dtype=dtype) * 3
+    x = wide[:, :width]
+    together = silu(x)
+    assert torch.equal(together, torch.cat([silu(x[i : i + 1].clone()) for i in range(rows)]))
+    torch.testing.assert_close(together, F.silu(x))
+
+
+def test_large_magnitudes() -> None:
+    assert silu(torch.tensor([-200.0, 200.0, 0.0])).tolist() == [-0.0, 200.0, 0.0]
