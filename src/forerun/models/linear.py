@@ -127,8 +127,11 @@ def make_quantised_linear(weights: Sequence[QuantisedWeight], bias: Tensor | Non
     return QuantisedLinear(weight, bias) if library is None else NativeLinear(library, weight, bias)
 
 
-_SILUS = ("SiLU", "SiLUActivation")
-"""PyTorch's module and Transformers'."""
+def _is_silu(module: nn.Module) -> bool:
+    """Whether it is PyTorch's module or Transformers'."""
+    from transformers.activations import SiLUActivation
+
+    return isinstance(module, (nn.SiLU, SiLUActivation))
 
 
 def _are_plain_experts(module: nn.Module) -> bool:
@@ -152,7 +155,7 @@ def pack_module(module: nn.Module, maker: Maker | None = None, head: nn.Module |
     """
     for name, child in list(module.named_children()):
         path = f"{prefix}{name}"
-        if type(child).__name__ in _SILUS:
+        if _is_silu(child):
             setattr(module, name, Silu())
             continue
         if is_router(child) and all(can_pack(weight.dtype, weight.device) for weight in child.parameters()):
@@ -189,5 +192,7 @@ def _packed(module: nn.Module) -> nn.Module | None:
     if type(module) is Conv1D:
         return PackedLinear(weights["weight"].T, weights["bias"])
     if _are_plain_experts(module):
-        return PackedExperts(list(weights["gate_up_proj"]), list(weights["down_proj"]), module.get_submodule("act_fn"))
+        activation = module.get_submodule("act_fn")
+        activation = Silu() if _is_silu(activation) else activation
+        return PackedExperts(list(weights["gate_up_proj"]), list(weights["down_proj"]), activation)
     return None

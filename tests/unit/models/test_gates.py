@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers.activations import SiLUActivation
 
+from families import make_family
+from forerun.kernels.experts import PackedExperts
 from forerun.kernels.partition import MIN_ROWS
+from forerun.kernels.silu import Silu
+from forerun.models import load_model
 from forerun.models.gates import SingleOutput, call_in_blocks, is_router
 from forerun.models.linear import pack_module
 
@@ -87,3 +94,11 @@ def test_a_router_that_is_told_more_computes_as_before(rows: Tensor) -> None:
 
 def test_what_is_a_router() -> None:
     assert is_router(FewRouter()) and not is_router(SharedGate())
+
+
+def test_no_model_computes_pytorchs_activation(tmp_path: Path) -> None:
+    """Experts, which are packed whole, included."""
+    model = load_model(make_family("mixtral", tmp_path), "float32")
+    modules = [type(module) for module in model.decoder.model.modules()]  # type: ignore[attr-defined]
+    assert PackedExperts in modules and Silu in modules
+    assert not {nn.SiLU, SiLUActivation} & {*modules}
