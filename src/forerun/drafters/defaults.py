@@ -20,7 +20,7 @@ def chosen_drafter(
     serve the target without options. For a list, the drafter that has them all, from which requests choose.
 
     A head that is shipped for the target is not taken: its hybrid with suffix matches accepts more tokens a step than
-    suffix matches alone, and is slower, since its passes cost more than they gain (docs/training.md).
+    suffix matches alone, and was not measured to be faster (docs/training.md).
 
     Args:
         target: or its name, before it is loaded.
