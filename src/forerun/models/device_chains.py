@@ -44,6 +44,7 @@ class _Found(NamedTuple):
 
     logits: Tensor
     columns: Tensor
+    tokens: Tensor
     probabilities: Tensor | None
     states: Tensor | None
 
@@ -102,8 +103,7 @@ class DeviceChains(Chains):
             self._states = None if result.taps is None else result.taps[:, 0]
             found.append(_Found(result.logits, *self._picked(result.logits), self._states))
             if ahead < count - 1:
-                next_ids = found[-1].columns.clamp(min=0)
-                next_ids = next_ids if self._names is None else self._names[next_ids]
+                next_ids = found[-1].tokens
                 rows = [
                     Rows(cache, next_ids[i : i + 1], None, 1, states=self._state_of(i))
                     for i, cache in enumerate(self._caches)
@@ -115,28 +115,32 @@ class DeviceChains(Chains):
     def _state_of(self, chain: int) -> Tensor | None:
         return None if self._states is None else self._states[chain : chain + 1]
 
-    def _picked(self, logits: Tensor) -> tuple[Tensor, Tensor | None]:
-        """[chains] columns, -1 where there is no number, and their probabilities; both on the device."""
+    def _picked(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """[chains] columns, -1 where there is no number, the tokens that are fed for them, and their probabilities; all
+        on the device."""
         values = logits[:, : self._pick.num_columns]
         largest, columns = values.max(-1)
         columns = torch.where(largest.isfinite(), columns, -1)
+        tokens = columns.clamp(min=0)
+        tokens = tokens if self._names is None else self._names[tokens]
         if not self._pick.with_probability:
-            return columns, None
-        return columns, (largest - values.logsumexp(-1)).exp()
+            return columns, tokens, None
+        return columns, tokens, (largest - values.logsumexp(-1)).exp()
 
     def _read(self, found: Sequence[_Found]) -> list[_Row]:
         """Wait for the device, and take all that it has found."""
-        columns: list[list[int]] = torch.stack([each.columns for each in found]).tolist()
+        columns: list[list[int]]
+        tokens: list[list[int]]
+        columns, tokens = torch.stack(
+            [torch.stack([each.columns for each in found]), torch.stack([each.tokens for each in found])]
+        ).tolist()
         chances = [each.probabilities for each in found if each.probabilities is not None]
         probabilities = torch.stack(chances).nan_to_num(0.0).tolist() if chances else [None] * len(found)
-        names = None if self._names is None else self._names.tolist()
-        rows: list[_Row] = []
-        fed: list[int] | None = None
-        for each, picked, probability in zip(found, columns, probabilities, strict=True):
-            rows.append(_Row(fed, NextTokens(each.logits, picked, probability), each.states))
-            clamped = [max(column, 0) for column in picked]
-            fed = clamped if names is None else [names[column] for column in clamped]
-        return rows
+        fed = [None, *tokens[:-1]]
+        return [
+            _Row(before, NextTokens(each.logits, picked, probability), each.states)
+            for before, each, picked, probability in zip(fed, found, columns, probabilities, strict=True)
+        ]
 
 
 def _kept(row: _Row, places: Sequence[int]) -> _Row:

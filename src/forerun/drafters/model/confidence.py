@@ -37,10 +37,13 @@ class Confidence:
         return min(rank, _RANKS - 1) * _BINS + place
 
     def factors(self) -> list[float]:
-        """By level, what the probability of a token is multiplied by for its chance, as far as that is below 1."""
-        rates, bins = self.rates, len(self._typical)
-        return [rates.rate(level) / self._typical[level % bins] for level in range(len(rates))]
+        """By level, as `_factor` is now."""
+        return [self._factor(level) for level in range(len(self.rates))]
 
     def chance(self, probability: float, level: int) -> float:
         """The chance that a token of this probability and level is accepted if its parent is; at most 1."""
-        return min(probability * self.rates.rate(level) / self._typical[level % _BINS], 1.0)
+        return min(probability * self._factor(level), 1.0)
+
+    def _factor(self, level: int) -> float:
+        """What the probability of a token of this level is multiplied by for its chance, as far as that is below 1."""
+        return self.rates.rate(level) / self._typical[level % _BINS]

@@ -65,9 +65,10 @@ class DraftModel(ModelDrafter):
 
     def _grow(self, growing: list[GrowingChain], price: float) -> None:
         """Let the chains grow to their ends."""
-        chains = self._chains(growing, price > 0)
+        takes_largest = self._takes_largest(growing)
+        chains = self._chains(growing, price > 0, takes_largest)
         if chains is not None:
-            self._grow_by_rows(chains, growing, price > 0)
+            self._grow_by_rows(chains, growing, price > 0, takes_largest)
             return
         while growing:
             rows = [
@@ -75,47 +76,38 @@ class DraftModel(ModelDrafter):
                 for chain in growing
             ]
             result = self._feed(rows, [chain.state for chain in growing])
-            logits, bad = result.logits, self._non_finite_rows(result.logits)
-            if bad:
-                growing, logits = without(growing, logits, bad)
-            if growing:
-                self._extend(growing, logits, price > 0)
+            self._extend_finite(growing, result.logits, price > 0)
             growing = [chain for chain in growing if not chain.ended]
 
-    def _chains(self, growing: list[GrowingChain], priced: bool) -> Chains | None:
+    def _chains(self, growing: list[GrowingChain], priced: bool, takes_largest: bool) -> Chains | None:
         """What computes these chains row by row; None: a forward for all that is fed at once."""
         if not growing or any(chain.proposed for chain in growing):
             return None
-        num_ahead = min(chain.budget for chain in growing) if self._take_largest(growing) else 1
+        num_ahead = min(chain.budget for chain in growing) if takes_largest else 1
         pick = Pick(self._num_columns, priced, num_ahead)
         return self.model.chains([chain.state.cache for chain in growing], pick)
 
-    def _take_largest(self, chains: list[GrowingChain]) -> bool:
+    def _takes_largest(self, chains: list[GrowingChain]) -> bool:
         """Whether the tokens of the largest logits are taken, whatever these are."""
         return all(
             chain.picking is Picking.GREEDY and self._pipeline.is_identity(chain.sequence.params) for chain in chains
         )
 
-    def _grow_by_rows(self, chains: Chains, growing: list[GrowingChain], priced: bool) -> None:
+    def _grow_by_rows(self, chains: Chains, growing: list[GrowingChain], priced: bool, takes_largest: bool) -> None:
         """Let chains to which nothing is proposed grow to their ends."""
-        takes_largest = self._take_largest(growing)
         while growing:
             found = self._advance(chains, [chain.unfed for chain in growing], [chain.state for chain in growing])
-            members = growing
             if takes_largest and min(found.columns) >= 0:
                 tokens = self._names(found.columns)
                 for i, chain in enumerate(growing):
                     chances = None if found.probabilities is None else found.probabilities[i : i + 1]
                     self._keep(chain, chain.extend(tokens[i : i + 1], chances, None))
             else:
-                logits, bad = found.logits, self._non_finite_rows(found.logits)
-                if bad:
-                    growing, logits = without(growing, logits, bad)
-                if growing:
-                    self._extend(growing, logits, priced)
-            growing = [chain for chain in members if not chain.ended]
-            if growing and len(growing) < len(members):
-                chains.keep([place for place, chain in enumerate(members) if not chain.ended])
+                self._extend_finite(growing, found.logits, priced)
+            kept = [place for place, chain in enumerate(growing) if not chain.ended]
+            if kept and len(kept) < len(growing):
+                chains.keep(kept)
+            growing = [growing[place] for place in kept]
 
     def _prepare(self, chains: list[GrowingChain]) -> None:
         """What each chain is fed first, and its random numbers."""
@@ -130,6 +122,14 @@ class DraftModel(ModelDrafter):
             uniforms = torch.rand(sum(sizes), dtype=torch.float64, generator=self._generator)
             for chain, part in zip(drawn, torch.split(uniforms, sizes), strict=True):
                 chain.uniforms = part
+
+    def _extend_finite(self, chains: list[GrowingChain], logits: Tensor, priced: bool) -> None:
+        """As `_extend`; chains with a row that is no number end."""
+        bad = self._non_finite_rows(logits)
+        if bad:
+            chains, logits = without(chains, logits, bad)
+        if chains:
+            self._extend(chains, logits, priced)
 
     def _extend(self, chains: list[GrowingChain], logits: Tensor, priced: bool) -> None:
         """Extend each chain by what was picked at its rows.

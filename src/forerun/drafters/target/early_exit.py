@@ -95,7 +95,7 @@ class EarlyExit(DraftModel):
                 state.scratch = Tree()  # the verification goes on from it, and the engine commits or drops it
         return [self._with_states(state, draft) for state, draft in zip(states, drafts, strict=True)]
 
-    def _chains(self, growing: list[GrowingChain], priced: bool) -> None:
+    def _chains(self, growing: list[GrowingChain], priced: bool, takes_largest: bool) -> None:
         """None: those of the target go through all of its layers."""
 
     def _forward(self, rows: Seq[Rows], states: Seq[DraftState]) -> Forward:
