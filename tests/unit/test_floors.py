@@ -27,7 +27,6 @@ FLOORS = {
     "sampling": 1,
     "verify": 1,
     "kernels": 1,
-    "ranks": 1,
     "policy": 1,
     "fetch": 1,
     "cache": 2,

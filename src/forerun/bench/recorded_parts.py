@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from forerun.bench.acceptance_rate import AcceptanceRow
-from forerun.bench.collectives import ForwardRow as RankedForward, GatherRow
 from forerun.bench.forward import ForwardRow, Load
 from forerun.bench.load.arrival import ArrivalRow
 from forerun.bench.load.batches import BatchRow
@@ -41,24 +40,6 @@ def forward_figures(rows: Sequence[ForwardRow], load: Load, rounds: int, roof: R
         for k in load.counts:
             labels = {"dtype": dtype, "method": ROOFLINE, counted: k, "prefix": load.prefix}
             found += figures_of(labels, {ROOFLINE: roof.seconds(parameters, dtype, k)})
-    return found
-
-
-def gather_figures(gathers: Sequence[GatherRow], forwards: Sequence[RankedForward]) -> list[Figure]:
-    """Times of gathers, and of forwards that several ranks compute."""
-    found: list[Figure] = []
-    for row in gathers:
-        labels: dict[str, Any] = {"ranks": row.ranks, "rows": row.rows, "bytes": row.nbytes}
-        found += figures_of(labels, {"gather": row.seconds, "gather_p99": row.p99})
-    for each in forwards:
-        values = {
-            "forward": each.seconds,
-            "forward_gathering": each.gathering,
-            "forward_over_one": each.whole,
-            "forward_over_one_without_gathers": each.computing,
-        }
-        found += figures_of({"method": "ranks", "rows": each.rows}, values)
-        found += figures_of({"method": "one process", "rows": each.rows}, {"forward": each.one})
     return found
 
 

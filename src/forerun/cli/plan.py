@@ -13,7 +13,7 @@ from forerun.cli.bench.shared import check_json
 from forerun.cli.flags import Flags, with_flags
 from forerun.cli.memory_line import note
 from forerun.cli.output import print_json
-from forerun.cli.plan_lines import SOURCES, degree_lines, lines
+from forerun.cli.plan_lines import SOURCES, lines
 from forerun.config import BUNDLED_DRAFT, BUNDLED_TARGET
 from forerun.errors import ConfigError
 from forerun.plan.options import PlanOptions
@@ -100,21 +100,19 @@ def plan(
     note(f"reading the configuration of {model}")
     from forerun.plan.here import measured_machine
     from forerun.plan.shapes import model_shape
-    from forerun.plan.sheet import by_degree, make_plan
+    from forerun.plan.sheet import make_plan
 
     target = model_shape(model)
     drafting = draft_shape(draft, measure=measure)
     costs = measured_costs(model, draft, settings) if measure else None
     place = wanted if wanted is not None else bare_machine() if measure else measured_machine(note)
     made = make_plan(target, drafting, place, chances, settings, costs)
-    degrees = {} if settings.gather() is None else by_degree(target, drafting, place, chances, settings)
     if results is not None:
         save_results(made, chances, results)
     if json:
-        more = {"by_tensor_parallel": {str(count): each.as_object() for count, each in degrees.items()}}
-        print_json(made.as_object() | {"acceptance": list(chances.per_position)} | (more if degrees else {}))
+        print_json(made.as_object() | {"acceptance": list(chances.per_position)})
         return
-    for line in [*lines(made, chances), *degree_lines(degrees)]:
+    for line in lines(made, chances):
         typer.echo(line)
 
 
@@ -155,11 +153,6 @@ def chosen_machine(
 
 def check_measured(settings: PlanOptions) -> None:
     """Raise ConfigError where something else than this machine's steps of one sequence is asked for."""
-    if settings.gather() is not None:
-        raise ConfigError(
-            "--measure measures steps in one process, in which nothing is gathered. Leave --gather-us and "
-            "--collectives out."
-        )
     if settings.batch > 1 or settings.tensor_parallel > 1:
         raise ConfigError(
             "--measure measures steps of one sequence on this machine. Leave --batch and --tensor-parallel out; "

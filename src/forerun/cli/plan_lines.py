@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from forerun.cli.output import size_text
@@ -40,44 +40,6 @@ def lines(made: Plan, chances: ChainAcceptance) -> Iterator[str]:
     yield plain_table(HEADER, list(map(row, shown)))
     yield ""
     yield _verdict(made)
-
-
-def degree_lines(degrees: Mapping[int, Plan]) -> Iterator[str]:
-    """Which number of devices pays, for people; nothing where that was not looked at."""
-    from forerun.bench.report import plain_table
-
-    if not degrees:
-        return
-    one = degrees[1].best_speed
-    rows = [
-        [
-            str(count),
-            "yes" if _fits(each) else "no",
-            f"{1000 * each.costs.plain:.2f}",
-            "–" if each.prediction.best is None else str(each.prediction.best.num_draft_tokens),
-            f"{each.best_speed:.1f}",
-            f"{each.best_speed / one:.2f}",
-        ]
-        for count, each in degrees.items()
-    ]
-    yield ""
-    yield plain_table(["devices", "fits", "plain ms", "best K", "tokens/s", "over one device"], rows)
-    yield ""
-    fitting = {count: each for count, each in degrees.items() if _fits(each)}
-    if not fitting:
-        yield "It fits on none of these."
-        return
-    fastest = max(fitting, key=lambda count: fitting[count].best_speed)
-    least = min(fitting)
-    gain = fitting[fastest].best_speed / fitting[least].best_speed
-    if fastest == least:
-        yield f"More than {least}, the fewest on which it fits, do not pay."
-    else:
-        yield f"Fastest: {fastest} devices, {gain:.2f} times the speed of {least}, the fewest on which it fits."
-
-
-def _fits(made: Plan) -> bool:
-    return made.memory.available is None or made.memory.total <= made.memory.available
 
 
 def _verdict(made: Plan) -> str:

@@ -12,7 +12,6 @@ from forerun.cli import options
 from forerun.cli.default_model import chosen_model
 from forerun.cli.flags import Flags, with_flags
 from forerun.cli.generate import open_llm
-from forerun.cli.launched import follow_launched
 from forerun.cli.memory_line import memory_told, note
 from forerun.cli.options import LLMOptions
 from forerun.cli.serve_ray import serve_replicas
@@ -78,8 +77,6 @@ def serve(
     if write_config is not None and not ray.ray:
         raise ConfigError("--write-config is for --ray. Add that, or leave it out.")
     model = chosen_model(model, "MODEL")
-    if not ray.ray:
-        model = follow_launched(model, settings)
     drafters = served_drafters(drafter or [], draft_model, speculative_config)
     if server.is_open:
         note(f"{server.host} lets other machines in, and there is no --api-key: whoever reaches it may use it")

@@ -53,7 +53,7 @@ def answers(
     target: Target = None,
     data: Data = None,
     making: Annotated[AnswerMaking, Flags()],
-    settings: Annotated[LLMOptions, Flags(leave_out=("num_draft_tokens", "acceptance", "tensor_parallel"))],
+    settings: Annotated[LLMOptions, Flags(leave_out=("num_draft_tokens", "acceptance", "tensor_parallel_size"))],
     ray: Annotated[RayOptions, Flags(leave_out=("routing",), panel="Ray")],
     force: Force = False,
 ) -> None:

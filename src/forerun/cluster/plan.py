@@ -52,7 +52,6 @@ class Plan:
         Raises:
             ConfigError: an option that Ray's proxy has no place for.
         """
-        ray.check_model(llm)
         if server.send_timeout != ServerOptions().send_timeout:
             raise ConfigError("--send-timeout is for a server without --ray: Ray's proxy sends answers. Leave it out.")
         if server.journal is not None:

@@ -1,4 +1,4 @@
-"""The target of an LLM: loaded by its name, in this process or shared out among several, or handed in."""
+"""The target of an LLM: loaded by its name, or handed in."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from forerun.drafters import Drafter
 from forerun.engine.memory_plan import MemoryPlan
 from forerun.errors import ConfigError, DrafterError, ModelLoadError
 from forerun.models import LanguageModel, find_tokenizer, load_model
-from forerun.models.sharded import check_tensor_parallel, load_sharded_model
 
 _log = logging.getLogger(MEMORY_LOG)
 Drafters = str | Path | Drafter | Sequence[str | Path | Drafter] | None
@@ -28,7 +27,6 @@ class TargetOptions:
     device: str
     adapter: str | Path | None
     quantize: str | None
-    tensor_parallel: int
 
     def open(
         self, target: str | Path | LanguageModel, drafter: Drafters, config: EngineConfig, tokenizer: Any
@@ -36,18 +34,13 @@ class TargetOptions:
         """The model and its tokenizer: the one that is given, else that which lies beside the model.
 
         Raises:
-            ConfigError, ModelLoadError, NotEnoughMemoryError, RankError: as `LLM`.
+            ConfigError, ModelLoadError, NotEnoughMemoryError: as `LLM`.
         """
-        check_tensor_parallel(self.tensor_parallel, self.device, self.adapter)
         if not isinstance(target, (str, Path)):
             self._check_loaded()
             return target, tokenizer
         self._check_memory(target, drafter, config)
-        model: LanguageModel
-        if self.tensor_parallel > 1:
-            model = load_sharded_model(target, self.dtype, self.tensor_parallel, self.quantize)
-        else:
-            model = load_model(target, self.dtype, device=self.device, adapter=self.adapter, quantize=self.quantize)
+        model = load_model(target, self.dtype, device=self.device, adapter=self.adapter, quantize=self.quantize)
         return model, tokenizer or find_tokenizer(target, self.adapter)
 
     def _check_memory(self, target: str | Path, drafter: Drafters, config: EngineConfig) -> None:
@@ -69,9 +62,4 @@ class TargetOptions:
             raise ConfigError(
                 f"quantize is {self.quantize!r}, but the target is a loaded model, and weights are quantised as they "
                 "are read. Give the target's name, or load it with quantize."
-            )
-        if self.tensor_parallel != 1:
-            raise ConfigError(
-                f"tensor_parallel is {self.tensor_parallel}, but the target is a loaded model, and ranks read their "
-                "own parts of the weights. Give the target's name."
             )

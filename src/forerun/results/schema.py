@@ -33,7 +33,6 @@ KINDS = (
     "plan",
     "journal",
     "study",
-    "collectives",
 )
 """What was measured, in the order in which reports show it."""
 
@@ -90,11 +89,6 @@ FIGURES: Mapping[str, FigureKind] = {
     "forward": FigureKind("s", "lower", "time of a forward"),
     "forward_over_transformers": FigureKind("times", "lower", "time of a forward over Transformers'"),
     "forward_growth": FigureKind("times", "lower", "time of a forward over that of one row"),
-    "gather": FigureKind("s", "lower", "time of a gather"),
-    "gather_p99": FigureKind("s", "lower", "time of a gather, 99th percentile"),
-    "forward_gathering": FigureKind("s", "lower", "time of a forward in gathers"),
-    "forward_over_one": FigureKind("times", "lower", "time of a forward over that of one process"),
-    "forward_over_one_without_gathers": FigureKind("times", "lower", "the same, gathers not counted"),
     "roofline": FigureKind("s", "", "least time of a forward by bandwidth and arithmetic"),
     "perplexity": FigureKind("", "lower", "perplexity"),
     "perplexity_lost": FigureKind("share", "lower", "perplexity lost"),

@@ -37,17 +37,6 @@ def test_a_plan_is_told_to_programs(invoke: Invoke) -> None:
     assert made["by_num_draft_tokens"][1]["tokens"] == pytest.approx(1 + 0.8 + 0.4)
 
 
-def test_the_number_of_devices_that_pays_is_said(invoke: Invoke) -> None:
-    result = invoke(*LLAMA, "--tensor-parallel", "2", "--gather-us", "15")
-    assert result.exit_code == 0, result.output
-    assert "Fastest: 8 devices" in result.stdout and "over one device" in result.stdout
-    made = json.loads(invoke(*LLAMA, "--gather-us", "15", "--json").stdout)
-    assert list(made["by_tensor_parallel"]) == ["1", "2", "4", "8"]
-    assert "more than" not in invoke(*LLAMA).stdout.lower()
-    slow = invoke("plan", "8B:layers=32,kv_heads=8,head_dim=128", "--machine", "h100", "--gather-us", "1000")
-    assert "do not pay" in slow.stdout
-
-
 def test_a_machine_may_be_given_by_its_figures(invoke: Invoke) -> None:
     flags = ("--bandwidth", "100", "--flops", "1", "--memory", "16")
     made = json.loads(invoke("plan", "1B", *flags, "--json").stdout)
@@ -78,8 +67,6 @@ def test_measured_steps_take_the_rooflines_place(invoke: Invoke, monkeypatch: py
         (["1B", "--machine", "h100", "--acceptance", "1.5"], "must be numbers from 0 to 1"),
         (["1B", "--machine", "h100", "--acceptance", "much"], "--acceptance is 'much'"),
         (["1B", "--machine", "h100", "--measure"], "another one is given"),
-        (["1B", "--measure", "--gather-us", "4"], "nothing is gathered"),
-        (["1B", "--machine", "h100", "--sync-ms", "4", "--gather-us", "4"], "Give one of them"),
         (["1B", "--measure", "--batch", "4"], "steps of one sequence"),
         (["1B", "--machine", "h100", "--draft", "eagle"], "can only be measured"),
         (["1B", "--machine", "h100", "--precision", "int2"], "--precision is 'int2'"),

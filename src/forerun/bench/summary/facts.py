@@ -22,7 +22,6 @@ TITLES: Mapping[str, str] = {
     "plan": "Plan",
     "journal": "Traffic of a server",
     "study": "Study",
-    "collectives": "Several processes for one model",
 }
 
 

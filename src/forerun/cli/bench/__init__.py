@@ -6,7 +6,6 @@ import typer
 
 from forerun.cli.bench import (
     acceptance,
-    collectives,
     compare,
     engine,
     forward,
@@ -32,7 +31,6 @@ app.command()(serve.serve)
 app.command()(overhead.overhead)
 app.command()(acceptance.acceptance)
 app.command()(engine.engine)
-app.command()(collectives.collectives)
 app.command()(quality.quality)
 app.command()(journal.journal)
 app.command()(report.report)

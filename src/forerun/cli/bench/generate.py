@@ -84,7 +84,7 @@ def generate(
     draft: options.DraftName = None,
     compared: Annotated[Compared, Flags()],
     settings: Annotated[GenerateOptions, Flags()],
-    llm: Annotated[LLMOptions, Flags("dtype", "quantize", "adapter", "tensor_parallel")],
+    llm: Annotated[LLMOptions, Flags("dtype", "quantize", "adapter")],
     reference: Annotated[bool, typer.Option(help="Measure Transformers' generate as well (greedy only).")] = True,
     details: Annotated[bool, typer.Option(help="Measure overhead and acceptance as well.")] = True,
     threads: options.Threads = None,
@@ -183,7 +183,6 @@ def open_all(model: str, chosen: Mapping[str, str], counts: Sequence[NumDraftTok
             adapter=llm.adapter,
             quantize=llm.quantize,
             prefix_reuse=OFF,
-            tensor_parallel=llm.tensor_parallel,
         )
     by_method, by_drafter = engines.open_engines(plain, chosen, counts)
     drafters = {engines.method_name(name, k): name for name in chosen for k in counts}
