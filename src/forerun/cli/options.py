@@ -53,7 +53,7 @@ class LLMOptions(Checked):
         1,
         "1, as vLLM's commands say it: forerun computes a model in one process.",
         flags=("--tensor-parallel-size", "--tensor-parallel"),
-        metavar="1",
+        metavar="N",
     )
     start: str | None = option(
         None,

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from forerun.config import MEMORY_LOG, EngineConfig
 from forerun.drafters import Drafter
 from forerun.engine.memory_plan import MemoryPlan
@@ -36,6 +38,11 @@ class TargetOptions:
         Raises:
             ConfigError, ModelLoadError, NotEnoughMemoryError: as `LLM`.
         """
+        if isinstance(target, nn.Module):
+            raise ConfigError(
+                f"the target is a {type(target).__name__} of another library's in memory. Give its name or folder, or "
+                "generate with it: custom_generate=forerun.integrations.transformers.Speculative()."
+            )
         if not isinstance(target, (str, Path)):
             self._check_loaded()
             return target, tokenizer
