@@ -27,7 +27,7 @@ from forerun.engine.outputs import generation
 from forerun.engine.prompts import Prompt, encode, split_prompts
 from forerun.engine.results import Generation, StepOutput, StreamChunk
 from forerun.engine.shared import SharedEngine
-from forerun.engine.target import TargetOptions
+from forerun.engine.target import open_target
 from forerun.errors import BatchError, ConfigError, PromptError
 from forerun.models import LanguageModel
 from forerun.policy.start import read_start
@@ -120,8 +120,9 @@ class LLM:
         if start is not None:
             read_start(Path(start))
         check_drafter_text(drafter, target)
-        options = TargetOptions(dtype, device, adapter, quantize)
-        self.target, self.tokenizer = options.open(target, drafter, config, tokenizer)
+        self.target, self.tokenizer = open_target(
+            target, drafter, config, tokenizer, dtype=dtype, device=device, adapter=adapter, quantize=quantize
+        )
         drafter_seed = None if seed is None else seed ^ _DRAFTER_SEED
         binding = Binding(self.target, self.tokenizer, drafter_seed, prefix_reuse != OFF)
         self.drafter: Drafter | None = None

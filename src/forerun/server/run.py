@@ -115,9 +115,8 @@ def bound_socket(options: ServerOptions) -> socket.socket:
 
 def serve(service: Service, listening: socket.socket) -> None:
     """Serve until a signal ends it."""
-    server = make_server(service)
     try:
-        server.run(sockets=[listening])
+        make_server(service).run(sockets=[listening])
     finally:
         service.close()
         _log.info({"event": "ended"})
