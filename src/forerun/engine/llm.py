@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Sequence as Seq
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +11,6 @@ from forerun.config import (
     AUTO,
     DEFAULT_DTYPE,
     MAX_BATCH,
-    MEMORY_LOG,
     OFF,
     PREFILL_CHUNK,
     EngineConfig,
@@ -32,7 +30,6 @@ from forerun.errors import BatchError, ConfigError, PromptError
 from forerun.models import LanguageModel
 from forerun.policy.start import read_start
 
-_log = logging.getLogger(MEMORY_LOG)
 _DRAFTER_SEED = 0x6A09E667F3BCC908
 """Keeps the drafter's draws apart from the engine's: rejection is exact only if the two are independent."""
 
