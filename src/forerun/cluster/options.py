@@ -43,7 +43,8 @@ class RayOptions:
 
     def __post_init__(self) -> None:
         check_options(self, ConfigError)
-        check_routing(self.routing)
+        if self.routing not in ROUTERS:
+            raise ConfigError(f"routing is {self.routing!r}, but must be one of {', '.join(ROUTERS)}.")
         if self.ray:
             return
         changed = [each.name for each in fields(self) if getattr(self, each.name) != each.default]
@@ -58,9 +59,3 @@ class RayOptions:
                 f"--tensor-parallel is {count}, but every replica on Ray computes the whole model. Leave one "
                 "of them out."
             )
-
-
-def check_routing(name: str) -> None:
-    """Raise ConfigError unless there is a router of this name."""
-    if name not in ROUTERS:
-        raise ConfigError(f"routing is {name!r}, but must be one of {', '.join(ROUTERS)}.")
