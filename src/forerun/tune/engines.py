@@ -159,7 +159,6 @@ def _trial(seconds: float, choices: Sequence[Choice], same: bool | None) -> Tria
         _summed([each.accepted_per_position for each in stats]),
         sum(each.time_draft for each in stats) / level,
         sum(each.time_target for each in stats) / level,
-        sum(each.time_verify for each in stats) / level,
         max(each.time_first_token for each in stats),
         same,
     )

@@ -47,7 +47,6 @@ class Outcome:
         search: trials on the prompts by which arms were chosen. report: on the others.
         finalists: what was measured on the others.
         refused: drafter -> why it was not tried.
-        predicted: speed-up of a finalist by replay.
         quantised: formats that were tried.
         start: what budgets begin with afterwards.
         interrupted: Ctrl-C ended it.
@@ -60,7 +59,6 @@ class Outcome:
     report: Ledger = field(default_factory=Ledger)
     finalists: list[Arm] = field(default_factory=list)
     refused: dict[str, str] = field(default_factory=dict)
-    predicted: dict[Arm, float] = field(default_factory=dict)
     quantised: list[Quantised] = field(default_factory=list)
     start: list[Mapping[str, Any]] = field(default_factory=list)
     verdict: Verdict = field(default_factory=lambda: Verdict("off", PLAIN, "Nothing was measured."))
@@ -92,7 +90,7 @@ class Outcome:
         """For people."""
         levels = self.levels()
         by_level = [f"at {level} requests" for level in levels] if len(levels) > 1 else []
-        header = ["arm", "prompts", "choosing", "over plain", *by_level, "predicted", "tokens a step", "accepted"]
+        header = ["arm", "prompts", "choosing", "over plain", *by_level, "tokens a step", "accepted"]
         rows = [self._cells(arm, levels if by_level else []) for arm in self.arms]
         tables = [Table("Arms, their speed over plain decoding", [*header, "same text"], rows)]
         if self.quantised:
@@ -113,7 +111,6 @@ class Outcome:
             decimal(self.search.speedup(arm)),
             decimal(self.report.speedup(arm)),
             *(decimal(self.report.speedup(arm, level=level)) for level in levels),
-            decimal(self.predicted.get(arm)),
             decimal(_length(trials)),
             percent(accepted / drafted if drafted else None),
             percent(sum(same) / len(same) if same else None),
@@ -187,8 +184,6 @@ class Outcome:
             if speed is not None:
                 where = {**labels, "part": part}
                 found.append(Figure("over_plain", where, speed.median, speed.low, speed.high, len(ledger.trials(arm))))
-        if arm in self.predicted:
-            found.append(Figure("over_plain_predicted", labels, self.predicted[arm]))
         return found
 
 
