@@ -1,7 +1,7 @@
 """Tuning from prompts to an outcome: what fits, the search on one half, the measurement on the other.
 
-Time is shared out beforehand: half of it for the choice, a third for the measurement. Ctrl-C ends it wherever it is, and
-what is known then is the outcome.
+Time is shared out beforehand: half of it for the choice, a third for the measurement. Ctrl-C ends it wherever it is,
+and what is known then is the outcome.
 """
 
 from __future__ import annotations
