@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from forerun.cli import options
-from forerun.cli.bench.shared import check_json
 from forerun.cli.flags import Flags, with_flags
 from forerun.cli.memory_line import note
 from forerun.cli.output import print_json
-from forerun.cli.plan_lines import SOURCES, lines
+from forerun.cli.plan_lines import lines
 from forerun.config import BUNDLED_DRAFT, BUNDLED_TARGET
 from forerun.errors import ConfigError
 from forerun.plan.options import PlanOptions
@@ -22,7 +19,6 @@ if TYPE_CHECKING:
     from forerun.plan.machines import Machine
     from forerun.plan.predictor import ChainAcceptance, StepCosts
     from forerun.plan.shapes import ModelShape
-    from forerun.plan.sheet import Plan
 
 DEFAULT_ACCEPTANCE = "0.7"
 
@@ -69,10 +65,6 @@ Measure = Annotated[
     bool, typer.Option("--measure", help="Load target and draft here, and measure their steps in the engine.")
 ]
 
-ResultsFile = Annotated[
-    Path | None, typer.Option("--results", help="Write the plan for `forerun bench report`.", metavar="FILE")
-]
-
 
 @with_flags
 def plan(
@@ -86,13 +78,11 @@ def plan(
     acceptance: Acceptance = DEFAULT_ACCEPTANCE,
     settings: Annotated[PlanOptions, Flags()],
     measure: Measure = False,
-    results: ResultsFile = None,
     json: options.Json = False,
 ) -> None:
     """Predict memory, speed and cost of speculation, for models and machines that need not be here."""
     wanted = chosen_machine(machine, bandwidth, flops, memory, measure=measure)
     chances = read_acceptance(acceptance)
-    check_json(results, "--results")
     model = model or BUNDLED_TARGET
     draft = draft or (BUNDLED_DRAFT if model == BUNDLED_TARGET else "none")
     if measure:
@@ -107,23 +97,11 @@ def plan(
     costs = measured_costs(model, draft, settings) if measure else None
     place = wanted if wanted is not None else bare_machine() if measure else measured_machine(note)
     made = make_plan(target, drafting, place, chances, settings, costs)
-    if results is not None:
-        save_results(made, chances, results)
     if json:
         print_json(made.as_object() | {"acceptance": list(chances.per_position)})
         return
     for line in lines(made, chances):
         typer.echo(line)
-
-
-def save_results(made: Plan, chances: ChainAcceptance, path: Path) -> None:
-    """Write the plan for a report. Raises ConfigError where it cannot be written."""
-    from forerun.plan.as_results import plan_results
-    from forerun.results import Watch, save
-    from forerun.results.write import command_line
-
-    told = command_line(sys.argv[1:])
-    save(plan_results(made, chances, SOURCES[made.source], told, Watch.begin().environment()), path)
 
 
 def chosen_machine(

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 from forerun.cli.output import size_text
 
 if TYPE_CHECKING:
-    from forerun.plan.predictor import ChainAcceptance
+    from forerun.plan.predictor import ChainAcceptance, Predicted
     from forerun.plan.sheet import Plan
 
+_HEADER = ("K", "tokens a step", "ms a step", "speed-up", "break-even acceptance")
 _SHOWN = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
 SOURCES = {
     "measured": "steps of these models, measured in the engine on this machine",
@@ -22,7 +23,6 @@ SOURCES = {
 def lines(made: Plan, chances: ChainAcceptance) -> Iterator[str]:
     """The plan for people."""
     from forerun.bench.report import plain_table
-    from forerun.plan.as_results import HEADER, row
 
     memory, prediction = made.memory, made.prediction
     drafter = "drafts that are looked up" if made.draft is None else made.draft.name
@@ -37,9 +37,16 @@ def lines(made: Plan, chances: ChainAcceptance) -> Iterator[str]:
     yield f"acceptance: {', '.join(f'{each:g}' for each in chances.per_position)}, each after the tokens before it"
     shown = [each for each in prediction.by_k if each.num_draft_tokens in _SHOWN or each is prediction.best]
     yield ""
-    yield plain_table(HEADER, list(map(row, shown)))
+    yield plain_table(_HEADER, list(map(_row, shown)))
     yield ""
     yield _verdict(made)
+
+
+def _row(each: Predicted) -> list[str]:
+    """What is told of one K, under _HEADER."""
+    edge = "never" if each.break_even is None else f"{each.break_even:.2f}"
+    cells = [f"{each.tokens:.2f}", f"{1000 * each.seconds:.2f}", f"{each.speedup:.2f}", edge]
+    return [str(each.num_draft_tokens), *cells]
 
 
 def _verdict(made: Plan) -> str:

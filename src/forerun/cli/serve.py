@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -48,14 +47,6 @@ Drafters = Annotated[
 ServedName = Annotated[
     str | None, typer.Option(help="What requests call the model.", metavar="NAME", show_default="that of MODEL")
 ]
-WriteConfig = Annotated[
-    Path | None,
-    typer.Option(
-        help="With --ray: write the configuration that Ray's `serve run` and `serve deploy` take, and serve nothing.",
-        metavar="FILE",
-        rich_help_panel="Ray",
-    ),
-]
 
 
 @with_flags
@@ -68,14 +59,11 @@ def serve(
     served_model_name: ServedName = None,
     server: Annotated[ServerOptions, Flags(panel="Server")],
     ray: Annotated[RayOptions, Flags(panel="Ray")],
-    write_config: WriteConfig = None,
     settings: Annotated[LLMOptions, Flags()],
     engine: Annotated[EngineConfig, Flags("max_batch", "prefill_chunk")],
 ) -> None:
     """Serve a model by OpenAI's API: chats, completions, streams; with speculation where it pays."""
     check_extra()
-    if write_config is not None and not ray.ray:
-        raise ConfigError("--write-config is for --ray. Add that, or leave it out.")
     model = chosen_model(model, "MODEL")
     drafters = served_drafters(drafter or [], draft_model, speculative_config)
     if server.is_open:
@@ -83,7 +71,7 @@ def serve(
     name = served_model_name or model
     llm = asdict(settings) | {"max_batch": engine.max_batch, "prefill_chunk": engine.prefill_chunk}
     if ray.ray:
-        serve_replicas(model, name, drafters, llm, server, ray, write_config)
+        serve_replicas(model, name, drafters, llm, server, ray)
     else:
         _serve_here(model, name, drafters, llm, server)
 

@@ -43,15 +43,10 @@ class RayOptions:
 
     def __post_init__(self) -> None:
         check_options(self, ConfigError)
-        check_routing(self.routing)
+        if self.routing not in ROUTERS:
+            raise ConfigError(f"routing is {self.routing!r}, but must be one of {', '.join(ROUTERS)}.")
         if self.ray:
             return
         changed = [each.name for each in fields(self) if getattr(self, each.name) != each.default]
         if changed:
             raise ConfigError(f"--{changed[0].replace('_', '-')} is for --ray. Add that, or leave it out.")
-
-
-def check_routing(name: str) -> None:
-    """Raise ConfigError unless there is a router of this name."""
-    if name not in ROUTERS:
-        raise ConfigError(f"routing is {name!r}, but must be one of {', '.join(ROUTERS)}.")

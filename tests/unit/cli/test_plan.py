@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
-from forerun.bench.summary.headline import sections
-from forerun.bench.summary.series import charts
 from forerun.cli import plan as command
 from forerun.plan.predictor import StepCosts
-from forerun.results import load
 
 from .conftest import Invoke
 
@@ -76,19 +72,3 @@ def test_what_cannot_be_planned_is_refused(invoke: Invoke, flags: list[str], tol
     result = invoke("plan", *flags)
     assert result.exit_code == 2
     assert told in result.stderr
-
-
-def test_a_plan_for_a_report(invoke: Invoke, tmp_path: Path) -> None:
-    place = tmp_path / "plan.json"
-    assert invoke(*LLAMA, "--acceptance", "0.75", "--results", str(place)).exit_code == 0
-    found = load(place)
-    speeds = [each for each in found.figures if each.name == "over_plain_predicted"]
-    assert len(speeds) == 16 and found.details["source"] == "bound" and found.target is not None
-    assert [chart.title for chart in charts(found)] == [
-        "Predicted speed over plain decoding",
-        "Acceptance from which it pays",
-    ]
-    assert sections([found])["plan"].startswith("- `") and "times plain decoding at most" in sections([found])["plan"]
-    (tmp_path / "notes").write_text("mine")
-    refused = invoke(*LLAMA, "--results", str(tmp_path / "notes"))
-    assert refused.exit_code == 2 and "--results is" in refused.stderr

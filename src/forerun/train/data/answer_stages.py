@@ -20,7 +20,7 @@ from forerun.files.write import digest
 from forerun.train.corpus import hash_fraction
 from forerun.train.data.answer_file import Answered
 from forerun.train.data.chat_text import ChatText
-from forerun.train.data.many_requests import Computing, compute
+from forerun.train.data.many_requests import compute
 from forerun.train.data.own_prompts import fault, likeness, writer
 from forerun.train.defaults import AnswerMaking
 from forerun.vocabulary import encode_text
@@ -45,20 +45,12 @@ class Stages:
     Args:
         folder: of the journals.
         head: what the answers depend on, as JSON values: journals of another run are refused.
-        computing: has many requests answered; None: `many_requests.compute`.
     """
 
     def __init__(
-        self,
-        llm: LLM,
-        folder: Path,
-        head: Mapping[str, Any],
-        options: AnswerMaking,
-        console: Console,
-        computing: Computing | None = None,
+        self, llm: LLM, folder: Path, head: Mapping[str, Any], options: AnswerMaking, console: Console
     ) -> None:
         self._llm, self._folder, self._head, self._options, self._console = llm, folder, head, options, console
-        self._computing = computing or compute
         self.chat = ChatText(llm.tokenizer, llm.target.name)
 
     def own_prompts(self, count: int) -> list[Case]:
@@ -75,7 +67,7 @@ class Stages:
             while len(kept) < count and number < most:
                 wave = range(number, min(most, number + max(32, round(_WAVE * (count - len(kept))))))
                 missing = deque(place for place in wave if not journal.has(place))
-                for place, choice in self._computing(self._llm, missing, self._writing):
+                for place, choice in compute(self._llm, missing, self._writing):
                     journal.add(place, _written(choice))
                     progress.show(min(count, journal.num_done), choice)
                 for place in wave:
@@ -122,7 +114,7 @@ class Stages:
             def request(index: int) -> tuple[list[int], SamplingParams]:
                 return self._asking(stage, index, turns[index], self._before(journal, index, turns[index]))
 
-            for index, choice in self._computing(self._llm, waiting, request):
+            for index, choice in compute(self._llm, waiting, request):
                 journal.add(index, _written(choice))
                 progress.show(journal.num_done, choice)
                 if follows(index + 1) and not journal.has(index + 1):

@@ -25,7 +25,6 @@ from forerun.retrieval.sources import find_files
 from forerun.train.data.answer_file import SUFFIXES, Answered, is_answer_file, record_path
 from forerun.train.data.answer_prompts import cut_prompts, files_digest, parted, read_prompts
 from forerun.train.data.answer_stages import Stages
-from forerun.train.data.many_requests import Computing
 from forerun.train.data.mixture import KINDS, mix
 from forerun.train.data.overlap import Overlap, bundled
 from forerun.train.data.passages import Passage, prose_pieces, read_passages
@@ -65,7 +64,6 @@ def make_answers(
     console: Console,
     *,
     force: bool = False,
-    computing: Computing | None = None,
 ) -> dict[str, Any]:
     """Write a file of answers and its record, which is returned. A file that the same run has written is kept.
 
@@ -73,7 +71,6 @@ def make_answers(
         open_llm: loads the target, without a drafter.
         data: JSON lines with prompts, and files and folders of text or source.
         force: begin anew, and replace `out`.
-        computing: has many requests answered; None: the LLM's own engine.
 
     Raises:
         ConfigError: there is another file or another process at `out`; data cannot be read or holds nothing usable;
@@ -95,7 +92,7 @@ def make_answers(
         head = _head(llm, prompts, text, options)
         if not force and out.exists() and not folder.exists():
             return _former(out, head, console)
-        stages = Stages(llm, folder, head, options, console, computing)
+        stages = Stages(llm, folder, head, options, console)
         chat = stages.chat.has_template
         given = read_prompts(prompts, chat=chat)
         if not chat:

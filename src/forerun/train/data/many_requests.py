@@ -4,21 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from forerun.config import SamplingParams
 from forerun.engine import LLM, Choice
 from forerun.errors import PromptError, SamplingError
 
 K = TypeVar("K")
-
-
-class Computing(Protocol):
-    """`compute`, or what takes its place: by other processes, say."""
-
-    def __call__(
-        self, llm: LLM, waiting: deque[K], request: Callable[[K], tuple[list[int], SamplingParams]], /
-    ) -> Iterator[tuple[K, Choice | PromptError | SamplingError]]: ...
 
 
 def compute(
