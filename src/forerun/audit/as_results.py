@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from forerun.audit.certificate import Certificate
-from forerun.audit.page import COLUMNS, row
+from forerun.audit.certificate import Certificate, table_of
 from forerun.results import DrafterFacts, Environment, Figure, Results, TableFacts, TargetFacts
 from forerun.results.write import without_folders
 
@@ -21,8 +20,8 @@ def audit_results(certificate: Certificate, command: str, environment: Environme
                 figures.append(Figure("found", labels, test.found, samples=test.num_samples))
             if test.p_value is not None:
                 figures.append(Figure("p_value", labels, test.p_value, samples=test.num_samples))
-        rows = [list(row(test)) for test in layer.tests] or [[layer.verdict, *[""] * (len(COLUMNS) - 1)]]
-        tables.append(TableFacts(f"{layer.name}: {layer.verdict}. {layer.power}".rstrip(), list(COLUMNS), rows))
+        header, rows = table_of(layer.tests) if layer.tests else (["verdict"], [[layer.verdict]])
+        tables.append(TableFacts(f"{layer.name}: {layer.verdict}. {layer.power}".rstrip(), header, rows))
     return Results(
         kind="audit",
         command=command,

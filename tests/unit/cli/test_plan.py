@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from forerun.bench.summary.headline import sections
-from forerun.bench.summary.series import charts
 from forerun.cli import plan as command
 from forerun.plan.predictor import StepCosts
 from forerun.results import load
@@ -97,10 +96,6 @@ def test_a_plan_for_a_report(invoke: Invoke, tmp_path: Path) -> None:
     found = load(place)
     speeds = [each for each in found.figures if each.name == "over_plain_predicted"]
     assert len(speeds) == 16 and found.details["source"] == "bound" and found.target is not None
-    assert [chart.title for chart in charts(found)] == [
-        "Predicted speed over plain decoding",
-        "Acceptance from which it pays",
-    ]
     assert sections([found])["plan"].startswith("- `") and "times plain decoding at most" in sections([found])["plan"]
     (tmp_path / "notes").write_text("mine")
     refused = invoke(*LLAMA, "--results", str(tmp_path / "notes"))

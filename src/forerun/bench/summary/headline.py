@@ -6,9 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from forerun.bench.report import markdown_table, percent
-from forerun.bench.summary.facts import duration, file_name
-from forerun.bench.summary.series import short
-from forerun.bench.summary.text import in_order
+from forerun.bench.summary.text import duration, file_name, in_order
 from forerun.bench.summary.warnings import weaknesses
 from forerun.errors import ConfigError
 from forerun.results import Figure, Results
@@ -78,7 +76,7 @@ def _rows(results: Results) -> Iterator[list[str]]:
                 continue
             yield [
                 f"{name}: {workload}",
-                short(method).removesuffix(", auto"),
+                method.removeprefix("forerun, ").removesuffix(", auto"),
                 _decimal(_value(here, "tokens_per_second", method), 1),
                 _with_interval(ratio),
                 "–" if beside is None or beside.value is None else _with_interval(beside),

@@ -12,7 +12,6 @@ from forerun.cli.bench import (
     forward,
     generate,
     gpu,
-    journal,
     load,
     overhead,
     peers,
@@ -34,7 +33,6 @@ app.command()(acceptance.acceptance)
 app.command()(engine.engine)
 app.command()(collectives.collectives)
 app.command()(quality.quality)
-app.command()(journal.journal)
 app.command()(report.report)
 app.command()(compare.compare)
 app.command()(gpu.gpu)
