@@ -8,6 +8,8 @@ from typing import Any, Literal
 
 from forerun.audit.statistics import FOUND, Deviation, GTest, detectable
 from forerun.bench.report import markdown_table
+from forerun.results import DrafterFacts, Environment, Figure, Results, TableFacts, TargetFacts
+from forerun.results.write import without_folders
 
 Verdict = Literal["pass", "fail", "inconclusive", "measured", "not run"]
 """measured: a lossy rule was asked for, and its deviation is told. inconclusive: neither pass nor fail."""
@@ -224,3 +226,40 @@ def _row(test: Check) -> list[str]:
 def worst(verdicts: Seq[Verdict]) -> Verdict:
     """The worst of several verdicts; "not run" of none."""
     return next((verdict for verdict in _WORST_FIRST if verdict in verdicts), "not run")
+
+
+def audit_results(certificate: Certificate, command: str, environment: Environment) -> Results:
+    """The certificate of a model in this process, in the schema of results. No text is in it."""
+    subject = certificate.subject
+    drafter = without_folders(str(subject["drafter"]))
+    figures, tables = [], []
+    for layer in certificate.layers:
+        for test in layer.tests:
+            labels = {"layer": layer.name, "method": test.name}
+            figures.append(Figure("compared", labels, float(test.num_samples)))
+            if test.found is not None:
+                figures.append(Figure("found", labels, test.found, samples=test.num_samples))
+            if test.p_value is not None:
+                figures.append(Figure("p_value", labels, test.p_value, samples=test.num_samples))
+        header, rows = table_of(layer.tests) if layer.tests else (["verdict"], [[layer.verdict]])
+        tables.append(TableFacts(f"{layer.name}: {layer.verdict}. {layer.power}".rstrip(), header, rows))
+    return Results(
+        kind="audit",
+        command=command,
+        environment=environment,
+        target=TargetFacts(
+            without_folders(str(subject["model"])),
+            str(subject.get("number_format") or ""),
+            exact=str(subject.get("exact")) == "yes",
+        ),
+        settings={"seed": subject.get("seed"), "family_error": certificate.family_error},
+        drafters=[DrafterFacts(drafter, drafter)],
+        figures=figures,
+        tables=tables,
+        details={
+            "verdict": certificate.verdict,
+            "headline": certificate.headline,
+            "layers": {layer.name: layer.verdict for layer in certificate.layers},
+            "findings": [finding for layer in certificate.layers for finding in layer.findings],
+        },
+    )

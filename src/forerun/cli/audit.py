@@ -106,7 +106,7 @@ def audit(
     else:
         typer.echo(certificate.markdown())
     if results is not None:
-        from forerun.audit.as_results import audit_results
+        from forerun.audit.certificate import audit_results
         from forerun.results import save
         from forerun.results.write import command_line
 
@@ -164,8 +164,7 @@ def _of_server(
     urls: Sequence[str], api_key: str | None, model: str | None, prompts: str | None, settings: AuditOptions
 ) -> Certificate:
     """The certificate of a server, or of two."""
-    from forerun.audit.client import Server
-    from forerun.audit.remote import SWITCH, remote_audit
+    from forerun.audit.remote import SWITCH, Server, remote_audit
     from forerun.results.machine import machine
 
     if len(urls) > _MOST_URLS:
