@@ -22,6 +22,7 @@ from forerun.audit.statistics import NOTHING, GTest, homogeneity, more_often, sh
 from forerun.errors import AuditError, ConfigError
 
 Body = dict[str, Any]
+Say = Callable[[str], None]
 Texts = tuple[str, ...]
 """Of an answer, one for each choice."""
 TIMEOUT = 120.0
@@ -36,11 +37,7 @@ _LENGTH, _TEMPERATURE = 3, 0.7
 """Tokens of a sampled answer, and their temperature: cells must fill."""
 _CHOICES = 4
 _PENALTIES = {"presence_penalty": 0.4, "frequency_penalty": 0.3}
-GREEDY: Mapping[str, Body] = {
-    "no options": {},
-    "penalties": dict(_PENALTIES),
-    "stops": {"stop": ["\n\n", "e "]},
-}
+GREEDY: Mapping[str, Body] = {"no options": {}, "penalties": dict(_PENALTIES), "stops": {"stop": ["\n\n", "e "]}}
 SAMPLED: Mapping[str, Body] = {"no options": {}, "top_p, penalties": {"top_p": 0.9, **_PENALTIES}}
 _NUM_TESTS = 1 + 2 * len(SAMPLED)
 
@@ -136,8 +133,7 @@ class Server:
             ) from None
         if response.status_code != 200:
             told = value.get("error") if isinstance(value, dict) else None
-            param = told.get("param") if isinstance(told, dict) else None
-            about = f" and names the field {param!r}" if param else ""
+            about = f" and names the field {told['param']!r}" if isinstance(told, dict) and told.get("param") else ""
             raise AuditError(
                 f"{self.url}{path} refuses a request with status {response.status_code}{about}. If it does not know "
                 "the switch `speculative`, give two servers: --url SPECULATIVE --url PLAIN."
@@ -165,7 +161,7 @@ def remote_audit(
     settings: AuditOptions | None = None,
     *,
     subject: Mapping[str, Any] | None = None,
-    say: Callable[[str], None] = lambda _: None,
+    say: Say = lambda _: None,
 ) -> Certificate:
     """Audit a server.
 
@@ -190,11 +186,10 @@ def remote_audit(
         engine.reason = "--requests is 0"
     switch = _switch(speculative, plain)
     rules = Layer("Rule", "Acceptance rules on cached laws of the model.", reason="a server's rules cannot be called")
-    layers = [switch, bits, rules, engine]
     if switch.verdict != "pass":
         for layer in (bits, engine):
             layer.tests = [replace(test, verdict="inconclusive", note=_NOT_CONFIRMED) for test in layer.tests]
-    return Certificate(dict(subject or {}), layers, FAMILY_ERROR, time.perf_counter() - started)
+    return Certificate(dict(subject or {}), [switch, bits, rules, engine], FAMILY_ERROR, time.perf_counter() - started)
 
 
 def _switch(drafting: Server, plainly: Server) -> Layer:
@@ -248,8 +243,9 @@ def _bits(
     elif differing > noise or 2 * noise > count:
         verdict = "inconclusive"
         layer.notes.append("More --num-prompts would tell whether speculation adds to the difference.")
-    told = {"p_value": p_value, "level": level, "found": share_found(count), "note": note}
-    layer.tests.append(Check("greedy, batches of 8", verdict, "answers", count, **told))
+    layer.tests.append(
+        Check("greedy, batches of 8", verdict, "answers", count, None, p_value, level, share_found(count), note=note)
+    )
     return layer
 
 
@@ -260,7 +256,7 @@ def _sampled(
     prompts: Seq[str],
     settings: AuditOptions,
     level: float,
-    say: Callable[[str], None],
+    say: Say,
 ) -> None:
     """Two plain samples against each other, and both against one with speculation."""
     each = max(settings.requests // (3 * len(SAMPLED)), 2 * _CHOICES)

@@ -278,3 +278,8 @@ class Results:
     tables: Sequence[TableFacts] = ()
     details: Mapping[str, Any] = field(default_factory=dict)
     source: str = ""
+
+    @property
+    def file_name(self) -> str:
+        """Of the source, without its folders."""
+        return self.source.replace("\\", "/").rpartition("/")[2]

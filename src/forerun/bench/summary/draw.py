@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from forerun.bench.summary.text import file_name, title
+from forerun.bench.summary.text import title
 from forerun.errors import ConfigError
 from forerun.results import FIGURES, Figure, Results
 
@@ -97,7 +97,7 @@ def _pictures(results: Results) -> Iterator[tuple[str, Kind, str, list[Figure]]]
                 apart = [name for name in labels if name not in (*METHOD_LABELS, kind.at)]
                 found[tuple(f"{name} {labels[name]}" for name in apart if labels[name] != "")].append(each)
         for about, figures in found.items():
-            words = [file_name(results).removesuffix(".json"), kind.figures[0], *([f"by {kind.at}"] if kind.at else [])]
+            words = [results.file_name.removesuffix(".json"), kind.figures[0], *([f"by {kind.at}"] if kind.at else [])]
             yield re.sub(r"[^\w.]+", "-", " ".join([*words, *about])), kind, ", ".join(about), figures
 
 

@@ -16,11 +16,6 @@ def title(results: Results) -> str:
     return f"{KINDS[results.kind]}{': ' * bool(about)}{about}"
 
 
-def file_name(results: Results) -> str:
-    """Without its folders."""
-    return results.source.replace("\\", "/").rpartition("/")[2]
-
-
 def duration(seconds: float) -> str:
     """A time for people."""
     if seconds < 120:
@@ -30,7 +25,7 @@ def duration(seconds: float) -> str:
 
 def in_order(every: Sequence[Results]) -> list[Results]:
     """As reports show them: by kind, then by file."""
-    return sorted(every, key=lambda each: (list(KINDS).index(each.kind), file_name(each)))
+    return sorted(every, key=lambda each: (list(KINDS).index(each.kind), each.file_name))
 
 
 def markdown(every: Sequence[Results], head: str = "") -> str:
@@ -52,7 +47,7 @@ def _about(results: Results) -> str:
     at = results.environment
     busy = f"load average {at.load_before[0]:.1f} before and {at.load_after[0]:.1f} after" if at.load_before else ""
     stolen = "" if at.stolen is None else f"{100 * at.stolen:.1f} % of the processors' time taken by the host"
-    parts = [f"{at.date[:10]}, {duration(at.seconds)}", f"`{file_name(results)}`", describe(at), busy, stolen]
+    parts = [f"{at.date[:10]}, {duration(at.seconds)}", f"`{results.file_name}`", describe(at), busy, stolen]
     return "; ".join(filter(None, parts)) + "."
 
 

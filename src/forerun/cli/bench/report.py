@@ -81,11 +81,10 @@ def _results(path: Path) -> Results:
 def _as_json(every: Sequence[Results]) -> str:
     import json
 
-    from forerun.bench.summary.text import file_name
     from forerun.bench.summary.warnings import warnings_of
     from forerun.results import as_object
 
-    found = {"warnings": warnings_of(every), "results": [{"file": file_name(each)} | as_object(each) for each in every]}
+    found = {"warnings": warnings_of(every), "results": [{"file": each.file_name} | as_object(each) for each in every]}
     return json.dumps(found, ensure_ascii=False) + "\n"
 
 
