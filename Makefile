@@ -103,7 +103,7 @@ report: $(STAMP)
 	$(BIN)/forerun bench report benchmarks/*.json --head benchmarks/head.md --markdown docs/benchmarks.md --into README.md
 
 measure: $(STAMP)
-	FORERUN=$(BIN)/forerun PYTHON=$(BIN)/python benchmarks/measure.sh $(ARGS)
+	FORERUN=$(BIN)/forerun benchmarks/measure.sh $(ARGS)
 
 study: $(STAMP)
 	FORERUN=$(abspath $(BIN))/forerun PYTHON=$(abspath $(BIN))/python benchmarks/study.sh $(ARGS)

@@ -125,7 +125,7 @@ def test_generate_on_a_file_of_prompts(invoke: Invoke, tmp_path: Path) -> None:
         "forerun, plain",
         "forerun, prompt-lookup, auto",
     }
-    assert all(row.num_tokens == 8 and sum(row.gaps.values()) == 7 and row.same_text for row in found.rows)
+    assert all(row.num_tokens == 8 and row.same_text for row in found.rows)
     assert str(tmp_path) not in (tmp_path / "r.json").read_text()
     again = invoke("bench", "generate", *arguments)
     assert again.exit_code == 2 and "rows.csv exists" in again.stderr
@@ -153,9 +153,9 @@ def test_other_measurements_write_the_same_schema(
         found = load(files[-1])
         assert found.kind == command[0] and found.tables and found.figures
         assert all(each.value is not None for each in found.figures)
-    result = invoke("bench", "report", *files, "--markdown", "-", "--csv", str(tmp_path / "f.csv"))
+    result = invoke("bench", "report", *files, "--markdown", "-", "--json", str(tmp_path / "all.json"))
     assert result.exit_code == 0 and result.stdout.count("\n## ") == 1
-    assert "roofline" in (tmp_path / "f.csv").read_text()
+    assert "roofline" in (tmp_path / "all.json").read_text()
 
 
 def test_compare_fails_where_something_is_worse(invoke: Invoke, tmp_path: Path) -> None:
@@ -174,24 +174,27 @@ def test_compare_fails_where_something_is_worse(invoke: Invoke, tmp_path: Path) 
     assert result.exit_code == 0 and "Inconclusive: " in result.stdout
 
 
-def test_a_journal_from_its_file_to_a_page(invoke: Invoke, tmp_path: Path) -> None:
+def test_a_journal_is_reported_as_results_are(invoke: Invoke, tmp_path: Path) -> None:
+    file = str(traffic_world.written(tmp_path / "j"))
+    result = invoke("bench", "report", file)
+    assert result.exit_code == 0 and result.stdout.startswith("## Traffic of a server: bundled"), result.stderr
+    assert invoke("bench", "report", file, "--json", str(tmp_path / "j.json")).exit_code == 0
+    found = json.loads((tmp_path / "j.json").read_text())
+    assert found["results"][0]["kind"] == "journal" and found["results"][0]["figures"]
+    assert invoke("bench", "report", str(tmp_path / "none")).exit_code == 2
+
+
+def test_pictures_of_results(invoke: Invoke, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    file = str(traffic_world.written(tmp_path / "j", traffic_world.made(30)))
-    result = invoke("bench", "journal", file)
-    assert (
-        result.exit_code == 0 and "without speculation, by replay" in result.stdout and "error of the" in result.stdout
-    )
-    places = [str(tmp_path / name) for name in ("p.html", "p.md", "p.json")]
-    result = invoke("bench", "journal", file, "--html", places[0], "--markdown", places[1], "--json", places[2])
-    assert result.exit_code == 0, result.stderr
-    assert Path(places[0]).read_text().count("<svg") == 7 and "### " in Path(places[1]).read_text()
-    assert load(places[2]).kind == "journal"
-    assert invoke("bench", "report", places[2], "--markdown", "-").exit_code == 0
-    assert invoke("bench", "journal", file, "--markdown", "-").stdout.startswith("## Traffic of a server: bundled")
-    for more, reason in ((["--arm", "x"], "there is no --tune"), (["--tune", places[2]], "not of a tuning")):
-        refused = invoke("bench", "journal", file, *more)
-        assert refused.exit_code == 2 and reason in refused.stderr
-    assert invoke("bench", "journal", str(tmp_path / "none")).exit_code == 2
+    save(generated(), tmp_path / "new.json")
+    result = invoke("bench", "report", str(tmp_path / "new.json"), "--pictures", str(tmp_path / "p" / "q"))
+    assert result.exit_code == 0 and not result.stdout, result.output
+    (picture,) = (tmp_path / "p" / "q").iterdir()
+    assert picture.name == "new-over_plain-workload-mine.jsonl-temperature-0.0.png"
+    assert picture.read_bytes().startswith(b"\x89PNG") and "1 pictures are in" in result.stderr
+    (tmp_path / "file").touch()
+    refused = invoke("bench", "report", str(tmp_path / "new.json"), "--pictures", str(tmp_path / "file"))
+    assert refused.exit_code == 2 and "--pictures is" in refused.stderr
 
 
 def test_the_main_figures_are_put_between_marks(invoke: Invoke, tmp_path: Path) -> None:

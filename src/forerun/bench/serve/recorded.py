@@ -11,7 +11,6 @@ from forerun.bench.serve.arm import PLAIN
 from forerun.bench.serve.measure import Measured
 from forerun.bench.serve.rows import COLUMNS, ServeRow
 from forerun.results import Figure, RunRow
-from forerun.results.gaps import counted
 from forerun.results.schema import Labels
 from forerun.results.write import without_folders
 
@@ -93,7 +92,6 @@ def _runs(measured: Measured, temperature: float) -> Iterator[RunRow]:
                     num_drafted=answer.num_drafted,
                     num_accepted=answer.num_accepted,
                     first_token=answer.first_token,
-                    gaps={} if arm.is_alone else counted(answer.waits),
                     same_text=None if beside is None or arm.mode == PLAIN else beside[place].text == answer.text,
                 )
 

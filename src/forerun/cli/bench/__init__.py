@@ -11,7 +11,6 @@ from forerun.cli.bench import (
     forward,
     generate,
     gpu,
-    journal,
     load,
     overhead,
     peers,
@@ -32,7 +31,6 @@ app.command()(overhead.overhead)
 app.command()(acceptance.acceptance)
 app.command()(engine.engine)
 app.command()(quality.quality)
-app.command()(journal.journal)
 app.command()(report.report)
 app.command()(compare.compare)
 app.command()(gpu.gpu)

@@ -67,17 +67,13 @@ def compare(
     else:
         table = Table.of("", paired.COLUMNS, rows)
         typer.echo((markdown_table if markdown else plain_table)(table.header, table.rows))
-        typer.echo("\n" + _conclusion(counts))
+        said = ", ".join(f"{count} {name}" for name, count in counts.items())
+        verdict, more = (
+            "Inconclusive",
+            " Nothing is shown to be worse; more prompts or rounds would narrow the intervals.",
+        )
+        if paired.WORSE in counts or set(counts) <= {paired.BETTER, paired.SAME}:
+            verdict, more = "Worse" if paired.WORSE in counts else "Not worse", ""
+        typer.echo(f"\n{verdict}: {said}.{more}")
     if paired.WORSE in counts:
         raise typer.Exit(WORSE_EXIT)
-
-
-def _conclusion(counts: dict[str, int]) -> str:
-    from forerun.bench import paired
-
-    said = ", ".join(f"{count} {name}" for name, count in counts.items())
-    if paired.WORSE in counts:
-        return f"Worse: {said}."
-    if set(counts) <= {paired.BETTER, paired.SAME}:
-        return f"Not worse: {said}."
-    return f"Inconclusive: {said}. Nothing is shown to be worse; more prompts or rounds would narrow the intervals."

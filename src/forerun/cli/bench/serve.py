@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from forerun.bench.report import Report
-from forerun.bench.summary.text import csv_lines
 from forerun.cli import options
 from forerun.cli.bench.serve_options import OF_MODEL, BenchServeOptions, Served
 from forerun.cli.bench.shared import Compared, JsonFile, begin, print_report, say
@@ -22,7 +21,6 @@ from forerun.cli.options import LLMOptions
 from forerun.cli.served_drafters import served_drafters
 from forerun.config import OFF, EngineConfig
 from forerun.errors import ConfigError
-from forerun.files.write import write_bytes
 
 if TYPE_CHECKING:
     from forerun.bench.serve.arm import Arm
@@ -91,9 +89,7 @@ def serve(
         rows=() if asked.no_details else recorded.run_rows(measured, asked.temperature),
         figures=recorded.figures(rows),
     )
-    results = print_report(report, watch, json, markdown)
-    if asked.csv is not None:
-        write_bytes(asked.csv, csv_lines([results]).encode(), error=ConfigError)
+    print_report(report, watch, json, markdown)
 
 
 def _refuse_unused(asked: BenchServeOptions, settings: LLMOptions, engine: EngineConfig) -> None:

@@ -6,7 +6,6 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forerun.cli.bench.shared import non_negative, whole_numbers
@@ -84,9 +83,6 @@ class BenchServeOptions(Checked):
         None, f"Of the server that is started: {DRAFTER_HELP}", metavar="DRAFTER", default_text=AUTO
     )
     no_details: bool = option(False, "Leave single requests out of the results.")
-    csv: Path | None = option(
-        None, "Write a line per figure, with its interval and what it is of.", metavar="FILE", default_text="none"
-    )
     request_limit: float = option(600.0, "Seconds that a request may take.", low=0, above=True)
     load_limit: float = option(
         600.0, "Seconds in which the server that is started must have loaded.", low=0, above=True
