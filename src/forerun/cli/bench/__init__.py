@@ -8,13 +8,10 @@ from forerun.cli.bench import (
     acceptance,
     collectives,
     compare,
-    engine,
     forward,
     generate,
     gpu,
     journal,
-    load,
-    overhead,
     peers,
     quality,
     replay,
@@ -27,11 +24,8 @@ app.command()(forward.forward)
 app.command()(generate.generate)
 app.command()(peers.peers)
 app.command()(replay.replay)
-app.command()(load.load)
 app.command()(serve.serve)
-app.command()(overhead.overhead)
 app.command()(acceptance.acceptance)
-app.command()(engine.engine)
 app.command()(collectives.collectives)
 app.command()(quality.quality)
 app.command()(journal.journal)

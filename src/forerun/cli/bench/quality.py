@@ -12,7 +12,6 @@ from forerun.cli import options
 from forerun.cli.bench.shared import Compared, JsonFile, begin, print_report, say
 from forerun.cli.default_model import chosen_model
 from forerun.cli.flags import Flags, with_flags
-from forerun.cli.options import LLMOptions
 from forerun.errors import ConfigError
 from forerun.fields import option
 from forerun.workloads import Case
@@ -48,16 +47,14 @@ def quality(
         ),
     ],
     settings: Annotated[QualityOptions, Flags()],
-    llm: Annotated[LLMOptions, Flags("adapter")],
     threads: options.Threads = None,
     json: JsonFile = None,
-    markdown: options.Markdown = False,
 ) -> None:
     """Perplexity, divergence and top-1 agreement beside float32, on text and on the model's own greedy answers."""
     formats, cases = options.comma_list(settings.formats, "--formats"), compared.cases()
     model = chosen_model(model)
     watch = begin(threads, json)
-    rows = measure(model, formats, cases, compared.max_tokens, llm.adapter)
+    rows = measure(model, formats, cases, compared.max_tokens)
     from forerun.bench.quality import COLUMNS, REFERENCE
     from forerun.bench.recorded_parts import quality_figures
     from forerun.results import TargetFacts
@@ -67,11 +64,11 @@ def quality(
     report = Report(
         "quality",
         [Table.of(title, COLUMNS, rows)],
-        TargetFacts(without_folders(model), REFERENCE, adapter=llm.adapter and without_folders(llm.adapter)),
+        TargetFacts(without_folders(model), REFERENCE),
         settings={"max_tokens": compared.max_tokens, "formats": formats},
         figures=quality_figures(rows),
     )
-    print_report(report, watch, json, markdown)
+    print_report(report, watch, json)
 
 
 def measure(
