@@ -140,7 +140,7 @@ def reduce_by_category(
     return rows
 
 
-def timed_runs(
+def measure(
     methods: Methods,
     requests: Sequence[Request],
     params: SamplingParams,

@@ -143,7 +143,7 @@ class Speeds:
         if workload not in self._firsts:
             self._firsts[workload] = len(self.prompts)
             self.prompts += prompt_facts(workload, requests)
-        runs = bench.timed_runs(methods, requests, params, rounds, say)
+        runs = bench.measure(methods, requests, params, rounds, say)
         found = bench.reduce_by_category(runs, requests, rounds)
         self.rows += run_rows(runs, self._drafters, PLAIN, heat, rounds, self._firsts[workload])
         self.figures += method_figures(workload, heat, found, self._drafters)

@@ -119,6 +119,7 @@ class Own:
             str(self.model),
             drafters,
             chat=False,
+            adapter=None,
             dtype=self.settings.dtype,
             quantize=self.settings.quantize,
             max_batch=self.max_batch,
