@@ -121,7 +121,7 @@ def test_other_measurements_write_the_same_schema(
     model = str(make_family("llama", tmp_path / "model"))
     few = ["--num-prompts", "1", "--max-tokens", "4", "--model", "bundled-draft"]
     measured = [
-        ["forward", "--model", model, "--dtypes", "float32", "--rows", "1,2", "--rounds", "1", "--prefix", "4"],
+        ["forward", "--model", model, "--dtypes", "float32", "--rows", "1,2", "--rounds", "1"],
         ["acceptance", "--prompts", "code", "--drafters", "suffix", *few],
     ]
     files = []

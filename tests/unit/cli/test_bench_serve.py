@@ -12,7 +12,6 @@ import pytest
 from forerun.bench.serve.load import Load
 from forerun.cli.bench.serve import Own
 from forerun.cli.bench.serve_options import BenchServeOptions
-from forerun.cli.options import LLMOptions
 from forerun.results import load
 from serving import Served, fake_llm, serving
 
@@ -69,7 +68,7 @@ def test_an_open_loop_alone(served: Served, prompts: str, invoke: Invoke) -> Non
         (("--url", "localhost:8000"), "must begin with http"),
         (("--url", "http://localhost:9", "--in-process"), "needs a MODEL"),
         (("--url", "http://localhost:9", "--drafter", "suffix"), "no MODEL"),
-        (("--url", "http://localhost:9", "--max-batch", "3"), "no MODEL"),
+        (("--url", "http://localhost:9", "--quantize", "int8"), "no MODEL"),
         (("bundled", "--ask-for", "x"), "there is none"),
         (("bundled", "--concurrency", "0"), "whole numbers"),
         (("bundled", "--rate", "0"), "above 0"),
@@ -90,7 +89,7 @@ def test_options_as_they_are_used() -> None:
     assert asked.loads() == [Load(rate=0.5)]
     assert [load.concurrency for load in BenchServeOptions().loads()] == [1, 4, 16]
     assert asked.goal() == {"seconds": 2.0} and not BenchServeOptions().goal()
-    given = Own("m", "suffix", LLMOptions(dtype="float32"), 3).arguments()
+    given = Own("m", "suffix", "int8").arguments()
     assert given[:3] == ["m", "--drafter", "suffix"] and given[-2:] == ["--prefix-reuse", "off"]
 
 

@@ -11,10 +11,7 @@ from forerun.cli.bench import gpu
 from forerun.train import widened
 
 Invoke = Callable[..., Result]
-TINY = (
-    *("--device", "cpu", "--dtype", "float32", "--parameters", "20M", "--draft-parameters", "3M"),
-    *("--max-tokens", "3"),
-)
+TINY = ("--device", "cpu", "--parameters", "20M", "--draft-parameters", "3M")
 
 
 @pytest.fixture(autouse=True)
@@ -64,6 +61,8 @@ def test_a_section_that_fails_does_not_stop_the_others(invoke: Invoke, monkeypat
     monkeypatch.setattr(gpu, "NUM_PROMPTS", 1)
     monkeypatch.setattr(gpu, "PROMPT_TOKENS", 12)
     monkeypatch.setattr(gpu, "CONTEXT", 20)
+    monkeypatch.setattr(gpu, "MAX_TOKENS", 3)
+    monkeypatch.setattr(gpu, "DEFAULT_DTYPE", "float32")
     monkeypatch.setenv("FORERUN_KERNELS", "reference")
     monkeypatch.setattr("forerun.bench.gpu.steps.ROWS", (1, 16))
     monkeypatch.setattr("forerun.bench.gpu.steps.ROUNDS", 1)

@@ -12,6 +12,9 @@ from forerun.cli.bench.shared import JsonFile, begin, print_report, say, whole_n
 from forerun.cli.flags import Flags, with_flags
 from forerun.fields import option
 
+PREFIX = 256
+"""Cached positions before the new rows."""
+
 
 @dataclass(frozen=True, slots=True)
 class ForwardOptions:
@@ -22,7 +25,6 @@ class ForwardOptions:
     dtypes: str = option(
         "float32,bfloat16", "Number formats (int8 and int4 too), with commas between them.", metavar="DTYPE,..."
     )
-    prefix: int = option(256, "Cached positions before the new rows.", low=1)
     rounds: int = option(20, "Interleaved rounds.", low=1)
 
 
@@ -48,7 +50,7 @@ def forward(
     quieten()
     with ExitStack() as stack:
         folder = timed.model or stack.enter_context(random_llama())
-        results = bench.measure(folder, dtypes, counts, timed.prefix, timed.rounds, say)
+        results = bench.measure(folder, dtypes, counts, PREFIX, timed.rounds, say)
     say("measuring bandwidth and arithmetic for the roofline")
     roof = measure_roof(dtypes)
     name = "a random Llama" if timed.model is None else without_folders(timed.model)
@@ -59,9 +61,9 @@ def forward(
         random_weights=timed.model is None,
         num_parameters=results[0].parameters,
     )
-    settings = {"rows": counts, "prefix": timed.prefix, "rounds": timed.rounds}
-    figures = forward_figures(results, timed.prefix, timed.rounds, roof)
-    title = f"One forward after {timed.prefix} cached positions, {timed.rounds} interleaved rounds"
+    settings = {"rows": counts, "prefix": PREFIX, "rounds": timed.rounds}
+    figures = forward_figures(results, PREFIX, timed.rounds, roof)
+    title = f"One forward after {PREFIX} cached positions, {timed.rounds} interleaved rounds"
     table = bench.table(title, counts, results)
     report = Report("forward", [table], target, settings=settings, figures=figures, details={"roof": roof})
     print_report(report, watch, json)

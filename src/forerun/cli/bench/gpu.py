@@ -15,7 +15,7 @@ import typer
 from forerun.cli import options
 from forerun.cli.bench.shared import say
 from forerun.cli.flags import Flags, with_flags
-from forerun.config import BUNDLED_DRAFT, BUNDLED_TARGET, QUANTISATIONS
+from forerun.config import BUNDLED_DRAFT, BUNDLED_TARGET, DEFAULT_DTYPE, QUANTISATIONS
 from forerun.errors import ConfigError
 from forerun.fields import option
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 Section = tuple[str, "Callable[[], Table]"]
 NUM_PROMPTS, PROMPT_TOKENS = 4, 200
 """Prompts of held-out code, and the last tokens of each that count."""
+MAX_TOKENS = 64
 CONTEXT = 512
 """Positions before the forwards that are timed."""
 
@@ -35,10 +36,8 @@ class GpuOptions:
     """What is measured, and on what."""
 
     device: str = option("cuda", "Where models compute.", metavar="DEVICE")
-    dtype: str = option("bfloat16", "Number format of the weights.", metavar="DTYPE")
     parameters: str = option("8B", "Size of the target, which gives the bundled one's text.", metavar="SIZE")
     draft_parameters: str = option("800M", "Size of the draft model.", metavar="SIZE")
-    max_tokens: int = option(64, "Tokens generated per prompt.", low=2)
     sections: str | None = option(None, "Those to measure, by their names, with commas.", metavar="NAMES")
 
 
@@ -161,7 +160,7 @@ class _Made:
     def pairs(self, temperature: float, batch: int) -> Table:
         from forerun.bench.gpu.pairs import speed_table
 
-        return speed_table(self.target(), self.draft(), self.prompts(), self._chosen.max_tokens, temperature, batch)
+        return speed_table(self.target(), self.draft(), self.prompts(), MAX_TOKENS, temperature, batch)
 
     def quantised_steps(self, quantize: str) -> Table:
         from forerun.models.loading import adopt
@@ -176,7 +175,7 @@ class _Made:
         self.free()
         target = self._wide(BUNDLED_TARGET, self._chosen.parameters)
         draft = self._wide(BUNDLED_DRAFT, self._chosen.draft_parameters)
-        return transformers_table(target, draft, self.prompts(), self._chosen.max_tokens)
+        return transformers_table(target, draft, self.prompts(), MAX_TOKENS)
 
     def free(self) -> None:
         """Forget the pair: what comes after it makes models of its own."""
@@ -197,4 +196,4 @@ class _Made:
         """Of Transformers, on the device."""
         from forerun.train.widened import make_wide
 
-        return make_wide(source, parameters, self._chosen.dtype, self._chosen.device)
+        return make_wide(source, parameters, DEFAULT_DTYPE, self._chosen.device)

@@ -16,7 +16,6 @@ from forerun.cli.demo import choose_drafters
 from forerun.cli.flags import Flags, with_flags
 from forerun.cli.generate import INTERRUPTED
 from forerun.cli.options import LLMOptions
-from forerun.config import QUANTISATIONS
 from forerun.errors import ConfigError
 from forerun.fields import option
 
@@ -33,12 +32,6 @@ class PeerOptions:
         "transformers=PYTHON or openvino=PYTHON (an interpreter that has it), or llama.cpp=FOLDER (of llama-server); "
         "after a colon, with commas between them: model=PATH, draft=PATH, name=TEXT, lookup=VALUE.",
         metavar="KIND=PROGRAM",
-    )
-    also: str | None = option(
-        None,
-        f"Quantisations with commas between them ({', '.join(QUANTISATIONS)}) in which forerun takes part once more: "
-        "the peers of as many bits have it in their class.",
-        metavar="NAMES",
     )
     rounds: int = option(1, "Interleaved rounds per prompt.", low=1)
 
@@ -64,7 +57,6 @@ def peers(
     if not chosen.peer:
         raise ConfigError("There is no peer to measure beside. Give at least one: --peer transformers=PYTHON.")
     specs, cases = read_specs(chosen.peer), [case for each in compared.cases().values() for case in each]
-    again = _also(chosen.also, llm.dtype)
     model = chosen_model(model)
     drafters = choose_drafters(model, None, compared.drafters)
     count, tokenizer = threads or available_cores(), find_tokenizer(model)
@@ -73,8 +65,6 @@ def peers(
         own = started.start(own_start(model, drafters, llm.dtype, count, llm.quantize))
         if own is None:
             raise ConfigError(f"forerun itself cannot take part: {started.left_out[-1].reason}.")
-        for quantize in again:
-            started.start(own_start(model, drafters, llm.dtype, count, quantize))
         prompts = requests(cases, tokenizer, model, answer_of(started, own, tokenizer, compared.max_tokens))
         check_lengths(prompts, compared.max_tokens, own.about.integer("context_length"), model)
         for spec in specs:
@@ -88,13 +78,3 @@ def peers(
     if measured.interrupted:
         say(f"interrupted: the tables hold the first {len(prompts)} prompts")
         raise typer.Exit(INTERRUPTED)
-
-
-def _also(names: str | None, dtype: str) -> list[str]:
-    """The quantisations of --also. Raises ConfigError for one that there is not."""
-    from forerun.models import check_quantisation
-
-    again = [] if names is None else options.comma_list(names, "--also")
-    for quantize in again:
-        check_quantisation(quantize, dtype)
-    return again

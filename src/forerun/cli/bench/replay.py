@@ -39,7 +39,7 @@ def replay(
     model: options.ModelName = None,
     compared: Annotated[Compared, Flags(base=Compared(prompts="code,prose,copying,high-temperature", num_prompts=6))],
     priced: Annotated[ReplayOptions, Flags()],
-    llm: Annotated[LLMOptions, Flags("dtype", "quantize")],
+    llm: Annotated[LLMOptions, Flags("quantize")],
     threads: options.Threads = None,
     json: JsonFile = None,
 ) -> None:

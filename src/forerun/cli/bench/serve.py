@@ -20,7 +20,7 @@ from forerun.cli.flags import Flags, with_flags
 from forerun.cli.generate import open_llm
 from forerun.cli.options import LLMOptions
 from forerun.cli.served_drafters import served_drafters
-from forerun.config import OFF, EngineConfig
+from forerun.config import OFF
 from forerun.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -47,8 +47,7 @@ def serve(
     model: Model = None,
     asked: Annotated[BenchServeOptions, Flags()],
     compared: Annotated[Compared, Flags("prompts", "num_prompts", "max_tokens", base=_COMPARED)],
-    settings: Annotated[LLMOptions, Flags("dtype", "quantize", panel=_PANEL)],
-    engine: Annotated[EngineConfig, Flags("max_batch", panel=_PANEL)],
+    settings: Annotated[LLMOptions, Flags("quantize", panel=_PANEL)],
     threads: options.Threads = None,
     json: JsonFile = None,
 ) -> None:
@@ -63,7 +62,7 @@ def serve(
     client_library()
     loads, goal, others = asked.loads(), asked.goal(), asked.servers()
     model = chosen_model(None, "MODEL") if model is None and not others else model
-    own = Own(model, asked.drafter, settings, engine.max_batch)
+    own = Own(model, asked.drafter, settings.quantize)
     if model is None:
         _refuse_unused(asked, own)
     elif asked.ask_for is not None and not others:
@@ -81,7 +80,7 @@ def serve(
     report = Report(
         "serve",
         [bench.table(title, rows, baseline)],
-        TargetFacts(without_folders(model), settings.dtype, settings.quantize) if model else None,
+        TargetFacts(without_folders(model), settings.dtype, own.quantize) if model else None,
         settings={"loads": [load.name for load in loads], "baseline": baseline, **asked.settings()},
         prompts=prompts.facts(bench.prompt_tokens(measured)),
         rows=[row for each in measured * (not asked.no_details) for row in bench.run_rows(each, asked.temperature)],
@@ -96,18 +95,11 @@ class Own:
 
     model: str | None
     drafter: str | None
-    settings: LLMOptions
-    max_batch: int
+    quantize: str | None
 
     def arguments(self) -> list[str]:
         """Of `forerun serve`. No answer is to find a prompt that another has computed."""
-        flags = {
-            "drafter": self.drafter,
-            "dtype": self.settings.dtype,
-            "quantize": self.settings.quantize,
-            "max-batch": self.max_batch,
-            "prefix-reuse": OFF,
-        }
+        flags = {"drafter": self.drafter, "quantize": self.quantize, "prefix-reuse": OFF}
         given = [(f"--{name}", str(value)) for name, value in flags.items() if value is not None]
         return [str(self.model), *(part for each in given for part in each)]
 
@@ -115,26 +107,18 @@ class Own:
         """The same engine in this process."""
         say(f"loading {self.model}")
         drafters = served_drafters([self.drafter] if self.drafter else [], None, None)
-        return open_llm(
-            str(self.model),
-            drafters,
-            chat=False,
-            adapter=None,
-            dtype=self.settings.dtype,
-            quantize=self.settings.quantize,
-            max_batch=self.max_batch,
-            prefix_reuse=OFF,
-        )
+        more = {"quantize": self.quantize, "prefix_reuse": OFF}
+        return open_llm(str(self.model), drafters, chat=False, adapter=None, **more)
 
 
 def _refuse_unused(asked: BenchServeOptions, own: Own) -> None:
     """Raise ConfigError where something is said of a server that is not started."""
     if asked.in_process:
         raise ConfigError("--in-process needs a MODEL, which is loaded here and by a server that is started.")
-    if own != Own(None, None, LLMOptions(), EngineConfig().max_batch):
+    if own != Own(None, None, None):
         raise ConfigError(
-            "--drafter, --dtype and the like are for a server that is started here, but there is no MODEL. Give one, "
-            "or leave them out."
+            "--drafter and --quantize are for a server that is started here, but there is no MODEL. Give one, or "
+            "leave them out."
         )
 
 
