@@ -44,7 +44,7 @@ def acceptance(
     model: options.ModelName = None,
     compared: Annotated[Compared, Flags(base=Compared(prompts="questions", max_tokens=64))],
     settings: Annotated[AcceptanceOptions, Flags()],
-    llm: Annotated[LLMOptions, Flags("dtype", "quantize")],
+    llm: Annotated[LLMOptions, Flags("dtype")],
     threads: options.Threads = None,
     json: JsonFile = None,
 ) -> None:

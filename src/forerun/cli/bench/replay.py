@@ -39,7 +39,6 @@ def replay(
     model: options.ModelName = None,
     compared: Annotated[Compared, Flags(base=Compared(prompts="code,prose,copying,high-temperature", num_prompts=6))],
     priced: Annotated[ReplayOptions, Flags()],
-    llm: Annotated[LLMOptions, Flags("quantize")],
     threads: options.Threads = None,
     json: JsonFile = None,
 ) -> None:
@@ -57,11 +56,11 @@ def replay(
     from forerun.results.write import without_folders
 
     cost_of, most = priced.cost_of, compared.max_tokens
-    plain = open_plain(model, llm)
+    plain = open_plain(model, LLMOptions())
     prompts = prepare(plain, cases, most)
     heats = {name: temperatures(each) for name, each in cases.items()}
     say("timing the target's forward")
-    timed = plain.target if cost_of is None else load_model(cost_of, llm.dtype, quantize=llm.quantize)
+    timed = plain.target if cost_of is None else load_model(cost_of)
     target = target_costs(timed, CONTEXT, ROUNDS)
     results = bench.measure(plain, chosen, target, prompts, heats, counts, most, say)
     at = f" at the cost of {without_folders(cost_of)}" if cost_of else ""
