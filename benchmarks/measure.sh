@@ -2,11 +2,10 @@
 # Measure the results from which docs/benchmarks.md is made (make measure, then make report).
 #
 #   benchmarks/measure.sh           all of them
-#   benchmarks/measure.sh NAME...   some: bundled smollm2 forward load serve quality overhead tune audit plan
+#   benchmarks/measure.sh NAME...   some: bundled smollm2 forward serve quality tune audit plan
 #
 # They are meant for a machine that does nothing else meanwhile; reports warn where it did. FORERUN says which forerun
-# (forerun), THREADS how many threads (2). QUICK=1 measures a tenth as much, for a
-# look; do not commit what it writes.
+# (forerun), THREADS how many threads (2). QUICK=1 measures a tenth as much, for a look; do not commit what it writes.
 set -eu
 cd "$(dirname "$0")/.."
 FORERUN=${FORERUN:-forerun}
@@ -27,24 +26,15 @@ forward() {  # one forward by rows, beside the roofline
     "$FORERUN" bench forward --dtypes bfloat16,int8 --rows 1,2,4,8,16 --rounds $FORWARDS \
         --threads "$THREADS" --json benchmarks/forward-random.json
 }
-load() {  # many requests at once
-    "$FORERUN" bench load --model bundled --parts loop,batches --drafters draft-model,suffix --outstanding 1,4,16 \
-        --pairs $PAIRS --threads "$THREADS" --json benchmarks/load-bundled.json
-}
-serve() {  # the same through a server, beside the engine's thread in-process, and beside large bodies
+serve() {  # many requests at once, through a server and without HTTP
     "$FORERUN" bench serve bundled --plain --in-process --concurrency 1,4,16 --rounds $((PAIRS / 2)) --requests 2 \
         --num-prompts 16 --no-details --threads "$THREADS" --json benchmarks/serve-bundled.json
-    "$FORERUN" bench serve bundled --large-bodies 8 --concurrency 1,4 --rounds $((PAIRS / 2)) --requests 4 \
-        --num-prompts 16 --no-details --threads 1 --json benchmarks/serve-bodies.json
     "$FORERUN" bench serve smollm2 --plain --in-process --concurrency 1,4,8,16 --rounds 3 --requests 2 --max-tokens 64 \
         --num-prompts 16 --no-details --threads "$THREADS" --json benchmarks/serve-smollm2.json
 }
 quality() {  # what 8 and 4 bits cost
     "$FORERUN" bench quality --model bundled --prompts prose,code --num-prompts $TEXTS \
         --threads "$THREADS" --json benchmarks/quality-bundled.json
-}
-overhead() {  # drafting in a long context
-    "$FORERUN" bench overhead --context 2000 --steps 100 --threads "$THREADS" --json benchmarks/overhead.json
 }
 tune() {  # the fastest drafter and K; what it writes for the other commands goes to build/
     mkdir -p build
@@ -64,8 +54,8 @@ plan() {  # a prediction for a machine that is not here
 
 for name in "${@:-all}"; do
     case $name in
-        all) bundled; smollm2; forward; load; serve; quality; overhead; tune; audit; plan ;;
-        bundled | smollm2 | forward | load | serve | quality | overhead | tune | audit | plan) "$name" ;;
-        *) echo "measure.sh: there is no '$name'; there are bundled, smollm2, forward, load, serve, quality, overhead, tune, audit, plan" >&2; exit 2 ;;
+        all) bundled; smollm2; forward; serve; quality; tune; audit; plan ;;
+        bundled | smollm2 | forward | serve | quality | tune | audit | plan) "$name" ;;
+        *) echo "measure.sh: there is no '$name'; there are bundled, smollm2, forward, serve, quality, tune, audit, plan" >&2; exit 2 ;;
     esac
 done

@@ -106,7 +106,6 @@ _OF_METHOD: Mapping[str, str] = {
     "over_plain": "over_plain",
     "over_transformers": "over_transformers",
     "over_assisted": "over_assisted",
-    "over_baseline": "over_baseline",
     "acceptance_length": "mean_acceptance_length",
     "acceptance_rate": "acceptance_rate",
     "first_token": "first_token",

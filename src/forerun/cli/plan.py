@@ -134,7 +134,7 @@ def check_measured(settings: PlanOptions) -> None:
     if settings.batch > 1 or settings.tensor_parallel > 1:
         raise ConfigError(
             "--measure measures steps of one sequence on this machine. Leave --batch and --tensor-parallel out; "
-            "`forerun bench load` measures several sequences."
+            "`forerun bench serve --in-process` measures several sequences."
         )
 
 

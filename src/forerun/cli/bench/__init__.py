@@ -7,12 +7,9 @@ import typer
 from forerun.cli.bench import (
     acceptance,
     compare,
-    engine,
     forward,
     generate,
     gpu,
-    load,
-    overhead,
     peers,
     quality,
     replay,
@@ -25,11 +22,8 @@ app.command()(forward.forward)
 app.command()(generate.generate)
 app.command()(peers.peers)
 app.command()(replay.replay)
-app.command()(load.load)
 app.command()(serve.serve)
-app.command()(overhead.overhead)
 app.command()(acceptance.acceptance)
-app.command()(engine.engine)
 app.command()(quality.quality)
 app.command()(report.report)
 app.command()(compare.compare)

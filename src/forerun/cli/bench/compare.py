@@ -43,11 +43,10 @@ def compare(
     *,
     wanted: Annotated[CompareOptions, Flags()],
     json: options.Json = False,
-    markdown: options.Markdown = False,
 ) -> None:
     """Compare two results prompt by prompt. Exit code 1: something is worse beyond its interval."""
     from forerun.bench import paired
-    from forerun.bench.report import Table, markdown_table, plain_table
+    from forerun.bench.report import Table, plain_table
     from forerun.bench.summary.warnings import weaknesses
     from forerun.results import load
 
@@ -66,14 +65,18 @@ def compare(
         print_json({"worse": paired.WORSE in counts, "verdicts": counts, "rows": rows})
     else:
         table = Table.of("", paired.COLUMNS, rows)
-        typer.echo((markdown_table if markdown else plain_table)(table.header, table.rows))
-        said = ", ".join(f"{count} {name}" for name, count in counts.items())
-        verdict, more = (
-            "Inconclusive",
-            " Nothing is shown to be worse; more prompts or rounds would narrow the intervals.",
-        )
-        if paired.WORSE in counts or set(counts) <= {paired.BETTER, paired.SAME}:
-            verdict, more = "Worse" if paired.WORSE in counts else "Not worse", ""
-        typer.echo(f"\n{verdict}: {said}.{more}")
+        typer.echo(plain_table(table.header, table.rows))
+        typer.echo("\n" + _conclusion(counts))
     if paired.WORSE in counts:
         raise typer.Exit(WORSE_EXIT)
+
+
+def _conclusion(counts: dict[str, int]) -> str:
+    from forerun.bench import paired
+
+    said = ", ".join(f"{count} {name}" for name, count in counts.items())
+    if paired.WORSE in counts:
+        return f"Worse: {said}."
+    if set(counts) <= {paired.BETTER, paired.SAME}:
+        return f"Not worse: {said}."
+    return f"Inconclusive: {said}. Nothing is shown to be worse; more prompts or rounds would narrow the intervals."
