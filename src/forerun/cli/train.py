@@ -1,4 +1,4 @@
-"""`forerun train answers`, `lm`, `draft`, `other-vocab`, `eval`: data, a model, its draft, and measurements of both."""
+"""`forerun train`: answers, heads, `draft` and `eval`: data, drafters for a target, and measurements of them."""
 
 from __future__ import annotations
 
@@ -8,54 +8,23 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from forerun.cli.flags import Flags, given, with_flags
+from forerun.cli.flags import Flags, with_flags
 from forerun.cli.options import Json
 from forerun.cli.output import print_json
 from forerun.cli.train_answers import answers
-from forerun.cli.train_heads import block, eagle, medusa, mtp
+from forerun.cli.train_heads import Data, Force, Out, Resume, Work, block, eagle, medusa, mtp, this_command
 from forerun.config import ASSETS, BUNDLED_MODELS, BUNDLED_TARGET
 from forerun.errors import ConfigError
-from forerun.train.defaults import (
-    DRAFT_ARCHITECTURE,
-    DRAFT_TEXT,
-    OTHER_VOCAB_ARCHITECTURE,
-    OTHER_VOCAB_SAMPLING,
-    OTHER_VOCAB_TEXT,
-    Architecture,
-    DraftTraining,
-    LmTraining,
-    Optimisation,
-    OtherVocabTraining,
-    Pruning,
-)
+from forerun.train.defaults import DraftTraining, Pruning, RunOptions
 
 if TYPE_CHECKING:
     from forerun.train.commands import Evaluation
 
-app = typer.Typer(help="Train a language model and a draft for it, and measure them.", no_args_is_help=True)
+app = typer.Typer(help="Train drafters for a target, and measure them.", no_args_is_help=True)
 
-app.command()(answers)
-app.command()(eagle)
-app.command()(block)
-app.command()(medusa)
-app.command()(mtp)
+for command in (answers, eagle, block, medusa, mtp):
+    app.command()(command)
 
-Out = Annotated[Path, typer.Argument(help="Model folder to write.", metavar="OUT")]
-Work = Annotated[
-    Path | None, typer.Option(help="Folder for checkpoints and samples.", metavar="FOLDER", show_default="OUT.run")
-]
-Data = Annotated[
-    Path | None,
-    typer.Option(help="Folder of Python files.", metavar="FOLDER", show_default="the interpreter's standard library"),
-]
-DraftData = Annotated[
-    Path | None,
-    typer.Option(
-        help="Folder of Python files, or of packed rows.",
-        metavar="FOLDER",
-        show_default="the interpreter's standard library",
-    ),
-]
 Target = Annotated[
     Path,
     typer.Option(
@@ -65,42 +34,6 @@ Target = Annotated[
         show_default="bundled",
     ),
 ]
-Resume = Annotated[bool, typer.Option("--resume", help="Go on with a run that was stopped.")]
-Force = Annotated[bool, typer.Option("--force", help="Begin anew, and replace the model in OUT.")]
-
-MACHINE = ("seed", "threads", "device")
-"""What every command takes: they say where and how a run goes, not what it learns."""
-TEXT = ("tokens_per_step", "copy_share", "rename_share")
-SAMPLING = ("sample_tokens", "sample_batch", "own_prompt_share")
-SIZES = ("hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim", "intermediate_size")
-PANEL = "Architecture"
-START = "A pruned copy of the target as the start"
-
-
-@app.command()
-@with_flags
-def lm(
-    *,
-    out: Out,
-    options: Annotated[
-        LmTraining, Flags("tokens", *TEXT, "short_window", "long_share", "checkpoint_seconds", *MACHINE)
-    ],
-    optimisation: Annotated[Optimisation, Flags("weight_decay")],
-    tokenizer: Annotated[
-        Path | None,
-        typer.Option(help="Folder of a tokenizer to use.", metavar="FOLDER", show_default="one is learnt"),
-    ] = None,
-    data: Data = None,
-    work: Work = None,
-    resume: Resume = False,
-    force: Force = False,
-    sizes: Annotated[Architecture, Flags(*SIZES, panel=PANEL)],
-) -> None:
-    """Train a language model of Python source from nothing."""
-    from forerun.train.commands import train_lm
-
-    options = replace(options, architecture=sizes, optimisation=optimisation)
-    train_lm(out, work or _beside(out), data, options, resume=resume, force=force, tokenizer_folder=tokenizer)
 
 
 @app.command()
@@ -108,64 +41,23 @@ def lm(
 def draft(
     *,
     out: Out,
+    data: Data,
     target: Target = BUNDLED_MODELS[BUNDLED_TARGET],
-    text: Annotated[LmTraining, Flags(*TEXT, "seed", base=DRAFT_TEXT, text_tokens="tokens")],
-    options: Annotated[
-        DraftTraining,
-        Flags(
-            *("tokens", "tokens_per_step", *SAMPLING, "text_law_tokens", "new_tokens"),
-            *("loss", "output_tokens", "checkpoint_seconds", *MACHINE),
-        ),
-    ],
+    options: Annotated[DraftTraining, Flags()],
     start: Annotated[
         Path | None,
-        typer.Option(
-            help="Folder of a model of the target's tokens to go on from, instead of a first stage on text.",
-            metavar="FOLDER",
-        ),
+        typer.Option(help="Folder of a model of the target's tokens to go on from.", metavar="FOLDER"),
     ] = None,
-    pruning: Annotated[Pruning, Flags("layers", "width", "by", panel=START)],
-    data: DraftData = None,
+    pruning: Annotated[Pruning, Flags(panel="A pruned copy of the target as the start")],
     work: Work = None,
     resume: Resume = False,
     force: Force = False,
-    sizes: Annotated[Architecture, Flags(*SIZES, base=DRAFT_ARCHITECTURE, panel=PANEL)],
 ) -> None:
-    """Train a draft for a target: on text first, then on the target's own samples."""
+    """Train a small model to agree with a target, from a pruned copy of it or from a trained draft."""
     from forerun.train.commands import train_draft
 
-    options = replace(options, text=replace(text, architecture=sizes), pruning=pruning)
-    train_draft(out, work or _beside(out), target, data, options, resume=resume, force=force, start=start)
-
-
-@app.command(name="other-vocab")
-@with_flags
-def other_vocab(
-    *,
-    ctx: typer.Context,
-    out: Out,
-    target: Target = BUNDLED_MODELS[BUNDLED_TARGET],
-    samples: Annotated[
-        Path | None,
-        typer.Option(help="Folder of samples of a `train draft` run.", metavar="FOLDER", show_default="drawn first"),
-    ] = None,
-    options: Annotated[OtherVocabTraining, Flags("read_tokens")],
-    text: Annotated[LmTraining, Flags("tokens", *TEXT, "checkpoint_seconds", *MACHINE, base=OTHER_VOCAB_TEXT)],
-    sampling: Annotated[DraftTraining, Flags(*SAMPLING, *MACHINE, base=OTHER_VOCAB_SAMPLING)],
-    data: Data = None,
-    work: Work = None,
-    resume: Resume = False,
-    force: Force = False,
-    sizes: Annotated[Architecture, Flags("vocab_size", *SIZES, base=OTHER_VOCAB_ARCHITECTURE, panel=PANEL)],
-) -> None:
-    """Train a draft with a tokenizer of its own, on text and on the target's samples."""
-    from forerun.train.commands import train_other_vocab
-
-    drawn = given(ctx, *SAMPLING)
-    if samples is not None and drawn:
-        raise ConfigError(f"--samples are drawn already, so {drawn[0]} has no effect. Leave one of the two out.")
-    options = replace(options, text=replace(text, architecture=sizes), sampling=sampling)
-    train_other_vocab(out, work or _beside(out), target, data, options, resume=resume, force=force, samples=samples)
+    options, work = replace(options, pruning=pruning), work or out.with_name(out.name + ".run")
+    train_draft(out, work, target, data, options, this_command(), resume=resume, force=force, start=start)
 
 
 @app.command(name="eval")
@@ -191,7 +83,7 @@ def evaluate(
     new_tokens: Annotated[
         int, typer.Option(min=8, help="Tokens the target continues each prompt by.", metavar="INT")
     ] = 128,
-    machine: Annotated[LmTraining, Flags("threads", "device")],
+    machine: Annotated[RunOptions, Flags("threads", "device")],
     json: Json = False,
 ) -> None:
     """Report a draft's bits per byte, perplexity and acceptance on the held-out files that ship with forerun, or a
@@ -220,7 +112,7 @@ def evaluate(
 
 
 def _evaluate_head(
-    target: Path, head: Path, data: Path | None, machine: LmTraining, sizes: dict[str, int], json: bool
+    target: Path, head: Path, data: Path | None, machine: RunOptions, sizes: dict[str, int], json: bool
 ) -> None:
     from forerun.train.evaluate_head import evaluate_head
 
@@ -238,10 +130,6 @@ def _evaluate_head(
     else:
         for line in report.lines():
             typer.echo(line.removeprefix("- "))
-
-
-def _beside(out: Path) -> Path:
-    return out.with_name(out.name + ".run")
 
 
 def _show(result: Evaluation) -> None:

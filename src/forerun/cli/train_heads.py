@@ -12,14 +12,21 @@ import typer
 
 from forerun.cli.default_model import chosen_model
 from forerun.cli.flags import Flags, with_flags
-from forerun.train.block.options import BlockShape, BlockTraining
-from forerun.train.eagle.options import MTP_SHAPE, MTP_TRAINING, EagleShape, EagleTraining
-from forerun.train.medusa.options import MedusaShape, MedusaTraining
+from forerun.train.heads.options import (
+    MTP_SHAPE,
+    MTP_TRAINING,
+    BlockShape,
+    BlockTraining,
+    EagleShape,
+    EagleTraining,
+    MedusaShape,
+    MedusaTraining,
+)
 
 if TYPE_CHECKING:
     from forerun.train.heads.kind import HeadKind
 
-Out = Annotated[Path, typer.Argument(help="Head's folder to write.", metavar="OUT")]
+Out = Annotated[Path, typer.Argument(help="Folder to write.", metavar="OUT")]
 Target = Annotated[
     str | None,
     typer.Option(
@@ -41,7 +48,7 @@ Work = Annotated[
     typer.Option(help="Folder for checkpoints and packed rows.", metavar="FOLDER", show_default="OUT.run"),
 ]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with a run that was stopped.")]
-Force = Annotated[bool, typer.Option("--force", help="Begin anew, and replace the head in OUT.")]
+Force = Annotated[bool, typer.Option("--force", help="Begin anew, and replace what OUT holds.")]
 MTP_SIZES = ("draft_vocab", "intermediate_size", "num_heads", "num_kv_heads", "head_dim", "sliding_window")
 
 

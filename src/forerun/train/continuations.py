@@ -1,7 +1,6 @@
 """Text that the target writes, with its distributions: what a draft is distilled on and measured on.
 
-Whole batches of prompts of one length are continued together, so nothing is padded, and the distributions
-are kept while sampling, so that no second forward over the samples is needed.
+Whole batches of prompts of one length are continued together, so nothing is padded.
 """
 
 from __future__ import annotations
@@ -63,12 +62,6 @@ class TopProbs:
     probabilities: np.ndarray
 
 
-def top_probs(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Ids and probabilities (of the whole softmax) of the `k` most probable tokens; logits [..., V]."""
-    probabilities, ids = torch.softmax(logits.float(), dim=-1).topk(k, dim=-1)
-    return ids, probabilities
-
-
 def next_tokens(logits: Tensor, temperature: float, generator: torch.Generator) -> Tensor:
     """One token a row from logits [B, V]: the most probable at temperature 0, otherwise drawn."""
     if temperature == 0:
@@ -89,7 +82,7 @@ def top_probs_of(model: PreTrainedModel, tokens: Tensor, top: int, documents: Te
         inputs = {"input_ids": tokens[part, :-1]}
         if documents is not None:
             inputs["attention_mask"] = attention.document_mask(documents[part, :-1])
-        top_ids, top_probabilities = top_probs(model(**inputs, use_cache=False).logits, top)
+        top_probabilities, top_ids = torch.softmax(model(**inputs, use_cache=False).logits.float(), -1).topk(top)
         ids.append(stored_ids(top_ids, model_vocabulary(model)))
         probabilities.append(top_probabilities.half().cpu())
     return TopProbs(np.concatenate(ids), torch.cat(probabilities).numpy())
@@ -107,28 +100,3 @@ def write_on(model: PreTrainedModel, prompts: Tensor, new_tokens: int, temperatu
         fed = next_tokens(logits[:, -1], temperature, generator).unsqueeze(1)
         tokens.append(fed)
     return torch.cat(tokens, dim=1)
-
-
-@torch.inference_mode()
-def continue_prompts(
-    model: PreTrainedModel, prompts: Tensor, new_tokens: int, temperature: float, seed: int, top: int
-) -> tuple[Tensor, TopProbs]:
-    """Continue prompts [B, P] by `new_tokens` tokens each; end-of-text does not stop them.
-
-    Returns the sequences [B, P + new_tokens] and the target's distributions at each of their positions but
-    the last, [B, P + new_tokens - 1, top].
-    """
-    attention.use_for(model, prompts.shape[1] + new_tokens)
-    generator = torch.Generator(device=prompts.device).manual_seed(seed)
-    cache = reserved_cache(model, prompts.shape[1] + new_tokens)
-    tokens, fed = prompts, prompts
-    ids, probabilities = [], []
-    for _ in range(new_tokens):
-        logits = model(input_ids=fed, past_key_values=cache, use_cache=True).logits
-        top_ids, top_probabilities = top_probs(logits, top)
-        ids.append(stored_ids(top_ids, model_vocabulary(model)))
-        probabilities.append(top_probabilities.half())
-        fed = next_tokens(logits[:, -1], temperature, generator).unsqueeze(1)
-        tokens = torch.cat([tokens, fed], dim=1)
-    probs = TopProbs(np.concatenate(ids, axis=1), torch.cat(probabilities, dim=1).cpu().numpy())
-    return tokens, probs

@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from forerun.train import attention
-from forerun.train.continuations import continue_prompts, write_on
+from forerun.train.continuations import write_on
 from forerun.train.token_ids import model_vocabulary
 
 _LOGITS = 1 << 17
@@ -86,44 +86,6 @@ def _document_nats(model: PreTrainedModel, ids: Tensor, window: int) -> float:
         total += float(losses[scored - start - 1 :].sum())
         scored = start + piece.shape[1]
     return total
-
-
-def score_of_continuations(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    prompts: Sequence[str],
-    continuations: Sequence[str],
-) -> float:
-    """Bits per byte of `continuations` after their `prompts`, in a vocabulary of any kind."""
-    bits, size = 0.0, 0
-    for prompt, continuation in zip(prompts, continuations, strict=True):
-        for text, sign in ((prompt + continuation, 1), (prompt, -1)):
-            score = text_score(model, tokenizer, [text])
-            bits += sign * score.bits_per_byte * score.bytes
-        size += len(continuation.encode("utf-8"))
-    return bits / max(size, 1)
-
-
-@torch.inference_mode()
-def continued(
-    target: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    prompts: Sequence[Sequence[int]],
-    temperature: float,
-    new_tokens: int = 128,
-    seed: int = 0,
-) -> tuple[list[str], list[str]]:
-    """Prompts (token ids, cut to full batches) and the target's continuations of them, as text."""
-    before: list[str] = []
-    after: list[str] = []
-    for batch in batches_of_one_length(prompts):
-        tokens = write_on(target, batch.to(target.device), new_tokens, temperature, seed).cpu()
-        first = batch.shape[1]
-        lengths = lengths_to_end(tokens[:, first:], target.config.eos_token_id)
-        for row, length in zip(tokens, lengths, strict=True):
-            before.append(tokenizer.decode(row[:first], skip_special_tokens=True))
-            after.append(tokenizer.decode(row[first : first + length], skip_special_tokens=True))
-    return before, after
 
 
 def greedy_chains(matches: Tensor, num_draft_tokens: int) -> tuple[int, list[int], list[int], int]:
@@ -215,7 +177,7 @@ def _agreements(
     rows: list[Tensor] = []
     size = max(1, min(32, _LOGITS // model_vocabulary(target)))
     for batch in batches_of_one_length(prompts, size):
-        tokens, _ = continue_prompts(target, batch.to(target.device), new_tokens, temperature, seed, top=1)
+        tokens = write_on(target, batch.to(target.device), new_tokens, temperature, seed)
         first = batch.shape[1] - 1
         wanted = target(input_ids=tokens[:, :-1], use_cache=False).logits[:, first:].float()
         guessed = draft(input_ids=tokens[:, :-1], use_cache=False).logits[:, first:, : wanted.shape[-1]].float()

@@ -17,22 +17,20 @@ from forerun.heads.fingerprint import check_target
 from forerun.models import LanguageModel, load_model
 from forerun.train.accelerator import reuse_memory, training_device
 from forerun.train.block.kind import BlockKind
-from forerun.train.block.options import BlockTraining
 from forerun.train.continuations import write_on
+from forerun.train.data.answer_rows import read_rows, tokenizer_of
 from forerun.train.data.packed import PackedRows
 from forerun.train.data.packing import Document, pack
 from forerun.train.eagle.kind import EagleKind
-from forerun.train.eagle.options import EagleTraining
 from forerun.train.evaluate import batches_of_one_length
 from forerun.train.heads.card import HeadReport
 from forerun.train.heads.commands import FINAL_ROWS, Start, measure
-from forerun.train.heads.data import read_rows, tokenizer_of
 from forerun.train.heads.evaluate import HeldOut
 from forerun.train.heads.kind import HeadKind
+from forerun.train.heads.options import BlockTraining, EagleTraining, MedusaTraining
 from forerun.train.heads.run import Target, frozen_model
 from forerun.train.heads.start import target_config
 from forerun.train.medusa.kind import MedusaKind
-from forerun.train.medusa.options import MedusaTraining
 from forerun.vocabulary import encode_text
 
 WINDOW = 512

@@ -21,8 +21,7 @@ from forerun.files.write import locked
 from forerun.train.data import answer_stages, answers, passages
 from forerun.train.data.answer_rows import pack_answers
 from forerun.train.data.answers import make_answers
-from forerun.train.data.mixture import KINDS, mix
-from forerun.train.data.own_prompts import fault
+from forerun.train.data.mixture import KINDS, fault, mix
 from forerun.train.data.passages import Passage, read_passages
 from forerun.train.defaults import AnswerMaking
 from small_tokenizers import byte_level, ids_of

@@ -7,11 +7,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from forerun.train.continuations import continue_prompts
+from forerun.train.continuations import top_probs_of, write_on
 from forerun.train.corpus import SourceFile
 from forerun.train.evaluate import acceptance, expected_chains, greedy_chains, lengths_to_end, text_score
-from forerun.train.lm import build_model
-from forerun.train.tokenizer import train_tokenizer
+from tools.lm import build_model, train_tokenizer
 
 from .conftest import TINY
 
@@ -70,7 +69,8 @@ def test_text_counts_up_to_its_end() -> None:
 def test_continuations_are_greedy_and_their_distribution_the_targets_own() -> None:
     model = build_model(TINY, 0, 0).float().eval()
     prompts = torch.arange(12).view(2, 6) + 3
-    tokens, probs = continue_prompts(model, prompts, 5, 0.0, seed=0, top=8)
+    tokens = write_on(model, prompts, 5, 0.0, seed=0)
+    probs = top_probs_of(model, tokens, 8)
     expected = model.generate(prompts, max_new_tokens=5, do_sample=False, eos_token_id=None, pad_token_id=0)
     assert torch.equal(tokens, expected)
     with torch.inference_mode():

@@ -27,11 +27,10 @@ from forerun.heads.medusa_config import RANKS
 from forerun.train.checkpoint import CHECKPOINT, LoopState, save_checkpoint
 from forerun.train.evaluate_head import evaluate_head
 from forerun.train.heads.commands import Start, prepare_head, train_head
+from forerun.train.heads.options import MedusaShape, MedusaTraining
 from forerun.train.heads.run import train
 from forerun.train.loop import Loop
-from forerun.train.medusa.kind import MedusaKind
-from forerun.train.medusa.module import MedusaHead, set_first_weights
-from forerun.train.medusa.options import MedusaShape, MedusaTraining
+from forerun.train.medusa.kind import MedusaHead, MedusaKind, set_first_weights
 
 QUIET = Console(quiet=True)
 TINY = MedusaTraining(

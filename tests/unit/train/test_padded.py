@@ -9,9 +9,8 @@ from transformers import LlamaForCausalLM
 
 from forerun.errors import ConfigError
 from forerun.train import folder
-from forerun.train.lm import build_model
-from forerun.train.padded import Padding, make_padded, pad, parse_parameters, plan
-from forerun.train.tokenizer import train_tokenizer
+from tools.lm import build_model, train_tokenizer
+from tools.padded import Padding, make_padded, pad, parse_parameters, plan
 
 from .conftest import TINY
 

@@ -21,7 +21,7 @@ from forerun.train.corpus import hash_fraction
 from forerun.train.data.answer_file import Answered
 from forerun.train.data.chat_text import ChatText
 from forerun.train.data.many_requests import Computing, compute
-from forerun.train.data.own_prompts import fault, likeness, writer
+from forerun.train.data.mixture import fault, likeness, writer
 from forerun.train.defaults import AnswerMaking
 from forerun.vocabulary import encode_text
 from forerun.workloads import Case

@@ -23,11 +23,10 @@ from forerun.files.write import atomic_file, digest, locked, refuse_to_overwrite
 from forerun.heads.fingerprint import target_fingerprint
 from forerun.retrieval.sources import find_files
 from forerun.train.data.answer_file import SUFFIXES, Answered, is_answer_file, record_path
-from forerun.train.data.answer_prompts import cut_prompts, files_digest, parted, read_prompts
+from forerun.train.data.answer_prompts import Overlap, bundled, cut_prompts, files_digest, parted, read_prompts
 from forerun.train.data.answer_stages import Stages
 from forerun.train.data.many_requests import Computing
 from forerun.train.data.mixture import KINDS, mix
-from forerun.train.data.overlap import Overlap, bundled
 from forerun.train.data.passages import Passage, prose_pieces, read_passages
 from forerun.train.defaults import AnswerMaking
 from forerun.vocabulary.fingerprint import fingerprint

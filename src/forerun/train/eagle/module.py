@@ -21,9 +21,7 @@ from forerun.train.heads.rows import HeadRows, Segment
 class EagleHead(HeadModule):
     """The trained tensors of an EAGLE head."""
 
-    def __init__(self, config: EagleConfig) -> None:
-        super().__init__(config)
-        self.config: EagleConfig = config
+    config: EagleConfig
 
 
 @dataclass(slots=True)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -11,22 +12,24 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
+from forerun.config import SamplingParams
+from forerun.drafters import Binding, Drafter
 from forerun.heads import StoredHead, save_head
 from forerun.heads.fingerprint import target_fingerprint
 from forerun.models import LanguageModel, load_model, number_format
+from forerun.plan.predictor import StepCosts
+from forerun.plan.step_times import step_costs
 from forerun.train.accelerator import device_name, reuse_memory, training_device
-from forerun.train.curves import PICTURE, REMEDY, draw_curves
+from forerun.train.checkpoint import METRICS, run_in
+from forerun.train.data.answer_rows import read_rows, tokenizer_of
 from forerun.train.data.packed import PackedRows
 from forerun.train.heads.card import HeadReport, build_record, write_card
-from forerun.train.heads.costs import head_costs
-from forerun.train.heads.data import read_rows, tokenizer_of
 from forerun.train.heads.evaluate import HeldOut, shown
 from forerun.train.heads.kind import HeadKind
 from forerun.train.heads.module import HeadModule
 from forerun.train.heads.run import Target, frozen_model, train
 from forerun.train.heads.start import draft_vocabulary, offsets, token_counts
 from forerun.train.heads.target_states import check_states
-from forerun.train.run_folder import run_in
 
 FINAL_ROWS = 400
 """Held-out rows of the evaluation that goes to the card, at most."""
@@ -183,3 +186,69 @@ def weights(head: HeadModule) -> dict[str, Tensor]:
 def _d2t(start: Start) -> Tensor | None:
     config = start.head.config
     return offsets(start.vocabulary) if config.draft_vocab_size < config.vocab_size else None
+
+
+PICTURE = "curves.png"
+REMEDY = "no picture of the curves: Matplotlib is not installed (pip install 'forerun[curves]')"
+_SMOOTHED = 32
+"""Steps over which the loss is averaged."""
+
+
+def read_curves(folder: Path) -> tuple[dict[int, float], dict[int, float]]:
+    """Loss and score by step; what a resumed run did again counts once."""
+    losses: dict[int, float] = {}
+    scores: dict[int, float] = {}
+    for line in (folder / METRICS).read_text().splitlines():
+        try:
+            entry = json.loads(line)
+        except ValueError:  # cut short by a kill
+            continue
+        (scores if "score" in entry else losses)[entry["step"]] = entry.get("score", entry.get("loss"))
+    return losses, scores
+
+
+def draw_curves(run: Path, out: Path) -> bool:
+    """Draw what a run has written into its folder, as PICTURE in `out`. False without Matplotlib."""
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError:
+        return False
+    losses, scores = read_curves(run)
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    steps = sorted(losses)
+    smoothed = []
+    for place in range(len(steps)):
+        near = [losses[step] for step in steps[max(0, place - _SMOOTHED + 1) : place + 1]]
+        smoothed.append(sum(near) / len(near))
+    axes.plot(steps, smoothed, color="tab:blue", label="loss")
+    axes.set_xlabel("step")
+    axes.set_ylabel("loss", color="tab:blue")
+    if scores:
+        right = axes.twinx()
+        right.plot(sorted(scores), [scores[step] for step in sorted(scores)], "o-", color="tab:orange")
+        right.set_ylabel("mean acceptance length", color="tab:orange")
+    figure.savefig(out / PICTURE, dpi=110)
+    return True
+
+
+CONTEXT = 256
+"""Tokens of the prompt, at most."""
+TOKENS = 24
+"""Of each generation that is timed."""
+
+
+@torch.no_grad()
+def head_costs(served: LanguageModel, head: Drafter, prompt: Sequence[int], num_draft_tokens: int) -> StepCosts:
+    """Seconds of the engine's steps with a head as the drafter, by the tokens of its drafts.
+
+    Args:
+        head: not yet bound to the target.
+        prompt: text that the head was made for; its first CONTEXT tokens, and half of the target's context, are read.
+    """
+    head.bind(Binding(served, None, 0))
+    most = min(CONTEXT, served.context_length // 2)
+    params = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True)
+    return step_costs(served, None, lambda: head, num_draft_tokens, prompt[:most], params)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Protocol, TypedDict
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from forerun.errors import ConfigError
 from forerun.models import LanguageModel
 from forerun.models.sources import find_source
 from forerun.train.data.packed import NO_DOCUMENT, PackedRows
+from forerun.train.heads.options import LayerShape, layer_numbers
 
 DEVIATION = 0.02
 """Of random weights."""
@@ -19,37 +20,6 @@ FIRST_SIZE = 0.5
 """Of a head's output before training, over that of the target's last state. For a target of 135 M parameters the first
 loss is 12.4, 8.0 and 8.3 with 1, 0.5 and 0.1."""
 _ROWS_AT_ONCE = 256
-
-
-class LayerShape(Protocol):
-    """The sizes of decoder layers that training may be told; 0 for the target's."""
-
-    @property
-    def draft_vocab(self) -> int: ...
-
-    @property
-    def num_heads(self) -> int: ...
-
-    @property
-    def num_kv_heads(self) -> int: ...
-
-    @property
-    def head_dim(self) -> int: ...
-
-    @property
-    def intermediate_size(self) -> int: ...
-
-
-class Sizes(TypedDict):
-    """The same as configurations of heads have them."""
-
-    vocab_size: int
-    draft_vocab_size: int
-    hidden_size: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    intermediate_size: int
 
 
 def target_config(target: str) -> Any:
@@ -62,9 +32,25 @@ def hidden_size(served: LanguageModel) -> int:
     return int(served.embedding_rows(torch.tensor([0])).shape[1])
 
 
-def sizes_for(of_target: Any, served: LanguageModel, shape: LayerShape) -> Sizes:
-    """The sizes of a head as wide as its target. of_target: see `target_config`."""
-    hidden, heads = hidden_size(served), shape.num_heads or of_target.num_attention_heads
+def shape_for(
+    target: str, served: LanguageModel, shape: LayerShape, max_positions: int, version: int = 3
+) -> dict[str, Any]:
+    """What configurations of heads with decoder layers share: sizes of the target's width, layers, positions.
+
+    Raises:
+        ConfigError: the target has no such layers.
+    """
+    of_target, hidden = target_config(target), hidden_size(served)
+    num_layers: int = of_target.num_hidden_layers
+    layers = layer_numbers(shape.layers) or spread_layers(num_layers, version)
+    if max(layers) > num_layers:
+        raise ConfigError(
+            f"the state entering layer {max(layers)} is asked for, but {served.name} has {num_layers} layers, and "
+            f"{num_layers} stands for the state after its final norm. Ask for others."
+        )
+    if version == 1 and layers != (num_layers,):
+        raise ConfigError(f"version 1 reads layer {num_layers} alone, not {list(layers)}. Leave layers out.")
+    heads = shape.num_heads or of_target.num_attention_heads
     return {
         "vocab_size": served.vocab_size,
         "draft_vocab_size": min(shape.draft_vocab, served.vocab_size),
@@ -73,16 +59,10 @@ def sizes_for(of_target: Any, served: LanguageModel, shape: LayerShape) -> Sizes
         "num_kv_heads": shape.num_kv_heads or getattr(of_target, "num_key_value_heads", None) or heads,
         "head_dim": shape.head_dim or getattr(of_target, "head_dim", None) or hidden // heads,
         "intermediate_size": shape.intermediate_size or of_target.intermediate_size,
+        "layers": layers,
+        "sliding_window": shape.sliding_window or None,
+        "max_positions": max_positions,
     }
-
-
-def check_has_layers(layers: tuple[int, ...], num_layers: int, name: str) -> None:
-    """Raises ConfigError where the target has no such layers. num_layers, name: of the target."""
-    if max(layers) > num_layers:
-        raise ConfigError(
-            f"the state entering layer {max(layers)} is asked for, but {name} has {num_layers} layers, and "
-            f"{num_layers} stands for the state after its final norm. Ask for others."
-        )
 
 
 def spread_layers(num_layers: int, version: int) -> tuple[int, ...]:

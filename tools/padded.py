@@ -11,17 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from forerun.errors import ConfigError
 from forerun.files.write import refuse_to_overwrite, write_bytes
 from forerun.train.folder import CARD, load, save, write_record
+from forerun.train.widened import GRAIN
 
-GRAIN = 64
-"""Intermediate sizes are multiples of this, so that vector kernels leave no scalar tail."""
 LAYER_FACTOR = 1.5
 """Layers of the padded model, unless told: the rest of the parameters come from wider layers."""
-_UNITS = {"K": 1e3, "M": 1e6, "B": 1e9}
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,22 +29,6 @@ class Padding:
     num_layers: int
     intermediate_size: int
     parameters: int
-
-
-def parse_parameters(text: str) -> int:
-    """A parameter count such as `200M`, `1.3B` or `500000`.
-
-    Raises:
-        ConfigError: `text` is no positive number with one of these units.
-    """
-    unit = text[-1:].upper()
-    try:
-        value = float(text[:-1]) * _UNITS[unit] if unit in _UNITS else float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise ConfigError(f"{text!r} is no number of parameters. Give one such as 200M, 1.3B or 500000.")
-    return int(value)
 
 
 def plan(config: LlamaConfig, current: int, parameters: int, num_layers: int | None = None) -> Padding:
@@ -102,7 +84,11 @@ def make_padded(
     if not force:
         refuse_to_overwrite(out, ConfigError)
     model, tokenizer = load(source)
-    check_llama(model, source)
+    if model.config.model_type != "llama":
+        raise ConfigError(
+            f"{source} is a {model.config.model_type} model; padding knows the Llama architecture only. "
+            "Give a Llama folder."
+        )
     padding = plan(model.config, model.num_parameters(), parameters, num_layers)
     padded = pad(model, padding)
     padded.config.forerun_cost_padded = True
@@ -116,29 +102,13 @@ def make_padded(
         "intermediate_size": padding.intermediate_size,
     }
     write_record(out, record)
-    write_bytes(out / CARD, _card(record, model).encode(), error=ConfigError)
-    return padding
-
-
-def check_llama(model: PreTrainedModel, source: Path) -> None:
-    """Refuse any architecture but Llama.
-
-    Raises:
-        ConfigError: with the architecture's name.
-    """
-    if model.config.model_type != "llama":
-        raise ConfigError(
-            f"{source} is a {model.config.model_type} model; padding knows the Llama architecture only. "
-            "Give a Llama folder."
-        )
-
-
-def _card(record: dict[str, object], model: PreTrainedModel) -> str:
-    return (
-        f"# Cost-padded model: {record['parameters']:,} parameters\n\n"
-        f"This is the {model.num_parameters():,}-parameter model `{record['source']}` with layers and feed-forward "
-        "columns added whose output projections are zero. It writes the same text, with the same acceptance, at "
-        f"the cost of {record['num_layers']} layers of intermediate size {record['intermediate_size']}.\n\n"
+    text = (
+        f"# Cost-padded model: {padded.num_parameters():,} parameters\n\n"
+        f"This is the {model.num_parameters():,}-parameter model `{source.name}` with layers and feed-forward columns "
+        "added whose output projections are zero. It writes the same text, with the same acceptance, at the cost of "
+        f"{padding.num_layers} layers of intermediate size {padding.intermediate_size}.\n\n"
         "It is for measuring speed at a realistic ratio of costs. Say that it is cost-padded wherever a figure\n"
         "measured with it appears.\n"
     )
+    write_bytes(out / CARD, text.encode(), error=ConfigError)
+    return padding
