@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from forerun.train.draft.starts import inherit_embeddings
 from typer.testing import CliRunner
 
 from forerun.errors import ConfigError, ModelLoadError
