@@ -63,7 +63,7 @@ def _contexts(lengths: Sequence[int]) -> Iterator[Case]:
     from transformers import AutoTokenizer
 
     from forerun.config import ASSETS
-    from forerun.train.heldout import read_held_out
+    from forerun.train.corpus import read_held_out
 
     tokenizer = AutoTokenizer.from_pretrained(ASSETS / "target")
     files = [(file.name, tokenizer.encode(file.text, add_special_tokens=False)) for file in read_held_out()]

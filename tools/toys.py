@@ -26,11 +26,10 @@ from forerun.train.accelerator import device_name, training_device
 from forerun.train.checkpoint import LoopState, run_in
 from forerun.train.commands import train_draft
 from forerun.train.continuations import write_on
-from forerun.train.corpus import SourceFile, read_python_files, split, standard_library_root
-from forerun.train.data.packing import Document, pack
+from forerun.train.corpus import SourceFile, read_held_out, read_python_files, split, standard_library_root
+from forerun.train.data.packed import Document, pack
 from forerun.train.defaults import DraftTraining
 from forerun.train.evaluate import text_score
-from forerun.train.heldout import read_held_out
 from forerun.train.token_ids import model_vocabulary
 from forerun.train.widened import make_wide, parse_parameters
 from forerun.vocabulary.fingerprint import fingerprint

@@ -2,30 +2,160 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from forerun.cli.default_model import chosen_model
 from forerun.cli.flags import Flags, with_flags
 from forerun.cli.options import Json
 from forerun.cli.output import print_json
 from forerun.cli.train_answers import answers
-from forerun.cli.train_heads import Data, Force, Out, Resume, Work, block, eagle, medusa, mtp, this_command
 from forerun.config import ASSETS, BUNDLED_MODELS, BUNDLED_TARGET
 from forerun.errors import ConfigError
 from forerun.train.defaults import DraftTraining, Pruning, RunOptions
+from forerun.train.heads.options import (
+    MTP_SHAPE,
+    MTP_TRAINING,
+    BlockShape,
+    BlockTraining,
+    EagleShape,
+    EagleTraining,
+    MedusaShape,
+    MedusaTraining,
+)
 
 if TYPE_CHECKING:
     from forerun.train.commands import Evaluation
+    from forerun.train.heads.start import HeadKind
+
+Out = Annotated[Path, typer.Argument(help="Folder to write.", metavar="OUT")]
+Target = Annotated[
+    str | None,
+    typer.Option(
+        help="The target model: 'smollm2' once it is fetched, 'bundled', a folder, a GGUF file, or a hub id.",
+        metavar="MODEL",
+        show_default="smollm2 if it is fetched, else bundled",
+    ),
+]
+Data = Annotated[
+    Path,
+    typer.Option(
+        help="What to learn from: a file of the target's answers (`forerun train answers`), text, a folder of either, "
+        "or a folder of packed rows.",
+        metavar="PATH",
+    ),
+]
+Work = Annotated[
+    Path | None,
+    typer.Option(help="Folder for checkpoints and packed rows.", metavar="FOLDER", show_default="OUT.run"),
+]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on with a run that was stopped.")]
+Force = Annotated[bool, typer.Option("--force", help="Begin anew, and replace what OUT holds.")]
+MTP_SIZES = ("draft_vocab", "intermediate_size", "num_heads", "num_kv_heads", "head_dim", "sliding_window")
+
+
+@with_flags
+def eagle(
+    *,
+    out: Out,
+    data: Data,
+    target: Target = None,
+    options: Annotated[EagleTraining, Flags()],
+    shape: Annotated[EagleShape, Flags(panel="Architecture")],
+    work: Work = None,
+    resume: Resume = False,
+    force: Force = False,
+) -> None:
+    """Train a head that drafts from its target's hidden states (EAGLE-3, or EAGLE-1 by --version 1)."""
+    from forerun.train.eagle.kind import EagleKind
+
+    _train(EagleKind(replace(options, shape=shape)), out, work, target, data, resume=resume, force=force)
+
+
+@with_flags
+def block(
+    *,
+    out: Out,
+    data: Data,
+    target: Target = None,
+    options: Annotated[BlockTraining, Flags()],
+    shape: Annotated[BlockShape, Flags(panel="Architecture")],
+    work: Work = None,
+    resume: Resume = False,
+    force: Force = False,
+) -> None:
+    """Train a head that drafts a whole block in one pass (DFlash), with a bias by the token before (DSpark)."""
+    from forerun.train.block.kind import BlockKind
+
+    _train(BlockKind(replace(options, shape=shape)), out, work, target, data, resume=resume, force=force)
+
+
+@with_flags
+def medusa(
+    *,
+    out: Out,
+    data: Data,
+    target: Target = None,
+    options: Annotated[MedusaTraining, Flags()],
+    shape: Annotated[MedusaShape, Flags(panel="Architecture")],
+    work: Work = None,
+    resume: Resume = False,
+    force: Force = False,
+) -> None:
+    """Train heads that each predict one token further on from their target's last state (Medusa; Hydra by
+    --sequential)."""
+    from forerun.train.medusa.kind import MedusaKind
+
+    _train(MedusaKind(replace(options, shape=shape)), out, work, target, data, resume=resume, force=force)
+
+
+@with_flags
+def mtp(
+    *,
+    out: Out,
+    data: Data,
+    target: Target = None,
+    options: Annotated[EagleTraining, Flags(base=MTP_TRAINING, leave_out=("feature_weight",))],
+    shape: Annotated[EagleShape, Flags(*MTP_SIZES, "own_output_rows", base=MTP_SHAPE, panel="Architecture")],
+    work: Work = None,
+    resume: Resume = False,
+    force: Force = False,
+) -> None:
+    """Train a decoder layer that drafts from its target's last state, as the MTP layers of DeepSeek-V3 do."""
+    from forerun.train.eagle.kind import EagleKind
+
+    _train(EagleKind(replace(options, shape=shape)), out, work, target, data, resume=resume, force=force)
+
+
+def _train(
+    kind: HeadKind[Any], out: Path, work: Path | None, target: str | None, data: Path, *, resume: bool, force: bool
+) -> None:
+    from forerun.train.heads.commands import train_head
+
+    name, folder = chosen_model(target, "--target"), work or out.with_name(out.name + ".run")
+    train_head(out, folder, str(name), data, kind, this_command(), resume=resume, force=force)
+
+
+def this_command() -> str:
+    """The command line, with the last part of each path."""
+    parts = []
+    for part in sys.argv[1:]:
+        flag, equals, value = part.partition("=") if part.startswith("-") else ("", "", part)
+        parts.append(flag + equals + (Path(value).name if "/" in value else value))
+    return shlex.join(["forerun", *parts])
+
 
 app = typer.Typer(help="Train drafters for a target, and measure them.", no_args_is_help=True)
 
 for command in (answers, eagle, block, medusa, mtp):
     app.command()(command)
 
-Target = Annotated[
+DraftTarget = Annotated[
     Path,
     typer.Option(
         help="The target model: 'bundled', one that `forerun fetch` brings, a local folder or a GGUF file.",
@@ -42,7 +172,7 @@ def draft(
     *,
     out: Out,
     data: Data,
-    target: Target = BUNDLED_MODELS[BUNDLED_TARGET],
+    target: DraftTarget = BUNDLED_MODELS[BUNDLED_TARGET],
     options: Annotated[DraftTraining, Flags()],
     start: Annotated[
         Path | None,
@@ -64,7 +194,7 @@ def draft(
 @with_flags
 def evaluate(
     *,
-    target: Target = BUNDLED_MODELS[BUNDLED_TARGET],
+    target: DraftTarget = BUNDLED_MODELS[BUNDLED_TARGET],
     draft: Annotated[
         Path | None, typer.Option(help="Draft's model folder.", metavar="FOLDER", show_default="the bundled one")
     ] = None,
@@ -114,7 +244,7 @@ def evaluate(
 def _evaluate_head(
     target: Path, head: Path, data: Path | None, machine: RunOptions, sizes: dict[str, int], json: bool
 ) -> None:
-    from forerun.train.evaluate_head import evaluate_head
+    from forerun.train.heads.commands import evaluate_head
 
     report = evaluate_head(
         str(target),

@@ -21,7 +21,7 @@ from forerun.train.defaults import AnswerMaking
 
 if TYPE_CHECKING:
     from forerun.engine import LLM
-    from forerun.train.data.many_requests import Computing
+    from forerun.train.data.answer_stages import Computing
 
 Out = Annotated[
     Path, typer.Argument(help="File of answers to write: .jsonl, or .jsonl.gz to have it gzipped.", metavar="OUT")

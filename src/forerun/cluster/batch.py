@@ -22,7 +22,7 @@ from forerun.errors import PromptError, SamplingError
 
 if TYPE_CHECKING:
     from forerun.cluster.pool import Pool
-    from forerun.train.data.many_requests import Computing
+    from forerun.train.data.answer_stages import Computing
 
 K = TypeVar("K")
 

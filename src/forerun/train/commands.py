@@ -16,13 +16,13 @@ from forerun.errors import ConfigError
 from forerun.train import attention, card, folder
 from forerun.train.accelerator import device_name, micro_tokens, training_device
 from forerun.train.checkpoint import Weights, run_in
+from forerun.train.corpus import read_held_out
 from forerun.train.data.answer_rows import read_rows
 from forerun.train.data.packed import PackedBatch, PackedRows
 from forerun.train.defaults import DraftTraining
 from forerun.train.draft import distil
-from forerun.train.draft.output_vocabulary import restricted
+from forerun.train.draft.samples import restricted
 from forerun.train.evaluate import Acceptance, TextScore, acceptance, acceptance_of, text_score
-from forerun.train.heldout import read_held_out
 
 HELD_OUT_ROWS = 64
 """Packed rows that are measured, at most."""

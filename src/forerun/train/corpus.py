@@ -1,18 +1,20 @@
-"""The text the bundled pair learns from: the standard library of the running interpreter.
-
-A corpus is a list of `SourceFile`, split by file: whether a file is held out depends on the
-sha256 of its name alone, so the split is the same on every machine and adding files moves none.
-"""
+"""The text that prompts and passages are made of without other data: the standard library; and the held-out files."""
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import re
 import sys
 import sysconfig
+import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+
+from forerun.config import ASSETS
+from forerun.errors import ConfigError
+from forerun.workloads import read_records
 
 LICENCE = "PSF-2.0"
 """SPDX name of the licence of CPython's standard library."""
@@ -105,3 +107,23 @@ def split(files: Iterable[SourceFile]) -> tuple[list[SourceFile], list[SourceFil
     for file in files:
         (held_out if is_held_out(file.name) else training).append(file)
     return training, held_out
+
+
+HELD_OUT_FILE = ASSETS / "heldout.jsonl.gz"
+
+
+def read_held_out(path: Path = HELD_OUT_FILE) -> list[SourceFile]:
+    """Files that were never trained on.
+
+    Raises:
+        ConfigError: `path` is missing or is not such a file.
+    """
+    try:
+        with gzip.open(path, "rt", encoding="utf-8") as packed:
+            records = read_records(packed, path.name)
+            return [SourceFile(record.string("file"), record.string("text")) for record in records]
+    except (OSError, UnicodeDecodeError, EOFError, zlib.error, ConfigError) as error:
+        raise ConfigError(
+            f"{path} cannot be read as held-out files ({error}). "
+            "Give a gzipped JSON-lines file with `file` and `text` in every line."
+        ) from error

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from forerun.cli.train_heads import this_command
+from forerun.cli.train import this_command
 from forerun.config import ASSETS
 from forerun.train import commands
 from forerun.train.commands import Evaluation

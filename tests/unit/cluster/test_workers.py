@@ -22,7 +22,7 @@ from forerun.cluster.options import RayOptions
 from forerun.cluster.worker import Worker
 from forerun.engine import LLM, Choice, EngineThread
 from forerun.errors import ConfigError, PromptError, ReplicaError
-from forerun.train.data.many_requests import compute
+from forerun.train.data.answer_stages import compute
 from serving import fake_llm
 
 OPTIONS = RayOptions(ray=True, replicas=2, replica_threads=1)

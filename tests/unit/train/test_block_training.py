@@ -25,7 +25,7 @@ from forerun.train.block import loss as block_loss, module as block_module
 from forerun.train.block.loss import choose_anchors, confidence_loss, logit_parts, restricted
 from forerun.train.block.module import BlockHead, blocks
 from forerun.train.data.packed import NO_DOCUMENT
-from forerun.train.heads.rows import HeadRows, head_rows, predicted
+from forerun.train.heads.module import HeadRows, head_rows, predicted
 
 K = 4
 LENGTHS = ((9, 5), (12,))

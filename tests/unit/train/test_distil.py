@@ -19,12 +19,10 @@ from forerun.models import Rows, load_draft_model
 from forerun.train import attention, commands, folder
 from forerun.train.continuations import TopProbs, top_probs_of
 from forerun.train.corpus import SourceFile
-from forerun.train.data.packed import PackedRows
-from forerun.train.data.packing import Document, pack
+from forerun.train.data.packed import Document, PackedRows, pack
 from forerun.train.defaults import LOSSES, DraftTraining, LossName, Pruning
 from forerun.train.draft import distil_loss
-from forerun.train.draft.output_vocabulary import frequent_tokens, output_tokens_of, restrict, restricted
-from forerun.train.draft.samples import Shard, write_shard
+from forerun.train.draft.samples import Shard, frequent_tokens, output_tokens_of, restrict, restricted, write_shard
 from forerun.train.loop import Loop
 from forerun.vocabulary.fingerprint import fingerprint
 from tools.lm import Architecture, build_model, train_tokenizer

@@ -23,8 +23,7 @@ from forerun.files.write import locked, sealed_file
 from forerun.heads import load_head
 from forerun.models.eagle import EagleModel
 from forerun.train.checkpoint import CHECKPOINT, LoopState, save_checkpoint
-from forerun.train.eagle.kind import EagleKind, set_first_weights
-from forerun.train.eagle.module import EagleHead
+from forerun.train.eagle.kind import EagleHead, EagleKind, set_first_weights
 from forerun.train.heads.commands import Start, measure, prepare_head, train_head
 from forerun.train.heads.evaluate import HeldOut
 from forerun.train.heads.options import EagleShape, EagleTraining

@@ -25,8 +25,7 @@ from forerun.files.write import locked, sealed_file
 from forerun.heads import MedusaConfig, load_head
 from forerun.heads.medusa_config import RANKS
 from forerun.train.checkpoint import CHECKPOINT, LoopState, save_checkpoint
-from forerun.train.evaluate_head import evaluate_head
-from forerun.train.heads.commands import Start, prepare_head, train_head
+from forerun.train.heads.commands import Start, evaluate_head, prepare_head, train_head
 from forerun.train.heads.options import MedusaShape, MedusaTraining
 from forerun.train.heads.run import train
 from forerun.train.loop import Loop

@@ -20,8 +20,8 @@ from forerun.models import Model, Rows, load_model
 from forerun.models.medusa import MedusaModel
 from forerun.train.data.packed import NO_DOCUMENT
 from forerun.train.heads.loss import step_weights
+from forerun.train.heads.module import HeadRows, head_rows
 from forerun.train.heads.options import MedusaShape, MedusaTraining
-from forerun.train.heads.rows import HeadRows, head_rows
 from forerun.train.heads.run import Read, Target
 from forerun.train.losses import divergence
 from forerun.train.medusa import kind as medusa_loss

@@ -8,8 +8,7 @@ import torch
 
 from forerun.errors import ConfigError
 from forerun.train.data import packing
-from forerun.train.data.packed import NO_DOCUMENT, PackedRows
-from forerun.train.data.packing import Document, pack
+from forerun.train.data.packed import NO_DOCUMENT, Document, PackedRows, pack
 
 
 def documents(count: int, longest: int, seed: int = 0) -> list[Document]:

@@ -18,7 +18,7 @@ from forerun.errors import ConfigError
 from forerun.train.checkpoint import CHECKPOINT, LoopState, load_checkpoint, pin, run_in, save_checkpoint
 from forerun.train.continuations import TopProbs
 from forerun.train.corpus import SourceFile
-from forerun.train.data.packing import Document, pack
+from forerun.train.data.packed import Document, pack
 from forerun.train.defaults import DraftTraining
 from forerun.train.draft import samples
 from forerun.train.draft.samples import Shard, ShardBatches, sample_all, write_shard

@@ -22,8 +22,7 @@ from forerun.errors import ConfigError
 from forerun.train import commands, folder
 from forerun.train.continuations import top_probs_of, write_on
 from forerun.train.corpus import SourceFile
-from forerun.train.data.packed import PackedRows
-from forerun.train.data.packing import Document, pack
+from forerun.train.data.packed import Document, PackedRows, pack
 from forerun.train.defaults import DraftTraining, Pruning
 from forerun.train.draft import distil
 from forerun.train.draft.samples import read_shard

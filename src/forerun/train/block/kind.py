@@ -16,11 +16,10 @@ from forerun.heads.fingerprint import check_target
 from forerun.models import LanguageModel, Model
 from forerun.train.block.loss import BlockLoss, block_outputs, logit_parts
 from forerun.train.block.module import BlockHead
-from forerun.train.heads.kind import HeadKind
 from forerun.train.heads.module import HeadModule
 from forerun.train.heads.options import BlockShape, BlockTraining
 from forerun.train.heads.run import Read
-from forerun.train.heads.start import first_size, random_matrix, shape_for
+from forerun.train.heads.start import HeadKind, first_size, random_matrix, shape_for
 
 _OUTPUT, _OUTWARD = "lm_head.weight", "down_proj.weight"
 SLOT_SHARE = 0.3

@@ -12,8 +12,8 @@ from forerun.train.accelerator import device_of
 from forerun.train.block.module import BlockHead, blocks
 from forerun.train.data.packed import NO_DOCUMENT
 from forerun.train.heads.loss import ChainTargets, Parts, chain_loss
+from forerun.train.heads.module import HeadRows, predicted
 from forerun.train.heads.options import DECAY, BlockTraining
-from forerun.train.heads.rows import HeadRows, predicted
 from forerun.train.heads.run import COMPUTE, HeadLoss, Read, Target
 from forerun.train.loop import Batch
 

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from forerun.errors import ConfigError
 from forerun.heads.block_config import BlockConfig
-from forerun.train.heads.module import Augmentation, HeadLayer, HeadModule, rotated
-from forerun.train.heads.rows import HeadRows, Segment
+from forerun.train.heads.module import Augmentation, HeadLayer, HeadModule, HeadRows, Segment, rotated
 
 Keys = tuple[Tensor, Tensor]
 """Keys and values."""

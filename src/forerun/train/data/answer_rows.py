@@ -19,8 +19,7 @@ from forerun.train.corpus import hash_fraction
 from forerun.train.data.answer_file import SUFFIXES, Answered, answered_by, holds_answers, is_answer_file, read_answers
 from forerun.train.data.answer_prompts import Overlap, bundled, files_digest
 from forerun.train.data.chat_text import ChatText
-from forerun.train.data.packed import INDEX, PackedRows
-from forerun.train.data.packing import Document, pack
+from forerun.train.data.packed import INDEX, Document, PackedRows, pack
 from forerun.vocabulary import encode_text
 from forerun.vocabulary.fingerprint import fingerprint
 from forerun.workloads import OVERLAP_WORDS

@@ -24,8 +24,7 @@ from forerun.heads.fingerprint import target_fingerprint
 from forerun.retrieval.sources import find_files
 from forerun.train.data.answer_file import SUFFIXES, Answered, is_answer_file, record_path
 from forerun.train.data.answer_prompts import Overlap, bundled, cut_prompts, files_digest, parted, read_prompts
-from forerun.train.data.answer_stages import Stages
-from forerun.train.data.many_requests import Computing
+from forerun.train.data.answer_stages import Computing, Stages
 from forerun.train.data.mixture import KINDS, mix
 from forerun.train.data.passages import Passage, prose_pieces, read_passages
 from forerun.train.defaults import AnswerMaking

@@ -21,9 +21,15 @@ from forerun.train.attention import document_mask
 from forerun.train.checkpoint import LoopState, load_checkpoint, pin, pin_target
 from forerun.train.data.packed import PackedRows
 from forerun.train.defaults import DraftTraining, LossName
-from forerun.train.draft.output_vocabulary import frequent_tokens, output_tokens_of, restrict
 from forerun.train.draft.prune import check_size, check_start, pruned_copy, step_parameters
-from forerun.train.draft.samples import ShardBatches, num_shards, sample_all
+from forerun.train.draft.samples import (
+    ShardBatches,
+    frequent_tokens,
+    num_shards,
+    output_tokens_of,
+    restrict,
+    sample_all,
+)
 from forerun.train.loop import Batch, Loop, Workers
 from forerun.train.losses import distillation_loss
 from forerun.train.optim import Optimisers

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -12,24 +12,32 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
+from forerun import workloads
 from forerun.config import SamplingParams
 from forerun.drafters import Binding, Drafter
-from forerun.heads import StoredHead, save_head
-from forerun.heads.fingerprint import target_fingerprint
+from forerun.errors import ConfigError, UnsupportedModelError
+from forerun.heads import BlockConfig, EagleConfig, HeadConfig, MedusaConfig, StoredHead, load_head, save_head
+from forerun.heads.fingerprint import check_target, target_fingerprint
 from forerun.models import LanguageModel, load_model, number_format
 from forerun.plan.predictor import StepCosts
 from forerun.plan.step_times import step_costs
 from forerun.train.accelerator import device_name, reuse_memory, training_device
-from forerun.train.checkpoint import METRICS, run_in
+from forerun.train.block.kind import BlockKind
+from forerun.train.checkpoint import run_in
+from forerun.train.continuations import write_on
 from forerun.train.data.answer_rows import read_rows, tokenizer_of
-from forerun.train.data.packed import PackedRows
-from forerun.train.heads.card import HeadReport, build_record, write_card
+from forerun.train.data.packed import Document, PackedRows, pack
+from forerun.train.eagle.kind import EagleKind
+from forerun.train.evaluate import batches_of_one_length
+from forerun.train.heads.card import PICTURE, REMEDY, HeadReport, build_record, draw_curves, write_card
 from forerun.train.heads.evaluate import HeldOut, shown
-from forerun.train.heads.kind import HeadKind
 from forerun.train.heads.module import HeadModule
+from forerun.train.heads.options import BlockTraining, EagleTraining, MedusaTraining
 from forerun.train.heads.run import Target, frozen_model, train
-from forerun.train.heads.start import draft_vocabulary, offsets, token_counts
+from forerun.train.heads.start import HeadKind, draft_vocabulary, offsets, target_config, token_counts
 from forerun.train.heads.target_states import check_states
+from forerun.train.medusa.kind import MedusaKind
+from forerun.vocabulary import encode_text
 
 FINAL_ROWS = 400
 """Held-out rows of the evaluation that goes to the card, at most."""
@@ -188,52 +196,6 @@ def _d2t(start: Start) -> Tensor | None:
     return offsets(start.vocabulary) if config.draft_vocab_size < config.vocab_size else None
 
 
-PICTURE = "curves.png"
-REMEDY = "no picture of the curves: Matplotlib is not installed (pip install 'forerun[curves]')"
-_SMOOTHED = 32
-"""Steps over which the loss is averaged."""
-
-
-def read_curves(folder: Path) -> tuple[dict[int, float], dict[int, float]]:
-    """Loss and score by step; what a resumed run did again counts once."""
-    losses: dict[int, float] = {}
-    scores: dict[int, float] = {}
-    for line in (folder / METRICS).read_text().splitlines():
-        try:
-            entry = json.loads(line)
-        except ValueError:  # cut short by a kill
-            continue
-        (scores if "score" in entry else losses)[entry["step"]] = entry.get("score", entry.get("loss"))
-    return losses, scores
-
-
-def draw_curves(run: Path, out: Path) -> bool:
-    """Draw what a run has written into its folder, as PICTURE in `out`. False without Matplotlib."""
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
-        return False
-    losses, scores = read_curves(run)
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    steps = sorted(losses)
-    smoothed = []
-    for place in range(len(steps)):
-        near = [losses[step] for step in steps[max(0, place - _SMOOTHED + 1) : place + 1]]
-        smoothed.append(sum(near) / len(near))
-    axes.plot(steps, smoothed, color="tab:blue", label="loss")
-    axes.set_xlabel("step")
-    axes.set_ylabel("loss", color="tab:blue")
-    if scores:
-        right = axes.twinx()
-        right.plot(sorted(scores), [scores[step] for step in sorted(scores)], "o-", color="tab:orange")
-        right.set_ylabel("mean acceptance length", color="tab:orange")
-    figure.savefig(out / PICTURE, dpi=110)
-    return True
-
-
 CONTEXT = 256
 """Tokens of the prompt, at most."""
 TOKENS = 24
@@ -252,3 +214,83 @@ def head_costs(served: LanguageModel, head: Drafter, prompt: Sequence[int], num_
     most = min(CONTEXT, served.context_length // 2)
     params = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True)
     return step_costs(served, None, lambda: head, num_draft_tokens, prompt[:most], params)
+
+
+WINDOW = 512
+
+
+def evaluate_head(
+    name: str,
+    folder: Path,
+    data: Path | None,
+    *,
+    num_draft_tokens: int,
+    new_tokens: int,
+    threads: int = 0,
+    device: str | None = None,
+) -> HeadReport:
+    """Measure a stored head of any form on held-out answers.
+
+    Args:
+        name: of the target, as `load_model` takes it.
+        data: as for training: what is held out of it. None: the target's greedy continuations of the bundled prompts.
+        new_tokens: of such a continuation.
+
+    Raises:
+        ModelLoadError: there is no head, or it is damaged.
+        IncompatibleDrafterError: it is one for another target.
+        ConfigError: nothing of the data is held out.
+    """
+    if threads:
+        torch.set_num_threads(threads)
+    reuse_memory()
+    where = training_device(device)
+    served = load_model(name, device=where)
+    tokenizer = tokenizer_of(name)
+    num_layers = target_config(name).num_hidden_layers
+    stored = load_head(folder, num_layers)
+    kind = kind_of(stored.config, str(folder))
+    check_target(stored.fingerprint, served, str(folder))
+    model = frozen_model(name, where)
+    with tempfile.TemporaryDirectory() as temporary:
+        packed = Path(temporary) / "packed"
+        if data is None:
+            documents = _continuations(model, tokenizer, new_tokens)
+            rows = pack(documents, packed, window=WINDOW, vocab_size=served.vocab_size, made_from={})
+        else:
+            rows = read_rows(data, served, tokenizer, packed, WINDOW, Console(stderr=True)).held_out()
+        start = _start(served, model, stored, rows, kind)
+        held_out = HeldOut(start.target, rows, FINAL_ROWS, start.vocabulary, num_draft_tokens, kind.guess)
+        if not held_out:
+            raise ConfigError(f"{data} has no held-out answers. Give more data, or leave --data out.")
+        return measure(start, held_out, num_draft_tokens)
+
+
+def kind_of(config: HeadConfig, place: str) -> HeadKind[Any]:
+    """The kind of a stored head. Raises UnsupportedModelError where such heads are not measured."""
+    if isinstance(config, EagleConfig):
+        return EagleKind(EagleTraining())
+    if isinstance(config, BlockConfig):
+        return BlockKind(BlockTraining())
+    if isinstance(config, MedusaConfig):
+        return MedusaKind(MedusaTraining())
+    raise UnsupportedModelError(f"{place} holds a head of the kind {config.kind}, which is not measured here.")
+
+
+def _start(
+    served: LanguageModel, model: Any, stored: StoredHead[HeadConfig], rows: PackedRows, kind: HeadKind[Any]
+) -> Start:
+    """The head as if a run had just ended."""
+    vocabulary, head = stored.token_ids, kind.module(stored.config)
+    head.load_state_dict(dict(stored.tensors))
+    target = Target.of(served, model, stored.config.layers, vocabulary)
+    return Start(served, target, rows, head.to(served.device), vocabulary, 0.0, kind)
+
+
+def _continuations(model: Any, tokenizer: Any, new_tokens: int) -> Iterator[Document]:
+    """Of the bundled prompts, at temperature 0."""
+    prompts = [encode_text(tokenizer, case.prompt, special=True) for case in workloads.load("code")]
+    for batch in batches_of_one_length(prompts):
+        for tokens in write_on(model, batch.to(model.device), new_tokens, 0.0, 0).tolist():
+            first = len(tokens) - new_tokens
+            yield Document(tokens, [place >= first for place in range(len(tokens))])

@@ -17,8 +17,7 @@ from torch import Tensor
 
 from forerun.train.accelerator import device_of
 from forerun.train.data.packed import NO_DOCUMENT, PackedRows
-from forerun.train.heads.module import HeadModule
-from forerun.train.heads.rows import HeadRows, head_rows
+from forerun.train.heads.module import HeadModule, HeadRows, head_rows
 from forerun.train.heads.run import COMPUTE, Read, Target
 
 CONTEXTS = (0, 128, 256, 512, 1024, 2048, 4096, 8192)

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from forerun.train.heads.module import HeadRows
 from forerun.train.heads.options import D_PACE, ON_POLICY, HeadTraining
-from forerun.train.heads.rows import HeadRows
 from forerun.train.heads.run import D_PACE_SMOOTHING, Read
 from forerun.train.losses import LossName, divergence, reach_weights, survival_weights
 

@@ -21,9 +21,8 @@ from forerun.models import LanguageModel, load_transformers_model
 from forerun.train.accelerator import device_of, to_device
 from forerun.train.checkpoint import LoopState, load_checkpoint, pin
 from forerun.train.data.packed import NO_DOCUMENT, PackedRows
-from forerun.train.heads.module import Augmentation, HeadModule
+from forerun.train.heads.module import Augmentation, HeadModule, HeadRows, head_rows
 from forerun.train.heads.options import HeadTraining
-from forerun.train.heads.rows import HeadRows, head_rows
 from forerun.train.heads.target_states import TargetStates, learnt_layers
 from forerun.train.loop import Batch, Evaluations, Loop, Workers
 from forerun.train.optim import Optimisers

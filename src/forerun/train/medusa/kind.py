@@ -17,13 +17,11 @@ from forerun.models import LanguageModel
 from forerun.models.medusa import EMBEDDING_EPS
 from forerun.train.accelerator import device_of
 from forerun.train.heads.evaluate import HeldOut
-from forerun.train.heads.kind import HeadKind
 from forerun.train.heads.loss import ChainTargets, Targets, chain_loss, step_weights, weighted_loss
-from forerun.train.heads.module import Augmentation, HeadModule, product
+from forerun.train.heads.module import Augmentation, HeadModule, HeadRows, predicted, product
 from forerun.train.heads.options import DECAY, MedusaTraining
-from forerun.train.heads.rows import HeadRows, predicted
 from forerun.train.heads.run import COMPUTE, HeadLoss, Read
-from forerun.train.heads.start import hidden_size, target_config
+from forerun.train.heads.start import HeadKind, hidden_size, target_config
 from forerun.train.loop import Batch
 
 
