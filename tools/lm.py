@@ -26,7 +26,7 @@ from transformers import (
 
 from forerun.fields import Checked, option
 from forerun.files.write import digest
-from forerun.train.accelerator import compile_layers, device_of, to_device, training_device
+from forerun.train.accelerator import device_of, to_device, training_device
 from forerun.train.checkpoint import LoopState, load_checkpoint, pin
 from forerun.train.corpus import SourceFile
 from forerun.train.defaults import Optimisation, RunOptions
@@ -181,7 +181,6 @@ def train(
     model = build_model(options.architecture, end_of_text(tokenizer), options.seed)
     prepare(model)
     model.to(training_device(options.device))
-    compile_layers(model)
     optimisers = Optimisers(model, options.optimisation)
     state = load_checkpoint(run_folder, model, optimisers)
     console.print(f"{stream.tokens_per_epoch:,} tokens in {len(files)} files, {model.num_parameters():,} parameters")

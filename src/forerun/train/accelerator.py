@@ -16,12 +16,6 @@ _LOGITS = {"cpu": 1 << 25, "cuda": 1 << 30, "mps": 1 << 25}
 """Largest number of logits that one forward of a target holds."""
 LOSSES_READ_EVERY = {"cpu": 1, "cuda": 16, "mps": 1}
 """Steps whose losses are read together: reading one waits until the accelerator is done."""
-COMPILED_FROM_LAYERS = 4
-"""With fewer layers, compilation takes longer than it saves in a run."""
-EPOCH_PROCESSES = {"cpu": 0, "cuda": 8, "mps": 0}
-"""Processes that augment and encode coming epochs; each makes about 0.7 million tokens a second."""
-
-
 SHAPE_STEP = 64
 """Numbers of rows that vary are padded to multiples of it: a CPU's products are compiled for each shape, and kept."""
 _REUSED_BYTES = 32 << 20
@@ -78,12 +72,3 @@ def to_device(tensor: Tensor, where: torch.device) -> Tensor:
     if where.type != "cuda" or tensor.device.type != "cpu":
         return tensor.to(where)
     return tensor.pin_memory().to(where, non_blocking=True)
-
-
-def compile_layers(model: PreTrainedModel) -> None:
-    """Compile the decoder layers, all of which share one program; nothing happens on a CPU or for few layers."""
-    layers = model.model.layers
-    if device_of(model).type == "cpu" or len(layers) < COMPILED_FROM_LAYERS:
-        return
-    for layer in layers:
-        layer.compile(dynamic=False)

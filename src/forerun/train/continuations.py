@@ -11,43 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
-from transformers.cache_utils import DynamicLayer
 
 from forerun.train import attention
 from forerun.train.accelerator import micro_tokens
 from forerun.train.token_ids import model_vocabulary, stored_ids
-
-
-class _Reserved(DynamicLayer):  # type: ignore[misc]
-    """Keys and values of one layer in room reserved at once: appending copies nothing older."""
-
-    def __init__(self, room: int) -> None:
-        super().__init__()
-        self.room = room
-        self.length = 0
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
-    ) -> tuple[Tensor, Tensor]:
-        """Append rows [B, G, T, D]; returns views of everything so far."""
-        if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
-            batch, groups, _, width = key_states.shape
-            self.key_room = key_states.new_empty(batch, groups, self.room, width)
-            self.value_room = value_states.new_empty(batch, groups, self.room, width)
-        end = self.length + key_states.shape[2]
-        self.key_room[:, :, self.length : end] = key_states
-        self.value_room[:, :, self.length : end] = value_states
-        self.length = end
-        self.keys, self.values = self.key_room[:, :, :end], self.value_room[:, :, :end]
-        return self.keys, self.values
-
-
-def reserved_cache(model: PreTrainedModel, room: int) -> DynamicCache:
-    """An empty cache for `model` with room for `room` tokens a sequence."""
-    cache = DynamicCache()
-    cache.layers = [_Reserved(room) for _ in range(model.config.num_hidden_layers)]
-    return cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +60,7 @@ def write_on(model: PreTrainedModel, prompts: Tensor, new_tokens: int, temperatu
     """Continue prompts [B, P] by `new_tokens` tokens each, without distributions: [B, P + new_tokens]."""
     attention.use_for(model, prompts.shape[1] + new_tokens)
     generator = torch.Generator(device=prompts.device).manual_seed(seed)
-    cache = reserved_cache(model, prompts.shape[1] + new_tokens)
+    cache = DynamicCache()
     tokens, fed = [prompts], prompts
     for _ in range(new_tokens):
         logits = model(input_ids=fed, past_key_values=cache, use_cache=True, logits_to_keep=1).logits

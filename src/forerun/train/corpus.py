@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import hashlib
 import re
-import sys
 import sysconfig
 import zlib
 from collections.abc import Iterable
@@ -15,9 +14,6 @@ from pathlib import Path
 from forerun.config import ASSETS
 from forerun.errors import ConfigError
 from forerun.workloads import read_records
-
-LICENCE = "PSF-2.0"
-"""SPDX name of the licence of CPython's standard library."""
 
 HELD_OUT_SHARE = 0.05
 """Share of the files never trained on."""
@@ -92,12 +88,6 @@ def read_python_files(root: Path) -> list[SourceFile]:
 def standard_library_root() -> Path:
     """The folder of the running interpreter's standard library."""
     return Path(sysconfig.get_paths()["stdlib"])
-
-
-def describe_standard_library() -> str:
-    """The corpus in words, for the card: which Python, which version."""
-    version = ".".join(str(part) for part in sys.version_info[:3])
-    return f"Python source of the standard library of CPython {version}"
 
 
 def split(files: Iterable[SourceFile]) -> tuple[list[SourceFile], list[SourceFile]]:

@@ -20,6 +20,7 @@ biases each loss in a way of its own:
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -96,6 +97,15 @@ def hybrid_share(acceptance: Tensor) -> Tensor:
     return torch.exp(-HYBRID_RATE * acceptance.detach())
 
 
+_PLAIN: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "forward-kl": forward_kl,
+    "reverse-kl": reverse_kl,
+    "jensen-shannon": jensen_shannon,
+    "total-variation": total_variation,
+    "log-overlap": log_overlap,
+}
+
+
 def divergence(
     name: LossName,
     draft_logprobs: Tensor,
@@ -111,16 +121,8 @@ def divergence(
         acceptance: that the hybrid goes by, a number; None takes the mean over these positions.
     """
     both = draft_logprobs, target_probs
-    if name == "forward-kl":
-        return forward_kl(*both)
-    if name == "reverse-kl":
-        return reverse_kl(*both)
-    if name == "jensen-shannon":
-        return jensen_shannon(*both)
-    if name == "total-variation":
-        return total_variation(*both)
-    if name == "log-overlap":
-        return log_overlap(*both)
+    if name in _PLAIN:
+        return _PLAIN[name](*both)
     if name == "hybrid":
         accepted = overlap(*both)
         share = hybrid_share(accepted.mean() if acceptance is None else acceptance)

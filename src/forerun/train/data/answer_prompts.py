@@ -26,7 +26,7 @@ class Overlap:
     """The runs of 13 words of the prompts of workloads.
 
     Args:
-        workload: names of bundled workloads, and paths of JSONL files with prompts.
+        evaluation: workloads beside the bundled ones, and paths of JSONL files with prompts.
 
     Attributes:
         num_prompts: how many prompts there are.
@@ -36,18 +36,13 @@ class Overlap:
     """
 
     def __init__(self, evaluation: Sequence[str]) -> None:
-        cases = [case for workload in evaluation for case in workloads.load(workload)]
+        cases = [case for workload in [*workloads.names(), *evaluation] for case in workloads.load(workload)]
         self.num_prompts = len(cases)
         self._runs = {run for case in cases for text in case.texts for run in word_runs(text)}
 
     def __contains__(self, text: str) -> bool:
         """Whether a text shares 13 words in a row with one of the prompts."""
         return any(run in self._runs for run in word_runs(text))
-
-
-def bundled() -> list[str]:
-    """All bundled workloads: what forerun itself is measured on."""
-    return workloads.names()
 
 
 _PROMPTS = ".jsonl"

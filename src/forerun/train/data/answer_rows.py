@@ -17,7 +17,7 @@ from forerun.models import find_tokenizer
 from forerun.retrieval.sources import TEXT_PATTERNS, find_files, read_documents
 from forerun.train.corpus import hash_fraction
 from forerun.train.data.answer_file import SUFFIXES, Answered, answered_by, holds_answers, is_answer_file, read_answers
-from forerun.train.data.answer_prompts import Overlap, bundled, files_digest
+from forerun.train.data.answer_prompts import Overlap, files_digest
 from forerun.train.data.chat_text import ChatText
 from forerun.train.data.packed import INDEX, Document, PackedRows, pack
 from forerun.vocabulary import encode_text
@@ -72,7 +72,7 @@ def pack_answers(
     if former is not None:
         return former
     _tell_of_others(files, target, name, told)
-    overlap = Overlap([*bundled(), *evaluation])
+    overlap = Overlap(evaluation)
     documents = _Documents(ChatText(tokenizer, name), prompt_positions, held_out, overlap)
     made = (document for path, named in files for document in documents.of(path, named))
     rows = pack(made, out, window=window, vocab_size=vocab_size, made_from=made_from)

@@ -23,7 +23,7 @@ from forerun.files.write import atomic_file, digest, locked, refuse_to_overwrite
 from forerun.heads.fingerprint import target_fingerprint
 from forerun.retrieval.sources import find_files
 from forerun.train.data.answer_file import SUFFIXES, Answered, is_answer_file, record_path
-from forerun.train.data.answer_prompts import Overlap, bundled, cut_prompts, files_digest, parted, read_prompts
+from forerun.train.data.answer_prompts import Overlap, cut_prompts, files_digest, parted, read_prompts
 from forerun.train.data.answer_stages import Computing, Stages
 from forerun.train.data.mixture import KINDS, mix
 from forerun.train.data.passages import Passage, prose_pieces, read_passages
@@ -84,7 +84,7 @@ def make_answers(
         if force:
             remove(folder)
         prompts, text = parted(data)
-        overlap = Overlap([*bundled(), *options.evaluation])
+        overlap = Overlap(options.evaluation)
         llm = open_llm()
         if llm.tokenizer is None:
             raise ConfigError(

@@ -62,6 +62,13 @@ class Start:
     coverage: float
     kind: HeadKind[Any]
 
+    def stored(self) -> StoredHead[HeadConfig]:
+        """The head as it is kept."""
+        config = self.head.config
+        tensors = {name: parameter.detach().cpu() for name, parameter in self.head.named_parameters()}
+        is_part = config.draft_vocab_size < config.vocab_size
+        return StoredHead(config, tensors, offsets(self.vocabulary) if is_part else None)
+
 
 def train_head(
     out: Path,
@@ -105,7 +112,9 @@ def train_head(
             parameters=sum(parameter.numel() for parameter in start.head.parameters()),
             device=device_name(start.target.output_rows.device),
         )
-        save(out, start, record)
+        head, served = start.stored(), start.served
+        fingerprint, form = target_fingerprint(served), number_format(served)
+        save_head(out, head.config, head.tensors, head.d2t, record, fingerprint=fingerprint, number_format=form)
         has_picture = draw_curves(work, out)
         write_card(out, record, report, PICTURE if has_picture else None)
         for line in report.lines() + ([] if has_picture else [REMEDY]):
@@ -164,36 +173,10 @@ def _held_out(start: Start, count: int, num_draft_tokens: int) -> HeldOut:
 
 def measure(start: Start, held_out: HeldOut, num_draft_tokens: int) -> HeadReport:
     """Score and costs of a head."""
-    head = start.head
-    stored = StoredHead(head.config, weights(head), _d2t(start))
     first = start.rows.batch(0, 1, 0)
     prompt = first.tokens[0][first.documents[0] == 0].tolist()
-    costs = head_costs(start.served, start.kind.drafter(stored), prompt, num_draft_tokens)
-    return HeadReport.of(held_out.score(head), costs)
-
-
-def save(out: Path, start: Start, record: dict[str, Any]) -> None:
-    """Write the head's folder."""
-    head = start.head
-    save_head(
-        out,
-        head.config,
-        weights(head),
-        _d2t(start),
-        record,
-        fingerprint=target_fingerprint(start.served),
-        number_format=number_format(start.served),
-    )
-
-
-def weights(head: HeadModule) -> dict[str, Tensor]:
-    """Its tensors by name."""
-    return {name: parameter.detach().cpu() for name, parameter in head.named_parameters()}
-
-
-def _d2t(start: Start) -> Tensor | None:
-    config = start.head.config
-    return offsets(start.vocabulary) if config.draft_vocab_size < config.vocab_size else None
+    costs = head_costs(start.served, start.kind.drafter(start.stored()), prompt, num_draft_tokens)
+    return HeadReport.of(held_out.score(start.head), costs)
 
 
 CONTEXT = 256
@@ -217,6 +200,11 @@ def head_costs(served: LanguageModel, head: Drafter, prompt: Sequence[int], num_
 
 
 WINDOW = 512
+_KINDS: dict[type, Callable[[], HeadKind[Any]]] = {
+    EagleConfig: lambda: EagleKind(EagleTraining()),
+    BlockConfig: lambda: BlockKind(BlockTraining()),
+    MedusaConfig: lambda: MedusaKind(MedusaTraining()),
+}
 
 
 def evaluate_head(
@@ -249,7 +237,12 @@ def evaluate_head(
     tokenizer = tokenizer_of(name)
     num_layers = target_config(name).num_hidden_layers
     stored = load_head(folder, num_layers)
-    kind = kind_of(stored.config, str(folder))
+    made = _KINDS.get(type(stored.config))
+    if made is None:
+        raise UnsupportedModelError(
+            f"{folder} holds a head of the kind {stored.config.kind}, which is not measured here."
+        )
+    kind = made()
     check_target(stored.fingerprint, served, str(folder))
     model = frozen_model(name, where)
     with tempfile.TemporaryDirectory() as temporary:
@@ -259,32 +252,14 @@ def evaluate_head(
             rows = pack(documents, packed, window=WINDOW, vocab_size=served.vocab_size, made_from={})
         else:
             rows = read_rows(data, served, tokenizer, packed, WINDOW, Console(stderr=True)).held_out()
-        start = _start(served, model, stored, rows, kind)
+        vocabulary, head = stored.token_ids, kind.module(stored.config)
+        head.load_state_dict(dict(stored.tensors))
+        target = Target.of(served, model, stored.config.layers, vocabulary)
+        start = Start(served, target, rows, head.to(where), vocabulary, 0.0, kind)
         held_out = HeldOut(start.target, rows, FINAL_ROWS, start.vocabulary, num_draft_tokens, kind.guess)
         if not held_out:
             raise ConfigError(f"{data} has no held-out answers. Give more data, or leave --data out.")
         return measure(start, held_out, num_draft_tokens)
-
-
-def kind_of(config: HeadConfig, place: str) -> HeadKind[Any]:
-    """The kind of a stored head. Raises UnsupportedModelError where such heads are not measured."""
-    if isinstance(config, EagleConfig):
-        return EagleKind(EagleTraining())
-    if isinstance(config, BlockConfig):
-        return BlockKind(BlockTraining())
-    if isinstance(config, MedusaConfig):
-        return MedusaKind(MedusaTraining())
-    raise UnsupportedModelError(f"{place} holds a head of the kind {config.kind}, which is not measured here.")
-
-
-def _start(
-    served: LanguageModel, model: Any, stored: StoredHead[HeadConfig], rows: PackedRows, kind: HeadKind[Any]
-) -> Start:
-    """The head as if a run had just ended."""
-    vocabulary, head = stored.token_ids, kind.module(stored.config)
-    head.load_state_dict(dict(stored.tensors))
-    target = Target.of(served, model, stored.config.layers, vocabulary)
-    return Start(served, target, rows, head.to(served.device), vocabulary, 0.0, kind)
 
 
 def _continuations(model: Any, tokenizer: Any, new_tokens: int) -> Iterator[Document]:
