@@ -38,14 +38,12 @@ def test_windows_score_every_token_once_as_one_long_forward_would(tokenizer) -> 
 def test_greedy_chains_walk_as_speculation_does() -> None:
     # K = 2: [yes yes] bonus | [no] recovered | [yes no] recovered | one chain more would run over the end
     matches = torch.tensor([1, 1, 1, 0, 1, 0, 1, 1], dtype=torch.bool)
-    steps, reached, accepted, covered = greedy_chains(matches, 2)
-    assert (steps, reached, accepted, covered) == (3, [3, 2], [2, 1], 6)
+    assert list(greedy_chains(matches.expand(2, -1), 8)) == [(0, 2), (3, 0), (4, 1)]
 
 
 def test_expected_chains_multiply_overlaps() -> None:
-    steps, reached, accepted = expected_chains(torch.tensor([0.5, 0.8, 0.25, 1.0]), 2)
-    assert steps == 2
-    assert reached == pytest.approx([2, 1.3]) and accepted == pytest.approx([1.3, 0.4 + 0.2])
+    starts, survived = expected_chains(torch.tensor([0.5, 0.8, 0.25, 1.0]).expand(2, -1))
+    assert starts == 2 and survived == pytest.approx([1.3, 0.4 + 0.2])
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
