@@ -20,8 +20,8 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from forerun.errors import ConfigError
+from forerun.train.accelerator import end_of_text, id_type
 from forerun.train.corpus import SourceFile
-from forerun.train.token_ids import end_of_text, id_type
 
 _IDENTIFIER = re.compile(r"\b[A-Za-z_][A-Za-z_0-9]{2,}\b")
 _DEFINED = re.compile(r"\b(?:def|class|for|as)\s+([A-Za-z_]\w{2,})|^[ \t]*([A-Za-z_]\w{2,})\s*=[^=]", re.MULTILINE)

@@ -19,23 +19,20 @@ from forerun.cli.main import Commands
 from forerun.config import ASSETS, DEFAULT_DTYPE, SamplingParams
 from forerun.engine import LLM
 from forerun.errors import ConfigError
-from forerun.files.write import refuse_to_overwrite
+from forerun.files.write import refuse_to_overwrite, write_bytes
 from forerun.models.loading import adopt
 from forerun.train import card, folder
-from forerun.train.accelerator import device_name, training_device
+from forerun.train.accelerator import device_name, model_vocabulary, training_device
 from forerun.train.checkpoint import LoopState, run_in
 from forerun.train.commands import train_draft
-from forerun.train.continuations import write_on
 from forerun.train.corpus import SourceFile, read_held_out, read_python_files, split, standard_library_root
 from forerun.train.data.packed import Document, pack
 from forerun.train.defaults import DraftTraining
-from forerun.train.evaluate import text_score
-from forerun.train.token_ids import model_vocabulary
-from forerun.train.widened import make_wide, parse_parameters
+from forerun.train.evaluate import text_score, write_on
+from forerun.train.widened import make_wide
 from forerun.vocabulary.fingerprint import fingerprint
 from tools import lm, prompts as cut
 from tools.lm import Architecture, LmTraining
-from tools.padded import make_padded
 from tools.text import EpochTexts, Windows, tokenize, vocabulary_size
 
 DRAFT = Architecture(hidden_size=160, num_layers=2, num_heads=5, num_kv_heads=5, head_dim=32, intermediate_size=256)
@@ -217,16 +214,24 @@ def other_vocab(
 def padded(
     out: Out,
     parameters: Annotated[str, typer.Argument(help="Size to reach, such as 200M.", metavar="SIZE")],
-    layers: Annotated[int | None, typer.Option(show_default="1.5 times the source's")] = None,
     source: Annotated[Path, typer.Option(help="A Llama folder.", show_default="bundled")] = ASSETS / "target",
     force: Force = False,
 ) -> None:
     """Make a model that gives the same text at the cost of a larger one, to measure speed at that cost."""
-    sizes = make_padded(source, out, parse_parameters(parameters), layers, force=force)
-    typer.echo(
-        f"{out}: cost-padded to {sizes.parameters:,} parameters, {sizes.num_layers} layers, "
-        f"intermediate size {sizes.intermediate_size}; same text as the original"
+    if not force:
+        refuse_to_overwrite(out, ConfigError)
+    model = make_wide(source, parameters, "bfloat16", "cpu")
+    model.config.forerun_cost_padded = True
+    folder.save(model, folder.load_tokenizer(source), out)
+    text = (
+        f"# Cost-padded model: {model.num_parameters():,} parameters\n\n"
+        f"It writes the text of the model `{source.name}`, with the same acceptance, at the cost of "
+        f"{model.config.num_hidden_layers} layers of intermediate size {model.config.intermediate_size}: what was "
+        "added is computed and adds nothing.\n\nIt is for measuring speed at a realistic ratio of costs. Say that it "
+        "is cost-padded wherever a figure\nmeasured with it appears.\n"
     )
+    write_bytes(out / folder.CARD, text.encode(), error=ConfigError)
+    typer.echo(text.splitlines()[0].removeprefix("# "))
 
 
 @app.command()

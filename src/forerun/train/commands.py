@@ -13,7 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from forerun import workloads
 from forerun.errors import ConfigError
-from forerun.train import attention, card, folder
+from forerun.train import card, folder
 from forerun.train.accelerator import device_name, micro_tokens, training_device
 from forerun.train.checkpoint import Weights, run_in
 from forerun.train.corpus import read_held_out
@@ -22,7 +22,7 @@ from forerun.train.data.packed import PackedBatch, PackedRows
 from forerun.train.defaults import DraftTraining
 from forerun.train.draft import distil
 from forerun.train.draft.samples import restricted
-from forerun.train.evaluate import Acceptance, TextScore, acceptance, acceptance_of, text_score
+from forerun.train.evaluate import Acceptance, TextScore, acceptance, acceptance_of, document_mask, text_score
 
 HELD_OUT_ROWS = 64
 """Packed rows that are measured, at most."""
@@ -180,8 +180,7 @@ def packed_acceptance(
 def _logits(model: PreTrainedModel, batch: PackedBatch) -> Tensor:
     """float32 [rows, window, V]."""
     tokens = batch.tokens[:, :-1].to(model.device)
-    mask = attention.document_mask(batch.documents[:, :-1].to(model.device))
-    attention.use_for(model, tokens.shape[1])
+    mask = document_mask(batch.documents[:, :-1].to(model.device))
     logits: Tensor = model(input_ids=tokens, attention_mask=mask, use_cache=False).logits
     return logits.float()
 

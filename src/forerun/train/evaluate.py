@@ -11,14 +11,72 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
-from forerun.train import attention
-from forerun.train.continuations import write_on
-from forerun.train.token_ids import model_vocabulary
+from forerun.train.accelerator import micro_tokens, model_vocabulary, stored_ids
+
+
+@dataclass(frozen=True, slots=True)
+class TopProbs:
+    """The target's most probable tokens at every position, [B, T, k], most probable first.
+
+    `ids` uint16 or uint32, `probabilities` float16; row t is the distribution of token t + 1. The tail is left out: it
+    holds a few hundredths of the mass, and a draft so small cannot learn it.
+    """
+
+    ids: np.ndarray
+    probabilities: np.ndarray
+
+
+def document_mask(documents: Tensor) -> Tensor:
+    """What each position may see where a row holds several documents: itself, and those before it in its document.
+
+    documents: [B, T]; returns bool [B, 1, T, T], as Transformers takes it for attention_mask.
+    """
+    return (documents[:, None, :, None] == documents[:, None, None, :]).tril()
+
+
+def next_tokens(logits: Tensor, temperature: float, generator: torch.Generator) -> Tensor:
+    """One token a row from logits [B, V]: the most probable at temperature 0, otherwise drawn."""
+    if temperature == 0:
+        return logits.argmax(dim=-1)
+    distribution = torch.softmax(logits.float() / temperature, dim=-1)
+    return torch.multinomial(distribution, 1, generator=generator).squeeze(-1)
+
+
+@torch.inference_mode()
+def top_probs_of(model: PreTrainedModel, tokens: Tensor, top: int, documents: Tensor | None = None) -> TopProbs:
+    """The target's distributions at every position but the last of given text [B, T + 1]: [B, T, top].
+
+    documents: [B, T + 1], where a row holds several (`samples.Shard`).
+    """
+    ids, probabilities = [], []
+    for part in torch.split(torch.arange(len(tokens)), max(1, micro_tokens(model) // tokens.shape[1])):
+        inputs = {"input_ids": tokens[part, :-1]}
+        if documents is not None:
+            inputs["attention_mask"] = document_mask(documents[part, :-1])
+        top_probabilities, top_ids = torch.softmax(model(**inputs, use_cache=False).logits.float(), -1).topk(top)
+        ids.append(stored_ids(top_ids, model_vocabulary(model)))
+        probabilities.append(top_probabilities.half().cpu())
+    return TopProbs(np.concatenate(ids), torch.cat(probabilities).numpy())
+
+
+@torch.inference_mode()
+def write_on(model: PreTrainedModel, prompts: Tensor, new_tokens: int, temperature: float, seed: int) -> Tensor:
+    """Continue prompts [B, P] by `new_tokens` tokens each, without distributions: [B, P + new_tokens]."""
+    generator = torch.Generator(device=prompts.device).manual_seed(seed)
+    cache = DynamicCache()
+    tokens, fed = [prompts], prompts
+    for _ in range(new_tokens):
+        logits = model(input_ids=fed, past_key_values=cache, use_cache=True, logits_to_keep=1).logits
+        fed = next_tokens(logits[:, -1], temperature, generator).unsqueeze(1)
+        tokens.append(fed)
+    return torch.cat(tokens, dim=1)
+
 
 _LOGITS = 1 << 17
 """Logits of prompts of one position that are computed at once, at most: of 32 prompts where there are 4,096 tokens."""
@@ -59,7 +117,6 @@ def text_score(
     window: int = 1024,
 ) -> TextScore:
     """Score every byte of `texts` in windows of `window` tokens, each with half a window of context."""
-    attention.use_for(model, window)
     nats, tokens, size = 0.0, 0, 0
     for text in texts:
         ids = [int(tokenizer.eos_token_id), *tokenizer(text, verbose=False)["input_ids"]]

@@ -23,7 +23,6 @@ from torch import Tensor, nn
 
 from forerun.engine.interrupts import HeldInterrupts
 from forerun.errors import ConfigError
-from forerun.train import attention
 from forerun.train.accelerator import LOSSES_READ_EVERY, MICRO_TOKENS, device_of
 from forerun.train.checkpoint import METRICS, LoopState, load_best, save_best, save_checkpoint
 from forerun.train.optim import Optimisers
@@ -185,8 +184,6 @@ class Loop:
         count = min(LOSSES_READ_EVERY[device_of(self.model).type], self.total_steps - state.step)
         for step in range(state.step, state.step + count):
             batch = self.batch(step)
-            for replica in self.workers.replicas:
-                attention.use_for(replica, batch[0].shape[1] - 1)
             values.append(self._step(batch, step / self.total_steps))
             state.tokens += batch[0].shape[0] * (batch[0].shape[1] - 1)
         losses = [float(loss) for loss, _ in values]

@@ -16,13 +16,13 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
 
 from forerun.errors import ConfigError
 from forerun.models import Rows, load_draft_model
-from forerun.train import attention, commands, folder
-from forerun.train.continuations import TopProbs, top_probs_of
+from forerun.train import commands, folder
 from forerun.train.corpus import SourceFile
 from forerun.train.data.packed import Document, PackedRows, pack
 from forerun.train.defaults import LOSSES, DraftTraining, LossName, Pruning
 from forerun.train.draft import distil_loss
 from forerun.train.draft.samples import Shard, frequent_tokens, output_tokens_of, restrict, restricted, write_shard
+from forerun.train.evaluate import TopProbs, top_probs_of
 from forerun.train.loop import Loop
 from forerun.vocabulary.fingerprint import fingerprint
 from tools.lm import Architecture, build_model, train_tokenizer
@@ -82,7 +82,7 @@ def rows_of(lengths: list[int], width: int) -> tuple[Tensor, Tensor, Tensor]:
     return tokens, documents, wanted
 
 
-@pytest.mark.parametrize("window", [23, 600], ids=["plain attention", "fused attention"])
+@pytest.mark.parametrize("window", [23, 600])
 def test_packed_documents_are_computed_as_if_each_were_alone(window: int) -> None:
     target, lengths = drawn(), [9, 2, 7]
     tokens, documents, _ = rows_of(lengths, window + 1)
@@ -105,7 +105,6 @@ def test_the_loss_of_packed_rows_is_that_of_their_wanted_tokens(name: LossName) 
     probs = top_probs_of(target, tokens, 8, documents)
     ids, values = torch.from_numpy(probs.ids.astype(np.int64)), torch.from_numpy(probs.probabilities).float()
     proposed = torch.arange(0, TARGET.vocab_size, 2)
-    attention.use_for(draft, 20)
     with torch.autocast("cpu", enabled=False):
         losses = DistillationLoss.of(name, proposed, TARGET.vocab_size)
         rows = (tokens.int(), ids.int(), values.half(), documents, wanted)

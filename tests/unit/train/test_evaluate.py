@@ -7,9 +7,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from forerun.train.continuations import top_probs_of, write_on
 from forerun.train.corpus import SourceFile
-from forerun.train.evaluate import acceptance, expected_chains, greedy_chains, lengths_to_end, text_score
+from forerun.train.evaluate import (
+    acceptance,
+    expected_chains,
+    greedy_chains,
+    lengths_to_end,
+    text_score,
+    top_probs_of,
+    write_on,
+)
 from tools.lm import build_model, train_tokenizer
 
 from .conftest import TINY

@@ -16,9 +16,16 @@ from forerun.heads.fingerprint import Target, same_target, target_fingerprint
 from forerun.models import find_tokenizer
 from forerun.retrieval.sources import TEXT_PATTERNS, find_files, read_documents
 from forerun.train.corpus import hash_fraction
-from forerun.train.data.answer_file import SUFFIXES, Answered, answered_by, holds_answers, is_answer_file, read_answers
+from forerun.train.data.answer_file import (
+    SUFFIXES,
+    Answered,
+    ChatText,
+    answered_by,
+    holds_answers,
+    is_answer_file,
+    read_answers,
+)
 from forerun.train.data.answer_prompts import Overlap, files_digest
-from forerun.train.data.chat_text import ChatText
 from forerun.train.data.packed import INDEX, Document, PackedRows, pack
 from forerun.vocabulary import encode_text
 from forerun.vocabulary.fingerprint import fingerprint

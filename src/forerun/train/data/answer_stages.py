@@ -18,8 +18,7 @@ from forerun.errors import ConfigError, PromptError, SamplingError
 from forerun.files.journal import Journal
 from forerun.files.write import digest
 from forerun.train.corpus import hash_fraction
-from forerun.train.data.answer_file import Answered
-from forerun.train.data.chat_text import ChatText
+from forerun.train.data.answer_file import Answered, ChatText
 from forerun.train.data.mixture import fault, likeness, writer
 from forerun.train.defaults import AnswerMaking
 from forerun.vocabulary import encode_text

@@ -16,8 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from forerun.files.write import digest
 from forerun.models.llama import llama_refusal
-from forerun.train.accelerator import device_of, to_device, training_device
-from forerun.train.attention import document_mask
+from forerun.train.accelerator import columns_of, device_of, model_vocabulary, to_device, training_device
 from forerun.train.checkpoint import LoopState, load_checkpoint, pin, pin_target
 from forerun.train.data.packed import PackedRows
 from forerun.train.defaults import DraftTraining, LossName
@@ -30,10 +29,10 @@ from forerun.train.draft.samples import (
     restrict,
     sample_all,
 )
+from forerun.train.evaluate import document_mask
 from forerun.train.loop import Batch, Loop, Workers
 from forerun.train.losses import distillation_loss
 from forerun.train.optim import Optimisers
-from forerun.train.token_ids import columns_of, model_vocabulary
 
 _CALIBRATION = (16, 256)
 """Rows and tokens of the text on which a pruned copy's channels are ranked."""

@@ -20,10 +20,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from forerun.errors import ConfigError
 from forerun.models.configuration import OUTPUT_TOKENS
 from forerun.models.llama import llama_refusal
-from forerun.train import attention
-from forerun.train.accelerator import micro_tokens
+from forerun.train.accelerator import micro_tokens, model_vocabulary
 from forerun.train.defaults import Pruning
-from forerun.train.token_ids import model_vocabulary
 from forerun.vocabulary import Vocabulary, check_same_tokens
 
 MAX_SHARE = 0.25
@@ -199,7 +197,6 @@ def _activation_scores(target: PreTrainedModel, layers: Sequence[int], text: Ten
 
     modules = {layer: target.model.layers[layer].mlp.down_proj for layer in layers}
     handles = [noting(layer, module) for layer, module in modules.items()]
-    attention.use_for(target, text.shape[1])
     try:
         for rows in torch.split(text, max(1, micro_tokens(target) // text.shape[1])):
             target(input_ids=rows.to(target.device), use_cache=False, logits_to_keep=1)

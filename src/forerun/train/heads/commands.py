@@ -24,11 +24,10 @@ from forerun.plan.step_times import step_costs
 from forerun.train.accelerator import device_name, reuse_memory, training_device
 from forerun.train.block.kind import BlockKind
 from forerun.train.checkpoint import run_in
-from forerun.train.continuations import write_on
 from forerun.train.data.answer_rows import read_rows, tokenizer_of
 from forerun.train.data.packed import Document, PackedRows, pack
 from forerun.train.eagle.kind import EagleKind
-from forerun.train.evaluate import batches_of_one_length
+from forerun.train.evaluate import batches_of_one_length, write_on
 from forerun.train.heads.card import PICTURE, REMEDY, HeadReport, build_record, draw_curves, write_card
 from forerun.train.heads.evaluate import HeldOut, shown
 from forerun.train.heads.module import HeadModule

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from forerun.errors import ConfigError
 from forerun.files.write import digest, remove, write_bytes
 from forerun.models import LanguageModel, load_transformers_model
-from forerun.train.accelerator import device_of, to_device
+from forerun.train.accelerator import columns_of, device_of, to_device
 from forerun.train.checkpoint import LoopState, load_checkpoint, pin
 from forerun.train.data.packed import NO_DOCUMENT, PackedRows
 from forerun.train.heads.module import Augmentation, HeadModule, HeadRows, head_rows
@@ -26,7 +26,6 @@ from forerun.train.heads.options import HeadTraining
 from forerun.train.heads.target_states import TargetStates, learnt_layers
 from forerun.train.loop import Batch, Evaluations, Loop, Workers
 from forerun.train.optim import Optimisers
-from forerun.train.token_ids import columns_of
 
 _NAME = "states"
 
