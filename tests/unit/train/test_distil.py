@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from forerun.train.draft.distil_loss import DistillationLoss
 from rich.console import Console
 from torch import Tensor
 from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
@@ -20,7 +19,8 @@ from forerun.train import commands, folder
 from forerun.train.corpus import SourceFile
 from forerun.train.data.packed import Document, PackedRows, pack
 from forerun.train.defaults import LOSSES, DraftTraining, LossName, Pruning
-from forerun.train.draft import distil_loss
+from forerun.train.draft import distil as distil_loss
+from forerun.train.draft.distil import DistillationLoss
 from forerun.train.draft.samples import Shard, frequent_tokens, output_tokens_of, restrict, restricted, write_shard
 from forerun.train.evaluate import TopProbs, top_probs_of
 from forerun.train.loop import Loop

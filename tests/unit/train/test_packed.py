@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from forerun.errors import ConfigError
-from forerun.train.data import packing
+from forerun.train.data import packed as packing
 from forerun.train.data.packed import NO_DOCUMENT, Document, PackedRows, pack
 
 
