@@ -29,7 +29,7 @@ from forerun.train.heads.commands import Start, evaluate_head, prepare_head, tra
 from forerun.train.heads.options import MedusaShape, MedusaTraining
 from forerun.train.heads.run import train
 from forerun.train.loop import Loop
-from forerun.train.medusa.kind import MedusaHead, MedusaKind, set_first_weights
+from forerun.train.medusa.kind import MedusaHead, MedusaKind
 
 QUIET = Console(quiet=True)
 TINY = MedusaTraining(
@@ -69,7 +69,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Start:
 def run(start: Start, folder: Path, options: MedusaTraining = TINY) -> tuple[dict[str, Tensor], LoopState]:
     assert isinstance(start.head.config, MedusaConfig)
     head = MedusaHead(start.head.config)
-    set_first_weights(head, start.target.output_rows)
+    start.kind.set_first_weights(head, torch.ones(1, 256), start.target.output_rows)
     state = train(head, start.target, start.rows, folder, options, QUIET, None, MedusaKind(options).loss)
     return head.state_dict(), state
 

@@ -52,13 +52,6 @@ class PackedBatch:
     wanted: Tensor
     documents: Tensor
 
-    def positions(self) -> Tensor:
-        """int64 [rows, window + 1]: each token's position in its document, from 0."""
-        places = torch.arange(self.documents.shape[1]).expand_as(self.documents)
-        begins = torch.ones_like(self.wanted)
-        begins[:, 1:] = self.documents[:, 1:] != self.documents[:, :-1]
-        return places - torch.where(begins, places, 0).cummax(dim=1).values
-
 
 class PackedRows:
     """One part of a folder of packed rows, mapped into memory.

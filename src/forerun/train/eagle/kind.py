@@ -14,13 +14,11 @@ from forerun.models import LanguageModel
 from forerun.train.accelerator import device_of
 from forerun.train.heads.loss import ChainTargets, Targets, chain_loss, step_weights, weighted_loss
 from forerun.train.heads.module import Augmentation, HeadLayer, HeadModule, HeadRows, Segment, predicted, rotated
-from forerun.train.heads.options import DECAY, EagleShape, EagleTraining
+from forerun.train.heads.options import DECAY, EagleTraining
 from forerun.train.heads.run import COMPUTE, HeadLoss, Read
 from forerun.train.heads.start import (
     HeadKind,
-    first_size,
     hidden_size,
-    random_matrix,
     shape_for,
 )
 from forerun.train.loop import Batch
@@ -163,56 +161,6 @@ class _Layer(HeadLayer[EagleConfig]):
         return torch.zeros(hidden.shape, dtype=scores.dtype, device=rows.device).masked_fill_(hidden, float("-inf"))
 
 
-def head_config(target: str, served: LanguageModel, shape: EagleShape, max_positions: int) -> EagleConfig:
-    """The configuration of a head for a target.
-
-    Raises:
-        ConfigError: layers that the target does not have, or sizes that contradict each other.
-    """
-    is_third = shape.version == 3
-    return EagleConfig(
-        **shape_for(target, served, shape, max_positions, shape.version),
-        version=shape.version,
-        target_hidden_size=hidden_size(served),
-        norm_before_fc=is_third,
-        norm_before_residual=is_third,
-        norm_output=is_third,
-        embedding_residual=is_third and not shape.plain_residual,
-        own_output_rows=(is_third or shape.is_mtp) and shape.own_output_rows,
-        is_mtp=shape.is_mtp,
-    )
-
-
-@torch.no_grad()
-def set_first_weights(head: EagleHead, last_states: Tensor, output_rows: Tensor, seed: int) -> None:
-    """Set all tensors: the fused state is the target's last one, normalised, the layer adds little to it, and the final
-    norm gives it half of its size back: what it predicts is a token too early, and should not be believed too much.
-
-    Args:
-        last_states: [n, target hidden] of some tokens.
-        output_rows: [V, target hidden] of the draft vocabulary.
-    """
-    config = head.config
-    generator = torch.Generator().manual_seed(seed)
-    size = first_size(last_states)
-    for name, parameter in head.named_parameters():
-        if name == "norm.weight":
-            value = torch.full((len(parameter),), size)
-        elif parameter.ndim == 1:
-            value = torch.ones(len(parameter))
-        elif name == "fc.weight":
-            value = torch.zeros(parameter.shape)
-            value[:, -config.target_hidden_size :] = torch.eye(config.hidden_size, config.target_hidden_size)
-        elif name == "embedding_residual.weight":
-            value = torch.zeros(parameter.shape)
-        elif name == "lm_head.weight" and parameter.shape == output_rows.shape:
-            value = output_rows.float()
-        else:
-            value = random_matrix(name, parameter.shape, 1, generator)
-        parameter.copy_(value)
-    head.check()
-
-
 class EagleLoss(HeadLoss[EagleTraining]):
     """Of an EAGLE head."""
 
@@ -276,8 +224,16 @@ class EagleKind(HeadKind[EagleTraining]):
 
     def config(self, name: str, served: LanguageModel, max_positions: int) -> EagleConfig:
         """As `HeadKind.config`."""
-        return head_config(name, served, self.options.shape, max_positions)
-
-    def set_first_weights(self, head: EagleHead, last_states: Tensor, output_rows: Tensor) -> None:
-        """As `HeadKind.set_first_weights`."""
-        set_first_weights(head, last_states, output_rows, self.options.seed)
+        shape = self.options.shape
+        is_third = shape.version == 3
+        return EagleConfig(
+            **shape_for(name, served, shape, max_positions, shape.version),
+            version=shape.version,
+            target_hidden_size=hidden_size(served),
+            norm_before_fc=is_third,
+            norm_before_residual=is_third,
+            norm_output=is_third,
+            embedding_residual=is_third and not shape.plain_residual,
+            own_output_rows=(is_third or shape.is_mtp) and shape.own_output_rows,
+            is_mtp=shape.is_mtp,
+        )

@@ -100,17 +100,6 @@ def offsets(vocabulary: Tensor) -> Tensor:
     return vocabulary - torch.arange(len(vocabulary))
 
 
-def first_size(last_states: Tensor) -> float:
-    """Of a head's outputs before training. last_states: [n, hidden] of the target, of some tokens."""
-    return FIRST_SIZE * float(last_states.float().square().mean(-1).sqrt().mean())
-
-
-def random_matrix(name: str, shape: torch.Size, num_layers: int, generator: torch.Generator) -> Tensor:
-    """First weights of a matrix of this name. num_layers: of the head, which the outputs of layers are divided by."""
-    value = DEVIATION * torch.randn(shape, generator=generator)
-    return value / math.sqrt(2 * num_layers) if name.endswith(("o_proj.weight", "down_proj.weight")) else value
-
-
 class HeadKind(ABC, Generic[Options]):
     """A kind of head, with what its training was told.
 
@@ -144,14 +133,49 @@ class HeadKind(ABC, Generic[Options]):
     def config(self, name: str, served: LanguageModel, max_positions: int) -> HeadConfig:
         """Its shape for a target. Raises ConfigError where the target has no such layers, or sizes contradict."""
 
-    @abstractmethod
+    def first_value(self, name: str, shape: torch.Size, scale: float, generator: torch.Generator) -> Tensor | None:
+        """The first value of a tensor of this kind of head alone; None for the others.
+
+        scale: root mean square of the output rows.
+        """
+        return None
+
+    @torch.no_grad()
     def set_first_weights(self, head: Any, last_states: Tensor, output_rows: Tensor) -> None:
-        """Set all tensors.
+        """Set all tensors: the fused state is the target's last one, normalised, the layers add little to what they
+        read, and the final norm gives it half of its size back: what it predicts is a token too early, and should not
+        be believed too much.
 
         Args:
-            last_states: [n, hidden] of some tokens, after the target's final norm.
-            output_rows: [V, hidden] of the draft vocabulary.
+            last_states: [n, target hidden] of some tokens, after the target's final norm.
+            output_rows: [V, target hidden] of the draft vocabulary.
         """
+        generator = torch.Generator().manual_seed(self.options.seed)
+        size = FIRST_SIZE * float(last_states.float().square().mean(-1).sqrt().mean())
+        scale = float(output_rows.float().square().mean().sqrt())
+        depth = 2 * getattr(head.config, "num_layers", 1)
+        for name, parameter in head.named_parameters():
+            value = self.first_value(name, parameter.shape, scale, generator)
+            if value is not None:
+                pass
+            elif name == "norm.weight":
+                value = torch.full(parameter.shape, size)
+            elif parameter.ndim == 1:
+                value = torch.ones(parameter.shape)
+            elif name == "fc.weight":
+                width = last_states.shape[-1]
+                value = torch.zeros(parameter.shape)
+                value[:, -width:] = torch.eye(len(parameter), width)
+            elif name == "embedding_residual.weight":
+                value = torch.zeros(parameter.shape)
+            elif name == "lm_head.weight" and parameter.shape == output_rows.shape:
+                value = output_rows.float()
+            else:
+                value = DEVIATION * torch.randn(parameter.shape, generator=generator)
+                if name.endswith(("o_proj.weight", "down_proj.weight")):
+                    value = value / math.sqrt(depth)
+            parameter.copy_(value)
+        head.check()
 
     def finish(self, head: Any, held_out_of: Callable[[int], HeldOut]) -> None:
         """Keep beside a trained head what drafting wants to know of held-out answers.

@@ -80,14 +80,6 @@ def output_layers(head: MedusaHead, output_rows: Tensor) -> list[Tensor]:
     return [head.get_parameter(f"{name}.weight") for name in names]
 
 
-@torch.no_grad()
-def set_first_weights(head: MedusaHead, output_rows: Tensor) -> None:
-    """Set all tensors: each head gives the target's state as it is, and output rows are the target's."""
-    for name, parameter in head.named_parameters():
-        parameter.copy_(output_rows if name.startswith("lm_head") else torch.zeros_like(parameter))
-    head.check()
-
-
 def _augmented(state: Tensor, augment: Augmentation) -> Tensor:
     """With noise and dropout of the state over its size."""
     size = state.square().mean(-1, keepdim=True).sqrt()
@@ -187,9 +179,12 @@ class MedusaKind(HeadKind[MedusaTraining]):
             output_rows=shape.output_rows,
         )
 
+    @torch.no_grad()
     def set_first_weights(self, head: MedusaHead, last_states: Tensor, output_rows: Tensor) -> None:
-        """As `HeadKind.set_first_weights`."""
-        set_first_weights(head, output_rows)
+        """Set all tensors: each head gives the target's state as it is, and output rows are the target's."""
+        for name, parameter in head.named_parameters():
+            parameter.copy_(output_rows if name.startswith("lm_head") else torch.zeros_like(parameter))
+        head.check()
 
     def finish(self, head: MedusaHead, held_out_of: Callable[[int], HeldOut]) -> None:
         """Keep the accuracies that shape trees."""
