@@ -73,15 +73,20 @@ def load_best(folder: Path, model: nn.Module, step: int) -> None:
     Raises:
         ConfigError: it is missing, damaged, or of another step or model.
     """
-    path = folder / BEST
-    check_seal(path, ConfigError, _REMEDY)
-    try:
-        content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    with _read(folder / BEST, "does not hold the best weights") as content:
         if content["step"] != step:
             raise ValueError(f"it is of step {content['step']}, not {step}")
         model.load_state_dict(content["model"])
-    except Exception as failure:
-        raise ConfigError(f"{path} does not hold the best weights: {failure}. {_REMEDY}") from failure
+
+
+@contextmanager
+def _read(path: Path, fault: str) -> Iterator[dict[str, Any]]:
+    """What `_write` wrote, for a block whose failures mean that it is something else."""
+    check_seal(path, ConfigError, _REMEDY)
+    try:
+        yield torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as failure:  # whatever PyTorch makes of it
+        raise ConfigError(f"{path} {fault}: {failure}. {_REMEDY}") from failure
 
 
 def _write(path: Path, content: dict[str, Any]) -> None:
@@ -99,21 +104,17 @@ def load_checkpoint(folder: Path, model: nn.Module, optimisers: Optimisers) -> L
     Raises:
         ConfigError: the file is damaged, or of another model.
     """
-    path = folder / CHECKPOINT
-    if not path.exists():
+    if not (folder / CHECKPOINT).exists():
         return LoopState()
-    check_seal(path, ConfigError, _REMEDY)
-    try:
-        content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    with _read(folder / CHECKPOINT, "is no checkpoint of this model") as content:
         model.load_state_dict(content["model"])
         optimisers.load_state_dict(content["optimisers"])
         scores = [(int(step), float(score)) for step, score in content.get("scores", [])]
         return LoopState(content["step"], content["tokens"], content["seconds"], list(content["losses"]), scores)
-    except Exception as failure:  # whatever PyTorch makes of it
-        raise ConfigError(f"{path} is no checkpoint of this model: {failure}. {_REMEDY}") from failure
 
 
 FILE_NAME = "options.json"
+_OTHER = "Give another --work, or --force to begin anew."
 TARGET = "target"
 """In the options of a run, the fingerprint of its target."""
 
@@ -147,7 +148,7 @@ def pin_target(folder: Path, target: PreTrainedModel) -> None:
     if not path.exists():
         write_json(path, {TARGET: found}, error=ConfigError)
         return
-    former = Fields.read(path, ConfigError, remedy="Give another --work, or --force to begin anew.").string(TARGET, "")
+    former = Fields.read(path, ConfigError, remedy=_OTHER).string(TARGET, "")
     if not same_target(former, found):
         raise ConfigError(
             f"{folder} belongs to a run of another target, whose weights are not these. Give that target, another "
@@ -166,7 +167,7 @@ def pin(folder: Path, options: dict[str, Any]) -> None:
     if not path.exists():
         write_json(path, plain, error=ConfigError)
         return
-    former = Fields.read(path, ConfigError, remedy="Give another --work, or --force to begin anew.").values
+    former = Fields.read(path, ConfigError, remedy=_OTHER).values
     changed = sorted(key for key in {*plain, *former} if plain.get(key) != former.get(key))
     if changed:
         described = ", ".join(f"{key} was {str(former.get(key))[:80]} and is {plain.get(key)}" for key in changed)

@@ -145,8 +145,7 @@ def _compute(
     made = stages.answers("answers", cases) if cases else []
     if planned.mixed:
         prose, code = _passages(planned.text, made)
-        messages = mix(prose, code, options.kind or tuple(KINDS), planned.mixed, options.seed)
-        mixed = [Case("", messages=({"role": "user", "content": each.text},), category=each.kind) for each in messages]
+        mixed = mix(prose, code, options.kind or tuple(KINDS), planned.mixed, options.seed)
         made += stages.answers("mixture", _without_overlap(mixed, overlap, options, console, "prompts of the mixture"))
     kept = [each for each in made if options.keep_overlap or (each.answer or "") not in overlap]
     if len(kept) < len(made):

@@ -6,11 +6,11 @@ import random
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 
 from forerun.errors import ConfigError
 from forerun.train.data.passages import Passage
+from forerun.workloads import Case
 
 LANGUAGES = ("German", "French", "Spanish", "Italian", "Portuguese", "Dutch", "Polish", "Chinese", "Japanese")
 TRANSLATED_SENTENCES = 3
@@ -66,20 +66,7 @@ _CODE = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Made:
-    """A prompt, which is a user's message.
-
-    Attributes:
-        kind: a key of `KINDS`.
-        text: of the message.
-    """
-
-    kind: str
-    text: str
-
-
-def mix(prose: Sequence[Passage], code: Sequence[Passage], kinds: Sequence[str], count: int, seed: int) -> list[Made]:
+def mix(prose: Sequence[Passage], code: Sequence[Passage], kinds: Sequence[str], count: int, seed: int) -> list[Case]:
     """`count` prompts, of each kind alike; kinds of which there is no text are left out.
 
     Prompt i depends on the passages, the seed and i alone.
@@ -97,7 +84,8 @@ def mix(prose: Sequence[Passage], code: Sequence[Passage], kinds: Sequence[str],
     for number in range(count):
         kind = possible[number % len(possible)]
         rng = random.Random(f"{seed} {kind} {number}")
-        made.append(Made(kind, KINDS[kind](rng, code if kind == "code" else prose)))
+        text = KINDS[kind](rng, code if kind == "code" else prose)
+        made.append(Case("", messages=({"role": "user", "content": text},), category=kind))
     return made
 
 
