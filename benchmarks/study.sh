@@ -35,7 +35,7 @@ earlier() {  # FOLDER COMMIT ASSET: a model that was bundled once
 drafts() {
     earlier earlier-target 2d7fc80 target
     earlier earlier-draft 4c115d5 draft
-    [ -e "$MADE/sibling/model.safetensors" ] || "$FORERUN" train lm "$MADE/sibling" --tokens 700000 --seed 0 \
+    [ -e "$MADE/sibling/model.safetensors" ] || "$PYTHON" -m tools.toys lm "$MADE/sibling" --tokens 700000 --seed 0 \
         --threads "$THREADS" --tokenizer src/forerun/assets/target --hidden-size 160 --num-layers 2 --num-heads 5 \
         --num-kv-heads 5 --head-dim 32 --intermediate-size 256
 }

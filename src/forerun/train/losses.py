@@ -8,7 +8,7 @@ variation as acceptance rises (2602.23881).
 
 Every loss compares two arrays over the same tokens, [..., k]: the draft's log-probabilities, of its whole softmax, and
 the target's probabilities, of its own. The tokens are the target's `k` most probable ones where its distributions come
-from disk (`continuations`), or a head's whole vocabulary. What the two have elsewhere is known as a sum alone, and that
+from disk (`draft/samples.py`), or a head's whole vocabulary. What the two have elsewhere is known as a sum alone, and that
 biases each loss in a way of its own:
 
 - forward KL leaves it out: the best draft is the target's distribution renormalised over the tokens given.

@@ -21,8 +21,8 @@ from forerun.errors import ConfigError
 from forerun.heads import StoredHead
 from forerun.models import Model, Rows, load_model
 from forerun.models.block import Block, BlockModel
-from forerun.train.block import loss as block_loss, module as block_module
-from forerun.train.block.loss import choose_anchors, confidence_loss, logit_parts, restricted
+from forerun.train.block import kind as block_loss, module as block_module
+from forerun.train.block.kind import choose_anchors, confidence_loss, logit_parts, restricted
 from forerun.train.block.module import BlockHead, blocks
 from forerun.train.data.packed import NO_DOCUMENT
 from forerun.train.heads.module import HeadRows, head_rows, predicted

@@ -1,6 +1,6 @@
 """A block head as training computes it: blocks at many anchors of some documents at once.
 
-The tensors, their names and their meaning are those of `BlockConfig`. The rows are those of `heads/rows.py`: row i
+The tensors, their names and their meaning are those of `BlockConfig`. The rows are those of `heads/module.py`: row i
 reads the target's state of token i, and the block of an active row i is anchored at token i + 1. Its slots attend to
 the rows of the document up to i, and to each other: these are the rows that drafting would have there.
 """
@@ -67,7 +67,7 @@ def blocks_of_pairs(
     dtype: torch.dtype,
     augment: Augmentation | None,
 ) -> Tensor:
-    """As `module.blocks`, of a head with `context_tokens`."""
+    """As `blocks`, of a head with `context_tokens`."""
     layer = _PairLayer(head, config, dtype, rows)
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     fused, following = layer.fused(states[rows.states].to(wide), augment), embeddings.to(wide)[rows.states + 1]

@@ -7,7 +7,7 @@ A row is a window of tokens and the one that follows. Documents share rows, but 
     train-00000.safetensors      tokens int32, wanted bool, documents int32: each [rows, window + 1]
     held-out-00000.safetensors   the same, of prompts that are never trained on
 
-`packing.py` writes such a folder.
+`pack` writes such a folder.
 """
 
 from __future__ import annotations
