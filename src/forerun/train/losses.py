@@ -8,8 +8,8 @@ variation as acceptance rises (2602.23881).
 
 Every loss compares two arrays over the same tokens, [..., k]: the draft's log-probabilities, of its whole softmax, and
 the target's probabilities, of its own. The tokens are the target's `k` most probable ones where its distributions come
-from disk (`draft/samples.py`), or a head's whole vocabulary. What the two have elsewhere is known as a sum alone, and that
-biases each loss in a way of its own:
+from disk (`draft/samples.py`), or a head's whole vocabulary. What the two have elsewhere is known as a sum alone, and
+that biases each loss in a way of its own:
 
 - forward KL leaves it out: the best draft is the target's distribution renormalised over the tokens given.
 - reverse KL and Jensen-Shannon compare the sums as if they were one more token, a lower bound of the divergence.
