@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -83,14 +84,7 @@ def train_draft(
             command=command,
             seed=options.seed,
             model=stored,
-            data={
-                "description": f"packed rows ({rows.num_tokens:,} tokens, {rows.num_wanted:,} of them learnt)",
-                "licence": "that of the data",
-                "unit": "documents",
-                "training_files": rows.num_documents,
-                "held_out_files": held_out.num_documents,
-                "split": "by a hash of the prompt",
-            },
+            data=_data_record(rows, held_out),
             options=asdict(options),
             stages={"distillation": state},
             started_from=folder.read_record(start) if start is not None else None,
@@ -103,6 +97,18 @@ def train_draft(
             console.print(
                 f"{out}: acceptance rate {row.rate:.3f} at temperature {row.temperature:g}, K={row.num_draft_tokens}"
             )
+
+
+def _data_record(rows: PackedRows, held_out: PackedRows) -> dict[str, Any]:
+    """The card's entry of what a draft learns from."""
+    return {
+        "description": f"packed rows ({rows.num_tokens:,} tokens, {rows.num_wanted:,} of them learnt)",
+        "licence": "that of the data",
+        "unit": "documents",
+        "training_files": rows.num_documents,
+        "held_out_files": held_out.num_documents,
+        "split": "by a hash of the prompt",
+    }
 
 
 def evaluate_pair(
