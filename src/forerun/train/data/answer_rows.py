@@ -74,7 +74,14 @@ def pack_answers(
     given = [sources] if isinstance(sources, Path) else sources
     files = find_files(given, _PATTERNS, remedy="Give files or folders of answers or text.")
     options = {"prompt_positions": prompt_positions, "held_out": held_out, "evaluation": sorted(evaluation)}
-    made_from = {**_tokenizer_and_data(tokenizer, files), "vocab_size": vocab_size, "window": window, **options}
+    made_from = {
+        "tokenizer": fingerprint(tokenizer),
+        "template": digest(str(getattr(tokenizer, "chat_template", None)).encode()),
+        "data": files_digest(path for path, _ in files),
+        "vocab_size": vocab_size,
+        "window": window,
+        **options,
+    }
     former = _former(out, made_from)
     if former is not None:
         return former
@@ -136,15 +143,6 @@ class _Documents:
         chosen = set(random.Random(line.asked).sample(some, min(len(some), self._prompt_positions)))
         wanted = [place in chosen for place in range(len(prompt))] + [True] * len(answer)
         return Document([*prompt, *answer], wanted, held_out)
-
-
-def _tokenizer_and_data(tokenizer: Any, files: Sequence[tuple[Path, bool]]) -> dict[str, str]:
-    """What rows depend on beside their options."""
-    return {
-        "tokenizer": fingerprint(tokenizer),
-        "template": digest(str(getattr(tokenizer, "chat_template", None)).encode()),
-        "data": files_digest(path for path, _ in files),
-    }
 
 
 def _tell_of_others(files: Sequence[tuple[Path, bool]], target: str, name: str, told: Callable[[str], None]) -> None:

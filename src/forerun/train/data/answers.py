@@ -101,7 +101,8 @@ def make_answers(
         made = _compute(stages, llm, plan(given, text, options, chat=chat), options, overlap, console)
         record = _write(out, made, head)
         remove(folder)
-    _tell(out, record, console)
+    kinds = ", ".join(f"{kind} {count:,}" for kind, count in record["kinds"].items())
+    console.print(f"{out}: {record['answers']:,} answers, {record['complete']:,} of them complete ({kinds})")
     return record
 
 
@@ -172,7 +173,10 @@ def _without_overlap(
     cases: list[Case], overlap: Overlap, options: AnswerMaking, console: Console, what: str
 ) -> list[Case]:
     """The cases that share nothing with those for evaluation, and a line on how many do."""
-    sharing = [any(text in overlap for text in _texts(case)) for case in cases]
+    sharing = [
+        any(text in overlap for text in (case.prompt, *(each["content"] for each in case.messages), *case.turns))
+        for case in cases
+    ]
     kept = cases if options.keep_overlap else [case for case, shares in zip(cases, sharing, strict=True) if not shares]
     console.print(
         f"{what}: {sum(sharing):,} of {len(cases):,} share 13 words in a row with the {overlap.num_prompts:,} prompts "
@@ -181,10 +185,6 @@ def _without_overlap(
         highlight=False,
     )
     return kept
-
-
-def _texts(case: Case) -> Iterable[str]:
-    return (case.prompt, *(message["content"] for message in case.messages), *case.turns)
 
 
 def _answerable(cases: list[Case], console: Console) -> list[Case]:
@@ -237,8 +237,3 @@ def _write(out: Path, made: Sequence[Answered], head: dict[str, Any]) -> dict[st
     }
     write_json(record_path(out), record, error=ConfigError)
     return record
-
-
-def _tell(out: Path, record: dict[str, Any], console: Console) -> None:
-    kinds = ", ".join(f"{kind} {count:,}" for kind, count in record["kinds"].items())
-    console.print(f"{out}: {record['answers']:,} answers, {record['complete']:,} of them complete ({kinds})")
