@@ -113,7 +113,7 @@ def test_imports_go_down(path: Path) -> None:
         ("forerun.verify", "import forerun.models.load"),
         ("forerun.models.nn", "from ...drafters import table"),
         ("forerun.config", "def f():\n    from forerun.sampling import noise"),
-        ("forerun.bench", "from forerun.train import lm"),
+        ("forerun.bench", "from forerun.train import loop"),
         ("forerun.train", "from forerun import bench"),
         ("forerun.bench", "from forerun import LLM"),
     ],

@@ -109,7 +109,7 @@ PADDED_NOTE = "Cost-padded model: the text and the acceptance of a smaller one, 
 
 
 def is_cost_padded(model: str | Path) -> bool:
-    """Whether the folder says that it was made by `forerun make padded`."""
+    """Whether the folder says that it was made by `python -m tools.toys padded`."""
     try:
         config = Fields.read(Path(model) / "config.json", ConfigError)
     except ConfigError:

@@ -1,14 +1,15 @@
-"""Models in memory: `forerun make padded --in-memory`, and the sections of `forerun bench gpu`, here on the CPU."""
+"""Models in memory: `python -m tools.toys in-memory`, and the sections of `forerun bench gpu`, here on the CPU."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 import pytest
-from typer.testing import Result
+from typer.testing import CliRunner, Result
 
 from forerun.cli.bench import gpu
 from forerun.train import widened
+from tools import toys
 
 Invoke = Callable[..., Result]
 TINY = ("--device", "cpu", "--parameters", "20M", "--draft-parameters", "3M")
@@ -19,24 +20,10 @@ def few_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(widened, "_LAYERS", ((float("inf"), 2),))
 
 
-def test_a_model_in_memory_gives_the_text_of_its_source(invoke: Invoke) -> None:
-    done = invoke("make", "padded", "--in-memory", "--parameters", "24M", "--device", "cpu")
+def test_a_model_in_memory_gives_the_text_of_its_source() -> None:
+    done = CliRunner().invoke(toys.app, ["in-memory", "24M", "--device", "cpu"])
     assert done.exit_code == 0, done.output
     assert "64 of 64 greedy tokens are the source's" in done.output and "cost-padded" in done.output
-
-
-@pytest.mark.parametrize(
-    ("arguments", "reason"),
-    [
-        (["--in-memory", "OUT"], "saves nothing"),
-        (["--in-memory", "--layers", "3"], "saves nothing"),
-        ([], "give the folder to write"),
-        (["OUT", "--device", "cpu"], "give the folder to write"),
-    ],
-)
-def test_what_is_written_and_what_is_not(invoke: Invoke, arguments: list[str], reason: str) -> None:
-    done = invoke("make", "padded", "--parameters", "24M", *arguments)
-    assert done.exit_code != 0 and reason in f"{done.output}{done.exception}"
 
 
 def test_a_model_that_cannot_be_made_fails_its_sections_alone(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""The prompts of the bundled workloads, cut from the held-out files: code, prose, copying, and a high temperature.
+"""The held-out files, and the prompts of the bundled workloads cut from them: code, prose, copying, a high temperature.
 
 A hash of the file's name decides which files are taken, where a prompt starts and how long it is, so that nobody picks
 prompts that look good. A code prompt ends at the end of a line. A prompt of prose or of copying ends before the end of
@@ -8,22 +8,22 @@ its line: the tokenizer writes it and the next line's indentation as one token.
 from __future__ import annotations
 
 import ast
+import gzip
 import random
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
-from forerun.train.augment import edited
-from forerun.train.corpus import SourceFile, hash_fraction
-from forerun.workloads import Case
+from forerun.train.corpus import SourceFile, hash_fraction, is_generated
+from forerun.train.data.answer_prompts import code_prompt
+from forerun.workloads import Case, written
+from tools.text import edited
 
 PROMPTS_PER_FILE = 2
 """Code prompts cut from one file at most."""
-MIN_PROMPT_TOKENS, MAX_PROMPT_TOKENS = 60, 400
-REFERENCE_TOKENS = 256
-"""Tokens of a code prompt's reference, the text that follows it in its file."""
 PROMPTS_PER_WORKLOAD = 40
 HIGH_TEMPERATURE = 1.5
 MIN_PROSE_WORDS = 45
@@ -33,6 +33,8 @@ SPAN_LINES = (20, 32)
 SHOWN_LINES = 4
 """Lines of the second span that a copying prompt holds."""
 MAX_LINE = 120
+MAX_BYTES = 1_500_000
+"""Of the held-out files' text."""
 _WORD = re.compile(r"[A-Za-z]+[,.;:]?(?:\s|$)")
 
 
@@ -42,27 +44,6 @@ def code_prompts(files: Sequence[SourceFile], tokenizer: PreTrainedTokenizerBase
     wanted.sort(key=lambda pair: hash_fraction(f"{pair[1]} of {pair[0].name}"))
     cut = [code_prompt(file, tokenizer, number) for file, number in wanted]
     return [prompt for prompt in cut if prompt is not None]
-
-
-def code_prompt(file: SourceFile, tokenizer: PreTrainedTokenizerBase, number: int = 0) -> Case | None:
-    """Prompt `number` of a file: 60 to 400 tokens ending at a line end, or None if the file is too short.
-
-    A second prompt and more are only cut from files long enough for all of them not to crowd.
-    """
-    lines = file.text.splitlines(keepends=True)
-    counts = [len(ids) for ids in tokenizer(lines, verbose=False)["input_ids"]] if lines else []
-    if number > 0 and sum(counts) < (number + 1) * 2 * (MAX_PROMPT_TOKENS + REFERENCE_TOKENS):
-        return None
-    spread = MAX_PROMPT_TOKENS - MIN_PROMPT_TOKENS
-    wanted = MIN_PROMPT_TOKENS + int(hash_fraction(f"length {number} of {file.name}") * spread)
-    last_start = _last_start(counts, wanted + REFERENCE_TOKENS)
-    start = int(hash_fraction(f"start {number} in {file.name}") * (last_start + 1))
-    end = _take(counts, start, wanted)
-    prompt = "".join(lines[start:end])
-    size = len(tokenizer(prompt, verbose=False)["input_ids"])
-    if not MIN_PROMPT_TOKENS <= size <= MAX_PROMPT_TOKENS or end >= len(lines):
-        return None
-    return Case(file.name, prompt, "".join(lines[end : _take(counts, end, REFERENCE_TOKENS)]))
 
 
 def prose_prompts(files: Sequence[SourceFile], limit: int = PROMPTS_PER_WORKLOAD) -> list[Case]:
@@ -131,20 +112,22 @@ def _is_prose(text: str) -> bool:
     )
 
 
-def _take(counts: Sequence[int], start: int, tokens: int) -> int:
-    """The line before which about `tokens` tokens from line `start` on are taken (at least one line)."""
-    size, end = 0, start
-    while end < len(counts) and (end == start or size + counts[end] <= tokens):
-        size += counts[end]
-        end += 1
-    return end
+def write_held_out(files: Sequence[SourceFile], path: Path) -> int:
+    """Write held-out files in the order of their hashes until MAX_BYTES of text; returns how many.
 
-
-def _last_start(counts: Sequence[int], needed: int) -> int:
-    """The last line after which at least `needed` tokens follow; 0 if the file is shorter."""
-    following = 0
-    for index in range(len(counts) - 1, -1, -1):
-        following += counts[index]
-        if following >= needed:
-            return index
-    return 0
+    Files that say they were generated (codec tables) are left out: they are too easy to measure on.
+    The bytes written depend on the files alone (no time stamp).
+    """
+    records: list[dict[str, str]] = []
+    size = 0
+    for file in sorted(files, key=lambda file: hash_fraction(file.name)):
+        if is_generated(file.text):
+            continue
+        size += len(file.text.encode("utf-8"))
+        if size > MAX_BYTES:
+            break
+        records.append({"file": file.name, "text": file.text})
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("wb") as raw, gzip.GzipFile(filename="", mode="wb", fileobj=raw, mtime=0) as packed:
+        packed.write(written(records).encode("utf-8"))
+    return len(records)
