@@ -84,11 +84,15 @@ def audit(
     quick: Quick = False,
     html: Html = None,
     results: ResultsFile = None,
-    settings: Annotated[AuditOptions, Flags()],
+    settings: Annotated[AuditOptions, Flags(typed=())],
     llm: Annotated[
-        LLMOptions, Flags("acceptance", "prefix_reuse", "cache_memory", "dtype", "device", "quantize", "adapter")
+        LLMOptions,
+        Flags(
+            *("acceptance", "prefix_reuse", "cache_memory", "dtype", "device", "quantize", "adapter"),
+            typed=("acceptance", "dtype", "device", "quantize"),
+        ),
     ],
-    threads: options.Threads = None,
+    threads: options.HiddenThreads = None,
     json: options.Json = False,
 ) -> None:
     """Is the text really the same? Bits, rules and real requests against exact probabilities, with their power.

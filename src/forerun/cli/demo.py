@@ -47,11 +47,15 @@ def demo(
         str | None,
         typer.Option(help=options.DRAFTERS_HELP, metavar="DRAFTER,...", show_default="all"),
     ] = None,
-    prompts: Annotated[DemoOptions, Flags()],
-    sampling: Annotated[SamplingParams, Flags("max_tokens")],
+    prompts: Annotated[DemoOptions, Flags(typed=("prompts", "num_prompts"))],
+    sampling: Annotated[SamplingParams, Flags("max_tokens", typed=())],
     settings: Annotated[
         LLMOptions,
-        Flags("num_draft_tokens", "dtype", "device", "quantize", "adapter", base=LLMOptions(num_draft_tokens=AUTO)),
+        Flags(
+            *("num_draft_tokens", "dtype", "device", "quantize", "adapter"),
+            base=LLMOptions(num_draft_tokens=AUTO),
+            typed=("device", "quantize"),
+        ),
     ],
     json: options.Json = False,
 ) -> None:

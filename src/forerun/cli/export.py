@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from forerun.cli.flags import with_flags
 from forerun.cli.output import print_json
 from forerun.config import DTYPES, HEAD_FORMS
 from forerun.errors import ConfigError
@@ -62,14 +63,16 @@ def head(
 
 
 @app.command()
+@with_flags
 def vllm(
+    *,
     draft: Annotated[
         str, typer.Argument(help="Folder of a trained head, or a draft model: a folder, a hub id.", metavar="DRAFT")
     ],
     out: Annotated[Path, typer.Argument(help="Folder to write.", metavar="OUT")],
     target: Annotated[str, typer.Option(help="The model that it drafts for.", metavar="MODEL")],
     form: Annotated[
-        str, typer.Option(help=f"What is written of a head: {' or '.join(HEAD_FORMS)}.", metavar="FORM")
+        str, typer.Option(help=f"What is written of a head: {' or '.join(HEAD_FORMS)}.", metavar="FORM", hidden=True)
     ] = HEAD_FORMS[0],
     dtype: Annotated[
         str, typer.Option(help=f"Number format of the weights: {', '.join(DTYPES)}.", metavar="TEXT")
@@ -115,7 +118,9 @@ def vllm(
 
 
 @app.command("llama.cpp")
+@with_flags
 def llama_cpp(
+    *,
     model: Annotated[str, typer.Argument(help="A draft model, or a target: a folder, a hub id.", metavar="MODEL")],
     out: Annotated[Path, typer.Argument(help="File to write, OUT.gguf.", metavar="OUT")],
     target: Annotated[
@@ -134,6 +139,7 @@ def llama_cpp(
         typer.Option(
             help="llama.cpp's rule for cutting texts, where MODEL's own is none of its rules. Without --target.",
             metavar="NAME",
+            hidden=True,
         ),
     ] = None,
     num_draft_tokens: Annotated[

@@ -57,6 +57,9 @@ class LLMOptions(Checked):
     )
 
 
+LLM_TYPED = ("num_draft_tokens", "acceptance", "dtype", "device", "quantize", "tensor_parallel", "adapter")
+"""Of LLMOptions, what commands that generate have flags for; the rest are keys of the configuration file."""
+RAY_TYPED = ("ray", "replicas", "ray_address")
 DRAFTERS_HELP = "Drafters, with commas between them; with semicolons where their options hold commas."
 DRAFTER_HELP = "A drafter (`forerun drafters` lists them), the folder or id of a draft model, 'auto' or 'none'."
 DEFAULT_DRAFTER_TEXT = f"{AUTO}: the bundled draft for the bundled target, else {DEFAULT_DRAFTER}"
@@ -84,6 +87,10 @@ System = Annotated[
 ]
 Threads = Annotated[
     int | None, typer.Option(help="Threads of torch.", min=1, metavar="INT", show_default="chosen by torch")
+]
+HiddenThreads = Annotated[
+    int | None,
+    typer.Option(help="Threads of torch.", min=1, metavar="INT", show_default="chosen by torch", hidden=True),
 ]
 Markdown = Annotated[bool, typer.Option("--markdown", help="Print Markdown tables.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]

@@ -84,7 +84,7 @@ def plan(
     flops: Flops = None,
     memory: MemorySize = None,
     acceptance: Acceptance = DEFAULT_ACCEPTANCE,
-    settings: Annotated[PlanOptions, Flags()],
+    settings: Annotated[PlanOptions, Flags(typed=("precision", "batch", "context", "tensor_parallel"))],
     measure: Measure = False,
     results: ResultsFile = None,
     json: options.Json = False,

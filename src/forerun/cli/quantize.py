@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from forerun.cli import options
+from forerun.cli.flags import with_flags
 from forerun.config import QUANTISATIONS
 from forerun.errors import ConfigError
 
@@ -15,7 +16,9 @@ PROSE = "prose"
 """The bundled workload on which the loss is measured."""
 
 
+@with_flags
 def quantize(
+    *,
     model: Annotated[
         str, typer.Argument(help="'smollm2', 'bundled', a folder, a GGUF file, or a hub id.", metavar="MODEL")
     ],
@@ -35,7 +38,7 @@ def quantize(
         bool,
         typer.Option(help=f"Measure what is lost on the bundled {PROSE}, and write it into the model card (minutes)."),
     ] = True,
-    threads: options.Threads = None,
+    threads: options.HiddenThreads = None,
 ) -> None:
     """Write a folder that forerun serves at 8 or 4 bits without quantising anew."""
     if quantize not in QUANTISATIONS:

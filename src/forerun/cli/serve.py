@@ -24,6 +24,7 @@ from forerun.server.options import ServerOptions
 from forerun.traffic.recorder import check_place
 
 _REPEATABLE = "Repeatable: requests choose by name, the first is the default."
+_SERVER_TYPED = ("host", "port", "api_key", "request_timeout", "journal")
 INSTALL = "pip install 'forerun[server]'"
 
 DraftModelName = Annotated[
@@ -67,11 +68,11 @@ def serve(
     draft_model: DraftModelName = None,
     speculative_config: SpeculativeConfig = None,
     served_model_name: ServedName = None,
-    server: Annotated[ServerOptions, Flags(panel="Server")],
-    ray: Annotated[RayOptions, Flags(panel="Ray")],
+    server: Annotated[ServerOptions, Flags(typed=_SERVER_TYPED, panel="Server")],
+    ray: Annotated[RayOptions, Flags(typed=options.RAY_TYPED, panel="Ray")],
     write_config: WriteConfig = None,
-    settings: Annotated[LLMOptions, Flags()],
-    engine: Annotated[EngineConfig, Flags("max_batch", "prefill_chunk")],
+    settings: Annotated[LLMOptions, Flags(typed=(*options.LLM_TYPED, "cache_memory", "prefix_reuse"))],
+    engine: Annotated[EngineConfig, Flags("max_batch", "prefill_chunk", typed=("max_batch",))],
 ) -> None:
     """Serve a model by OpenAI's API: chats, completions, streams; with speculation where it pays."""
     check_extra()

@@ -42,7 +42,8 @@ app.command()(mtp)
 
 Out = Annotated[Path, typer.Argument(help="Model folder to write.", metavar="OUT")]
 Work = Annotated[
-    Path | None, typer.Option(help="Folder for checkpoints and samples.", metavar="FOLDER", show_default="OUT.run")
+    Path | None,
+    typer.Option(help="Folder for checkpoints and samples.", metavar="FOLDER", show_default="OUT.run", hidden=True),
 ]
 Data = Annotated[
     Path | None,
@@ -109,12 +110,13 @@ def draft(
     *,
     out: Out,
     target: Target = BUNDLED_MODELS[BUNDLED_TARGET],
-    text: Annotated[LmTraining, Flags(*TEXT, "seed", base=DRAFT_TEXT, text_tokens="tokens")],
+    text: Annotated[LmTraining, Flags(*TEXT, "seed", base=DRAFT_TEXT, text_tokens="tokens", typed=())],
     options: Annotated[
         DraftTraining,
         Flags(
             *("tokens", "tokens_per_step", *SAMPLING, "text_law_tokens", "new_tokens"),
             *("loss", "output_tokens", "checkpoint_seconds", *MACHINE),
+            typed=("tokens", "device"),
         ),
     ],
     start: Annotated[
@@ -124,12 +126,12 @@ def draft(
             metavar="FOLDER",
         ),
     ] = None,
-    pruning: Annotated[Pruning, Flags("layers", "width", "by", panel=START)],
+    pruning: Annotated[Pruning, Flags("layers", "width", "by", typed=("layers",), panel=START)],
     data: DraftData = None,
     work: Work = None,
     resume: Resume = False,
     force: Force = False,
-    sizes: Annotated[Architecture, Flags(*SIZES, base=DRAFT_ARCHITECTURE, panel=PANEL)],
+    sizes: Annotated[Architecture, Flags(*SIZES, base=DRAFT_ARCHITECTURE, typed=())],
 ) -> None:
     """Train a draft for a target: on text first, then on the target's own samples."""
     from forerun.train.commands import train_draft
@@ -189,9 +191,9 @@ def evaluate(
     ] = None,
     num_draft_tokens: Annotated[int, typer.Option("--num-draft-tokens", "-k", min=1, help="K.", metavar="INT")] = 4,
     new_tokens: Annotated[
-        int, typer.Option(min=8, help="Tokens the target continues each prompt by.", metavar="INT")
+        int, typer.Option(min=8, help="Tokens the target continues each prompt by.", metavar="INT", hidden=True)
     ] = 128,
-    machine: Annotated[LmTraining, Flags("threads", "device")],
+    machine: Annotated[LmTraining, Flags("threads", "device", typed=("device",))],
     json: Json = False,
 ) -> None:
     """Report a draft's bits per byte, perplexity and acceptance on the held-out files that ship with forerun, or a

@@ -14,7 +14,7 @@ from forerun.cli.default_model import chosen_model
 from forerun.cli.flags import Flags, with_flags
 from forerun.cli.generate import INTERRUPTED, open_llm
 from forerun.cli.memory_line import memory_told, note, note_untried
-from forerun.cli.options import LLMOptions
+from forerun.cli.options import RAY_TYPED, LLMOptions
 from forerun.cluster.options import RayOptions
 from forerun.config import NO_DRAFTER
 from forerun.train.defaults import AnswerMaking
@@ -52,9 +52,11 @@ def answers(
     out: Out,
     target: Target = None,
     data: Data = None,
-    making: Annotated[AnswerMaking, Flags()],
-    settings: Annotated[LLMOptions, Flags(leave_out=("num_draft_tokens", "acceptance", "tensor_parallel"))],
-    ray: Annotated[RayOptions, Flags(leave_out=("routing",), panel="Ray")],
+    making: Annotated[AnswerMaking, Flags(typed=("answers", "max_tokens"))],
+    settings: Annotated[
+        LLMOptions, Flags(leave_out=("num_draft_tokens", "acceptance", "tensor_parallel"), typed=("device",))
+    ],
+    ray: Annotated[RayOptions, Flags(leave_out=("routing",), typed=RAY_TYPED, panel="Ray")],
     force: Force = False,
 ) -> None:
     """Have a target answer prompts, which it writes itself where none are given; the same command goes on after a kill.

@@ -38,11 +38,12 @@ Data = Annotated[
 ]
 Work = Annotated[
     Path | None,
-    typer.Option(help="Folder for checkpoints and packed rows.", metavar="FOLDER", show_default="OUT.run"),
+    typer.Option(help="Folder for checkpoints and packed rows.", metavar="FOLDER", show_default="OUT.run", hidden=True),
 ]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with a run that was stopped.")]
 Force = Annotated[bool, typer.Option("--force", help="Begin anew, and replace the head in OUT.")]
-MTP_SIZES = ("draft_vocab", "intermediate_size", "num_heads", "num_kv_heads", "head_dim", "sliding_window")
+TYPED = ("epochs", "device")
+_SIZES = ("draft_vocab", "intermediate_size", "num_heads", "num_kv_heads", "head_dim", "sliding_window")
 
 
 @with_flags
@@ -51,8 +52,8 @@ def eagle(
     out: Out,
     data: Data,
     target: Target = None,
-    options: Annotated[EagleTraining, Flags()],
-    shape: Annotated[EagleShape, Flags(panel="Architecture")],
+    options: Annotated[EagleTraining, Flags(typed=TYPED)],
+    shape: Annotated[EagleShape, Flags(typed=("version",), panel="Architecture")],
     work: Work = None,
     resume: Resume = False,
     force: Force = False,
@@ -69,8 +70,8 @@ def block(
     out: Out,
     data: Data,
     target: Target = None,
-    options: Annotated[BlockTraining, Flags()],
-    shape: Annotated[BlockShape, Flags(panel="Architecture")],
+    options: Annotated[BlockTraining, Flags(typed=TYPED)],
+    shape: Annotated[BlockShape, Flags(typed=("block_size",), panel="Architecture")],
     work: Work = None,
     resume: Resume = False,
     force: Force = False,
@@ -87,8 +88,8 @@ def medusa(
     out: Out,
     data: Data,
     target: Target = None,
-    options: Annotated[MedusaTraining, Flags()],
-    shape: Annotated[MedusaShape, Flags(panel="Architecture")],
+    options: Annotated[MedusaTraining, Flags(typed=TYPED)],
+    shape: Annotated[MedusaShape, Flags(typed=("num_heads", "sequential"), panel="Architecture")],
     work: Work = None,
     resume: Resume = False,
     force: Force = False,
@@ -106,8 +107,8 @@ def mtp(
     out: Out,
     data: Data,
     target: Target = None,
-    options: Annotated[EagleTraining, Flags(base=MTP_TRAINING, leave_out=("feature_weight",))],
-    shape: Annotated[EagleShape, Flags(*MTP_SIZES, "own_output_rows", base=MTP_SHAPE, panel="Architecture")],
+    options: Annotated[EagleTraining, Flags(base=MTP_TRAINING, leave_out=("feature_weight",), typed=TYPED)],
+    shape: Annotated[EagleShape, Flags(*_SIZES, "own_output_rows", base=MTP_SHAPE, typed=())],
     work: Work = None,
     resume: Resume = False,
     force: Force = False,

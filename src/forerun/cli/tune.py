@@ -34,6 +34,7 @@ NUM_PROMPTS = 24
 """Of a bundled workload."""
 _RAW, _CHATS = "code", "questions"
 """The bundled workloads that are taken where no prompts are given: raw text, and for a target with a chat template."""
+_TYPED = ("minutes", "load", "drafters", "allow_quantize", "out", "results")
 _KEPT = ("dtype", "device", "quantize", "adapter")
 """Settings of the target that go into the configuration, where they are not the default."""
 
@@ -61,9 +62,9 @@ def tune(
     model: ModelArgument = None,
     prompts: Prompts = None,
     draft: options.DraftName = None,
-    settings: Annotated[TuneOptions, Flags()],
-    llm: Annotated[LLMOptions, Flags(*_KEPT)],
-    threads: options.Threads = None,
+    settings: Annotated[TuneOptions, Flags(typed=_TYPED)],
+    llm: Annotated[LLMOptions, Flags(*_KEPT, typed=("device", "quantize"))],
+    threads: options.HiddenThreads = None,
     json: options.Json = False,
 ) -> None:
     """Find the fastest drafter and K for your prompts, and write them down; or say that none is faster than plain."""
