@@ -57,7 +57,7 @@ class LLMOptions(Checked):
     )
 
 
-LLM_TYPED = ("num_draft_tokens", "acceptance", "dtype", "device", "quantize", "tensor_parallel", "adapter")
+LLM_TYPED = ("num_draft_tokens", "dtype", "device", "quantize", "tensor_parallel", "adapter")
 """Of LLMOptions, what commands that generate have flags for; the rest are keys of the configuration file."""
 RAY_TYPED = ("ray", "replicas", "ray_address")
 DRAFTERS_HELP = "Drafters, with commas between them; with semicolons where their options hold commas."

@@ -71,7 +71,7 @@ def serve(
     server: Annotated[ServerOptions, Flags(typed=_SERVER_TYPED, panel="Server")],
     ray: Annotated[RayOptions, Flags(typed=options.RAY_TYPED, panel="Ray")],
     write_config: WriteConfig = None,
-    settings: Annotated[LLMOptions, Flags(typed=(*options.LLM_TYPED, "cache_memory", "prefix_reuse"))],
+    settings: Annotated[LLMOptions, Flags(typed=("acceptance", "cache_memory", "prefix_reuse", *options.LLM_TYPED))],
     engine: Annotated[EngineConfig, Flags("max_batch", "prefill_chunk", typed=("max_batch",))],
 ) -> None:
     """Serve a model by OpenAI's API: chats, completions, streams; with speculation where it pays."""

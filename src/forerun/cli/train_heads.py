@@ -89,7 +89,7 @@ def medusa(
     data: Data,
     target: Target = None,
     options: Annotated[MedusaTraining, Flags(typed=TYPED)],
-    shape: Annotated[MedusaShape, Flags(typed=("num_heads", "sequential"), panel="Architecture")],
+    shape: Annotated[MedusaShape, Flags(typed=("sequential",), panel="Architecture")],
     work: Work = None,
     resume: Resume = False,
     force: Force = False,
