@@ -41,10 +41,6 @@ Model = Annotated[
         show_default="smollm2 if it is fetched, else bundled; with --url the server's first",
     ),
 ]
-Drafter = Annotated[
-    str | None,
-    typer.Option(help=options.DRAFTER_HELP, metavar="DRAFTER", show_default=options.DEFAULT_DRAFTER_TEXT),
-]
 Urls = Annotated[
     list[str] | None,
     typer.Option(
@@ -77,7 +73,7 @@ Quick = Annotated[
 def audit(
     *,
     model: Model = None,
-    drafter: Drafter = None,
+    drafter: options.DrafterName = None,
     url: Urls = None,
     api_key: ApiKey = None,
     prompts: Prompts = None,

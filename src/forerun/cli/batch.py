@@ -61,10 +61,7 @@ def batch(
     source: Source,
     out: Out,
     model: options.ModelName = None,
-    drafter: Annotated[
-        str | None,
-        typer.Option(help=options.DRAFTER_HELP, metavar="DRAFTER", show_default=options.DEFAULT_DRAFTER_TEXT),
-    ] = None,
+    drafter: options.DrafterName = None,
     settings: Annotated[LLMOptions, Flags(typed=options.LLM_TYPED)],
     engine: Annotated[EngineConfig, Flags("max_batch", "prefill_chunk", typed=("max_batch",))],
     sampling: Annotated[SamplingParams, Flags("seed")],

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from forerun.cli.flags import with_flags
-from forerun.cli.output import print_json
+from forerun.cli.output import print_json, tell_written
 from forerun.config import DTYPES, HEAD_FORMS
 from forerun.errors import ConfigError
 
@@ -41,10 +41,7 @@ def hf(
 
     typer.echo(f"forerun: loading {model}", err=True)
     exported = export_hf(model, out, dtype, adapter=adapter, force=force)
-    typer.echo(
-        f"{out}: {exported.num_parameters:,} parameters in {exported.dtype}, {exported.nbytes:,} bytes in "
-        f"{len(exported.files)} files"
-    )
+    tell_written(out, exported)
 
 
 @app.command()
@@ -56,10 +53,7 @@ def head(
     from forerun.export import export_head
 
     exported = export_head(head, out)
-    typer.echo(
-        f"{out}: {exported.num_parameters:,} parameters in {exported.dtype}, {exported.nbytes:,} bytes in "
-        f"{len(exported.files)} files"
-    )
+    tell_written(out, exported)
 
 
 @app.command()
@@ -108,12 +102,7 @@ def vllm(
         if form != HEAD_FORMS[0]:
             raise ConfigError(f"--form is {form!r}, but {draft} is no head, and a model has one form. Leave it out.")
         exported = export_vllm_draft(draft, out, target, **rest)
-    files = exported.files
-    typer.echo(
-        f"{out}: {files.num_parameters:,} parameters in {files.dtype}, {files.nbytes:,} bytes in "
-        f"{len(files.files)} files",
-        err=True,
-    )
+    tell_written(out, exported.files, err=True)
     print_json(exported.speculative)
 
 

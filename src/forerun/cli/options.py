@@ -74,6 +74,13 @@ ModelName = Annotated[
     ),
 ]
 """None: to be replaced by `chosen_model` of cli/default_model.py."""
+_TARGET = "The target model: 'smollm2' once it is fetched, 'bundled', a folder, a GGUF file, or a hub id."
+_CHOSEN = "smollm2 if it is fetched, else bundled"
+TargetArgument = Annotated[str | None, typer.Argument(metavar="MODEL", help=_TARGET, show_default=_CHOSEN)]
+TargetName = Annotated[str | None, typer.Option(metavar="MODEL", help=_TARGET, show_default=_CHOSEN)]
+DrafterName = Annotated[
+    str | None, typer.Option(help=DRAFTER_HELP, metavar="DRAFTER", show_default=DEFAULT_DRAFTER_TEXT)
+]
 DraftName = Annotated[
     str | None,
     typer.Option(

@@ -9,6 +9,7 @@ import typer
 
 from forerun.cli import options
 from forerun.cli.flags import with_flags
+from forerun.cli.output import tell_written
 from forerun.config import QUANTISATIONS
 from forerun.errors import ConfigError
 
@@ -56,10 +57,7 @@ def quantize(
         force=force,
         cost=(lambda: lost(model, quantize, adapter)) if measure else None,
     )
-    typer.echo(
-        f"{out}: {exported.num_parameters:,} parameters in {exported.dtype}, {exported.nbytes:,} bytes in "
-        f"{len(exported.files)} files"
-    )
+    tell_written(out, exported)
 
 
 def lost(model: str, bits: str, adapter: str | None) -> str:

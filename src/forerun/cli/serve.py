@@ -35,14 +35,6 @@ SpeculativeConfig = Annotated[
 ]
 
 
-Model = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="MODEL",
-        help="The target model: 'smollm2' once it is fetched, 'bundled', a folder, a GGUF file, or a hub id.",
-        show_default="smollm2 if it is fetched, else bundled",
-    ),
-]
 Drafters = Annotated[
     list[str] | None,
     typer.Option(help=f"{options.DRAFTER_HELP} {_REPEATABLE}", metavar="DRAFTER", show_default="auto"),
@@ -63,7 +55,7 @@ WriteConfig = Annotated[
 @with_flags
 def serve(
     *,
-    model: Model = None,
+    model: options.TargetArgument = None,
     drafter: Drafters = None,
     draft_model: DraftModelName = None,
     speculative_config: SpeculativeConfig = None,

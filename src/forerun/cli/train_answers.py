@@ -14,7 +14,7 @@ from forerun.cli.default_model import chosen_model
 from forerun.cli.flags import Flags, with_flags
 from forerun.cli.generate import INTERRUPTED, open_llm
 from forerun.cli.memory_line import memory_told, note, note_untried
-from forerun.cli.options import RAY_TYPED, LLMOptions
+from forerun.cli.options import RAY_TYPED, LLMOptions, TargetName
 from forerun.cluster.options import RayOptions
 from forerun.config import NO_DRAFTER
 from forerun.train.defaults import AnswerMaking
@@ -35,14 +35,6 @@ Data = Annotated[
         show_default="the target writes prompts, or they are cut from the standard library",
     ),
 ]
-Target = Annotated[
-    str | None,
-    typer.Option(
-        help="The target model: 'smollm2' once it is fetched, 'bundled', a folder, a GGUF file, or a hub id.",
-        metavar="MODEL",
-        show_default="smollm2 if it is fetched, else bundled",
-    ),
-]
 Force = Annotated[bool, typer.Option("--force", help="Begin anew, and replace OUT.")]
 
 
@@ -50,7 +42,7 @@ Force = Annotated[bool, typer.Option("--force", help="Begin anew, and replace OU
 def answers(
     *,
     out: Out,
-    target: Target = None,
+    target: TargetName = None,
     data: Data = None,
     making: Annotated[AnswerMaking, Flags(typed=("answers", "max_tokens"))],
     settings: Annotated[

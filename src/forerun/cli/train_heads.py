@@ -12,6 +12,7 @@ import typer
 
 from forerun.cli.default_model import chosen_model
 from forerun.cli.flags import Flags, with_flags
+from forerun.cli.options import TargetName
 from forerun.train.block.options import BlockShape, BlockTraining
 from forerun.train.eagle.options import MTP_SHAPE, MTP_TRAINING, EagleShape, EagleTraining
 from forerun.train.medusa.options import MedusaShape, MedusaTraining
@@ -20,14 +21,6 @@ if TYPE_CHECKING:
     from forerun.train.heads.kind import HeadKind
 
 Out = Annotated[Path, typer.Argument(help="Head's folder to write.", metavar="OUT")]
-Target = Annotated[
-    str | None,
-    typer.Option(
-        help="The target model: 'smollm2' once it is fetched, 'bundled', a folder, a GGUF file, or a hub id.",
-        metavar="MODEL",
-        show_default="smollm2 if it is fetched, else bundled",
-    ),
-]
 Data = Annotated[
     Path,
     typer.Option(
@@ -51,7 +44,7 @@ def eagle(
     *,
     out: Out,
     data: Data,
-    target: Target = None,
+    target: TargetName = None,
     options: Annotated[EagleTraining, Flags(typed=TYPED)],
     shape: Annotated[EagleShape, Flags(typed=("version",), panel="Architecture")],
     work: Work = None,
@@ -69,7 +62,7 @@ def block(
     *,
     out: Out,
     data: Data,
-    target: Target = None,
+    target: TargetName = None,
     options: Annotated[BlockTraining, Flags(typed=TYPED)],
     shape: Annotated[BlockShape, Flags(typed=("block_size",), panel="Architecture")],
     work: Work = None,
@@ -87,7 +80,7 @@ def medusa(
     *,
     out: Out,
     data: Data,
-    target: Target = None,
+    target: TargetName = None,
     options: Annotated[MedusaTraining, Flags(typed=TYPED)],
     shape: Annotated[MedusaShape, Flags(typed=("sequential",), panel="Architecture")],
     work: Work = None,
@@ -106,7 +99,7 @@ def mtp(
     *,
     out: Out,
     data: Data,
-    target: Target = None,
+    target: TargetName = None,
     options: Annotated[EagleTraining, Flags(base=MTP_TRAINING, leave_out=("feature_weight",), typed=TYPED)],
     shape: Annotated[EagleShape, Flags(*_SIZES, "own_output_rows", base=MTP_SHAPE, typed=())],
     work: Work = None,

@@ -55,10 +55,7 @@ def chat(
         ),
     ] = None,
     model: Annotated[str | None, typer.Option(help="The same as an option.", metavar="MODEL")] = None,
-    drafter: Annotated[
-        str | None,
-        typer.Option(help=options.DRAFTER_HELP, metavar="DRAFTER", show_default=options.DEFAULT_DRAFTER_TEXT),
-    ] = None,
+    drafter: options.DrafterName = None,
     settings: Annotated[LLMOptions, Flags(typed=options.LLM_TYPED)],
     system: options.System = None,
     show_drafts: Annotated[
