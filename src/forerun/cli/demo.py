@@ -33,6 +33,11 @@ DRAFT_MODEL = "draft-model"
 PREDICTION = "prediction"
 FETCHED = store.names()[0]
 """What --fetch fetches."""
+_SETTINGS = Flags(
+    *("num_draft_tokens", "dtype", "device", "quantize", "adapter"),
+    base=LLMOptions(num_draft_tokens=AUTO),
+    typed=("device", "quantize"),
+)
 
 
 @with_flags
@@ -49,14 +54,7 @@ def demo(
     ] = None,
     prompts: Annotated[DemoOptions, Flags(typed=("prompts", "num_prompts"))],
     sampling: Annotated[SamplingParams, Flags("max_tokens", typed=())],
-    settings: Annotated[
-        LLMOptions,
-        Flags(
-            *("num_draft_tokens", "dtype", "device", "quantize", "adapter"),
-            base=LLMOptions(num_draft_tokens=AUTO),
-            typed=("device", "quantize"),
-        ),
-    ],
+    settings: Annotated[LLMOptions, _SETTINGS],
     json: options.Json = False,
 ) -> None:
     """Show plain decoding and every drafter on held-out prompts, then measure them: same text, sooner."""

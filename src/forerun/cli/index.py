@@ -37,6 +37,12 @@ MaxTokens = Annotated[
     int | None,
     typer.Option(min=1, help="Stop before the document with which there would be more.", metavar="INT", hidden=True),
 ]
+Depth = Annotated[
+    int,
+    typer.Option(
+        min=2, help="Tokens to sort by: what is matched and what follows, together.", metavar="INT", hidden=True
+    ),
+]
 StandardLibrary = Annotated[
     bool,
     typer.Option(
@@ -64,12 +70,7 @@ def build(
     glob: Glob = None,
     field: Field = "text",
     max_tokens: MaxTokens = None,
-    depth: Annotated[
-        int,
-        typer.Option(
-            min=2, help="Tokens to sort by: what is matched and what follows, together.", metavar="INT", hidden=True
-        ),
-    ] = INDEX_DEPTH,
+    depth: Depth = INDEX_DEPTH,
     compact: Annotated[
         bool,
         typer.Option(
