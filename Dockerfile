@@ -19,7 +19,6 @@ RUN useradd --create-home forerun
 USER forerun
 WORKDIR /home/forerun
 EXPOSE 8000
-ENV FORERUN_SERVE_HOST=0.0.0.0
 HEALTHCHECK --start-period=120s CMD ["python", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:8000/health', timeout=5)"]
-ENTRYPOINT ["forerun", "serve"]
+ENTRYPOINT ["forerun", "serve", "--host", "0.0.0.0"]
 CMD ["bundled"]

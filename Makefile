@@ -68,7 +68,7 @@ check: $(STAMP)
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(MAKE) test
-	$(BIN)/forerun audit bundled --quick --seed 0
+	$(BIN)/forerun audit bundled --quick
 
 fix: $(STAMP)
 	$(BIN)/ruff check --fix

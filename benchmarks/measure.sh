@@ -38,14 +38,16 @@ quality() {  # what 8 and 4 bits cost
 }
 tune() {  # the fastest drafter and K; what it writes for the other commands goes to build/
     mkdir -p build
-    "$FORERUN" tune bundled --prompts code --num-prompts 32 --drafters suffix,draft-model,eagle --minutes 3 \
-        --max-tokens 64 --out build/tune-bundled.toml --threads "$THREADS" --results benchmarks/tune-bundled.json
+    export OMP_NUM_THREADS=$THREADS
+    printf '[tune]\nnum_prompts = 32\n' >build/tune-keys.toml
+    "$FORERUN" --config build/tune-keys.toml tune bundled --prompts code --drafters suffix,draft-model,eagle --minutes 3 \
+        --max-tokens 64 --out build/tune-bundled.toml --results benchmarks/tune-bundled.json
     "$FORERUN" tune smollm2 --prompts questions --minutes 4 --max-tokens 64 --out build/tune-smollm2.toml \
-        --threads "$THREADS" --results benchmarks/tune-smollm2.json
+        --results benchmarks/tune-smollm2.json
 }
 audit() {  # is the text the same?
-    "$FORERUN" audit bundled --seed 0 --threads "$THREADS" --results benchmarks/audit-bundled.json
-    "$FORERUN" audit smollm2 --seed 0 --threads "$THREADS" --results benchmarks/audit-smollm2.json
+    OMP_NUM_THREADS=$THREADS "$FORERUN" audit bundled --results benchmarks/audit-bundled.json
+    OMP_NUM_THREADS=$THREADS "$FORERUN" audit smollm2 --results benchmarks/audit-smollm2.json
 }
 plan() {  # a prediction for a machine that is not here
     "$FORERUN" plan 70B:layers=80,kv_heads=8,head_dim=128 --draft 1B --machine h100 --tensor-parallel 2 \

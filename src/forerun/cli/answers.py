@@ -125,16 +125,22 @@ def summary(outputs: Mapping[int, Output], times: Times, drafter: str | None, in
     accepted = sum(output.num_accepted for output in outputs.values())
     measured = [output.stats for output in outputs.values() if output.stats is not None]
     drafted = sum(stats.num_draft_tokens for stats in measured)
-    if forwards:
-        parts.append(f"{tokens / forwards:.2f} tokens per forward")
-    if drafted and len(measured) == len(outputs):
-        parts.append(f"{100 * accepted / drafted:.0f} % of {drafted} draft tokens accepted")
-    elif drafter is not None and tokens:  # how many were drafted is told at the end of a choice only
+    is_known = drafted and len(measured) == len(outputs)
+    parts += cost(tokens, forwards, drafted if is_known else 0, accepted)
+    if not is_known and drafter is not None and tokens:  # how many were drafted is told at the end of a choice only
         parts.append(f"{accepted} of the tokens were drafted")
     parts.append(drafter or "no drafter")
     reasons = {output.finish_reason or "abort" for output in outputs.values()}
     parts.append("interrupted" if interrupted else "finished: " + ", ".join(sorted(reasons)))
     return joined(parts, shutil.get_terminal_size().columns if sys.stderr.isatty() else None)
+
+
+def cost(num_tokens: int, num_forwards: int, num_drafted: int, num_accepted: int) -> list[str]:
+    """What tokens have cost the target, and what drafting was good for, in words."""
+    parts = [f"{num_tokens / num_forwards:.2f} tokens per forward"] if num_forwards else []
+    if num_drafted:
+        parts.append(f"{100 * num_accepted / num_drafted:.0f} % of {num_drafted} draft tokens accepted")
+    return parts
 
 
 def joined(parts: Sequence[str], width: int | None) -> str:

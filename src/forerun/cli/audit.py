@@ -39,10 +39,6 @@ Model = Annotated[
         show_default="smollm2 if it is fetched, else bundled; with --url the server's first",
     ),
 ]
-Drafter = Annotated[
-    str | None,
-    typer.Option(help=options.DRAFTER_HELP, metavar="DRAFTER", show_default=options.DEFAULT_DRAFTER_TEXT),
-]
 Urls = Annotated[
     list[str] | None,
     typer.Option(
@@ -74,17 +70,21 @@ Quick = Annotated[
 def audit(
     *,
     model: Model = None,
-    drafter: Drafter = None,
+    drafter: options.DrafterName = None,
     url: Urls = None,
     api_key: ApiKey = None,
     prompts: Prompts = None,
     quick: Quick = False,
     results: ResultsFile = None,
-    settings: Annotated[AuditOptions, Flags()],
+    settings: Annotated[AuditOptions, Flags(typed=())],
     llm: Annotated[
-        LLMOptions, Flags("acceptance", "prefix_reuse", "cache_memory", "dtype", "device", "quantize", "adapter")
+        LLMOptions,
+        Flags(
+            *("acceptance", "prefix_reuse", "cache_memory", "dtype", "device", "quantize", "adapter"),
+            typed=("acceptance", "dtype", "device", "quantize"),
+        ),
     ],
-    threads: options.Threads = None,
+    threads: options.HiddenThreads = None,
     json: options.Json = False,
 ) -> None:
     """Is the text really the same? Bits, rules and real requests against exact probabilities, with their power.

@@ -60,15 +60,12 @@ def batch(
     source: Source,
     out: Out,
     model: options.ModelName = None,
-    drafter: Annotated[
-        str | None,
-        typer.Option(help=options.DRAFTER_HELP, metavar="DRAFTER", show_default=options.DEFAULT_DRAFTER_TEXT),
-    ] = None,
-    settings: Annotated[LLMOptions, Flags()],
-    engine: Annotated[EngineConfig, Flags("max_batch", "prefill_chunk")],
+    drafter: options.DrafterName = None,
+    settings: Annotated[LLMOptions, Flags(typed=options.LLM_TYPED)],
+    engine: Annotated[EngineConfig, Flags("max_batch", "prefill_chunk", typed=("max_batch",))],
     sampling: Annotated[SamplingParams, Flags("seed")],
     served_model_name: ServedModelName = None,
-    ray: Annotated[RayOptions, Flags(leave_out=("routing",), panel="Ray")],
+    ray: Annotated[RayOptions, Flags(leave_out=("routing",), typed=options.RAY_TYPED, panel="Ray")],
     force: Force = False,
 ) -> None:
     """Answer a file of requests in OpenAI's batch format; the same command goes on after a kill, also with --ray.

@@ -33,6 +33,11 @@ DRAFT_MODEL = "draft-model"
 PREDICTION = "prediction"
 FETCHED = store.names()[0]
 """What --fetch fetches."""
+_SETTINGS = Flags(
+    *("num_draft_tokens", "dtype", "device", "quantize", "adapter"),
+    base=LLMOptions(num_draft_tokens=AUTO),
+    typed=("device", "quantize"),
+)
 
 
 @with_flags
@@ -47,12 +52,9 @@ def demo(
         str | None,
         typer.Option(help=options.DRAFTERS_HELP, metavar="DRAFTER,...", show_default="all"),
     ] = None,
-    prompts: Annotated[DemoOptions, Flags()],
-    sampling: Annotated[SamplingParams, Flags("max_tokens")],
-    settings: Annotated[
-        LLMOptions,
-        Flags("num_draft_tokens", "dtype", "device", "quantize", "adapter", base=LLMOptions(num_draft_tokens=AUTO)),
-    ],
+    prompts: Annotated[DemoOptions, Flags(typed=("prompts", "num_prompts"))],
+    sampling: Annotated[SamplingParams, Flags("max_tokens", typed=())],
+    settings: Annotated[LLMOptions, _SETTINGS],
     json: options.Json = False,
 ) -> None:
     """Show plain decoding and every drafter on held-out prompts, then measure them: same text, sooner."""

@@ -7,7 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from forerun.cli.output import print_json
+from forerun.cli.flags import with_flags
+from forerun.cli.output import print_json, tell_written
 from forerun.config import DTYPES, HEAD_FORMS
 from forerun.errors import ConfigError
 
@@ -40,10 +41,7 @@ def hf(
 
     typer.echo(f"forerun: loading {model}", err=True)
     exported = export_hf(model, out, dtype, adapter=adapter, force=force)
-    typer.echo(
-        f"{out}: {exported.num_parameters:,} parameters in {exported.dtype}, {exported.nbytes:,} bytes in "
-        f"{len(exported.files)} files"
-    )
+    tell_written(out, exported)
 
 
 @app.command()
@@ -55,21 +53,20 @@ def head(
     from forerun.export import export_head
 
     exported = export_head(head, out)
-    typer.echo(
-        f"{out}: {exported.num_parameters:,} parameters in {exported.dtype}, {exported.nbytes:,} bytes in "
-        f"{len(exported.files)} files"
-    )
+    tell_written(out, exported)
 
 
 @app.command()
+@with_flags
 def vllm(
+    *,
     draft: Annotated[
         str, typer.Argument(help="Folder of a trained head, or a draft model: a folder, a hub id.", metavar="DRAFT")
     ],
     out: Annotated[Path, typer.Argument(help="Folder to write.", metavar="OUT")],
     target: Annotated[str, typer.Option(help="The model that it drafts for.", metavar="MODEL")],
     form: Annotated[
-        str, typer.Option(help=f"What is written of a head: {' or '.join(HEAD_FORMS)}.", metavar="FORM")
+        str, typer.Option(help=f"What is written of a head: {' or '.join(HEAD_FORMS)}.", metavar="FORM", hidden=True)
     ] = HEAD_FORMS[0],
     dtype: Annotated[
         str, typer.Option(help=f"Number format of the weights: {', '.join(DTYPES)}.", metavar="TEXT")
@@ -105,17 +102,14 @@ def vllm(
         if form != HEAD_FORMS[0]:
             raise ConfigError(f"--form is {form!r}, but {draft} is no head, and a model has one form. Leave it out.")
         exported = export_vllm_draft(draft, out, target, **rest)
-    files = exported.files
-    typer.echo(
-        f"{out}: {files.num_parameters:,} parameters in {files.dtype}, {files.nbytes:,} bytes in "
-        f"{len(files.files)} files",
-        err=True,
-    )
+    tell_written(out, exported.files, err=True)
     print_json(exported.speculative)
 
 
 @app.command("llama.cpp")
+@with_flags
 def llama_cpp(
+    *,
     model: Annotated[str, typer.Argument(help="A draft model, or a target: a folder, a hub id.", metavar="MODEL")],
     out: Annotated[Path, typer.Argument(help="File to write, OUT.gguf.", metavar="OUT")],
     target: Annotated[
@@ -134,6 +128,7 @@ def llama_cpp(
         typer.Option(
             help="llama.cpp's rule for cutting texts, where MODEL's own is none of its rules. Without --target.",
             metavar="NAME",
+            hidden=True,
         ),
     ] = None,
     num_draft_tokens: Annotated[

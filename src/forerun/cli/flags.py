@@ -7,16 +7,14 @@
 `forerun generate --help` then shows a flag for every field of SamplingParams that `option` made except `tenant`, and
 `params` is built from them. `Flags("seed", text_tokens="tokens")` takes the named fields alone: `--seed` sets `seed`,
 `--text-tokens` sets `tokens`. Two parameters that name the same flag both receive its value; a parameter with a fixed
-start value has it in `Flags(base=...)`. The environment variable of a repeated flag of text holds one text, or a JSON
-list of texts; that of other repeated flags holds values with blanks between them.
+start value has it in `Flags(base=...)`. With `Flags(typed=("seed",))` the other fields are hidden: without a flag, but
+keys of the command's table in a configuration file. So is each option that the command itself declares `hidden`.
 """
 
 from __future__ import annotations
 
 import inspect
-import json
-import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -25,6 +23,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 import typer
 
 from forerun.config import AUTO, NumDraftTokens
+from forerun.errors import ConfigError
 from forerun.fields import Described, described
 
 if TYPE_CHECKING:
@@ -37,7 +36,8 @@ class Flags:
     Args:
         fields: their names; none at all takes every field that `option` made.
         base: what the flags change; None takes the class's defaults.
-        leave_out: fields that get no flag.
+        leave_out: fields that get neither flag nor key.
+        typed: fields with a flag; the others are keys of the configuration file alone. None: all have one.
         panel: the heading under which help shows them.
         renamed: flag (with underscores) -> field.
     """
@@ -46,11 +46,12 @@ class Flags:
         self,
         *fields: str,
         base: DataclassInstance | None = None,
-        leave_out: Sequence[str] = (),
+        leave_out: Collection[str] = (),
+        typed: Collection[str] | None = None,
         panel: str | None = None,
         **renamed: str,
     ) -> None:
-        self.base, self.leave_out, self.panel = base, leave_out, panel
+        self.base, self.leave_out, self.typed, self.panel = base, leave_out, typed, panel
         self._names: dict[str, str] = dict.fromkeys(fields, "") | renamed
 
     def bound(self, options: type[DataclassInstance]) -> tuple[DataclassInstance, list[Flag]]:
@@ -58,7 +59,9 @@ class Flags:
         fields = described(options)
         names = self._names or {name: "" for name in fields if name not in self.leave_out}
         base = self.base or options()
-        return base, [Flag.of(key, fields[field or key], base, self.panel) for key, field in names.items()]
+        flags = [Flag.of(key, fields[field or key], base, self.panel) for key, field in names.items()]
+        typed = fields if self.typed is None else self.typed
+        return base, [replace(flag, hidden=flag.field.name not in typed) for flag in flags]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +88,14 @@ class Flag:
     Attributes:
         names: as they are written, the longest first.
         default: the value without the flag.
+        hidden: it is a key of the configuration file alone.
     """
 
     names: tuple[str, ...]
     field: Described
     default: object
     panel: str | None
+    hidden: bool = False
 
     @classmethod
     def of(cls, key: str, field: Described, base: object, panel: str | None) -> Flag:
@@ -100,7 +105,7 @@ class Flag:
 
     @property
     def key(self) -> str:
-        """The name in environment variables and configuration files."""
+        """The name in configuration files."""
         return self.names[0].removeprefix("--").replace("-", "_")
 
     @property
@@ -113,7 +118,7 @@ class Flag:
         kind, option, default = self.kind, self.field.option, self.default
         about = f"{option.help} ({option.range})" if option.range else option.help
         about += " Repeatable." if kind is not None and kind.many else ""
-        made = partial(typer.Option, *self.names, help=about, rich_help_panel=self.panel)
+        made = partial(typer.Option, *self.names, help=about, rich_help_panel=self.panel, hidden=self.hidden)
         if kind is None:
             annotation: Any = Annotated[bool, made()]
         else:
@@ -137,20 +142,19 @@ class Flag:
             raise typer.BadParameter(f"{value!r} is not {field.expected}. {field.option.remedy}".rstrip())
         return read
 
-    def value(self, given: Any, ctx: typer.Context) -> object:
+    def value(self, given: Any) -> object:
         """The field's value, from what typer has read."""
         kind = self.kind
         if kind is None or kind.many is None:
             return self.default if given is None else given
-        source = ctx.get_parameter_source(self.key)
-        if kind.read is str and source is not None and source.name == "ENVIRONMENT":
-            # typer has cut it at blanks, which a text may hold
-            given = _texts(os.environ[f"{ctx.auto_envvar_prefix}_{self.key.upper()}"])
         return kind.many(given) if given else self.default
 
 
 def with_flags(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with flags in place of each parameter annotated `Annotated[Options, Flags(...)]`."""
+    """The command with flags in place of each parameter annotated `Annotated[Options, Flags(...)]`.
+
+    Its help tells the keys without a flag, too. One that is given like a flag raises ConfigError.
+    """
     signature = inspect.signature(command, eval_str=True)
     groups: dict[str, tuple[DataclassInstance, list[Flag]]] = {}
     parameters = {"ctx": inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)}
@@ -165,31 +169,45 @@ def with_flags(command: Callable[..., None]) -> Callable[..., None]:
             parameters[name] = parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
 
     def run(**values: Any) -> None:
-        ctx = values["ctx"]
+        _refuse_hidden(values["ctx"])
         given = {name: values[name] for name in signature.parameters if name not in groups}
         for name, (base, flags) in groups.items():
-            given[name] = replace(base, **{flag.field.name: flag.value(values[flag.key], ctx) for flag in flags})
+            given[name] = replace(base, **{flag.field.name: flag.value(values[flag.key]) for flag in flags})
         command(**given)
 
-    run.__name__, run.__doc__, run.__module__ = command.__name__, command.__doc__, command.__module__
+    run.__name__, run.__doc__, run.__module__ = command.__name__, _help(command, parameters), command.__module__
     run.__signature__ = inspect.Signature(list(parameters.values()))  # type: ignore[attr-defined]
     run.__annotations__ = {name: parameter.annotation for name, parameter in parameters.items()}
     return run
 
 
 def given(ctx: typer.Context, *keys: str) -> list[str]:
-    """Those of these flags that a command line, an environment variable or a configuration file sets."""
+    """Those of these flags that a command line or a configuration file sets."""
     sources = {key: ctx.get_parameter_source(key) for key in keys}
     return [f"--{key.replace('_', '-')}" for key, source in sources.items() if source and source.name != "DEFAULT"]
 
 
-def _texts(variable: str) -> list[str]:
-    """The texts in the environment variable of a repeated flag: a JSON list of them, else the whole is one."""
-    try:
-        texts = json.loads(variable)
-    except ValueError:
-        texts = None
-    return texts if isinstance(texts, list) and all(isinstance(text, str) for text in texts) else [variable]
+def _help(command: Callable[..., None], parameters: Mapping[str, inspect.Parameter]) -> str:
+    """The command's docstring, and the keys that only a configuration file may set."""
+    hidden = [
+        name
+        for name, each in parameters.items()
+        if any(getattr(said, "hidden", False) for said in getattr(each.annotation, "__metadata__", ()))
+    ]
+    about = inspect.cleandoc(command.__doc__ or "")
+    return f"{about}\n\nIn a --config file alone (forerun options): {', '.join(hidden)}." if hidden else about
+
+
+def _refuse_hidden(ctx: typer.Context) -> None:
+    """Raise ConfigError where a key of the configuration file alone was given as a flag."""
+    for parameter in ctx.command.params:
+        source = ctx.get_parameter_source(str(parameter.name))
+        if getattr(parameter, "hidden", False) and source is not None and source.name == "COMMANDLINE":
+            table = ".".join(ctx.command_path.split()[1:])
+            raise ConfigError(
+                f"{parameter.opts[0]} is no flag. Set the key {parameter.name} in the table [{table}] of a TOML file, "
+                "and give that file with --config."
+            )
 
 
 def _num_draft_tokens(text: str) -> int | str:

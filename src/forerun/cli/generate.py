@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from forerun.engine import LLM, StreamChunk
 
 _NOT_HERE = ("prompt_logprobs", "drafter", "num_draft_tokens", "tenant", "priority", "grammar")
+_TYPED = ("temperature", "top_k", "top_p", "min_p", "max_tokens", "stop", "ignore_eos", "seed", "n", "prediction")
 INTERRUPTED = 130
 """Exit code after Ctrl-C: 128 + SIGINT."""
 
@@ -49,7 +50,7 @@ def generate(
             show_default="prediction, if one is given, else " + options.DEFAULT_DRAFTER_TEXT,
         ),
     ] = None,
-    settings: Annotated[LLMOptions, Flags()],
+    settings: Annotated[LLMOptions, Flags(typed=("acceptance", *options.LLM_TYPED))],
     chat: Annotated[
         bool,
         typer.Option(
@@ -60,8 +61,8 @@ def generate(
     ] = False,
     system: options.System = None,
     json: options.Json = False,
-    params: Annotated[SamplingParams, Flags(leave_out=_NOT_HERE, panel="Sampling")],
-    form: Annotated[GrammarFlags, Flags(panel="Structured output")],
+    params: Annotated[SamplingParams, Flags(leave_out=_NOT_HERE, typed=_TYPED, panel="Sampling")],
+    form: Annotated[GrammarFlags, Flags(typed=("json_schema", "regex"), panel="Structured output")],
 ) -> None:
     """Generate text from a prompt, streaming it to standard output."""
     model = chosen_model(model)

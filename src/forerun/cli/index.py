@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from forerun.cli.default_model import chosen_model
+from forerun.cli.flags import with_flags
 from forerun.cli.options import Json
 from forerun.cli.output import print_json
 from forerun.config import INDEX_DEPTH
@@ -31,9 +32,16 @@ Glob = Annotated[
         help="Files to take from folders. Repeatable.", show_default="source code and text", metavar="PATTERN"
     ),
 ]
-Field = Annotated[str, typer.Option(help="Where JSON lines have their text.", metavar="NAME")]
+Field = Annotated[str, typer.Option(help="Where JSON lines have their text.", metavar="NAME", hidden=True)]
 MaxTokens = Annotated[
-    int | None, typer.Option(min=1, help="Stop before the document with which there would be more.", metavar="INT")
+    int | None,
+    typer.Option(min=1, help="Stop before the document with which there would be more.", metavar="INT", hidden=True),
+]
+Depth = Annotated[
+    int,
+    typer.Option(
+        min=2, help="Tokens to sort by: what is matched and what follows, together.", metavar="INT", hidden=True
+    ),
 ]
 StandardLibrary = Annotated[
     bool,
@@ -46,7 +54,9 @@ StandardLibrary = Annotated[
 
 
 @app.command()
+@with_flags
 def build(
+    *,
     out: Out,
     sources: Sources = None,
     tokenizer: Annotated[
@@ -60,9 +70,7 @@ def build(
     glob: Glob = None,
     field: Field = "text",
     max_tokens: MaxTokens = None,
-    depth: Annotated[
-        int, typer.Option(min=2, help="Tokens to sort by: what is matched and what follows, together.", metavar="INT")
-    ] = INDEX_DEPTH,
+    depth: Depth = INDEX_DEPTH,
     compact: Annotated[
         bool,
         typer.Option(
@@ -99,7 +107,9 @@ def build(
 
 
 @app.command()
+@with_flags
 def append(
+    *,
     index: Existing,
     sources: Sources = None,
     tokenizer: Annotated[

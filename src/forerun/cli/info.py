@@ -48,9 +48,10 @@ def info(
         typer.Option(help="A drafter, whose models are planned for too.", metavar="DRAFTER", show_default="none"),
     ] = None,
     settings: Annotated[
-        LLMOptions, Flags("num_draft_tokens", "cache_memory", "dtype", "device", "quantize", "adapter")
+        LLMOptions,
+        Flags("num_draft_tokens", "cache_memory", "dtype", "device", "quantize", "adapter", typed=("quantize",)),
     ],
-    engine: Annotated[EngineConfig, Flags("max_batch", "prefill_chunk")],
+    engine: Annotated[EngineConfig, Flags("max_batch", "prefill_chunk", typed=())],
     json: options.Json = False,
 ) -> None:
     """Show versions, processor, threads, and which kernels run and why; they are compiled if they have not been yet.

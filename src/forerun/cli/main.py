@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import errno
 import os
 import sys
@@ -32,7 +33,7 @@ from forerun.cli import (
     tune,
 )
 from forerun.cli.chat import command as chat
-from forerun.cli.precedence import misspelt_variables, read_config, variable_of
+from forerun.cli.precedence import read_config, show_keys
 from forerun.config import ENVIRONMENT_VARIABLES
 from forerun.errors import ForerunError
 
@@ -40,7 +41,7 @@ from forerun.errors import ForerunError
 class Commands(TyperGroup):
     """A group whose commands may raise ForerunError: its message goes to standard error, the exit code is 2.
 
-    --config may stand after the command, too. A wrong value that comes from an environment variable is blamed on it.
+    --config may stand after the command, too.
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -53,10 +54,6 @@ class Commands(TyperGroup):
         except ForerunError as error:
             typer.echo(f"forerun: {error}", err=True)
             raise typer.Exit(2) from None
-        except typer.BadParameter as error:
-            if variable := variable_of(error):
-                error.message += f" It is from the environment variable {variable}."
-            raise
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
@@ -87,7 +84,8 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    context_settings={"auto_envvar_prefix": "FORERUN", "help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="More commands, each with its --help: cache, drafters, fetch, index, info, options, plan, quantize.",
 )
 
 
@@ -110,34 +108,36 @@ def root(
             help="Show the version and leave.",
             callback=_show_version,
             is_eager=True,
-            show_envvar=False,
-            allow_from_autoenv=False,
         ),
     ] = False,
 ) -> None:
-    for text in misspelt_variables(ctx.command, "FORERUN", os.environ, ENVIRONMENT_VARIABLES):
-        typer.echo(f"forerun: {text}", err=True)
+    for name in sorted(os.environ.keys() - ENVIRONMENT_VARIABLES):
+        if near := difflib.get_close_matches(name, ENVIRONMENT_VARIABLES, n=1, cutoff=0.85):
+            told = f"The environment variable {name} is not read, and has no effect. Did you mean {near[0]}?"
+            typer.echo(f"forerun: {told}", err=True)
     if config is not None:
         ctx.default_map = read_config(config, ctx.command)
 
 
-app.command("generate")(generate.generate)
-app.command("chat")(chat.chat)
-app.command("serve")(serve.serve)
-app.command("batch")(batch.batch)
-app.command("audit")(audit.audit)
-app.command("demo")(demo.demo)
-app.command("fetch")(fetch.fetch)
-app.command("quantize")(quantize.quantize)
-app.command("plan")(plan.plan)
-app.command("tune")(tune.tune)
-app.command("drafters")(drafters.drafters)
-app.command("info")(info.info)
-app.add_typer(bench.app, name="bench")
-app.add_typer(train.app, name="train")
-app.add_typer(index.app, name="index")
-app.add_typer(export.app, name="export")
-app.add_typer(cache.app, name="cache")
+_RUN, _MEASURE, _MAKE = "Run", "Measure", "Make"
+app.command("generate", rich_help_panel=_RUN)(generate.generate)
+app.command("chat", rich_help_panel=_RUN)(chat.chat)
+app.command("serve", rich_help_panel=_RUN)(serve.serve)
+app.command("batch", rich_help_panel=_RUN)(batch.batch)
+app.command("demo", rich_help_panel=_MEASURE)(demo.demo)
+app.command("audit", rich_help_panel=_MEASURE)(audit.audit)
+app.add_typer(bench.app, name="bench", rich_help_panel=_MEASURE)
+app.command("tune", rich_help_panel=_MEASURE)(tune.tune)
+app.add_typer(train.app, name="train", rich_help_panel=_MAKE)
+app.add_typer(export.app, name="export", rich_help_panel=_MAKE)
+app.command("fetch", hidden=True)(fetch.fetch)
+app.command("quantize", hidden=True)(quantize.quantize)
+app.command("plan", hidden=True)(plan.plan)
+app.command("drafters", hidden=True)(drafters.drafters)
+app.command("info", hidden=True)(info.info)
+app.command("options", hidden=True)(show_keys)
+app.add_typer(index.app, name="index", hidden=True)
+app.add_typer(cache.app, name="cache", hidden=True)
 
 
 def main() -> None:

@@ -70,6 +70,9 @@ class LLMOptions(Checked):
         check_one_process(self.tensor_parallel_size)
 
 
+LLM_TYPED = ("num_draft_tokens", "dtype", "device", "quantize", "tensor_parallel_size", "adapter")
+"""Of LLMOptions, what commands that generate have flags for; the rest are keys of the configuration file."""
+RAY_TYPED = ("ray", "replicas", "ray_address")
 DRAFTERS_HELP = "Drafters, with commas between them; with semicolons where their options hold commas."
 DRAFTER_HELP = "A drafter (`forerun drafters` lists them), the folder or id of a draft model, 'auto' or 'none'."
 DEFAULT_DRAFTER_TEXT = f"{AUTO}: the bundled draft for the bundled target, else {DEFAULT_DRAFTER}"
@@ -84,6 +87,13 @@ ModelName = Annotated[
     ),
 ]
 """None: to be replaced by `chosen_model` of cli/default_model.py."""
+_TARGET = "The target model: 'smollm2' once it is fetched, 'bundled', a folder, a GGUF file, or a hub id."
+_CHOSEN = "smollm2 if it is fetched, else bundled"
+TargetArgument = Annotated[str | None, typer.Argument(metavar="MODEL", help=_TARGET, show_default=_CHOSEN)]
+TargetName = Annotated[str | None, typer.Option(metavar="MODEL", help=_TARGET, show_default=_CHOSEN)]
+DrafterName = Annotated[
+    str | None, typer.Option(help=DRAFTER_HELP, metavar="DRAFTER", show_default=DEFAULT_DRAFTER_TEXT)
+]
 DraftName = Annotated[
     str | None,
     typer.Option(
@@ -97,6 +107,10 @@ System = Annotated[
 ]
 Threads = Annotated[
     int | None, typer.Option(help="Threads of torch.", min=1, metavar="INT", show_default="chosen by torch")
+]
+HiddenThreads = Annotated[
+    int | None,
+    typer.Option(help="Threads of torch.", min=1, metavar="INT", show_default="chosen by torch", hidden=True),
 ]
 Markdown = Annotated[bool, typer.Option("--markdown", help="Print Markdown tables.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]

@@ -6,9 +6,13 @@ import dataclasses
 import json
 import shutil
 import sys
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from forerun.export.files import Exported
 
 
 def print_json(report: object) -> None:
@@ -32,6 +36,12 @@ def plain(value: Any) -> Any:
 def terminal_width() -> int | None:
     """Columns of standard output; None where it is no terminal."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def tell_written(out: Path, files: Exported, *, err: bool = False) -> None:
+    """What an export has written."""
+    size = f"{files.num_parameters:,} parameters in {files.dtype}, {files.nbytes:,} bytes in {len(files.files)} files"
+    typer.echo(f"{out}: {size}", err=err)
 
 
 def size_text(nbytes: float) -> str:

@@ -76,7 +76,7 @@ def plan(
     flops: Flops = None,
     memory: MemorySize = None,
     acceptance: Acceptance = DEFAULT_ACCEPTANCE,
-    settings: Annotated[PlanOptions, Flags()],
+    settings: Annotated[PlanOptions, Flags(typed=("precision", "batch", "context", "tensor_parallel"))],
     measure: Measure = False,
     json: options.Json = False,
 ) -> None:

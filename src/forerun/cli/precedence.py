@@ -1,18 +1,20 @@
 """Where a flag's value comes from; the first found wins.
 
 1. the flag: `forerun generate --model bundled`;
-2. the environment variable: FORERUN_GENERATE_MODEL, named by command and flag;
-3. the configuration file, read here: `[generate]`, `model = "bundled"`;
-4. the default.
+2. the configuration file, read here: `[generate]`, `model = "bundled"`;
+3. the default.
+
+What is rarely set has no flag, but a key of the file.
 """
 
 from __future__ import annotations
 
 import difflib
+import json
+import textwrap
 import tomllib
-from collections.abc import Collection, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
@@ -36,48 +38,26 @@ def read_config(path: Path, command: Any) -> dict[str, Any]:
     return _checked(tables, command, str(path), "")
 
 
-def misspelt_variables(command: Any, prefix: str, environment: Iterable[str], others: Collection[str]) -> list[str]:
-    """What to tell of environment variables that look like a flag's or one of the others, and are none.
-
-    Args:
-        command: the root command.
-        prefix: of the variables of its flags, such as FORERUN.
-        others: variables that are read and belong to no flag.
-    """
-    commands, flags = _variables(command, prefix)
-    told = []
-    for name in sorted(environment):
-        if name in flags or name in others or not name.startswith(f"{prefix}_"):
-            continue
-        if near := difflib.get_close_matches(name, sorted(others), n=1, cutoff=0.85):
-            told.append(f"The environment variable {name} is not read, and has no effect. Did you mean {near[0]}?")
-            continue
-        close = difflib.get_close_matches(name, sorted(flags), n=1, cutoff=0.85)
-        if close or any(name.startswith(f"{each}_") for each in commands):
-            hint = f"Did you mean {close[0]}?" if close else "The command's --help lists them."
-            told.append(f"The environment variable {name} belongs to no flag, and has no effect. {hint}")
-    return told
-
-
-def variable_of(error: typer.BadParameter) -> str | None:
-    """The environment variable that a wrong value comes from; None where it does not come from one."""
-    ctx, flag = error.ctx, error.param
-    if ctx is None or flag is None or flag.name is None:
-        return None
-    source = ctx.get_parameter_source(flag.name)
-    return f"{ctx.auto_envvar_prefix}_{flag.name.upper()}" if source and source.name == "ENVIRONMENT" else None
-
-
-def _variables(command: Any, prefix: str) -> tuple[set[str], set[str]]:
-    """Of this command and those below it: their prefixes, but for the first, and the variables of their flags."""
-    commands: set[str] = set()
-    flags = {f"{prefix}_{flag.name.upper()}" for flag in command.params}
-    for name, each in getattr(command, "commands", {}).items():
-        below = f"{prefix}_{name.upper().replace('-', '_')}"
-        more, others = _variables(each, below)
-        commands |= {below} | more
-        flags |= others
-    return commands, flags
+def show_keys(
+    ctx: typer.Context,
+    words: Annotated[list[str], typer.Argument(help="Such as `serve`, or `train eagle`.", metavar="COMMAND")],
+) -> None:
+    """Show the keys of a command in a --config file, those without a flag too, as TOML with what each does."""
+    command: Any = ctx.find_root().command
+    for word in words:
+        below = getattr(command, "commands", {})
+        if word not in below:
+            raise ConfigError(f"There is no command {word!r}. There is: {', '.join(sorted(below)) or 'none below it'}.")
+        command = below[word]
+    if names := getattr(command, "commands", None):
+        raise ConfigError(f"{' '.join(words)} has a table for each of {', '.join(sorted(names))}. Name one of them.")
+    typer.echo(f"[{'.'.join(json.dumps(word) if '.' in word else word for word in words)}]")
+    for each in command.params:
+        about = f"{each.help} {'' if each.hidden else 'Has a flag.'}".rstrip()
+        typer.echo(textwrap.fill(about, 120, initial_indent="# ", subsequent_indent="# "))
+        start = each.default
+        value = (each.metavar or each.name.upper()) if start is None else json.dumps(start, default=str)
+        typer.echo(f"# {each.name} = {value}")
 
 
 def _checked(table: dict[str, Any], command: Any, path: str, where: str) -> dict[str, Any]:
@@ -129,12 +109,12 @@ def _refuse_modules(flag: Any, value: Any, path: str, key: str) -> None:
     if flag.name == "peer":
         raise ConfigError(
             f"The configuration file {path} sets {key!r}, which would run a program. A file may not name code to run. "
-            "Give it on the command line or in the environment."
+            "Give it on the command line."
         )
     if flag.name == "ray_address":
         raise ConfigError(
             f"The configuration file {path} sets {key!r}, and a cluster may run any code here. A file may not do that. "
-            "Give it on the command line or in the environment."
+            "Give it on the command line."
         )
     if "draft" not in flag.name:
         return
@@ -142,7 +122,7 @@ def _refuse_modules(flag: Any, value: Any, path: str, key: str) -> None:
         if isinstance(text, str) and (module := named_module(text)) is not None:
             raise ConfigError(
                 f"The configuration file {path} sets {key!r} to {value!r}, which would import {module}. A file may not "
-                "name code to run. Give it on the command line or in the environment, or install the drafter with an "
+                "name code to run. Give it on the command line, or install the drafter with an "
                 "entry point and give its name."
             )
 

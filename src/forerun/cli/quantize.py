@@ -8,6 +8,8 @@ from typing import Annotated
 import typer
 
 from forerun.cli import options
+from forerun.cli.flags import with_flags
+from forerun.cli.output import tell_written
 from forerun.config import QUANTISATIONS
 from forerun.errors import ConfigError
 
@@ -15,7 +17,9 @@ PROSE = "prose"
 """The bundled workload on which the loss is measured."""
 
 
+@with_flags
 def quantize(
+    *,
     model: Annotated[
         str, typer.Argument(help="'smollm2', 'bundled', a folder, a GGUF file, or a hub id.", metavar="MODEL")
     ],
@@ -35,7 +39,7 @@ def quantize(
         bool,
         typer.Option(help=f"Measure what is lost on the bundled {PROSE}, and write it into the model card (minutes)."),
     ] = True,
-    threads: options.Threads = None,
+    threads: options.HiddenThreads = None,
 ) -> None:
     """Write a folder that forerun serves at 8 or 4 bits without quantising anew."""
     if quantize not in QUANTISATIONS:
@@ -53,10 +57,7 @@ def quantize(
         force=force,
         cost=(lambda: lost(model, quantize, adapter)) if measure else None,
     )
-    typer.echo(
-        f"{out}: {exported.num_parameters:,} parameters in {exported.dtype}, {exported.nbytes:,} bytes in "
-        f"{len(exported.files)} files"
-    )
+    tell_written(out, exported)
 
 
 def lost(model: str, bits: str, adapter: str | None) -> str:

@@ -22,6 +22,7 @@ from forerun.server.options import ServerOptions
 from forerun.traffic.recorder import check_place
 
 _REPEATABLE = "Repeatable: requests choose by name, the first is the default."
+_SERVER_TYPED = ("host", "port", "api_key", "request_timeout", "journal")
 INSTALL = "pip install 'forerun[server]'"
 
 DraftModelName = Annotated[
@@ -32,14 +33,6 @@ SpeculativeConfig = Annotated[
 ]
 
 
-Model = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="MODEL",
-        help="The target model: 'smollm2' once it is fetched, 'bundled', a folder, a GGUF file, or a hub id.",
-        show_default="smollm2 if it is fetched, else bundled",
-    ),
-]
 Drafters = Annotated[
     list[str] | None,
     typer.Option(help=f"{options.DRAFTER_HELP} {_REPEATABLE}", metavar="DRAFTER", show_default="auto"),
@@ -52,15 +45,15 @@ ServedName = Annotated[
 @with_flags
 def serve(
     *,
-    model: Model = None,
+    model: options.TargetArgument = None,
     drafter: Drafters = None,
     draft_model: DraftModelName = None,
     speculative_config: SpeculativeConfig = None,
     served_model_name: ServedName = None,
-    server: Annotated[ServerOptions, Flags(panel="Server")],
-    ray: Annotated[RayOptions, Flags(panel="Ray")],
-    settings: Annotated[LLMOptions, Flags()],
-    engine: Annotated[EngineConfig, Flags("max_batch", "prefill_chunk")],
+    server: Annotated[ServerOptions, Flags(typed=_SERVER_TYPED, panel="Server")],
+    ray: Annotated[RayOptions, Flags(typed=options.RAY_TYPED, panel="Ray")],
+    settings: Annotated[LLMOptions, Flags(typed=("acceptance", "cache_memory", "prefix_reuse", *options.LLM_TYPED))],
+    engine: Annotated[EngineConfig, Flags("max_batch", "prefill_chunk", typed=("max_batch",))],
 ) -> None:
     """Serve a model by OpenAI's API: chats, completions, streams; with speculation where it pays."""
     check_extra()

@@ -52,10 +52,11 @@ Data = Annotated[
 ]
 Work = Annotated[
     Path | None,
-    typer.Option(help="Folder for checkpoints and packed rows.", metavar="FOLDER", show_default="OUT.run"),
+    typer.Option(help="Folder for checkpoints and packed rows.", metavar="FOLDER", show_default="OUT.run", hidden=True),
 ]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with a run that was stopped.")]
 Force = Annotated[bool, typer.Option("--force", help="Begin anew, and replace what OUT holds.")]
+TYPED = ("epochs", "device")
 MTP_SIZES = ("draft_vocab", "intermediate_size", "num_heads", "num_kv_heads", "head_dim", "sliding_window")
 
 
@@ -65,8 +66,8 @@ def eagle(
     out: Out,
     data: Data,
     target: Target = None,
-    options: Annotated[EagleTraining, Flags()],
-    shape: Annotated[EagleShape, Flags(panel="Architecture")],
+    options: Annotated[EagleTraining, Flags(typed=TYPED)],
+    shape: Annotated[EagleShape, Flags(typed=("version",), panel="Architecture")],
     work: Work = None,
     resume: Resume = False,
     force: Force = False,
@@ -83,8 +84,8 @@ def block(
     out: Out,
     data: Data,
     target: Target = None,
-    options: Annotated[BlockTraining, Flags()],
-    shape: Annotated[BlockShape, Flags(panel="Architecture")],
+    options: Annotated[BlockTraining, Flags(typed=TYPED)],
+    shape: Annotated[BlockShape, Flags(typed=("block_size",), panel="Architecture")],
     work: Work = None,
     resume: Resume = False,
     force: Force = False,
@@ -101,8 +102,8 @@ def medusa(
     out: Out,
     data: Data,
     target: Target = None,
-    options: Annotated[MedusaTraining, Flags()],
-    shape: Annotated[MedusaShape, Flags(panel="Architecture")],
+    options: Annotated[MedusaTraining, Flags(typed=TYPED)],
+    shape: Annotated[MedusaShape, Flags(typed=("sequential",), panel="Architecture")],
     work: Work = None,
     resume: Resume = False,
     force: Force = False,
@@ -120,8 +121,8 @@ def mtp(
     out: Out,
     data: Data,
     target: Target = None,
-    options: Annotated[EagleTraining, Flags(base=MTP_TRAINING, leave_out=("feature_weight",))],
-    shape: Annotated[EagleShape, Flags(*MTP_SIZES, "own_output_rows", base=MTP_SHAPE, panel="Architecture")],
+    options: Annotated[EagleTraining, Flags(base=MTP_TRAINING, leave_out=("feature_weight",), typed=TYPED)],
+    shape: Annotated[EagleShape, Flags(*MTP_SIZES, "own_output_rows", base=MTP_SHAPE, typed=())],
     work: Work = None,
     resume: Resume = False,
     force: Force = False,
@@ -173,12 +174,12 @@ def draft(
     out: Out,
     data: Data,
     target: DraftTarget = BUNDLED_MODELS[BUNDLED_TARGET],
-    options: Annotated[DraftTraining, Flags()],
+    options: Annotated[DraftTraining, Flags(typed=("tokens", "device"))],
     start: Annotated[
         Path | None,
         typer.Option(help="Folder of a model of the target's tokens to go on from.", metavar="FOLDER"),
     ] = None,
-    pruning: Annotated[Pruning, Flags(panel="A pruned copy of the target as the start")],
+    pruning: Annotated[Pruning, Flags(typed=("layers",), panel="A pruned copy of the target as the start")],
     work: Work = None,
     resume: Resume = False,
     force: Force = False,
@@ -211,9 +212,9 @@ def evaluate(
     ] = None,
     num_draft_tokens: Annotated[int, typer.Option("--num-draft-tokens", "-k", min=1, help="K.", metavar="INT")] = 4,
     new_tokens: Annotated[
-        int, typer.Option(min=8, help="Tokens the target continues each prompt by.", metavar="INT")
+        int, typer.Option(min=8, help="Tokens the target continues each prompt by.", metavar="INT", hidden=True)
     ] = 128,
-    machine: Annotated[RunOptions, Flags("threads", "device")],
+    machine: Annotated[RunOptions, Flags("threads", "device", typed=("device",))],
     json: Json = False,
 ) -> None:
     """Report a draft's bits per byte, perplexity and acceptance on the held-out files that ship with forerun, or a

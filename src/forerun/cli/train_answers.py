@@ -12,7 +12,7 @@ from forerun.cli.default_model import chosen_model
 from forerun.cli.flags import Flags, with_flags
 from forerun.cli.generate import INTERRUPTED, open_llm
 from forerun.cli.memory_line import memory_told, note
-from forerun.cli.options import LLMOptions
+from forerun.cli.options import LLMOptions, TargetName
 from forerun.config import NO_DRAFTER
 from forerun.train.defaults import AnswerMaking
 
@@ -31,14 +31,6 @@ Data = Annotated[
         show_default="the target writes prompts, or they are cut from the standard library",
     ),
 ]
-Target = Annotated[
-    str | None,
-    typer.Option(
-        help="The target model: 'smollm2' once it is fetched, 'bundled', a folder, a GGUF file, or a hub id.",
-        metavar="MODEL",
-        show_default="smollm2 if it is fetched, else bundled",
-    ),
-]
 Force = Annotated[bool, typer.Option("--force", help="Begin anew, and replace OUT.")]
 
 
@@ -46,10 +38,12 @@ Force = Annotated[bool, typer.Option("--force", help="Begin anew, and replace OU
 def answers(
     *,
     out: Out,
-    target: Target = None,
+    target: TargetName = None,
     data: Data = None,
-    making: Annotated[AnswerMaking, Flags()],
-    settings: Annotated[LLMOptions, Flags(leave_out=("num_draft_tokens", "acceptance", "tensor_parallel_size"))],
+    making: Annotated[AnswerMaking, Flags(typed=("answers", "max_tokens"))],
+    settings: Annotated[
+        LLMOptions, Flags(leave_out=("num_draft_tokens", "acceptance", "tensor_parallel_size"), typed=("device",))
+    ],
     force: Force = False,
 ) -> None:
     """Have a target answer prompts, which it writes itself where none are given; the same command goes on after a kill.

@@ -33,17 +33,10 @@ NUM_PROMPTS = 24
 """Of a bundled workload."""
 _RAW, _CHATS = "code", "questions"
 """The bundled workloads that are taken where no prompts are given: raw text, and for a target with a chat template."""
+_TYPED = ("minutes", "max_tokens", "load", "drafters", "allow_quantize", "out", "results")
 _KEPT = ("dtype", "device", "quantize", "adapter")
 """Settings of the target that go into the configuration, where they are not the default."""
 
-ModelArgument = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="MODEL",
-        help="The target, as `forerun generate` takes it.",
-        show_default="smollm2 if it is fetched, else bundled",
-    ),
-]
 Prompts = Annotated[
     str | None,
     typer.Option(
@@ -57,12 +50,12 @@ Prompts = Annotated[
 @with_flags
 def tune(
     *,
-    model: ModelArgument = None,
+    model: options.TargetArgument = None,
     prompts: Prompts = None,
     draft: options.DraftName = None,
-    settings: Annotated[TuneOptions, Flags()],
-    llm: Annotated[LLMOptions, Flags(*_KEPT)],
-    threads: options.Threads = None,
+    settings: Annotated[TuneOptions, Flags(typed=_TYPED)],
+    llm: Annotated[LLMOptions, Flags(*_KEPT, typed=("device", "quantize"))],
+    threads: options.HiddenThreads = None,
     json: options.Json = False,
 ) -> None:
     """Find the fastest drafter and K for your prompts, and write them down; or say that none is faster than plain."""
@@ -201,35 +194,30 @@ class Progress:
     """How far the time has gone: a bar on a terminal, else a line for each stage. On standard error."""
 
     def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-        self._bar: Any = None
-        self._task: Any = None
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress as Bar, TextColumn, TimeElapsedColumn
+
+        self._seconds, self._drawn = seconds, sys.stderr.isatty()
+        columns = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
+        console = Console(stderr=True)
+        self._bar = Bar(*columns, console=console, auto_refresh=False, transient=True, disable=not self._drawn)
+        self._task = self._bar.add_task("tuning", total=seconds)
 
     def __enter__(self) -> Progress:
-        if sys.stderr.isatty():
-            from rich.console import Console
-            from rich.progress import BarColumn, Progress as Bar, TextColumn, TimeElapsedColumn
-
-            columns = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
-            self._bar = Bar(*columns, console=Console(stderr=True), auto_refresh=False, transient=True)
-            self._task = self._bar.add_task("tuning", total=self._seconds)
-            self._bar.start()
+        self._bar.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._bar is not None:
-            self._bar.stop()
+        self._bar.stop()
 
     def say(self, text: str) -> None:
         """A stage begins."""
-        if self._bar is None:
+        if not self._drawn:
             note(text)
-        else:
-            self._bar.update(self._task, description=text, refresh=True)
+        self._bar.update(self._task, description=text, refresh=True)
 
     def tick(self, seconds: float) -> None:
         """So many seconds have passed. Drawn between trials only, so that drawing costs none of them anything."""
-        if self._bar is not None:
-            self._bar.update(self._task, completed=min(seconds, self._seconds), refresh=True)
+        self._bar.update(self._task, completed=min(seconds, self._seconds), refresh=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -46,7 +47,7 @@ class Kept:
 def kept() -> list[Kept]:
     """All that is there, with sizes; of the Hugging Face Hub's cache the models that forerun may load."""
     found: dict[str, Kept] = {}
-    for entry in (*_fetched(), *_costs(), *_kernels(), *_hub()):
+    for entry in (*_fetched(), *_own(), *_hub()):
         found.setdefault(entry.name, entry)
     return list(found.values())
 
@@ -77,18 +78,15 @@ def _fetched() -> Iterator[Kept]:
             yield Kept(name, "fetched", _size(*paths), folder, partial(_remove_model, folder), whole)
 
 
-def _costs() -> Iterator[Kept]:
+def _own() -> Iterator[Kept]:
+    """Measured costs and compiled kernels."""
     base = home()
-    if base is not None:
-        file = base / COSTS_FILE
-        if files := _there(file, file.with_name(file.name + ".damaged")):
-            yield Kept(COSTS, "costs", _size(*files), file, partial(_unlink, files))
-
-
-def _kernels() -> Iterator[Kept]:
-    base = home()
-    if base is not None and (folders := _there(base / KERNELS_FOLDER)):
-        yield Kept(KERNELS, "kernels", _size(*folders), folders[0], partial(shutil.rmtree, folders[0]))
+    if base is None:
+        return
+    costs, kernels = base / COSTS_FILE, base / KERNELS_FOLDER
+    for name, paths in {COSTS: (costs, costs.with_name(costs.name + ".damaged")), KERNELS: (kernels,)}.items():
+        if there := _there(*paths):
+            yield Kept(name, name, _size(*there), paths[0], partial(_remove, there))
 
 
 def _hub() -> Iterator[Kept]:
@@ -123,9 +121,9 @@ def _remove_from_hub(cache: Any, revisions: Sequence[str], place: Path) -> None:
         raise _unremovable(place, "some of its files stay")
 
 
-def _unlink(files: Iterable[Path]) -> None:
-    for file in files:
-        file.unlink(missing_ok=True)
+def _remove(paths: Iterable[Path]) -> None:
+    for path in paths:
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
 
 def _unremovable(path: Path, reason: str) -> FetchError:
@@ -139,10 +137,7 @@ def _there(*paths: Path) -> list[Path]:
 def _size(*paths: Path) -> int:
     """Bytes of the files and of those in the folders; what cannot be read counts nothing."""
     total = 0
-    for path in paths:
-        for file in path.rglob("*") if path.is_dir() else (path,):
-            try:
-                total += file.lstat().st_size if not file.is_dir() else 0
-            except OSError:
-                continue
+    for file in (file for path in paths for file in (path.rglob("*") if path.is_dir() else (path,))):
+        with suppress(OSError):
+            total += 0 if file.is_dir() else file.lstat().st_size
     return total

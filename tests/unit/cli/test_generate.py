@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from forerun import Grammar
 from forerun.cli import generate
 from forerun.cli.answers import joined
+from forerun.cli.main import app
 from forerun.errors import ForerunError, ModelLoadError
 
 from .conftest import Invoke
@@ -280,25 +282,27 @@ def test_bad_options_exit_with_2_before_a_model_is_loaded(
     assert "model" not in opened
 
 
-def test_precedence_is_flag_env_file_default(invoke: Invoke, opened: dict[str, Any], tmp_path: Path) -> None:
+def test_precedence_is_flag_file_default(invoke: Invoke, opened: dict[str, Any], tmp_path: Path) -> None:
     file = tmp_path / "forerun.toml"
     file.write_text('[generate]\nmodel = "file"\nmax-tokens = 5\nstop = ["a", "b"]\njson = true\nseed = 3\n')
-    environment = {"FORERUN_GENERATE_MODEL": "env", "FORERUN_GENERATE_SEED": "4", "FORERUN_CONFIG": str(file)}
-
     result = invoke("--config", str(file), "generate", "x")
     params = opened["llm"].requests[-1][1]
     assert (opened["model"], params.max_tokens, params.seed, params.stop) == ("file", 5, 3, ("a", "b"))
     assert json.loads(result.stdout)["model"] == "file"
 
-    invoke("generate", "x", "--seed", "5", env=environment)
+    invoke("--config", str(file), "generate", "x", "--seed", "5", env={"FORERUN_GENERATE_MODEL": "env"})
     params = opened["llm"].requests[-1][1]
-    assert (opened["model"], params.max_tokens, params.seed, params.top_k) == ("env", 5, 5, 0)
+    assert (opened["model"], params.max_tokens, params.seed, params.top_k) == ("file", 5, 5, 0)
 
 
-def test_variables_are_named_as_their_flags(invoke: Invoke, opened: dict[str, Any]) -> None:
-    invoke("generate", "x", env={"FORERUN_GENERATE_STOP_TOKEN_ID": "7 8", "FORERUN_GENERATE_STOP": "def f"})
-    params = opened["llm"].requests[-1][1]
-    assert (params.stop_token_ids, params.stop) == ((7, 8), ("def f",))
+def test_a_key_without_a_flag_is_refused_as_one(invoke: Invoke, opened: dict[str, Any]) -> None:
+    result = CliRunner().invoke(app, ["generate", "x", "--min-tokens", "3"])
+    assert (result.exit_code, "model" in opened) == (2, False)
+    assert result.stderr == (
+        "forerun: --min-tokens is no flag. Set the key min_tokens in the table [generate] of a TOML file, and give "
+        "that file with --config.\n"
+    )
+    assert "In a --config file alone" in invoke("generate", "--help").stdout
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -45,27 +46,8 @@ def test_usage_brackets_an_argument_once(invoke: Invoke) -> None:
         assert "[[" not in usage and "...]" not in usage and "...}" not in usage, usage
 
 
-def test_help_names_the_environment_variables(invoke: Invoke) -> None:
-    assert "FORERUN_BENCH_GENERATE_NUM_DRAFT_TOKENS" in invoke("bench", "generate", "--help").stdout
-
-
 def test_an_unknown_command_exits_with_2(invoke: Invoke) -> None:
     assert invoke("no-such-command").exit_code == 2
-
-
-def test_a_misspelt_variable_is_told(invoke: Invoke) -> None:
-    environment = {
-        "FORERUN_DRAFTERS_JSN": "1",
-        "FORERUN_DRAFTERS_WHATEVER_IT_IS": "1",
-        "FORERUN_OTHER": "1",
-        "OTHER": "1",
-    }
-    told = invoke("drafters", env=environment).stderr.splitlines()
-    no_flag = "belongs to no flag, and has no effect."
-    assert told == [
-        f"forerun: The environment variable FORERUN_DRAFTERS_JSN {no_flag} Did you mean FORERUN_DRAFTERS_JSON?",
-        f"forerun: The environment variable FORERUN_DRAFTERS_WHATEVER_IT_IS {no_flag} The command's --help lists them.",
-    ]
 
 
 @pytest.mark.parametrize(
@@ -76,19 +58,22 @@ def test_a_misspelt_variable_is_told(invoke: Invoke) -> None:
         ("FORERUN_COSTCACHE", "FORERUN_COST_CACHE"),
     ],
 )
-def test_so_is_one_of_no_flag(invoke: Invoke, misspelt: str, meant: str) -> None:
-    told = invoke("drafters", env={misspelt: "x", meant: "1"}).stderr
+def test_a_misspelt_variable_is_told(invoke: Invoke, misspelt: str, meant: str) -> None:
+    told = invoke("drafters", env={misspelt: "x", meant: "1", "FORERUN_OTHER": "1", "OTHER": "1"}).stderr
     assert told == (
         f"forerun: The environment variable {misspelt} is not read, and has no effect. Did you mean {meant}?\n"
     )
 
 
-def test_a_wrong_value_is_blamed_on_its_variable(invoke: Invoke) -> None:
-    variable = "FORERUN_BENCH_GENERATE_MAX_TOKENS"
-    told = invoke("bench", "generate", env={variable: "0"}).stderr
-    assert "'0' is not a whole number of 2 or more." in told
-    assert f"It is from the environment variable {variable}." in told
-    assert "variable" not in invoke("bench", "generate", "--max-tokens", "0", env={variable: "0"}).stderr
+def test_the_keys_of_a_command_are_listed_as_toml(invoke: Invoke) -> None:
+    listed = invoke("options", "export", "llama.cpp").stdout
+    assert listed.startswith('[export."llama.cpp"]\n# ') and '\n# tensor_type = "F16"\n' in listed
+    keys = [line.removeprefix("# ") for line in invoke("options", "serve").stdout.splitlines() if " = " in line]
+    assert tomllib.loads("\n".join(key for key in keys if key.startswith(("port", "max_queue")))) == {
+        "port": 8000,
+        "max_queue": 256,
+    }
+    assert "Name one of them" in invoke("options", "train").stderr and "no command" in invoke("options", "x").stderr
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")

@@ -1,4 +1,4 @@
-"""`forerun serve`: its drafters, its flags from file and environment, and what is said where it cannot run."""
+"""`forerun serve`: its drafters, its flags and its file, and what is said where it cannot run."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from forerun.cli.main import app
 from forerun.cli.served_drafters import served_drafters
 from forerun.errors import ConfigError
 from forerun.server import run as server_run
+
+from .conftest import keys_in_file
 
 RUNNER = CliRunner()
 
@@ -84,14 +86,13 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     return seen
 
 
-def test_flags_environment_and_file(started: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flags_and_file(started: list[Any], tmp_path: Path) -> None:
     file = tmp_path / "forerun.toml"
     file.write_text(
         '[serve]\nmodel = "bundled"\nport = 0\napi_key = ["a", "b"]\nmax_queue = 7\ndrafter = ["suffix", "recycling"]\n'
-        'max_batch = 3\nlog_prompts = true\nnum_draft_tokens = "4"\ncors_origin = "https://a.example"\n'
+        'max_body = 2.5\nmax_batch = 3\nlog_prompts = true\nnum_draft_tokens = "4"\ncors_origin = "https://a.example"\n'
     )
-    monkeypatch.setenv("FORERUN_SERVE_MAX_BODY", "2.5")
-    done = RUNNER.invoke(app, ["--config", str(file), "serve", "--served-model-name", "it"], env={})
+    done = RUNNER.invoke(app, ["--config", str(file), "serve", "--served-model-name", "it"])
     assert done.exit_code == 0, done.output
     (seen,) = started
     assert seen["model"] == "bundled" and seen["drafter"] == ["suffix", "recycling", "prediction"]
@@ -131,8 +132,8 @@ def test_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--ray", "--routing", "x"], "must be one of prefix"),
     ],
 )
-def test_flags_of_ray_that_cannot_be_had(flags: list[str], said: str) -> None:
-    done = RUNNER.invoke(app, ["serve", "bundled", *flags])
+def test_flags_of_ray_that_cannot_be_had(flags: list[str], said: str, tmp_path: Path) -> None:
+    done = RUNNER.invoke(app, keys_in_file(["serve", "bundled", *flags], tmp_path / "keys.toml"))
     assert done.exit_code == 2 and said in " ".join(done.output.split())
 
 
@@ -146,17 +147,9 @@ def test_without_ray_or_with_another_version(
     Path("in.jsonl").write_text(json.dumps(line))
     monkeypatch.setattr("forerun.integrations.tried._installed", lambda tried: version or None)
     monkeypatch.setitem(sys.modules, "ray", None)
-    done = RUNNER.invoke(
-        app,
-        [
-            *command,
-            "--ray",
-            "--replica-threads",
-            "1",
-            "--model" if command[0] == "batch" else "--port",
-            "bundled" if command[0] == "batch" else "0",
-        ],
-    )
+    rest = ["--model", "bundled"] if command[0] == "batch" else ["--port", "0"]
+    arguments = keys_in_file([*command, "--ray", "--replica-threads", "1", *rest], tmp_path / "keys.toml")
+    done = RUNNER.invoke(app, arguments)
     said = " ".join(done.output.split())
     assert "versions tried: 2.60. pip install 'forerun[ray]'" in said
     assert (

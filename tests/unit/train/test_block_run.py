@@ -229,14 +229,29 @@ def test_other_shapes_weights_and_losses_train(start: Start, tmp_path: Path, num
 @pytest.mark.slow
 def test_sigkill_at_any_moment_and_the_same_command_with_resume(tmp_path: Path) -> None:
     data = write_answers(tmp_path / "answers.jsonl")
-    flags = "--target bundled --draft-vocab 200 --intermediate-size 32 --max-steps 40 --tokens-per-step 128 --window 64"
-    flags += " --num-layers 1 --block-size 3 --evaluate-every 10 --held-out-rows 2 -k 2 --checkpoint-seconds 0.1"
-    flags += " --threads 2"
+    keys = """
+[train.block]
+target = "bundled"
+draft_vocab = 200
+intermediate_size = 32
+max_steps = 40
+tokens_per_step = 128
+window = 64
+num_layers = 1
+block_size = 3
+evaluate_every = 10
+held_out_rows = 2
+num_draft_tokens = 2
+checkpoint_seconds = 0.1
+threads = 2
+"""
+    file = tmp_path / "keys.toml"
+    file.write_text(keys)
 
     def command(name: str, *more: str) -> list[str]:
         return [
-            sys.executable, "-m", "forerun", "train", "block", str(tmp_path / name), "--data", str(data),
-            *flags.split(), *more,
+            sys.executable, "-m", "forerun", "--config", str(file), "train", "block", str(tmp_path / name),
+            "--data", str(data), *more,
         ]  # fmt: skip
 
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}

@@ -28,6 +28,7 @@ from forerun.fetch import store
 CHAT_MODEL = store.names()[0]
 """The model of a chat that names none."""
 _DEFAULTS = SamplingParams(temperature=0.7, max_tokens=512)
+_TYPED = ("temperature", "top_k", "top_p", "max_tokens", "seed")
 _NOT_IN_CHATS = (
     "n",
     "logprobs",
@@ -53,16 +54,13 @@ def chat(
         ),
     ] = None,
     model: Annotated[str | None, typer.Option(help="The same as an option.", metavar="MODEL")] = None,
-    drafter: Annotated[
-        str | None,
-        typer.Option(help=options.DRAFTER_HELP, metavar="DRAFTER", show_default=options.DEFAULT_DRAFTER_TEXT),
-    ] = None,
-    settings: Annotated[LLMOptions, Flags()],
+    drafter: options.DrafterName = None,
+    settings: Annotated[LLMOptions, Flags(typed=options.LLM_TYPED)],
     system: options.System = None,
     show_drafts: Annotated[
         bool, typer.Option("--show-drafts", help="Mark the tokens that a draft had right, on a terminal.")
     ] = False,
-    params: Annotated[SamplingParams, Flags(base=_DEFAULTS, leave_out=_NOT_IN_CHATS, panel="Sampling")],
+    params: Annotated[SamplingParams, Flags(base=_DEFAULTS, leave_out=_NOT_IN_CHATS, typed=_TYPED, panel="Sampling")],
 ) -> None:
     """Chat with a model; on a pipe, every line is a message, and standard output gets the answers alone."""
     screen = Screen()

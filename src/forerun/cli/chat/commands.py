@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from forerun.cli.answers import joined
+from forerun.cli.answers import cost, joined
 from forerun.cli.chat.screen import Screen
 from forerun.cli.chat.session import Session, Totals
 from forerun.config import NO_DRAFTER
@@ -107,12 +107,7 @@ def _figures(by_drafter: Mapping[str, Totals]) -> Iterator[tuple[str, list[str]]
         parts = [f"{_counted(totals.num_answers, 'answer')}, {totals.num_tokens} tokens in {totals.seconds:.1f} s"]
         if totals.seconds:
             parts.append(f"{totals.num_tokens / totals.seconds:.1f} tokens/s with the prompts")
-        if totals.num_forwards:
-            parts.append(f"{totals.num_tokens / totals.num_forwards:.2f} tokens per forward")
-        if totals.num_drafted:
-            share = 100 * totals.num_accepted / totals.num_drafted
-            parts.append(f"{share:.0f} % of {totals.num_drafted} draft tokens accepted")
-        yield name, parts
+        yield name, parts + cost(totals.num_tokens, totals.num_forwards, totals.num_drafted, totals.num_accepted)
 
 
 def _counted(number: int, noun: str) -> str:

@@ -38,37 +38,21 @@ def read_entry(ask: Callable[[str], str]) -> Entered:
             forgets it: what is returned is empty.
     """
     line = ask(PROMPT)
+    quoted = line.lstrip().startswith(_QUOTES)
+    lines = [line.lstrip().removeprefix(_QUOTES) if quoted else line]
     try:
-        if line.lstrip().startswith(_QUOTES):
-            return Entered(_quoted(line.lstrip().removeprefix(_QUOTES), ask))
-        text = _continued(line, ask)
-    except KeyboardInterrupt:
-        return Entered("")
-    return Entered(text, text.startswith("/"))
-
-
-def _quoted(first: str, ask: Callable[[str], str]) -> str:
-    """The lines up to the one that ends with quotation marks."""
-    lines = [first]
-    try:
-        while not lines[-1].rstrip().endswith(_QUOTES):
+        while not lines[-1].rstrip().endswith(_QUOTES) if quoted else lines[-1].endswith("\\"):
+            if not quoted:
+                lines[-1] = lines[-1][:-1]
             lines.append(ask(MORE))
-    except EOFError:
-        return "\n".join(lines).strip("\n")
-    lines[-1] = lines[-1].rstrip().removesuffix(_QUOTES)
-    return "\n".join(lines).strip("\n")
-
-
-def _continued(line: str, ask: Callable[[str], str]) -> str:
-    """The line and those after it, as long as they end with a backslash."""
-    lines = [line]
-    try:
-        while lines[-1].endswith("\\"):
-            lines[-1] = lines[-1][:-1]
-            lines.append(ask(MORE))
+        if quoted:
+            lines[-1] = lines[-1].rstrip().removesuffix(_QUOTES)
     except EOFError:
         pass
-    return "\n".join(lines)
+    except KeyboardInterrupt:
+        return Entered("")
+    text = "\n".join(lines)
+    return Entered(text.strip("\n")) if quoted else Entered(text, text.startswith("/"))
 
 
 def terminal_line(prompt: str) -> str:

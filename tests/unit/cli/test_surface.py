@@ -1,0 +1,61 @@
+"""How much the command line asks a reader to know: commands and flags, each number raised on purpose alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import typer
+
+from forerun.cli.main import app
+
+from .conftest import Invoke
+
+COMMANDS = 40
+FLAGS = {
+    "generate": 24, "chat": 15, "serve": 23, "batch": 15,
+    "demo": 9, "audit": 12, "tune": 12, "bench": 90,
+    "train": 51, "export": 11,
+    "cache": 3, "drafters": 2, "fetch": 3, "index": 8, "info": 4, "options": 0, "plan": 13, "quantize": 4,
+}  # fmt: skip
+"""Command -> flags of it and of what is below it, at most."""
+ROOM = 300
+"""For all of them."""
+SHOWN = {
+    "Run": ["generate", "chat", "serve", "batch"],
+    "Measure": ["demo", "audit", "tune", "bench"],
+    "Make": ["train", "export"],
+}
+
+
+def walk(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """The command and all below it, by their words."""
+    yield path, command
+    for word, below in getattr(command, "commands", {}).items():
+        yield from walk(below, (*path, word))
+
+
+def test_commands_and_flags_are_few() -> None:
+    found: Counter[str] = Counter()
+    num_commands = 0
+    for path, command in walk(typer.main.get_command(app)):
+        num_commands += not hasattr(command, "commands")
+        if path:
+            found[path[0]] += sum(each.opts[0].startswith("-") and not each.hidden for each in command.params)
+    assert found.keys() == FLAGS.keys() and num_commands <= COMMANDS
+    assert {name: count for name, count in found.items() if count > FLAGS[name]} == {}
+    assert sum(found.values()) <= ROOM
+
+
+def test_help_shows_ten_commands_in_three_groups(invoke: Invoke) -> None:
+    root: Any = typer.main.get_command(app)
+    shown: dict[str, list[str]] = {}
+    for name, command in root.commands.items():
+        if not command.hidden:
+            shown.setdefault(command.rich_help_panel, []).append(name)
+    assert shown == SHOWN
+    text = invoke("--help").stdout
+    assert all(f" {panel} " in text and all(f"│ {name} " in text for name in names) for panel, names in SHOWN.items())
+    told = text.partition("More commands")[2]
+    assert all(name in told for name, command in root.commands.items() if command.hidden)
