@@ -208,6 +208,21 @@ class Pools(RuleBasedStateMachine):
             self.holds_what_it_was_fed()
         self.leave(held)
 
+    @rule(seed=SEEDS)
+    def change_hands(self, seed: int) -> None:
+        """A cache with pages of one tenant is told to publish more for another: each finds what is its own alone."""
+        rng = random.Random(seed)
+        tokens = [5 + seed % 97, *text(rng.randrange(3), rng.choice((2, 3)) * PAGE)]
+        held = self.fresh(tokens)
+        if held is None:
+            return
+        tenants = rng.sample((None, "a"), 2)
+        for length, tenant in zip((PAGE, len(tokens)), tenants, strict=True):
+            self.make_public(held, length, tenant)
+        for tenant in tenants:
+            self.take_over(tokens, tenant)
+        self.leave(held)
+
     def leave(self, held: Held) -> None:
         self.caches.remove(held)
         held.cache.free()
@@ -364,6 +379,7 @@ STEPS = {
     "serve": 6,
     "go_back": 1,
     "publish_early": 1,
+    "change_hands": 1,
     "feed": 4,
     "commit": 2,
     "drop": 1,
@@ -383,7 +399,7 @@ def walk(machine: type[Pools], seed: int, num_steps: int) -> None:
     for name in rng.choices(list(STEPS), list(STEPS.values()), k=num_steps):
         if rng.random() < 0.05:
             pools.limit(rng.choice((None, 4, 8, 20)))
-        if pools.caches or name in ("serve", "feed", "go_back", "publish_early"):
+        if pools.caches or name in ("serve", "feed", "go_back", "publish_early", "change_hands"):
             getattr(pools, name)(rng.randrange(2**32))
         pools.holds_what_it_was_fed()
         pools.adds_up()

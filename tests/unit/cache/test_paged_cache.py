@@ -122,11 +122,14 @@ def sharing(pages: Pages, way: str) -> tuple[PagedCache, list[PagedCache]]:
     """A cache of three pages, and others that hold the same text in the same pages, or in none of them."""
     first, second = pages.cache(), pages.cache()
     compute(first, TEXT)
-    if way in ("forked", "forked from", "left alone"):
+    if way in ("forked", "forked from", "left behind", "left alone"):
         second.fork(first, len(TEXT) - PAGE // 2)
     if way == "forked":
         return second, [first]
     if way == "forked from":
+        return first, [second]
+    if way == "left behind":
+        second.truncate(PAGE)
         return first, [second]
     if way == "left alone":
         second.free()
@@ -139,7 +142,9 @@ def sharing(pages: Pages, way: str) -> tuple[PagedCache, list[PagedCache]]:
     return first, []
 
 
-WAYS = pytest.mark.parametrize("way", ["alone", "published", "adopted", "forked", "forked from", "left alone"])
+WAYS = pytest.mark.parametrize(
+    "way", ["alone", "published", "adopted", "forked", "forked from", "left behind", "left alone"]
+)
 
 
 def leave_available(pool: PagePool, count: int) -> None:

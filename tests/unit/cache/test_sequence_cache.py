@@ -191,13 +191,15 @@ def test_all_whole_pages_are_taken_over_but_for_the_last_token(cache: SequenceCa
 @pytest.mark.parametrize("named", [PAGE - 1, PAGE, 2 * PAGE, 2 * PAGE + 5, 3 * PAGE])
 @pytest.mark.parametrize("committed", [PAGE - 1, PAGE, 2 * PAGE - 1, 2 * PAGE])
 def test_published_is_what_is_named_and_committed(cache: SequenceCache, committed: int, named: int) -> None:
-    """Not the scratch, which may hold something else than the tokens that follow."""
+    """Not the scratch, which may hold something else than the tokens that follow. What is named later comes later."""
     tokens = list(range(3 * PAGE))
     write(cache, tokens[:committed])
     cache.commit(range(committed))
     write(cache, [500] * 2 * PAGE)
     cache.publish(tokens[:named], None)
     assert taken_over(cache, [*tokens, 0]) == tokens[: min(committed, named) // PAGE * PAGE]
+    cache.publish(tokens, None)
+    assert taken_over(cache, [*tokens, 0]) == tokens[: committed // PAGE * PAGE]
 
 
 @pytest.mark.parametrize("length", [0, PAGE, PAGE + 20])
