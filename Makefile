@@ -2,6 +2,7 @@
 # make test      the tests, in two processes of one thread each
 # make test-all  the slow tests too
 # make fuzz      the fuzzers with many random examples (EXAMPLES=1000); a failure prints how to repeat it
+# make mutants   put errors into a copy of the source, one at a time, and see that the tests catch each (a few minutes)
 # make check     what a change must pass: lint, format, types, tests, an audit of the bundled pair
 # make fix       mend what ruff can mend
 # make gpu       what needs a CUDA device: tests, then measurements as Markdown, with the python3 that is there (no
@@ -37,7 +38,7 @@ STAMP := $(VENV)/.installed
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all fuzz check fix gpu docs release kernels wheel scale report measure bench clean
+.PHONY: help demo test test-all fuzz mutants check fix gpu docs release kernels wheel scale report measure bench clean
 
 help:
 	@sed -n '/^$$/q; s/^# \{0,1\}//p' Makefile
@@ -62,6 +63,9 @@ test-all: $(STAMP)
 
 fuzz: $(STAMP)
 	FORERUN_FUZZ=$(EXAMPLES) $(PYTEST) tests/fuzz tests/unit/models/test_damaged_folders.py $(ARGS)
+
+mutants: $(STAMP)
+	$(BIN)/python tests/mutants.py $(ARGS)
 
 check: $(STAMP)
 	$(BIN)/ruff check

@@ -93,6 +93,7 @@ class Pools(RuleBasedStateMachine):
             self.pool = PagePool(bytes_per_page(SHAPES, torch.float64))
         self.pool.limit(num_pages)
         self.caches: list[Held] = []
+        self.public: set[tuple[str | None, tuple[int, ...]]] = set()  # what each tenant may find, in whole pages
 
     def cache(self) -> SequenceCache:
         if self.kind == "paged":
@@ -201,9 +202,25 @@ class Pools(RuleBasedStateMachine):
         if self.compute(held, [3, 3, 3, 3, 3], is_final=False):
             tokens = [*held.committed, 2, 2, 2, 2, 2]
             held.published = 0, tenant
+            self.allow(held.committed, tenant)
             held.cache.publish(tokens, tenant)
             self.take_over(tokens, tenant)
             self.holds_what_it_was_fed()
+        self.leave(held)
+
+    @rule(seed=SEEDS)
+    def change_hands(self, seed: int) -> None:
+        """A cache with pages of one tenant is told to publish more for another: each finds what is its own alone."""
+        rng = random.Random(seed)
+        tokens = [5 + seed % 97, *text(rng.randrange(3), rng.choice((2, 3)) * PAGE)]
+        held = self.fresh(tokens)
+        if held is None:
+            return
+        tenants = rng.sample((None, "a"), 2)
+        for length, tenant in zip((PAGE, len(tokens)), tenants, strict=True):
+            self.make_public(held, length, tenant)
+        for tenant in tenants:
+            self.take_over(tokens, tenant)
         self.leave(held)
 
     def leave(self, held: Held) -> None:
@@ -248,10 +265,15 @@ class Pools(RuleBasedStateMachine):
         if held.published is None:
             held.published = 0, tenant
         more *= length == len(held.committed)
+        self.allow(held.committed[:length], tenant)
         held.cache.publish(held.committed[:length] + [1] * more, tenant)
         whole = length // PAGE * PAGE
         if self.kind == "paged" and not held.is_forked and tenant == held.published[1] and whole > held.published[0]:
             held.published = whole, tenant
+
+    def allow(self, tokens: list[int], tenant: str | None) -> None:
+        """From now on the tenant may find these tokens: they are computed, and published as its own."""
+        self.public |= {(tenant, tuple(tokens[:end])) for end in range(PAGE, len(tokens) + 1, PAGE)}
 
     @rule(seed=SEEDS)
     def adopt(self, seed: int) -> None:
@@ -264,12 +286,13 @@ class Pools(RuleBasedStateMachine):
         self.take_over(tokens, tenant)
 
     def take_over(self, tokens: list[int], tenant: str | None) -> None:
-        """A new cache adopts what there is of these tokens."""
+        """A new cache adopts what there is of these tokens: nothing that was not published for this very tenant."""
         others = [other for other in self.caches if other.published is not None and other.published[1] == tenant]
         held = Held(self.cache())
         available = self.pool.num_available
         length = held.cache.adopt(tokens, tenant)
         assert length % PAGE == 0 and length == held.cache.length and (not length or length < len(tokens))
+        assert not length or (tenant, tuple(tokens[:length])) in self.public
         assert self.pool.num_available <= available
         if self.kind == "paged":
             for other in others:
@@ -356,6 +379,7 @@ STEPS = {
     "serve": 6,
     "go_back": 1,
     "publish_early": 1,
+    "change_hands": 1,
     "feed": 4,
     "commit": 2,
     "drop": 1,
@@ -375,7 +399,7 @@ def walk(machine: type[Pools], seed: int, num_steps: int) -> None:
     for name in rng.choices(list(STEPS), list(STEPS.values()), k=num_steps):
         if rng.random() < 0.05:
             pools.limit(rng.choice((None, 4, 8, 20)))
-        if pools.caches or name in ("serve", "feed", "go_back", "publish_early"):
+        if pools.caches or name in ("serve", "feed", "go_back", "publish_early", "change_hands"):
             getattr(pools, name)(rng.randrange(2**32))
         pools.holds_what_it_was_fed()
         pools.adds_up()

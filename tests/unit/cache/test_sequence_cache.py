@@ -147,6 +147,77 @@ def test_a_row_follows_one_that_is_there(cache: SequenceCache, parents: list[int
     assert cache.num_scratch == cache.nbytes == 0
 
 
+def beside(cache: SequenceCache) -> SequenceCache:
+    """Another cache of the same pool."""
+    if isinstance(cache, PagedCache):
+        return PagedCache(cache.pool, cache._layout)
+    return ContiguousCache(cache.pool, cache.shapes, cache.dtype)
+
+
+def taken_over(cache: SequenceCache, tokens: list[int], tenant: str | None = None) -> list[int]:
+    """What another cache finds of these tokens."""
+    other = beside(cache)
+    other.adopt(tokens, tenant)
+    found = held(other) if other.length else []
+    other.free()
+    return [int(mark) for mark in found]
+
+
+@pytest.mark.parametrize("length", [0, 1, PAGE - 1, PAGE, PAGE + 20, 2 * PAGE, 3 * PAGE])
+def test_what_follows_a_cut_is_published_like_anything_else(cache: SequenceCache, length: int) -> None:
+    cache.pool.limit(100)  # without a bound, what nobody holds goes before memory is allocated
+    old, new = list(range(3 * PAGE)), [*range(length), *range(300, 300 + 3 * PAGE)]
+    write(cache, old)
+    cache.commit(range(len(old)))
+    cache.publish(old, None)
+    cache.truncate(length)
+    write(cache, new[length:])
+    cache.commit(range(len(new) - length))
+    cache.publish(new, None)
+    assert taken_over(cache, [*new, 0]) == new[: len(new) // PAGE * PAGE]
+    assert taken_over(cache, [*old, 0]) == old
+
+
+@pytest.mark.parametrize("count", [0, 1, PAGE, PAGE + 1, 2 * PAGE, 2 * PAGE + 1, 3 * PAGE])
+def test_all_whole_pages_are_taken_over_but_for_the_last_token(cache: SequenceCache, count: int) -> None:
+    """From which the next one is computed."""
+    tokens = list(range(3 * PAGE))
+    write(cache, tokens)
+    cache.commit(range(len(tokens)))
+    cache.publish(tokens, None)
+    assert taken_over(cache, tokens[:count]) == tokens[: max(0, count - 1) // PAGE * PAGE]
+
+
+@pytest.mark.parametrize("named", [PAGE - 1, PAGE, 2 * PAGE, 2 * PAGE + 5, 3 * PAGE])
+@pytest.mark.parametrize("committed", [PAGE - 1, PAGE, 2 * PAGE - 1, 2 * PAGE])
+def test_published_is_what_is_named_and_committed(cache: SequenceCache, committed: int, named: int) -> None:
+    """Not the scratch, which may hold something else than the tokens that follow. What is named later comes later."""
+    tokens = list(range(3 * PAGE))
+    write(cache, tokens[:committed])
+    cache.commit(range(committed))
+    write(cache, [500] * 2 * PAGE)
+    cache.publish(tokens[:named], None)
+    assert taken_over(cache, [*tokens, 0]) == tokens[: min(committed, named) // PAGE * PAGE]
+    cache.publish(tokens, None)
+    assert taken_over(cache, [*tokens, 0]) == tokens[: committed // PAGE * PAGE]
+
+
+@pytest.mark.parametrize("length", [0, PAGE, PAGE + 20])
+def test_what_is_published_for_one_tenant_no_other_finds(cache: SequenceCache, length: int) -> None:
+    """Whatever the cache is told later: its pages are the first tenant's."""
+    cache.pool.limit(100)
+    tokens = list(range(2 * PAGE))
+    write(cache, tokens)
+    cache.commit(range(len(tokens)))
+    cache.publish(tokens[:PAGE], "a")
+    cache.truncate(length)
+    write(cache, tokens[length:])
+    cache.commit(range(len(tokens) - length))
+    cache.publish(tokens, "b")
+    assert taken_over(cache, [*tokens, 0], "a") == tokens[:PAGE]
+    assert taken_over(cache, [*tokens, 0]) == []
+
+
 class Lists:
     """What a cache must hold, as lists of marks: of the committed positions, and of the scratch with its parents."""
 

@@ -103,6 +103,18 @@ def test_prompts_in_chunks_and_budgets_of_zero_change_nothing() -> None:
     assert drafted(lazy, other) == drafted(eager, one) != []
 
 
+@pytest.mark.parametrize("end", range(7))
+def test_a_token_is_read_once_however_often_its_computing_is_told(end: int) -> None:
+    drafter = Suffix()
+    own = begun(drafter, [1, 2, 3, 4, 5, 6])
+    assert drafted(drafter, own) == []
+    held = drafter.nbytes
+    drafter.commit([Step(own, None, None, end)])
+    assert drafted(drafter, own) == [] and drafter.nbytes == held
+    own.token_ids.append(2)
+    assert drafted(drafter, own, 3) == [3, 4, 5]
+
+
 def test_a_batch_is_its_sequences_one_by_one() -> None:
     rng = random.Random(1)
     texts = [[rng.randrange(3) for _ in range(rng.randint(1, 30))] for _ in range(5)]

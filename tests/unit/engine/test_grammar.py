@@ -210,6 +210,24 @@ def test_an_empty_mask_ends_its_choice(kind: str, k: int) -> None:
     assert "min_tokens" in str(error)
 
 
+@pytest.mark.parametrize("count", [0, 1, 3, 5])
+def test_what_stands_before_a_dead_end_is_told(count: int) -> None:
+    """The same tokens, however many of them were drafted together with what follows; then the error."""
+    line = {at: {at + 1: at + 1} for at in range(count)}
+    automaton = Automaton(line | {count: {}}, frozenset({count}), VOCAB)
+    for k in range(8):
+        drafter = Scripted(lambda sequence, budget: [*range(sequence.num_output + 1, VOCAB)][:budget])
+        made = engine(automaton, drafter, k=k)
+        made.add([1], SamplingParams(max_tokens=9, min_tokens=9, grammar=ANY, temperature=0), stream=True)
+        outputs = []
+        while made.has_work:
+            outputs += made.step()
+        assert [token_id for output in outputs for token_id in output.chunk.token_ids] == [*range(1, count + 1)]
+        assert isinstance(outputs[-1].error, GrammarDeadEndError)
+        fake: Any = made.target
+        assert all(cache.freed for cache in fake.caches)
+
+
 def test_bad_logits_are_told_as_such() -> None:
     automaton = random_automaton(0, VOCAB, end_id=END)
     for kind in ("greedy", "seeded"):

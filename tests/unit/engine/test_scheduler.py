@@ -177,6 +177,26 @@ def test_a_repeated_prompt_is_not_computed_again() -> None:
     assert whole.choice.stats.num_cached_tokens == 0
 
 
+@pytest.mark.parametrize("num_steps", range(9))
+def test_log_probabilities_of_a_prompt_come_once_whenever_its_place_is_lost(num_steps: int) -> None:
+    """One for each token, as if the place had been kept: before, within and after the prompt."""
+    params, prompt = replace(GREEDY, prompt_logprobs=1, logprobs=0, priority=-1), [i % 7 for i in range(20)]
+    outputs = []
+    for is_disturbed in (False, True):
+        _, engine = engine_of(100, max_batch=1, prefill_chunk=4)
+        number = engine.add(prompt, params)
+        for _ in range(num_steps):
+            engine.step()
+        if is_disturbed:
+            engine.add([3, 4, 5, 6, 7], GREEDY)
+        outputs.append(finish(engine)[number, 0])
+    kept, lost = outputs
+    assert lost.choice.stats.num_preemptions == (num_steps > 0)
+    assert len(lost.prompt_logprobs) == len(prompt)
+    assert lost.prompt_logprobs == kept.prompt_logprobs
+    assert (lost.choice.token_ids, lost.choice.logprobs) == (kept.choice.token_ids, kept.choice.logprobs)
+
+
 def test_a_long_prompt_goes_in_parts_beside_answers() -> None:
     _, engine = engine_of(1000, prefill_chunk=8)
     engine.add([1, 2], replace(GREEDY, max_tokens=30, ignore_eos=True))

@@ -12,6 +12,7 @@ from transformers.activations import SiLUActivation
 from families import make_family
 from forerun.kernels.experts import PackedExperts
 from forerun.kernels.partition import MIN_ROWS
+from forerun.kernels.row_invariant_linear import PackedLinear
 from forerun.kernels.silu import Silu
 from forerun.models import load_model
 from forerun.models.gates import SingleOutput, call_in_blocks, is_router
@@ -90,6 +91,77 @@ def test_a_router_that_is_told_more_computes_as_before(rows: Tensor) -> None:
     call_in_blocks(router)
     for given, wanted in zip((router(rows, 0.5), router(rows, bias=0.5)), expected):
         assert all(map(torch.equal, given, wanted))
+
+
+class CountingRouter(FewRouter):
+    """Notes how many rows it is called with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: list[int] = []
+
+    def forward(self, hidden_states: Tensor, bias: float = 0.0) -> tuple[Tensor, Tensor]:
+        self.counts.append(hidden_states.view(-1, WIDTH).shape[0])
+        return super().forward(hidden_states, bias)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize(("dtype", "counts"), [(torch.float32, [32] * 7), (torch.float64, [NUM_ROWS])], ids=str)
+def test_a_router_is_called_in_blocks_where_products_are_packed(
+    rows: Tensor, dtype: torch.dtype, counts: list[int]
+) -> None:
+    """There a row lies at a place that does not depend on the others; elsewhere nothing is promised, nor paid for."""
+    router = CountingRouter().to(dtype)
+    expected = router(rows.to(dtype))
+    router.counts.clear()
+    holder = nn.ModuleDict({"gate": router})
+    pack_module(holder)
+    given = holder["gate"](rows.to(dtype))
+    assert router.counts == counts
+    torch.testing.assert_close(given[0], expected[0])
+    assert torch.equal(given[1], expected[1])
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("num_rows", [1, 2, 3, 4, 5, 11])
+def test_experts_compute_no_product_of_few_rows(rows: Tensor, num_rows: int) -> None:
+    """However few were routed to one of them: few rows take another kernel, with other last bits."""
+    generator = torch.Generator().manual_seed(3)
+    gate_up, down = torch.randn(5, 32, WIDTH, generator=generator), torch.randn(5, WIDTH, 16, generator=generator)
+    experts = PackedExperts([*gate_up], [*down], nn.functional.silu)
+    counts: list[int] = []
+    for product in (*experts.gate_up, *experts.down):
+        product.register_forward_pre_hook(lambda _, inputs: counts.append(len(inputs[0])))
+    hidden = rows[:num_rows]
+    weights, chosen = torch.randn(num_rows, 5, generator=generator).softmax(-1).topk(2)
+    expected = torch.zeros_like(hidden)
+    for row, (own_weights, own) in enumerate(zip(weights, chosen, strict=True)):
+        for weight, expert in zip(own_weights, own, strict=True):
+            gate, up = (gate_up[expert] @ hidden[row]).chunk(2)
+            expected[row] += weight * (down[expert] @ (nn.functional.silu(gate) * up))
+    torch.testing.assert_close(experts(hidden, chosen, weights), expected, rtol=1e-4, atol=1e-3)
+    assert len(counts) == 2 * len({*chosen.flatten().tolist()})
+    assert min(counts) >= MIN_ROWS
+
+
+@pytest.mark.parametrize("num_rows", [1, 31, 32, 33, 64, 65, 200])
+def test_products_by_tiles_have_at_most_32_rows_and_none_is_small(
+    monkeypatch: pytest.MonkeyPatch, num_rows: int
+) -> None:
+    """Of more, a processor's tiles give a row other bits than of fewer. Here the products themselves are PyTorch's."""
+    counts: list[int] = []
+
+    def product(x: Tensor, weight: Tensor, bias: Tensor | None, *_: object) -> Tensor:
+        counts.append(x.shape[-2])
+        return nn.functional.linear(x, weight, bias)
+
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
+    monkeypatch.setattr(torch.ops.mkldnn, "_reorder_linear_weight", lambda weight: weight)
+    monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", product)
+    generator = torch.Generator().manual_seed(4)
+    x, weight = (torch.randint(-4, 5, (count, 8), generator=generator).bfloat16() for count in (num_rows, 6))
+    assert torch.equal(PackedLinear(weight)(x), nn.functional.linear(x, weight))
+    assert sum(counts) == num_rows and max(counts) <= 32 and min(counts) >= min(num_rows, 16)
 
 
 def test_what_is_a_router() -> None:

@@ -86,6 +86,15 @@ def test_log_probabilities() -> None:
     assert echoed.params.logprobs == echoed.params.prompt_logprobs == 0 and echoed.echo
 
 
+@pytest.mark.parametrize("value", [True, False])
+@pytest.mark.parametrize("echo", [True, False])
+def test_log_probabilities_of_a_completion_are_a_number(value: bool, echo: bool) -> None:
+    """A chat's true or false, which Python takes for 1 or 0, is refused, with what the number would mean."""
+    with pytest.raises(RequestBodyError, match="whole number: how many of the most probable tokens") as caught:
+        completion(logprobs=value, echo=echo)
+    assert caught.value.param == "logprobs"
+
+
 @pytest.mark.parametrize(
     ("prompt", "prompts"),
     [

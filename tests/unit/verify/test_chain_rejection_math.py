@@ -150,6 +150,16 @@ def test_expected_accepted_tokens():
     assert emitted(BLOCK, draw_chains(draft, 2), target, draft)[1] == Fraction(11, 9)
 
 
+@pytest.mark.parametrize("mass", [Fraction(0), Fraction(1, 100), Fraction(2, 3)])
+def test_a_chance_of_block_grows_with_the_carry_up_to_certainty(mass):
+    """Also where nothing is in excess: the first of two tokens is accepted for sure if it may be at all."""
+    carries = [Fraction(i, 12) for i in range(13)]
+    chances = [BLOCK.acceptance([carry, 1], [1, carry, carry], [1, mass, 1])[0] for carry in carries]
+    assert chances == sorted(chances)
+    assert all(0 <= chance <= 1 for chance in chances)
+    assert chances[-1] == 1 and chances[0] == mass / (mass + 1)
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_block_accepts_no_fewer_tokens_than_token_level_rejection(seed):
     target, draft = Distributions(f"target{seed}"), Distributions(f"draft{seed}")

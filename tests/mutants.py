@@ -1,0 +1,400 @@
+"""Applies mutants to the source, one at a time, and says which of them the tests catch.
+
+    python tests/mutants.py              all of them, in a few minutes
+    python tests/mutants.py shared cut   those whose law or module holds one of these words
+
+A mutant is a place in src/forerun where one thing is done wrongly, and the tests of which at least one must then fail.
+Its text is looked for in all modules, and must stand in exactly one of them: modules may move, and where a name in the
+text is changed, the table below is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "src" / "forerun"
+TIME_LIMIT = 300
+"""Seconds for the tests of one mutant; those that take longer have not caught it."""
+OUTCOMES = {0: "survived", 1: "killed"}
+"""By pytest's exit status; of any other, the tests could not be run."""
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One thing done wrongly.
+
+    Attributes:
+        law: what no longer holds.
+        module: where the text stood when this was written, relative to src/forerun; for the reader alone.
+        text: of the source, in one place only. wrong: what takes its place.
+        tests: files or folders, relative to tests/, of which at least one test must fail.
+    """
+
+    law: str
+    module: str
+    text: str
+    wrong: str
+    tests: tuple[str, ...]
+
+
+PAGES = ("unit/cache/test_paged_cache.py",)
+CUTS = ("unit/cache/test_sequence_cache.py",)
+GATES = ("unit/models/test_gates.py",)
+STEPS = ("unit/engine/test_grammar.py", "unit/engine/test_non_finite.py")
+PLACES = ("unit/engine/test_scheduler.py",)
+
+MUTANTS = [
+    Mutant(
+        "a published page that somebody holds is not taken",
+        "cache/page_pool.py",
+        "        self._tree.idle.pop(page, None)\n",
+        "",
+        PAGES,
+    ),
+    Mutant(
+        "published pages that nobody holds can be taken",
+        "cache/page_pool.py",
+        "self._tree.idle.pop(page, None)",
+        "self._tree.idle.clear()",
+        PAGES,
+    ),
+    Mutant(
+        "nothing is published below another tenant's pages",
+        "cache/page_pool.py",
+        "parent is None or parent.tenant != tenant",
+        "parent is None",
+        ("fuzz/test_pool.py",),
+    ),
+    Mutant(
+        "shared pages beyond a cut are given back",
+        "cache/paged_cache.py",
+        "if length < self._num_shared * PAGE:",
+        "if length < 0:",
+        PAGES,
+    ),
+    Mutant(
+        "pages beyond a cut that nobody else has are kept",
+        "cache/paged_cache.py",
+        "if length < self._num_shared * PAGE:",
+        "if length <= self._num_shared * PAGE:",
+        CUTS,
+    ),
+    Mutant(
+        "a copy is counted among the pages wanted",
+        "cache/paged_cache.py",
+        "copied = self.length % PAGE > 0 and _is_shared(self.held[kept - 1])",
+        "copied = 0",
+        PAGES,
+    ),
+    Mutant(
+        "a copy is counted only where a page is shared",
+        "cache/paged_cache.py",
+        "copied = self.length % PAGE > 0 and _is_shared(self.held[kept - 1])",
+        "copied = self.length % PAGE > 0",
+        PAGES,
+    ),
+    Mutant(
+        "a copy is counted only within a page",
+        "cache/paged_cache.py",
+        "copied = self.length % PAGE > 0 and _is_shared(self.held[kept - 1])",
+        "copied = _is_shared(self.held[kept - 1])",
+        PAGES,
+    ),
+    Mutant(
+        "the copy that is counted is of the page that the length lies in",
+        "cache/paged_cache.py",
+        "_is_shared(self.held[kept - 1])",
+        "_is_shared(self.held[0])",
+        PAGES,
+    ),
+    Mutant(
+        "a fork knows that its source shares pages now",
+        "cache/paged_cache.py",
+        "max(other._num_shared, whole)",
+        "other._num_shared",
+        PAGES,
+    ),
+    Mutant(
+        "a fork copies all positions of the last page",
+        "cache/paged_cache.py",
+        "last[0], rest)",
+        "last[0], rest - 1)",
+        PAGES,
+    ),
+    Mutant(
+        "a fork copies the page that its length lies in",
+        "cache/paged_cache.py",
+        "other.held[whole], last[0]",
+        "other.held[0], last[0]",
+        PAGES,
+    ),
+    Mutant(
+        "a page that nobody else has is not copied",
+        "cache/paged_cache.py",
+        "if rest and _is_shared(self.held[index])",
+        "if rest",
+        PAGES,
+    ),
+    Mutant(
+        "a shared page is not written",
+        "cache/paged_cache.py",
+        "if rest and _is_shared(self.held[index])",
+        "if False",
+        PAGES,
+    ),
+    Mutant(
+        "a page with several holders is shared",
+        "cache/paged_cache.py",
+        "page.holders > 1 or page.node is not None",
+        "page.node is not None",
+        PAGES,
+    ),
+    Mutant(
+        "a published page is shared",
+        "cache/paged_cache.py",
+        "page.holders > 1 or page.node is not None",
+        "page.holders > 1",
+        PAGES,
+    ),
+    Mutant(
+        "what follows a cut can be published",
+        "cache/sequence_cache.py",
+        "        self._num_published = min(self._num_published, length // PAGE)\n",
+        "",
+        CUTS,
+    ),
+    Mutant(
+        "a page within which was cut is published no more",
+        "cache/sequence_cache.py",
+        "min(self._num_published, length // PAGE)",
+        "min(self._num_published, -(-length // PAGE))",
+        CUTS,
+    ),
+    Mutant(
+        "the last token is not taken over",
+        "cache/sequence_cache.py",
+        "max(0, len(token_ids) - 1) // PAGE",
+        "len(token_ids) // PAGE",
+        CUTS,
+    ),
+    Mutant(
+        "all whole pages before the last token are taken over",
+        "cache/sequence_cache.py",
+        "max(0, len(token_ids) - 1) // PAGE",
+        "max(0, len(token_ids) - 2) // PAGE",
+        CUTS,
+    ),
+    Mutant(
+        "what is not committed is not published",
+        "cache/sequence_cache.py",
+        "min(len(token_ids), self.length) // PAGE",
+        "len(token_ids) // PAGE",
+        CUTS,
+    ),
+    Mutant(
+        "what is not named is not published yet",
+        "cache/sequence_cache.py",
+        "min(len(token_ids), self.length) // PAGE",
+        "self.length // PAGE",
+        CUTS,
+    ),
+    Mutant(
+        "no more pages are found than are asked for",
+        "cache/prefix_tree.py",
+        "while len(pages) < most and node.children",
+        "while node.children",
+        CUTS,
+    ),
+    Mutant(
+        "tokens before a dead end are told",
+        "engine/step.py",
+        "        if alive == 0:\n            raise item.dead_rows[0]",
+        "        if alive < len(rows):\n            raise item.dead_rows[rows[alive]]",
+        STEPS,
+    ),
+    Mutant(
+        "no token comes of a dead row",
+        "engine/step.py",
+        "state.cut(new_ids[:alive])",
+        "state.cut(new_ids[: alive + 1])",
+        STEPS,
+    ),
+    Mutant(
+        "a bad row that no token comes of ends nothing",
+        "engine/step.py",
+        "if not item.bad_rows.isdisjoint(rows)",
+        "if item.bad_rows",
+        STEPS,
+    ),
+    Mutant(
+        "no token comes of a bad row",
+        "engine/step.py",
+        "if not item.bad_rows.isdisjoint(rows)",
+        "if not item.bad_rows.isdisjoint(rows[:-1])",
+        STEPS,
+    ),
+    Mutant(
+        "committed are the rows of the path",
+        "engine/step.py",
+        "- 1 + row for row in rows)",
+        "- 1 + row for row in range(len(rows)))",
+        STEPS,
+    ),
+    Mutant(
+        "a prompt that is computed again is reported once",
+        "engine/engine.py",
+        "            state.prompt_logprobs = [None]\n",
+        "            pass\n",
+        PLACES,
+    ),
+    Mutant(
+        "a prompt that has been reported is not reported again",
+        "engine/engine.py",
+        "        if state.wants_prompt_logprobs:\n            state.prompt_logprobs = [None]",
+        "        if state.prompt_logprobs is not None:\n            state.prompt_logprobs = [None]",
+        PLACES,
+    ),
+    Mutant(
+        "where nothing is in excess and all may be accepted, it is",
+        "verify/chain_rejection_math.py",
+        "mass / whole if whole else 1",
+        "mass / whole if whole else 0",
+        ("unit/verify/test_chain_rejection_math.py",),
+    ),
+    Mutant(
+        "where nothing is in excess, chance may still decide",
+        "verify/chain_rejection_math.py",
+        "mass / whole if whole else 1",
+        "mass / whole if mass else 1",
+        ("unit/verify/test_chain_rejection_math.py",),
+    ),
+    Mutant(
+        "a text is read once",
+        "drafters/text/suffix.py",
+        "if end <= held.num_read",
+        "if end == held.num_read",
+        ("unit/drafters/test_suffix.py",),
+    ),
+    Mutant(
+        "an expert's products are filled up",
+        "kernels/experts.py",
+        "]) if len(rows) < MIN_ROWS",
+        "]) if len(rows) < 2",
+        GATES,
+    ),
+    Mutant(
+        "an expert's products are filled up to the least number",
+        "kernels/experts.py",
+        "expand(MIN_ROWS - len(rows))",
+        "expand(MIN_ROWS - 1 - len(rows))",
+        GATES,
+    ),
+    Mutant(
+        "products by tiles have no more rows than one kernel takes",
+        "kernels/row_invariant_linear.py",
+        "_AMX_ROWS = 32",
+        "_AMX_ROWS = 33",
+        GATES,
+    ),
+    Mutant(
+        "a router that is not packed is called once",
+        "models/linear.py",
+        "if is_router(child) and all(",
+        "if is_router(child) or all(",
+        GATES,
+    ),
+    Mutant(
+        "a router that is packed is called in blocks",
+        "models/linear.py",
+        "if is_router(child) and all(",
+        "if is_router(child) and not all(",
+        GATES,
+    ),
+    Mutant(
+        "log-probabilities of a completion are a number",
+        "openai_format/requests.py",
+        'isinstance(body["logprobs"], bool)',
+        'body["logprobs"] is True',
+        ("unit/openai_format/test_requests.py",),
+    ),
+]
+
+
+def main() -> int:
+    """0 if the tests catch all mutants that were asked for, else 1."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("words", nargs="*", help="only mutants whose law or module holds one of these")
+    words = parser.parse_args().words
+    mutants = [each for each in MUTANTS if not words or any(word in f"{each.module} {each.law}" for word in words)]
+    tests = sorted({test for mutant in mutants for test in mutant.tests})
+    if not tests:
+        print("No mutant is described so.")
+        return 1
+    with tempfile.TemporaryDirectory(prefix="forerun-mutants-") as folder:
+        source = copy_of_source(Path(folder, "plain"))
+        status, output = run(source, tests)
+        if status:
+            print(f"{output}\nThese tests must pass before anything is done wrongly.")
+            return 1
+        num_killed = sum(is_killed(mutant, Path(folder, str(place))) for place, mutant in enumerate(mutants))
+    print(f"{num_killed} of {len(mutants)} mutants are killed.")
+    return int(num_killed < len(mutants))
+
+
+def is_killed(mutant: Mutant, folder: Path) -> bool:
+    """Whether a test fails where the mutant is applied to a copy of the source. Says what came of it."""
+    places = [path for path in PACKAGE.rglob("*.py") if mutant.text in path.read_text()]
+    count = sum(path.read_text().count(mutant.text) for path in places)
+    started, about = time.perf_counter(), ""
+    if count != 1:
+        outcome, about = "not applied", f"its text stands in {count} places:\n{mutant.text}"
+    else:
+        source = copy_of_source(folder)
+        module = source / "forerun" / places[0].relative_to(PACKAGE)
+        module.write_text(module.read_text().replace(mutant.text, mutant.wrong))
+        status, output = run(source, mutant.tests)
+        outcome = OUTCOMES.get(status, "broken")
+        failed = [line for line in output.splitlines() if line.startswith("FAILED")]
+        about = failed[0].removeprefix("FAILED ").split(" - ")[0] if failed else output if outcome == "broken" else ""
+        shutil.rmtree(folder)
+    print(f"{outcome:11} {time.perf_counter() - started:5.1f} s  {mutant.module}: {mutant.law}", flush=True)
+    if about:
+        print(f"{'':21}{about}", flush=True)
+    return outcome == "killed"
+
+
+def copy_of_source(folder: Path) -> Path:
+    """A folder that holds a copy of the package, and can be put on the path of imports."""
+    shutil.copytree(PACKAGE, folder / "forerun")  # with what was compiled of it: the times of files are kept
+    return folder
+
+
+def run(source: Path, tests: Sequence[str]) -> tuple[int, str]:
+    """The exit status and the output of pytest, which stops at the first failure. source: as of `copy_of_source`."""
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
+    try:
+        done = subprocess.run(
+            [*command, *(f"tests/{test}" for test in tests)],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(source)},
+            capture_output=True,
+            text=True,
+            timeout=TIME_LIMIT,
+        )
+    except subprocess.TimeoutExpired:
+        return -1, f"took more than {TIME_LIMIT} seconds"
+    return done.returncode, done.stdout + done.stderr
+
+
+if __name__ == "__main__":
+    sys.exit(main())
