@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence as Seq
+from collections.abc import Iterator, Sequence as Seq
 from dataclasses import dataclass, replace
 
 from forerun.config import EngineConfig
-from forerun.engine.memory import pages_of
+from forerun.engine.memory import Memory
 from forerun.engine.prompt_share import PromptShare
 from forerun.engine.state import SequenceState
-from forerun.engine.stats import StepStats
 from forerun.engine.waiting import WaitingQueue
 from forerun.errors import QueueFullError
 from forerun.models import LanguageModel
@@ -42,9 +41,6 @@ class Schedule:
     drafting: list[Turn]
     plan: Plan
 
-    def __len__(self) -> int:
-        return len(self.undrafted) + len(self.drafting)
-
     @property
     def states(self) -> list[SequenceState]:
         """Whose step it is."""
@@ -66,15 +62,17 @@ class Scheduler:
 
     Args:
         target: whose pool the sequences' pages come from.
-        shares_prompts: choices of one request wait until the first of them has computed their prompt.
+        memory: where it has sequences share pages, choices of one request wait until the first of them has computed
+            their prompt.
+
+    Attributes:
+        share: learns from the steps how many rows of prompts the next one may hold.
     """
 
-    def __init__(self, config: EngineConfig, target: LanguageModel, shares_prompts: bool) -> None:
+    def __init__(self, config: EngineConfig, target: LanguageModel, memory: Memory) -> None:
         self._max_batch, self._max_queue, self._chunk = config.max_batch, config.max_queue, config.prefill_chunk
-        self._target = target
-        self._pool = target.pool
-        self._shares_prompts = shares_prompts
-        self._share = PromptShare(adaptive=target.exactness.exact)
+        self._pool, self._memory = target.pool, memory
+        self.share = PromptShare(adaptive=target.exactness.exact)
         self.waiting = WaitingQueue()
         self.running: list[SequenceState] = []
         self._followers: dict[SequenceState, list[SequenceState]] = {}  # by the choice that computes their prompt
@@ -102,17 +100,13 @@ class Scheduler:
                 "later, or raise max_queue."
             )
         first = states[0]
-        if self._shares_prompts and len(states) > 1:
+        if self._memory.reuses and len(states) > 1:
             self._followers[first] = list(states[1:])
             for state in states[1:]:
                 state.leader = first
             states = states[:1]
         for state in states:
             self.waiting.push(state)
-
-    def find(self, wanted: Callable[[SequenceState], bool]) -> list[SequenceState]:
-        """Every sequence for which `wanted` holds."""
-        return [state for state in self if wanted(state)]
 
     def admit(self) -> None:
         """Move waiting sequences into free places. An interrupt leaves none out: for a moment it is in both."""
@@ -129,7 +123,11 @@ class Scheduler:
         if len(self.running) > 1 and self._is_short():
             return last
         first = self.waiting.first
-        if first is not None and _priority(first) > _priority(last) and not self._has_place(first):
+        if (
+            first is not None
+            and first.request.params.priority > last.request.params.priority
+            and not self._has_place(first)
+        ):
             return last
         return None
 
@@ -172,7 +170,7 @@ class Scheduler:
         left = self._available - sum([state.pages_wanted(1) for state in ready])
         turns = []
         if len(ready) < len(self.running):
-            rows = self._share.rows(len(ready), any(state.request.stream for state in ready))
+            rows = self.share.rows(len(ready), any(state.request.stream for state in ready))
             turns = self._prompts(rows, left)
         left -= sum([turn.state.pages_wanted(turn.num_owed) for turn in turns])
         answering = [Turn(state) for state in ready]
@@ -197,10 +195,6 @@ class Scheduler:
                 turns.append(Turn(state, owed))
         return turns
 
-    def observe(self, stats: StepStats) -> None:
-        """A step is done."""
-        self._share.observe(stats)
-
     @property
     def _available(self) -> float:
         """Pages that can be taken."""
@@ -213,12 +207,8 @@ class Scheduler:
         if self._pool is None or not self.running:
             return True
         promised = sum(other.pages_wanted(other.num_missing + 1) for other in self.running if other.cache is not None)
-        entering = sum(self._pages_of(other) for other in self.running if other.cache is None)
-        return promised + entering + self._pages_of(state) <= self._available
-
-    def _pages_of(self, state: SequenceState) -> int:
-        """Pages of a sequence that has no cache yet."""
-        return pages_of(self._target, len(state.sequence.token_ids) + 1)
+        entering = sum(self._memory.pages_to_begin(other) for other in self.running if other.cache is None)
+        return promised + entering + self._memory.pages_to_begin(state) <= self._available
 
     def _is_short(self) -> bool:
         """Whether those that run cannot all go on, or none of them can."""
@@ -256,9 +246,5 @@ def _within(plan: Plan, ready: Seq[SequenceState], pages: float) -> Plan:
     return replace(plan, budgets=budgets, reason=plan.reason if any(budgets) else "no room")
 
 
-def _priority(state: SequenceState) -> int:
-    return state.request.params.priority
-
-
 def _rank(state: SequenceState) -> tuple[int, int]:
-    return -_priority(state), state.sequence.id
+    return -state.request.params.priority, state.sequence.id
