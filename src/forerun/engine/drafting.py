@@ -64,7 +64,20 @@ class Drafting:
         started = perf_counter()
         failed: dict[SequenceState, Exception] = {}
         states = [item.state for item in work]
-        steps = [_step(item, self.needs) for item in work]
+        steps = []
+        for item in work:
+            state, verdict, taps, hidden = item.state, item.verdict, item.taps, None
+            assert state.cache is not None
+            if verdict is not None:
+                verdict = Verdict(
+                    list(verdict.path), verdict.next_token
+                )  # a copy: the policy reads it after the drafter
+            if self.needs.states and taps is not None:
+                path, owed = [] if verdict is None else verdict.path, item.num_owed
+                hidden = taps[[*range(owed), *(owed + node for node in path)]] if path else taps[:owed]
+                taps = taps[len(taps) - item.num_logits :] if item.num_logits else None
+            length = state.cache.length
+            steps.append(Step(state.sequence, item.draft, verdict, length, item.top_tokens, taps, hidden))
         try:
             self.drafter.commit(steps[:])
             self.check_untouched(states)
@@ -85,18 +98,3 @@ class Drafting:
                 f"{name_of(self.drafter)} changed a sequence, which is the engine's. Its attributes are for reading; "
                 "keep what belongs to the drafter elsewhere."
             )
-
-
-def _step(item: Work, needs: Needs) -> Step:
-    assert item.state.cache is not None
-    verdict = item.verdict
-    if verdict is not None:
-        verdict = Verdict(list(verdict.path), verdict.next_token)  # a copy: the policy reads it after the drafter
-    length = item.state.cache.length
-    taps, states = item.taps, None
-    if needs.states and taps is not None:
-        path = [] if verdict is None else verdict.path
-        owed = item.num_owed
-        states = taps[[*range(owed), *(owed + node for node in path)]] if path else taps[:owed]
-        taps = taps[len(taps) - item.num_logits :] if item.num_logits else None
-    return Step(item.state.sequence, item.draft, verdict, length, item.top_tokens, taps, states)

@@ -234,8 +234,10 @@ class Engine:
         known = stats.time_draft + stats.time_target + stats.time_verify
         self._loop.observe(done, stats, perf_counter() - started - known)
         for item in done:
-            item.state.stats.take_times(stats)
-        for item in done:
+            own = item.state.stats
+            own.time_draft += stats.time_draft
+            own.time_target += stats.time_target
+            own.time_verify += stats.time_verify
             if item.state in failed:
                 self._exits.fail(item.state, failed[item.state])
             else:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from forerun.config import AUTO, ON, EngineConfig, SamplingParams
 from forerun.drafters import Drafter
 from forerun.engine.memory_plan import Room, num_draft_pages, num_pages, scratch_nbytes
@@ -9,7 +11,6 @@ from forerun.engine.state import SequenceState
 from forerun.errors import OutOfPagesError, PromptError
 from forerun.machine_memory import GIB
 from forerun.models import LanguageModel
-from forerun.types import Cache
 
 
 class Memory:
@@ -21,6 +22,7 @@ class Memory:
 
     Attributes:
         reuses: whether sequences that begin alike share pages.
+        pages_for: the pages that a sequence of so many positions takes, when it shares none.
 
     Raises:
         NotEnoughMemoryError: `cache_memory` is more than what is available.
@@ -30,13 +32,11 @@ class Memory:
         self._target, self._pool = target, target.pool
         self.reuses = target.exactness.exact if config.prefix_reuse == AUTO else config.prefix_reuse == ON
         pool = self._pool
-        self._empty: Cache | None = None  # knows how many pages a sequence takes
-        if pool is not None:
-            self._empty = target.new_cache()
+        self.pages_for: Callable[[int], int] = _no_pages if pool is None else target.new_cache().pages_wanted
         drafts = () if drafter is None else drafter.pools
         if pool is not None and (pool.num_pages is None or config.cache_memory is not None):
             room = Room.on(target.device).less(scratch_nbytes(config, target.vocab_size))
-            wanted = config.max_batch * self._pages_for(target.context_length)
+            wanted = config.max_batch * self.pages_for(target.context_length)
             draft_pages = [other.page_nbytes for other in drafts]
             pool.limit(num_pages(config, wanted, pool.page_nbytes, draft_pages, room))
         if pool is not None and pool.num_pages is not None:
@@ -87,7 +87,7 @@ class Memory:
         if pool is None or pool.num_pages is None:
             return
         length = min(prompt_length + params.max_tokens, self._target.context_length)
-        wanted = self._pages_for(length)
+        wanted = self.pages_for(length)
         if wanted > pool.num_pages:
             size = pool.page_nbytes / GIB
             raise PromptError(
@@ -96,10 +96,6 @@ class Memory:
                 "max_tokens, shorten the prompt, or raise cache_memory."
             )
 
-    def pages_to_begin(self, state: SequenceState) -> int:
-        """Pages of a sequence that has no cache yet, when it has drawn a token."""
-        return self._pages_for(len(state.sequence.token_ids) + 1)
 
-    def _pages_for(self, num_slots: int) -> int:
-        """Pages that a sequence of this many positions takes."""
-        return 0 if self._empty is None else self._empty.pages_wanted(num_slots)
+def _no_pages(num_slots: int) -> int:
+    return 0

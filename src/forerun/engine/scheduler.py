@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence as Seq
 from dataclasses import dataclass, replace
 
@@ -167,7 +168,9 @@ class Scheduler:
             budget: how much may be drafted; None without a drafter.
         """
         ready = [state for state in self.running if state.num_missing == 1]
-        left = self._available - sum([state.pages_wanted(1) for state in ready])
+        left = math.inf
+        if self._pool is not None:
+            left = self._pool.num_available - sum([state.pages_wanted(1) for state in ready])
         turns = []
         if len(ready) < len(self.running):
             rows = self.share.rows(len(ready), any(state.request.stream for state in ready))
@@ -195,11 +198,6 @@ class Scheduler:
                 turns.append(Turn(state, owed))
         return turns
 
-    @property
-    def _available(self) -> float:
-        """Pages that can be taken."""
-        return float("inf") if self._pool is None else self._pool.num_available
-
     def _has_place(self, state: SequenceState) -> bool:
         """Whether the sequence can begin: with memory for its tokens, and for what those that run have promised."""
         if len(self.running) >= self._max_batch:
@@ -207,8 +205,9 @@ class Scheduler:
         if self._pool is None or not self.running:
             return True
         promised = sum(other.pages_wanted(other.num_missing + 1) for other in self.running if other.cache is not None)
-        entering = sum(self._memory.pages_to_begin(other) for other in self.running if other.cache is None)
-        return promised + entering + self._memory.pages_to_begin(state) <= self._available
+        lengths = [len(each.sequence.token_ids) for each in (state, *self.running) if each.cache is None]
+        entering = sum(self._memory.pages_for(length + 1) for length in lengths)
+        return promised + entering <= self._pool.num_available
 
     def _is_short(self) -> bool:
         """Whether those that run cannot all go on, or none of them can."""
@@ -218,7 +217,7 @@ class Scheduler:
         ready = [state for state in entered if state.num_missing == 1]
         if not ready and entered:
             ready = [min(entered, key=_rank)]
-        return sum(state.pages_wanted(1) for state in ready) > self._available
+        return sum(state.pages_wanted(1) for state in ready) > self._pool.num_available
 
 
 def _wanted(plan: Plan, ready: Seq[SequenceState]) -> Plan:

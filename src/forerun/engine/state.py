@@ -42,6 +42,7 @@ class SequenceState:
         request: what it belongs to.
         sequence: its tokens; the drafter knows it by this object.
         argmax_suffices: greedy, and no option but the grammar alters the argmax of the raw logits.
+        given: the sequence's attributes that are the engine's alone, as they must stay.
         text: incremental text; None where nobody needs it before the end.
         cache: the target's cache; None before the first step and after the last.
         logprobs, prompt_logprobs: filled as tokens come; None where not asked for.
@@ -59,6 +60,7 @@ class SequenceState:
     request: Request
     sequence: Sequence
     argmax_suffices: bool
+    given: tuple[Any, ...]
     text: TextStream | None = None
     cache: Cache | None = None
     stats: SequenceStats = field(default_factory=SequenceStats)
@@ -73,10 +75,6 @@ class SequenceState:
     error: Exception | None = None
     has_left: bool = False
     most_drafted: int | None = None
-    _given: tuple[Any, ...] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._given = _attributes(self.sequence)
 
     @property
     def num_missing(self) -> int:
@@ -95,7 +93,7 @@ class SequenceState:
 
     def is_untouched(self) -> bool:
         """Whether the sequence's attributes are the engine's; from now on they are."""
-        sequence, given = self.sequence, self._given
+        sequence, given = self.sequence, self.given
         if all(map(is_, _attributes(sequence), given)):
             return True
         for name, value in zip(_READ_ONLY, given, strict=True):
@@ -156,7 +154,7 @@ def new_state(
         assert not isinstance(params.prediction, str)  # it has been encoded
         sequence.prediction = TokenIds(params.prediction)
     sequence.constraint = constraint
-    state = SequenceState(request, sequence, takes_argmax(params))
+    state = SequenceState(request, sequence, takes_argmax(params), _attributes(sequence))
     state.most_drafted = 0 if params.drafter == NO_DRAFTER else params.num_draft_tokens
     if texts is not None and (request.stream or params.stop):
         state.text = TextStream(texts, prompt, params.stop)

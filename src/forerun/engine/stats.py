@@ -91,12 +91,6 @@ class SequenceStats:
         """Whether speculation was on, and why, of most forwards."""
         return max(self.decisions, key=self.decisions.__getitem__, default="off: no drafter")
 
-    def take_times(self, step: StepStats) -> None:
-        """A step that the sequence was part of."""
-        self.time_draft += step.time_draft
-        self.time_target += step.time_target
-        self.time_verify += step.time_verify
-
     def count_draft(self, depths: list[int], accepted: int, reached: int) -> None:
         """One verified draft.
 

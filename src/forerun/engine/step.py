@@ -46,6 +46,7 @@ class StepLoop:
         self._drafter = drafter
         self.drafting = Drafting(drafter, target.vocab_size)
         self._needs = self.drafting.needs
+        self._hears = self._needs.rows  # of the target's rows
         self._config = config
         self._budget = budget or _new_budget(config, target, drafter)  # None: there is no drafter, and was no grammar
         self._diagnosis = Diagnosis(target)
@@ -101,7 +102,7 @@ class StepLoop:
             if item.draft is not None and len(item.draft) and self._drafter is not None:
                 # some lay on a device, and the forward has waited for them
                 check_tokens(self._drafter, item.draft, self._target.vocab_size)
-        if self._needs.rows:
+        if self._hears:
             self._hand_out(work, rows, result)
         try:
             self._verifying.verify(work, result.logits)
@@ -177,7 +178,7 @@ class StepLoop:
 
     def _draft(self, schedule: Schedule, stats: StepStats) -> list[Work]:
         """What each turn computes, with the drafts of those that may have one."""
-        all_rows = self._needs.prompt_rows and self._needs.rows
+        all_rows = self._needs.prompt_rows and self._hears
         work = []
         for turn in schedule.undrafted:
             state, last = turn.state, turn.num_owed == turn.state.num_missing

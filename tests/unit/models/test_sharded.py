@@ -206,7 +206,7 @@ def test_a_forward_that_fails_here_is_not_ordered(folders: dict[str, Path]) -> N
 def test_a_forward_that_is_cut_short_ends_the_group(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     with sharded(folders["llama"]) as model:
         cache = model.new_cache()
-        monkeypatch.setattr(type(model), "_result", lambda *_: 1 / 0)
+        monkeypatch.setattr(type(model), "_of_all_tokens", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             model.forward([Rows(cache, [1])])
         lost: list[RankError] = []

@@ -102,7 +102,7 @@ class ShardedNativeDecoder(NativeLlamaDecoder):
         """As `LayerRangeDecoder.through`."""
         self._entrance.begin()
         x = x.to(torch.float32, copy=True).contiguous()
-        rows = rows_struct(layout, *self._rotation.reaching(layout.num_positions))
+        rows = rows_struct(layout.plan, *self._rotation.reaching(layout.num_positions))
         for index in range(first, last):
             taps.take(index, x)
             path = f"model.layers.{index}"
