@@ -68,10 +68,8 @@ class Drafting:
         for item in work:
             state, verdict, taps, hidden = item.state, item.verdict, item.taps, None
             assert state.cache is not None
-            if verdict is not None:
-                verdict = Verdict(
-                    list(verdict.path), verdict.next_token
-                )  # a copy: the policy reads it after the drafter
+            if verdict is not None:  # a copy: the policy reads it after the drafter
+                verdict = Verdict(list(verdict.path), verdict.next_token)
             if self.needs.states and taps is not None:
                 path, owed = [] if verdict is None else verdict.path, item.num_owed
                 hidden = taps[[*range(owed), *(owed + node for node in path)]] if path else taps[:owed]

@@ -17,42 +17,31 @@ from forerun.policy import Budget, Plan
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Turn:
-    """One sequence's part of the next step.
-
-    Attributes:
-        num_owed: committed tokens that the target computes, beginning at the cache's length.
-    """
-
-    state: SequenceState
-    num_owed: int = 1
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class Schedule:
     """The next step; without any turn where there is no page for anybody.
 
     Attributes:
-        undrafted: those within their prompts; without a drafter, all.
+        undrafted: those within their prompts, without a drafter all; each with the number of its committed tokens that
+            the target computes, beginning at the cache's length.
         drafting: those that may draft.
         plan: the budget's for them, in their order.
     """
 
-    undrafted: list[Turn]
-    drafting: list[Turn]
+    undrafted: list[tuple[SequenceState, int]]
+    drafting: list[SequenceState]
     plan: Plan
 
     @property
     def states(self) -> list[SequenceState]:
         """Whose step it is."""
-        return [turn.state for turn in (*self.undrafted, *self.drafting)]
+        return [*(state for state, _ in self.undrafted), *self.drafting]
 
     def split(self) -> Iterator[Schedule]:
         """Every sequence in a step of its own."""
         for turn in self.undrafted:
             yield Schedule([turn], [], Plan([]))
-        for turn, budget in zip(self.drafting, self.plan.budgets, strict=True):
-            yield Schedule([], [turn], replace(self.plan, budgets=[budget]))
+        for state, budget in zip(self.drafting, self.plan.budgets, strict=True):
+            yield Schedule([], [state], replace(self.plan, budgets=[budget]))
 
 
 class Scheduler:
@@ -171,19 +160,18 @@ class Scheduler:
         left = math.inf
         if self._pool is not None:
             left = self._pool.num_available - sum([state.pages_wanted(1) for state in ready])
-        turns = []
+        turns: list[tuple[SequenceState, int]] = []
         if len(ready) < len(self.running):
             rows = self.share.rows(len(ready), any(state.request.stream for state in ready))
             turns = self._prompts(rows, left)
-        left -= sum([turn.state.pages_wanted(turn.num_owed) for turn in turns])
-        answering = [Turn(state) for state in ready]
+        left -= sum([state.pages_wanted(num_owed) for state, num_owed in turns])
         if budget is None or not ready:
-            return Schedule([*turns, *answering], [], Plan([]))
+            return Schedule([*turns, *((state, 1) for state in ready)], [], Plan([]))
         sequences = [state.sequence for state in ready]
         plan = _wanted(budget.beside_prompts(sequences) if turns else budget.plan(sequences), ready)
-        return Schedule(turns, answering, plan if self._pool is None else _within(plan, ready, left))
+        return Schedule(turns, ready, plan if self._pool is None else _within(plan, ready, left))
 
-    def _prompts(self, rows: int, pages: float) -> list[Turn]:
+    def _prompts(self, rows: int, pages: float) -> list[tuple[SequenceState, int]]:
         """The next parts of prompts, in rank, as far as rows and pages suffice."""
         turns = []
         for state in sorted(self.running, key=_rank):
@@ -195,7 +183,7 @@ class Scheduler:
             if owed:
                 pages -= state.pages_wanted(owed)
                 rows -= owed
-                turns.append(Turn(state, owed))
+                turns.append((state, owed))
         return turns
 
     def _has_place(self, state: SequenceState) -> bool:

@@ -148,7 +148,7 @@ class StepLoop:
         if not item.bad_rows.isdisjoint(rows):
             raise self._diagnosis.error()
         cache.commit([*range(item.num_owed - 1), *(item.num_owed - 1 + row for row in rows)])
-        list.extend(sequence.token_ids, new_ids)  # `TokenIds`, which nobody else lengthens
+        list.extend(sequence.token_ids, new_ids)  # `TokenIds`: nobody else may
         sequence.finish_reason = reason
         chunk = StreamChunk("", new_ids, num_accepted, index=sequence.choice)
         if item.draft is not None and item.draft.sources:
@@ -180,11 +180,11 @@ class StepLoop:
         """What each turn computes, with the drafts of those that may have one."""
         all_rows = self._needs.prompt_rows and self._hears
         work = []
-        for turn in schedule.undrafted:
-            state, last = turn.state, turn.num_owed == turn.state.num_missing
-            extra = turn.num_owed - last if all_rows or state.wants_prompt_logprobs else 0
-            work.append(Work(state, turn.num_owed, Draft() if last else None, extra))
-        ready, plan = [turn.state for turn in schedule.drafting], schedule.plan
+        for state, num_owed in schedule.undrafted:
+            last = num_owed == state.num_missing
+            extra = num_owed - last if all_rows or state.wants_prompt_logprobs else 0
+            work.append(Work(state, num_owed, Draft() if last else None, extra))
+        ready, plan = schedule.drafting, schedule.plan
         if ready:
             started = perf_counter()
             drafts = self.drafting.ask(ready, plan)
