@@ -102,16 +102,12 @@ class Verdict:
 
 
 class TokenIds(list[int]):
-    """A list of token ids that only its owner lengthens, by `grow`: reading costs what it costs of a list.
+    """A list of token ids that only its owner lengthens, by `list.extend`: reading costs what it costs of a list.
 
     Every other change raises DrafterError. Slices and copies are plain lists.
     """
 
     __slots__ = ()
-
-    def grow(self, token_ids: Seq[int]) -> None:
-        """Append; for the owner."""
-        list.extend(self, token_ids)
 
     def __reduce__(self) -> tuple[type[list[int]], tuple[list[int]]]:
         return list, (list(self),)

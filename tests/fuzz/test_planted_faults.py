@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from forerun import config
 from forerun.cache import page_pool, paged_cache, prefix_tree, sequence_cache
-from forerun.engine import Engine, drafting, shared as shared_module, text as text_module
+from forerun.engine import Engine, drafting, text as text_module
 from forerun.kernels.page_layout import PAGE
 from fuzzing import fails
 
@@ -48,22 +48,16 @@ def test_steps_that_are_not_taken_back_are_found(fuzzer: Any, monkeypatch: pytes
 
 
 def test_outputs_that_an_interrupt_loses_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def deliver(shared: Any) -> None:
-        outputs = [shared.engine.outputs.popleft() for _ in range(len(shared.engine.outputs))]
-        if shared.engine._lost:
-            outputs.clear()
-        for output in outputs:
-            shared._inboxes.get(output.request_id, shared._nobody).append(output)
-
     advance = Engine.advance
 
-    def noting(engine: Any) -> None:
-        engine._lost = True
-        advance(engine)
-        engine._lost = False
+    def losing(engine: Any) -> None:
+        try:
+            advance(engine)
+        except BaseException:
+            engine.outputs.clear()
+            raise
 
-    monkeypatch.setattr(Engine, "advance", noting)
-    monkeypatch.setattr(shared_module.SharedEngine, "_deliver", deliver)
+    monkeypatch.setattr(Engine, "advance", losing)
     assert finds(calls_fuzzer)
 
 
@@ -103,7 +97,16 @@ def test_faults_of_the_pool_are_found(fault: str, monkeypatch: pytest.MonkeyPatc
                 module, "tokens_of_page", lambda tokens, i: bytes([sum(tokens[i * 64 : i * 64 + 64]) % 3])
             )
     else:
-        monkeypatch.setattr(page_pool.PagePool, "_cleaned", lambda _, page: page, raising=True)
+        take_next = page_pool.PagePool._next
+
+        def uncleaned(pool: Any) -> Any:
+            held = [numbers.clone() for numbers in pool._free[-1].content] if pool._free else []
+            page = take_next(pool)
+            for numbers, before in zip(page.content, held, strict=False):
+                numbers.copy_(before)
+            return page
+
+        monkeypatch.setattr(page_pool.PagePool, "_next", uncleaned)
     with pytest.raises(BaseException):  # noqa: B017
         walks(40)
 

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from forerun.cache.commit_path import move_in_stacks
 from forerun.cache.page_pool import PagePool
 from forerun.cache.prefix_tree import Page
 from forerun.cache.sequence_cache import SequenceCache
@@ -69,8 +68,11 @@ class ContiguousCache(SequenceCache):
         """As `caches.Cache.pages_wanted`."""
         return max(0, self._capacity_for(num_slots) // PAGE - len(self.held))
 
+    @torch.inference_mode()
     def _move(self, slots: Sequence[int], start: int) -> None:
-        move_in_stacks(self._stacks.values(), slots, start)
+        for stack in self._stacks.values():
+            # index_select copies first, so that overlap does no harm
+            stack[:, :, start : start + len(slots)] = stack.index_select(2, torch.tensor(slots, device=stack.device))
 
     @torch.inference_mode()
     def _adopt(self, token_ids: Sequence[int], most: int, tenant: str | None) -> int:

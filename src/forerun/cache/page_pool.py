@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from forerun.cache.integrity import check_counts
-from forerun.cache.prefix_tree import Page, PrefixTree, tokens_of_page
+from forerun.cache.prefix_tree import Node, Page, PrefixTree, tokens_of_page
 from forerun.errors import ConfigError, OutOfPagesError
 from forerun.types import Cache
 
@@ -55,11 +55,6 @@ class PagePool:
         self._lock = RLock()
 
     @property
-    def num_free(self) -> int:
-        """Pages given back that nobody has taken since."""
-        return len(self._free)
-
-    @property
     def num_published(self) -> int:
         """Pages that can be adopted."""
         return self._tree.num_pages
@@ -69,7 +64,8 @@ class PagePool:
         """As `Pool.num_available`."""
         if self.num_pages is None:
             return sys.maxsize
-        self._collect()
+        if self._abandoned:
+            self._collect()
         return max(0, self.num_pages - self.num_taken + len(self._tree.idle))
 
     def limit(self, num_pages: int | None) -> None:
@@ -81,7 +77,8 @@ class PagePool:
             self.num_pages = num_pages
             while num_pages is not None and self.num_taken > num_pages and self._tree.idle:
                 self._set_free(self._tree.evict())
-            del self._free[self._room_for_free() :]
+            if num_pages is not None:
+                del self._free[max(0, num_pages - self.num_taken) :]
 
     def register(self, cache: Holder) -> None:
         """A cache may take pages from now on. If it is forgotten before it is freed, it gives them back then."""
@@ -131,7 +128,7 @@ class PagePool:
             published as another tenant's.
         """
         with self._lock:
-            parent = pages[first - 1].node if first else self._tree.root(tenant)
+            parent = pages[first - 1].node if first else self._tree.roots.get(tenant) or Node(tenant)
             for index in range(first, end):
                 page, key = pages[index], tokens_of_page(token_ids, index)
                 if parent is None or parent.tenant != tenant:
@@ -198,9 +195,6 @@ class PagePool:
             self.num_taken += 1
             return page
         self.num_taken += 1
-        return self._cleaned(page)
-
-    def _cleaned(self, page: Page) -> Page:
         if self._new_page is None:
             page.content.clear()
         for numbers in page.content:
@@ -223,9 +217,5 @@ class PagePool:
         self.num_taken -= 1
         if self._new_page is None:
             page.content.clear()
-        if len(self._free) < self._room_for_free():
+        if self.num_pages is None or len(self._free) < self.num_pages - self.num_taken:
             self._free.append(page)
-
-    def _room_for_free(self) -> int:
-        """Free pages that may be kept."""
-        return sys.maxsize if self.num_pages is None else max(0, self.num_pages - self.num_taken)

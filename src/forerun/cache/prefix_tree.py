@@ -57,20 +57,17 @@ class PrefixTree:
     Attributes:
         idle: those that no cache holds, the one to be evicted first in front.
         num_pages: all of them.
+        roots: what a tenant's pages lie below, of tenants that have any.
     """
 
     def __init__(self) -> None:
         self.idle: OrderedDict[Page, None] = OrderedDict()
         self.num_pages = 0
-        self._roots: dict[str | None, Node] = {}
-
-    def root(self, tenant: str | None) -> Node:
-        """What a tenant's pages lie below."""
-        return self._roots.get(tenant) or Node(tenant)
+        self.roots: dict[str | None, Node] = {}
 
     def longest(self, token_ids: Sequence[int], most: int, tenant: str | None) -> list[Page]:
         """The pages, at most so many, that hold the first of these tokens."""
-        node = self.root(tenant)
+        node = self.roots.get(tenant) or Node(tenant)
         pages: list[Page] = []
         while len(pages) < most and node.children:
             found = node.children.get(tokens_of_page(token_ids, len(pages)))
@@ -83,7 +80,7 @@ class PrefixTree:
     def add(self, parent: Node, key: bytes, page: Page) -> None:
         """Publish a page below another, or below a root."""
         if parent.page is None:
-            self._roots[parent.tenant] = parent
+            self.roots[parent.tenant] = parent
         page.node = parent.children[key] = Node(parent.tenant, key, parent, page)
         self.num_pages += 1
 
@@ -98,7 +95,7 @@ class PrefixTree:
         page.node = None
         self.num_pages -= 1
         if node.parent.page is None and not node.parent.children:
-            self._roots.pop(node.tenant, None)
+            self.roots.pop(node.tenant, None)
         return page
 
     def mend(self) -> None:
@@ -117,7 +114,7 @@ class PrefixTree:
 
     def nodes(self) -> Iterator[Node]:
         """Of all published pages, each after those above it."""
-        waiting = list(self._roots.values())
+        waiting = list(self.roots.values())
         while waiting:
             node = waiting.pop()
             waiting += node.children.values()

@@ -9,7 +9,6 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from forerun.cache.commit_path import slots_to_move
 from forerun.cache.page_pool import PagePool
 from forerun.cache.prefix_tree import Page
 from forerun.kernels.page_layout import PAGE
@@ -65,7 +64,7 @@ class SequenceCache(ABC):
             ValueError: a parent is not there.
             OutOfPagesError: the pool has no room for them.
         """
-        first = self.num_scratch
+        first = len(self.scratch_parents)
         for row, parent in enumerate(parents, first):
             if not -1 <= parent < row:
                 raise ValueError(f"row {row} of the scratch cannot follow row {parent}")
@@ -90,9 +89,9 @@ class SequenceCache(ABC):
         Args:
             path: scratch rows, ascending; row i lies in slot `length + i`.
         """
-        slots, start = slots_to_move(path, self.length)
-        if slots:
-            self._move(slots, start)
+        if path and path[-1] != len(path) - 1:
+            settled = next(i for i, row in enumerate(path) if row != i)  # the rows before it lie where they belong
+            self._move([self.length + row for row in path[settled:]], self.length + settled)
         self.length += len(path)
         self.scratch_parents = []
 
@@ -151,7 +150,8 @@ class SequenceCache(ABC):
         """Give back what is kept for later. Raises ValueError if there is anything else."""
         if self.length or self.scratch_parents:
             raise ValueError(f"a cache of {self.length} positions cannot take over others")
-        self.free()
+        if self.held:
+            self.free()
 
     @abstractmethod
     def _adopt(self, token_ids: Sequence[int], most: int, tenant: str | None) -> int:

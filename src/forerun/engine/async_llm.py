@@ -128,7 +128,7 @@ class AsyncLLM:
         def sink(output: StepOutput) -> None:
             loop.call_soon_threadsafe(arrived.put_nowait, output)
 
-        request_id = self._thread.submit(token_ids, params, sink, stream=stream)
+        request_id = self._thread.submit(token_ids, params, sink, stream=stream, quick=True)
         unfinished = params.n
         try:
             while unfinished:

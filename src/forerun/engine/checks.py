@@ -62,22 +62,19 @@ def checked(
     """
     params = params or SamplingParams()
     check_request(prompt, params, target, tokenizer)
-    check_drafter_choice(params, drafter)
+    if params.drafter not in (None, NO_DRAFTER):
+        offers = () if drafter is None else tuple(drafter.offers)
+        if params.drafter not in offers:
+            there = f"Loaded are: {', '.join(offers)}" if offers else "There are none to choose from"
+            raise SamplingError(
+                f"The request names a drafter that was not loaded. {there}; {NO_DRAFTER!r} drafts nothing, and without "
+                "a name the request has the default."
+            )
     if params.grammar is not None and grammars is not None:
         grammars.prepare(params.grammar)
-    prediction = encode_prediction(params, target, tokenizer, drafter)
-    return params if prediction is None else replace(params, prediction=prediction)
-
-
-def check_drafter_choice(params: SamplingParams, drafter: Drafter | None) -> None:
-    """Raise SamplingError if the request names a drafter that was not loaded."""
-    offers = () if drafter is None else tuple(drafter.offers)
-    if params.drafter is not None and params.drafter not in (*offers, NO_DRAFTER):
-        there = f"Loaded are: {', '.join(offers)}" if offers else "There are none to choose from"
-        raise SamplingError(
-            f"The request names a drafter that was not loaded. {there}; {NO_DRAFTER!r} drafts nothing, and without a "
-            "name the request has the default."
-        )
+    if params.prediction is None:
+        return params
+    return replace(params, prediction=encode_prediction(params, target, tokenizer, drafter))
 
 
 def check_text(text: str, error: type[PromptError | SamplingError], what: str) -> None:
@@ -100,16 +97,15 @@ def with_special_stops(params: SamplingParams, special: Mapping[str, int], targe
 
 def encode_prediction(
     params: SamplingParams, target: LanguageModel, tokenizer: Any, drafter: Drafter | None
-) -> list[int] | None:
-    """The request's prediction in the target's tokens; None without one.
+) -> list[int]:
+    """The request's prediction in the target's tokens.
 
     Raises:
         SamplingError: no drafter would use it, it cannot be encoded, it holds ids outside the vocabulary, or it is
             longer than the context.
     """
     prediction = params.prediction
-    if prediction is None:
-        return None
+    assert prediction is not None
     if drafter is None or not drafter.reads_prediction(params):
         raise SamplingError(
             "The request has a prediction, but its drafter does not use predictions. "

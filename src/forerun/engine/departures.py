@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 
 from forerun.engine.device_faults import DeviceFaults
 from forerun.engine.memory import Memory
-from forerun.engine.outputs import failure, put, result, shown
-from forerun.engine.results import StepOutput, StreamChunk
+from forerun.engine.outputs import failure, result
+from forerun.engine.results import StepOutput
 from forerun.engine.scheduler import Scheduler
 from forerun.engine.state import SequenceState
 from forerun.engine.step import StepLoop
 from forerun.engine.text import TokenTexts
 from forerun.errors import DeviceError
-
-_log = logging.getLogger(__name__)
 
 
 class Departures:
@@ -43,21 +40,14 @@ class Departures:
         if chunk is None:
             return
         state.changing = True
-        if state.sequence.finish_reason is None:
-            if state.request.stream:
-                self.outputs.append(StepOutput(state.request.id, shown(state, chunk)))
-            state.pending, state.changing = None, False
+        if state.sequence.finish_reason is not None:
+            self.end(state)
             return
-        self.leave(state)
-        self._finish(state, chunk)
-
-    def _finish(self, state: SequenceState, chunk: StreamChunk) -> None:
-        """Put the choice, which has left, among the outputs; or the error of a tokenizer that cannot decode it."""
-        try:
-            output = result(state, chunk, self._texts)
-        except Exception as error:
-            output = failure(state, error)
-        put(output, state, self.outputs)
+        if state.request.stream:
+            if state.text is not None:
+                chunk.text = state.text.take()
+            self.outputs.append(StepOutput(state.request.id, chunk))
+        state.pending, state.changing = None, False
 
     def fail(self, state: SequenceState, error: Exception) -> None:
         """End the sequence with this error, or with what it says of the device."""
@@ -78,42 +68,29 @@ class Departures:
                 if state.cache.length:
                     self._loop.start(state)
                 else:  # its layers may be half allocated: it enters anew with the next step
-                    self.let_go(state)
+                    self.release(state)
             self.deliver(state)
         except Exception as error:
             self.fail(state, error)
 
     def end(self, state: SequenceState) -> None:
-        """The sequence leaves before it is finished, with an error or without."""
-        self.leave(state)
-        if state.has_left:
-            return
-        if state.error is None:
-            self._finish(state, StreamChunk("", [], index=state.sequence.choice))
-        else:
-            put(failure(state, state.error), state, self.outputs)
-
-    def leave(self, state: SequenceState) -> None:
-        """The sequence is gone from the engine, however often this is called."""
+        """The sequence leaves: with what its last step has committed, or nothing, or with its error. What it held is
+        given back first, and only then is its last output there, once, however often this is called."""
         self.release(state)
         self._scheduler.remove(state)
+        if state.has_left:
+            return
+        try:
+            output = result(state, self._texts) if state.error is None else failure(state, state.error)
+        except Exception as error:  # of a tokenizer that cannot decode it
+            output = failure(state, error)
+        # in one line, between whose parts no interrupt can come
+        state.has_left = self.outputs.append(output) is None  # type: ignore[func-returns-value]
 
     def release(self, state: SequenceState) -> None:
         """Free all that the sequence holds; its pages stay adoptable."""
         self._memory.hand_on(state)
-        self.stop(state)
-        self.let_go(state)
-
-    def let_go(self, state: SequenceState) -> None:
-        """Free the sequence's cache."""
+        self._loop.stop(state)
         if state.cache is not None:
             state.cache.free()
             state.cache = state.sequence.cache = None
-
-    def stop(self, state: SequenceState) -> None:
-        """The drafter and what draws tokens forget the sequence."""
-        try:
-            self._loop.stop(state)
-        except Exception:
-            # the sequence is gone either way, and its own result or error matters more
-            _log.exception("the drafter failed to let sequence %d go", state.sequence.id)

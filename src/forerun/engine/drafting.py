@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence as Seq
+from time import perf_counter
 
 from forerun.drafters import Drafter
-from forerun.drafters.ask import ask, check_drafter, check_tokens, name_of
+from forerun.drafters.ask import ask, check_drafter, name_of
 from forerun.engine.grammar_drafts import forced_tokens, with_grammar
 from forerun.engine.state import SequenceState
+from forerun.engine.stats import StepStats
 from forerun.engine.work import Work
 from forerun.errors import DrafterError
 from forerun.policy import Plan
 from forerun.types import Draft, Needs, Sequence, Step, Verdict
-
-_log = logging.getLogger(__name__)
 
 
 class Drafting:
@@ -30,33 +29,6 @@ class Drafting:
         self.drafter = drafter
         self.needs = Needs() if drafter is None else drafter.needs
         self._vocab_size = vocab_size
-
-    def start(self, state: SequenceState) -> None:
-        """A sequence enters."""
-        if self.drafter is not None:
-            state.entered = True
-            self.drafter.start(state.sequence)
-            self._check_untouched([state])
-
-    def stop(self, state: SequenceState) -> None:
-        """A sequence leaves, if it has entered."""
-        if self.drafter is None or not state.entered:
-            return
-        try:
-            self.drafter.stop(state.sequence)
-        except Exception:
-            state.entered = False
-            raise
-        state.entered = False  # after an interrupt it is told again
-
-    def reset(self) -> None:
-        """A step was interrupted: let the drafter drop what sequences share. None of them is in it at this moment."""
-        if self.drafter is None:
-            return
-        try:
-            self.drafter.reset()
-        except Exception:
-            _log.exception("%s failed to drop what sequences share", name_of(self.drafter))
 
     def ask(self, ready: Seq[SequenceState], plan: Plan) -> Seq[Draft]:
         """The drafts; where nobody may draft, the drafter is not called.
@@ -83,56 +55,44 @@ class Drafting:
         try:
             return ask(self.drafter, sequences, budgets, plan.price, self._vocab_size)
         finally:
-            self._check_untouched(ready)
+            self.check_untouched(ready)
 
-    def check_tokens(self, draft: Draft) -> None:
-        """Look at tokens that lay on a device, now that the forward has waited for them."""
-        if self.drafter is not None:
-            check_tokens(self.drafter, draft, self._vocab_size)
-
-    def tell(self, work: Seq[Work]) -> dict[SequenceState, Exception]:
+    def tell(self, work: Seq[Work], stats: StepStats) -> dict[SequenceState, Exception]:
         """Report what was committed; the sequences for which the drafter failed."""
         if self.drafter is None or not work:
             return {}
+        started = perf_counter()
         failed: dict[SequenceState, Exception] = {}
         states = [item.state for item in work]
-        steps = [_step(item, self.needs) for item in work]
+        steps = []
+        for item in work:
+            state, verdict, taps, hidden = item.state, item.verdict, item.taps, None
+            assert state.cache is not None
+            if verdict is not None:  # a copy: the policy reads it after the drafter
+                verdict = Verdict(list(verdict.path), verdict.next_token)
+            if self.needs.states and taps is not None:
+                path, owed = [] if verdict is None else verdict.path, item.num_owed
+                hidden = taps[[*range(owed), *(owed + node for node in path)]] if path else taps[:owed]
+                taps = taps[len(taps) - item.num_logits :] if item.num_logits else None
+            length = state.cache.length
+            steps.append(Step(state.sequence, item.draft, verdict, length, item.top_tokens, taps, hidden))
         try:
             self.drafter.commit(steps[:])
-            self._check_untouched(states)
+            self.check_untouched(states)
         except Exception:
             for state, step in zip(states, steps, strict=True):
                 try:
                     self.drafter.commit([step])
-                    self._check_untouched([state])
+                    self.check_untouched([state])
                 except Exception as error:
                     failed[state] = error
+        stats.time_draft += perf_counter() - started
         return failed
 
-    def error(self, error: Exception) -> DrafterError:
-        """The error of a draft that its verification refused."""
-        assert self.drafter is not None
-        return DrafterError(f"{name_of(self.drafter)} {error}")
-
-    def _check_untouched(self, states: Seq[SequenceState]) -> None:
+    def check_untouched(self, states: Seq[SequenceState]) -> None:
         touched = [state for state in states if not state.is_untouched()]
         if touched and self.drafter is not None:
             raise DrafterError(
                 f"{name_of(self.drafter)} changed a sequence, which is the engine's. Its attributes are for reading; "
                 "keep what belongs to the drafter elsewhere."
             )
-
-
-def _step(item: Work, needs: Needs) -> Step:
-    assert item.state.cache is not None
-    verdict = item.verdict
-    if verdict is not None:
-        verdict = Verdict(list(verdict.path), verdict.next_token)  # a copy: the policy reads it after the drafter
-    length = item.state.cache.length
-    taps, states = item.taps, None
-    if needs.states and taps is not None:
-        path = [] if verdict is None else verdict.path
-        owed = item.num_owed
-        states = taps[[*range(owed), *(owed + node for node in path)]] if path else taps[:owed]
-        taps = taps[len(taps) - item.num_logits :] if item.num_logits else None
-    return Step(item.state.sequence, item.draft, verdict, length, item.top_tokens, taps, states)

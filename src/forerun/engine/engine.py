@@ -10,9 +10,10 @@ from typing import Any
 import torch
 
 from forerun.config import EngineConfig, SamplingParams
+from forerun.constraints import Constraint
 from forerun.drafters import Drafter
 from forerun.drafters.ask import check_drafter
-from forerun.engine.checks import check_drafter_choice, check_request, encode_prediction, with_special_stops
+from forerun.engine.checks import checked, with_special_stops
 from forerun.engine.constraints import constraints_of
 from forerun.engine.departures import Departures
 from forerun.engine.device_faults import DeviceFaults
@@ -70,7 +71,7 @@ class Engine:
         self._texts = None if tokenizer is None else TokenTexts(tokenizer)
         self.grammars = Grammars(tokenizer, target.name, target.vocab_size)
         self._memory = Memory(target, drafter, self.config)
-        self.scheduler = Scheduler(self.config, target, self._memory.reuses)
+        self.scheduler = Scheduler(self.config, target, self._memory)
         self.last_step = StepStats()
         # K = 0 is plain decoding: a drafter that is never asked need not be told anything either. An explicit budget
         # decides for itself, and keeps the drafter.
@@ -104,25 +105,21 @@ class Engine:
             DeviceError: the device has failed.
         """
         self.faults.check()
-        params = params or SamplingParams()
-        check_request(prompt_token_ids, params, self.target, self.tokenizer)
+        target = self.target
+        params = checked(prompt_token_ids, params, target, self.tokenizer, self.drafter)
         self._memory.check(len(prompt_token_ids), params)
-        params = with_special_stops(params, {} if self._texts is None else self._texts.special, self.target)
-        check_drafter_choice(params, self.drafter)
-        prediction = encode_prediction(params, self.target, self.tokenizer, self.drafter)
-        eos = frozenset() if params.ignore_eos else self.target.eos_token_ids
-        request = Request(
-            next(self._ids), list(prompt_token_ids), params, stream, eos | frozenset(params.stop_token_ids), prediction
-        )
-        constraints = constraints_of(request, self.grammars, self.target)
-        greedy = self._loop.argmax_suffices(params)
-        length = self.target.context_length
-        self.scheduler.add(
-            [
-                new_state(request, choice, next(self._ids), length, greedy, self._texts, constraint)
-                for choice, constraint in enumerate(constraints)
-            ]
-        )
+        if params.stop and self._texts is not None:
+            params = with_special_stops(params, self._texts.special, target)
+        stop_ids = (frozenset() if params.ignore_eos else target.eos_token_ids) | frozenset(params.stop_token_ids)
+        request = Request(next(self._ids), list(prompt_token_ids), params, stream, stop_ids)
+        constraints: list[Constraint | None] = [None] * params.n
+        if params.grammar is not None:
+            constraints = constraints_of(request, params.grammar, self.grammars, target)
+        states = [
+            new_state(request, choice, next(self._ids), target.context_length, self._texts, constraint)
+            for choice, constraint in enumerate(constraints)
+        ]
+        self.scheduler.add(states)
         return request.id
 
     def step(self) -> list[StepOutput]:
@@ -139,7 +136,8 @@ class Engine:
     def advance(self) -> None:
         """As `step`, but what came of it is added to `outputs`, from which the caller takes it."""
         with HeldInterrupts():
-            self._recover()  # unless it was done when the step before was interrupted
+            if self._under_way or self._ending:
+                self._recover()
             try:
                 self._advance(perf_counter())
             except Exception as error:
@@ -157,7 +155,7 @@ class Engine:
         """End a request's unfinished choices with finish reason "abort"; the next step's outputs hold them."""
         with HeldInterrupts():
             self._recover()
-            for state in self.scheduler.find(lambda state: state.request.id == request_id):
+            for state in [state for state in self.scheduler if state.request.id == request_id]:
                 state.sequence.finish_reason = "abort"
                 self._ending.append(state)
             self._recover()
@@ -166,7 +164,8 @@ class Engine:
         """Free everything; unfinished requests are forgotten."""
         with HeldInterrupts():
             for state in (*self._under_way, *self._ending, *self.scheduler):
-                self._exits.leave(state)
+                self._exits.release(state)
+                self.scheduler.remove(state)
             self._under_way, self._ending = [], []
             self.outputs.clear()
 
@@ -179,26 +178,23 @@ class Engine:
         self._under_way = list(scheduler.running)
         for state in self._under_way:
             if state.cache is None:
-                self._enter(state, now)
+                state.time_started = state.time_started or now
+                try:
+                    self._memory.begin(state)
+                    self._loop.start(state)
+                except Exception as error:
+                    self._exits.fail(state, error)
         if scheduler.running:
             schedule = scheduler.plan(self._loop.budget)
-            if len(schedule):
+            if schedule.undrafted or schedule.drafting:
                 with torch.inference_mode():
                     self.last_step = stats = self._run(schedule)
                 stats.time_total = self._clock() - started
-                scheduler.observe(stats)
+                scheduler.share.observe(stats)
             else:  # somebody else's caches hold the pages of the target's pool, and it may be that they never end
                 for state in list(scheduler.running):
                     self._exits.fail(state, self._memory.shortage())
         self._under_way = []
-
-    def _enter(self, state: SequenceState, now: float) -> None:
-        state.time_started = state.time_started or now
-        try:
-            self._memory.begin(state)
-            self._loop.start(state)
-        except Exception as error:
-            self._exits.fail(state, error)
 
     def _displace(self, state: SequenceState) -> None:
         """Take a running sequence's memory, and put it back into the queue."""
@@ -224,17 +220,21 @@ class Engine:
                 chunk = self._loop.apply(item, stats)
                 state.pending, state.changing = chunk, False
                 if not state.prompt_is_shared and chunk is not None:
-                    self._share_prompt(state)
+                    self._memory.hand_on(state)
+                    self.scheduler.prompt_computed(state)
+                    state.prompt_is_shared = True
             except Exception as error:
                 self._exits.fail(state, error)
             else:
                 done.append(item)
-        failed = self._loop.tell_drafter(done, stats)
+        failed = self._loop.drafting.tell(done, stats)
         known = stats.time_draft + stats.time_target + stats.time_verify
         self._loop.observe(done, stats, perf_counter() - started - known)
         for item in done:
-            item.state.stats.take_times(stats)
-        for item in done:
+            own = item.state.stats
+            own.time_draft += stats.time_draft
+            own.time_target += stats.time_target
+            own.time_verify += stats.time_verify
             if item.state in failed:
                 self._exits.fail(item.state, failed[item.state])
             else:
@@ -243,22 +243,18 @@ class Engine:
 
     def _run_each_alone(self, schedule: Schedule, error: Exception) -> StepStats:
         """After a step has failed for all of these sequences. On a device that has failed nothing is tried again."""
-        for state in schedule.states:
+        states = schedule.states
+        for state in states:
             if state.cache is not None:
                 state.cache.drop()
-        if len(schedule) == 1 or self.faults.failure is not None:
-            for state in schedule.states:
+        if len(states) == 1 or self.faults.failure is not None:
+            for state in states:
                 self._exits.fail(state, error)
             return StepStats()
         stats = StepStats()
         for alone in schedule.split():
             stats.add(self._run(alone))
         return stats
-
-    def _share_prompt(self, state: SequenceState) -> None:
-        self._memory.hand_on(state)
-        self.scheduler.prompt_computed(state)
-        state.prompt_is_shared = True
 
     def _recover(self, error: Exception | None = None) -> None:
         """Let go whatever is to end. After a step that was cut short, take its sequences back, or end them, first.
@@ -270,7 +266,7 @@ class Engine:
         """
         if self._under_way:
             for state in self._under_way:
-                self._exits.stop(state)
+                self._loop.stop(state)
                 if state.error is None and (error is not None or state.changing):
                     state.error = error or _interrupted()
             self._loop.reset()

@@ -18,11 +18,8 @@ class HeldInterrupts:
         pending: SIGINT has come; who runs several steps in one context ends it after the present one.
     """
 
-    __slots__ = ("_handler", "pending")
-
-    def __init__(self) -> None:
-        self._handler: Any = None
-        self.pending = False
+    _handler: Any = None
+    pending = False
 
     def __enter__(self) -> HeldInterrupts:
         if threading.current_thread() is threading.main_thread():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from forerun.config import AUTO, ON, EngineConfig, SamplingParams
 from forerun.drafters import Drafter
 from forerun.engine.memory_plan import Room, num_draft_pages, num_pages, scratch_nbytes
@@ -20,19 +22,21 @@ class Memory:
 
     Attributes:
         reuses: whether sequences that begin alike share pages.
+        pages_for: the pages that a sequence of so many positions takes, when it shares none.
 
     Raises:
         NotEnoughMemoryError: `cache_memory` is more than what is available.
     """
 
     def __init__(self, target: LanguageModel, drafter: Drafter | None, config: EngineConfig) -> None:
-        self._target = target
+        self._target, self._pool = target, target.pool
         self.reuses = target.exactness.exact if config.prefix_reuse == AUTO else config.prefix_reuse == ON
-        pool = target.pool
+        pool = self._pool
+        self.pages_for: Callable[[int], int] = _no_pages if pool is None else target.new_cache().pages_wanted
         drafts = () if drafter is None else drafter.pools
         if pool is not None and (pool.num_pages is None or config.cache_memory is not None):
             room = Room.on(target.device).less(scratch_nbytes(config, target.vocab_size))
-            wanted = config.max_batch * pages_of(target, target.context_length)
+            wanted = config.max_batch * self.pages_for(target.context_length)
             draft_pages = [other.page_nbytes for other in drafts]
             pool.limit(num_pages(config, wanted, pool.page_nbytes, draft_pages, room))
         if pool is not None and pool.num_pages is not None:
@@ -64,14 +68,14 @@ class Memory:
 
     def shortage(self) -> OutOfPagesError:
         """What is said of a sequence that cannot go on, though it is alone."""
-        pool = self._target.pool
+        pool = self._pool
         assert pool is not None
         return OutOfPagesError(1, pool.num_available, pool.num_pages or 0)
 
     def mend(self) -> None:
         """A step was cut short, perhaps between a page and its count."""
-        if self._target.pool is not None:
-            self._target.pool.recount()
+        if self._pool is not None:
+            self._pool.recount()
 
     def check(self, prompt_length: int, params: SamplingParams) -> None:
         """Refuse a request that would not fit if it were alone.
@@ -79,11 +83,11 @@ class Memory:
         Raises:
             PromptError: it needs more pages than the pool has.
         """
-        pool = self._target.pool
+        pool = self._pool
         if pool is None or pool.num_pages is None:
             return
         length = min(prompt_length + params.max_tokens, self._target.context_length)
-        wanted = pages_of(self._target, length)
+        wanted = self.pages_for(length)
         if wanted > pool.num_pages:
             size = pool.page_nbytes / GIB
             raise PromptError(
@@ -93,9 +97,5 @@ class Memory:
             )
 
 
-def pages_of(model: LanguageModel, num_slots: int) -> int:
-    """Pages that a sequence of this many positions takes."""
-    cache = model.new_cache()
-    wanted = cache.pages_wanted(num_slots)
-    cache.free()
-    return wanted
+def _no_pages(num_slots: int) -> int:
+    return 0

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence as Seq
+import math
+from collections.abc import Iterator, Sequence as Seq
 from dataclasses import dataclass, replace
 
 from forerun.config import EngineConfig
-from forerun.engine.memory import pages_of
+from forerun.engine.memory import Memory
 from forerun.engine.prompt_share import PromptShare
 from forerun.engine.state import SequenceState
-from forerun.engine.stats import StepStats
 from forerun.engine.waiting import WaitingQueue
 from forerun.errors import QueueFullError
 from forerun.models import LanguageModel
@@ -17,45 +17,31 @@ from forerun.policy import Budget, Plan
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Turn:
-    """One sequence's part of the next step.
-
-    Attributes:
-        num_owed: committed tokens that the target computes, beginning at the cache's length.
-    """
-
-    state: SequenceState
-    num_owed: int = 1
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class Schedule:
     """The next step; without any turn where there is no page for anybody.
 
     Attributes:
-        undrafted: those within their prompts; without a drafter, all.
+        undrafted: those within their prompts, without a drafter all; each with the number of its committed tokens that
+            the target computes, beginning at the cache's length.
         drafting: those that may draft.
         plan: the budget's for them, in their order.
     """
 
-    undrafted: list[Turn]
-    drafting: list[Turn]
+    undrafted: list[tuple[SequenceState, int]]
+    drafting: list[SequenceState]
     plan: Plan
-
-    def __len__(self) -> int:
-        return len(self.undrafted) + len(self.drafting)
 
     @property
     def states(self) -> list[SequenceState]:
         """Whose step it is."""
-        return [turn.state for turn in (*self.undrafted, *self.drafting)]
+        return [*(state for state, _ in self.undrafted), *self.drafting]
 
     def split(self) -> Iterator[Schedule]:
         """Every sequence in a step of its own."""
         for turn in self.undrafted:
             yield Schedule([turn], [], Plan([]))
-        for turn, budget in zip(self.drafting, self.plan.budgets, strict=True):
-            yield Schedule([], [turn], replace(self.plan, budgets=[budget]))
+        for state, budget in zip(self.drafting, self.plan.budgets, strict=True):
+            yield Schedule([], [state], replace(self.plan, budgets=[budget]))
 
 
 class Scheduler:
@@ -66,15 +52,17 @@ class Scheduler:
 
     Args:
         target: whose pool the sequences' pages come from.
-        shares_prompts: choices of one request wait until the first of them has computed their prompt.
+        memory: where it has sequences share pages, choices of one request wait until the first of them has computed
+            their prompt.
+
+    Attributes:
+        share: learns from the steps how many rows of prompts the next one may hold.
     """
 
-    def __init__(self, config: EngineConfig, target: LanguageModel, shares_prompts: bool) -> None:
+    def __init__(self, config: EngineConfig, target: LanguageModel, memory: Memory) -> None:
         self._max_batch, self._max_queue, self._chunk = config.max_batch, config.max_queue, config.prefill_chunk
-        self._target = target
-        self._pool = target.pool
-        self._shares_prompts = shares_prompts
-        self._share = PromptShare(adaptive=target.exactness.exact)
+        self._pool, self._memory = target.pool, memory
+        self.share = PromptShare(adaptive=target.exactness.exact)
         self.waiting = WaitingQueue()
         self.running: list[SequenceState] = []
         self._followers: dict[SequenceState, list[SequenceState]] = {}  # by the choice that computes their prompt
@@ -102,17 +90,13 @@ class Scheduler:
                 "later, or raise max_queue."
             )
         first = states[0]
-        if self._shares_prompts and len(states) > 1:
+        if self._memory.reuses and len(states) > 1:
             self._followers[first] = list(states[1:])
             for state in states[1:]:
                 state.leader = first
             states = states[:1]
         for state in states:
             self.waiting.push(state)
-
-    def find(self, wanted: Callable[[SequenceState], bool]) -> list[SequenceState]:
-        """Every sequence for which `wanted` holds."""
-        return [state for state in self if wanted(state)]
 
     def admit(self) -> None:
         """Move waiting sequences into free places. An interrupt leaves none out: for a moment it is in both."""
@@ -129,7 +113,11 @@ class Scheduler:
         if len(self.running) > 1 and self._is_short():
             return last
         first = self.waiting.first
-        if first is not None and _priority(first) > _priority(last) and not self._has_place(first):
+        if (
+            first is not None
+            and first.request.params.priority > last.request.params.priority
+            and not self._has_place(first)
+        ):
             return last
         return None
 
@@ -169,20 +157,21 @@ class Scheduler:
             budget: how much may be drafted; None without a drafter.
         """
         ready = [state for state in self.running if state.num_missing == 1]
-        left = self._available - sum([state.pages_wanted(1) for state in ready])
-        turns = []
+        left = math.inf
+        if self._pool is not None:
+            left = self._pool.num_available - sum([state.pages_wanted(1) for state in ready])
+        turns: list[tuple[SequenceState, int]] = []
         if len(ready) < len(self.running):
-            rows = self._share.rows(len(ready), any(state.request.stream for state in ready))
+            rows = self.share.rows(len(ready), any(state.request.stream for state in ready))
             turns = self._prompts(rows, left)
-        left -= sum([turn.state.pages_wanted(turn.num_owed) for turn in turns])
-        answering = [Turn(state) for state in ready]
+        left -= sum([state.pages_wanted(num_owed) for state, num_owed in turns])
         if budget is None or not ready:
-            return Schedule([*turns, *answering], [], Plan([]))
+            return Schedule([*turns, *((state, 1) for state in ready)], [], Plan([]))
         sequences = [state.sequence for state in ready]
         plan = _wanted(budget.beside_prompts(sequences) if turns else budget.plan(sequences), ready)
-        return Schedule(turns, answering, plan if self._pool is None else _within(plan, ready, left))
+        return Schedule(turns, ready, plan if self._pool is None else _within(plan, ready, left))
 
-    def _prompts(self, rows: int, pages: float) -> list[Turn]:
+    def _prompts(self, rows: int, pages: float) -> list[tuple[SequenceState, int]]:
         """The next parts of prompts, in rank, as far as rows and pages suffice."""
         turns = []
         for state in sorted(self.running, key=_rank):
@@ -194,17 +183,8 @@ class Scheduler:
             if owed:
                 pages -= state.pages_wanted(owed)
                 rows -= owed
-                turns.append(Turn(state, owed))
+                turns.append((state, owed))
         return turns
-
-    def observe(self, stats: StepStats) -> None:
-        """A step is done."""
-        self._share.observe(stats)
-
-    @property
-    def _available(self) -> float:
-        """Pages that can be taken."""
-        return float("inf") if self._pool is None else self._pool.num_available
 
     def _has_place(self, state: SequenceState) -> bool:
         """Whether the sequence can begin: with memory for its tokens, and for what those that run have promised."""
@@ -213,12 +193,9 @@ class Scheduler:
         if self._pool is None or not self.running:
             return True
         promised = sum(other.pages_wanted(other.num_missing + 1) for other in self.running if other.cache is not None)
-        entering = sum(self._pages_of(other) for other in self.running if other.cache is None)
-        return promised + entering + self._pages_of(state) <= self._available
-
-    def _pages_of(self, state: SequenceState) -> int:
-        """Pages of a sequence that has no cache yet."""
-        return pages_of(self._target, len(state.sequence.token_ids) + 1)
+        lengths = [len(each.sequence.token_ids) for each in (state, *self.running) if each.cache is None]
+        entering = sum(self._memory.pages_for(length + 1) for length in lengths)
+        return promised + entering <= self._pool.num_available
 
     def _is_short(self) -> bool:
         """Whether those that run cannot all go on, or none of them can."""
@@ -228,7 +205,7 @@ class Scheduler:
         ready = [state for state in entered if state.num_missing == 1]
         if not ready and entered:
             ready = [min(entered, key=_rank)]
-        return sum(state.pages_wanted(1) for state in ready) > self._available
+        return sum(state.pages_wanted(1) for state in ready) > self._pool.num_available
 
 
 def _wanted(plan: Plan, ready: Seq[SequenceState]) -> Plan:
@@ -256,9 +233,5 @@ def _within(plan: Plan, ready: Seq[SequenceState], pages: float) -> Plan:
     return replace(plan, budgets=budgets, reason=plan.reason if any(budgets) else "no room")
 
 
-def _priority(state: SequenceState) -> int:
-    return state.request.params.priority
-
-
 def _rank(state: SequenceState) -> tuple[int, int]:
-    return -_priority(state), state.sequence.id
+    return -state.request.params.priority, state.sequence.id

@@ -26,6 +26,7 @@ class SharedEngine:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self._inboxes: dict[int, deque[StepOutput]] = {}
+        self._open: dict[int, set[int]] = {}  # by request, the choices whose last output has not been delivered
         self._nobody: deque[StepOutput] = deque(maxlen=0)
         self._forgotten: deque[int] = deque()
         self._turn = threading.Condition()
@@ -50,6 +51,7 @@ class SharedEngine:
             request_id = self.engine.add(token_ids, params, stream=stream)
             ids.append(request_id)
             self._inboxes[request_id] = deque() if inbox is None else inbox
+            self._open[request_id] = set(range(1 if params is None else params.n))
             return request_id
 
     def take(self, request_id: int) -> list[StepOutput]:
@@ -59,7 +61,8 @@ class SharedEngine:
             with HeldInterrupts() as held:
                 while self._drive(inbox) and not (inbox or held.pending):
                     pass
-            self._wait(inbox)
+            if not inbox:
+                self._wait(inbox)
         return [inbox.popleft() for _ in range(len(inbox))]
 
     def advance(self, inbox: deque[StepOutput], woken: Callable[[], bool]) -> None:
@@ -85,9 +88,10 @@ class SharedEngine:
         with HeldInterrupts():
             for request_id in request_ids:
                 self._inboxes.pop(request_id, None)  # there is none yet where the request's entry was interrupted
-                self._forgotten.append(request_id)
+                if self._open.pop(request_id, True):
+                    self._forgotten.append(request_id)
             with self._turn:
-                if self._driver is None and not self._entering:
+                if self._forgotten and self._driver is None and not self._entering:
                     self._abort_forgotten()
 
     def _drive(self, inbox: deque[StepOutput]) -> bool:
@@ -98,25 +102,25 @@ class SharedEngine:
                 if inbox or self._driver not in (None, me) or self._entering:
                     return False
                 self._driver = me
-            if not self.engine.has_work:
-                raise RuntimeError("a request was lost by the engine")
+            outputs = self.engine.outputs
             try:
                 self.engine.advance()
             finally:
-                self._deliver()
+                while outputs:
+                    first = outputs[0]
+                    if first.choice is not None or first.error is not None:
+                        self._open.get(first.request_id, set()).discard(first.chunk.index)
+                    self._inboxes.get(first.request_id, self._nobody).append(outputs.popleft())
+            if not inbox and not self.engine.has_work:
+                raise RuntimeError("a request was lost by the engine")
             return True
         finally:
             with self._turn:
                 if self._driver == me:
-                    self._abort_forgotten()
+                    if self._forgotten:
+                        self._abort_forgotten()
                     self._driver = None
                     self._turn.notify_all()
-
-    def _deliver(self) -> None:
-        outputs = self.engine.outputs
-        while outputs:
-            inbox = self._inboxes.get(outputs[0].request_id, self._nobody)
-            inbox.append(outputs.popleft())
 
     def _wait(self, inbox: deque[StepOutput], woken: Callable[[], bool] = lambda: False) -> None:
         """Until there are outputs, or the engine is free."""

@@ -8,10 +8,10 @@ from typing import Any
 
 from forerun.config import NO_DRAFTER, SamplingParams
 from forerun.constraints import Constraint
-from forerun.engine.results import Choice, StreamChunk
+from forerun.engine.results import StreamChunk
 from forerun.engine.stats import SequenceStats
 from forerun.engine.text import TextStream, TokenTexts
-from forerun.sampling import TokenLogprob
+from forerun.sampling import TokenLogprob, takes_argmax
 from forerun.types import Cache, FinishReason, Sequence, TokenIds
 
 
@@ -25,7 +25,6 @@ class Request:
         params: options.
         stream: text is wanted as it arrives.
         stop_ids: token ids that end the output: the model's EOS, unless ignored, and the request's own.
-        prediction: the client's guess of the output, in the target's tokens; None without one.
     """
 
     id: int
@@ -33,7 +32,6 @@ class Request:
     params: SamplingParams
     stream: bool
     stop_ids: frozenset[int]
-    prediction: list[int] | None = None
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -44,6 +42,7 @@ class SequenceState:
         request: what it belongs to.
         sequence: its tokens; the drafter knows it by this object.
         argmax_suffices: greedy, and no option but the grammar alters the argmax of the raw logits.
+        given: the sequence's attributes that are the engine's alone, as they must stay.
         text: incremental text; None where nobody needs it before the end.
         cache: the target's cache; None before the first step and after the last.
         logprobs, prompt_logprobs: filled as tokens come; None where not asked for.
@@ -61,6 +60,7 @@ class SequenceState:
     request: Request
     sequence: Sequence
     argmax_suffices: bool
+    given: tuple[Any, ...]
     text: TextStream | None = None
     cache: Cache | None = None
     stats: SequenceStats = field(default_factory=SequenceStats)
@@ -75,17 +75,6 @@ class SequenceState:
     error: Exception | None = None
     has_left: bool = False
     most_drafted: int | None = None
-    _given: tuple[Any, ...] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._given = _attributes(self.sequence)
-
-    @property
-    def token_ids(self) -> TokenIds:
-        """Prompt and committed tokens, to be lengthened."""
-        token_ids = self._given[0]
-        assert isinstance(token_ids, TokenIds)
-        return token_ids
 
     @property
     def num_missing(self) -> int:
@@ -104,7 +93,7 @@ class SequenceState:
 
     def is_untouched(self) -> bool:
         """Whether the sequence's attributes are the engine's; from now on they are."""
-        sequence, given = self.sequence, self._given
+        sequence, given = self.sequence, self.given
         if all(map(is_, _attributes(sequence), given)):
             return True
         for name, value in zip(_READ_ONLY, given, strict=True):
@@ -142,25 +131,12 @@ class SequenceState:
                 self.text.finish()
         return keep, reason
 
-    def choice(self, text: str) -> Choice:
-        """The finished result."""
-        sequence = self.sequence
-        return Choice(
-            index=sequence.choice,
-            text=text,
-            token_ids=sequence.output_ids,
-            logprobs=self.logprobs,
-            finish_reason=sequence.finish_reason,
-            stats=self.stats,
-        )
-
 
 def new_state(
     request: Request,
     choice: int,
     number: int,
     context_length: int,
-    argmax_suffices: bool,
     texts: TokenTexts | None,
     constraint: Constraint | None = None,
 ) -> SequenceState:
@@ -174,9 +150,11 @@ def new_state(
     params, prompt = request.params, request.prompt_token_ids
     max_length = min(len(prompt) + params.max_tokens, context_length)
     sequence = Sequence(number, TokenIds(prompt), len(prompt), params, choice, max_length)
-    sequence.prediction = None if request.prediction is None else TokenIds(request.prediction)
+    if params.prediction is not None:
+        assert not isinstance(params.prediction, str)  # it has been encoded
+        sequence.prediction = TokenIds(params.prediction)
     sequence.constraint = constraint
-    state = SequenceState(request, sequence, argmax_suffices)
+    state = SequenceState(request, sequence, takes_argmax(params), _attributes(sequence))
     state.most_drafted = 0 if params.drafter == NO_DRAFTER else params.num_draft_tokens
     if texts is not None and (request.stream or params.stop):
         state.text = TextStream(texts, prompt, params.stop)

@@ -91,21 +91,6 @@ class SequenceStats:
         """Whether speculation was on, and why, of most forwards."""
         return max(self.decisions, key=self.decisions.__getitem__, default="off: no drafter")
 
-    def count_budget(self, budget: int | None, reason: str) -> None:
-        """The K of one forward, and why it was chosen; None where nobody chose."""
-        self.num_plain_forwards += not budget
-        if budget is None:
-            return
-        self.num_asked_tokens += budget
-        decision = f"on: {reason}" if budget else f"off: {reason}"
-        self.decisions[decision] = self.decisions.get(decision, 0) + 1
-
-    def take_times(self, step: StepStats) -> None:
-        """A step that the sequence was part of."""
-        self.time_draft += step.time_draft
-        self.time_target += step.time_target
-        self.time_verify += step.time_verify
-
     def count_draft(self, depths: list[int], accepted: int, reached: int) -> None:
         """One verified draft.
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence as Seq
 from time import perf_counter
 
 from torch import Tensor
 
-from forerun.config import AUTO, EngineConfig, SamplingParams
+from forerun.config import AUTO, EngineConfig
 from forerun.drafters import Drafter
+from forerun.drafters.ask import check_tokens, name_of
 from forerun.drafters.base import Offer
 from forerun.engine.drafting import Drafting
 from forerun.engine.grammar_drafts import SOURCE
@@ -19,15 +21,20 @@ from forerun.engine.state import SequenceState
 from forerun.engine.stats import StepStats
 from forerun.engine.verifying import Verifying
 from forerun.engine.work import Work
+from forerun.errors import DrafterError
 from forerun.models import Forward, LanguageModel, Rows, identity
 from forerun.policy import Budget, BudgetByRequest, FixedBudget, Outcome, StepCost, automatic_budget
 from forerun.sampling import TokenLogprob, row_argmax, token_logprobs
 from forerun.tree import ROOT
-from forerun.types import Verdict
+from forerun.types import Draft, Verdict
+from forerun.verify import UnsoundProbsError
+
+_log = logging.getLogger(__name__)
 
 
 class StepLoop:
-    """The parts of a step, in the order in which the engine calls them: compute, apply, tell_drafter, observe.
+    """The parts of a step, in the order in which the engine calls them: compute, apply, then
+    the drafter is told, observe.
 
     `compute` changes nothing that a second try would notice; `apply` commits one sequence.
     """
@@ -36,43 +43,53 @@ class StepLoop:
         self, target: LanguageModel, drafter: Drafter | None, config: EngineConfig, budget: Budget | None = None
     ) -> None:
         self._target = target
-        self._drafting = Drafting(drafter, target.vocab_size)
-        self._needs = self._drafting.needs
+        self._drafter = drafter
+        self.drafting = Drafting(drafter, target.vocab_size)
+        self._needs = self.drafting.needs
+        self._hears = self._needs.rows  # of the target's rows
         self._config = config
         self._budget = budget or _new_budget(config, target, drafter)  # None: there is no drafter, and was no grammar
         self._diagnosis = Diagnosis(target)
-        self._verifying = Verifying(target, config, self._drafting)
+        self._verifying = Verifying(target, config)
         self._constrained: set[SequenceState] = set()  # sequences under a grammar
-
-    def argmax_suffices(self, params: SamplingParams) -> bool:
-        """Whether no distribution need be computed."""
-        return self._verifying.argmax_suffices(params)
 
     def start(self, state: SequenceState) -> None:
         """A sequence enters."""
-        self._verifying.start(state.sequence)
         if state.sequence.constraint is not None:
             if self._budget is None:
                 self._budget = _budget_of_grammars(self._config, self._target)
             self._constrained.add(state)
-        self._drafting.start(state)
+        if self._drafter is not None:
+            state.entered = True
+            self._drafter.start(state.sequence)
+            self.drafting.check_untouched([state])
 
     def stop(self, state: SequenceState) -> None:
-        """A sequence leaves, however far it came."""
+        """A sequence leaves, however far it came. Its own result or error matters more than what the drafter raises."""
         self._constrained.discard(state)
-        self._verifying.stop(state.sequence)
-        if self._budget is not None:
-            self._budget.stop(state.sequence)
-        self._drafting.stop(state)
+        self._verifying.pipeline.stop(state.sequence)
+        try:
+            if self._budget is not None:
+                self._budget.stop(state.sequence)
+            if self._drafter is not None and state.entered:
+                self._drafter.stop(state.sequence)
+        except Exception:
+            _log.exception("the drafter failed to let sequence %d go", state.sequence.id)
+        state.entered = False  # after an interrupt it is told again
 
     def reset(self) -> None:
-        """A step was interrupted; no sequence is in at this moment."""
-        self._drafting.reset()
+        """A step was interrupted: let the drafter drop what sequences share. None of them is in it at this moment."""
+        if self._drafter is None:
+            return
+        try:
+            self._drafter.reset()
+        except Exception:
+            _log.exception("%s failed to drop what sequences share", name_of(self._drafter))
 
     @property
     def budget(self) -> Budget | None:
         """How much may be drafted; None where nobody drafts: there is no drafter, and no grammar."""
-        return self._budget if self._drafting.drafter is not None or self._constrained else None
+        return self._budget if self._drafter is not None or self._constrained else None
 
     def compute(self, schedule: Schedule, stats: StepStats) -> list[Work]:
         """Draft, forward and verify; nothing is committed."""
@@ -81,8 +98,17 @@ class StepLoop:
         started = perf_counter()
         result = self._target.forward(rows, self._needs.layers)
         computed = perf_counter()
-        self._hand_out(work, rows, result)
-        self._verifying.verify(work, result.logits)
+        for item in work:
+            if item.draft is not None and len(item.draft) and self._drafter is not None:
+                # some lay on a device, and the forward has waited for them
+                check_tokens(self._drafter, item.draft, self._target.vocab_size)
+        if self._hears:
+            self._hand_out(work, rows, result)
+        try:
+            self._verifying.verify(work, result.logits)
+        except UnsoundProbsError as error:
+            assert self._drafter is not None
+            raise DrafterError(f"{name_of(self._drafter)} {error}") from None
         stats.time_target, stats.time_verify = computed - started, perf_counter() - computed
         stats.num_sequences = len(work)
         for row, item in zip(rows, work, strict=True):
@@ -122,7 +148,7 @@ class StepLoop:
         if not item.bad_rows.isdisjoint(rows):
             raise self._diagnosis.error()
         cache.commit([*range(item.num_owed - 1), *(item.num_owed - 1 + row for row in rows)])
-        state.token_ids.grow(new_ids)
+        list.extend(sequence.token_ids, new_ids)  # `TokenIds`: nobody else may
         sequence.finish_reason = reason
         chunk = StreamChunk("", new_ids, num_accepted, index=sequence.choice)
         if item.draft is not None and item.draft.sources:
@@ -132,15 +158,6 @@ class StepLoop:
             state.logprobs += chunk.logprobs
         self._count(item, chunk, nodes[:num_accepted], stats)
         return chunk
-
-    def tell_drafter(self, work: Seq[Work], stats: StepStats) -> dict[SequenceState, Exception]:
-        """Report what was committed; the sequences for which the drafter failed."""
-        if self._drafting.drafter is None:
-            return {}
-        started = perf_counter()
-        failed = self._drafting.tell(work)
-        stats.time_draft += perf_counter() - started
-        return failed
 
     def observe(self, work: Seq[Work], stats: StepStats, time_rest: float) -> None:
         """Tell the budget what the step cost and gave. time_rest: what the engine took besides, in seconds."""
@@ -161,12 +178,16 @@ class StepLoop:
 
     def _draft(self, schedule: Schedule, stats: StepStats) -> list[Work]:
         """What each turn computes, with the drafts of those that may have one."""
-        all_rows = self._needs.prompt_rows and self._needs.rows
-        work = [Work.undrafted(turn.state, turn.num_owed, all_rows) for turn in schedule.undrafted]
-        ready, plan = [turn.state for turn in schedule.drafting], schedule.plan
+        all_rows = self._needs.prompt_rows and self._hears
+        work = []
+        for state, num_owed in schedule.undrafted:
+            last = num_owed == state.num_missing
+            extra = num_owed - last if all_rows or state.wants_prompt_logprobs else 0
+            work.append(Work(state, num_owed, Draft() if last else None, extra))
+        ready, plan = schedule.drafting, schedule.plan
         if ready:
             started = perf_counter()
-            drafts = self._drafting.ask(ready, plan)
+            drafts = self.drafting.ask(ready, plan)
             stats.time_draft = perf_counter() - started
             for state, draft, budget in zip(ready, drafts, plan.budgets, strict=True):
                 reason = "request" if state.most_drafted == 0 else plan.reason
@@ -175,7 +196,7 @@ class StepLoop:
         return work
 
     def _hand_out(self, work: Seq[Work], rows: Seq[Rows], result: Forward) -> None:
-        """Check drafts that could not be read before, and keep what the drafter wants to know of every row."""
+        """Keep what the drafter wants to know of every row."""
         logits, taps = result.logits, result.taps
         count = min(self._needs.top_tokens, logits.shape[1])
         top: Tensor | None = None
@@ -183,8 +204,6 @@ class StepLoop:
             top = row_argmax(logits)[:, None] if count == 1 else logits.topk(count).indices
         at = tap = 0
         for item, row in zip(work, rows, strict=True):
-            if item.draft is not None:
-                self._drafting.check_tokens(item.draft)
             end, last = at + item.num_logits, tap + row.num_tapped
             if top is not None and end > at:
                 item.top_tokens = top[at:end]
@@ -213,7 +232,11 @@ class StepLoop:
             own.time_first_token = perf_counter() - item.state.time_started
         own.num_tokens += len(chunk.token_ids)
         own.num_forwards += 1
-        own.count_budget(item.budget, item.reason)
+        own.num_plain_forwards += not item.budget
+        if item.budget is not None:
+            own.num_asked_tokens += item.budget
+            decision = f"{'on' if item.budget else 'off'}: {item.reason}"
+            own.decisions[decision] = own.decisions.get(decision, 0) + 1
         if item.draft is not None and len(item.draft):
             depths = [depth - 1 for depth in item.draft.depths[: item.draft.num_candidates]]
             # one more than was accepted, where the last accepted node has a child

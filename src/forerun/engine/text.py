@@ -47,16 +47,6 @@ class TokenTexts:
         """Whether the token is no part of any text: a special token, or an id that stands for nothing."""
         return token_id in self._skipped or self._token(token_id) is None
 
-    def end_of(self, token_ids: Seq[int]) -> list[int]:
-        """The last tokens that are part of the text, as many as what follows can depend on."""
-        end: list[int] = []
-        for token_id in reversed(token_ids):
-            if len(end) == _PROMPT_CONTEXT:
-                break
-            if not self.skips(token_id):
-                end.append(token_id)
-        return end[::-1]
-
     def _added(self, context: int | None, token_ids: tuple[int, ...]) -> str:
         if context is None:
             return self._decode(token_ids)
@@ -93,7 +83,13 @@ class Detokenizer:
         self._shown = 0  # characters of their text that have been returned
         self._utf8 = getincrementaldecoder("utf-8")("replace")  # of tokens that stand for one byte
         self._begun = False  # the prompt ends inside a character of which nothing has been returned
-        self.push(texts.end_of(prompt_ids))
+        end: list[int] = []  # of the prompt, as many tokens that are part of the text as what follows can depend on
+        for token_id in reversed(prompt_ids):
+            if len(end) == _PROMPT_CONTEXT:
+                break
+            if not texts.skips(token_id):
+                end.append(token_id)
+        self.push(end[::-1])
         self._begun = bool(self._pending) or self._utf8.getstate()[0] != b""
 
     def push(self, ids: Seq[int]) -> str:

@@ -87,5 +87,5 @@ class WaitingQueue:
             del line[params.tenant]
             if not line:
                 del self._lines[params.priority]
-        if not len(self):
+        if not self._lines and not self._resuming:
             self._given, self._level = {}, 0.0

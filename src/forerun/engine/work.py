@@ -51,16 +51,6 @@ class Work:
     bad_rows: frozenset[int] = frozenset()
     dead_rows: Mapping[int, Exception] = field(default_factory=dict)
 
-    @classmethod
-    def undrafted(cls, state: SequenceState, num_owed: int, all_rows: bool = False) -> Work:
-        """The next tokens of a prompt, or of one that is computed again; with the last one, a token is drawn.
-
-        all_rows: the drafter wants to know of every row.
-        """
-        last = num_owed == state.num_missing
-        extra = num_owed - last if all_rows or state.wants_prompt_logprobs else 0
-        return cls(state, num_owed, Draft.empty() if last else None, extra)
-
     @property
     def num_logits(self) -> int:
         """Rows of logits this sequence takes from the step's."""

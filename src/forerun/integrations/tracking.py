@@ -81,7 +81,7 @@ class Tracked:
     def _grow(self, count: int) -> None:
         token_ids = self.sequence.token_ids
         assert isinstance(token_ids, TokenIds)
-        token_ids.grow(self._unread(count))
+        list.extend(token_ids, self._unread(count))
 
     def begins(self, row: Tokens, length: int) -> bool:
         """Whether a row of this length goes on from what is here."""

@@ -26,14 +26,8 @@ class LayerRangeDecoder(ABC):
 
     def forward(self, layout: Layout, layers: Sequence[int] = ()) -> tuple[Tensor, Tensor | None]:
         """As `Decoder.forward`."""
-        return self.forward_from(self.embed(layout), layout, 0, layers)
-
-    def forward_from(
-        self, x: Tensor, layout: Layout, first: int, layers: Sequence[int] = ()
-    ) -> tuple[Tensor, Tensor | None]:
-        """As `forward`, of what enters layer `first`, [T, hidden]."""
         taps = Taps(layers, layout)
-        logits = self.head(self.through(x, layout, first, self.num_layers, taps), layout, taps)
+        logits = self.head(self.through(self.embed(layout), layout, 0, self.num_layers, taps), layout, taps)
         return logits, taps.stacked()
 
     def chains(self, caches: Sequence[Cache], pick: Pick) -> Chains | None:

@@ -111,11 +111,13 @@ class Model(LanguageModel):
             ConfigError: `layers` is out of range.
             ValueError: `layers` lie before the one that rows go on from.
         """
-        check_layers(layers, self.num_layers)
+        if layers:
+            check_layers(layers, self.num_layers)
         if any(rows.hidden is not None for rows in batch):
             return self._go_on(batch, layers)
         layout = lay_out(batch, self._planner)
-        return self._result(*self.decoder.forward(layout, layers), layout)
+        logits, taps = self.decoder.forward(layout, layers)
+        return Forward(self._of_all_tokens(logits[: layout.num_logits]), taps)
 
     def chains(self, caches: Sequence[Cache], pick: Pick) -> Chains | None:
         """As `LanguageModel.chains`."""
@@ -191,10 +193,10 @@ class Model(LanguageModel):
         layout = lay_out(resumed, self._planner)
         parts = [rows.hidden for rows in resumed if rows.hidden is not None]
         parts.append(parts[-1][-1:].expand(layout.num_rows - layout.num_new, -1))
-        return self._result(*decoder.forward_from(torch.cat(parts), layout, first, layers), layout)
-
-    def _result(self, logits: Tensor, taps: Tensor | None, layout: Layout) -> Forward:
-        return Forward(self._of_all_tokens(logits[: layout.num_logits]), taps)
+        taps = Taps(layers, layout)
+        x = decoder.through(torch.cat(parts), layout, first, self.num_layers, taps)
+        logits = decoder.head(x, layout, taps)
+        return Forward(self._of_all_tokens(logits[: layout.num_logits]), taps.stacked())
 
     def _of_all_tokens(self, logits: Tensor) -> Tensor:
         """[R, tokens that the decoder computes] -> [R, V]."""

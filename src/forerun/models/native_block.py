@@ -13,7 +13,7 @@ from forerun.kernels.native.library import Library
 from forerun.kernels.native.structs import LayerStruct
 from forerun.kernels.native_linear import NativeLinear
 from forerun.models.attention.base import Planner
-from forerun.models.attention.native import plan_struct
+from forerun.models.attention.native import rows_struct
 from forerun.models.attention.path_planner import PathPlanner
 from forerun.models.base import Rows
 from forerun.models.head_layers import HeadLayers, head_attention
@@ -44,7 +44,7 @@ class NativeBlockLayers(NativeHead[BlockConfig]):
         parts = [rows.states for rows in batch if rows.states is not None]
         states = (parts[0] if len(parts) == 1 else torch.cat(parts)).float().contiguous()
         plan, tables = self._planned(batch)
-        rows = plan_struct(plan, *tables)
+        rows = rows_struct(plan, *tables)
         self._library.context(
             ctypes.byref(self._model),
             self._context_norm.data_ptr(),
@@ -58,7 +58,7 @@ class NativeBlockLayers(NativeHead[BlockConfig]):
         threads, model = torch.get_num_threads(), ctypes.byref(self._model)
         x = x.contiguous()
         plan, tables = self._planned(batch)
-        rows = plan_struct(plan, *tables, are_blocks=True)
+        rows = rows_struct(plan, *tables, are_blocks=True)
         self._library.layers(model, ctypes.byref(rows), 0, self._config.num_layers, x.data_ptr(), threads)
         parts = torch.split(x, [len(each.token_ids) for each in batch])
         wanted = [part[len(part) - each.num_wanted :] for part, each in zip(parts, batch, strict=True)]

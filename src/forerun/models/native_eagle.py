@@ -12,7 +12,7 @@ from forerun.heads.eagle_config import EagleConfig
 from forerun.kernels.native.library import Library
 from forerun.kernels.native.structs import EagleStruct, LinearStruct, RowsStruct
 from forerun.models.attention.base import Layout, Planner
-from forerun.models.attention.native import plan_struct, rows_struct
+from forerun.models.attention.native import rows_struct
 from forerun.models.attention.path_planner import PathPlanner
 from forerun.models.base import Rows
 from forerun.models.chains import Chains, Pick
@@ -46,7 +46,7 @@ class NativeEagleLayer(NativeHead[EagleConfig]):
     def forward(self, layout: Layout, embedding: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
         """As `EagleLayer.forward`."""
         wanted = torch.arange(layout.num_rows) if layout.logit_rows is None else layout.logit_rows
-        rows = rows_struct(layout, *self._rotation.reaching(layout.num_positions))
+        rows = rows_struct(layout.plan, *self._rotation.reaching(layout.num_positions))
         return self._computed(rows, embedding, states, wanted[: layout.num_logits])
 
     def chains(self, caches: Sequence[Cache], pick: Pick, embed: Callable[[Tensor], Tensor]) -> Chains | None:
@@ -57,14 +57,14 @@ class NativeEagleLayer(NativeHead[EagleConfig]):
         """As `EagleLayer.keys`."""
         embedding, states = embedding.contiguous(), states.contiguous()
         plan, tables = self._planned(batch)
-        rows, read = plan_struct(plan, *tables), (embedding.data_ptr(), states.data_ptr())
+        rows, read = rows_struct(plan, *tables), (embedding.data_ptr(), states.data_ptr())
         threads = torch.get_num_threads()
         self._library.eagle(ctypes.byref(self._eagle), ctypes.byref(rows), *read, None, 0, None, None, threads)
 
     def blocks(self, batch: Sequence[Rows], embedding: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
         """As `EagleLayer.blocks`."""
         plan, tables = self._planned(batch)
-        rows = plan_struct(plan, *tables, are_blocks=True)
+        rows = rows_struct(plan, *tables, are_blocks=True)
         return self._computed(rows, embedding, states, torch.arange(len(embedding)))
 
     def _computed(self, rows: RowsStruct, embedding: Tensor, states: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:

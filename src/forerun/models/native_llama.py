@@ -97,7 +97,7 @@ class NativeLlamaDecoder(LayerRangeDecoder):
         """As `LayerRangeDecoder.through`."""
         x = x.to(torch.float32, copy=True).contiguous()
         rotation = self._rotation.reaching(layout.num_positions)
-        rows = rows_struct(layout, *rotation)
+        rows = rows_struct(layout.plan, *rotation)
         for layer in (layer for layer in taps.layers if first <= layer < last):
             self._compute(rows, first, layer, x)
             taps.take(layer, x)

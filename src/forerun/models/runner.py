@@ -44,7 +44,7 @@ def lay_out(batch: Sequence[Rows], planner: Planner) -> Layout:
         num_logits=num_logits,
         plan=planner.plan(packed, padding),
         tap_rows=tapped,
-        states=_states(batch, padding, planner.device),
+        states=None if all(rows.states is None for rows in batch) else _states(batch, padding, planner.device),
     )
 
 
@@ -52,22 +52,17 @@ def packed_rows(rows: Rows, start: int) -> PackedRows:
     """The rows as they are packed from row `start` on. They are added to their cache's scratch."""
     cache = cache_of(SequenceCache, rows.cache)  # type: ignore[type-abstract]  # nothing is made of it
     n = len(rows.token_ids)
-    first = _feed(cache, rows)
+    first = len(cache.scratch_parents)
+    if rows.hidden is not None:  # they go on from a middle layer, and have been fed
+        first -= n
+    else:
+        cache.feed(range(first - 1, first - 1 + n) if rows.parents is None else rows.parents)
     parents, length = cache.scratch_parents, cache.length
     is_chain = parents == list(range(-1, len(parents) - 1))
     positions: Sequence[int] = range(length + first, length + first + n)
     if not is_chain:
         positions = [length + depth - 1 for depth in Tree(parents=parents).depths[first:]]
     return PackedRows(cache, start, start + n, first, positions, is_chain, rows.is_block)
-
-
-def _feed(cache: SequenceCache, rows: Rows) -> int:
-    """The first of the rows in the cache's scratch, to which they are added unless they go on from a middle layer."""
-    first = cache.num_scratch
-    if rows.hidden is not None:
-        return first - len(rows.token_ids)
-    cache.feed(range(first - 1, first - 1 + len(rows.token_ids)) if rows.parents is None else rows.parents)
-    return first
 
 
 def _token_ids(batch: Sequence[Rows], padding: int, device: torch.device) -> Tensor:
@@ -81,15 +76,13 @@ def _token_ids(batch: Sequence[Rows], padding: int, device: torch.device) -> Ten
     return torch.cat([*parts, parts[-1][-1:].expand(padding)])
 
 
-def _states(batch: Sequence[Rows], padding: int, device: torch.device) -> Tensor | None:
-    """[num_rows, S], the last one repeated; None where there are none.
+def _states(batch: Sequence[Rows], padding: int, device: torch.device) -> Tensor:
+    """[num_rows, S], the last one repeated, where some rows have states.
 
     Raises:
-        ValueError: some rows have states and others do not, or there is not one for each token.
+        ValueError: others do not, or there is not one for each token.
     """
     parts = [rows.states for rows in batch if rows.states is not None]
-    if not parts:
-        return None
     if [len(part) for part in parts] != [len(rows.token_ids) for rows in batch]:
         raise ValueError("each row of a head's forward needs a state beside its token")
     return torch.cat([*parts, parts[-1][-1:].expand(padding, -1)]).to(device, non_blocking=True)

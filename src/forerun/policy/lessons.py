@@ -57,11 +57,6 @@ class Lessons:
         self._noted: list[tuple[int, StepCost, Seq[Outcome]]] = []
         self.steps = 0
 
-    @property
-    def has_any(self) -> bool:
-        """Whether there are steps that were not learned from."""
-        return bool(self._noted)
-
     def note(self, cost: StepCost, outcomes: Seq[Outcome]) -> None:
         """A step is done."""
         self.steps += 1

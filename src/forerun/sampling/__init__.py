@@ -5,7 +5,7 @@ from forerun.sampling.draw import draw_tokens, non_finite_rows, row_argmax
 from forerun.sampling.filters import filters_only, unfiltered
 from forerun.sampling.grammar_mask import DeadRows
 from forerun.sampling.logprobs import TokenLogprob, token_logprobs
-from forerun.sampling.pipeline import LogitsPipeline, LogitsRow
+from forerun.sampling.pipeline import LogitsPipeline, LogitsRow, takes_argmax
 from forerun.sampling.seeded_noise import NoiseKey, StepNoise, keyed_gumbel, keyed_uniform
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "keyed_uniform",
     "non_finite_rows",
     "row_argmax",
+    "takes_argmax",
     "token_logprobs",
     "unfiltered",
 ]

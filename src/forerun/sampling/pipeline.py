@@ -37,7 +37,7 @@ class LogitsRow:
 class LogitsPipeline:
     """Turns rows of logits into the distributions that the requests ask for.
 
-    Keeps token counts of the sequences whose options need them, from `start` (or their first row) to `stop`.
+    Keeps token counts of the sequences whose options need them, from their first row to `stop`.
 
     Args:
         vocab_size: V, the width of the rows. Token ids at and above it are ignored.
@@ -49,22 +49,13 @@ class LogitsPipeline:
         self.eos_token_ids = frozenset(eos_token_ids)
         self._penalties: dict[int, SequencePenalties] = {}
 
-    def start(self, sequence: Sequence) -> None:
-        """A sequence enters."""
-        if penalties.in_use(sequence.params):
-            self._penalties_of(sequence)
-
     def stop(self, sequence: Sequence) -> None:
         """The sequence leaves; its counts are freed."""
         self._penalties.pop(sequence.id, None)
 
     def is_identity(self, params: SamplingParams) -> bool:
         """Whether the request takes the argmax of the raw logits: greedy, and no option moves it."""
-        return self.takes_argmax(params) and params.grammar is None
-
-    def takes_argmax(self, params: SamplingParams) -> bool:
-        """The same, of the raw logits or of those that the grammar allows."""
-        return params.greedy and not penalties.in_use(params)
+        return takes_argmax(params) and params.grammar is None
 
     def process(self, logits: Tensor, rows: Seq[LogitsRow], dead: DeadRows | None = None) -> Tensor:
         """The processed distributions, as log-probabilities.
@@ -135,6 +126,11 @@ class LogitsPipeline:
         if found is None or found.sequence is not sequence:
             found = self._penalties[sequence.id] = SequencePenalties(sequence, self.vocab_size, self.eos_token_ids)
         return found
+
+
+def takes_argmax(params: SamplingParams) -> bool:
+    """Whether a request takes the argmax, of the raw logits or of those that its grammar allows."""
+    return params.greedy and not penalties.in_use(params)
 
 
 def _is_plain(sequence: Sequence) -> bool:

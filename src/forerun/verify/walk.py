@@ -42,11 +42,6 @@ def walk_tokens(packed: PackedDrafts, row_tokens: Tensor | Seq[int]) -> list[Ver
     return verdicts
 
 
-def greedy_verdicts(packed: PackedDrafts, row_argmax: Tensor | Seq[int]) -> list[Verdict]:
-    """Verdicts of greedy requests. row_argmax: [rows] int64, the argmax of each of the target's rows."""
-    return walk_tokens(packed, row_argmax)
-
-
 class Walk:
     """Tokens drawn with fresh noise."""
 

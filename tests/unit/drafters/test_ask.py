@@ -267,7 +267,7 @@ def test_lists_of_a_call_are_its_own() -> None:
 
 def test_token_ids_read_as_a_list() -> None:
     ids = TokenIds([1, 2, 3])
-    ids.grow([4])
+    list.extend(ids, [4])
     assert ids == [1, 2, 3, 4] and type(ids[1:]) is list and type(list(ids)) is list
     assert torch.tensor(ids).tolist() == ids
     import copy

@@ -5,10 +5,30 @@ from __future__ import annotations
 import pytest
 
 from forerun.config import SamplingParams
-from forerun.drafters.text.copy_drafter import CopyRates
-from forerun.types import Sequence
+from forerun.drafters.text.copy_drafter import CopyDrafter
+from forerun.types import Draft, Sequence, Step, Verdict
 
 PRIOR = (0.5, 0.5, 0.5, 0.5)
+
+
+class Copier(CopyDrafter):
+    """Copies what it is given, whatever the sequence holds."""
+
+    def start(self, sequence: Sequence) -> None:
+        pass
+
+    def _copy(self, sequence: Sequence, count: int) -> tuple[list[int], list[int]]:
+        return self.copy
+
+    def drafted(self, sequence: Sequence, token_ids: list[int], lengths: list[int], price: float) -> Draft:
+        self.copy = token_ids, lengths
+        return self.draft([sequence], [len(token_ids)], price)[0]
+
+    def observe(self, sequence: Sequence) -> None:
+        self.commit([Step(sequence, Draft(), Verdict([], 0), 0)])
+
+    def rate(self, length: int) -> float:
+        return self._rates.rate(length.bit_length())
 
 
 def sequence() -> Sequence:
@@ -29,8 +49,8 @@ def sequence() -> Sequence:
 def test_each_token_is_a_trial_up_to_the_first_wrong_one(
     said: list[int], better: set[int], worse: set[int], price: float
 ) -> None:
-    rates, own = CopyRates(PRIOR), sequence()
-    assert len(rates.draft(own, [5, 6, 7], [1, 2, 4], price)) == (0 if price else 3)
+    rates, own = Copier(PRIOR), sequence()
+    assert len(rates.drafted(own, [5, 6, 7], [1, 2, 4], price)) == (0 if price else 3)
     own.token_ids += said
     for _ in range(2):  # the second time there is nothing new to learn
         rates.observe(own)
@@ -39,15 +59,15 @@ def test_each_token_is_a_trial_up_to_the_first_wrong_one(
 
 
 def test_lengths_of_as_many_binary_digits_are_one_level() -> None:
-    rates, own = CopyRates(PRIOR), sequence()
-    rates.draft(own, [5], [2], 0.0)
+    rates, own = Copier(PRIOR), sequence()
+    rates.drafted(own, [5], [2], 0.0)
     own.token_ids.append(5)
     rates.observe(own)
     assert rates.rate(3) == rates.rate(2) > rates.rate(1) == rates.rate(4) == rates.rate(10**6) == 0.5
 
 
 def test_nodes_name_their_source_where_one_is_given() -> None:
-    rates, own = CopyRates(), sequence()
-    assert rates.draft(own, [5, 6], [9, 10], 0.0, "here").sources == ("here", "here")
-    assert rates.draft(own, [5, 6], [9, 10], 0.0).sources == ()
-    assert rates.draft(own, [5, 6], [9, 10], 1.0, "here").sources == ()
+    own = sequence()
+    assert Copier(source="here").drafted(own, [5, 6], [9, 10], 0.0).sources == ("here", "here")
+    assert Copier().drafted(own, [5, 6], [9, 10], 0.0).sources == ()
+    assert Copier(source="here").drafted(own, [5, 6], [9, 10], 1.0).sources == ()

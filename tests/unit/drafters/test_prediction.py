@@ -193,4 +193,4 @@ def test_what_a_sequence_held_is_freed() -> None:
     drafter.draft(sequences, [3, 3])
     for own in (*sequences, *sequences):
         drafter.stop(own)
-    assert not drafter._followers and not drafter._rates._copied
+    assert not drafter._followers and not drafter._copied

@@ -94,7 +94,7 @@ def test_the_price_is_held_against_what_was_accepted() -> None:
         sequence.token_ids.append(9)
         drafter.commit([Step(sequence, draft, Verdict([], 9), 10)])
         drafter.stop(sequence)
-    assert not drafter._rates._copied
+    assert not drafter._copied
     for tokens, count in (([1, 2, 3, 4, 1, 2], 0), ([1, 2, 3, 4, 5, 1, 2, 3, 4], 2)):
         sequence = Sequence(0, tokens, len(tokens), PARAMS)
         drafter.start(sequence)

@@ -278,7 +278,7 @@ def test_what_a_sequence_held_is_freed(share: bool) -> None:
     for leaving in (own, own, other):
         drafter.stop(leaving)
     assert automata() == before + share  # the tenant's text stays
-    assert not drafter._states and not drafter._rates._copied
+    assert not drafter._states and not drafter._copied
     assert (drafter.nbytes > 0) == share
 
 

@@ -10,7 +10,7 @@ import pytest
 from doubles import FakeModel
 from forerun.config import SamplingParams
 from forerun.drafters import Prediction, PromptLookup
-from forerun.engine.checks import check_request, encode_prediction
+from forerun.engine.checks import check_request, checked, encode_prediction
 from forerun.errors import PromptError, SamplingError
 
 
@@ -22,8 +22,8 @@ class Letters:
 
 
 def encoded(
-    prediction: str | Seq[int] | None, drafter: Any = None, tokenizer: Any = None, context_length: int = 8
-) -> list[int] | None:
+    prediction: str | Seq[int], drafter: Any = None, tokenizer: Any = None, context_length: int = 8
+) -> list[int]:
     params = SamplingParams(prediction=prediction)
     return encode_prediction(params, FakeModel(context_length=context_length), tokenizer, drafter)
 
@@ -35,7 +35,7 @@ def test_a_prediction_is_text_or_token_ids() -> None:
     assert encoded([], drafter) == []
     assert encoded("a" * 8, drafter, Letters()) == [0] * 8
     for other in (None, PromptLookup(), drafter):
-        assert encoded(None, other) is None
+        assert checked([1], SamplingParams(), FakeModel(), None, other).prediction is None
 
 
 @pytest.mark.parametrize(

@@ -204,9 +204,9 @@ def test_costs_of_a_plan_are_learned_before_they_are_used_or_saved() -> None:
     for _ in range(2):
         assert budget.plan([sequence]).budgets == [0]
         budget.observe(StepCost(1, 0, 400, 0.0, 1.0, 0.0), [Outcome(sequence, 0, Draft.empty(), Verdict([], 0))])
-    assert budget._lessons.has_any
+    assert budget._lessons._noted
     budget.stop(sequence)
-    assert not budget._lessons.has_any and not budget._chosen.get(sequence)
+    assert not budget._lessons._noted and not budget._chosen.get(sequence)
 
 
 def test_a_plan_gives_every_sequence_its_budget_while_it_stands() -> None:

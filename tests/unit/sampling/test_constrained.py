@@ -13,7 +13,7 @@ import torch
 from forerun import SamplingParams
 from forerun.constraints import is_allowed
 from forerun.errors import GrammarDeadEndError
-from forerun.sampling import LogitsPipeline, LogitsRow, SequenceConstraint, constrained
+from forerun.sampling import LogitsPipeline, LogitsRow, SequenceConstraint, constrained, takes_argmax
 from forerun.tree import Tree
 from forerun.types import Sequence
 from grammars import ANY, Automaton, AutomatonMatcher, random_automaton
@@ -199,7 +199,7 @@ class TestPipeline:
         pipeline = LogitsPipeline(VOCAB, {END})
         params = SamplingParams(temperature=0, grammar=ANY)
         assert not pipeline.is_identity(params)
-        assert pipeline.takes_argmax(params)
+        assert takes_argmax(params)
         given = pipeline.process(self.logits, self.rows(temperature=0)).argmax(-1).tolist()
         assert given[0] == 1 + int(self.logits[0, 1:4].argmax())
         assert given[1:3] == [4, END]

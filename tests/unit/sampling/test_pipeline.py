@@ -223,7 +223,6 @@ def test_masking_every_token_keeps_the_models_distribution():
 def test_counts_follow_the_sequence_without_rescanning_it():
     params = SamplingParams(repetition_penalty=1.5, frequency_penalty=0.3, presence_penalty=0.2)
     sequence, pipeline = sequence_of(params), LogitsPipeline(VOCAB, EOS)
-    pipeline.start(sequence)
     logits = random_logits(1)
     for appended in ([], [7], [30, 30, 2], []):
         sequence.token_ids += appended

@@ -11,7 +11,7 @@ import torch
 from forerun.config import SamplingParams
 from forerun.sampling import StepNoise
 from forerun.types import Draft, PackedDrafts, Sequence, Verdict
-from forerun.verify import VERIFIERS, greedy_verdicts
+from forerun.verify import VERIFIERS
 from forerun.verify.walk import walk_tokens
 
 VOCAB = 3
@@ -116,7 +116,7 @@ def test_paths():
 
 def test_greedy_takes_each_rows_argmax():
     packed = PackedDrafts.of([Draft.chain([3, 1]), Draft.chain([2])])
-    assert greedy_verdicts(packed, torch.tensor([3, 0, 5, 2, 4])) == [Verdict([0], 0), Verdict([0], 4)]
+    assert walk_tokens(packed, torch.tensor([3, 0, 5, 2, 4])) == [Verdict([0], 0), Verdict([0], 4)]
 
 
 def test_drawn_tokens_come_from_the_rows_distribution(fresh_noise):

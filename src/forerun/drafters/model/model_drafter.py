@@ -115,7 +115,6 @@ class ModelDrafter(Drafter):
             view = replace(sequence, params=replace(unfiltered(sequence.params), temperature=1.0))
         self._states[sequence] = state = self._new_state(sequence, view)
         self._following.start(sequence)
-        self._pipeline.start(view)
         if self._has_own_caches and self._prefix_reuse:
             self._take_over(state)
 

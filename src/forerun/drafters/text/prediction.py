@@ -9,7 +9,7 @@ from bisect import bisect_left
 
 from forerun.drafters.base import Traits
 from forerun.drafters.text.copy_drafter import CopyDrafter
-from forerun.types import Draft, Sequence
+from forerun.types import Sequence
 
 PREDICTION_RATES = (0.6, 0.7, 0.85, 0.92, 0.96, 0.98, 0.99)
 """As COPY_RATES, for the client's prediction; no match at all is its beginning, or a guess after a replaced token."""
@@ -98,7 +98,7 @@ class Prediction(CopyDrafter):
         return Traits((type(self).__name__,), reads_prediction=True)
 
     def __init__(self) -> None:
-        super().__init__(PREDICTION_RATES)
+        super().__init__(PREDICTION_RATES, SOURCE)
         self._followers: dict[Sequence, tuple[Follower, list[int]]] = {}
 
     def start(self, sequence: Sequence) -> None:
@@ -109,19 +109,16 @@ class Prediction(CopyDrafter):
         super().stop(sequence)
         self._followers.pop(sequence, None)
 
-    def _copy(self, sequence: Sequence, budget: int, price: float) -> Draft:
+    def _copy(self, sequence: Sequence, count: int) -> tuple[list[int], list[int]]:
         held = self._followers.get(sequence)
         if held is None:
-            return Draft.empty()
+            return [], []
         follower, output = held
         for token in sequence.token_ids[sequence.num_prompt + len(output) :]:
             output.append(token)
             follower.follow(output)
-        token_ids = follower.prediction[follower.at : follower.at + budget]
-        if not token_ids:
-            return Draft.empty()
-        lengths = list(range(follower.matched, follower.matched + len(token_ids)))
-        return self._rates.draft(sequence, token_ids, lengths, price, SOURCE)
+        token_ids = follower.prediction[follower.at : follower.at + count]
+        return token_ids, list(range(follower.matched, follower.matched + len(token_ids)))
 
 
 SOURCE = "prediction"

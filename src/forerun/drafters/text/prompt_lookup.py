@@ -8,7 +8,7 @@ from __future__ import annotations
 from forerun.drafters.base import Traits
 from forerun.drafters.text.copy_drafter import CopyDrafter
 from forerun.errors import ConfigError
-from forerun.types import Draft, Sequence
+from forerun.types import Sequence
 
 
 class NgramIndex:
@@ -78,15 +78,15 @@ class PromptLookup(CopyDrafter):
     def _read(self, sequence: Sequence, end: int) -> None:
         self._indices[sequence].update(sequence.token_ids[:end])
 
-    def _copy(self, sequence: Sequence, budget: int, price: float) -> Draft:
+    def _copy(self, sequence: Sequence, count: int) -> tuple[list[int], list[int]]:
         index = self._indices[sequence]
         tokens = sequence.token_ids
         index.update(tokens)
         found = index.find(tokens)
         if found is None:
-            return Draft.empty()
+            return [], []
         start, size = found
-        copied = tokens[start : start + budget]
-        while len(copied) < budget:  # the match overlaps the end: go on with what was just copied
+        copied = tokens[start : start + count]
+        while len(copied) < count:  # the match overlaps the end: go on with what was just copied
             copied.append(copied[len(copied) - (len(tokens) - start)])
-        return self._rates.draft(sequence, copied, list(range(size, size + budget)), price)
+        return copied, list(range(size, size + count))

@@ -13,7 +13,7 @@ from forerun.drafters.text.copy_drafter import CopyDrafter
 from forerun.drafters.text.shared_text import MAX_SHARED_TOKENS, Place, Sharer, Tenants
 from forerun.drafters.text.suffix_automaton import SuffixAutomaton
 from forerun.errors import ConfigError
-from forerun.types import Draft, Sequence
+from forerun.types import Sequence
 
 LENGTH_BASE = 1
 LENGTH_FACTOR = 4
@@ -98,12 +98,10 @@ class Suffix(CopyDrafter):
         if self._tenants is not None:
             self._tenants = Tenants(self._max_shared_tokens)
 
-    def _copy(self, sequence: Sequence, budget: int, price: float) -> Draft:
+    def _copy(self, sequence: Sequence, count: int) -> tuple[list[int], list[int]]:
         self._read(sequence, len(sequence.token_ids))
         text, end, length = self._longest(self._states[sequence])
-        count = min(budget, LENGTH_BASE + LENGTH_FACTOR * length)
-        token_ids, lengths = text.copy(end, length, count, self._min_match)
-        return self._rates.draft(sequence, token_ids, lengths, price) if token_ids else Draft.empty()
+        return text.copy(end, length, min(count, LENGTH_BASE + LENGTH_FACTOR * length), self._min_match)
 
     def _read(self, sequence: Sequence, end: int) -> None:
         held = self._states[sequence]

@@ -13,7 +13,7 @@ from forerun.kernels.native.structs import AttentionStruct, RowsStruct
 from forerun.kernels.page_layout import PAGE
 from forerun.kernels.partition import Form
 from forerun.kernels.row_paths import PathPlan
-from forerun.models.attention.base import LayerAttention, Layout
+from forerun.models.attention.base import LayerAttention, Layout, Plan
 from forerun.models.attention.path_planner import PathPlanner
 
 
@@ -52,26 +52,23 @@ class NativeAttention:
             softcap=form.softcap or 0.0,
             sinks=None if sinks is None else sinks.data_ptr(),
         )
-        rows = rows_struct(layout)
+        rows = rows_struct(layout.plan)
         out = torch.empty(len(query), query.shape[1] * value.shape[2])
         pointers = [tensor.data_ptr() for tensor in (query, key, value, out)]
         self._library.attention(ctypes.byref(shape), ctypes.byref(rows), *pointers, torch.get_num_threads())
         return out.to(self._dtype)
 
 
-def rows_struct(layout: Layout, cosines: Tensor | None = None, sines: Tensor | None = None) -> RowsStruct:
-    """The rows of a forward as the library reads them; `layout` and the tables must outlive it.
-
-    cosines, sines: [positions, D / 2] float32, of what rotates queries and keys itself.
-    """
-    assert isinstance(layout.plan, PathPlan)
-    return plan_struct(layout.plan, cosines, sines)
-
-
-def plan_struct(
-    plan: PathPlan, cosines: Tensor | None = None, sines: Tensor | None = None, *, are_blocks: bool = False
+def rows_struct(
+    plan: Plan, cosines: Tensor | None = None, sines: Tensor | None = None, *, are_blocks: bool = False
 ) -> RowsStruct:
-    """The same of a plan. are_blocks: of blocks, whose rows are rotated by their slots."""
+    """The rows of a forward as the library reads them; the plan, a `PathPlan`, and the tables must outlive it.
+
+    Args:
+        cosines, sines: [positions, D / 2] float32, of what rotates queries and keys itself.
+        are_blocks: of blocks, whose rows are rotated by their slots.
+    """
+    assert isinstance(plan, PathPlan)
     paths = plan.paths
     arrays = (paths.sequence, paths.position, paths.slot, paths.prefix, paths.tail_start, paths.tail)
     addresses = [array.ctypes.data for array in (*arrays, plan.pages, plan.page_start)]

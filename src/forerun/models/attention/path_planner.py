@@ -47,20 +47,16 @@ class PathPlanner:
         assert padding == 0
         caches = [cache_of(PagedCache, rows.cache) for rows in batch]
         if len(batch) == 1 and batch[0].is_chain:
-            (cache,) = caches
-            return PathPlan(_chain_paths(batch[0]), cache.addresses, np.array([0, len(cache.pages)], np.int32))
+            (cache,), (rows,) = caches, batch  # by far the most frequent forward: a single chain, or block
+            n, first = rows.end - rows.start, cache.length + rows.first
+            slot = np.arange(first, first + n, dtype=np.int32)
+            position = np.full_like(slot, first + n - 1) if rows.is_block else slot
+            nothing = np.zeros(n + 1, np.int32)
+            paths = RowPaths(nothing[:n], position, slot, position + np.int32(1), nothing, nothing[:0])
+            return PathPlan(paths, cache.addresses, np.array([0, len(cache.pages)], np.int32))
         starts = [0, *accumulate(len(cache.pages) for cache in caches)]
         addresses = np.concatenate([cache.addresses for cache in caches])
         return PathPlan(_paths(batch), addresses, np.array(starts, np.int32))
-
-
-def _chain_paths(rows: PackedRows) -> RowPaths:
-    """Of a single chain, by far the most frequent forward, or block."""
-    n, first = rows.end - rows.start, rows.cache.length + rows.first
-    slot = np.arange(first, first + n, dtype=np.int32)
-    position = np.full_like(slot, first + n - 1) if rows.is_block else slot
-    nothing = np.zeros(n + 1, np.int32)
-    return RowPaths(nothing[:n], position, slot, position + np.int32(1), nothing, nothing[:0])
 
 
 def _paths(batch: Sequence[PackedRows]) -> RowPaths:
