@@ -13,7 +13,6 @@
 # make wheel     a wheel with the native kernels compiled for this platform, in dist/
 # make report    docs/benchmarks.md and the README's figures anew from the measured results in benchmarks/
 # make measure   measure these results anew (an hour; leave the machine alone)
-# make study     the study of acceptance (docs/study.md) anew, nothing of it timed (an hour and a half on one core)
 # make scale     forerun inside vLLM, llama.cpp and on Ray (docs/scaling.md), which it installs in build/scale
 # make bench     one forward, and whole generations, beside Transformers (takes a while; leave the machine alone)
 #
@@ -38,7 +37,7 @@ STAMP := $(VENV)/.installed
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all fuzz check fix gpu docs release kernels wheel scale report measure study bench clean
+.PHONY: help demo test test-all fuzz check fix gpu docs release kernels wheel scale report measure bench clean
 
 help:
 	@sed -n '/^$$/q; s/^# \{0,1\}//p' Makefile
@@ -103,17 +102,14 @@ report: $(STAMP)
 	$(BIN)/forerun bench report benchmarks/*.json --head benchmarks/head.md --markdown docs/benchmarks.md --into README.md
 
 measure: $(STAMP)
-	FORERUN=$(BIN)/forerun PYTHON=$(BIN)/python benchmarks/measure.sh $(ARGS)
-
-study: $(STAMP)
-	FORERUN=$(abspath $(BIN))/forerun PYTHON=$(abspath $(BIN))/python benchmarks/study.sh $(ARGS)
+	FORERUN=$(BIN)/forerun benchmarks/measure.sh $(ARGS)
 
 scale: $(STAMP)
 	TORCH='$(TORCH)' tests/scale.sh $(abspath $(BIN))/python
 
 bench: $(STAMP)
-	$(BIN)/forerun bench forward --markdown
-	$(BIN)/forerun bench generate --model bundled --markdown
+	$(BIN)/forerun bench forward
+	$(BIN)/forerun bench generate --model bundled
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache dist build

@@ -2,16 +2,14 @@
 # Measure the results from which docs/benchmarks.md is made (make measure, then make report).
 #
 #   benchmarks/measure.sh           all of them
-#   benchmarks/measure.sh NAME...   some: bundled smollm2 forward load serve quality overhead tune audit plan journal
+#   benchmarks/measure.sh NAME...   some: bundled smollm2 forward serve quality tune audit plan
 #
 # They are meant for a machine that does nothing else meanwhile; reports warn where it did. FORERUN says which forerun
-# (forerun), PYTHON which Python has it (python3), THREADS how many threads (2). QUICK=1 measures a tenth as much, for a
-# look; do not commit what it writes.
+# (forerun), THREADS how many threads (2). QUICK=1 measures a tenth as much, for a look; do not commit what it writes.
 set -eu
 cd "$(dirname "$0")/.."
 FORERUN=${FORERUN:-forerun}
 THREADS=${THREADS:-2}
-PYTHON=${PYTHON:-python3}
 if [ "${QUICK:-}" ]; then PROMPTS=3 FORWARDS=6 PAIRS=2 TEXTS=6; else PROMPTS=12 FORWARDS=20 PAIRS=10 TEXTS=40; fi
 
 bundled() {  # the bundled pair: acceptance and speed of the drafters that serve it without options
@@ -28,24 +26,15 @@ forward() {  # one forward by rows, beside the roofline
     "$FORERUN" bench forward --dtypes bfloat16,int8 --rows 1,2,4,8,16 --rounds $FORWARDS \
         --threads "$THREADS" --json benchmarks/forward-random.json
 }
-load() {  # many requests at once
-    "$FORERUN" bench load --model bundled --parts loop,batches --drafters draft-model,suffix --outstanding 1,4,16 \
-        --pairs $PAIRS --threads "$THREADS" --json benchmarks/load-bundled.json
-}
-serve() {  # the same through a server, beside the engine's thread in-process, and beside large bodies
+serve() {  # many requests at once, through a server and without HTTP
     "$FORERUN" bench serve bundled --plain --in-process --concurrency 1,4,16 --rounds $((PAIRS / 2)) --requests 2 \
         --num-prompts 16 --no-details --threads "$THREADS" --json benchmarks/serve-bundled.json
-    "$FORERUN" bench serve bundled --large-bodies 8 --concurrency 1,4 --rounds $((PAIRS / 2)) --requests 4 \
-        --num-prompts 16 --no-details --threads 1 --json benchmarks/serve-bodies.json
     "$FORERUN" bench serve smollm2 --plain --in-process --concurrency 1,4,8,16 --rounds 3 --requests 2 --max-tokens 64 \
         --num-prompts 16 --no-details --threads "$THREADS" --json benchmarks/serve-smollm2.json
 }
 quality() {  # what 8 and 4 bits cost
     "$FORERUN" bench quality --model bundled --prompts prose,code --num-prompts $TEXTS \
         --threads "$THREADS" --json benchmarks/quality-bundled.json
-}
-overhead() {  # drafting in a long context
-    "$FORERUN" bench overhead --context 2000 --steps 100 --threads "$THREADS" --json benchmarks/overhead.json
 }
 tune() {  # the fastest drafter and K; what it writes for the other commands goes to build/
     mkdir -p build
@@ -62,28 +51,11 @@ plan() {  # a prediction for a machine that is not here
     "$FORERUN" plan 70B:layers=80,kv_heads=8,head_dim=128 --draft 1B --machine h100 --tensor-parallel 2 \
         --acceptance 0.75 --results benchmarks/plan-70b.json
 }
-journal() {  # a server's traffic with speculation, replayed without it; and the same traffic served without it
-    for drafter in auto none; do
-        rm -f "build/traffic-$drafter.jsonl" "build/traffic-$drafter.jsonl.1"
-        mkdir -p build
-        OMP_NUM_THREADS=1 "$FORERUN" serve bundled --drafter $drafter --port 8431 --prefix-reuse off \
-            --journal "build/traffic-$drafter.jsonl" 2>"build/traffic-$drafter.log" &
-        server=$!
-        until "$PYTHON" -c 'import urllib.request as u; u.urlopen("http://localhost:8431/health")' 2>/dev/null; do
-            kill -0 $server # it may have ended
-            sleep 1
-        done
-        "$PYTHON" benchmarks/traffic.py http://localhost:8431 --seconds 30 --gap 0.8 >/dev/null
-        kill $server
-        wait $server || true
-        "$FORERUN" bench journal "build/traffic-$drafter.jsonl" --json "benchmarks/journal-$drafter.json"
-    done
-}
 
 for name in "${@:-all}"; do
     case $name in
-        all) bundled; smollm2; forward; load; serve; quality; overhead; tune; audit; plan; journal ;;
-        bundled | smollm2 | forward | load | serve | quality | overhead | tune | audit | plan | journal) "$name" ;;
-        *) echo "measure.sh: there is no '$name'; there are bundled, smollm2, forward, load, serve, quality, overhead, tune, audit, plan, journal" >&2; exit 2 ;;
+        all) bundled; smollm2; forward; serve; quality; tune; audit; plan ;;
+        bundled | smollm2 | forward | serve | quality | tune | audit | plan) "$name" ;;
+        *) echo "measure.sh: there is no '$name'; there are bundled, smollm2, forward, serve, quality, tune, audit, plan" >&2; exit 2 ;;
     esac
 done

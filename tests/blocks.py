@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from forerun.heads import BlockConfig, StoredHead, block_tensors
+from forerun.heads import BlockConfig, StoredHead
 from forerun.models import LanguageModel, Model, Rows
 from heads import MarkovTarget
 
@@ -63,7 +63,7 @@ def random_block(
         }
     )
     tensors = {}
-    for name, shape in block_tensors(config).items():
+    for name, shape in config.tensors().items():
         numbers = torch.randn(shape, generator=generator)
         tensors[name] = 1 + 0.1 * numbers if len(shape) == 1 else 1.5 * numbers * shape[1] ** -0.5
         if name.endswith(("q_norm.weight", "k_norm.weight", "o_proj.weight")):

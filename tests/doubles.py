@@ -84,7 +84,6 @@ class FakeModel:
         self.exactness = Exactness(True)
         self.adapter = self.quantize = None
         self.kernels = "reference"
-        self.ranks = 1
         self.pool: Any = None
         generator = torch.Generator().manual_seed(seed)
         self.table = torch.randn(num_contexts, vocab_size, generator=generator, dtype=torch.float64).to(dtype) * scale

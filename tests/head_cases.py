@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from forerun.heads import EagleConfig, eagle_tensors
+from forerun.heads import EagleConfig
 
 SIZES = {
     "vocab_size": 96,
@@ -43,7 +43,7 @@ def random_tensors(config: EagleConfig, seed: int = 0) -> dict[str, Tensor]:
             return 1 + 0.1 * torch.randn(shape, generator=generator)
         return torch.randn(shape, generator=generator) / shape[1] ** 0.5
 
-    return {name: make(shape) for name, shape in eagle_tensors(config).items()}
+    return {name: make(shape) for name, shape in config.tensors().items()}
 
 
 def random_d2t(config: EagleConfig, seed: int = 0) -> Tensor | None:

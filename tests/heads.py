@@ -18,7 +18,7 @@ from doubles import FakeModel, MarkovModel
 from forerun import workloads
 from forerun.config import BUNDLED_TARGET
 from forerun.drafters import DRAFTERS
-from forerun.heads import EagleConfig, StoredHead, eagle_tensors, save_head
+from forerun.heads import EagleConfig, StoredHead, save_head
 from forerun.heads.fingerprint import target_fingerprint
 from forerun.models import Forward, LanguageModel, Model, Rows, load_model, load_tokenizer
 from medusa_heads import fitted_medusa
@@ -49,7 +49,7 @@ def random_head(
         }
     )
     tensors = {}
-    for name, shape in eagle_tensors(config).items():
+    for name, shape in config.tensors().items():
         numbers = torch.randn(shape, generator=generator)
         tensors[name] = 1 + 0.1 * numbers if len(shape) == 1 else 1.5 * numbers * shape[1] ** -0.5
     if size == vocab:
@@ -97,7 +97,7 @@ def fitted_head(target: Model, texts: Seq[Seq[int]]) -> StoredHead[EagleConfig]:
     width = target.embedding_rows(torch.tensor([0])).shape[1]
     vocab, layers = target.vocab_size, (target.num_layers,)
     config = EagleConfig(1, vocab, vocab, width, width, 1, 1, 2, 2, layers=layers)
-    tensors = {name: torch.zeros(shape) for name, shape in eagle_tensors(config).items()}
+    tensors = {name: torch.zeros(shape) for name, shape in config.tensors().items()}
     head = StoredHead(config, tensors)
     read, wanted = [], []
     for text in texts:
@@ -115,7 +115,7 @@ def fitted_mtp(target: Model, texts: Seq[Seq[int]]) -> StoredHead[EagleConfig]:
     """An MTP layer whose block does nothing, and whose map of [embedding; state], normed, is best by least squares."""
     plain = fitted_head(target, texts)
     config = replace(plain.config, is_mtp=True, norm_output=True)
-    tensors = {name: torch.zeros(shape) for name, shape in eagle_tensors(config).items()}
+    tensors = {name: torch.zeros(shape) for name, shape in config.tensors().items()}
     tensors |= {name: torch.ones(len(tensor)) for name, tensor in tensors.items() if tensor.ndim == 1}
     read, wanted = [], []
     for text in texts:
@@ -276,7 +276,7 @@ def aligned_head(target: AdditiveModel | MarkovTarget) -> StoredHead[EagleConfig
     and a drafted row the output of the row before; fed in any other way, it is hardly ever right."""
     vocab = target.vocab_size
     config = EagleConfig(1, vocab, vocab, 2 * vocab, 2 * vocab, 1, 1, 2, 2, layers=(1,))
-    tensors = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in eagle_tensors(config).items()}
+    tensors = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in config.tensors().items()}
     fuse = tensors["fc.weight"]  # [logits; token] of [nothing; token i + 1; anything; token i]
     fuse[:vocab, vocab : 2 * vocab] = target.last.T
     fuse[:vocab, 3 * vocab :] = target.before.T

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from attention_paths_reference import attend_paths
 from forerun.cache import PagedCache
 from forerun.config import INSTRUCTIONS
-from forerun.kernels.attention_paths_reference import attend_paths
 from forerun.kernels.native import native
 from forerun.kernels.native.library import Library
 from forerun.kernels.partition import Form

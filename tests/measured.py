@@ -54,9 +54,7 @@ def generated(
     rows = []
     for place in range(num_prompts):
         sign = 1 + noise * (1 if place % 2 else -1)
-        rows.append(
-            RunRow(place, PLAIN, "", 0.0, 0, 20, 2.0 * slower.get(PLAIN, 1.0), 20, first_token=0.1, gaps={80: 19})
-        )
+        rows.append(RunRow(place, PLAIN, "", 0.0, 0, 20, 2.0 * slower.get(PLAIN, 1.0), 20, first_token=0.1))
         rows.append(
             RunRow(
                 place,
@@ -72,7 +70,6 @@ def generated(
                 (5, 5, 5, 5),
                 tuple(5 if depth < accepted else 0 for depth in range(4)),
                 0.1,
-                {60: 10, 90: 9},
                 True,
             )
         )

@@ -14,8 +14,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from attention_paths_reference import attend_paths
 from forerun.cache import PagedCache
-from forerun.kernels.attention_paths_reference import attend_paths
 from forerun.kernels.partition import Form
 from forerun.kernels.triton.step_arrays import TILE, Capacity, bucket_of, pieces, write_piece
 from forerun.models.attention.base import LayerAttention
@@ -122,7 +122,7 @@ class Attending:
 
     def sequence(self, tokens: Sequence[int]) -> PagedCache:
         """A cache of these tokens, in pages that were full of NaN before. No kernel computes them."""
-        from forerun.kernels.triton.rotation import rotate_reference
+        from triton_references import rotate_reference
 
         cache = self.planner.new_cache()
         heads, kv_heads = self.heads

@@ -1,10 +1,10 @@
 """Greedy answers of vLLM, plain or with speculation, as JSON. Run by the Python of vLLM's environment.
 
 Standard input: {"model", "speculative" (or null), "prompts" (lists of token ids), "max_tokens"}, and if wanted
-"additional" (vLLM's additional configuration), "max_num_seqs" (1) and "max_model_len" (1024). The last line of
-standard output that begins with "{" is {"token_ids", "counters" (of vLLM's speculative decoding), "forwards" (of the
-target, prompts included), "seconds" (of all answers), "propose" (seconds of each call of a custom class), and
-"propose_cpu" (the same of the processor)}.
+"additional" (vLLM's additional configuration), "max_num_seqs" (1), "max_model_len" (1024) and "tensor_parallel_size"
+(1). The last line of standard output that begins with "{" is {"token_ids", "counters" (of vLLM's speculative decoding),
+"forwards" (of the target, prompts included; 0 of several ranks, which compute in processes of their own), "seconds" (of
+all answers), "propose" (seconds of each call of a custom class), and "propose_cpu" (the same of the processor)}.
 """
 
 from __future__ import annotations
@@ -63,6 +63,7 @@ def main() -> None:
         dtype="float32",
         max_model_len=asked.get("max_model_len", 1024),
         max_num_seqs=max_num_seqs,
+        tensor_parallel_size=asked.get("tensor_parallel_size", 1),
         enforce_eager=True,
         enable_prefix_caching=False,
         disable_log_stats=False,

@@ -67,15 +67,7 @@ INSTRUCTIONS_VARIABLE = "FORERUN_INSTRUCTIONS"
 INSTRUCTIONS = ("avx512bf16", "avx512", "avx2", "portable")
 """The best first. A processor that has one of them has those after it."""
 
-RANK_TIMEOUT_VARIABLE = "FORERUN_RANK_TIMEOUT"
-"""Environment variable: seconds without an answer after which a rank counts as lost."""
-ENVIRONMENT_VARIABLES = (
-    COST_CACHE_VARIABLE,
-    HOME_VARIABLE,
-    INSTRUCTIONS_VARIABLE,
-    KERNELS_VARIABLE,
-    RANK_TIMEOUT_VARIABLE,
-)
+ENVIRONMENT_VARIABLES = (COST_CACHE_VARIABLE, HOME_VARIABLE, INSTRUCTIONS_VARIABLE, KERNELS_VARIABLE)
 """All that are read beside those of flags."""
 
 HYBRID_MODES = ("first", "merge")
@@ -280,6 +272,16 @@ class SamplingParams:
     def greedy(self) -> bool:
         """Whether the most probable token is taken without drawing."""
         return self.temperature == 0
+
+
+def check_one_process(tensor_parallel_size: int) -> None:
+    """Raise ConfigError unless a model is to be computed by one process: 1, as vLLM's users may say it."""
+    if tensor_parallel_size != 1:
+        raise ConfigError(
+            f"tensor_parallel_size is {tensor_parallel_size!r}, but forerun computes a model in one process. Leave it "
+            "out, or run vLLM with tensor_parallel_size and give it forerun's drafts and heads: `forerun export vllm`, "
+            "or forerun.integrations.vllm (docs/scaling.md)."
+        )
 
 
 def environment_choice(variable: str, choices: Sequence[str]) -> str | None:

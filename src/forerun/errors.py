@@ -21,7 +21,6 @@
     │   ├── GrammarDeadEndError       ... for its grammar leaves no token, or cannot be followed
     │   ├── InterruptedRequestError   ... for its step was interrupted
     │   ├── EngineClosedError         ... for the engine takes no requests any more
-    │   ├── RankError                 ... for a rank of a tensor-parallel group differs, hangs or has ended
     │   ├── DeviceError               ... for the device that computes it has failed
     │   └── DeviceMemoryError         ... for that device has no memory left
     ├── RequestBodyError          a request in OpenAI's format that cannot be served as it is
@@ -149,19 +148,6 @@ class InterruptedRequestError(RequestError):
 
 class EngineClosedError(RequestError):
     """A request to an engine that takes no more, or that was closed before the request was finished."""
-
-
-class RankError(RequestError):
-    """A rank of a tensor-parallel group that differs from the others, does not answer, or has ended. The group can be
-    used no more.
-
-    Attributes:
-        rank: its number; None where it is not known which one it was.
-    """
-
-    def __init__(self, message: str, rank: int | None = None) -> None:
-        super().__init__(message)
-        self.rank = rank
 
 
 class DeviceError(RequestError):

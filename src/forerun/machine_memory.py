@@ -8,25 +8,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 GIB = 2**30
-_FILES_V1, _FILES_V2 = ("total_inactive_file", "total_active_file"), ("inactive_file", "active_file")
-
-
-@dataclass(frozen=True, slots=True)
-class _Names:
-    """The files of one version of cgroups."""
-
-    mount: str
-    limit: str
-    used: str
-    files: tuple[str, str]
-
-
-_V1 = _Names("sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", _FILES_V1)
-_V2 = _Names("sys/fs/cgroup", "memory.max", "memory.current", _FILES_V2)
+_V1 = ("sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
+_V2 = ("sys/fs/cgroup", "memory.max", "memory.current", "")
+"""Of each version of cgroups where its files lie, which hold limit and use, and how names in its statistics begin."""
 
 
 def total_memory(root: Path = Path("/")) -> int | None:
@@ -77,19 +64,19 @@ def _cgroups(root: Path) -> Iterator[tuple[int, int]]:
         _, controllers, path = (*line.split(":", 2), "", "")[:3]
         if controllers and "memory" not in controllers.split(","):
             continue
-        names = _V1 if controllers else _V2
+        mount, *names = _V1 if controllers else _V2
         # Inside a container the path may be that of the host; its own files lie at the mount then.
         place = PurePosixPath("/", path)
         for folder in (place, *place.parents):
-            yield from _limit(root / names.mount / folder.relative_to("/"), names)
+            yield from _limit(root / mount / folder.relative_to("/"), *names)
 
 
-def _limit(folder: Path, names: _Names) -> Iterator[tuple[int, int]]:
-    limit, used = _read(folder / names.limit).strip(), _read(folder / names.used).strip()
+def _limit(folder: Path, limit_file: str, use_file: str, prefix: str) -> Iterator[tuple[int, int]]:
+    limit, used = _read(folder / limit_file).strip(), _read(folder / use_file).strip()
     if limit.isdecimal() and used.isdecimal():  # "max": none
         stat = dict(line.split(" ", 1) for line in _read(folder / "memory.stat").splitlines() if " " in line)
-        files = sum(int(stat[key]) for key in names.files if stat.get(key, "").isdecimal())
-        yield int(limit), max(0, int(used) - files)
+        files = [stat.get(f"{prefix}{kind}_file", "") for kind in ("inactive", "active")]
+        yield int(limit), max(0, int(used) - sum(int(each) for each in files if each.isdecimal()))
 
 
 def _read(path: Path) -> str:

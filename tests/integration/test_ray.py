@@ -12,7 +12,6 @@ import os
 import random
 import signal
 import socket
-import subprocess
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -25,7 +24,7 @@ import openai
 import pytest
 
 from forerun import LLM, SamplingParams
-from ray_served import MISSING, PYTHON, Served, environment, forerun, gone, name_of, served
+from ray_served import MISSING, PYTHON, Served, forerun, gone, name_of, served
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not PYTHON, reason=MISSING)]
 
@@ -289,36 +288,6 @@ def test_a_batch_is_killed_and_goes_on(tmp_path: Path) -> None:
 
 def lines_of(path: Path) -> int:
     return path.read_bytes().count(b"\n") if path.exists() else 0
-
-
-def test_the_file_that_ray_s_own_command_takes(tmp_path: Path) -> None:
-    path = tmp_path / "serve.yaml"
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    written = forerun("serve", *TWO, "--port", str(port), "--write-config", str(path))
-    assert written.communicate(timeout=60) and written.returncode == 0
-    cluster = {**environment(), "RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled", "RAY_ADDRESS": "local"}
-    command = [str(Path(PYTHON).parent / "serve"), "run", str(path)]
-    log = (tmp_path / "log").open("w+")
-    with subprocess.Popen(command, env=cluster, stdout=log, stderr=log, start_new_session=True) as process:
-        try:
-            end = time.monotonic() + 240
-            while True:
-                assert process.poll() is None and time.monotonic() < end, (tmp_path / "log").read_text()[-3000:]
-                try:
-                    if httpx.get(f"http://127.0.0.1:{port}/health", timeout=5).status_code == 200:
-                        break
-                except httpx.TransportError:
-                    pass
-                time.sleep(0.5)
-            body = {"prompt": PROMPTS[0], "max_tokens": 20, "temperature": 0, "stream": False}
-            made = httpx.post(f"http://127.0.0.1:{port}/v1/completions", json=body, timeout=60).json()
-            assert [made["choices"][0]["text"]] == twins([body])
-        finally:
-            everything = Served(process).processes()  # type: ignore[arg-type]
-            process.send_signal(signal.SIGINT)
-            process.wait(60)
-            gone(everything)
 
 
 @pytest.mark.parametrize("command", [("serve", "bundled"), ("batch", "in.jsonl", "out.jsonl")])

@@ -21,8 +21,12 @@ import torch
 
 from forerun import LLM, SamplingParams
 from forerun.config import BUNDLED_MODELS
-from forerun.export import export_vllm_draft
+from forerun.export import export_vllm, export_vllm_draft
+from forerun.heads import save_head
+from forerun.heads.fingerprint import target_fingerprint
+from forerun.models import load_model
 from forerun.workloads import categories_in_turn, load
+from heads import random_head
 from vllm_peer import MISSING, PYTHON, assert_same_up_to_a_near_tie, theirs
 
 MODEL, MORE = os.environ.get("FORERUN_VLLM_MODEL", ""), os.environ.get("FORERUN_VLLM_MORE", "")
@@ -112,3 +116,32 @@ def test_the_bundled_pair_in_vllm(tmp_path: Path) -> None:
     accepted, drafted = (found["counters"][f"vllm:spec_decode_num_{each}_tokens"] for each in ("accepted", "draft"))
     print(f"\nacceptance rate at K = {K}: forerun {ours:.3f}, vLLM {accepted / drafted:.3f}; {line('vLLM', found, 0)}")
     assert accepted / drafted >= 0.9 * ours > 0
+
+
+def exported(kind: str, folder: Path) -> dict[str, Any]:
+    """vLLM's configuration of a draft of the bundled target whose heads two ranks can share."""
+    if kind == "draft model":  # the bundled draft has five heads, so the target drafts for itself
+        return export_vllm_draft("bundled", folder / "out", "bundled", dtype="float32", num_draft_tokens=3).speculative
+    model = load_model("bundled", "float32")
+    head = random_head(model, layers=(2, 8, 13), head_dim=64)
+    save_head(folder / "head", head.config, head.tensors, head.d2t, fingerprint=target_fingerprint(model))
+    return export_vllm(folder / "head", folder / "out", "bundled", dtype="float32", num_draft_tokens=3).speculative
+
+
+@pytest.mark.parametrize("kind", ["draft model", "head"])
+def test_two_ranks_of_vllm(kind: str, tmp_path: Path) -> None:
+    """The tokens of one rank, up to near-ties: two ranks add in another order."""
+    torch.set_num_threads(1)
+    speculative = exported(kind, tmp_path)
+    llm = LLM("bundled", drafter=None, dtype="float32")
+    prompts = [llm.encode(case.prompt)[:200] for case in load("code", 4)]
+    one, two = (
+        theirs(BUNDLED_MODELS["bundled"], prompts, speculative, max_tokens=MAX_TOKENS, tensor_parallel_size=count)
+        for count in (1, 2)
+    )
+    for prompt, ours, other in zip(prompts, one["token_ids"], two["token_ids"], strict=True):
+        assert_same_up_to_a_near_tie(llm, prompt, ours, other)
+    drafted, accepted = (two["counters"][f"vllm:spec_decode_num_{each}_tokens"] for each in ("draft", "accepted"))
+    same = sum(a == b for a, b in zip(one["token_ids"], two["token_ids"], strict=True))
+    print(f"\n{kind}, two ranks: {same} of {len(prompts)} texts as of one, {accepted} of {drafted} tokens accepted")
+    assert drafted > 0

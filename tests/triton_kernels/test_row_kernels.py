@@ -7,11 +7,11 @@ import torch
 
 pytest.importorskip("triton")
 
-from forerun.kernels.triton.activation import gated, gated_reference
+from forerun.kernels.triton.activation import gated
 from forerun.kernels.triton.linear import add_splits
-from forerun.kernels.triton.norm import add_and_norm, add_and_norm_reference
-from forerun.kernels.triton.rotation import rotate_reference
+from forerun.kernels.triton.norm import add_and_norm
 from forerun.models.base import Rows
+from triton_references import add_and_norm_reference, gated_reference, rotate_reference
 from triton_rig import DEVICE, DTYPES, MARKS, Attending, close, drawn
 
 pytestmark = MARKS

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence as Seq
 from dataclasses import dataclass
 from itertools import product
+from math import prod
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from forerun.audit.drawn_drafts import distorted
@@ -46,16 +46,14 @@ class LawSet:
     target: Contexts
     draft: Contexts
 
+    def chance(self, string: Seq[int]) -> float:
+        """The target's probability of a string of at most LENGTH symbols."""
+        return prod(float(self.target[tuple(string[:place])][symbol]) for place, symbol in enumerate(string))
+
     @property
     def cells(self) -> Numbers:
         """[NUM_SYMBOLS ** LENGTH] the probability of every string of LENGTH symbols, in lexicographic order."""
-        chances = []
-        for string in product(range(NUM_SYMBOLS), repeat=LENGTH):
-            chance = 1.0
-            for place, symbol in enumerate(string):
-                chance *= float(self.target[string[:place]][symbol])
-            chances.append(chance)
-        return np.array(chances)
+        return np.array([self.chance(string) for string in product(range(NUM_SYMBOLS), repeat=LENGTH)])
 
 
 def law_set(laws: Laws, params: SamplingParams, rng: np.random.Generator) -> LawSet:
@@ -89,23 +87,16 @@ class Drafts:
         drafts: [D].
         chances: [D] of being drawn.
         logprobs: [D, nodes + 1, NUM_SYMBOLS] the target's.
-        contexts: [D][nodes + 1] symbols before each row.
     """
 
     drafts: Seq[Draft]
     chances: Numbers
     logprobs: Tensor
-    contexts: Seq[Seq[tuple[int, ...]]]
-
-    def drawn(self, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
-        """[count] which drafts were drawn."""
-        found: NDArray[np.int64] = rng.choice(len(self.drafts), size=count, p=self.chances)
-        return found
 
 
 def drafts_of(laws: LawSet, shape: Shape, replacement: bool = True, chosen: bool = False) -> Drafts:
     """Every draft of a shape. chosen: its distributions are not told, as if a rule had chosen its tokens."""
-    drafts, chances, logprobs, contexts = [], [], [], []
+    drafts, chances, logprobs = [], [], []
     for symbols in product(range(NUM_SYMBOLS), repeat=len(shape)):
         paths: list[tuple[int, ...]] = [()]
         chance = 1.0
@@ -124,6 +115,5 @@ def drafts_of(laws: LawSet, shape: Shape, replacement: bool = True, chosen: bool
         drafts.append(Draft(list(symbols), list(shape), probs, replacement))
         chances.append(chance)
         logprobs.append(torch.from_numpy(np.stack([laws.target[path] for path in paths])).log())
-        contexts.append(paths)
     total = np.array(chances)
-    return Drafts(drafts, total / total.sum(), torch.stack(logprobs), contexts)
+    return Drafts(drafts, total / total.sum(), torch.stack(logprobs))

@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from forerun.audit.statistics import FOUND, Deviation, GTest, detectable
+from forerun.bench.report import markdown_table
+from forerun.results import DrafterFacts, Environment, Figure, Results, TableFacts, TargetFacts
+from forerun.results.write import without_folders
 
 Verdict = Literal["pass", "fail", "inconclusive", "measured", "not run"]
 """measured: a lossy rule was asked for, and its deviation is told. inconclusive: neither pass nor fail."""
@@ -14,6 +17,14 @@ _WORST_FIRST: tuple[Verdict, ...] = ("fail", "inconclusive", "measured", "pass",
 
 FORMAT = 1
 """Version of the JSON object."""
+_TOLD = ("name", "about", "verdict", "power", "reason", "findings", "notes", "tests")
+"""Of a layer, in the JSON object."""
+_SAYS = (
+    "A pass of Bits says that the compared answers are equal, to the last bit of each log-probability; of Rule and "
+    "Engine, that no deviation was seen between the cells that were counted: what would have been found stands beside "
+    "each test. It says nothing of other models, machines, versions, options or drafters, nor of an error that the "
+    "model makes with and without speculation."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +160,25 @@ class Certificate:
                 return "Nothing was tested."
         return f"No loss was found with {drafter}." if drafter else "No loss was found."
 
+    def markdown(self) -> str:
+        """The certificate for people."""
+        parts = [f"# {self.headline}"]
+        for layer in self.layers:
+            parts += [f"## {layer.name}: {layer.verdict}", layer.about]
+            parts += [f"Not run: {layer.reason}."] if layer.reason else []
+            parts += [markdown_table(*table_of(layer.tests))] if layer.tests else []
+            parts += ["\n".join(f"- {finding}" for finding in layer.findings)] if layer.findings else []
+            parts += [layer.power] if layer.power else []
+            parts += layer.notes
+        facts = {**self.subject, **self.environment}
+        parts += [
+            _SAYS,
+            f"All tests together fail by chance with probability {self.family_error:g} at most, if nothing is wrong.",
+            "; ".join(f"{name.replace('_', ' ')}: {value}" for name, value in facts.items() if value is not None) + ".",
+            f"{self.verdict.upper()}: {self.headline} {self.seconds:.0f} s.",
+        ]
+        return "\n\n".join(parts)
+
     def as_object(self) -> dict[str, Any]:
         """For JSON; dataclasses are left in it."""
         return {
@@ -159,23 +189,77 @@ class Certificate:
             "subject": dict(self.subject),
             "family_error": self.family_error,
             "seconds": round(self.seconds, 1),
-            "layers": [
-                {
-                    "name": layer.name,
-                    "about": layer.about,
-                    "verdict": layer.verdict,
-                    "power": layer.power,
-                    "reason": layer.reason,
-                    "findings": layer.findings,
-                    "notes": layer.notes,
-                    "tests": layer.tests,
-                }
-                for layer in self.layers
-            ],
+            "layers": [{name: getattr(layer, name) for name in _TOLD} for layer in self.layers],
             "machine": dict(self.environment),
         }
+
+
+COLUMNS = ("test", "verdict", "compared", "df", "p", "level", f"found with {FOUND:g}", "accepted/drafted", "note")
+
+
+def table_of(tests: Seq[Check]) -> tuple[list[str], list[list[str]]]:
+    """The header and the rows of a layer's tests, without columns that are empty in all."""
+    rows = [_row(test) for test in tests]
+    used = [column for column in range(len(COLUMNS)) if any(row[column] for row in rows)]
+    return [COLUMNS[column] for column in used], [[row[column] for column in used] for row in rows]
+
+
+def _row(test: Check) -> list[str]:
+    """The cells of a test's line under COLUMNS."""
+    note = test.note
+    if test.deviation is not None:
+        seen = test.deviation
+        note = f"deviation {100 * seen.seen:.2g} %, between {100 * seen.low:.2g} and {100 * seen.high:.2g} %"
+    return [
+        test.name,
+        test.verdict,
+        f"{test.num_samples} {test.what}",
+        "" if test.freedom is None else str(test.freedom),
+        "" if test.p_value is None else f"{test.p_value:.2g}",
+        "" if test.level is None else f"{test.level:.1g}",
+        "" if test.found is None else f"{100 * test.found:.2g} %",
+        f"{test.num_accepted}/{test.num_drafted}" if test.num_drafted else "",
+        note,
+    ]
 
 
 def worst(verdicts: Seq[Verdict]) -> Verdict:
     """The worst of several verdicts; "not run" of none."""
     return next((verdict for verdict in _WORST_FIRST if verdict in verdicts), "not run")
+
+
+def audit_results(certificate: Certificate, command: str, environment: Environment) -> Results:
+    """The certificate of a model in this process, in the schema of results. No text is in it."""
+    subject = certificate.subject
+    drafter = without_folders(str(subject["drafter"]))
+    figures, tables = [], []
+    for layer in certificate.layers:
+        for test in layer.tests:
+            labels = {"layer": layer.name, "method": test.name}
+            figures.append(Figure("compared", labels, float(test.num_samples)))
+            if test.found is not None:
+                figures.append(Figure("found", labels, test.found, samples=test.num_samples))
+            if test.p_value is not None:
+                figures.append(Figure("p_value", labels, test.p_value, samples=test.num_samples))
+        header, rows = table_of(layer.tests) if layer.tests else (["verdict"], [[layer.verdict]])
+        tables.append(TableFacts(f"{layer.name}: {layer.verdict}. {layer.power}".rstrip(), header, rows))
+    return Results(
+        kind="audit",
+        command=command,
+        environment=environment,
+        target=TargetFacts(
+            without_folders(str(subject["model"])),
+            str(subject.get("number_format") or ""),
+            exact=str(subject.get("exact")) == "yes",
+        ),
+        settings={"seed": subject.get("seed"), "family_error": certificate.family_error},
+        drafters=[DrafterFacts(drafter, drafter)],
+        figures=figures,
+        tables=tables,
+        details={
+            "verdict": certificate.verdict,
+            "headline": certificate.headline,
+            "layers": {layer.name: layer.verdict for layer in certificate.layers},
+            "findings": [finding for layer in certificate.layers for finding in layer.findings],
+        },
+    )

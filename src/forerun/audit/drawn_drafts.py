@@ -40,13 +40,12 @@ def distorted(law: Numbers, other: Numbers, rng: np.random.Generator) -> Numbers
 
 
 class DrawnDrafts(Drafter):
-    """Draws chains, and trees without replacement, from distorted laws of the continuations that cells are made of.
+    """Draws chains from distorted laws of the continuations that cells are made of.
 
     Args:
         known: prompt -> its continuations.
         laws: prompt -> its laws.
         seed: of the draws; never that of the engine's noise.
-        trees: draw branching drafts as well.
     """
 
     def __init__(
@@ -54,11 +53,9 @@ class DrawnDrafts(Drafter):
         known: dict[Path, Continuations],
         laws: dict[Path, Laws],
         seed: int,
-        trees: bool = True,
     ) -> None:
         self._rng = np.random.default_rng(seed)
         self._generator = torch.Generator().manual_seed(seed)
-        self._trees = trees
         self._tables: dict[Path, dict[Path, Tensor]] = {}
         for prompt, continuations in known.items():
             other = laws[prompt].law((), SamplingParams())
@@ -76,7 +73,7 @@ class DrawnDrafts(Drafter):
         """Nothing is kept of a sequence."""
 
     def draft(self, sequences: Seq[Sequence], budgets: Seq[int], price: float = 0.0) -> list[Draft]:
-        """A chain, or a tree of two branches, half of the time each."""
+        """A chain for each."""
         return [self._draft(one, min(most, one.room)) for one, most in zip(sequences, budgets, strict=True)]
 
     def commit(self, steps: Seq[Step]) -> None:
@@ -90,31 +87,13 @@ class DrawnDrafts(Drafter):
         if table is None or budget <= 0:
             return Draft.empty()
         path = tuple(sequence.output_ids)
-        if self._trees and budget > 2 and self._rng.random() < 0.5:
-            return self._tree(table, path)
         tokens: list[int] = []
         rows: list[Tensor] = []
         for _ in range(budget):
             rows.append(_law_at(table, (*path, *tokens)))
-            tokens.append(self._draw(rows[-1]))
+            uniform = torch.rand(1, dtype=torch.float64, generator=self._generator)
+            tokens.append(int(draw_tokens(rows[-1][None], uniform)))
         return Draft.chain(tokens, torch.stack([*rows, rows[-1]]))
-
-    def _tree(self, table: dict[Path, Tensor], path: Path) -> Draft:
-        """Two different tokens, and one after the first of them."""
-        root = _law_at(table, path)
-        first = self._draw(root)
-        left = root.clone()
-        left[first] = 0
-        if not float(left.sum()) > 0:
-            return Draft.chain([first], torch.stack([root, root]))
-        second = self._draw(left)
-        below = _law_at(table, (*path, first))
-        probs = torch.stack([root, below, root, root])
-        return Draft([first, second, self._draw(below)], [-1, -1, 0], probs, replacement=False)
-
-    def _draw(self, weights: Tensor) -> int:
-        uniform = torch.rand(1, dtype=torch.float64, generator=self._generator)
-        return int(draw_tokens(weights[None], uniform))
 
 
 def _law_at(table: dict[Path, Tensor], path: Path) -> Tensor:

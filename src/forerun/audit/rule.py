@@ -6,7 +6,7 @@ target's law, and the counts of three symbols are compared with their exact prob
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence as Seq
+from collections.abc import Callable, Sequence as Seq
 from dataclasses import dataclass
 from functools import partial
 
@@ -21,7 +21,7 @@ from forerun.audit.statistics import NOTHING, Numbers, deviation, g_test
 from forerun.config import LOSSY_RULES, SamplingParams
 from forerun.models import LanguageModel
 from forerun.sampling import StepNoise
-from forerun.types import Draft, Noise, PackedDrafts, Sequence, Verdict
+from forerun.types import Noise, PackedDrafts, Sequence
 from forerun.verify import verify_step
 
 _AT_ONCE = 2048
@@ -31,6 +31,7 @@ _OPTIONS = (SamplingParams(), SamplingParams(temperature=0.8, top_k=3))
 """Options under which the laws are taken; with the second, some symbols cannot come."""
 _AT_BOUNDS = 512
 """Drafts of each rule and law that are judged with numbers at the bounds."""
+_AT_A_BOUND = "tokens of probability 0 were written at a bound of the noise"
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,37 +119,33 @@ def _counts(tried: Tried, laws: LawSet, num_samples: int, rng: np.random.Generat
     cumulative = {context: np.cumsum(law).tolist() for context, law in laws.target.items()}
     generator = torch.Generator().manual_seed(int(rng.integers(2**62)))
     for start in range(0, num_samples, _AT_ONCE):
-        drawn = drafts.drawn(min(_AT_ONCE, num_samples - start), rng)
-        verdicts = _verified(tried, drafts, drawn.tolist(), generator, rng)
-        uniforms = rng.random((len(verdicts), LENGTH)).tolist()
-        for index, verdict, numbers in zip(drawn.tolist(), verdicts, uniforms, strict=True):
-            ids = drafts.drafts[index].ids
-            written = (*(ids[node] for node in verdict.path), verdict.next_token)
-            for number in numbers[: LENGTH - len(written)]:
-                sums = cumulative[written]
-                written = (*written, next(symbol for symbol, sum_ in enumerate(sums) if number * sums[-1] < sum_))
-            cell = 0
-            for symbol in written:
-                cell = cell * NUM_SYMBOLS + symbol
-            counts[cell] += 1
+        count = min(_AT_ONCE, num_samples - start)
+        drawn = rng.choice(len(drafts.drafts), size=count, p=drafts.chances).tolist()
+        seeds = rng.integers(2**62, size=count).tolist() if tried.is_seeded else [None] * count
+        sequences = [
+            Sequence(number, [0], 1, _OPTIONS[0] if seed is None else SamplingParams(seed=seed))
+            for number, seed in enumerate(seeds)
+        ]
+        packed = PackedDrafts.of([drafts.drafts[index] for index in drawn])
+        strings = _written(tried, drafts, drawn, packed, StepNoise(generator, sequences, packed))
+        for string, numbers in zip(strings, rng.random((count, LENGTH)).tolist(), strict=True):
+            for number in numbers[: LENGTH - len(string)]:
+                sums = cumulative[string]
+                string = (*string, next(symbol for symbol, sum_ in enumerate(sums) if number * sums[-1] < sum_))
+            counts[sum(symbol * NUM_SYMBOLS ** (LENGTH - 1 - place) for place, symbol in enumerate(string))] += 1
     return counts
 
 
-def _verified(
-    tried: Tried, drafts: Drafts, drawn: Seq[int], generator: torch.Generator, rng: np.random.Generator
-) -> list[Verdict]:
-    packed = PackedDrafts.of([drafts.drafts[index] for index in drawn])
+def _written(
+    tried: Tried, drafts: Drafts, drawn: Seq[int], packed: PackedDrafts, noise: Noise
+) -> list[tuple[int, ...]]:
+    """The symbols that the rule writes for each of the drafts that were drawn."""
     logprobs = drafts.logprobs[torch.tensor(drawn)].flatten(0, 1)
-    seeds: Seq[int | None] = [None] * len(drawn)
-    if tried.is_seeded:
-        seeds = rng.integers(2**62, size=len(drawn)).tolist()
-    sequences = [_sequence(number, seed) for number, seed in enumerate(seeds)]
-    noise = StepNoise(generator, sequences, packed)
-    return verify_step(packed, logprobs, [tried.rule] * len(drawn), noise)
-
-
-def _sequence(number: int, seed: int | None) -> Sequence:
-    return Sequence(number, [0], 1, SamplingParams(seed=seed) if seed is not None else _OPTIONS[0])
+    verdicts = verify_step(packed, logprobs, [tried.rule] * len(drawn), noise)
+    ids = [drafts.drafts[index].ids for index in drawn]
+    return [
+        (*(own[node] for node in verdict.path), verdict.next_token) for own, verdict in zip(ids, verdicts, strict=True)
+    ]
 
 
 def _measured(rule: str, sets: Seq[LawSet], num_samples: int, rng: np.random.Generator) -> Check:
@@ -183,37 +180,19 @@ class BoundNoise:
 
 def _at_bounds(layer: Layer, grid: Seq[Tried], sets: Seq[LawSet], rng: np.random.Generator) -> Check:
     """No rule may write a token that the target gives no chance, whatever the noise."""
-    checked = 0
-    wrong: dict[str, int] = {}
     for tried in grid:
+        count = 0
         for laws in sets:
             drafts = tried.drafts(laws)
             drawn = rng.integers(len(drafts.drafts), size=_AT_BOUNDS).tolist()
             packed = PackedDrafts.of([drafts.drafts[index] for index in drawn])
-            logprobs = drafts.logprobs[torch.tensor(drawn)].flatten(0, 1)
-            noise: Noise = BoundNoise(rng)
-            verdicts = verify_step(packed, logprobs, [tried.rule] * len(drawn), noise)
-            checked += len(drawn)
-            for index, verdict in zip(drawn, verdicts, strict=True):
-                bad = any(chance == 0 for chance in _chances(drafts, index, verdict, laws))
-                wrong[tried.name] = wrong.get(tried.name, 0) + bad
-    for name, count in wrong.items():
+            count += sum(laws.chance(each) == 0 for each in _written(tried, drafts, drawn, packed, BoundNoise(rng)))
         if count:
-            layer.findings.append(f"{name}: {count} tokens of probability 0 were written at a bound of the noise.")
-    failed = any(wrong.values())
+            layer.findings.append(f"{tried.name}: {count} {_AT_A_BOUND}.")
     return Check(
         "noise at its bounds, all rules",
-        "fail" if failed else "pass",
+        "fail" if any(_AT_A_BOUND in finding for finding in layer.findings) else "pass",
         what="verdicts",
-        num_samples=checked,
+        num_samples=_AT_BOUNDS * len(sets) * len(grid),
         note="no token of probability 0 may come",
     )
-
-
-def _chances(drafts: Drafts, index: int, verdict: Verdict, laws: LawSet) -> Iterator[float]:
-    """The target's probability of each symbol that a verdict writes."""
-    draft: Draft = drafts.drafts[index]
-    context: tuple[int, ...] = ()
-    for symbol in (*(draft.ids[node] for node in verdict.path), verdict.next_token):
-        yield float(laws.target[context][symbol])
-        context = (*context, symbol)

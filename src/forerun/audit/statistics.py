@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from importlib import import_module
 from math import inf, log, sqrt
 from typing import Any, TypeAlias
 
@@ -111,13 +112,9 @@ def detectable(num_samples: float, freedom: int, level: float, chance: float = F
     """The smallest total variation that is found with this chance; 1 where none is."""
     if freedom < 1 or num_samples <= 0:
         return 1.0
-    low, high = 0.0, 1.0
-    if power(num_samples, freedom, level, high) < chance:
+    if power(num_samples, freedom, level, 1.0) < chance:
         return 1.0
-    for _ in range(40):
-        middle = (low + high) / 2
-        low, high = (low, middle) if power(num_samples, freedom, level, middle) >= chance else (middle, high)
-    return high
+    return float(_scipy("optimize").brentq(lambda each: power(num_samples, freedom, level, each) - chance, 0.0, 1.0))
 
 
 def share_found(num_trials: int, chance: float = FOUND) -> float:
@@ -194,11 +191,10 @@ def _merged(seen: Numbers, expected: Numbers, least: float) -> tuple[Numbers, Nu
     return np.stack(merged, axis=-1), np.array([float(expected[group].sum()) for group in groups])
 
 
-def _scipy() -> Any:
+def _scipy(module: str = "stats") -> Any:
     try:
-        from scipy import stats
+        return import_module(f"scipy.{module}")
     except ModuleNotFoundError:
         raise ConfigError(
             "An audit needs scipy for its probabilities, which is not installed: pip install 'forerun[audit]'"
         ) from None
-    return stats

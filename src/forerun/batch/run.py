@@ -12,13 +12,11 @@ from typing import Any
 from forerun.batch.lines import Asked, answer, answer_name, refusal
 from forerun.engine import LLM, EngineThread, Generation, StepOutput
 from forerun.engine.outputs import generation
-from forerun.errors import DeviceError, ForerunError, QueueFullError, RankError
+from forerun.errors import DeviceError, ForerunError, QueueFullError
 from forerun.files.write import digest
 from forerun.openai_format.requests import CompletionRequest, with_seed
 from forerun.openai_format.responses import Responses
 
-_LOST = (RankError, DeviceError)
-"""Nothing more can be computed, and what failed by it is no answer."""
 _SEED_DIGITS = 15
 """Hexadecimal digits of a seed that is made from the batch's: below MAX_SEED."""
 
@@ -96,7 +94,6 @@ class BatchRun:
         """(index, answer) of each request, in the order in which they are done.
 
         Raises:
-            RankError: a process that computes the model with this one is lost.
             DeviceError: the device that computes it has failed.
         """
         pieces, more = self._pieces(requests), True
@@ -149,7 +146,7 @@ class BatchRun:
         piece.alone = not self._inside
         try:
             piece.id = self._thread.submit(piece.prompt, line.request.params, partial(self._arrived, piece))
-        except _LOST:
+        except DeviceError:  # nothing more can be computed, and what failed by it is no answer
             raise
         except ForerunError as error:
             self._fail(line, error)
@@ -175,7 +172,7 @@ class BatchRun:
             self._room = max(self._inside, 1)
             self._next.appendleft(piece)
             return
-        if isinstance(error, _LOST):
+        if isinstance(error, DeviceError):
             raise error
         self._room = min(self._room + 1, self._most)
         if error is not None:

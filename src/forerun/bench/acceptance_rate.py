@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 from forerun.bench.prompts import Request
@@ -11,8 +12,6 @@ from forerun.bench.report import Columns
 from forerun.config import SamplingParams
 from forerun.engine import LLM
 from forerun.engine.stats import SequenceStats
-
-TEMPERATURES = (0.0, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,19 +33,12 @@ class AcceptanceRow:
     temperature: float
     acceptance_rate: float
     mean_acceptance_length: float
-    category: str = ""
-    num_prompts: int = 0
-    per_position: tuple[float, ...] = ()
+    category: str
+    num_prompts: int
+    per_position: tuple[float, ...]
 
 
 COLUMNS: Columns[AcceptanceRow] = {
-    "workload, drafter": lambda row: f"{row.workload}, {row.drafter}",
-    "K": lambda row: str(row.num_draft_tokens),
-    "temperature": lambda row: f"{row.temperature:g}",
-    "acceptance rate": lambda row: f"{row.acceptance_rate:.3f}",
-    "mean acceptance length": lambda row: f"{row.mean_acceptance_length:.2f}",
-}
-BY_CATEGORY: Columns[AcceptanceRow] = {
     "category": lambda row: row.category or "all",
     "prompts": lambda row: str(row.num_prompts),
     "drafter": lambda row: row.drafter,
@@ -61,32 +53,29 @@ _MIN_REACHED = 20
 
 
 def measure(
-    engines: Mapping[tuple[str, int], LLM],
+    llm: LLM,
+    drafter: str,
+    k: int,
     workloads: Mapping[str, Sequence[Request]],
     max_tokens: int,
-    temperatures: Sequence[float] = TEMPERATURES,
-    *,
-    by_category: bool = False,
-    ignore_eos: bool = True,
+    temperatures: Sequence[float],
+    ignore_eos: bool,
 ) -> list[AcceptanceRow]:
-    """Every drafter on every workload, its prompts at once. engines: by (drafter, K).
+    """A drafter on every workload, its prompts at once, and on each of its categories where it has several.
 
-    by_category: a row for each category of a workload, too, where it has several.
+    llm: with the drafter, at K = `k`.
     """
     rows = []
-    for workload, requests in workloads.items():
-        for (drafter, k), llm in engines.items():
-            for temperature in temperatures:
-                params = SamplingParams(temperature=temperature, max_tokens=max_tokens, ignore_eos=ignore_eos)
-                generations: Any = llm.generate([request.token_ids for request in requests], params)
-                groups: dict[str, list[SequenceStats]] = {"": []}
-                for request, generation in zip(requests, generations, strict=True):
-                    groups[""].append(generation.stats)
-                    if by_category and request.category:
-                        groups.setdefault(request.category, []).append(generation.stats)
-                if len(groups) == 2:
-                    groups = {"": groups[""]}
-                rows += [_row(workload, drafter, k, temperature, name, each) for name, each in groups.items()]
+    for (workload, requests), temperature in product(workloads.items(), temperatures):
+        params = SamplingParams(temperature=temperature, max_tokens=max_tokens, ignore_eos=ignore_eos)
+        generations: Any = llm.generate([request.token_ids for request in requests], params)
+        groups: dict[str, list[SequenceStats]] = {"": [generation.stats for generation in generations]}
+        for request, generation in zip(requests, generations, strict=True):
+            if request.category:
+                groups.setdefault(request.category, []).append(generation.stats)
+        if len(groups) == 2:
+            groups = {"": groups[""]}
+        rows += [_row(workload, drafter, k, temperature, name, each) for name, each in groups.items()]
     return rows
 
 

@@ -22,6 +22,8 @@ class Run:
         reached: [position] drafts that had a token there below what was accepted before it; empty where unknown.
         accepted: [position] how many of those tokens were accepted.
         gaps: seconds between tokens; empty where unknown.
+        time_target: of its seconds, in the target's forwards; 0 where unknown.
+        time_draft: of its seconds, in the drafter.
     """
 
     token_ids: Sequence[int]
@@ -32,6 +34,8 @@ class Run:
     reached: Sequence[int] = ()
     accepted: Sequence[int] = ()
     gaps: Sequence[float] = field(default=(), compare=False)
+    time_target: float = field(default=0.0, compare=False)
+    time_draft: float = field(default=0.0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,6 @@ class EchoCache(Unpaged):
         tokens: of the committed positions.
         scratch: tokens fed since the last commit, and their positions in the text; -1 for a token that differs from the
             text, and for all below it.
-        text: the one that this sequence follows; None before it can be told.
     """
 
     nbytes = 0
@@ -34,7 +33,6 @@ class EchoCache(Unpaged):
     def __init__(self) -> None:
         self.tokens: list[int] = []
         self.scratch: list[tuple[int, int]] = []
-        self.text: Sequence[int] | None = None
 
     @property
     def length(self) -> int:
@@ -74,17 +72,14 @@ class EchoModel(StandIn):
 
     Args:
         model: the one that wrote the texts.
-        texts: prompt and output of every request that it will see, where there are several at once. Which one a
-            sequence follows is told by its prompt; requests of the same prompt must have the same text.
 
     Attributes:
-        text: of the only request that is in the engine now, where there are not several.
+        text: of the only request that is in the engine now.
     """
 
-    def __init__(self, model: LanguageModel, texts: Sequence[Sequence[int]] = ()) -> None:
+    def __init__(self, model: LanguageModel) -> None:
         super().__init__(model)
         self.text: Sequence[int] = []
-        self._texts = texts
 
     @property
     def pool(self) -> None:
@@ -101,9 +96,8 @@ class EchoModel(StandIn):
             cache = rows.cache
             assert isinstance(cache, EchoCache)
             self._feed(cache, rows)
-            text = [] if cache.text is None else cache.text
             last = cache.scratch[cache.num_scratch - rows.num_wanted :]
-            echoed.extend(text[place + 1] if 0 <= place < len(text) - 1 else 0 for _, place in last)
+            echoed.extend(self.text[place + 1] if 0 <= place < len(self.text) - 1 else 0 for _, place in last)
         logits = torch.zeros(len(echoed), self.vocab_size)
         logits[torch.arange(len(echoed)), torch.tensor(echoed, dtype=torch.int64)] = _CERTAIN
         return Forward(logits)
@@ -112,17 +106,7 @@ class EchoModel(StandIn):
         """Add the rows to the scratch."""
         scratch, fed = cache.scratch, cache.num_scratch
         parents = range(fed - 1, fed + len(rows.token_ids) - 1) if rows.parents is None else rows.parents
-        text = self._text_of(cache, rows) if self._texts else self.text
-        cache.text = text
         for token_id, parent in zip(rows.token_ids, parents, strict=True):
             place = cache.length if parent < 0 else scratch[parent][1] + 1 if scratch[parent][1] >= 0 else -1
-            on_text = text is None or (0 <= place < len(text) and text[place] == token_id)
+            on_text = 0 <= place < len(self.text) and self.text[place] == token_id
             scratch.append((int(token_id), place if on_text else -1))
-
-    def _text_of(self, cache: EchoCache, rows: Rows) -> Sequence[int] | None:
-        """The text that begins with the prompt, once the last of its rows is there; a draft may follow it at once."""
-        if cache.text is not None or rows.num_wanted == 0:
-            return cache.text
-        last = len(rows.token_ids) - rows.num_wanted + 1
-        prompt = [*cache.tokens, *(token_id for token_id, _ in cache.scratch), *map(int, rows.token_ids[:last])]
-        return next(text for text in self._texts if list(text[: len(prompt)]) == prompt)

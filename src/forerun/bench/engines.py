@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from time import perf_counter
@@ -12,16 +12,12 @@ from typing import Any
 from forerun.bench.compare import Run
 from forerun.bench.prompts import Request
 from forerun.config import AUTO, OFF, NumDraftTokens, SamplingParams
-from forerun.drafters import Drafter, build_drafter
+from forerun.drafters import Drafter
 from forerun.engine import LLM, SequenceStats
 from forerun.engine.results import StepOutput
-from forerun.models import LanguageModel, Rows
 from forerun.workloads import Case
 
-BARE = "forerun, bare loop"
 PLAIN = "forerun, plain"
-CHAIN_NUM_DRAFT_TOKENS = 4
-"""K at which acceptance is reported for a drafter whose text gives no K, as in most publications."""
 
 
 def method_name(drafter: str, k: NumDraftTokens) -> str:
@@ -43,24 +39,6 @@ def beside(plain: LLM, drafter: str, num_draft_tokens: NumDraftTokens) -> LLM:
         seed=0,
         prefix_reuse=OFF,  # no method is to find a prompt that another has computed
     )
-
-
-def open_engines(
-    plain: LLM, drafters: Mapping[str, str], counts: Sequence[NumDraftTokens]
-) -> tuple[dict[str, LLM], dict[tuple[str, int], LLM]]:
-    """Engines over the target of `plain`: by method name for speed, by (drafter, the K of its text) for acceptance.
-
-    drafters: name -> the drafter's text.
-    """
-    engines: dict[str, LLM] = {PLAIN: plain}
-    acceptance: dict[tuple[str, int], LLM] = {}
-    for name, spec in drafters.items():
-        for k in counts:
-            engines[method_name(name, k)] = beside(plain, spec, k)
-        _, written = build_drafter(spec)
-        usual = written if isinstance(written, int) else CHAIN_NUM_DRAFT_TOKENS
-        acceptance[name, usual] = engines.get(method_name(name, usual)) or beside(plain, spec, usual)
-    return engines, acceptance
 
 
 def with_prediction(params: SamplingParams, drafter: Drafter | None, case: Case | Request) -> SamplingParams:
@@ -85,6 +63,8 @@ def _run(token_ids: Sequence[int], stats: SequenceStats) -> Run:
         stats.time_first_token,
         stats.reached_per_position,
         stats.accepted_per_position,
+        time_target=stats.time_target,
+        time_draft=stats.time_draft,
     )
 
 
@@ -120,24 +100,3 @@ def gaps_of(arrivals: Sequence[tuple[float, int]]) -> list[float]:
     for (before, _), (now, count) in pairwise(arrivals):
         found += [(now - before) / count] * count
     return found
-
-
-def bare_loop(model: LanguageModel, prompt: Sequence[int], max_tokens: int, ends: Collection[int] = ()) -> Run:
-    """Greedy decoding over forerun's forward and nothing else: an upper bound for the speed of plain decoding.
-
-    ends: tokens that end it.
-    """
-    start = perf_counter()
-    cache = model.new_cache()
-    logits = model.forward([Rows(cache, prompt, num_logits=1)]).logits
-    cache.commit(range(len(prompt)))
-    tokens = [int(logits[-1].argmax())]
-    times = [perf_counter()]
-    while len(tokens) < max_tokens and tokens[-1] not in ends:
-        logits = model.forward([Rows(cache, tokens[-1:])]).logits
-        cache.commit([0])
-        tokens.append(int(logits[-1].argmax()))
-        times.append(perf_counter())
-    cache.free()
-    gaps = [now - before for before, now in pairwise(times)]
-    return Run(tokens, len(tokens), first_seconds=times[0] - start, gaps=gaps)

@@ -28,33 +28,6 @@ REFERENCE = "llama, reference kernels"
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
-    """The forwards that are timed, after a prefix of their own for each sequence.
-
-    Attributes:
-        counts: rows of one sequence, or, by sequence, sequences of one row each.
-        prefix: cached positions.
-        by_sequence: what is counted.
-        num_logits: rows of each sequence whose logits are wanted; None for all.
-    """
-
-    counts: Sequence[int]
-    prefix: int
-    by_sequence: bool = False
-    num_logits: int | None = None
-
-    @property
-    def most_rows(self) -> int:
-        """Of one sequence."""
-        return 1 if self.by_sequence else max(self.counts)
-
-    @property
-    def has_reference(self) -> bool:
-        """Whether Transformers' module is timed too: with one sequence and all logits."""
-        return not self.by_sequence and self.num_logits is None
-
-
-@dataclass(frozen=True, slots=True)
 class ForwardRow:
     """One implementation at one dtype.
 
@@ -76,9 +49,14 @@ class ForwardRow:
 
 
 def measure(
-    folder: str | Path, dtypes: Sequence[str], load: Load, rounds: int, say: Callable[[str], None] = lambda _: None
+    folder: str | Path,
+    dtypes: Sequence[str],
+    counts: Sequence[int],
+    prefix: int,
+    rounds: int,
+    say: Callable[[str], None] = lambda _: None,
 ) -> list[ForwardRow]:
-    """Time the forwards of a load, every method and count in turn, round after round.
+    """Time forwards of `counts` rows after `prefix` positions, every method and count in turn, round after round.
 
     Raises:
         ConfigError: rows or prefix do not fit the model.
@@ -87,53 +65,36 @@ def measure(
     for dtype in dtypes:
         say(f"loading {dtype}")
         models = _kinds(folder, dtype)
-        context = next(iter(models.values())).context_length
-        if min(load.counts) < 1 or load.prefix < 1 or load.prefix + load.most_rows > context:
+        model = next(iter(models.values()))
+        if prefix + max(counts) > model.context_length:
             raise ConfigError(
-                f"{load.prefix} cached and {load.most_rows} new positions do not fit a context of {context}."
+                f"{prefix} cached and {max(counts)} new positions do not fit a context of {model.context_length}."
             )
-        reference = None if dtype in QUANTISATIONS or not load.has_reference else Reference(folder, dtype)
-        steps = _steps(reference, models, load)
+        generator = torch.Generator().manual_seed(0)  # all methods are given the same tokens
+        tokens = torch.randint(0, model.vocab_size, (prefix + max(counts),), generator=generator).tolist()
+        cached, new = tokens[:prefix], tokens[prefix:]
+        steps: dict[tuple[str, int], Callable[[], Tensor]] = {}
+        reference = None if dtype in QUANTISATIONS else Reference(folder, dtype)
+        for k in counts:
+            if reference is not None:
+                steps[TRANSFORMERS, k] = reference.forward_step(cached, new[:k])
+            steps |= {(kind, k): _forward_step(each, cached, new[:k]) for kind, each in models.items()}
         say(f"measuring {dtype}: {rounds} rounds of {len(steps)} forwards")
         runs = interleave({f"{method} {k}": step for (method, k), step in steps.items()}, rounds, warmup=3)
         seconds = {key: [run.seconds for run in timed] for key, timed in zip(steps, runs.values(), strict=True)}
-        parameters = _multiplied(folder, next(iter(models.values())))
-        results += [replace(row, parameters=parameters) for row in _reduce(dtype, seconds, load.counts)]
+        parameters = _multiplied(folder, model)
+        results += [replace(row, parameters=parameters) for row in _reduce(dtype, seconds, counts)]
     return results
 
 
-def _steps(
-    reference: Reference | None, models: dict[str, Model], load: Load
-) -> dict[tuple[str, int], Callable[[], Tensor]]:
-    """Method and K -> one forward. All methods are given the same tokens."""
-    generator = torch.Generator().manual_seed(0)
-    vocab_size = next(iter(models.values())).vocab_size
-    tokens = torch.randint(0, vocab_size, (load.prefix + load.most_rows,), generator=generator).tolist()
-    cached, new = tokens[: load.prefix], tokens[load.prefix :]
-    steps = {}
-    for k in load.counts:
-        if reference is not None:
-            steps[TRANSFORMERS, k] = reference.forward_step(cached, new[:k])
-        for kind, model in models.items():
-            rows, sequences = (new, k) if load.by_sequence else (new[:k], 1)
-            steps[kind, k] = _forward_step(model, cached, rows, sequences, load.num_logits)
-    return steps
-
-
-def _forward_step(
-    model: Model, prefix: list[int], tokens: list[int], sequences: int, num_logits: int | None
-) -> Callable[[], Tensor]:
-    batch = []
-    for _ in range(sequences):
-        cache = model.new_cache()
-        model.forward([Rows(cache, prefix, num_logits=0)])
-        cache.commit(range(len(prefix)))
-        batch.append(Rows(cache, tokens, num_logits=num_logits))
+def _forward_step(model: Model, prefix: list[int], tokens: list[int]) -> Callable[[], Tensor]:
+    cache = model.new_cache()
+    model.forward([Rows(cache, prefix, num_logits=0)])
+    cache.commit(range(len(prefix)))
 
     def step() -> Tensor:
-        logits = model.forward(batch).logits
-        for rows in batch:
-            rows.cache.drop()  # every call writes its keys and values over those of the call before
+        logits = model.forward([Rows(cache, tokens)]).logits
+        cache.drop()  # every call writes its keys and values over those of the call before
         return logits
 
     return step

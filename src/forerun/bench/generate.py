@@ -15,7 +15,7 @@ from itertools import zip_longest
 import numpy as np
 
 from forerun.bench.compare import Run
-from forerun.bench.engines import BARE, PLAIN, bare_loop, generate_watched, with_prediction
+from forerun.bench.engines import PLAIN, generate_watched, with_prediction
 from forerun.bench.measure import Interval, Timed, bootstrap, interleave, ratio
 from forerun.bench.prompts import Request
 from forerun.bench.reference import Reference
@@ -43,22 +43,18 @@ class Methods:
         reference: Transformers with the target; None leaves Transformers out.
         draft: Transformers with the draft model, for assisted generation; None leaves that out.
         assisted_counts: values of K of assisted generation.
-        baseline: the engine that all are compared with beside PLAIN; None for no other.
     """
 
     engines: Mapping[str, LLM]
     reference: Reference | None = None
     draft: Reference | None = None
     assisted_counts: Sequence[int] = ()
-    baseline: str | None = None
 
     def for_request(self, request: Request, params: SamplingParams) -> dict[str, Callable[[], Run]]:
-        """One generation of each method. The bare loop and Transformers take part in greedy runs only."""
+        """One generation of each method. Transformers takes part in greedy runs only."""
         plain, prompt, max_tokens = self.engines[PLAIN], request.token_ids, params.max_tokens
         ends = () if params.ignore_eos else plain.target.eos_token_ids
         methods: dict[str, Callable[[], Run]] = {}
-        if params.greedy:
-            methods[BARE] = partial(bare_loop, plain.target, prompt, max_tokens, ends)
         for name, llm in self.engines.items():
             methods[name] = partial(generate_watched, llm, prompt, with_prediction(params, llm.drafter, request))
         if self.reference is not None and params.greedy:
@@ -80,7 +76,6 @@ class MethodRow:
         over_plain: speed over forerun's plain decoding.
         over_transformers: speed over Transformers' plain generate.
         over_assisted: speed over Transformers' assisted generation at its best K; None without a draft model.
-        over_baseline: speed over the method that was chosen for it; None if none was.
         mean_acceptance_length: tokens per target forward; None where unknown.
         acceptance_rate: accepted over drafted; None where nothing was drafted or it is unknown.
         first_token: median seconds to the first token; None where unknown.
@@ -88,6 +83,8 @@ class MethodRow:
         acceptance_per_position: [position] accepted over drafted there, below what was accepted before it.
         same_text: share of prompts on which its tokens are those of forerun's plain decoding.
         num_runs: how many generations are behind it.
+        step: median milliseconds of a step, of the target's forwards in it, and of the drafter's work; empty where
+            unknown.
     """
 
     method: str
@@ -95,7 +92,6 @@ class MethodRow:
     over_plain: Interval
     over_transformers: Interval | None
     over_assisted: Interval | None
-    over_baseline: Interval | None
     mean_acceptance_length: float | None
     acceptance_rate: float | None
     first_token: float | None
@@ -103,57 +99,48 @@ class MethodRow:
     acceptance_per_position: Sequence[float]
     same_text: float
     num_runs: int = 0
+    step: Sequence[float] = ()
 
 
-OVER_BASELINE = "over baseline"
 COLUMNS: Columns[MethodRow] = {
     "method": lambda row: row.method,
     "tokens/s": lambda row: f"{row.tokens_per_second:.1f}",
     "over forerun plain": lambda row: decimal(row.over_plain),
     "over transformers plain": lambda row: decimal(row.over_transformers),
     "over best assisted": lambda row: decimal(row.over_assisted),
-    OVER_BASELINE: lambda row: decimal(row.over_baseline),
     "mean acceptance length": lambda row: decimal(row.mean_acceptance_length),
     "acceptance rate": lambda row: percent(row.acceptance_rate),
     "first token ms, median": lambda row: _milliseconds(row.first_token),
     "p90": lambda row: _milliseconds(row.first_token_p90),
     "same text": lambda row: percent(row.same_text),
 }
+STEP_COLUMNS: Columns[MethodRow] = {
+    "method": lambda row: row.method,
+    "step": lambda row: f"{row.step[0]:.2f}",
+    "target": lambda row: f"{row.step[1]:.2f}",
+    "draft": lambda row: f"{row.step[2]:.2f}",
+    "engine share": lambda row: percent(1 - (row.step[1] + row.step[2]) / row.step[0]),
+}
 
 POSITIONS = 8
 """Draft positions whose acceptance tables and figures tell; single runs and CSV have all."""
 
 
-def measure(
-    methods: Methods,
-    requests: Sequence[Request],
-    params: SamplingParams,
-    rounds: int,
-    say: Callable[[str], None] = lambda _: None,
-) -> dict[str, list[MethodRow]]:
-    """Every method on every prompt, in turn: a row per method under "", and where there are several categories, one
-    under the name of each.
-
-    params: of all requests; each gets a seed of its own.
-    """
-    return reduce_by_category(timed_runs(methods, requests, params, rounds, say), requests, rounds, methods.baseline)
-
-
 def reduce_by_category(
-    runs: Mapping[str, Sequence[Timed[Run]]], requests: Sequence[Request], rounds: int, baseline: str | None = None
+    runs: Mapping[str, Sequence[Timed[Run]]], requests: Sequence[Request], rounds: int
 ) -> dict[str, list[MethodRow]]:
     """A row per method under "", and where there are several categories, one under the name of each."""
     categories = [request.category for request in requests for _ in range(rounds)]
-    rows = {"": reduce_runs(runs, baseline)}
+    rows = {"": reduce_runs(runs)}
     if len(set(categories)) > 1:
         for category in dict.fromkeys(categories):
             places = [place for place, each in enumerate(categories) if each == category]
             part = {name: [timed[place] for place in places] for name, timed in runs.items()}
-            rows[category or UNNAMED] = reduce_runs(part, baseline)
+            rows[category or UNNAMED] = reduce_runs(part)
     return rows
 
 
-def timed_runs(
+def measure(
     methods: Methods,
     requests: Sequence[Request],
     params: SamplingParams,
@@ -170,7 +157,7 @@ def timed_runs(
     return runs
 
 
-def reduce_runs(runs: Mapping[str, Sequence[Timed[Run]]], baseline: str | None = None) -> list[MethodRow]:
+def reduce_runs(runs: Mapping[str, Sequence[Timed[Run]]]) -> list[MethodRow]:
     """One row per method. Speeds are compared per token: where texts end by themselves, they may differ in length."""
     per_token = {name: [run.seconds / len(run.value.token_ids) for run in timed] for name, timed in runs.items()}
     assisted = [name for name in per_token if name.startswith(_ASSISTED)]
@@ -188,7 +175,6 @@ def reduce_runs(runs: Mapping[str, Sequence[Timed[Run]]], baseline: str | None =
                 over_plain=ratio(per_token[PLAIN], per_token[name]),
                 over_transformers=ratio(per_token[HF_PLAIN], per_token[name]) if HF_PLAIN in per_token else None,
                 over_assisted=ratio(per_token[best], per_token[name]) if best else None,
-                over_baseline=ratio(per_token[baseline], per_token[name]) if baseline else None,
                 mean_acceptance_length=sum(len(run.value.token_ids) for run in timed) / forwards if forwards else None,
                 acceptance_rate=sum(run.value.num_accepted for run in timed) / drafted if drafted else None,
                 first_token=statistics.median(first) if first else None,
@@ -196,16 +182,22 @@ def reduce_runs(runs: Mapping[str, Sequence[Timed[Run]]], baseline: str | None =
                 acceptance_per_position=_per_position([run.value for run in timed]),
                 same_text=sum(same) / len(same),
                 num_runs=len(timed),
+                step=_step(timed),
             )
         )
     return rows
 
 
-def tables(title: str, name: str, rows: Sequence[MethodRow], *, has_baseline: bool) -> list[Table]:
-    """Speeds, and acceptance by position where anything was drafted. name: of what was measured, without the model."""
-    columns = {column: cell for column, cell in COLUMNS.items() if has_baseline or column != OVER_BASELINE}
+def tables(title: str, name: str, rows: Sequence[MethodRow], *, details: bool) -> list[Table]:
+    """Speeds, and acceptance by position where anything was drafted. name: of what was measured, without the model.
+
+    details: where the time of a step goes, too.
+    """
+    made = [Table.of(title, COLUMNS, rows)]
+    if details:
+        made.append(Table.of(f"Time per step in ms, {name}", STEP_COLUMNS, [row for row in rows if row.step]))
     positions = position_table(f"Acceptance by draft position, {name}", rows)
-    return [Table.of(title, columns, rows), *([positions] if positions is not None else [])]
+    return made if positions is None else [*made, positions]
 
 
 def position_table(title: str, rows: Sequence[MethodRow]) -> Table | None:
@@ -230,6 +222,16 @@ def _per_position(runs: Sequence[Run]) -> list[float]:
     pairs = [zip_longest(*(getattr(run, kind) for run in runs), fillvalue=0) for kind in ("reached", "accepted")]
     counts = [(sum(reached), sum(accepted)) for reached, accepted in zip(*pairs, strict=True)]
     return [accepted / reached for reached, accepted in counts if reached]
+
+
+def _step(timed: Sequence[Timed[Run]]) -> list[float]:
+    """See `MethodRow.step`."""
+    parts = [
+        [1e3 * part / run.value.num_forwards for part in (run.seconds, run.value.time_target, run.value.time_draft)]
+        for run in timed
+        if run.value.time_target
+    ]
+    return [statistics.median(part) for part in zip(*parts, strict=True)]
 
 
 def _milliseconds(seconds: float | None) -> str:

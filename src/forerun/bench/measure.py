@@ -99,12 +99,17 @@ def ratio(numerator: Sequence[float], denominator: Sequence[float]) -> Interval:
     return bootstrap([a / b for a, b in zip(numerator, denominator, strict=True)])
 
 
+def quantile(values: Sequence[float], share: float) -> float:
+    """NaN if there are none."""
+    return float(np.quantile(values, share)) if len(values) else float("nan")
+
+
 PADDED_NOTE = "Cost-padded model: the text and the acceptance of a smaller one, at the cost of one of this size."
 """Goes with every figure measured on such a model."""
 
 
 def is_cost_padded(model: str | Path) -> bool:
-    """Whether the folder says that it was made by `forerun make padded`."""
+    """Whether the folder says that it was made by `python -m tools.toys padded`."""
     try:
         config = Fields.read(Path(model) / "config.json", ConfigError)
     except ConfigError:

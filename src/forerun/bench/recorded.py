@@ -13,7 +13,6 @@ from forerun.bench.prompts import Request
 from forerun.files.write import digest
 from forerun.models import LanguageModel, number_format
 from forerun.results import DrafterFacts, Figure, PromptFacts, RunRow, TargetFacts
-from forerun.results.gaps import counted
 from forerun.results.schema import Labels
 from forerun.results.write import without_folders
 
@@ -81,7 +80,6 @@ def run_rows(
             reached=run.value.reached,
             accepted=run.value.accepted,
             first_token=run.value.first_seconds,
-            gaps=counted(run.value.gaps),
             same_text=list(run.value.token_ids) == list(base.value.token_ids),
         )
         for method, timed in runs.items()
@@ -108,7 +106,6 @@ _OF_METHOD: Mapping[str, str] = {
     "over_plain": "over_plain",
     "over_transformers": "over_transformers",
     "over_assisted": "over_assisted",
-    "over_baseline": "over_baseline",
     "acceptance_length": "mean_acceptance_length",
     "acceptance_rate": "acceptance_rate",
     "first_token": "first_token",

@@ -1,19 +1,12 @@
-"""The figures of forwards, of many requests at once and of number formats, in the schema of results."""
+"""The figures of forwards, of acceptance and of number formats, in the schema of results."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from forerun.bench.acceptance_rate import AcceptanceRow
-from forerun.bench.collectives import ForwardRow as RankedForward, GatherRow
-from forerun.bench.forward import ForwardRow, Load
-from forerun.bench.load.arrival import ArrivalRow
-from forerun.bench.load.batches import BatchRow
-from forerun.bench.load.loop import LoopRow
-from forerun.bench.load.many import ManyRow
-from forerun.bench.load.prefix import PrefixRow
-from forerun.bench.load.replay import ReplayRow
+from forerun.bench.forward import ForwardRow
 from forerun.bench.measure import Interval
 from forerun.bench.quality import QualityRow
 from forerun.bench.recorded import figures_of
@@ -24,41 +17,22 @@ ROOFLINE = "roofline"
 """As a method."""
 
 
-def forward_figures(rows: Sequence[ForwardRow], load: Load, rounds: int, roof: Roof) -> list[Figure]:
+def forward_figures(rows: Sequence[ForwardRow], prefix: int, rounds: int, roof: Roof) -> list[Figure]:
     """Times of forwards, and the roofline beside them."""
-    counted = "sequences" if load.by_sequence else "rows"
     found: list[Figure] = []
     for row in rows:
-        for k in load.counts:
-            labels: dict[str, Any] = {"dtype": row.dtype, "method": row.method, counted: k, "prefix": load.prefix}
+        for k, milliseconds in row.milliseconds.items():
+            labels: dict[str, Any] = {"dtype": row.dtype, "method": row.method, "rows": k, "prefix": prefix}
             values = {
-                "forward": _seconds(row.milliseconds[k]),
+                "forward": _seconds(milliseconds),
                 "forward_over_transformers": row.ratios.get(k),
                 "forward_growth": row.growth.get(k),
             }
             found += figures_of(labels, values, rounds)
-    for dtype, parameters in {row.dtype: row.parameters for row in rows}.items():
-        for k in load.counts:
-            labels = {"dtype": dtype, "method": ROOFLINE, counted: k, "prefix": load.prefix}
-            found += figures_of(labels, {ROOFLINE: roof.seconds(parameters, dtype, k)})
-    return found
-
-
-def gather_figures(gathers: Sequence[GatherRow], forwards: Sequence[RankedForward]) -> list[Figure]:
-    """Times of gathers, and of forwards that several ranks compute."""
-    found: list[Figure] = []
-    for row in gathers:
-        labels: dict[str, Any] = {"ranks": row.ranks, "rows": row.rows, "bytes": row.nbytes}
-        found += figures_of(labels, {"gather": row.seconds, "gather_p99": row.p99})
-    for each in forwards:
-        values = {
-            "forward": each.seconds,
-            "forward_gathering": each.gathering,
-            "forward_over_one": each.whole,
-            "forward_over_one_without_gathers": each.computing,
-        }
-        found += figures_of({"method": "ranks", "rows": each.rows}, values)
-        found += figures_of({"method": "one process", "rows": each.rows}, {"forward": each.one})
+    for row in {row.dtype: row for row in rows}.values():
+        for k in row.milliseconds:
+            labels = {"dtype": row.dtype, "method": ROOFLINE, "rows": k, "prefix": prefix}
+            found += figures_of(labels, {ROOFLINE: roof.seconds(row.parameters, row.dtype, k)})
     return found
 
 
@@ -90,72 +64,6 @@ def quality_figures(rows: Sequence[QualityRow]) -> list[Figure]:
         }
         found += figures_of(labels, values, row.tokens)
     return found
-
-
-def load_figures(part: str, measured: Any, pairs: int, rounds: int) -> list[Figure]:
-    """Of one part of `forerun bench load`: its rows, as it returns them."""
-    rows = measured if isinstance(measured, list) else measured["rows"]
-    found: list[Figure] = []
-    for row in rows:
-        labels, values, samples = _LOAD[type(row)](row)
-        found += figures_of({"part": part, **labels}, values, {"pairs": pairs, "rounds": rounds}.get(samples))
-    return found
-
-
-_Made = tuple[dict[str, str | int], dict[str, Interval | float | None], str]
-
-
-def _loop(row: LoopRow) -> _Made:
-    return (
-        {"outstanding": row.outstanding, "method": row.method},
-        {
-            "tokens_per_second": row.speed,
-            "over_plain": None if row.method == "plain" else row.over_plain,
-            "first_token": row.first_token / 1e3,
-            "first_token_p90": row.first_token_p90 / 1e3,
-            "between_tokens": row.between / 1e3,
-            "wait_p99": row.wait_p99 / 1e3,
-            "over_generate": row.over_generate,
-        },
-        "pairs",
-    )
-
-
-def _batch(row: BatchRow) -> _Made:
-    values: dict[str, Interval | float | None] = {
-        "tokens_per_second": row.speed,
-        "over_first": row.over_one,
-        "step": row.step / 1e3,
-    }
-    return {"batch": row.batch, "method": "plain"}, {**values, "outside_forwards": row.outside}, "rounds"
-
-
-def _prefix(row: PrefixRow) -> _Made:
-    return {"prefix": row.prefix}, {"first_token": _seconds(row.repeated)}, "rounds"
-
-
-def _arrival(row: ArrivalRow) -> _Made:
-    labels: dict[str, str | int] = {"streams": row.streams, "prompt_tokens": row.prompt}
-    return labels, {"between_tokens": row.median / 1e3, "p99_over_median": row.p99_over_median}, "rounds"
-
-
-def _many(row: ManyRow) -> _Made:
-    return {"method": row.method}, {"tokens_per_second": row.speed}, "rounds"
-
-
-def _replay(row: ReplayRow) -> _Made:
-    labels: dict[str, str | int] = {"outstanding": row.outstanding, "method": f"auto, {row.drafter}"}
-    return labels, {"over_plain": row.auto / row.plain}, "replay"
-
-
-_LOAD: Mapping[type, Callable[[Any], _Made]] = {
-    LoopRow: _loop,
-    BatchRow: _batch,
-    PrefixRow: _prefix,
-    ArrivalRow: _arrival,
-    ManyRow: _many,
-    ReplayRow: _replay,
-}
 
 
 def _seconds(milliseconds: Interval) -> Interval:

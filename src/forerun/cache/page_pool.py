@@ -28,13 +28,6 @@ class Holder(Protocol):
     held: list[Page]
 
 
-class Observer(Protocol):
-    """Is told what has been done to a pool's caches, in order, so that it can be done again elsewhere."""
-
-    def __call__(self, cache: int, operation: str, *arguments: object) -> None:
-        """cache: its number; -1: it was done to the pool itself."""
-
-
 class PagePool:
     """Pages on demand, up to a bound, and those that were given back again. Safe to use from any thread.
 
@@ -48,20 +41,17 @@ class PagePool:
         num_pages: the bound; None without one.
         num_taken: pages that caches hold, or that are published.
         page_nbytes: bytes of a page.
-        observer: is told what is done; None: nobody is.
     """
 
     def __init__(self, page_nbytes: int, new_page: Callable[[], Tensor] | None = None) -> None:
         self.page_nbytes = page_nbytes
         self.num_pages: int | None = None
         self.num_taken = 0
-        self.observer: Observer | None = None
-        self._num_caches = 0
         self._new_page = new_page
         self._tree = PrefixTree()
         self._free: list[Page] = []
         self._caches: WeakSet[Holder] = WeakSet()
-        self._abandoned: deque[tuple[int, list[Page]]] = deque()  # what caches held that nobody freed
+        self._abandoned: deque[list[Page]] = deque()  # what caches held that nobody freed
         self._lock = RLock()
 
     @property
@@ -89,27 +79,13 @@ class PagePool:
                 self._set_free(self._tree.evict())
             if num_pages is not None:
                 del self._free[max(0, num_pages - self.num_taken) :]
-        self.done(-1, "limit", num_pages)
 
-    def register(self, cache: Holder) -> int:
-        """A cache may take pages from now on. If it is forgotten before it is freed, it gives them back then.
-
-        Returns:
-            The cache's number: how many there were before it.
-        """
+    def register(self, cache: Holder) -> None:
+        """A cache may take pages from now on. If it is forgotten before it is freed, it gives them back then."""
         with self._lock:
-            number = self._num_caches
-            self._num_caches += 1
             # not at once: a garbage collector may come in the middle of anything, the pool's work included
-            finalize(cache, self._abandoned.append, (number, cache.held)).atexit = False
+            finalize(cache, self._abandoned.append, cache.held).atexit = False
             self._caches.add(cache)
-        self.done(number, "new_cache")
-        return number
-
-    def done(self, cache: int, operation: str, *arguments: object) -> None:
-        """Tell the observer, if there is one, of what has been done to a cache."""
-        if self.observer is not None:
-            self.observer(cache, operation, *arguments)
 
     @torch.inference_mode(False)
     def take(self, pages: list[Page], count: int) -> None:
@@ -193,7 +169,6 @@ class PagePool:
                 page.holders += 1
             self._tree.mend()
             self.num_taken = len({*published, *held})
-        self.done(-1, "recount")
 
     def check_integrity(self, caches: Iterable[Cache] = ()) -> None:
         """As `Pool.check_integrity`."""
@@ -206,9 +181,7 @@ class PagePool:
     def _collect(self) -> None:
         """Take back the pages of caches that were forgotten."""
         while self._abandoned:
-            number, pages = self._abandoned.popleft()
-            self.give_back(pages)
-            self.done(number, "forget")
+            self.give_back(self._abandoned.popleft())
 
     def _next(self) -> Page:
         """A page that nobody has."""

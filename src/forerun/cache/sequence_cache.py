@@ -28,7 +28,6 @@ class SequenceCache(ABC):
         length: committed positions.
         scratch_parents: of each scratch row, the scratch row that it follows; -1 for the last position.
         held: pages of the pool, in order.
-        number: of this cache among those of the pool.
 
     Args:
         pool: where pages come from, and go when they are given back.
@@ -43,7 +42,7 @@ class SequenceCache(ABC):
         self.scratch_parents: list[int] = []
         self.held: list[Page] = []
         self._num_published = 0  # whole pages from the start
-        self.number = pool.register(self)
+        pool.register(self)
 
     @property
     @abstractmethod
@@ -71,7 +70,6 @@ class SequenceCache(ABC):
                 raise ValueError(f"row {row} of the scratch cannot follow row {parent}")
         self._reserve(self.length + first + len(parents))
         self.scratch_parents += parents
-        self.pool.done(self.number, "feed", parents)
 
     @abstractmethod
     def write(self, layer: int, row: int, keys: Tensor, values: Tensor) -> None:
@@ -96,12 +94,10 @@ class SequenceCache(ABC):
             self._move([self.length + row for row in path[settled:]], self.length + settled)
         self.length += len(path)
         self.scratch_parents = []
-        self.pool.done(self.number, "commit", path)
 
     def drop(self, keep: int = 0) -> None:
         """Drop the rows fed since the last commit, but for the first `keep` of them."""
         del self.scratch_parents[keep:]
-        self.pool.done(self.number, "drop", keep)
 
     def truncate(self, length: int) -> None:
         """Keep the first `length` committed positions only, and no scratch."""
@@ -110,7 +106,6 @@ class SequenceCache(ABC):
         self.length = length
         self.scratch_parents = []
         self._num_published = min(self._num_published, length // PAGE)
-        self.pool.done(self.number, "truncate", length)
 
     def free(self) -> None:
         """Give the memory back."""
@@ -118,7 +113,6 @@ class SequenceCache(ABC):
         self.scratch_parents = []
         self._num_published = 0
         self._release()
-        self.pool.done(self.number, "free")
 
     @abstractmethod
     def pages_wanted(self, num_slots: int) -> int:
@@ -129,7 +123,6 @@ class SequenceCache(ABC):
         self._be_empty()
         self._num_published = self._adopt(token_ids, max(0, len(token_ids) - 1) // PAGE, tenant)
         self.length = self._num_published * PAGE
-        self.pool.done(self.number, "adopt", token_ids, tenant)
         return self.length
 
     def publish(self, token_ids: Sequence[int], tenant: str | None) -> None:
@@ -137,7 +130,6 @@ class SequenceCache(ABC):
         end = min(len(token_ids), self.length) // PAGE
         if end > self._num_published:
             self._num_published = self._publish(self._num_published, end, token_ids, tenant)
-            self.pool.done(self.number, "publish", token_ids, tenant)
 
     def fork(self, other: Cache, length: int) -> None:
         """As `caches.Cache.fork`.
@@ -153,7 +145,6 @@ class SequenceCache(ABC):
         self._be_empty()
         self._fork(other, length)
         self.length = length
-        self.pool.done(self.number, "fork", other.number, length)
 
     def _be_empty(self) -> None:
         """Give back what is kept for later. Raises ValueError if there is anything else."""

@@ -4,29 +4,27 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from forerun.audit.settings import NEEDS_DRAFTER, AuditOptions, quick as quick_settings
-from forerun.bench.report import plain_table
 from forerun.cli import options
 from forerun.cli.bench.shared import check_json
 from forerun.cli.default_model import chosen_model
 from forerun.cli.flags import Flags, with_flags
 from forerun.cli.memory_line import memory_told, note
 from forerun.cli.options import WORKLOAD_FILE, LLMOptions
-from forerun.cli.output import print_json, terminal_width
+from forerun.cli.output import print_json
 from forerun.config import AUTO, NO_DRAFTER
 from forerun.errors import ConfigError, DrafterError
-from forerun.files.write import refuse_to_overwrite, write_bytes
 from forerun.results import Watch
-from forerun.workloads import Case, load
+from forerun.workloads import load
 
 if TYPE_CHECKING:
     from forerun.audit.certificate import Certificate
-    from forerun.engine import LLM
 
 FAILED, INCONCLUSIVE = 1, 3
 """Exit codes; 2 is that of errors. A lossy rule that was asked for is measured, with exit code 0."""
@@ -63,7 +61,6 @@ Prompts = Annotated[
         show_default="questions for a model with a chat template, else code",
     ),
 ]
-Html = Annotated[Path | None, typer.Option("--html", help="Write the certificate as one HTML page.", metavar="FILE")]
 ResultsFile = Annotated[
     Path | None,
     typer.Option("--results", help="Write the figures for `forerun bench report`; not with --url.", metavar="FILE"),
@@ -82,7 +79,6 @@ def audit(
     api_key: ApiKey = None,
     prompts: Prompts = None,
     quick: Quick = False,
-    html: Html = None,
     results: ResultsFile = None,
     settings: Annotated[AuditOptions, Flags()],
     llm: Annotated[
@@ -95,8 +91,6 @@ def audit(
 
     Exit code 0: no loss was found, or that of a lossy rule is measured; 1: a layer failed; 3: inconclusive.
     """
-    if html is not None:
-        refuse_to_overwrite(html, ConfigError, "Give another name.")
     if results is not None and url:
         raise ConfigError("--results keeps the figures of a model here, and --url names a server. Leave one out.")
     check_json(results, "--results")
@@ -107,9 +101,16 @@ def audit(
         certificate = _of_server(url, api_key, model, prompts, settings)
     else:
         certificate = _of_model(chosen_model(model, "MODEL"), drafter, prompts, settings, llm, threads)
-    _told(certificate, html, json)
+    if json:
+        print_json(certificate.as_object())
+    else:
+        typer.echo(certificate.markdown())
     if results is not None:
-        _save(certificate, watch, results)
+        from forerun.audit.certificate import audit_results
+        from forerun.results import save
+        from forerun.results.write import command_line
+
+        save(audit_results(certificate, command_line(sys.argv[1:]), watch.environment()), results)
     code = {"fail": FAILED, "inconclusive": INCONCLUSIVE}.get(certificate.verdict, 0)
     if code:
         raise typer.Exit(code)
@@ -122,16 +123,20 @@ def _of_model(
     from forerun.audit.local import audit as run
     from forerun.audit.running import Audited
     from forerun.cli.bench.shared import set_threads
+    from forerun.engine import LLM
     from forerun.models import number_format
     from forerun.results.machine import machine
 
     if drafter == NO_DRAFTER:
         raise DrafterError(NEEDS_DRAFTER)
-    given = None if prompts is None else load(prompts)
+    cases = None if prompts is None else load(prompts)
     set_threads(threads)
     note(f"loading {model}")
     with memory_told(note):
-        opened = _open(model, drafter, settings, llm)
+        opened = LLM(model, drafter or AUTO, seed=settings.seed, **asdict(llm))
+    if cases is None:  # of the kind that the model reads
+        has_template = opened.tokenizer is not None and opened.tokenizer.chat_template is not None
+        cases = load("questions" if has_template else "code")
     audited = Audited(opened.target, opened.drafter, opened.tokenizer, llm.acceptance, llm.prefix_reuse)
     exactness = opened.target.exactness
     subject = {
@@ -145,7 +150,7 @@ def _of_model(
     }
     certificate = run(
         audited,
-        _token_ids(opened, given or _default_cases(opened.tokenizer)),
+        [opened.encode(case.opening) for case in cases[:64]],
         settings,
         acceptance=llm.acceptance,
         subject=subject,
@@ -155,29 +160,11 @@ def _of_model(
     return certificate
 
 
-def _open(model: str, drafter: str | None, settings: AuditOptions, llm: LLMOptions) -> LLM:
-    from forerun.engine import LLM
-
-    return LLM(
-        model,
-        drafter or AUTO,
-        dtype=llm.dtype,
-        device=llm.device,
-        acceptance=llm.acceptance,
-        seed=settings.seed,
-        cache_memory=llm.cache_memory,
-        prefix_reuse=llm.prefix_reuse,
-        adapter=llm.adapter,
-        quantize=llm.quantize,
-    )
-
-
 def _of_server(
     urls: Sequence[str], api_key: str | None, model: str | None, prompts: str | None, settings: AuditOptions
 ) -> Certificate:
     """The certificate of a server, or of two."""
-    from forerun.audit.client import Server
-    from forerun.audit.remote import SWITCH, remote_audit
+    from forerun.audit.remote import SWITCH, Server, remote_audit
     from forerun.results.machine import machine
 
     if len(urls) > _MOST_URLS:
@@ -203,58 +190,3 @@ def _of_server(
         plain.close()
     certificate.environment = machine()
     return certificate
-
-
-def _default_cases(tokenizer: Any) -> list[Case]:
-    """Prompts of the kind that the model reads."""
-    has_template = tokenizer is not None and tokenizer.chat_template is not None
-    return load("questions" if has_template else "code")
-
-
-def _token_ids(llm: LLM, cases: Sequence[Case]) -> list[list[int]]:
-    return [llm.encode(case.opening) for case in cases[:64]]
-
-
-def _told(certificate: Certificate, html: Path | None, json: bool) -> None:
-    """The certificate on standard output, and as a page."""
-    from forerun.audit.page import html as page
-
-    if json:
-        print_json(certificate.as_object())
-    else:
-        typer.echo(as_text(certificate))
-    if html is not None:
-        write_bytes(html, page(certificate).encode(), error=ConfigError)
-        note(f"the certificate is in {html}")
-
-
-def _save(certificate: Certificate, watch: Watch, path: Path) -> None:
-    """The certificate for `forerun bench report`."""
-    from forerun.audit.as_results import audit_results
-    from forerun.results import save
-    from forerun.results.write import command_line
-
-    save(audit_results(certificate, command_line(sys.argv[1:]), watch.environment()), path)
-
-
-def as_text(certificate: Certificate) -> str:
-    """The certificate for a terminal."""
-    from forerun.audit.page import COLUMNS, row
-
-    width = terminal_width()
-    parts = []
-    for layer in certificate.layers:
-        lines = [f"{layer.name}: {layer.verdict}. {layer.about}"]
-        if layer.reason:
-            lines.append(f"Not run: {layer.reason}.")
-        if layer.tests:
-            shown = [row(test) for test in layer.tests]
-            used = [column for column in range(len(COLUMNS)) if any(cells[column] for cells in shown)]
-            rows = [[cells[column] for column in used] for cells in shown]
-            lines.append(plain_table([COLUMNS[column] for column in used], rows, width))
-        lines += [f"- {finding}" for finding in layer.findings]
-        lines += [layer.power] if layer.power else []
-        lines += layer.notes
-        parts.append("\n".join(lines))
-    last = f"{certificate.verdict.upper()}: {certificate.headline} {certificate.seconds:.0f} s."
-    return "\n\n".join([*parts, last])

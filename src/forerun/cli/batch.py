@@ -18,7 +18,6 @@ from forerun.cli import options
 from forerun.cli.default_model import chosen_model
 from forerun.cli.flags import Flags, with_flags
 from forerun.cli.generate import INTERRUPTED, choose_drafter, open_llm
-from forerun.cli.launched import follow_launched
 from forerun.cli.memory_line import memory_told, note, note_untried
 from forerun.cli.options import LLMOptions
 from forerun.cluster.options import RayOptions
@@ -76,8 +75,7 @@ def batch(
 
     With --seed, a request that has no seed gets one made from it and the request's custom_id.
     """
-    ray.check_model(asdict(settings))
-    model = follow_launched(chosen_model(model), settings)
+    model = chosen_model(model)
     chosen = choose_drafter(drafter)
     name = served_model_name or model
     llm = asdict(settings) | {"max_batch": engine.max_batch, "prefill_chunk": engine.prefill_chunk}

@@ -15,7 +15,6 @@ from forerun.cli.answers import Output, Times, as_object, summary
 from forerun.cli.default_model import chosen_model
 from forerun.cli.flags import Flags, with_flags
 from forerun.cli.grammar_flags import GrammarFlags
-from forerun.cli.launched import follow_launched
 from forerun.cli.memory_line import memory_told, note
 from forerun.cli.options import LLMOptions
 from forerun.cli.output import print_json
@@ -65,7 +64,7 @@ def generate(
     form: Annotated[GrammarFlags, Flags(panel="Structured output")],
 ) -> None:
     """Generate text from a prompt, streaming it to standard output."""
-    model = follow_launched(chosen_model(model), settings)
+    model = chosen_model(model)
     params = replace(params, prediction=read_prediction(params.prediction), grammar=form.grammar())
     if system is not None and not chat:
         raise ConfigError("--system is the system message of a chat. Add --chat, or put it into the prompt.")

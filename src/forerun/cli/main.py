@@ -25,7 +25,6 @@ from forerun.cli import (
     generate,
     index,
     info,
-    make,
     plan,
     quantize,
     serve,
@@ -136,7 +135,6 @@ app.command("drafters")(drafters.drafters)
 app.command("info")(info.info)
 app.add_typer(bench.app, name="bench")
 app.add_typer(train.app, name="train")
-app.add_typer(make.app, name="make")
 app.add_typer(index.app, name="index")
 app.add_typer(export.app, name="export")
 app.add_typer(cache.app, name="cache")

@@ -7,7 +7,16 @@ from typing import Annotated
 
 import typer
 
-from forerun.config import AUTO, DEFAULT_DRAFTER, DEFAULT_DTYPE, DTYPES, QUANTISATIONS, EngineConfig, NumDraftTokens
+from forerun.config import (
+    AUTO,
+    DEFAULT_DRAFTER,
+    DEFAULT_DTYPE,
+    DTYPES,
+    QUANTISATIONS,
+    EngineConfig,
+    NumDraftTokens,
+    check_one_process,
+)
 from forerun.device import DEVICES
 from forerun.errors import ConfigError
 from forerun.fields import Checked, option, option_like
@@ -40,10 +49,10 @@ class LLMOptions(Checked):
         metavar="FORMAT",
         default_text="as its files are",
     )
-    tensor_parallel: int = option(
+    tensor_parallel_size: int = option(
         1,
-        "Processes that compute the target together, each a part of it; on CPUs, of models of the Llama family.",
-        low=1,
+        "1, as vLLM's commands say it: forerun computes a model in one process.",
+        flags=("--tensor-parallel-size", "--tensor-parallel"),
         metavar="N",
     )
     start: str | None = option(
@@ -55,6 +64,10 @@ class LLMOptions(Checked):
     adapter: str | None = option(
         None, "The folder of a PEFT LoRA adapter of the target, merged when it is loaded.", metavar="FOLDER"
     )
+
+    def __post_init__(self) -> None:
+        Checked.__post_init__(self)
+        check_one_process(self.tensor_parallel_size)
 
 
 DRAFTERS_HELP = "Drafters, with commas between them; with semicolons where their options hold commas."

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from forerun.cli import options
-from forerun.cli.bench.shared import check_json
 from forerun.cli.flags import Flags, with_flags
 from forerun.cli.memory_line import note
 from forerun.cli.output import print_json
-from forerun.cli.plan_lines import SOURCES, degree_lines, lines
+from forerun.cli.plan_lines import lines
 from forerun.config import BUNDLED_DRAFT, BUNDLED_TARGET
 from forerun.errors import ConfigError
 from forerun.plan.options import PlanOptions
@@ -22,7 +19,6 @@ if TYPE_CHECKING:
     from forerun.plan.machines import Machine
     from forerun.plan.predictor import ChainAcceptance, StepCosts
     from forerun.plan.shapes import ModelShape
-    from forerun.plan.sheet import Plan
 
 DEFAULT_ACCEPTANCE = "0.7"
 
@@ -69,10 +65,6 @@ Measure = Annotated[
     bool, typer.Option("--measure", help="Load target and draft here, and measure their steps in the engine.")
 ]
 
-ResultsFile = Annotated[
-    Path | None, typer.Option("--results", help="Write the plan for `forerun bench report`.", metavar="FILE")
-]
-
 
 @with_flags
 def plan(
@@ -86,13 +78,11 @@ def plan(
     acceptance: Acceptance = DEFAULT_ACCEPTANCE,
     settings: Annotated[PlanOptions, Flags()],
     measure: Measure = False,
-    results: ResultsFile = None,
     json: options.Json = False,
 ) -> None:
     """Predict memory, speed and cost of speculation, for models and machines that need not be here."""
     wanted = chosen_machine(machine, bandwidth, flops, memory, measure=measure)
     chances = read_acceptance(acceptance)
-    check_json(results, "--results")
     model = model or BUNDLED_TARGET
     draft = draft or (BUNDLED_DRAFT if model == BUNDLED_TARGET else "none")
     if measure:
@@ -100,32 +90,18 @@ def plan(
     note(f"reading the configuration of {model}")
     from forerun.plan.here import measured_machine
     from forerun.plan.shapes import model_shape
-    from forerun.plan.sheet import by_degree, make_plan
+    from forerun.plan.sheet import make_plan
 
     target = model_shape(model)
     drafting = draft_shape(draft, measure=measure)
     costs = measured_costs(model, draft, settings) if measure else None
     place = wanted if wanted is not None else bare_machine() if measure else measured_machine(note)
     made = make_plan(target, drafting, place, chances, settings, costs)
-    degrees = {} if settings.gather() is None else by_degree(target, drafting, place, chances, settings)
-    if results is not None:
-        save_results(made, chances, results)
     if json:
-        more = {"by_tensor_parallel": {str(count): each.as_object() for count, each in degrees.items()}}
-        print_json(made.as_object() | {"acceptance": list(chances.per_position)} | (more if degrees else {}))
+        print_json(made.as_object() | {"acceptance": list(chances.per_position)})
         return
-    for line in [*lines(made, chances), *degree_lines(degrees)]:
+    for line in lines(made, chances):
         typer.echo(line)
-
-
-def save_results(made: Plan, chances: ChainAcceptance, path: Path) -> None:
-    """Write the plan for a report. Raises ConfigError where it cannot be written."""
-    from forerun.plan.as_results import plan_results
-    from forerun.results import Watch, save
-    from forerun.results.write import command_line
-
-    told = command_line(sys.argv[1:])
-    save(plan_results(made, chances, SOURCES[made.source], told, Watch.begin().environment()), path)
 
 
 def chosen_machine(
@@ -155,15 +131,10 @@ def chosen_machine(
 
 def check_measured(settings: PlanOptions) -> None:
     """Raise ConfigError where something else than this machine's steps of one sequence is asked for."""
-    if settings.gather() is not None:
-        raise ConfigError(
-            "--measure measures steps in one process, in which nothing is gathered. Leave --gather-us and "
-            "--collectives out."
-        )
     if settings.batch > 1 or settings.tensor_parallel > 1:
         raise ConfigError(
             "--measure measures steps of one sequence on this machine. Leave --batch and --tensor-parallel out; "
-            "`forerun bench load` measures several sequences."
+            "`forerun bench serve --in-process` measures several sequences."
         )
 
 

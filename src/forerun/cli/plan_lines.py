@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from forerun.cli.output import size_text
 
 if TYPE_CHECKING:
-    from forerun.plan.predictor import ChainAcceptance
+    from forerun.plan.predictor import ChainAcceptance, Predicted
     from forerun.plan.sheet import Plan
 
+_HEADER = ("K", "tokens a step", "ms a step", "speed-up", "break-even acceptance")
 _SHOWN = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
 SOURCES = {
     "measured": "steps of these models, measured in the engine on this machine",
@@ -22,7 +23,6 @@ SOURCES = {
 def lines(made: Plan, chances: ChainAcceptance) -> Iterator[str]:
     """The plan for people."""
     from forerun.bench.report import plain_table
-    from forerun.plan.as_results import HEADER, row
 
     memory, prediction = made.memory, made.prediction
     drafter = "drafts that are looked up" if made.draft is None else made.draft.name
@@ -37,47 +37,16 @@ def lines(made: Plan, chances: ChainAcceptance) -> Iterator[str]:
     yield f"acceptance: {', '.join(f'{each:g}' for each in chances.per_position)}, each after the tokens before it"
     shown = [each for each in prediction.by_k if each.num_draft_tokens in _SHOWN or each is prediction.best]
     yield ""
-    yield plain_table(HEADER, list(map(row, shown)))
+    yield plain_table(_HEADER, list(map(_row, shown)))
     yield ""
     yield _verdict(made)
 
 
-def degree_lines(degrees: Mapping[int, Plan]) -> Iterator[str]:
-    """Which number of devices pays, for people; nothing where that was not looked at."""
-    from forerun.bench.report import plain_table
-
-    if not degrees:
-        return
-    one = degrees[1].best_speed
-    rows = [
-        [
-            str(count),
-            "yes" if _fits(each) else "no",
-            f"{1000 * each.costs.plain:.2f}",
-            "–" if each.prediction.best is None else str(each.prediction.best.num_draft_tokens),
-            f"{each.best_speed:.1f}",
-            f"{each.best_speed / one:.2f}",
-        ]
-        for count, each in degrees.items()
-    ]
-    yield ""
-    yield plain_table(["devices", "fits", "plain ms", "best K", "tokens/s", "over one device"], rows)
-    yield ""
-    fitting = {count: each for count, each in degrees.items() if _fits(each)}
-    if not fitting:
-        yield "It fits on none of these."
-        return
-    fastest = max(fitting, key=lambda count: fitting[count].best_speed)
-    least = min(fitting)
-    gain = fitting[fastest].best_speed / fitting[least].best_speed
-    if fastest == least:
-        yield f"More than {least}, the fewest on which it fits, do not pay."
-    else:
-        yield f"Fastest: {fastest} devices, {gain:.2f} times the speed of {least}, the fewest on which it fits."
-
-
-def _fits(made: Plan) -> bool:
-    return made.memory.available is None or made.memory.total <= made.memory.available
+def _row(each: Predicted) -> list[str]:
+    """What is told of one K, under _HEADER."""
+    edge = "never" if each.break_even is None else f"{each.break_even:.2f}"
+    cells = [f"{each.tokens:.2f}", f"{1000 * each.seconds:.2f}", f"{each.speedup:.2f}", edge]
+    return [str(each.num_draft_tokens), *cells]
 
 
 def _verdict(made: Plan) -> str:

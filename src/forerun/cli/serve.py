@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -12,7 +11,6 @@ from forerun.cli import options
 from forerun.cli.default_model import chosen_model
 from forerun.cli.flags import Flags, with_flags
 from forerun.cli.generate import open_llm
-from forerun.cli.launched import follow_launched
 from forerun.cli.memory_line import memory_told, note
 from forerun.cli.options import LLMOptions
 from forerun.cli.serve_ray import serve_replicas
@@ -49,14 +47,6 @@ Drafters = Annotated[
 ServedName = Annotated[
     str | None, typer.Option(help="What requests call the model.", metavar="NAME", show_default="that of MODEL")
 ]
-WriteConfig = Annotated[
-    Path | None,
-    typer.Option(
-        help="With --ray: write the configuration that Ray's `serve run` and `serve deploy` take, and serve nothing.",
-        metavar="FILE",
-        rich_help_panel="Ray",
-    ),
-]
 
 
 @with_flags
@@ -69,24 +59,19 @@ def serve(
     served_model_name: ServedName = None,
     server: Annotated[ServerOptions, Flags(panel="Server")],
     ray: Annotated[RayOptions, Flags(panel="Ray")],
-    write_config: WriteConfig = None,
     settings: Annotated[LLMOptions, Flags()],
     engine: Annotated[EngineConfig, Flags("max_batch", "prefill_chunk")],
 ) -> None:
     """Serve a model by OpenAI's API: chats, completions, streams; with speculation where it pays."""
     check_extra()
-    if write_config is not None and not ray.ray:
-        raise ConfigError("--write-config is for --ray. Add that, or leave it out.")
     model = chosen_model(model, "MODEL")
-    if not ray.ray:
-        model = follow_launched(model, settings)
     drafters = served_drafters(drafter or [], draft_model, speculative_config)
     if server.is_open:
         note(f"{server.host} lets other machines in, and there is no --api-key: whoever reaches it may use it")
     name = served_model_name or model
     llm = asdict(settings) | {"max_batch": engine.max_batch, "prefill_chunk": engine.prefill_chunk}
     if ray.ray:
-        serve_replicas(model, name, drafters, llm, server, ray, write_config)
+        serve_replicas(model, name, drafters, llm, server, ray)
     else:
         _serve_here(model, name, drafters, llm, server)
 

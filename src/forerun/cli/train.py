@@ -1,62 +1,161 @@
-"""`forerun train answers`, `lm`, `draft`, `other-vocab`, `eval`: data, a model, its draft, and measurements of both."""
+"""`forerun train`: answers, heads, `draft` and `eval`: data, drafters for a target, and measurements of them."""
 
 from __future__ import annotations
 
+import shlex
+import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from forerun.cli.flags import Flags, given, with_flags
+from forerun.cli.default_model import chosen_model
+from forerun.cli.flags import Flags, with_flags
 from forerun.cli.options import Json
 from forerun.cli.output import print_json
 from forerun.cli.train_answers import answers
-from forerun.cli.train_heads import block, eagle, medusa, mtp
 from forerun.config import ASSETS, BUNDLED_MODELS, BUNDLED_TARGET
 from forerun.errors import ConfigError
-from forerun.train.defaults import (
-    DRAFT_ARCHITECTURE,
-    DRAFT_TEXT,
-    OTHER_VOCAB_ARCHITECTURE,
-    OTHER_VOCAB_SAMPLING,
-    OTHER_VOCAB_TEXT,
-    Architecture,
-    DraftTraining,
-    LmTraining,
-    Optimisation,
-    OtherVocabTraining,
-    Pruning,
+from forerun.train.defaults import DraftTraining, Pruning, RunOptions
+from forerun.train.heads.options import (
+    MTP_SHAPE,
+    MTP_TRAINING,
+    BlockShape,
+    BlockTraining,
+    EagleShape,
+    EagleTraining,
+    MedusaShape,
+    MedusaTraining,
 )
 
 if TYPE_CHECKING:
     from forerun.train.commands import Evaluation
+    from forerun.train.heads.start import HeadKind
 
-app = typer.Typer(help="Train a language model and a draft for it, and measure them.", no_args_is_help=True)
-
-app.command()(answers)
-app.command()(eagle)
-app.command()(block)
-app.command()(medusa)
-app.command()(mtp)
-
-Out = Annotated[Path, typer.Argument(help="Model folder to write.", metavar="OUT")]
-Work = Annotated[
-    Path | None, typer.Option(help="Folder for checkpoints and samples.", metavar="FOLDER", show_default="OUT.run")
-]
-Data = Annotated[
-    Path | None,
-    typer.Option(help="Folder of Python files.", metavar="FOLDER", show_default="the interpreter's standard library"),
-]
-DraftData = Annotated[
-    Path | None,
+Out = Annotated[Path, typer.Argument(help="Folder to write.", metavar="OUT")]
+Target = Annotated[
+    str | None,
     typer.Option(
-        help="Folder of Python files, or of packed rows.",
-        metavar="FOLDER",
-        show_default="the interpreter's standard library",
+        help="The target model: 'smollm2' once it is fetched, 'bundled', a folder, a GGUF file, or a hub id.",
+        metavar="MODEL",
+        show_default="smollm2 if it is fetched, else bundled",
     ),
 ]
-Target = Annotated[
+Data = Annotated[
+    Path,
+    typer.Option(
+        help="What to learn from: a file of the target's answers (`forerun train answers`), text, a folder of either, "
+        "or a folder of packed rows.",
+        metavar="PATH",
+    ),
+]
+Work = Annotated[
+    Path | None,
+    typer.Option(help="Folder for checkpoints and packed rows.", metavar="FOLDER", show_default="OUT.run"),
+]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on with a run that was stopped.")]
+Force = Annotated[bool, typer.Option("--force", help="Begin anew, and replace what OUT holds.")]
+MTP_SIZES = ("draft_vocab", "intermediate_size", "num_heads", "num_kv_heads", "head_dim", "sliding_window")
+
+
+@with_flags
+def eagle(
+    *,
+    out: Out,
+    data: Data,
+    target: Target = None,
+    options: Annotated[EagleTraining, Flags()],
+    shape: Annotated[EagleShape, Flags(panel="Architecture")],
+    work: Work = None,
+    resume: Resume = False,
+    force: Force = False,
+) -> None:
+    """Train a head that drafts from its target's hidden states (EAGLE-3, or EAGLE-1 by --version 1)."""
+    from forerun.train.eagle.kind import EagleKind
+
+    _train(EagleKind(replace(options, shape=shape)), out, work, target, data, resume=resume, force=force)
+
+
+@with_flags
+def block(
+    *,
+    out: Out,
+    data: Data,
+    target: Target = None,
+    options: Annotated[BlockTraining, Flags()],
+    shape: Annotated[BlockShape, Flags(panel="Architecture")],
+    work: Work = None,
+    resume: Resume = False,
+    force: Force = False,
+) -> None:
+    """Train a head that drafts a whole block in one pass (DFlash), with a bias by the token before (DSpark)."""
+    from forerun.train.block.kind import BlockKind
+
+    _train(BlockKind(replace(options, shape=shape)), out, work, target, data, resume=resume, force=force)
+
+
+@with_flags
+def medusa(
+    *,
+    out: Out,
+    data: Data,
+    target: Target = None,
+    options: Annotated[MedusaTraining, Flags()],
+    shape: Annotated[MedusaShape, Flags(panel="Architecture")],
+    work: Work = None,
+    resume: Resume = False,
+    force: Force = False,
+) -> None:
+    """Train heads that each predict one token further on from their target's last state (Medusa; Hydra by
+    --sequential)."""
+    from forerun.train.medusa.kind import MedusaKind
+
+    _train(MedusaKind(replace(options, shape=shape)), out, work, target, data, resume=resume, force=force)
+
+
+@with_flags
+def mtp(
+    *,
+    out: Out,
+    data: Data,
+    target: Target = None,
+    options: Annotated[EagleTraining, Flags(base=MTP_TRAINING, leave_out=("feature_weight",))],
+    shape: Annotated[EagleShape, Flags(*MTP_SIZES, "own_output_rows", base=MTP_SHAPE, panel="Architecture")],
+    work: Work = None,
+    resume: Resume = False,
+    force: Force = False,
+) -> None:
+    """Train a decoder layer that drafts from its target's last state, as the MTP layers of DeepSeek-V3 do."""
+    from forerun.train.eagle.kind import EagleKind
+
+    _train(EagleKind(replace(options, shape=shape)), out, work, target, data, resume=resume, force=force)
+
+
+def _train(
+    kind: HeadKind[Any], out: Path, work: Path | None, target: str | None, data: Path, *, resume: bool, force: bool
+) -> None:
+    from forerun.train.heads.commands import train_head
+
+    name, folder = chosen_model(target, "--target"), work or out.with_name(out.name + ".run")
+    train_head(out, folder, str(name), data, kind, this_command(), resume=resume, force=force)
+
+
+def this_command() -> str:
+    """The command line, with the last part of each path."""
+    parts = []
+    for part in sys.argv[1:]:
+        flag, equals, value = part.partition("=") if part.startswith("-") else ("", "", part)
+        parts.append(flag + equals + (Path(value).name if "/" in value else value))
+    return shlex.join(["forerun", *parts])
+
+
+app = typer.Typer(help="Train drafters for a target, and measure them.", no_args_is_help=True)
+
+for command in (answers, eagle, block, medusa, mtp):
+    app.command()(command)
+
+DraftTarget = Annotated[
     Path,
     typer.Option(
         help="The target model: 'bundled', one that `forerun fetch` brings, a local folder or a GGUF file.",
@@ -65,42 +164,6 @@ Target = Annotated[
         show_default="bundled",
     ),
 ]
-Resume = Annotated[bool, typer.Option("--resume", help="Go on with a run that was stopped.")]
-Force = Annotated[bool, typer.Option("--force", help="Begin anew, and replace the model in OUT.")]
-
-MACHINE = ("seed", "threads", "device")
-"""What every command takes: they say where and how a run goes, not what it learns."""
-TEXT = ("tokens_per_step", "copy_share", "rename_share")
-SAMPLING = ("sample_tokens", "sample_batch", "own_prompt_share")
-SIZES = ("hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim", "intermediate_size")
-PANEL = "Architecture"
-START = "A pruned copy of the target as the start"
-
-
-@app.command()
-@with_flags
-def lm(
-    *,
-    out: Out,
-    options: Annotated[
-        LmTraining, Flags("tokens", *TEXT, "short_window", "long_share", "checkpoint_seconds", *MACHINE)
-    ],
-    optimisation: Annotated[Optimisation, Flags("weight_decay")],
-    tokenizer: Annotated[
-        Path | None,
-        typer.Option(help="Folder of a tokenizer to use.", metavar="FOLDER", show_default="one is learnt"),
-    ] = None,
-    data: Data = None,
-    work: Work = None,
-    resume: Resume = False,
-    force: Force = False,
-    sizes: Annotated[Architecture, Flags(*SIZES, panel=PANEL)],
-) -> None:
-    """Train a language model of Python source from nothing."""
-    from forerun.train.commands import train_lm
-
-    options = replace(options, architecture=sizes, optimisation=optimisation)
-    train_lm(out, work or _beside(out), data, options, resume=resume, force=force, tokenizer_folder=tokenizer)
 
 
 @app.command()
@@ -108,71 +171,30 @@ def lm(
 def draft(
     *,
     out: Out,
-    target: Target = BUNDLED_MODELS[BUNDLED_TARGET],
-    text: Annotated[LmTraining, Flags(*TEXT, "seed", base=DRAFT_TEXT, text_tokens="tokens")],
-    options: Annotated[
-        DraftTraining,
-        Flags(
-            *("tokens", "tokens_per_step", *SAMPLING, "text_law_tokens", "new_tokens"),
-            *("loss", "output_tokens", "checkpoint_seconds", *MACHINE),
-        ),
-    ],
+    data: Data,
+    target: DraftTarget = BUNDLED_MODELS[BUNDLED_TARGET],
+    options: Annotated[DraftTraining, Flags()],
     start: Annotated[
         Path | None,
-        typer.Option(
-            help="Folder of a model of the target's tokens to go on from, instead of a first stage on text.",
-            metavar="FOLDER",
-        ),
+        typer.Option(help="Folder of a model of the target's tokens to go on from.", metavar="FOLDER"),
     ] = None,
-    pruning: Annotated[Pruning, Flags("layers", "width", "by", panel=START)],
-    data: DraftData = None,
+    pruning: Annotated[Pruning, Flags(panel="A pruned copy of the target as the start")],
     work: Work = None,
     resume: Resume = False,
     force: Force = False,
-    sizes: Annotated[Architecture, Flags(*SIZES, base=DRAFT_ARCHITECTURE, panel=PANEL)],
 ) -> None:
-    """Train a draft for a target: on text first, then on the target's own samples."""
+    """Train a small model to agree with a target, from a pruned copy of it or from a trained draft."""
     from forerun.train.commands import train_draft
 
-    options = replace(options, text=replace(text, architecture=sizes), pruning=pruning)
-    train_draft(out, work or _beside(out), target, data, options, resume=resume, force=force, start=start)
-
-
-@app.command(name="other-vocab")
-@with_flags
-def other_vocab(
-    *,
-    ctx: typer.Context,
-    out: Out,
-    target: Target = BUNDLED_MODELS[BUNDLED_TARGET],
-    samples: Annotated[
-        Path | None,
-        typer.Option(help="Folder of samples of a `train draft` run.", metavar="FOLDER", show_default="drawn first"),
-    ] = None,
-    options: Annotated[OtherVocabTraining, Flags("read_tokens")],
-    text: Annotated[LmTraining, Flags("tokens", *TEXT, "checkpoint_seconds", *MACHINE, base=OTHER_VOCAB_TEXT)],
-    sampling: Annotated[DraftTraining, Flags(*SAMPLING, *MACHINE, base=OTHER_VOCAB_SAMPLING)],
-    data: Data = None,
-    work: Work = None,
-    resume: Resume = False,
-    force: Force = False,
-    sizes: Annotated[Architecture, Flags("vocab_size", *SIZES, base=OTHER_VOCAB_ARCHITECTURE, panel=PANEL)],
-) -> None:
-    """Train a draft with a tokenizer of its own, on text and on the target's samples."""
-    from forerun.train.commands import train_other_vocab
-
-    drawn = given(ctx, *SAMPLING)
-    if samples is not None and drawn:
-        raise ConfigError(f"--samples are drawn already, so {drawn[0]} has no effect. Leave one of the two out.")
-    options = replace(options, text=replace(text, architecture=sizes), sampling=sampling)
-    train_other_vocab(out, work or _beside(out), target, data, options, resume=resume, force=force, samples=samples)
+    options, work = replace(options, pruning=pruning), work or out.with_name(out.name + ".run")
+    train_draft(out, work, target, data, options, this_command(), resume=resume, force=force, start=start)
 
 
 @app.command(name="eval")
 @with_flags
 def evaluate(
     *,
-    target: Target = BUNDLED_MODELS[BUNDLED_TARGET],
+    target: DraftTarget = BUNDLED_MODELS[BUNDLED_TARGET],
     draft: Annotated[
         Path | None, typer.Option(help="Draft's model folder.", metavar="FOLDER", show_default="the bundled one")
     ] = None,
@@ -191,7 +213,7 @@ def evaluate(
     new_tokens: Annotated[
         int, typer.Option(min=8, help="Tokens the target continues each prompt by.", metavar="INT")
     ] = 128,
-    machine: Annotated[LmTraining, Flags("threads", "device")],
+    machine: Annotated[RunOptions, Flags("threads", "device")],
     json: Json = False,
 ) -> None:
     """Report a draft's bits per byte, perplexity and acceptance on the held-out files that ship with forerun, or a
@@ -220,9 +242,9 @@ def evaluate(
 
 
 def _evaluate_head(
-    target: Path, head: Path, data: Path | None, machine: LmTraining, sizes: dict[str, int], json: bool
+    target: Path, head: Path, data: Path | None, machine: RunOptions, sizes: dict[str, int], json: bool
 ) -> None:
-    from forerun.train.evaluate_head import evaluate_head
+    from forerun.train.heads.commands import evaluate_head
 
     report = evaluate_head(
         str(target),
@@ -238,10 +260,6 @@ def _evaluate_head(
     else:
         for line in report.lines():
             typer.echo(line.removeprefix("- "))
-
-
-def _beside(out: Path) -> Path:
-    return out.with_name(out.name + ".run")
 
 
 def _show(result: Evaluation) -> None:

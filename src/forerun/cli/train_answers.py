@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from forerun.cli.default_model import chosen_model
 from forerun.cli.flags import Flags, with_flags
 from forerun.cli.generate import INTERRUPTED, open_llm
-from forerun.cli.memory_line import memory_told, note, note_untried
+from forerun.cli.memory_line import memory_told, note
 from forerun.cli.options import LLMOptions
-from forerun.cluster.options import RayOptions
 from forerun.config import NO_DRAFTER
 from forerun.train.defaults import AnswerMaking
 
 if TYPE_CHECKING:
     from forerun.engine import LLM
-    from forerun.train.data.many_requests import Computing
 
 Out = Annotated[
     Path, typer.Argument(help="File of answers to write: .jsonl, or .jsonl.gz to have it gzipped.", metavar="OUT")
@@ -53,8 +49,7 @@ def answers(
     target: Target = None,
     data: Data = None,
     making: Annotated[AnswerMaking, Flags()],
-    settings: Annotated[LLMOptions, Flags(leave_out=("num_draft_tokens", "acceptance", "tensor_parallel"))],
-    ray: Annotated[RayOptions, Flags(leave_out=("routing",), panel="Ray")],
+    settings: Annotated[LLMOptions, Flags(leave_out=("num_draft_tokens", "acceptance", "tensor_parallel_size"))],
     force: Force = False,
 ) -> None:
     """Have a target answer prompts, which it writes itself where none are given; the same command goes on after a kill.
@@ -74,22 +69,7 @@ def answers(
             return open_llm(target, NO_DRAFTER, chat=False, **llm)
 
     try:
-        with _computing(ray, {"model": target, "drafter": NO_DRAFTER, "llm": llm, "name": target, "seed": None}) as by:
-            make_answers(opened, out, data or [], making, Console(stderr=True), force=force, computing=by)
+        make_answers(opened, out, data or [], making, Console(stderr=True), force=force)
     except KeyboardInterrupt:
         typer.echo(f"\nforerun: stopped. What was done is in {out}.run; the same command goes on.", err=True)
         raise typer.Exit(INTERRUPTED) from None
-
-
-@contextmanager
-def _computing(options: RayOptions, worker: Mapping[str, Any]) -> Iterator[Computing | None]:
-    """What has the requests answered: workers on Ray; None is this process."""
-    if not options.ray:
-        yield None
-        return
-    from forerun.cluster.batch import computing_on_ray
-
-    note_untried("Ray")
-    note(f"starting {options.replicas} workers of {worker['model']}")
-    with computing_on_ray(options, worker) as by:
-        yield by

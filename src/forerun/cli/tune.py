@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import textwrap
 import time
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,7 +20,6 @@ from forerun.cli.memory_line import memory_told, note
 from forerun.cli.options import LLMOptions
 from forerun.cli.output import print_json, terminal_width
 from forerun.config import OFF, SamplingParams
-from forerun.errors import ConfigError
 from forerun.tune.options import TuneOptions
 from forerun.workloads import Case, categories_in_turn, load, names
 
@@ -71,8 +70,6 @@ def tune(
 
     check_place(settings.out)
     check_json(settings.results, "--results")
-    if settings.allow_quantize and llm.quantize is not None:
-        raise ConfigError(f"--quantize is {llm.quantize!r}, so --allow-quantize has nothing to try. Leave one out.")
     levels = whole_numbers(settings.load, "--load")
     drafters = options.comma_list(settings.drafters, "--drafters") if settings.drafters else []
     cases = None if prompts is None else chosen_cases(prompts, settings.num_prompts)
@@ -88,9 +85,11 @@ def tune(
         prompts = _CHATS if getattr(plain.tokenizer, "chat_template", None) else _RAW
         note(f"no --prompts given, so these are the bundled workload {prompts!r}; your own tell more")
         cases = chosen_cases(prompts, settings.num_prompts)
+    from forerun.tune.tuning import tune as tuned
+
     task = make_task(plain, model, cases, prompts, settings, levels, drafters, draft)
     with Progress(task.seconds) as progress:
-        outcome = run(task, progress, settings, llm)
+        outcome = tuned(task, progress)
     is_measured = bool(outcome.search.heats)
     written = write(outcome, task, settings, llm) if is_measured else None
     facts = outcome.results(typed(), target_facts(model, plain), watch.environment(), asdict(settings))
@@ -143,30 +142,12 @@ def make_task(
     return Task(plain, model, requests, prompts, params, levels, drafters, draft, seconds)
 
 
-def run(task: Task, progress: Progress, settings: TuneOptions, llm: LLMOptions) -> Outcome:
-    """Tune, and try weights in fewer bits where that is allowed."""
-    from forerun.tune.quantised import try_quantised
-    from forerun.tune.tuning import tune as tuned
-
-    outcome = tuned(task, progress)
-    if settings.allow_quantize and not outcome.interrupted:
-        if llm.quantize is not None:
-            raise ConfigError(
-                f"--quantize is {llm.quantize} already, so --allow-quantize has nothing to try. Leave one out."
-            )
-        try_quantised(task, outcome, lambda form: open_plain(task.model, replace(llm, quantize=form)), progress)
-    return outcome
-
-
 def write(outcome: Outcome, task: Task, settings: TuneOptions, llm: LLMOptions) -> str:
     """Write the configuration; its place."""
     from forerun.tune.config_file import Chosen, write_config
 
     own = LLMOptions()
     kept: dict[str, Any] = {name: getattr(llm, name) for name in _KEPT if getattr(llm, name) != getattr(own, name)}
-    for each in outcome.quantised:
-        if each.chosen:
-            kept["quantize"] = each.number_format
     notes = [outcome.verdict.reason, f"Made by: {typed()}", time.strftime("%Y-%m-%d")]
     chat = bool(getattr(task.plain.tokenizer, "chat_template", None))
     chosen = Chosen(task.model, outcome.verdict.arm, kept, chat, outcome.start, notes)

@@ -1,11 +1,10 @@
-"""The application of Ray Serve's: an ingress without a CPU of its own, and engines. `serve run` calls `build`."""
+"""The application of Ray Serve's: an ingress without a CPU of its own, and engines."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import AsyncGenerator
-from contextlib import aclosing, suppress
-from dataclasses import asdict
+from contextlib import suppress
 from typing import Any
 
 import ray
@@ -18,12 +17,12 @@ from forerun.cluster.connect import metrics_addresses
 from forerun.cluster.failures import translated
 from forerun.cluster.ingress import Ingress
 from forerun.cluster.instruments import RayInstruments
-from forerun.cluster.messages import Asked, Message
+from forerun.cluster.messages import Asked
 from forerun.cluster.options import ROUTERS
-from forerun.cluster.plan import Plan
+from forerun.cluster.plan import Plan, gpus_of
 from forerun.cluster.replica import Replica
 from forerun.engine import LLM
-from forerun.server.gate import App, Receive, Scope, Send
+from forerun.server.gate import App, Message, Receive, Scope, Send
 from forerun.server.logs import log_as_json
 from forerun.server.metrics import HTTPMetrics
 from forerun.server.service import Service
@@ -34,34 +33,19 @@ _MARGIN = 16
 """Requests beyond those that a replica takes: it is asked, and refuses them itself as `forerun serve` does."""
 
 
-class Engine:
+class Engine(Replica):
     """A replica: the model, in a process of its own."""
 
-    def __init__(self, values: dict[str, Any]) -> None:
-        plan = Plan.parsed(values)
+    def __init__(self, plan: Plan) -> None:
         torch.set_num_threads(plan.threads)
         log_as_json()
         llm = LLM(plan.model, drafter=plan.drafter, **plan.llm)
-        service = Service(llm, plan.name, plan.server_options(), RayInstruments(plan.name))
-        self._replica = Replica(service, f"{serve.get_replica_context().replica_id.unique_id}, process {os.getpid()}")
-
-    async def answer(self, asked: Asked) -> AsyncGenerator[list[Message], None]:
-        """As `Replica.answer`."""
-        async with aclosing(self._replica.answer(asked)) as answer:
-            async for messages in answer:
-                yield messages
-
-    async def state(self) -> dict[str, Any]:
-        """As `Replica.state`."""
-        return self._replica.state()
-
-    def check_health(self) -> None:
-        """Asked by Ray, which starts another replica in the place of one that raises."""
-        self._replica.check_health()
+        service = Service(llm, plan.name, plan.server, RayInstruments(plan.name))
+        super().__init__(service, f"{serve.get_replica_context().replica_id.unique_id}, process {os.getpid()}")
 
     def __del__(self) -> None:
         with suppress(AttributeError):  # the model could not be loaded
-            self._replica.close()
+            self.close()
 
 
 class RayReplicas:
@@ -71,7 +55,12 @@ class RayReplicas:
         self._handle = handle
 
     async def answer(self, asked: Asked) -> AsyncGenerator[list[Message], None]:
-        """As `Replicas.answer`."""
+        """What one of them answers, as it comes; perhaps nothing at first. To close it ends the request.
+
+        Raises:
+            ReplicaError: it has ended, or there is none.
+            QueueFullError: all are busy, and too many wait.
+        """
         handle = self._handle.options(stream=True, session_id=asked.prefix.session)
         answer = handle.answer.remote(asked)
         complete = False
@@ -86,7 +75,7 @@ class RayReplicas:
                 answer.cancel()
 
     async def live(self) -> list[dict[str, Any]]:
-        """As `Replicas.live`."""
+        """What the engine of each does now; those that do not answer are left out."""
         try:
             found = await self._handle.broadcast("state").results_async(timeout_s=_LIVE_WITHIN, return_exceptions=True)
         except TimeoutError:
@@ -98,12 +87,10 @@ class RayReplicas:
 class IngressReplica:
     """The ingress's process."""
 
-    def __init__(self, engines: DeploymentHandle, values: dict[str, Any]) -> None:
+    def __init__(self, engines: DeploymentHandle, plan: Plan) -> None:
         log_as_json()
-        plan = Plan.parsed(values)
         metrics = HTTPMetrics(RayInstruments(plan.name))
-        options = plan.server_options()
-        self._ingress = Ingress(RayReplicas(engines), options, metrics, lambda: metrics_addresses(ray.nodes()))
+        self._ingress = Ingress(RayReplicas(engines), plan.server, metrics, lambda: metrics_addresses(ray.nodes()))
 
     def __serve_build_asgi_app__(self) -> App:
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -123,10 +110,9 @@ class IngressReplica:
         return self._ingress.gate.num_active
 
 
-def build(values: dict[str, Any]) -> serve.Application:
-    """The application of a plan's values. Raises ConfigError."""
-    plan = Plan.parsed(values)
-    options = plan.server_options()
+def build(plan: Plan) -> serve.Application:
+    """The application."""
+    options = plan.server
     ongoing = plan.max_batch + options.max_queue + _MARGIN
     router = ROUTERS[plan.routing]
     kwargs = {"slack": plan.max_batch} if plan.routing == "prefix" else {}
@@ -135,7 +121,7 @@ def build(values: dict[str, Any]) -> serve.Application:
         Engine,
         name="Engine",
         num_replicas=plan.replicas,
-        ray_actor_options={"num_cpus": plan.threads, "num_gpus": plan.gpus},
+        ray_actor_options={"num_cpus": plan.threads, "num_gpus": gpus_of(plan.llm)},
         max_ongoing_requests=ongoing,
         max_queued_requests=max(options.max_queue, 1),
         graceful_shutdown_timeout_s=options.drain_timeout,
@@ -150,4 +136,4 @@ def build(values: dict[str, Any]) -> serve.Application:
         graceful_shutdown_timeout_s=options.drain_timeout,
         max_constructor_retry_count=2,
     )
-    return ingress.bind(engines.bind(asdict(plan)), asdict(plan))
+    return ingress.bind(engines.bind(plan), plan)

@@ -12,14 +12,14 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
-from forerun.cluster.messages import TOLD, Asked, Message, Replicas
+from forerun.cluster.messages import TOLD, Asked
 from forerun.cluster.prefixes import prefix_of
 from forerun.errors import ReplicaError, RequestBodyError
 from forerun.openai_format.errors import error_response
 from forerun.openai_format.response_requests import RESPONSES_URL
 from forerun.server.app import gated
 from forerun.server.completions import while_connected
-from forerun.server.gate import App, Gate, Receive, Scope, Send
+from forerun.server.gate import App, Gate, Message, Receive, Scope, Send
 from forerun.server.metrics import HTTPMetrics
 from forerun.server.options import ServerOptions
 from forerun.server.service import parsed_body
@@ -37,6 +37,7 @@ class Ingress:
     """The application in front of the replicas.
 
     Args:
+        replicas: `application.RayReplicas`.
         metrics_at: tells where the replicas' metrics are to be had.
 
     Attributes:
@@ -45,7 +46,7 @@ class Ingress:
     """
 
     def __init__(
-        self, replicas: Replicas, options: ServerOptions, metrics: HTTPMetrics, metrics_at: Callable[[], str]
+        self, replicas: Any, options: ServerOptions, metrics: HTTPMetrics, metrics_at: Callable[[], str]
     ) -> None:
         self._replicas, self._metrics_at = replicas, metrics_at
         self.app: App
@@ -86,7 +87,7 @@ class Ingress:
 class _Relay:
     """One request, passed to a replica, and its answer, passed back."""
 
-    replicas: Replicas
+    replicas: Any
     asked: Asked
     send: Send
     told: dict[str, Any]

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, MutableMapping
-from typing import Any, NamedTuple, Protocol, TypeAlias
-
-Message: TypeAlias = MutableMapping[str, Any]
-"""Of ASGI, as an application sends it; the last one of an answer is of the type `TOLD`."""
+from typing import NamedTuple
 
 TOLD = "forerun.told"
-"""`told` is what the log line of the request is to tell."""
+"""The type of the last message of an answer: its `told` is what the log line of the request is to tell."""
 
 
 class Prefix(NamedTuple):
@@ -41,18 +37,3 @@ class Asked(NamedTuple):
     request_id: str
     tenant: str | None
     prefix: Prefix
-
-
-class Replicas(Protocol):
-    """The replicas of a model, as the ingress sees them."""
-
-    def answer(self, asked: Asked) -> AsyncGenerator[list[Message], None]:
-        """What one of them answers, as it comes; perhaps nothing at first. To close it ends the request.
-
-        Raises:
-            ReplicaError: it has ended, or there is none.
-            QueueFullError: all are busy, and too many wait.
-        """
-
-    async def live(self) -> list[dict[str, Any]]:
-        """What the engine of each does now; those that do not answer are left out."""

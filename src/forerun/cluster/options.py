@@ -43,24 +43,10 @@ class RayOptions:
 
     def __post_init__(self) -> None:
         check_options(self, ConfigError)
-        check_routing(self.routing)
+        if self.routing not in ROUTERS:
+            raise ConfigError(f"routing is {self.routing!r}, but must be one of {', '.join(ROUTERS)}.")
         if self.ray:
             return
         changed = [each.name for each in fields(self) if getattr(self, each.name) != each.default]
         if changed:
             raise ConfigError(f"--{changed[0].replace('_', '-')} is for --ray. Add that, or leave it out.")
-
-    def check_model(self, llm: Mapping[str, object]) -> None:
-        """Refuse options of `LLM` that replicas do not have. Raises ConfigError."""
-        count = llm.get("tensor_parallel", 1)
-        if self.ray and count != 1:
-            raise ConfigError(
-                f"--tensor-parallel is {count}, but every replica on Ray computes the whole model. Leave one "
-                "of them out."
-            )
-
-
-def check_routing(name: str) -> None:
-    """Raise ConfigError unless there is a router of this name."""
-    if name not in ROUTERS:
-        raise ConfigError(f"routing is {name!r}, but must be one of {', '.join(ROUTERS)}.")

@@ -1,19 +1,16 @@
-"""A server on Ray as plain values: what `serve run` is told in a file, and what the command tells by itself."""
+"""What a server on Ray serves, by how many replicas."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
-from forerun.cluster.options import RayOptions, check_routing
+from forerun.cluster.options import RayOptions
 from forerun.config import EngineConfig
 from forerun.errors import ConfigError
 from forerun.server.options import ServerOptions
-
-_LEFT_OUT = ("host", "port", "journal", "journal_size")
-"""Of the server's options, those of Ray's own proxy, and of what replicas do not write."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +21,7 @@ class Plan:
         drafter: texts of drafters, or one.
         name: what requests call the model.
         llm: other options of `LLM`.
-        server: options of the server but host and port.
+        server: options of the server; host and port are those of Ray's own proxy.
         threads: of each replica; as many CPUs are reserved for it.
     """
 
@@ -32,7 +29,7 @@ class Plan:
     name: str
     drafter: str | list[str]
     llm: Mapping[str, Any] = field(default_factory=dict)
-    server: Mapping[str, Any] = field(default_factory=dict)
+    server: ServerOptions = field(default_factory=ServerOptions)
     replicas: int = 2
     threads: int = 1
     routing: str = "prefix"
@@ -52,44 +49,16 @@ class Plan:
         Raises:
             ConfigError: an option that Ray's proxy has no place for.
         """
-        ray.check_model(llm)
         if server.send_timeout != ServerOptions().send_timeout:
             raise ConfigError("--send-timeout is for a server without --ray: Ray's proxy sends answers. Leave it out.")
         if server.journal is not None:
             raise ConfigError("--journal is one server's, and --ray starts several. Leave it out.")
-        told = {name: value for name, value in asdict(server).items() if name not in _LEFT_OUT}
-        told = {name: list(value) if isinstance(value, tuple) else value for name, value in told.items()}
-        return cls(model, name, drafter, llm, told, ray.replicas, threads_of(ray), ray.routing)
-
-    @classmethod
-    def parsed(cls, values: Mapping[str, Any]) -> Plan:
-        """From a file's values. Raises ConfigError."""
-        known = {each.name for each in fields(cls)}
-        odd, missing = sorted(values.keys() - known), sorted({"model", "name", "drafter"} - values.keys())
-        if odd or missing:
-            wrong = f"{', '.join(odd)} is unknown" if odd else f"{', '.join(missing)} is missing"
-            raise ConfigError(f"The arguments of forerun's application: {wrong}. `--write-config` writes them.")
-        made = cls(**values)
-        check_routing(made.routing)
-        made.server_options()
-        return made
-
-    def server_options(self) -> ServerOptions:
-        """Raises ConfigError."""
-        try:
-            return ServerOptions(**self.server)
-        except TypeError as error:
-            raise ConfigError(f"The server's options: {error}.") from None
+        return cls(model, name, drafter, llm, server, ray.replicas, threads_of(ray), ray.routing)
 
     @property
     def max_batch(self) -> int:
         """Sequences that a replica computes together."""
         return int(self.llm.get("max_batch", EngineConfig().max_batch))
-
-    @property
-    def gpus(self) -> int:
-        """Of each replica."""
-        return gpus_of(self.llm)
 
 
 def threads_of(options: RayOptions) -> int:

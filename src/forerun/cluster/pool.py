@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Generator
-from typing import Any, Generic, NamedTuple, TypeVar
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import ray
 
+from forerun.batch.ranges import ByteRange
 from forerun.cluster.failures import translated
 from forerun.errors import ReplicaError
 
-J = TypeVar("J")
 _JOBS = 2
 """That a worker has at a time: while one ends, the other fills the batch."""
 _MOST_DEATHS = 3
@@ -21,11 +21,11 @@ _MOST_DEATHS = 3
 class Call(NamedTuple):
     """A job under way. Its generator is Ray's, of references."""
 
-    job: Any
+    job: ByteRange
     worker: int
 
 
-class Pool(Generic[J]):
+class Pool:
     """Workers, each an actor in a process of its own.
 
     Args:
@@ -33,12 +33,12 @@ class Pool(Generic[J]):
         call: begins a job at a worker: what is not done of it yet; None if all of it is.
     """
 
-    def __init__(self, num_workers: int, start: Callable[[], Any], call: Callable[[Any, J], Any]) -> None:
+    def __init__(self, num_workers: int, start: Callable[[], Any], call: Callable[[Any, ByteRange], Any]) -> None:
         self._start, self._call = start, call
         self._workers: dict[int, Any] = {}
         self._calls: dict[Any, Call] = {}
-        self._lost: deque[J] = deque()
-        self._deaths: Counter[J] = Counter()
+        self._lost: deque[ByteRange] = deque()
+        self._deaths: Counter[ByteRange] = Counter()
         self._num_started = 0
         for _ in range(num_workers):
             self._add()
@@ -50,17 +50,14 @@ class Pool(Generic[J]):
         except Exception as error:
             raise translated(error) from None
 
-    def run(self, more: Callable[[], J | None]) -> Generator[Any, None, None]:
+    def run(self, jobs: Iterator[ByteRange]) -> Iterator[Any]:
         """What the jobs give, in the order in which it comes.
-
-        Args:
-            more: the next job; None if there is none now. It is asked again after everything that is given.
 
         Raises:
             ReplicaError: a job has ended several workers.
             Exception: what a worker has raised.
         """
-        self._hand_out(more)
+        self._hand_out(jobs)
         while self._calls:
             (ready, *_), _ = ray.wait([*self._calls], num_returns=1, fetch_local=False)
             try:
@@ -71,16 +68,16 @@ class Pool(Generic[J]):
                 self._failed(ready, error)
             else:
                 yield given
-            self._hand_out(more)
+            self._hand_out(jobs)
 
-    def _hand_out(self, more: Callable[[], J | None]) -> None:
+    def _hand_out(self, jobs: Iterator[ByteRange]) -> None:
         """Give jobs to workers that have room."""
         while True:
             busy = Counter(call.worker for call in self._calls.values())
             free = min(self._workers, key=lambda number: busy[number])
             if busy[free] >= _JOBS:
                 return
-            job = self._lost.popleft() if self._lost else more()
+            job = self._lost.popleft() if self._lost else next(jobs, None)
             if job is None:
                 return
             begun = self._call(self._workers[free], job)

@@ -7,9 +7,9 @@ from collections.abc import AsyncGenerator
 from contextlib import suppress
 from typing import Any
 
-from forerun.cluster.messages import TOLD, Asked, Message
+from forerun.cluster.messages import TOLD, Asked
 from forerun.server.app import make_app
-from forerun.server.gate import App
+from forerun.server.gate import App, Message
 from forerun.server.service import Service
 
 _SIGN_AFTER = 5.0
@@ -60,12 +60,12 @@ class Replica:
                 with suppress(asyncio.CancelledError, Exception):
                     await task
 
-    def state(self) -> dict[str, Any]:
+    async def state(self) -> dict[str, Any]:
         """What the engine does now, and what the server cannot do."""
         return {"live": self._service.live(), "cannot": dict(self._service.limits())}
 
     def check_health(self) -> None:
-        """Raise DeviceError if nothing can be computed here any more."""
+        """Raise DeviceError if nothing can be computed here any more: Ray starts another replica in place of this."""
         self._service.llm.engine.faults.check()
 
     def close(self) -> None:

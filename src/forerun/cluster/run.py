@@ -7,11 +7,9 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from types import FrameType
 from typing import Any
 
-from forerun.cluster.config_file import APPLICATION
 from forerun.cluster.connect import connected
 from forerun.cluster.failures import reason_in
 from forerun.cluster.options import RayOptions
@@ -21,6 +19,7 @@ from forerun.server.logs import LOGGER
 from forerun.server.options import ServerOptions
 from forerun.server.run import url_of
 
+_APPLICATION = "forerun"
 _TICK = 0.1
 _log = logging.getLogger(LOGGER)
 
@@ -37,8 +36,7 @@ def serve_on_ray(plan: Plan, server: ServerOptions, options: RayOptions) -> None
         logging.getLogger("ray.serve").setLevel(logging.WARNING)
         if serve.status().proxies:
             raise ConfigError(
-                "Ray Serve runs on that cluster already, with an address of its own. Write a configuration with "
-                "--write-config, and deploy it there with `serve deploy`."
+                "Ray Serve runs on that cluster already, with an address of its own. End it, or give another cluster."
             )
         logs = {"enable_access_log": False, "log_level": "WARNING"}
         http = {"host": server.host, "port": server.port, "keep_alive_timeout_s": 75}
@@ -62,9 +60,9 @@ def _deploy(plan: Plan, logs: dict[str, Any]) -> Any:
     from forerun.cluster.application import build
 
     try:
-        return serve.run(build(asdict(plan)), name=APPLICATION, route_prefix="/", logging_config=logs)
+        return serve.run(build(plan), name=_APPLICATION, route_prefix="/", logging_config=logs)
     except RuntimeError as error:
-        application = serve.status().applications.get(APPLICATION)
+        application = serve.status().applications.get(_APPLICATION)
         deployments = application.deployments.values() if application else ()
         told = " ".join(each.message for each in deployments if each.message) or str(error)
         raise ConfigError(f"The replicas could not be started: {reason_in(told)}") from None

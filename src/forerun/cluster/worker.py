@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any
 
 import torch
 
 from forerun.batch.ranges import ByteRange, requests_in
 from forerun.batch.run import BatchRun
-from forerun.config import SamplingParams
-from forerun.engine import LLM, Choice, EngineThread, StepOutput
-from forerun.errors import PromptError, SamplingError
+from forerun.engine import LLM, EngineThread
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,31 +64,3 @@ class Worker:
         for index, answer in run.answers(asked):
             yield Answered(index, answer, run.num_tokens - num_tokens, run.num_cached_tokens - num_cached)
             num_tokens, num_cached = run.num_tokens, run.num_cached_tokens
-
-    def choices(
-        self, requests: Sequence[tuple[int, tuple[list[int], SamplingParams]]]
-    ) -> Iterator[tuple[int, Choice | PromptError | SamplingError]]:
-        """The answer to each of some numbered requests with one choice, as soon as it is there.
-
-        Raises:
-            ForerunError: a step failed.
-        """
-        _, thread = self._model()
-        ended: SimpleQueue[tuple[int, StepOutput]] = SimpleQueue()
-        num_inside = 0
-        for number, (prompt, params) in requests:
-            try:
-                thread.submit(prompt, params, partial(_put, ended, number))
-                num_inside += 1
-            except (PromptError, SamplingError) as error:
-                yield number, error
-        for _ in range(num_inside):
-            number, output = ended.get()
-            if output.error is not None:
-                raise output.error
-            assert output.choice is not None
-            yield number, output.choice
-
-
-def _put(ended: SimpleQueue[tuple[int, StepOutput]], number: int, output: StepOutput) -> None:
-    ended.put((number, output))

@@ -73,7 +73,6 @@ class Engine:
         self._memory = Memory(target, drafter, self.config)
         self.scheduler = Scheduler(self.config, target, self._memory)
         self.last_step = StepStats()
-        self.watch: Callable[[StepStats], None] | None = None
         # K = 0 is plain decoding: a drafter that is never asked need not be told anything either. An explicit budget
         # decides for itself, and keeps the drafter.
         self._drafter = drafter if self.config.num_draft_tokens or budget is not None else None
@@ -192,8 +191,6 @@ class Engine:
                     self.last_step = stats = self._run(schedule)
                 stats.time_total = self._clock() - started
                 scheduler.share.observe(stats)
-                if self.watch is not None:
-                    self.watch(stats)
             else:  # somebody else's caches hold the pages of the target's pool, and it may be that they never end
                 for state in list(scheduler.running):
                     self._exits.fail(state, self._memory.shortage())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Sequence as Seq
 from dataclasses import replace
 from pathlib import Path
@@ -12,12 +11,12 @@ from forerun.config import (
     AUTO,
     DEFAULT_DTYPE,
     MAX_BATCH,
-    MEMORY_LOG,
     OFF,
     PREFILL_CHUNK,
     EngineConfig,
     NumDraftTokens,
     SamplingParams,
+    check_one_process,
 )
 from forerun.drafters import Binding, Drafter, check_drafter_text, chosen_drafter, make_drafter
 from forerun.engine.checks import checked
@@ -26,13 +25,11 @@ from forerun.engine.outputs import generation
 from forerun.engine.prompts import Prompt, encode, split_prompts
 from forerun.engine.results import Generation, StepOutput, StreamChunk
 from forerun.engine.shared import SharedEngine
-from forerun.engine.target import TargetOptions
+from forerun.engine.target import open_target
 from forerun.errors import BatchError, ConfigError, PromptError
 from forerun.models import LanguageModel
-from forerun.models.sharded import ShardedModel
 from forerun.policy.start import read_start
 
-_log = logging.getLogger(MEMORY_LOG)
 _DRAFTER_SEED = 0x6A09E667F3BCC908
 """Keeps the drafter's draws apart from the engine's: rejection is exact only if the two are independent."""
 
@@ -72,20 +69,17 @@ class LLM:
         start: a file of costs and acceptance that `forerun tune` has written, with which an automatic K begins.
         quantize: "int8" or "int4", what the target's weights are kept in; `dtype` is the number format of everything
             else. None: as its files say. A draft model has an option of its own ("draft-model:quantize=int4").
-        tensor_parallel: processes that compute the target together, each a part of its heads, its feed-forward layers
-            and its vocabulary; this one is the first and starts the others, unless torchrun did (docs/scaling.md). Of
-            models of the Llama family, on CPUs. Drafts are computed by this process alone.
+        tensor_parallel_size: 1, as vLLM's programs say it: a model is computed in one process (docs/scaling.md).
 
     Attributes:
         drafter_name: the drafter as text: what "auto" has chosen, too; of an object its class. None is plain decoding.
         shared: the engine for any number of threads, for an `EngineThread` beside the threads that call this.
 
     Raises:
-        ConfigError: an option is out of range, the device is not there, or a loaded Model is to get an adapter, to be
-            quantised or to be shared out.
+        ConfigError: an option is out of range, the device is not there, a loaded Model is to get an adapter or to be
+            quantised, or several processes are asked for.
         ModelLoadError: a model or an adapter cannot be read, or they do not fit.
         DrafterError: the drafter is unknown, or does not fit the target.
-        RankError: the processes that compute the target differ, or one of them could not start.
         NotEnoughMemoryError: before any weights are read, that they, with the keys and values of one sequence or with
             `cache_memory`, do not fit into the memory that is available.
     """
@@ -108,8 +102,9 @@ class LLM:
         adapter: str | Path | None = None,
         quantize: str | None = None,
         start: str | Path | None = None,
-        tensor_parallel: int = 1,
+        tensor_parallel_size: int = 1,
     ) -> None:
+        check_one_process(tensor_parallel_size)
         config = EngineConfig(
             prefill_chunk=prefill_chunk,
             max_batch=max_batch,
@@ -122,8 +117,9 @@ class LLM:
         if start is not None:
             read_start(Path(start))
         check_drafter_text(drafter, target)
-        options = TargetOptions(dtype, device, adapter, quantize, tensor_parallel)
-        self.target, self.tokenizer = options.open(target, drafter, config, tokenizer)
+        self.target, self.tokenizer = open_target(
+            target, drafter, config, tokenizer, dtype=dtype, device=device, adapter=adapter, quantize=quantize
+        )
         drafter_seed = None if seed is None else seed ^ _DRAFTER_SEED
         binding = Binding(self.target, self.tokenizer, drafter_seed, prefix_reuse != OFF)
         self.drafter: Drafter | None = None
@@ -137,11 +133,8 @@ class LLM:
         self.shared = SharedEngine(self.engine)
 
     def close(self) -> None:
-        """Forget requests that are not finished, and end the processes that compute the target with this one. What is
-        not closed ends with this process."""
+        """Forget requests that are not finished."""
         self.engine.close()
-        if isinstance(self.target, ShardedModel):
-            self.target.close()
 
     @property
     def exact(self) -> bool:

@@ -19,8 +19,9 @@ class Diagnosis:
         if self._cause is None:
             tensor = first_non_finite_tensor(self._target)
             if tensor is None:
-                part = "its weights" if self._target.ranks == 1 else "this rank's part of its weights"
-                self._cause = f"No such number was found in {part}. A wider number format may help: dtype='float32'."
+                self._cause = (
+                    "No such number was found in its weights. A wider number format may help: dtype='float32'."
+                )
             else:
                 self._cause = f"Its weights hold such numbers, first in {tensor}. Get them anew, or another model."
         return NonFiniteError(

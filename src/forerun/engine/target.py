@@ -1,77 +1,65 @@
-"""The target of an LLM: loaded by its name, in this process or shared out among several, or handed in."""
+"""The target of an LLM: loaded by its name, or handed in."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from torch import nn
 
 from forerun.config import MEMORY_LOG, EngineConfig
 from forerun.drafters import Drafter
 from forerun.engine.memory_plan import MemoryPlan
 from forerun.errors import ConfigError, DrafterError, ModelLoadError
 from forerun.models import LanguageModel, find_tokenizer, load_model
-from forerun.models.sharded import check_tensor_parallel, load_sharded_model
 
 _log = logging.getLogger(MEMORY_LOG)
 Drafters = str | Path | Drafter | Sequence[str | Path | Drafter] | None
 
 
-@dataclass(frozen=True, slots=True)
-class TargetOptions:
-    """How a target is loaded; see `LLM`."""
+def open_target(
+    target: str | Path | LanguageModel,
+    drafter: Drafters,
+    config: EngineConfig,
+    tokenizer: Any,
+    *,
+    dtype: str,
+    device: str,
+    adapter: str | Path | None,
+    quantize: str | None,
+) -> tuple[LanguageModel, Any]:
+    """The model and its tokenizer: the one that is given, else that which lies beside the model.
 
-    dtype: str
-    device: str
-    adapter: str | Path | None
-    quantize: str | None
-    tensor_parallel: int
+    Raises:
+        ConfigError, ModelLoadError, NotEnoughMemoryError: as `LLM`.
+    """
+    if isinstance(target, nn.Module):
+        raise ConfigError(
+            f"the target is a {type(target).__name__} of another library's in memory. Give its name or folder, or "
+            "generate with it: custom_generate=forerun.integrations.transformers.Speculative()."
+        )
+    if not isinstance(target, (str, Path)):
+        _check_loaded(adapter, quantize)
+        return target, tokenizer
+    with suppress(ConfigError, ModelLoadError, DrafterError):  # whatever else is wrong is told by loading
+        plan = MemoryPlan.of(target, drafter, config, dtype=dtype, device=device, adapter=adapter, quantize=quantize)
+        _log.info("%s", plan)
+    model = load_model(target, dtype, device=device, adapter=adapter, quantize=quantize)
+    return model, tokenizer or find_tokenizer(target, adapter)
 
-    def open(
-        self, target: str | Path | LanguageModel, drafter: Drafters, config: EngineConfig, tokenizer: Any
-    ) -> tuple[LanguageModel, Any]:
-        """The model and its tokenizer: the one that is given, else that which lies beside the model.
 
-        Raises:
-            ConfigError, ModelLoadError, NotEnoughMemoryError, RankError: as `LLM`.
-        """
-        check_tensor_parallel(self.tensor_parallel, self.device, self.adapter)
-        if not isinstance(target, (str, Path)):
-            self._check_loaded()
-            return target, tokenizer
-        self._check_memory(target, drafter, config)
-        model: LanguageModel
-        if self.tensor_parallel > 1:
-            model = load_sharded_model(target, self.dtype, self.tensor_parallel, self.quantize)
-        else:
-            model = load_model(target, self.dtype, device=self.device, adapter=self.adapter, quantize=self.quantize)
-        return model, tokenizer or find_tokenizer(target, self.adapter)
-
-    def _check_memory(self, target: str | Path, drafter: Drafters, config: EngineConfig) -> None:
-        """Plan the memory, log the plan, and refuse what does not fit. Whatever else is wrong is told by loading."""
-        arguments: dict[str, Any] = {
-            "dtype": self.dtype, "device": self.device, "adapter": self.adapter, "quantize": self.quantize
-        }  # fmt: skip
-        with suppress(ConfigError, ModelLoadError, DrafterError):
-            _log.info("%s", MemoryPlan.of(target, drafter, config, **arguments))
-
-    def _check_loaded(self) -> None:
-        """Raise ConfigError where a loaded model is to be changed."""
-        if self.adapter is not None:
-            raise ConfigError(
-                f"adapter is {str(self.adapter)!r}, but the target is a loaded model, and an adapter is merged before "
-                "a model is. Give the target's name, or load it with its adapter."
-            )
-        if self.quantize is not None:
-            raise ConfigError(
-                f"quantize is {self.quantize!r}, but the target is a loaded model, and weights are quantised as they "
-                "are read. Give the target's name, or load it with quantize."
-            )
-        if self.tensor_parallel != 1:
-            raise ConfigError(
-                f"tensor_parallel is {self.tensor_parallel}, but the target is a loaded model, and ranks read their "
-                "own parts of the weights. Give the target's name."
-            )
+def _check_loaded(adapter: str | Path | None, quantize: str | None) -> None:
+    """Raise ConfigError where a loaded model is to be changed."""
+    if adapter is not None:
+        raise ConfigError(
+            f"adapter is {str(adapter)!r}, but the target is a loaded model, and an adapter is merged before a model "
+            "is. Give the target's name, or load it with its adapter."
+        )
+    if quantize is not None:
+        raise ConfigError(
+            f"quantize is {quantize!r}, but the target is a loaded model, and weights are quantised as they are read. "
+            "Give the target's name, or load it with quantize."
+        )

@@ -11,7 +11,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -92,16 +92,8 @@ def export_vllm(
     check_target(stored.fingerprint, model, str(head))
     said = _Said.of(stored, model, str(head), target, form, dtype, num_draft_tokens)
     speculative = {"method": said.method, "model": str(out), "num_speculative_tokens": said.num_draft_tokens}
-    files = _write(out, said, speculative, _card(head, target, speculative))
+    files = _write(out, said, speculative, vllm_card(head.name, f"head `{head.name}`", target, speculative))
     return ExportedForVllm(files, speculative)
-
-
-class _Named(TypedDict):
-    """What the `speculators` forms say beside the head."""
-
-    target: str
-    architectures: list[str]
-    num_draft_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,13 +119,13 @@ class _Said:
         """As `export_vllm`. head: its name, for messages. target: that of the model."""
         first = next(iter(stored.tensors.values()))
         kept_in = first.dtype if dtype == "auto" else getattr(torch, dtype)
-        name, rows = str(kept_in).removeprefix("torch."), _output_rows(stored, model)
+        name, rows = str(kept_in).removeprefix("torch."), model.output_rows(stored.token_ids).cpu()
         if isinstance(stored.config, MedusaConfig):
             medusa = sayable_medusa(stored.config, stored.d2t, MEDUSA if form == AUTO else form, k, head)
             tensors = medusa_file(medusa, stored.tensors, stored.d2t, rows, kept_in)
             return cls(medusa_settings(medusa, name), tensors, kept_in, MEDUSA, medusa.num_heads)
         count, architectures = k or DRAFT_TOKENS, list(find_source(target).config().architectures or [])
-        named: _Named = {"target": target, "architectures": architectures, "num_draft_tokens": count}
+        named: dict[str, Any] = {"target": target, "architectures": architectures, "num_draft_tokens": count}
         if isinstance(stored.config, BlockConfig):
             check_block_sayable(stored.config, stored.d2t, form, model.num_layers, count, head)
             block = replace(stored.config, max_positions=max(stored.config.max_positions, model.context_length))
@@ -154,11 +146,6 @@ def _check_choice(name: str, value: str, choices: Sequence[str]) -> None:
         raise ConfigError(f"{name} is {value!r}, but must be one of {', '.join(choices)}.")
 
 
-def _output_rows(stored: StoredHead[HeadConfig], model: Model) -> Tensor:
-    """Of the target, for the tokens that the head proposes."""
-    return model.output_rows(stored.token_ids).cpu()
-
-
 def _write(out: Path, said: _Said, speculative: dict[str, Any], card: str) -> Exported:
     from safetensors.torch import save
 
@@ -177,15 +164,16 @@ def _write(out: Path, said: _Said, speculative: dict[str, Any], card: str) -> Ex
     return Exported(count, dtype, sum(written.values()), tuple(sorted(written)))
 
 
-def _card(head: Path, target: str, speculative: dict[str, Any]) -> str:
-    return f"""# {head.name}, for vLLM
+def vllm_card(name: str, what: str, target: str, speculative: dict[str, Any]) -> str:
+    """The text of CARD. what: the draft, as "head `name`"."""
+    return f"""# {name}, for vLLM
 
-The draft head `{head.name}` of the target `{target}`, written by forerun {__version__}. With `{SPECULATIVE}`, whose
+The draft {what} of the target `{target}`, written by forerun {__version__}. With `{SPECULATIVE}`, whose
 `model` is this folder:
 
 ```sh
 vllm serve TARGET --speculative-config '{json.dumps(speculative)}'
 ```
 
-The licence is that of `{head.name}`.
+The licence is that of the {what}.
 """

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
-from forerun import __version__
 from forerun.errors import ConfigError, IncompatibleDrafterError
 from forerun.export.drafts import DRAFT_TOKENS, check_draft
 from forerun.export.hf import export_hf
-from forerun.export.vllm import CARD, SPECULATIVE, ExportedForVllm
+from forerun.export.vllm import CARD, SPECULATIVE, ExportedForVllm, vllm_card
 from forerun.files.write import write_bytes, write_json
 
 METHOD = "draft_model"
@@ -50,19 +47,6 @@ def export_vllm_draft(
         "num_speculative_tokens": num_draft_tokens or DRAFT_TOKENS,
     }
     write_json(out / SPECULATIVE, speculative, error=ConfigError)
-    write_bytes(out / CARD, _card(str(draft), target, speculative).encode(), error=ConfigError)
+    card = vllm_card(Path(draft).name, f"model `{draft}`", target, speculative)
+    write_bytes(out / CARD, card.encode(), error=ConfigError)
     return ExportedForVllm(files, speculative)
-
-
-def _card(draft: str, target: str, speculative: dict[str, Any]) -> str:
-    return f"""# {Path(draft).name}, for vLLM
-
-The draft model `{draft}` of the target `{target}`, written by forerun {__version__}. With `{SPECULATIVE}`, whose
-`model` is this folder:
-
-```sh
-vllm serve TARGET --speculative-config '{json.dumps(speculative)}'
-```
-
-The licence is that of `{draft}`.
-"""

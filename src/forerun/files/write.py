@@ -206,7 +206,7 @@ def locked(
     """
     lock = path.with_name(f".{path.name}.lock")
     try:
-        file = _lock_within(lock, wait) if not isinstance(wait, bool) else _lock(lock, wait)
+        file = _lock(lock, wait)
     except BlockingIOError:
         raise error(f"{path} is in use by another process. {remedy}") from None
     except OSError as failure:
@@ -230,31 +230,23 @@ def _temporary(path: Path) -> Path:
     return path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
 
 
-def _lock_within(lock: Path, seconds: float) -> int:
-    """As `_lock`, tried again and again for so long: the system's locks have no time limit."""
-    end = time.monotonic() + seconds
-    while True:
-        try:
-            return _lock(lock, wait=False)
-        except BlockingIOError:
-            if time.monotonic() >= end:
-                raise
-            time.sleep(_LOCK_INTERVAL)
-
-
-def _lock(lock: Path, wait: bool) -> int:
-    """The open file that holds the lock. Raises OSError, BlockingIOError where somebody else has it."""
+def _lock(lock: Path, wait: bool | float) -> int:
+    """The open file that holds the lock. Raises OSError, BlockingIOError where somebody else has it for so long."""
     lock.parent.mkdir(parents=True, exist_ok=True)
+    end = time.monotonic() + (0 if isinstance(wait, bool) else wait)  # the system's locks have no time limit
     while True:
         file = os.open(lock, os.O_RDWR | os.O_CREAT, 0o666)
         try:
             if fcntl is not None:
-                fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+                fcntl.flock(file, fcntl.LOCK_EX | (0 if wait is True else fcntl.LOCK_NB))
             if fcntl is None or _same(file, lock):
                 return file
-        except BaseException:
+        except BaseException as error:
             os.close(file)
-            raise
+            if not isinstance(error, BlockingIOError) or time.monotonic() >= end:
+                raise
+            time.sleep(_LOCK_INTERVAL)
+            continue
         os.close(file)  # whoever had it has removed it: it locks nothing any more
 
 

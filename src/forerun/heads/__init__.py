@@ -1,8 +1,8 @@
 """Trained draft heads: their configuration, their tensors, and the folders that they lie in."""
 
-from forerun.heads.block_config import BlockConfig, block_tensors
+from forerun.heads.block_config import BlockConfig
 from forerun.heads.config import HeadConfig
-from forerun.heads.eagle_config import EagleConfig, eagle_tensors
+from forerun.heads.eagle_config import EagleConfig
 from forerun.heads.folder import is_head, load_head, save_head
 from forerun.heads.medusa_config import MedusaConfig
 from forerun.heads.stored import StoredHead
@@ -14,8 +14,6 @@ __all__ = [
     "HeadConfig",
     "MedusaConfig",
     "StoredHead",
-    "block_tensors",
-    "eagle_tensors",
     "is_head",
     "load_head",
     "save_head",

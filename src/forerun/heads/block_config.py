@@ -165,8 +165,25 @@ class BlockConfig:
         return KeyShape(self.num_layers, self.num_kv_heads, self.head_dim)
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
-        """As `block_tensors`."""
-        return block_tensors(self)
+        """Every trained tensor of a head by name, with its shape; linear layers have no biases, but for the confidence.
+
+        The names are those that vLLM reads, and for what it cannot read, names of the same style.
+        """
+        slots = (self.block_size, self.hidden_size)
+        tensors = (
+            self.layer_of_pairs.tensors() | {"slot_embeddings.weight": slots, "slot_states.weight": slots}
+            if self.context_tokens
+            else _of_masks(self)
+        )
+        if self.markov_rank:
+            rank, hidden = self.markov_rank, self.hidden_size
+            first, second = self.vocab_size, self.draft_vocab_size
+            tensors["markov_head.markov_w1.weight"] = (rank, hidden) if self.markov_shared else (first, rank)
+            tensors["markov_head.markov_w2.weight"] = (hidden if self.markov_shared else second, rank)
+        if self.confidence:
+            tensors["confidence_head.proj.weight"] = (1, self.confidence_width)
+            tensors["confidence_head.proj.bias"] = (1,)
+        return tensors
 
     def extras(self) -> list[str]:
         """What not every head of this kind has."""
@@ -197,28 +214,6 @@ class BlockConfig:
     def confidence_width(self) -> int:
         """Numbers that the confidence is estimated from."""
         return self.hidden_size + (self.markov_rank if self.confidence_with_markov else 0)
-
-
-def block_tensors(config: BlockConfig) -> dict[str, tuple[int, ...]]:
-    """Every trained tensor of a head by name, with its shape; linear layers have no biases, but for the confidence.
-
-    The names are those that vLLM reads, and for what it cannot read, names of the same style.
-    """
-    tensors = _of_pairs(config) if config.context_tokens else _of_masks(config)
-    if config.markov_rank:
-        rank, hidden = config.markov_rank, config.hidden_size
-        first, second = config.vocab_size, config.draft_vocab_size
-        tensors["markov_head.markov_w1.weight"] = (rank, hidden) if config.markov_shared else (first, rank)
-        tensors["markov_head.markov_w2.weight"] = (hidden if config.markov_shared else second, rank)
-    if config.confidence:
-        tensors["confidence_head.proj.weight"] = (1, config.confidence_width)
-        tensors["confidence_head.proj.bias"] = (1,)
-    return tensors
-
-
-def _of_pairs(config: BlockConfig) -> dict[str, tuple[int, ...]]:
-    slots = (config.block_size, config.hidden_size)
-    return config.layer_of_pairs.tensors() | {"slot_embeddings.weight": slots, "slot_states.weight": slots}
 
 
 def _of_masks(config: BlockConfig) -> dict[str, tuple[int, ...]]:

@@ -105,8 +105,46 @@ class EagleConfig:
         return KeyShape(1, self.num_kv_heads, self.head_dim)
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
-        """As `eagle_tensors`."""
-        return eagle_tensors(self)
+        """Every trained tensor of a head by name, with its shape; linear layers have no biases.
+
+        The names are those that vLLM reads (EAGLE-3: `midlayer`), and for what it cannot read, names of the same style.
+        `d2t`, which is not trained, is stored beside them where the draft vocabulary is smaller than the target's.
+        """
+        hidden, target = self.hidden_size, self.target_hidden_size
+        layer = "layers.0" if self.version == 1 else "midlayer"
+        wide, narrow = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        states = 2 if self.version == 1 else len(self.layers)
+        tensors: dict[str, tuple[int, ...]] = {
+            "fc.weight": (hidden, states * target),
+            f"{layer}.self_attn.q_proj.weight": (wide, self.attention_input),
+            f"{layer}.self_attn.k_proj.weight": (narrow, self.attention_input),
+            f"{layer}.self_attn.v_proj.weight": (narrow, self.attention_input),
+            f"{layer}.self_attn.o_proj.weight": (hidden, wide),
+            f"{layer}.mlp.gate_proj.weight": (self.intermediate_size, hidden),
+            f"{layer}.mlp.up_proj.weight": (self.intermediate_size, hidden),
+            f"{layer}.mlp.down_proj.weight": (hidden, self.intermediate_size),
+            f"{layer}.post_attention_layernorm.weight": (hidden,),
+        }
+        if self.version == 3:
+            tensors |= {
+                f"{layer}.input_layernorm.weight": (target,),
+                f"{layer}.hidden_norm.weight": (hidden,),
+                "norm.weight": (hidden,),
+            }
+        if self.is_mtp:
+            tensors |= {
+                "enorm.weight": (target,),
+                "hnorm.weight": (target,),
+                f"{layer}.input_layernorm.weight": (hidden,),
+                "norm.weight": (hidden,),
+            }
+        if self.norm_before_fc:
+            tensors |= {f"fc_norm.{i}.weight": (target,) for i in range(len(self.layers))}
+        if self.embedding_residual:
+            tensors["embedding_residual.weight"] = (hidden, target)
+        if self.own_output_rows:
+            tensors["lm_head.weight"] = (self.draft_vocab_size, hidden)
+        return tensors
 
     def extras(self) -> list[str]:
         """What not every head of this kind has."""
@@ -123,46 +161,3 @@ class EagleConfig:
     def attention_input(self) -> int:
         """Width of what queries, keys and values are computed from."""
         return self.hidden_size if self.version == 1 else self.target_hidden_size + self.hidden_size
-
-
-def eagle_tensors(config: EagleConfig) -> dict[str, tuple[int, ...]]:
-    """Every trained tensor of a head by name, with its shape; linear layers have no biases.
-
-    The names are those that vLLM reads (EAGLE-3: `midlayer`), and for what it cannot read, names of the same style.
-    `d2t`, which is not trained, is stored beside them where the draft vocabulary is smaller than the target's.
-    """
-    hidden, target = config.hidden_size, config.target_hidden_size
-    layer = "layers.0" if config.version == 1 else "midlayer"
-    wide, narrow = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    states = 2 if config.version == 1 else len(config.layers)
-    tensors: dict[str, tuple[int, ...]] = {
-        "fc.weight": (hidden, states * target),
-        f"{layer}.self_attn.q_proj.weight": (wide, config.attention_input),
-        f"{layer}.self_attn.k_proj.weight": (narrow, config.attention_input),
-        f"{layer}.self_attn.v_proj.weight": (narrow, config.attention_input),
-        f"{layer}.self_attn.o_proj.weight": (hidden, wide),
-        f"{layer}.mlp.gate_proj.weight": (config.intermediate_size, hidden),
-        f"{layer}.mlp.up_proj.weight": (config.intermediate_size, hidden),
-        f"{layer}.mlp.down_proj.weight": (hidden, config.intermediate_size),
-        f"{layer}.post_attention_layernorm.weight": (hidden,),
-    }
-    if config.version == 3:
-        tensors |= {
-            f"{layer}.input_layernorm.weight": (target,),
-            f"{layer}.hidden_norm.weight": (hidden,),
-            "norm.weight": (hidden,),
-        }
-    if config.is_mtp:
-        tensors |= {
-            "enorm.weight": (target,),
-            "hnorm.weight": (target,),
-            f"{layer}.input_layernorm.weight": (hidden,),
-            "norm.weight": (hidden,),
-        }
-    if config.norm_before_fc:
-        tensors |= {f"fc_norm.{i}.weight": (target,) for i in range(len(config.layers))}
-    if config.embedding_residual:
-        tensors["embedding_residual.weight"] = (hidden, target)
-    if config.own_output_rows:
-        tensors["lm_head.weight"] = (config.draft_vocab_size, hidden)
-    return tensors

@@ -1,7 +1,7 @@
 """Public block heads: `dflash` and `dspark` of the `speculators` form, as vLLM reads them, read and written.
 
-Their tensors have the names of `block_tensors`. What a configuration leaves out of its layers is what Transformers
-takes for a Qwen3 layer, since the form writes only what differs from that. `block_size` counts slots there.
+Their tensors have the names of `BlockConfig.tensors`. What a configuration leaves out of its layers is what
+Transformers takes for a Qwen3 layer, since the form writes only what differs. `block_size` counts slots there.
 """
 
 from __future__ import annotations

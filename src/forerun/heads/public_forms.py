@@ -1,8 +1,8 @@
 """Public heads as folders: EAGLE-1, EAGLE-3 (as vLLM reads them), and the `speculators` forms of EAGLE-3 and of blocks.
 
-Their tensors have the names of `eagle_tensors` or `block_tensors`, the layer of an EAGLE-3 head `midlayer` or
-`layers.0`. Beside these there may be a copy of the target's embedding (`embed_tokens.weight`), of which the signs are
-kept as a fingerprint: a head with embeddings of its own is refused as one of another target. `t2d` says again what
+Their tensors have the names of `EagleConfig.tensors` or `BlockConfig.tensors`, the layer of an EAGLE-3 head `midlayer`
+or `layers.0`. Beside these there may be a copy of the target's embedding (`embed_tokens.weight`), whose signs are a
+fingerprint: a head with embeddings of its own is refused as one of another target. `t2d` says again what
 `d2t` says.
 """
 
@@ -27,7 +27,7 @@ from forerun.heads.public_block import block_config_of, is_block
 from forerun.heads.public_config import SPECULATORS, public_config
 from forerun.heads.public_parts import D2T, OUTPUT, T2D
 from forerun.heads.stored import StoredHead
-from forerun.heads.tensors import check_forms, check_shape, check_values, checked_d2t
+from forerun.heads.tensors import Form, check_forms, check_shape, check_values, checked_d2t
 
 WEIGHTS = "model.safetensors"
 EMBEDDING = "embed_tokens.weight"
@@ -35,12 +35,8 @@ _OF_TRAINING = re.compile(r"^verifier_(norm|lm_head)\.weight$|\.rotary_emb\.inv_
 """Tensors that drafting has no use for: the target's, for the loss, and what a configuration gives."""
 
 
-class Slice(Protocol):
+class Slice(Form, Protocol):
     """A tensor that is not read yet, in the form of safetensors."""
-
-    def get_shape(self) -> list[int]: ...
-
-    def get_dtype(self) -> str: ...
 
     def __getitem__(self, index: Any) -> Tensor: ...
 
@@ -124,7 +120,7 @@ def open_slices(folder: Path) -> dict[str, Slice]:
 
 
 def _renamed(stored: Mapping[str, Slice], place: str) -> dict[str, Slice]:
-    """The tensors of an EAGLE-3 head by the names of `eagle_tensors`."""
+    """The tensors of an EAGLE-3 head by the names of `EagleConfig.tensors`."""
     found: dict[str, Slice] = {}
     for name, each in stored.items():
         ours = re.sub(r"^layers\.0\.", "midlayer.", name)

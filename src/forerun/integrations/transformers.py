@@ -118,8 +118,13 @@ def _copied(model: Any) -> Any:
         UnsupportedModelError: its weights are on several devices, quantised by another library, or an adapter's.
     """
     kind = type(model).__name__
-    if len({parameter.device for parameter in model.parameters()}) != 1 or getattr(model, "hf_device_map", None):
-        raise UnsupportedModelError(f"{kind} lies on several devices, and forerun computes on one. Load it on one.")
+    is_shared_out = any((getattr(model, name, None) or 1) > 1 for name in ("tp_size", "fsdp_size"))
+    is_mapped = len({each.device for each in model.parameters()}) != 1 or getattr(model, "hf_device_map", None)
+    if is_shared_out or is_mapped:
+        raise UnsupportedModelError(
+            f"{kind} lies on several devices, and forerun computes on one. Load it on one, without device_map and "
+            "tp_plan, or run vLLM with forerun's drafts (docs/scaling.md)."
+        )
     if getattr(model, "is_quantized", False):
         raise UnsupportedModelError(
             f"{kind} is quantised by another library. Load it as it is, and quantise by forerun.LLM(quantize=...)."

@@ -80,24 +80,6 @@ class NativeLinear(nn.Module):
             raise IndexError(f"a row is not in 0..{self.out_features - 1}: {index.tolist()}")
         self._library.unpack(ctypes.byref(self.struct), index.ctypes.data, len(index), numbers.data_ptr())
 
-    @property
-    def has_channel_scales(self) -> bool:
-        """Whether the weight has codes of 8 bits with one scale per output."""
-        return self.kind == Kind.INT8
-
-    def channel_scales(self) -> Tensor:
-        """[out] float32, of codes with one scale per output."""
-        assert self._scales is not None
-        return self._scales[: self.out_features]
-
-    def sums(self, x: Tensor, magnitudes: Tensor, limit: int) -> Tensor:
-        """As `QuantisedLinear.sums`."""
-        x, magnitudes = x.contiguous(), magnitudes.contiguous()
-        out = torch.empty(len(x), self.out_features, dtype=torch.int32)
-        pointers = x.data_ptr(), len(x), magnitudes.data_ptr(), limit, out.data_ptr()
-        self._library.sums(ctypes.byref(self.struct), *pointers, torch.get_num_threads())
-        return out
-
     def float_numbers(self) -> Tensor | None:
         """The numbers as they are packed; None of a weight in codes."""
         if self.kind not in (Kind.FLOAT32, Kind.BFLOAT16):

@@ -24,18 +24,13 @@ _PART = 1 << 22
 
 
 def largest_row_code(weight: QuantisedWeight) -> int:
-    """The limit of the codes of activations that a weight is multiplied with: 16 bits, and without groups
-    `largest_summed_code`. The sums of groups fit in any case."""
-    return 32767 if weight.group is not None else largest_summed_code(weight.shape[1])
+    """The limit of the codes of activations that a weight is multiplied with: 16 bits, and without groups the largest
+    whose products with codes of 8 bits, 128 in magnitude, add up within 32 bits over all inputs. The sums of groups
+    fit in any case."""
+    return 32767 if weight.group is not None else min(32767, (2**31 - 1) // (128 * max(1, weight.shape[1])))
 
 
-def largest_summed_code(num_inputs: int) -> int:
-    """The largest code of 16 bits whose products with codes of 8 bits, 128 in magnitude, add up within 32 bits over so
-    many inputs."""
-    return min(32767, (2**31 - 1) // (128 * max(1, num_inputs)))
-
-
-def symmetric_codes(x: Tensor, limit: int = LARGEST, amax: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def symmetric_codes(x: Tensor, limit: int = LARGEST) -> tuple[Tensor, Tensor]:
     """Codes -limit..limit with one scale per row: scale = amax / limit, code = round-half-even(x * (limit / amax)).
 
     Codes are 0 where amax is 0, or so small that limit / amax overflows. A row with NaN or infinity has the scale NaN
@@ -43,12 +38,11 @@ def symmetric_codes(x: Tensor, limit: int = LARGEST, amax: Tensor | None = None)
 
     Args:
         x: [..., n] float32.
-        amax: [..., 1], of rows of which x is a part; None: that of x.
 
     Returns:
         [..., n] whole numbers in float32; [..., 1] float32 scales.
     """
-    amax = x.abs().amax(-1, keepdim=True) if amax is None else amax
+    amax = x.abs().amax(-1, keepdim=True)
     inverse = torch.full_like(amax, limit) / amax  # a number over a tensor is its reciprocal times the number
     finite = torch.isfinite(amax)
     codes = torch.where(finite & torch.isfinite(inverse), (x * inverse).round_(), 0.0)

@@ -54,28 +54,6 @@ class QuantisedLinear(nn.Module):
         """Rows of the weight, dequantised. index: [n] int64 -> [n, in] float32."""
         return self.quantised.rows(index).dequantise(torch.float32)
 
-    @property
-    def has_channel_scales(self) -> bool:
-        """Whether the weight has codes of 8 bits with one scale per output."""
-        return self.quantised.group is None
-
-    def channel_scales(self) -> Tensor:
-        """[out] float32, of codes with one scale per output."""
-        return self.quantised.scale[:, 0]
-
-    def sums(self, x: Tensor, magnitudes: Tensor, limit: int) -> Tensor:
-        """Sums of products of codes, of a weight with one scale per output.
-
-        Args:
-            x: [n, in] float32, parts of rows that have other inputs elsewhere.
-            magnitudes: [n], the largest of each whole row. limit: of its codes.
-
-        Returns:
-            [n, out] int32.
-        """
-        codes, _ = symmetric_codes(x, limit, magnitudes[:, None])
-        return F.linear(codes.double(), self._channel_codes).to(torch.int32)
-
     def _product(self, x: Tensor) -> Tensor:
         """[..., in] -> [..., out] float32."""
         rows = x.reshape(-1, self.in_features).float()

@@ -74,15 +74,6 @@ class QuantisedWeight:
         minimum = None if self.minimum is None else self.minimum[index]
         return replace(self, codes=self.codes[index], scale=self.scale[index], minimum=minimum)
 
-    def columns(self, first: int, last: int) -> QuantisedWeight:
-        """Inputs first..last. Those of groups begin and end at a group's border, or at the end of the row."""
-        codes = self.codes[:, first:last].contiguous()
-        if self.group is None:
-            return replace(self, codes=codes)
-        groups = slice(first // self.group, -(-last // self.group))
-        minimum = None if self.minimum is None else self.minimum[:, groups].contiguous()
-        return replace(self, codes=codes, scale=self.scale[:, groups].contiguous(), minimum=minimum)
-
     def to(self, device: torch.device) -> QuantisedWeight:
         """The same on another device."""
         minimum = None if self.minimum is None else self.minimum.to(device)

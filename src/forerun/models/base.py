@@ -102,7 +102,6 @@ class LanguageModel(ABC):
         adapter: the folder of the adapter that was merged into its weights; None without one.
         quantize: the bits that its weights are kept in, "int8" or "int4"; None for numbers of `dtype`.
         kernels: what computes it: "reference", or "native" with the instruction set.
-        ranks: processes that compute it together.
     """
 
     name: str
@@ -116,7 +115,6 @@ class LanguageModel(ABC):
     adapter: str | None = None
     quantize: str | None = None
     kernels: str = REFERENCE
-    ranks: int = 1
 
     @property
     def pool(self) -> Pool | None:
@@ -189,7 +187,6 @@ class StandIn(LanguageModel):
             adapter=model.adapter,
             quantize=model.quantize,
             kernels=model.kernels,
-            ranks=model.ranks,
         )
         self.model = model
 
@@ -217,8 +214,7 @@ def number_format(model: LanguageModel) -> str:
 
 
 def identity(model: LanguageModel) -> str:
-    """What tells a model from others in stored costs: name, adapter, size, number formats, device, kernels, ranks."""
+    """What tells a model from others in stored costs: name, adapter, size, number formats, device, kernels."""
     name = model.name if model.adapter is None else f"{model.name} with {model.adapter}"
     bits = "" if model.quantize is None else f" {model.quantize}"
-    ranks = "" if model.ranks == 1 else f" {model.ranks} ranks"
-    return f"{name} {model.num_parameters} {model.dtype}{bits} {model.device} {model.kernels}{ranks}"
+    return f"{name} {model.num_parameters} {model.dtype}{bits} {model.device} {model.kernels}"

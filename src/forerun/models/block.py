@@ -12,7 +12,6 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from forerun.cache import PagePool, SequenceCache
 from forerun.heads.block_config import BlockConfig
 from forerun.heads.stored import StoredHead
 from forerun.kernels.native_linear import NativeLinear
@@ -74,15 +73,7 @@ class BlockModel(FusingHeadModel):
             if made.library is None
             else NativeBlockLayers(made, config, output, made.library)
         )
-
-    @property
-    def pool(self) -> PagePool:
-        """Where the pages of its caches come from."""
-        return self._layers.planner.pool
-
-    def new_cache(self) -> SequenceCache:
-        """An empty cache for one sequence."""
-        return self._layers.planner.new_cache()
+        self.planner = self._layers.planner
 
     @torch.inference_mode()
     def fuse(self, taps: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from forerun.kernels.native_linear import NativeLinear
 from forerun.kernels.triton.availability import check_place, wants_triton
 from forerun.models.attention.native import NativeAttention
 from forerun.models.general import GeneralDecoder
-from forerun.models.linear import FloatMaker, Maker
+from forerun.models.linear import FloatMaker
 from forerun.models.llama import LlamaDecoder
 from forerun.models.model import Decoder
 from forerun.models.native_llama import NativeLlamaDecoder
@@ -37,7 +37,7 @@ def library_for(device: torch.device, dtype: torch.dtype, *, is_quantised: bool)
 
 
 def make_decoder(
-    hf: Any, dtype: torch.dtype, kind: str, maker: Maker | None, output_tokens: Tensor | None = None
+    hf: Any, dtype: torch.dtype, kind: str, maker: QuantisedMaker | None, output_tokens: Tensor | None = None
 ) -> Decoder:
     """The decoder of a loaded Transformers model, on its device. Where FORERUN_KERNELS asks for Triton's kernels, no
     other is taken.
@@ -65,7 +65,7 @@ def make_decoder(
 
 
 def _by_triton(
-    hf: Any, dtype: torch.dtype, kind: str, maker: Maker | None, output_tokens: Tensor | None
+    hf: Any, dtype: torch.dtype, kind: str, maker: QuantisedMaker | None, output_tokens: Tensor | None
 ) -> TritonLlamaDecoder:
     check_place(hf.device, dtype)
     if kind != "llama":
@@ -75,7 +75,4 @@ def _by_triton(
         )
     from forerun.models.triton_llama import TritonLlamaDecoder  # it imports triton
 
-    assert maker is None or isinstance(
-        maker, QuantisedMaker
-    )  # ranks, which have makers of their own, compute elsewhere
     return TritonLlamaDecoder(hf, dtype, maker, output_tokens)

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from forerun.cache import PagePool, SequenceCache
 from forerun.errors import IncompatibleDrafterError
 from forerun.heads.eagle_config import EagleConfig
 from forerun.heads.stored import StoredHead
@@ -53,26 +52,18 @@ class EagleModel(FusingHeadModel):
         made = HeadLayers.of(head, target)
         self.compute_dtype = made.compute
         output = made.output(config.own_output_rows, target, self.token_ids)
-        self._layer: EagleLayer = (
+        self._layers: EagleLayer = (
             ReferenceEagleLayer(made, config, output)
             if made.library is None
             else NativeEagleLayer(made, config, output, made.library)
         )
-
-    @property
-    def pool(self) -> PagePool:
-        """Where the pages of its caches come from."""
-        return self._layer.planner.pool
-
-    def new_cache(self) -> SequenceCache:
-        """An empty cache for one sequence."""
-        return self._layer.planner.new_cache()
+        self.planner = self._layers.planner
 
     @torch.inference_mode()
     def fuse(self, taps: Tensor) -> Tensor:
         """As `FusingHeadModel.fuse`, [n, hidden_size] in `compute_dtype`."""
         states = taps.to(self.device, self.compute_dtype)
-        return states[:, 0] if self.config.version == 1 else self._layer.fuse(states)
+        return states[:, 0] if self.config.version == 1 else self._layers.fuse(states)
 
     @torch.inference_mode()
     def forward(self, batch: Sequence[Rows], layers: Sequence[int] = ()) -> Forward:
@@ -83,16 +74,16 @@ class EagleModel(FusingHeadModel):
         """
         if layers or any(rows.states is None for rows in batch):
             raise ValueError("a head reads a state beside every token, and has no layers to look into")
-        layout = lay_out(batch, self._layer.planner)
+        layout = lay_out(batch, self._layers.planner)
         assert layout.states is not None
         embedding = self._embedded(layout.token_ids)
-        logits, states = self._layer.forward(layout, embedding, layout.states.to(self.compute_dtype))
+        logits, states = self._layers.forward(layout, embedding, layout.states.to(self.compute_dtype))
         return Forward(logits[: layout.num_logits], layout.tapped(states)[:, None])
 
     def chains(self, caches: Sequence[Cache], pick: Pick) -> Chains | None:
         """As `LanguageModel.chains`."""
         if self.device.type == "cpu":
-            return self._layer.chains(caches, pick, self._embedded)
+            return self._layers.chains(caches, pick, self._embedded)
         names = None if self.proposes_all else self.token_ids
         return DeviceChains(self, caches, pick, names) if pick.num_ahead > 1 else None
 

@@ -45,11 +45,9 @@ def probe(model: Model) -> bool:
 
 
 @torch.inference_mode()
-def self_test(model: Model, agree: Callable[[bool], bool] = bool) -> Exactness:
+def self_test(model: Model) -> Exactness:
     """Compare the logits of rows computed one by one with the same rows computed together, beside other sequences, and
     on a path through a branching tree. The rows stand at a border of two blocks of keys.
-
-    agree: says whether what holds here holds on all ranks that compute the model.
 
     Raises:
         DeviceError, DeviceMemoryError: the device that computes it fails, or has no memory left.
@@ -57,17 +55,16 @@ def self_test(model: Model, agree: Callable[[bool], bool] = bool) -> Exactness:
     with as_device_errors(model.device):
         cache = _prefilled(model)
         try:
-            return _tried(model, cache, agree)
+            return _tried(model, cache)
         finally:
             cache.free()
 
 
-def _tried(model: Model, cache: SequenceCache, agree: Callable[[bool], bool]) -> Exactness:
+def _tried(model: Model, cache: SequenceCache) -> Exactness:
     tokens = _tokens(model, _NEW)
     alone = _in_groups(model, cache, tokens, (1,) * _NEW)
-    if not agree(has_finite_rows(alone)):
-        elsewhere = "a weight of another rank, or " if model.ranks > 1 else ""
-        tensor = first_non_finite_tensor(model) or f"{elsewhere}a number computed from finite weights"
+    if not has_finite_rows(alone):
+        tensor = first_non_finite_tensor(model) or "a number computed from finite weights"
         return Exactness(False, f"its logits are not finite: {tensor} is NaN or infinite")
     trials: dict[str, Callable[[], Tensor]] = {
         "together": lambda: _in_groups(model, cache, tokens, (_NEW,)),
@@ -78,7 +75,7 @@ def _tried(model: Model, cache: SequenceCache, agree: Callable[[bool], bool]) ->
         "in a branching tree": lambda: _in_a_tree(model, cache, tokens),
     }
     for label, trial in trials.items():
-        if not agree(torch.equal(alone, trial())):
+        if not torch.equal(alone, trial()):
             return Exactness(False, f"rows computed {label} differ in their last bits from rows alone: {_blame(model)}")
     return Exactness(True)
 

@@ -8,8 +8,10 @@ from abc import abstractmethod
 import torch
 from torch import Tensor
 
+from forerun.cache import PagePool, SequenceCache
 from forerun.heads.config import HeadConfig
 from forerun.heads.stored import StoredHead
+from forerun.models.attention.base import Planner
 from forerun.models.base import Exactness, LanguageModel
 from forerun.models.head_layers import check_sizes
 
@@ -65,7 +67,22 @@ class HeadModel(LanguageModel):
 
 
 class FusingHeadModel(HeadModel):
-    """A head with a row for each token, that reads several of the target's states, fused."""
+    """A head with a row for each token, that reads several of the target's states, fused.
+
+    Attributes:
+        planner: of its layers' attention; makes its caches.
+    """
+
+    planner: Planner
+
+    @property
+    def pool(self) -> PagePool:
+        """Where the pages of its caches come from."""
+        return self.planner.pool
+
+    def new_cache(self) -> SequenceCache:
+        """An empty cache for one sequence."""
+        return self.planner.new_cache()
 
     @abstractmethod
     def fuse(self, taps: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -40,25 +40,6 @@ class Linear(Protocol):
 
     def rows(self, index: Tensor) -> Tensor:
         """Rows of W as numbers. index: [n] int64 -> [n, in] float32."""
-
-
-_Wrapped = TypeVar("_Wrapped", bound=Linear)
-
-
-class WrappedLinear(Generic[_Wrapped]):
-    """A linear layer that computes its product by another one, whose weight it has.
-
-    Attributes:
-        inner: the other one.
-    """
-
-    def __init__(self, inner: _Wrapped, out_features: int) -> None:
-        self.in_features, self.out_features = inner.in_features, out_features
-        self.inner = inner
-
-    def rows(self, index: Tensor) -> Tensor:
-        """As `Linear.rows`, of the other one."""
-        return self.inner.rows(index)
 
 
 class Part(NamedTuple):

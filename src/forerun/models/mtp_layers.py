@@ -20,7 +20,7 @@ from torch import Tensor
 
 from forerun.errors import ConfigError, ModelLoadError, UnsupportedModelError
 from forerun.files.foreign_errors import REMEDY
-from forerun.heads.eagle_config import EagleConfig, eagle_tensors
+from forerun.heads.eagle_config import EagleConfig
 from forerun.heads.fingerprint import Fingerprint, sampled_ids, sampled_signs, target_fingerprint
 from forerun.heads.stored import StoredHead
 from forerun.heads.tensors import check_forms, check_values
@@ -97,7 +97,7 @@ def read_mtp(target: LanguageModel, name: str) -> StoredHead[EagleConfig]:
     head = EagleConfig(**_sizes(config, found, target, name), norm_output=naming.norm_output)
     found, head = _shared(found, head, target, name)
     check_forms(head, found, name, ModelLoadError, REMEDY)
-    tensors = {each: found[each][...] for each in eagle_tensors(head)}
+    tensors = {each: found[each][...] for each in head.tensors()}
     check_values(tensors, name, ModelLoadError, REMEDY)
     later = sorted({match[0] for each in slices if (match := re.match(_later(config.num_hidden_layers), each))})
     if later:
@@ -135,7 +135,7 @@ def _missing(name: str, config: Any, slices: Mapping[str, TensorSlice]) -> Model
 
 
 def _tensors(slices: Mapping[str, TensorSlice], naming: _Naming, name: str) -> dict[str, TensorSlice]:
-    """By the names of `eagle_tensors`, with the copies of the target's tables."""
+    """By the names of `EagleConfig.tensors`, with the copies of the target's tables."""
     known = {f"{part}_proj.weight" for part in ("self_attn.q", "self_attn.k", "self_attn.v", "self_attn.o")}
     known |= {f"mlp.{part}_proj.weight" for part in ("gate", "up", "down")}
     known |= {"input_layernorm.weight", "post_attention_layernorm.weight"}

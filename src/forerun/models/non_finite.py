@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from forerun.models.base import LanguageModel, StandIn
 from forerun.models.general import GeneralDecoder
-from forerun.models.linear import Linear, WrappedLinear
+from forerun.models.linear import Linear
 from forerun.models.llama import LlamaDecoder
 from forerun.models.model import Model
 
@@ -29,9 +29,9 @@ class NamedTensors(Protocol):
 def first_non_finite_tensor(model: LanguageModel) -> str | None:
     """The name, as in the checkpoint, of the first tensor of weights with an entry that is NaN or infinite.
 
-    None: every entry is finite, or the model is of a kind whose weights cannot be looked at. Of a model that several
-    ranks compute, this one's part is looked at. The Llama decoder keeps
-    some tensors side by side; they are named together. All weights are read: a second for a model of a few gigabytes.
+    None: every entry is finite, or the model is of a kind whose weights cannot be looked at. The Llama decoder
+    keeps some tensors side by side; they are named together. All weights are read: a second for a model of a few
+    gigabytes.
     """
     if isinstance(model, StandIn):
         return first_non_finite_tensor(model.model)
@@ -83,9 +83,8 @@ def _of_llama(decoder: LlamaDecoder) -> Iterator[tuple[str, Tensor]]:
 
 
 def _of_linear(name: str, linear: Linear) -> Iterator[tuple[str, Tensor]]:
-    inner = linear.inner if isinstance(linear, WrappedLinear) else linear
-    if isinstance(inner, nn.Module):
-        yield from _of_module(inner, name + ".")
+    if isinstance(linear, nn.Module):
+        yield from _of_module(linear, name + ".")
 
 
 def _of_module(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, Tensor]]:

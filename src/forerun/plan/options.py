@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from forerun.errors import ConfigError
 from forerun.fields import Checked, option
-from forerun.plan.gathers import GatherCost
 
 PRECISIONS: Mapping[str, float] = {
     "float32": 4.0,
@@ -41,33 +39,7 @@ class PlanOptions(Checked):
         low=0,
         default_text=f"{USUAL_SYNCHRONISATION[0]:g}, where there are several",
     )
-    gather_us: float | None = option(
-        None,
-        "In place of --sync-ms: microseconds of a gather, of which each layer has two and the logits one.",
-        low=0,
-        default_text="not told",
-    )
-    collectives: str | None = option(
-        None,
-        "The same as measured: a file that `forerun bench collectives --json FILE` has written.",
-        metavar="FILE",
-        default_text="not told",
-    )
     price: float | None = option(None, "Price of an hour of all devices together.", low=0, default_text="not counted")
-
-    def __post_init__(self) -> None:
-        Checked.__post_init__(self)
-        given = {"--sync-ms": self.sync_ms, "--gather-us": self.gather_us, "--collectives": self.collectives}
-        found = [flag for flag, value in given.items() if value is not None]
-        if len(found) > 1:
-            raise ConfigError(f"{' and '.join(found)} all say how long devices wait for each other. Give one of them.")
-
-    def gather(self) -> GatherCost | None:
-        """What a gather costs; None where only the waiting of a whole forward is told. Raises ConfigError as
-        `GatherCost.of_file`."""
-        if self.collectives is not None:
-            return GatherCost.of_file(self.collectives)
-        return None if self.gather_us is None else GatherCost(self.gather_us / 1e6)
 
     @property
     def synchronisation(self) -> float:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from forerun.plan.gathers import GATHERS_A_LAYER, STATE_BYTES, GatherCost
 from forerun.plan.machines import Machine, Overheads
 from forerun.plan.predictor import StepCosts
 from forerun.plan.shapes import ModelShape
@@ -25,8 +24,7 @@ class Placed:
         weight_bytes: of each of its weights.
         cache_bytes: of each number of keys and values.
         devices: among which weights, cache and arithmetic are shared evenly.
-        synchronisation: seconds of a forward in which these wait for each other, where `gather` is not told.
-        gather: what a gather among them costs.
+        synchronisation: seconds of a forward in which these wait for each other.
     """
 
     shape: ModelShape
@@ -35,7 +33,6 @@ class Placed:
     cache_bytes: float = 2.0
     devices: int = 1
     synchronisation: float = 0.0
-    gather: GatherCost | None = None
 
     @property
     def weights(self) -> float:
@@ -60,18 +57,8 @@ class Placed:
         products = shape.multiplied * every + shape.mixing * context * every
         bound = max(read / machine.bandwidth(self.weights / self.devices), FLOPS_OF_PRODUCT * products / machine.flops)
         costs = machine.overheads or Overheads()
-        return (
-            bound / self.devices + self.waiting(every) + (shape.layers or 0) * (costs.layer + costs.layer_row * every)
-        )
-
-    def waiting(self, rows: int) -> float:
-        """Seconds in which the devices wait for each other, in a forward of so many rows."""
-        if self.devices == 1 or self.gather is None:
-            return self.synchronisation
-        shape, cost = self.shape, self.gather
-        states = cost.seconds(STATE_BYTES * rows * (shape.hidden or 0), self.devices)
-        logits = cost.seconds(STATE_BYTES * rows * (shape.vocab_size or 0) / self.devices, self.devices)
-        return GATHERS_A_LAYER * (shape.layers or 0) * states + logits
+        layers = (shape.layers or 0) * (costs.layer + costs.layer_row * every)
+        return bound / self.devices + self.synchronisation + layers
 
 
 def roofline_costs(target: Placed, draft: Placed | None, batch: int, context: int, most: int) -> StepCosts:

@@ -31,8 +31,6 @@ class Given(Checked):
     kv_heads: int | None = option(None, "Key heads of a layer.", low=1, default_text="not told")
     head_dim: int | None = option(None, "Width of a head.", low=1, default_text="not told")
     heads: int | None = option(None, "Query heads of a layer.", low=1, default_text="those of the keys")
-    hidden: int | None = option(None, "Width of the states.", low=1, default_text="not told")
-    vocab: int | None = option(None, "Tokens of the vocabulary.", low=1, default_text="not told")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +45,6 @@ class ModelShape:
         cache_numbers: numbers of keys and values that a position takes in all layers; None: not told.
         mixing: multiplications of a row with keys and values, for each position before it.
         one_pass: it drafts all tokens in one pass.
-        kv_heads: of a layer. hidden: width of the states. vocab_size: tokens. None: not told.
     """
 
     name: str
@@ -60,9 +57,6 @@ class ModelShape:
     cache_numbers: int | None = None
     mixing: int = 0
     one_pass: bool = False
-    kv_heads: int | None = None
-    hidden: int | None = None
-    vocab_size: int | None = None
 
     def read(self, rows: float) -> float:
         """Weights that a step of so many rows reads: of experts those that some row takes, if each takes them by
@@ -102,17 +96,7 @@ def counted(name: str, parameters: int, given: Given | None = None) -> ModelShap
     if given.layers and given.kv_heads and given.head_dim:
         numbers = 2 * given.layers * given.kv_heads * given.head_dim
         mixing = 2 * given.layers * (given.heads or given.kv_heads) * given.head_dim
-    return ModelShape(
-        name,
-        parameters,
-        parameters,
-        layers=given.layers,
-        cache_numbers=numbers,
-        mixing=mixing,
-        kv_heads=given.kv_heads,
-        hidden=given.hidden,
-        vocab_size=given.vocab,
-    )
+    return ModelShape(name, parameters, parameters, layers=given.layers, cache_numbers=numbers, mixing=mixing)
 
 
 def configured(name: str, config: Any) -> ModelShape:
@@ -136,9 +120,6 @@ def configured(name: str, config: Any) -> ModelShape:
         layers,
         layers * kv_heads * (key_width + value_width),
         layers * heads * (key_width + value_width),
-        kv_heads=kv_heads,
-        hidden=text.hidden_size,
-        vocab_size=text.vocab_size,
     )
 
 

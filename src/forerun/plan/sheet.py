@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from forerun.errors import ConfigError
@@ -16,7 +16,6 @@ MEASURED, CALIBRATED, BOUND = "measured", "calibrated", "bound"
 """Where the seconds come from: steps of these models in the engine here; a roofline with costs of layers, rows and
 steps that were measured here; a roofline alone."""
 _FULL = 4.0
-_MOST_DEVICES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,18 +115,12 @@ def make_plan(
         costs: measured in the engine here; None: by the roofline.
 
     Raises:
-        ConfigError: a number format is not known, or the target's layers are not while the cost of a gather is told.
+        ConfigError: a number format is not known.
     """
     weight = _bytes_of(options.precision, "--precision")
     drafted = weight if options.draft_precision is None else _bytes_of(options.draft_precision, "--draft-precision")
     cache = min(max(weight, PRECISIONS["bfloat16"]), _FULL)
-    gather = options.gather()
-    if gather is not None and target.layers is None:
-        raise ConfigError(
-            f"What a gather costs is told, but not how many layers {target.name} has, each of which has two. Say it, "
-            "as 70B:layers=80, or give --sync-ms."
-        )
-    placed = Placed(target, machine, weight, cache, options.tensor_parallel, options.synchronisation, gather)
+    placed = Placed(target, machine, weight, cache, options.tensor_parallel, options.synchronisation)
     beside = None if draft is None else Placed(draft, machine, drafted, cache)
     source = MEASURED if costs is not None else BOUND if machine.overheads is None else CALIBRATED
     costs = costs or roofline_costs(placed, beside, options.batch, options.context, options.num_draft_tokens)
@@ -141,19 +134,6 @@ def make_plan(
     )
     prediction = Prediction.of(costs, acceptance.gains(costs.most))
     return Plan(target, draft, machine.name, source, memory, costs, prediction, options.batch, options.price)
-
-
-def by_degree(
-    target: ModelShape, draft: ModelShape | None, machine: Machine, acceptance: ChainAcceptance, options: PlanOptions
-) -> dict[int, Plan]:
-    """Plans by the number of devices: powers of two up to 8, or up to what is asked for, and no more than key heads."""
-    most = max(_MOST_DEVICES, options.tensor_parallel)
-    most = most if target.kv_heads is None else min(most, target.kv_heads)
-    counts = [2**power for power in range(most.bit_length()) if 2**power <= most]
-    return {
-        count: make_plan(target, draft, machine, acceptance, replace(options, tensor_parallel=count))
-        for count in counts
-    }
 
 
 def _bytes_of(precision: str, flag: str) -> float:

@@ -1,7 +1,7 @@
 """Results of measurements as files: the one schema that every measuring command writes, and its reader."""
 
 from forerun.results.environment import Environment as Environment, Watch as Watch, describe as describe
-from forerun.results.read import load as load, of_object as of_object
+from forerun.results.read import load as load
 from forerun.results.schema import (
     FIGURES as FIGURES,
     FORMAT as FORMAT,

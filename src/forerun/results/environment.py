@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -69,41 +69,9 @@ class Environment:
 
 def describe(environment: Environment) -> str:
     """The environment in one line."""
-    return describe_machine(
-        {
-            "cpu": environment.processor,
-            "cpu_capability": environment.instructions,
-            "kernels": environment.kernels,
-            "cores": environment.cores,
-            "threads": environment.threads,
-            "python": environment.python,
-            "torch": environment.torch,
-            "transformers": environment.transformers,
-            "forerun": environment.forerun,
-            "commit": f"{environment.commit}{'+' * environment.dirty}" if environment.commit else None,
-        }
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class _Ticks:
-    """Processor time since the system began, in ticks: of all, busy, and stolen."""
-
-    total: int
-    busy: int
-    stolen: int
-
-    @classmethod
-    def now(cls) -> _Ticks | None:
-        """None where the system does not tell."""
-        try:
-            user, nice, system, idle, iowait, irq, softirq, steal = map(
-                int, _STAT.read_text().splitlines()[0].split()[1:9]
-            )
-        except (OSError, ValueError, IndexError):
-            return None
-        busy = user + nice + system + irq + softirq
-        return cls(busy + idle + iowait + steal, busy, steal)
+    facts = {"cpu": environment.processor, "cpu_capability": environment.instructions, **asdict(environment)}
+    commit = f"{environment.commit}{'+' * environment.dirty}" if environment.commit else None
+    return describe_machine({**facts, "commit": commit})
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,29 +82,30 @@ class Watch:
         date: of that moment.
         started: the same by the clock that measures.
         load: averages then.
-        ticks: of all processors then.
+        ticks: of all processors then, since the system began: all, busy, stolen; None where the system does not tell.
         own_seconds: processor time that this process and its children had taken.
     """
 
     date: datetime
     started: float
     load: Sequence[float]
-    ticks: _Ticks | None
+    ticks: tuple[int, int, int] | None
     own_seconds: float
 
     @classmethod
     def begin(cls) -> Watch:
         """To be called before anything is loaded: the load average is then that of others."""
-        return cls(datetime.now(UTC), time.perf_counter(), _load(), _Ticks.now(), _own_seconds())
+        return cls(datetime.now(UTC), time.perf_counter(), _load(), _ticks(), _own_seconds())
 
     def environment(self) -> Environment:
         """What happened until now."""
-        facts, seconds, now = machine(), time.perf_counter() - self.started, _Ticks.now()
+        facts, seconds, now = machine(), time.perf_counter() - self.started, _ticks()
         stolen = others = None
-        if self.ticks is not None and now is not None and now.total > self.ticks.total:
-            stolen = (now.stolen - self.ticks.stolen) / (now.total - self.ticks.total)
-            busy = (now.busy - self.ticks.busy) / os.sysconf("SC_CLK_TCK") - (_own_seconds() - self.own_seconds)
-            others = max(busy, 0.0) / max(seconds, 1e-9)
+        if self.ticks is not None and now is not None and now[0] > self.ticks[0]:
+            total, busy, taken = (after - before for before, after in zip(self.ticks, now, strict=True))
+            stolen = taken / total
+            own = _own_seconds() - self.own_seconds
+            others = max(busy / os.sysconf("SC_CLK_TCK") - own, 0.0) / max(seconds, 1e-9)
         commit = facts["commit"]
         return Environment(
             forerun=facts["forerun"],
@@ -166,6 +135,15 @@ def _load() -> tuple[float, ...]:
         return os.getloadavg()
     except (OSError, AttributeError):  # Windows has none
         return ()
+
+
+def _ticks() -> tuple[int, int, int] | None:
+    try:
+        user, nice, system, idle, iowait, irq, softirq, steal = map(int, _STAT.read_text().splitlines()[0].split()[1:9])
+    except (OSError, ValueError, IndexError):
+        return None
+    busy = user + nice + system + irq + softirq
+    return busy + idle + iowait + steal, busy, steal
 
 
 def _own_seconds() -> float:

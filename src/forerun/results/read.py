@@ -25,6 +25,8 @@ from forerun.results.schema import (
 )
 
 T = TypeVar("T")
+_MOST = 1 << 53
+"""What is larger is damage."""
 _REMEDY = "Measure again with `forerun bench ... --json FILE`, or leave the file out."
 
 
@@ -34,11 +36,7 @@ def load(path: str | Path) -> Results:
     Raises:
         ConfigError: it cannot be read, is no such file, is of another version, or a value in it cannot be.
     """
-    return of_object(Fields.read(path, ConfigError, remedy=_REMEDY))
-
-
-def of_object(found: Fields) -> Results:
-    """The results of a JSON object. Raises ConfigError as `load`."""
+    found = Fields.read(path, ConfigError, remedy=_REMEDY)
     check_version(found)
     rows = _list(found, "rows", RunRow)
     prompts = _list(found, "prompts", PromptFacts)
@@ -50,10 +48,10 @@ def of_object(found: Fields) -> Results:
             )
     target = found.fields("target", None)
     return Results(
-        kind=found.string("kind", choices=KINDS),
+        kind=found.string("kind", choices=tuple(KINDS)),
         command=found.string("command"),
-        environment=_made(Environment, found.fields("environment")),
-        target=None if target is None else _made(TargetFacts, target),
+        environment=read_into(Environment, found.fields("environment")),
+        target=None if target is None else read_into(TargetFacts, target),
         settings=_values(found, "settings"),
         drafters=_list(found, "drafters", DrafterFacts),
         prompts=prompts,
@@ -87,13 +85,16 @@ def _values(found: Fields, key: str) -> Mapping[str, Any]:
 
 def _list(found: Fields, key: str, kind: type[T]) -> list[T]:
     return [
-        _made(kind, Fields(f"{found.place}: {key}[{number}]", value, found.error, found.remedy))
+        read_into(kind, Fields(f"{found.place}: {key}[{number}]", value, found.error, found.remedy))
         for number, value in enumerate(found.list_of(key, dict, []))
     ]
 
 
-def _made(kind: type[T], found: Fields) -> T:
-    """One of the schema's classes, field by field. Keys that it lacks are from a later forerun, and are left out."""
+def read_into(kind: type[T], found: Fields) -> T:
+    """One of the schema's classes, or another of such fields, field by field. Raises `found.error` as `Fields`.
+
+    Keys that it lacks are from another forerun, and are left out.
+    """
     values: dict[str, Any] = {}
     for field in dataclasses.fields(kind):  # type: ignore[arg-type]
         factory = field.default_factory
@@ -105,7 +106,7 @@ def _made(kind: type[T], found: Fields) -> T:
 
 
 def _count(found: Fields, key: str, default: Any) -> Any:
-    return found.integer(key, default, low=0)
+    return found.integer(key, default, low=0, high=_MOST)
 
 
 def _amount(found: Fields, key: str, default: Any) -> Any:
@@ -129,16 +130,6 @@ def _labels(found: Fields, key: str, default: Any) -> Any:
         if isinstance(value, bool) or not isinstance(value, (str, int, float)):
             raise held.wrong(name, "a text or a number")
     return held.values
-
-
-def _counts(found: Fields, key: str, default: Any) -> Any:
-    """Class -> how many."""
-    held = found.fields(key, None)
-    if held is None:
-        return default
-    if not all(name.isdecimal() for name in held.values):
-        raise found.wrong(key, "counts by class")
-    return {int(name): held.integer(name, low=0) for name in held.values}
 
 
 def _k_values(found: Fields, key: str, default: Any) -> Any:
@@ -171,7 +162,7 @@ _READERS: Mapping[str, Callable[[Fields, str, Any], Any]] = {
     "bool | None": _maybe(Fields.flag),
     "float | None": _figure,
     "Labels": _labels,
-    "Mapping[int, int]": _counts,
+    "Environment": lambda found, key, _: read_into(Environment, found.fields(key)),
     "Sequence[int | str]": _k_values,
     "Sequence[int]": _of(int),
     "Sequence[float]": _of(float),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from forerun.results.environment import Environment
 
@@ -17,28 +17,24 @@ FORMAT = "forerun.results"
 """The value of `format`, by which the file is recognised."""
 VERSION = 1
 """Of the schema. It rises when a reader of the former version would misread a file."""
-KINDS = (
-    "generate",
-    "acceptance",
-    "forward",
-    "load",
-    "serve",
-    "quality",
-    "overhead",
-    "engine",
-    "replay",
-    "peers",
-    "tune",
-    "audit",
-    "plan",
-    "journal",
-    "study",
-    "collectives",
-)
-"""What was measured, in the order in which reports show it."""
-
-Better = Literal["higher", "lower", ""]
-"""Which way a figure improves; empty where neither is an improvement."""
+KINDS: Mapping[str, str] = {
+    "generate": "Whole generations",
+    "acceptance": "Acceptance",
+    "forward": "One forward",
+    "load": "Many requests at once",
+    "serve": "Servers under load",
+    "quality": "What the weights' format costs",
+    "overhead": "Drafting without a model",
+    "engine": "The engine's own time",
+    "replay": "The automatic K by measured costs",
+    "peers": "Beside other engines",
+    "tune": "Tuning",
+    "audit": "Audit of losslessness",
+    "plan": "Plan",
+    "journal": "Traffic of a server",
+    "study": "Study",
+}
+"""What was measured, and the title of such a section, in the order in which reports show them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,66 +43,57 @@ class FigureKind:
 
     Attributes:
         unit: of its value; "times" is a ratio, "share" lies in 0..1.
-        better: which way it improves.
         title: of an axis or a column.
     """
 
     unit: str
-    better: Better
     title: str
 
 
 FIGURES: Mapping[str, FigureKind] = {
-    "tokens_per_second": FigureKind("tokens/s", "higher", "tokens per second"),
-    "over_plain": FigureKind("times", "higher", "speed over plain decoding"),
-    "over_transformers": FigureKind("times", "higher", "speed over Transformers' plain generate"),
-    "over_assisted": FigureKind("times", "higher", "speed over Transformers' assisted generation"),
-    "over_baseline": FigureKind("times", "higher", "speed over the baseline"),
-    "over_first": FigureKind("times", "higher", "speed over the smallest batch"),
-    "over_generate": FigureKind("times", "higher", "gain over that of one request at a time"),
-    "acceptance_length": FigureKind("tokens", "higher", "mean acceptance length"),
-    "acceptance_rate": FigureKind("share", "higher", "acceptance rate"),
-    "position_acceptance": FigureKind("share", "higher", "acceptance at a draft position, of drafts that reach it"),
-    "first_token": FigureKind("s", "lower", "time to first token"),
-    "first_token_p90": FigureKind("s", "lower", "time to first token, 90th percentile"),
-    "between_tokens": FigureKind("s", "lower", "time between tokens"),
-    "first_token_p99": FigureKind("s", "lower", "time to first token, 99th percentile"),
-    "per_token": FigureKind("s", "lower", "time per token after the first"),
-    "between_pieces": FigureKind("s", "lower", "time between pieces of an answer"),
-    "between_over_alone": FigureKind("times", "lower", "time between pieces over that with nothing beside"),
-    "whole_request": FigureKind("s", "lower", "time of a whole request"),
-    "requests_per_second": FigureKind("requests/s", "higher", "whole answers per second"),
-    "goodput": FigureKind("requests/s", "higher", "requests per second that keep the goal"),
-    "client_cpu": FigureKind("processors", "lower", "processors that the client kept busy"),
-    "failed": FigureKind("share", "lower", "requests without a whole answer"),
-    "wait_p99": FigureKind("s", "lower", "time between arrivals, 99th percentile"),
-    "p99_over_median": FigureKind("times", "lower", "99th percentile between tokens over the median"),
-    "same_text": FigureKind("share", "higher", "answers equal to plain decoding's"),
-    "step": FigureKind("s", "lower", "time of a step"),
-    "step_target": FigureKind("s", "lower", "time of a step in the target"),
-    "step_draft": FigureKind("s", "lower", "time of a step in the drafter"),
-    "step_engine": FigureKind("s", "lower", "time of a step in the engine"),
-    "outside_forwards": FigureKind("share", "lower", "share of a step outside forwards"),
-    "forward": FigureKind("s", "lower", "time of a forward"),
-    "forward_over_transformers": FigureKind("times", "lower", "time of a forward over Transformers'"),
-    "forward_growth": FigureKind("times", "lower", "time of a forward over that of one row"),
-    "gather": FigureKind("s", "lower", "time of a gather"),
-    "gather_p99": FigureKind("s", "lower", "time of a gather, 99th percentile"),
-    "forward_gathering": FigureKind("s", "lower", "time of a forward in gathers"),
-    "forward_over_one": FigureKind("times", "lower", "time of a forward over that of one process"),
-    "forward_over_one_without_gathers": FigureKind("times", "lower", "the same, gathers not counted"),
-    "roofline": FigureKind("s", "", "least time of a forward by bandwidth and arithmetic"),
-    "perplexity": FigureKind("", "lower", "perplexity"),
-    "perplexity_lost": FigureKind("share", "lower", "perplexity lost"),
-    "divergence": FigureKind("nats", "lower", "Kullback-Leibler divergence"),
-    "agreement": FigureKind("share", "higher", "top-1 agreement"),
-    "over_plain_predicted": FigureKind("times", "higher", "predicted speed over plain decoding"),
-    "replay_error": FigureKind("share", "", "by which the replay of what happened misses it"),
-    "compared": FigureKind("", "higher", "answers or samples that were compared"),
-    "found": FigureKind("share", "lower", "smallest deviation that would have been found with probability 0.9"),
-    "p_value": FigureKind("", "", "p-value"),
-    "break_even": FigureKind("share", "lower", "acceptance from which speculation pays"),
-    "decided": FigureKind("share", "", "share of forwards by what was decided about drafting"),
+    "tokens_per_second": FigureKind("tokens/s", "tokens per second"),
+    "over_plain": FigureKind("times", "speed over plain decoding"),
+    "over_transformers": FigureKind("times", "speed over Transformers' plain generate"),
+    "over_assisted": FigureKind("times", "speed over Transformers' assisted generation"),
+    "over_baseline": FigureKind("times", "speed over the baseline"),
+    "over_first": FigureKind("times", "speed over the smallest batch"),
+    "over_generate": FigureKind("times", "gain over that of one request at a time"),
+    "acceptance_length": FigureKind("tokens", "mean acceptance length"),
+    "acceptance_rate": FigureKind("share", "acceptance rate"),
+    "position_acceptance": FigureKind("share", "acceptance at a draft position, of drafts that reach it"),
+    "first_token": FigureKind("s", "time to first token"),
+    "first_token_p90": FigureKind("s", "time to first token, 90th percentile"),
+    "between_tokens": FigureKind("s", "time between tokens"),
+    "first_token_p99": FigureKind("s", "time to first token, 99th percentile"),
+    "per_token": FigureKind("s", "time per token after the first"),
+    "between_pieces": FigureKind("s", "time between pieces of an answer"),
+    "between_over_alone": FigureKind("times", "time between pieces over that with nothing beside"),
+    "whole_request": FigureKind("s", "time of a whole request"),
+    "requests_per_second": FigureKind("requests/s", "whole answers per second"),
+    "goodput": FigureKind("requests/s", "requests per second that keep the goal"),
+    "client_cpu": FigureKind("processors", "processors that the client kept busy"),
+    "failed": FigureKind("share", "requests without a whole answer"),
+    "wait_p99": FigureKind("s", "time between arrivals, 99th percentile"),
+    "p99_over_median": FigureKind("times", "99th percentile between tokens over the median"),
+    "same_text": FigureKind("share", "answers equal to plain decoding's"),
+    "step": FigureKind("s", "time of a step"),
+    "step_target": FigureKind("s", "time of a step in the target"),
+    "step_draft": FigureKind("s", "time of a step in the drafter"),
+    "step_engine": FigureKind("s", "time of a step in the engine"),
+    "outside_forwards": FigureKind("share", "share of a step outside forwards"),
+    "forward": FigureKind("s", "time of a forward"),
+    "forward_over_transformers": FigureKind("times", "time of a forward over Transformers'"),
+    "forward_growth": FigureKind("times", "time of a forward over that of one row"),
+    "roofline": FigureKind("s", "least time of a forward by bandwidth and arithmetic"),
+    "perplexity": FigureKind("", "perplexity"),
+    "perplexity_lost": FigureKind("share", "perplexity lost"),
+    "divergence": FigureKind("nats", "Kullback-Leibler divergence"),
+    "agreement": FigureKind("share", "top-1 agreement"),
+    "over_plain_predicted": FigureKind("times", "predicted speed over plain decoding"),
+    "compared": FigureKind("", "answers or samples that were compared"),
+    "found": FigureKind("share", "smallest deviation that would have been found with probability 0.9"),
+    "p_value": FigureKind("", "p-value"),
+    "break_even": FigureKind("share", "acceptance from which speculation pays"),
 }
 """The figures that have a name. A kind may use others: they are shown by their name, without a unit."""
 
@@ -127,7 +114,7 @@ class TargetFacts:
         cost_padded: it has the text of a smaller model, at a larger one's cost.
         random_weights: they are random, so its text and its acceptance mean nothing.
         exact: whether speculation gives the same bits, by the self-test at load; None where it was not asked.
-        num_parameters, weight_bytes: of what one forward reads; None where unknown.
+        num_parameters: of its weights; None where unknown.
     """
 
     name: str
@@ -138,7 +125,6 @@ class TargetFacts:
     random_weights: bool = False
     exact: bool | None = None
     num_parameters: int | None = None
-    weight_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +184,6 @@ class RunRow:
         reached: [position] drafts that had a token there below what was accepted before it.
         accepted: [position] how many of these tokens were accepted.
         first_token: seconds to the first token; None where unknown.
-        gaps: times between tokens as counts of classes of `gaps.py`: class -> how many; empty where unknown.
         same_text: whether its tokens are those of plain decoding in the same round; None where there was none.
     """
 
@@ -215,7 +200,6 @@ class RunRow:
     reached: Sequence[int] = ()
     accepted: Sequence[int] = ()
     first_token: float | None = None
-    gaps: Mapping[int, int] = field(default_factory=dict)
     same_text: bool | None = None
 
     @property
@@ -288,3 +272,8 @@ class Results:
     tables: Sequence[TableFacts] = ()
     details: Mapping[str, Any] = field(default_factory=dict)
     source: str = ""
+
+    @property
+    def file_name(self) -> str:
+        """Of the source, without its folders."""
+        return self.source.replace("\\", "/").rpartition("/")[2]

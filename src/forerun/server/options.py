@@ -45,8 +45,8 @@ class ServerOptions:
     )
     journal: Path | None = option(
         None,
-        "Keep figures of every answer and of steps in this file, without any text, for `forerun bench journal`; a "
-        "request's category is a word in its header X-Forerun-Category.",
+        "Keep figures of every answer in this file, without any text, for `forerun bench report`; a request's "
+        "category is a word in its header X-Forerun-Category.",
         metavar="FILE",
     )
     journal_size: float = option(

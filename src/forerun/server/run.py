@@ -10,8 +10,7 @@ from types import FrameType
 
 import uvicorn
 
-from forerun.errors import ConfigError, ForerunError
-from forerun.models.sharded import ShardedModel
+from forerun.errors import ConfigError
 from forerun.server.app import gated, make_app
 from forerun.server.freed_memory import FreedMemory
 from forerun.server.gate import Gate
@@ -32,9 +31,6 @@ class DrainingServer(uvicorn.Server):
     Args:
         drain_timeout: seconds that requests have.
         model: what requests call it.
-
-    Attributes:
-        failure: why it has ended though no signal asked for it; None where it has not.
     """
 
     def __init__(self, config: uvicorn.Config, gate: Gate, drain_timeout: float, model: str) -> None:
@@ -42,7 +38,6 @@ class DrainingServer(uvicorn.Server):
         self._gate, self._drain_timeout, self._model = gate, drain_timeout, model
         self._loop: asyncio.AbstractEventLoop | None = None
         self._draining: asyncio.Task[None] | None = None
-        self.failure: ForerunError | None = None
         self._freed_memory = FreedMemory()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -63,12 +58,6 @@ class DrainingServer(uvicorn.Server):
             self.force_exit = self._gate.draining
             return
         self._loop.call_soon_threadsafe(self.drain, signal.Signals(sig).name)
-
-    def fail(self, error: ForerunError) -> None:
-        """End, from any thread: the model can compute no more."""
-        self.failure = error
-        if self._loop is not None:
-            self._loop.call_soon_threadsafe(self.drain, "none")
 
     def drain(self, why: str) -> None:
         """Refuse new requests, and end when those that are there have."""
@@ -125,21 +114,12 @@ def bound_socket(options: ServerOptions) -> socket.socket:
 
 
 def serve(service: Service, listening: socket.socket) -> None:
-    """Serve until a signal ends it.
-
-    Raises:
-        RankError: a process that computes the model with this one is lost.
-    """
-    server, target = make_server(service), service.llm.target
-    if isinstance(target, ShardedModel):
-        target.when_lost(server.fail)
+    """Serve until a signal ends it."""
     try:
-        server.run(sockets=[listening])
+        make_server(service).run(sockets=[listening])
     finally:
         service.close()
         _log.info({"event": "ended"})
-    if server.failure is not None:
-        raise server.failure
 
 
 def url_of(host: str, port: int) -> str:

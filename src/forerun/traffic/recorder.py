@@ -7,36 +7,19 @@ is begun. Whatever goes wrong with the disk, the server goes on without the jour
 from __future__ import annotations
 
 import logging
-import secrets
 import threading
-import time
-from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from forerun.errors import ConfigError
 from forerun.files.json_file import Fields
 from forerun.files.write import locked
-from forerun.traffic.records import (
-    MOST_CATEGORIES,
-    OTHER,
-    Answer,
-    Begun,
-    Steps,
-    begun_of,
-    class_of_prompt,
-    class_of_rows,
-    line,
-    steps_line,
-)
+from forerun.traffic.records import MOST_CATEGORIES, OTHER, Answer, Begun, begun_of, line
 
 INTERVAL = 2.0
 """Seconds between two writes."""
-STEPS_INTERVAL = 30.0
-"""Seconds of steps that are added up before they are written."""
 MOST_PENDING = 1000
 """Answers that wait for the disk; more are left out, and counted."""
 _log = logging.getLogger("forerun.traffic")
@@ -48,9 +31,9 @@ class Recorder:
     Args:
         path: of the journal; one that is there is gone on with.
         bound: bytes of the journal, of FILE and FILE.1 together.
+        begun: what is served.
 
     Attributes:
-        started: the moment that times count from, by time.monotonic().
         failed: nothing is written any more.
         lost: answers that were left out, because the disk was too slow or full; `close` logs how many.
 
@@ -58,18 +41,14 @@ class Recorder:
         ConfigError: the file is something else, is in use, or cannot be written.
     """
 
-    def __init__(self, path: Path, bound: int) -> None:
-        self.started = time.monotonic()
+    def __init__(self, path: Path, bound: int, begun: Begun) -> None:
         self.failed, self.lost = False, 0
         self._path, self._bound = path, bound
-        self._begun: Begun | None = None
+        self._head = line(begun)
         self._pending: list[Answer] = []
-        self._steps: dict[tuple[int, int, int], Steps] = {}
-        self._since = 0.0
         self._categories: set[str] = set()
         self._changed, self._closing = threading.Lock(), threading.Event()
         self._held = ExitStack()
-        self._thread: threading.Thread | None = None
         check_place(path)
         self._held.enter_context(locked(path, ConfigError, wait=False, remedy="Give each server its own --journal."))
         try:
@@ -77,20 +56,10 @@ class Recorder:
         except OSError as error:
             self._held.close()
             raise ConfigError(f"--journal is {path}, which cannot be written: {error.strerror}.") from None
-
-    def begin(self, facts: Mapping[str, Any]) -> None:
-        """Write what is served, and go on writing. facts: of `Begun`, but for `run` and `started`."""
-        now = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
-        self._begun = Begun(run=secrets.token_hex(6), started=now, **facts)
-        self.started = time.monotonic()
         size = self._file.tell()
-        self._put((b"\n" if size and not _ends_whole(self._path) else b"") + line(self._begun))
+        self._put((b"\n" if size and not _ends_whole(self._path) else b"") + self._head)
         self._thread = threading.Thread(target=self._run, name="forerun-journal", daemon=True)
         self._thread.start()
-
-    def now(self) -> float:
-        """Seconds of the run."""
-        return time.monotonic() - self.started
 
     def answer(self, answer: Answer) -> None:
         """An answer is complete."""
@@ -103,20 +72,11 @@ class Recorder:
                 answer = replace(answer, category=OTHER)
             self._pending.append(answer)
 
-    def steps(self, steps: Steps) -> None:
-        """A step is done. steps: its figures, `drafted` and `prompt` as plain numbers."""
-        steps.drafted, steps.prompt = class_of_rows(steps.drafted), class_of_prompt(steps.prompt)
-        with self._changed:
-            known = self._steps.setdefault(steps.key, steps)
-            if known is not steps:
-                known.add(steps)
-
     def close(self) -> None:
         """Write what is left, and end."""
         self._closing.set()
-        if self._thread is not None:
-            self._thread.join()
-            self._write(last=True)
+        self._thread.join()
+        self._write()
         if self.lost:
             _log.warning({"event": "journal incomplete", "answers left out": self.lost, "journal": str(self._path)})
         with self._held, suppress(OSError):  # of what a full disk has not taken, which was told
@@ -126,19 +86,11 @@ class Recorder:
         while not self._closing.wait(INTERVAL):
             self._write()
 
-    def _write(self, last: bool = False) -> None:
-        now = self.now()
+    def _write(self) -> None:
         with self._changed:
             answers, self._pending = self._pending, []
-            steps: list[Steps] = []
-            if last or now - self._since >= STEPS_INTERVAL:
-                steps, self._steps = list(self._steps.values()), {}
-        content = b"".join(map(line, answers))
-        if steps:
-            content += steps_line(self._since, now, steps)
-            self._since = now
-        if content:
-            self._put(content)
+        if answers:
+            self._put(b"".join(map(line, answers)))
 
     def _put(self, content: bytes) -> None:
         """Append, in a new file where half of the bound is full."""
@@ -149,8 +101,7 @@ class Recorder:
                 self._file.close()
                 self._path.replace(self._path.with_name(self._path.name + ".1"))
                 self._file = self._path.open("ab")
-                if self._begun is not None:
-                    self._file.write(line(self._begun))
+                self._file.write(self._head)
             self._file.write(content)
             self._file.flush()
         except OSError as error:

@@ -1,1 +1,1 @@
-"""Training: the bundled language model and its draft, their evaluation, and cost-padded models."""
+"""Training of drafters, their data and their evaluation."""

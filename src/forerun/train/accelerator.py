@@ -1,14 +1,16 @@
-"""What training does differently with an accelerator: where tensors live, how much one forward holds."""
+"""What training must know of devices and vocabularies: where tensors live, what a forward holds, types of ids."""
 
 from __future__ import annotations
 
 import ctypes
 
+import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from forerun.device import resolve_device
+from forerun.errors import ConfigError
 
 MICRO_TOKENS = {"cpu": 4_096, "cuda": 131_072, "mps": 4_096}
 """Largest number of tokens in one forward; a larger batch is accumulated."""
@@ -16,12 +18,6 @@ _LOGITS = {"cpu": 1 << 25, "cuda": 1 << 30, "mps": 1 << 25}
 """Largest number of logits that one forward of a target holds."""
 LOSSES_READ_EVERY = {"cpu": 1, "cuda": 16, "mps": 1}
 """Steps whose losses are read together: reading one waits until the accelerator is done."""
-COMPILED_FROM_LAYERS = 4
-"""With fewer layers, compilation takes longer than it saves in a run."""
-EPOCH_PROCESSES = {"cpu": 0, "cuda": 8, "mps": 0}
-"""Processes that augment and encode coming epochs; each makes about 0.7 million tokens a second."""
-
-
 SHAPE_STEP = 64
 """Numbers of rows that vary are padded to multiples of it: a CPU's products are compiled for each shape, and kept."""
 _REUSED_BYTES = 32 << 20
@@ -80,10 +76,45 @@ def to_device(tensor: Tensor, where: torch.device) -> Tensor:
     return tensor.pin_memory().to(where, non_blocking=True)
 
 
-def compile_layers(model: PreTrainedModel) -> None:
-    """Compile the decoder layers, all of which share one program; nothing happens on a CPU or for few layers."""
-    layers = model.model.layers
-    if device_of(model).type == "cpu" or len(layers) < COMPILED_FROM_LAYERS:
-        return
-    for layer in layers:
-        layer.compile(dynamic=False)
+def id_type(vocab_size: int) -> type[np.uint16] | type[np.uint32]:
+    """uint16 where every id fits, else uint32."""
+    return np.uint16 if vocab_size <= 1 << 16 else np.uint32
+
+
+def stored_ids(ids: Tensor, vocab_size: int) -> np.ndarray:
+    """Token ids of a tensor on any device, as they are kept on disk."""
+    stored: np.ndarray = ids.cpu().numpy().astype(id_type(vocab_size))
+    return stored
+
+
+def columns_of(tokens: Tensor, vocab_size: int) -> Tensor:
+    """int64 [vocab_size]: each token's place among these, -1 for the others."""
+    columns = torch.full((vocab_size,), -1)
+    columns[tokens] = torch.arange(len(tokens))
+    return columns
+
+
+def vocabulary_size(tokenizer: PreTrainedTokenizerBase) -> int:
+    """One more than the largest id, added tokens included."""
+    largest: int = max(tokenizer.get_vocab().values())
+    return largest + 1
+
+
+def model_vocabulary(model: PreTrainedModel) -> int:
+    """How many tokens the model's logits speak of; some models have more than their tokenizer."""
+    return len(model.get_input_embeddings().weight)
+
+
+def end_of_text(tokenizer: PreTrainedTokenizerBase) -> int:
+    """The id of the token that ends a text.
+
+    Raises:
+        ConfigError: the tokenizer has none.
+    """
+    end = tokenizer.eos_token_id
+    if end is None:
+        raise ConfigError(
+            f"The tokenizer of {tokenizer.name_or_path} has no end-of-text token, which parts the training texts. "
+            "Set eos_token in its tokenizer_config.json."
+        )
+    return int(end)

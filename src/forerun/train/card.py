@@ -13,7 +13,6 @@ from transformers import PreTrainedModel
 from forerun.errors import ConfigError
 from forerun.files.write import write_bytes
 from forerun.train.checkpoint import LoopState
-from forerun.train.copying import SHOWN_LINES, SPAN_LINES, CopyScore
 from forerun.train.evaluate import Acceptance, TextScore
 from forerun.train.folder import CARD, write_record
 
@@ -47,8 +46,6 @@ def build_record(
     held_out: TextScore,
     acceptance: list[Acceptance],
     started_from: dict[str, Any] | None = None,
-    copying: CopyScore | None = None,
-    on_target: dict[str, float] | None = None,
     device: str = "cpu",
 ) -> dict[str, Any]:
     """Everything the card says, as plain values."""
@@ -61,8 +58,6 @@ def build_record(
         "stages": {name: stage_record(state) for name, state in stages.items()},
         "held_out": asdict(held_out),
         "acceptance": [asdict(row) for row in acceptance],
-        "copying": asdict(copying) if copying is not None else None,
-        "on_target": on_target,
         "device": device,
         "versions": versions(),
         "options": options,
@@ -98,8 +93,6 @@ def render(record: dict[str, Any]) -> str:
         f"- Seed: {record['seed']}",
         f"- Held-out bits per byte: {held_out['bits_per_byte']:.4f}",
         f"- Held-out perplexity per token: {held_out['perplexity']:.3f} ({held_out['tokens']:,} tokens)",
-        *_copying(record.get("copying")),
-        *_on_target(record.get("on_target")),
         f"- Device: {record.get('device', 'cpu')}",
         "- Versions: " + ", ".join(f"{name} {number}" for name, number in record["versions"].items()),
         "",
@@ -123,26 +116,6 @@ def _former(record: dict[str, Any] | None) -> list[str]:
         return []
     stages = ", ".join(f"{name} {stage['tokens']:,} tokens" for name, stage in record["stages"].items())
     return [f"- Started from a draft made by `{record['command']}` ({stages})."]
-
-
-def _copying(score: dict[str, Any] | None) -> list[str]:
-    """How far greedy decoding follows a repeated span."""
-    if not score:
-        return []
-    text = (
-        f"after {SPAN_LINES} held-out lines, a blank line and their first {SHOWN_LINES} again, greedy decoding copies "
-        f"{score['lines']:.1%} of the other lines before its first other token ({score['whole']:.1%} of "
-        f"{score['files']} spans whole, {score['characters']:.0f} characters on average)"
-    )
-    return [f"- Copying: {text}."]
-
-
-def _on_target(bits: dict[str, float] | None) -> list[str]:
-    """How well a draft of another vocabulary predicts what the target writes."""
-    if not bits:
-        return []
-    shown = ", ".join(f"{value:.4f} for the {name.replace('_', ' ')}" for name, value in bits.items())
-    return [f"- Bits per byte of the target's continuations of held-out prompts: {shown}."]
 
 
 def _acceptance_table(rows: list[dict[str, Any]]) -> list[str]:

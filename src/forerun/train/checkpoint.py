@@ -1,19 +1,27 @@
-"""Where a run stands, on disk: weights, optimisers and counts in one file with a checksum."""
+"""Where a run stands, on disk: weights and counts in one file with a checksum, options, its folder's lock."""
 
 from __future__ import annotations
 
 import io
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from rich.console import Console
+from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from forerun.errors import ConfigError
-from forerun.files.write import check_seal, sealed_file
+from forerun.files.json_file import Fields
+from forerun.files.write import check_seal, locked, refuse_to_overwrite, sealed_file, write_json
+from forerun.heads.fingerprint import same_target, target_fingerprint
 from forerun.train.optim import Optimisers
 
+METRICS = "metrics.jsonl"
 CHECKPOINT = "checkpoint.pt"
 BEST = "best.pt"
 _REMEDY = "Remove it, and --resume begins this stage again."
@@ -65,15 +73,20 @@ def load_best(folder: Path, model: nn.Module, step: int) -> None:
     Raises:
         ConfigError: it is missing, damaged, or of another step or model.
     """
-    path = folder / BEST
-    check_seal(path, ConfigError, _REMEDY)
-    try:
-        content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    with _read(folder / BEST, "does not hold the best weights") as content:
         if content["step"] != step:
             raise ValueError(f"it is of step {content['step']}, not {step}")
         model.load_state_dict(content["model"])
-    except Exception as failure:
-        raise ConfigError(f"{path} does not hold the best weights: {failure}. {_REMEDY}") from failure
+
+
+@contextmanager
+def _read(path: Path, fault: str) -> Iterator[dict[str, Any]]:
+    """What `_write` wrote, for a block whose failures mean that it is something else."""
+    check_seal(path, ConfigError, _REMEDY)
+    try:
+        yield torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as failure:  # whatever PyTorch makes of it
+        raise ConfigError(f"{path} {fault}: {failure}. {_REMEDY}") from failure
 
 
 def _write(path: Path, content: dict[str, Any]) -> None:
@@ -91,15 +104,129 @@ def load_checkpoint(folder: Path, model: nn.Module, optimisers: Optimisers) -> L
     Raises:
         ConfigError: the file is damaged, or of another model.
     """
-    path = folder / CHECKPOINT
-    if not path.exists():
+    if not (folder / CHECKPOINT).exists():
         return LoopState()
-    check_seal(path, ConfigError, _REMEDY)
-    try:
-        content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    with _read(folder / CHECKPOINT, "is no checkpoint of this model") as content:
         model.load_state_dict(content["model"])
         optimisers.load_state_dict(content["optimisers"])
         scores = [(int(step), float(score)) for step, score in content.get("scores", [])]
         return LoopState(content["step"], content["tokens"], content["seconds"], list(content["losses"]), scores)
-    except Exception as failure:  # whatever PyTorch makes of it
-        raise ConfigError(f"{path} is no checkpoint of this model: {failure}. {_REMEDY}") from failure
+
+
+FILE_NAME = "options.json"
+_OTHER = "Give another --work, or --force to begin anew."
+TARGET = "target"
+"""In the options of a run, the fingerprint of its target."""
+
+
+class Weights:
+    """A Transformers model as fingerprints look at it."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._model = model
+        self.name, self.num_parameters = str(model.name_or_path), model.num_parameters()
+        self.vocab_size = len(model.get_input_embeddings().weight)
+
+    def embedding_rows(self, token_ids: Tensor) -> Tensor:
+        return self._rows(self._model.get_input_embeddings(), token_ids)
+
+    def output_rows(self, token_ids: Tensor) -> Tensor:
+        return self._rows(self._model.get_output_embeddings(), token_ids)
+
+    def _rows(self, module: Any, token_ids: Tensor) -> Tensor:
+        weight: Tensor = module.weight.detach()
+        return weight[token_ids.to(weight.device)].float()
+
+
+def pin_target(folder: Path, target: PreTrainedModel) -> None:
+    """Write the target's fingerprint into `folder`, or compare it with that of a former run.
+
+    Raises:
+        ConfigError: the file is damaged, or the run there is one of another target.
+    """
+    path, found = folder / FILE_NAME, target_fingerprint(Weights(target))
+    if not path.exists():
+        write_json(path, {TARGET: found}, error=ConfigError)
+        return
+    former = Fields.read(path, ConfigError, remedy=_OTHER).string(TARGET, "")
+    if not same_target(former, found):
+        raise ConfigError(
+            f"{folder} belongs to a run of another target, whose weights are not these. Give that target, another "
+            "--work, or --force to begin anew."
+        )
+
+
+def pin(folder: Path, options: dict[str, Any]) -> None:
+    """Write `options` into `folder`, or compare them with those a former run wrote there.
+
+    Raises:
+        ConfigError: the file is damaged, or some differ: what is in the folder would not fit what is added to it.
+    """
+    path = folder / FILE_NAME
+    plain = json.loads(json.dumps(options))
+    if not path.exists():
+        write_json(path, plain, error=ConfigError)
+        return
+    former = Fields.read(path, ConfigError, remedy=_OTHER).values
+    changed = sorted(key for key in {*plain, *former} if plain.get(key) != former.get(key))
+    if changed:
+        described = ", ".join(f"{key} was {str(former.get(key))[:80]} and is {plain.get(key)}" for key in changed)
+        raise ConfigError(f"{folder} belongs to another run: {described}. Give the same options, or another --work.")
+
+
+_STAGES = ("", "samples", "distil", "states")
+_FILES = (
+    FILE_NAME,
+    CHECKPOINT,
+    BEST,
+    METRICS,
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "shard-*.npy",
+    "row-*.safetensors",
+)
+"""What a run leaves in the folders of its stages, and what another run would take for its own."""
+
+
+@contextmanager
+def run_in(work: Path, out: Path, console: Console, *, resume: bool, force: bool) -> Iterator[None]:
+    """Train inside this block: checks, the folder's lock, and what is said after Ctrl-C.
+
+    Args:
+        work: the run's folder, for checkpoints and samples.
+        out: the model folder that will be written.
+        resume: go on with the run in `work`.
+        force: begin anew, and replace the model in `out`.
+
+    Raises:
+        ConfigError: something is there that would be lost; nothing is there to resume; another process has the folder;
+            a file cannot be read or written.
+    """
+    with locked(work, ConfigError, wait=False, remedy="Wait until that run ends, or give another --work."):
+        former = _files(work)
+        if resume and not former:
+            raise ConfigError(f"{work} holds no run to resume. Leave --resume out to start one.")
+        if former and not resume and not force:
+            raise ConfigError(f"{work} holds another run. Add --resume to go on with it, or --force to begin anew.")
+        if not resume and not force:
+            remedy = "Give another name, --force to replace it, or --resume to go on with the run that made it."
+            refuse_to_overwrite(out, ConfigError, remedy)
+        if not resume:
+            for path in former:
+                path.unlink()
+        work.mkdir(parents=True, exist_ok=True)
+        try:
+            yield
+        except KeyboardInterrupt:
+            resumable = "the same command with --resume goes on" if _files(work) else "nothing was begun yet"
+            console.print(f"Stopped. What was done is in {work}; {resumable}.", soft_wrap=True, highlight=False)
+            raise
+        except OSError as failure:
+            raise ConfigError(
+                f"The run in {work} cannot go on: {failure}. Make room or permission, then go on by --resume."
+            ) from failure
+
+
+def _files(work: Path) -> list[Path]:
+    """What a run has left in its folder."""
+    return [path for stage in _STAGES for pattern in _FILES for path in (work / stage).glob(pattern)]

@@ -1,21 +1,19 @@
-"""The text the bundled pair learns from: the standard library of the running interpreter.
-
-A corpus is a list of `SourceFile`, split by file: whether a file is held out depends on the
-sha256 of its name alone, so the split is the same on every machine and adding files moves none.
-"""
+"""The text that prompts and passages are made of without other data: the standard library; and the held-out files."""
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import re
-import sys
 import sysconfig
+import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-LICENCE = "PSF-2.0"
-"""SPDX name of the licence of CPython's standard library."""
+from forerun.config import ASSETS
+from forerun.errors import ConfigError
+from forerun.workloads import read_records
 
 HELD_OUT_SHARE = 0.05
 """Share of the files never trained on."""
@@ -92,12 +90,6 @@ def standard_library_root() -> Path:
     return Path(sysconfig.get_paths()["stdlib"])
 
 
-def describe_standard_library() -> str:
-    """The corpus in words, for the card: which Python, which version."""
-    version = ".".join(str(part) for part in sys.version_info[:3])
-    return f"Python source of the standard library of CPython {version}"
-
-
 def split(files: Iterable[SourceFile]) -> tuple[list[SourceFile], list[SourceFile]]:
     """(trained on, held out): disjoint by name, and by content since duplicates are gone."""
     training: list[SourceFile] = []
@@ -105,3 +97,23 @@ def split(files: Iterable[SourceFile]) -> tuple[list[SourceFile], list[SourceFil
     for file in files:
         (held_out if is_held_out(file.name) else training).append(file)
     return training, held_out
+
+
+HELD_OUT_FILE = ASSETS / "heldout.jsonl.gz"
+
+
+def read_held_out(path: Path = HELD_OUT_FILE) -> list[SourceFile]:
+    """Files that were never trained on.
+
+    Raises:
+        ConfigError: `path` is missing or is not such a file.
+    """
+    try:
+        with gzip.open(path, "rt", encoding="utf-8") as packed:
+            records = read_records(packed, path.name)
+            return [SourceFile(record.string("file"), record.string("text")) for record in records]
+    except (OSError, UnicodeDecodeError, EOFError, zlib.error, ConfigError) as error:
+        raise ConfigError(
+            f"{path} cannot be read as held-out files ({error}). "
+            "Give a gzipped JSON-lines file with `file` and `text` in every line."
+        ) from error

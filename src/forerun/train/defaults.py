@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from forerun.device import DEVICES
 from forerun.errors import ConfigError
 from forerun.fields import Checked, option
 
-_SEED = "Seed of weights, order and samples."
-_THREADS = "CPU threads; 0 takes as many as PyTorch finds."
-_DEVICE = f"Where to compute: {DEVICES}."
-_DEVICE_DEFAULT = "CUDA if it is there, else the CPU"
-_CHECKPOINT_SECONDS = "Seconds of training between checkpoints."
-_TOKENS_PER_STEP = "Tokens of one step."
+
+@dataclass(frozen=True, slots=True)
+class RunOptions(Checked):
+    """What every training run may be told."""
+
+    seed: int = option(0, "Seed of weights, order and noise.", low=0)
+    checkpoint_seconds: float = option(60.0, "Seconds of training between checkpoints.", low=0)
+    threads: int = option(0, "CPU threads; 0 takes as many as PyTorch finds.", low=0)
+    device: str | None = option(None, f"Where to compute: {DEVICES}.", default_text="CUDA if it is there, else the CPU")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,55 +40,7 @@ class Optimisation(Checked):
     """Of the decay: "linear" or "cosine"."""
 
 
-@dataclass(frozen=True, slots=True)
-class Architecture(Checked):
-    """A Llama of these sizes; embeddings are tied."""
-
-    vocab_size: int = option(4096, "Tokens of its tokenizer.", low=257)
-    hidden_size: int = option(256, "Width of the states between layers.", low=1)
-    num_layers: int = option(16, "Decoder layers.", low=1)
-    num_heads: int = option(4, "Attention heads of a layer.", low=1)
-    num_kv_heads: int = option(2, "Heads of keys and values of a layer.", low=1)
-    head_dim: int = option(64, "Width of a head.", low=1)
-    intermediate_size: int = option(704, "Width of the feed-forward part.", low=1)
-    context: int = 2048
-    rope_theta: float = 10_000.0
-
-
-@dataclass(frozen=True, slots=True)
-class LmTraining(Checked):
-    """`forerun train lm`: a causal language model on the text of files."""
-
-    architecture: Architecture = field(default_factory=Architecture)
-    optimisation: Optimisation = field(default_factory=Optimisation)
-    tokens: int = option(6_000_000, "Tokens of text to train on.", low=1)
-    tokens_per_step: int = option(8_192, _TOKENS_PER_STEP, low=1)
-    short_window: int = option(512, "Tokens of a window at first.", low=8)
-    long_window: int = 2_048
-    long_share: float = option(0.15, "Last part of the run, in long windows.", low=0, high=1)
-    copy_share: float = option(
-        0.1, "Share of the files with repeated and edited spans, drawn anew in each epoch.", low=0, high=1
-    )
-    rename_share: float = option(
-        0.0, "Share of the files in which names are replaced, drawn anew in each epoch.", low=0, high=1
-    )
-    seed: int = option(0, _SEED, low=0)
-    checkpoint_seconds: float = option(180.0, _CHECKPOINT_SECONDS, low=0)
-    threads: int = option(0, _THREADS, low=0)
-    device: str | None = option(None, _DEVICE, default_text=_DEVICE_DEFAULT)
-
-
-DRAFT_ARCHITECTURE = Architecture(
-    hidden_size=160, num_layers=2, num_heads=5, num_kv_heads=5, head_dim=32, intermediate_size=256
-)
-"""Two layers, because copying takes two: one attends to the token before, the other finds where it stood
-earlier. With one layer of 192, slightly more parameters, and more steps, the acceptance rate at K=4 was
-0.32 instead of 0.58 at temperature 0, and 0.28 instead of 0.36 at temperature 1."""
-OTHER_VOCAB_ARCHITECTURE = replace(DRAFT_ARCHITECTURE, vocab_size=3_072)
-DRAFT_TEXT = LmTraining(architecture=DRAFT_ARCHITECTURE, tokens=2_000_000)
-OTHER_VOCAB_TEXT = LmTraining(architecture=OTHER_VOCAB_ARCHITECTURE, tokens=10_000_000)
 DISTILLATION = Optimisation(muon_lr=0.01, adam_lr=2e-3, warmup=0.02, decay=0.9, weight_decay=0.0)
-
 LossName = Literal[
     "kl-then-tv", "forward-kl", "reverse-kl", "jensen-shannon", "total-variation", "hybrid", "log-overlap"
 ]
@@ -101,7 +56,7 @@ class Pruning(Checked):
 
     layers: str | None = option(
         None,
-        "Start from a copy of the target with these of its layers, such as 0,1,28,29, instead of a stage on text.",
+        "Start from a copy of the target with these of its layers, such as 0,1,28,29.",
         flags=("--prune-layers",),
         metavar="INT,...",
     )
@@ -128,32 +83,17 @@ class Pruning(Checked):
 
 
 @dataclass(frozen=True, slots=True)
-class DraftTraining(Checked):
-    """`forerun train draft`: on text first, then on the target's own samples."""
+class DraftTraining(RunOptions):
+    """`forerun train draft`: on what the target says of packed rows."""
 
-    text: LmTraining = DRAFT_TEXT
     distillation: Optimisation = DISTILLATION
-    sample_tokens: int = option(
-        400_000, "Tokens the target writes; the prompts they continue are learnt from as well.", low=1
-    )
-    sample_batch: int = option(128, "Prompts continued together.", low=1)
-    prompt_lengths: tuple[int, ...] = (128, 256, 384)
-    new_tokens: int = option(128, "Tokens a prompt is continued by.", low=1)
-    own_prompt_share: float = option(
-        0.0, "Share of the prompts that the target itself wrote, at temperature 1, from token 33 on.", low=0, high=1
-    )
-    temperatures: tuple[float, ...] = (0.0, 1.0)
-    text_law_tokens: int = option(
-        2_200_000,
-        "Tokens of training text that the target only reads: three times cheaper than those it writes.",
-        low=0,
-    )
-    text_window: int = 384
+    window: int = option(512, "Tokens of a row into which answers are packed.", low=8)
     text_batch: int = 64
+    """Rows of a shard of the target's distributions."""
     top: int = 32
     """Tokens of each of the target's distributions that are kept."""
     tokens: int = option(10_000_000, "Tokens of distillation, counted with repetitions.", low=1)
-    tokens_per_step: int = option(8_192, _TOKENS_PER_STEP, low=1)
+    tokens_per_step: int = option(8_192, "Tokens of one step.", low=1)
     loss: str = option(
         "kl-then-tv",
         f"What it is distilled by: {', '.join(LOSSES)}.",
@@ -164,32 +104,15 @@ class DraftTraining(Checked):
     pruning: Pruning = field(default_factory=Pruning)
     output_tokens: int | None = option(
         None,
-        "Tokens that the draft can propose: those that the target gives most probability in the samples.",
+        "Tokens that the draft can propose: those that the target gives most probability in the rows.",
         low=1,
         default_text="all of the vocabulary",
     )
-    seed: int = option(0, _SEED, low=0)
-    checkpoint_seconds: float = option(60.0, _CHECKPOINT_SECONDS, low=0)
-    threads: int = option(0, _THREADS, low=0)
-    device: str | None = option(None, _DEVICE, default_text=_DEVICE_DEFAULT)
 
     def __post_init__(self) -> None:
         Checked.__post_init__(self)
         if self.loss not in LOSSES:
             raise ConfigError(f"--loss is {self.loss!r}, but must be one of {', '.join(LOSSES)}.")
-
-
-OTHER_VOCAB_SAMPLING = DraftTraining(text_law_tokens=0)
-
-
-@dataclass(frozen=True, slots=True)
-class OtherVocabTraining(Checked):
-    """`forerun train other-vocab`: a draft with a tokenizer of its own, on text and the target's samples."""
-
-    text: LmTraining = OTHER_VOCAB_TEXT
-    read_tokens: int = option(20_000_000, "Tokens of the target's samples that are read, at most.", low=1)
-    sampling: DraftTraining = OTHER_VOCAB_SAMPLING
-    """How samples are drawn where there are none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,4 +150,4 @@ class AnswerMaking(Checked):
     )
     keep_overlap: bool = option(False, "Keep prompts that share 13 words in a row with those for evaluation.")
     max_batch: int = option(128, "Sequences computed together.", low=1)
-    seed: int = option(0, _SEED, low=0)
+    seed: int = option(0, "Seed of the draws.", low=0)

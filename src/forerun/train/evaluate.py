@@ -8,17 +8,75 @@ disagreement. At temperature 1 it is the expected acceptance of token-level reje
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
-from forerun.train import attention
-from forerun.train.continuations import continue_prompts, write_on
-from forerun.train.token_ids import model_vocabulary
+from forerun.train.accelerator import micro_tokens, model_vocabulary, stored_ids
+
+
+@dataclass(frozen=True, slots=True)
+class TopProbs:
+    """The target's most probable tokens at every position, [B, T, k], most probable first.
+
+    `ids` uint16 or uint32, `probabilities` float16; row t is the distribution of token t + 1. The tail is left out: it
+    holds a few hundredths of the mass, and a draft so small cannot learn it.
+    """
+
+    ids: np.ndarray
+    probabilities: np.ndarray
+
+
+def document_mask(documents: Tensor) -> Tensor:
+    """What each position may see where a row holds several documents: itself, and those before it in its document.
+
+    documents: [B, T]; returns bool [B, 1, T, T], as Transformers takes it for attention_mask.
+    """
+    return (documents[:, None, :, None] == documents[:, None, None, :]).tril()
+
+
+def next_tokens(logits: Tensor, temperature: float, generator: torch.Generator) -> Tensor:
+    """One token a row from logits [B, V]: the most probable at temperature 0, otherwise drawn."""
+    if temperature == 0:
+        return logits.argmax(dim=-1)
+    distribution = torch.softmax(logits.float() / temperature, dim=-1)
+    return torch.multinomial(distribution, 1, generator=generator).squeeze(-1)
+
+
+@torch.inference_mode()
+def top_probs_of(model: PreTrainedModel, tokens: Tensor, top: int, documents: Tensor | None = None) -> TopProbs:
+    """The target's distributions at every position but the last of given text [B, T + 1]: [B, T, top].
+
+    documents: [B, T + 1], where a row holds several (`samples.Shard`).
+    """
+    ids, probabilities = [], []
+    for part in torch.split(torch.arange(len(tokens)), max(1, micro_tokens(model) // tokens.shape[1])):
+        inputs = {"input_ids": tokens[part, :-1]}
+        if documents is not None:
+            inputs["attention_mask"] = document_mask(documents[part, :-1])
+        top_probabilities, top_ids = torch.softmax(model(**inputs, use_cache=False).logits.float(), -1).topk(top)
+        ids.append(stored_ids(top_ids, model_vocabulary(model)))
+        probabilities.append(top_probabilities.half().cpu())
+    return TopProbs(np.concatenate(ids), torch.cat(probabilities).numpy())
+
+
+@torch.inference_mode()
+def write_on(model: PreTrainedModel, prompts: Tensor, new_tokens: int, temperature: float, seed: int) -> Tensor:
+    """Continue prompts [B, P] by `new_tokens` tokens each, without distributions: [B, P + new_tokens]."""
+    generator = torch.Generator(device=prompts.device).manual_seed(seed)
+    cache = DynamicCache()
+    tokens, fed = [prompts], prompts
+    for _ in range(new_tokens):
+        logits = model(input_ids=fed, past_key_values=cache, use_cache=True, logits_to_keep=1).logits
+        fed = next_tokens(logits[:, -1], temperature, generator).unsqueeze(1)
+        tokens.append(fed)
+    return torch.cat(tokens, dim=1)
+
 
 _LOGITS = 1 << 17
 """Logits of prompts of one position that are computed at once, at most: of 32 prompts where there are 4,096 tokens."""
@@ -57,21 +115,14 @@ def text_score(
     tokenizer: PreTrainedTokenizerBase,
     texts: Sequence[str],
     window: int = 1024,
-    max_tokens: int | None = None,
 ) -> TextScore:
-    """Score every byte of `texts` in windows of `window` tokens, each with half a window of context.
-
-    `max_tokens` stops early, at a text's end.
-    """
-    attention.use_for(model, window)
+    """Score every byte of `texts` in windows of `window` tokens, each with half a window of context."""
     nats, tokens, size = 0.0, 0, 0
     for text in texts:
         ids = [int(tokenizer.eos_token_id), *tokenizer(text, verbose=False)["input_ids"]]
         nats += _document_nats(model, torch.tensor([ids], device=model.device), window)
         tokens += len(ids) - 1
         size += len(text.encode("utf-8"))
-        if max_tokens is not None and tokens >= max_tokens:
-            break
     return TextScore(nats / math.log(2) / max(size, 1), math.exp(nats / max(tokens, 1)), tokens, size)
 
 
@@ -88,79 +139,60 @@ def _document_nats(model: PreTrainedModel, ids: Tensor, window: int) -> float:
     return total
 
 
-def score_of_continuations(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    prompts: Sequence[str],
-    continuations: Sequence[str],
-) -> float:
-    """Bits per byte of `continuations` after their `prompts`, in a vocabulary of any kind."""
-    bits, size = 0.0, 0
-    for prompt, continuation in zip(prompts, continuations, strict=True):
-        for text, sign in ((prompt + continuation, 1), (prompt, -1)):
-            score = text_score(model, tokenizer, [text])
-            bits += sign * score.bits_per_byte * score.bytes
-        size += len(continuation.encode("utf-8"))
-    return bits / max(size, 1)
+def greedy_chains(matches: Tensor, length: int) -> Iterator[tuple[int, int]]:
+    """Walk one text as speculation would: where each chain starts, and how many of its tokens are accepted.
 
+    Chains that would run over the end are not counted, since nothing tells what they would have met.
 
-@torch.inference_mode()
-def continued(
-    target: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    prompts: Sequence[Sequence[int]],
-    temperature: float,
-    new_tokens: int = 128,
-    seed: int = 0,
-) -> tuple[list[str], list[str]]:
-    """Prompts (token ids, cut to full batches) and the target's continuations of them, as text."""
-    before: list[str] = []
-    after: list[str] = []
-    for batch in batches_of_one_length(prompts):
-        tokens = write_on(target, batch.to(target.device), new_tokens, temperature, seed).cpu()
-        first = batch.shape[1]
-        lengths = lengths_to_end(tokens[:, first:], target.config.eos_token_id)
-        for row, length in zip(tokens, lengths, strict=True):
-            before.append(tokenizer.decode(row[:first], skip_special_tokens=True))
-            after.append(tokenizer.decode(row[first : first + length], skip_special_tokens=True))
-    return before, after
-
-
-def greedy_chains(matches: Tensor, num_draft_tokens: int) -> tuple[int, list[int], list[int], int]:
-    """Walk one text as speculation would: matches bool [T], whether the draft guesses token t.
-
-    Returns (steps, reached per position, accepted per position, tokens covered). Chains that would
-    run over the end of the text are not counted, since nothing tells what they would have met.
+    Args:
+        matches: bool [K, T], whether the k-th token of a draft is the text's; column c at row k belongs to the chain
+            that starts at c - k.
+        length: where the text ends.
     """
-    reached, accepted = [0] * num_draft_tokens, [0] * num_draft_tokens
-    at, steps = 0, 0
-    values = matches.tolist()
-    while at + num_draft_tokens < len(values):
-        steps += 1
-        run = 0
-        for position in range(num_draft_tokens):
-            reached[position] += 1
-            if not values[at + position]:
-                break
-            accepted[position] += 1
-            run += 1
+    rows, at = matches.tolist(), 0
+    while at + len(rows) < length:
+        run = next((k for k, row in enumerate(rows) if not row[at + k]), len(rows))
+        yield at, run
         at += run + 1
-    return steps, reached, accepted, at
 
 
-def expected_chains(overlaps: Tensor, num_draft_tokens: int) -> tuple[float, list[float], list[float]]:
-    """The same in expectation, averaged over every start: overlaps float [T] in [0, 1].
+def expected_chains(overlaps: Tensor) -> tuple[int, list[float]]:
+    """The same in expectation, from every start: how many there are, and how many survive each position.
 
-    Returns (steps, reached per position, accepted per position).
+    overlaps: float [K, T] in [0, 1], as `matches` of `greedy_chains`.
     """
-    starts = max(0, len(overlaps) - num_draft_tokens)
-    alive = torch.ones(starts)
-    reached, accepted = [], []
-    for position in range(num_draft_tokens):
-        reached.append(float(alive.sum()))
-        alive = alive * overlaps[position : position + starts]
-        accepted.append(float(alive.sum()))
-    return float(starts), reached, accepted
+    count, length = overlaps.shape
+    starts = max(0, length - count)
+    alive, survived = torch.ones(starts), []
+    for k in range(count):
+        alive = alive * overlaps[k, k : k + starts]
+        survived.append(float(alive.sum()))
+    return starts, survived
+
+
+def acceptance_of(agreement: Sequence[Tensor], temperature: float, num_draft_tokens: int) -> Acceptance:
+    """From the acceptance of each position of some texts, float32 [T] each."""
+    steps, accepted = 0, torch.zeros(num_draft_tokens, dtype=torch.float64)
+    for row in agreement:
+        each = row.expand(num_draft_tokens, -1)
+        if temperature == 0:
+            runs = [run for _, run in greedy_chains(each > 0.5, len(row))]
+            steps += len(runs)
+            accepted += torch.tensor([sum(run > k for run in runs) for k in range(num_draft_tokens)])
+        else:
+            starts, survived = expected_chains(each)
+            steps += starts
+            accepted += torch.tensor(survived, dtype=torch.float64)
+    everything, counts = torch.cat([*agreement, torch.zeros(0)]), accepted.tolist()
+    return Acceptance(
+        temperature=temperature,
+        num_draft_tokens=num_draft_tokens,
+        per_token=float(everything.sum()) / max(1, len(everything)),
+        rate=sum(counts) / max(steps * num_draft_tokens, 1),
+        per_position=[a / max(r, 1e-9) for a, r in zip(counts, [steps, *counts], strict=False)],
+        mean_acceptance_length=1 + sum(counts) / max(steps, 1),
+        tokens=len(everything),
+    )
 
 
 @torch.inference_mode()
@@ -175,47 +207,10 @@ def acceptance(
     seed: int = 0,
 ) -> Acceptance:
     """Acceptance on the target's own continuations of `prompts` (token ids), at temperature 0 or above."""
-    rows = _agreements(target, draft, prompts, temperature, new_tokens, seed)
-    return acceptance_of(rows, temperature, num_draft_tokens)
-
-
-def acceptance_of(agreement: Sequence[Tensor], temperature: float, num_draft_tokens: int) -> Acceptance:
-    """From the acceptance of each position of some texts, float32 [T] each."""
-    steps = 0.0
-    reached, accepted = [0.0] * num_draft_tokens, [0.0] * num_draft_tokens
-    for row in agreement:
-        if temperature == 0:
-            count, was_reached, was_accepted, _ = greedy_chains(row > 0.5, num_draft_tokens)
-        else:
-            count, was_reached, was_accepted = expected_chains(row, num_draft_tokens)  # type: ignore[assignment]
-        steps += count
-        reached = [a + b for a, b in zip(reached, was_reached, strict=True)]
-        accepted = [a + b for a, b in zip(accepted, was_accepted, strict=True)]
-    everything = torch.cat([*agreement, torch.zeros(0)])
-    return Acceptance(
-        temperature=temperature,
-        num_draft_tokens=num_draft_tokens,
-        per_token=float(everything.sum()) / max(1, len(everything)),
-        rate=sum(accepted) / max(steps * num_draft_tokens, 1),
-        per_position=[a / max(r, 1e-9) for a, r in zip(accepted, reached, strict=True)],
-        mean_acceptance_length=1 + sum(accepted) / max(steps, 1),
-        tokens=len(everything),
-    )
-
-
-def _agreements(
-    target: PreTrainedModel,
-    draft: PreTrainedModel,
-    prompts: Sequence[Sequence[int]],
-    temperature: float,
-    new_tokens: int,
-    seed: int,
-) -> list[Tensor]:
-    """Per prompt, the acceptance of each position of the continuation up to its end of text: float32 [T]."""
     rows: list[Tensor] = []
     size = max(1, min(32, _LOGITS // model_vocabulary(target)))
     for batch in batches_of_one_length(prompts, size):
-        tokens, _ = continue_prompts(target, batch.to(target.device), new_tokens, temperature, seed, top=1)
+        tokens = write_on(target, batch.to(target.device), new_tokens, temperature, seed)
         first = batch.shape[1] - 1
         wanted = target(input_ids=tokens[:, :-1], use_cache=False).logits[:, first:].float()
         guessed = draft(input_ids=tokens[:, :-1], use_cache=False).logits[:, first:, : wanted.shape[-1]].float()
@@ -227,7 +222,7 @@ def _agreements(
             agreed = torch.minimum(*probs).sum(-1)
         lengths = lengths_to_end(tokens[:, first + 1 :], target.config.eos_token_id)
         rows.extend(row[:length] for row, length in zip(agreed.cpu(), lengths, strict=True))
-    return rows
+    return acceptance_of(rows, temperature, num_draft_tokens)
 
 
 def lengths_to_end(tokens: Tensor, end_token: int | list[int] | None) -> list[int]:

@@ -6,10 +6,12 @@ killed and resumed ends with the same weights as one that was not.
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
@@ -21,13 +23,52 @@ from torch import Tensor, nn
 
 from forerun.engine.interrupts import HeldInterrupts
 from forerun.errors import ConfigError
-from forerun.train import attention
 from forerun.train.accelerator import LOSSES_READ_EVERY, MICRO_TOKENS, device_of
-from forerun.train.checkpoint import LoopState, load_best, save_best, save_checkpoint
+from forerun.train.checkpoint import METRICS, LoopState, load_best, save_best, save_checkpoint
 from forerun.train.optim import Optimisers
-from forerun.train.workers import Batch, Workers
 
-METRICS = "metrics.jsonl"
+Batch = tuple[Tensor, ...]
+"""Tensors that agree in their first dimension; the first holds token ids, [rows, tokens + 1]."""
+
+
+class Workers:
+    """Replicas of `model` that share its weights and have gradients of their own.
+
+    `threads`: how many; 0 means PyTorch's number of threads on a CPU, and one on a GPU.
+    """
+
+    def __init__(self, model: nn.Module, threads: int = 0) -> None:
+        on_cpu = next(model.parameters()).device.type == "cpu"
+        self.count = (threads or torch.get_num_threads()) if on_cpu else 1
+        self.replicas = [model]
+        for _ in range(self.count - 1):
+            replica = copy.deepcopy(model)
+            for own, shared in zip(replica.parameters(), model.parameters(), strict=True):
+                own.data = shared.data
+            self.replicas.append(replica)
+        self.pool = ThreadPoolExecutor(self.count) if self.count > 1 else None
+
+    def run(self, backward: Callable[[nn.Module, Batch], Tensor], pieces: list[Batch]) -> float | Tensor:
+        """Sum of `backward(replica, piece)` over all pieces; gradients end up in the first replica.
+
+        Piece i goes to replica i mod count, so that the order of additions never changes.
+        """
+        if self.pool is None:
+            return sum(backward(self.replicas[0], piece) for piece in pieces)
+
+        def work(index: int) -> float | Tensor:
+            torch.set_num_threads(1)
+            return sum(backward(self.replicas[index], piece) for piece in pieces[index :: self.count])
+
+        total = sum(self.pool.map(work, range(self.count)))
+        for replica in self.replicas[1:]:
+            for main, other in zip(self.replicas[0].parameters(), replica.parameters(), strict=True):
+                if other.grad is not None:
+                    main.grad = other.grad if main.grad is None else main.grad.add_(other.grad)
+                    other.grad = None
+        return total
+
+
 _TIMED_STEPS = 2
 """Steps that are tried before a run to tell how long it will take; the first of them is slower than the others."""
 
@@ -143,8 +184,6 @@ class Loop:
         count = min(LOSSES_READ_EVERY[device_of(self.model).type], self.total_steps - state.step)
         for step in range(state.step, state.step + count):
             batch = self.batch(step)
-            for replica in self.workers.replicas:
-                attention.use_for(replica, batch[0].shape[1] - 1)
             values.append(self._step(batch, step / self.total_steps))
             state.tokens += batch[0].shape[0] * (batch[0].shape[1] - 1)
         losses = [float(loss) for loss, _ in values]

@@ -8,8 +8,8 @@ variation as acceptance rises (2602.23881).
 
 Every loss compares two arrays over the same tokens, [..., k]: the draft's log-probabilities, of its whole softmax, and
 the target's probabilities, of its own. The tokens are the target's `k` most probable ones where its distributions come
-from disk (`continuations`), or a head's whole vocabulary. What the two have elsewhere is known as a sum alone, and that
-biases each loss in a way of its own:
+from disk (`draft/samples.py`), or a head's whole vocabulary. What the two have elsewhere is known as a sum alone, and
+that biases each loss in a way of its own:
 
 - forward KL leaves it out: the best draft is the target's distribution renormalised over the tokens given.
 - reverse KL and Jensen-Shannon compare the sums as if they were one more token, a lower bound of the divergence.
@@ -20,6 +20,7 @@ biases each loss in a way of its own:
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -96,6 +97,15 @@ def hybrid_share(acceptance: Tensor) -> Tensor:
     return torch.exp(-HYBRID_RATE * acceptance.detach())
 
 
+_PLAIN: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "forward-kl": forward_kl,
+    "reverse-kl": reverse_kl,
+    "jensen-shannon": jensen_shannon,
+    "total-variation": total_variation,
+    "log-overlap": log_overlap,
+}
+
+
 def divergence(
     name: LossName,
     draft_logprobs: Tensor,
@@ -111,16 +121,8 @@ def divergence(
         acceptance: that the hybrid goes by, a number; None takes the mean over these positions.
     """
     both = draft_logprobs, target_probs
-    if name == "forward-kl":
-        return forward_kl(*both)
-    if name == "reverse-kl":
-        return reverse_kl(*both)
-    if name == "jensen-shannon":
-        return jensen_shannon(*both)
-    if name == "total-variation":
-        return total_variation(*both)
-    if name == "log-overlap":
-        return log_overlap(*both)
+    if name in _PLAIN:
+        return _PLAIN[name](*both)
     if name == "hybrid":
         accepted = overlap(*both)
         share = hybrid_share(accepted.mean() if acceptance is None else acceptance)

@@ -24,8 +24,10 @@ from forerun.device import resolve_device
 from forerun.errors import ConfigError, NotEnoughMemoryError
 from forerun.machine_memory import GIB, available_memory
 from forerun.models.loading import load_transformers_model
-from forerun.train.padded import GRAIN, parse_parameters
 
+GRAIN = 64
+"""Intermediate sizes are multiples of this, so that vector kernels leave no scalar tail."""
+_UNITS = {"K": 1e3, "M": 1e6, "B": 1e9}
 _GROUP = 4
 """Query heads per key head, at least."""
 Wide: TypeAlias = LlamaForCausalLM | MistralForCausalLM
@@ -49,6 +51,22 @@ class WideShape:
     num_kv_heads: int
     intermediate_size: int
     parameters: int
+
+
+def parse_parameters(text: str) -> int:
+    """A parameter count such as `200M`, `1.3B` or `500000`.
+
+    Raises:
+        ConfigError: `text` is no positive number with one of these units.
+    """
+    unit = text[-1:].upper()
+    try:
+        value = float(text[:-1]) * _UNITS[unit] if unit in _UNITS else float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise ConfigError(f"{text!r} is no number of parameters. Give one such as 200M, 1.3B or 500000.")
+    return int(value)
 
 
 def wide_shape(config: LlamaConfig, parameters: int) -> WideShape:

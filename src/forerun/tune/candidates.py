@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from forerun.config import AUTO
 from forerun.drafters import Drafter
 from forerun.drafters.table import DRAFTERS
 from forerun.drafters.third_party import installed_drafters
@@ -112,8 +111,3 @@ def quantised_drafts(texts: Sequence[str]) -> list[str]:
     """Draft models with weights in fewer bits, which change no bit of the text."""
     name = "draft-model"
     return [f"{name}:quantize=int8" for text in texts if text == name]
-
-
-def auto(text: str) -> Arm:
-    """The arm that chooses K by itself."""
-    return Arm(text, AUTO)

@@ -94,10 +94,6 @@ class EngineTrials:
             return None
         return entry(self._cost_key(self.drafter(arm.drafter)), budget.costs, budget.acceptance)
 
-    def text(self, prompt: int) -> list[int] | None:
-        """The answer of plain decoding, once it was tried on this prompt."""
-        return self._texts.get(prompt)
-
     def params(self, prompt: int, drafter: Drafter | None) -> SamplingParams:
         """Of one of the prompts."""
         return with_prediction(replace(self._params, seed=prompt), drafter, self._requests[prompt])
@@ -159,7 +155,6 @@ def _trial(seconds: float, choices: Sequence[Choice], same: bool | None) -> Tria
         _summed([each.accepted_per_position for each in stats]),
         sum(each.time_draft for each in stats) / level,
         sum(each.time_target for each in stats) / level,
-        sum(each.time_verify for each in stats) / level,
         max(each.time_first_token for each in stats),
         same,
     )

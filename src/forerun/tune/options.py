@@ -33,9 +33,6 @@ class TuneOptions(Checked):
         metavar="DRAFTER,...",
         default_text="all that fit the target",
     )
-    allow_quantize: bool = option(
-        False, "Try the target's weights in 8 and 4 bits too, which changes the text; what it loses is told."
-    )
     out: Path = option(Path("forerun.toml"), "Where the configuration is written; --config reads it.", metavar="FILE")
     results: Path | None = option(
         None, "Write all trials and figures into this JSON file, for `forerun bench report`.", metavar="FILE"

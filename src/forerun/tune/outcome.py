@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from forerun.bench.measure import Interval
 from forerun.bench.prompts import Request
 from forerun.bench.report import Table, decimal, percent
 from forerun.config import NO_DRAFTER
@@ -18,27 +17,6 @@ from forerun.tune.ledger import Ledger
 from forerun.tune.verdict import Verdict
 
 
-@dataclass(frozen=True, slots=True)
-class Quantised:
-    """The target with weights in fewer bits, which write another text.
-
-    Attributes:
-        number_format: of its weights.
-        speedup: of the chosen arm with it, over plain decoding of the target as it is.
-        perplexity_lost: share by which the perplexity of answers rises.
-        divergence: mean Kullback-Leibler divergence in nats.
-        agreement: share of positions whose most probable token is the same.
-        chosen: it is written into the configuration.
-    """
-
-    number_format: str
-    speedup: Interval | None
-    perplexity_lost: float
-    divergence: float
-    agreement: float
-    chosen: bool = False
-
-
 @dataclass(slots=True)
 class Outcome:
     """All that is known, complete or not.
@@ -47,8 +25,6 @@ class Outcome:
         search: trials on the prompts by which arms were chosen. report: on the others.
         finalists: what was measured on the others.
         refused: drafter -> why it was not tried.
-        predicted: speed-up of a finalist by replay.
-        quantised: formats that were tried.
         start: what budgets begin with afterwards.
         interrupted: Ctrl-C ended it.
     """
@@ -60,8 +36,6 @@ class Outcome:
     report: Ledger = field(default_factory=Ledger)
     finalists: list[Arm] = field(default_factory=list)
     refused: dict[str, str] = field(default_factory=dict)
-    predicted: dict[Arm, float] = field(default_factory=dict)
-    quantised: list[Quantised] = field(default_factory=list)
     start: list[Mapping[str, Any]] = field(default_factory=list)
     verdict: Verdict = field(default_factory=lambda: Verdict("off", PLAIN, "Nothing was measured."))
     interrupted: bool = False
@@ -92,12 +66,9 @@ class Outcome:
         """For people."""
         levels = self.levels()
         by_level = [f"at {level} requests" for level in levels] if len(levels) > 1 else []
-        header = ["arm", "prompts", "choosing", "over plain", *by_level, "predicted", "tokens a step", "accepted"]
+        header = ["arm", "prompts", "choosing", "over plain", *by_level, "tokens a step", "accepted"]
         rows = [self._cells(arm, levels if by_level else []) for arm in self.arms]
-        tables = [Table("Arms, their speed over plain decoding", [*header, "same text"], rows)]
-        if self.quantised:
-            tables.append(self._quantised())
-        return tables
+        return [Table("Arms, their speed over plain decoding", [*header, "same text"], rows)]
 
     def _cells(self, arm: Arm, levels: Sequence[int]) -> list[str]:
         trials = [*self.search.trials(arm), *self.report.trials(arm)]
@@ -113,25 +84,10 @@ class Outcome:
             decimal(self.search.speedup(arm)),
             decimal(self.report.speedup(arm)),
             *(decimal(self.report.speedup(arm, level=level)) for level in levels),
-            decimal(self.predicted.get(arm)),
             decimal(_length(trials)),
             percent(accepted / drafted if drafted else None),
             percent(sum(same) / len(same) if same else None),
         ]
-
-    def _quantised(self) -> Table:
-        header = ["weights", "over plain", "perplexity lost", "KL, nats", "top-1 agreement"]
-        rows = [
-            [
-                each.number_format + (" *" if each.chosen else ""),
-                decimal(each.speedup),
-                f"{100 * each.perplexity_lost:.2f} %",
-                f"{each.divergence:.4f}",
-                percent(each.agreement),
-            ]
-            for each in self.quantised
-        ]
-        return Table("Weights in fewer bits, which change the text", header, rows)
 
     def results(
         self, command: str, target: TargetFacts, environment: Environment, settings: Mapping[str, Any]
@@ -155,7 +111,6 @@ class Outcome:
                 "reason": self.verdict.reason,
                 "refused": self.refused,
                 "failed": {str(arm): reason for arm, reason in self.failed.items()},
-                "quantised": self.quantised,
                 "interrupted": self.interrupted,
             },
         )
@@ -187,8 +142,6 @@ class Outcome:
             if speed is not None:
                 where = {**labels, "part": part}
                 found.append(Figure("over_plain", where, speed.median, speed.low, speed.high, len(ledger.trials(arm))))
-        if arm in self.predicted:
-            found.append(Figure("over_plain_predicted", labels, self.predicted[arm]))
         return found
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from forerun.plan.predictor import Prediction, StepCosts
 from forerun.plan.step_times import CostCurve
 from forerun.tune.arms import PLAIN, Arm, Trial
-from forerun.tune.candidates import auto, hybrids, is_tree, quantised_drafts
+from forerun.tune.candidates import hybrids, is_tree, quantised_drafts
 from forerun.tune.ledger import Ledger
 
 MOST = 16
@@ -29,7 +29,7 @@ def promising(target: CostCurve, ledger: Ledger) -> list[Arm]:
     for text in best[:BEST]:
         arms += [Arm(text, k) for k in (TREE_NODES if is_tree(text) else _counts(text, target, ledger))]
     mixed = [*hybrids(best), *quantised_drafts(best[:BEST])]
-    arms += [auto(text) for text in mixed]
+    arms += [Arm(text) for text in mixed]
     return list(dict.fromkeys(arms))
 
 

@@ -1,7 +1,7 @@
-"""Tuning from prompts to an outcome: what fits, the search on one half, the measurement on the other, the predictions.
+"""Tuning from prompts to an outcome: what fits, the search on one half, the measurement on the other.
 
-Time is shared out beforehand: half of it for the choice, a third for the measurement, the rest for replays and weights
-in fewer bits. Ctrl-C ends it wherever it is, and what is known then is the outcome.
+Time is shared out beforehand: half of it for the choice, a third for the measurement. Ctrl-C ends it wherever it is,
+and what is known then is the outcome.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Protocol
 from forerun.bench.prompts import Request
 from forerun.config import SamplingParams
 from forerun.engine import LLM
-from forerun.errors import ConfigError, ForerunError
-from forerun.plan.step_times import CostCurve, target_costs
+from forerun.errors import ConfigError
+from forerun.plan.step_times import target_costs
 from forerun.tune.arms import PLAIN, Arm, Unit
 from forerun.tune.candidates import candidates
 from forerun.tune.engines import EngineTrials
@@ -22,7 +22,6 @@ from forerun.tune.ledger import Ledger
 from forerun.tune.options import LEAST_PROMPTS
 from forerun.tune.outcome import Outcome
 from forerun.tune.promising import promising
-from forerun.tune.replayed import replayed_speedup
 from forerun.tune.search import search
 from forerun.tune.verdict import Verdict, confirm, judge
 
@@ -34,8 +33,6 @@ CONTEXT = 256
 """Positions at which the target's forwards are timed."""
 _ROWS = (1, 2, 3, 5, 9, 17, 33)
 _ROUNDS = 3
-_REPLAYED = 6
-"""Prompts of a replay."""
 
 
 class Watcher(Protocol):
@@ -141,7 +138,6 @@ def _stages(task: Task, trials: EngineTrials, outcome: Outcome, watcher: Watcher
     if outcome.finalists:
         confirm(trials, outcome.report, outcome.finalists, last, REPORT_SHARE * task.seconds, watcher.say, after)
     outcome.verdict = judge(outcome.report, outcome.finalists)
-    _predict(task, trials, curve, outcome, watcher)
 
 
 def _check_time(trials: EngineTrials, unit: Unit, seconds: float) -> float:
@@ -153,26 +149,6 @@ def _check_time(trials: EngineTrials, unit: Unit, seconds: float) -> float:
             f"anything takes four of them. Give at least --minutes {4 * taken / 60:.2g}, or fewer --max-tokens."
         )
     return taken
-
-
-def _predict(task: Task, trials: EngineTrials, curve: CostCurve, outcome: Outcome, watcher: Watcher) -> None:
-    """Replay the finalists, while there is time."""
-    if 1 not in task.levels:
-        return
-    known = [heat for heat in outcome.report.heats if heat.unit.level == 1][:_REPLAYED]
-    numbers = [heat.unit.prompts[0] for heat in known]
-    texts = [(task.requests[number].token_ids, trials.text(number) or []) for number in numbers]
-    for arm in outcome.finalists:
-        if trials.now() > task.seconds or not texts or arm in outcome.failed:
-            return
-        watcher.say(f"replaying {arm}")
-        params = [trials.params(number, trials.drafter(arm.drafter)) for number in numbers]
-        plain = [heat.plain[0] for heat in known]
-        try:
-            outcome.predicted[arm] = replayed_speedup(task.plain, arm, curve, params, texts, plain)
-        except ForerunError as error:
-            outcome.refused[f"the replay of {arm}"] = str(error)
-        watcher.tick(trials.now())
 
 
 def _judge_what_is_known(outcome: Outcome) -> None:

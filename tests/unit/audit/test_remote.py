@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 
 from forerun.audit.certificate import Certificate
-from forerun.audit.client import Server, draft_counter
-from forerun.audit.remote import SWITCH, remote_audit
+from forerun.audit.remote import SWITCH, Server, draft_counter, remote_audit
 from forerun.audit.settings import AuditOptions
 from forerun.errors import AuditError, ConfigError
 from serving import fake_llm, serving

@@ -10,8 +10,7 @@ import pytest
 from doubles import FakeCache, FakeModel
 from faults import a_row_that_is_not_rolled_back
 from forerun import SamplingParams
-from forerun.audit.bits import bits_layer
-from forerun.audit.replay import explain
+from forerun.audit.bits import bits_layer, explain
 from forerun.audit.running import Asked, Run
 from forerun.audit.settings import AuditOptions
 from forerun.models import Exactness, Forward

@@ -16,7 +16,7 @@ from forerun.batch.journal import Journal
 from forerun.batch.lines import Asked, BatchFile
 from forerun.batch.run import BatchRun
 from forerun.engine import EngineThread
-from forerun.errors import QueueFullError, RankError
+from forerun.errors import DeviceError, QueueFullError
 from small_tokenizers import byte_level
 
 TOKENIZER = byte_level()
@@ -186,19 +186,21 @@ def test_a_run_that_was_stopped_anywhere_ends_with_the_same_bytes(llm: LLM, tmp_
         assert found == undisturbed
 
 
-def test_a_lost_rank_ends_the_run_and_is_no_answer(llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_device_ends_the_run_and_is_no_answer(
+    llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     forward = llm.target.forward
     calls = []
 
     def lost(*arguments: Any) -> Any:
         calls.append(arguments)
         if len(calls) > 3:
-            raise RankError("Rank 1 has ended.", 1)
+            raise DeviceError("The device has failed.")
         return forward(*arguments)
 
     monkeypatch.setattr(llm.target, "forward", lost)
     (tmp_path / "in").write_text("\n".join(lines(20)))
     found: list[Any] = []
-    with BatchFile(tmp_path / "in") as file, pytest.raises(RankError, match="Rank 1"):
+    with BatchFile(tmp_path / "in") as file, pytest.raises(DeviceError, match="has failed"):
         found.extend(answers(llm, file.requests(lambda _: True, "it", 4096)))
-    assert all("Rank" not in json.dumps(answer) for answer in found)
+    assert all("failed" not in json.dumps(answer) for answer in found)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
-
 from forerun.bench.compare import Run, compare
-from forerun.bench.engines import BARE, PLAIN, method_name
+from forerun.bench.engines import PLAIN, method_name
 from forerun.bench.generate import HF_PLAIN, assisted_name, reduce_runs
 from forerun.bench.measure import Timed
 
@@ -40,7 +38,6 @@ def test_stopping_early_does_not_look_fast() -> None:
 def test_methods_are_compared_with_plain_transformers_and_its_best_assisted_run() -> None:
     tokens = [1, 2, 3, 4]
     runs = {
-        BARE: [Timed(1.8, Run(tokens, 4))],
         PLAIN: [Timed(2.0, Run(tokens, 4))],
         method_name("draft-model", 4): [Timed(1.0, Run(tokens, 2, 8, 2))],
         HF_PLAIN: [Timed(4.0, Run([1, 2, 3, 9]))],
@@ -57,7 +54,6 @@ def test_methods_are_compared_with_plain_transformers_and_its_best_assisted_run(
     assert (own.mean_acceptance_length, own.acceptance_rate) == (2, 0.25)
     assert rows[HF_PLAIN].same_text == 0
     assert rows[assisted_name(2)].mean_acceptance_length is None
-    assert rows[BARE].over_plain.median == pytest.approx(2 / 1.8)
 
 
 def test_without_transformers_there_is_nothing_to_compare_with() -> None:

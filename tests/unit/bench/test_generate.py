@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import math
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,8 +11,8 @@ from doubles import FakeModel
 from families import make_family
 from forerun import LLM, SamplingParams
 from forerun.bench.compare import Run
-from forerun.bench.engines import BARE, PLAIN, bare_loop, beside, generate, method_name
-from forerun.bench.forward import REFERENCE, TRANSFORMERS, Load, measure as measure_forward, table
+from forerun.bench.engines import PLAIN, beside, generate, method_name
+from forerun.bench.forward import REFERENCE, TRANSFORMERS, measure as measure_forward, table
 from forerun.bench.generate import (
     HF_PLAIN,
     UNNAMED,
@@ -23,14 +20,13 @@ from forerun.bench.generate import (
     assisted_name,
     measure,
     position_table,
+    reduce_by_category,
     reduce_runs,
-    timed_runs,
+    tables,
 )
 from forerun.bench.measure import Timed
 from forerun.bench.prompts import Request
 from forerun.bench.reference import Reference
-from forerun.bench.rows_file import write_rows
-from forerun.bench.step_time import StepTimeRow, measure as measure_step_time
 from forerun.errors import ConfigError
 from forerun.kernels.native import native
 
@@ -47,11 +43,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_family("llama", tmp_path_factory.mktemp("bench"))
 
 
-def test_the_bare_loop_and_the_engine_say_the_same() -> None:
+def test_a_generation_says_what_was_drafted() -> None:
     model = FakeModel(order=1, eos_token_ids=range(11))  # order 1 soon repeats itself
     expected = model.greedy(PROMPT, 40)
-    assert bare_loop(model, PROMPT, 40) == Run(expected, 40)  # type: ignore[arg-type]
-    assert all(cache.freed for cache in model.caches)
     run = generate(llm(model, "prompt-lookup"), PROMPT, SamplingParams(temperature=0, max_tokens=40, ignore_eos=True))
     assert run.token_ids == expected
     assert 0 < run.num_accepted <= run.num_drafted
@@ -63,11 +57,11 @@ def test_transformers_and_forerun_say_the_same_in_float64(folder: Path) -> None:
     target, draft = Reference(folder, "float64"), Reference(folder, "float64")
     engines = {PLAIN: own, method_name("draft-model", 3): LLM(own.target, folder, num_draft_tokens=3)}
     requests = [Request("a", "", PROMPT), Request("b", "", [5, 3])]
-    runs = timed_runs(Methods(engines, target, draft, [3]), requests, GREEDY, 2)
-    names = [BARE, PLAIN, method_name("draft-model", 3), HF_PLAIN, assisted_name(3)]
+    runs = measure(Methods(engines, target, draft, [3]), requests, GREEDY, 2)
+    names = [PLAIN, method_name("draft-model", 3), HF_PLAIN, assisted_name(3)]
     assert list(runs) == names
     for name in names:
-        assert [list(run.value.token_ids) for run in runs[name]] == [list(run.value.token_ids) for run in runs[BARE]]
+        assert [list(run.value.token_ids) for run in runs[name]] == [list(run.value.token_ids) for run in runs[PLAIN]]
         assert [len(run.value.token_ids) for run in runs[name]] == [12] * 4
         assert all(run.value.first_seconds is not None for run in runs[name])
     assert runs[method_name("draft-model", 3)][0].value.num_accepted > 0
@@ -78,18 +72,18 @@ def test_all_stop_at_the_end_of_text_if_asked(folder: Path) -> None:
     said = own.generate(PROMPT, GREEDY).token_ids
     own.target.eos_token_ids = frozenset(said[4:5])  # type: ignore[misc]
     methods = Methods({PLAIN: own}, Reference(folder, "float64"))
-    runs = timed_runs(methods, [Request("a", "", PROMPT)], replace(GREEDY, ignore_eos=False), 1)
+    runs = measure(methods, [Request("a", "", PROMPT)], replace(GREEDY, ignore_eos=False), 1)
     assert {len(run.value.token_ids) for each in runs.values() for run in each} == {said.index(said[4]) + 1}
 
 
-def test_rows_by_category_with_acceptance_by_position(tmp_path: Path) -> None:
+def test_rows_by_category_with_acceptance_by_position() -> None:
     model = FakeModel(order=1)
     engines = {PLAIN: llm(model), "drafting": llm(model, "prompt-lookup")}
     requests = [Request("a", "x", PROMPT), Request("b", "", PROMPT[2:]), Request("c", "x", PROMPT[1:])]
-    rows = measure(Methods(engines), requests, GREEDY, 2)
+    rows = reduce_by_category(measure(Methods(engines), requests, GREEDY, 2), requests, 2)
     assert list(rows) == ["", "x", UNNAMED]
-    bare, plain, drafting = rows["x"]
-    assert (bare.method, plain.method) == (BARE, PLAIN)
+    plain, drafting = rows["x"]
+    assert plain.method == PLAIN
     assert (plain.acceptance_per_position, plain.over_plain.median) == ([], 1)
     assert drafting.acceptance_per_position and all(0 <= rate <= 1 for rate in drafting.acceptance_per_position)
     assert drafting.first_token is not None and drafting.first_token_p90 is not None
@@ -97,16 +91,7 @@ def test_rows_by_category_with_acceptance_by_position(tmp_path: Path) -> None:
     table = position_table("", rows["x"])
     assert table is not None and [row[0] for row in table.rows] == ["drafting"]
     assert all(len(row) == len(table.header) for row in table.rows)
-    assert position_table("", rows["x"][:2]) is None
-
-    write_rows(tmp_path / "rows.csv", rows)
-    lines = list(csv.DictReader((tmp_path / "rows.csv").open()))
-    assert [line["measured"] for line in lines] == [""] * 3 + ["x"] * 3 + [UNNAMED] * 3
-    assert float(lines[5]["tokens_per_second"]) == drafting.tokens_per_second.median
-    assert float(lines[5]["acceptance_per_position_1"]) == drafting.acceptance_per_position[0]
-    assert lines[4]["acceptance_per_position_1"] == ""
-    with pytest.raises(ConfigError, match="none"):
-        write_rows(tmp_path / "rows.csv" / "none.csv", rows)
+    assert position_table("", rows["x"][:1]) is None
 
 
 def test_acceptance_by_position_is_of_the_drafts_that_reached_it() -> None:
@@ -116,29 +101,17 @@ def test_acceptance_by_position_is_of_the_drafts_that_reached_it() -> None:
     assert row.acceptance_per_position == [0.75, 0.5]
 
 
-def test_speed_over_a_baseline() -> None:
-    def timed(seconds: Sequence[float]) -> list[Timed[Run]]:
-        return [Timed(each, Run([1, 2], 2)) for each in seconds]
-
-    runs = {PLAIN: timed([4, 4]), "one": timed([2, 2]), "two": timed([1, 1])}
-    found = {row.method: row.over_baseline for row in reduce_runs(runs, "one")}
-    assert {name: each and each.median for name, each in found.items()} == {PLAIN: 0.5, "one": 1, "two": 2}
-    assert all(row.over_baseline is None for row in reduce_runs(runs))
-
-
-def test_the_parts_of_a_step_add_up(folder: Path) -> None:
+def test_the_parts_of_a_step_are_told(folder: Path) -> None:
     own = LLM(str(folder), None, dtype="float32")
-    [plain, drafted] = measure_step_time(
-        {PLAIN: own, "drafted": LLM(own.target, folder, num_draft_tokens=3)}, [PROMPT], 6
-    )
+    methods = Methods({PLAIN: own, "drafted": LLM(own.target, folder, num_draft_tokens=3)})
+    plain, drafted = reduce_runs(measure(methods, [Request("a", "", PROMPT)], GREEDY, 1))
     for row in (plain, drafted):
-        assert isinstance(row, StepTimeRow)
-        assert math.isclose(row.step, row.target + row.draft + row.engine)
-        assert row.target > 0
-        assert row.engine > 0
-    assert plain.draft == 0
-    assert drafted.draft > 0
-    assert "forward" not in vars(own.target)  # the engine's statistics say it; nothing is patched
+        step, target, draft = row.step
+        assert step > target + draft and target > 0
+    assert plain.step[2] == 0 and drafted.step[2] > 0
+    (_, times, _) = tables("", "x", [plain, drafted], details=True)
+    assert times.title == "Time per step in ms, x" and len(times.rows) == 2
+    assert len(tables("", "x", [plain, drafted], details=False)) == 2
 
 
 def test_an_engine_beside_another_shares_its_target() -> None:
@@ -147,7 +120,7 @@ def test_an_engine_beside_another_shares_its_target() -> None:
 
 
 def test_forwards_are_measured_for_every_path_and_number_of_rows(folder: Path) -> None:
-    rows = measure_forward(folder, ["float32"], Load([1, 3], prefix=9), rounds=2)
+    rows = measure_forward(folder, ["float32"], [1, 3], 9, rounds=2)
     assert [row.method for row in rows] == [TRANSFORMERS, "llama", "general"]
     assert rows[0].ratios == {}
     assert list(rows[1].ratios) == [1, 3]
@@ -156,15 +129,15 @@ def test_forwards_are_measured_for_every_path_and_number_of_rows(folder: Path) -
     assert all(len(cells) == len(printed.header) for cells in printed.rows)
 
 
-def test_forwards_of_several_sequences_and_of_prompts(folder: Path) -> None:
-    rows = measure_forward(folder, ["bfloat16"], Load([1, 3], prefix=9, by_sequence=True), rounds=1)
-    assert [row.method for row in rows if row.method != REFERENCE] == ["llama", "general"]
+def test_forwards_beside_reference_kernels_and_of_codes(folder: Path) -> None:
+    rows = measure_forward(folder, ["bfloat16"], [1, 3], 9, rounds=1)
+    assert [row.method for row in rows if row.method != REFERENCE] == [TRANSFORMERS, "llama", "general"]
     assert (REFERENCE in [row.method for row in rows]) == (native() is not None)
-    (llama, _) = measure_forward(folder, ["int8"], Load([20], prefix=1, num_logits=1), rounds=1)
+    (llama, _) = measure_forward(folder, ["int8"], [20], 1, rounds=1)
     assert llama.ratios == llama.growth == {}
     assert llama.milliseconds[20].median > 0
 
 
 def test_rows_that_do_not_fit_the_context_are_refused(folder: Path) -> None:
     with pytest.raises(ConfigError, match="1024"):
-        measure_forward(folder, ["float32"], Load([5], prefix=1020), rounds=1)
+        measure_forward(folder, ["float32"], [5], 1020, rounds=1)

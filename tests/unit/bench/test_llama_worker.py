@@ -9,7 +9,6 @@ import pytest
 
 from fake_peers import fake_llama_server
 from forerun.bench.peers.llama_worker import LlamaCpp
-from forerun.bench.peers.peer import Limits
 from forerun.bench.peers.plan import start_of
 from forerun.bench.peers.run import running
 from forerun.bench.peers.specs import read_spec
@@ -53,7 +52,7 @@ def test_it_is_a_peer_like_the_others(tmp_path: Path) -> None:
     (tmp_path / "model.gguf").touch()
     (tmp_path / "bad.gguf").touch()
     said: list[str] = []
-    with running(Limits(30, 30), said.append) as peers:
+    with running(said.append) as peers:
         program = fake_llama_server(tmp_path)
         for name in ("model", "bad"):
             peers.start(start_of(read_spec(f"llama.cpp={program}:model={tmp_path}/{name}.gguf"), "m", "bfloat16", 1))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 import threading
 from collections.abc import Sequence
@@ -12,19 +11,19 @@ from pathlib import Path
 import pytest
 
 from fake_peers import BODIES, SCRIPTS, fake_interpreter
-from forerun.bench.peers.peer import Answer, Limits, Peer, command_of, options_of
+from forerun.bench.peers import peer as one_peer
+from forerun.bench.peers.peer import Answer, Peer
 from forerun.bench.peers.pipe import PeerError, Worker
 from forerun.bench.peers.plan import start_of
 from forerun.bench.peers.rows import classes
 from forerun.bench.peers.run import Measured, Peers, measure, running
-from forerun.bench.peers.specs import PeerSpec, missing, read_spec
+from forerun.bench.peers.specs import PeerSpec, read_spec
 from forerun.bench.peers.tables import report
 from forerun.bench.prompts import Request, check_lengths
 from forerun.errors import ConfigError
 from measured import QUIET
 
 REQUESTS = [Request("a", "x", [1, 2]), Request("b", "y", [2, 3]), Request("c", "x", [5, 4])]
-LIMITS = Limits(load=30, prompt=30)
 
 
 def started(peers: Peers, *programs: Path) -> None:
@@ -32,9 +31,9 @@ def started(peers: Peers, *programs: Path) -> None:
         peers.start(start_of(PeerSpec("transformers", str(program), "m", None, program.name, "10"), "m", "bfloat16", 1))
 
 
-def run(*programs: Path, limits: Limits = LIMITS, requests: list[Request] = REQUESTS, rounds: int = 1) -> Measured:
+def run(*programs: Path, requests: list[Request] = REQUESTS, rounds: int = 1) -> Measured:
     said: list[str] = []
-    with running(limits, said.append) as peers:
+    with running(said.append) as peers:
         started(peers, *programs)
         return measure(peers, requests, 6, rounds)
 
@@ -77,10 +76,11 @@ def test_the_others_go_on_without_a_bad_peer(tmp_path: Path, kind: str, reason: 
 
 
 @pytest.mark.parametrize(
-    ("kind", "limits"), [("hangs at the second prompt", Limits(30, 0.3)), ("never gets ready", Limits(0.3, 30))]
+    ("kind", "limit"), [("hangs at the second prompt", "PROMPT_LIMIT"), ("never gets ready", "LOAD_LIMIT")]
 )
-def test_a_peer_that_hangs_is_ended(tmp_path: Path, kind: str, limits: Limits) -> None:
-    measured = run(fake_interpreter(tmp_path, kind), limits=limits)
+def test_a_peer_that_hangs_is_ended(tmp_path: Path, kind: str, limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(one_peer, limit, 0.3)
+    measured = run(fake_interpreter(tmp_path, kind))
     assert (measured.peers, measured.answers) == ([], {})
     assert "no answer within 0.3 seconds" in measured.left_out[0].reason
 
@@ -97,23 +97,16 @@ def test_a_method_that_fails_is_left_out_alone_and_nothing_of_the_prompt_is_told
 
 
 def test_a_program_that_is_not_there(tmp_path: Path) -> None:
-    peers = Peers(LIMITS, lambda _: None)
+    peers = Peers(lambda _: None)
     for text, reason in [
-        (f"openvino={tmp_path}/python:model={tmp_path}", "no interpreter"),
-        (f"llama.cpp={tmp_path}:model={tmp_path}", "no llama-server"),
-        (f"openvino={fake_interpreter(tmp_path)}:model={tmp_path}/none", "no .*none"),
+        (f"openvino={tmp_path}/python:model={tmp_path}", "cannot be started: No such file"),
+        (f"llama.cpp={tmp_path}:model={tmp_path}", "No such file or directory"),
     ]:
         assert peers.start(start_of(read_spec(text), "m", "bfloat16", 1)) is None
-        assert reason.split(".*")[0] in peers.left_out[-1].reason
+        assert reason in peers.left_out[-1].reason
     (tmp_path / "text").write_text("no program")
     with pytest.raises(PeerError, match="cannot be started"):
         Worker([str(tmp_path / "text")], 1)
-
-
-def test_a_program_on_the_path_is_found() -> None:
-    spec = PeerSpec("transformers", Path(sys.executable).name, "m", None, None, "10")
-    assert (missing(spec) is None) == (shutil.which(spec.program) is not None)
-    assert missing(PeerSpec("transformers", "no-such-python", "m", None, None, "10")) is not None
 
 
 def test_a_long_request_to_a_process_that_never_reads() -> None:
@@ -137,11 +130,11 @@ def test_processes_end_with_the_block(tmp_path: Path) -> None:
     processes = []
 
     def interrupted() -> None:
-        with running(LIMITS, lambda _: None, tmp_path / "logs") as peers:
+        with running(lambda _: None) as peers:
             started(peers, fake_interpreter(tmp_path))
             (peer,) = peers.running.values()
             processes.append(peer.worker._process)
-            peer.generate("plain", [1], 6, 30)
+            peer.generate("plain", [1], 6)
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -150,7 +143,6 @@ def test_processes_end_with_the_block(tmp_path: Path) -> None:
     assert process.returncode is not None
     with pytest.raises(ProcessLookupError):
         os.killpg(process.pid, 0)
-    assert "chatter" in (tmp_path / "logs" / "1-transformers.log").read_text()
 
 
 def test_classes_of_precision_and_their_references(tmp_path: Path) -> None:
@@ -163,20 +155,19 @@ def test_classes_of_precision_and_their_references(tmp_path: Path) -> None:
     assert len(found[2].rows) == 4
 
 
-def test_the_report_names_categories_instruction_sets_and_who_is_missing(tmp_path: Path) -> None:
+def test_the_report_names_instruction_sets_and_who_is_missing(tmp_path: Path) -> None:
     old, new = fake_interpreter(tmp_path), fake_interpreter(tmp_path, precision="int8", instructions="AVX2 AVX512_VNNI")
     measured = run(old, new, fake_interpreter(tmp_path, "exits at start"))
-    made = report(measured, old.name, [each.category for each in REQUESTS], "3 prompts", {"model": "m"}, avx512=True)
+    made = report(measured, old.name, "3 prompts", {"model": "m"}, avx512=True)
     text = made.text(QUIET, markdown=True)
     assert "AVX2; without AVX-512, which the processor has" in text and "AVX512_VNNI;" not in text
     assert f"### 16 bit, 3 prompts; ratios over {old.name}, plain" in text
-    assert "### 8 bit: tokens/s by category" in text and "| peer, method | x | y |" in text
     assert "### Left out" in text and "no such library" in text
     assert [each["bits"] for each in made.details["peers"]] == [16, 8]
 
 
 def test_equal_names_get_numbers(tmp_path: Path) -> None:
-    with running(LIMITS, lambda _: None) as peers:
+    with running(lambda _: None) as peers:
         for _ in range(2):
             spec = PeerSpec("transformers", str(fake_interpreter(tmp_path)), "m", None, "", "10")
             peers.start(start_of(spec, "m", "bfloat16", 1))
@@ -191,8 +182,9 @@ def test_a_prompt_that_does_not_fit_is_refused() -> None:
 
 def test_the_peers_are_started_with_their_own_programs() -> None:
     spec = read_spec("llama.cpp=/bin:model=/m.gguf,draft=/d.gguf")
-    assert command_of(spec)[1:] == ["-m", "forerun.bench.peers.llama_worker"]
-    assert options_of(spec, "target", "bfloat16", 2) == {
+    start = start_of(spec, "target", "bfloat16", 2)
+    assert start.command[1:] == ["-m", "forerun.bench.peers.llama_worker"] and start.text == "llama.cpp, /m.gguf"
+    assert start.options == {
         "kind": "llama.cpp",
         "name": "",
         "program": "/bin",
@@ -202,7 +194,7 @@ def test_the_peers_are_started_with_their_own_programs() -> None:
         "threads": 2,
         "lookup": "ngram-simple",
     }
-    assert options_of(read_spec("transformers=/python"), "target", "bfloat16", 2)["model"] == "target"
+    assert start_of(read_spec("transformers=/python"), "target", "bfloat16", 2).options["model"] == "target"
 
 
 def test_an_interrupt_leaves_the_prompts_that_were_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

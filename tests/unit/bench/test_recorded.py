@@ -5,10 +5,8 @@ from __future__ import annotations
 import pytest
 
 from forerun.bench.acceptance_rate import AcceptanceRow
-from forerun.bench.load.loop import LoopRow
-from forerun.bench.measure import Interval
 from forerun.bench.quality import QualityRow
-from forerun.bench.recorded_parts import acceptance_figures, load_figures, quality_figures
+from forerun.bench.recorded_parts import acceptance_figures, quality_figures
 from forerun.bench.roofline import Roof
 
 
@@ -17,14 +15,6 @@ def test_figures_of_number_formats_have_intervals() -> None:
     found = {each.name: each for each in quality_figures([row])}
     assert found["perplexity_lost"].low == pytest.approx(0.02 - 0.0196) and found["agreement"].value == 0.97
     assert found["perplexity"].labels == {"workload": "prose", "method": "int4"} and found["perplexity"].samples == 900
-
-
-def test_figures_of_loads_are_in_seconds() -> None:
-    row = LoopRow(4, "plain", Interval(100, 90, 110), Interval(1, 1, 1), 250.0, 300.0, 20.0, 50.0)
-    found = {each.name: each for each in load_figures("loop", [row], 8, 3)}
-    assert found["first_token"].value == 0.25 and found["between_tokens"].value == 0.02
-    assert "over_plain" not in found and found["tokens_per_second"].samples == 8
-    assert found["wait_p99"].labels == {"part": "loop", "outstanding": 4, "method": "plain"}
 
 
 def test_figures_of_acceptance_have_positions() -> None:

@@ -7,17 +7,7 @@ from types import ModuleType
 
 import pytest
 
-from forerun.bench import (
-    acceptance_rate,
-    forward,
-    generate,
-    overhead,
-    planning_time,
-    replay,
-    report,
-    sampling_time,
-    step_time,
-)
+from forerun.bench import acceptance_rate, forward, generate, quality, replay, report
 from forerun.results import TargetFacts, as_object, describe
 from measured import QUIET
 
@@ -58,9 +48,7 @@ def test_one_report_prints_text_and_markdown_and_gives_results() -> None:
     assert report.PADDED_NOTE not in dataclasses.replace(one, target=None).text(QUIET)
 
 
-@pytest.mark.parametrize(
-    "module", [acceptance_rate, forward, generate, overhead, planning_time, replay, sampling_time, step_time]
-)
+@pytest.mark.parametrize("module", [acceptance_rate, forward, generate, quality, replay])
 def test_every_measurement_has_one_shape(module: ModuleType) -> None:
     defined = {name for name, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__}
     assert "measure" in defined and ("COLUMNS" in vars(module) or "table" in defined)

@@ -11,14 +11,11 @@ from typing import Any
 
 import pytest
 
-from forerun.bench.serve import load, recorded, rows
+from forerun.bench.serve import load, rows
 from forerun.bench.serve.answers import Answered, EventReader, error_of
-from forerun.bench.serve.arm import DRIVER, GENERATE, PLAIN, Arm
 from forerun.bench.serve.asks import Ask, Prompts
 from forerun.bench.serve.inside import Inside
-from forerun.bench.serve.load import Load, Window
-from forerun.bench.serve.measure import Measured, measure
-from forerun.bench.serve.rows import Goal
+from forerun.bench.serve.load import DRIVER, PLAIN, Arm, Load, Measured, Window, measure
 from forerun.bench.serve.server import Server
 from forerun.bench.serve.started import started
 from forerun.errors import ConfigError
@@ -48,8 +45,7 @@ def asks(**more: Any) -> list[Ask]:
 
 def ask_server(url: str, sent: Sequence[Ask], **options: Any) -> list[Answered]:
     async def run() -> list[Answered]:
-        given: dict[str, Any] = {"model": None, "api_key": None, "fields": {}, "limit": 30.0} | options
-        async with Server(url, **given) as server:
+        async with Server(url, **options) as server:
             return [await server.send(ask) for ask in sent]
 
     return asyncio.run(run())
@@ -110,14 +106,13 @@ def test_a_server_and_the_engine_inside_answer_alike(served: Served) -> None:
     sent = asks()
     over_http = ask_server(served.url, sent)
 
-    async def inside() -> list[list[Answered]]:
+    async def inside() -> list[Answered]:
         with Inside(fake_llm()) as engine:
-            return [[await send(ask) for ask in sent] for send in (engine.send, engine.generate)]
+            return [await engine.send(ask) for ask in sent]
 
-    for others in asyncio.run(inside()):
-        for one, other in zip(over_http, others, strict=True):
-            assert one.error is None and other.error is None
-            assert (one.text, one.num_tokens, one.prompt_tokens) == (other.text, other.num_tokens, other.prompt_tokens)
+    for one, other in zip(over_http, asyncio.run(inside()), strict=True):
+        assert one.error is None and other.error is None
+        assert (one.text, one.num_tokens, one.prompt_tokens) == (other.text, other.num_tokens, other.prompt_tokens)
     assert [one.num_tokens for one in over_http] == [6, 12, 3, 9]
     for one in over_http:
         assert one.is_counted and one.arrivals and one.sent <= one.arrivals[0] <= one.ended
@@ -125,10 +120,8 @@ def test_a_server_and_the_engine_inside_answer_alike(served: Served) -> None:
 
 
 def test_what_a_server_refuses_is_told(served: Served) -> None:
-    (refused,) = ask_server(served.url, asks()[:1], fields={"temperature": -1})
+    (refused,) = ask_server(served.url, asks(temperature=-1)[:1])
     assert refused.error is not None and refused.error.startswith("status 400: temperature")
-    (left_out,) = ask_server(served.url, asks()[:1], fields={"ignore_eos": None, "temperature": None})
-    assert left_out.error is None
     with pytest.raises(ConfigError, match="gives no answer"):
         ask_server("http://127.0.0.1:9", asks()[:1])
     (unreached,) = ask_server("http://127.0.0.1:9", asks()[:1], model="x")
@@ -140,36 +133,32 @@ def test_what_a_server_refuses_is_told(served: Served) -> None:
 def test_all_arms_get_the_same_requests(served: Served) -> None:
     async def run() -> list[Measured]:
         with Inside(fake_llm()) as inside:
-            async with Server(served.url, None, None, {}, 30.0) as server:
+            async with Server(served.url) as server:
                 arms = [
                     Arm("it", "", server.send),
                     Arm("it", PLAIN, partial(server.send, **OFF)),
                     Arm(DRIVER, "", inside.send),
-                    Arm(GENERATE, "", inside.generate, None, True),
-                    Arm(GENERATE, PLAIN, partial(inside.generate, **OFF), None, True),
                 ]
                 return await measure(arms, [Load(1), Load(3), Load(rate=200.0)], asks(), each=1, rounds=2)
 
     measured = asyncio.run(run())
-    assert [len(each.windows) for each in measured] == [5, 3, 3]
+    assert [len(each.windows) for each in measured] == [3, 3, 3]
     for each in measured:
         sent = [[answer.ask for answer in window.answers] for window in each.windows[next(iter(each.windows))]]
         for windows in each.windows.values():
             assert [[answer.ask for answer in window.answers] for window in windows] == sent
-    made = rows.rows(measured, Goal(whole=30.0), DRIVER)
+    made = rows.rows(measured, {"seconds": 30.0}, DRIVER)
     by_name = {(row.load.name, row.arm.name): row for row in made}
-    assert by_name["1 at once", "it"].over_generate is not None
-    assert by_name["3 at once", "it"].over_generate is None
     assert by_name["3 at once", "it, plain"].over_baseline is not None
     assert all(row.failed == 0 and row.goodput == pytest.approx(row.requests) for row in made)
     assert all(row.same_text == 1 for row in made if row.arm.name == "it")
-    figures = recorded.figures(made)
+    figures = rows.figures(made)
     assert {"tokens_per_second", "over_plain", "goodput", "first_token_p99"} <= {each.name for each in figures}
-    runs = recorded.run_rows(measured, 0.0)
-    assert len(runs) == 2 * (5 * 8 + 3 * 8 + 3 * 1)
+    runs = [run for each in measured for run in rows.run_rows(each, 0.0)]
+    assert len(runs) == 2 * (3 * 8 + 3 * 8 + 3 * 1)
     assert "it, 3 at once" in {run.method for run in runs}
-    assert len(recorded.prompt_tokens(measured)) == 4
-    table = recorded.table("x", made, DRIVER)
+    assert len(rows.prompt_tokens(measured)) == 4
+    table = rows.table("x", made, DRIVER)
     assert "over driver thread" in table.header and "failed" not in table.header
 
 
@@ -186,7 +175,7 @@ def test_figures_of_a_window() -> None:
     other = answered(0, 1, arrivals=[0.5], num_tokens=1, text="y")
     fast, plain = Arm("it", "", None), Arm("it", PLAIN, None)  # type: ignore[arg-type]
     windows = {fast: [Window(4.0, 1.0, [good, slow, failed])], plain: [Window(8.0, 1.0, [good, other, other])]}
-    goal = Goal(first_token=1.5, per_token=0.5)
+    goal = {"first_token": 1.5, "per_token": 0.5}
     first, second = rows.rows([Measured(Load(3), windows)], goal, "it")
     assert (first.speed.median, first.requests, first.goodput, first.client) == (2.5, 0.5, 0.25, 0.25)
     assert first.over_plain is not None and first.over_plain.median == pytest.approx(2.5 / (7 / 8))
@@ -195,12 +184,8 @@ def test_figures_of_a_window() -> None:
     assert (second.over_plain, second.same_text, second.over_baseline) == (None, None, None)
     windows[plain] = [Window(1.0, 1.0, [failed] * 3)]
     assert rows.rows([Measured(Load(1), windows)], goal, "it")[0].over_plain is None  # nothing to divide by
-    windows[Arm("it", "large", None, beside=asyncio.sleep)] = [Window(4.0, 1.0, [slow] * 3)]  # type: ignore[arg-type]
-    over_alone = rows.rows([Measured(Load(1), windows)], goal, "it")[2].over_alone
-    assert over_alone is not None and over_alone.median == pytest.approx(1.5)
-    windows[fast] = [Window(4.0, 1.0, [other] * 3)]
-    assert rows.rows([Measured(Load(1), windows)], goal, "it")[2].over_alone is None  # one piece: no time between
-    assert Goal(whole=3).is_kept(good) and not Goal(whole=3).is_kept(slow) and not Goal().is_kept(failed)
+    whole = {"seconds": 3.0}
+    assert rows.is_kept(whole, good) and not rows.is_kept(whole, slow) and not rows.is_kept({}, failed)
 
 
 def test_loads_keep_their_pattern() -> None:
@@ -220,24 +205,6 @@ def test_loads_keep_their_pattern() -> None:
     assert most == 3
     window = asyncio.run(load.run(arm, Load(rate=2000.0), asks() * 5, 0))
     assert most > 3 and window.seconds > 0.002
-
-
-def test_what_runs_beside_ends_with_the_window() -> None:
-    seen: list[str] = []
-
-    async def beside() -> None:
-        try:
-            seen.append("begun")
-            await asyncio.sleep(60)
-        finally:
-            seen.append("ended")
-
-    async def send(ask: Ask) -> Answered:
-        await asyncio.sleep(0.01)
-        return answered(0, 1)
-
-    asyncio.run(load.run(Arm("it", "", send, beside), Load(1), asks()[:1], 0))
-    assert seen == ["begun", "ended"]
 
 
 def test_an_interrupt_leaves_the_rounds_that_are_whole() -> None:
@@ -275,7 +242,7 @@ def test_an_arm_that_answers_nothing_is_an_error() -> None:
 
 
 def test_a_server_that_does_not_come_up_is_told() -> None:
-    with pytest.raises(ConfigError, match=r"exit code 2.*--nowhere"), started(["--nowhere"], 1, 60.0):
+    with pytest.raises(ConfigError, match=r"exit code 2.*--nowhere"), started(["--nowhere"], 1):
         pass
 
 

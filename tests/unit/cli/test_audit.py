@@ -1,16 +1,14 @@
-"""`forerun audit`: its report, its page and its exit codes."""
+"""`forerun audit`: its certificate and its exit codes."""
 
 from __future__ import annotations
 
 import json
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from forerun.audit.certificate import Certificate, Check, Layer
-from forerun.audit.page import html
 from forerun.audit.settings import AuditOptions, quick
 from forerun.audit.statistics import Deviation
 from forerun.bench.summary.headline import sections
@@ -37,15 +35,12 @@ def certificate(verdict: Any = "pass") -> Certificate:
 @pytest.mark.parametrize(
     ("verdict", "code"), [("pass", 0), ("fail", 1), ("inconclusive", 3), ("measured", 0), ("not run", 0)]
 )
-def test_exit_codes(verdict: str, code: int, invoke: Invoke, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_exit_codes(verdict: str, code: int, invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "_of_model", lambda *_: certificate(verdict))
-    page = tmp_path / "page.html"
-    result = invoke("audit", "bundled", "--html", str(page))
+    result = invoke("audit", "bundled")
     assert result.exit_code == code, result.output
-    assert "Rule" in result.stdout and page.read_text().startswith("<!doctype html>")
+    assert result.stdout.startswith("# ") and "## Rule: " in result.stdout
     assert ("Not lossless: Rule failed" in result.stdout) == (verdict == "fail")
-    again = invoke("audit", "bundled", "--html", str(page))
-    assert again.exit_code == 2 and "exists" in again.stderr
 
 
 def test_json(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,27 +95,9 @@ def test_bad_input(arguments: list[str], words: str, invoke: Invoke) -> None:
     assert result.exit_code == 2 and words in result.stderr
 
 
-@pytest.mark.parametrize("verdict", ["pass", "fail", "inconclusive", "measured"])
-def test_the_page_is_whole_and_loads_nothing(verdict: str) -> None:
-    class Checked(HTMLParser):
-        def __init__(self) -> None:
-            super().__init__()
-            self.open: list[str] = []
-
-        def handle_starttag(self, tag: str, attributes: Any) -> None:
-            assert not {"src", "href"} & {name for name, _ in attributes}
-            if tag not in ("meta", "line", "polyline"):
-                self.open.append(tag)
-
-        def handle_endtag(self, tag: str) -> None:
-            if tag not in ("line", "polyline"):
-                assert self.open.pop() == tag
-
-    text = html(certificate(verdict))
-    parser = Checked()
-    parser.feed(text)
-    parser.close()
-    assert not parser.open
-    assert "it &lt;b&gt;" in text and "<i>does" not in text and "prefers-color-scheme: dark" in text
-    assert ("<svg" in text) == (verdict != "measured")
-    assert "http" not in text
+def test_the_certificate_in_markdown() -> None:
+    text = certificate("fail").markdown()
+    assert text.startswith("# Not lossless: Rule failed.\n\n## Bits: pass\n\nEqual.\n\n| test | verdict | compared |")
+    assert "| K=1 | pass | 30 answers | 7 % | 4/9 |" in text and "- block: it <i>does</i> not follow." in text
+    assert "Not run: --requests is 0." in text and "model: it <b>; drafter: suffix." in text
+    assert "deviation 10 %, between 5 and 20 %" in certificate("measured").markdown()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -12,14 +14,13 @@ import pytest
 import traffic_world
 from fake_peers import fake_interpreter
 from families import make_family
-from forerun.bench import acceptance_rate, generate, planning_time, roofline, step_time
+from forerun.bench import acceptance_rate, generate, roofline
 from forerun.bench.acceptance_rate import AcceptanceRow
 from forerun.bench.generate import MethodRow
 from forerun.bench.measure import Interval
 from forerun.bench.peers import plan
 from forerun.bench.report import Table
-from forerun.bench.step_time import StepTimeRow
-from forerun.cli.bench import shared
+from forerun.cli.bench import replay, shared
 from forerun.errors import ConfigError
 from forerun.results import load, save
 from measured import SUFFIX, generated
@@ -47,13 +48,14 @@ def cells(module: ModuleType, row: object) -> list[str]:
 
 def test_lines_of_the_tables() -> None:
     speed, over_plain, over_assisted = Interval(66.7, 60, 70), Interval(2, 1.9, 2.1), Interval(3, 2.5, 3.5)
-    row = MethodRow("m", speed, over_plain, None, over_assisted, over_plain, 2.5, None, 0.0214, None, [0.5], 0.9)
+    row = MethodRow("m", speed, over_plain, None, over_assisted, 2.5, None, 0.0214, None, [0.5], 0.9)
     line = cells(generate, row)
     assert line[:5] == ["m", "66.7 [60.0, 70.0]", "2.00 [1.90, 2.10]", "–", "3.00 [2.50, 3.50]"]
-    assert line[5:] == ["2.00 [1.90, 2.10]", "2.50", "–", "21", "–", "90 %"]
-    assert cells(step_time, StepTimeRow("m", 10, 7, 2, 1)) == ["m", "10.00", "7.00", "2.00", "1.00", "10 %"]
-    line = cells(acceptance_rate, AcceptanceRow("code", "draft-model", 4, 1.0, 0.512, 3.04))
-    assert line == ["code, draft-model", "4", "1", "0.512", "3.04"]
+    assert line[5:] == ["2.50", "–", "21", "–", "90 %"]
+    (steps,) = Table.of("", generate.STEP_COLUMNS, [replace(row, step=[10, 7, 2])]).rows
+    assert steps == ["m", "10.00", "7.00", "2.00", "10 %"]
+    line = cells(acceptance_rate, AcceptanceRow("code", "draft-model", 4, 1.0, 0.512, 3.04, "x", 5, (0.9, 0.75)))
+    assert line == ["x", "5", "draft-model", "4", "1", "3.04", "0.512", ".90 .75"]
 
 
 @pytest.mark.parametrize(
@@ -61,23 +63,18 @@ def test_lines_of_the_tables() -> None:
     [
         ["forward", "--rows", "0"],
         ["forward", "--rounds", "0"],
-        ["load", "--parts", "loop,speed"],
-        ["load", "--outstanding", "0"],
         ["generate", "--prompts", "no-such"],
         ["generate", "--num-prompts", "0"],
-        ["generate", "--drafters", "suffix", "--baseline", "recycling"],
         ["peers"],
         ["peers", "--peer", "vllm=python"],
         ["peers", "--peer", "llama.cpp=/none"],
         ["peers", "--peer", "transformers=/none", "--prompts", "no-such"],
-        ["peers", "--peer", "transformers=/none", "--prompt-limit", "0"],
         ["generate", "--num-draft-tokens", "a"],
         ["generate", "--num-draft-tokens", "auto,0"],
         ["generate", "--temperatures", "-1"],
         ["generate", "--assisted", "x"],
         ["replay", "--num-draft-tokens", "auto"],
         ["replay", "--prompts", "no-such"],
-        ["overhead", "--context", "3"],
         ["generate", "--drafters", "no-such"],
     ],
 )
@@ -85,25 +82,14 @@ def test_bad_options_exit_with_2(invoke: Invoke, arguments: list[str]) -> None:
     assert invoke("bench", *arguments).exit_code == 2
 
 
-def test_a_replay_says_whose_costs_it_used(invoke: Invoke) -> None:
+def test_a_replay_says_whose_costs_it_used(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replay, "ROUNDS", 1)
     few = ["--drafters", "prompt-lookup", "--prompts", "high-temperature", "--num-draft-tokens", "2"]
-    few += ["--num-prompts", "1", "--max-tokens", "8", "--rounds", "1"]
+    few += ["--num-prompts", "1", "--max-tokens", "8"]
     result = invoke("bench", "replay", "--cost-of", "bundled-draft", *few)
     assert "bundled at the cost of bundled-draft" in result.stdout
     found = json.loads(invoke("bench", "replay", "--json", "-", *few).stdout)
     assert found["settings"]["cost_of"] == found["target"]["name"] == "bundled" and len(found["prompts"]) == 1
-
-
-def test_the_engines_time_is_printed_as_text_and_as_json(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planning_time, "WARMUP", 1)
-    monkeypatch.setattr(planning_time, "EVICTED", 8)
-    few = ["--vocab-sizes", "50", "--rounds", "2", "--steps", "2"]
-    text = invoke("bench", "engine", "--markdown", *few).stdout
-    assert "### Choosing K" in text
-    assert "### Sampling and verification" in text and "| drawn chain, K = 4 | 50 |" in text
-    found = json.loads(invoke("bench", "engine", "--json", "-", *few).stdout)
-    assert [row["vocab_size"] for row in found["details"]["sampling"]] == [50, 50]
-    assert len(found["details"]["planning"]) == 3 and len(found["tables"]) == 2 and found["environment"]["python"]
 
 
 QUICK = ["--drafters", "prompt-lookup", "--no-reference", "--no-details", "--max-tokens", "8"]
@@ -112,23 +98,16 @@ QUICK = ["--drafters", "prompt-lookup", "--no-reference", "--no-details", "--max
 def test_generate_on_a_file_of_prompts(invoke: Invoke, tmp_path: Path) -> None:
     lines = [{"prompt": "import os", "category": "x"}, {"prompt": "def f(", "category": "y"}]
     (tmp_path / "mine.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    arguments = ["--prompts", str(tmp_path / "mine.jsonl"), "--csv", str(tmp_path / "rows.csv"), *QUICK]
-    result = invoke("bench", "generate", "--markdown", "--json", str(tmp_path / "r.json"), *arguments)
+    arguments = ["--prompts", str(tmp_path / "mine.jsonl"), *QUICK]
+    result = invoke("bench", "generate", "--json", str(tmp_path / "r.json"), *arguments)
     assert result.exit_code == 0, result.stderr
     assert "2 prompts of 8 tokens, past any end of text" in result.stdout
     assert "mine.jsonl, greedy, x" in result.stdout and "mine.jsonl, greedy, y" in result.stdout
-    assert (tmp_path / "rows.csv").read_text().count("prompt-lookup") == 3
     found = load(tmp_path / "r.json")
     assert [prompt.category for prompt in found.prompts] == ["x", "y"] and found.prompts[0].workload == "mine.jsonl"
-    assert {row.method for row in found.rows} == {
-        "forerun, bare loop",
-        "forerun, plain",
-        "forerun, prompt-lookup, auto",
-    }
+    assert {row.method for row in found.rows} == {"forerun, plain", "forerun, prompt-lookup, auto"}
     assert all(row.num_tokens == 8 and sum(row.gaps.values()) == 7 and row.same_text for row in found.rows)
     assert str(tmp_path) not in (tmp_path / "r.json").read_text()
-    again = invoke("bench", "generate", *arguments)
-    assert again.exit_code == 2 and "rows.csv exists" in again.stderr
     (tmp_path / "r.json").write_text("{}")
     again = invoke("bench", "generate", "--json", str(tmp_path / "r.json"), *arguments[:2], *QUICK)
     assert again.exit_code == 2 and "holds no results that could be replaced" in again.stderr
@@ -140,10 +119,10 @@ def test_other_measurements_write_the_same_schema(
     monkeypatch.setattr(roofline, "READ_BYTES", 1 << 16)
     monkeypatch.setattr(roofline, "SIZE", 16)
     model = str(make_family("llama", tmp_path / "model"))
-    few = ["--outstanding", "1,2", "--max-tokens", "4", "--rounds", "1", "--model", "bundled-draft"]
+    few = ["--num-prompts", "1", "--max-tokens", "4", "--model", "bundled-draft"]
     measured = [
-        ["forward", "--model", model, "--dtypes", "float32", "--rows", "1,2", "--rounds", "1", "--prefix", "4"],
-        ["load", "--parts", "batches", "--drafters", "suffix", *few],
+        ["forward", "--model", model, "--dtypes", "float32", "--rows", "1,2", "--rounds", "1"],
+        ["acceptance", "--prompts", "code", "--drafters", "suffix", *few],
     ]
     files = []
     for command in measured:
@@ -153,9 +132,9 @@ def test_other_measurements_write_the_same_schema(
         found = load(files[-1])
         assert found.kind == command[0] and found.tables and found.figures
         assert all(each.value is not None for each in found.figures)
-    result = invoke("bench", "report", *files, "--markdown", "-", "--csv", str(tmp_path / "f.csv"))
+    result = invoke("bench", "report", *files, "--markdown", "-", "--json", str(tmp_path / "all.json"))
     assert result.exit_code == 0 and result.stdout.count("\n## ") == 1
-    assert "roofline" in (tmp_path / "f.csv").read_text()
+    assert "roofline" in (tmp_path / "all.json").read_text()
 
 
 def test_compare_fails_where_something_is_worse(invoke: Invoke, tmp_path: Path) -> None:
@@ -174,24 +153,27 @@ def test_compare_fails_where_something_is_worse(invoke: Invoke, tmp_path: Path) 
     assert result.exit_code == 0 and "Inconclusive: " in result.stdout
 
 
-def test_a_journal_from_its_file_to_a_page(invoke: Invoke, tmp_path: Path) -> None:
+def test_a_journal_is_reported_as_results_are(invoke: Invoke, tmp_path: Path) -> None:
+    file = str(traffic_world.written(tmp_path / "j"))
+    result = invoke("bench", "report", file)
+    assert result.exit_code == 0 and result.stdout.startswith("## Traffic of a server: bundled"), result.stderr
+    assert invoke("bench", "report", file, "--json", str(tmp_path / "j.json")).exit_code == 0
+    found = json.loads((tmp_path / "j.json").read_text())
+    assert found["results"][0]["kind"] == "journal" and found["results"][0]["figures"]
+    assert invoke("bench", "report", str(tmp_path / "none")).exit_code == 2
+
+
+def test_pictures_of_results(invoke: Invoke, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    file = str(traffic_world.written(tmp_path / "j", traffic_world.made(30)))
-    result = invoke("bench", "journal", file)
-    assert (
-        result.exit_code == 0 and "without speculation, by replay" in result.stdout and "error of the" in result.stdout
-    )
-    places = [str(tmp_path / name) for name in ("p.html", "p.md", "p.json")]
-    result = invoke("bench", "journal", file, "--html", places[0], "--markdown", places[1], "--json", places[2])
-    assert result.exit_code == 0, result.stderr
-    assert Path(places[0]).read_text().count("<svg") == 7 and "### " in Path(places[1]).read_text()
-    assert load(places[2]).kind == "journal"
-    assert invoke("bench", "report", places[2], "--markdown", "-").exit_code == 0
-    assert invoke("bench", "journal", file, "--markdown", "-").stdout.startswith("## Traffic of a server: bundled")
-    for more, reason in ((["--arm", "x"], "there is no --tune"), (["--tune", places[2]], "not of a tuning")):
-        refused = invoke("bench", "journal", file, *more)
-        assert refused.exit_code == 2 and reason in refused.stderr
-    assert invoke("bench", "journal", str(tmp_path / "none")).exit_code == 2
+    save(generated(), tmp_path / "new.json")
+    result = invoke("bench", "report", str(tmp_path / "new.json"), "--pictures", str(tmp_path / "p" / "q"))
+    assert result.exit_code == 0 and not result.stdout, result.output
+    (picture,) = (tmp_path / "p" / "q").iterdir()
+    assert picture.name == "new-over_plain-workload-mine.jsonl-temperature-0.0.png"
+    assert picture.read_bytes().startswith(b"\x89PNG") and "1 pictures are in" in result.stderr
+    (tmp_path / "file").touch()
+    refused = invoke("bench", "report", str(tmp_path / "new.json"), "--pictures", str(tmp_path / "file"))
+    assert refused.exit_code == 2 and "--pictures is" in refused.stderr
 
 
 def test_the_main_figures_are_put_between_marks(invoke: Invoke, tmp_path: Path) -> None:
@@ -228,7 +210,7 @@ def test_chats_are_refused_by_name_where_the_model_has_no_template(invoke: Invok
 def test_peers_from_flags_to_the_report(invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own, other = fake_interpreter(tmp_path), fake_interpreter(tmp_path, seconds=0.5)
     bad = fake_interpreter(tmp_path, "exits at start")
-    monkeypatch.setattr(plan, "own_command", lambda: [str(own)])
+    monkeypatch.setattr(plan, "module", lambda _: [str(own)])
     peers = ["--peer", f"transformers={other}:name=other", "--peer", f"transformers={bad}:name=bad"]
     few = ["--num-prompts", "2", "--max-tokens", "6", "--threads", "1"]
     result = invoke("bench", "peers", "--json", "-", *peers, *few)
@@ -240,7 +222,7 @@ def test_peers_from_flags_to_the_report(invoke: Invoke, tmp_path: Path, monkeypa
     assert [row["method"] for row in whole["rows"]] == ["plain", "prompt lookup"] * 2
     assert found["left_out"] == [{"peer": "bad", "reason": "it ended with exit code 1: no such library"}]
     assert "going on without bad" in result.stderr
-    monkeypatch.setattr(plan, "own_command", lambda: [str(bad)])
+    monkeypatch.setattr(plan, "module", lambda _: [str(bad)])
     result = invoke("bench", "peers", *peers, *few)
     assert result.exit_code == 2 and "forerun itself cannot take part" in result.stderr
 
@@ -289,6 +271,6 @@ def test_acceptance_is_told_by_category_and_position(invoke: Invoke, tmp_path: P
     assert all(1 < row["value"] <= row["num_draft_tokens"] + 1 for row in found)
     assert positions == [2, 3]
     prompts.write_text(json.dumps(lines[0]) + "\n")
-    text = invoke("bench", "acceptance", "--markdown", *few).stdout
-    assert text.count("draft-model") == 1 and "| all | 1 |" in text
+    text = invoke("bench", "acceptance", *few).stdout
+    assert text.count("draft-model") == 1 and re.search(r"^all +1 ", text, re.MULTILINE)
     assert invoke("bench", "acceptance", "--num-draft-tokens", "auto", *few).exit_code == 2

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from forerun.bench.serve.load import Load
-from forerun.bench.serve.rows import Goal
-from forerun.cli.bench.serve_options import BenchServeOptions, Served as Own, large_bodies
-from forerun.cli.options import LLMOptions
+from forerun.cli.bench.serve import Own
+from forerun.cli.bench.serve_options import BenchServeOptions
 from forerun.results import load
 from serving import Served, fake_llm, serving
 
@@ -38,20 +37,18 @@ def prompts(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_a_server_is_measured(served: Served, prompts: str, invoke: Invoke, tmp_path: Path) -> None:
-    file, table = tmp_path / "serve.json", tmp_path / "figures.csv"
-    arguments = ("--url", f"it={served.url}", "--plain", "--large-bodies", "0.3")
+    file = tmp_path / "serve.json"
+    arguments = ("--url", f"it={served.url}", "--plain")
     arguments += ("--prompts", prompts, "--concurrency", "1,3", "--goodput", "first:60000,token:60000")
-    done = invoke("bench", "serve", *arguments, *PLENTY, "--json", str(file), "--csv", str(table), "--markdown")
+    done = invoke("bench", "serve", *arguments, *PLENTY, "--json", str(file))
     assert done.exit_code == 0, done.output
-    assert "| load, by | tokens/s | over plain |" in done.stdout
-    assert "| 3 at once, it, plain |" in done.stdout and "beside bodies of 0.3 MB, token ids" in done.stdout
+    assert "over plain" in done.stdout and "3 at once, it, plain" in done.stdout
     results = load(file)
     assert results.kind == "serve" and results.settings["loads"] == ["1 at once", "3 at once"]
     assert len(results.prompts) == 4 and all(prompt.num_tokens for prompt in results.prompts)
-    assert len(results.rows) == 4 * 2 * (8 + 8) and all(row.same_text is not False for row in results.rows)
+    assert len(results.rows) == 2 * 2 * (8 + 8) and all(row.same_text is not False for row in results.rows)
     named = {figure.name for figure in results.figures}
-    assert {"tokens_per_second", "over_plain", "goodput", "client_cpu", "between_over_alone"} <= named
-    assert "between_over_alone" in table.read_text(encoding="utf-8")
+    assert {"tokens_per_second", "over_plain", "goodput", "client_cpu"} <= named
     compared = invoke("bench", "compare", str(file), str(file), "--figures", "speed")
     assert compared.exit_code == 0 and "it, plain, 3 at once" in compared.stdout
 
@@ -71,14 +68,12 @@ def test_an_open_loop_alone(served: Served, prompts: str, invoke: Invoke) -> Non
         (("--url", "localhost:8000"), "must begin with http"),
         (("--url", "http://localhost:9", "--in-process"), "needs a MODEL"),
         (("--url", "http://localhost:9", "--drafter", "suffix"), "no MODEL"),
-        (("--url", "http://localhost:9", "--max-batch", "3"), "no MODEL"),
+        (("--url", "http://localhost:9", "--quantize", "int8"), "no MODEL"),
         (("bundled", "--ask-for", "x"), "there is none"),
-        (("bundled", "--baseline", "x"), "there are forerun"),
         (("bundled", "--concurrency", "0"), "whole numbers"),
         (("bundled", "--rate", "0"), "above 0"),
         (("bundled", "--goodput", "first"), "milliseconds"),
         (("bundled", "--goodput", "last:3"), "milliseconds"),
-        (("--url", "http://localhost:9", "--fields", "[]"), "object"),
         (("--url", "http://127.0.0.1:9"), "gives no answer"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
@@ -93,12 +88,9 @@ def test_options_as_they_are_used() -> None:
     assert asked.servers() == {"a:1/v1": "http://a:1/v1", "b": "http://c:2"}
     assert asked.loads() == [Load(rate=0.5)]
     assert [load.concurrency for load in BenchServeOptions().loads()] == [1, 4, 16]
-    assert asked.goal() == Goal(whole=2.0) and not BenchServeOptions().goal().is_set
-    assert asked.chosen_baseline(["a", "b"]) == "b"
-    given = Own("m", "suffix", LLMOptions(dtype="float32"), 3).arguments(8)
-    assert given[:3] == ["m", "--drafter", "suffix"] and given[-2:] == ["--max-body", "9"]
-    bodies = large_bodies("m", 0.1)
-    assert all(90_000 < len(body) < 110_000 and json.loads(body)["model"] == "m" for body in bodies.values())
+    assert asked.goal() == {"seconds": 2.0} and not BenchServeOptions().goal()
+    given = Own("m", "suffix", "int8").arguments()
+    assert given[:3] == ["m", "--drafter", "suffix"] and given[-2:] == ["--prefix-reuse", "off"]
 
 
 @pytest.mark.slow
@@ -109,8 +101,6 @@ def test_a_server_is_started_and_compared_with_the_engine_inside(prompts: str, i
     assert done.exit_code == 0, done.output
     rows = load(file).rows
     assert {row.method for row in rows if "1 at once" in row.method} == {
-        f"{place}{mode}, 1 at once"
-        for place in ("forerun", "driver thread", "LLM.generate")
-        for mode in ("", ", plain")
+        f"{place}{mode}, 1 at once" for place in ("forerun", "driver thread") for mode in ("", ", plain")
     }
     assert all(row.same_text is not False for row in rows)

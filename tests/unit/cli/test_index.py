@@ -11,7 +11,7 @@ from forerun.config import BUNDLED_INDEX
 from forerun.models import load_tokenizer
 from forerun.retrieval import Index, build_index
 from forerun.train import corpus
-from forerun.train.heldout import read_held_out
+from forerun.train.corpus import read_held_out
 
 from .conftest import Invoke
 

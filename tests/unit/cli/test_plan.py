@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
-from forerun.bench.summary.headline import sections
-from forerun.bench.summary.series import charts
 from forerun.cli import plan as command
 from forerun.plan.predictor import StepCosts
-from forerun.results import load
 
 from .conftest import Invoke
 
@@ -35,17 +31,6 @@ def test_a_plan_is_told_to_programs(invoke: Invoke) -> None:
     assert made["source"] == "bound" and made["acceptance"] == [0.8, 0.5]
     assert [each["num_draft_tokens"] for each in made["by_num_draft_tokens"]] == [1, 2, 3, 4]
     assert made["by_num_draft_tokens"][1]["tokens"] == pytest.approx(1 + 0.8 + 0.4)
-
-
-def test_the_number_of_devices_that_pays_is_said(invoke: Invoke) -> None:
-    result = invoke(*LLAMA, "--tensor-parallel", "2", "--gather-us", "15")
-    assert result.exit_code == 0, result.output
-    assert "Fastest: 8 devices" in result.stdout and "over one device" in result.stdout
-    made = json.loads(invoke(*LLAMA, "--gather-us", "15", "--json").stdout)
-    assert list(made["by_tensor_parallel"]) == ["1", "2", "4", "8"]
-    assert "more than" not in invoke(*LLAMA).stdout.lower()
-    slow = invoke("plan", "8B:layers=32,kv_heads=8,head_dim=128", "--machine", "h100", "--gather-us", "1000")
-    assert "do not pay" in slow.stdout
 
 
 def test_a_machine_may_be_given_by_its_figures(invoke: Invoke) -> None:
@@ -78,8 +63,6 @@ def test_measured_steps_take_the_rooflines_place(invoke: Invoke, monkeypatch: py
         (["1B", "--machine", "h100", "--acceptance", "1.5"], "must be numbers from 0 to 1"),
         (["1B", "--machine", "h100", "--acceptance", "much"], "--acceptance is 'much'"),
         (["1B", "--machine", "h100", "--measure"], "another one is given"),
-        (["1B", "--measure", "--gather-us", "4"], "nothing is gathered"),
-        (["1B", "--machine", "h100", "--sync-ms", "4", "--gather-us", "4"], "Give one of them"),
         (["1B", "--measure", "--batch", "4"], "steps of one sequence"),
         (["1B", "--machine", "h100", "--draft", "eagle"], "can only be measured"),
         (["1B", "--machine", "h100", "--precision", "int2"], "--precision is 'int2'"),
@@ -89,19 +72,3 @@ def test_what_cannot_be_planned_is_refused(invoke: Invoke, flags: list[str], tol
     result = invoke("plan", *flags)
     assert result.exit_code == 2
     assert told in result.stderr
-
-
-def test_a_plan_for_a_report(invoke: Invoke, tmp_path: Path) -> None:
-    place = tmp_path / "plan.json"
-    assert invoke(*LLAMA, "--acceptance", "0.75", "--results", str(place)).exit_code == 0
-    found = load(place)
-    speeds = [each for each in found.figures if each.name == "over_plain_predicted"]
-    assert len(speeds) == 16 and found.details["source"] == "bound" and found.target is not None
-    assert [chart.title for chart in charts(found)] == [
-        "Predicted speed over plain decoding",
-        "Acceptance from which it pays",
-    ]
-    assert sections([found])["plan"].startswith("- `") and "times plain decoding at most" in sections([found])["plan"]
-    (tmp_path / "notes").write_text("mine")
-    refused = invoke(*LLAMA, "--results", str(tmp_path / "notes"))
-    assert refused.exit_code == 2 and "--results is" in refused.stderr

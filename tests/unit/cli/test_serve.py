@@ -123,24 +123,10 @@ def test_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     assert done.exit_code == 2 and "pip install 'forerun[server]'" in done.output
 
 
-def test_a_configuration_for_ray(tmp_path: Path) -> None:
-    """Ray need not be here to write it."""
-    path = tmp_path / "serve.yaml"
-    flags = ["--ray", "--replicas", "3", "--replica-threads", "2", "--api-key", "a", "--max-batch", "4", "--port", "99"]
-    done = RUNNER.invoke(app, ["serve", "bundled", "--drafter", "suffix", *flags, "--write-config", str(path)])
-    assert done.exit_code == 0 and "serve run" in done.output and "only you can read it" in done.output
-    told = json.loads(path.read_text())
-    plan = told["applications"][0]["args"]
-    assert told["http_options"]["port"] == 99 and plan["drafter"] == ["suffix", "prediction"]
-    assert (plan["replicas"], plan["threads"], plan["llm"]["max_batch"]) == (3, 2, 4)
-    assert plan["server"]["api_key"] == ["a"] and plan["name"] == "bundled"
-
-
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
         (["--replicas", "3"], "--replicas is for --ray"),
-        (["--write-config", "f"], "--write-config is for --ray"),
         (["--ray", "--send-timeout", "3"], "--send-timeout is for a server without --ray"),
         (["--ray", "--routing", "x"], "must be one of prefix"),
     ],

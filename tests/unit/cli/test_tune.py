@@ -14,7 +14,6 @@ from forerun import LLM
 from forerun.cli import tune as command
 from forerun.cli.main import app
 from forerun.cli.precedence import read_config
-from forerun.tune import tuning
 
 from .conftest import Invoke
 
@@ -24,7 +23,6 @@ def prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Prompts of token ids, since the model has no tokenizer."""
     model: Any = FakeModel(order=1)
     monkeypatch.setattr(command, "open_plain", lambda *_: LLM(model, None))
-    monkeypatch.setattr(tuning, "_predict", lambda *_: None)
     file = tmp_path / "prompts.jsonl"
     file.write_text("".join(json.dumps({"prompt": f"5 3 8 5 3 8 {n}"}) + "\n" for n in range(6)))
     return file
@@ -81,7 +79,6 @@ def test_ctrl_c_writes_what_is_known(invoke: Invoke, prompts: Path, monkeypatch:
         ('{"prompt": "5 3"}\n' * 6, ["--load", "4"], "4 requests at once"),
         (f'{{"prompt": "{" 5" * 5000}"}}\n' * 6, [], "exceed the context"),
         ('{"prompt": "5 3"}\n' * 6, ["--minutes", "0.0000001"], "--minutes is 1e-07"),
-        ('{"prompt": "5 3"}\n' * 6, ["--allow-quantize", "--quantize", "int4"], "--allow-quantize has nothing to try"),
     ],
 )
 def test_what_cannot_be_tuned_is_refused(invoke: Invoke, prompts: Path, text: str, more: list[str], told: str) -> None:

@@ -15,9 +15,10 @@ import pytest
 import uvicorn
 
 from forerun.cluster.ingress import Ingress
-from forerun.cluster.messages import Asked, Message
+from forerun.cluster.messages import Asked
 from forerun.cluster.replica import Replica
 from forerun.errors import QueueFullError, ReplicaError
+from forerun.server.gate import Message
 from forerun.server.instruments import Prometheus
 from forerun.server.metrics import HTTPMetrics
 from forerun.server.options import ServerOptions
@@ -62,7 +63,7 @@ class Replicas:
             self.num_open -= 1
 
     async def live(self) -> list[dict[str, Any]]:
-        return [self._replica.state()] * 2
+        return [await self._replica.state()] * 2
 
 
 @contextmanager

@@ -1,20 +1,17 @@
-"""Options of Ray, the plan of a server, the file that Ray's own command takes, and Ray's failures as ours."""
+"""Options of Ray, the plan of a server, and Ray's failures as ours."""
 
 from __future__ import annotations
 
-import json
 import socket
-import stat
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from forerun.cluster.config_file import deploy_config, write_config
 from forerun.cluster.connect import connected, metrics_addresses
 from forerun.cluster.failures import reason_in, translated
 from forerun.cluster.options import RayOptions
-from forerun.cluster.plan import Plan, threads_of
+from forerun.cluster.plan import Plan, gpus_of, threads_of
 from forerun.errors import ConfigError, PromptError, QueueFullError, ReplicaError
 from forerun.openai_format.errors import error_response
 from forerun.server.options import ServerOptions
@@ -36,21 +33,10 @@ def test_flags_of_ray_are_for_ray() -> None:
     assert threads_of(RayOptions(ray=True, replicas=1000)) == 1
 
 
-def test_the_file_holds_what_the_application_is_built_from(tmp_path: Path) -> None:
-    server = ServerOptions(port=1234, api_key=("secret",), max_queue=3)
-    path = tmp_path / "serve.yaml"
-    made = plan(server, replicas=3)
-    write_config(path, made, server)
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    told = json.loads(path.read_text())
-    assert told == deploy_config(made, server) and told["http_options"] == {"host": "127.0.0.1", "port": 1234}
-    (application,) = told["applications"]
-    assert application["import_path"] == "forerun.cluster.application:build"
-    read = Plan.parsed(application["args"])
-    assert read == made and read.replicas == 3 and read.max_batch == 4 and read.gpus == 0
-    assert read.server_options().max_queue == 3 and [*read.server_options().api_key] == ["secret"]
-    with pytest.raises(ConfigError, match="exists"):
-        write_config(path, made, server)
+def test_what_replicas_are_made_by() -> None:
+    made = plan(ServerOptions(max_queue=3), replicas=3)
+    assert (made.replicas, made.threads, made.max_batch, made.server.max_queue) == (3, 1, 4, 3)
+    assert gpus_of(made.llm) == 0 and gpus_of({"device": "cuda:1"}) == 1
 
 
 def test_no_option_is_ignored() -> None:
@@ -58,22 +44,6 @@ def test_no_option_is_ignored() -> None:
         plan(ServerOptions(send_timeout=3.0))
     with pytest.raises(ConfigError, match="--journal is one server's"):
         plan(ServerOptions(journal=Path("file")))
-
-
-@pytest.mark.parametrize(
-    ("wrong", "said"),
-    [
-        ({"modle": "x"}, "modle is unknown"),
-        ({"routing": "x"}, "routing is 'x'"),
-        ({"server": {"max_queue": -1}}, "max_queue"),
-        ({"server": {"maxqueue": 1}}, "maxqueue"),
-    ],
-)
-def test_a_file_that_was_changed(wrong: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        Plan.parsed({"model": "a", "name": "a", "drafter": "none", **wrong})
-    with pytest.raises(ConfigError, match="drafter, name is missing"):
-        Plan.parsed({"model": "a"})
 
 
 def named(name: str, *bases: type[Exception]) -> type[Exception]:

@@ -1,10 +1,9 @@
-"""Workers without Ray: what becomes of the work of one that dies, and handfuls of requests."""
+"""Workers without Ray: what becomes of the work of one that dies."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,16 +12,14 @@ from typing import Any
 
 import pytest
 
-from forerun import SamplingParams
 from forerun.batch.journal import Journal
 from forerun.batch.lines import BatchFile
 from forerun.cluster import batch
-from forerun.cluster.batch import answer_on_ray, computing_on_ray
+from forerun.cluster.batch import answer_on_ray
 from forerun.cluster.options import RayOptions
 from forerun.cluster.worker import Worker
-from forerun.engine import LLM, Choice, EngineThread
-from forerun.errors import ConfigError, PromptError, ReplicaError
-from forerun.train.data.many_requests import compute
+from forerun.engine import LLM, EngineThread
+from forerun.errors import ConfigError, ReplicaError
 from serving import fake_llm
 
 OPTIONS = RayOptions(ray=True, replicas=2, replica_threads=1)
@@ -81,7 +78,7 @@ def llm(monkeypatch: pytest.MonkeyPatch) -> Iterator[LLM]:
             return Handle(worker)
 
         @contextmanager
-        def pool(options: RayOptions, worker: Any, begin: Any) -> Iterator[Pool[Any]]:
+        def pool(options: RayOptions, worker: Any, begin: Any) -> Iterator[Pool]:
             yield Pool(options.replicas, start, begin)
 
         monkeypatch.setattr(batch, "_pool", pool)
@@ -127,29 +124,3 @@ def test_what_a_worker_raises_is_raised_here(llm: LLM, tmp_path: Path) -> None:
         more: dict[str, Any] = {"loaded": lambda: None, "told": lambda *numbers: None}
         with pytest.raises(ConfigError, match="cannot be read by a worker"):
             answer_on_ray(tmp_path / "nowhere", asked, journal, WORKER, OPTIONS, **more)
-
-
-@pytest.mark.parametrize("deaths", [0, 2])
-def test_handfuls_of_requests_are_as_an_engine_s_own(llm: LLM, deaths: int) -> None:
-    def request(number: int) -> tuple[list[int], SamplingParams]:
-        if number == 5:
-            raise PromptError("no")
-        return [1, 2, number % 7], SamplingParams(max_tokens=3 if number != 6 else 10**6, seed=number)
-
-    def text(answer: Choice | Exception) -> Any:
-        return answer.token_ids if isinstance(answer, Choice) else type(answer)
-
-    def answers(by: Any) -> dict[int, Any]:
-        waiting, found = deque(range(30)), dict[int, Any]()
-        for number, answer in by(llm, waiting, request):
-            assert number not in found
-            found[number] = text(answer)
-            if number < 30 and number != 5:
-                waiting.append(number + 100)  # the turn that follows
-        return found
-
-    Handle.deaths = deaths
-    with computing_on_ray(OPTIONS, WORKER) as by:
-        spread = answers(by)
-    assert len(spread) == 59 and spread[5] is PromptError and Handle.deaths == 0
-    assert spread == answers(compute)

@@ -16,9 +16,9 @@ from forerun.drafters.cross_vocab.retokenise import Retokeniser, complete
 from forerun.drafters.model.model_drafter import MAX_LAG
 from forerun.errors import ConfigError, DrafterError, IncompatibleDrafterError
 from forerun.models import Model, load_model, load_tokenizer
-from forerun.train.tokenizer import train_tokenizer
 from forerun.types import Draft, Sequence, Step, Verdict
 from forerun.vocabulary import shared_tokens, token_bytes
+from tools.lm import train_tokenizer
 
 TEXT = "def größe(items):\n    for item in items:\n        yield item ** 2  # 平方 \U0001f600\n\n\nclass Stack:\n"
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from torch import nn
 
 from doubles import FakeModel, PieceTokenizer, Scripted, adversaries
 from forerun import LLM, DraftModel, PromptLookup, SamplingParams
@@ -235,3 +236,15 @@ def test_num_draft_tokens_comes_from_the_call_then_the_drafters_text_then_the_de
     seven = "prompt-lookup:num_draft_tokens=7"
     assert (k(None), k(PromptLookup()), k(seven), k(seven, 2)) == ("auto", "auto", 7, 2)
     assert (k(seven, "auto"), k(PromptLookup(), 0)) == ("auto", 0)
+
+
+@pytest.mark.parametrize("size", [0, 2, 8])
+def test_a_model_is_computed_in_one_process(fake: FakeModel, size: int) -> None:
+    LLM(fake, None, tensor_parallel_size=1)
+    with pytest.raises(ConfigError, match=rf"tensor_parallel_size is {size}, but .* one process\. .* vLLM"):
+        LLM(fake, None, tensor_parallel_size=size)
+
+
+def test_another_librarys_model_in_memory_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"a Linear of another library's .*Speculative\(\)"):
+        LLM(nn.Linear(2, 2), None)  # type: ignore[arg-type]

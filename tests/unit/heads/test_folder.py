@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from forerun.errors import ConfigError, ModelLoadError
-from forerun.heads import EagleConfig, StoredHead, eagle_tensors, load_head, save_head, unset_tensors
+from forerun.heads import EagleConfig, StoredHead, load_head, save_head, unset_tensors
 from forerun.heads.folder import HeadHeader, head_header
 from head_cases import EAGLE_1, EAGLE_3, EXTENDED, random_d2t, random_tensors
 
@@ -38,7 +38,7 @@ def test_what_is_written_is_read(config: EagleConfig, dtype: torch.dtype, tmp_pa
     save_head(tmp_path / "head", config, tensors, d2t, {"steps": 3}, fingerprint="f", number_format="int8")
     head = load_head(tmp_path / "head")
     assert head.config == config
-    assert head.tensors.keys() == eagle_tensors(config).keys()
+    assert head.tensors.keys() == config.tensors().keys()
     assert all(torch.equal(head.tensors[name], tensor) for name, tensor in tensors.items())
     assert same(head.d2t, d2t)
     assert head_header(tmp_path / "head") == HeadHeader(config, dtype, in_codes=False)
@@ -130,7 +130,7 @@ def test_a_configuration_that_the_tensors_contradict(changes: dict[str, Any], sa
 
 def test_what_was_never_set_is_neither_written_nor_read(tmp_path: Path) -> None:
     tensors = unset_tensors(EAGLE_3)
-    assert {name: tuple(tensor.shape) for name, tensor in tensors.items()} == eagle_tensors(EAGLE_3)
+    assert {name: tuple(tensor.shape) for name, tensor in tensors.items()} == EAGLE_3.tensors()
     for name, tensor in random_tensors(EAGLE_3).items():
         tensors[name] = tensor
     tensors["norm.weight"][3] = torch.nan

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from forerun.errors import ConfigError, ForerunError, ModelLoadError, UnsupportedModelError
 from forerun.export import export_vllm, vllm
-from forerun.heads import BlockConfig, block_tensors, load_head, save_head
+from forerun.heads import BlockConfig, load_head, save_head
 from forerun.heads.fingerprint import target_fingerprint
 from forerun.heads.folder import head_header
 from forerun.models import Model, load_model
@@ -63,7 +63,7 @@ def loaded_once(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def tensors_of(config: BlockConfig) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(0)
-    return {name: torch.randn(shape, generator=generator) for name, shape in block_tensors(config).items()}
+    return {name: torch.randn(shape, generator=generator) for name, shape in config.tensors().items()}
 
 
 def exported(config: BlockConfig, target: Path, model: Model, folder: Path, **options: Any) -> Any:

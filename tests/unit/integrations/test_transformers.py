@@ -108,3 +108,12 @@ def test_models_that_are_refused(tmp_path: Path, speculative: Speculative) -> No
     adapted = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["q_proj"]))
     with pytest.raises(UnsupportedModelError, match="merge_and_unload"):
         adapted.generate(input_ids=PROMPT, max_new_tokens=4, custom_generate=speculative)
+
+
+def test_models_on_several_devices_are_refused(tmp_path: Path, speculative: Speculative) -> None:
+    model = tf.AutoModelForCausalLM.from_pretrained(make_family("qwen2", tmp_path))
+    for name, value in {"_tp_size": 2, "hf_device_map": {"": 0}}.items():
+        setattr(model, name, value)
+        with pytest.raises(UnsupportedModelError, match=r"several devices.*vLLM"):
+            model.generate(input_ids=PROMPT, max_new_tokens=4, custom_generate=speculative)
+        setattr(model, name, None)

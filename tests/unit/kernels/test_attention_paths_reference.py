@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-from forerun.kernels.attention_paths_reference import attend_paths, rotate
+from attention_paths_reference import attend_paths, rotate
 from forerun.kernels.page_layout import PAGE
 from forerun.kernels.partition import Form
 from forerun.kernels.row_paths import PathPlan

@@ -9,11 +9,8 @@ import torch
 
 from forerun.kernels.native.library import Library
 from forerun.kernels.native_linear import NativeLinear
-from forerun.kernels.quantised_linear import QuantisedLinear
 from forerun.kernels.quantised_weight import QuantisedWeight
 from kernel_cases import KINDS, as_read, drawn, product_of, threads, weight_of
-
-CUTS = ((0, 70), (70, 160))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -113,20 +110,3 @@ def test_a_thread_keeps_little_of_what_a_large_call_has_taken(native_library: Li
     linear.forward(many)  # codes alone are 74 MB
     assert native_library.workspace_bytes() == 0
     assert torch.equal(linear.forward(few), expected) and 0 < native_library.workspace_bytes() <= kept
-
-
-@pytest.mark.parametrize("out", [48, 33])
-def test_sums_of_parts_of_the_inputs_are_those_of_all(library: Library, out: int) -> None:
-    """Whole numbers, with one scale for a row whose inputs lie in two places; the reference's to the last one."""
-    weight, x = weight_of("int8", out, 160), drawn(11, 160)
-    assert isinstance(weight, QuantisedWeight)
-    x[3] = 0.0
-    x[5, 7], x[6, 100] = torch.nan, torch.inf
-    limit, magnitudes = 1000, x.abs().amax(-1)
-    whole = NativeLinear(library, weight).sums(x, magnitudes, limit)
-    assert torch.equal(whole, QuantisedLinear(weight).sums(x, magnitudes, limit))
-    parts = [NativeLinear(library, weight.columns(*cut)).sums(x[:, slice(*cut)], magnitudes, limit) for cut in CUTS]
-    assert torch.equal(parts[0] + parts[1], whole)
-    with threads(2):
-        assert torch.equal(NativeLinear(library, weight).sums(x, magnitudes, limit), whole)
-    assert not whole[[3, 5, 6]].any()

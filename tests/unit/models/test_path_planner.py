@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from attention_paths_reference import path_of
 from forerun.cache import PagedCache
-from forerun.kernels.attention_paths_reference import path_of
 from forerun.kernels.page_layout import PAGE
 from forerun.kernels.partition import Form
 from forerun.kernels.row_paths import PathPlan

@@ -18,7 +18,6 @@ from forerun.kernels.triton import availability
 from forerun.kernels.triton.availability import check_heads, check_place, wants_triton
 from forerun.models import load_model
 from forerun.models.decoders import library_for, make_decoder
-from forerun.models.sharded.loading import check_tensor_parallel
 
 CPU = torch.device("cpu")
 
@@ -102,10 +101,8 @@ def test_heads() -> None:
 
 
 @pytest.mark.usefixtures("triton_is_there")
-def test_other_families_and_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_families(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     hf = SimpleNamespace(device=CPU, config=SimpleNamespace(model_type="gpt2"))
     with pytest.raises(UnsupportedModelError, match="not gpt2"):
         make_decoder(hf, torch.float32, "general", None)
-    with pytest.raises(ConfigError, match="ranks compute on the CPU"):
-        check_tensor_parallel(2, "cpu", None)

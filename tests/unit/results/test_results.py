@@ -24,13 +24,12 @@ from forerun.results import (
     load,
     save,
 )
-from forerun.results.gaps import added, counted, edge, quantile
 from forerun.results.write import command_line
 
 
 def results() -> Results:
     prompts = [PromptFacts("a", "code", "", 12, "f00"), PromptFacts("b", "code", "x", 700, random=True)]
-    row = RunRow(1, "forerun, suffix, auto", "suffix", 0.0, 0, 5, 0.25, 3, 6, 2, [3, 1], [2, 0], 0.1, {7: 2}, True)
+    row = RunRow(1, "forerun, suffix, auto", "suffix", 0.0, 0, 5, 0.25, 3, 6, 2, [3, 1], [2, 0], 0.1, True)
     return Results(
         "generate",
         "forerun bench generate",
@@ -39,7 +38,7 @@ def results() -> Results:
         {"max_tokens": 8},
         [DrafterFacts("suffix", "suffix", ["auto", 4], 0, "its training data")],
         prompts,
-        [row, replace(row, prompt=0, gaps={}, same_text=None)],
+        [row, replace(row, prompt=0, same_text=None)],
         [Figure("over_plain", {"method": "m", "rows": 3}, 1.5, 1.25, None, 4), Figure("x", {}, math.nan)],
         [TableFacts("Title", ["a", "b"], [["1", "2"]])],
         {"costs": [1, {"deep": 2}]},
@@ -89,17 +88,6 @@ def test_commands_name_no_folders_of_the_machine() -> None:
     assert command_line(["--model", "owner/name"]) == "forerun --model owner/name"
     assert command_line(["--url", "a=http://b:1/v1"]) == "forerun --url a=http://b:1/v1"
     assert command_line(["--api-key", "x", "--api-key=y", "z"]) == "forerun --api-key KEY --api-key=KEY z"
-
-
-def test_times_by_class_add_up() -> None:
-    times = [0.001] * 50 + [0.01] * 49 + [0.1]
-    counts = added([counted(times[:30]), counted(times[30:])])
-    assert counts == counted(times) and sum(counts.values()) == 100
-    assert quantile(counts, 0.25) == pytest.approx(0.001, rel=0.13)
-    assert quantile(counts, 0.9) == pytest.approx(0.01, rel=0.13)
-    assert quantile(counts, 1.0) >= 0.1
-    assert math.isnan(quantile({}, 0.5))
-    assert counted([0.0, edge(3) * 1.001]) == {0: 1, 3: 1}
 
 
 def test_the_watch_tells_the_time_and_the_load() -> None:

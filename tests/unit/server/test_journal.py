@@ -18,7 +18,7 @@ SECRET = "platypus"
 BODY = {"prompt": SECRET, "max_tokens": 12, "temperature": 0, "ignore_eos": True}
 
 
-def test_answers_and_steps_without_their_text(tmp_path: Path) -> None:
+def test_answers_without_their_text(tmp_path: Path) -> None:
     path = tmp_path / "j"
     with serving(fake_llm(), journal=path) as served, httpx.Client(base_url=served.url, timeout=LIMIT) as http:
         code = {"x-forerun-category": "code", "x-request-id": "id-7"}
@@ -40,18 +40,14 @@ def test_answers_and_steps_without_their_text(tmp_path: Path) -> None:
         len(SECRET)
     }
     drawn, _, greedy, bare = traffic.answers
-    assert greedy.greedy and not drawn.greedy and greedy.drafted and greedy.reached and not bare.drafted
-    assert bare.drafter == "none" != greedy.drafter and bare.forwards == 12
-    assert all(0 <= each.waited <= each.first <= each.seconds for each in traffic.answers)
-    steps = traffic.steps
-    assert sum(each.tokens for each in steps) == sum(each.tokens for each in traffic.answers)
-    assert sum(each.draft_rows for each in steps) == sum(each.drafted for each in traffic.answers)
-    assert traffic.begun.model == NAME and traffic.begun.max_batch == 4
+    assert greedy.drafted >= greedy.accepted and greedy.drafted and drawn.drafter == greedy.drafter
+    assert bare.drafter == "none" != greedy.drafter and bare.forwards == 12 and not bare.drafted
+    assert all(0 <= each.first <= each.seconds for each in traffic.answers)
+    assert traffic.begun.model == NAME and not traffic.num_damaged
 
 
-def test_without_a_journal_nothing_is_watched_and_the_header_is_not_read() -> None:
+def test_without_a_journal_the_header_is_not_read() -> None:
     with serving(fake_llm()) as served, httpx.Client(base_url=served.url, timeout=LIMIT) as http:
-        assert served.llm.engine.watch is None
         odd = {"x-forerun-category": "two words"}
         assert http.post("/v1/completions", json=BODY, headers=odd).status_code == 200
 

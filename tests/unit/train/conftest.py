@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from forerun.train.corpus import SourceFile, read_python_files, split
-from forerun.train.defaults import Architecture, LmTraining
+from tools.lm import Architecture, LmTraining
 
 TINY = Architecture(
     vocab_size=320,

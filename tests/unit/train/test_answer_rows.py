@@ -10,11 +10,10 @@ from rich.console import Console
 
 from forerun import workloads
 from forerun.errors import ConfigError
-from forerun.train.data.answer_file import read_answers
+from forerun.train.data import answer_rows
+from forerun.train.data.answer_file import ChatText, read_answers
 from forerun.train.data.answer_rows import pack_answers
-from forerun.train.data.chat_text import ChatText
 from forerun.train.data.packed import PackedRows
-from forerun.train.heads import data as head_data
 from heads import AdditiveModel
 from small_tokenizers import byte_level
 
@@ -151,11 +150,11 @@ def test_training_tells_of_answers_of_another_target(
 ) -> None:
     served: Any = AdditiveModel()
     monkeypatch.setattr(served, "vocab_size", 5_000)
-    monkeypatch.setattr(head_data, "target_fingerprint", lambda target: "5000-9-1--" if target is served else "")
+    monkeypatch.setattr(answer_rows, "target_fingerprint", lambda target: "5000-9-1--" if target is served else "")
     source = written(tmp_path / "answers.jsonl", {"prompt": "Say it.", "answer": "It."})
     (tmp_path / "answers.jsonl.json").write_text(json.dumps({"run": {"target": "5000-8-1--"}}))
     console = Console(record=True, width=200)
-    head_data.read_rows(source, served, chatty, tmp_path / "packed", 255, console)
+    answer_rows.read_rows(source, served, chatty, tmp_path / "packed", 255, console)
     assert f"another target than {served.name} gave these answers" in console.export_text()
 
 

@@ -21,8 +21,7 @@ from forerun.files.write import locked
 from forerun.train.data import answer_stages, answers, passages
 from forerun.train.data.answer_rows import pack_answers
 from forerun.train.data.answers import make_answers
-from forerun.train.data.mixture import KINDS, mix
-from forerun.train.data.own_prompts import fault
+from forerun.train.data.mixture import KINDS, fault, mix
 from forerun.train.data.passages import Passage, read_passages
 from forerun.train.defaults import AnswerMaking
 from small_tokenizers import byte_level, ids_of
@@ -220,10 +219,10 @@ def test_mixtures_are_made_of_passages_and_are_the_same_each_time(tmp_path: Path
     assert [(passage.language, passage.text[:12]) for passage in own_code] == [("js", "function f()")]
     made = mix(own_prose, own_code, tuple(KINDS), 70, 3)
     assert made[:20] == mix(own_prose, own_code, tuple(KINDS), 20, 3)
-    assert {each.kind for each in made} == set(KINDS)
-    assert len({each.text for each in made}) > 40
-    assert not any("{text}" in each.text or "{code}" in each.text for each in made)
-    assert {each.kind for each in mix(own_prose, [], tuple(KINDS), 20, 3)} == set(KINDS) - {"code"}
+    assert {each.category for each in made} == set(KINDS)
+    assert len({each.messages[0]["content"] for each in made}) > 40
+    assert not any("{text}" in each.messages[0]["content"] or "{code}" in each.messages[0]["content"] for each in made)
+    assert {each.category for each in mix(own_prose, [], tuple(KINDS), 20, 3)} == set(KINDS) - {"code"}
 
 
 def test_what_is_made_can_be_packed(tmp_path: Path, prompts: Path) -> None:

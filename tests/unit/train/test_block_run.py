@@ -23,12 +23,11 @@ from forerun.config import ASSETS, BUNDLED_TARGET
 from forerun.errors import ConfigError
 from forerun.heads import load_head
 from forerun.train.block.kind import BlockKind
-from forerun.train.block.options import BlockShape, BlockTraining
 from forerun.train.checkpoint import CHECKPOINT, LoopState, save_checkpoint
-from forerun.train.evaluate_head import evaluate_head
 from forerun.train.heads import run as heads_run
-from forerun.train.heads.commands import Start, prepare_head, train_head
+from forerun.train.heads.commands import Start, evaluate_head, prepare_head, train_head
 from forerun.train.heads.evaluate import HeldOut
+from forerun.train.heads.options import BlockShape, BlockTraining
 from forerun.train.loop import Loop
 
 GATE = "midlayer.mlp.gate_proj.weight"

@@ -21,12 +21,11 @@ from forerun.errors import ConfigError
 from forerun.heads import StoredHead
 from forerun.models import Model, Rows, load_model
 from forerun.models.block import Block, BlockModel
-from forerun.train.block import attention, loss as block_loss, module as block_module, pairs
-from forerun.train.block.anchors import choose_anchors, restricted
-from forerun.train.block.loss import confidence_loss, logit_parts
+from forerun.train.block import kind as block_loss, module as block_module
+from forerun.train.block.kind import choose_anchors, confidence_loss, logit_parts, restricted
 from forerun.train.block.module import BlockHead, blocks
 from forerun.train.data.packed import NO_DOCUMENT
-from forerun.train.heads.rows import HeadRows, head_rows, predicted
+from forerun.train.heads.module import HeadRows, head_rows, predicted
 
 K = 4
 LENGTHS = ((9, 5), (12,))
@@ -153,13 +152,13 @@ def shifted_mask(patch: pytest.MonkeyPatch, rows: HeadRows, shift: int) -> HeadR
         hidden = torch.arange(segment.last - segment.first) > last + shift
         return torch.zeros(hidden.shape, dtype=like.dtype).masked_fill_(hidden, -torch.inf)[:, None]
 
-    patch.setattr(attention, "hidden_rows", hidden_rows)
+    patch.setattr(block_module, "hidden_rows", hidden_rows)
     return rows
 
 
 def shifted_tokens(patch: pytest.MonkeyPatch, rows: HeadRows, shift: int) -> HeadRows:
     """The same rows, with embeddings of tokens this many places further on beside the states."""
-    right = pairs.blocks_of_pairs
+    right = block_module.blocks_of_pairs
 
     def wrong(head: Any, config: Any, rows: Any, states: Any, embeddings: Tensor, dtype: Any, augment: Any) -> Tensor:
         return right(head, config, rows, states, embeddings.roll(-shift, 0), dtype, augment)
@@ -247,7 +246,7 @@ def test_what_is_wanted_of_a_chain(packed: tuple[Tensor, Tensor, Tensor]) -> Non
 
 
 def test_weights_decay_as_told() -> None:
-    from forerun.train.block.options import BlockTraining
+    from forerun.train.heads.options import BlockTraining
 
     weights = block_loss.position_weights(BlockTraining(gamma=2.0), 3)
     assert weights.sum() == pytest.approx(1)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from forerun.train.heads.chain_loss import ChainTargets, chain_loss
+from forerun.train.heads.loss import ChainTargets, chain_loss
 from forerun.train.losses import divergence, reach_weights, survival_weights
 
 

@@ -15,35 +15,24 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
 
 from forerun.errors import ConfigError
 from forerun.models import Rows, load_draft_model
-from forerun.train import attention, commands, folder, measures
-from forerun.train.continuations import TopProbs, top_probs_of
+from forerun.train import commands, folder
 from forerun.train.corpus import SourceFile
-from forerun.train.data.packed import PackedRows
-from forerun.train.data.packing import Document, pack
-from forerun.train.defaults import LOSSES, Architecture, DraftTraining, LossName, Pruning
-from forerun.train.draft import distil_loss
-from forerun.train.draft.distil_loss import DistillationLoss
-from forerun.train.draft.output_vocabulary import frequent_tokens, output_tokens_of, restrict, restricted
-from forerun.train.draft.samples import Shard, write_shard
-from forerun.train.lm import build_model
+from forerun.train.data.packed import Document, PackedRows, pack
+from forerun.train.defaults import LOSSES, DraftTraining, LossName, Pruning
+from forerun.train.draft import distil as distil_loss
+from forerun.train.draft.distil import DistillationLoss
+from forerun.train.draft.samples import Shard, frequent_tokens, output_tokens_of, restrict, restricted, write_shard
+from forerun.train.evaluate import TopProbs, top_probs_of
 from forerun.train.loop import Loop
-from forerun.train.tokenizer import train_tokenizer
 from forerun.vocabulary.fingerprint import fingerprint
-
-from .conftest import SHORT_RUN
+from tools.lm import Architecture, build_model, train_tokenizer
 
 TARGET = Architecture(
     vocab_size=320, hidden_size=32, num_layers=8, num_heads=2, num_kv_heads=1, head_dim=16, intermediate_size=64
 )
 OPTIONS = DraftTraining(
-    text=SHORT_RUN,
-    sample_tokens=64,
-    text_law_tokens=128,
-    text_window=16,
+    window=64,
     text_batch=4,
-    sample_batch=4,
-    prompt_lengths=(8,),
-    new_tokens=8,
     top=8,
     tokens=8 * 64,
     tokens_per_step=64,
@@ -52,6 +41,8 @@ OPTIONS = DraftTraining(
     output_tokens=48,
     pruning=Pruning(layers="0,4", width=24),
 )
+
+COMMAND = "forerun train draft OUT"
 
 
 def drawn(seed: int = 0, sizes: Architecture = TARGET) -> LlamaForCausalLM:
@@ -66,7 +57,6 @@ def drawn(seed: int = 0, sizes: Architecture = TARGET) -> LlamaForCausalLM:
 @pytest.fixture(autouse=True)
 def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commands, "Console", lambda: Console(quiet=True))
-    monkeypatch.setattr(measures, "pair_acceptance", lambda *_: [])
 
 
 @pytest.fixture
@@ -92,7 +82,7 @@ def rows_of(lengths: list[int], width: int) -> tuple[Tensor, Tensor, Tensor]:
     return tokens, documents, wanted
 
 
-@pytest.mark.parametrize("window", [23, 600], ids=["plain attention", "fused attention"])
+@pytest.mark.parametrize("window", [23, 600])
 def test_packed_documents_are_computed_as_if_each_were_alone(window: int) -> None:
     target, lengths = drawn(), [9, 2, 7]
     tokens, documents, _ = rows_of(lengths, window + 1)
@@ -115,7 +105,6 @@ def test_the_loss_of_packed_rows_is_that_of_their_wanted_tokens(name: LossName) 
     probs = top_probs_of(target, tokens, 8, documents)
     ids, values = torch.from_numpy(probs.ids.astype(np.int64)), torch.from_numpy(probs.probabilities).float()
     proposed = torch.arange(0, TARGET.vocab_size, 2)
-    attention.use_for(draft, 20)
     with torch.autocast("cpu", enabled=False):
         losses = DistillationLoss.of(name, proposed, TARGET.vocab_size)
         rows = (tokens.int(), ids.int(), values.half(), documents, wanted)
@@ -143,7 +132,8 @@ def test_a_loss_in_parts_is_the_whole_one_and_so_are_its_gradients(monkeypatch: 
     target, generator = drawn(), torch.Generator().manual_seed(2)
     tokens = torch.randint(0, TARGET.vocab_size, (3, 17), generator=generator)
     probs = top_probs_of(target, tokens, 8)
-    rows = (tokens.int(), torch.from_numpy(probs.ids.astype(np.int32)), torch.from_numpy(probs.probabilities))
+    arrays = (probs.ids.astype(np.int32), probs.probabilities, np.zeros((3, 17), np.int32), np.ones((3, 17), np.bool_))
+    rows = (tokens.int(), *map(torch.from_numpy, arrays))
     gradients, values = [], []
     for at_once in (1 << 25, 5 * TARGET.vocab_size):
         monkeypatch.setitem(distil_loss.LOGITS_AT_ONCE, "cpu", at_once)
@@ -159,7 +149,7 @@ def test_a_loss_in_parts_is_the_whole_one_and_so_are_its_gradients(monkeypatch: 
 def test_the_tokens_with_most_probability_are_proposed(tmp_path: Path) -> None:
     ids = np.array([[[5, 2], [5, 9]], [[7, 5], [2, 9]]], np.uint16)
     values = np.array([[[0.5, 0.25], [0.5, 0.125]], [[0.75, 0.125], [0.25, 0.0]]], np.float16)
-    write_shard(tmp_path, 0, Shard(np.zeros((2, 3), np.uint16), TopProbs(ids, values)))
+    write_shard(tmp_path, 0, Shard(np.zeros((2, 3), np.uint16), TopProbs(ids, values), *np.zeros((2, 2, 3), np.int32)))
     assert frequent_tokens(tmp_path, 1, 3, 12, []).tolist() == [2, 5, 7]
     assert frequent_tokens(tmp_path, 1, 3, 12, [11]).tolist() == [5, 7, 11]
     assert frequent_tokens(tmp_path, 1, 6, 12, []).tolist() == [0, 1, 2, 5, 7, 9]
@@ -175,7 +165,7 @@ def test_a_pruned_draft_is_killed_resumed_saved_and_served(
     target: Path, source_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole, draft = tmp_path / "whole", tmp_path / "draft"
-    commands.train_draft(whole, tmp_path / "a", target, source_folder, OPTIONS)
+    commands.train_draft(whole, tmp_path / "a", target, source_folder, OPTIONS, COMMAND)
     original: Callable[..., float | Tensor] = Loop._step
 
     def dying(self: Loop, batch: object, progress: float) -> float | Tensor:
@@ -186,16 +176,16 @@ def test_a_pruned_draft_is_killed_resumed_saved_and_served(
     monkeypatch.setattr(Loop, "_step", dying)
     always = replace(OPTIONS, checkpoint_seconds=0.0)
     with pytest.raises(Killed):
-        commands.train_draft(draft, tmp_path / "b", target, source_folder, always)
+        commands.train_draft(draft, tmp_path / "b", target, source_folder, always, COMMAND)
     monkeypatch.setattr(Loop, "_step", original)
     other = tmp_path / "other"
     folder.save(drawn(5), folder.load(target)[1], other)
     with pytest.raises(ConfigError, match="belongs to a run of another target"):
-        commands.train_draft(draft, tmp_path / "b", other, source_folder, OPTIONS, resume=True)
+        commands.train_draft(draft, tmp_path / "b", other, source_folder, OPTIONS, COMMAND, resume=True)
     changed = replace(OPTIONS, loss="forward-kl")
     with pytest.raises(ConfigError, match="loss was hybrid and is forward-kl"):
-        commands.train_draft(draft, tmp_path / "b", target, source_folder, changed, resume=True)
-    commands.train_draft(draft, tmp_path / "b", target, source_folder, OPTIONS, resume=True)
+        commands.train_draft(draft, tmp_path / "b", target, source_folder, changed, COMMAND, resume=True)
+    commands.train_draft(draft, tmp_path / "b", target, source_folder, OPTIONS, COMMAND, resume=True)
     assert (draft / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
 
     stored, _ = folder.load(draft, torch.float32)
@@ -207,9 +197,8 @@ def test_a_pruned_draft_is_killed_resumed_saved_and_served(
     with restricted(stored), torch.inference_mode():
         wanted = stored(torch.tensor([[5, 6, 7]])).logits[0]
     torch.testing.assert_close(logits, wanted, atol=1e-4, rtol=1e-4)
-    command = folder.read_record(draft)["command"]
-    assert "--prune-layers 0,4 --prune-width 24 --prune-by activation" in command
-    assert "--loss hybrid --output-tokens 48" in command and "--text-tokens" not in command
+    assert folder.read_record(draft)["command"] == COMMAND
+    assert f"Command: `{COMMAND}`" in (draft / "README.md").read_text()
 
 
 def documents(tokenizer: PreTrainedTokenizerBase, files: list[SourceFile]) -> list[Document]:
@@ -226,7 +215,7 @@ def test_packed_rows_are_learnt_from(
     made_from = {"tokenizer": fingerprint(tokenizer)}
     rows = pack(documents(tokenizer, files), tmp_path / "rows", window=63, vocab_size=320, made_from=made_from)
     options = replace(OPTIONS, output_tokens=None, pruning=Pruning(layers="4"))
-    commands.train_draft(tmp_path / "draft", tmp_path / "a", target, rows.folder, options)
+    commands.train_draft(tmp_path / "draft", tmp_path / "a", target, rows.folder, options, COMMAND)
     record = folder.read_record(tmp_path / "draft")
     assert record["data"]["training_files"] == 18 and record["data"]["held_out_files"] == 6
     assert [row["temperature"] for row in record["acceptance"]] == [0.0, 1.0]
@@ -237,7 +226,9 @@ def test_packed_rows_are_learnt_from(
     restrict(start, torch.tensor([0, 7, 9]))
     folder.save(start, tokenizer, tmp_path / "draft")
     again = replace(options, pruning=Pruning())
-    commands.train_draft(tmp_path / "next", tmp_path / "b", target, rows.folder, again, start=tmp_path / "draft")
+    commands.train_draft(
+        tmp_path / "next", tmp_path / "b", target, rows.folder, again, COMMAND, start=tmp_path / "draft"
+    )
     tokens = output_tokens_of(folder.load(tmp_path / "next")[0])
     assert tokens is not None and tokens.tolist() == [0, 7, 9]
 
@@ -245,19 +236,20 @@ def test_packed_rows_are_learnt_from(
 def test_what_does_not_fit_together_is_refused(
     target: Path, tokenizer: PreTrainedTokenizerBase, files: list[SourceFile], tmp_path: Path
 ) -> None:
-    def run(data: Path | None = None, options: DraftTraining = OPTIONS, start: Path | None = None) -> None:
-        commands.train_draft(tmp_path / "draft", tmp_path / "run", target, data, options, force=True, start=start)
+    def run(data: Path = Path(), options: DraftTraining = OPTIONS, start: Path | None = None) -> None:
+        commands.train_draft(
+            tmp_path / "draft", tmp_path / "run", target, data, options, COMMAND, force=True, start=start
+        )
 
     with pytest.raises(ConfigError, match="--start and --prune-layers are two starts"):
         run(start=target)
-    made = documents(tokenizer, files)
+    made, made_from = documents(tokenizer, files), {"tokenizer": fingerprint(tokenizer)}
     foreign = pack(made, tmp_path / "foreign", window=63, vocab_size=320, made_from={"tokenizer": "other"})
     with pytest.raises(ConfigError, match="packed with another tokenizer"):
         run(foreign.folder)
-    ours = pack(made, tmp_path / "ours", window=63, vocab_size=320, made_from={})
-    nothing = replace(OPTIONS, pruning=Pruning(), output_tokens=None, text=replace(SHORT_RUN, architecture=SMALL))
-    with pytest.raises(ConfigError, match="packed rows are none"):
-        run(ours.folder, nothing)
+    ours = pack(made, tmp_path / "ours", window=63, vocab_size=320, made_from=made_from)
+    with pytest.raises(ConfigError, match="A draft starts from trained weights"):
+        run(ours.folder, replace(OPTIONS, pruning=Pruning()))
     with pytest.raises(ConfigError, match="more than a quarter of its target's"):
         run(ours.folder, replace(OPTIONS, pruning=Pruning(layers="0,1,2,3,4,5")))
     with pytest.raises(ConfigError, match="the target's layers are 0 to 7"):
@@ -265,6 +257,3 @@ def test_what_does_not_fit_together_is_refused(
     with pytest.raises(ConfigError, match="--loss is 'luck', but must be one of"):
         replace(OPTIONS, loss="luck")
     assert PackedRows(ours.folder).num_documents == 18
-
-
-SMALL = replace(TARGET, hidden_size=8, num_layers=1, num_heads=1, head_dim=8, intermediate_size=8)

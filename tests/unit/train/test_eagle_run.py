@@ -23,12 +23,10 @@ from forerun.files.write import locked, sealed_file
 from forerun.heads import load_head
 from forerun.models.eagle import EagleModel
 from forerun.train.checkpoint import CHECKPOINT, LoopState, save_checkpoint
-from forerun.train.eagle.kind import EagleKind
-from forerun.train.eagle.module import EagleHead
-from forerun.train.eagle.options import EagleShape, EagleTraining
-from forerun.train.eagle.start import set_first_weights
+from forerun.train.eagle.kind import EagleHead, EagleKind
 from forerun.train.heads.commands import Start, measure, prepare_head, train_head
 from forerun.train.heads.evaluate import HeldOut
+from forerun.train.heads.options import EagleShape, EagleTraining
 from forerun.train.heads.run import train
 from forerun.train.loop import Loop
 
@@ -69,7 +67,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Start:
 
 def fresh(start: Start) -> EagleHead:
     head = EagleHead(start.head.config)
-    set_first_weights(head, torch.ones(1, 256), start.target.output_rows, 0)
+    start.kind.set_first_weights(head, torch.ones(1, 256), start.target.output_rows)
     return head
 
 

@@ -19,9 +19,9 @@ from forerun.heads import StoredHead
 from forerun.models import Model, Rows, load_model
 from forerun.models.eagle import EagleModel
 from forerun.train.data.packed import NO_DOCUMENT
-from forerun.train.eagle.module import EagleHead, unrolled
+from forerun.train.eagle.kind import EagleHead, unrolled
 from forerun.train.heads.loss import Targets, weighted_loss
-from forerun.train.heads.rows import HeadRows, head_rows
+from forerun.train.heads.module import HeadRows, head_rows
 from forerun.train.heads.target_states import learnt_layers
 from forerun.train.losses import LOSSES, divergence
 from heads import random_head, reference_logits

@@ -7,11 +7,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from forerun.train.continuations import continue_prompts
 from forerun.train.corpus import SourceFile
-from forerun.train.evaluate import acceptance, expected_chains, greedy_chains, lengths_to_end, text_score
-from forerun.train.lm import build_model
-from forerun.train.tokenizer import train_tokenizer
+from forerun.train.evaluate import (
+    acceptance,
+    expected_chains,
+    greedy_chains,
+    lengths_to_end,
+    text_score,
+    top_probs_of,
+    write_on,
+)
+from tools.lm import build_model, train_tokenizer
 
 from .conftest import TINY
 
@@ -39,14 +45,12 @@ def test_windows_score_every_token_once_as_one_long_forward_would(tokenizer) -> 
 def test_greedy_chains_walk_as_speculation_does() -> None:
     # K = 2: [yes yes] bonus | [no] recovered | [yes no] recovered | one chain more would run over the end
     matches = torch.tensor([1, 1, 1, 0, 1, 0, 1, 1], dtype=torch.bool)
-    steps, reached, accepted, covered = greedy_chains(matches, 2)
-    assert (steps, reached, accepted, covered) == (3, [3, 2], [2, 1], 6)
+    assert list(greedy_chains(matches.expand(2, -1), 8)) == [(0, 2), (3, 0), (4, 1)]
 
 
 def test_expected_chains_multiply_overlaps() -> None:
-    steps, reached, accepted = expected_chains(torch.tensor([0.5, 0.8, 0.25, 1.0]), 2)
-    assert steps == 2
-    assert reached == pytest.approx([2, 1.3]) and accepted == pytest.approx([1.3, 0.4 + 0.2])
+    starts, survived = expected_chains(torch.tensor([0.5, 0.8, 0.25, 1.0]).expand(2, -1))
+    assert starts == 2 and survived == pytest.approx([1.3, 0.4 + 0.2])
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -70,7 +74,8 @@ def test_text_counts_up_to_its_end() -> None:
 def test_continuations_are_greedy_and_their_distribution_the_targets_own() -> None:
     model = build_model(TINY, 0, 0).float().eval()
     prompts = torch.arange(12).view(2, 6) + 3
-    tokens, probs = continue_prompts(model, prompts, 5, 0.0, seed=0, top=8)
+    tokens = write_on(model, prompts, 5, 0.0, seed=0)
+    probs = top_probs_of(model, tokens, 8)
     expected = model.generate(prompts, max_new_tokens=5, do_sample=False, eos_token_id=None, pad_token_id=0)
     assert torch.equal(tokens, expected)
     with torch.inference_mode():

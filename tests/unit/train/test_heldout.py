@@ -6,11 +6,10 @@ from pathlib import Path
 import pytest
 
 from forerun.errors import ConfigError
-from forerun.train.corpus import SourceFile, is_held_out
-from forerun.train.heldout import read_held_out, write_held_out
-from forerun.train.tokenizer import train_tokenizer
-from forerun.train.workload_prompts import code_prompts
+from forerun.train.corpus import SourceFile, is_held_out, read_held_out
 from forerun.workloads import load, save
+from tools.lm import train_tokenizer
+from tools.prompts import code_prompts, write_held_out
 
 
 def long_files(count: int) -> list[SourceFile]:

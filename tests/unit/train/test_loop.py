@@ -7,10 +7,10 @@ import pytest
 import torch
 from rich.console import Console
 
-from forerun.train import lm
-from forerun.train.checkpoint import CHECKPOINT, save_checkpoint
+from forerun.train.checkpoint import CHECKPOINT, LoopState, save_checkpoint
 from forerun.train.corpus import SourceFile
 from forerun.train.loop import Loop
+from tools import lm
 
 from .conftest import SHORT_RUN
 
@@ -35,7 +35,7 @@ def test_a_killed_and_resumed_run_ends_with_the_same_weights(
         loss = original(self, batch, progress)
         if progress < 3 / 8:  # the checkpoint is older than the death: the steps between are lost and done again
             saved.append(1)
-            state = lm.LoopState(len(saved), len(saved) * 128, 0.0, [])
+            state = LoopState(len(saved), len(saved) * 128, 0.0, [])
             save_checkpoint(self.folder, self.model, self.optimisers, state)
         return loss
 

@@ -25,13 +25,11 @@ from forerun.files.write import locked, sealed_file
 from forerun.heads import MedusaConfig, load_head
 from forerun.heads.medusa_config import RANKS
 from forerun.train.checkpoint import CHECKPOINT, LoopState, save_checkpoint
-from forerun.train.evaluate_head import evaluate_head
-from forerun.train.heads.commands import Start, prepare_head, train_head
+from forerun.train.heads.commands import Start, evaluate_head, prepare_head, train_head
+from forerun.train.heads.options import MedusaShape, MedusaTraining
 from forerun.train.heads.run import train
 from forerun.train.loop import Loop
-from forerun.train.medusa.kind import MedusaKind
-from forerun.train.medusa.module import MedusaHead, set_first_weights
-from forerun.train.medusa.options import MedusaShape, MedusaTraining
+from forerun.train.medusa.kind import MedusaHead, MedusaKind
 
 QUIET = Console(quiet=True)
 TINY = MedusaTraining(
@@ -71,7 +69,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Start:
 def run(start: Start, folder: Path, options: MedusaTraining = TINY) -> tuple[dict[str, Tensor], LoopState]:
     assert isinstance(start.head.config, MedusaConfig)
     head = MedusaHead(start.head.config)
-    set_first_weights(head, start.target.output_rows)
+    start.kind.set_first_weights(head, torch.ones(1, 256), start.target.output_rows)
     state = train(head, start.target, start.rows, folder, options, QUIET, None, MedusaKind(options).loss)
     return head.state_dict(), state
 

@@ -19,14 +19,13 @@ from forerun.heads.medusa_config import RANKS
 from forerun.models import Model, Rows, load_model
 from forerun.models.medusa import MedusaModel
 from forerun.train.data.packed import NO_DOCUMENT
-from forerun.train.heads.rows import HeadRows, head_rows
+from forerun.train.heads.loss import step_weights
+from forerun.train.heads.module import HeadRows, head_rows
+from forerun.train.heads.options import MedusaShape, MedusaTraining
 from forerun.train.heads.run import Read, Target
 from forerun.train.losses import divergence
-from forerun.train.medusa import loss as medusa_loss
-from forerun.train.medusa.accuracies import accuracies
-from forerun.train.medusa.loss import MedusaLoss, head_weights
-from forerun.train.medusa.module import MedusaHead, head_outputs, output_layers
-from forerun.train.medusa.options import MedusaShape, MedusaTraining
+from forerun.train.medusa import kind as medusa_loss
+from forerun.train.medusa.kind import MedusaHead, MedusaLoss, accuracies, head_outputs, output_layers
 from medusa_heads import last_states, random_medusa, reference_logits
 
 HEADS = 3
@@ -169,7 +168,7 @@ def test_the_loss_is_that_of_each_prediction_alone(
         assert float(total.detach()) > 0
         return
     logits, wanted = trained_logits(head, target, rows), packed[1][packed[2] != NO_DOCUMENT]
-    weights = head_weights(options, HEADS)
+    weights = step_weights(options.step_weight, HEADS)
     assert torch.allclose(weights / weights[0], torch.tensor([1.0, 0.8, 0.64]))
     slow = torch.zeros((), dtype=torch.float64)
     for index, k, place, _ in predictions(rows):

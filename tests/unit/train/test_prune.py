@@ -11,11 +11,9 @@ from torch import Tensor
 
 from forerun.errors import ConfigError, IncompatibleDrafterError
 from forerun.models.configuration import OUTPUT_TOKENS
-from forerun.train.defaults import Architecture, Pruning
-from forerun.train.draft.prune import chosen_layers, pruned_copy
-from forerun.train.draft.starts import MAX_TRAINED_SHARE, check_size, check_start, step_parameters
-from forerun.train.lm import build_model
-from forerun.train.tokenizer import train_tokenizer
+from forerun.train.defaults import Pruning
+from forerun.train.draft.prune import check_size, check_start, chosen_layers, pruned_copy, step_parameters
+from tools.lm import Architecture, build_model, train_tokenizer
 
 SIZES = {
     "vocab_size": 50, "hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 5, "num_attention_heads": 4,
@@ -134,9 +132,9 @@ def test_a_copys_size_is_judged_by_what_a_token_costs() -> None:
     untied = build_model(sizes, 0, 0)
     untied.lm_head.weight = torch.nn.Parameter(untied.lm_head.weight.detach().clone())
     assert step_parameters(untied) == inner + 32_000 and step_parameters(untied, 100) == inner + 3_200
-    check_size(250, 1_000, MAX_TRAINED_SHARE)
+    check_size(250, 1_000)
     with pytest.raises(ConfigError, match=r"251 .* more than a quarter of its target's 1,000.*--output-tokens"):
-        check_size(251, 1_000, MAX_TRAINED_SHARE)
+        check_size(251, 1_000)
 
 
 def test_a_start_with_other_tokens_is_refused() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from forerun.errors import ConfigError
-from forerun.train.resumed_options import pin
+from forerun.train.checkpoint import pin
 
 
 def test_a_run_is_only_continued_with_its_own_options(tmp_path: Path) -> None:

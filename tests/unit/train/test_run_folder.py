@@ -15,19 +15,18 @@ import torch
 from rich.console import Console
 
 from forerun.errors import ConfigError
-from forerun.train import lm
-from forerun.train.checkpoint import CHECKPOINT, LoopState, load_checkpoint, save_checkpoint
-from forerun.train.continuations import TopProbs
+from forerun.train.checkpoint import CHECKPOINT, LoopState, load_checkpoint, pin, run_in, save_checkpoint
 from forerun.train.corpus import SourceFile
+from forerun.train.data.packed import Document, pack
 from forerun.train.defaults import DraftTraining
 from forerun.train.draft import samples
 from forerun.train.draft.samples import Shard, ShardBatches, sample_all, write_shard
+from forerun.train.evaluate import TopProbs
 from forerun.train.folder import load_tokenizer, read_record, save as save_folder
 from forerun.train.loop import Loop
 from forerun.train.optim import Optimisers
-from forerun.train.resumed_options import pin
-from forerun.train.run_folder import run_in
-from forerun.train.tokenizer import train_tokenizer
+from tools import lm
+from tools.lm import train_tokenizer
 
 from .conftest import SHORT_RUN, TINY
 
@@ -212,7 +211,8 @@ def test_ctrl_c_finishes_the_step_and_saves(
 
 def small_shard() -> Shard:
     tokens = np.arange(8, dtype=np.uint16).reshape(2, 4)
-    return Shard(tokens, TopProbs(np.ones((2, 3, 2), np.uint16), np.ones((2, 3, 2), np.float16)))
+    probs = TopProbs(np.ones((2, 3, 2), np.uint16), np.ones((2, 3, 2), np.float16))
+    return Shard(tokens, probs, np.zeros((2, 4), np.int32), np.ones((2, 4), np.bool_))
 
 
 def test_an_interrupt_while_sampling_begins_no_other_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,18 +225,20 @@ def test_an_interrupt_while_sampling_begins_no_other_shard(tmp_path: Path, monke
     def done(_: int) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(samples, "sample_shard", draw)
-    options = DraftTraining(sample_tokens=500_000, sample_batch=10, new_tokens=10, text_law_tokens=0, threads=1)
+    monkeypatch.setattr(samples, "make_shard", draw)
+    monkeypatch.setattr(samples, "num_shards", lambda *_: 5_000)
+    documents = [Document([1, 2, 3], [True] * 3)]
+    rows = pack(documents, tmp_path / "rows", window=8, vocab_size=9, made_from={})
     target = lm.build_model(replace(TINY, num_layers=1), 0, 0)
     with pytest.raises(KeyboardInterrupt):
-        sample_all(target, np.zeros(0, np.uint16), tmp_path, options, done)
-    assert len(drawn) < samples.total_shards(options) == 5_000
+        sample_all(target, rows, tmp_path, DraftTraining(threads=1), done)
+    assert len(drawn) < 5_000
 
 
-@pytest.mark.parametrize("part", ["tokens", "ids", "probabilities"])
+@pytest.mark.parametrize("part", ["tokens", "ids", "probabilities", "documents", "wanted"])
 def test_a_damaged_shard_is_refused(tmp_path: Path, part: str) -> None:
     write_shard(tmp_path, 0, small_shard())
-    assert len(list(tmp_path.iterdir())) == 3
+    assert len(list(tmp_path.iterdir())) == 5
     assert ShardBatches(tmp_path, 1, 6, 0).batch(0)[0].tolist() in ([[0, 1, 2, 3], [4, 5, 6, 7]],)
     path = tmp_path / f"shard-0000.{part}.npy"
     whole = path.read_bytes()

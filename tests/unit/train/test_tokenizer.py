@@ -6,7 +6,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from forerun.train.corpus import SourceFile
-from forerun.train.tokenizer import END_OF_TEXT, train_tokenizer
+from tools.lm import END_OF_TEXT, train_tokenizer
 
 TEXTS = [
     "def f(a, b):\n    return a + b\n",

@@ -6,6 +6,7 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
@@ -15,18 +16,21 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from transformers import PreTrainedTokenizerFast
+from typer.testing import CliRunner
 
 from forerun.errors import ConfigError
-from forerun.train import commands, folder, lm, measures
-from forerun.train.continuations import continue_prompts, top_probs_of
+from forerun.train import commands, folder
+from forerun.train.accelerator import end_of_text, id_type
 from forerun.train.corpus import SourceFile
-from forerun.train.defaults import Architecture, DraftTraining
+from forerun.train.data.packed import Document, PackedRows, pack
+from forerun.train.defaults import DraftTraining, Pruning
 from forerun.train.draft import distil
-from forerun.train.draft.samples import SHARDS, read_shard
-from forerun.train.stream import Epochs, EpochTexts, TwoStageStream, tokenize
-from forerun.train.token_ids import end_of_text, id_type
-
-from .conftest import SHORT_RUN
+from forerun.train.draft.samples import read_shard
+from forerun.train.evaluate import top_probs_of, write_on
+from forerun.vocabulary.fingerprint import fingerprint
+from tools import lm, toys
+from tools.lm import Architecture
+from tools.text import EpochTexts, TwoStageStream, tokenize
 
 LARGE = 70_000
 NARROW = Architecture(
@@ -46,7 +50,7 @@ def large_tokenizer() -> PreTrainedTokenizerFast:
 @pytest.fixture(autouse=True)
 def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commands, "Console", lambda: Console(quiet=True))
-    monkeypatch.setattr(measures, "pair_acceptance", lambda *_: [])
+    monkeypatch.setattr(toys, "Console", lambda: Console(quiet=True))
 
 
 def first_loss(metrics: Path) -> float:
@@ -60,47 +64,31 @@ def test_ids_are_stored_in_the_type_that_holds_them() -> None:
 
 
 def test_a_stream_and_samples_keep_large_ids(files: list[SourceFile]) -> None:
-    epochs = Epochs(EpochTexts.make(files, 0, 0.0, 0.0), large_tokenizer())
-    stream = TwoStageStream(epochs, seed=0, short_window=8, long_window=8, long_share=0.0, tokens_per_step=64)
+    stream = TwoStageStream(EpochTexts.make(files, 0, 0.0, 0.0), large_tokenizer(), (8, 8), 0.0, 64)
     assert stream.batch(0, 4).max() == LARGE - 1
     model = lm.build_model(replace(NARROW, vocab_size=LARGE), 0, 0)
     with torch.no_grad():
         model.model.embed_tokens.weight[: 1 << 16] = 0.0
     prompts = torch.tensor([[69_000, 69_001]])
-    written, probs = continue_prompts(model, prompts, 3, 1.0, 0, 4)
-    again = top_probs_of(model, written, 4)
-    for each in (probs, again):
-        assert each.ids.dtype == np.uint32 and each.ids.shape == (1, 4, 4) and each.ids[0, 0].min() >= 1 << 16
+    probs = top_probs_of(model, write_on(model, prompts, 3, 1.0, 0), 4)
+    assert probs.ids.dtype == np.uint32 and probs.ids.shape == (1, 4, 4) and probs.ids[0, 0].min() >= 1 << 16
 
 
-def test_a_draft_takes_its_targets_vocabulary(source_folder: Path, tmp_path: Path) -> None:
-    sizes = replace(NARROW, vocab_size=LARGE, hidden_size=96, num_heads=6, head_dim=16)
+def test_a_draft_takes_its_targets_vocabulary(tmp_path: Path) -> None:
+    sizes = replace(NARROW, vocab_size=LARGE, num_layers=8, intermediate_size=40_000)
     target = lm.build_model(sizes, 0, 0)
     with torch.no_grad():
         target.model.embed_tokens.weight.mul_(50)
     folder.save(target, large_tokenizer(), tmp_path / "target")
-    options = DraftTraining(
-        text=replace(SHORT_RUN, architecture=NARROW, tokens=128, tokens_per_step=128),
-        sample_tokens=32,
-        text_law_tokens=64,
-        text_window=16,
-        text_batch=4,
-        sample_batch=4,
-        prompt_lengths=(8,),
-        new_tokens=8,
-        top=4,
-        tokens=128,
-        tokens_per_step=128,
-        threads=1,
-    )
+    made_from = {"tokenizer": fingerprint(large_tokenizer())}
+    documents = [Document([69_000, 2, 0, LARGE - 1] * 4, [True] * 16) for _ in range(6)]
+    rows = pack(documents, tmp_path / "rows", window=16, vocab_size=LARGE, made_from=made_from)
+    options = DraftTraining(text_batch=4, top=4, tokens=128, tokens_per_step=64, threads=1, pruning=Pruning(layers="1"))
     out, work = tmp_path / "draft", tmp_path / "work"
-    commands.train_draft(out, work, tmp_path / "target", source_folder, options)
+    commands.train_draft(out, work, tmp_path / "target", rows.folder, options, "the command")
     draft, tokenizer = folder.load(out)
     assert draft.config.vocab_size == LARGE == len(tokenizer)
-    assert abs(first_loss(work / "text" / "metrics.jsonl") - math.log(LARGE)) < 0.5
-    shards = sorted((work / "samples").glob(SHARDS))
-    assert [read_shard(work / "samples", number).tokens.dtype for number in range(len(shards))] == [np.uint32] * 2
-    assert "--vocab-size" not in folder.read_record(out)["command"]
+    assert [read_shard(work / "samples", number).tokens.dtype for number in range(2)] == [np.uint32] * 2
 
 
 def test_a_draft_of_another_target_is_no_start(tmp_path: Path) -> None:
@@ -108,20 +96,22 @@ def test_a_draft_of_another_target_is_no_start(tmp_path: Path) -> None:
     target, start = lm.build_model(sizes, 0, 0), lm.build_model(replace(NARROW, vocab_size=301), 0, 0)
     with pytest.raises(ConfigError, match="has 301 tokens and its target 300"):
         distil.train(
-            target, large_tokenizer(), [], tmp_path, DraftTraining(), Console(quiet=True), (start, large_tokenizer())
+            *(target, large_tokenizer(), cast(PackedRows, None), tmp_path, DraftTraining(), Console(quiet=True)),
+            (start, large_tokenizer()),
         )
 
 
 def test_a_language_model_takes_the_vocabulary_of_the_tokenizer_it_is_given(
-    source_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    source_folder: Path, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(commands, "copying", lambda *_: None)
     large_tokenizer().save_pretrained(tmp_path / "tokenizer")
-    options = replace(SHORT_RUN, architecture=NARROW, tokens=128)
-    out, work = tmp_path / "out", tmp_path / "work"
-    commands.train_lm(out, work, source_folder, options, tokenizer_folder=tmp_path / "tokenizer")
-    assert folder.load(out)[0].config.vocab_size == LARGE
-    assert abs(first_loss(work / "metrics.jsonl") - math.log(LARGE)) < 0.5
+    sizes = "--hidden-size 8 --num-layers 1 --num-heads 1 --num-kv-heads 1 --head-dim 8 --intermediate-size 16"
+    run = "--tokens 128 --tokens-per-step 128 --short-window 16 --long-share 0 --threads 1"
+    places = ["--data", str(source_folder), "--tokenizer", str(tmp_path / "tokenizer")]
+    done = CliRunner().invoke(toys.app, ["lm", str(tmp_path / "out"), *sizes.split(), *run.split(), *places])
+    assert done.exit_code == 0, done.output
+    assert folder.load(tmp_path / "out")[0].config.vocab_size == LARGE
+    assert abs(first_loss(tmp_path / "out.run" / "metrics.jsonl") - math.log(LARGE)) < 0.5
 
 
 def test_a_tokenizer_without_an_end_of_text_is_refused() -> None:

@@ -4,10 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from forerun.train import workload_prompts
-from forerun.train.corpus import SourceFile
-from forerun.train.heldout import read_held_out
+from forerun.train.corpus import SourceFile, read_held_out
 from forerun.workloads import Case, load, save
+from tools import prompts as workload_prompts
 
 PROSE = '''def wait(events):
     """Wait for the events.

@@ -13,7 +13,6 @@ from forerun.bench.prompts import Request
 from forerun.drafters import PromptLookup
 from forerun.errors import ConfigError
 from forerun.results import as_object, load, save
-from forerun.tune import tuning
 from forerun.tune.arms import PLAIN, Arm, Unit
 from forerun.tune.engines import EngineTrials
 from forerun.tune.tuning import Task, check_requests, tune, units
@@ -54,18 +53,16 @@ def test_all_of_it_from_prompts_to_an_outcome(tmp_path: Path) -> None:
     assert outcome.finalists and {heat.unit.prompts[0] % 2 for heat in outcome.report.heats} == {1}
     assert {heat.unit.prompts[0] % 2 for heat in outcome.search.heats} == {0}
     assert all(trial.same_text for arm in outcome.finalists for trial in outcome.report.trials(arm))
-    assert set(outcome.predicted) == set(outcome.finalists)
     facts = outcome.results("forerun tune", _target(), _environment(), {"minutes": 1.0})
     save(facts, tmp_path / "r.json")
     read = load(tmp_path / "r.json")
     assert read.kind == "tune" and len(read.rows) == len(facts.rows) > 0
-    assert {figure.name for figure in read.figures} >= {"over_plain", "over_plain_predicted"}
+    assert {figure.name for figure in read.figures} == {"over_plain"}
     assert as_object(read)["details"]["verdict"] == outcome.verdict.answer
     assert all(len(row) == len(table.header) for table in outcome.tables() for row in table.rows)
 
 
 def test_a_drafter_that_breaks_is_told_without_its_text_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tuning, "_predict", lambda *_: None)
     monkeypatch.setattr(Breaking, "count", 0)
     outcome = tune(task(drafters=(f"{__name__}:Breaking", "suffix")), Quiet())
     broken = {arm.drafter: reason for arm, reason in outcome.failed.items()}

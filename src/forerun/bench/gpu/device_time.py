@@ -38,24 +38,3 @@ def copy_bandwidth(device: torch.device) -> float:
     source = torch.randint(0, 255, (size,), dtype=torch.uint8, device=device)  # zeros may be faster than data
     target = torch.empty_like(source)
     return 2 * size / seconds(lambda: target.copy_(source), device)
-
-
-def one_row_products(weights: list[torch.Tensor], device: torch.device) -> float:
-    """Seconds of the products of one row with these matrices, [out, in] each, by the device's own library, one after
-    another; on a CUDA device as one captured graph. The best that plain decoding could do without rows to spare."""
-    inputs = {weight.shape[1]: torch.randn(1, weight.shape[1], device=device).to(weight.dtype) for weight in weights}
-
-    def run() -> None:
-        for weight in weights:
-            torch.nn.functional.linear(inputs[weight.shape[1]], weight)
-
-    if device.type != "cuda":
-        return seconds(run, device)
-    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    with torch.cuda.stream(stream):
-        run()
-    synchronise(device)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        run()
-    return seconds(graph.replay, device)

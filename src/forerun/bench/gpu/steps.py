@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
-from torch import Tensor
 
-from forerun.bench.gpu.device_time import one_row_products, seconds
+from forerun.bench.gpu.device_time import seconds
 from forerun.bench.report import Table
 from forerun.config import PREFILL_CHUNK
 from forerun.models import Model, Rows
 from forerun.models.base import number_format
-from forerun.models.non_finite import NamedTensors
 
 ROWS = (1, 9, 16, 17, 32, 64, 128)
 ROUNDS = 20
@@ -44,16 +40,6 @@ def step_times(model: Model, bandwidth: float, context: int) -> Table:
     return Table(title, ["rows", "ms", "share of that bandwidth", "over 16 rows"], rows)
 
 
-def one_row_table(model: Model, context: int) -> Table:
-    """A forward of one row beside the products alone, by the device's own library, of a single row."""
-    weights = [weight for weight in _matrices(model) if weight.shape[0] != model.vocab_size]
-    products = one_row_products(weights, model.device)
-    step = _forward_seconds(model, 1, context)
-    rows = [["a step of one row", f"{1000 * step:.3f}", "1.00"]]
-    rows.append(["one-row products of its layers, PyTorch", f"{1000 * products:.3f}", f"{step / products:.2f}"])
-    return Table(f"{model.name}: what padding one row to a bucket costs", ["", "ms", "step over it"], rows)
-
-
 def _forward_seconds(model: Model, count: int, context: int) -> float:
     cache = model.new_cache()
     tokens = torch.randint(0, model.vocab_size, (context + count,), generator=torch.Generator().manual_seed(0)).tolist()
@@ -70,11 +56,3 @@ def _forward_seconds(model: Model, count: int, context: int) -> float:
         return seconds(run, model.device, ROUNDS)
     finally:
         cache.free()
-
-
-def _matrices(model: Model) -> Iterator[Tensor]:
-    if not isinstance(model.decoder, NamedTensors):
-        raise TypeError(f"the decoder of {model.name} does not name its weights; measure one by the Triton kernels")
-    for name, tensor in model.decoder.named_tensors():
-        if tensor.dim() == 2 and name.startswith("model.layers.") and "norm" not in name:
-            yield tensor

@@ -4,31 +4,34 @@ from __future__ import annotations
 
 import math
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from forerun.bench.peers.pipe import Worker
-from forerun.bench.peers.specs import LLAMA, PeerSpec
 from forerun.files.json_file import Fields
 
 _AVX512 = re.compile(r"AVX-?512", re.IGNORECASE)
 _LISTED = re.compile(r"SSE|AVX|DEFAULT", re.IGNORECASE)
 
 
+LOAD_LIMIT, PROMPT_LIMIT = 600.0, 300.0
+"""Seconds in which a peer must have loaded its model, and have answered a prompt."""
+
+
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """Seconds that a peer may take.
+class Start:
+    """How a peer is started.
 
     Attributes:
-        load: until it has loaded its model.
-        prompt: for one generation.
+        text: what the user named it by.
+        command: starts its worker.
+        options: the worker's first line; "threads", "name" and "kind" are among them.
     """
 
-    load: float
-    prompt: float
+    text: str
+    command: Sequence[str]
+    options: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,18 +86,15 @@ class Peer:
         return int(found.group()) if found else None
 
     @classmethod
-    def start(cls, command: Sequence[str], options: Mapping[str, Any], limits: Limits, log: Path | None) -> Peer:
+    def start(cls, start: Start) -> Peer:
         """Start a worker and wait until it has loaded.
-
-        Args:
-            options: its first line; "threads", "name" and "kind" are among them.
 
         Raises:
             PeerError: it is not ready in time, or says nothing that can be read.
         """
-        worker = Worker(command, options["threads"], log)
+        options, worker = start.options, Worker(start.command, start.options["threads"])
         try:
-            said = worker.ask(options, limits.load, tell_errors=True).fields("ready")
+            said = worker.ask(options, LOAD_LIMIT, tell_errors=True).fields("ready")
             precision = said.string("precision")
             name = options["name"] or f"{options['kind']} {precision}"
             version, instructions = said.string("version"), said.string("instructions")
@@ -103,14 +103,14 @@ class Peer:
             worker.stop(at_once=True)
             raise
 
-    def generate(self, method: str, token_ids: Sequence[int], max_tokens: int, limit: float) -> Answer | None:
+    def generate(self, method: str, token_ids: Sequence[int], max_tokens: int) -> Answer | None:
         """One generation; None where the method failed, which is not asked again then.
 
         Raises:
             PeerError: the peer itself cannot go on.
         """
         request = {"method": method, "token_ids": list(token_ids), "max_tokens": max_tokens}
-        reply = self.worker.ask(request, limit)
+        reply = self.worker.ask(request, PROMPT_LIMIT)
         if "error" in reply:
             self._refuse(method, f"it reported {reply.string('error')}")
             return None
@@ -125,37 +125,11 @@ class Peer:
             return None
         return answer
 
-    def lacks_avx512(self, processor_has_it: bool) -> bool:
-        """Whether the peer lists its instruction sets, and AVX-512 is not among them though the processor has it."""
-        listed = _LISTED.search(self.instructions) is not None
-        return processor_has_it and listed and _AVX512.search(self.instructions) is None
+    def instruction_text(self, processor_has_avx512: bool) -> str:
+        """The instruction sets; where it lists them and AVX-512, which the processor has, is not among them: that."""
+        lacks = processor_has_avx512 and _LISTED.search(self.instructions) and not _AVX512.search(self.instructions)
+        return self.instructions + ("; without AVX-512, which the processor has" if lacks else "")
 
     def _refuse(self, method: str, reason: str) -> None:
         self.methods.remove(method)
         self.refused[method] = reason
-
-
-def command_of(spec: PeerSpec) -> list[str]:
-    """What starts the worker of a peer."""
-    if spec.kind == LLAMA:
-        return [sys.executable, "-m", "forerun.bench.peers.llama_worker"]
-    return [spec.program, str(Path(__file__).with_name("worker.py"))]
-
-
-def own_command() -> list[str]:
-    """What starts forerun's worker."""
-    return [sys.executable, "-m", "forerun.bench.peers.forerun_worker"]
-
-
-def options_of(spec: PeerSpec, model: str, dtype: str, threads: int) -> dict[str, Any]:
-    """The first line for a peer's worker. model: forerun's target, for a peer that was given none."""
-    return {
-        "kind": spec.kind,
-        "name": spec.name,
-        "program": spec.program,
-        "model": spec.model or model,
-        "draft": spec.draft,
-        "dtype": dtype,
-        "threads": threads,
-        "lookup": spec.lookup if spec.kind == LLAMA else int(spec.lookup),
-    }

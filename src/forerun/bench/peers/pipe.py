@@ -15,7 +15,6 @@ import tempfile
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import IO, Any
 
 from forerun.files.json_file import Fields
@@ -38,13 +37,12 @@ class Worker:
     Args:
         command: starts it.
         threads: for the environment variables that libraries read.
-        log: the file that gets what it prints on standard error; None drops that.
 
     Raises:
         PeerError: it cannot be started.
     """
 
-    def __init__(self, command: Sequence[str], threads: int, log: Path | None = None) -> None:
+    def __init__(self, command: Sequence[str], threads: int) -> None:
         environment = {**os.environ, **dict.fromkeys(THREAD_VARIABLES, str(threads)), "PYTHONUNBUFFERED": "1"}
         # its temporary files lie in here, and go with it even where it is killed
         self._scratch = tempfile.TemporaryDirectory(prefix="forerun-", ignore_cleanup_errors=True)
@@ -69,7 +67,7 @@ class Worker:
         self._errors: deque[str] = deque(maxlen=_LAST_LINES)
         self._readers = [
             threading.Thread(target=self._read_replies, args=(self._process.stdout,), daemon=True),
-            threading.Thread(target=self._read_errors, args=(self._process.stderr, log), daemon=True),
+            threading.Thread(target=self._read_errors, args=(self._process.stderr,), daemon=True),
         ]
         for reader in self._readers:
             reader.start()
@@ -144,14 +142,7 @@ class Worker:
                 self._lines.put(line)
         self._lines.put(b"")
 
-    def _read_errors(self, stream: IO[bytes], log: Path | None) -> None:
-        with stream, contextlib.ExitStack() as stack:
-            file = None
-            with contextlib.suppress(OSError):  # the log is left out then
-                file = stack.enter_context(log.open("wb")) if log is not None else None
+    def _read_errors(self, stream: IO[bytes]) -> None:
+        with stream:
             while line := stream.readline(1 << 16):
                 self._errors.append(line.decode(errors="replace"))
-                if file is not None:
-                    with contextlib.suppress(OSError):
-                        file.write(line)
-                        file.flush()

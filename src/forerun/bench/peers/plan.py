@@ -3,37 +3,45 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
-from forerun.bench.peers.peer import command_of, options_of, own_command
-from forerun.bench.peers.run import Start
-from forerun.bench.peers.specs import PeerSpec, missing
+from forerun.bench.peers.peer import Start
+from forerun.bench.peers.specs import LLAMA, PeerSpec
 from forerun.config import BUNDLED_MODELS
 from forerun.fetch.store import path_of
 
 FORERUN = "forerun"
 
 
+def module(name: str) -> list[str]:
+    """What starts a worker in this interpreter."""
+    return [sys.executable, "-m", f"forerun.bench.peers.{name}"]
+
+
 def own_start(model: str, drafters: Mapping[str, str], dtype: str, threads: int, quantize: str | None = None) -> Start:
     """forerun. drafters: name -> the drafter's text."""
-    options = {
-        "kind": FORERUN,
-        "name": "",
-        "model": model,
-        "drafters": dict(drafters),
-        "dtype": dtype,
-        "quantize": quantize,
-    }
-    return Start(FORERUN, own_command(), {**options, "threads": threads})
+    options: dict[str, Any] = {"model": model, "drafters": dict(drafters), "dtype": dtype, "quantize": quantize}
+    return Start(FORERUN, module("forerun_worker"), {"kind": FORERUN, "name": "", **options, "threads": threads})
 
 
 def start_of(spec: PeerSpec, model: str, dtype: str, threads: int) -> Start:
     """A peer of the user's. model: forerun's target, for a peer that was given none."""
-    target = str(BUNDLED_MODELS.get(model) or path_of(model) or model)
-    about = f", {spec.model}" if spec.model else ""
-    return Start(
-        spec.name or f"{spec.kind}{about}", command_of(spec), options_of(spec, target, dtype, threads), missing(spec)
-    )
+    is_llama = spec.kind == LLAMA
+    command = module("llama_worker") if is_llama else [spec.program, str(Path(__file__).with_name("worker.py"))]
+    options = {
+        "kind": spec.kind,
+        "name": spec.name,
+        "program": spec.program,
+        "model": spec.model or str(BUNDLED_MODELS.get(model) or path_of(model) or model),
+        "draft": spec.draft,
+        "dtype": dtype,
+        "threads": threads,
+        "lookup": spec.lookup if is_llama else int(spec.lookup),
+    }
+    return Start(spec.name or ", ".join(each for each in (spec.kind, spec.model) if each), command, options)
 
 
 def available_cores() -> int:

@@ -67,12 +67,10 @@ class PrecisionClass:
         return "Unknown precision" if self.bits is None else f"{self.bits} bit"
 
 
-def classes(measured: Measured, own: str | None, places: Sequence[int] | None = None) -> list[PrecisionClass]:
+def classes(measured: Measured, own: str) -> list[PrecisionClass]:
     """The classes of precision, the widest first; those that do not tell theirs last.
 
-    Args:
-        own: the name of forerun's peer whose plain decoding is the reference; None if it was left out.
-        places: of the answers that count; None for all.
+    own: the name of forerun's peer whose plain decoding is the reference.
     """
     held: dict[int | None, list[tuple[Peer, str]]] = {}
     for peer in measured.peers:
@@ -80,33 +78,22 @@ def classes(measured: Measured, own: str | None, places: Sequence[int] | None = 
             if (peer.name, method) in measured.answers:
                 held.setdefault(peer.bits, []).append((peer, method))
     ordered = sorted(held, key=lambda bits: -1 if bits is None else bits, reverse=True)
-    return [_class(measured, bits, held[bits], own, places) for bits in ordered]
-
-
-def by_category(measured: Measured, own: str | None, categories: Sequence[str]) -> dict[str, list[PrecisionClass]]:
-    """The same for the prompts of each category. categories: of each answer."""
-    return {
-        name: classes(measured, own, [place for place, each in enumerate(categories) if each == name])
-        for name in dict.fromkeys(categories)
-    }
+    return [_class(measured, bits, held[bits], own) for bits in ordered]
 
 
 def _class(
     measured: Measured,
     bits: int | None,
     members: Sequence[tuple[Peer, str]],
-    own: str | None,
-    places: Sequence[int] | None,
+    own: str,
 ) -> PrecisionClass:
     def answers(name: str, method: str) -> list[Answer]:
-        every = measured.answers.get((name, method), ())
-        return list(every) if places is None else [every[place] for place in places if place < len(every)]
+        return list(measured.answers.get((name, method), ()))
 
     first, method = next(((peer, how) for peer, how in members if (peer.name, how) == (own, PLAIN)), members[0])
     reference = answers(first.name, method)
-    text = answers(own, PLAIN) if own is not None else []
     rows = [
-        _row(peer.name, how, bits, answers(peer.name, how), reference, answers(peer.name, PLAIN), text)
+        _row(peer.name, how, bits, answers(peer.name, how), reference, answers(peer.name, PLAIN), answers(own, PLAIN))
         for peer, how in members
     ]
     return PrecisionClass(bits, f"{first.name}, {method}", rows)

@@ -3,36 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import count
-from pathlib import Path
 from typing import Any
 
-from forerun.bench.peers.peer import Answer, Limits, Peer
+from forerun.bench.peers.peer import Answer, Peer, Start
 from forerun.bench.peers.pipe import PeerError
 from forerun.bench.peers.worker import PLAIN
 from forerun.bench.prompts import Request
 from forerun.errors import ConfigError
 
 Say = Callable[[str], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    """How a peer is started.
-
-    Attributes:
-        text: what the user named it by.
-        command: starts its worker.
-        options: the worker's first line.
-        missing: why it cannot be started; None if it can be tried.
-    """
-
-    text: str
-    command: Sequence[str]
-    options: Mapping[str, Any]
-    missing: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,20 +49,16 @@ class Measured:
 class Peers:
     """Running peers, by name, and those that were left out."""
 
-    def __init__(self, limits: Limits, say: Say, logs: Path | None = None) -> None:
-        self.limits, self.say, self.logs = limits, say, logs
+    def __init__(self, say: Say) -> None:
+        self.say = say
         self.running: dict[str, Peer] = {}
         self.left_out: list[LeftOut] = []
-        self._numbers = count(1)
 
     def start(self, start: Start) -> Peer | None:
         """A further peer; None where it cannot take part. Of a name that is taken, it gets a number."""
         self.say(f"starting {start.text}")
-        log = self.logs / f"{next(self._numbers)}-{start.options['kind']}.log" if self.logs is not None else None
         try:
-            if start.missing is not None:
-                raise PeerError(start.missing)
-            peer = Peer.start(start.command, start.options, self.limits, log)
+            peer = Peer.start(start)
         except PeerError as error:
             self._leave_out(start.text, str(error))
             return None
@@ -93,7 +70,7 @@ class Peers:
     def generate(self, peer: Peer, method: str, token_ids: Sequence[int], max_tokens: int) -> Answer | None:
         """One generation; None where the peer or the method failed, which is left out from then on."""
         try:
-            answer = peer.generate(method, token_ids, max_tokens, self.limits.prompt)
+            answer = peer.generate(method, token_ids, max_tokens)
         except PeerError as error:
             peer.worker.stop(at_once=True)
             del self.running[peer.name]
@@ -114,17 +91,13 @@ class Peers:
 
 
 @contextmanager
-def running(limits: Limits, say: Say, logs: Path | None = None) -> Iterator[Peers]:
-    """Peers that are ended with the block, whatever happens in it. logs: a folder for what they print, made anew."""
-    if logs is not None:
-        try:
-            logs.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(f"The folder {logs} for logs cannot be made: {error.strerror}. Give another.") from None
-    peers = Peers(limits, say, logs)
-    with ExitStack() as stack:
-        stack.callback(peers.stop)
+def running(say: Say) -> Iterator[Peers]:
+    """Peers that are ended with the block, whatever happens in it."""
+    peers = Peers(say)
+    try:
         yield peers
+    finally:
+        peers.stop()
 
 
 def measure(peers: Peers, requests: Sequence[Request], max_tokens: int, rounds: int) -> Measured:

@@ -10,10 +10,8 @@ Only the names of options end a path, so paths may hold colons and commas.
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from forerun.errors import ConfigError
 
@@ -109,17 +107,3 @@ def _check(spec: PeerSpec, text: str) -> None:
 
 def _is_count(text: str) -> bool:
     return text.isascii() and text.isdecimal() and len(text) < 4 and 0 < int(text) <= 128
-
-
-def missing(spec: PeerSpec) -> str | None:
-    """Why the peer cannot be started: a file or folder of its spec that is not there; None if all are."""
-    program = Path(spec.program)
-    if spec.kind == LLAMA:
-        if not (program / SERVER).is_file():
-            return f"there is no {SERVER} in {program}"
-    elif shutil.which(spec.program) is None:
-        return f"there is no interpreter {program}"
-    for path in (spec.model, spec.draft):
-        if path is not None and spec.kind != TRANSFORMERS and not Path(path).exists():  # Transformers takes hub ids too
-            return f"there is no {path}"
-    return None

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from forerun.bench.peers.peer import Peer
-from forerun.bench.peers.rows import PeerRow, PrecisionClass, by_category, classes
+from forerun.bench.peers.rows import PeerRow, classes
 from forerun.bench.peers.run import Measured
 from forerun.bench.report import Columns, Report, Table, decimal, percent
 
@@ -23,63 +22,25 @@ COLUMNS: Columns[PeerRow] = {
 }
 
 
-def report(
-    measured: Measured, own: str | None, categories: Sequence[str], about: str, facts: Mapping[str, Any], avx512: bool
-) -> Report:
+def report(measured: Measured, own: str, about: str, facts: Mapping[str, Any], avx512: bool) -> Report:
     """Everything as tables and as facts.
 
     Args:
-        own: the name of forerun's peer whose plain decoding is the reference; None if it was left out.
-        categories: of each answer.
+        own: the name of forerun's peer whose plain decoding is the reference.
         about: prompts, tokens and threads, for the titles.
         facts: the settings, for the file.
         avx512: whether the processor has AVX-512.
     """
-    every = classes(measured, own)
-    parts = by_category(measured, own, categories) if len(set(categories)) > 1 else {}
-    tables = [peer_table(measured, avx512)]
-    for each in every:
-        title = f"{each.title}, {about}; ratios over {each.reference}"
-        tables.append(Table.of(title, COLUMNS, each.rows))
-        if parts:
-            tables.append(category_table(each, parts))
+    peers = [[peer.name, peer.version, peer.precision, peer.instruction_text(avx512)] for peer in measured.peers]
+    header = ["peer", "version", "weights", "instruction sets"]
+    tables, every = [Table("Peers", header, peers)], classes(measured, own)
+    tables += [Table.of(f"{each.title}, {about}; ratios over {each.reference}", COLUMNS, each.rows) for each in every]
     if measured.left_out:
         rows = [[each.peer, each.reason] for each in measured.left_out]
         tables.append(Table("Left out", ["peer", "reason"], rows))
-    found = {
-        "peers": [_peer_facts(peer, avx512) for peer in measured.peers],
-        "classes": every,
-        "categories": parts,
-        "left_out": measured.left_out,
-    }
-    return Report("peers", tables, settings=facts, details=found)
-
-
-def category_table(whole: PrecisionClass, parts: dict[str, list[PrecisionClass]]) -> Table:
-    """Tokens per second of each method by category."""
-    found = {
-        name: {row.label: f"{row.tokens_per_second.median:.1f}" for each in part for row in each.rows}
-        for name, part in parts.items()
-    }
-    rows = [[row.label, *(found[name].get(row.label, "–") for name in parts)] for row in whole.rows]
-    return Table(f"{whole.title}: tokens/s by category", ["peer, method", *(name or "–" for name in parts)], rows)
-
-
-def peer_table(measured: Measured, avx512: bool) -> Table:
-    """What each peer is, and which instruction sets it says it uses."""
-    rows = []
-    for peer in measured.peers:
-        lacks = "; without AVX-512, which the processor has" if peer.lacks_avx512(avx512) else ""
-        rows.append([peer.name, peer.version, peer.precision, peer.instructions + lacks])
-    return Table("Peers", ["peer", "version", "weights", "instruction sets"], rows)
-
-
-def _peer_facts(peer: Peer, avx512: bool) -> dict[str, Any]:
-    return {
-        "name": peer.name,
-        "version": peer.version,
-        "weights": peer.precision,
-        "bits": peer.bits,
-        "instructions": peer.instructions,
-        "lacks_avx512": peer.lacks_avx512(avx512),
-    }
+    facts_of = [
+        {"name": each.name, "version": each.version, "weights": each.precision, "bits": each.bits}
+        for each in measured.peers
+    ]
+    details = {"peers": facts_of, "classes": every, "left_out": measured.left_out}
+    return Report("peers", tables, settings=facts, details=details)

@@ -7,12 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from forerun.bench.load.asks import ANSWER_SHARES
 from forerun.files.write import digest
 from forerun.openai_format.requests import CHAT_URL, COMPLETIONS_URL
 from forerun.results import PromptFacts
 from forerun.results.write import without_folders
 from forerun.workloads import Case
+
+ANSWER_SHARES = (0.5, 1.0, 0.25, 0.75, 1.0)
+"""Of the longest answer, one request after the other."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
 from collections.abc import Mapping
@@ -17,6 +16,8 @@ if TYPE_CHECKING:
 
 USAGE: Mapping[str, Any] = {"stream_options": {"include_usage": True}}
 """By which servers are asked for the number of tokens."""
+LIMIT = 600.0
+"""Seconds that a request may take."""
 _LARGEST = 1 << 20
 """Bytes of a response that is not a stream, which are read."""
 
@@ -28,18 +29,13 @@ class Server:
         url: with or without /v1.
         model: what requests call it; None asks the server, and takes the first that it lists.
         api_key: sent as a bearer token; None sends none.
-        fields: of every body; one that is None is left out of it.
-        limit: seconds that a request may take.
     """
 
-    def __init__(
-        self, url: str, model: str | None, api_key: str | None, fields: Mapping[str, Any], limit: float
-    ) -> None:
+    def __init__(self, url: str, model: str | None = None, api_key: str | None = None) -> None:
         self.url = url.rstrip("/").removesuffix("/v1")
         if not self.url.startswith(("http://", "https://")):
             raise ConfigError(f"--url is {url!r}, but must begin with http:// or https://.")
         self._headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
-        self._fields, self._limit = dict(fields), limit
         self.model = model
         self._session: aiohttp.ClientSession | None = None
 
@@ -47,7 +43,7 @@ class Server:
         http = client_library()
         self._session = http.ClientSession(
             headers=self._headers,
-            timeout=http.ClientTimeout(total=self._limit),
+            timeout=http.ClientTimeout(total=LIMIT),
             # some servers (llama.cpp's) close a connection after a stream and do not say so: the next request fails
             connector=http.TCPConnector(limit=0, force_close=True),
             read_bufsize=1 << 18,
@@ -67,8 +63,7 @@ class Server:
     async def send(self, ask: Ask, **more: Any) -> Answered:
         """The answer to a request. more: fields of its body."""
         assert self._session is not None
-        body = {"model": self.model, "stream": True, **USAGE, **ask.body, **self._fields, **more}
-        content = json.dumps({name: value for name, value in body.items() if value is not None}).encode()
+        content = json.dumps({"model": self.model, "stream": True, **USAGE, **ask.body, **more}).encode()
         answered, arrived, events = Answered(ask, time.perf_counter()), [], EventReader()
         try:
             async with self._session.post(self.url + ask.path, data=content, headers=_JSON) as response:
@@ -84,16 +79,6 @@ class Server:
         if answered.error is None:
             answered.read(arrived)
         return answered
-
-    async def post_for_ever(self, path: str, content: bytes) -> None:
-        """Post a body again and again, one at a time; what is answered does not matter."""
-        assert self._session is not None
-        while True:
-            try:
-                async with self._session.post(self.url + path, data=content, headers=_JSON) as response:
-                    await response.content.read(_LARGEST)
-            except client_library().ClientError:
-                await asyncio.sleep(0.01)  # it has closed the connection instead of reading
 
     async def _first_model(self) -> str:
         assert self._session is not None

@@ -15,6 +15,8 @@ from pathlib import Path
 from forerun.bench.peers.pipe import THREAD_VARIABLES
 from forerun.errors import ConfigError
 
+LIMIT = 600.0
+"""Seconds in which it must have loaded."""
 _LOOK_EVERY = 0.1
 _END = 20.0
 """Seconds that it has to end."""
@@ -22,14 +24,13 @@ _END = 20.0
 
 @contextmanager
 def started(
-    arguments: Sequence[str], threads: int | None, limit: float, say: Callable[[str], None] = lambda _: None
+    arguments: Sequence[str], threads: int | None, say: Callable[[str], None] = lambda _: None
 ) -> Iterator[str]:
     """The address of a server on a free port, until the context ends.
 
     Args:
         arguments: of `forerun serve`.
         threads: of torch in it; None leaves it.
-        limit: seconds in which it must have loaded.
 
     Raises:
         ConfigError: it does not come up.
@@ -46,7 +47,7 @@ def started(
                 command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment, start_new_session=True
             )
         try:
-            yield _address(process, log, limit)
+            yield _address(process, log)
         finally:
             process.terminate()
             try:
@@ -56,8 +57,8 @@ def started(
                 process.wait()
 
 
-def _address(process: subprocess.Popen[bytes], log: Path, limit: float) -> str:
-    end = time.monotonic() + limit
+def _address(process: subprocess.Popen[bytes], log: Path) -> str:
+    end = time.monotonic() + LIMIT
     while True:
         lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
         for line in lines:
@@ -65,7 +66,7 @@ def _address(process: subprocess.Popen[bytes], log: Path, limit: float) -> str:
                 return url
         code = process.poll()
         if code is not None or time.monotonic() > end:
-            why = f"ended with exit code {code}" if code is not None else f"has not loaded within {limit:g} seconds"
+            why = f"ended with exit code {code}" if code is not None else f"has not loaded within {LIMIT:g} seconds"
             last = " ".join(lines[-3:])[-600:]
             raise ConfigError(f"`forerun serve` {why}. The last that it said: {last or 'nothing'}")
         time.sleep(_LOOK_EVERY)

@@ -1,1 +1,1 @@
-"""Reports of results from files: warnings, pictures, a page, Markdown, CSV, and docs/benchmarks.md."""
+"""Reports of results from files: warnings, pictures, Markdown, and docs/benchmarks.md."""

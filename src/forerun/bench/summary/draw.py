@@ -1,44 +1,61 @@
-"""Charts as SVG by Matplotlib. Colours are variables of CSS, so that a page's light and dark theme reach into them."""
+"""Pictures of results by Matplotlib, as PNG files: one for each figure and what it was measured on."""
 
 from __future__ import annotations
 
-import io
 import re
-import textwrap
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from forerun.bench.summary.chart import Chart, Point, Series
+from forerun.bench.summary.text import title
 from forerun.errors import ConfigError
+from forerun.results import FIGURES, Figure, Results
 
 INSTALL = "pip install 'forerun[report]'"
-WIDTH = 5.4
-"""Inches of a picture: as wide as a telephone shows without shrinking its text much."""
-ROW = 0.27
-LABEL = 24
-"""Characters of a line of a row's name."""
-MARKERS = "osD^vPX*"
-NUM_COLOURS = 8
-_TEXT, _GRID, _REFERENCE = "#0a0b01", "#0a0b02", "#0a0b03"
-_COLOURS = [f"#0a0b{0x10 + place:02x}" for place in range(NUM_COLOURS)]
-_VARIABLES = {_TEXT: "currentColor", _GRID: "var(--grid)", _REFERENCE: "var(--reference)"} | {
-    colour: f"var(--s{place})" for place, colour in enumerate(_COLOURS)
+METHOD_LABELS = ("method", "drafter", "num_draft_tokens")
+"""Labels that tell methods apart; by all others pictures are told apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What a picture shows.
+
+    Attributes:
+        figures: names of its figures; the first is its title.
+        at: the label whose numbers stand on the horizontal axis; "": a row for each method.
+        scale, unit: values are shown times `scale`, in that unit; "": in that of the figure.
+        part: of figures of several parts, the one that is drawn.
+    """
+
+    figures: Sequence[str]
+    at: str = ""
+    scale: float = 1.0
+    unit: str = ""
+    part: str | None = None
+
+
+_SPEED, _FIRST = Kind(["over_plain"]), Kind(["first_token"], scale=1e3, unit="ms")
+_POSITIONS = Kind(["position_acceptance"], "position")
+_LOADS = (
+    Kind(["tokens_per_second"], "outstanding"),
+    Kind(["over_plain"], "outstanding"),
+    Kind(["first_token"], "outstanding", 1e3, "ms"),
+    Kind(["between_tokens"], "outstanding", 1e3, "ms"),
+    Kind(["per_token"], "outstanding", 1e3, "ms"),
+)
+KINDS: Mapping[str, Sequence[Kind]] = {
+    "generate": (_SPEED, _POSITIONS, _FIRST),
+    "acceptance": (Kind(["acceptance_length"]), _POSITIONS),
+    "forward": tuple(Kind(["forward", "roofline"], each, 1e3, "ms") for each in ("rows", "sequences")),
+    "load": _LOADS,
+    "serve": _LOADS,
+    "quality": (Kind(["perplexity_lost"]),),
+    "tune": (Kind(["over_plain"], part="report"), Kind(["over_plain"], part="choosing")),
+    "plan": (Kind(["over_plain_predicted"], "num_draft_tokens"), Kind(["break_even"], "num_draft_tokens")),
 }
-_STYLE: dict[str, Any] = {
-    "svg.fonttype": "none",
-    "font.size": 9,
-    "text.color": _TEXT,
-    "axes.edgecolor": _TEXT,
-    "axes.labelcolor": _TEXT,
-    "xtick.color": _TEXT,
-    "ytick.color": _TEXT,
-    "axes.facecolor": "none",
-    "figure.facecolor": "none",
-    "legend.frameon": False,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.linewidth": 0.8,
-}
+"""By the kind of results."""
 
 
 def check_installed() -> None:
@@ -47,146 +64,70 @@ def check_installed() -> None:
         import matplotlib  # noqa: F401
     except ImportError:
         raise ConfigError(
-            f"A page has pictures, and Matplotlib, which draws them, is not installed. Install it: {INSTALL}; or take "
-            "--markdown, --json or --csv, which need none."
+            f"Matplotlib, which draws pictures, is not installed. Install it: {INSTALL}; or leave --pictures out."
         ) from None
 
 
-def drawn(chart: Chart, number: int) -> str:
-    """The picture as an SVG element. number: of the picture in its page, which keeps its names apart from others'."""
-    import matplotlib as mpl
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
-    from matplotlib.figure import Figure
+def draw(every: Sequence[Results], folder: Path) -> list[Path]:
+    """Draw all that can be drawn into a folder, which is made; the files, in the order of the results.
 
-    with mpl.rc_context({**_STYLE, "svg.hashsalt": f"forerun {number}"}):
-        rows = _row_names(chart)
-        height = 1.1 + ROW * _lines(chart, rows) if chart.form == "rows" else 3.2
-        figure = Figure(figsize=(WIDTH, height), layout="constrained")
-        FigureCanvasSVG(figure)
-        axes: Any = figure.add_subplot()
-        if chart.form == "rows":
-            _draw_rows(axes, chart, rows)
+    Raises:
+        ConfigError: the folder or a file cannot be written.
+    """
+    made = []
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for results in every:
+            for name, kind, about, figures in _pictures(results):
+                made.append(folder / f"{name}.png")
+                _drawn(kind, figures, "\n".join(filter(None, (title(results), about)))).savefig(made[-1], dpi=150)
+    except OSError as error:
+        raise ConfigError(f"--pictures is {folder}, which cannot be written: {error.strerror}.") from None
+    return made
+
+
+def _pictures(results: Results) -> Iterator[tuple[str, Kind, str, list[Figure]]]:
+    """Name, kind, what it was measured on, and figures of each picture. Figures of single categories are not drawn."""
+    for kind in KINDS.get(results.kind, ()):
+        found: defaultdict[tuple[str, ...], list[Figure]] = defaultdict(list)
+        for each in results.figures:
+            labels = each.labels
+            is_of = each.name in kind.figures and each.value is not None and not labels.get("category")
+            if is_of and kind.part in (None, labels.get("part")) and (not kind.at or kind.at in labels):
+                apart = [name for name in labels if name not in (*METHOD_LABELS, kind.at)]
+                found[tuple(f"{name} {labels[name]}" for name in apart if labels[name] != "")].append(each)
+        for about, figures in found.items():
+            words = [results.file_name.removesuffix(".json"), kind.figures[0], *([f"by {kind.at}"] if kind.at else [])]
+            yield re.sub(r"[^\w.]+", "-", " ".join([*words, *about])), kind, ", ".join(about), figures
+
+
+def _drawn(kind: Kind, figures: Sequence[Figure], about: str) -> Any:
+    """The picture: values with their 95 % intervals, as a line for each method or as a row for each."""
+    from matplotlib.figure import Figure as Canvas
+
+    methods = list(dict.fromkeys(str(each.labels.get("method", "")) for each in figures))
+    canvas = Canvas(figsize=(6.4, 3.8 if kind.at else 1.6 + 0.3 * len(methods)), layout="constrained")
+    axes = canvas.add_subplot()
+    axes.set_title(about, fontsize="medium")
+    told = FIGURES[kind.figures[0]]
+    value_title = f"{told.title}, {kind.unit or told.unit}".rstrip(", ")
+    for place, method in enumerate(methods):
+        mine = [each for each in figures if str(each.labels.get("method", "")) == method]
+        values = [kind.scale * (each.value or 0.0) for each in mine]
+        errors = [[kind.scale * abs(each.value - bound) if each.value is not None and bound is not None else 0.0
+                   for each, bound in zip(mine, side, strict=True)]
+                  for side in ([each.low for each in mine], [each.high for each in mine])]  # fmt: skip
+        if kind.at:
+            axes.errorbar([float(each.labels[kind.at]) for each in mine], values, errors, marker="o", label=method)
         else:
-            _draw_lines(axes, chart)
-        if sum(bool(series.name) for series in chart.series):
-            figure.legend(loc="outside lower center", ncols=2, fontsize=8, handletextpad=0.4, columnspacing=1.2)
-        out = io.StringIO()
-        figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
-    return themed(out.getvalue(), chart.title)
-
-
-def themed(svg: str, title: str) -> str:
-    """The element alone, with variables for colours, the page's font, and no names that nothing refers to."""
-    svg = svg[svg.index("<svg") :]
-    svg = re.sub(r"<metadata>.*?</metadata>\s*", "", svg, flags=re.DOTALL)
-    referred = set(re.findall(r"#([\w-]+)[\")]", svg))
-    svg = re.sub(r' id="([\w.-]+)"', lambda found: found[0] if found[1] in referred else "", svg)
-    svg = re.sub(r"font: ([\d.]+px)[^;\"]*", r"font: \1 system-ui, sans-serif", svg)
-    for colour, variable in _VARIABLES.items():
-        svg = svg.replace(colour, variable)
-    label = title.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;")
-    head = re.search(r'viewBox="([^"]+)"', svg)
-    assert head is not None
-    return f'<svg viewBox="{head[1]}" role="img" aria-label="{label}">' + svg[svg.index(">") + 1 :].strip()
-
-
-def _look(series: Series) -> tuple[str, str]:
-    """Its colour and marker."""
-    return _COLOURS[series.slot % NUM_COLOURS], MARKERS[series.slot % len(MARKERS)]
-
-
-def _row_names(chart: Chart) -> list[str]:
-    return list(dict.fromkeys(str(point.at) for series in chart.series for point in series.points))
-
-
-def _lines(chart: Chart, rows: Sequence[str]) -> float:
-    """The height of all rows, in lines."""
-    drawn_series = len(chart.series)
-    legend = 0.75 * ((drawn_series + 1) // 2) if drawn_series > 1 else 0
-    return sum(max(_wrapped(row).count("\n") + 1, 0.62 * drawn_series) + 0.25 for row in rows) + legend
-
-
-def _wrapped(name: str) -> str:
-    """Broken after signs too, since names of drafters hold no blanks."""
-    parts = textwrap.wrap(re.sub(r"([,:+])(?=\S)", r"\1 ", name), LABEL)
-    return "\n".join(re.sub(r"([:+]) ", r"\1", part) for part in parts) or name
-
-
-def _draw_rows(axes: Any, chart: Chart, rows: Sequence[str]) -> None:
-    count = len(chart.series)
-    for place, series in enumerate(chart.series):
-        colour, marker = _look(series)
-        offset = 0.0 if count == 1 else 0.7 * (place / (count - 1) - 0.5)
-        label = series.name or None
-        for point in series.points:
-            height = rows.index(str(point.at)) + offset
-            if point.outer_low is not None:
-                axes.hlines(height, point.outer_low, point.outer_high, color=colour, linewidth=1)
-            if point.low is not None:
-                axes.hlines(height, point.low, point.high, color=colour, linewidth=3 if point.outer_low else 1.5)
-            axes.plot(point.value, height, marker, color=colour, markersize=5, label=label, linestyle="none")
-            label = None
-    axes.set_yticks(range(len(rows)), [_wrapped(row) for row in rows])
-    axes.set_ylim(len(rows) - 0.4, -0.6)
-    axes.tick_params(axis="y", length=0)
-    axes.set_xlabel(chart.value_title)
-    if chart.reference is not None:
-        axes.axvline(chart.reference, color=_REFERENCE, linewidth=1, linestyle="--", zorder=0)
-    if chart.is_time:
-        _set_log(axes.xaxis, axes.set_xscale, [point for series in chart.series for point in series.points])
-    axes.grid(axis="x", color=_GRID, linewidth=0.6)
-    axes.set_axisbelow(True)
-
-
-def _draw_lines(axes: Any, chart: Chart) -> None:
-    for series in chart.series:
-        colour, marker = _look(series)
-        points = sorted(series.points, key=lambda point: float(point.at))
-        at, values = [float(point.at) for point in points], [point.value for point in points]
-        if series.is_bound:
-            axes.plot(at, values, color=_TEXT, linewidth=1, linestyle=":", label=series.name)
-            continue
-        below = [point.value - (point.value if point.low is None else point.low) for point in points]
-        above = [(point.value if point.high is None else point.high) - point.value for point in points]
-        errors = [[max(0.0, each) for each in side] for side in (below, above)]
-        axes.errorbar(
-            at,
-            values,
-            errors,
-            color=colour,
-            marker=marker,
-            markersize=4,
-            linewidth=1.3,
-            elinewidth=1,
-            label=series.name,
-        )
-    axes.set_xlabel(chart.at_title)
-    axes.set_ylabel(chart.value_title)
-    everywhere = sorted({float(point.at) for series in chart.series for point in series.points})
-    if chart.is_log:
-        axes.set_xscale("log", base=2)
-    if len(everywhere) <= 12:
-        axes.set_xticks(everywhere, [f"{each:g}" for each in everywhere])
-        axes.minorticks_off()
-    if chart.is_share:
-        axes.set_ylim(-0.03, 1.05)
-        axes.set_yticks([0, 0.25, 0.5, 0.75, 1], ["0 %", "25 %", "50 %", "75 %", "100 %"])
+            axes.errorbar(values, [place] * len(mine), xerr=errors, fmt="o")
+    if kind.at:
+        axes.set(xlabel=kind.at.replace("_", " "), ylabel=value_title, ylim=(0, None))
+        canvas.legend(loc="outside lower center", ncols=2, fontsize="small")
     else:
-        axes.set_ylim(bottom=0)
-    if chart.reference is not None:
-        axes.axhline(chart.reference, color=_REFERENCE, linewidth=1, linestyle="--", zorder=0)
-    axes.grid(color=_GRID, linewidth=0.6)
-    axes.set_axisbelow(True)
-
-
-def _set_log(axis: Any, set_scale: Any, points: Sequence[Point]) -> None:
-    """A logarithmic axis with plain numbers, where the values span more than a factor of 4."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-
-    held = [each for point in points for each in (point.value, point.outer_low, point.outer_high) if each]
-    if not held or min(held) <= 0 or max(held) < 4 * min(held):
-        return
-    set_scale("log")
-    axis.set_major_locator(LogLocator(10, subs=(1, 2, 5)))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axis.set_minor_formatter(NullFormatter())
+        axes.set_yticks(range(len(methods)), methods)
+        axes.set(xlabel=value_title, ylim=(len(methods) - 0.5, -0.5))
+    if told.unit == "times":
+        (axes.axhline if kind.at else axes.axvline)(1, color="grey", linestyle="--")
+    axes.grid(alpha=0.3)
+    return canvas

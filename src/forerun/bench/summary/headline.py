@@ -6,9 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from forerun.bench.report import markdown_table, percent
-from forerun.bench.summary.facts import duration, file_name
-from forerun.bench.summary.series import short
-from forerun.bench.summary.text import in_order
+from forerun.bench.summary.text import duration, in_order
 from forerun.bench.summary.warnings import weaknesses
 from forerun.errors import ConfigError
 from forerun.results import Figure, Results
@@ -73,17 +71,17 @@ def _rows(results: Results) -> Iterator[list[str]]:
     for workload in dict.fromkeys(str(each.labels.get("workload")) for each in whole):
         here = [each for each in whole if str(each.labels.get("workload")) == workload]
         for method in dict.fromkeys(str(each.labels["method"]) for each in here):
-            ratio, beside = (_figure(here, name, method) for name in ("over_plain", "over_transformers"))
-            if not method.endswith(", auto") or ratio is None or ratio.value is None:
+            of = {each.name: each for each in here if each.labels["method"] == method and each.value is not None}
+            if not method.endswith(", auto") or "over_plain" not in of:
                 continue
             yield [
                 f"{name}: {workload}",
-                short(method).removesuffix(", auto"),
-                _decimal(_value(here, "tokens_per_second", method), 1),
-                _with_interval(ratio),
-                "–" if beside is None or beside.value is None else _with_interval(beside),
-                _decimal(_value(here, "acceptance_length", method), 2),
-                percent(_value(here, "same_text", method)),
+                method.removeprefix("forerun, ").removesuffix(", auto"),
+                _decimal(of.get("tokens_per_second"), 1),
+                _decimal(of["over_plain"], 2),
+                _decimal(of.get("over_transformers"), 2),
+                _decimal(of.get("acceptance_length"), 2),
+                percent(of["same_text"].value if "same_text" in of else None),
             ]
 
 
@@ -93,7 +91,7 @@ def _source(results: Results) -> str:
     busy = [f"load average {at.load_before[0]:.1f} before"] if at.load_before else []
     count = sum(1 for _ in weaknesses(results))
     warned = f"; [{count} warnings](docs/benchmarks.md)" if count else ""
-    return f"- {'; '.join([*words, *busy])} (`benchmarks/{file_name(results)}`){warned}."
+    return f"- {'; '.join([*words, *busy])} (`benchmarks/{results.file_name}`){warned}."
 
 
 def _audited(results: Results) -> str:
@@ -134,22 +132,13 @@ def _of_layer(results: Results, layer: str) -> list[Figure]:
     return [each for each in results.figures if each.name == "found" and each.labels.get("layer") == layer]
 
 
-def _figure(figures: Sequence[Figure], name: str, method: str) -> Figure | None:
-    return next((each for each in figures if each.name == name and each.labels["method"] == method), None)
-
-
-def _value(figures: Sequence[Figure], name: str, method: str) -> float | None:
-    found = _figure(figures, name, method)
-    return None if found is None else found.value
-
-
-def _with_interval(figure: Figure) -> str:
-    bounds = "" if figure.low is None or figure.high is None else f" [{figure.low:.2f}, {figure.high:.2f}]"
-    return f"{figure.value:.2f}{bounds}"
-
-
-def _decimal(value: float | None, digits: int) -> str:
-    return "–" if value is None else f"{value:.{digits}f}"
+def _decimal(figure: Figure | None, digits: int) -> str:
+    """Its value, and its interval where it has one; a dash for none."""
+    if figure is None:
+        return "–"
+    is_ratio = figure.unit == "times" and figure.low is not None and figure.high is not None
+    bounds = f" [{figure.low:.{digits}f}, {figure.high:.{digits}f}]" if is_ratio else ""
+    return f"{figure.value:.{digits}f}{bounds}"
 
 
 def _finely(value: float | None) -> str:

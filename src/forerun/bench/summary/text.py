@@ -1,22 +1,31 @@
-"""Results as Markdown, and as lines for a spreadsheet."""
+"""Results as Markdown."""
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Sequence
 
 from forerun.bench.report import markdown_table
-from forerun.bench.summary.facts import duration, file_name, title
 from forerun.bench.summary.warnings import between, weaknesses
 from forerun.results import KINDS, Results, describe
 
-_COLUMNS = ("file", "kind", "target", "commit", "processor", "figure", "unit", "value", "low", "high", "samples")
+
+def title(results: Results) -> str:
+    """Of a file's section."""
+    target = results.target
+    about = ", ".join(filter(None, (target.name, target.number_format))) if target is not None else ""
+    return f"{KINDS[results.kind]}{': ' * bool(about)}{about}"
+
+
+def duration(seconds: float) -> str:
+    """A time for people."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def in_order(every: Sequence[Results]) -> list[Results]:
     """As reports show them: by kind, then by file."""
-    return sorted(every, key=lambda each: (KINDS.index(each.kind), file_name(each)))
+    return sorted(every, key=lambda each: (list(KINDS).index(each.kind), each.file_name))
 
 
 def markdown(every: Sequence[Results], head: str = "") -> str:
@@ -34,29 +43,11 @@ def markdown(every: Sequence[Results], head: str = "") -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def csv_lines(every: Sequence[Results]) -> str:
-    """A line per figure: file, what it is of, value and interval; a column per label."""
-    labels = list(dict.fromkeys(name for results in every for each in results.figures for name in each.labels))
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([*_COLUMNS, *labels])
-    for results in in_order(every):
-        target = results.target.name if results.target is not None else ""
-        at = results.environment
-        for each in results.figures:
-            writer.writerow(
-                [file_name(results), results.kind, target, at.commit, at.processor, each.name, each.unit]
-                + [each.value, each.low, each.high, each.samples]
-                + [each.labels.get(name) for name in labels]
-            )
-    return text.getvalue()
-
-
 def _about(results: Results) -> str:
     at = results.environment
     busy = f"load average {at.load_before[0]:.1f} before and {at.load_after[0]:.1f} after" if at.load_before else ""
     stolen = "" if at.stolen is None else f"{100 * at.stolen:.1f} % of the processors' time taken by the host"
-    parts = [f"{at.date[:10]}, {duration(at.seconds)}", f"`{file_name(results)}`", describe(at), busy, stolen]
+    parts = [f"{at.date[:10]}, {duration(at.seconds)}", f"`{results.file_name}`", describe(at), busy, stolen]
     return "; ".join(filter(None, parts)) + "."
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from forerun.results import Figure, Results, RunRow
+from forerun.results import Figure, Results
 
 LEAST_RUNS = 10
 """Runs behind an interval: with fewer, a bootstrap's is too narrow."""
@@ -22,7 +22,7 @@ def warnings_of(every: Sequence[Results]) -> list[str]:
     """A sentence for each weakness; of several files, with the file's name."""
     found = list(between(every))
     for results in every:
-        name = f"{_name(results)}: " if len(every) > 1 else ""
+        name = f"{results.file_name or results.kind}: " if len(every) > 1 else ""
         found += [f"{name}{text}" for text in weaknesses(results)]
     return found
 
@@ -68,8 +68,8 @@ def _of_text(results: Results) -> Iterator[str]:
                 f"{drafter.seen} of {len(results.prompts)} prompts share 13 words in a row with what {drafter.name} "
                 f"was made from ({drafter.seen_source}): its acceptance on them flatters it."
             )
-    differing = _methods(row for row in results.rows if row.same_text is False and row.method.startswith("forerun, "))
-    if differing:
+    ours = [row for row in results.rows if row.method.startswith("forerun, ")]
+    if differing := _listed([row.method for row in ours if row.same_text is False]):
         exact = " The model is not exact." if target is not None and target.exact is False else ""
         yield f"Texts differ from those of plain decoding: {differing}.{exact}"
 
@@ -113,15 +113,6 @@ def _of_machine(results: Results) -> Iterator[str]:
         yield f"{100 * environment.stolen:.0f} % of the processors' time went to other machines of the same host."
     if environment.dirty:
         yield f"The checkout was changed: the figures are not of commit {environment.commit} alone."
-
-
-def _name(results: Results) -> str:
-    return results.source.replace("\\", "/").rpartition("/")[2] or results.kind
-
-
-def _methods(rows: Iterator[RunRow]) -> str:
-    names = list(dict.fromkeys(row.method for row in rows))
-    return _listed(names) if names else ""
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -6,15 +6,10 @@ import typer
 
 from forerun.cli.bench import (
     acceptance,
-    collectives,
     compare,
-    engine,
     forward,
     generate,
     gpu,
-    journal,
-    load,
-    overhead,
     peers,
     quality,
     replay,
@@ -27,14 +22,9 @@ app.command()(forward.forward)
 app.command()(generate.generate)
 app.command()(peers.peers)
 app.command()(replay.replay)
-app.command()(load.load)
 app.command()(serve.serve)
-app.command()(overhead.overhead)
 app.command()(acceptance.acceptance)
-app.command()(engine.engine)
-app.command()(collectives.collectives)
 app.command()(quality.quality)
-app.command()(journal.journal)
 app.command()(report.report)
 app.command()(compare.compare)
 app.command()(gpu.gpu)

@@ -43,11 +43,10 @@ def compare(
     *,
     wanted: Annotated[CompareOptions, Flags()],
     json: options.Json = False,
-    markdown: options.Markdown = False,
 ) -> None:
     """Compare two results prompt by prompt. Exit code 1: something is worse beyond its interval."""
     from forerun.bench import paired
-    from forerun.bench.report import Table, markdown_table, plain_table
+    from forerun.bench.report import Table, plain_table
     from forerun.bench.summary.warnings import weaknesses
     from forerun.results import load
 
@@ -66,7 +65,7 @@ def compare(
         print_json({"worse": paired.WORSE in counts, "verdicts": counts, "rows": rows})
     else:
         table = Table.of("", paired.COLUMNS, rows)
-        typer.echo((markdown_table if markdown else plain_table)(table.header, table.rows))
+        typer.echo(plain_table(table.header, table.rows))
         typer.echo("\n" + _conclusion(counts))
     if paired.WORSE in counts:
         raise typer.Exit(WORSE_EXIT)

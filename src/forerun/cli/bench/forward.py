@@ -12,6 +12,9 @@ from forerun.cli.bench.shared import JsonFile, begin, print_report, say, whole_n
 from forerun.cli.flags import Flags, with_flags
 from forerun.fields import option
 
+PREFIX = 256
+"""Cached positions before the new rows."""
+
 
 @dataclass(frozen=True, slots=True)
 class ForwardOptions:
@@ -22,11 +25,6 @@ class ForwardOptions:
     dtypes: str = option(
         "float32,bfloat16", "Number formats (int8 and int4 too), with commas between them.", metavar="DTYPE,..."
     )
-    sequences: str | None = option(
-        None, "In place of --rows: sequences of one row each in a forward, with commas between them.", metavar="INT,..."
-    )
-    num_logits: int | None = option(None, "Rows whose logits are wanted.", default_text="all", low=1)
-    prefix: int = option(256, "Cached positions before the new rows.", low=1)
     rounds: int = option(20, "Interleaved rounds.", low=1)
 
 
@@ -36,12 +34,9 @@ def forward(
     timed: Annotated[ForwardOptions, Flags()],
     threads: options.Threads = None,
     json: JsonFile = None,
-    markdown: options.Markdown = False,
 ) -> None:
     """One target forward of K rows, all logits: Transformers' own module against forerun's paths."""
-    by_sequence = timed.sequences is not None
-    counts = whole_numbers(timed.sequences or timed.rows, "--sequences" if by_sequence else "--rows")
-    dtypes = options.comma_list(timed.dtypes, "--dtypes")
+    counts, dtypes = whole_numbers(timed.rows, "--rows"), options.comma_list(timed.dtypes, "--dtypes")
     watch = begin(threads, json)
     from forerun.bench import forward as bench
     from forerun.bench.measure import is_cost_padded
@@ -55,11 +50,9 @@ def forward(
     quieten()
     with ExitStack() as stack:
         folder = timed.model or stack.enter_context(random_llama())
-        load = bench.Load(counts, timed.prefix, by_sequence, timed.num_logits)
-        results = bench.measure(folder, dtypes, load, timed.rounds, say)
+        results = bench.measure(folder, dtypes, counts, PREFIX, timed.rounds, say)
     say("measuring bandwidth and arithmetic for the roofline")
     roof = measure_roof(dtypes)
-    figures = forward_figures(results, load, timed.rounds, roof)
     name = "a random Llama" if timed.model is None else without_folders(timed.model)
     target = TargetFacts(
         name,
@@ -68,9 +61,9 @@ def forward(
         random_weights=timed.model is None,
         num_parameters=results[0].parameters,
     )
-    settings = {"rows": counts, "prefix": timed.prefix, "rounds": timed.rounds, "num_logits": timed.num_logits}
-    what = "forward of sequences of one row each" if by_sequence else "forward"
-    title = f"One {what} after {timed.prefix} cached positions, {timed.rounds} interleaved rounds"
+    settings = {"rows": counts, "prefix": PREFIX, "rounds": timed.rounds}
+    figures = forward_figures(results, PREFIX, timed.rounds, roof)
+    title = f"One forward after {PREFIX} cached positions, {timed.rounds} interleaved rounds"
     table = bench.table(title, counts, results)
     report = Report("forward", [table], target, settings=settings, figures=figures, details={"roof": roof})
-    print_report(report, watch, json, markdown)
+    print_report(report, watch, json)

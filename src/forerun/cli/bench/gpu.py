@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import gc
-import subprocess
-import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from forerun.cli import options
 from forerun.cli.bench.shared import say
 from forerun.cli.flags import Flags, with_flags
-from forerun.config import BUNDLED_DRAFT, BUNDLED_TARGET, QUANTISATIONS
-from forerun.errors import ConfigError, ModelLoadError
+from forerun.config import BUNDLED_DRAFT, BUNDLED_TARGET, DEFAULT_DTYPE, QUANTISATIONS
+from forerun.errors import ConfigError
 from forerun.fields import option
 
 if TYPE_CHECKING:
@@ -24,6 +24,11 @@ if TYPE_CHECKING:
     from forerun.models import Model
 
 Section = tuple[str, "Callable[[], Table]"]
+NUM_PROMPTS, PROMPT_TOKENS = 4, 200
+"""Prompts of held-out code, and the last tokens of each that count."""
+MAX_TOKENS = 64
+CONTEXT = 512
+"""Positions before the forwards that are timed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +36,8 @@ class GpuOptions:
     """What is measured, and on what."""
 
     device: str = option("cuda", "Where models compute.", metavar="DEVICE")
-    dtype: str = option("bfloat16", "Number format of the weights.", metavar="DTYPE")
     parameters: str = option("8B", "Size of the target, which gives the bundled one's text.", metavar="SIZE")
     draft_parameters: str = option("800M", "Size of the draft model.", metavar="SIZE")
-    num_prompts: int = option(4, "Prompts of held-out code.", low=1)
-    prompt_tokens: int = option(200, "Tokens of each, its last ones.", low=2)
-    max_tokens: int = option(64, "Tokens generated per prompt.", low=2)
-    context: int = option(512, "Positions before the forwards that are timed.", low=1)
     sections: str | None = option(None, "Those to measure, by their names, with commas.", metavar="NAMES")
 
 
@@ -48,11 +48,11 @@ def gpu(
 ) -> None:
     """Measure a GPU, or the CPU, with a target and a draft model made in its memory; prints Markdown.
 
-    A section that fails says why, and the others go on, in a new process if the device has failed; the exit code is
-    then 1. FORERUN_KERNELS=triton takes the Triton kernels.
+    A section that fails says why, and the others go on; the exit code is then 1. FORERUN_KERNELS=triton takes the
+    Triton kernels.
     """
-    failed, sections = [], _chosen(chosen)
-    for place, (name, section) in enumerate(sections):
+    failed = []
+    for name, section in _chosen(chosen):
         say(name)
         start = time.perf_counter()
         try:
@@ -61,12 +61,7 @@ def gpu(
             failed.append(name)
             typer.echo(f"\n### {name}\n\nfailed: {type(error).__name__}: {error}")
             traceback.print_exc()
-            if not _device_failed(error, chosen.device):
-                continue
-            rest = [other for other, _ in sections[place + 1 :]]
-            if rest and _in_a_new_process(chosen, rest):
-                failed.append("some after it, in a new process")
-            break
+            continue
         from forerun.bench.report import markdown_table
 
         elapsed = time.perf_counter() - start
@@ -79,51 +74,27 @@ def gpu(
 def _chosen(chosen: GpuOptions) -> list[Section]:
     """The sections that are wanted. Raises ConfigError where there is none of a name."""
     sections = dict(_sections(chosen))
-    if chosen.sections is None:
-        return list(sections.items())
-    wanted = [name.strip() for name in chosen.sections.split(",")]
+    wanted = list(sections) if chosen.sections is None else options.comma_list(chosen.sections, "--sections")
     for name in wanted:
         if name not in sections:
             raise ConfigError(f"sections holds {name!r}, but they are: {', '.join(sections)}. Give some of these.")
     return [(name, section) for name, section in sections.items() if name in wanted]
 
 
-def _device_failed(error: Exception, device: str) -> bool:
-    """Whether nothing more can be computed on the device in this process."""
-    from forerun.device import resolve_device
-    from forerun.device_errors import device_error
-    from forerun.errors import DeviceError, ForerunError
-
-    try:
-        return isinstance(device_error(error, resolve_device(device)), DeviceError)
-    except ForerunError:  # there is no such device
-        return False
-
-
-def _in_a_new_process(chosen: GpuOptions, names: list[str]) -> bool:
-    """Measure these sections where the device is not lost yet; whether any of them failed."""
-    given = {**asdict(chosen), "sections": ",".join(names)}
-    flags = [part for name, value in given.items() for part in (f"--{name.replace('_', '-')}", str(value))]
-    say("the device has failed: the sections after this one are measured in a new process")
-    return subprocess.run([sys.executable, "-m", "forerun", "bench", "gpu", *flags], check=False).returncode != 0
-
-
 def _sections(chosen: GpuOptions) -> Iterator[Section]:
     """In order of what is wanted first, should time run out. Models are made by the first section that needs them."""
     made = _Made(chosen)
-    context, tokens = chosen.context, chosen.max_tokens
 
     def pair(temperature: float, batch: int) -> Callable[[], Table]:
-        return lambda: made.pairs(temperature, batch, tokens)
+        return lambda: made.pairs(temperature, batch)
 
     yield "copies", made.copies
     yield "the models", made.models
-    yield "steps of the target", lambda: made.steps(made.target(), context)
-    yield "one row", lambda: made.one_row(context)
-    yield "steps of the draft model", lambda: made.steps(made.draft(), context)
+    yield "steps of the target", lambda: made.steps(made.target())
+    yield "steps of the draft model", lambda: made.steps(made.draft())
     yield "greedy pairs", pair(0.0, 1)
     yield "drawn pairs", pair(1.0, 1)
-    yield "greedy pairs in a batch", pair(0.0, chosen.num_prompts)
+    yield "greedy pairs in a batch", pair(0.0, NUM_PROMPTS)
     for name in QUANTISATIONS:
         yield f"steps of the target in {name}", lambda name=name: made.quantised_steps(name)  # type: ignore[misc]
     yield "Transformers", made.transformers
@@ -135,16 +106,14 @@ class _Made:
     def __init__(self, chosen: GpuOptions) -> None:
         self._chosen = chosen
         self._models: dict[str, Model] = {}
-        self._bandwidth = 0.0
-        self._failed: set[str] = set()  # models that could not be made, which takes a while each time
 
+    @cached_property
     def bandwidth(self) -> float:
         """Bytes a second of a copy."""
         from forerun.bench.gpu.device_time import copy_bandwidth
         from forerun.device import resolve_device
 
-        self._bandwidth = self._bandwidth or copy_bandwidth(resolve_device(self._chosen.device))
-        return self._bandwidth
+        return copy_bandwidth(resolve_device(self._chosen.device))
 
     def target(self) -> Model:
         return self._model(BUNDLED_TARGET, self._chosen.parameters)
@@ -158,18 +127,17 @@ class _Made:
         from forerun.workloads import load
 
         tokenizer = load_tokenizer(BUNDLED_TARGET)
-        texts = [case.prompt for case in load("code") if isinstance(case.prompt, str)][: self._chosen.num_prompts]
-        return [tokenizer(text)["input_ids"][-self._chosen.prompt_tokens :] for text in texts]
+        texts = [case.prompt for case in load("code") if isinstance(case.prompt, str)][:NUM_PROMPTS]
+        return [tokenizer(text)["input_ids"][-PROMPT_TOKENS:] for text in texts]
 
     def copies(self) -> Table:
         from forerun.bench.report import Table
         from forerun.results.machine import describe, machine
 
-        rate = f"{self.bandwidth() / 1e9:,.0f} GB/s"
         facts = machine()
         where = facts["accelerator"] if self._chosen.device != "cpu" else "the CPU"
         title = f"What {where} copies, bytes read and written together ({describe(facts)})"
-        return Table(title, ["", "rate"], [["copy", rate]])
+        return Table(title, ["", "rate"], [["copy", f"{self.bandwidth / 1e9:,.0f} GB/s"]])
 
     def models(self) -> Table:
         """How long it takes to make and to capture them, and whether they are exact."""
@@ -184,35 +152,30 @@ class _Made:
             rows.append([model.name, f"{model.num_parameters:,}", elapsed, model.kernels, verdict])
         return Table("Models", ["model", "parameters", "s to make, capture and try", "kernels", "exact"], rows)
 
-    def steps(self, model: Model, context: int) -> Table:
-        from forerun.bench.gpu import steps
+    def steps(self, model: Model) -> Table:
+        from forerun.bench.gpu.steps import step_times
 
-        return steps.step_times(model, self.bandwidth(), context)
+        return step_times(model, self.bandwidth, CONTEXT)
 
-    def one_row(self, context: int) -> Table:
-        from forerun.bench.gpu import steps
+    def pairs(self, temperature: float, batch: int) -> Table:
+        from forerun.bench.gpu.pairs import speed_table
 
-        return steps.one_row_table(self.target(), context)
-
-    def pairs(self, temperature: float, batch: int, max_tokens: int) -> Table:
-        from forerun.bench.gpu import pairs
-
-        return pairs.speed_table(self.target(), self.draft(), self.prompts(), max_tokens, temperature, batch)
+        return speed_table(self.target(), self.draft(), self.prompts(), MAX_TOKENS, temperature, batch)
 
     def quantised_steps(self, quantize: str) -> Table:
         from forerun.models.loading import adopt
 
         self.free()
-        model = adopt(self._wide(BUNDLED_TARGET, self._chosen.parameters), self._chosen.parameters, quantize)
-        return self.steps(model, self._chosen.context)
+        wide = self._wide(BUNDLED_TARGET, self._chosen.parameters)
+        return self.steps(adopt(wide, self._chosen.parameters, quantize))
 
     def transformers(self) -> Table:
-        from forerun.bench.gpu import pairs
+        from forerun.bench.gpu.pairs import transformers_table
 
         self.free()
         target = self._wide(BUNDLED_TARGET, self._chosen.parameters)
         draft = self._wide(BUNDLED_DRAFT, self._chosen.draft_parameters)
-        return pairs.transformers_table(target, draft, self.prompts(), self._chosen.max_tokens)
+        return transformers_table(target, draft, self.prompts(), MAX_TOKENS)
 
     def free(self) -> None:
         """Forget the pair: what comes after it makes models of its own."""
@@ -225,17 +188,12 @@ class _Made:
     def _model(self, source: str, parameters: str) -> Model:
         from forerun.models.loading import adopt
 
-        name = f"{source} at {parameters}"
-        if name in self._failed:
-            raise ModelLoadError(f"{name} could not be made. An earlier section says why.")
         if source not in self._models:
-            self._failed.add(name)
-            self._models[source] = adopt(self._wide(source, parameters), name)
-            self._failed.remove(name)
+            self._models[source] = adopt(self._wide(source, parameters), f"{source} at {parameters}")
         return self._models[source]
 
     def _wide(self, source: str, parameters: str) -> Any:
         """Of Transformers, on the device."""
         from forerun.train.widened import make_wide
 
-        return make_wide(source, parameters, self._chosen.dtype, self._chosen.device)
+        return make_wide(source, parameters, DEFAULT_DTYPE, self._chosen.device)

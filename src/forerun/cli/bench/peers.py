@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -17,7 +16,6 @@ from forerun.cli.demo import choose_drafters
 from forerun.cli.flags import Flags, with_flags
 from forerun.cli.generate import INTERRUPTED
 from forerun.cli.options import LLMOptions
-from forerun.config import QUANTISATIONS
 from forerun.errors import ConfigError
 from forerun.fields import option
 
@@ -27,7 +25,7 @@ DRAFTERS = "suffix,prompt-lookup,hybrid:sources=suffix+recycling"
 
 @dataclass(frozen=True, slots=True)
 class PeerOptions:
-    """Who takes part, and for how long it is waited."""
+    """Who takes part."""
 
     peer: Sequence[str] = option(
         (),
@@ -35,32 +33,20 @@ class PeerOptions:
         "after a colon, with commas between them: model=PATH, draft=PATH, name=TEXT, lookup=VALUE.",
         metavar="KIND=PROGRAM",
     )
-    also: str | None = option(
-        None,
-        f"Quantisations with commas between them ({', '.join(QUANTISATIONS)}) in which forerun takes part once more: "
-        "the peers of as many bits have it in their class.",
-        metavar="NAMES",
-    )
     rounds: int = option(1, "Interleaved rounds per prompt.", low=1)
-    load_limit: float = option(600.0, "Seconds in which a peer must have loaded.", low=0, above=True)
-    prompt_limit: float = option(300.0, "Seconds in which a peer must have answered a prompt.", low=0, above=True)
-    logs: Path | None = option(None, "Folder for what the peers print on standard error.", metavar="FOLDER")
 
 
 @with_flags
 def peers(
     *,
     model: options.ModelName = None,
-    draft: options.DraftName = None,
     compared: Annotated[Compared, Flags(base=Compared(drafters=DRAFTERS))],
     chosen: Annotated[PeerOptions, Flags()],
     llm: Annotated[LLMOptions, Flags("dtype", "quantize")],
     threads: options.Threads = None,
     json: JsonFile = None,
-    markdown: options.Markdown = False,
 ) -> None:
     """The same token ids, threads and numbers of tokens through other engines: greedy, past any end of text."""
-    from forerun.bench.peers.peer import Limits
     from forerun.bench.peers.plan import available_cores, own_start, start_of
     from forerun.bench.peers.run import answer_of, measure, running
     from forerun.bench.peers.specs import read_specs
@@ -71,19 +57,14 @@ def peers(
     if not chosen.peer:
         raise ConfigError("There is no peer to measure beside. Give at least one: --peer transformers=PYTHON.")
     specs, cases = read_specs(chosen.peer), [case for each in compared.cases().values() for case in each]
-    again = _also(chosen.also, llm.dtype)
     model = chosen_model(model)
-    drafters = choose_drafters(model, draft, compared.drafters)
-    if draft is not None and not any(draft in text for text in drafters.values()):
-        raise ConfigError(f"--draft is {draft!r}, but none of --drafters takes it. Add draft-model to --drafters.")
+    drafters = choose_drafters(model, None, compared.drafters)
     count, tokenizer = threads or available_cores(), find_tokenizer(model)
     watch = begin(count, json)
-    with running(Limits(chosen.load_limit, chosen.prompt_limit), say, chosen.logs) as started:
+    with running(say) as started:
         own = started.start(own_start(model, drafters, llm.dtype, count, llm.quantize))
         if own is None:
             raise ConfigError(f"forerun itself cannot take part: {started.left_out[-1].reason}.")
-        for quantize in again:
-            started.start(own_start(model, drafters, llm.dtype, count, quantize))
         prompts = requests(cases, tokenizer, model, answer_of(started, own, tokenizer, compared.max_tokens))
         check_lengths(prompts, compared.max_tokens, own.about.integer("context_length"), model)
         for spec in specs:
@@ -92,19 +73,8 @@ def peers(
     prompts = prompts[: measured.num_answers // chosen.rounds]
     about = f"{len(prompts)} prompts of {compared.max_tokens} tokens, {count} threads, rounds: {chosen.rounds}"
     facts = {"model": model, "prompts": len(prompts), "max_tokens": compared.max_tokens, "threads": count}
-    categories = [prompt.category for prompt in prompts for _ in range(chosen.rounds)]
     has_avx512 = "avx512f" in processor.features()
-    print_report(report(measured, own.name, categories, about, facts, has_avx512), watch, json, markdown)
+    print_report(report(measured, own.name, about, facts, has_avx512), watch, json)
     if measured.interrupted:
         say(f"interrupted: the tables hold the first {len(prompts)} prompts")
         raise typer.Exit(INTERRUPTED)
-
-
-def _also(names: str | None, dtype: str) -> list[str]:
-    """The quantisations of --also. Raises ConfigError for one that there is not."""
-    from forerun.models import check_quantisation
-
-    again = [] if names is None else options.comma_list(names, "--also")
-    for quantize in again:
-        check_quantisation(quantize, dtype)
-    return again

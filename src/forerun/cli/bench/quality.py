@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,9 +11,7 @@ from forerun.cli import options
 from forerun.cli.bench.shared import Compared, JsonFile, begin, print_report, say
 from forerun.cli.default_model import chosen_model
 from forerun.cli.flags import Flags, with_flags
-from forerun.cli.options import LLMOptions
 from forerun.errors import ConfigError
-from forerun.fields import option
 from forerun.workloads import Case
 
 if TYPE_CHECKING:
@@ -23,15 +20,6 @@ if TYPE_CHECKING:
 PROMPTS = "prose,questions"
 NUM_PROMPTS = 42
 MAX_TOKENS = 64
-
-
-@dataclass(frozen=True, slots=True)
-class QualityOptions:
-    """What is compared with float32."""
-
-    formats: str = option(
-        "bfloat16,int8,int4", "Formats of the weights, with commas between them.", metavar="FORMAT,..."
-    )
 
 
 @with_flags
@@ -47,31 +35,28 @@ def quality(
             base=Compared(prompts=PROMPTS, num_prompts=NUM_PROMPTS, max_tokens=MAX_TOKENS),
         ),
     ],
-    settings: Annotated[QualityOptions, Flags()],
-    llm: Annotated[LLMOptions, Flags("adapter")],
     threads: options.Threads = None,
     json: JsonFile = None,
-    markdown: options.Markdown = False,
 ) -> None:
     """Perplexity, divergence and top-1 agreement beside float32, on text and on the model's own greedy answers."""
-    formats, cases = options.comma_list(settings.formats, "--formats"), compared.cases()
+    cases = compared.cases()
     model = chosen_model(model)
     watch = begin(threads, json)
-    rows = measure(model, formats, cases, compared.max_tokens, llm.adapter)
-    from forerun.bench.quality import COLUMNS, REFERENCE
+    from forerun.bench.quality import COLUMNS, FORMATS, REFERENCE
     from forerun.bench.recorded_parts import quality_figures
     from forerun.results import TargetFacts
     from forerun.results.write import without_folders
 
+    rows = measure(model, FORMATS, cases, compared.max_tokens)
     title = f"{without_folders(model)}: what the weights' format costs, beside float32"
     report = Report(
         "quality",
         [Table.of(title, COLUMNS, rows)],
-        TargetFacts(without_folders(model), REFERENCE, adapter=llm.adapter and without_folders(llm.adapter)),
-        settings={"max_tokens": compared.max_tokens, "formats": formats},
+        TargetFacts(without_folders(model), REFERENCE),
+        settings={"max_tokens": compared.max_tokens, "formats": FORMATS},
         figures=quality_figures(rows),
     )
-    print_report(report, watch, json, markdown)
+    print_report(report, watch, json)
 
 
 def measure(
@@ -84,15 +69,11 @@ def measure(
     """The rows of `formats`. Chats are left out, which is said, where the model has no chat template.
 
     Raises:
-        ConfigError: an unknown format, or nothing is left to measure.
+        ConfigError: nothing is left to measure.
     """
     from forerun.bench import quality as bench
     from forerun.bench.prompts import prepare
     from forerun.engine import LLM
-
-    for each in formats:
-        if each not in bench.FORMATS:
-            raise ConfigError(f"--formats names {each!r}, but may name {', '.join(bench.FORMATS)}.")
 
     def texts(llm: LLM) -> dict[str, list[bench.Scored]]:
         if llm.tokenizer is None:

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from forerun.bench.report import Report
-from forerun.cli.options import DRAFTERS_HELP, WORKLOAD_FILE, comma_list
+from forerun.cli.memory_line import memory_told
+from forerun.cli.options import DRAFTERS_HELP, WORKLOAD_FILE, LLMOptions, comma_list
 from forerun.cli.output import terminal_width
-from forerun.config import AUTO, NumDraftTokens
+from forerun.config import AUTO, OFF, NumDraftTokens
 from forerun.errors import ConfigError
 from forerun.fields import option
 from forerun.files.json_file import Fields
@@ -21,7 +22,8 @@ from forerun.results.write import without_folders
 from forerun.workloads import Case, categories_in_turn, load, names
 
 if TYPE_CHECKING:
-    from forerun.results import Results, Watch
+    from forerun.engine import LLM
+    from forerun.results import Watch
 
 STDOUT = "-"
 JsonFile = Annotated[
@@ -165,20 +167,27 @@ def write_text(path: Path, text: str) -> None:
     say(f"written: {path}")
 
 
-def print_report(report: Report, watch: Watch, json: Path | None, markdown: bool) -> Results:
-    """The report on standard output, as Markdown or plain text, and in a file; "-" prints the file's JSON alone.
-
-    Returns what the file holds.
-    """
+def print_report(report: Report, watch: Watch, json: Path | None, markdown: bool = False) -> None:
+    """The report on standard output, as Markdown or plain text, and in a file; "-" prints the file's JSON alone."""
     from forerun.results.write import command_line, save, text_of
 
     environment = watch.environment()
     results = report.results(command_line(sys.argv[1:]), environment)
     if json is not None and str(json) == STDOUT:
         typer.echo(text_of(results), nl=False)
-        return results
+        return
     typer.echo(report.text(environment, markdown, terminal_width()))
     if json is not None:
         save(results, json)
         say(f"results in {json}")
-    return results
+
+
+def open_plain(model: str, llm: LLMOptions) -> LLM:
+    """The target alone, told while it is loaded. Transformers is quiet from now on."""
+    from forerun.bench.reference import quieten
+    from forerun.engine import LLM
+
+    quieten()
+    say(f"loading {model}")
+    with memory_told(say):
+        return LLM(model, drafter=None, dtype=llm.dtype, quantize=llm.quantize, prefix_reuse=OFF)

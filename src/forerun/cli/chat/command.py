@@ -18,12 +18,11 @@ from forerun.cli.chat.screen import Screen
 from forerun.cli.chat.session import Session
 from forerun.cli.flags import Flags, with_flags
 from forerun.cli.generate import INTERRUPTED, choose_drafter, open_llm
-from forerun.cli.launched import follow_launched
 from forerun.cli.memory_line import memory_told
 from forerun.cli.options import LLMOptions
 from forerun.cli.text_argument import unicode_text
 from forerun.config import SamplingParams
-from forerun.errors import ConfigError, DeviceError, ForerunError, ModelLoadError, RankError
+from forerun.errors import ConfigError, DeviceError, ForerunError, ModelLoadError
 from forerun.fetch import store
 
 CHAT_MODEL = store.names()[0]
@@ -70,7 +69,7 @@ def chat(
     screen.show_drafts(show_drafts)
     if model is not None and named is not None:
         raise ConfigError(f"The model is given twice: {model!r}, and {named!r} by --model. Give it once.")
-    name = follow_launched(model or named or default_model(), settings)
+    name = model or named or default_model()
     chosen = choose_drafter(drafter)
     history = History(None if system is None else unicode_text(system, "--system"))
     screen.note(f"forerun: loading {name}")
@@ -100,7 +99,6 @@ def converse(session: Session, screen: Screen, read: Callable[[], Entered]) -> N
     read: raises EOFError and KeyboardInterrupt as `read_entry`.
 
     Raises:
-        RankError: a process that computes the model with this one is lost.
         DeviceError: the device that computes it has failed.
     """
     while True:
@@ -119,7 +117,7 @@ def converse(session: Session, screen: Screen, read: Callable[[], Entered]) -> N
                 say(session, screen, entered.text)
         except Quit:
             return
-        except (RankError, DeviceError):  # nothing more can be computed
+        except DeviceError:  # nothing more can be computed
             raise
         except ForerunError as error:
             screen.note(f"forerun: {error}")

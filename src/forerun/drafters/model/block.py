@@ -38,8 +38,7 @@ class Block(HeadFeeding, DraftModel):
     _example = "block"
 
     def __init__(self, model: str | Path | StoredHead[HeadConfig] | None = None) -> None:
-        DraftModel.__init__(self)
-        self._read_head(model)
+        super().__init__(model)
         self._block: BlockModel | None = None
 
     def _of_head(self, head: StoredHead[HeadConfig], target: LanguageModel, name: str) -> BlockModel:

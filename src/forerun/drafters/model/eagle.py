@@ -63,10 +63,6 @@ class Eagle(EagleFeeding, DraftModel):
         model: folder of the head, or a head that was read; None takes the one that comes with forerun for the target.
     """
 
-    def __init__(self, model: str | Path | StoredHead[HeadConfig] | None = None) -> None:
-        DraftModel.__init__(self)
-        self._read_head(model)
-
 
 class EagleTree(EagleFeeding, DraftTree):
     """Drafts trees with a head that reads the target's hidden states. They grow as a draft model's do.

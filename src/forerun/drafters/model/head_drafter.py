@@ -32,6 +32,10 @@ class HeadDrafter(ModelDrafter):
     _example = "eagle"
     _catches_up = False
 
+    def __init__(self, model: str | Path | StoredHead[HeadConfig] | None = None) -> None:
+        super().__init__()  # type: ignore[call-arg]  # that of what it is mixed with: chains or trees of a draft model
+        self._read_head(model)
+
     def _read_head(self, model: str | Path | StoredHead[HeadConfig] | None) -> None:
         """Keep what was given as the head, whose folder is read in `bind`."""
         self._head: StoredHead[HeadConfig] | None = model if isinstance(model, StoredHead) else None

@@ -35,10 +35,6 @@ class Medusa(MedusaFeeding, DraftModel):
         model: folder of the heads, or heads that were read.
     """
 
-    def __init__(self, model: str | Path | StoredHead[HeadConfig] | None = None) -> None:
-        DraftModel.__init__(self)
-        self._read_head(model)
-
     def _room(self, sequence: Sequence, budget: int) -> int:
         return super()._room(sequence, self._capped(budget, self._heads.config.num_heads, _CAPPED))
 

@@ -37,8 +37,7 @@ class Mtp(EagleFeeding, DraftModel):
     _example = "mtp"
 
     def __init__(self, model: str | Path | StoredHead[HeadConfig] | None = None) -> None:
-        DraftModel.__init__(self)
-        self._read_head(model)
+        super().__init__(model)
         self._is_idle = False
 
     def bind(self, binding: Binding) -> None:

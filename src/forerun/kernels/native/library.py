@@ -15,7 +15,7 @@ from forerun.errors import ConfigError, NativeUnavailableError
 from forerun.home import HOME_VARIABLE
 from forerun.kernels.native.structs import AttentionStruct, EagleStruct, Kind, LinearStruct, ModelStruct, RowsStruct
 
-ABI = 8
+ABI = 9
 """FORERUN_ABI of csrc/forerun.h."""
 _LEVELS = INSTRUCTIONS[::-1]
 """By the numbers that the library gives them."""
@@ -51,27 +51,11 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
         c_int32,
         (POINTER(LinearStruct), _POINTER, c_int32, c_float, _POINTER, c_int64, _POINTER, c_int32),
     ),
-    "forerun_sums": (c_int32, (POINTER(LinearStruct), _POINTER, c_int64, _POINTER, c_float, _POINTER, c_int32)),
-    "forerun_half_layer": (
-        c_int32,
-        (POINTER(ModelStruct), POINTER(RowsStruct), c_int32, c_int32, _POINTER, _POINTER, c_int32),
-    ),
     "forerun_context": (c_int32, (POINTER(ModelStruct), _POINTER, POINTER(RowsStruct), _POINTER, c_int32)),
     "forerun_greedy_chains": (c_int32, (POINTER(LinearStruct), *[_POINTER] * 5, c_int64, _POINTER, c_int32)),
     "forerun_pick": (None, (_POINTER, c_int64, c_int64, c_int64, _POINTER, _POINTER)),
 }
-_COMPUTING = (
-    "linear",
-    "layers",
-    "head",
-    "attention",
-    "eagle",
-    "fuse",
-    "sums",
-    "half_layer",
-    "context",
-    "greedy_chains",
-)
+_COMPUTING = ("linear", "layers", "head", "attention", "eagle", "fuse", "context", "greedy_chains")
 
 
 class Library:
@@ -81,8 +65,8 @@ class Library:
         path: the file.
         best: the best instruction set that the processor has.
         shares_openmp: whether torch's threads compute; else threads of the library's.
-        linear, layers, head, attention, eagle, fuse, sums, half_layer, context, greedy_chains, pick, move_slots, pack,
-            unpack: as csrc/forerun.h says, with addresses for pointers.
+        linear, layers, head, attention, eagle, fuse, context, greedy_chains, pick, move_slots, pack, unpack: as
+            csrc/forerun.h says, with addresses for pointers.
     """
 
     def __init__(self, path: Path, functions: ctypes.CDLL) -> None:
@@ -100,8 +84,6 @@ class Library:
         self.attention: Any = functions.forerun_attention
         self.eagle: Any = functions.forerun_eagle
         self.fuse: Any = functions.forerun_fuse
-        self.sums: Any = functions.forerun_sums
-        self.half_layer: Any = functions.forerun_half_layer
         self.context: Any = functions.forerun_context
         self.greedy_chains: Any = functions.forerun_greedy_chains
         self.pick: Any = functions.forerun_pick

@@ -5,7 +5,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.nn import functional as F
 
 _BLOCK = 1024
 
@@ -36,12 +35,3 @@ def gated(sums: Tensor, out: Tensor) -> None:
     rows, width = out.shape
     block = min(_BLOCK, triton.next_power_of_2(width))
     _gated[(rows, triton.cdiv(width, block))](sums, out, rows, WIDTH=width, BLOCK=block, SPLITS=len(sums), num_warps=4)
-
-
-def gated_reference(sums: Tensor) -> Tensor:
-    """What `gated` computes, in PyTorch: [rows, width] float32."""
-    total = sums[0].clone()
-    for part in sums[1:]:
-        total += part
-    gate, up = total.chunk(2, -1)
-    return F.silu(gate) * up

@@ -14,7 +14,6 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.nn import functional as F
 
 from forerun.kernels.triton.product_cut import Cut
 from forerun.kernels.triton.step_arrays import MAX_ROWS, TILE, bucket_of
@@ -179,11 +178,6 @@ class FloatProduct:
     def float_numbers(self) -> Tensor:
         """As `Product.float_numbers`."""
         return self.weight
-
-
-def product_reference(weight: Tensor, x: Tensor) -> Tensor:
-    """What the splits of a product add up to, in PyTorch: [rows, out] float32."""
-    return F.linear(x.float(), weight.float())
 
 
 def add_splits(sums: Tensor, bias: Tensor | None, out: Tensor) -> None:

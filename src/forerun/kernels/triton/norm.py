@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -72,15 +71,3 @@ def add_and_norm(
         HAS_NORM=weight is not None,
         num_warps=4 if width <= 4096 else 8,
     )
-
-
-def add_and_norm_reference(
-    x: Tensor, sums: Tensor | None, bias: Tensor | None, weight: Tensor, eps: float
-) -> tuple[Tensor, Tensor]:
-    """What `add_and_norm` computes, in PyTorch: x and its norm, float32."""
-    if sums is not None:
-        total = sums[0].clone()
-        for part in sums[1:]:
-            total += part
-        x = x + (total if bias is None else total + bias)
-    return x, x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight

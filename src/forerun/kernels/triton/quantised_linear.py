@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from forerun.kernels.quantise import largest_row_code, symmetric_codes
+from forerun.kernels.quantise import largest_row_code
 from forerun.kernels.quantised_weight import QuantisedWeight
 from forerun.kernels.triton.grouped_linear import GroupProduct
 from forerun.kernels.triton.linear import Product
@@ -171,8 +171,3 @@ def code_product(weight: QuantisedWeight, bias: Tensor | None, takes: torch.dtyp
 def channel_limit(weight: QuantisedWeight) -> int:
     """The largest code of an activation that such a matrix is multiplied with."""
     return min(_LARGEST, largest_row_code(weight))
-
-
-def quantise_reference(x: Tensor, limit: int) -> tuple[Tensor, Tensor]:
-    """What a row's codes and its scale are, in PyTorch. x: [rows, n] -> [rows, n] float32, [rows, 1]."""
-    return symmetric_codes(x.float(), limit)

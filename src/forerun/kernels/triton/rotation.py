@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -150,24 +149,3 @@ def rotate_and_write(
         LINE_NUMBERS=LINE // base.element_size(),
         num_warps=4,
     )
-
-
-def rotate_reference(
-    heads: Tensor, norms: Tensor | None, eps: float, tables: RotationTables, positions: Tensor, num_heads: int
-) -> Tensor:
-    """What `rotate_and_write` makes of queries, keys and values, in PyTorch.
-
-    Args:
-        heads: [rows, H + 2 H_kv, D] float32, bias included. positions: [rows] int64.
-
-    Returns:
-        The same shape, float32.
-    """
-    num_kv_heads = (heads.shape[1] - num_heads) // 2
-    turned, values = heads[:, : num_heads + num_kv_heads], heads[:, num_heads + num_kv_heads :]
-    if norms is not None:
-        weights = torch.cat([norms[:1].expand(num_heads, -1), norms[1:].expand(num_kv_heads, -1)])
-        turned = turned * torch.rsqrt(turned.square().mean(-1, keepdim=True) + eps) * weights
-    cos, sin = (table[positions].unsqueeze(1) for table in (tables.cos, tables.sin))
-    left, right = turned.chunk(2, -1)
-    return torch.cat([torch.cat([left * cos - right * sin, right * cos + left * sin], -1), values], 1)

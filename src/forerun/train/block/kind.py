@@ -1,23 +1,200 @@
-"""Block heads as a kind of head that is trained."""
+"""Block heads as a kind of head that is trained: their loss, and their first weights."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
 
-from torch import Tensor
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from forerun.drafters.model.block import Block
 from forerun.errors import ConfigError
-from forerun.heads import BlockConfig, StoredHead
-from forerun.models import LanguageModel
-from forerun.train.block.loss import BlockLoss, block_outputs, logit_parts
-from forerun.train.block.module import BlockHead
-from forerun.train.block.options import BlockTraining
-from forerun.train.block.start import block_config, set_first_weights, start_of
-from forerun.train.heads.kind import HeadKind
-from forerun.train.heads.module import HeadModule
-from forerun.train.heads.run import Read
+from forerun.heads import BlockConfig, EagleConfig, load_head
+from forerun.heads.fingerprint import check_target
+from forerun.models import LanguageModel, Model
+from forerun.train.accelerator import device_of
+from forerun.train.block.module import BlockHead, blocks
+from forerun.train.data.packed import NO_DOCUMENT
+from forerun.train.heads.loss import ChainTargets, Parts, chain_loss
+from forerun.train.heads.module import HeadModule, HeadRows, predicted
+from forerun.train.heads.options import DECAY, BlockTraining
+from forerun.train.heads.run import COMPUTE, HeadLoss, Read, Target
+from forerun.train.heads.start import HeadKind, shape_for
+from forerun.train.loop import Batch
+
+
+def choose_anchors(
+    rows: HeadRows, wanted: Tensor, documents: Tensor, numbers: Tensor, count: int
+) -> tuple[Tensor, Tensor]:
+    """Active rows, at most `count` of each packed row, drawn without replacement.
+
+    Args:
+        wanted, documents: [packed rows, window + 1], that `rows` were made of.
+        numbers: [packed rows], what each row's draws depend on.
+
+    Returns:
+        [a] their indices among the active rows, rising; [a] what each counts: of a packed row together as much as its
+        wanted tokens.
+    """
+    used = documents != NO_DOCUMENT
+    packed = torch.arange(len(documents))[:, None].expand_as(documents)[used]
+    of_active = packed[rows.states[rows.active]]
+    chosen, counts = [], []
+    for row, number in enumerate(numbers.tolist()):
+        members = (of_active == row).nonzero().flatten()
+        order = torch.randperm(len(members), generator=torch.Generator().manual_seed(number))[:count]
+        taken = members[order].sort().values
+        chosen.append(taken)
+        counts.append(torch.full((len(taken),), float(wanted[row].sum()) / max(1, len(taken))))
+    return torch.cat(chosen), torch.cat(counts)
+
+
+def restricted(rows: HeadRows, chosen: Tensor) -> HeadRows:
+    """With these active rows alone. `predictors`, `rows` and `valid` stay those of all. chosen: [a], rising."""
+    ends = torch.searchsorted(chosen, torch.tensor([segment.last_active for segment in rows.segments])).tolist()
+    segments = [
+        replace(segment, first_active=first, last_active=last)
+        for segment, first, last in zip(rows.segments, [0, *ends], ends, strict=False)
+    ]
+    return replace(
+        rows,
+        active=rows.active[chosen],
+        tokens=rows.tokens[:, chosen],
+        segments=[segment for segment in segments if segment.last_active > segment.first_active],
+    )
+
+
+class BlockLoss(HeadLoss[BlockTraining]):
+    """Of a block head."""
+
+    def steps(self, model: nn.Module) -> int:
+        """The tokens of a block."""
+        assert isinstance(model, BlockHead)
+        return model.config.block_size
+
+    def summed(self, model: nn.Module, read: Read, piece: Batch) -> Tensor:
+        """As `HeadLoss.summed`, as if there were a block for each wanted token."""
+        assert isinstance(model, BlockHead)
+        options, where = self.options, device_of(model)
+        _, wanted, documents, _, numbers = piece
+        chosen, counts = choose_anchors(read.rows, wanted, documents, numbers, options.anchors)
+        there = (predicted(read.rows)[chosen] * counts[:, None]).to(where)
+        rows = restricted(read.rows, chosen).to(where)
+        outputs, before = block_outputs(model, rows, read)
+        decays = options.position_weights == DECAY
+        weights = there * position_weights(options, rows.steps).to(where) if decays else there
+        targets = ChainTargets.of(read, rows, weights, options)
+        total, overlaps = chain_loss(logit_parts(model, read.target, outputs.flatten(0, 1), before.flatten()), targets)
+        if model.config.confidence and options.confidence_weight:
+            decayed = there * position_weights(options, rows.steps).to(where)
+            total = total + options.confidence_weight * confidence_loss(
+                model, read.target, outputs, before, overlaps, decayed
+            )
+        return total
+
+
+def position_weights(options: BlockTraining, steps: int) -> Tensor:
+    """[K] of the tokens of a block, exp(-(k - 1) / gamma), of sum 1."""
+    weights = torch.exp(-torch.arange(steps, dtype=torch.float32) / options.gamma)
+    return weights / weights.sum()
+
+
+def block_outputs(head: BlockHead, rows: HeadRows, read: Read) -> tuple[Tensor, Tensor]:
+    """[A, K, H] what the output layer reads of each block, and [A, K] the token before each."""
+    mask = mask_of(head, read.target)
+    outputs = blocks(head, rows, read.states, read.embeddings, mask, COMPUTE[read.states.device.type], read.augment)
+    return outputs, rows.token_ids[rows.tokens.T]
+
+
+def mask_of(head: BlockHead, target: Target) -> Tensor | None:
+    """[H] what stands in the slots after the first; None where they hold no mask."""
+    if head.config.context_tokens:
+        return None
+    if head.config.mask_token_id is None:
+        return head.get_parameter("mask_embedding.weight")
+    return target.embeddings(torch.tensor([head.config.mask_token_id], device=device_of(head)))[0]
+
+
+def logit_parts(head: BlockHead, target: Target, outputs: Tensor, before: Tensor) -> Parts:
+    """What the logits are made of: outputs by the output layer, and the tokens before by the Markov bias.
+
+    outputs: [n, H]. before: [n].
+    """
+    own = head.config.own_output_rows
+    parts = [(outputs, head.get_parameter("lm_head.weight") if own else target.output_rows)]
+    if head.config.markov_rank:
+        embedded, second = markov_before(head, target, before), head.get_parameter("markov_head.markov_w2.weight")
+        if head.config.markov_shared:  # of the same output rows
+            return [(outputs + F.linear(embedded, second).to(outputs.dtype), parts[0][1])]
+        parts.append((embedded.to(outputs.dtype), second))
+    return parts
+
+
+def markov_before(head: BlockHead, target: Target, before: Tensor) -> Tensor:
+    """[..., rank], what the Markov bias is a map of. before: tokens."""
+    first = head.get_parameter("markov_head.markov_w1.weight")
+    if not head.config.markov_shared:
+        return F.embedding(before, first)
+    return F.linear(target.embeddings(before.flatten()).to(first.dtype), first).view(*before.shape, -1)
+
+
+def confidence_loss(
+    head: BlockHead, target: Target, outputs: Tensor, before: Tensor, overlaps: Tensor, weights: Tensor
+) -> Tensor:
+    """Sum of weight times the cross-entropy of the confidence against the overlap, 1 - total variation. It does not
+    alter what it is estimated from. All [A, K], outputs [A, K, H]."""
+    features = outputs.detach()
+    if head.config.markov_rank and head.config.confidence_with_markov:
+        embedded = markov_before(head, target, before).detach()
+        features = torch.cat([features, embedded.to(features.dtype)], -1)
+    layer = head.get_parameter("confidence_head.proj.weight"), head.get_parameter("confidence_head.proj.bias")
+    logits = F.linear(features, layer[0].to(features.dtype), layer[1].to(features.dtype))[..., 0]
+    losses = F.binary_cross_entropy_with_logits(logits, overlaps.clamp(0, 1).to(logits.dtype), reduction="none")
+    return (losses * weights.to(losses.dtype)).sum()
+
+
+_OUTPUT, _OUTWARD = "lm_head.weight", "down_proj.weight"
+SLOT_SHARE = 0.3
+"""Size of the slots' own vectors before training, over that of what they are added to."""
+
+
+def start_of(folder: Path, config: BlockConfig, served: LanguageModel) -> dict[str, Tensor]:
+    """What a head with `context_tokens` takes over from a trained EAGLE head: all but the output rows. Of a wider
+    feed-forward part, the channels of the largest weights.
+
+    Raises:
+        ModelLoadError: there is no head, or it is damaged.
+        IncompatibleDrafterError: it is one for another target.
+        ConfigError: it is of another kind or other sizes.
+    """
+    stored = load_head(folder, served.num_layers if isinstance(served, Model) else None)
+    check_target(stored.fingerprint, served, str(folder))
+    wanted, found = config.layer_of_pairs, stored.config
+    if not isinstance(found, EagleConfig):
+        raise ConfigError(
+            f"{folder} holds a head of the kind {found.kind}, but an EAGLE-3 head is needed to start from."
+        )
+    free = {"draft_vocab_size", "own_output_rows", "rms_norm_eps", "max_positions", "norm_output", "sliding_window"}
+    for name, value in asdict(wanted).items():
+        there = getattr(found, name)
+        if name not in free and (there < value if name == "intermediate_size" else there != value):
+            raise ConfigError(
+                f"the head in {folder} has {name} {there}, but the one to be trained {value}: their layers are not "
+                "alike. Train both with the same sizes and states (the EAGLE head may have a wider feed-forward part)."
+            )
+    return _narrowed({name: each for name, each in stored.tensors.items() if name != _OUTPUT}, config.intermediate_size)
+
+
+def _narrowed(tensors: dict[str, Tensor], width: int) -> dict[str, Tensor]:
+    """With so many channels of the feed-forward part: those whose weights, in and out, have the largest product."""
+    parts = {name: each for name, each in tensors.items() if ".mlp." in name}
+    inward = [each.norm(dim=1) for name, each in parts.items() if not name.endswith(_OUTWARD)]
+    outward = [each.norm(dim=0) for name, each in parts.items() if name.endswith(_OUTWARD)]
+    kept = torch.stack(inward + outward).log().sum(0).topk(width).indices.sort().values
+    return tensors | {name: each[:, kept] if name.endswith(_OUTWARD) else each[kept] for name, each in parts.items()}
 
 
 def block_guess(head: HeadModule, read: Read) -> list[tuple[Tensor, Tensor]]:
@@ -35,13 +212,10 @@ class BlockKind(HeadKind[BlockTraining]):
     loss = BlockLoss
     guess = staticmethod(block_guess)
 
-    @property
-    def most_draft_tokens(self) -> int:
-        """As `HeadKind.most_draft_tokens`."""
-        return self.options.shape.block_size
+    module, drafter = BlockHead, Block
 
     def __init__(self, options: BlockTraining) -> None:
-        super().__init__(options)
+        super().__init__(options, options.shape.block_size)
         if options.start and not options.shape.context_tokens:
             raise ConfigError("start is given, but only a head with context_tokens has the layer of an EAGLE head.")
         self._start: Mapping[str, Tensor] = {}
@@ -52,19 +226,35 @@ class BlockKind(HeadKind[BlockTraining]):
         Raises:
             ModelLoadError, IncompatibleDrafterError, ConfigError: the head to start from is none, or not such a one.
         """
-        config = block_config(name, served, self.options.shape, max_positions)
+        shape = self.options.shape
+        config = BlockConfig(
+            **shape_for(name, served, shape, max_positions),
+            num_layers=shape.num_layers,
+            block_size=shape.block_size,
+            context_tokens=shape.context_tokens,
+            sample_from_anchor=shape.sample_from_anchor,
+            mask_token_id=shape.mask_token,
+            markov_rank=shape.markov_rank,
+            markov_shared=shape.markov_shared,
+            confidence=shape.confidence,
+            norm_before_fc=not shape.plain_states,
+            own_output_rows=shape.own_output_rows,
+        )
         if self.options.start:
             self._start = start_of(Path(self.options.start), config, served)
         return config
 
-    def module(self, config: BlockConfig) -> BlockHead:
-        """As `HeadKind.module`."""
-        return BlockHead(config)
-
-    def set_first_weights(self, head: BlockHead, last_states: Tensor, output_rows: Tensor) -> None:
-        """As `HeadKind.set_first_weights`."""
-        set_first_weights(head, last_states, output_rows, self.options.seed, self._start)
-
-    def drafter(self, head: StoredHead[BlockConfig]) -> Block:
-        """As `HeadKind.drafter`."""
-        return Block(head)
+    def first_value(self, name: str, shape: torch.Size, scale: float, generator: torch.Generator) -> Tensor | None:
+        """As `HeadKind.first_value`: bias and confidence say nothing yet, and small vectors tell slots apart."""
+        if name in self._start:
+            return self._start[name].float()
+        if name.startswith("confidence_head") or name.endswith("markov_w2.weight"):
+            return torch.zeros(shape)
+        if name == "mask_embedding.weight":
+            return scale * torch.randn(shape, generator=generator)
+        if not name.startswith("slot_"):
+            return None
+        of_row = scale if name == "slot_embeddings.weight" else 1.0
+        value = SLOT_SHARE * of_row * torch.randn(shape, generator=generator)
+        value[0] = 0  # it begins as the context's last row
+        return value

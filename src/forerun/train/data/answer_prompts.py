@@ -19,14 +19,40 @@ from forerun.train.corpus import (
     split,
     standard_library_root,
 )
-from forerun.train.workload_prompts import code_prompt
-from forerun.workloads import Case
+from forerun.workloads import Case, word_runs
+
+
+class Overlap:
+    """The runs of 13 words of the prompts of workloads.
+
+    Args:
+        evaluation: workloads beside the bundled ones, and paths of JSONL files with prompts.
+
+    Attributes:
+        num_prompts: how many prompts there are.
+
+    Raises:
+        ConfigError: there is no such workload, or it cannot be read.
+    """
+
+    def __init__(self, evaluation: Sequence[str]) -> None:
+        cases = [case for workload in [*workloads.names(), *evaluation] for case in workloads.load(workload)]
+        self.num_prompts = len(cases)
+        self._runs = {run for case in cases for text in case.texts for run in word_runs(text)}
+
+    def __contains__(self, text: str) -> bool:
+        """Whether a text shares 13 words in a row with one of the prompts."""
+        return any(run in self._runs for run in word_runs(text))
+
 
 _PROMPTS = ".jsonl"
 GIVEN = "given"
 """Kind of prompts that are given without a category."""
 CUT = "text"
 """Kind of prompts that are cut from text."""
+MIN_PROMPT_TOKENS, MAX_PROMPT_TOKENS = 60, 400
+REFERENCE_TOKENS = 256
+"""Tokens of a code prompt's reference, the text that follows it in its file."""
 
 
 def parted(data: Sequence[Path]) -> tuple[list[Path], list[Path]]:
@@ -83,6 +109,46 @@ def cut_prompts(sources: Sequence[Path], tokenizer: Any, count: int) -> list[Cas
             break
         number += 1
     return cases
+
+
+def code_prompt(file: SourceFile, tokenizer: Any, number: int = 0) -> Case | None:
+    """Prompt `number` of a file: 60 to 400 tokens ending at a line end, or None if the file is too short.
+
+    A second prompt and more are only cut from files long enough for all of them not to crowd.
+    """
+    lines = file.text.splitlines(keepends=True)
+    counts = [len(ids) for ids in tokenizer(lines, verbose=False)["input_ids"]] if lines else []
+    if number > 0 and sum(counts) < (number + 1) * 2 * (MAX_PROMPT_TOKENS + REFERENCE_TOKENS):
+        return None
+    spread = MAX_PROMPT_TOKENS - MIN_PROMPT_TOKENS
+    wanted = MIN_PROMPT_TOKENS + int(hash_fraction(f"length {number} of {file.name}") * spread)
+    last_start = _last_start(counts, wanted + REFERENCE_TOKENS)
+    start = int(hash_fraction(f"start {number} in {file.name}") * (last_start + 1))
+    end = _take(counts, start, wanted)
+    prompt = "".join(lines[start:end])
+    size = len(tokenizer(prompt, verbose=False)["input_ids"])
+    if not MIN_PROMPT_TOKENS <= size <= MAX_PROMPT_TOKENS or end >= len(lines):
+        return None
+    return Case(file.name, prompt, "".join(lines[end : _take(counts, end, REFERENCE_TOKENS)]))
+
+
+def _take(counts: Sequence[int], start: int, tokens: int) -> int:
+    """The line before which about `tokens` tokens from line `start` on are taken (at least one line)."""
+    size, end = 0, start
+    while end < len(counts) and (end == start or size + counts[end] <= tokens):
+        size += counts[end]
+        end += 1
+    return end
+
+
+def _last_start(counts: Sequence[int], needed: int) -> int:
+    """The last line after which at least `needed` tokens follow; 0 if the file is shorter."""
+    following = 0
+    for index in range(len(counts) - 1, -1, -1):
+        following += counts[index]
+        if following >= needed:
+            return index
+    return 0
 
 
 def files_digest(files: Iterable[Path]) -> str:

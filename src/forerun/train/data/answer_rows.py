@@ -8,17 +8,25 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
 from forerun.errors import ConfigError, PromptError
 from forerun.files.write import digest
-from forerun.heads.fingerprint import same_target
+from forerun.heads.fingerprint import Target, same_target, target_fingerprint
+from forerun.models import find_tokenizer
 from forerun.retrieval.sources import TEXT_PATTERNS, find_files, read_documents
 from forerun.train.corpus import hash_fraction
-from forerun.train.data.answer_file import SUFFIXES, Answered, answered_by, holds_answers, is_answer_file, read_answers
-from forerun.train.data.answer_prompts import files_digest
-from forerun.train.data.chat_text import ChatText
-from forerun.train.data.overlap import Overlap, bundled
-from forerun.train.data.packed import INDEX, PackedRows
-from forerun.train.data.packing import Document, pack
+from forerun.train.data.answer_file import (
+    SUFFIXES,
+    Answered,
+    ChatText,
+    answered_by,
+    holds_answers,
+    is_answer_file,
+    read_answers,
+)
+from forerun.train.data.answer_prompts import Overlap, files_digest
+from forerun.train.data.packed import INDEX, Document, PackedRows, pack
 from forerun.vocabulary import encode_text
 from forerun.vocabulary.fingerprint import fingerprint
 from forerun.workloads import OVERLAP_WORDS
@@ -66,12 +74,19 @@ def pack_answers(
     given = [sources] if isinstance(sources, Path) else sources
     files = find_files(given, _PATTERNS, remedy="Give files or folders of answers or text.")
     options = {"prompt_positions": prompt_positions, "held_out": held_out, "evaluation": sorted(evaluation)}
-    made_from = {**_tokenizer_and_data(tokenizer, files), "vocab_size": vocab_size, "window": window, **options}
+    made_from = {
+        "tokenizer": fingerprint(tokenizer),
+        "template": digest(str(getattr(tokenizer, "chat_template", None)).encode()),
+        "data": files_digest(path for path, _ in files),
+        "vocab_size": vocab_size,
+        "window": window,
+        **options,
+    }
     former = _former(out, made_from)
     if former is not None:
         return former
     _tell_of_others(files, target, name, told)
-    overlap = Overlap([*bundled(), *evaluation])
+    overlap = Overlap(evaluation)
     documents = _Documents(ChatText(tokenizer, name), prompt_positions, held_out, overlap)
     made = (document for path, named in files for document in documents.of(path, named))
     rows = pack(made, out, window=window, vocab_size=vocab_size, made_from=made_from)
@@ -130,15 +145,6 @@ class _Documents:
         return Document([*prompt, *answer], wanted, held_out)
 
 
-def _tokenizer_and_data(tokenizer: Any, files: Sequence[tuple[Path, bool]]) -> dict[str, str]:
-    """What rows depend on beside their options."""
-    return {
-        "tokenizer": fingerprint(tokenizer),
-        "template": digest(str(getattr(tokenizer, "chat_template", None)).encode()),
-        "data": files_digest(path for path, _ in files),
-    }
-
-
 def _tell_of_others(files: Sequence[tuple[Path, bool]], target: str, name: str, told: Callable[[str], None]) -> None:
     """A line on each file whose answers are another target's. target: the fingerprint of this one; may be empty."""
     for path, _ in files:
@@ -156,3 +162,43 @@ def _former(out: Path, made_from: dict[str, Any]) -> PackedRows | None:
     except ConfigError:
         return None
     return rows if rows.made_from == made_from else None
+
+
+def tokenizer_of(target: str) -> Any:
+    """Raises ConfigError where the target has none."""
+    tokenizer = find_tokenizer(target)
+    if tokenizer is None:
+        raise ConfigError(f"{target} has no tokenizer, by which text becomes tokens. Give the folder of a whole model.")
+    return tokenizer
+
+
+def read_rows(data: Path, served: Target, tokenizer: Any, packed: Path, window: int, console: Console) -> PackedRows:
+    """A folder of packed rows as it is; files of answers, texts and folders of them are packed first.
+
+    Args:
+        served: the target.
+        packed: the folder for rows that are packed here, which are taken again if they are of the same data.
+        window: tokens of such a row.
+
+    Raises:
+        ConfigError: nothing usable is there, or it is of another tokenizer.
+    """
+    if not (data / INDEX).is_file():
+        return pack_answers(
+            data,
+            tokenizer,
+            packed,
+            name=served.name,
+            vocab_size=served.vocab_size,
+            window=window,
+            target=target_fingerprint(served),
+            told=lambda line: console.print(line, highlight=False),
+        )
+    rows = PackedRows(data)
+    of_rows, of_target = rows.made_from.get("tokenizer"), fingerprint(tokenizer)
+    if of_rows != of_target or rows.vocab_size != served.vocab_size:
+        raise ConfigError(
+            f"{data} was packed with another tokenizer than that of {served.name}: fingerprint {of_rows} and "
+            f"{rows.vocab_size:,} tokens, not {of_target} and {served.vocab_size:,}. Pack the answers anew."
+        )
+    return rows

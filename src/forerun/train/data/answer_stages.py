@@ -4,27 +4,62 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.console import Console
 
 from forerun.config import SamplingParams
 from forerun.engine import LLM, Choice
-from forerun.errors import ConfigError, PromptError
+from forerun.errors import ConfigError, PromptError, SamplingError
 from forerun.files.journal import Journal
 from forerun.files.write import digest
 from forerun.train.corpus import hash_fraction
-from forerun.train.data.answer_file import Answered
-from forerun.train.data.chat_text import ChatText
-from forerun.train.data.many_requests import Computing, compute
-from forerun.train.data.own_prompts import fault, likeness, writer
+from forerun.train.data.answer_file import Answered, ChatText
+from forerun.train.data.mixture import fault, likeness, writer
 from forerun.train.defaults import AnswerMaking
 from forerun.vocabulary import encode_text
 from forerun.workloads import Case
+
+K = TypeVar("K")
+
+
+def compute(
+    llm: LLM, waiting: deque[K], request: Callable[[K], tuple[list[int], SamplingParams]]
+) -> Iterator[tuple[K, Choice | PromptError | SamplingError]]:
+    """Each request's answer as soon as it is there, or why it cannot be served.
+
+    Args:
+        waiting: what is asked, taken from the front. More may be appended while answers are taken.
+        request: the prompt's token ids and the options of one of them, n being 1; it may raise PromptError.
+
+    Raises:
+        ForerunError: a step failed. What was unfinished is forgotten.
+    """
+    engine, inside = llm.engine, dict[int, K]()
+    most = 2 * engine.config.max_batch
+    try:
+        while waiting or inside:
+            while waiting and len(inside) < most:
+                key = waiting.popleft()
+                try:
+                    inside[engine.add(*request(key))] = key
+                except (PromptError, SamplingError) as error:
+                    yield key, error
+            for output in engine.step() if inside else ():
+                if output.error is not None:
+                    raise output.error
+                if output.choice is not None:
+                    yield inside.pop(output.request_id), output.choice
+    finally:
+        for request_id in inside:
+            engine.abort(request_id)
+        while engine.has_work:
+            engine.step()
+
 
 PROMPT_TOKENS = 256
 """Tokens of a prompt that the target writes, at most; one that does not end within them is left out."""
@@ -45,20 +80,12 @@ class Stages:
     Args:
         folder: of the journals.
         head: what the answers depend on, as JSON values: journals of another run are refused.
-        computing: has many requests answered; None: `many_requests.compute`.
     """
 
     def __init__(
-        self,
-        llm: LLM,
-        folder: Path,
-        head: Mapping[str, Any],
-        options: AnswerMaking,
-        console: Console,
-        computing: Computing | None = None,
+        self, llm: LLM, folder: Path, head: Mapping[str, Any], options: AnswerMaking, console: Console
     ) -> None:
         self._llm, self._folder, self._head, self._options, self._console = llm, folder, head, options, console
-        self._computing = computing or compute
         self.chat = ChatText(llm.tokenizer, llm.target.name)
 
     def own_prompts(self, count: int) -> list[Case]:
@@ -75,7 +102,7 @@ class Stages:
             while len(kept) < count and number < most:
                 wave = range(number, min(most, number + max(32, round(_WAVE * (count - len(kept))))))
                 missing = deque(place for place in wave if not journal.has(place))
-                for place, choice in self._computing(self._llm, missing, self._writing):
+                for place, choice in compute(self._llm, missing, self._writing):
                     journal.add(place, _written(choice))
                     progress.show(min(count, journal.num_done), choice)
                 for place in wave:
@@ -122,7 +149,7 @@ class Stages:
             def request(index: int) -> tuple[list[int], SamplingParams]:
                 return self._asking(stage, index, turns[index], self._before(journal, index, turns[index]))
 
-            for index, choice in self._computing(self._llm, waiting, request):
+            for index, choice in compute(self._llm, waiting, request):
                 journal.add(index, _written(choice))
                 progress.show(journal.num_done, choice)
                 if follows(index + 1) and not journal.has(index + 1):

@@ -23,11 +23,9 @@ from forerun.files.write import atomic_file, digest, locked, refuse_to_overwrite
 from forerun.heads.fingerprint import target_fingerprint
 from forerun.retrieval.sources import find_files
 from forerun.train.data.answer_file import SUFFIXES, Answered, is_answer_file, record_path
-from forerun.train.data.answer_prompts import cut_prompts, files_digest, parted, read_prompts
+from forerun.train.data.answer_prompts import Overlap, cut_prompts, files_digest, parted, read_prompts
 from forerun.train.data.answer_stages import Stages
-from forerun.train.data.many_requests import Computing
 from forerun.train.data.mixture import KINDS, mix
-from forerun.train.data.overlap import Overlap, bundled
 from forerun.train.data.passages import Passage, prose_pieces, read_passages
 from forerun.train.defaults import AnswerMaking
 from forerun.vocabulary.fingerprint import fingerprint
@@ -65,7 +63,6 @@ def make_answers(
     console: Console,
     *,
     force: bool = False,
-    computing: Computing | None = None,
 ) -> dict[str, Any]:
     """Write a file of answers and its record, which is returned. A file that the same run has written is kept.
 
@@ -73,7 +70,6 @@ def make_answers(
         open_llm: loads the target, without a drafter.
         data: JSON lines with prompts, and files and folders of text or source.
         force: begin anew, and replace `out`.
-        computing: has many requests answered; None: the LLM's own engine.
 
     Raises:
         ConfigError: there is another file or another process at `out`; data cannot be read or holds nothing usable;
@@ -86,7 +82,7 @@ def make_answers(
         if force:
             remove(folder)
         prompts, text = parted(data)
-        overlap = Overlap([*bundled(), *options.evaluation])
+        overlap = Overlap(options.evaluation)
         llm = open_llm()
         if llm.tokenizer is None:
             raise ConfigError(
@@ -95,7 +91,7 @@ def make_answers(
         head = _head(llm, prompts, text, options)
         if not force and out.exists() and not folder.exists():
             return _former(out, head, console)
-        stages = Stages(llm, folder, head, options, console, computing)
+        stages = Stages(llm, folder, head, options, console)
         chat = stages.chat.has_template
         given = read_prompts(prompts, chat=chat)
         if not chat:
@@ -103,7 +99,8 @@ def make_answers(
         made = _compute(stages, llm, plan(given, text, options, chat=chat), options, overlap, console)
         record = _write(out, made, head)
         remove(folder)
-    _tell(out, record, console)
+    kinds = ", ".join(f"{kind} {count:,}" for kind, count in record["kinds"].items())
+    console.print(f"{out}: {record['answers']:,} answers, {record['complete']:,} of them complete ({kinds})")
     return record
 
 
@@ -147,8 +144,7 @@ def _compute(
     made = stages.answers("answers", cases) if cases else []
     if planned.mixed:
         prose, code = _passages(planned.text, made)
-        messages = mix(prose, code, options.kind or tuple(KINDS), planned.mixed, options.seed)
-        mixed = [Case("", messages=({"role": "user", "content": each.text},), category=each.kind) for each in messages]
+        mixed = mix(prose, code, options.kind or tuple(KINDS), planned.mixed, options.seed)
         made += stages.answers("mixture", _without_overlap(mixed, overlap, options, console, "prompts of the mixture"))
     kept = [each for each in made if options.keep_overlap or (each.answer or "") not in overlap]
     if len(kept) < len(made):
@@ -175,7 +171,10 @@ def _without_overlap(
     cases: list[Case], overlap: Overlap, options: AnswerMaking, console: Console, what: str
 ) -> list[Case]:
     """The cases that share nothing with those for evaluation, and a line on how many do."""
-    sharing = [any(text in overlap for text in _texts(case)) for case in cases]
+    sharing = [
+        any(text in overlap for text in (case.prompt, *(each["content"] for each in case.messages), *case.turns))
+        for case in cases
+    ]
     kept = cases if options.keep_overlap else [case for case, shares in zip(cases, sharing, strict=True) if not shares]
     console.print(
         f"{what}: {sum(sharing):,} of {len(cases):,} share 13 words in a row with the {overlap.num_prompts:,} prompts "
@@ -184,10 +183,6 @@ def _without_overlap(
         highlight=False,
     )
     return kept
-
-
-def _texts(case: Case) -> Iterable[str]:
-    return (case.prompt, *(message["content"] for message in case.messages), *case.turns)
 
 
 def _answerable(cases: list[Case], console: Console) -> list[Case]:
@@ -240,8 +235,3 @@ def _write(out: Path, made: Sequence[Answered], head: dict[str, Any]) -> dict[st
     }
     write_json(record_path(out), record, error=ConfigError)
     return record
-
-
-def _tell(out: Path, record: dict[str, Any], console: Console) -> None:
-    kinds = ", ".join(f"{kind} {count:,}" for kind, count in record["kinds"].items())
-    console.print(f"{out}: {record['answers']:,} answers, {record['complete']:,} of them complete ({kinds})")

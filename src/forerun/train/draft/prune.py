@@ -1,4 +1,4 @@
-"""A pruned copy of a target as a draft's first weights: some of its layers, with fewer feed-forward channels if wanted.
+"""Where a draft starts: a pruned copy of its target, some of its layers with fewer feed-forward channels if wanted.
 
 A channel of the feed-forward part is one column of its last matrix: it adds |activation| times that column to the
 residual. Its score is the product of the column's length and the mean |activation| on text, or, by weights alone, of
@@ -15,16 +15,68 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from forerun.errors import ConfigError
 from forerun.models.configuration import OUTPUT_TOKENS
 from forerun.models.llama import llama_refusal
-from forerun.train import attention
-from forerun.train.accelerator import micro_tokens
+from forerun.train.accelerator import micro_tokens, model_vocabulary
 from forerun.train.defaults import Pruning
+from forerun.vocabulary import Vocabulary, check_same_tokens
 
+MAX_SHARE = 0.25
+"""Of its target's work a token: what a draft may cost that starts from trained weights."""
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
+
+
+def step_parameters(model: PreTrainedModel, num_outputs: int | None = None) -> int:
+    """The parameters that every token is computed with: all but the rows of the embedding that are not looked up.
+
+    num_outputs: rows of the output layer that are computed; None for all.
+    """
+    embedding: Tensor = model.get_input_embeddings().weight
+    head: Tensor = model.get_output_embeddings().weight
+    inner: int = sum(parameter.numel() for parameter in model.parameters() if parameter is not embedding)
+    if head is not embedding:
+        inner -= head.numel()
+    return inner + (len(head) if num_outputs is None else num_outputs) * head.shape[1]
+
+
+def check_size(draft_parameters: int, target_parameters: int) -> None:
+    """Refuse a draft whose step costs more than a quarter of its target's, by `step_parameters` of both.
+
+    Raises:
+        ConfigError: with both sizes.
+    """
+    if draft_parameters > MAX_SHARE * target_parameters:
+        raise ConfigError(
+            f"a draft that computes each token with {draft_parameters:,} parameters has more than a quarter of its "
+            f"target's {target_parameters:,}, and would cost more than it saves. Keep fewer layers (--prune-layers), "
+            "channels (--prune-width) or output tokens (--output-tokens)."
+        )
+
+
+def check_start(
+    start: PreTrainedModel,
+    start_tokenizer: PreTrainedTokenizerBase,
+    target: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+) -> None:
+    """Refuse a model to start from whose tokens are not the target's.
+
+    Raises:
+        ConfigError: it has another number of them.
+        IncompatibleDrafterError: names the first that differs.
+    """
+    ours, theirs = model_vocabulary(target), model_vocabulary(start)
+    if ours != theirs:
+        raise ConfigError(
+            f"The draft to start from has {theirs:,} tokens and its target {ours:,}. Start from a draft of this "
+            "target, or leave --start out."
+        )
+    check_same_tokens(
+        Vocabulary("the target", ours, tokenizer), Vocabulary("the draft to start from", theirs, start_tokenizer)
+    )
 
 
 def chosen_layers(text: str, num_layers: int) -> tuple[int, ...]:
@@ -58,7 +110,7 @@ def pruned_copy(target: PreTrainedModel, pruning: Pruning, text: Tensor) -> PreT
     if refusal is not None:
         raise ConfigError(
             f"A pruned copy can be made of targets of the Llama family, and of this one not: {refusal}. "
-            "Train a draft from nothing, or give one by --start."
+            "Give a draft by --start."
         )
     assert pruning.layers is not None
     layers = chosen_layers(pruning.layers, target.config.num_hidden_layers)
@@ -145,7 +197,6 @@ def _activation_scores(target: PreTrainedModel, layers: Sequence[int], text: Ten
 
     modules = {layer: target.model.layers[layer].mlp.down_proj for layer in layers}
     handles = [noting(layer, module) for layer, module in modules.items()]
-    attention.use_for(target, text.shape[1])
     try:
         for rows in torch.split(text, max(1, micro_tokens(target) // text.shape[1])):
             target(input_ids=rows.to(target.device), use_cache=False, logits_to_keep=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from forerun.files.write import write_bytes
 from forerun.heads.config import HeadConfig
 from forerun.plan.predictor import StepCosts
 from forerun.train.card import stage_record, versions
-from forerun.train.checkpoint import LoopState
+from forerun.train.checkpoint import METRICS, LoopState
 from forerun.train.data.packed import PackedRows
 from forerun.train.folder import CARD, write_record
 from forerun.train.heads.evaluate import HeadScore, shown
@@ -135,3 +136,49 @@ def write_card(folder: Path, record: dict[str, Any], report: HeadReport, picture
         lines += ["", f"![loss and acceptance length]({picture})"]
     lines += ["", "`training.json` says the same for programs, with every option.", ""]
     write_bytes(folder / CARD, "\n".join(lines).encode(), error=ConfigError)
+
+
+PICTURE = "curves.png"
+REMEDY = "no picture of the curves: Matplotlib is not installed (pip install 'forerun[curves]')"
+_SMOOTHED = 32
+"""Steps over which the loss is averaged."""
+
+
+def read_curves(folder: Path) -> tuple[dict[int, float], dict[int, float]]:
+    """Loss and score by step; what a resumed run did again counts once."""
+    losses: dict[int, float] = {}
+    scores: dict[int, float] = {}
+    for line in (folder / METRICS).read_text().splitlines():
+        try:
+            entry = json.loads(line)
+        except ValueError:  # cut short by a kill
+            continue
+        (scores if "score" in entry else losses)[entry["step"]] = entry.get("score", entry.get("loss"))
+    return losses, scores
+
+
+def draw_curves(run: Path, out: Path) -> bool:
+    """Draw what a run has written into its folder, as PICTURE in `out`. False without Matplotlib."""
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError:
+        return False
+    losses, scores = read_curves(run)
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    steps = sorted(losses)
+    smoothed = []
+    for place in range(len(steps)):
+        near = [losses[step] for step in steps[max(0, place - _SMOOTHED + 1) : place + 1]]
+        smoothed.append(sum(near) / len(near))
+    axes.plot(steps, smoothed, color="tab:blue", label="loss")
+    axes.set_xlabel("step")
+    axes.set_ylabel("loss", color="tab:blue")
+    if scores:
+        right = axes.twinx()
+        right.plot(sorted(scores), [scores[step] for step in sorted(scores)], "o-", color="tab:orange")
+        right.set_ylabel("mean acceptance length", color="tab:orange")
+    figure.savefig(out / PICTURE, dpi=110)
+    return True

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -11,22 +12,31 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from forerun.heads import StoredHead, save_head
-from forerun.heads.fingerprint import target_fingerprint
+from forerun import workloads
+from forerun.config import SamplingParams
+from forerun.drafters import Binding, Drafter
+from forerun.errors import ConfigError, UnsupportedModelError
+from forerun.heads import BlockConfig, EagleConfig, HeadConfig, MedusaConfig, StoredHead, load_head, save_head
+from forerun.heads.fingerprint import check_target, target_fingerprint
 from forerun.models import LanguageModel, load_model, number_format
+from forerun.plan.predictor import StepCosts
+from forerun.plan.step_times import step_costs
 from forerun.train.accelerator import device_name, reuse_memory, training_device
-from forerun.train.curves import PICTURE, REMEDY, draw_curves
-from forerun.train.data.packed import PackedRows
-from forerun.train.heads.card import HeadReport, build_record, write_card
-from forerun.train.heads.costs import head_costs
-from forerun.train.heads.data import read_rows, tokenizer_of
+from forerun.train.block.kind import BlockKind
+from forerun.train.checkpoint import run_in
+from forerun.train.data.answer_rows import read_rows, tokenizer_of
+from forerun.train.data.packed import Document, PackedRows, pack
+from forerun.train.eagle.kind import EagleKind
+from forerun.train.evaluate import batches_of_one_length, write_on
+from forerun.train.heads.card import PICTURE, REMEDY, HeadReport, build_record, draw_curves, write_card
 from forerun.train.heads.evaluate import HeldOut, shown
-from forerun.train.heads.kind import HeadKind
 from forerun.train.heads.module import HeadModule
+from forerun.train.heads.options import BlockTraining, EagleTraining, MedusaTraining
 from forerun.train.heads.run import Target, frozen_model, train
-from forerun.train.heads.start import draft_vocabulary, offsets, token_counts
+from forerun.train.heads.start import HeadKind, draft_vocabulary, offsets, target_config, token_counts
 from forerun.train.heads.target_states import check_states
-from forerun.train.run_folder import run_in
+from forerun.train.medusa.kind import MedusaKind
+from forerun.vocabulary import encode_text
 
 FINAL_ROWS = 400
 """Held-out rows of the evaluation that goes to the card, at most."""
@@ -50,6 +60,13 @@ class Start:
     vocabulary: Tensor
     coverage: float
     kind: HeadKind[Any]
+
+    def stored(self) -> StoredHead[HeadConfig]:
+        """The head as it is kept."""
+        config = self.head.config
+        tensors = {name: parameter.detach().cpu() for name, parameter in self.head.named_parameters()}
+        is_part = config.draft_vocab_size < config.vocab_size
+        return StoredHead(config, tensors, offsets(self.vocabulary) if is_part else None)
 
 
 def train_head(
@@ -94,7 +111,9 @@ def train_head(
             parameters=sum(parameter.numel() for parameter in start.head.parameters()),
             device=device_name(start.target.output_rows.device),
         )
-        save(out, start, record)
+        head, served = start.stored(), start.served
+        fingerprint, form = target_fingerprint(served), number_format(served)
+        save_head(out, head.config, head.tensors, head.d2t, record, fingerprint=fingerprint, number_format=form)
         has_picture = draw_curves(work, out)
         write_card(out, record, report, PICTURE if has_picture else None)
         for line in report.lines() + ([] if has_picture else [REMEDY]):
@@ -153,33 +172,99 @@ def _held_out(start: Start, count: int, num_draft_tokens: int) -> HeldOut:
 
 def measure(start: Start, held_out: HeldOut, num_draft_tokens: int) -> HeadReport:
     """Score and costs of a head."""
-    head = start.head
-    stored = StoredHead(head.config, weights(head), _d2t(start))
     first = start.rows.batch(0, 1, 0)
     prompt = first.tokens[0][first.documents[0] == 0].tolist()
-    costs = head_costs(start.served, start.kind.drafter(stored), prompt, num_draft_tokens)
-    return HeadReport.of(held_out.score(head), costs)
+    costs = head_costs(start.served, start.kind.drafter(start.stored()), prompt, num_draft_tokens)
+    return HeadReport.of(held_out.score(start.head), costs)
 
 
-def save(out: Path, start: Start, record: dict[str, Any]) -> None:
-    """Write the head's folder."""
-    head = start.head
-    save_head(
-        out,
-        head.config,
-        weights(head),
-        _d2t(start),
-        record,
-        fingerprint=target_fingerprint(start.served),
-        number_format=number_format(start.served),
-    )
+CONTEXT = 256
+"""Tokens of the prompt, at most."""
+TOKENS = 24
+"""Of each generation that is timed."""
 
 
-def weights(head: HeadModule) -> dict[str, Tensor]:
-    """Its tensors by name."""
-    return {name: parameter.detach().cpu() for name, parameter in head.named_parameters()}
+@torch.no_grad()
+def head_costs(served: LanguageModel, head: Drafter, prompt: Sequence[int], num_draft_tokens: int) -> StepCosts:
+    """Seconds of the engine's steps with a head as the drafter, by the tokens of its drafts.
+
+    Args:
+        head: not yet bound to the target.
+        prompt: text that the head was made for; its first CONTEXT tokens, and half of the target's context, are read.
+    """
+    head.bind(Binding(served, None, 0))
+    most = min(CONTEXT, served.context_length // 2)
+    params = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True)
+    return step_costs(served, None, lambda: head, num_draft_tokens, prompt[:most], params)
 
 
-def _d2t(start: Start) -> Tensor | None:
-    config = start.head.config
-    return offsets(start.vocabulary) if config.draft_vocab_size < config.vocab_size else None
+WINDOW = 512
+_KINDS: dict[type, Callable[[], HeadKind[Any]]] = {
+    EagleConfig: lambda: EagleKind(EagleTraining()),
+    BlockConfig: lambda: BlockKind(BlockTraining()),
+    MedusaConfig: lambda: MedusaKind(MedusaTraining()),
+}
+
+
+def evaluate_head(
+    name: str,
+    folder: Path,
+    data: Path | None,
+    *,
+    num_draft_tokens: int,
+    new_tokens: int,
+    threads: int = 0,
+    device: str | None = None,
+) -> HeadReport:
+    """Measure a stored head of any form on held-out answers.
+
+    Args:
+        name: of the target, as `load_model` takes it.
+        data: as for training: what is held out of it. None: the target's greedy continuations of the bundled prompts.
+        new_tokens: of such a continuation.
+
+    Raises:
+        ModelLoadError: there is no head, or it is damaged.
+        IncompatibleDrafterError: it is one for another target.
+        ConfigError: nothing of the data is held out.
+    """
+    if threads:
+        torch.set_num_threads(threads)
+    reuse_memory()
+    where = training_device(device)
+    served = load_model(name, device=where)
+    tokenizer = tokenizer_of(name)
+    num_layers = target_config(name).num_hidden_layers
+    stored = load_head(folder, num_layers)
+    made = _KINDS.get(type(stored.config))
+    if made is None:
+        raise UnsupportedModelError(
+            f"{folder} holds a head of the kind {stored.config.kind}, which is not measured here."
+        )
+    kind = made()
+    check_target(stored.fingerprint, served, str(folder))
+    model = frozen_model(name, where)
+    with tempfile.TemporaryDirectory() as temporary:
+        packed = Path(temporary) / "packed"
+        if data is None:
+            documents = _continuations(model, tokenizer, new_tokens)
+            rows = pack(documents, packed, window=WINDOW, vocab_size=served.vocab_size, made_from={})
+        else:
+            rows = read_rows(data, served, tokenizer, packed, WINDOW, Console(stderr=True)).held_out()
+        vocabulary, head = stored.token_ids, kind.module(stored.config)
+        head.load_state_dict(dict(stored.tensors))
+        target = Target.of(served, model, stored.config.layers, vocabulary)
+        start = Start(served, target, rows, head.to(where), vocabulary, 0.0, kind)
+        held_out = HeldOut(start.target, rows, FINAL_ROWS, start.vocabulary, num_draft_tokens, kind.guess)
+        if not held_out:
+            raise ConfigError(f"{data} has no held-out answers. Give more data, or leave --data out.")
+        return measure(start, held_out, num_draft_tokens)
+
+
+def _continuations(model: Any, tokenizer: Any, new_tokens: int) -> Iterator[Document]:
+    """Of the bundled prompts, at temperature 0."""
+    prompts = [encode_text(tokenizer, case.prompt, special=True) for case in workloads.load("code")]
+    for batch in batches_of_one_length(prompts):
+        for tokens in write_on(model, batch.to(model.device), new_tokens, 0.0, 0).tolist():
+            first = len(tokens) - new_tokens
+            yield Document(tokens, [place >= first for place in range(len(tokens))])

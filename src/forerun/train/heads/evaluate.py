@@ -17,8 +17,8 @@ from torch import Tensor
 
 from forerun.train.accelerator import device_of
 from forerun.train.data.packed import NO_DOCUMENT, PackedRows
-from forerun.train.heads.module import HeadModule
-from forerun.train.heads.rows import HeadRows, head_rows
+from forerun.train.evaluate import expected_chains, greedy_chains
+from forerun.train.heads.module import HeadModule, HeadRows, head_rows
 from forerun.train.heads.run import COMPUTE, Read, Target
 
 CONTEXTS = (0, 128, 256, 512, 1024, 2048, 4096, 8192)
@@ -62,6 +62,15 @@ class HeadScore:
     def __post_init__(self) -> None:
         for counts in (self.reached, self.accepted, self.overlaps, self.overlapped, self.survived):
             counts += [0] * (self.num_draft_tokens - len(counts))
+
+    def add_chain(self, context: int, run: int) -> None:
+        """A greedy chain after so many tokens, of which `run` were accepted."""
+        for k in range(self.num_draft_tokens):
+            self.reached[k] += run >= k
+            self.accepted[k] += run > k
+        bucket = max(begin for begin in CONTEXTS if begin <= context)
+        chains, accepted = self.by_context.get(bucket, (0, 0))
+        self.by_context[bucket] = (chains + 1, accepted + run)
 
     @property
     def per_position(self) -> list[float]:
@@ -235,41 +244,15 @@ def _count(found: HeadScore, rows: HeadRows, matches: Tensor, overlaps: Tensor, 
             found.documents += 1
             # the target gives an answer's first token; the first chain is of the row that reads it
             first, last = start + int(places[0]), start + int(places[-1])
-            _expect(found, overlaps[:, first + 1 : last + 1])
+            here = slice(first + 1, last + 1)
+            starts, survived = expected_chains(overlaps[:, here])
+            found.starts += starts
+            found.survived = [a + b for a, b in zip(found.survived, survived, strict=True)]
             if float(greedy[first : last + 1].float().mean()) >= GREEDY_SHARE:
                 found.greedy_documents += 1
-                _walk(found, matches, first, last, start)
+                for at, run in greedy_chains(matches[:, here], last - first + 1):
+                    found.add_chain(first + at + 2 - start, run)
         start += length
-
-
-def _walk(found: HeadScore, matches: Tensor, row: int, last: int, start: int) -> None:
-    """Chains over one greedy answer. row: place whose state the first chain reads; last: place that predicts the last
-    token. A chain that would run over the end is not counted: nothing tells what it would have met."""
-    count = found.num_draft_tokens
-    while row + count <= last:
-        run = 0
-        for step in range(count):
-            found.reached[step] += 1
-            if not matches[step, row + 1 + step]:
-                break
-            found.accepted[step] += 1
-            run += 1
-        bucket = max(begin for begin in CONTEXTS if begin <= row + 2 - start)
-        chains, accepted = found.by_context.get(bucket, (0, 0))
-        found.by_context[bucket] = (chains + 1, accepted + run)
-        row += run + 1
-
-
-def _expect(found: HeadScore, overlaps: Tensor) -> None:
-    """Chains drawn from the head in expectation, from every place of one answer. overlaps: [K, n], of which column c
-    at step j belongs to the chain that starts at c - j."""
-    count, length = overlaps.shape
-    starts = max(0, length - count)
-    alive = torch.ones(starts)
-    found.starts += starts
-    for step in range(count):
-        alive = alive * overlaps[step, step : step + starts]
-        found.survived[step] += float(alive.sum())
 
 
 def shown(values: Sequence[float]) -> str:

@@ -1,14 +1,14 @@
-"""What the training of every head may be told, with every default, range and line of help."""
+"""What `forerun train eagle`, `block`, `medusa` and `mtp` may be told, with every default, range and line of help."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from forerun.device import DEVICES
+from forerun.config import MAX_BLOCK_SIZE, OUTPUT_ROWS
 from forerun.errors import ConfigError
 from forerun.fields import Checked, option
 from forerun.train import defaults
-from forerun.train.defaults import Optimisation
+from forerun.train.defaults import Optimisation, RunOptions
 
 DECAY, D_PACE, ON_POLICY = "decay", "d-pace", "on-policy"
 POSITION_WEIGHTS = (DECAY, D_PACE, ON_POLICY)
@@ -33,7 +33,7 @@ def layer_numbers(text: str) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class HeadTraining(Checked):
+class HeadTraining(RunOptions):
     """What the training of every head may be told."""
 
     optimisation: Optimisation = HEAD_OPTIMISATION
@@ -65,10 +65,6 @@ class HeadTraining(Checked):
         default_text=f"{EVALUATED_TOKENS}, or as many as the head drafts, if these are fewer",
     )
     cached_states: float = option(0.0, "GB of the target's states kept in the run's folder for later epochs.", low=0)
-    seed: int = option(0, "Seed of weights, order and noise.", low=0)
-    checkpoint_seconds: float = option(60.0, "Seconds of training between checkpoints.", low=0)
-    threads: int = option(0, "CPU threads; 0 takes as many as PyTorch finds.", low=0)
-    device: str | None = option(None, f"Where to compute: {DEVICES}.", default_text="CUDA if it is there, else the CPU")
 
     def __post_init__(self) -> None:
         Checked.__post_init__(self)
@@ -77,4 +73,153 @@ class HeadTraining(Checked):
         if self.position_weights not in POSITION_WEIGHTS:
             raise ConfigError(
                 f"position_weights is {self.position_weights!r}, but must be one of {', '.join(POSITION_WEIGHTS)}."
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class LayerShape(Checked):
+    """Sizes of a head with decoder layers; those that are 0 are the target's."""
+
+    layers: str = option(
+        "", "States to fuse, by the layers they enter, with commas.", default_text="spread over the target's"
+    )
+    draft_vocab: int = option(8_000, "Tokens that the head can propose: the most frequent ones.", low=1)
+    intermediate_size: int = option(0, "Width of the feed-forward part.", low=0)
+    num_heads: int = option(0, "Attention heads.", low=0)
+    num_kv_heads: int = option(0, "Heads of keys and values.", low=0)
+    head_dim: int = option(0, "Width of a head.", low=0)
+    sliding_window: int = option(
+        512,
+        "Positions that a row or a block attends to; 0 for all: programs other than forerun can read block heads of "
+        "these alone.",
+        low=0,
+    )
+    own_output_rows: bool = option(False, "Train an output layer, in place of the target's rows.")
+
+    def __post_init__(self) -> None:
+        Checked.__post_init__(self)
+        layer_numbers(self.layers)
+
+
+@dataclass(frozen=True, slots=True)
+class EagleShape(LayerShape):
+    """The shape of the head; sizes that are 0 are the target's."""
+
+    version: int = option(3, "Version of EAGLE: 3 fuses several states of the target, 1 reads the last.", low=1, high=3)
+    plain_residual: bool = option(
+        False, "Add no linear map of the embedding to the residual: programs other than forerun cannot read it."
+    )
+    is_mtp: bool = False
+    """An MTP layer, which is a whole decoder layer of version 1."""
+
+    def __post_init__(self) -> None:
+        LayerShape.__post_init__(self)
+        if self.version == 2:
+            raise ConfigError("version is 2, but must be 1 or 3: EAGLE-2 drafts trees with a head of version 1 or 3.")
+
+
+@dataclass(frozen=True, slots=True)
+class EagleTraining(HeadTraining):
+    """`forerun train eagle`: a head that reads the target's states."""
+
+    shape: EagleShape = field(default_factory=EagleShape)
+    unroll: int = option(3, "Steps that are unrolled, each on the head's output of the one before.", low=1, high=16)
+    step_weight: float = option(0.8, "Weight of each unrolled step over that of the one before.", low=0, above=True)
+    feature_weight: float = option(0.0, "Weight of the distance to the target's next state (version 1).", low=0)
+
+    def __post_init__(self) -> None:
+        HeadTraining.__post_init__(self)
+        if self.feature_weight and self.shape.version != 1:
+            raise ConfigError(
+                "feature_weight is for version 1: the output of version 3 stands for no state of the target."
+            )
+
+
+MTP_SHAPE = EagleShape(version=1, is_mtp=True)
+MTP_TRAINING = EagleTraining(shape=MTP_SHAPE, step_weight=0.6)
+"""The weight is FastMTP's (2509.18362)."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockShape(LayerShape):
+    """The shape of the head; sizes that are 0 are the target's."""
+
+    block_size: int = option(5, "Tokens that one pass drafts.", low=1, high=MAX_BLOCK_SIZE)
+    num_layers: int = option(1, "Layers of the head.", low=1)
+    markov_rank: int = option(64, "Rank of the bias by the token before; 0 for none.", low=0)
+    markov_shared: bool = option(
+        False,
+        "Make that bias of the target's embeddings and the output rows, by two small matrices in place of a row for "
+        "each token: programs other than forerun cannot read it.",
+    )
+    confidence: bool = option(False, "Train an estimate of the chance that a token is accepted.")
+    sample_from_anchor: bool = option(False, "Let the slot of the last token draft too: one slot less a block.")
+    context_tokens: bool = option(
+        False,
+        "Let every position of the context, and every slot, read the embedding of the token that follows beside the "
+        "states, as EAGLE heads do: one layer, which programs other than forerun cannot read.",
+    )
+    mask_token: int | None = option(
+        None,
+        "Token whose embedding stands for the tokens to be drafted: programs other than forerun need one.",
+        low=0,
+        default_text="a vector that is learnt",
+    )
+    plain_states: bool = option(
+        False, "Fuse the states without a norm of each: programs other than forerun can read these alone."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class BlockTraining(HeadTraining):
+    """`forerun train block`: a head that drafts a block in one pass."""
+
+    shape: BlockShape = field(default_factory=BlockShape)
+    start: str = option(
+        "",
+        "Folder of an EAGLE-3 head of the same target and sizes, whose layer a head with --context-tokens begins as.",
+        metavar="FOLDER",
+        default_text="random weights",
+    )
+    anchors: int = option(128, "Blocks that are learnt of each row, at random places.", low=1)
+    gamma: float = option(4.0, "Token k weighs exp(-(k - 1) / gamma), if weights decay.", low=0, above=True)
+    confidence_weight: float = option(1.0, "Weight of the loss of the confidence.", low=0)
+
+
+@dataclass(frozen=True, slots=True)
+class MedusaShape(Checked):
+    """The shape of the heads, which are as wide as the target's states."""
+
+    num_heads: int = option(5, "Heads, which is how many tokens they draft.", low=1, high=32)
+    num_layers: int = option(1, "Layers of each head.", low=1)
+    draft_vocab: int = option(8_000, "Tokens that the heads can propose: the most frequent ones.", low=1)
+    sequential: bool = option(
+        False,
+        "Let each head read the tokens before the one that it predicts (Hydra's order): programs other than forerun "
+        "cannot read such heads.",
+    )
+    output_rows: str = option(
+        "target",
+        "Output layer: the target's rows, one of their own for all heads (one), or one for each.",
+        metavar="NAME",
+    )
+
+    def __post_init__(self) -> None:
+        Checked.__post_init__(self)
+        if self.output_rows not in OUTPUT_ROWS:
+            raise ConfigError(f"output_rows is {self.output_rows!r}, but must be one of {', '.join(OUTPUT_ROWS)}.")
+
+
+@dataclass(frozen=True, slots=True)
+class MedusaTraining(HeadTraining):
+    """`forerun train medusa`: heads that each predict one token further on."""
+
+    shape: MedusaShape = field(default_factory=MedusaShape)
+    step_weight: float = option(0.8, "Weight of each head over that of the one before.", low=0, above=True)
+
+    def __post_init__(self) -> None:
+        HeadTraining.__post_init__(self)
+        if self.position_weights != DECAY and self.shape.output_rows == "each":
+            raise ConfigError(
+                f"position_weights {self.position_weights} needs one output layer. Set output_rows to target or one."
             )

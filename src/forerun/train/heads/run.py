@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -10,22 +11,63 @@ from typing import Any, Generic, TypeVar
 
 import torch
 from rich.console import Console
+from safetensors import SafetensorError
+from safetensors.torch import load, save
 from torch import Tensor, nn
 
+from forerun.errors import ConfigError
+from forerun.files.write import digest, remove, write_bytes
 from forerun.models import LanguageModel, load_transformers_model
-from forerun.train.accelerator import device_of, to_device
-from forerun.train.checkpoint import LoopState, load_checkpoint
-from forerun.train.data.packed import PackedRows
-from forerun.train.heads.module import Augmentation, HeadModule
+from forerun.train.accelerator import columns_of, device_of, to_device
+from forerun.train.checkpoint import LoopState, load_checkpoint, pin
+from forerun.train.data.packed import NO_DOCUMENT, PackedRows
+from forerun.train.heads.module import Augmentation, HeadModule, HeadRows, head_rows
 from forerun.train.heads.options import HeadTraining
-from forerun.train.heads.rows import HeadRows, head_rows
-from forerun.train.heads.state_cache import StateCache
 from forerun.train.heads.target_states import TargetStates, learnt_layers
-from forerun.train.loop import Evaluations, Loop
+from forerun.train.loop import Batch, Evaluations, Loop, Workers
 from forerun.train.optim import Optimisers
-from forerun.train.resumed_options import pin
-from forerun.train.token_ids import columns_of
-from forerun.train.workers import Batch, Workers
+
+_NAME = "states"
+
+
+class StateCache:
+    """A folder of states of one run, whose target and layers do not change.
+
+    Args:
+        bound: bytes of the files together, at most.
+    """
+
+    def __init__(self, folder: Path, bound: int) -> None:
+        self._folder, self._bound, self._lock = folder, bound, threading.Lock()
+        for path in folder.glob(".row-*.tmp"):  # of a process that was killed
+            remove(path)
+        self._nbytes = sum(path.stat().st_size for path in folder.glob("row-*.safetensors"))
+
+    def of(self, states: TargetStates, tokens: Tensor, documents: Tensor) -> Tensor:
+        """[N, layers, H] of the documents of packed rows, one after another. tokens, documents: [rows, window + 1].
+
+        Raises:
+            ConfigError: the disk is full.
+        """
+        return torch.cat([self._row(states, *row) for row in zip(tokens, documents, strict=True)])
+
+    def _row(self, states: TargetStates, tokens: Tensor, documents: Tensor) -> Tensor:
+        path = self._folder / f"row-{digest(tokens.numpy(), documents.numpy())}.safetensors"
+        try:
+            return load(path.read_bytes())[_NAME]
+        except (OSError, SafetensorError, KeyError):
+            pass
+        used = documents != NO_DOCUMENT
+        lengths = torch.unique_consecutive(documents[used], return_counts=True)[1].tolist()
+        found = states.of(tokens[used], lengths)
+        content = save({_NAME: found.cpu()})
+        with self._lock:
+            is_room = self._nbytes + len(content) <= self._bound
+            self._nbytes += len(content) if is_room else 0
+        if is_room:
+            write_bytes(path, content, error=ConfigError)
+        return found
+
 
 _FREE = ("threads", "device", "checkpoint_seconds", "evaluate_every", "held_out_rows", "num_draft_tokens", "patience")
 """Options in which a resumed run may differ from the one that it goes on from."""

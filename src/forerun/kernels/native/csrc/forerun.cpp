@@ -20,8 +20,6 @@ struct Entries {
     void (*eagle)(const ForerunEagle*, const ForerunRows*, const float*, const float*, const int64_t*, int64_t, float*,
                   float*, int);
     void (*fuse)(const ForerunLinear*, const float*, int32_t, float, const float*, int64_t, float*, int);
-    void (*sums)(const ForerunLinear*, const float*, int64_t, const float*, float, int32_t*, int);
-    void (*half_layer)(const ForerunModel*, const ForerunRows*, int32_t, int32_t, const float*, float*, int);
     void (*context)(const ForerunModel*, const float*, const ForerunRows*, const float*, int);
     void (*greedy_chains)(const ForerunLinear*, const float*, const int64_t*, const float*, const int64_t*, const int64_t*,
                           int64_t, int64_t*, int);
@@ -159,16 +157,6 @@ int32_t forerun_eagle(const ForerunEagle* head, const ForerunRows* rows, const f
 int32_t forerun_fuse(const ForerunLinear* linear, const float* norms, int32_t parts, float eps, const float* x,
                      int64_t n, float* out, int32_t threads) {
     return n > 0 ? tried([&] { entries().fuse(linear, norms, parts, eps, x, n, out, threads); }) : 0;
-}
-int32_t forerun_sums(const ForerunLinear* linear, const float* x, int64_t n, const float* magnitudes, float limit,
-                     int32_t* out, int32_t threads) {
-    if (linear->kind != FORERUN_INT8) return -1;
-    return n > 0 ? tried([&] { entries().sums(linear, x, n, magnitudes, limit, out, threads); }) : 0;
-}
-int32_t forerun_half_layer(const ForerunModel* model, const ForerunRows* rows, int32_t layer, int32_t is_gated,
-                           const float* x, float* out, int32_t threads) {
-    const bool any = rows->num_rows > 0;
-    return any ? tried([&] { entries().half_layer(model, rows, layer, is_gated, x, out, threads); }) : 0;
 }
 int32_t forerun_context(const ForerunModel* model, const float* norm, const ForerunRows* rows, const float* states,
                         int32_t threads) {

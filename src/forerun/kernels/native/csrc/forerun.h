@@ -2,7 +2,7 @@
 #pragma once
 #include <cstdint>
 
-#define FORERUN_ABI 8
+#define FORERUN_ABI 9
 
 extern "C" {
 
@@ -103,14 +103,6 @@ int32_t forerun_eagle(const ForerunEagle* head, const ForerunRows* rows, const f
 // out: [n, out] = W y, where y are the parts of x [n, in], side by side, normed with norms [in], which may be null.
 int32_t forerun_fuse(const ForerunLinear* linear, const float* norms, int32_t parts, float eps, const float* x,
                      int64_t n, float* out, int32_t threads);
-// Sums of products of codes, as whole numbers: out [n, out] of a FORERUN_INT8 weight and rows x [n, in] in codes up to
-// `limit`, whose largest magnitudes are given, [n]: those of rows of which x is a part.
-int32_t forerun_sums(const ForerunLinear* linear, const float* x, int64_t n, const float* magnitudes, float limit,
-                     int32_t* out, int32_t threads);
-// What the last product of half a layer reads, of x [rows, hidden]: attention's rows, out [rows, heads * head_dim], or,
-// gated, those of the feed-forward layer, out [rows, intermediate]. The product, and the residual, are left to the caller.
-int32_t forerun_half_layer(const ForerunModel* model, const ForerunRows* rows, int32_t layer, int32_t is_gated,
-                           const float* x, float* out, int32_t threads);
 // Write the keys and values of all layers of rows of states [rows, hidden], which `norm` norms and no layer computes.
 int32_t forerun_context(const ForerunModel* model, const float* norm, const ForerunRows* rows, const float* states,
                         int32_t threads);

@@ -245,40 +245,6 @@ static void plan_layers(forerun::Workspace& space, LayersCall& c) {
     space.want(c.values, n * m->num_kv_heads * m->head_dim);
 }
 
-// Half a layer, for those that add up the product that follows elsewhere.
-struct HalfCall {
-    LayersCall layers;
-    int32_t index;
-};
-
-FN void mixed_body(void* data) {
-    HalfCall& h = *(HalfCall*)data;
-    LayersCall& c = h.layers;
-    const ForerunLayer& layer = c.model->layers[h.index];
-    forerun::Member member(*c.team);
-    float* scratch = member_scratch(c);
-    norm_rows(c.x, layer.input_norm, c.model->eps, entering_limit(layer), c.normed, c.rows->num_rows, member);
-    attention_behind_norm(c, h.index, c.normed, member, scratch);
-}
-
-FN void gated_body(void* data) {
-    HalfCall& h = *(HalfCall*)data;
-    forerun::Member member(*h.layers.team);
-    gated_rows(h.layers, h.index, member);
-}
-
-static void half_layer(const ForerunModel* m, const ForerunRows* rows, int32_t index, int32_t is_gated, const float* x,
-                       float* out, int threads) {
-    forerun::Workspace& space = forerun::workspace();
-    forerun::Team team(threads);
-    HalfCall h{{m, rows, index, index + 1, const_cast<float*>(x), &team, {}, {}, {}, {}, {}, {}, nullptr, nullptr,
-                nullptr, nullptr}, index};
-    plan_layers(space, h.layers);
-    space.allocate();
-    (is_gated ? h.layers.gated : h.layers.mixed).x = out;
-    forerun::run_in_parallel(is_gated ? gated_body : mixed_body, &h, threads);
-}
-
 static void layers(const ForerunModel* m, const ForerunRows* rows, int32_t first, int32_t last, float* x, int threads) {
     forerun::Workspace& space = forerun::workspace();
     forerun::Team team(threads);

@@ -208,31 +208,6 @@ FN void linear_blocks(const ForerunLinear& w, const Input& in, int64_t n, int64_
     }
 }
 
-// Those sums for any number of rows up to R.
-template <int R = MAX_ROWS>
-INLINE void code_sums(const ForerunLinear& w, const Input& in, int64_t block, int64_t row, int64_t rows, I* y) {
-    if constexpr (R > 1)
-        if (rows < R) return code_sums<R - 1>(w, in, block, row, rows, y);
-    int8_sums<R>(w, in, block, row, y);
-}
-
-// out [n, w.out], for blocks first..last.
-FN void sums_blocks(const ForerunLinear& w, const Input& in, int64_t n, int64_t first, int64_t last, int32_t* out) {
-    I y[MAX_ROWS];
-    int32_t lane[16];
-    for (int64_t block = first; block < last; block++) {
-        const int64_t room = w.out - 16 * block < 16 ? w.out - 16 * block : 16;
-        for (int64_t row = 0; row < n; row += MAX_ROWS) {
-            const int64_t rows = n - row < MAX_ROWS ? n - row : MAX_ROWS;
-            code_sums(w, in, block, row, rows, y);
-            for (int64_t r = 0; r < rows; r++) {
-                i_store(lane, y[r]);
-                __builtin_memcpy(out + (row + r) * w.out + 16 * block, lane, room * sizeof(int32_t));
-            }
-        }
-    }
-}
-
 // out = silu(gate) * up, for blocks first..last.
 FN void gated_blocks(const ForerunLinear& gate, const ForerunLinear& up, const Input& in, int64_t n, int64_t first,
                      int64_t last, float* out, int64_t stride) {

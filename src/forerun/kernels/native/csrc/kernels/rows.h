@@ -84,9 +84,8 @@ INLINE void round_row(const Input&, int64_t) {}
 #endif
 
 // Bring row t into bfloat16 and codes, where some weight asks for them: x = scale * code, codes -limit..limit. A row with
-// NaN or infinity has scale NaN, and so does whatever is computed of it. shared: the largest magnitude of the whole row,
-// where it goes beyond these inputs; null: that of these inputs.
-FN void prepare(const Input& in, int64_t t, float limit, const float* shared = nullptr) {
+// NaN or infinity has scale NaN, and so does whatever is computed of it.
+FN void prepare(const Input& in, int64_t t, float limit) {
     if (in.bfloat16) round_row(in, t);
     if (!in.codes) return;
     const float* x = in.x + t * in.stride;
@@ -100,7 +99,6 @@ FN void prepare(const Input& in, int64_t t, float limit, const float* shared = n
     i_store(lane, largest);
     for (int j = 0; j < 16; j++) bits = lane[j] > bits ? lane[j] : bits;
     float magnitude;
-    if (shared) __builtin_memcpy(&bits, shared + t, 4);
     __builtin_memcpy(&magnitude, &bits, 4);
     const bool finite = bits >= 0 && bits < 0x7f800000;
     in.scales[t] = finite ? magnitude / limit : __builtin_nanf("");

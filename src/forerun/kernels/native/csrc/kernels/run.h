@@ -60,40 +60,6 @@ static void linear(const ForerunLinear* w, const float* x, int64_t n, const floa
     forerun::run_in_parallel(linear_body, &call, threads);
 }
 
-struct SumsCall {
-    const ForerunLinear* w;
-    Input in;
-    int64_t n;
-    const float* magnitudes;
-    float limit;
-    int32_t* out;
-    forerun::Team* team;
-};
-
-FN void sums_body(void* data) {
-    SumsCall& c = *(SumsCall*)data;
-    forerun::Member member(*c.team);
-    int64_t first, last;
-    member.open(c.n);
-    while (member.claim(first, last))
-        for (int64_t t = first; t < last; t++) prepare(c.in, t, c.limit, c.magnitudes);
-    member.close();
-    member.open((c.w->out + 15) / 16);
-    while (member.claim(first, last)) sums_blocks(*c.w, c.in, c.n, first, last, c.out);
-    member.close();
-}
-
-static void sums(const ForerunLinear* w, const float* x, int64_t n, const float* magnitudes, float limit, int32_t* out,
-                 int threads) {
-    forerun::Workspace& space = forerun::workspace();
-    forerun::Team team(threads);
-    SumsCall call{w, {}, n, magnitudes, limit, out, &team};
-    forerun::plan_input(space, call.in, n, w->in, {w});
-    space.allocate();
-    call.in.x = const_cast<float*>(x);
-    forerun::run_in_parallel(sums_body, &call, threads);
-}
-
 struct HeadCall {
     const ForerunModel* model;
     Input in;

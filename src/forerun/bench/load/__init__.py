@@ -1,1 +1,0 @@
-"""Measurements of many requests at once."""
