@@ -24,9 +24,8 @@ class NativeLibrary(BuildHookInterface[Any]):
         if version == "editable":
             return
         sys.path.insert(0, str(SRC))
-        from forerun.kernels.native.compile import FACTS, LIBRARY, PREBUILT, compile_into
-        from forerun.kernels.native.compiler import INSTALL, find_compiler
-        from forerun.kernels.native.platform_tag import platform_tag
+        from forerun.kernels.cpu.compiler import FACTS, INSTALL, LIBRARY, PREBUILT, compile_into, find_compiler
+        from forerun.kernels.cpu.platform_tag import platform_tag
 
         compiler = find_compiler()
         if compiler is None:

@@ -80,7 +80,7 @@ def api_page() -> str:
     """Every public name of forerun, by group."""
     sys.path.insert(0, str(ROOT / "src"))
     import forerun
-    from forerun.drafters.table import DRAFTERS
+    from forerun.drafters.registry import DRAFTERS
 
     errors = sorted(name for name in forerun.__all__ if name.endswith("Error"))
     drafters = [f"forerun.drafters.{row.home.replace(':', '.')}" for row in DRAFTERS.values()]
@@ -106,7 +106,7 @@ def _api_lines(errors: list[str], drafters: list[str]) -> Iterator[str]:
 def _shown(name: str) -> str:
     """Options for one name; a class of options has a table of its fields, with their help, in place of members."""
     from forerun import config
-    from forerun.fields import described
+    from forerun.utils.fields import described
 
     options = getattr(config, name, None)
     if not (inspect.isclass(options) and is_dataclass(options)):

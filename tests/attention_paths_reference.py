@@ -12,9 +12,8 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-from forerun.kernels.page_layout import PageLayout
-from forerun.kernels.partition import Form
-from forerun.kernels.row_paths import RowPaths
+from forerun.kernels.cpu.page_layout import PageLayout
+from forerun.kernels.partition import Form, RowPaths
 
 Rotation = tuple[Tensor, Tensor]
 """Cosines and sines by position, each [positions, D / 2]."""

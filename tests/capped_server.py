@@ -11,12 +11,11 @@ from dataclasses import replace
 
 from starlette.requests import Request
 
-from forerun.openai_format.requests import CompletionRequest
-from forerun.server.answering import Answering
 from forerun.server.logs import log_as_json
 from forerun.server.options import ServerOptions
+from forerun.server.protocol.requests import CompletionRequest
 from forerun.server.run import bound_socket, serve
-from forerun.server.service import Service
+from forerun.server.service import Answering, Service
 from mixed_requests import DRAFTERS, load
 
 MOST = 8

@@ -18,7 +18,15 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from forerun.kernels.triton import activation, attention, grouped_linear, linear, norm, quantised_linear, rotation
+from forerun.kernels.triton import (
+    attention,
+    elementwise as activation,
+    elementwise as norm,
+    linear,
+    quantised_linear,
+    quantised_linear as grouped_linear,
+    rotation,
+)
 
 TARGET = GPUTarget("cuda", 90, 32)
 ENTRIES = (activation, attention, grouped_linear, linear, norm, quantised_linear, rotation)

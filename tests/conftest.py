@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from forerun.kernels.native.library import Library
+    from forerun.kernels.cpu.library import Library
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("FORERUN_COST_CACHE", "0")
@@ -40,7 +40,7 @@ os.environ.setdefault("KMP_BLOCKTIME", "0")
 
 def pytest_sessionstart() -> None:
     """The native library is loaded before any test: none compiles it into a folder of its own."""
-    from forerun.kernels.native import native
+    from forerun.kernels.cpu import native
 
     native()
 
@@ -59,7 +59,7 @@ def pytest_collection() -> Generator[None, object, object]:
 
 def pytest_report_header() -> str:
     """Which kernels the tests run with: without a compiler, tests of the native ones are skipped."""
-    from forerun.kernels.native import load, native
+    from forerun.kernels.cpu import load, native
 
     library = native()
     if library is not None:
@@ -71,7 +71,7 @@ def pytest_report_header() -> str:
 @pytest.fixture
 def native_library() -> "Library":
     """The native library; the test is skipped where there is none."""
-    from forerun.kernels.native import native
+    from forerun.kernels.cpu import native
 
     library = native()
     if library is None:
@@ -82,7 +82,7 @@ def native_library() -> "Library":
 @pytest.fixture
 def smollm2_file(monkeypatch: pytest.MonkeyPatch) -> Path:
     """The SmolLM2 file that the user of this machine has fetched; the test is skipped without one."""
-    from forerun.fetch.store import path_of
+    from forerun.utils.fetch import path_of
 
     with monkeypatch.context() as patch:
         patch.setenv("FORERUN_HOME", os.environ["FORERUN_USERS_HOME"])

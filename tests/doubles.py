@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from forerun.cache import Unpaged
 from forerun.drafters import Drafter, Traits
+from forerun.kv_cache import Unpaged
 from forerun.models import Exactness, Forward, Rows
-from forerun.models.chains import Pick
-from forerun.tree import Tree
+from forerun.models.draft_session import Pick
 from forerun.types import Draft, Needs, Sequence, Step
+from forerun.utils.tree import Tree
 
 
 class FakeCache(Unpaged):

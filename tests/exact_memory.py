@@ -2,6 +2,6 @@
 
 import torch
 
-from forerun.kernels import native_linear
+from forerun.kernels.cpu import linear as native_linear
 
 native_linear.weight_memory = lambda nbytes: torch.empty(nbytes, dtype=torch.uint8)

@@ -14,16 +14,16 @@ import torch
 from torch import Tensor
 
 from doubles import FakeCache, FakeModel
-from forerun.audit.settings import AuditOptions, quick
 from forerun.engine import text as text_module
 from forerun.engine.verifying import Verifying
 from forerun.engine.work import Work
+from forerun.lab.audit.settings import AuditOptions, quick
 from forerun.models import Forward
-from forerun.sampling import LogitsRow, draw_tokens, seeded_noise
+from forerun.sampling import LogitsRow, draw_tokens, noise as seeded_noise
 from forerun.types import Noise, PackedDrafts, Verdict
-from forerun.verify import VERIFIERS
-from forerun.verify.chain_rejection import Rejection, checked_probs
-from forerun.verify.chain_rejection_math import BLOCK, TOKEN
+from forerun.verification import VERIFIERS
+from forerun.verification.chain_rejection import Rejection, checked_probs
+from forerun.verification.chain_rejection_math import BLOCK, TOKEN
 
 Fault = Callable[[pytest.MonkeyPatch, Any], None]
 
@@ -126,7 +126,7 @@ def a_row_that_is_not_rolled_back(patch: pytest.MonkeyPatch, target: Any) -> Non
 
         patch.setattr(FakeCache, "commit", broken)
         return
-    from forerun.cache.sequence_cache import SequenceCache
+    from forerun.kv_cache.sequence_cache import SequenceCache
 
     commit = SequenceCache.commit
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from forerun import Grammar
-from forerun.constraints import Bits, Matcher, allow
 from forerun.errors import GrammarDeadEndError
+from forerun.types import Bits, Matcher, allow
 
 ANY = Grammar.regex("anything")
 """For requests to an engine whose grammars are automata."""

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from doubles import MarkovModel
 from forerun import LLM, SamplingParams
-from forerun.audit.statistics import LEAST_EXPECTED, NOTHING, g_test
+from forerun.lab.audit.statistics import LEAST_EXPECTED, NOTHING, g_test
 
 VOCAB, BATCH, SIGNIFICANCE = 4, 256, 1e-3
 TARGET = torch.randn(VOCAB, VOCAB, generator=torch.Generator().manual_seed(1)) * 1.5

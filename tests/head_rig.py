@@ -12,7 +12,7 @@ import torch
 from families import VOCAB
 from forerun import LLM, SamplingParams
 from forerun.drafters import Drafter
-from forerun.heads import StoredHead
+from forerun.drafters.heads.config import StoredHead
 from forerun.models import Model
 
 GREEDY = SamplingParams(temperature=0, max_tokens=14, ignore_eos=True)

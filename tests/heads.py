@@ -15,12 +15,14 @@ import torch
 from torch import Tensor
 
 from doubles import FakeModel, MarkovModel
-from forerun import workloads
 from forerun.config import BUNDLED_TARGET
 from forerun.drafters import DRAFTERS
-from forerun.heads import EagleConfig, StoredHead, save_head
-from forerun.heads.fingerprint import target_fingerprint
+from forerun.drafters.eagle.config import EagleConfig
+from forerun.drafters.heads.config import StoredHead
+from forerun.drafters.heads.fingerprint import target_fingerprint
+from forerun.drafters.heads.folder import save_head
 from forerun.models import Forward, LanguageModel, Model, Rows, load_model, load_tokenizer
+from forerun.utils import workloads
 from medusa_heads import fitted_medusa
 
 

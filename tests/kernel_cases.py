@@ -10,14 +10,13 @@ import torch
 from torch import Tensor
 
 from attention_paths_reference import attend_paths
-from forerun.cache import PagedCache
 from forerun.config import INSTRUCTIONS
-from forerun.kernels.native import native
-from forerun.kernels.native.library import Library
+from forerun.kernels.cpu import native
+from forerun.kernels.cpu.library import Library
 from forerun.kernels.partition import Form
-from forerun.kernels.quantise import quantise_int4, quantise_int8
-from forerun.kernels.quantised_linear import QuantisedLinear
-from forerun.kernels.quantised_weight import GROUP, QuantisedWeight
+from forerun.kernels.quantisation import GROUP, QuantisedWeight, quantise_int4, quantise_int8
+from forerun.kernels.torch.quantised_linear import QuantisedLinear
+from forerun.kv_cache import PagedCache
 from forerun.models.attention.base import LayerAttention, Layout
 from forerun.models.attention.native import NativeAttention
 from forerun.models.attention.path_planner import PathPlanner

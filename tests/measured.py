@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from forerun.results import DrafterFacts, Environment, Figure, PromptFacts, Results, RunRow, TableFacts, TargetFacts
+from forerun.kernels.environment import Environment
+from forerun.lab.results.schema import DrafterFacts, Figure, PromptFacts, Results, RunRow, TableFacts, TargetFacts
 
 SUFFIX = "forerun, suffix, auto"
 PLAIN = "forerun, plain"

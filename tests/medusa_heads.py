@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from forerun.heads import MedusaConfig, StoredHead
-from forerun.heads.medusa_config import RANKS
+from forerun.drafters.heads.config import StoredHead
+from forerun.drafters.medusa.config import RANKS, MedusaConfig
 from forerun.models import LanguageModel, Model, Rows
 
 if TYPE_CHECKING:

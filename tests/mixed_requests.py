@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from forerun import LLM, Grammar, SamplingParams
-from forerun.engine.prompts import Prompt
+from forerun.engine.chat_template import Prompt
 
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 DRAFTERS = ("draft-model", "suffix", "recycling")

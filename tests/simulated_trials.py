@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 from forerun import SamplingParams
-from forerun.plan.predictor import StepCosts
-from forerun.policy import AutoBudget, Budget, FixedBudget, Outcome, StepCost
-from forerun.tune.arms import PLAIN, Arm, ArmFailedError, Trial, Unit
+from forerun.lab.tune.arms import PLAIN, Arm, ArmFailedError, Trial, Unit
+from forerun.speculation import AutoBudget, Budget, FixedBudget, Outcome, StepCost
+from forerun.speculation.predictor import StepCosts
 from forerun.types import Draft, Sequence, Verdict
 
 GREEDY = SamplingParams(temperature=0)

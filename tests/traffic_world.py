@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from forerun.traffic.recorder import Recorder
-from forerun.traffic.records import Answer, Begun
+from forerun.server.traffic_records import Answer, Begun, Recorder
 from measured import QUIET
 
 ANSWERS = [

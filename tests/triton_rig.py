@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from attention_paths_reference import attend_paths
-from forerun.cache import PagedCache
 from forerun.kernels.partition import Form
 from forerun.kernels.triton.step_arrays import TILE, Capacity, bucket_of, pieces, write_piece
+from forerun.kv_cache import PagedCache
 from forerun.models.attention.base import LayerAttention
 from forerun.models.attention.path_planner import PathPlanner
 from forerun.models.base import Rows

@@ -9,8 +9,8 @@ from zipfile import ZipFile
 
 import pytest
 
-from forerun.fetch import catalogue
-from forerun.fetch.catalogue import SMOLLM2, Fetchable
+from forerun.utils import fetch as catalogue
+from forerun.utils.fetch import SMOLLM2, Fetchable
 
 CONTENT = b"GGUF" + bytes(range(256)) * 40
 

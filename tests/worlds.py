@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from forerun import SamplingParams
-from forerun.policy import Budget, FixedBudget, Outcome, StepCost
+from forerun.speculation import Budget, FixedBudget, Outcome, StepCost
 from forerun.types import Draft, Sequence, Verdict
 
 GREEDY = SamplingParams(temperature=0)

@@ -24,15 +24,15 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from forerun.fields import Checked, option
-from forerun.files.write import digest
 from forerun.train.accelerator import device_of, end_of_text, to_device, training_device
+from forerun.train.card import load_tokenizer
 from forerun.train.checkpoint import LoopState, load_checkpoint, pin
 from forerun.train.corpus import SourceFile
 from forerun.train.defaults import Optimisation, RunOptions
-from forerun.train.folder import load_tokenizer
 from forerun.train.loop import Loop, Workers
 from forerun.train.optim import Optimisers
+from forerun.utils.fields import Checked, option
+from forerun.utils.files import digest
 from tools.text import EpochTexts, TwoStageStream
 
 END_OF_TEXT = "<|endoftext|>"

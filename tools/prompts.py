@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerBase
 
 from forerun.train.corpus import SourceFile, hash_fraction, is_generated
 from forerun.train.data.answer_prompts import code_prompt
-from forerun.workloads import Case, written
+from forerun.utils.workloads import Case, written
 from tools.text import edited
 
 PROMPTS_PER_FILE = 2

@@ -13,15 +13,14 @@ import typer
 from rich.console import Console
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from forerun import workloads as prompts
 from forerun.cli.flags import Flags, with_flags
 from forerun.cli.main import Commands
 from forerun.config import ASSETS, DEFAULT_DTYPE, SamplingParams
 from forerun.engine import LLM
 from forerun.errors import ConfigError
-from forerun.files.write import refuse_to_overwrite, write_bytes
-from forerun.models.loading import adopt
-from forerun.train import card, folder
+from forerun.lab.bench.widened import make_wide
+from forerun.models.loading.load import adopt
+from forerun.train import card, card as folder
 from forerun.train.accelerator import device_name, model_vocabulary, training_device
 from forerun.train.checkpoint import LoopState, run_in
 from forerun.train.commands import train_draft
@@ -29,8 +28,9 @@ from forerun.train.corpus import SourceFile, read_held_out, read_python_files, s
 from forerun.train.data.packed import Document, pack
 from forerun.train.defaults import DraftTraining
 from forerun.train.evaluate import text_score, write_on
-from forerun.train.widened import make_wide
-from forerun.vocabulary.fingerprint import fingerprint
+from forerun.utils import workloads as prompts
+from forerun.utils.files import refuse_to_overwrite, write_bytes
+from forerun.utils.vocabulary import fingerprint
 from tools import lm, prompts as cut
 from tools.lm import Architecture, LmTraining
 from tools.text import EpochTexts, Windows, tokenize, vocabulary_size

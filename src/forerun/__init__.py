@@ -9,12 +9,12 @@ print(llm.generate("def quicksort(items):", SamplingParams(temperature=0)).text)
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from forerun.drafters.table import DRAFTERS
+from forerun.drafters.registry import DRAFTERS
 
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from forerun.config import SamplingParams as SamplingParams
+    from forerun.config import Grammar as Grammar, SamplingParams as SamplingParams
     from forerun.drafters import *  # noqa: F403
     from forerun.drafters import Drafter as Drafter
     from forerun.engine import (
@@ -43,13 +43,11 @@ if TYPE_CHECKING:
         SamplingError as SamplingError,
         UnsupportedModelError as UnsupportedModelError,
     )
-    from forerun.grammar import Grammar as Grammar
     from forerun.types import Draft as Draft, Sequence as Sequence, Step as Step, Verdict as Verdict
 
 # Names are fetched on first use, so that `forerun --help` and `import forerun.config` need not load torch.
 _HOMES = {
-    "forerun.config": ("SamplingParams",),
-    "forerun.grammar": ("Grammar",),
+    "forerun.config": ("Grammar", "SamplingParams"),
     "forerun.engine": ("LLM", "AsyncLLM", "Choice", "Generation", "SequenceStats", "StreamChunk"),
     "forerun.errors": (
         "BatchError",

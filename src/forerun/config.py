@@ -2,17 +2,142 @@
 
 from __future__ import annotations
 
+import json
+import math
 import os
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral, Real
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from forerun.errors import ConfigError, SamplingError
-from forerun.fields import Checked, check_options, documented, option
-from forerun.grammar import Grammar
-from forerun.home import HOME_VARIABLE
-from forerun.option_values import biases, entries, token_ids
+from forerun.errors import ConfigError, GrammarError, SamplingError
+from forerun.utils.fields import Checked, check_options, documented, option
+from forerun.utils.home import HOME_VARIABLE
+from forerun.utils.json_file import parse_json
+
+# Options that hold several values, as users give them: lists of token ids, biases of tokens.
+
+_MOST_DIGITS = 20
+
+
+def entries(name: str, values: object, expected: str) -> tuple[Any, ...]:
+    """A list, or what else can be run through and is no text or mapping. Raises SamplingError."""
+    if not isinstance(values, Iterable) or isinstance(values, (str, bytes, Mapping)):
+        raise SamplingError(f"{name} is of type {type(values).__name__}, but must be {expected}.")
+    return tuple(values)
+
+
+def token_ids(name: str, values: object) -> tuple[int, ...]:
+    """A list of token ids. Raises SamplingError."""
+    return tuple(_token_id(name, value) for value in entries(name, values, "a list of token ids"))
+
+
+def _token_id(name: str, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < 0:
+        raise SamplingError(f"{name} holds {value!r}, but a token id is a whole number of 0 or more.")
+    return int(value)
+
+
+def biases(values: object) -> dict[int, float]:
+    """Token id -> bias. Ids may be text, since the keys of a JSON object are. Raises SamplingError."""
+    if not isinstance(values, Mapping):
+        raise SamplingError(f"logit_bias is of type {type(values).__name__}, but must map token ids to numbers.")
+    found = {}
+    for key, bias in values.items():
+        digits = isinstance(key, str) and key.isascii() and key.isdecimal() and len(key) < _MOST_DIGITS
+        token_id = _token_id("logit_bias", int(key) if digits else key)
+        try:
+            number = math.nan if isinstance(bias, bool) or not isinstance(bias, Real) else float(bias)
+        except OverflowError:
+            number = math.inf
+        if not math.isfinite(number):
+            raise SamplingError(f"logit_bias of token {token_id} is {bias!r}, but must be a finite number.")
+        found[token_id] = number
+    return found
+
+
+# What an answer must be: JSON, JSON of a schema, a match of a regular expression, or a sentence of a Lark grammar.
+
+JSON_OBJECT, JSON_SCHEMA, REGEX, LARK = KINDS = ("json_object", "json_schema", "regex", "lark")
+
+MAX_GRAMMAR_BYTES = 2**16
+"""Size of a schema or grammar: the time to prepare one grows with the square of its size, and is a second here."""
+
+_REMEDY = "Correct it, or leave it out."
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Grammar:
+    """What an answer must be, as text. Make one with `json_object`, `json_schema`, `regex`, `lark` or `choice`.
+
+    Attributes:
+        kind: one of KINDS.
+        text: the schema as JSON, the regular expression or the grammar; empty for `json_object`.
+
+    Raises:
+        GrammarError: it is too large, not Unicode text, or no JSON where it must be. Whether it can be followed is
+            found when a request with it is made.
+    """
+
+    kind: str
+    text: str = ""
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise GrammarError(f"The grammar is of the kind {self.kind!r}, but must be one of {', '.join(KINDS)}.")
+        if not isinstance(self.text, str):
+            raise GrammarError(f"The {self.kind} is of type {type(self.text).__name__}, but must be text. {_REMEDY}")
+        try:
+            size = len(self.text.encode())
+        except UnicodeEncodeError:
+            raise GrammarError(f"The {self.kind} is not Unicode text: it holds lone surrogates. {_REMEDY}") from None
+        if size > MAX_GRAMMAR_BYTES:
+            raise GrammarError(
+                f"The {self.kind} has {size:,} bytes, but may have {MAX_GRAMMAR_BYTES:,} at most. Make it smaller."
+            )
+        if self.kind == JSON_SCHEMA and not isinstance(parse_json(self.text, "json_schema", GrammarError), dict):
+            raise GrammarError(f"The JSON schema is no JSON object. {_REMEDY}")
+        if self.kind in (REGEX, LARK) and not self.text:
+            raise GrammarError(f"The {self.kind} is empty: no answer would be possible. {_REMEDY}")
+
+    def __repr__(self) -> str:
+        """Without the text, which is the user's."""
+        return f"Grammar({self.kind})"
+
+    @classmethod
+    def json_object(cls) -> Grammar:
+        """Any JSON object."""
+        return cls(JSON_OBJECT)
+
+    @classmethod
+    def json_schema(cls, schema: Mapping[str, Any] | str) -> Grammar:
+        """JSON that a schema validates. schema: as an object, or as JSON text."""
+        if isinstance(schema, str):
+            return cls(JSON_SCHEMA, schema)
+        try:
+            return cls(JSON_SCHEMA, json.dumps(schema, ensure_ascii=False, allow_nan=False))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise GrammarError(f"The JSON schema cannot be written as JSON: {str(error)[:200]}. {_REMEDY}") from None
+
+    @classmethod
+    def regex(cls, pattern: str) -> Grammar:
+        """Text that matches a regular expression from its beginning to its end."""
+        return cls(REGEX, pattern)
+
+    @classmethod
+    def lark(cls, grammar: str) -> Grammar:
+        """A sentence of a grammar in Lark's notation, whose start is `start`."""
+        return cls(LARK, grammar)
+
+    @classmethod
+    def choice(cls, texts: Sequence[str]) -> Grammar:
+        """One of these texts."""
+        if isinstance(texts, str) or not texts or not all(isinstance(text, str) and text for text in texts):
+            raise GrammarError(f"A choice must be a list of texts, none of them empty. {_REMEDY}")
+        return cls(REGEX, "|".join(map(re.escape, texts)))
+
 
 ASSETS = Path(__file__).parent / "assets"
 BUNDLED_TARGET = "bundled"

@@ -13,12 +13,11 @@ import numpy as np
 from hypothesis import given, strategies as st
 
 from forerun import Grammar, GrammarError, SamplingParams
-from forerun.constraints import Allowed, is_allowed
 from forerun.errors import GrammarDeadEndError
-from forerun.guidance import Grammars
 from forerun.models import find_tokenizer
 from forerun.sampling import SequenceConstraint
-from forerun.types import Sequence
+from forerun.sampling.grammar.compile import Grammars
+from forerun.types import Allowed, Sequence, is_allowed
 from fuzzing import examples
 
 MOST = 40

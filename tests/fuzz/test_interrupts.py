@@ -37,11 +37,11 @@ from forerun.drafters import (
     Staged,
     Suffix,
 )
+from forerun.drafters.rest.build import build_index
 from forerun.engine import Engine, StepOutput
 from forerun.errors import ForerunError, InterruptedRequestError
 from forerun.models import Model, load_model
-from forerun.retrieval import build_index
-from forerun.vocabulary import fingerprint
+from forerun.utils.vocabulary import fingerprint
 from fuzzing import examples
 from heads import fitted_block, fitted_head
 from medusa_heads import random_medusa

@@ -7,9 +7,9 @@ import random
 import torch
 from hypothesis import given, strategies as st
 
-from forerun.cache import PagedCache
-from forerun.kernels.native.library import Library
+from forerun.kernels.cpu.library import Library
 from forerun.kernels.partition import Form
+from forerun.kv_cache import PagedCache
 from forerun.models.base import Rows
 from fuzzing import examples
 from kernel_cases import NUM_TOKENS, Attending, drawn, each_set, threads

@@ -12,15 +12,14 @@ import transformers as tf
 from hypothesis import given, strategies as st
 from torch import Tensor, nn
 
-from forerun.kernels.native.library import Library
-from forerun.kernels.native_linear import NativeLinear
-from forerun.kernels.quantise import quantise_int4, quantise_int8
-from forerun.kernels.quantised_linear import QuantisedLinear
-from forerun.kernels.quantised_weight import GROUP, QuantisedWeight
+from forerun.kernels.cpu.library import Library
+from forerun.kernels.cpu.linear import NativeLinear
+from forerun.kernels.quantisation import GROUP, QuantisedWeight, quantise_int4, quantise_int8
+from forerun.kernels.torch.quantised_linear import QuantisedLinear
 from forerun.models.base import Rows
 from forerun.models.linear import Part, make_linear
-from forerun.models.llama import LlamaDecoder
-from forerun.models.native_llama import NativeLlamaDecoder
+from forerun.models.llama.decoder import LlamaDecoder
+from forerun.models.llama.native import NativeLlamaDecoder
 from forerun.models.runner import lay_out
 from fuzzing import examples
 from kernel_cases import each_set, threads

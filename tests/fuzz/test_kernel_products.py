@@ -8,11 +8,10 @@ import torch
 from hypothesis import given, strategies as st
 from torch import Tensor
 
-from forerun.kernels.native.library import Library
-from forerun.kernels.native.structs import ModelStruct
-from forerun.kernels.native_linear import NativeLinear
-from forerun.kernels.quantised_weight import GROUP, QuantisedWeight
-from forerun.kernels.rms_norm import rms_norm
+from forerun.kernels.cpu.library import Library, ModelStruct
+from forerun.kernels.cpu.linear import NativeLinear
+from forerun.kernels.quantisation import GROUP, QuantisedWeight
+from forerun.kernels.torch.elementwise import rms_norm
 from fuzzing import examples
 from kernel_cases import KINDS, as_read, drawn, each_set, product_of, threads, weight_of
 

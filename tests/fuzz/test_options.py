@@ -13,7 +13,7 @@ from hypothesis import given, strategies as st
 from doubles import FakeModel
 from forerun import LLM, Hybrid, PromptLookup, SamplingParams, Suffix
 from forerun.errors import SamplingError
-from forerun.fields import described
+from forerun.utils.fields import described
 from fuzzing import examples
 from small_tokenizers import TURN, byte_level
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import strategies as st
 
 from forerun import config
-from forerun.cache import page_pool, paged_cache, prefix_tree, sequence_cache
 from forerun.engine import Engine, drafting, text as text_module
-from forerun.kernels.page_layout import PAGE
+from forerun.kernels.cpu.page_layout import PAGE
+from forerun.kv_cache import paged as paged_cache, pool as page_pool, prefix_tree, sequence_cache
 from fuzzing import fails
 
 from .test_drafters import test_others_are_as_without_it as drafters_fuzzer

@@ -17,9 +17,9 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from forerun.cache import ContiguousCache, PagedCache, PagePool, SequenceCache, bytes_per_page
 from forerun.errors import OutOfPagesError
-from forerun.kernels.page_layout import PAGE, PageLayout
+from forerun.kernels.cpu.page_layout import PAGE, PageLayout
+from forerun.kv_cache import ContiguousCache, PagedCache, PagePool, SequenceCache, bytes_per_page
 from fuzzing import examples
 
 SHAPES = [(1, 2, 3), (2, 3, 1)]

@@ -9,10 +9,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from forerun import LLM, SamplingParams, workloads
+from forerun import LLM, SamplingParams
 from forerun.config import BUNDLED_TARGET, KERNELS_VARIABLE
 from forerun.drafters import DRAFTERS
 from forerun.models import Model, load_model, load_tokenizer
+from forerun.utils import workloads
 from heads import text_of
 
 pytestmark = [

@@ -9,7 +9,7 @@ from torch import Tensor
 from forerun import SamplingParams
 from forerun.sampling import LogitsPipeline, LogitsRow, StepNoise
 from forerun.types import Draft, PackedDrafts, Sequence, Verdict
-from forerun.verify import verify_step
+from forerun.verification import verify_step
 
 pytestmark = [
     pytest.mark.gpu,

@@ -8,11 +8,11 @@ import pytest
 
 from faults import FAULTS, sizes_for
 from forerun import LLM
-from forerun.audit.certificate import Certificate
-from forerun.audit.local import audit
-from forerun.audit.running import Audited
-from forerun.audit.settings import AuditOptions, quick
-from forerun.workloads import load
+from forerun.lab.audit.certificate import Certificate
+from forerun.lab.audit.engine_layer import Audited
+from forerun.lab.audit.local import audit
+from forerun.lab.audit.settings import AuditOptions, quick
+from forerun.utils.workloads import load
 
 QUICK = quick(AuditOptions())
 

@@ -9,9 +9,10 @@ import torch
 
 from doubles import adversaries
 from families import FAMILIES, MAY_BE_INEXACT, VOCAB, make_family
-from forerun import LLM, SamplingParams, workloads
+from forerun import LLM, SamplingParams
 from forerun.config import QUANTISATIONS
 from forerun.models import Model, load_model, load_tokenizer
+from forerun.utils import workloads
 
 Bits = list[tuple[list[int], list[float]]]
 DTYPES = ["float32", "bfloat16"]

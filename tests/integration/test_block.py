@@ -12,8 +12,8 @@ import torch
 from blocks import FULL, fitted_block, markov_block, random_block
 from families import VOCAB
 from forerun import LLM, Block, Hybrid, Suffix
-from forerun.heads import StoredHead
-from forerun.kernels.page_layout import PAGE
+from forerun.drafters.heads.config import StoredHead
+from forerun.kernels.cpu.page_layout import PAGE
 from forerun.models import Model, load_model
 from forerun.types import Draft
 from gtest import SIGNIFICANCE, TARGET, p_value

@@ -15,11 +15,11 @@ from torch import Tensor
 
 from doubles import MarkovModel, Scripted
 from forerun import LLM, DraftModel, PromptLookup, SamplingParams
-from forerun.audit.statistics import LEAST_EXPECTED, NOTHING, g_test
 from forerun.engine import verifying
+from forerun.lab.audit.statistics import LEAST_EXPECTED, NOTHING, g_test
 from forerun.types import Draft, Noise, PackedDrafts, Sequence, Step, Verdict
-from forerun.verify.tree_rejection import TreeRejection, TreeRule
-from forerun.verify.tree_rejection_math import Accept, DrawnTree, multi_step, traversal
+from forerun.verification.tree_rejection import TreeRejection, TreeRule
+from forerun.verification.tree_rejection_math import Accept, DrawnTree, multi_step, traversal
 
 VOCAB = 5
 WINDOW = 2

@@ -11,8 +11,8 @@ import torch
 
 from families import VOCAB
 from forerun import LLM, Eagle, EagleTree, Hybrid, Suffix
-from forerun.heads import StoredHead
-from forerun.kernels.page_layout import PAGE
+from forerun.drafters.heads.config import StoredHead
+from forerun.kernels.cpu.page_layout import PAGE
 from forerun.models import Model, load_model
 from forerun.types import Draft
 from gtest import SIGNIFICANCE, TARGET, p_value

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from drafter_rows import rows
-from forerun import LLM, Grammar, SamplingParams, workloads
+from forerun import LLM, Grammar, SamplingParams
 from forerun.drafters import DRAFTERS
 from forerun.kernels.partition import KV_BLOCK
+from forerun.utils import workloads
 from heads import text_of
 
 FORM = Grammar.json_schema(

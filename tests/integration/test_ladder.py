@@ -15,10 +15,11 @@ from typing import Any
 import pytest
 
 from drafter_rows import TWINS, rows
-from forerun import LLM, SamplingParams, workloads
+from forerun import LLM, SamplingParams
 from forerun.config import QUANTISATIONS
 from forerun.drafters import DRAFTERS
 from forerun.models import Model, load_model, load_tokenizer
+from forerun.utils import workloads
 from heads import text_of
 
 NUM_NEW, NUM_ENDS = 12, 8

@@ -17,9 +17,9 @@ import pytest
 import torch
 
 from forerun import LLM, SamplingParams
-from forerun.bench.peers.llama_worker import Server
-from forerun.export import export_llama_cpp
-from forerun.workloads import load
+from forerun.export.gguf import export_llama_cpp
+from forerun.lab.bench.peers.llama_worker import Server
+from forerun.utils.workloads import load
 
 PROGRAMS = os.environ.get("FORERUN_LLAMA_CPP", "")
 K, NUM_PROMPTS, MAX_TOKENS = 4, 8, 96

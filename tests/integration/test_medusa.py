@@ -11,8 +11,9 @@ import torch
 
 from families import VOCAB
 from forerun import LLM, Hybrid, Medusa, MedusaTree, Suffix
-from forerun.heads import MedusaConfig, StoredHead
-from forerun.kernels.page_layout import PAGE
+from forerun.drafters.heads.config import StoredHead
+from forerun.drafters.medusa.config import MedusaConfig
+from forerun.kernels.cpu.page_layout import PAGE
 from forerun.models import Model, load_model
 from gtest import SIGNIFICANCE, TARGET, p_value
 from head_rig import GREEDY, Rig, cases

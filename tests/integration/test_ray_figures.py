@@ -22,7 +22,7 @@ from typing import Any
 import httpx
 import pytest
 
-from forerun.workloads import load
+from forerun.utils.workloads import load
 from ray_served import MISSING, PYTHON, Served, served
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not PYTHON, reason=MISSING)]

@@ -16,7 +16,7 @@ from families import VOCAB
 from forerun import LLM, SamplingParams
 from forerun.drafters import DraftModel, DraftTree
 from forerun.models import load_model, load_tokenizer
-from forerun.models.configuration import OUTPUT_TOKENS
+from forerun.models.loading.configuration import OUTPUT_TOKENS
 from gtest import DRAFT, SIGNIFICANCE, p_value
 
 METHODS: dict[str, Callable[[Any], Any]] = {"draft-model": DraftModel, "draft-tree": DraftTree}

@@ -84,7 +84,7 @@ def check(asked: list[Asked], answers: Answered, parts: Answered) -> None:
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="resident memory is read from /proc")
 def test_nothing_is_lost_and_nothing_grows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("serving.bound_socket", small)
-    monkeypatch.setattr("forerun.server.freed_memory._EVERY", EVERY)
+    monkeypatch.setattr("forerun.server.run._EVERY", EVERY)
     llm = load(drafter=[*DRAFTERS], max_batch=6, seed=0)
     pool, rng = llm.target.pool, random.Random(11)
     assert pool is not None and llm.drafter is not None

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from forerun import SamplingParams
 from forerun.drafters import Binding, DraftModel
-from forerun.kernels.page_layout import PAGE
+from forerun.kernels.cpu.page_layout import PAGE
 from forerun.models import Model, Rows, load_draft_model
 from forerun.types import Cache, Sequence as Running, Step
 

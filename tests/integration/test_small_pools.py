@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from drafter_rows import TWINS, rows
-from forerun import LLM, SamplingParams, workloads
+from forerun import LLM, SamplingParams
 from forerun.config import REFERENCE
-from forerun.engine.memory import GIB
-from forerun.kernels.page_layout import PAGE
+from forerun.kernels.cpu.page_layout import PAGE
+from forerun.utils import workloads
+from forerun.utils.machine import GIB
 from heads import text_of
 
 NUM_NEW, K = 40, 6

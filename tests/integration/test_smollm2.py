@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from forerun import LLM, SamplingParams
-from forerun.drafters.table import DRAFTERS
+from forerun.drafters.registry import DRAFTERS
 from forerun.models import load_model
 
 CHAT = [{"role": "user", "content": "Write the numbers from one to ten, then write them again."}]

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from forerun import LLM, SamplingParams, workloads
-from forerun.engine.memory import GIB
+from forerun import LLM, SamplingParams
+from forerun.utils import workloads
+from forerun.utils.machine import GIB
 
 MINUTES = float(os.environ.get("FORERUN_SOAK", "1"))
 ROUND = 24

@@ -21,11 +21,11 @@ import torch
 
 from forerun import LLM, SamplingParams
 from forerun.config import BUNDLED_MODELS
-from forerun.export import export_vllm, export_vllm_draft
-from forerun.heads import save_head
-from forerun.heads.fingerprint import target_fingerprint
+from forerun.drafters.heads.fingerprint import target_fingerprint
+from forerun.drafters.heads.folder import save_head
+from forerun.export.vllm import export_vllm, export_vllm_draft
 from forerun.models import load_model
-from forerun.workloads import categories_in_turn, load
+from forerun.utils.workloads import categories_in_turn, load
 from heads import random_head
 from vllm_peer import MISSING, PYTHON, assert_same_up_to_a_near_tie, theirs
 

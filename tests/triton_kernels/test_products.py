@@ -8,8 +8,8 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from forerun.kernels.quantised_linear import QuantisedLinear
-from forerun.kernels.quantised_weight import QuantisedWeight
+from forerun.kernels.quantisation import QuantisedWeight
+from forerun.kernels.torch.quantised_linear import QuantisedLinear
 from forerun.kernels.triton.linear import FloatProduct, Product, multiply
 from forerun.kernels.triton.quantised_linear import RowCodes, channel_limit, code_product
 from kernel_cases import weight_of

@@ -7,9 +7,8 @@ import torch
 
 pytest.importorskip("triton")
 
-from forerun.kernels.triton.activation import gated
+from forerun.kernels.triton.elementwise import add_and_norm, gated
 from forerun.kernels.triton.linear import add_splits
-from forerun.kernels.triton.norm import add_and_norm
 from forerun.models.base import Rows
 from triton_references import add_and_norm_reference, gated_reference, rotate_reference
 from triton_rig import DEVICE, DTYPES, MARKS, Attending, close, drawn

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import typer
 
-from forerun.bench.summary.headline import put_into, sections
 from forerun.cli.main import app
-from forerun.results import load
+from forerun.lab.bench.report.headline import put_into, sections
+from forerun.lab.results.files import load
 
 ROOT = Path(__file__).parents[2]
 SRC = ROOT / "src" / "forerun"

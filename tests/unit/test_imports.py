@@ -13,6 +13,6 @@ def test_transformers_comes_with_the_first_model() -> None:
 
 def test_a_wheel_is_compiled_where_torch_is_not() -> None:
     """The hook of `make wheel` runs in an environment that has the build's own needs alone."""
-    code = "import sys; sys.modules['torch'] = sys.modules['numpy'] = None; import forerun.kernels.native.compile; "
-    code += "import forerun.kernels.native.compiler, forerun.kernels.native.platform_tag"
+    code = "import sys; sys.modules['torch'] = sys.modules['numpy'] = None; import forerun.kernels.cpu.compiler; "
+    code += "import forerun.kernels.cpu.compiler, forerun.kernels.cpu.platform_tag"
     subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=120, check=True)

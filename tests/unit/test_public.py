@@ -71,5 +71,5 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 
 def test_importing_the_command_line_does_not_load_torch() -> None:
     loaded = "sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
-    code = f"import sys, forerun.cli.main, forerun.drafters.table; {loaded}"
+    code = f"import sys, forerun.cli.main, forerun.drafters.registry; {loaded}"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from forerun.config import SamplingParams
+
 if TYPE_CHECKING:
-    from forerun.engine import SequenceStats, StreamChunk
+    from forerun.engine import LLM, SequenceStats, StreamChunk
 
 
 @dataclass
@@ -157,3 +161,33 @@ def joined(parts: Sequence[str], width: int | None) -> str:
 
 def _num_tokens(outputs: Mapping[int, Output]) -> int:
     return sum(len(output.token_ids) for output in outputs.values())
+
+
+# One request as it streams: what came is counted and shown chunk by chunk, and Ctrl-C ends it between two chunks.
+
+
+def follow(
+    llm: LLM, prompt: Any, params: SamplingParams, show: Callable[[StreamChunk], None]
+) -> tuple[dict[int, Output], Times, bool]:
+    """Generate; returns the choices by index, the wall-clock seconds, and whether Ctrl-C ended it.
+
+    What is counted has been shown, also where Ctrl-C came between the two: it waits for the end of the chunk.
+    """
+    from forerun.engine.interrupts import HeldInterrupts  # with torch, which --help does not load
+
+    outputs: dict[int, Output] = {index: Output() for index in range(params.n)}
+    interrupted = False
+    times, start = Times(), time.perf_counter()
+    try:
+        stream: Any = llm.stream(prompt, params)
+        with closing(stream):  # however it ends, the engine frees the sequence now
+            for chunk in stream:
+                with HeldInterrupts():
+                    if times.first is None and chunk.token_ids:
+                        times.first, times.num_first = time.perf_counter() - start, len(chunk.token_ids)
+                    outputs[chunk.index].add(chunk)
+                    show(chunk)
+    except KeyboardInterrupt:
+        interrupted = True
+    times.total = time.perf_counter() - start
+    return outputs, times, interrupted

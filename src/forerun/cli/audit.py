@@ -10,21 +10,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from forerun.audit.settings import NEEDS_DRAFTER, AuditOptions, quick as quick_settings
 from forerun.cli import options
 from forerun.cli.bench.shared import check_json
-from forerun.cli.default_model import chosen_model
 from forerun.cli.flags import Flags, with_flags
-from forerun.cli.memory_line import memory_told, note
-from forerun.cli.options import WORKLOAD_FILE, LLMOptions
-from forerun.cli.output import print_json
+from forerun.cli.options import WORKLOAD_FILE, LLMOptions, chosen_model
+from forerun.cli.output import memory_told, note, print_json
 from forerun.config import AUTO, NO_DRAFTER
 from forerun.errors import ConfigError, DrafterError
-from forerun.results import Watch
-from forerun.workloads import load
+from forerun.kernels.environment import Watch
+from forerun.lab.audit.settings import NEEDS_DRAFTER, AuditOptions, quick as quick_settings
+from forerun.utils.workloads import load
 
 if TYPE_CHECKING:
-    from forerun.audit.certificate import Certificate
+    from forerun.lab.audit.certificate import Certificate
 
 FAILED, INCONCLUSIVE = 1, 3
 """Exit codes; 2 is that of errors. A lossy rule that was asked for is measured, with exit code 0."""
@@ -106,9 +104,8 @@ def audit(
     else:
         typer.echo(certificate.markdown())
     if results is not None:
-        from forerun.audit.certificate import audit_results
-        from forerun.results import save
-        from forerun.results.write import command_line
+        from forerun.lab.audit.certificate import audit_results
+        from forerun.lab.results.files import command_line, save
 
         save(audit_results(certificate, command_line(sys.argv[1:]), watch.environment()), results)
     code = {"fail": FAILED, "inconclusive": INCONCLUSIVE}.get(certificate.verdict, 0)
@@ -120,12 +117,12 @@ def _of_model(
     model: str, drafter: str | None, prompts: str | None, settings: AuditOptions, llm: LLMOptions, threads: int | None
 ) -> Certificate:
     """The certificate of a model with a drafter, in this process."""
-    from forerun.audit.local import audit as run
-    from forerun.audit.running import Audited
     from forerun.cli.bench.shared import set_threads
     from forerun.engine import LLM
+    from forerun.kernels.environment import machine
+    from forerun.lab.audit.engine_layer import Audited
+    from forerun.lab.audit.local import audit as run
     from forerun.models import number_format
-    from forerun.results.machine import machine
 
     if drafter == NO_DRAFTER:
         raise DrafterError(NEEDS_DRAFTER)
@@ -164,8 +161,8 @@ def _of_server(
     urls: Sequence[str], api_key: str | None, model: str | None, prompts: str | None, settings: AuditOptions
 ) -> Certificate:
     """The certificate of a server, or of two."""
-    from forerun.audit.remote import SWITCH, Server, remote_audit
-    from forerun.results.machine import machine
+    from forerun.kernels.environment import machine
+    from forerun.lab.audit.remote import SWITCH, Server, remote_audit
 
     if len(urls) > _MOST_URLS:
         raise ConfigError(f"There are {len(urls)} of --url, but at most {_MOST_URLS} can be compared. Leave some out.")

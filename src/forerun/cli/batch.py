@@ -15,17 +15,16 @@ import typer
 
 from forerun import __version__
 from forerun.cli import options
-from forerun.cli.default_model import chosen_model
 from forerun.cli.flags import Flags, with_flags
 from forerun.cli.generate import INTERRUPTED, choose_drafter, open_llm
-from forerun.cli.memory_line import memory_told, note, note_untried
-from forerun.cli.options import LLMOptions
-from forerun.cluster.options import RayOptions
+from forerun.cli.options import LLMOptions, chosen_model
+from forerun.cli.output import memory_told, note, note_untried
 from forerun.config import EngineConfig, SamplingParams
+from forerun.integrations.ray.plan import RayOptions
 
 if TYPE_CHECKING:
-    from forerun.batch.journal import Journal
-    from forerun.batch.lines import BatchFile
+    from forerun.server.batch.files import Journal
+    from forerun.server.batch.lines import BatchFile
 
 _INTERVAL, _TERMINAL_INTERVAL = 10.0, 0.2
 """Seconds between two reports of progress: lines of a log, and a terminal's line that is written over."""
@@ -98,10 +97,8 @@ def _answer(
         compute: answers the requests that the journal does not have.
         worker: what computes them.
     """
-    from forerun.batch.broken import write_broken
-    from forerun.batch.journal import Journal
-    from forerun.batch.lines import BatchFile
-    from forerun.batch.place import place_for
+    from forerun.server.batch.files import Journal, place_for
+    from forerun.server.batch.lines import BatchFile, write_broken
 
     with (
         BatchFile(source) as requests,
@@ -169,8 +166,8 @@ class Progress:
 
 def _here(source: Path, requests: BatchFile, journal: Journal, progress: Progress, worker: Mapping[str, Any]) -> None:
     """In this process."""
-    from forerun.batch.run import BatchRun
     from forerun.engine import EngineThread
+    from forerun.server.batch.run import BatchRun
 
     note(f"loading {worker['model']}")
     with memory_told(note):
@@ -194,7 +191,7 @@ def _on_ray(
     worker: Mapping[str, Any],
 ) -> None:
     """By workers on Ray."""
-    from forerun.cluster.batch import answer_on_ray
+    from forerun.integrations.ray.batch import answer_on_ray
 
     note_untried("Ray")
     note(f"starting {options.replicas} workers of {worker['model']}")

@@ -2,32 +2,231 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from forerun.bench.compare import Run
-from forerun.bench.measure import PADDED_NOTE, Timed, interleave, is_cost_padded, machine
 from forerun.cli import options
-from forerun.cli.default_model import chosen_model
-from forerun.cli.demo_prompts import DemoOptions, Plan, last_words, make_plan
-from forerun.cli.demo_results import PLAIN, Results, closing_line
 from forerun.cli.flags import Flags, with_flags
 from forerun.cli.generate import INTERRUPTED
-from forerun.cli.memory_line import memory_told
-from forerun.cli.options import LLMOptions
-from forerun.cli.output import print_json, size_text
+from forerun.cli.options import WORKLOAD_FILE, LLMOptions, chosen_model
+from forerun.cli.output import memory_told, plain, print_json, size_text
 from forerun.config import AUTO, BUNDLED_TARGET, OFF, NumDraftTokens, SamplingParams
 from forerun.errors import ConfigError, FetchError, ModelLoadError
-from forerun.fetch import fetching, store
+from forerun.kernels.environment import describe_machine, machine
+from forerun.lab.bench.compare import Row, Run, compare
+from forerun.lab.bench.measure import PADDED_NOTE, Timed, interleave, is_cost_padded
+from forerun.lab.bench.tables import Columns, Table, decimal, percent
+from forerun.utils import fetch as fetching, fetch as store, workloads
+from forerun.utils.fields import option
+from forerun.utils.workloads import Case
 
 if TYPE_CHECKING:
     from forerun.cli.stage import Stage
     from forerun.engine import LLM
+
+
+# Which prompts the demo shows: a few by hash, or all; questions for a model that can be talked to.
+
+QUESTIONS = "questions"
+CODE = "code"
+NUM_QUESTIONS = 5
+NUM_PROMPTS = 4
+"""Prompts of a workload without categories."""
+CHAT_ROUNDS = 1
+"""A round of the usual questions, each answered by every method, takes minutes on two cores."""
+TEXT_ROUNDS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class DemoOptions:
+    """Which prompts the demo shows and measures."""
+
+    prompts: str | None = option(
+        None,
+        f"A bundled workload, {WORKLOAD_FILE}",
+        metavar="WORKLOAD",
+        default_text="questions for a model with a chat template, else code",
+    )
+    num_prompts: int | None = option(
+        None,
+        "How many of them: from the first; where they have categories, one of each in turn, by a hash.",
+        low=1,
+        default_text=f"{NUM_QUESTIONS} where they have categories, else {NUM_PROMPTS}",
+    )
+    every: bool = option(
+        False, "Measure all of them, show the first alone, and print a table by category too.", flags=("--all",)
+    )
+    rounds: int | None = option(
+        None, "Measured rounds per prompt.", low=1, default_text=f"{CHAT_ROUNDS} for chats, else {TEXT_ROUNDS}"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is generated.
+
+    Attributes:
+        cases: the prompts.
+        available: how many the workload holds.
+        rounds: measured rounds per prompt.
+        sampling: greedy, and how many tokens at most.
+        shown: the prompts that are shown before all are measured.
+    """
+
+    cases: Sequence[Case]
+    available: int
+    rounds: int
+    sampling: SamplingParams
+    shown: Sequence[Case]
+
+    @property
+    def chats(self) -> bool:
+        """Whether a prompt of it is a chat."""
+        return any(case.is_chat for case in self.cases)
+
+    def params(self, llm: LLM, case: Case) -> SamplingParams:
+        """For one prompt. Answers end where the model ends them; a raw text goes on, since it might end at once."""
+        from forerun.lab.bench.methods import with_prediction
+
+        return with_prediction(replace(self.sampling, ignore_eos=not case.is_chat), llm.drafter, case)
+
+
+def make_plan(model: str, options: DemoOptions, sampling: SamplingParams) -> Plan:
+    """The plan that the options ask for, or the usual one of this model.
+
+    Raises:
+        ConfigError: two options contradict each other; there is no such workload, or it cannot be read.
+        ModelLoadError: the model's tokenizer, which tells whether it has a chat template, cannot be read.
+    """
+    if options.every and options.num_prompts is not None:
+        raise ConfigError("--all and --num-prompts contradict each other. Leave one of the two out.")
+    everything = cases = workloads.load(options.prompts or _usual_workload(model))
+    if not options.every and any(case.category for case in cases):
+        cases = by_hash(cases)[: options.num_prompts or NUM_QUESTIONS]
+    elif not options.every:
+        cases = cases[: options.num_prompts or NUM_PROMPTS]
+    rounds = options.rounds or (CHAT_ROUNDS if any(case.is_chat for case in cases) else TEXT_ROUNDS)
+    sampling = replace(sampling, temperature=0)
+    return Plan(cases, len(everything), rounds, sampling, cases[:1] if options.every else cases)
+
+
+def by_hash(cases: Sequence[Case]) -> list[Case]:
+    """In rounds with one of each category, in a round and in a category by the SHA-256 of their names.
+
+    So nobody has chosen which of them come first.
+    """
+    return workloads.categories_in_turn(sorted(cases, key=lambda case: hashlib.sha256(case.name.encode()).digest()))
+
+
+def last_words(case: Case) -> str:
+    """What the user sees as the prompt: the text, or the chat's last message."""
+    opening = case.opening
+    return opening if isinstance(opening, str) else opening[-1]["content"]
+
+
+def _usual_workload(model: str) -> str:
+    if model == BUNDLED_TARGET:
+        return CODE
+    from forerun.models import load_tokenizer
+
+    return QUESTIONS if getattr(load_tokenizer(model), "chat_template", None) else CODE
+
+
+# What the demo has measured: rows by method, by category too, as tables and for JSON.
+
+PLAIN = "plain"
+"""The method that the others are compared with."""
+
+COLUMNS: Columns[Row] = {
+    "method": lambda row: row.method,
+    "tokens/s": lambda row: f"{row.tokens_per_second:.1f}",
+    "speedup": lambda row: _speedup(row),
+    "mean acceptance length": lambda row: decimal(row.mean_acceptance_length),
+    "acceptance rate": lambda row: percent(row.acceptance_rate),
+    "identical": lambda row: "yes" if row.identical else "no",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """The rows of all complete rounds.
+
+    Attributes:
+        plan: what was generated.
+        rows: one per method; empty if no round is complete.
+        categories: category -> the rows of its prompts; empty if not asked for, or if there are none.
+    """
+
+    plan: Plan
+    rows: Sequence[Row]
+    categories: Mapping[str, Sequence[Row]]
+
+    @classmethod
+    def of(cls, plan: Plan, runs: Mapping[str, Sequence[Timed[Run]]], by_category: bool) -> Results:
+        """From runs in the order of the plan: prompt after prompt, each as often as there are rounds."""
+        if not runs[PLAIN]:
+            return cls(plan, [], {})
+        found: dict[str, dict[str, list[Timed[Run]]]] = {}
+        for name, timed in runs.items() if by_category else ():
+            for number, run in enumerate(timed):
+                category = plan.cases[number // plan.rounds].category
+                found.setdefault(category, {}).setdefault(name, []).append(run)
+        categories = {category: compare(each, PLAIN) for category, each in found.items()}
+        return cls(plan, compare(runs, PLAIN), categories if any(categories) else {})
+
+    def tables(self) -> list[Table]:
+        """For people."""
+        overall = Table.of("", COLUMNS, self.rows)
+        return [overall, self._category_table()] if self.categories else [overall]
+
+    def as_object(self) -> dict[str, Any]:
+        """For programs."""
+        found: dict[str, Any] = {"results": _as_objects(self.rows), "prompts": len(self.plan.cases)}
+        if self.categories:
+            found["categories"] = {name: _as_objects(rows) for name, rows in self.categories.items()}
+        return found
+
+    def _category_table(self) -> Table:
+        """A row per category: plain decoding's speed, and the speedup of each drafter."""
+        rows = []
+        for category, (base, *others) in self.categories.items():
+            same = "yes" if all(row.identical for row in others) else "no"
+            rows.append([category, f"{base.tokens_per_second:.1f}", *(_speedup(row) for row in others), same])
+        names = [row.method for row in self.rows if row.method != PLAIN]
+        return Table("", ["category", f"{PLAIN}, tokens/s", *names, "identical"], rows)
+
+
+def closing_line(llm: LLM, num_draft_tokens: NumDraftTokens, plan: Plan) -> str:
+    """What the tables stand on. llm: one that decodes plainly."""
+    from forerun.models import number_format
+
+    promise = (
+        "Exact: a self-test found the target's logits bit-identical with and without speculation."
+        if llm.exact
+        else "Not exact here: rounding may differ between plain and speculative runs, so texts may part at a near-tie."
+    )
+    length = "tokens an answer at most" if plan.chats else "tokens each"
+    how = (
+        f"{number_format(llm.target)}, greedy, K={num_draft_tokens}, "
+        f"{plan.sampling.max_tokens} {length}; prompts: {len(plan.cases)} of "
+        f"{plan.available}, interleaved rounds: {plan.rounds}; medians over both."
+    )
+    return f"{promise}\n{how}\n{describe_machine(machine())}"
+
+
+def _speedup(row: Row) -> str:
+    return f"{row.speedup.median:.2f}×"
+
+
+def _as_objects(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    return [{**plain(row), "speedup": row.speedup.median} for row in rows]
+
 
 DRAFT_MODEL = "draft-model"
 PREDICTION = "prediction"
@@ -99,7 +298,7 @@ def _opened(
 
 
 def _format(model: str, settings: LLMOptions) -> str:
-    from forerun.models.loading import asked_format
+    from forerun.models.loading.load import asked_format
 
     try:
         return asked_format(model, settings.dtype, settings.quantize)
@@ -110,7 +309,7 @@ def _format(model: str, settings: LLMOptions) -> str:
 def default_settings(settings: LLMOptions, fetch: bool, say: Callable[[str], None]) -> LLMOptions:
     """The options of the model that is taken without --model, which is fetched first if need be. Its weights are kept
     in 4 bits, as its file has them, where native kernels compute and nothing else was asked for."""
-    from forerun.kernels.native import native
+    from forerun.kernels.cpu import native
 
     if fetch:
         fetch_default(say)
@@ -175,7 +374,7 @@ def choose_drafters(model: str, draft: str | None, names: str | None) -> dict[st
     Raises:
         ConfigError: an unknown name, or a draft model asked for without saying which.
     """
-    from forerun.drafters.table import DRAFTERS, shipped_folder
+    from forerun.drafters.registry import DRAFTERS, shipped_folder
 
     wanted = options.comma_list(names, "--drafters") if names else list(DRAFTERS)
     chosen: dict[str, str] = {}
@@ -206,8 +405,8 @@ def left_out(chosen: Mapping[str, str], draft: str | None) -> str:
     with_model = [name for name, row in rest.items() if draft is None and row.with_draft_model is not None]
     parts = [f"{', '.join(with_model)} (give a draft model with --draft)"] if with_model else []
     others = {name: row.needed_option for name, row in rest.items() if name not in with_model}
-    for name, option in others.items():
-        needed = f"give --drafters {name}:{option}=..." if option else "no prompt has a reference for it"
+    for name, needed_option in others.items():
+        needed = f"give --drafters {name}:{needed_option}=..." if needed_option else "no prompt has a reference for it"
         parts.append(f"{name} ({needed})")
     return "; ".join(parts) + "." if parts else ""
 
@@ -216,8 +415,8 @@ def open_methods(
     model: str, drafters: Mapping[str, str], settings: LLMOptions, num_draft_tokens: NumDraftTokens
 ) -> dict[str, LLM]:
     """Plain first, then one engine per drafter, all over one target. The seam that tests replace."""
-    from forerun.bench.engines import beside
     from forerun.engine import LLM
+    from forerun.lab.bench.methods import beside
 
     plain = LLM(
         model,
@@ -246,7 +445,7 @@ def show(stage: Stage, methods: Mapping[str, LLM], plan: Plan) -> None:
 
 def measure(stage: Stage, methods: Mapping[str, LLM], plan: Plan, runs: dict[str, list[Timed[Run]]]) -> None:
     """Time every method on every prompt, in turn; `runs` grows as they finish."""
-    from forerun.bench.engines import generate
+    from forerun.lab.bench.methods import generate
 
     with stage.progress("Measuring, methods in turn", len(plan.cases) * plan.rounds * len(methods)) as advance:
 

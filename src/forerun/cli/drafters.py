@@ -12,8 +12,8 @@ import typer
 from forerun.cli import options
 from forerun.cli.output import print_json, size_text, terminal_width
 from forerun.drafters.option_help import DrafterOption, drafter_options
-from forerun.drafters.table import DRAFTERS
-from forerun.tune.public_drafts import public_drafts
+from forerun.drafters.registry import DRAFTERS
+from forerun.lab.tune.public_drafts import public_drafts
 
 
 def drafters(

@@ -37,7 +37,7 @@ def hf(
     ] = False,
 ) -> None:
     """Write a Transformers folder: safetensors, configuration, tokenizer with chat template, end tokens."""
-    from forerun.export import export_hf
+    from forerun.export.transformers import export_hf
 
     typer.echo(f"forerun: loading {model}", err=True)
     exported = export_hf(model, out, dtype, adapter=adapter, force=force)
@@ -50,7 +50,7 @@ def head(
     out: Annotated[Path, typer.Argument(help="Folder to write.", metavar="OUT")],
 ) -> None:
     """Write a head with its matrices at 8 bits: a quarter of the bytes."""
-    from forerun.export import export_head
+    from forerun.export.quantised import export_head
 
     exported = export_head(head, out)
     tell_written(out, exported)
@@ -91,8 +91,8 @@ def vllm(
     The configuration is printed, and lies in OUT as speculative_config.json. Drafters without a model run inside vLLM
     as they are: docs/vllm.md.
     """
-    from forerun.export import export_vllm, export_vllm_draft
-    from forerun.heads import is_head
+    from forerun.drafters.heads.folder import is_head
+    from forerun.export.vllm import export_vllm, export_vllm_draft
 
     typer.echo(f"forerun: loading {target}", err=True)
     rest: Any = {"dtype": dtype, "num_draft_tokens": num_draft_tokens, "force": force}
@@ -145,7 +145,7 @@ def llama_cpp(
     force: Annotated[bool, typer.Option("--force", help="Replace OUT.")] = False,
 ) -> None:
     """Write a model of the Llama family as a GGUF file, and print the command that serves it."""
-    from forerun.export import export_llama_cpp
+    from forerun.export.gguf import export_llama_cpp
 
     typer.echo(f"forerun: loading {model}", err=True)
     options: Any = {"type_name": tensor_type, "pre": pre, "num_draft_tokens": num_draft_tokens, "force": force}

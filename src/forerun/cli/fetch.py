@@ -11,8 +11,8 @@ import typer
 from forerun.cli import options
 from forerun.cli.output import print_json, size_text
 from forerun.errors import ConfigError, FetchError
-from forerun.fetch import fetching, store
-from forerun.fetch.catalogue import CATALOGUE
+from forerun.utils import fetch as fetching, fetch as store
+from forerun.utils.fetch import CATALOGUE
 
 
 def fetch(

@@ -1,4 +1,4 @@
-"""Flags made from the fields of options (`forerun.fields`): name, type, help, range and default come from the field.
+"""Make flags from the fields of options (`forerun.utils.fields`): name, type, help, range and default are the field's.
 
     @app.command()
     @with_flags
@@ -24,7 +24,7 @@ import typer
 
 from forerun.config import AUTO, NumDraftTokens
 from forerun.errors import ConfigError
-from forerun.fields import Described, described
+from forerun.utils.fields import Described, described
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

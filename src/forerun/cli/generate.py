@@ -5,26 +5,65 @@ from __future__ import annotations
 import json as json_text
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from forerun.cli import options
-from forerun.cli.answers import Output, Times, as_object, summary
-from forerun.cli.default_model import chosen_model
+from forerun.cli.answers import Output, Times, as_object, follow, summary
 from forerun.cli.flags import Flags, with_flags
-from forerun.cli.grammar_flags import GrammarFlags
-from forerun.cli.memory_line import memory_told, note
-from forerun.cli.options import LLMOptions
-from forerun.cli.output import print_json
-from forerun.cli.streaming import follow
-from forerun.cli.text_argument import text_or_file, unicode_text
-from forerun.config import AUTO, LOSSY_RULES, SamplingParams
-from forerun.errors import ConfigError, PromptError
+from forerun.cli.options import LLMOptions, chosen_model
+from forerun.cli.output import memory_told, note, print_json, text_or_file, unicode_text
+from forerun.config import AUTO, LOSSY_RULES, Grammar, SamplingParams
+from forerun.errors import ConfigError, GrammarError, PromptError
+from forerun.utils.fields import Checked, documented, option
 
 if TYPE_CHECKING:
     from forerun.engine import LLM, StreamChunk
+
+
+# The flags that say what an output must be.
+
+
+@documented
+@dataclass(frozen=True, slots=True)
+class GrammarFlags(Checked):
+    """At most one of them may be given."""
+
+    json_schema: str | None = option(
+        None, "The output is JSON that this schema validates (@FILE reads it from there).", metavar="JSON|@FILE"
+    )
+    json_object: bool = option(False, "The output is a JSON object.")
+    regex: str | None = option(
+        None, "The output matches this regular expression from beginning to end.", metavar="REGEX|@FILE"
+    )
+    lark: str | None = option(
+        None, "The output is a sentence of this grammar in Lark's notation.", metavar="GRAMMAR|@FILE"
+    )
+
+    def grammar(self) -> Grammar | None:
+        """What they ask for.
+
+        Raises:
+            GrammarError: two of them are given, or the text cannot be read.
+        """
+        given = {
+            "--json-schema": (self.json_schema, Grammar.json_schema),
+            "--regex": (self.regex, Grammar.regex),
+            "--lark": (self.lark, Grammar.lark),
+        }
+        found = {flag: each for flag, each in given.items() if each[0] is not None}
+        names = [*found, *(["--json-object"] if self.json_object else [])]
+        if len(names) > 1:
+            raise GrammarError(f"{' and '.join(names)} both say what the output must be. Give one of them.")
+        if self.json_object:
+            return Grammar.json_object()
+        for flag, (text, make) in found.items():
+            assert text is not None
+            return make(text_or_file(text, flag, GrammarError))
+        return None
+
 
 _NOT_HERE = ("prompt_logprobs", "drafter", "num_draft_tokens", "tenant", "priority", "grammar")
 _TYPED = ("temperature", "top_k", "top_p", "min_p", "max_tokens", "stop", "ignore_eos", "seed", "n", "prediction")
@@ -162,7 +201,7 @@ def open_llm(model: str, drafter: str | Sequence[str], *, chat: bool, adapter: s
         PromptError: for a chat, before the weights are read: the model has no chat template.
     """
     from forerun.engine import LLM
-    from forerun.engine.prompts import check_template
+    from forerun.engine.chat_template import check_template
     from forerun.models import find_tokenizer
 
     tokenizer = None

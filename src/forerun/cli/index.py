@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from forerun.cli.default_model import chosen_model
 from forerun.cli.flags import with_flags
-from forerun.cli.options import Json
+from forerun.cli.options import Json, chosen_model
 from forerun.cli.output import print_json
 from forerun.config import INDEX_DEPTH
 from forerun.errors import ConfigError
-from forerun.files.write import refuse_to_overwrite
+from forerun.utils.files import refuse_to_overwrite
 
 if TYPE_CHECKING:
-    from forerun.retrieval import Document, Header
+    from forerun.drafters.rest.index_file import Header
+    from forerun.utils.text_files import Document
 
 app = typer.Typer(help="Corpora on disk for the drafter 'rest'.", no_args_is_help=True)
 
@@ -83,9 +83,9 @@ def build(
     force: Annotated[bool, typer.Option("--force", help="Replace what OUT is now.")] = False,
 ) -> None:
     """Index files, folders and JSON lines."""
+    from forerun.drafters.rest.build import build_index, tokenise
     from forerun.models import load_tokenizer
-    from forerun.retrieval import build_index, tokenise
-    from forerun.vocabulary import fingerprint
+    from forerun.utils.vocabulary import fingerprint
 
     if not force:
         refuse_to_overwrite(out, ConfigError)
@@ -120,9 +120,10 @@ def append(
     field: Field = "text",
 ) -> None:
     """Add to an index; the result is that of building from all at once."""
+    from forerun.drafters.rest.build import append_index, tokenise
+    from forerun.drafters.rest.index_file import read_header
     from forerun.models import load_tokenizer
-    from forerun.retrieval import append_index, read_header, tokenise
-    from forerun.vocabulary import fingerprint
+    from forerun.utils.vocabulary import fingerprint
 
     name = tokenizer or read_header(index)[0].tokenizer
     if not name:
@@ -139,7 +140,7 @@ def info(index: Existing, json: Json = False) -> None:
     """Say what an index holds, and whether it is whole."""
     from dataclasses import asdict
 
-    from forerun.retrieval import Index
+    from forerun.drafters.rest.index import Index
 
     opened = Index(index)
     header, size = opened.header, index.stat().st_size
@@ -163,8 +164,7 @@ class _Reading:
         from rich.console import Console
         from rich.progress import Progress
 
-        from forerun.retrieval import find_files
-        from forerun.retrieval.sources import TEXT_PATTERNS
+        from forerun.utils.text_files import TEXT_PATTERNS, find_files
 
         if standard_library and (sources or glob):
             raise ConfigError("--standard-library takes neither sources nor --glob. Leave one of the two out.")
@@ -183,7 +183,7 @@ class _Reading:
 
     def documents(self) -> Iterator[Document]:
         """What is read, in its order."""
-        from forerun.retrieval import read_documents
+        from forerun.utils.text_files import read_documents
 
         if self._files is None:
             yield from self._bars.track(_standard_library(), description="reading")
@@ -198,8 +198,8 @@ class _Reading:
 
 
 def _standard_library() -> list[Document]:
-    from forerun.retrieval import Document
     from forerun.train.corpus import hash_fraction, is_generated, read_python_files, split, standard_library_root
+    from forerun.utils.text_files import Document
 
     training, _ = split(read_python_files(standard_library_root()))
     written = [file for file in training if not is_generated(file.text)]

@@ -9,7 +9,6 @@ from typing import Annotated, Any
 
 import typer
 
-from forerun import processor
 from forerun.cli import options
 from forerun.cli.flags import Flags, with_flags
 from forerun.cli.options import LLMOptions
@@ -25,7 +24,8 @@ from forerun.config import (
     environment_choice,
 )
 from forerun.errors import NativeUnavailableError
-from forerun.home import HOME_VARIABLE, home
+from forerun.utils import machine as processor
+from forerun.utils.home import HOME_VARIABLE, home
 
 _VARIABLES = (HOME_VARIABLE, KERNELS_VARIABLE, INSTRUCTIONS_VARIABLE, "CXX", "OMP_NUM_THREADS")
 _PLANNED = ("weight_bytes", "loading_bytes", "page_bytes", "pages")
@@ -62,7 +62,7 @@ def info(
     if head is not None:
         _tell_head(head, json)
         return
-    from forerun.results.machine import machine
+    from forerun.kernels.environment import machine
 
     base = home()
     facts = machine() | {
@@ -81,7 +81,7 @@ def info(
 
 
 def _tell_head(folder: Path, json: bool) -> None:
-    from forerun.heads import load_head
+    from forerun.drafters.heads.folder import load_head
 
     summary = load_head(folder).summary()
     if json:
@@ -128,7 +128,7 @@ def _memory_lines(memory: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _kernels() -> dict[str, Any]:
     """Which kernels run, why, and where the library lies. Raises ConfigError as `native` does."""
-    from forerun.kernels.native import LOST, load, native
+    from forerun.kernels.cpu import LOST, load, native
 
     mode = environment_choice(KERNELS_VARIABLE, KERNELS)
     if mode == REFERENCE:

@@ -9,6 +9,7 @@ import typer
 
 from forerun.config import (
     AUTO,
+    BUNDLED_TARGET,
     DEFAULT_DRAFTER,
     DEFAULT_DTYPE,
     DTYPES,
@@ -17,9 +18,10 @@ from forerun.config import (
     NumDraftTokens,
     check_one_process,
 )
-from forerun.device import DEVICES
 from forerun.errors import ConfigError
-from forerun.fields import Checked, option, option_like
+from forerun.utils import fetch as store
+from forerun.utils.device import DEVICES
+from forerun.utils.fields import Checked, option, option_like
 
 WORKLOAD_FILE = (
     'or a JSONL file: on each line an object with a "prompt" (raw text), "messages" (a chat) or "turns" (user '
@@ -126,3 +128,18 @@ def comma_list(text: str, what: str) -> list[str]:
     if not entries or len(set(entries)) < len(entries):
         raise ConfigError(f"{what} is {text!r}, but must be different names with commas between them.")
     return entries
+
+
+# Which model a command takes without --model: one rule for all of them.
+
+
+def chosen_model(model: str | None, flag: str = "--model") -> str:
+    """The flag's value; without one a fetched model, else the bundled one, which is said on standard error."""
+    if model is not None:
+        return model
+    chosen = store.default_model()
+    why = "it is fetched"
+    if chosen == BUNDLED_TARGET:
+        why = f"no other is fetched; `forerun fetch {store.names()[0]}` brings a chat model"
+    typer.echo(f"forerun: no {flag} given, so it is {chosen} ({why})", err=True)
+    return chosen

@@ -2,23 +2,103 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from forerun.cli import options
 from forerun.cli.flags import Flags, with_flags
-from forerun.cli.memory_line import note
-from forerun.cli.output import print_json
-from forerun.cli.plan_lines import lines
+from forerun.cli.output import note, print_json, size_text
 from forerun.config import BUNDLED_DRAFT, BUNDLED_TARGET
 from forerun.errors import ConfigError
-from forerun.plan.options import PlanOptions
+from forerun.lab.plan.options import PlanOptions
 
 if TYPE_CHECKING:
-    from forerun.plan.machines import Machine
-    from forerun.plan.predictor import ChainAcceptance, StepCosts
-    from forerun.plan.shapes import ModelShape
+    from forerun.lab.plan.machines import Machine
+    from forerun.lab.plan.shapes import ModelShape
+    from forerun.lab.plan.sheet import Plan
+    from forerun.speculation.predictor import ChainAcceptance, Predicted, StepCosts
+
+
+# A plan as `forerun plan` prints it.
+
+_HEADER = ("K", "tokens a step", "ms a step", "speed-up", "break-even acceptance")
+_SHOWN = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
+SOURCES = {
+    "measured": "steps of these models, measured in the engine on this machine",
+    "calibrated": "a roofline, with costs of layers, rows and steps that were measured on this machine",
+    "bound": "a bound: the roofline alone. Nothing was measured, and real steps take longer",
+}
+
+
+def lines(made: Plan, chances: ChainAcceptance) -> Iterator[str]:
+    """The plan for people."""
+    from forerun.lab.bench.tables import plain_table
+
+    memory, prediction = made.memory, made.prediction
+    drafter = "drafts that are looked up" if made.draft is None else made.draft.name
+    yield f"{made.target.name} ({_count(made.target.parameters)}) with {drafter} on {made.machine}"
+    yield f"times:      {SOURCES[made.source]}"
+    yield f"memory:     {'; '.join(_memory(made))}"
+    if memory.available is not None and memory.total > memory.available:
+        yield f"            does not fit: {size_text(memory.total)} wanted, {size_text(memory.available)} there"
+    least = "at least " if made.source == "bound" else ""
+    speed = f"{made.plain_speed:.1f} tokens/s{_money(made, made.plain_speed)}"
+    yield f"plain:      {least}{1000 * made.costs.plain:.2f} ms a token{_of_all(made)}, {speed}"
+    yield f"acceptance: {', '.join(f'{each:g}' for each in chances.per_position)}, each after the tokens before it"
+    shown = [each for each in prediction.by_k if each.num_draft_tokens in _SHOWN or each is prediction.best]
+    yield ""
+    yield plain_table(_HEADER, list(map(_row, shown)))
+    yield ""
+    yield _verdict(made)
+
+
+def _row(each: Predicted) -> list[str]:
+    """What is told of one K, under _HEADER."""
+    edge = "never" if each.break_even is None else f"{each.break_even:.2f}"
+    cells = [f"{each.tokens:.2f}", f"{1000 * each.seconds:.2f}", f"{each.speedup:.2f}", edge]
+    return [str(each.num_draft_tokens), *cells]
+
+
+def _verdict(made: Plan) -> str:
+    best, edge = made.prediction.best, made.prediction.break_even
+    if best is None:
+        from_there = "never" if edge is None else f"from an acceptance of {edge:.2f} on"
+        return f"No K is faster than plain decoding here: speculation pays {from_there}."
+    speed = made.best_speed
+    return (
+        f"Best: K={best.num_draft_tokens}, {best.speedup:.2f} times plain decoding, {speed:.1f} tokens/s"
+        f"{_money(made, speed)}. It pays from an acceptance of {edge:.2f} on."
+    )
+
+
+def _memory(made: Plan) -> Iterator[str]:
+    memory = made.memory
+    cache = "keys and values not told" if memory.target_cache is None else f"cache {size_text(memory.target_cache)}"
+    yield f"target {size_text(memory.target_weights)}, {cache}"
+    if memory.draft_weights is not None:
+        beside = "" if memory.draft_cache is None else f", cache {size_text(memory.draft_cache)}"
+        yield f"draft {size_text(memory.draft_weights)}{beside} ({100 * memory.draft_share:.1f} % more)"
+    if memory.available is not None:
+        yield f"there are {size_text(memory.available)}"
+
+
+def _of_all(made: Plan) -> str:
+    return "" if made.batch == 1 else f" of each of {made.batch} sequences"
+
+
+def _money(made: Plan, speed: float) -> str:
+    price = made.per_million(speed)
+    return "" if price is None else f", {price:.2f} for a million tokens"
+
+
+def _count(parameters: int) -> str:
+    for unit, size in (("T", 1e12), ("B", 1e9), ("M", 1e6)):
+        if parameters >= size:
+            return f"{parameters / size:.3g} {unit} parameters"
+    return f"{parameters:,} parameters"
+
 
 DEFAULT_ACCEPTANCE = "0.7"
 
@@ -88,9 +168,9 @@ def plan(
     if measure:
         check_measured(settings)
     note(f"reading the configuration of {model}")
-    from forerun.plan.here import measured_machine
-    from forerun.plan.shapes import model_shape
-    from forerun.plan.sheet import make_plan
+    from forerun.lab.plan.measured import measured_machine
+    from forerun.lab.plan.shapes import model_shape
+    from forerun.lab.plan.sheet import make_plan
 
     target = model_shape(model)
     drafting = draft_shape(draft, measure=measure)
@@ -112,7 +192,7 @@ def chosen_machine(
     Raises:
         ConfigError: the flags contradict each other, or the name is not in the table.
     """
-    from forerun.plan.machines import HERE, Machine, accelerator
+    from forerun.lab.plan.machines import HERE, Machine, accelerator
 
     if bandwidth is None and flops is None:
         if memory is not None:
@@ -140,7 +220,7 @@ def check_measured(settings: PlanOptions) -> None:
 
 def read_acceptance(text: str) -> ChainAcceptance:
     """The chances of --acceptance. Raises ConfigError where they are not numbers from 0 to 1."""
-    from forerun.plan.predictor import ChainAcceptance
+    from forerun.speculation.predictor import ChainAcceptance
 
     try:
         return ChainAcceptance(tuple(float(part) for part in text.split(",")))
@@ -158,8 +238,8 @@ def draft_shape(draft: str, *, measure: bool) -> ModelShape | None:
         ModelLoadError: as `model_shape`.
     """
     from forerun.drafters.parse_text import split_spec
-    from forerun.drafters.table import DRAFTERS
-    from forerun.plan.shapes import model_shape
+    from forerun.drafters.registry import DRAFTERS
+    from forerun.lab.plan.shapes import model_shape
 
     if draft == "none":
         return None
@@ -176,16 +256,16 @@ def draft_shape(draft: str, *, measure: bool) -> ModelShape | None:
 
 def bare_machine() -> Machine:
     """This machine, of which nothing but its memory is asked."""
-    from forerun import processor
-    from forerun.machine_memory import total_memory
-    from forerun.plan.machines import Machine
+    from forerun.lab.plan.machines import Machine
+    from forerun.utils import machine as processor
+    from forerun.utils.machine import total_memory
 
     return Machine(processor.model(), total_memory(), lambda _: 1.0, 1.0)
 
 
 def measured_costs(model: str, draft: str, settings: PlanOptions) -> StepCosts:
     """The steps of these models here; the seam that tests replace."""
-    from forerun.plan.measured import measured_steps
+    from forerun.lab.plan.measured import measured_steps
 
     note(f"measuring steps of {model}" + ("" if draft == "none" else f" with {draft}"))
     return measured_steps(model, None if draft == "none" else draft, settings)

@@ -45,7 +45,7 @@ def quantize(
     if quantize not in QUANTISATIONS:
         raise ConfigError(f"--quantize is {quantize!r}, but must be one of {', '.join(QUANTISATIONS)}.")
     from forerun.cli.bench.shared import set_threads
-    from forerun.export import export_quantised
+    from forerun.export.quantised import export_quantised
 
     set_threads(threads)
     typer.echo(f"forerun: quantising {model}", err=True)
@@ -62,12 +62,12 @@ def quantize(
 
 def lost(model: str, bits: str, adapter: str | None) -> str:
     """What quantising costs on the bundled prose, as Markdown; a sentence where that cannot be told."""
-    from forerun.bench.quality import COLUMNS
-    from forerun.bench.report import Table, markdown_table
     from forerun.cli.bench.quality import MAX_TOKENS, measure
+    from forerun.lab.bench.quality import COLUMNS
+    from forerun.lab.bench.tables import Table, markdown_table
     from forerun.models import find_tokenizer
-    from forerun.models.sources import find_source
-    from forerun.workloads import load
+    from forerun.models.loading.find_source import find_source
+    from forerun.utils.workloads import load
 
     if find_tokenizer(model, adapter) is None:
         return "Not measured: the model has no tokenizer."

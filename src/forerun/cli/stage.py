@@ -19,7 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from forerun.bench import report
+from forerun.lab.bench import tables as report
 
 FRAMES_PER_SECOND = 15
 ACCEPTED = "bold green"

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import shlex
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from forerun.cli.default_model import chosen_model
 from forerun.cli.flags import Flags, with_flags
-from forerun.cli.options import Json
-from forerun.cli.output import print_json
-from forerun.cli.train_answers import answers
-from forerun.config import ASSETS, BUNDLED_MODELS, BUNDLED_TARGET
+from forerun.cli.generate import INTERRUPTED, open_llm
+from forerun.cli.options import Json, LLMOptions, TargetName, chosen_model
+from forerun.cli.output import memory_told, note, print_json
+from forerun.config import ASSETS, BUNDLED_MODELS, BUNDLED_TARGET, NO_DRAFTER
 from forerun.errors import ConfigError
-from forerun.train.defaults import DraftTraining, Pruning, RunOptions
+from forerun.train.defaults import AnswerMaking, DraftTraining, Pruning, RunOptions
 from forerun.train.heads.options import (
     MTP_SHAPE,
     MTP_TRAINING,
@@ -30,8 +29,62 @@ from forerun.train.heads.options import (
 )
 
 if TYPE_CHECKING:
+    from forerun.engine import LLM
     from forerun.train.commands import Evaluation
     from forerun.train.heads.start import HeadKind
+
+
+# `forerun train answers`: prompts and a target's answers to them, which drafters are trained on.
+
+AnswersOut = Annotated[
+    Path, typer.Argument(help="File of answers to write: .jsonl, or .jsonl.gz to have it gzipped.", metavar="OUT")
+]
+AnswersData = Annotated[
+    list[Path] | None,
+    typer.Option(
+        help="JSON lines with `prompt`, `messages` or `turns`, to be answered; any other file, and folders, are text "
+        "or source of which prompts are made. Repeatable.",
+        metavar="PATH",
+        show_default="the target writes prompts, or they are cut from the standard library",
+    ),
+]
+AnswersForce = Annotated[bool, typer.Option("--force", help="Begin anew, and replace OUT.")]
+
+
+@with_flags
+def answers(
+    *,
+    out: AnswersOut,
+    target: TargetName = None,
+    data: AnswersData = None,
+    making: Annotated[AnswerMaking, Flags(typed=("answers", "max_tokens"))],
+    settings: Annotated[
+        LLMOptions, Flags(leave_out=("num_draft_tokens", "acceptance", "tensor_parallel_size"), typed=("device",))
+    ],
+    force: AnswersForce = False,
+) -> None:
+    """Have a target answer prompts, which it writes itself where none are given; the same command goes on after a kill.
+
+    A drafter that is trained on what its target writes proposes what its target writes.
+    """
+    from rich.console import Console
+
+    from forerun.train.data.answers import make_answers
+
+    target = chosen_model(target, "--target")
+    llm = asdict(settings) | {"max_batch": making.max_batch, "num_draft_tokens": 0}
+
+    def opened() -> LLM:
+        note(f"loading {target}")
+        with memory_told(note):
+            return open_llm(target, NO_DRAFTER, chat=False, **llm)
+
+    try:
+        make_answers(opened, out, data or [], making, Console(stderr=True), force=force)
+    except KeyboardInterrupt:
+        typer.echo(f"\nforerun: stopped. What was done is in {out}.run; the same command goes on.", err=True)
+        raise typer.Exit(INTERRUPTED) from None
+
 
 Out = Annotated[Path, typer.Argument(help="Folder to write.", metavar="OUT")]
 Target = Annotated[
@@ -73,7 +126,7 @@ def eagle(
     force: Force = False,
 ) -> None:
     """Train a head that drafts from its target's hidden states (EAGLE-3, or EAGLE-1 by --version 1)."""
-    from forerun.train.eagle.kind import EagleKind
+    from forerun.train.eagle import EagleKind
 
     _train(EagleKind(replace(options, shape=shape)), out, work, target, data, resume=resume, force=force)
 
@@ -91,7 +144,7 @@ def block(
     force: Force = False,
 ) -> None:
     """Train a head that drafts a whole block in one pass (DFlash), with a bias by the token before (DSpark)."""
-    from forerun.train.block.kind import BlockKind
+    from forerun.train.block import BlockKind
 
     _train(BlockKind(replace(options, shape=shape)), out, work, target, data, resume=resume, force=force)
 
@@ -110,7 +163,7 @@ def medusa(
 ) -> None:
     """Train heads that each predict one token further on from their target's last state (Medusa; Hydra by
     --sequential)."""
-    from forerun.train.medusa.kind import MedusaKind
+    from forerun.train.medusa import MedusaKind
 
     _train(MedusaKind(replace(options, shape=shape)), out, work, target, data, resume=resume, force=force)
 
@@ -128,7 +181,7 @@ def mtp(
     force: Force = False,
 ) -> None:
     """Train a decoder layer that drafts from its target's last state, as the MTP layers of DeepSeek-V3 do."""
-    from forerun.train.eagle.kind import EagleKind
+    from forerun.train.eagle import EagleKind
 
     _train(EagleKind(replace(options, shape=shape)), out, work, target, data, resume=resume, force=force)
 

@@ -13,21 +13,19 @@ import typer
 
 from forerun.cli import options
 from forerun.cli.bench.shared import check_json, set_threads, whole_numbers
-from forerun.cli.default_model import chosen_model
 from forerun.cli.flags import Flags, with_flags
 from forerun.cli.generate import INTERRUPTED
-from forerun.cli.memory_line import memory_told, note
-from forerun.cli.options import LLMOptions
-from forerun.cli.output import print_json, terminal_width
+from forerun.cli.options import LLMOptions, chosen_model
+from forerun.cli.output import memory_told, note, print_json, terminal_width
 from forerun.config import OFF, SamplingParams
-from forerun.tune.options import TuneOptions
-from forerun.workloads import Case, categories_in_turn, load, names
+from forerun.lab.tune.options import TuneOptions
+from forerun.utils.workloads import Case, categories_in_turn, load, names
 
 if TYPE_CHECKING:
     from forerun.engine import LLM
-    from forerun.results import Environment
-    from forerun.tune.outcome import Outcome
-    from forerun.tune.tuning import Task
+    from forerun.kernels.environment import Environment
+    from forerun.lab.tune.outcome import Outcome
+    from forerun.lab.tune.tuning import Task
 
 NUM_PROMPTS = 24
 """Of a bundled workload."""
@@ -59,7 +57,7 @@ def tune(
     json: options.Json = False,
 ) -> None:
     """Find the fastest drafter and K for your prompts, and write them down; or say that none is faster than plain."""
-    from forerun.tune.config_file import check_place
+    from forerun.lab.tune.config_file import check_place
 
     check_place(settings.out)
     check_json(settings.results, "--results")
@@ -68,7 +66,7 @@ def tune(
     cases = None if prompts is None else chosen_cases(prompts, settings.num_prompts)
     model = chosen_model(model, "MODEL")
     set_threads(threads)
-    from forerun.results import Watch
+    from forerun.kernels.environment import Watch
 
     watch = Watch.begin()
     note(f"loading {model}")
@@ -78,7 +76,7 @@ def tune(
         prompts = _CHATS if getattr(plain.tokenizer, "chat_template", None) else _RAW
         note(f"no --prompts given, so these are the bundled workload {prompts!r}; your own tell more")
         cases = chosen_cases(prompts, settings.num_prompts)
-    from forerun.tune.tuning import tune as tuned
+    from forerun.lab.tune.tuning import tune as tuned
 
     task = make_task(plain, model, cases, prompts, settings, levels, drafters, draft)
     with Progress(task.seconds) as progress:
@@ -87,11 +85,11 @@ def tune(
     written = write(outcome, task, settings, llm) if is_measured else None
     facts = outcome.results(typed(), target_facts(model, plain), watch.environment(), asdict(settings))
     if settings.results is not None:
-        from forerun.results import save
+        from forerun.lab.results.files import save
 
         save(facts, settings.results)
     if json:
-        from forerun.results import as_object
+        from forerun.lab.results.files import as_object
 
         print_json(as_object(facts))
     else:
@@ -125,8 +123,8 @@ def make_task(
     draft: str | None,
 ) -> Task:
     """What is tuned for. Raises ConfigError where the prompts are too few, or do not fit the context."""
-    from forerun.bench.prompts import prepare
-    from forerun.tune.tuning import Task, check_requests
+    from forerun.lab.bench.prompts import prepare
+    from forerun.lab.tune.tuning import Task, check_requests
 
     requests = prepare(plain, {prompts: cases}, settings.max_tokens)[prompts]
     check_requests(requests, prompts, levels)
@@ -137,7 +135,7 @@ def make_task(
 
 def write(outcome: Outcome, task: Task, settings: TuneOptions, llm: LLMOptions) -> str:
     """Write the configuration; its place."""
-    from forerun.tune.config_file import Chosen, write_config
+    from forerun.lab.tune.config_file import Chosen, write_config
 
     own = LLMOptions()
     kept: dict[str, Any] = {name: getattr(llm, name) for name in _KEPT if getattr(llm, name) != getattr(own, name)}
@@ -150,17 +148,17 @@ def write(outcome: Outcome, task: Task, settings: TuneOptions, llm: LLMOptions) 
 
 def typed() -> str:
     """The command as it was typed, without the folders of files."""
-    from forerun.results.write import command_line
+    from forerun.lab.results.files import command_line
 
     return command_line(sys.argv[1:])
 
 
 def target_facts(model: str, plain: LLM) -> Any:
     """For the results."""
-    from forerun.bench.measure import is_cost_padded
+    from forerun.lab.bench.measure import is_cost_padded
+    from forerun.lab.results.files import without_folders
+    from forerun.lab.results.schema import TargetFacts
     from forerun.models import number_format
-    from forerun.results import TargetFacts
-    from forerun.results.write import without_folders
 
     target = plain.target
     name = without_folders(model)
@@ -171,8 +169,8 @@ def target_facts(model: str, plain: LLM) -> Any:
 
 def show(outcome: Outcome, environment: Environment, model: str, written: str | None) -> None:
     """The outcome for people."""
-    from forerun.bench.report import Report
-    from forerun.tune.public_drafts import public_drafts
+    from forerun.lab.bench.tables import Report
+    from forerun.lab.tune.public_drafts import public_drafts
 
     width = terminal_width()
     typer.echo(Report("tune", outcome.tables()).text(environment, width=width))

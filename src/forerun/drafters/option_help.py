@@ -12,7 +12,7 @@ from typing import Any
 
 from forerun.config import AUTO, MAX_NUM_DRAFT_TOKENS
 from forerun.drafters.parse_text import K_OPTION
-from forerun.drafters.table import DrafterRow
+from forerun.drafters.registry import DrafterRow
 
 _ROOT = Path(__file__).parents[2]
 _TYPES = ("bool", "int", "float", "str")

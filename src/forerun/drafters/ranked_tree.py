@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
 
-from forerun.policy import Rates
-from forerun.tree import ROOT, Tree
+from forerun.speculation import Rates
 from forerun.types import Verdict
+from forerun.utils.tree import ROOT, Tree
 
 Key = TypeVar("Key")
 

@@ -9,9 +9,9 @@ from typing import Any
 from forerun.config import NO_DRAFTER, SamplingParams
 from forerun.drafters import Drafter
 from forerun.errors import PromptError, SamplingError
-from forerun.guidance import Grammars
 from forerun.models import LanguageModel
-from forerun.vocabulary import encode_text
+from forerun.sampling.grammar.compile import Grammars
+from forerun.utils.vocabulary import encode_text
 
 
 def check_request(prompt: Seq[int], params: SamplingParams, target: LanguageModel, tokenizer: Any) -> None:

@@ -6,13 +6,13 @@ from collections.abc import Sequence as Seq
 from time import perf_counter
 
 from forerun.drafters import Drafter
-from forerun.drafters.ask import ask, check_drafter, name_of
-from forerun.engine.grammar_drafts import forced_tokens, with_grammar
-from forerun.engine.state import SequenceState
+from forerun.drafters.validation import ask, check_drafter, name_of
+from forerun.engine.sequence import SequenceState
 from forerun.engine.stats import StepStats
 from forerun.engine.work import Work
 from forerun.errors import DrafterError
-from forerun.policy import Plan
+from forerun.sampling.grammar.drafts import forced_tokens, with_grammar
+from forerun.speculation import Plan
 from forerun.types import Draft, Needs, Sequence, Step, Verdict
 
 

@@ -9,27 +9,45 @@ from typing import Any
 
 import torch
 
-from forerun.config import EngineConfig, SamplingParams
-from forerun.constraints import Constraint
+from forerun.config import EngineConfig, Grammar, SamplingParams
 from forerun.drafters import Drafter
-from forerun.drafters.ask import check_drafter
+from forerun.drafters.validation import check_drafter
 from forerun.engine.checks import checked, with_special_stops
-from forerun.engine.constraints import constraints_of
-from forerun.engine.departures import Departures
-from forerun.engine.device_faults import DeviceFaults
+from forerun.engine.departures import Departures, DeviceFaults
 from forerun.engine.interrupts import HeldInterrupts
 from forerun.engine.memory import Memory
 from forerun.engine.results import StepOutput
 from forerun.engine.scheduler import Schedule, Scheduler
-from forerun.engine.state import Request, SequenceState, new_state
+from forerun.engine.sequence import Request, SequenceState, new_state
 from forerun.engine.stats import StepStats
 from forerun.engine.step import StepLoop
 from forerun.engine.text import TokenTexts
-from forerun.errors import InterruptedRequestError
-from forerun.guidance import Grammars
+from forerun.errors import GrammarError, InterruptedRequestError
 from forerun.models import LanguageModel
-from forerun.policy import Budget
-from forerun.verify import check_acceptance
+from forerun.sampling import SequenceConstraint
+from forerun.sampling.grammar.compile import Grammars
+from forerun.speculation import Budget
+from forerun.types import Constraint
+from forerun.verification import check_acceptance
+
+# What holds the choices of a request to its grammar.
+
+
+def constraints_of(
+    request: Request, grammar: Grammar, grammars: Grammars, target: LanguageModel
+) -> list[Constraint | None]:
+    """One for each choice of a request with this grammar.
+
+    Raises:
+        GrammarError: the grammar cannot be followed, or no token may end an answer that it completes.
+    """
+    if not request.stop_ids:
+        raise GrammarError(
+            f"No token ends an answer: {target.name} has none, or ignore_eos is set. Leave ignore_eos out, or give "
+            "stop_token_ids, so that an answer can end where its grammar does."
+        )
+    new_matcher = grammars.prepare(grammar)
+    return [SequenceConstraint(new_matcher, request.stop_ids, target.vocab_size) for _ in range(request.params.n)]
 
 
 class Engine:

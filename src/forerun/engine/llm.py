@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence as Seq
+import logging
+from collections.abc import Iterator, Sequence, Sequence as Seq
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, overload
+
+from torch import nn
 
 from forerun.config import (
     AUTO,
     DEFAULT_DTYPE,
     MAX_BATCH,
+    MEMORY_LOG,
     OFF,
     PREFILL_CHUNK,
     EngineConfig,
@@ -19,16 +24,67 @@ from forerun.config import (
     check_one_process,
 )
 from forerun.drafters import Binding, Drafter, check_drafter_text, chosen_drafter, make_drafter
+from forerun.engine.chat_template import Prompt, encode, split_prompts
 from forerun.engine.checks import checked
 from forerun.engine.engine import Engine
+from forerun.engine.memory_plan import MemoryPlan
 from forerun.engine.outputs import generation
-from forerun.engine.prompts import Prompt, encode, split_prompts
 from forerun.engine.results import Generation, StepOutput, StreamChunk
 from forerun.engine.shared import SharedEngine
-from forerun.engine.target import open_target
-from forerun.errors import BatchError, ConfigError, PromptError
-from forerun.models import LanguageModel
-from forerun.policy.start import read_start
+from forerun.errors import BatchError, ConfigError, DrafterError, ModelLoadError, PromptError
+from forerun.models import LanguageModel, find_tokenizer, load_model
+from forerun.speculation.cost_store import read_start
+
+# The target of an LLM: loaded by its name, or handed in.
+
+_log = logging.getLogger(MEMORY_LOG)
+Drafters = str | Path | Drafter | Sequence[str | Path | Drafter] | None
+
+
+def open_target(
+    target: str | Path | LanguageModel,
+    drafter: Drafters,
+    config: EngineConfig,
+    tokenizer: Any,
+    *,
+    dtype: str,
+    device: str,
+    adapter: str | Path | None,
+    quantize: str | None,
+) -> tuple[LanguageModel, Any]:
+    """The model and its tokenizer: the one that is given, else that which lies beside the model.
+
+    Raises:
+        ConfigError, ModelLoadError, NotEnoughMemoryError: as `LLM`.
+    """
+    if isinstance(target, nn.Module):
+        raise ConfigError(
+            f"the target is a {type(target).__name__} of another library's in memory. Give its name or folder, or "
+            "generate with it: custom_generate=forerun.integrations.transformers.Speculative()."
+        )
+    if not isinstance(target, (str, Path)):
+        _check_loaded(adapter, quantize)
+        return target, tokenizer
+    with suppress(ConfigError, ModelLoadError, DrafterError):  # whatever else is wrong is told by loading
+        plan = MemoryPlan.of(target, drafter, config, dtype=dtype, device=device, adapter=adapter, quantize=quantize)
+        _log.info("%s", plan)
+    model = load_model(target, dtype, device=device, adapter=adapter, quantize=quantize)
+    return model, tokenizer or find_tokenizer(target, adapter)
+
+
+def _check_loaded(adapter: str | Path | None, quantize: str | None) -> None:
+    """Raise ConfigError where a loaded model is to be changed."""
+    if adapter is not None:
+        raise ConfigError(
+            f"adapter is {str(adapter)!r}, but the target is a loaded model, and an adapter is merged before a model "
+            "is. Give the target's name, or load it with its adapter."
+        )
+    if quantize is not None:
+        raise ConfigError(
+            f"quantize is {quantize!r}, but the target is a loaded model, and weights are quantised as they are read. "
+            "Give the target's name, or load it with quantize."
+        )
+
 
 _DRAFTER_SEED = 0x6A09E667F3BCC908
 """Keeps the drafter's draws apart from the engine's: rejection is exact only if the two are independent."""

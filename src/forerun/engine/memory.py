@@ -7,10 +7,10 @@ from collections.abc import Callable
 from forerun.config import AUTO, ON, EngineConfig, SamplingParams
 from forerun.drafters import Drafter
 from forerun.engine.memory_plan import Room, num_draft_pages, num_pages, scratch_nbytes
-from forerun.engine.state import SequenceState
+from forerun.engine.sequence import SequenceState
 from forerun.errors import OutOfPagesError, PromptError
-from forerun.machine_memory import GIB
 from forerun.models import LanguageModel
+from forerun.utils.machine import GIB
 
 
 class Memory:

@@ -16,11 +16,11 @@ import torch
 from forerun.config import AUTO, DEFAULT_DTYPE, MAX_NUM_DRAFT_TOKENS, EngineConfig
 from forerun.drafters import Drafter, build_drafter, chosen_drafter
 from forerun.drafters.base import NamedModel
-from forerun.engine.head_memory import HeadMemory, head_memory
+from forerun.drafters.heads.memory import HeadMemory, head_memory
 from forerun.errors import NotEnoughMemoryError
-from forerun.machine_memory import GIB, available_memory, total_memory
-from forerun.models.loading import inherited_dtype
-from forerun.models.memory import ModelMemory, model_memory
+from forerun.models.loading.load import inherited_dtype
+from forerun.models.memory_plan import ModelMemory, model_memory
+from forerun.utils.machine import GIB, available_memory, total_memory
 
 DraftMemory = ModelMemory | HeadMemory
 DRAFT_PAGES = 2

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from time import perf_counter
 
 from forerun.engine.results import Choice, Generation, StepOutput, StreamChunk
-from forerun.engine.state import SequenceState
+from forerun.engine.sequence import SequenceState
 from forerun.engine.text import Detokenizer, TokenTexts
 
 

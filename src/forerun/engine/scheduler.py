@@ -3,17 +3,161 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Iterator, Sequence as Seq
 from dataclasses import dataclass, replace
 
 from forerun.config import EngineConfig
 from forerun.engine.memory import Memory
-from forerun.engine.prompt_share import PromptShare
-from forerun.engine.state import SequenceState
-from forerun.engine.waiting import WaitingQueue
+from forerun.engine.sequence import SequenceState
+from forerun.engine.stats import StepStats
 from forerun.errors import QueueFullError
 from forerun.models import LanguageModel
-from forerun.policy import Budget, Plan
+from forerun.speculation import Budget, Plan
+
+# How many rows of prompts a step may compute beside sequences that are being answered.
+#
+# A step that lasts longer is noticed where an answer is streamed. Elsewhere the whole batch is the sooner full, and
+# done.
+
+MAX_ROWS = 512
+"""Rows of prompts in one step, whoever else is in it."""
+MIN_ROWS = 8
+"""The same at least: below, the step's fixed cost is most of what a prompt takes."""
+DELAY = 1.2
+"""By how many times the duration of a step without prompts the prompts in it may lengthen a step."""
+DECAY = 0.8
+"""Weight that earlier steps keep."""
+ENOUGH_ROWS = 64
+"""Rows of a step, from which on its duration tells what a row takes, whatever its fixed cost."""
+LEAST_SHARE = 0.2
+"""Of a step without prompts, what at least is taken for its fixed cost."""
+
+
+class PromptShare:
+    """Learns what a step and its rows take, and so keeps a long prompt from stalling the others' answers.
+
+    A step is taken to last `fixed + row * rows`: rows of prompts and of answers cost about the same, and what they cost
+    together is what a crowd must be measured by, since it seldom has a step without any prompt.
+
+    Args:
+        adaptive: False: always `MAX_ROWS`, so that what a step holds does not depend on time.
+    """
+
+    def __init__(self, adaptive: bool) -> None:
+        self._adaptive = adaptive
+        self._fixed = 0.0  # seconds of a step, apart from its rows
+        self._row = 0.0  # seconds that a row adds
+
+    def rows(self, num_answering: int, is_watched: bool) -> int:
+        """Rows of prompts that the next step may hold.
+
+        Args:
+            num_answering: sequences that are being answered.
+            is_watched: somebody reads an answer while it is written.
+        """
+        if not (self._adaptive and is_watched and self._fixed and self._row):
+            return MAX_ROWS
+        return min(max(int(DELAY * (self._fixed / self._row + num_answering)), MIN_ROWS), MAX_ROWS)
+
+    def observe(self, stats: StepStats) -> None:
+        """Note a step."""
+        if stats.num_prompt_rows:
+            if self._fixed or stats.num_rows >= ENOUGH_ROWS:
+                self._row = _mixed(self._row, max(stats.time_total - self._fixed, 0.0) / stats.num_rows)
+        elif stats.num_rows:
+            rest = stats.time_total - self._row * stats.num_rows
+            self._fixed = _mixed(self._fixed, max(rest, LEAST_SHARE * stats.time_total))
+
+
+def _mixed(old: float, new: float) -> float:
+    return DECAY * old + (1 - DECAY) * new if old else new
+
+
+# Sequences that wait for a place: by priority, and among equals fair to tenants.
+
+Line = dict[str | None, deque[SequenceState]]
+"""By tenant, those that wait, first come first."""
+
+
+class WaitingQueue:
+    """Who is next: the highest priority; of these, whoever had a place before and lost it; then the tenant that has
+    been given least (start-time fair queueing: Goyal, Vin and Cheng, 1996), first come first.
+
+    What a sequence is given is the tokens of its prompt and the most that it may write. Requests without a tenant are
+    one tenant's.
+    """
+
+    def __init__(self) -> None:
+        self._lines: dict[int, Line] = {}  # by priority
+        self._resuming: dict[int, deque[SequenceState]] = {}
+        self._given: dict[str | None, float] = {}  # tokens, since the queue was last empty
+        self._level = 0.0  # what the last tenant served had been given before
+
+    def __len__(self) -> int:  # counted anew: an interrupt may come between a queue and its count
+        lines = sum([len(states) for line in self._lines.values() for states in line.values()])
+        return lines + sum(map(len, self._resuming.values()))
+
+    def __iter__(self) -> Iterator[SequenceState]:
+        for resuming in self._resuming.values():
+            yield from resuming
+        for line in self._lines.values():
+            for states in line.values():
+                yield from states
+
+    def push(self, state: SequenceState) -> None:
+        """Put a sequence behind its tenant's others."""
+        params = state.request.params
+        states = self._lines.setdefault(params.priority, {}).setdefault(params.tenant, deque())
+        # who comes anew has no claim to what others were given in the meantime
+        self._given[params.tenant] = max(self._given.get(params.tenant, 0.0), self._level)
+        states.append(state)
+
+    def push_back(self, state: SequenceState) -> None:
+        """Put a sequence before all others of its priority, unless it is there already."""
+        resuming = self._resuming.setdefault(state.request.params.priority, deque())
+        if state not in resuming:
+            resuming.appendleft(state)
+
+    @property
+    def first(self) -> SequenceState | None:
+        """Who is next."""
+        for priority in sorted({*self._resuming, *self._lines}, reverse=True):
+            if resuming := self._resuming.get(priority):
+                return resuming[0]
+            line = {tenant: states for tenant, states in self._lines.get(priority, {}).items() if states}
+            if line:
+                return line[min(line, key=lambda tenant: self._given.get(tenant, 0.0))][0]
+        return None
+
+    def take(self, state: SequenceState) -> None:
+        """Remove a sequence that gets a place."""
+        params = state.request.params
+        if state not in self._resuming.get(params.priority, ()):
+            self._level = self._given.get(params.tenant, 0.0)
+            self._given[params.tenant] = self._level + state.sequence.max_length
+        self.remove(state)
+
+    def remove(self, state: SequenceState) -> None:
+        """Remove a sequence, if it is there."""
+        params = state.request.params
+        resuming = self._resuming.get(params.priority)
+        if resuming is not None and state in resuming:
+            resuming.remove(state)
+            if not resuming:
+                del self._resuming[params.priority]
+            return
+        line = self._lines.get(params.priority, {})
+        states = line.get(params.tenant)
+        if states is None or state not in states:
+            return
+        states.remove(state)
+        if not states:
+            del line[params.tenant]
+            if not line:
+                del self._lines[params.priority]
+        if not self._lines and not self._resuming:
+            self._given, self._level = {}, 0.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -10,24 +10,50 @@ from torch import Tensor
 
 from forerun.config import AUTO, EngineConfig
 from forerun.drafters import Drafter
-from forerun.drafters.ask import check_tokens, name_of
 from forerun.drafters.base import Offer
+from forerun.drafters.validation import check_tokens, name_of
 from forerun.engine.drafting import Drafting
-from forerun.engine.grammar_drafts import SOURCE
-from forerun.engine.non_finite import Diagnosis
 from forerun.engine.results import StreamChunk
 from forerun.engine.scheduler import Schedule
-from forerun.engine.state import SequenceState
+from forerun.engine.sequence import SequenceState
 from forerun.engine.stats import StepStats
 from forerun.engine.verifying import Verifying
 from forerun.engine.work import Work
-from forerun.errors import DrafterError
+from forerun.errors import DrafterError, NonFiniteError
 from forerun.models import Forward, LanguageModel, Rows, identity
-from forerun.policy import Budget, BudgetByRequest, FixedBudget, Outcome, StepCost, automatic_budget
+from forerun.models.non_finite import first_non_finite_tensor
 from forerun.sampling import TokenLogprob, row_argmax, token_logprobs
-from forerun.tree import ROOT
+from forerun.sampling.grammar.drafts import SOURCE
+from forerun.speculation import Budget, BudgetByRequest, FixedBudget, Outcome, StepCost, automatic_budget
 from forerun.types import Draft, Verdict
-from forerun.verify import UnsoundProbsError
+from forerun.utils.tree import ROOT
+from forerun.verification import UnsoundProbsError
+
+# What is said of a target that computes logits which are NaN or infinite.
+
+
+class Diagnosis:
+    """Why one target's logits are not finite. Its weights are looked through once, after the first such row."""
+
+    def __init__(self, target: LanguageModel) -> None:
+        self._target = target
+        self._cause: str | None = None
+
+    def error(self) -> NonFiniteError:
+        """The error of a request whose next token would depend on such a row."""
+        if self._cause is None:
+            tensor = first_non_finite_tensor(self._target)
+            if tensor is None:
+                self._cause = (
+                    "No such number was found in its weights. A wider number format may help: dtype='float32'."
+                )
+            else:
+                self._cause = f"Its weights hold such numbers, first in {tensor}. Get them anew, or another model."
+        return NonFiniteError(
+            f"{self._target.name} computed logits that are NaN or infinite, from which no token can be chosen. "
+            f"{self._cause}"
+        )
+
 
 _log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence as Seq
 from functools import lru_cache
 from typing import Any
 
-from forerun.vocabulary import special_tokens
+from forerun.utils.vocabulary import special_tokens
 
 _REPLACEMENT = "\ufffd"
 _PROMPT_CONTEXT = 8

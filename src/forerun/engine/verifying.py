@@ -13,7 +13,7 @@ from forerun.engine.work import Work
 from forerun.models import LanguageModel
 from forerun.sampling import DeadRows, LogitsPipeline, LogitsRow, StepNoise, non_finite_rows, row_argmax
 from forerun.types import PackedDrafts
-from forerun.verify import rule_for, verify_step, walk_tokens
+from forerun.verification import rule_for, verify_step, walk_tokens
 
 
 class Verifying:

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from forerun.engine.state import SequenceState
+from forerun.engine.sequence import SequenceState
 from forerun.models import Rows
-from forerun.policy import Outcome, Reason
 from forerun.sampling import LogitsRow
+from forerun.speculation import Outcome, Reason
 from forerun.types import Draft, Needs, Verdict
 
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from safetensors import SafetensorError
 from torch import Tensor
 
 from forerun import __version__
-from forerun.errors import ConfigError
+from forerun.drafters.heads.checkpoint_formats import WEIGHTS
+from forerun.drafters.heads.folder import CONFIG, head_settings, load_head, save_head
+from forerun.errors import ConfigError, UnsupportedModelError
 from forerun.export.files import (
     MAX_SHARD_BYTES,
     Exported,
@@ -20,13 +23,100 @@ from forerun.export.files import (
     remove_former,
     save_tokenizer,
 )
-from forerun.files.json_file import read_json
-from forerun.files.write import REMEDY, new_files, refuse_to_overwrite, whole_folder, write_bytes, write_json
 from forerun.models import find_tokenizer
-from forerun.models.configuration import context_length
-from forerun.models.quantising import LAYOUT, METHOD, Quantisation
-from forerun.models.saving import ToSave, to_save
-from forerun.models.transformers_model import quietly
+from forerun.models.linear import Part
+from forerun.models.llama.decoder import llama_refusal
+from forerun.models.loading.code_tensors import tensors_of
+from forerun.models.loading.configuration import context_length, refuse_unservable
+from forerun.models.loading.find_source import find_source
+from forerun.models.loading.quantise import LAYOUT, METHOD, Quantisation, QuantisedMaker, matrices
+from forerun.models.loading.reading import read_to_quantise
+from forerun.models.loading.transformers_modules import quietly
+from forerun.utils.files import REMEDY, new_files, refuse_to_overwrite, whole_folder, write_bytes, write_json
+from forerun.utils.json_file import read_json
+
+# A model's tensors with its matrices in codes, as they are saved.
+
+_BYTES = {"int8": 1.1, "int4": 0.7}
+"""For a number in codes."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToSave:
+    """A model that is to be saved in codes.
+
+    Attributes:
+        config: its Transformers configuration.
+        eos_token_ids: that end its output.
+        sampling: the options that its files recommend.
+        dtype: of what stays as numbers.
+        num_parameters: of its weights, tied ones counted once.
+        nbytes: of its tensors, about.
+        parts: tensors by name, those of one parameter at a time; they are quantised when they are asked for.
+    """
+
+    config: Any
+    eos_token_ids: frozenset[int]
+    sampling: dict[str, float]
+    dtype: str
+    num_parameters: int
+    nbytes: int
+    parts: Iterator[dict[str, Tensor]]
+
+
+def to_save(name: str | Path, quantize: Quantisation, adapter: str | Path | None = None) -> ToSave:
+    """What `load_model(name, quantize=..., adapter=...)` computes with.
+
+    Raises:
+        ConfigError, ModelLoadError: as `load_model`.
+    """
+    source = find_source(name)
+    config = source.config()
+    refuse_unservable(config, source.name)
+    is_llama = llama_refusal(config) is None
+    model, maker = read_to_quantise(source, config, "auto", adapter, quantize, is_llama=is_llama)
+    model.config.architectures = [type(model).__name__]
+    return ToSave(
+        model.config,
+        source.eos_token_ids(config),
+        source.recommended_sampling(),
+        str(maker.dtype).removeprefix("torch."),
+        sum(parameter.numel() for parameter in model.parameters()),
+        _nbytes(model, quantize, is_llama),
+        _parts(model, maker, is_llama, source.name),
+    )
+
+
+def _nbytes(model: Any, quantize: Quantisation, is_llama: bool) -> int:
+    """About the bytes of the saved tensors: codes, scales, and what stays as numbers."""
+    outer = (model.get_output_embeddings(), model.get_input_embeddings())
+    in_codes = {
+        f"{path}.weight": _BYTES["int8" if module in outer else quantize]
+        for path, module in matrices(model, is_llama).items()
+    }
+    parameters = model.named_parameters()
+    return int(sum(each.numel() * in_codes.get(name, each.element_size()) for name, each in parameters))
+
+
+def _parts(model: Any, maker: QuantisedMaker, is_llama: bool, name: str) -> Iterator[dict[str, Tensor]]:
+    from transformers.pytorch_utils import Conv1D
+
+    found = matrices(model, is_llama)
+    if not found:
+        raise UnsupportedModelError(f"{name} has no linear layers that could be quantised. Serve it as it is.")
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    for path, module in found.items():
+        is_transposed, key = type(module) is Conv1D, f"{path}.weight"
+        stored = module.get_parameter("weight")
+        part = Part(key, stored.T if is_transposed else stored)
+        weight = maker.weight(part, is_outer=module is head or module is embedding)
+        yield tensors_of(key, weight, is_transposed=is_transposed)
+    is_tied = head is not None and head.weight is embedding.weight
+    done = {f"{path}.weight" for path, module in model.named_modules() if path in found or (is_tied and module is head)}
+    for key, tensor in model.state_dict().items():
+        if key not in done:
+            yield {key: tensor.detach().clone()}
+
 
 CARD = "README.md"
 NOT_MEASURED = "Not measured."
@@ -146,4 +236,55 @@ folder. The licence is that of `{name}`.
 ## What quantising lost
 
 {measured.strip()}
+"""
+
+
+# A trained head at 8 bits, in forerun's form: a quarter of its float32 bytes, as heads are shipped.
+
+_INT8: Literal["int8"] = "int8"
+
+
+def export_head(head: Path, out: Path) -> Exported:
+    """Write a head with its matrices at 8 bits and a scale a row, and what lies beside it: card, record, picture.
+
+    The folder is new.
+
+    Args:
+        head: folder of a head that forerun trained.
+
+    Raises:
+        ConfigError: `out` is there, cannot be written, or has too little room; the head is of a public form, or at 8
+            bits already.
+        ModelLoadError: the head cannot be read.
+    """
+    refuse_to_overwrite(out, ConfigError)
+    check_place(out)
+    if "format" not in head_settings(head).values:
+        raise ConfigError(f"{head} is a head of a public form, which has no 8 bits. Give one that forerun trained.")
+    stored = load_head(head)
+    if stored.codes:
+        raise ConfigError(f"{head} is at 8 bits already. Copy the folder, or give the head that it was made of.")
+    check_room(out, stored.nbytes)
+    beside = [path for path in sorted(head.iterdir()) if path.name not in (CONFIG, WEIGHTS) and path.is_file()]
+    with whole_folder(out, ConfigError) as fresh:
+        save_head(
+            fresh,
+            stored.config,
+            stored.tensors,
+            stored.d2t,
+            stored.record,
+            fingerprint=stored.fingerprint,
+            number_format=stored.number_format,
+            quantize=_INT8,
+        )
+        for path in beside:
+            note = _NOTE if path.name == CARD else ""
+            write_bytes(fresh / path.name, path.read_bytes() + note.encode(), error=ConfigError)
+        written = {path.name: path.stat().st_size for path in fresh.iterdir()}
+    count = sum(tensor.numel() for tensor in stored.tensors.values())
+    return Exported(count, _INT8, sum(written.values()), tuple(sorted(written)))
+
+
+_NOTE = """
+The matrices in this folder are kept at 8 bits, with a scale a row; the figures above are of the weights before that.
 """

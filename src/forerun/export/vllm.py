@@ -18,24 +18,22 @@ from torch import Tensor
 
 from forerun import __version__
 from forerun.config import AUTO, DTYPES, HEAD_FORMS
-from forerun.errors import ConfigError
-from forerun.export.drafts import DRAFT_TOKENS
-from forerun.export.files import Exported, check_place, check_room, remove_former
-from forerun.files.write import new_files, refuse_to_overwrite, whole_folder, write_bytes, write_json
-from forerun.heads.block_config import BlockConfig
-from forerun.heads.config import HeadConfig
-from forerun.heads.eagle_config import EagleConfig
-from forerun.heads.fingerprint import check_target
-from forerun.heads.folder import CONFIG, head_settings, load_head
-from forerun.heads.medusa_config import MedusaConfig
-from forerun.heads.public_block import block_public_tensors, block_settings, check_block_sayable
-from forerun.heads.public_config import SPECULATORS
-from forerun.heads.public_forms import WEIGHTS
-from forerun.heads.public_medusa import FORM as MEDUSA, medusa_file, medusa_settings, sayable_medusa
-from forerun.heads.public_writing import check_sayable, public_settings, public_tensors
-from forerun.heads.stored import StoredHead
+from forerun.drafters.block.checkpoint_format import block_public_tensors, block_settings, check_block_sayable
+from forerun.drafters.block.config import BlockConfig
+from forerun.drafters.eagle.checkpoint_format import SPECULATORS
+from forerun.drafters.eagle.config import EagleConfig
+from forerun.drafters.heads.checkpoint_formats import WEIGHTS, check_sayable, public_settings, public_tensors
+from forerun.drafters.heads.config import HeadConfig, StoredHead
+from forerun.drafters.heads.fingerprint import check_target
+from forerun.drafters.heads.folder import CONFIG, head_settings, load_head
+from forerun.drafters.medusa.checkpoint_format import FORM as MEDUSA, medusa_file, medusa_settings, sayable_medusa
+from forerun.drafters.medusa.config import MedusaConfig
+from forerun.errors import ConfigError, IncompatibleDrafterError
+from forerun.export.files import DRAFT_TOKENS, Exported, check_draft, check_place, check_room, remove_former
+from forerun.export.transformers import export_hf
 from forerun.models import Model, load_model
-from forerun.models.sources import find_source
+from forerun.models.loading.find_source import find_source
+from forerun.utils.files import new_files, refuse_to_overwrite, whole_folder, write_bytes, write_json
 
 SPECULATIVE = "speculative_config.json"
 CARD = "README.md"
@@ -177,3 +175,47 @@ vllm serve TARGET --speculative-config '{json.dumps(speculative)}'
 
 The licence is that of the {what}.
 """
+
+
+# A draft model as a folder that vLLM loads, with the speculative configuration to start it by.
+
+METHOD = "draft_model"
+
+
+def export_vllm_draft(
+    draft: str | Path,
+    out: Path,
+    target: str,
+    *,
+    dtype: str = "auto",
+    num_draft_tokens: int | None = None,
+    force: bool = False,
+) -> ExportedForVllm:
+    """Write a draft model for vLLM. It appears as the folders of `export_hf` do.
+
+    Args:
+        draft: a model, as `load_model` takes it.
+        target: that it drafts for.
+        dtype, force: as of `export_hf`.
+        num_draft_tokens: of the speculative configuration; None: `DRAFT_TOKENS`.
+
+    Raises:
+        ConfigError, ModelLoadError: as `export_hf`.
+        IncompatibleDrafterError: its vocabulary is another, or of another width; it proposes a part of it only.
+    """
+    ours, theirs = check_draft(draft, target, "vLLM's method draft_model")
+    if ours.size != theirs.size:
+        raise IncompatibleDrafterError(
+            f"{draft} has logits of {ours.size} tokens and {target} of {theirs.size}, which differ by padding alone, "
+            "but vLLM's method draft_model asks for the same number. Draft with it in forerun, or pad one of them."
+        )
+    files = export_hf(draft, out, dtype, force=force)
+    speculative = {
+        "method": METHOD,
+        "model": str(out),
+        "num_speculative_tokens": num_draft_tokens or DRAFT_TOKENS,
+    }
+    write_json(out / SPECULATIVE, speculative, error=ConfigError)
+    card = vllm_card(Path(draft).name, f"model `{draft}`", target, speculative)
+    write_bytes(out / CARD, card.encode(), error=ConfigError)
+    return ExportedForVllm(files, speculative)

@@ -1,1 +1,0 @@
-"""forerun's drafters and its loop inside other programs."""

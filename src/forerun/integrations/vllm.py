@@ -9,22 +9,285 @@ vLLM 0.32 calls `propose` after each step, with rows of tokens and no names of r
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence as Seq
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
-from forerun.config import MAX_NUM_DRAFT_TOKENS
-from forerun.drafters import Drafter
-from forerun.drafters.ask import ask
-from forerun.errors import ConfigError, ForerunError
-from forerun.integrations.lookup import LookupOptions, UnseenTarget, lookup_drafter
-from forerun.integrations.tracking import Tokens, Tracked, Tracker
-from forerun.integrations.tried import untried
-from forerun.models import find_tokenizer
-from forerun.tree import ROOT
-from forerun.types import Draft, Step
+from forerun.config import DEFAULT_DRAFTER, HYBRID_SOURCES, MAX_NUM_DRAFT_TOKENS, SamplingParams
+from forerun.drafters import DRAFTERS, Binding, Drafter, build_drafter
+from forerun.drafters.parse_text import K_OPTION, split_spec
+from forerun.drafters.validation import ask
+from forerun.errors import ConfigError, DrafterError, ForerunError
+from forerun.integrations.versions import untried
+from forerun.models import Exactness, Forward, LanguageModel, Rows, find_tokenizer
+from forerun.types import Cache, Draft, Needs, Sequence, Step, TokenIds, Verdict
+from forerun.utils.fields import check_options, described, documented, option
+from forerun.utils.tree import ROOT
+
+# Drafters that only read tokens, for programs whose target forerun never sees: their options and what is refused.
+
+
+@documented
+@dataclass(frozen=True, slots=True)
+class LookupOptions:
+    """How drafts are found in a program that verifies chains.
+
+    None stands for the default of every field.
+    """
+
+    drafter: str = option(
+        DEFAULT_DRAFTER, "A drafter that only reads tokens: prompt-lookup, suffix, rest, or a hybrid of them."
+    )
+    price: float = option(
+        0.0,
+        "A token is drafted while the chance that it and all before it are accepted is above this; 0 drafts K tokens "
+        "wherever there are so many.",
+        low=0,
+        high=1,
+    )
+
+    def __post_init__(self) -> None:
+        check_options(self, ConfigError)
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> LookupOptions:
+        """Options by name. Raises ConfigError for a name that is none, and for a value out of range."""
+        names = described(LookupOptions)
+        for name in given:
+            if name not in names:
+                raise ConfigError(f"forerun has no option {name!r} here, but: {', '.join(names)}.")
+        return cls(**given)
+
+
+class UnseenTarget(LanguageModel):
+    """A target that another program computes: its name and its sizes, and no forward.
+
+    Args:
+        vocab_size: width of its logits. context_length: positions that it computes.
+    """
+
+    def __init__(self, name: str, vocab_size: int, context_length: int) -> None:
+        super().__init__(
+            name=name,
+            vocab_size=vocab_size,
+            context_length=context_length,
+            eos_token_ids=frozenset(),
+            dtype=torch.float32,
+            device=torch.device("cpu"),
+            num_parameters=0,
+            exactness=Exactness(False, "another program computes it"),
+        )
+
+    def new_cache(self) -> Cache:
+        """Raises DrafterError."""
+        self._refuse()
+
+    def forward(self, batch: Seq[Rows], layers: Seq[int] = ()) -> Forward:
+        """Raises DrafterError."""
+        self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        raise DrafterError(f"{self.name} is computed by another program, and no drafter can compute with it.")
+
+
+def lookup_drafter(text: str, target: LanguageModel, tokenizer: Any = None) -> Drafter:
+    """The drafter of a text, bound to such a target.
+
+    Args:
+        tokenizer: the target's, by which an index is compared; None where there is none.
+
+    Raises:
+        DrafterError, ConfigError: as `build_drafter`; it runs a model, or wants to know more than tokens.
+        IncompatibleDrafterError: its corpus holds tokens of another tokenizer.
+    """
+    for name in _names(text):
+        if name in DRAFTERS and DRAFTERS[name].kind != "lookup":
+            raise _refusal(text, f"is a {DRAFTERS[name].kind} drafter ({name})")
+    drafter, k = build_drafter(text)
+    if k is not None:
+        raise ConfigError(
+            f"drafter is {text!r}, but here the program that verifies sets the number of draft tokens. Leave out "
+            f"{K_OPTION}."
+        )
+    traits = drafter.traits
+    wants = {
+        "loads a model": bool(drafter.models_to_load(target.name)),
+        "reads what the target computes": drafter.needs != Needs(),
+        "computes in the target's cache": traits.writes_cache,
+        "reads a prediction, which requests here do not carry": traits.reads_prediction,
+    }
+    for what, applies in wants.items():
+        if applies:
+            raise _refusal(text, what)
+    drafter.bind(Binding(target, tokenizer))
+    return drafter
+
+
+def _names(text: str) -> list[str]:
+    """Of the drafter, or of the sources of a hybrid."""
+    name = text.partition(":")[0]
+    if name != "hybrid":
+        return [name]
+    sources = split_spec(text)[1].get("sources", HYBRID_SOURCES)
+    return [source.strip() for source in sources.split("+")]
+
+
+def _refusal(text: str, what: str) -> DrafterError:
+    return DrafterError(
+        f"drafter is {text!r}, which {what}, but here drafts are made of the tokens alone. Take suffix, prompt-lookup, "
+        "rest, or a hybrid of them; models and heads are exported: forerun export vllm."
+    )
+
+
+# The sequences of a program that shows rows of tokens without saying whose they are.
+
+_TAIL = 8
+"""Last tokens by which a row's sequence is looked up, before all of them are compared."""
+Tokens = npt.NDArray[np.int32]
+
+
+@dataclass(slots=True, eq=False)
+class Tracked:
+    """A sequence, and the row's tokens as they were last seen.
+
+    Attributes:
+        sequence: its tokens are the beginning of the row, as far as a drafter has been told of them.
+        row: at least [length], what the row held.
+        length: of the row.
+        draft: what was proposed for it last; None where nothing was asked for.
+        path: the nodes of the draft that were handed over.
+    """
+
+    sequence: Sequence
+    row: Tokens
+    length: int
+    draft: Draft | None = None
+    path: list[int] = field(default_factory=list)
+
+    @property
+    def num_unread(self) -> int:
+        """Tokens of the row that the sequence does not hold yet."""
+        return self.length - len(self.sequence.token_ids)
+
+    @property
+    def is_read(self) -> bool:
+        """Whether the sequence holds all of the row."""
+        return self.num_unread == 0
+
+    @property
+    def proposed(self) -> list[int]:
+        """The tokens that were handed over."""
+        return [] if self.draft is None else [self.draft.ids[node] for node in self.path]
+
+    def see(self, row: Tokens, length: int) -> None:
+        """The row is so long now; what it held before is its beginning."""
+        if length > len(self.row):
+            self.row = np.concatenate([self.row[: self.length], np.zeros(length, np.int32)])
+        self.row[self.length : length] = row[self.length : length]
+        self.length = length
+
+    def read(self, count: int) -> Step:
+        """The next tokens of the row join the sequence, as those of a prompt do."""
+        self._grow(count)
+        return Step(self.sequence, None, None, len(self.sequence.token_ids))
+
+    def judged(self, num_new: int) -> Step | None:
+        """What a step has made of the draft; None where there is none, or the row has gone on in another way.
+
+        num_new: tokens that the step has added: a part of the path that was handed over, and one more.
+        """
+        if self.draft is None or num_new != self.num_unread or not 0 < num_new <= len(self.path) + 1:
+            return None
+        new = self._unread(num_new)
+        if new[:-1] != self.proposed[: num_new - 1]:
+            return None
+        self._grow(num_new)
+        return Step(self.sequence, self.draft, Verdict(self.path[: num_new - 1], new[-1]), self.length - 1)
+
+    def _unread(self, count: int) -> list[int]:
+        start = len(self.sequence.token_ids)
+        tokens: list[int] = self.row[start : start + count].tolist()
+        return tokens
+
+    def _grow(self, count: int) -> None:
+        token_ids = self.sequence.token_ids
+        assert isinstance(token_ids, TokenIds)
+        list.extend(token_ids, self._unread(count))
+
+    def begins(self, row: Tokens, length: int) -> bool:
+        """Whether a row of this length goes on from what is here."""
+        count = self.length
+        return count <= length and bool((self.row[:count] == row[:count]).all())
+
+
+class Tracker:
+    """Sequences by their tokens: rows move when requests end, and carry no names.
+
+    Two rows that hold the same tokens have a sequence each; which is which makes no difference.
+
+    Args:
+        max_sequences: kept at most, those that were seen last.
+        max_length: tokens of a row at most.
+    """
+
+    def __init__(self, max_sequences: int, max_length: int) -> None:
+        self._max_sequences, self._max_length = max_sequences, max_length
+        self._kept: dict[Tracked, None] = {}
+        """The one that was seen last at the end."""
+        self._by_tail: dict[tuple[int, bytes], list[Tracked]] = {}
+        self._next_id = 0
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def take(self, row: Tokens, length: int, num_new: int) -> Tracked | None:
+        """The sequence of a row, which is not kept any more; None where there is none.
+
+        Args:
+            row: at least [length].
+            num_new: tokens of the row that the last step has added.
+        """
+        before = length - num_new
+        for tracked in self._by_tail.get(_key(row, before), ()):
+            if tracked.begins(row, before):
+                return self._drop(tracked)
+        for tracked in reversed(self._kept):  # steps that nobody was told of, or a request that goes on from another
+            if tracked.begins(row, before):
+                return self._drop(tracked)
+        return None
+
+    def new(self, row: Tokens, length: int) -> Tracked:
+        """A sequence for a row that has none, not kept yet; nothing of it is read."""
+        self._next_id += 1
+        sequence = Sequence(self._next_id, TokenIds(), 0, SamplingParams(), max_length=self._max_length)
+        return Tracked(sequence, row[:length].copy(), length)
+
+    def keep(self, tracked: Tracked) -> list[Tracked]:
+        """Keep a sequence; those that leave for it."""
+        self._kept[tracked] = None
+        self._by_tail.setdefault(_key(tracked.row, tracked.length), []).append(tracked)
+        return [self._drop(next(iter(self._kept))) for _ in range(len(self._kept) - self._max_sequences)]
+
+    def clear(self) -> list[Tracked]:
+        """Keep none; those that were kept."""
+        return [self._drop(tracked) for tracked in list(self._kept)]
+
+    def _drop(self, tracked: Tracked) -> Tracked:
+        del self._kept[tracked]
+        key = _key(tracked.row, tracked.length)
+        self._by_tail[key].remove(tracked)
+        if not self._by_tail[key]:
+            del self._by_tail[key]
+        return tracked
+
+
+def _key(row: Tokens, length: int) -> tuple[int, bytes]:
+    return length, row[max(0, length - _TAIL) : length].tobytes()
+
 
 _log = logging.getLogger(__name__)
 OPTIONS = "forerun"

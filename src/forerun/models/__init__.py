@@ -1,7 +1,7 @@
 """The models: Transformers' weights under forerun's attention, packed linear layers and row layout."""
 
 from forerun.models.base import Exactness, Forward, LanguageModel, Rows, StandIn, identity, number_format
-from forerun.models.loading import (
+from forerun.models.loading.load import (
     find_tokenizer,
     inherited_dtype,
     load_draft_model,
@@ -9,8 +9,8 @@ from forerun.models.loading import (
     load_tokenizer,
     load_transformers_model,
 )
+from forerun.models.loading.quantise import check_quantisation
 from forerun.models.model import Model
-from forerun.models.quantising import check_quantisation
 
 __all__ = [
     "Exactness",

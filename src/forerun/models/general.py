@@ -15,9 +15,9 @@ from forerun.errors import UnsupportedModelError
 from forerun.kernels.partition import Form
 from forerun.models.attention.base import Attention, LayerAttention, Layout
 from forerun.models.attention.reference import ReferenceAttention
-from forerun.models.chains import Chains, Pick
+from forerun.models.draft_session import Chains, Pick
+from forerun.models.hidden_states import Taps
 from forerun.models.linear import Linear, Maker, pack_module
-from forerun.models.taps import Taps
 from forerun.types import Cache
 
 ATTENTION_NAME = "forerun"

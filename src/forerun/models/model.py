@@ -9,16 +9,15 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from forerun.cache import PagePool, SequenceCache
 from forerun.errors import UnsupportedModelError
-from forerun.gguf_format import GgufTensor
+from forerun.kv_cache import PagePool, SequenceCache
 from forerun.models.attention.base import Layout, Planner
-from forerun.models.base import Exactness, Forward, LanguageModel, Rows
-from forerun.models.chains import Chains, Pick
-from forerun.models.device_chains import DeviceChains
-from forerun.models.layer_ranges import LayerRangeDecoder
+from forerun.models.base import Exactness, Forward, LanguageModel, LayerRangeDecoder, Rows
+from forerun.models.draft_session import Chains, Pick
+from forerun.models.draft_session_device import DeviceChains
+from forerun.models.hidden_states import Taps, check_layers
+from forerun.models.loading.gguf.file import GgufTensor
 from forerun.models.runner import lay_out
-from forerun.models.taps import Taps, check_layers
 from forerun.types import Cache
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from forerun.models.base import LanguageModel, StandIn
 from forerun.models.general import GeneralDecoder
 from forerun.models.linear import Linear
-from forerun.models.llama import LlamaDecoder
+from forerun.models.llama.decoder import LlamaDecoder
 from forerun.models.model import Model
 
 _PART = 1 << 24

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from forerun.cache import SequenceCache
+from forerun.kv_cache import SequenceCache
 from forerun.models.attention.base import Layout, PackedRows, Planner, cache_of
 from forerun.models.base import Rows
-from forerun.tree import Tree
+from forerun.utils.tree import Tree
 
 
 def lay_out(batch: Sequence[Rows], planner: Planner) -> Layout:

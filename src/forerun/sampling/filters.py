@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from forerun.config import SamplingParams
-from forerun.sampling.running_sums import running_sums
+from forerun.sampling.draw import running_sums
 
 _TOP_P_GUESSES = (64, 1024)
 """How many of the most probable tokens are sorted in search of top_p, before all are: most rows need few."""

@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from forerun.config import SamplingParams
-from forerun.sampling import filters, grammar_mask, penalties
+from forerun.sampling import filters, penalties
 from forerun.sampling.draw import row_argmax
-from forerun.sampling.grammar_mask import DeadRows
+from forerun.sampling.grammar import mask as grammar_mask
+from forerun.sampling.grammar.mask import DeadRows
 from forerun.sampling.penalties import SequencePenalties
 from forerun.types import Sequence
 

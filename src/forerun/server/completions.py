@@ -15,14 +15,12 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from forerun.engine import StepOutput
-from forerun.openai_format.errors import error_response
-from forerun.openai_format.requests import CompletionRequest, parse_body
-from forerun.openai_format.response_events import ResponseEvents
-from forerun.openai_format.response_requests import RESPONSES_URL, parse_response
-from forerun.openai_format.streaming import Chunks
-from forerun.server.answering import Answering
-from forerun.server.gate import ClientGoneError, Receive, Scope, Send
-from forerun.server.service import Service
+from forerun.server.middleware import ClientGoneError, Receive, Scope, Send
+from forerun.server.protocol.errors import error_response
+from forerun.server.protocol.requests import CompletionRequest, parse_body
+from forerun.server.protocol.responses_api import RESPONSES_URL, ResponseEvents, parse_response
+from forerun.server.protocol.streaming import Chunks
+from forerun.server.service import Answering, Service
 
 T = TypeVar("T")
 _DONE = "[DONE]"

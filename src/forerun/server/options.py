@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from forerun.errors import ConfigError
-from forerun.fields import check_options, documented, option
+from forerun.utils.fields import check_options, documented, option
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 

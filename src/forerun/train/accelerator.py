@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from forerun.device import resolve_device
 from forerun.errors import ConfigError
+from forerun.utils.device import resolve_device
 
 MICRO_TOKENS = {"cpu": 4_096, "cuda": 131_072, "mps": 4_096}
 """Largest number of tokens in one forward; a larger batch is accumulated."""

@@ -15,11 +15,11 @@ from rich.console import Console
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from forerun.drafters.heads.fingerprint import same_target, target_fingerprint
 from forerun.errors import ConfigError
-from forerun.files.json_file import Fields
-from forerun.files.write import check_seal, locked, refuse_to_overwrite, sealed_file, write_json
-from forerun.heads.fingerprint import same_target, target_fingerprint
 from forerun.train.optim import Optimisers
+from forerun.utils.files import check_seal, locked, refuse_to_overwrite, sealed_file, write_json
+from forerun.utils.json_file import Fields
 
 METRICS = "metrics.jsonl"
 CHECKPOINT = "checkpoint.pt"

@@ -12,9 +12,8 @@ from rich.console import Console
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from forerun import workloads
 from forerun.errors import ConfigError
-from forerun.train import card, folder
+from forerun.train import card, card as folder
 from forerun.train.accelerator import device_name, micro_tokens, training_device
 from forerun.train.checkpoint import Weights, run_in
 from forerun.train.corpus import read_held_out
@@ -24,6 +23,7 @@ from forerun.train.defaults import DraftTraining
 from forerun.train.draft import distil
 from forerun.train.draft.samples import restricted
 from forerun.train.evaluate import Acceptance, TextScore, acceptance, acceptance_of, document_mask, text_score
+from forerun.utils import workloads
 
 HELD_OUT_ROWS = 64
 """Packed rows that are measured, at most."""

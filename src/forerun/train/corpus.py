@@ -13,7 +13,7 @@ from pathlib import Path
 
 from forerun.config import ASSETS
 from forerun.errors import ConfigError
-from forerun.workloads import read_records
+from forerun.utils.workloads import read_records
 
 HELD_OUT_SHARE = 0.05
 """Share of the files never trained on."""

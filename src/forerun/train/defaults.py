@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from forerun.device import DEVICES
 from forerun.errors import ConfigError
-from forerun.fields import Checked, option
+from forerun.utils.device import DEVICES
+from forerun.utils.fields import Checked, option
 
 
 @dataclass(frozen=True, slots=True)

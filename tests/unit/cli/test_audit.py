@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from forerun.audit.certificate import Certificate, Check, Layer
-from forerun.audit.settings import AuditOptions, quick
-from forerun.audit.statistics import Deviation
-from forerun.bench.summary.headline import sections
 from forerun.cli import audit as command
-from forerun.results import load
+from forerun.lab.audit.certificate import Certificate, Check, Layer
+from forerun.lab.audit.settings import AuditOptions, quick
+from forerun.lab.audit.statistics import Deviation
+from forerun.lab.bench.report.headline import sections
+from forerun.lab.results.files import load
 
 from .conftest import Invoke
 

@@ -15,7 +15,7 @@ import pytest
 
 from doubles import FakeModel
 from forerun import LLM, SamplingParams
-from forerun.batch.run import BatchRun
+from forerun.server.batch.run import BatchRun
 from small_tokenizers import byte_level
 
 TOKENIZER = byte_level()

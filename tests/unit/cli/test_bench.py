@@ -14,15 +14,15 @@ import pytest
 import traffic_world
 from fake_peers import fake_interpreter
 from families import make_family
-from forerun.bench import acceptance_rate, generate, roofline
-from forerun.bench.acceptance_rate import AcceptanceRow
-from forerun.bench.generate import MethodRow
-from forerun.bench.measure import Interval
-from forerun.bench.peers import plan
-from forerun.bench.report import Table
 from forerun.cli.bench import replay, shared
 from forerun.errors import ConfigError
-from forerun.results import load, save
+from forerun.lab.bench import acceptance as acceptance_rate, forward as roofline, generate
+from forerun.lab.bench.acceptance import AcceptanceRow
+from forerun.lab.bench.generate import MethodRow
+from forerun.lab.bench.measure import Interval
+from forerun.lab.bench.peers import run as plan
+from forerun.lab.bench.tables import Table
+from forerun.lab.results.files import load, save
 from measured import SUFFIX, generated
 
 from .conftest import Invoke

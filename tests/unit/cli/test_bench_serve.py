@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from forerun.bench.serve.load import Load
-from forerun.cli.bench.serve import Own
-from forerun.cli.bench.serve_options import BenchServeOptions
-from forerun.results import load
+from forerun.cli.bench.serve import BenchServeOptions, Own
+from forerun.lab.bench.serve.load import Load
+from forerun.lab.results.files import load
 from serving import Served, fake_llm, serving
 
 from .conftest import Invoke

@@ -12,11 +12,9 @@ import torch
 
 from doubles import FakeModel, PieceTokenizer
 from forerun import LLM, PromptLookup, SamplingParams
-from forerun.cli.chat import command, reading, session as sessions
-from forerun.cli.chat.history import History, Turn
-from forerun.cli.chat.reading import Entered, read_entry
-from forerun.cli.chat.screen import Screen, visible
-from forerun.cli.chat.session import Session
+from forerun.cli import chat as command, chat as reading, chat_session as sessions
+from forerun.cli.chat import Entered, read_entry
+from forerun.cli.chat_session import History, Screen, Session, Turn, visible
 from forerun.cli.options import LLMOptions
 from forerun.errors import ConfigError, DrafterError, PromptError
 from forerun.models import Exactness
@@ -360,7 +358,7 @@ def test_without_a_model_and_without_smollm2_it_says_how_to_fetch_it(
     assert result.exit_code == 2
     [line] = result.stderr.splitlines()
     assert "forerun fetch smollm2" in line
-    monkeypatch.setattr("forerun.fetch.store.path_of", lambda name: tmp_path)
+    monkeypatch.setattr("forerun.utils.fetch.path_of", lambda name: tmp_path)
     assert invoke("chat", input="one\n").exit_code == 0
     assert (opened["model"], opened["drafter"]) == ("smollm2", "auto")
 
@@ -369,7 +367,7 @@ def test_without_a_model_and_without_smollm2_it_says_how_to_fetch_it(
 def test_a_model_without_a_template_is_refused_before_its_weights_are_read(
     invoke: Invoke, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
 ) -> None:
-    monkeypatch.setattr("forerun.models.reading.read_model", None)
+    monkeypatch.setattr("forerun.models.loading.reading.read_model", None)
     result = invoke(*arguments, input="one\n")
     assert result.exit_code == 2
     assert "bundled has no chat template" in result.stderr and "chat_template.jinja" in result.stderr

@@ -16,7 +16,7 @@ import pytest
 
 pty = pytest.importorskip("pty")  # not on Windows
 
-from forerun.cli.chat import command  # noqa: E402
+from forerun.cli import chat as command  # noqa: E402
 from forerun.cli.main import app  # noqa: E402
 from forerun.engine import StreamChunk  # noqa: E402
 

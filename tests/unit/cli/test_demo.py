@@ -9,14 +9,13 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from forerun import workloads
-from forerun.cli import demo, demo_prompts
+from forerun.cli import demo, demo as demo_prompts
 from forerun.cli.demo import default_settings
 from forerun.cli.options import LLMOptions
 from forerun.cli.stage import Scene, split_accepted
 from forerun.engine import StreamChunk
 from forerun.errors import FetchError
-from forerun.fetch import fetching, store
+from forerun.utils import fetch as fetching, fetch as store, workloads
 
 from .conftest import Invoke
 from .fakes import FakeLLM, FakeTokenizer
@@ -141,7 +140,7 @@ def test_drafters_follow_the_model() -> None:
 
 
 def test_the_hybrid_of_a_shipped_head(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("forerun.drafters.table.SHIPPED_HEADS", tmp_path)
+    monkeypatch.setattr("forerun.drafters.registry.SHIPPED_HEADS", tmp_path)
     assert "hybrid" not in demo.choose_drafters("some-model", None, None)
     (tmp_path / "eagle" / "some-model").mkdir(parents=True)
     chosen = demo.choose_drafters("some-model", None, None)
@@ -254,11 +253,11 @@ def test_fetch_brings_a_model_or_says_in_one_line_why_not(
 
 def test_the_fetched_model_has_4_bits_unless_something_else_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store, "default_model", lambda: "smollm2")
-    monkeypatch.setattr("forerun.kernels.native.native", object)
+    monkeypatch.setattr("forerun.kernels.cpu.native", object)
     assert default_settings(LLMOptions(), False, print).quantize == "int4"
     for asked in ({"dtype": "float64"}, {"quantize": "int8"}, {"device": "cuda"}, {"adapter": "folder"}):
         assert default_settings(LLMOptions(**asked), False, print) == LLMOptions(**asked)
-    monkeypatch.setattr("forerun.kernels.native.native", lambda: None)
+    monkeypatch.setattr("forerun.kernels.cpu.native", lambda: None)
     assert default_settings(LLMOptions(), False, print).quantize is None
 
 

@@ -12,7 +12,7 @@ from typer.main import get_command
 
 from forerun.cli import generate
 from forerun.cli.main import app
-from forerun.fetch import store
+from forerun.utils import fetch as store
 from wheels import FakeWheel, home as home, wheel as wheel
 
 from .conftest import Invoke

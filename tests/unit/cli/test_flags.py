@@ -17,7 +17,7 @@ from typer.testing import CliRunner, Result
 from forerun.cli import main
 from forerun.cli.flags import Flags, given, with_flags
 from forerun.config import SamplingParams
-from forerun.fields import described, option
+from forerun.utils.fields import described, option
 
 from .conftest import Invoke
 

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from forerun.cli.bench import gpu
-from forerun.train import widened
+from forerun.lab.bench import widened
 from tools import toys
 
 Invoke = Callable[..., Result]
@@ -31,7 +31,7 @@ def test_a_model_that_cannot_be_made_fails_its_sections_alone(invoke: Invoke, mo
         raise ValueError("no room")
 
     monkeypatch.setattr(widened, "make_wide", refuse)
-    monkeypatch.setattr("forerun.bench.gpu.device_time._COPIED_HERE", 1 << 10)
+    monkeypatch.setattr("forerun.lab.bench.gpu._COPIED_HERE", 1 << 10)
     done = invoke("bench", "gpu", *TINY, "--sections", "copies,the models,steps of the target")
     assert done.exit_code == 1 and "| copy |" in done.output
     assert done.output.count("failed: ValueError: no room") == 2
@@ -51,8 +51,8 @@ def test_a_section_that_fails_does_not_stop_the_others(invoke: Invoke, monkeypat
     monkeypatch.setattr(gpu, "MAX_TOKENS", 3)
     monkeypatch.setattr(gpu, "DEFAULT_DTYPE", "float32")
     monkeypatch.setenv("FORERUN_KERNELS", "reference")
-    monkeypatch.setattr("forerun.bench.gpu.steps.ROWS", (1, 16))
-    monkeypatch.setattr("forerun.bench.gpu.steps.ROUNDS", 1)
+    monkeypatch.setattr("forerun.lab.bench.gpu.ROWS", (1, 16))
+    monkeypatch.setattr("forerun.lab.bench.gpu.ROUNDS", 1)
     done = invoke("bench", "gpu", *TINY)
     assert done.exit_code == 1
     titles = [line for line in done.output.splitlines() if line.startswith("### ")]

@@ -9,9 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from forerun.drafters.heads.folder import save_head
 from forerun.errors import NativeUnavailableError
-from forerun.heads import save_head
-from forerun.kernels import native as module
+from forerun.kernels import cpu as module
 from head_cases import EXTENDED, random_d2t, random_tensors
 
 from .conftest import Invoke

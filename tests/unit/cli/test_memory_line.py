@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from contextlib import suppress
 
-from forerun.cli.memory_line import memory_told
+from forerun.cli.output import memory_told
 from forerun.config import MEMORY_LOG
 
 from .conftest import Invoke

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from forerun.cli import plan as command
-from forerun.plan.predictor import StepCosts
+from forerun.speculation.predictor import StepCosts
 
 from .conftest import Invoke
 

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from forerun.cli import serve as command
 from forerun.cli.main import app
-from forerun.cli.served_drafters import served_drafters
+from forerun.cli.serve import served_drafters
 from forerun.errors import ConfigError
 from forerun.server import run as server_run
 
@@ -145,7 +145,7 @@ def test_without_ray_or_with_another_version(
     monkeypatch.chdir(tmp_path)
     line = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "a"}}
     Path("in.jsonl").write_text(json.dumps(line))
-    monkeypatch.setattr("forerun.integrations.tried._installed", lambda tried: version or None)
+    monkeypatch.setattr("forerun.integrations.versions._installed", lambda tried: version or None)
     monkeypatch.setitem(sys.modules, "ray", None)
     rest = ["--model", "bundled"] if command[0] == "batch" else ["--port", "0"]
     arguments = keys_in_file([*command, "--ray", "--replica-threads", "1", *rest], tmp_path / "keys.toml")

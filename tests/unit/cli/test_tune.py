@@ -12,8 +12,7 @@ import pytest
 from doubles import FakeModel
 from forerun import LLM
 from forerun.cli import tune as command
-from forerun.cli.main import app
-from forerun.cli.precedence import read_config
+from forerun.cli.main import app, read_config
 
 from .conftest import Invoke
 

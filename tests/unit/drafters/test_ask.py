@@ -16,7 +16,7 @@ from forerun.drafters import DraftModel, Hybrid, PromptLookup, Staged, build_dra
 from forerun.engine import Engine
 from forerun.errors import DrafterError
 from forerun.types import Draft, Sequence, Step, TokenIds, Verdict
-from forerun.verify import VERIFIERS, UnsoundProbsError
+from forerun.verification import VERIFIERS, UnsoundProbsError
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8)
 DRAWN = SamplingParams(temperature=1, max_tokens=8)

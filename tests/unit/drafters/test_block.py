@@ -13,13 +13,13 @@ from blocks import FULL, markov_block, proposed, random_block, reference_block, 
 from families import VOCAB, make_family
 from forerun import LLM, Block, Eagle, Hybrid, SamplingParams, Staged, Suffix
 from forerun.drafters import Binding
-from forerun.drafters.model.head_state import HeadState
+from forerun.drafters.block.model import BlockModel, PairLayers
+from forerun.drafters.heads.config import StoredHead
+from forerun.drafters.heads.drafter import HeadState
+from forerun.drafters.heads.fingerprint import target_fingerprint
+from forerun.drafters.heads.folder import save_head
 from forerun.errors import DrafterError, IncompatibleDrafterError, UnsupportedModelError
-from forerun.heads import StoredHead, save_head
-from forerun.heads.fingerprint import target_fingerprint
 from forerun.models import Model, load_model
-from forerun.models.block import BlockModel
-from forerun.models.block_pairs import PairLayers
 from forerun.types import Draft, Sequence, Step
 from gtest import TARGET
 from heads import MarkovTarget

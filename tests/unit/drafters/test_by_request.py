@@ -11,7 +11,7 @@ import pytest
 from doubles import FakeModel, Scripted, adversaries
 from forerun import LLM, DrafterError, SamplingError, SamplingParams
 from forerun.drafters.hybrid.by_request import ByRequest
-from forerun.policy import AutoBudget, BudgetByRequest, FixedBudget
+from forerun.speculation import AutoBudget, BudgetByRequest, FixedBudget
 from forerun.types import Needs, Sequence
 
 VOCAB = 11

@@ -9,13 +9,13 @@ import pytest
 from families import make_family
 from forerun import DraftModel, SamplingParams
 from forerun.drafters import Binding
-from forerun.drafters.model.eagle import Eagle
-from forerun.drafters.model.model_drafter import ModelDrafter
-from forerun.kernels.native import native
+from forerun.drafters.draft_model.base import ModelDrafter
+from forerun.drafters.eagle.drafter import Eagle
+from forerun.drafters.eagle.model import EagleModel
+from forerun.kernels.cpu import native
 from forerun.models import Model, Rows, load_model
-from forerun.models.device_chains import DeviceChains
-from forerun.models.eagle import EagleModel
-from forerun.models.native_chains import NativeChains
+from forerun.models.draft_session_device import DeviceChains
+from forerun.models.draft_session_native import NativeChains
 from forerun.types import Sequence, Step
 from heads import random_head
 

@@ -11,13 +11,12 @@ import torch
 from forerun import LLM, SamplingParams
 from forerun.config import BUNDLED_DRAFT, BUNDLED_TARGET
 from forerun.drafters import Binding, DraftModel, build_drafter
-from forerun.drafters.cross_vocab.cross_vocab import CrossVocab
-from forerun.drafters.cross_vocab.retokenise import Retokeniser, complete
-from forerun.drafters.model.model_drafter import MAX_LAG
+from forerun.drafters.draft_model.base import MAX_LAG
+from forerun.drafters.draft_model.cross_vocab import CrossVocab, Retokeniser, complete
 from forerun.errors import ConfigError, DrafterError, IncompatibleDrafterError
 from forerun.models import Model, load_model, load_tokenizer
 from forerun.types import Draft, Sequence, Step, Verdict
-from forerun.vocabulary import shared_tokens, token_bytes
+from forerun.utils.vocabulary import shared_tokens, token_bytes
 from tools.lm import train_tokenizer
 
 TEXT = "def größe(items):\n    for item in items:\n        yield item ** 2  # 平方 \U0001f600\n\n\nclass Stack:\n"

@@ -9,8 +9,7 @@ import torch
 from doubles import FakeModel, MarkovModel
 from forerun import LLM, DraftModel, SamplingParams
 from forerun.drafters import Binding
-from forerun.drafters.model.following import DRAFTER_MEMORY, SEQUENCE_MEMORY
-from forerun.drafters.model.model_drafter import MAX_LAG
+from forerun.drafters.draft_model.base import DRAFTER_MEMORY, MAX_LAG, SEQUENCE_MEMORY
 from forerun.errors import DrafterError
 from forerun.sampling import LogitsPipeline, LogitsRow, NoiseKey, keyed_gumbel
 from forerun.types import Draft, Sequence, Step, Verdict

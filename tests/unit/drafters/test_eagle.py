@@ -12,11 +12,12 @@ import torch
 from families import VOCAB, make_family
 from forerun import LLM, CrossVocab, Eagle, EagleTree, Hybrid, SamplingParams, Staged, Suffix
 from forerun.drafters import Binding
-from forerun.drafters.model.following import Following
-from forerun.drafters.model.head_state import HELD, HeadState
+from forerun.drafters.draft_model.base import Following
+from forerun.drafters.heads.config import StoredHead
+from forerun.drafters.heads.drafter import HELD, HeadState
+from forerun.drafters.heads.fingerprint import target_fingerprint
+from forerun.drafters.heads.folder import save_head
 from forerun.errors import DrafterError, IncompatibleDrafterError
-from forerun.heads import StoredHead, save_head
-from forerun.heads.fingerprint import target_fingerprint
 from forerun.models import Model, load_model
 from forerun.types import Draft, Sequence, Step
 from heads import AdditiveModel, aligned_head, random_head, reference_logits, states_of

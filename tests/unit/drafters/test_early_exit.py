@@ -10,7 +10,7 @@ import pytest
 from families import VOCAB, make_family
 from forerun import LLM, SamplingParams
 from forerun.drafters import Binding
-from forerun.drafters.target.early_exit import EarlyExit
+from forerun.drafters.early_exit import EarlyExit
 from forerun.errors import ConfigError, IncompatibleDrafterError
 from forerun.models import Model, load_model
 

@@ -11,8 +11,8 @@ from doubles import FakeModel, References, Scripted, adversaries
 from forerun import LLM, SamplingParams
 from forerun.config import EngineConfig
 from forerun.drafters import Binding, Hybrid, Traits, build_drafter, make_drafter
-from forerun.drafters.hybrid.merging import agreement, kept, merge
-from forerun.drafters.target.early_exit import EarlyExit
+from forerun.drafters.early_exit import EarlyExit
+from forerun.drafters.hybrid.members import agreement, kept, merge
 from forerun.engine.engine import Engine
 from forerun.errors import ConfigError, DrafterError
 from forerun.types import Draft, Needs, Sequence, Step

@@ -13,11 +13,11 @@ import torch
 from families import VOCAB, make_family
 from forerun import LLM, Eagle, Hybrid, Medusa, MedusaTree, SamplingParams, Staged, Suffix
 from forerun.drafters import Binding
-from forerun.drafters.model.medusa_feeding import MedusaState
+from forerun.drafters.heads.fingerprint import target_fingerprint
+from forerun.drafters.heads.folder import save_head
+from forerun.drafters.medusa.config import RANKS
+from forerun.drafters.medusa.drafter import MedusaState
 from forerun.errors import DrafterError, IncompatibleDrafterError, UnsupportedModelError
-from forerun.heads import save_head
-from forerun.heads.fingerprint import target_fingerprint
-from forerun.heads.medusa_config import RANKS
 from forerun.models import Model, load_model
 from forerun.types import Sequence, Step
 from gtest import TARGET

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from doubles import parents_of, tokens_of, tree_draft
-from forerun.drafters.hybrid.merging import agreement, merge
+from forerun.drafters.hybrid.members import agreement, merge
 from forerun.types import Draft
 
 

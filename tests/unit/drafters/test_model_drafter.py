@@ -9,8 +9,8 @@ import torch
 from forerun import SamplingParams
 from forerun.drafters import Binding, DraftModel, DraftTree, Staged
 from forerun.models import Model, Rows, load_model, load_tokenizer
-from forerun.tree import Tree
 from forerun.types import Draft, Sequence, Step, Verdict
+from forerun.utils.tree import Tree
 
 DRAFTERS: dict[str, Any] = {
     "chain": lambda model: DraftModel(model),

@@ -18,10 +18,12 @@ from torch import Tensor
 from families import VOCAB, make_family
 from forerun import LLM, Mtp, SamplingParams
 from forerun.drafters import Binding
+from forerun.drafters.eagle.config import EagleConfig
+from forerun.drafters.heads.config import StoredHead
+from forerun.drafters.heads.folder import save_head
+from forerun.drafters.mtp.layers import read_mtp
 from forerun.errors import DrafterError, IncompatibleDrafterError, ModelLoadError
-from forerun.heads import EagleConfig, StoredHead, save_head
 from forerun.models import Model, load_model
-from forerun.models.mtp_layers import read_mtp
 from heads import random_head, reference_logits, states_of
 
 LAYERS = 2

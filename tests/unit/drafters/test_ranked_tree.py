@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from forerun.drafters.ranked_tree import Child, RankedTree, best_tree
-from forerun.policy import Rates
+from forerun.speculation import Rates
 from forerun.types import Verdict
 
 Node = tuple[int, ...]

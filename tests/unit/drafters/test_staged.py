@@ -8,8 +8,8 @@ import torch
 from doubles import FakeModel, Scripted, adversaries
 from forerun import LLM, SamplingParams
 from forerun.drafters import Binding, DraftModel, PromptLookup, Staged, Traits
-from forerun.drafters.model.staged import _proposal
-from forerun.drafters.target.early_exit import EarlyExit
+from forerun.drafters.draft_model.staged import _proposal
+from forerun.drafters.early_exit import EarlyExit
 from forerun.errors import DrafterError
 from forerun.types import Draft, Needs, Sequence, Step, Verdict
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from forerun.drafters.model.confidence import Confidence
-from forerun.drafters.model.tree_growth import DynamicGrowth, Growth, ShapedGrowth
+from forerun.drafters.draft_model.growing_chain import Confidence
+from forerun.drafters.draft_model.tree import DynamicGrowth, Growth, ShapedGrowth
 from forerun.drafters.ranked_tree import RankedTree
 
 

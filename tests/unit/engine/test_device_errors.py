@@ -15,11 +15,11 @@ import torch
 
 from doubles import FakeModel, adversaries
 from forerun import LLM, AsyncLLM, BatchError, SamplingParams
-from forerun.device_errors import as_device_errors, device_error
 from forerun.engine import EngineThread, StepOutput
 from forerun.errors import DeviceError, DeviceMemoryError, DrafterError
 from forerun.models import Rows
 from forerun.types import Cache
+from forerun.utils.device import as_device_errors, device_error
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 PROMPTS = [[i % 11, (3 * i + 1) % 11] for i in range(6)]

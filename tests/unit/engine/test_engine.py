@@ -10,7 +10,7 @@ from doubles import FakeModel, PieceTokenizer, Scripted, adversaries
 from forerun.config import EngineConfig, SamplingParams
 from forerun.engine import Engine, StepOutput
 from forerun.errors import ConfigError, DrafterError, PromptError, SamplingError
-from forerun.policy import FixedBudget
+from forerun.speculation import FixedBudget
 from forerun.types import Draft, Sequence
 
 GREEDY = SamplingParams(temperature=0, max_tokens=14)

@@ -14,12 +14,13 @@ from blocks import random_block
 from forerun import LLM
 from forerun.config import MEMORY_LOG, EngineConfig
 from forerun.drafters import Binding, make_drafter
-from forerun.engine import Engine, memory_plan, target as target_module
+from forerun.drafters.heads.config import StoredHead
+from forerun.drafters.heads.folder import save_head
+from forerun.engine import Engine, llm as target_module, memory_plan
 from forerun.engine.memory_plan import MemoryPlan, Room, num_draft_pages, num_pages
 from forerun.errors import ModelLoadError, NotEnoughMemoryError
-from forerun.heads import StoredHead, save_head
-from forerun.machine_memory import GIB
 from forerun.models import load_model
+from forerun.utils.machine import GIB
 from heads import random_head
 from medusa_heads import random_medusa
 

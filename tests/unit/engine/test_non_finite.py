@@ -14,7 +14,7 @@ from forerun.config import EngineConfig
 from forerun.drafters import DraftModel, DraftTree, Hybrid, Staged
 from forerun.engine import Engine, StepOutput
 from forerun.errors import BatchError, ConfigError, NonFiniteError
-from forerun.policy.rates import bin_of
+from forerun.speculation.acceptance import bin_of
 from forerun.types import Draft
 
 GOOD, BAD = [1, 2, 3], [6, 6]

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from forerun import SamplingParams
-from forerun.policy import Acceptance, AutoBudget, CostModel, Outcome, Prospects, StepCost
-from forerun.policy.goodput import ProspectsAlone
+from forerun.speculation import Acceptance, AutoBudget, CostModel, Outcome, Prospects, StepCost
+from forerun.speculation.goodput import ProspectsAlone
 from forerun.types import Draft, Sequence, Verdict
 from worlds import GREEDY
 
@@ -80,7 +80,7 @@ def test_a_plan_stands_until_another_is_clearly_better(
     def together(self: Prospects) -> Any:
         return rates[None, :], np.repeat(choices[None, :, None], len(self.gains), axis=2)
 
-    monkeypatch.setattr("forerun.policy.automatic_k.ProspectsAlone", Alone)
+    monkeypatch.setattr("forerun.speculation.automatic.ProspectsAlone", Alone)
     monkeypatch.setattr(Prospects, "rates_together", together)
     budget, own = learned(batch)
     rates[first] = 2.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from forerun.engine.prompt_share import DELAY, MAX_ROWS, MIN_ROWS, PromptShare
+from forerun.engine.scheduler import DELAY, MAX_ROWS, MIN_ROWS, PromptShare
 from forerun.engine.stats import StepStats
 
 FIXED, ROW = 0.016, 0.001

@@ -12,7 +12,7 @@ from doubles import FakeModel, Scripted, adversaries
 from forerun.config import EngineConfig, SamplingParams
 from forerun.engine import Engine, StepOutput
 from forerun.errors import PromptError, QueueFullError
-from forerun.policy import AutoBudget, Budget, FixedBudget
+from forerun.speculation import AutoBudget, Budget, FixedBudget
 from forerun.types import Sequence
 from fuzzing import examples
 from pooled import PAGE, PooledModel

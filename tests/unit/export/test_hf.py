@@ -13,9 +13,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from families import make_family
 from forerun import LLM, SamplingParams
 from forerun.errors import ConfigError, ModelLoadError
-from forerun.export import export_hf, files, hf
-from forerun.gguf_format import read_tokenizer
+from forerun.export import files, transformers as hf
+from forerun.export.transformers import export_hf
 from forerun.models import load_tokenizer
+from forerun.models.loading.gguf.tokenizer import read_tokenizer
 from gguf_metadata import byte_level, smollm2
 
 IDS = torch.tensor([[3, 14, 15, 92, 65]])

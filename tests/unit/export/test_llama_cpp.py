@@ -16,9 +16,10 @@ import transformers as tf
 
 from families import FAMILIES
 from forerun.errors import ConfigError, IncompatibleDrafterError, UnsupportedModelError
-from forerun.export import export_llama_cpp
-from forerun.gguf_format import GgufFile, read_tokenizer
+from forerun.export.gguf import export_llama_cpp
 from forerun.models import load_tokenizer, load_transformers_model
+from forerun.models.loading.gguf.file import GgufFile
+from forerun.models.loading.gguf.tokenizer import read_tokenizer
 from gguf_files import write_gguf
 from gguf_metadata import byte_level
 

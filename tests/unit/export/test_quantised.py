@@ -14,10 +14,10 @@ from safetensors.torch import load_file, save_file
 
 from families import make_family
 from forerun.errors import ConfigError, ModelLoadError, UnsupportedModelError
-from forerun.export import export_hf, export_quantised
+from forerun.export.quantised import export_quantised, to_save
+from forerun.export.transformers import export_hf
 from forerun.models import Rows, load_model
-from forerun.models.loading import asked_format
-from forerun.models.saving import to_save
+from forerun.models.loading.load import asked_format
 from gguf_files import write_gguf
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3]

@@ -16,10 +16,12 @@ import transformers as tf
 from safetensors.torch import load_file
 from torch import Tensor
 
+from forerun.drafters.eagle.config import EagleConfig
+from forerun.drafters.heads.fingerprint import target_fingerprint
+from forerun.drafters.heads.folder import load_head, save_head
 from forerun.errors import ConfigError, IncompatibleDrafterError, ModelLoadError, UnsupportedModelError
-from forerun.export import export_vllm, vllm
-from forerun.heads import EagleConfig, load_head, save_head
-from forerun.heads.fingerprint import target_fingerprint
+from forerun.export import vllm
+from forerun.export.vllm import export_vllm
 from forerun.models import Model, load_model
 from head_cases import EAGLE_1, EAGLE_3, random_d2t, random_tensors
 

@@ -10,9 +10,9 @@ import torch
 import transformers as tf
 
 from forerun.config import ASSETS, BUNDLED_MODELS
+from forerun.drafters.heads.folder import is_head
 from forerun.errors import ConfigError, IncompatibleDrafterError
-from forerun.export import export_vllm_draft
-from forerun.heads import is_head
+from forerun.export.vllm import export_vllm_draft
 from forerun.models import load_tokenizer, load_transformers_model
 
 IDS = torch.tensor([[3, 14, 15, 92, 65]])

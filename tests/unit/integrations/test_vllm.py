@@ -14,11 +14,10 @@ import numpy as np
 import pytest
 
 from forerun.drafters import PromptLookup
+from forerun.drafters.rest.build import build_index
 from forerun.errors import ConfigError, DrafterError
-from forerun.integrations import tried, vllm
-from forerun.integrations.tracking import Tracker
-from forerun.integrations.vllm import PIECE, Proposer, first_path
-from forerun.retrieval import build_index
+from forerun.integrations import versions as tried, vllm
+from forerun.integrations.vllm import PIECE, Proposer, Tracker, first_path
 from forerun.types import Draft, Sequence
 
 K, CONTEXT, VOCABULARY = 4, 96, 12

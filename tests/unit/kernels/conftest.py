@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from forerun.config import INSTRUCTIONS
-from forerun.kernels.native.compile import library_path
-from forerun.kernels.native.library import Library
+from forerun.kernels.cpu.compiler import library_path
+from forerun.kernels.cpu.library import Library
 from kernel_cases import using
 
 COMPILES = 'printf library > "$out"'

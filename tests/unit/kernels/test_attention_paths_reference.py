@@ -10,14 +10,12 @@ from torch import Tensor
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from attention_paths_reference import attend_paths, rotate
-from forerun.kernels.page_layout import PAGE
-from forerun.kernels.partition import Form
-from forerun.kernels.row_paths import PathPlan
+from forerun.kernels.cpu.page_layout import PAGE
+from forerun.kernels.partition import Form, PathPlan
 from forerun.models import Rows
 from forerun.models.attention.base import LayerAttention
 from forerun.models.attention.path_planner import PathPlanner
-from forerun.models.attention.reference import ReferenceAttention
-from forerun.models.attention.segment_planner import SegmentPlanner
+from forerun.models.attention.reference import ReferenceAttention, SegmentPlanner
 from forerun.models.runner import lay_out
 
 KV_HEADS = 2

@@ -13,18 +13,17 @@ from pathlib import Path
 
 import pytest
 
-from forerun import processor
 from forerun.errors import CompilationError, NativeUnavailableError
-from forerun.files.write import locked
-from forerun.kernels.native.compile import FACTS, FLAGS, LIBRARY, compile_into, library_path
-from forerun.kernels.native.compiler import find_compiler
+from forerun.kernels.cpu.compiler import FACTS, FLAGS, LIBRARY, compile_into, find_compiler, library_path
+from forerun.utils import machine as processor
+from forerun.utils.files import locked
 
 from .conftest import COMPILES, HANGS, Machine
 
 PROCESS = """if True:
     import sys
     from pathlib import Path
-    from forerun.kernels.native.compile import library_path
+    from forerun.kernels.cpu.compiler import library_path
     print(library_path(Path(sys.argv[1]), Path(sys.argv[2]), 30, 30))
 """
 LIMIT = 30
@@ -178,7 +177,7 @@ def test_no_room_for_temporary_files(machine: Machine, monkeypatch: pytest.Monke
     def fail(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("forerun.kernels.native.compiler.TemporaryDirectory", fail)
+    monkeypatch.setattr("forerun.kernels.cpu.compiler.TemporaryDirectory", fail)
     with pytest.raises(NativeUnavailableError, match=r"Temporary files .* No space left on device\. Make room"):
         machine.library()
 
@@ -240,7 +239,7 @@ def test_a_home_that_cannot_be_written(machine: Machine, monkeypatch: pytest.Mon
     with pytest.raises(NativeUnavailableError, match=r"cannot be locked: Not a directory.* FORERUN_HOME"):
         machine.library()
     monkeypatch.setenv("FORERUN_HOME", "")
-    monkeypatch.setattr("forerun.kernels.native.compile.home", lambda: None)
+    monkeypatch.setattr("forerun.kernels.cpu.compiler.home", lambda: None)
     with pytest.raises(NativeUnavailableError, match=r"no home folder .* Set the variable FORERUN_HOME"):
         machine.library()
     assert machine.calls == 0

@@ -13,10 +13,10 @@ import pytest
 
 from forerun.config import INSTRUCTIONS
 from forerun.errors import ConfigError, NativeUnavailableError
-from forerun.kernels import native as module
-from forerun.kernels.native import compile as compile_module
-from forerun.kernels.native.library import Library, choose_instructions
-from forerun.kernels.native.platform_tag import needed_glibc, platform_tag
+from forerun.kernels import cpu as module
+from forerun.kernels.cpu import compiler as compile_module
+from forerun.kernels.cpu.library import Library, choose_instructions
+from forerun.kernels.cpu.platform_tag import needed_glibc, platform_tag
 
 from .conftest import Machine
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from forerun.kernels.native.library import Library
+from forerun.kernels.cpu.library import Library
 from forerun.kernels.partition import Form
 from forerun.models.base import Rows
 from kernel_cases import Attending, threads

@@ -7,9 +7,9 @@ import ctypes
 import pytest
 import torch
 
-from forerun.kernels.native.library import Library
-from forerun.kernels.native_linear import NativeLinear
-from forerun.kernels.quantised_weight import QuantisedWeight
+from forerun.kernels.cpu.library import Library
+from forerun.kernels.cpu.linear import NativeLinear
+from forerun.kernels.quantisation import QuantisedWeight
 from kernel_cases import KINDS, as_read, drawn, product_of, threads, weight_of
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from forerun.kernels.page_layout import LANES, PAGE, PageLayout
+from forerun.kernels.cpu.page_layout import LANES, PAGE, PageLayout
 
 SHAPES = [(3, 5, 5), (2, 64, 64), (2, 64, 64), (1, 8, 20)]
 

@@ -11,12 +11,11 @@ import torch
 from torch import Tensor
 
 from forerun.errors import ModelLoadError
-from forerun.gguf_format import GgufTensor, from_gguf
-from forerun.gguf_format.tensor_types import READ_TYPES
-from forerun.kernels import quantise, quantised_weight
-from forerun.kernels.quantise import quantise_int4, quantise_int8
-from forerun.kernels.quantised_embedding import QuantisedEmbedding
-from forerun.kernels.quantised_weight import QuantisedWeight
+from forerun.kernels import quantisation as quantise, quantisation as quantised_weight
+from forerun.kernels.quantisation import QuantisedWeight, quantise_int4, quantise_int8
+from forerun.kernels.torch.quantised_linear import QuantisedEmbedding
+from forerun.models.loading.gguf.file import GgufTensor, from_gguf
+from forerun.models.loading.gguf.header import READ_TYPES
 from gguf_files import pack
 
 QUANTISE: dict[str, Callable[..., QuantisedWeight]] = {"int8": quantise_int8, "int4": quantise_int4}

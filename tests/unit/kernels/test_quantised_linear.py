@@ -10,11 +10,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from forerun.kernels import quantised_linear
-from forerun.kernels.joined_linear import JoinedLinear
-from forerun.kernels.quantise import largest_row_code, quantise_int4, quantise_int8, symmetric_codes
-from forerun.kernels.quantised_linear import QuantisedLinear
-from forerun.kernels.quantised_weight import QuantisedWeight
+from forerun.kernels.quantisation import (
+    QuantisedWeight,
+    largest_row_code,
+    quantise_int4,
+    quantise_int8,
+    symmetric_codes,
+)
+from forerun.kernels.torch import quantised_linear
+from forerun.kernels.torch.linear import JoinedLinear
+from forerun.kernels.torch.quantised_linear import QuantisedLinear
 
 IMPLEMENTATIONS: dict[str, Callable[[QuantisedWeight, Tensor | None], QuantisedLinear]] = {"reference": QuantisedLinear}
 SHAPES = [(16, 32), (5, 1), (33, 31), (48, 97), (7, 1025), (12, 3000)]

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from forerun.kernels.silu import silu
+from forerun.kernels.torch.elementwise import silu
 
 
 @pytest.fixture(params=[1, 3])

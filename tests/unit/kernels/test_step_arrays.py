@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from forerun.cache import PagedCache
-from forerun.kernels.page_layout import PAGE
+from forerun.kernels.cpu.page_layout import PAGE
 from forerun.kernels.partition import Form
 from forerun.kernels.triton.page_layout import DevicePageLayout
 from forerun.kernels.triton.product_cut import Cut, power_of_2_from
@@ -24,6 +23,7 @@ from forerun.kernels.triton.step_arrays import (
     row_start,
     write_piece,
 )
+from forerun.kv_cache import PagedCache
 from forerun.models.attention.base import LayerAttention
 from forerun.models.attention.path_planner import PathPlanner
 from forerun.models.base import Rows

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from forerun.kernels import weight_memory as module
-from forerun.kernels.weight_memory import weight_memory
+from forerun.kernels.cpu import linear as module
+from forerun.kernels.cpu.linear import weight_memory
 
 
 class SmallPages(mmap.mmap):

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from families import VOCAB, make_family
 from forerun import LLM, SamplingParams
 from forerun.errors import ConfigError, ModelLoadError, UnsupportedModelError
-from forerun.export import export_hf
+from forerun.export.transformers import export_hf
 from forerun.models import Rows, identity, load_model, load_transformers_model
 from small_tokenizers import byte_level, sentence_piece
 

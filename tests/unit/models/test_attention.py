@@ -6,12 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from forerun.cache import ContiguousCache, PagePool
 from forerun.kernels.partition import KV_BLOCK, Form
+from forerun.kv_cache import ContiguousCache, PagePool
 from forerun.models import Rows
 from forerun.models.attention.base import LayerAttention
-from forerun.models.attention.reference import ReferenceAttention
-from forerun.models.attention.segment_planner import SegmentPlanner
+from forerun.models.attention.reference import ReferenceAttention, SegmentPlanner
 from forerun.models.runner import lay_out
 
 KV_HEADS, WIDTH = 2, 16

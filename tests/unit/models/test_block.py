@@ -11,10 +11,10 @@ from torch import Tensor
 
 from blocks import FULL, KINDS, proposed, random_block, reference_block, taps_of
 from families import VOCAB, make_family
+from forerun.drafters.block.model import Block, BlockModel
+from forerun.drafters.heads.config import StoredHead
 from forerun.errors import IncompatibleDrafterError
-from forerun.heads import StoredHead
 from forerun.models import Model, Rows, load_model
-from forerun.models.block import Block, BlockModel
 from forerun.types import Cache
 
 

@@ -19,8 +19,8 @@ from torch import Tensor
 from families import VOCAB, make_family
 from forerun import LLM
 from forerun.errors import ModelLoadError
-from forerun.files import json_file
 from forerun.models import Rows, find_tokenizer, load_draft_model, load_model, load_tokenizer
+from forerun.utils import json_file
 from fuzzing import examples, fails
 
 WEIGHTS = "model.safetensors"

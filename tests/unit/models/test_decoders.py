@@ -8,8 +8,8 @@ import pytest
 
 from families import make_family
 from forerun.errors import NativeUnavailableError
-from forerun.kernels import native as module
-from forerun.kernels.native import in_use
+from forerun.kernels import cpu as module
+from forerun.kernels.cpu import in_use
 from forerun.models import load_model
 
 

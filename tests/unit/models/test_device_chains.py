@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from families import make_family
+from forerun.drafters.eagle.model import EagleModel
 from forerun.models import LanguageModel, Rows, load_model
-from forerun.models.chains import Pick
-from forerun.models.device_chains import PRICED_AHEAD, DeviceChains
-from forerun.models.eagle import EagleModel
+from forerun.models.draft_session import Pick
+from forerun.models.draft_session_device import PRICED_AHEAD, DeviceChains
 from heads import random_head
 
 FIRST = [[7, 8], [9]]

@@ -10,7 +10,7 @@ import torch
 from families import make_family
 from forerun.errors import DeviceError, DeviceMemoryError
 from forerun.models import load_draft_model, load_model
-from forerun.models.loading import adopt, load_transformers_model
+from forerun.models.loading.load import adopt, load_transformers_model
 
 OURS = {
     torch.AcceleratorError("CUDA error: an illegal memory access was encountered"): DeviceError,

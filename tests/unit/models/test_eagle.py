@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from families import VOCAB, make_family
+from forerun.drafters.eagle.layer import ReferenceEagleLayer
+from forerun.drafters.eagle.model import EagleModel
+from forerun.drafters.eagle.native import NativeEagleLayer
+from forerun.drafters.heads.config import StoredHead
 from forerun.errors import IncompatibleDrafterError
-from forerun.heads import StoredHead
 from forerun.models import Model, Rows, load_model
-from forerun.models.eagle import EagleModel
-from forerun.models.eagle_layer import ReferenceEagleLayer
-from forerun.models.native_eagle import NativeEagleLayer
 from heads import random_head, reference_logits, states_of
 
 KINDS: dict[str, dict[str, Any]] = {

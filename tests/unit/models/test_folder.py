@@ -13,7 +13,7 @@ import pytest
 from families import make_family
 from forerun.errors import ModelLoadError
 from forerun.models import load_model
-from forerun.models.sources.folder import ModelFolder
+from forerun.models.loading.folder import ModelFolder
 
 HUB_FILES = {
     *("config.json", "generation_config.json", "tokenizer.json", "model.safetensors", "model-f16.safetensors"),

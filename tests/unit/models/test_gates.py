@@ -10,13 +10,11 @@ from torch import Tensor, nn
 from transformers.activations import SiLUActivation
 
 from families import make_family
-from forerun.kernels.experts import PackedExperts
 from forerun.kernels.partition import MIN_ROWS
-from forerun.kernels.row_invariant_linear import PackedLinear
-from forerun.kernels.silu import Silu
+from forerun.kernels.torch.elementwise import Silu
+from forerun.kernels.torch.linear import PackedExperts, PackedLinear
 from forerun.models import load_model
-from forerun.models.gates import SingleOutput, call_in_blocks, is_router
-from forerun.models.linear import pack_module
+from forerun.models.linear import SingleOutput, call_in_blocks, is_router, pack_module
 
 NUM_ROWS, WIDTH = 203, 64
 

@@ -16,9 +16,9 @@ from transformers import PreTrainedModel
 
 from forerun import LLM, SamplingParams
 from forerun.errors import ModelLoadError, UnsupportedModelError
-from forerun.gguf_format.tensor_types import READ_TYPES
 from forerun.models import Rows, load_draft_model, load_model, load_transformers_model
-from forerun.models.llama import LlamaDecoder
+from forerun.models.llama.decoder import LlamaDecoder
+from forerun.models.loading.gguf.header import READ_TYPES
 from gguf_files import write_gguf
 
 VOCAB = 48

@@ -12,9 +12,9 @@ import torch
 import transformers as tf
 
 from forerun.errors import ModelLoadError
-from forerun.fetch import store
 from forerun.models import find_tokenizer, load_model, load_tokenizer
-from forerun.models.sources import find_source
+from forerun.models.loading.find_source import find_source
+from forerun.utils import fetch as store
 from gguf_files import write_gguf
 
 

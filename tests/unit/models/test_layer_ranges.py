@@ -11,8 +11,8 @@ import transformers as tf
 from torch import Tensor
 
 from families import VOCAB, make_family
-from forerun.cache import SequenceCache
 from forerun.errors import UnsupportedModelError
+from forerun.kv_cache import SequenceCache
 from forerun.models import Model, Rows, load_model
 
 LAYERS = 4

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from families import VOCAB, make_family
+from forerun.drafters.medusa.model import MedusaModel
 from forerun.errors import IncompatibleDrafterError
 from forerun.models import Model, Rows, load_model
-from forerun.models.medusa import MedusaModel
 from medusa_heads import last_states, random_medusa, reference_logits
 
 KINDS: dict[str, dict[str, Any]] = {

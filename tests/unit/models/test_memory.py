@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from families import make_family
 from forerun.models import Model, Rows, load_model
-from forerun.models.memory import ModelMemory, model_memory
+from forerun.models.memory_plan import ModelMemory, model_memory
 from gguf_files import write_gguf
 
 TOLERANCE = 0.02

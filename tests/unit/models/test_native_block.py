@@ -11,14 +11,13 @@ from torch import Tensor
 
 from blocks import FULL, KINDS, random_block, taps_of
 from families import VOCAB, make_family
-from forerun.kernels.page_layout import PAGE
+from forerun.drafters.block.layers import ReferenceBlockLayers
+from forerun.drafters.block.model import Block, BlockModel, PairLayers
+from forerun.drafters.block.native import NativeBlockLayers
+from forerun.drafters.eagle.layer import ReferenceEagleLayer
+from forerun.drafters.eagle.native import NativeEagleLayer
+from forerun.kernels.cpu.page_layout import PAGE
 from forerun.models import Rows, load_model
-from forerun.models.block import Block, BlockModel
-from forerun.models.block_layers import ReferenceBlockLayers
-from forerun.models.block_pairs import PairLayers
-from forerun.models.eagle_layer import ReferenceEagleLayer
-from forerun.models.native_block import NativeBlockLayers
-from forerun.models.native_eagle import NativeEagleLayer
 from kernel_cases import threads
 
 pytestmark = pytest.mark.usefixtures("instructions")

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from families import VOCAB, make_family
-from forerun.kernels.native import native
-from forerun.kernels.page_layout import PAGE
+from forerun.drafters.eagle.model import EagleModel
+from forerun.kernels.cpu import native
+from forerun.kernels.cpu.page_layout import PAGE
 from forerun.models import LanguageModel, Model, Rows, load_model
-from forerun.models.chains import Chains, Pick
-from forerun.models.eagle import EagleModel
+from forerun.models.draft_session import Chains, Pick
 from heads import random_head
 
 PROMPTS = (list(range(5, 5 + PAGE - 3)), [3, 1, 4], [2] * (2 * PAGE - 1))

@@ -15,13 +15,13 @@ from torch import Tensor
 
 from families import VOCAB, make_family
 from forerun.errors import UnsupportedModelError
-from forerun.kernels.native import native
-from forerun.kernels.native.library import Library
-from forerun.kernels.native_linear import NativeLinear
+from forerun.kernels.cpu import native
+from forerun.kernels.cpu.library import Library
+from forerun.kernels.cpu.linear import NativeLinear
 from forerun.models import Model, Rows, identity, load_model
 from forerun.models.linear import FloatMaker, Linear, Part
-from forerun.models.llama import llama_refusal
-from forerun.models.native_llama import NativeLlamaDecoder
+from forerun.models.llama.decoder import llama_refusal
+from forerun.models.llama.native import NativeLlamaDecoder
 
 TOKENS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8] * 12
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "gemma2", "phi3", "gpt2")

@@ -8,7 +8,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from families import make_family
-from forerun.bench.echo import EchoModel
+from forerun.lab.bench.priced_run import EchoModel
 from forerun.models import load_model
 from forerun.models.non_finite import first_non_finite_tensor
 

@@ -13,9 +13,10 @@ from torch import Tensor
 
 from families import VOCAB, make_family
 from forerun.errors import ModelLoadError, UnsupportedModelError
-from forerun.export import export_hf, export_quantised
+from forerun.export.quantised import export_quantised
+from forerun.export.transformers import export_hf
 from forerun.models import Model, Rows, load_draft_model, load_model
-from forerun.models.configuration import OUTPUT_TOKENS
+from forerun.models.loading.configuration import OUTPUT_TOKENS
 
 TOKENS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8]
 PROPOSED = [1, 2, 5, 6, 30, 31, 32, 33, 34, 60, 95]

@@ -9,16 +9,15 @@ import pytest
 import torch
 
 from attention_paths_reference import path_of
-from forerun.cache import PagedCache
-from forerun.kernels.page_layout import PAGE
-from forerun.kernels.partition import Form
-from forerun.kernels.row_paths import PathPlan
+from forerun.kernels.cpu.page_layout import PAGE
+from forerun.kernels.partition import Form, PathPlan
+from forerun.kv_cache import PagedCache
 from forerun.models import Rows
 from forerun.models.attention.base import LayerAttention
 from forerun.models.attention.path_planner import PathPlanner
-from forerun.models.attention.segment_planner import SegmentPlanner
+from forerun.models.attention.reference import SegmentPlanner
 from forerun.models.runner import lay_out
-from forerun.tree import Tree
+from forerun.utils.tree import Tree
 
 LAYERS = [LayerAttention(1, 1, 4, 4, Form(0.5))]
 

@@ -14,18 +14,17 @@ from torch import Tensor
 from families import make_family
 from forerun import LLM, SamplingParams
 from forerun.errors import ConfigError, ModelLoadError
-from forerun.kernels.joined_linear import JoinedLinear
-from forerun.kernels.native import native
-from forerun.kernels.quantise import quantise_int4, quantise_int8
-from forerun.kernels.quantised_embedding import QuantisedEmbedding
-from forerun.kernels.quantised_linear import QuantisedLinear
+from forerun.export.quantised import to_save
+from forerun.kernels.cpu import native
+from forerun.kernels.quantisation import quantise_int4, quantise_int8
+from forerun.kernels.torch.linear import JoinedLinear
+from forerun.kernels.torch.quantised_linear import QuantisedEmbedding, QuantisedLinear
 from forerun.models import Model, Rows, identity, load_model, number_format
 from forerun.models.general import GeneralDecoder
-from forerun.models.llama import LlamaDecoder
-from forerun.models.reading import read_to_quantise
-from forerun.models.saving import to_save
-from forerun.models.sources import find_source
-from forerun.models.transformers_model import on_device
+from forerun.models.llama.decoder import LlamaDecoder
+from forerun.models.loading.find_source import find_source
+from forerun.models.loading.reading import read_to_quantise
+from forerun.models.loading.transformers_modules import on_device
 from gguf_files import write_gguf
 
 pytestmark = pytest.mark.usefixtures("reference_kernels")
@@ -273,7 +272,7 @@ def test_a_loaded_draft_model_is_not_quantised(tmp_path: Path) -> None:
 def test_an_adapter_is_merged_before_the_weights_are_quantised(tmp_path: Path) -> None:
     import peft
 
-    from forerun.export import export_hf
+    from forerun.export.transformers import export_hf
 
     folder, adapter = make_family("llama", tmp_path), tmp_path / "adapter"
     torch.manual_seed(1)

@@ -18,7 +18,7 @@ from forerun.drafters import Binding
 from forerun.drafters.build import make_drafter
 from forerun.errors import ModelLoadError, UnsupportedModelError
 from forerun.models import load_model, load_tokenizer
-from forerun.train import folder as train_folder
+from forerun.train import card as train_folder
 
 SRC = Path(__file__).parents[3] / "src" / "forerun"
 CODE = """

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from families import VOCAB, make_family
-from forerun.kernels.joined_linear import JoinedLinear
-from forerun.kernels.quantise import quantise_int4, quantise_int8
+from forerun.kernels.quantisation import quantise_int4, quantise_int8
+from forerun.kernels.torch.linear import JoinedLinear
 from forerun.models import Rows, load_model, load_transformers_model
 
 LAYERS = (0, 1, 2)

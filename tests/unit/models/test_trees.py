@@ -11,12 +11,11 @@ import torch
 from torch import Tensor
 
 from families import FAMILIES, MAY_BE_INEXACT, VOCAB, make_family
-from forerun.cache import SequenceCache
 from forerun.kernels.partition import KV_BLOCK, MAX_LANES, Form
+from forerun.kv_cache import SequenceCache
 from forerun.models import Model, Rows, load_model
 from forerun.models.attention.base import LayerAttention
-from forerun.models.attention.reference import ReferenceAttention
-from forerun.models.attention.segment_planner import SegmentPlanner
+from forerun.models.attention.reference import ReferenceAttention, SegmentPlanner
 from forerun.models.attention.tree_mask import tree_segments
 from forerun.models.attention.views import Views
 from forerun.models.runner import lay_out

@@ -13,11 +13,11 @@ import torch
 from families import make_family
 from forerun.config import KERNELS_VARIABLE
 from forerun.errors import ConfigError, UnsupportedModelError
-from forerun.kernels.native import in_use, native, references
+from forerun.kernels.cpu import in_use, native, references
 from forerun.kernels.triton import availability
 from forerun.kernels.triton.availability import check_heads, check_place, wants_triton
 from forerun.models import load_model
-from forerun.models.decoders import library_for, make_decoder
+from forerun.models.families import library_for, make_decoder
 
 CPU = torch.device("cpu")
 
@@ -83,7 +83,7 @@ def test_a_driver_that_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(availability.torch.cuda, "device", lambda device: nullcontext(entered.append(device)))
     monkeypatch.setattr(availability.torch.cuda, "get_device_name", lambda _: "a device")
     monkeypatch.setattr(availability.torch.cuda, "get_device_capability", lambda _: (9, 0))
-    monkeypatch.setitem(sys.modules, "forerun.kernels.triton.norm", SimpleNamespace(add_and_norm=fails))
+    monkeypatch.setitem(sys.modules, "forerun.kernels.triton.elementwise", SimpleNamespace(add_and_norm=fails))
     with pytest.raises(ConfigError, match=r"cannot compile or run.*insufficient.*Update the driver"):
         check_place(torch.device("cuda", 1), torch.bfloat16)
     assert entered == [torch.device("cuda", 1)], "Triton launches on the current device"

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from forerun import SamplingParams
-from forerun.constraints import is_allowed
 from forerun.errors import GrammarDeadEndError
-from forerun.sampling import LogitsPipeline, LogitsRow, SequenceConstraint, constrained, takes_argmax
-from forerun.tree import Tree
-from forerun.types import Sequence
+from forerun.sampling import LogitsPipeline, LogitsRow, SequenceConstraint, takes_argmax
+from forerun.sampling.grammar import constraint as constrained
+from forerun.types import Sequence, is_allowed
+from forerun.utils.tree import Tree
 from grammars import ANY, Automaton, AutomatonMatcher, random_automaton
 
 VOCAB = 11

@@ -2,7 +2,7 @@
 
 import torch
 
-from forerun.sampling.running_sums import running_sums, sums_in_pairs
+from forerun.sampling.draw import running_sums, sums_in_pairs
 
 
 def test_rows_have_the_bits_that_they_have_alone() -> None:

@@ -5,7 +5,7 @@ import torch
 
 from forerun.config import MAX_SEED, SamplingParams
 from forerun.sampling import NoiseKey, StepNoise, keyed_gumbel, keyed_uniform
-from forerun.sampling.seeded_noise import _hash_key, _mix, _token_steps, _uniform_tensor
+from forerun.sampling.noise import _hash_key, _mix, _token_steps, _uniform_tensor
 from forerun.types import Draft, PackedDrafts, Sequence
 
 KEYS = [NoiseKey(seed, choice, position) for seed in (0, 1, MAX_SEED) for choice in (0, 1) for position in (5, 6, 900)]

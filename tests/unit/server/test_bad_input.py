@@ -8,8 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
-from forerun.openai_format import requests
-from forerun.openai_format.fields import LABELS
+from forerun.server.protocol import requests
+from forerun.server.protocol.fields import LABELS
 from serving import NAME, Served
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"

@@ -7,8 +7,8 @@ import time
 import httpx
 import pytest
 
-from forerun.server import freed_memory
-from forerun.server.freed_memory import FreedMemory
+from forerun.server import run as freed_memory
+from forerun.server.run import FreedMemory
 from serving import LIMIT, fake_llm, serving, until
 
 

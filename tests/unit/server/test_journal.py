@@ -9,9 +9,9 @@ import httpx
 import pytest
 
 from forerun.errors import ConfigError
+from forerun.lab.bench.journal import read_journal
 from forerun.server.options import ServerOptions
 from forerun.server.service import Service
-from forerun.traffic.reader import read_journal
 from serving import LIMIT, NAME, fake_llm, serving
 
 SECRET = "platypus"

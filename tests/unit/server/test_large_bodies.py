@@ -12,11 +12,11 @@ import httpx
 import pytest
 
 from forerun.errors import RequestBodyError
-from forerun.files.json_file import Fields
-from forerun.server import service, weighing
-from forerun.server.gate import Pace
-from forerun.server.weigh import LENGTH, answer, main
-from forerun.server.weighing import Limits, Weigher, longest_token
+from forerun.server import body_inspector as weighing, service
+from forerun.server.body_inspector import Limits, Weigher, longest_token
+from forerun.server.body_inspector_process import LENGTH, answer, main
+from forerun.server.middleware import Pace
+from forerun.utils.json_file import Fields
 from serving import Served, fake_llm, serving
 from small_tokenizers import byte_level
 

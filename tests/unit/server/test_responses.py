@@ -9,8 +9,8 @@ import openai
 import pytest
 
 from forerun import SamplingParams
-from forerun.openai_format import response_requests
-from forerun.openai_format.fields import LABELS
+from forerun.server.protocol import responses_api as response_requests
+from forerun.server.protocol.fields import LABELS
 from serving import NAME, Served
 
 URL = "/v1/responses"

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from forerun import workloads
 from forerun.errors import ConfigError
 from forerun.train.data import answer_rows
 from forerun.train.data.answer_file import ChatText, read_answers
 from forerun.train.data.answer_rows import pack_answers
 from forerun.train.data.packed import PackedRows
+from forerun.utils import workloads
 from heads import AdditiveModel
 from small_tokenizers import byte_level
 

@@ -12,18 +12,19 @@ import pytest
 from rich.console import Console
 
 from doubles import FakeModel
-from forerun import LLM, workloads
+from forerun import LLM
 from forerun.engine import Choice
 from forerun.engine.stats import SequenceStats
 from forerun.errors import ConfigError
-from forerun.files.journal import Journal
-from forerun.files.write import locked
 from forerun.train.data import answer_stages, answers, passages
 from forerun.train.data.answer_rows import pack_answers
 from forerun.train.data.answers import make_answers
 from forerun.train.data.mixture import KINDS, fault, mix
 from forerun.train.data.passages import Passage, read_passages
 from forerun.train.defaults import AnswerMaking
+from forerun.utils import workloads
+from forerun.utils.files import locked
+from forerun.utils.journal import Journal
 from small_tokenizers import byte_level, ids_of
 
 TEMPLATE = (

@@ -20,9 +20,9 @@ from torch import Tensor
 
 from forerun import LLM, Block, SamplingParams
 from forerun.config import ASSETS, BUNDLED_TARGET
+from forerun.drafters.heads.folder import load_head
 from forerun.errors import ConfigError
-from forerun.heads import load_head
-from forerun.train.block.kind import BlockKind
+from forerun.train.block import BlockKind
 from forerun.train.checkpoint import CHECKPOINT, LoopState, save_checkpoint
 from forerun.train.heads import run as heads_run
 from forerun.train.heads.commands import Start, evaluate_head, prepare_head, train_head

@@ -17,13 +17,12 @@ from torch import Tensor
 
 from blocks import KINDS, proposed, random_block, reference_block, taps_of
 from families import VOCAB, make_family
+from forerun.drafters.block.model import Block, BlockModel
+from forerun.drafters.heads.config import StoredHead
 from forerun.errors import ConfigError
-from forerun.heads import StoredHead
 from forerun.models import Model, Rows, load_model
-from forerun.models.block import Block, BlockModel
-from forerun.train.block import kind as block_loss, module as block_module
-from forerun.train.block.kind import choose_anchors, confidence_loss, logit_parts, restricted
-from forerun.train.block.module import BlockHead, blocks
+from forerun.train import block as block_loss, block as block_module
+from forerun.train.block import BlockHead, blocks, choose_anchors, confidence_loss, logit_parts, restricted
 from forerun.train.data.packed import NO_DOCUMENT
 from forerun.train.heads.module import HeadRows, head_rows, predicted
 

@@ -8,7 +8,7 @@ import torch
 from typer.testing import CliRunner
 
 from forerun.errors import ConfigError, ModelLoadError
-from forerun.train import card, folder
+from forerun.train import card, card as folder
 from forerun.train.corpus import SourceFile
 from tools import toys
 from tools.lm import Architecture, build_model, inherit_embeddings

@@ -15,7 +15,7 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
 
 from forerun.errors import ConfigError
 from forerun.models import Rows, load_draft_model
-from forerun.train import commands, folder
+from forerun.train import card as folder, commands
 from forerun.train.corpus import SourceFile
 from forerun.train.data.packed import Document, PackedRows, pack
 from forerun.train.defaults import LOSSES, DraftTraining, LossName, Pruning
@@ -24,7 +24,7 @@ from forerun.train.draft.distil import DistillationLoss
 from forerun.train.draft.samples import Shard, frequent_tokens, output_tokens_of, restrict, restricted, write_shard
 from forerun.train.evaluate import TopProbs, top_probs_of
 from forerun.train.loop import Loop
-from forerun.vocabulary.fingerprint import fingerprint
+from forerun.utils.vocabulary import fingerprint
 from tools.lm import Architecture, build_model, train_tokenizer
 
 TARGET = Architecture(

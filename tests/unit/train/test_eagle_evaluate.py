@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from families import make_family
+from forerun.drafters.eagle.model import EagleModel
 from forerun.models import Model, Rows, load_model
-from forerun.models.eagle import EagleModel
-from forerun.plan.predictor import StepCosts
+from forerun.speculation.predictor import StepCosts
+from forerun.train import eagle as eagle_kind
 from forerun.train.data.packed import NO_DOCUMENT, Document, PackedRows, pack
-from forerun.train.eagle import kind as eagle_kind
-from forerun.train.eagle.kind import EagleHead
+from forerun.train.eagle import EagleHead
 from forerun.train.heads import evaluate as heads_evaluate
 from forerun.train.heads.card import HeadReport
 from forerun.train.heads.evaluate import HeldOut, answers_alone

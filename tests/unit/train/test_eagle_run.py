@@ -18,17 +18,17 @@ from rich.console import Console
 from torch import Tensor
 
 from forerun.config import BUNDLED_TARGET
+from forerun.drafters.eagle.model import EagleModel
+from forerun.drafters.heads.folder import load_head
 from forerun.errors import ConfigError
-from forerun.files.write import locked, sealed_file
-from forerun.heads import load_head
-from forerun.models.eagle import EagleModel
 from forerun.train.checkpoint import CHECKPOINT, LoopState, save_checkpoint
-from forerun.train.eagle.kind import EagleHead, EagleKind
+from forerun.train.eagle import EagleHead, EagleKind
 from forerun.train.heads.commands import Start, measure, prepare_head, train_head
 from forerun.train.heads.evaluate import HeldOut
 from forerun.train.heads.options import EagleShape, EagleTraining
 from forerun.train.heads.run import train
 from forerun.train.loop import Loop
+from forerun.utils.files import locked, sealed_file
 
 QUIET = Console(quiet=True)
 TINY = EagleTraining(

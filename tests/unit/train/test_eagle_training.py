@@ -14,16 +14,17 @@ import torch
 from torch import Tensor
 
 from families import VOCAB, make_family
+from forerun.drafters.eagle.model import EagleModel
+from forerun.drafters.heads.config import StoredHead
 from forerun.errors import ConfigError
-from forerun.heads import StoredHead
 from forerun.models import Model, Rows, load_model
-from forerun.models.eagle import EagleModel
 from forerun.train.data.packed import NO_DOCUMENT
-from forerun.train.eagle.kind import EagleHead, unrolled
+from forerun.train.defaults import LOSSES
+from forerun.train.eagle import EagleHead, unrolled
 from forerun.train.heads.loss import Targets, weighted_loss
 from forerun.train.heads.module import HeadRows, head_rows
 from forerun.train.heads.target_states import learnt_layers
-from forerun.train.losses import LOSSES, divergence
+from forerun.train.losses import divergence
 from heads import random_head, reference_logits
 
 STEPS = 3

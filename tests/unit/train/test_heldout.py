@@ -7,7 +7,7 @@ import pytest
 
 from forerun.errors import ConfigError
 from forerun.train.corpus import SourceFile, is_held_out, read_held_out
-from forerun.workloads import load, save
+from forerun.utils.workloads import load, save
 from tools.lm import train_tokenizer
 from tools.prompts import code_prompts, write_held_out
 

@@ -20,16 +20,16 @@ from torch import Tensor
 
 from forerun import LLM, MedusaTree, SamplingParams
 from forerun.config import BUNDLED_TARGET
+from forerun.drafters.heads.folder import load_head
+from forerun.drafters.medusa.config import RANKS, MedusaConfig
 from forerun.errors import ConfigError
-from forerun.files.write import locked, sealed_file
-from forerun.heads import MedusaConfig, load_head
-from forerun.heads.medusa_config import RANKS
 from forerun.train.checkpoint import CHECKPOINT, LoopState, save_checkpoint
 from forerun.train.heads.commands import Start, evaluate_head, prepare_head, train_head
 from forerun.train.heads.options import MedusaShape, MedusaTraining
 from forerun.train.heads.run import train
 from forerun.train.loop import Loop
-from forerun.train.medusa.kind import MedusaHead, MedusaKind
+from forerun.train.medusa import MedusaHead, MedusaKind
+from forerun.utils.files import locked, sealed_file
 
 QUIET = Console(quiet=True)
 TINY = MedusaTraining(

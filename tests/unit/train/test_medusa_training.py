@@ -14,18 +14,18 @@ import torch
 from torch import Tensor
 
 from families import VOCAB, make_family
-from forerun.heads import MedusaConfig, StoredHead
-from forerun.heads.medusa_config import RANKS
+from forerun.drafters.heads.config import StoredHead
+from forerun.drafters.medusa.config import RANKS, MedusaConfig
+from forerun.drafters.medusa.model import MedusaModel
 from forerun.models import Model, Rows, load_model
-from forerun.models.medusa import MedusaModel
+from forerun.train import medusa as medusa_loss
 from forerun.train.data.packed import NO_DOCUMENT
 from forerun.train.heads.loss import step_weights
 from forerun.train.heads.module import HeadRows, head_rows
 from forerun.train.heads.options import MedusaShape, MedusaTraining
 from forerun.train.heads.run import Read, Target
 from forerun.train.losses import divergence
-from forerun.train.medusa import kind as medusa_loss
-from forerun.train.medusa.kind import MedusaHead, MedusaLoss, accuracies, head_outputs, output_layers
+from forerun.train.medusa import MedusaHead, MedusaLoss, accuracies, head_outputs, output_layers
 from medusa_heads import last_states, random_medusa, reference_logits
 
 HEADS = 3

@@ -9,8 +9,8 @@ from transformers import LlamaForCausalLM
 from typer.testing import CliRunner
 
 from forerun.errors import ConfigError
-from forerun.train import folder
-from forerun.train.widened import parse_parameters
+from forerun.lab.bench.widened import parse_parameters
+from forerun.train import card as folder
 from tools import toys
 from tools.lm import build_model, train_tokenizer
 

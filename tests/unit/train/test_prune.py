@@ -10,7 +10,7 @@ import transformers as tf
 from torch import Tensor
 
 from forerun.errors import ConfigError, IncompatibleDrafterError
-from forerun.models.configuration import OUTPUT_TOKENS
+from forerun.models.loading.configuration import OUTPUT_TOKENS
 from forerun.train.defaults import Pruning
 from forerun.train.draft.prune import check_size, check_start, chosen_layers, pruned_copy, step_parameters
 from tools.lm import Architecture, build_model, train_tokenizer

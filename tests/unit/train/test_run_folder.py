@@ -15,6 +15,7 @@ import torch
 from rich.console import Console
 
 from forerun.errors import ConfigError
+from forerun.train.card import load_tokenizer, read_record, save as save_folder
 from forerun.train.checkpoint import CHECKPOINT, LoopState, load_checkpoint, pin, run_in, save_checkpoint
 from forerun.train.corpus import SourceFile
 from forerun.train.data.packed import Document, pack
@@ -22,7 +23,6 @@ from forerun.train.defaults import DraftTraining
 from forerun.train.draft import samples
 from forerun.train.draft.samples import Shard, ShardBatches, sample_all, write_shard
 from forerun.train.evaluate import TopProbs
-from forerun.train.folder import load_tokenizer, read_record, save as save_folder
 from forerun.train.loop import Loop
 from forerun.train.optim import Optimisers
 from tools import lm

@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
 from forerun.errors import ConfigError
-from forerun.train import commands, folder
+from forerun.train import card as folder, commands
 from forerun.train.accelerator import end_of_text, id_type
 from forerun.train.corpus import SourceFile
 from forerun.train.data.packed import Document, PackedRows, pack
@@ -27,7 +27,7 @@ from forerun.train.defaults import DraftTraining, Pruning
 from forerun.train.draft import distil
 from forerun.train.draft.samples import read_shard
 from forerun.train.evaluate import top_probs_of, write_on
-from forerun.vocabulary.fingerprint import fingerprint
+from forerun.utils.vocabulary import fingerprint
 from tools import lm, toys
 from tools.lm import Architecture
 from tools.text import EpochTexts, TwoStageStream, tokenize

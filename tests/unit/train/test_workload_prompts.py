@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from forerun.train.corpus import SourceFile, read_held_out
-from forerun.workloads import Case, load, save
+from forerun.utils.workloads import Case, load, save
 from tools import prompts as workload_prompts
 
 PROSE = '''def wait(events):

@@ -4,18 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from forerun.cli.bench import (
-    acceptance,
-    compare,
-    forward,
-    generate,
-    gpu,
-    peers,
-    quality,
-    replay,
-    report,
-    serve,
-)
+from forerun.cli.bench import acceptance, compare, forward, generate, gpu, peers, quality, replay, report, serve
 
 app = typer.Typer(help="Measure forerun on this machine, beside Hugging Face Transformers.", no_args_is_help=True)
 app.command()(forward.forward)

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Annotated
 
-from forerun.bench.report import Report, Table
 from forerun.cli import options
 from forerun.cli.bench.shared import (
     Compared,
@@ -18,12 +17,12 @@ from forerun.cli.bench.shared import (
     say,
     whole_numbers,
 )
-from forerun.cli.default_model import chosen_model
 from forerun.cli.demo import choose_drafters
 from forerun.cli.flags import Flags, with_flags
-from forerun.cli.options import LLMOptions
+from forerun.cli.options import LLMOptions, chosen_model
 from forerun.config import OFF
-from forerun.fields import option
+from forerun.lab.bench.tables import Report, Table
+from forerun.utils.fields import option
 
 MAX_BATCH = 8
 """Prompts at once."""
@@ -54,11 +53,10 @@ def acceptance(
     model = chosen_model(model)
     chosen = choose_drafters(model, None, compared.drafters)
     watch = begin(threads, json)
-    from forerun.bench import acceptance_rate as bench
-    from forerun.bench.prompts import prepare
-    from forerun.bench.recorded import drafter_facts, prompt_facts, target_facts
-    from forerun.bench.recorded_parts import acceptance_figures
     from forerun.engine import LLM
+    from forerun.lab.bench import acceptance as bench
+    from forerun.lab.bench.prompts import prepare
+    from forerun.lab.bench.recorded import acceptance_figures, drafter_facts, prompt_facts, target_facts
 
     plain, most = open_plain(model, llm), compared.max_tokens
     prompts, rows = prepare(plain, cases, most), []

@@ -13,7 +13,7 @@ from forerun.cli.bench.shared import say
 from forerun.cli.flags import Flags, with_flags
 from forerun.cli.output import print_json
 from forerun.errors import ConfigError
-from forerun.fields import Checked, check_options, option
+from forerun.utils.fields import Checked, check_options, option
 
 WORSE_EXIT = 1
 Old = Annotated[Path, typer.Argument(help="Results of `forerun bench generate --json FILE`.", metavar="OLD")]
@@ -45,10 +45,10 @@ def compare(
     json: options.Json = False,
 ) -> None:
     """Compare two results prompt by prompt. Exit code 1: something is worse beyond its interval."""
-    from forerun.bench import paired
-    from forerun.bench.report import Table, plain_table
-    from forerun.bench.summary.warnings import weaknesses
-    from forerun.results import load
+    from forerun.lab.bench import compare_results as paired
+    from forerun.lab.bench.report.markdown import weaknesses
+    from forerun.lab.bench.tables import Table, plain_table
+    from forerun.lab.results.files import load
 
     figures = options.comma_list(wanted.figures, "--figures")
     if odd := [name for name in figures if name not in paired.WHAT]:
@@ -72,7 +72,7 @@ def compare(
 
 
 def _conclusion(counts: dict[str, int]) -> str:
-    from forerun.bench import paired
+    from forerun.lab.bench import compare_results as paired
 
     said = ", ".join(f"{count} {name}" for name, count in counts.items())
     if paired.WORSE in counts:

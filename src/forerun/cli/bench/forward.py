@@ -6,11 +6,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Annotated
 
-from forerun.bench.report import Report
 from forerun.cli import options
 from forerun.cli.bench.shared import JsonFile, begin, print_report, say, whole_numbers
 from forerun.cli.flags import Flags, with_flags
-from forerun.fields import option
+from forerun.lab.bench.tables import Report
+from forerun.utils.fields import option
 
 PREFIX = 256
 """Cached positions before the new rows."""
@@ -38,14 +38,13 @@ def forward(
     """One target forward of K rows, all logits: Transformers' own module against forerun's paths."""
     counts, dtypes = whole_numbers(timed.rows, "--rows"), options.comma_list(timed.dtypes, "--dtypes")
     watch = begin(threads, json)
-    from forerun.bench import forward as bench
-    from forerun.bench.measure import is_cost_padded
-    from forerun.bench.random_llama import random_llama
-    from forerun.bench.recorded_parts import forward_figures
-    from forerun.bench.reference import quieten
-    from forerun.bench.roofline import measure_roof
-    from forerun.results import TargetFacts
-    from forerun.results.write import without_folders
+    from forerun.lab.bench import forward as bench
+    from forerun.lab.bench.forward import measure_roof, random_llama
+    from forerun.lab.bench.measure import is_cost_padded
+    from forerun.lab.bench.methods import quieten
+    from forerun.lab.bench.recorded import forward_figures
+    from forerun.lab.results.files import without_folders
+    from forerun.lab.results.schema import TargetFacts
 
     quieten()
     with ExitStack() as stack:

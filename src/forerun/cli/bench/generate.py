@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from forerun.bench.report import Report, Table
 from forerun.cli import options
 from forerun.cli.bench.shared import (
     Compared,
@@ -22,18 +21,18 @@ from forerun.cli.bench.shared import (
     say,
     whole_numbers,
 )
-from forerun.cli.default_model import chosen_model
 from forerun.cli.demo import DRAFT_MODEL, choose_drafters
 from forerun.cli.flags import Flags, with_flags
-from forerun.cli.options import LLMOptions
+from forerun.cli.options import LLMOptions, chosen_model
 from forerun.config import AUTO, BUNDLED_DRAFT, SamplingParams
-from forerun.fields import option
-from forerun.workloads import temperatures
+from forerun.lab.bench.tables import Report, Table
+from forerun.utils.fields import option
+from forerun.utils.workloads import temperatures
 
 if TYPE_CHECKING:
-    from forerun.bench.generate import Methods
-    from forerun.bench.prompts import Request
-    from forerun.results import Figure, PromptFacts, RunRow
+    from forerun.lab.bench.generate import Methods
+    from forerun.lab.bench.prompts import Request
+    from forerun.lab.results.schema import Figure, PromptFacts, RunRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +68,10 @@ def generate(
     model = chosen_model(model)
     chosen = choose_drafters(model, draft, compared.drafters)
     watch = begin(threads, json)
-    from forerun.bench.engines import PLAIN, beside, method_name
-    from forerun.bench.generate import Methods
-    from forerun.bench.prompts import prepare
-    from forerun.bench.recorded import drafter_facts, target_facts
-    from forerun.bench.reference import Reference
+    from forerun.lab.bench.generate import Methods
+    from forerun.lab.bench.methods import PLAIN, Reference, beside, method_name
+    from forerun.lab.bench.prompts import prepare
+    from forerun.lab.bench.recorded import drafter_facts, target_facts
 
     plain = open_plain(model, llm)
     named = {method_name(name, k): (name, k) for name, k in product(chosen, counts)}
@@ -133,9 +131,9 @@ class Speeds:
         details: bool,
     ) -> None:
         """Measure every method on the prompts of a workload at one temperature; rows by category too."""
-        from forerun.bench import generate as bench
-        from forerun.bench.engines import PLAIN
-        from forerun.bench.recorded import method_figures, prompt_facts, run_rows
+        from forerun.lab.bench import generate as bench
+        from forerun.lab.bench.methods import PLAIN
+        from forerun.lab.bench.recorded import method_figures, prompt_facts, run_rows
 
         heat = params.temperature
         label = f"{workload}, {'greedy' if heat == 0 else f'temperature {heat:g}'}"

@@ -17,10 +17,10 @@ from forerun.cli.bench.shared import say
 from forerun.cli.flags import Flags, with_flags
 from forerun.config import BUNDLED_DRAFT, BUNDLED_TARGET, DEFAULT_DTYPE, QUANTISATIONS
 from forerun.errors import ConfigError
-from forerun.fields import option
+from forerun.utils.fields import option
 
 if TYPE_CHECKING:
-    from forerun.bench.report import Table
+    from forerun.lab.bench.tables import Table
     from forerun.models import Model
 
 Section = tuple[str, "Callable[[], Table]"]
@@ -62,7 +62,7 @@ def gpu(
             typer.echo(f"\n### {name}\n\nfailed: {type(error).__name__}: {error}")
             traceback.print_exc()
             continue
-        from forerun.bench.report import markdown_table
+        from forerun.lab.bench.tables import markdown_table
 
         elapsed = time.perf_counter() - start
         typer.echo(f"\n### {table.title}\n\n{markdown_table(table.header, table.rows)}\n\n({elapsed:.0f} s)")
@@ -110,8 +110,8 @@ class _Made:
     @cached_property
     def bandwidth(self) -> float:
         """Bytes a second of a copy."""
-        from forerun.bench.gpu.device_time import copy_bandwidth
-        from forerun.device import resolve_device
+        from forerun.lab.bench.gpu import copy_bandwidth
+        from forerun.utils.device import resolve_device
 
         return copy_bandwidth(resolve_device(self._chosen.device))
 
@@ -124,24 +124,24 @@ class _Made:
     def prompts(self) -> list[list[int]]:
         """Token ids of held-out code."""
         from forerun.models import load_tokenizer
-        from forerun.workloads import load
+        from forerun.utils.workloads import load
 
         tokenizer = load_tokenizer(BUNDLED_TARGET)
         texts = [case.prompt for case in load("code") if isinstance(case.prompt, str)][:NUM_PROMPTS]
         return [tokenizer(text)["input_ids"][-PROMPT_TOKENS:] for text in texts]
 
     def copies(self) -> Table:
-        from forerun.bench.report import Table
-        from forerun.results.machine import describe, machine
+        from forerun.kernels.environment import describe_machine, machine
+        from forerun.lab.bench.tables import Table
 
         facts = machine()
         where = facts["accelerator"] if self._chosen.device != "cpu" else "the CPU"
-        title = f"What {where} copies, bytes read and written together ({describe(facts)})"
+        title = f"What {where} copies, bytes read and written together ({describe_machine(facts)})"
         return Table(title, ["", "rate"], [["copy", f"{self.bandwidth / 1e9:,.0f} GB/s"]])
 
     def models(self) -> Table:
         """How long it takes to make and to capture them, and whether they are exact."""
-        from forerun.bench.report import Table
+        from forerun.lab.bench.tables import Table
 
         rows = []
         for make in (self.target, self.draft):
@@ -153,24 +153,24 @@ class _Made:
         return Table("Models", ["model", "parameters", "s to make, capture and try", "kernels", "exact"], rows)
 
     def steps(self, model: Model) -> Table:
-        from forerun.bench.gpu.steps import step_times
+        from forerun.lab.bench.gpu import step_times
 
         return step_times(model, self.bandwidth, CONTEXT)
 
     def pairs(self, temperature: float, batch: int) -> Table:
-        from forerun.bench.gpu.pairs import speed_table
+        from forerun.lab.bench.gpu import speed_table
 
         return speed_table(self.target(), self.draft(), self.prompts(), MAX_TOKENS, temperature, batch)
 
     def quantised_steps(self, quantize: str) -> Table:
-        from forerun.models.loading import adopt
+        from forerun.models.loading.load import adopt
 
         self.free()
         wide = self._wide(BUNDLED_TARGET, self._chosen.parameters)
         return self.steps(adopt(wide, self._chosen.parameters, quantize))
 
     def transformers(self) -> Table:
-        from forerun.bench.gpu.pairs import transformers_table
+        from forerun.lab.bench.gpu import transformers_table
 
         self.free()
         target = self._wide(BUNDLED_TARGET, self._chosen.parameters)
@@ -186,7 +186,7 @@ class _Made:
         torch.cuda.empty_cache()  # the next model looks at what the device has left
 
     def _model(self, source: str, parameters: str) -> Model:
-        from forerun.models.loading import adopt
+        from forerun.models.loading.load import adopt
 
         if source not in self._models:
             self._models[source] = adopt(self._wide(source, parameters), f"{source} at {parameters}")
@@ -194,6 +194,6 @@ class _Made:
 
     def _wide(self, source: str, parameters: str) -> Any:
         """Of Transformers, on the device."""
-        from forerun.train.widened import make_wide
+        from forerun.lab.bench.widened import make_wide
 
         return make_wide(source, parameters, DEFAULT_DTYPE, self._chosen.device)

@@ -8,16 +8,15 @@ from typing import Annotated
 
 import typer
 
-from forerun import processor
 from forerun.cli import options
 from forerun.cli.bench.shared import Compared, JsonFile, begin, print_report, say
-from forerun.cli.default_model import chosen_model
 from forerun.cli.demo import choose_drafters
 from forerun.cli.flags import Flags, with_flags
 from forerun.cli.generate import INTERRUPTED
-from forerun.cli.options import LLMOptions
+from forerun.cli.options import LLMOptions, chosen_model
 from forerun.errors import ConfigError
-from forerun.fields import option
+from forerun.utils import machine as processor
+from forerun.utils.fields import option
 
 DRAFTERS = "suffix,prompt-lookup,hybrid:sources=suffix+recycling"
 """Those that need no draft model and are recommended for chats."""
@@ -47,11 +46,17 @@ def peers(
     json: JsonFile = None,
 ) -> None:
     """The same token ids, threads and numbers of tokens through other engines: greedy, past any end of text."""
-    from forerun.bench.peers.plan import available_cores, own_start, start_of
-    from forerun.bench.peers.run import answer_of, measure, running
-    from forerun.bench.peers.specs import read_specs
-    from forerun.bench.peers.tables import report
-    from forerun.bench.prompts import check_lengths, requests
+    from forerun.lab.bench.peers.rows import report
+    from forerun.lab.bench.peers.run import (
+        answer_of,
+        available_cores,
+        measure,
+        own_start,
+        read_specs,
+        running,
+        start_of,
+    )
+    from forerun.lab.bench.prompts import check_lengths, requests
     from forerun.models import find_tokenizer
 
     if not chosen.peer:

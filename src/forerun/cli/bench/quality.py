@@ -6,16 +6,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from forerun.bench.report import Report, Table
 from forerun.cli import options
 from forerun.cli.bench.shared import Compared, JsonFile, begin, print_report, say
-from forerun.cli.default_model import chosen_model
 from forerun.cli.flags import Flags, with_flags
+from forerun.cli.options import chosen_model
 from forerun.errors import ConfigError
-from forerun.workloads import Case
+from forerun.lab.bench.tables import Report, Table
+from forerun.utils.workloads import Case
 
 if TYPE_CHECKING:
-    from forerun.bench.quality import QualityRow
+    from forerun.lab.bench.quality import QualityRow
 
 PROMPTS = "prose,questions"
 NUM_PROMPTS = 42
@@ -42,10 +42,10 @@ def quality(
     cases = compared.cases()
     model = chosen_model(model)
     watch = begin(threads, json)
-    from forerun.bench.quality import COLUMNS, FORMATS, REFERENCE
-    from forerun.bench.recorded_parts import quality_figures
-    from forerun.results import TargetFacts
-    from forerun.results.write import without_folders
+    from forerun.lab.bench.quality import COLUMNS, FORMATS, REFERENCE
+    from forerun.lab.bench.recorded import quality_figures
+    from forerun.lab.results.files import without_folders
+    from forerun.lab.results.schema import TargetFacts
 
     rows = measure(model, FORMATS, cases, compared.max_tokens)
     title = f"{without_folders(model)}: what the weights' format costs, beside float32"
@@ -71,9 +71,9 @@ def measure(
     Raises:
         ConfigError: nothing is left to measure.
     """
-    from forerun.bench import quality as bench
-    from forerun.bench.prompts import prepare
     from forerun.engine import LLM
+    from forerun.lab.bench import quality as bench
+    from forerun.lab.bench.prompts import prepare
 
     def texts(llm: LLM) -> dict[str, list[bench.Scored]]:
         if llm.tokenizer is None:

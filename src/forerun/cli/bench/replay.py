@@ -5,15 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from forerun.bench.report import Report, Table
 from forerun.cli import options
 from forerun.cli.bench.shared import Compared, JsonFile, begin, open_plain, print_report, say, whole_numbers
-from forerun.cli.default_model import chosen_model
 from forerun.cli.demo import choose_drafters
 from forerun.cli.flags import Flags, with_flags
-from forerun.cli.options import LLMOptions
-from forerun.fields import option
-from forerun.workloads import temperatures
+from forerun.cli.options import LLMOptions, chosen_model
+from forerun.lab.bench.tables import Report, Table
+from forerun.utils.fields import option
+from forerun.utils.workloads import temperatures
 
 CONTEXT = 384
 """Cached positions at which the target's forward is timed."""
@@ -47,13 +46,13 @@ def replay(
     model = chosen_model(model)
     chosen = choose_drafters(model, None, compared.drafters)
     watch = begin(threads, json)
-    from forerun.bench import replay as bench
-    from forerun.bench.prompts import prepare
-    from forerun.bench.recorded import drafter_facts, prompt_facts, target_facts
     from forerun.config import AUTO
+    from forerun.engine.step_times import target_costs
+    from forerun.lab.bench import replay as bench
+    from forerun.lab.bench.prompts import prepare
+    from forerun.lab.bench.recorded import drafter_facts, prompt_facts, target_facts
+    from forerun.lab.results.files import without_folders
     from forerun.models import load_model, number_format
-    from forerun.plan.step_times import target_costs
-    from forerun.results.write import without_folders
 
     cost_of, most = priced.cost_of, compared.max_tokens
     plain = open_plain(model, LLMOptions())

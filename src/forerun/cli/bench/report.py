@@ -12,10 +12,10 @@ import typer
 from forerun.cli.bench.shared import STDOUT, say, write_text
 from forerun.cli.flags import Flags, with_flags
 from forerun.errors import ConfigError
-from forerun.fields import option
+from forerun.utils.fields import option
 
 if TYPE_CHECKING:
-    from forerun.results import Results
+    from forerun.lab.results.schema import Results
 
 Files = Annotated[
     list[Path],
@@ -46,10 +46,9 @@ class ReportOptions:
 @with_flags
 def report(files: Files, *, wanted: Annotated[ReportOptions, Flags()]) -> None:
     """Any results of `forerun bench` and journals of servers in one page, with warnings about what weakens them."""
-    from forerun.bench.summary.draw import check_installed, draw
-    from forerun.bench.summary.headline import put_into, sections
-    from forerun.bench.summary.text import markdown
-    from forerun.bench.summary.warnings import warnings_of
+    from forerun.lab.bench.report.headline import put_into, sections
+    from forerun.lab.bench.report.markdown import markdown, warnings_of
+    from forerun.lab.bench.report.pictures import check_installed, draw
 
     is_asked = any((wanted.json, wanted.pictures, wanted.into))
     page = wanted.markdown or (None if is_asked else Path(STDOUT))
@@ -71,9 +70,8 @@ def report(files: Files, *, wanted: Annotated[ReportOptions, Flags()]) -> None:
 
 def _results(path: Path) -> Results:
     """What a file holds, or a journal comes to. Raises ConfigError."""
-    from forerun.bench.journal.summary import journal_results
-    from forerun.results import load
-    from forerun.traffic.reader import is_journal
+    from forerun.lab.bench.journal import is_journal, journal_results
+    from forerun.lab.results.files import load
 
     return journal_results(path) if is_journal(path) else load(path)
 
@@ -81,8 +79,8 @@ def _results(path: Path) -> Results:
 def _as_json(every: Sequence[Results]) -> str:
     import json
 
-    from forerun.bench.summary.warnings import warnings_of
-    from forerun.results import as_object
+    from forerun.lab.bench.report.markdown import warnings_of
+    from forerun.lab.results.files import as_object
 
     found = {"warnings": warnings_of(every), "results": [{"file": each.file_name} | as_object(each) for each in every]}
     return json.dumps(found, ensure_ascii=False) + "\n"

@@ -9,21 +9,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from forerun.bench.report import Report
-from forerun.cli.memory_line import memory_told
 from forerun.cli.options import DRAFTERS_HELP, WORKLOAD_FILE, LLMOptions, comma_list
-from forerun.cli.output import terminal_width
+from forerun.cli.output import memory_told, terminal_width
 from forerun.config import AUTO, OFF, NumDraftTokens
 from forerun.errors import ConfigError
-from forerun.fields import option
-from forerun.files.json_file import Fields
-from forerun.files.write import write_bytes
-from forerun.results.write import without_folders
-from forerun.workloads import Case, categories_in_turn, load, names
+from forerun.lab.bench.tables import Report
+from forerun.lab.results.files import without_folders
+from forerun.utils.fields import option
+from forerun.utils.files import write_bytes
+from forerun.utils.json_file import Fields
+from forerun.utils.workloads import Case, categories_in_turn, load, names
 
 if TYPE_CHECKING:
     from forerun.engine import LLM
-    from forerun.results import Watch
+    from forerun.kernels.environment import Watch
 
 STDOUT = "-"
 JsonFile = Annotated[
@@ -116,7 +115,7 @@ def begin(threads: int | None, json: Path | None) -> Watch:
     Raises:
         ConfigError: results cannot be written into `json`.
     """
-    from forerun.results import Watch
+    from forerun.kernels.environment import Watch
 
     check_json(json)
     watch = Watch.begin()
@@ -143,7 +142,7 @@ def check_json(path: Path | None, flag: str = "--json") -> None:
         return
     if path.is_dir():
         raise ConfigError(f"{flag} is {path}, which is a folder. Give the name of a file.")
-    from forerun.results.read import check_version
+    from forerun.lab.results.files import check_version
 
     try:
         check_version(Fields.read(path, ConfigError))
@@ -169,7 +168,7 @@ def write_text(path: Path, text: str) -> None:
 
 def print_report(report: Report, watch: Watch, json: Path | None, markdown: bool = False) -> None:
     """The report on standard output, as Markdown or plain text, and in a file; "-" prints the file's JSON alone."""
-    from forerun.results.write import command_line, save, text_of
+    from forerun.lab.results.files import command_line, save, text_of
 
     environment = watch.environment()
     results = report.results(command_line(sys.argv[1:]), environment)
@@ -184,8 +183,8 @@ def print_report(report: Report, watch: Watch, json: Path | None, markdown: bool
 
 def open_plain(model: str, llm: LLMOptions) -> LLM:
     """The target alone, told while it is loaded. Transformers is quiet from now on."""
-    from forerun.bench.reference import quieten
     from forerun.engine import LLM
+    from forerun.lab.bench.methods import quieten
 
     quieten()
     say(f"loading {model}")

@@ -1,1 +1,0 @@
-"""Several drafters for one sequence."""

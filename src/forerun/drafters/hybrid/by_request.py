@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence as Seq
 
 from forerun.config import NO_DRAFTER, NumDraftTokens, SamplingParams
-from forerun.drafters.ask import ask
 from forerun.drafters.base import Drafter, Offer
-from forerun.drafters.hybrid.several import Several, signed
-from forerun.drafters.hybrid.source_steps import Given, source_step
+from forerun.drafters.hybrid.members import Given, Several, signed, source_step
+from forerun.drafters.validation import ask
 from forerun.errors import DrafterError
 from forerun.types import Draft, Sequence, Step
 

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from forerun.kernels.page_layout import PAGE
+from forerun.kernels.cpu.page_layout import PAGE
 from forerun.kernels.triton.step_arrays import LINE, SPLIT, TILE, TILE_WORDS, row_start
 
 _PAGE = tl.constexpr(PAGE)

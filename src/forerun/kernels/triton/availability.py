@@ -12,7 +12,7 @@ import torch
 
 from forerun.config import KERNELS, KERNELS_VARIABLE, TRITON, environment_choice
 from forerun.errors import ConfigError, UnsupportedModelError
-from forerun.kernels.native import only_references
+from forerun.kernels.cpu import only_references
 from forerun.kernels.triton.step_arrays import TILE
 
 MAX_WIDTH = 256
@@ -89,7 +89,7 @@ def check_heads(name: str, num_heads: int, num_kv_heads: int, width: int) -> Non
 
 def _try_one(device: torch.device) -> None:
     """Compile and launch the smallest kernel: what a driver is too old for fails here, and says so."""
-    from forerun.kernels.triton.norm import add_and_norm
+    from forerun.kernels.triton.elementwise import add_and_norm
 
     x = torch.ones(1, 16, device=device)
     out = torch.empty_like(x)

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from forerun.kernels.page_layout import PAGE, Shape
+from forerun.kernels.cpu.page_layout import PAGE, Shape
 from forerun.kernels.triton.step_arrays import LINE
 
 

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from forerun.kernels.page_layout import PAGE
+from forerun.kernels.cpu.page_layout import PAGE
 from forerun.kernels.triton.step_arrays import LINE, row_start
 
 _POSITION = tl.constexpr(row_start("position"))

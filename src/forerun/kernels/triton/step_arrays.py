@@ -20,8 +20,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from forerun.kernels.page_layout import PAGE
-from forerun.kernels.row_paths import PathPlan
+from forerun.kernels.cpu.page_layout import PAGE
+from forerun.kernels.partition import PathPlan
 
 MAX_ROWS = 256
 """Rows of the largest bucket: a chunk of a prompt."""

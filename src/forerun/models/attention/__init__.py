@@ -1,1 +1,0 @@
-"""How the rows of one forward lie in it, and what they may see, in arrays."""

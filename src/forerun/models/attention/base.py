@@ -9,9 +9,8 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from forerun.cache import PagePool, SequenceCache
-from forerun.kernels.partition import Form
-from forerun.kernels.row_paths import PathPlan
+from forerun.kernels.partition import Form, PathPlan
+from forerun.kv_cache import PagePool, SequenceCache
 from forerun.models.attention.segment_plan import SegmentPlan, View
 from forerun.types import Cache
 

@@ -8,11 +8,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from forerun.kernels.native.library import Library
-from forerun.kernels.native.structs import AttentionStruct, RowsStruct
-from forerun.kernels.page_layout import PAGE
-from forerun.kernels.partition import Form
-from forerun.kernels.row_paths import PathPlan
+from forerun.kernels.cpu.library import AttentionStruct, Library, RowsStruct
+from forerun.kernels.cpu.page_layout import PAGE
+from forerun.kernels.partition import Form, PathPlan
 from forerun.models.attention.base import LayerAttention, Layout, Plan
 from forerun.models.attention.path_planner import PathPlanner
 

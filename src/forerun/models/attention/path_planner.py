@@ -8,10 +8,10 @@ from itertools import accumulate, chain
 import numpy as np
 import torch
 
-from forerun.cache import PagedCache, PagePool
-from forerun.kernels.page_layout import PageLayout
-from forerun.kernels.row_paths import PathPlan, RowPaths
+from forerun.kernels.cpu.page_layout import PageLayout
+from forerun.kernels.partition import PathPlan, RowPaths
 from forerun.kernels.triton.page_layout import DevicePageLayout
+from forerun.kv_cache import PagedCache, PagePool
 from forerun.models.attention.base import LayerAttention, PackedRows, cache_of
 
 Tails = list[list[int]]

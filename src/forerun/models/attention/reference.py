@@ -3,15 +3,117 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 
 import torch
 from torch import Tensor
 
-from forerun.kernels.attention_reference import attend
-from forerun.kernels.partition import Form
-from forerun.models.attention.base import LayerAttention, Layout
-from forerun.models.attention.segment_plan import SegmentPlan
-from forerun.models.attention.segment_planner import SegmentPlanner
+from forerun.kernels.partition import KV_BLOCK, MIN_ROWS, Form, tails
+from forerun.kernels.torch.attention import attend
+from forerun.kv_cache import ContiguousCache, PagePool, bytes_per_page
+from forerun.models.attention.base import LayerAttention, Layout, PackedRows, cache_of
+from forerun.models.attention.segment_plan import Segment, SegmentPlan, Stored, Write
+from forerun.models.attention.tree_mask import tree_segments
+from forerun.models.attention.views import Views, repeat_last
+
+# Segments of a chain, and its causal mask.
+
+
+def chain_segments(sequence: int, first: int, start: int, n: int, padding: int, views: Views) -> list[Segment]:
+    """Segments of n rows of a chain from position `first` on, the first of which is packed row `start`.
+
+    A chain is cut where it crosses into another block of keys: what a row adds up, and in which order, then depends
+    on its position alone.
+
+    Args:
+        padding: packed rows after these that attend as the last one does; nobody reads what they compute.
+    """
+    segments = []
+    done = 0
+    while done < n:
+        block, offset = divmod(first + done, KV_BLOCK)
+        take = min(n - done, KV_BLOCK - offset)
+        more = padding if done + take == n else 0
+        columns = tails(offset + take)
+        mask = _causal(views.dtype)[offset : offset + take, :columns]
+        if take > 1:
+            mask = repeat_last(mask, more)
+        positions = range(first + done, first + done + take)
+        partitions = views.partitions(mask, block * KV_BLOCK + columns, [*positions, *[positions[-1]] * more])
+        segments.append(Segment(sequence, start + done, start + done + take + more, None, None, partitions))
+        done += take
+    return segments
+
+
+@cache
+def _causal(dtype: torch.dtype) -> Tensor:
+    """[KV_BLOCK, KV_BLOCK]: row i sees the first i + 1 keys of a block."""
+    return torch.full((KV_BLOCK, KV_BLOCK), -torch.inf, dtype=dtype).triu_(1)
+
+
+# The segment of a block whose rows see each other and every position before them.
+
+
+def block_segment(sequence: int, first: int, rows: PackedRows, padding: int, views: Views) -> Segment:
+    """One segment of all rows. A window is counted from the last of them, for all alike.
+
+    Args:
+        first: position of the first row.
+        padding: packed rows after these that see the same.
+    """
+    last = first + rows.end - rows.start - 1
+    columns = tails(last + 1)
+    mask = torch.zeros(1, columns, dtype=views.dtype)
+    mask[0, last + 1 :] = -torch.inf
+    end = rows.end + padding
+    partitions = views.partitions(mask, columns, [last] * (end - rows.start))
+    return Segment(sequence, rows.start, end, None, None, partitions)
+
+
+# From rows of sequences to the plan of the PyTorch reference.
+
+
+class SegmentPlanner:
+    """`Planner` of `ReferenceAttention`.
+
+    Args:
+        dtype: of the attention scores, and of keys and values: float32, or float64 for a float64 model. Converting a
+            narrower cache at every step costs more than reading the wider one.
+        device: where the model computes.
+    """
+
+    min_rows = MIN_ROWS
+
+    def __init__(self, layers: Sequence[LayerAttention], dtype: torch.dtype, device: torch.device) -> None:
+        self.device = device
+        self._dtype = dtype
+        self._shapes = [layer.shape for layer in layers]
+        self.pool = PagePool(bytes_per_page(self._shapes, dtype))
+        self._views = Views(tuple({layer.view: None for layer in layers}), dtype, device)
+
+    def new_cache(self) -> ContiguousCache:
+        """An empty cache for one sequence."""
+        return ContiguousCache(self.pool, self._shapes, self._dtype, self.device)
+
+    def plan(self, batch: Sequence[PackedRows], padding: int) -> SegmentPlan:
+        """As `Planner.plan`."""
+        stored: list[Stored] = []
+        writes: list[Write] = []
+        segments: list[Segment] = []
+        for sequence, rows in enumerate(batch):
+            cache, start = cache_of(ContiguousCache, rows.cache), rows.start
+            stored.append(Stored(cache.keys, cache.values))
+            writes.append(Write(sequence, cache.length + rows.first, start, rows.end))
+            more = padding if sequence == len(batch) - 1 else 0
+            if rows.is_block:
+                segments.append(block_segment(sequence, cache.length + rows.first, rows, more, self._views))
+            elif rows.is_chain:
+                n = rows.end - start
+                segments += chain_segments(sequence, cache.length + rows.first, start, n, more, self._views)
+            else:
+                parents = cache.scratch_parents
+                segments += tree_segments(sequence, cache.length, parents, rows.first, start, more, self._views)
+        return SegmentPlan(stored, writes, segments)
 
 
 class ReferenceAttention:

@@ -18,7 +18,7 @@ from torch import Tensor
 from forerun.kernels.partition import KV_BLOCK, KV_TAIL, MAX_LANES, Partition, tails
 from forerun.models.attention.segment_plan import Segment, View
 from forerun.models.attention.views import TreeColumns, Views
-from forerun.tree import Tree
+from forerun.utils.tree import Tree
 
 Path = list[int]
 

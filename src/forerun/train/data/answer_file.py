@@ -19,12 +19,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from forerun.engine.prompts import encode
+from forerun.engine.chat_template import encode
 from forerun.errors import ConfigError
-from forerun.files.json_file import Fields
 from forerun.train.accelerator import end_of_text
-from forerun.vocabulary import encode_text, special_tokens
-from forerun.workloads import read_records
+from forerun.utils.json_file import Fields
+from forerun.utils.vocabulary import encode_text, special_tokens
+from forerun.utils.workloads import read_records
 
 SUFFIXES = (".jsonl", ".jsonl.gz")
 _REMEDY = "Put the line right, or leave it out."

@@ -7,10 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from forerun import workloads
 from forerun.errors import ConfigError
-from forerun.files.write import digest, file_digest
-from forerun.retrieval.sources import find_files, read_documents
 from forerun.train.corpus import (
     SourceFile,
     hash_fraction,
@@ -19,7 +16,10 @@ from forerun.train.corpus import (
     split,
     standard_library_root,
 )
-from forerun.workloads import Case, word_runs
+from forerun.utils import workloads
+from forerun.utils.files import digest, file_digest
+from forerun.utils.text_files import find_files, read_documents
+from forerun.utils.workloads import Case, word_runs
 
 
 class Overlap:

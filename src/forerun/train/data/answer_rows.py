@@ -10,11 +10,9 @@ from typing import Any
 
 from rich.console import Console
 
+from forerun.drafters.heads.fingerprint import Target, same_target, target_fingerprint
 from forerun.errors import ConfigError, PromptError
-from forerun.files.write import digest
-from forerun.heads.fingerprint import Target, same_target, target_fingerprint
 from forerun.models import find_tokenizer
-from forerun.retrieval.sources import TEXT_PATTERNS, find_files, read_documents
 from forerun.train.corpus import hash_fraction
 from forerun.train.data.answer_file import (
     SUFFIXES,
@@ -27,9 +25,10 @@ from forerun.train.data.answer_file import (
 )
 from forerun.train.data.answer_prompts import Overlap, files_digest
 from forerun.train.data.packed import INDEX, Document, PackedRows, pack
-from forerun.vocabulary import encode_text
-from forerun.vocabulary.fingerprint import fingerprint
-from forerun.workloads import OVERLAP_WORDS
+from forerun.utils.files import digest
+from forerun.utils.text_files import TEXT_PATTERNS, find_files, read_documents
+from forerun.utils.vocabulary import encode_text, fingerprint
+from forerun.utils.workloads import OVERLAP_WORDS
 
 PROMPT_POSITIONS = 48
 """Positions of a prompt that are trained beside its answer: they cost little and add text of another kind."""

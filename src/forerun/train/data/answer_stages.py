@@ -15,14 +15,14 @@ from rich.console import Console
 from forerun.config import SamplingParams
 from forerun.engine import LLM, Choice
 from forerun.errors import ConfigError, PromptError, SamplingError
-from forerun.files.journal import Journal
-from forerun.files.write import digest
 from forerun.train.corpus import hash_fraction
 from forerun.train.data.answer_file import Answered, ChatText
 from forerun.train.data.mixture import fault, likeness, writer
 from forerun.train.defaults import AnswerMaking
-from forerun.vocabulary import encode_text
-from forerun.workloads import Case
+from forerun.utils.files import digest
+from forerun.utils.journal import Journal
+from forerun.utils.vocabulary import encode_text
+from forerun.utils.workloads import Case
 
 K = TypeVar("K")
 

@@ -16,20 +16,20 @@ from typing import Any
 from rich.console import Console
 
 from forerun import __version__
+from forerun.drafters.heads.fingerprint import target_fingerprint
 from forerun.engine import LLM
 from forerun.errors import ConfigError
-from forerun.files.json_file import Fields
-from forerun.files.write import atomic_file, digest, locked, refuse_to_overwrite, remove, write_json
-from forerun.heads.fingerprint import target_fingerprint
-from forerun.retrieval.sources import find_files
 from forerun.train.data.answer_file import SUFFIXES, Answered, is_answer_file, record_path
 from forerun.train.data.answer_prompts import Overlap, cut_prompts, files_digest, parted, read_prompts
 from forerun.train.data.answer_stages import Stages
 from forerun.train.data.mixture import KINDS, mix
 from forerun.train.data.passages import Passage, prose_pieces, read_passages
 from forerun.train.defaults import AnswerMaking
-from forerun.vocabulary.fingerprint import fingerprint
-from forerun.workloads import Case
+from forerun.utils.files import atomic_file, digest, locked, refuse_to_overwrite, remove, write_json
+from forerun.utils.json_file import Fields
+from forerun.utils.text_files import find_files
+from forerun.utils.vocabulary import fingerprint
+from forerun.utils.workloads import Case
 
 ANSWERS = 2_000
 MIXTURE_SHARE = 0.4

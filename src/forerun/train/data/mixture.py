@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 from forerun.errors import ConfigError
 from forerun.train.data.passages import Passage
-from forerun.workloads import Case
+from forerun.utils.workloads import Case
 
 LANGUAGES = ("German", "French", "Spanish", "Italian", "Portuguese", "Dutch", "Polish", "Chinese", "Japanese")
 TRANSLATED_SENTENCES = 3

@@ -24,8 +24,8 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from forerun.errors import ConfigError
-from forerun.files.json_file import Fields
-from forerun.files.write import digest, file_digest, leftovers, remove, whole_folder, write_bytes, write_json
+from forerun.utils.files import digest, file_digest, leftovers, remove, whole_folder, write_bytes, write_json
+from forerun.utils.json_file import Fields
 
 INDEX = "packed.json"
 FORM = "forerun packed rows 1"

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from forerun.errors import ConfigError
-from forerun.retrieval.sources import find_files, read_documents
 from forerun.train.corpus import hash_fraction, read_python_files, split, standard_library_root
+from forerun.utils.text_files import find_files, read_documents
 
 PROSE_WORDS = (30, 220)
 CODE_LINES = (4, 40)

@@ -14,8 +14,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from forerun.files.write import digest
-from forerun.models.llama import llama_refusal
+from forerun.models.llama.decoder import llama_refusal
 from forerun.train.accelerator import columns_of, device_of, model_vocabulary, to_device, training_device
 from forerun.train.checkpoint import LoopState, load_checkpoint, pin, pin_target
 from forerun.train.data.packed import PackedRows
@@ -33,6 +32,7 @@ from forerun.train.evaluate import document_mask
 from forerun.train.loop import Batch, Loop, Workers
 from forerun.train.losses import distillation_loss
 from forerun.train.optim import Optimisers
+from forerun.utils.files import digest
 
 _CALIBRATION = (16, 256)
 """Rows and tokens of the text on which a pruned copy's channels are ranked."""

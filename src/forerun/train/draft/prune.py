@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from forerun.errors import ConfigError
-from forerun.models.configuration import OUTPUT_TOKENS
-from forerun.models.llama import llama_refusal
+from forerun.models.llama.decoder import llama_refusal
+from forerun.models.loading.configuration import OUTPUT_TOKENS
 from forerun.train.accelerator import micro_tokens, model_vocabulary
 from forerun.train.defaults import Pruning
-from forerun.vocabulary import Vocabulary, check_same_tokens
+from forerun.utils.vocabulary import Vocabulary, check_same_tokens
 
 MAX_SHARE = 0.25
 """Of its target's work a token: what a draft may cost that starts from trained weights."""

@@ -19,15 +19,15 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from forerun.errors import ConfigError
-from forerun.files.write import check_seal, sealed_file
-from forerun.models.configuration import OUTPUT_TOKENS
-from forerun.models.llama import llama_refusal
+from forerun.models.llama.decoder import llama_refusal
+from forerun.models.loading.configuration import OUTPUT_TOKENS
 from forerun.train.accelerator import columns_of, model_vocabulary, stored_ids
 from forerun.train.checkpoint import pin
 from forerun.train.data.packed import PackedRows
 from forerun.train.defaults import DraftTraining
 from forerun.train.evaluate import TopProbs, top_probs_of
 from forerun.train.loop import Batch
+from forerun.utils.files import check_seal, sealed_file
 
 _PARTS = ("ids", "probabilities", "documents", "wanted", "tokens")
 _REMEDY = "Remove this shard's files, and --resume of the run that wrote them draws it again."

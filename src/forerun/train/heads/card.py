@@ -7,15 +7,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from forerun.drafters.heads.config import HeadConfig
 from forerun.errors import ConfigError
-from forerun.files.write import write_bytes
-from forerun.heads.config import HeadConfig
-from forerun.plan.predictor import StepCosts
-from forerun.train.card import stage_record, versions
+from forerun.speculation.predictor import StepCosts
+from forerun.train.card import CARD, stage_record, versions, write_record
 from forerun.train.checkpoint import METRICS, LoopState
 from forerun.train.data.packed import PackedRows
-from forerun.train.folder import CARD, write_record
 from forerun.train.heads.evaluate import HeadScore, shown
+from forerun.utils.files import write_bytes
 
 
 @dataclass(frozen=True, slots=True)

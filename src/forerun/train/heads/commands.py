@@ -12,21 +12,24 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from forerun import workloads
 from forerun.config import SamplingParams
 from forerun.drafters import Binding, Drafter
+from forerun.drafters.block.config import BlockConfig
+from forerun.drafters.eagle.config import EagleConfig
+from forerun.drafters.heads.config import HeadConfig, StoredHead
+from forerun.drafters.heads.fingerprint import check_target, target_fingerprint
+from forerun.drafters.heads.folder import load_head, save_head
+from forerun.drafters.medusa.config import MedusaConfig
+from forerun.engine.step_times import step_costs
 from forerun.errors import ConfigError, UnsupportedModelError
-from forerun.heads import BlockConfig, EagleConfig, HeadConfig, MedusaConfig, StoredHead, load_head, save_head
-from forerun.heads.fingerprint import check_target, target_fingerprint
 from forerun.models import LanguageModel, load_model, number_format
-from forerun.plan.predictor import StepCosts
-from forerun.plan.step_times import step_costs
+from forerun.speculation.predictor import StepCosts
 from forerun.train.accelerator import device_name, reuse_memory, training_device
-from forerun.train.block.kind import BlockKind
+from forerun.train.block import BlockKind
 from forerun.train.checkpoint import run_in
 from forerun.train.data.answer_rows import read_rows, tokenizer_of
 from forerun.train.data.packed import Document, PackedRows, pack
-from forerun.train.eagle.kind import EagleKind
+from forerun.train.eagle import EagleKind
 from forerun.train.evaluate import batches_of_one_length, write_on
 from forerun.train.heads.card import PICTURE, REMEDY, HeadReport, build_record, draw_curves, write_card
 from forerun.train.heads.evaluate import HeldOut, shown
@@ -35,8 +38,9 @@ from forerun.train.heads.options import BlockTraining, EagleTraining, MedusaTrai
 from forerun.train.heads.run import Target, frozen_model, train
 from forerun.train.heads.start import HeadKind, draft_vocabulary, offsets, target_config, token_counts
 from forerun.train.heads.target_states import check_states
-from forerun.train.medusa.kind import MedusaKind
-from forerun.vocabulary import encode_text
+from forerun.train.medusa import MedusaKind
+from forerun.utils import workloads
+from forerun.utils.vocabulary import encode_text
 
 FINAL_ROWS = 400
 """Held-out rows of the evaluation that goes to the card, at most."""

@@ -15,10 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from forerun.train.defaults import LossName
 from forerun.train.heads.module import HeadRows
 from forerun.train.heads.options import D_PACE, ON_POLICY, HeadTraining
 from forerun.train.heads.run import D_PACE_SMOOTHING, Read
-from forerun.train.losses import LossName, divergence, reach_weights, survival_weights
+from forerun.train.losses import divergence, reach_weights, survival_weights
 
 CHUNK = 64
 """Positions at a time: their logits should stay in a core's cache."""

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from forerun.drafters.heads.config import HeadConfig
 from forerun.errors import ConfigError
-from forerun.heads.config import HeadConfig
 from forerun.train.accelerator import SHAPE_STEP, to_device
 from forerun.train.data.packed import NO_DOCUMENT
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 from forerun.config import MAX_BLOCK_SIZE, OUTPUT_ROWS
 from forerun.errors import ConfigError
-from forerun.fields import Checked, option
 from forerun.train import defaults
 from forerun.train.defaults import Optimisation, RunOptions
+from forerun.utils.fields import Checked, option
 
 DECAY, D_PACE, ON_POLICY = "decay", "d-pace", "on-policy"
 POSITION_WEIGHTS = (DECAY, D_PACE, ON_POLICY)

@@ -16,7 +16,6 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from forerun.errors import ConfigError
-from forerun.files.write import digest, remove, write_bytes
 from forerun.models import LanguageModel, load_transformers_model
 from forerun.train.accelerator import columns_of, device_of, to_device
 from forerun.train.checkpoint import LoopState, load_checkpoint, pin
@@ -26,6 +25,7 @@ from forerun.train.heads.options import HeadTraining
 from forerun.train.heads.target_states import TargetStates, learnt_layers
 from forerun.train.loop import Batch, Evaluations, Loop, Workers
 from forerun.train.optim import Optimisers
+from forerun.utils.files import digest, remove, write_bytes
 
 _NAME = "states"
 

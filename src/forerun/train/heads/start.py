@@ -10,10 +10,10 @@ from typing import Any, ClassVar, Generic
 import torch
 from torch import Tensor
 
+from forerun.drafters.heads.config import HeadConfig
 from forerun.errors import ConfigError
-from forerun.heads import HeadConfig
 from forerun.models import LanguageModel
-from forerun.models.sources import find_source
+from forerun.models.loading.find_source import find_source
 from forerun.train.data.packed import NO_DOCUMENT, PackedRows
 from forerun.train.heads.evaluate import Guess, HeldOut
 from forerun.train.heads.options import EVALUATED_TOKENS, LayerShape, layer_numbers

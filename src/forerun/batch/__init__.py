@@ -1,1 +1,0 @@
-"""Many requests from a file: OpenAI's batch format in, its answers out, through a journal that outlives a kill."""

@@ -1,1 +1,0 @@
-"""Reports of results from files: warnings, pictures, Markdown, and docs/benchmarks.md."""

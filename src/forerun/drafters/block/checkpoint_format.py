@@ -1,0 +1,232 @@
+"""Public block heads: `dflash` and `dspark` of the `speculators` form, as vLLM reads them, read and written.
+
+Their tensors have the names of `BlockConfig.tensors`. What a configuration leaves out of its layers is what
+Transformers takes for a Qwen3 layer, since the form writes only what differs. `block_size` counts slots there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from forerun.config import AUTO
+from forerun.drafters.block.config import BlockConfig
+from forerun.drafters.eagle.checkpoint_format import SPECULATORS, rope_theta
+from forerun.drafters.heads.config import OUTPUT, as_stored, speculators_entry, token_tables
+from forerun.errors import ConfigError, ModelLoadError, UnsupportedModelError
+from forerun.utils.foreign_errors import REMEDY
+from forerun.utils.json_file import Fields
+
+BLOCK_KINDS = ("dflash", "dspark")
+LAYER_IDS = "aux_hidden_state_layer_ids"
+_OTHER_HEAD = "Give one that has it otherwise, or train one: forerun train block."
+_UNSERVED = (
+    ("hidden_act", "silu"),
+    ("attention_bias", False),
+    ("logit_scale", 1),
+    ("partial_rotary_factor", 1),
+    ("is_causal", False),
+    ("is_neox_style", True),
+    ("projector_type", "dflash"),
+    ("shift_label", False),
+    ("markov_head_type", "vanilla"),
+)
+"""Keys and the one value that is served; a key that is not there has it."""
+_FULL = "full_attention"
+
+
+def is_block(settings: Fields) -> bool:
+    """Whether a config.json is that of such a head."""
+    return settings.values.get(SPECULATORS) in BLOCK_KINDS
+
+
+def block_config_of(settings: Fields, *, has_output_rows: bool, num_layers: int | None) -> BlockConfig:
+    """The configuration of a public head.
+
+    Args:
+        has_output_rows: whether it has a tensor lm_head.weight.
+        num_layers: of the target; None if that is not known.
+
+    Raises:
+        ModelLoadError: a key is missing or wrong.
+        UnsupportedModelError: it asks for what is not served.
+    """
+    layer = settings.fields("transformer_layer_config")
+    hidden, vocab = layer.integer("hidden_size", 4096, low=1), layer.integer("vocab_size", 151936, low=1)
+    _refuse_unserved(settings, layer, hidden)
+    slots, from_anchor = settings.integer("block_size", low=1), settings.flag("sample_from_anchor", False)
+    is_dspark = settings.string(SPECULATORS) == "dspark"
+    try:
+        return BlockConfig(
+            vocab_size=vocab,
+            draft_vocab_size=settings.integer("draft_vocab_size", vocab, low=1),
+            hidden_size=hidden,
+            num_layers=layer.integer("num_hidden_layers", 32, low=1),
+            num_heads=layer.integer("num_attention_heads", 32, low=1),
+            num_kv_heads=layer.integer("num_key_value_heads", 32, low=1),
+            head_dim=layer.integer("head_dim", 128, low=1),
+            intermediate_size=layer.integer("intermediate_size", 22016, low=1),
+            layers=_layers(settings, num_layers),
+            block_size=slots if from_anchor else slots - 1,
+            sample_from_anchor=from_anchor,
+            mask_token_id=settings.integer("mask_token_id", low=0),
+            markov_rank=settings.integer("markov_rank", low=0) if is_dspark else 0,
+            confidence=is_dspark and settings.flag("enable_confidence_head", True),
+            confidence_with_markov=settings.flag("confidence_head_with_markov", True),
+            own_output_rows=has_output_rows,
+            rope_theta=rope_theta(layer),
+            rms_norm_eps=layer.number("rms_norm_eps", 1e-6, low=0),
+            max_positions=layer.integer("max_position_embeddings", 32768, low=1),
+        )
+    except ConfigError as failure:
+        raise ModelLoadError(f"{settings.place}: {failure} {REMEDY}") from None
+
+
+def _refuse_unserved(settings: Fields, layer: Fields, hidden: int) -> None:
+    for fields in (settings, layer):
+        for key, served in _UNSERVED:
+            value = fields.values.get(key)
+            if value is not None and value != served:
+                raise _unserved(fields, f"{key} is {str(value)[:40]}, and only {served} is served")
+    kind = layer.string("model_type", "qwen3")
+    if kind != "qwen3":
+        raise _unserved(layer, f"model_type is {kind[:40]!r}, and block heads of Qwen3 layers are served")
+    for each in layer.list_of("layer_types", str, None) or [_FULL]:
+        if each != _FULL:
+            raise _unserved(layer, f"layer_types has {each[:40]!r}, and only {_FULL!r} is served")
+    width = settings.integer("target_hidden_size", None)
+    if width is not None and width != hidden:
+        raise _unserved(settings, f"the head is {hidden} wide and its target {width}")
+
+
+def _layers(settings: Fields, num_layers: int | None) -> tuple[int, ...]:
+    layers = tuple(sorted(settings.list_of(LAYER_IDS, int)))
+    if layers and layers[0] < 0:
+        raise ModelLoadError(f"{settings.place}: the head reads the state of layer {layers[0]}. {REMEDY}")
+    if num_layers is not None and layers and layers[-1] >= num_layers:
+        raise _unserved(
+            settings,
+            f"the head reads the state of layer {layers[-1]}, and the target has {num_layers}: what leaves its last "
+            "layer is at hand after the final norm only",
+        )
+    return layers
+
+
+def _unserved(fields: Fields, reason: str) -> UnsupportedModelError:
+    return UnsupportedModelError(f"{fields.place}: {reason}. {_OTHER_HEAD}")
+
+
+def check_block_sayable(
+    config: BlockConfig, d2t: Tensor | None, form: str, num_layers: int, num_draft_tokens: int, what: str
+) -> None:
+    """Refuse a head that has what the form has no words for: it would be read as another one.
+
+    Args:
+        form: that is asked for. num_layers: of the target. num_draft_tokens: to be recommended.
+        what: the head, for messages.
+
+    Raises:
+        ConfigError: it is another form, or these are more tokens than the head was trained for.
+        UnsupportedModelError: names all that the form cannot say.
+    """
+    if form not in (AUTO, "speculators"):
+        raise ConfigError(f"form is {form!r}, but a block head has no other form than 'speculators'. Leave it out.")
+    if num_draft_tokens > config.block_size:
+        raise ConfigError(
+            f"num_draft_tokens is {num_draft_tokens}, but {what} was trained on blocks of {config.block_size} tokens. "
+            "Ask for no more than these."
+        )
+    reasons = {
+        "a vector that was learnt for the mask (train with --mask-token)": config.mask_token_id is None,
+        "tokens in the context (train without --context-tokens)": config.context_tokens,
+        "a Markov bias of the target's embeddings (train without --markov-shared)": config.markov_shared,
+        "norms of states (train with --plain-states)": config.norm_before_fc,
+        "sliding_window (train with --sliding-window 0)": config.sliding_window is not None,
+        f"the state after the target's final norm (layer {num_layers}; train with --layers)": (
+            config.layers[-1] >= num_layers
+        ),
+        "a confidence without a Markov bias": config.confidence and not config.markov_rank,
+        "an order of the output tokens that is not the target's": (
+            config.draft_vocab_size == config.vocab_size and d2t is not None
+        ),
+    }
+    found = [name for name, holds in reasons.items() if holds]
+    if found:
+        raise UnsupportedModelError(
+            f"{what} cannot be written in the form 'speculators' of block heads, which cannot say: {'; '.join(found)}."
+        )
+
+
+def block_settings(
+    config: BlockConfig, dtype: str, *, target: str, architectures: list[str], num_draft_tokens: int
+) -> dict[str, Any]:
+    """What config.json says of a head that is sayable.
+
+    Args:
+        dtype: of the tensors, such as "float32".
+        target: name or folder of the target. architectures: of the target, as its config.json says.
+        num_draft_tokens: that the form recommends.
+    """
+    kind = "dspark" if config.markov_rank else "dflash"
+    dspark = {
+        "markov_rank": config.markov_rank,
+        "markov_head_type": "vanilla",
+        "enable_confidence_head": config.confidence,
+        "confidence_head_with_markov": config.confidence_with_markov,
+    }
+    return {
+        "architectures": ["DSparkSpeculator" if config.markov_rank else "DFlashSpeculator"],
+        SPECULATORS: kind,
+        "dtype": dtype,
+        "draft_vocab_size": config.draft_vocab_size,
+        "target_hidden_size": config.hidden_size,
+        "block_size": config.num_slots,
+        "sample_from_anchor": config.sample_from_anchor,
+        LAYER_IDS: list(config.layers),
+        "mask_token_id": config.mask_token_id,
+        "sliding_window_non_causal": True,  # false would be taken for all layers, full ones too
+        **(dspark if config.markov_rank else {}),
+        "transformer_layer_config": _layer(config, dtype),
+        "speculators_config": speculators_entry(
+            kind, target=target, architectures=architectures, num_draft_tokens=num_draft_tokens
+        ),
+    }
+
+
+def _layer(config: BlockConfig, dtype: str) -> dict[str, Any]:
+    return {
+        "model_type": "qwen3",
+        "dtype": dtype,
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "rms_norm_eps": config.rms_norm_eps,
+        "rope_theta": config.rope_theta,
+        "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta},
+        "max_position_embeddings": config.max_positions,
+        "layer_types": [_FULL] * config.num_layers,
+        "use_sliding_window": False,
+        "tie_word_embeddings": False,
+    }
+
+
+def block_public_tensors(
+    config: BlockConfig, tensors: Mapping[str, Tensor], d2t: Tensor | None, output_rows: Tensor, dtype: torch.dtype
+) -> dict[str, Tensor]:
+    """The tensors of model.safetensors.
+
+    Args:
+        output_rows: [draft_vocab_size, hidden_size] rows of the target's output layer, for a head without its own.
+    """
+    kept = {name: tensor.to(dtype) for name, tensor in tensors.items()}
+    kept.setdefault(OUTPUT, output_rows.to(dtype))
+    return as_stored(kept | token_tables(d2t, config.vocab_size))

@@ -1,0 +1,138 @@
+"""A block head drafts all tokens of a chain in one pass (DFlash: 2602.06036), each with a bias by the token before it
+and a chance of its own where the head has these (DSpark: 2607.05147)."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from forerun.drafters.block.config import BlockConfig
+from forerun.drafters.block.model import Block as Slots, BlockModel
+from forerun.drafters.draft_model.chain import DraftModel
+from forerun.drafters.draft_model.growing_chain import GrowingChain, Picking, without
+from forerun.drafters.heads.config import HeadConfig, StoredHead
+from forerun.drafters.heads.drafter import HeadFeeding, HeadState, fed_of_pairs
+from forerun.models import LanguageModel, Rows
+from forerun.types import Sequence
+
+_CAPPED = (
+    "%(name)s was trained on blocks of %(most)d tokens: of the %(budget)d that are asked for, a draft has no more than "
+    "these."
+)
+
+
+class Block(HeadFeeding, DraftModel):
+    """Drafts chains with a head that reads the target's hidden states, all tokens in one pass. They are drawn from left
+    to right, since the distribution of each may depend on the token before it.
+
+    A draft is at most as long as the blocks that the head was trained on.
+
+    Args:
+        model: folder of the head, or a head that was read; None takes the one that comes with forerun for the target.
+    """
+
+    _example = "block"
+
+    def __init__(self, model: str | Path | StoredHead[HeadConfig] | None = None) -> None:
+        super().__init__(model)
+        self._block: BlockModel | None = None
+
+    def _of_head(self, head: StoredHead[HeadConfig], target: LanguageModel, name: str) -> BlockModel:
+        self._block = BlockModel(head.of(BlockConfig, name, "block"), target, name)
+        return self._block
+
+    def _fed(self, sequence: Sequence) -> list[int]:
+        assert self._block is not None
+        if not self._block.config.context_tokens:
+            return super()._fed(sequence)
+        return fed_of_pairs(self._within_vocabulary(sequence.token_ids), self._vocab_size)
+
+    def _room(self, sequence: Sequence, budget: int) -> int:
+        assert self._block is not None
+        return super()._room(sequence, self._capped(budget, self._block.config.block_size, _CAPPED))
+
+    def _grow(self, growing: list[GrowingChain], price: float) -> None:
+        model = self._block
+        if not growing or model is None:
+            return
+        late = [chain for chain in growing if chain.unfed]
+        if late:
+            rows = [Rows(chain.state.cache, chain.unfed, None, 0) for chain in late]
+            self._feed(rows, [chain.state for chain in late], final=True)
+        blocks = [_slots(chain, model) for chain in growing]
+        try:
+            outputs, logits = model.draft(blocks)
+        finally:
+            for chain in growing:
+                chain.state.cache.drop()
+        starts = dict(zip(map(id, growing), accumulate((chain.budget for chain in growing), initial=0), strict=False))
+        if any(chain.picking is Picking.GREEDY for chain in growing):
+            growing = self._likely(growing, model.likely(logits, blocks), price > 0)
+        while growing:
+            places, before = self._places(growing, starts)
+            at = slice(None) if places == list(range(len(logits))) else torch.tensor(places, device=model.device)
+            bias = model.bias(before)
+            wanted = logits[at] if bias is None else logits[at] + bias
+            bad = self._non_finite_rows(wanted)
+            if price > 0:
+                _estimate(growing, model.acceptance(outputs[at], before))
+            if bad:
+                growing, wanted = without(growing, wanted, bad)
+            if growing:
+                self._extend(growing, wanted, price > 0)
+            growing = [chain for chain in growing if not chain.ended]
+
+    def _likely(self, chains: list[GrowingChain], likely: list[list[int]], priced: bool) -> list[GrowingChain]:
+        """Let greedy chains take the tokens of the largest logits, or, where options or a price may decide otherwise,
+        have them proposed, so that all are looked at together. likely: of each chain, up to a row that is no number.
+
+        Returns:
+            The chains that have not ended.
+        """
+        for chain, tokens in zip(chains, likely, strict=True):
+            if chain.picking is Picking.GREEDY and tokens:
+                chain.proposed = tokens[:-1]
+                if not priced and self._pipeline.is_identity(chain.sequence.params):
+                    self._keep(chain, chain.extend(tokens, None, None))
+        return [chain for chain in chains if not chain.ended]
+
+    def _places(self, growing: list[GrowingChain], starts: dict[int, int]) -> tuple[list[int], Tensor]:
+        """The rows of the next tokens among those of `BlockModel.draft`, and [rows] the token before each.
+
+        starts: the first row of each chain, by its identity.
+        """
+        rows: list[int] = []
+        before: list[int] = []
+        for chain in growing:
+            first = starts[id(chain)] + len(chain.tree)
+            rows += range(first, first + chain.num_rows)
+            before += [(chain.tree.ids or chain.sequence.token_ids)[-1], *chain.proposed]
+        return rows, torch.tensor(self._within_vocabulary(before), device=self.model.device)
+
+    def _chances(self, chains: list[GrowingChain], values: Tensor, picked: Tensor, picking: Picking) -> list[float]:
+        """As `DraftModel._chances`, or what the head itself estimates."""
+        estimates = [estimate for chain in chains for estimate in chain.estimates]
+        return estimates or super()._chances(chains, values, picked, picking)
+
+    def _keep(self, chain: GrowingChain, num_proposed: int) -> None:
+        """Nothing was fed that could be dropped."""
+        chain.proposed = []
+
+
+def _slots(chain: GrowingChain, model: BlockModel) -> Slots:
+    state = chain.state
+    assert isinstance(state, HeadState)
+    before = state.before_last(model.fuse) if model.config.context_tokens else None
+    return Slots(state.cache, chain.sequence.token_ids[-1], chain.budget, before)
+
+
+def _estimate(chains: list[GrowingChain], chances: Tensor | None) -> None:
+    """Tell each chain the chances of its next tokens. chances: [rows]; None: the head has no estimate."""
+    if chances is not None:
+        values, start = chances.tolist(), 0
+        for chain in chains:
+            chain.estimates = values[start : start + chain.num_rows]
+            start += chain.num_rows

@@ -1,0 +1,399 @@
+"""What every drafter that runs a draft model must do: load it, and keep its caches level with what is committed."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence as Seq
+from dataclasses import replace
+from itertools import compress
+from math import exp
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from forerun.config import PREFILL_CHUNK
+from forerun.drafters.base import Binding, Drafter, NamedModel, Traits
+from forerun.drafters.draft_model.cache import DraftState
+from forerun.drafters.draft_model.source import DraftSource, check_draft_quantisation
+from forerun.errors import DrafterError
+from forerun.models import Forward, LanguageModel, Rows, identity
+from forerun.models.draft_session import Chains, NextTokens
+from forerun.models.non_finite import first_non_finite_tensor
+from forerun.sampling import LogitsPipeline, non_finite_rows, unfiltered
+from forerun.types import Cache, Pool, Sequence, Step
+from forerun.utils.vocabulary import Vocabulary, check_same_tokens
+
+# What is said of a draft model whose logits are no numbers.
+
+_log = logging.getLogger(__name__)
+
+
+def report_non_finite(model: LanguageModel) -> None:
+    """Log that nothing is drafted from such logits, and where in the weights they come from, if they do."""
+    tensor = first_non_finite_tensor(model)
+    where = "" if tensor is None else f" (its weights hold such numbers, first in {tensor})"
+    _log.warning(
+        "The draft model %s computed logits that are NaN or infinite%s. Nothing is drafted from these; the target's "
+        "text is not affected. Take another draft model.",
+        model.name,
+        where,
+    )
+
+
+# Whether the draft model's pool has room: a draft that finds none is left out, and no request fails for it.
+
+
+def affordable(pool: Pool | None, states: Seq[DraftState], budgets: Seq[int], num_rows: Seq[int]) -> list[int]:
+    """The budgets, 0 where there is no room for the tokens that are to be fed and so many rows of a draft.
+
+    To be asked before anything is drawn: to drop a draft for what it is would change the output's distribution.
+    """
+    if pool is None or pool.num_pages is None:
+        return list(budgets)
+    available = pool.num_available
+    kept = []
+    for state, budget, rows in zip(states, budgets, num_rows, strict=True):
+        wanted = state.cache.pages_wanted(len(state.sequence.token_ids) + rows) if budget > 0 else 0
+        fits = wanted <= available
+        kept.append(budget if fits else 0)
+        available -= wanted if fits else 0
+    return kept
+
+
+def has_room(pool: Pool | None, state: DraftState, num_rows: int, reserved: list[int]) -> bool:
+    """Whether there is room for so many rows of a sequence, beside the pages reserved for others, which it joins."""
+    if pool is None or pool.num_pages is None:
+        return True
+    wanted = state.cache.pages_wanted(state.cache.length + num_rows)
+    fits = sum(reserved) + wanted <= pool.num_available
+    reserved.append(wanted if fits else 0)
+    return fits
+
+
+# Whether a draft model computes with a sequence's tokens before it is asked to draft for it.
+
+FOLLOW_SHARE = 0.25
+"""Share of its steps in which a sequence must draft to be followed: probes alone are fewer."""
+SEQUENCE_MEMORY = 32
+"""Steps of a sequence over which that share is taken."""
+DRAFTER_MEMORY = 64
+"""Steps of any sequences, counted apiece, over which it is taken of all together."""
+
+
+class Following:
+    """Counts how often sequences draft.
+
+    To follow one that will draft costs nothing, for its tokens must be computed with in any case, and its first draft
+    is not held up by a long prompt. To follow one that never drafts is lost: in a batch too large for drafts to pay,
+    each prompt would be computed twice. So a sequence is followed as long as it drafts, and a new one while it is usual
+    to draft.
+    """
+
+    __slots__ = ("_asked", "_lengths", "_shares", "_usual")
+
+    def __init__(self) -> None:
+        self._shares: dict[Sequence, float] = {}
+        self._lengths: dict[Sequence, int] = {}
+        self._asked: set[Sequence] = set()
+        self._usual = 1.0
+
+    def start(self, sequence: Sequence) -> None:
+        """A sequence enters."""
+        self._shares[sequence], self._lengths[sequence] = self._usual, len(sequence.token_ids)
+
+    def stop(self, sequence: Sequence) -> None:
+        """A sequence leaves."""
+        self._shares.pop(sequence, None)
+        self._lengths.pop(sequence, None)
+        self._asked.discard(sequence)
+
+    def asked(self, sequences: Iterable[Sequence]) -> None:
+        """They draft in this step."""
+        self._asked.update(sequences)
+
+    def follows(self, step: Step) -> bool:
+        """Whether the tokens of a sequence are computed with as they come, now that a step of it is over."""
+        if step.verdict is not None:
+            self._count(step.sequence)
+        return self._shares[step.sequence] >= FOLLOW_SHARE
+
+    def _count(self, sequence: Sequence) -> None:
+        """A step in which it might have drafted; or several in which it has not, of a token each."""
+        drafted, length = float(sequence in self._asked), len(sequence.token_ids)
+        steps = 1 if drafted else max(length - self._lengths[sequence], 1)
+        self._asked.discard(sequence)
+        self._lengths[sequence] = length
+        self._shares[sequence] = _moved(self._shares[sequence], drafted, steps / SEQUENCE_MEMORY)
+        self._usual = _moved(self._usual, drafted, steps / DRAFTER_MEMORY)
+
+
+def _moved(mean: float, value: float, weight: float) -> float:
+    """A mean that forgets, after a value that was seen."""
+    return value + (mean - value) * exp(-weight)
+
+
+MAX_LAG = 32
+"""Committed tokens the draft model may be behind before it catches up without being asked to draft."""
+
+
+class ModelDrafter(Drafter):
+    """The base of drafters that run a causal language model that shares the target's vocabulary.
+
+    Args:
+        model: "bundled-draft", a folder, a hub id, or a loaded Model; None means the bundled draft, which belongs to
+            the bundled target, and for other targets, with `quantize`, the target itself.
+        dtype: of its weights; None takes the target's, or float32 where that is float64 and the draft
+            is quantised.
+        quantize: "int8" or "int4", what its weights are kept in; None: as its files are.
+
+    The model is loaded when an LLM takes the drafter (`bind`).
+    """
+
+    _has_own_caches = True
+    """Whether the caches are the drafter's to adopt, publish and free; otherwise they are the engine's."""
+    _catches_up = True
+    """As `Traits.catches_up`. A head computes with what it has not followed only as far as states are held."""
+
+    def __init__(self, model: str | Path | LanguageModel | None, dtype: str | None, quantize: str | None) -> None:
+        check_draft_quantisation(quantize, model, dtype)
+        self._source = DraftSource(model, dtype, quantize)
+        self._model: LanguageModel | None = None
+        self._states: dict[Sequence, DraftState] = {}
+        self._reported = False
+        self._following = Following()
+
+    @property
+    def pools(self) -> tuple[Pool, ...]:
+        pool = self._model.pool if self._model is not None and self._has_own_caches else None
+        return () if pool is None else (pool,)
+
+    @property
+    def model(self) -> LanguageModel:
+        """The draft model. Raises DrafterError before `bind`."""
+        if self._model is None:
+            raise DrafterError(f"This {type(self).__name__} is not bound to a target yet. Give it to LLM(drafter=...).")
+        return self._model
+
+    @property
+    def traits(self) -> Traits:
+        model = () if self._model is None else (identity(self._model),)
+        return Traits((type(self).__name__, *model), catches_up=self._catches_up)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the draft model's caches."""
+        return sum(state.cache.nbytes for state in self._states.values())
+
+    def models_to_load(self, target_name: str) -> tuple[NamedModel, ...]:
+        return () if self._model is not None else self._source.to_load(target_name)
+
+    def bind(self, binding: Binding) -> None:
+        """Load the model and fit it to the target.
+
+        Raises:
+            ModelLoadError: the model cannot be read.
+            IncompatibleDrafterError: its vocabulary is another.
+            DrafterError: no model was named, and there is none for the target.
+        """
+        target = binding.target
+        model, tokenizer = self._source.read(binding, self._model)
+        check_same_tokens(
+            Vocabulary(target.name, target.vocab_size, binding.tokenizer),
+            Vocabulary(model.name, model.vocab_size, tokenizer),
+        )
+        self._serve(model, binding)
+
+    def _serve(self, model: LanguageModel, binding: Binding) -> None:
+        """Draft with this model, which fits the target."""
+        target = binding.target
+        self._model = model
+        self._prefix_reuse = binding.prefix_reuse
+        self._vocab_size = target.vocab_size
+        self._pipeline = LogitsPipeline(target.vocab_size, target.eos_token_ids)
+        self._generator = torch.Generator()
+        if binding.seed is None:
+            self._generator.seed()
+        else:
+            self._generator.manual_seed(binding.seed)
+
+    def start(self, sequence: Sequence) -> None:
+        view = sequence
+        if sequence.params.greedy and not self._pipeline.is_identity(sequence.params):
+            view = replace(sequence, params=replace(unfiltered(sequence.params), temperature=1.0))
+        self._states[sequence] = state = self._new_state(sequence, view)
+        self._following.start(sequence)
+        if self._has_own_caches and self._prefix_reuse:
+            self._take_over(state)
+
+    def stop(self, sequence: Sequence) -> None:
+        state = self._states.pop(sequence, None)
+        self._following.stop(sequence)
+        if state is not None:
+            self._pipeline.stop(state.view)
+            self._free(state)
+
+    def commit(self, steps: Seq[Step]) -> None:
+        behind = []
+        for step in steps:
+            state = self._states[step.sequence]
+            state.count_trials()
+            state.settle()
+            if not self._following.follows(step):
+                state.fall_behind()
+            elif step.num_computed - state.shift - state.cache.length >= MAX_LAG:
+                behind.append((state, step.num_computed))
+        if behind:
+            self._catch_up([state for state, _ in behind], MAX_LAG, [end for _, end in behind])
+        for step in steps:
+            self._publish(self._states[step.sequence])
+
+    def rewind(self, sequence: Sequence, length: int) -> None:
+        """The sequence's tokens from `length` on are others than before: forget what was computed of them."""
+        self._states[sequence].rewind(length)
+
+    def _new_state(self, sequence: Sequence, view: Sequence) -> DraftState:
+        return DraftState(sequence, self._cache_for(sequence), view)
+
+    def _take_over(self, state: DraftState) -> None:
+        """Let a new cache hold what was computed for others."""
+        sequence = state.sequence
+        state.num_published = state.cache.adopt(self._fed(sequence), sequence.params.tenant)
+
+    def _fed(self, sequence: Sequence) -> list[int]:
+        """What stands in a cache that holds all of the sequence, position by position."""
+        return self._within_vocabulary(sequence.token_ids)
+
+    def _cache_for(self, sequence: Sequence) -> Cache:
+        """Where the model keeps a sequence's keys and values."""
+        return self.model.new_cache()
+
+    def _free(self, state: DraftState) -> None:
+        state.cache.free()
+
+    def _publish(self, state: DraftState) -> None:
+        """Let others adopt the whole pages that have been computed since."""
+        if self._has_own_caches and self._prefix_reuse and state.may_publish():
+            state.publish(self._fed(state.sequence))
+
+    def _affordable(self, sequences: Seq[Sequence], budgets: Seq[int], num_rows: Seq[int]) -> list[int]:
+        """As `affordable`, of these sequences, which are to draft."""
+        self._following.asked(compress(sequences, budgets))
+        return affordable(self.model.pool, [self._states[sequence] for sequence in sequences], budgets, num_rows)
+
+    def _room(self, sequence: Sequence, budget: int) -> int:
+        """How deep a draft may be: the deepest token that is fed stands at len + depth - 2."""
+        room = min(self.model.context_length - len(sequence.token_ids) + 1, sequence.room)
+        return max(0, min(budget, room))
+
+    def _unfed(self, state: DraftState) -> list[int]:
+        """Committed tokens to be fed before drafting."""
+        return self._within_vocabulary(state.unfed())
+
+    def _feed(self, rows: Seq[Rows], states: Seq[DraftState], final: bool = False) -> Forward:
+        """Compute rows of these sequences' caches.
+
+        final: they are committed tokens; otherwise they are scratch until `DraftState.settle`.
+        """
+        try:
+            result = self._forward(rows, states)
+        except BaseException:  # an interrupt too: keys that were not computed must not be taken for a prefix
+            for state in states:
+                state.drop()
+            raise
+        for row, state in zip(rows, states, strict=True):
+            if final:
+                state.cache.commit(range(len(row.token_ids)))
+            else:
+                state.add(row)
+        return result
+
+    def _advance(
+        self, chains: Chains, tokens: Seq[list[int]], states: Seq[DraftState], read: Tensor | None = None
+    ) -> NextTokens:
+        """Feed the chains of these sequences their next tokens, as `_feed` does.
+
+        read: [rows, S] what a head's rows of committed tokens read, which are final; None: the rows are scratch.
+        """
+        try:
+            found = chains.advance(tokens, read)
+        except BaseException:
+            for state in states:
+                state.drop()
+            raise
+        for each, state in zip(tokens, states, strict=True):
+            if read is None:
+                state.add(Rows(state.cache, each))
+            else:
+                state.cache.commit(range(len(each)))
+        return found
+
+    def _non_finite_rows(self, logits: Tensor) -> frozenset[int]:
+        """The rows from which nothing can be drafted. The first are reported, once."""
+        rows = non_finite_rows(logits)
+        if rows and not self._reported:
+            self._reported = True
+            report_non_finite(self.model)
+        return frozenset(rows)
+
+    def _forward(self, rows: Seq[Rows], states: Seq[DraftState]) -> Forward:
+        """The draft model's forward, of rows of these sequences."""
+        return self.model.forward(rows)
+
+    def _catch_up(self, states: Seq[DraftState], max_lag: int, num_computed: Seq[int] | None = None) -> None:
+        """Feed committed tokens, but for the last one, in chunks, where at least max_lag of them are not fed yet."""
+        while True:
+            rows: list[Rows] = []
+            behind: list[DraftState] = []
+            reserved: list[int] = []
+            for i, state in enumerate(states):
+                end = len(state.sequence.token_ids) - 1 if num_computed is None else num_computed[i]
+                end -= state.shift
+                if end >= self.model.context_length or end - state.cache.length < max_lag:
+                    continue
+                unfed = self._unfed(state)[: min(PREFILL_CHUNK, end - state.cache.length)]
+                if len(unfed) >= max_lag and has_room(self.model.pool, state, len(unfed), reserved):
+                    rows.append(Rows(state.cache, unfed, None, 0))
+                    behind.append(state)
+            if not rows:
+                return
+            self._feed(rows, behind, final=True)
+
+    def _logprobs(self, logits: Tensor, rows: Seq[tuple[DraftState, Seq[int]]]) -> Tensor:
+        """[R, V] processed log-probabilities.
+
+        Args:
+            logits: [R, draft vocabulary].
+            rows: the sequence and the drafted path that each row stands after.
+        """
+        return self._pipeline.process(self._widened(logits), [state.place(path) for state, path in rows])
+
+    def _probs(self, logits: Tensor, rows: Seq[tuple[DraftState, Seq[int]]]) -> Tensor:
+        """[R, V] processed probabilities; arguments as of `_logprobs`."""
+        return self._pipeline.probabilities(self._widened(logits), [state.place(path) for state, path in rows])
+
+    def _widened(self, logits: Tensor) -> Tensor:
+        """[R, V] of [R, draft vocabulary]: the target's tokens, -inf where the model has none."""
+        missing = self._vocab_size - logits.shape[1]
+        if missing > 0:
+            return functional.pad(logits, (0, missing), value=-torch.inf)
+        return logits[:, : self._vocab_size]
+
+    def _named(self, columns: Tensor) -> Tensor:
+        """The target's tokens of columns of the logits, before these are widened."""
+        return columns
+
+    @property
+    def _num_columns(self) -> int:
+        """Of the logits, from the first, those that can be drafted from."""
+        return min(self.model.vocab_size, self._vocab_size)
+
+    def _names(self, columns: list[int]) -> list[int]:
+        """As `_named`."""
+        return columns
+
+    def _within_vocabulary(self, token_ids: list[int]) -> list[int]:
+        """Tokens as the draft model may be fed: one that only the target's padding has becomes token 0."""
+        size = self.model.vocab_size
+        return token_ids if size >= self._vocab_size else [t if t < size else 0 for t in token_ids]

@@ -1,0 +1,110 @@
+"""A draft model's cache of one sequence: what it has been fed, and what of that stays after a rejection."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+
+from forerun.drafters.ranked_tree import RankedTree
+from forerun.kernels.cpu.page_layout import PAGE
+from forerun.models import Rows
+from forerun.sampling import LogitsRow
+from forerun.speculation import Rates
+from forerun.types import Cache, Sequence
+from forerun.utils.tree import Tree
+
+
+@dataclass(slots=True, eq=False)
+class DraftState:
+    """The draft model's state for one sequence.
+
+    Attributes:
+        sequence: whose state it is.
+        cache: of the draft model.
+        view: the sequence as the sampling pipeline sees it: a greedy one at temperature 1, so that its tokens have
+            probabilities.
+        scratch: tokens of the rows fed since the cache's last commit.
+        drafted: the last draft, and the rates that its trials are counted in; None where nobody counts.
+        drafted_at: length of the sequence when it was made.
+        num_published: positions of the cache that have been offered for adoption.
+        shift: the token at position p of the cache is the sequence's at p + shift.
+    """
+
+    sequence: Sequence
+    cache: Cache
+    view: Sequence
+    scratch: Tree = field(default_factory=Tree)
+    drafted: tuple[RankedTree, Rates] | None = None
+    drafted_at: int = 0
+    num_published: int = 0
+    shift: int = 0
+
+    def add(self, rows: Rows) -> None:
+        """The model has been fed these rows, and they may be rejected."""
+        first = len(self.scratch)
+        parents = range(first - 1, first + len(rows.token_ids) - 1) if rows.parents is None else rows.parents
+        for token_id, parent in zip(rows.token_ids, parents, strict=True):
+            self.scratch.add(token_id, parent)
+
+    def settle(self, end: int = -1) -> None:
+        """Commit the rows whose tokens have been committed since, up to `end`, and drop the others."""
+        if len(self.scratch):
+            first = self.cache.length + self.shift
+            self.cache.commit(self.scratch.follow(self.sequence.token_ids[first:end]))
+            self.scratch = Tree()
+
+    def fall_behind(self) -> None:
+        """Its tokens are not computed with until a draft is asked for: nothing is needed for that but the tokens."""
+
+    def unfed(self) -> list[int]:
+        """Committed tokens that the model must be fed before it drafts, at least the last one.
+
+        After a draft that was accepted to its end they are two, since its last token was not fed.
+        """
+        tokens = self.sequence.token_ids
+        self.settle()
+        if self.cache.length + self.shift >= len(tokens):
+            self.cache.truncate(len(tokens) - self.shift - 1)
+        return tokens[self.cache.length + self.shift :]
+
+    def place(self, path: Seq[int]) -> LogitsRow:
+        """Where a row stands for the pipeline, after these drafted tokens."""
+        self.view.token_ids = self.sequence.token_ids
+        return LogitsRow(self.view, path)
+
+    def may_publish(self) -> bool:
+        """Whether the cache holds another whole page that is final. The last committed token may be fed again."""
+        most = len(self.sequence.token_ids) - self.shift - 1
+        return min(self.cache.length, most) - self.num_published >= PAGE
+
+    def publish(self, token_ids: list[int]) -> None:
+        """Let others adopt what has been computed of committed tokens. token_ids: what the model was fed for them."""
+        self.num_published = min(self.cache.length, len(token_ids) - 1) // PAGE * PAGE
+        self.cache.publish(token_ids[: self.num_published], self.sequence.params.tenant)
+
+    def drop(self, keep: int = 0) -> None:
+        """Drop the rows fed since the last commit, but for the first `keep` of them."""
+        self.cache.drop(keep)
+        self.scratch = self.scratch.part(range(keep))
+
+    def rewind(self, length: int) -> None:
+        """The sequence's tokens from `length` on are others than before."""
+        self.drafted = None
+        self.settle(length)
+        end = max(0, length - self.shift)
+        self.cache.truncate(min(end, self.cache.length))
+        self.num_published = min(self.num_published, end // PAGE * PAGE)
+
+    def remember(self, drafted: tuple[RankedTree, Rates] | None) -> None:
+        """Let `count_trials` count what becomes of this draft; None: nothing is to be counted."""
+        self.drafted, self.drafted_at = drafted, len(self.sequence.token_ids)
+
+    def count_trials(self) -> None:
+        """Count what became of the last draft, by the tokens that were committed.
+
+        Not by the step's verdict: what was verified may be another draft, of which this one was a part.
+        """
+        if self.drafted is not None:
+            tree, rates = self.drafted
+            self.drafted = None
+            tree.observe_tokens(rates, self.sequence.token_ids[self.drafted_at :])

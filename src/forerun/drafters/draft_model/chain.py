@@ -1,0 +1,204 @@
+"""A small model of the same vocabulary drafts a chain (Leviathan et al., 2211.17192; Chen et al., 2302.01318).
+
+What it draws with its distributions is judged by rejection; what it picks greedily, or with the noise that a seeded
+request shares with the target (Daliri et al., 2408.07978), counts as chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from forerun.config import PREFILL_CHUNK
+from forerun.drafters.draft_model.base import ModelDrafter
+from forerun.drafters.draft_model.growing_chain import Confidence, GrowingChain, Picking, picking_of, without
+from forerun.models import LanguageModel, Rows
+from forerun.models.draft_session import Chains, Pick
+from forerun.sampling import draw_tokens, row_argmax
+from forerun.types import Draft, Sequence
+
+
+class DraftModel(ModelDrafter):
+    """Drafts chains with a causal language model that shares the target's vocabulary.
+
+    Given a price, a chain ends where the chance that all of it is accepted, as measured for the draft model's
+    probabilities, no longer exceeds the price.
+
+    Args:
+        model: "bundled-draft", a folder, a hub id, or a loaded model; None means the bundled draft, which belongs to
+            the bundled target, and for other targets, with `quantize`, the target itself.
+        dtype: of its weights; None takes the target's, or float32 where that is float64 and the draft
+            is quantised.
+        quantize: "int8" or "int4", what its weights are kept in; None: as its files are.
+
+    The model is loaded when an LLM takes the drafter (`bind`).
+    """
+
+    def __init__(
+        self,
+        model: str | Path | LanguageModel | None = None,
+        *,
+        dtype: str | None = None,
+        quantize: str | None = None,
+    ) -> None:
+        super().__init__(model, dtype, quantize)
+        self._confidence: dict[Picking, Confidence] = {picking: Confidence() for picking in Picking}
+
+    def draft(self, sequences: Seq[Sequence], budgets: Seq[int], price: float = 0.0) -> list[Draft]:
+        chains = []
+        rooms = [self._room(sequence, budget) for sequence, budget in zip(sequences, budgets, strict=True)]
+        for sequence, room in zip(sequences, self._affordable(sequences, rooms, rooms), strict=True):
+            picking = picking_of(sequence)
+            chains.append(GrowingChain(self._states[sequence], picking, room, price, self._confidence[picking]))
+        growing = [chain for chain in chains if chain.budget > 0]
+        self._prepare(growing)
+        self._grow(growing, price)
+        for chain in chains:
+            counted = price > 0 and len(chain.tree) > 0
+            chain.state.remember((chain.tree, chain.confidence.rates) if counted else None)
+        return [chain.draft() for chain in chains]
+
+    def _grow(self, growing: list[GrowingChain], price: float) -> None:
+        """Let the chains grow to their ends."""
+        takes_largest = self._takes_largest(growing)
+        chains = self._chains(growing, price > 0, takes_largest)
+        if chains is not None:
+            self._grow_by_rows(chains, growing, price > 0, takes_largest)
+            return
+        while growing:
+            rows = [
+                Rows(chain.state.cache, [*chain.unfed, *self._within_vocabulary(chain.proposed)], None, chain.num_rows)
+                for chain in growing
+            ]
+            result = self._feed(rows, [chain.state for chain in growing])
+            self._extend_finite(growing, result.logits, price > 0)
+            growing = [chain for chain in growing if not chain.ended]
+
+    def _chains(self, growing: list[GrowingChain], priced: bool, takes_largest: bool) -> Chains | None:
+        """What computes these chains row by row; None: a forward for all that is fed at once."""
+        if not growing or any(chain.proposed for chain in growing):
+            return None
+        num_ahead = min(chain.budget for chain in growing) if takes_largest else 1
+        pick = Pick(self._num_columns, priced, num_ahead)
+        return self.model.chains([chain.state.cache for chain in growing], pick)
+
+    def _takes_largest(self, chains: list[GrowingChain]) -> bool:
+        """Whether the tokens of the largest logits are taken, whatever these are."""
+        return all(
+            chain.picking is Picking.GREEDY and self._pipeline.is_identity(chain.sequence.params) for chain in chains
+        )
+
+    def _grow_by_rows(self, chains: Chains, growing: list[GrowingChain], priced: bool, takes_largest: bool) -> None:
+        """Let chains to which nothing is proposed grow to their ends."""
+        while growing:
+            found = self._advance(chains, [chain.unfed for chain in growing], [chain.state for chain in growing])
+            if takes_largest and min(found.columns) >= 0:
+                tokens = self._names(found.columns)
+                for i, chain in enumerate(growing):
+                    chances = None if found.probabilities is None else found.probabilities[i : i + 1]
+                    self._keep(chain, chain.extend(tokens[i : i + 1], chances, None))
+            else:
+                self._extend_finite(growing, found.logits, priced)
+            kept = [place for place, chain in enumerate(growing) if not chain.ended]
+            if kept and len(kept) < len(growing):
+                chains.keep(kept)
+            growing = [growing[place] for place in kept]
+
+    def _prepare(self, chains: list[GrowingChain]) -> None:
+        """What each chain is fed first, and its random numbers."""
+        self._catch_up([chain.state for chain in chains], PREFILL_CHUNK)
+        drawn = []
+        for chain in chains:
+            chain.unfed = self._unfed(chain.state)
+            if chain.picking is Picking.DRAWN:
+                drawn.append(chain)
+        if drawn:
+            sizes = [chain.budget for chain in drawn]
+            uniforms = torch.rand(sum(sizes), dtype=torch.float64, generator=self._generator)
+            for chain, part in zip(drawn, torch.split(uniforms, sizes), strict=True):
+                chain.uniforms = part
+
+    def _extend_finite(self, chains: list[GrowingChain], logits: Tensor, priced: bool) -> None:
+        """As `_extend`; chains with a row that is no number end."""
+        bad = self._non_finite_rows(logits)
+        if bad:
+            chains, logits = without(chains, logits, bad)
+        if chains:
+            self._extend(chains, logits, priced)
+
+    def _extend(self, chains: list[GrowingChain], logits: Tensor, priced: bool) -> None:
+        """Extend each chain by what was picked at its rows.
+
+        logits: [rows of all chains, draft vocabulary].
+        """
+        groups: dict[Picking, list[GrowingChain]] = {}
+        for chain in chains:
+            groups.setdefault(chain.picking, []).append(chain)
+        rows: dict[Picking, list[int]] = {}
+        if len(groups) > 1:
+            at = 0
+            for chain in chains:
+                rows.setdefault(chain.picking, []).extend(range(at, at + chain.num_rows))
+                at += chain.num_rows
+        for picking, members in groups.items():
+            values, picked = self._pick(picking, members, logits[rows[picking]] if rows else logits)
+            tokens = picked.tolist()
+            probs = values if picking is Picking.DRAWN else None
+            probabilities = self._chances(members, values, picked, picking) if priced else None
+            start = 0
+            for chain in members:
+                part = slice(start, start + chain.num_rows)
+                start = part.stop
+                chances = None if probabilities is None else probabilities[part]
+                self._keep(chain, chain.extend(tokens[part], chances, None if probs is None else probs[part]))
+
+    def _pick(self, picking: Picking, chains: list[GrowingChain], logits: Tensor) -> tuple[Tensor, Tensor]:
+        """What each row's token is picked by, and the token.
+
+        Greedy chains take the argmax, seeded ones with the target's noise added; the others draw.
+
+        Returns:
+            [R, V] logits up to a constant, or distributions if drawn; [R] tokens. Where the argmax is enough, the
+            logits are those of the draft vocabulary.
+        """
+        if picking is Picking.GREEDY and all(self._pipeline.is_identity(chain.sequence.params) for chain in chains):
+            values = logits[:, : self._vocab_size]
+            return values, self._named(row_argmax(values))
+        places = []
+        for chain in chains:
+            path = chain.tree.ids
+            places.append((chain.state, path[:]))
+            places.extend((chain.state, [*path, *chain.proposed[:i]]) for i in range(1, chain.num_rows))
+        if picking is Picking.DRAWN:
+            probs = self._probs(logits, places)
+            at = [(len(chain.tree), chain) for chain in chains]
+            parts = [chain.uniforms[i : i + chain.num_rows] for i, chain in at if chain.uniforms is not None]
+            return probs, draw_tokens(probs, parts[0] if len(parts) == 1 else torch.cat(parts))
+        values = self._logprobs(logits, places)
+        if picking is Picking.GREEDY:
+            return values, row_argmax(values)
+        noise = [chain.noise(self._vocab_size) for chain in chains]
+        values = torch.add(noise[0] if len(noise) == 1 else torch.cat(noise), values)
+        return values, row_argmax(values)
+
+    def _chances(self, chains: list[GrowingChain], values: Tensor, picked: Tensor, picking: Picking) -> list[float]:
+        """[R] what the chances of the picked tokens are judged by: the draft model's probabilities of them.
+
+        values: as `_pick` returns them.
+        """
+        if picking is Picking.GREEDY:  # the most probable token is the one that was picked
+            highest: list[float] = values.softmax(-1).amax(-1).tolist()
+            return highest
+        probs = values if picking is Picking.DRAWN else values.softmax(-1)
+        probabilities: list[float] = probs.gather(-1, picked[:, None])[:, 0].tolist()
+        return probabilities
+
+    def _keep(self, chain: GrowingChain, num_proposed: int) -> None:
+        """Drop the rows that the draft model would not have been fed: those after so many of the proposed tokens."""
+        rejected = len(chain.proposed) - num_proposed
+        if rejected:
+            chain.state.drop(len(chain.state.scratch) - rejected)
+        chain.unfed, chain.proposed = self._within_vocabulary(chain.tree.ids[-1:]), []

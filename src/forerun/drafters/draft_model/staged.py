@@ -1,0 +1,142 @@
+"""A drafter drafts for the draft model, which drafts for the target.
+
+The inner loop is speculation like the outer one: what the inner drafter proposes goes through the draft model in one
+forward, and the draft model keeps the tokens that it would have picked itself, greedily, with a seeded request's noise,
+or by drawing from its distributions. So its chain, and the distributions of a drawn one, are those it would have
+drafted alone, in fewer forwards. (Chen et al., Cascade Speculative Drafting, 2312.11462, and Sun et al., TriForce,
+2404.11912.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from pathlib import Path
+
+from forerun.config import AUTO
+from forerun.drafters.base import Binding, Drafter, NamedModel, Traits
+from forerun.drafters.build import build_drafter
+from forerun.drafters.draft_model.chain import DraftModel
+from forerun.drafters.draft_model.growing_chain import GrowingChain
+from forerun.drafters.heads.drafter import HeadDrafter
+from forerun.drafters.registry import DRAFTERS
+from forerun.drafters.validation import ask
+from forerun.errors import DrafterError
+from forerun.models import LanguageModel
+from forerun.types import Draft, Needs, Pool, Sequence, Step
+
+
+class Staged(DraftModel):
+    """A draft model with a drafter of its state.
+
+    The inner drafter is asked once for each draft, when all tokens are committed: it need not be able to take tokens
+    back. Where its proposal ends or fails, the draft model goes on alone.
+
+    Args:
+        model: the draft model, as in DraftModel.
+        drafter: the inner one: a name of the table, perhaps with options, or a drafter. Not one that computes with the
+            target's layers, since those are not the draft model's.
+        dtype: of the draft model's weights; None takes the target's, or float32 where that is float64 and the draft
+            is quantised.
+        quantize: "int8" or "int4", what the draft model's weights are kept in; None: as its files are.
+
+    Raises:
+        DrafterError: the inner drafter is unknown, or of a kind that cannot serve here.
+    """
+
+    def __init__(
+        self,
+        model: str | Path | LanguageModel | None = None,
+        drafter: str | Drafter = "prompt-lookup",
+        *,
+        dtype: str | None = None,
+        quantize: str | None = None,
+    ) -> None:
+        super().__init__(model, dtype=dtype, quantize=quantize)
+        self._inner, self._inner_k = _inner(drafter)
+
+    @property
+    def needs(self) -> Needs:
+        return self._inner.needs
+
+    @property
+    def traits(self) -> Traits:
+        inner = self._inner.traits
+        key = (*super().traits.cost_key, f"inner K {self._inner_k}", *inner.cost_key)
+        return Traits(key, reads_prediction=inner.reads_prediction, catches_up=super().traits.catches_up)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the draft model's caches, and of the inner drafter."""
+        return super().nbytes + self._inner.nbytes
+
+    @property
+    def pools(self) -> tuple[Pool, ...]:
+        return (*super().pools, *self._inner.pools)
+
+    def models_to_load(self, target_name: str) -> tuple[NamedModel, ...]:
+        return (*super().models_to_load(target_name), *self._inner.models_to_load(target_name))
+
+    def bind(self, binding: Binding) -> None:
+        super().bind(binding)
+        # its text is the target's; another seed, so that its draws are not those of the draft model
+        seed = None if binding.seed is None else binding.seed ^ 1
+        self._inner.bind(Binding(self.model, binding.tokenizer, seed, binding.prefix_reuse))
+
+    def start(self, sequence: Sequence) -> None:
+        super().start(sequence)
+        self._inner.start(sequence)
+
+    def stop(self, sequence: Sequence) -> None:
+        if sequence in self._states:
+            self._inner.stop(sequence)
+            super().stop(sequence)
+
+    def commit(self, steps: Seq[Step]) -> None:
+        super().commit(steps)
+        self._inner.commit(steps)
+
+    def rewind(self, sequence: Sequence, length: int) -> None:
+        super().rewind(sequence, length)
+        self._inner.rewind(sequence, length)
+
+    def reset(self) -> None:
+        super().reset()
+        self._inner.reset()
+
+    def _prepare(self, chains: list[GrowingChain]) -> None:
+        super()._prepare(chains)
+        budgets = []
+        for chain in chains:
+            most = chain.budget - 1  # the draft model adds a token of its own
+            budgets.append(most if self._inner_k is None else min(most, self._inner_k))
+        if any(budgets):
+            drafts = ask(self._inner, [chain.sequence for chain in chains], budgets, vocab_size=self._vocab_size)
+            for chain, draft in zip(chains, drafts, strict=True):
+                chain.proposed = _proposal(draft)
+
+
+def _proposal(draft: Draft) -> list[int]:
+    """The tokens of the path that takes the first child everywhere: of siblings, drafters put the best one first."""
+    return [draft.ids[node] for node in draft.first_path() if node < draft.num_candidates]
+
+
+def _inner(drafter: str | Drafter) -> tuple[Drafter, int | None]:
+    """The inner drafter, and how many tokens it may propose where its text says so."""
+    row = DRAFTERS.get(drafter.partition(":")[0]) if isinstance(drafter, str) else None
+    if row is not None and row.kind in ("target", "head"):
+        raise DrafterError(
+            f"The inner drafter is {drafter!r}, which computes with the target's own layers or rows, and here "
+            "the draft model is its target. Take one that reads text, such as prompt-lookup, or another draft model."
+        )
+    inner, num_draft_tokens = build_drafter(drafter)
+    if isinstance(inner, HeadDrafter):
+        raise DrafterError(
+            f"The inner drafter, {type(inner).__name__}, reads the target's hidden states, and here the draft model is "
+            "its target. Take one that reads text, such as prompt-lookup."
+        )
+    if inner.traits.writes_cache:
+        raise DrafterError(
+            f"The inner drafter, {type(inner).__name__}, computes in the target's own cache, and here the draft model "
+            "is its target. Take one that reads text, such as prompt-lookup."
+        )
+    return inner, None if num_draft_tokens == AUTO else num_draft_tokens

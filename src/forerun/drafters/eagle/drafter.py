@@ -1,0 +1,91 @@
+"""An EAGLE head drafts chains (Li et al., 2401.15077; EAGLE-3: 2503.01840), or trees that grow where it is sure
+(EAGLE-2: 2406.16858)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from forerun.drafters.draft_model.chain import DraftModel
+from forerun.drafters.draft_model.tree import MIN_GAIN, WIDTH, DraftTree
+from forerun.drafters.eagle.config import EagleConfig
+from forerun.drafters.eagle.model import EagleModel
+from forerun.drafters.heads.config import HeadConfig, StoredHead
+from forerun.drafters.heads.drafter import HeadFeeding, HeadState, fed_of_pairs
+from forerun.models import Forward, LanguageModel, Rows
+from forerun.models.draft_session import Chains, NextTokens
+from forerun.types import Sequence
+
+
+class EagleFeeding(HeadFeeding):
+    """The base of drafters that run an EAGLE head: its rows of a draft read the outputs of the rows that they follow.
+
+    Args:
+        model: folder of a head, or a head that was read.
+    """
+
+    def _of_head(self, head: StoredHead[HeadConfig], target: LanguageModel, name: str) -> EagleModel:
+        return EagleModel(head.of(EagleConfig, name, "eagle"), target, name)
+
+    def _fed(self, sequence: Sequence) -> list[int]:
+        return fed_of_pairs(self._within_vocabulary(sequence.token_ids), self._vocab_size)
+
+    def _feed(self, rows: Seq[Rows], states: Seq[HeadState], final: bool = False) -> Forward:  # type: ignore[override]
+        """As `ModelDrafter._feed`; rows of committed tokens, which read the target's states, are final at once."""
+        return super()._feed(rows, states, final or states[0].next_token < len(states[0].sequence.token_ids))
+
+    def _advance(  # type: ignore[override]
+        self, chains: Chains, tokens: Seq[list[int]], states: Seq[HeadState], read: Tensor | None = None
+    ) -> NextTokens:
+        """As `ModelDrafter._advance`. Rows of the draft read what the chain has given, and are dropped when it ends."""
+        told = [state.told_for(len(each)) for each, state in zip(tokens, states, strict=True)]
+        fused = list(self._fused([part for part in told if part is not None]))
+        for state, part in zip(states, fused, strict=False):
+            state.keep_read(part)
+        return super()._advance(chains, tokens, states, torch.cat(fused) if fused else None)
+
+    def _forward(self, rows: Seq[Rows], states: Seq[HeadState]) -> Forward:  # type: ignore[override]
+        result = super()._forward(rows, states)
+        assert result.taps is not None
+        parts = torch.split(result.taps[:, 0], [each.num_tapped for each in rows])
+        for state, part in zip(states, parts, strict=True):
+            state.keep_outputs(part)
+        return result
+
+
+class Eagle(EagleFeeding, DraftModel):
+    """Drafts chains with a head that reads the target's hidden states. Its tokens are picked as a draft model's are.
+
+    Args:
+        model: folder of the head, or a head that was read; None takes the one that comes with forerun for the target.
+    """
+
+
+class EagleTree(EagleFeeding, DraftTree):
+    """Drafts trees with a head that reads the target's hidden states. They grow as a draft model's do.
+
+    Args:
+        model: folder of the head, or a head that was read; None takes the one that comes with forerun for the target.
+        shape: "dynamic" or "static".
+        drawn: draw the children for requests without a seed above temperature 0; False takes the most probable ones.
+        width: nodes expanded at one depth of a dynamic tree, and children looked at below each (1 or more).
+        min_gain: accepted tokens that one more forward of the head must promise a dynamic tree (0 to below 1).
+
+    Raises:
+        ConfigError: an option is out of range.
+    """
+
+    def __init__(
+        self,
+        model: str | Path | StoredHead[HeadConfig] | None = None,
+        shape: str = "dynamic",
+        drawn: bool = True,
+        *,
+        width: int = WIDTH,
+        min_gain: float = MIN_GAIN,
+    ) -> None:
+        DraftTree.__init__(self, None, shape, drawn, width=width, min_gain=min_gain)
+        self._read_head(model)

@@ -1,0 +1,90 @@
+"""An EAGLE head as it drafts: one decoder layer over pages, for rows of any sequences in one forward.
+
+`heads/eagle_config.py` says what it computes. The linear layers are the target's kind: codes of 8 bits where the
+target's weights are in codes, else its number format, native where it is. Attention is that of any other model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from forerun.drafters.eagle.config import EagleConfig
+from forerun.drafters.eagle.layer import EagleLayer, ReferenceEagleLayer
+from forerun.drafters.eagle.native import NativeEagleLayer
+from forerun.drafters.heads.config import StoredHead
+from forerun.drafters.heads.layers import FusingHeadModel, HeadLayers
+from forerun.errors import IncompatibleDrafterError
+from forerun.models.base import Forward, LanguageModel, Rows
+from forerun.models.draft_session import Chains, Pick
+from forerun.models.draft_session_device import DeviceChains
+from forerun.models.runner import lay_out
+from forerun.types import Cache
+
+
+class EagleModel(FusingHeadModel):
+    """A head over its target.
+
+    Row i holds token i + 1 and `fuse` of the target's states of token i, or what the row before gave as its state
+    (`Forward.taps`, [T, 1, hidden]); its logits are of token i + 2.
+
+    Args:
+        head: its tensors, in any number format or codes.
+        target: whose embeddings, and perhaps output layer, it reads.
+        name: for messages and stored costs.
+
+    Raises:
+        IncompatibleDrafterError: the target is of another size.
+    """
+
+    def __init__(self, head: StoredHead[EagleConfig], target: LanguageModel, name: str = "a head") -> None:
+        config = head.config
+        super().__init__(head, target, name)
+        if not config.own_output_rows and config.hidden_size != config.target_hidden_size:
+            raise IncompatibleDrafterError(
+                f"{name} has {config.hidden_size} numbers a state and reads the target's output layer, which has "
+                f"{config.target_hidden_size}. A head of another width needs output rows of its own."
+            )
+        self.config = config
+        made = HeadLayers.of(head, target)
+        self.compute_dtype = made.compute
+        output = made.output(config.own_output_rows, target, self.token_ids)
+        self._layers: EagleLayer = (
+            ReferenceEagleLayer(made, config, output)
+            if made.library is None
+            else NativeEagleLayer(made, config, output, made.library)
+        )
+        self.planner = self._layers.planner
+
+    @torch.inference_mode()
+    def fuse(self, taps: Tensor) -> Tensor:
+        """As `FusingHeadModel.fuse`, [n, hidden_size] in `compute_dtype`."""
+        states = taps.to(self.device, self.compute_dtype)
+        return states[:, 0] if self.config.version == 1 else self._layers.fuse(states)
+
+    @torch.inference_mode()
+    def forward(self, batch: Sequence[Rows], layers: Sequence[int] = ()) -> Forward:
+        """As `LanguageModel.forward`; `Forward.taps` are always the states for the rows that come next.
+
+        Raises:
+            ValueError: rows have no states, or layers are asked for.
+        """
+        if layers or any(rows.states is None for rows in batch):
+            raise ValueError("a head reads a state beside every token, and has no layers to look into")
+        layout = lay_out(batch, self._layers.planner)
+        assert layout.states is not None
+        embedding = self._embedded(layout.token_ids)
+        logits, states = self._layers.forward(layout, embedding, layout.states.to(self.compute_dtype))
+        return Forward(logits[: layout.num_logits], layout.tapped(states)[:, None])
+
+    def chains(self, caches: Sequence[Cache], pick: Pick) -> Chains | None:
+        """As `LanguageModel.chains`."""
+        if self.device.type == "cpu":
+            return self._layers.chains(caches, pick, self._embedded)
+        names = None if self.proposes_all else self.token_ids
+        return DeviceChains(self, caches, pick, names) if pick.num_ahead > 1 else None
+
+    def _embedded(self, token_ids: Tensor) -> Tensor:
+        return self.target.embedding_rows(token_ids).to(self.compute_dtype)

@@ -1,0 +1,320 @@
+"""What the configuration of every kind of head tells, and the checks that several kinds share."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import Field, dataclass, field
+from itertools import pairwise
+from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar, cast
+
+import torch
+from torch import Tensor
+
+from forerun.errors import ConfigError, UnsupportedModelError
+from forerun.kernels.quantisation import QuantisedWeight
+from forerun.utils.json_file import ErrorType
+
+
+class KeyShape(NamedTuple):
+    """Keys, and values as wide, that a head keeps of a row; 0 layers of a head that keeps none."""
+
+    num_layers: int
+    num_heads: int
+    head_dim: int
+
+
+class HeadConfig(Protocol):
+    """The shape of a head, as a frozen data class.
+
+    Attributes:
+        vocab_size: of the target.
+        draft_vocab_size: tokens that the head can propose; vocab_size for all of them.
+        target_hidden_size: of the target's states and embeddings.
+        layers: of the target, whose entering states are read, rising; the number of its layers stands for the state
+            after its final norm.
+    """
+
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+    @property
+    def kind(self) -> str:
+        """What it is called, such as "EAGLE-3"."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def draft_vocab_size(self) -> int: ...
+
+    @property
+    def target_hidden_size(self) -> int: ...
+
+    @property
+    def layers(self) -> tuple[int, ...]: ...
+
+    @property
+    def keys(self) -> KeyShape:
+        """What its cache holds."""
+
+    def tensors(self) -> dict[str, tuple[int, ...]]:
+        """Every trained tensor by name, with its shape. `d2t`, which is not trained, is stored beside them where the
+        draft vocabulary is smaller than the target's."""
+
+    def extras(self) -> list[str]:
+        """What it has that not every head of its kind has, for people."""
+
+
+def check_positive(of: str, **sizes: int) -> None:
+    """Raises ConfigError where a size is below 1. of: what has these sizes."""
+    for name, value in sizes.items():
+        if value < 1:
+            raise ConfigError(f"{name} of {of} is {value}, but must be 1 or more.")
+
+
+def check_vocabulary(draft_vocab_size: int, vocab_size: int, has: str = "the head has", its: str = "its") -> None:
+    """Raises ConfigError where there are more output tokens than the target has. has, its: the message's words."""
+    if draft_vocab_size > vocab_size:
+        raise ConfigError(f"{has} {draft_vocab_size:,} output tokens, but {its} target only {vocab_size:,}.")
+
+
+def check_attention(num_heads: int, num_kv_heads: int, head_dim: int) -> None:
+    """Raises ConfigError where heads cannot share keys, or not be rotated."""
+    if num_heads % num_kv_heads or head_dim % 2:
+        raise ConfigError(
+            f"the head has {num_heads} query heads, {num_kv_heads} key heads and a head_dim of {head_dim}: the first "
+            "must be a multiple of the second, and head_dim even."
+        )
+
+
+def check_layers(layers: tuple[int, ...]) -> None:
+    """Raises ConfigError where the target's layers that are read do not rise, or there are none."""
+    if not layers or any(a >= b for a, b in pairwise(layers)):
+        raise ConfigError(f"layers of the head are {list(layers)}, but must rise, and there must be one.")
+
+
+# A head as a folder holds it.
+
+Kind = TypeVar("Kind", bound=HeadConfig, covariant=True)
+Other = TypeVar("Other", bound=HeadConfig)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StoredHead(Generic[Kind]):
+    """A head that was read, every name, shape and number checked.
+
+    Attributes:
+        config: its shape.
+        tensors: all of `config.tensors()`; those in codes are dequantised, float32.
+        d2t: [draft_vocab_size] int64: the target's id of draft token i is i + d2t[i]. None where they are the same.
+        fingerprint: of the target that it was trained for (`target_fingerprint`); empty where that is not told.
+        record: what was written beside it: how it was trained, as JSON.
+        number_format: of the target's weights when it was trained, such as "bfloat16"; empty where that is not told.
+        codes: the matrices that are kept at 8 bits, by name.
+        form: "forerun", or that of a public head: "EAGLE-1", "EAGLE-3", "speculators" or "Medusa".
+    """
+
+    config: Kind
+    tensors: Mapping[str, Tensor]
+    d2t: Tensor | None = None
+    fingerprint: str = ""
+    record: Mapping[str, Any] = field(default_factory=dict)
+    number_format: str = ""
+    codes: Mapping[str, QuantisedWeight] = field(default_factory=dict)
+    form: str = "forerun"
+
+    @property
+    def token_ids(self) -> Tensor:
+        """[draft_vocab_size] int64, the target's tokens that it can propose."""
+        tokens = torch.arange(self.config.draft_vocab_size)
+        return tokens if self.d2t is None else tokens + self.d2t
+
+    @property
+    def nbytes(self) -> int:
+        """Of its tensors as they are kept."""
+        kept = [tensor for name, tensor in self.tensors.items() if name not in self.codes]
+        in_codes = sum(weight.codes.nbytes + weight.scale.nbytes for weight in self.codes.values())
+        return in_codes + sum(tensor.nbytes for tensor in kept) + (0 if self.d2t is None else self.d2t.nbytes)
+
+    def of(self, kind: type[Other], place: str, drafters: str) -> StoredHead[Other]:
+        """This head, which is of that kind.
+
+        Args:
+            place: where it lies, for messages. drafters: that draft with heads of that kind.
+
+        Raises:
+            UnsupportedModelError: it is of another.
+        """
+        if not isinstance(self.config, kind):
+            raise UnsupportedModelError(
+                f"{place} holds a head of the kind {self.config.kind}, which is not what {drafters} is for. Give a "
+                "head of another kind, or the drafter that this one is for (forerun drafters)."
+            )
+        return cast("StoredHead[Other]", self)
+
+    def summary(self) -> dict[str, str]:
+        """What it is, in a few words each, for people."""
+        config = self.config
+        formats = {str(tensor.dtype).removeprefix("torch.") for name, tensor in self.tensors.items()}
+        kept = "int8" if self.codes else "/".join(sorted(formats))
+        has = ", ".join(config.extras())
+        return {
+            "head": f"{config.kind}, form {self.form}, {kept}, {self.nbytes:,} bytes" + (f"; {has}" * bool(has)),
+            "reads": f"states of layers {', '.join(map(str, config.layers))}, {config.target_hidden_size:,} wide",
+            "proposes": f"{config.draft_vocab_size:,} of {config.vocab_size:,} tokens",
+            "target": " ".join(each for each in (self.number_format, self.fingerprint) if each) or "not told",
+        }
+
+
+# The tensors of a head, compared with its configuration: names, shapes, number formats, values.
+
+FLOATS = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+"""Number formats of a head's tensors, and how safetensors files write them."""
+
+
+class Form(Protocol):
+    """What a tensor that is not read yet tells, in the form of safetensors."""
+
+    def get_shape(self) -> list[int]: ...
+
+    def get_dtype(self) -> str: ...
+
+
+class Kept:
+    """A tensor in memory in the form of safetensors."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor = tensor
+
+    def get_shape(self) -> list[int]:
+        return list(self._tensor.shape)
+
+    def get_dtype(self) -> str:
+        return FLOATS.get(self._tensor.dtype, str(self._tensor.dtype).removeprefix("torch."))
+
+
+def unset_tensors(config: HeadConfig, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
+    """Every trained tensor of a head, filled with NaN: what nobody sets can be neither saved nor loaded."""
+    return {name: torch.full(shape, torch.nan, dtype=dtype) for name, shape in config.tensors().items()}
+
+
+def check_forms(config: HeadConfig, found: Mapping[str, Form], place: str, error: ErrorType, remedy: str) -> None:
+    """Compare names, shapes and number formats with what the configuration asks for.
+
+    Raises:
+        error: names the first tensor that is missing, too many, or of another shape or number format.
+    """
+    wanted = config.tensors()
+    refuse_others(found, wanted, place, error, remedy)
+    for name, shape in wanted.items():
+        if name not in found:
+            raise error(f"{place}: the tensor {name} {list(shape)} is missing. {remedy}")
+        check_shape(name, found[name], shape, place, error, remedy)
+
+
+def refuse_others(found: Collection[str], wanted: Collection[str], place: str, error: ErrorType, remedy: str) -> None:
+    """Refuse tensors that a head has no use for: to leave one out would change what it computes."""
+    for name in sorted(set(found) - set(wanted)):
+        if name.endswith(".bias"):
+            raise error(f"{place}: {name} is a bias, and linear layers of heads have none here. {remedy}")
+        raise error(f"{place}: the tensor {name[:100]} is none of such a head's. {remedy}")
+
+
+def check_shape(name: str, found: Form, shape: Sequence[int], place: str, error: ErrorType, remedy: str) -> None:
+    """Compare one tensor's shape, and whether it is of floating point numbers."""
+    if list(found.get_shape()) != list(shape):
+        raise error(
+            f"{place}: the tensor {name} has shape {list(found.get_shape())}, and must have {list(shape)}. {remedy}"
+        )
+    if found.get_dtype() not in FLOATS.values():
+        raise error(
+            f"{place}: the tensor {name} is stored as {found.get_dtype()}, but must be one of "
+            f"{', '.join(FLOATS.values())}. {remedy}"
+        )
+
+
+def check_values(tensors: Mapping[str, Tensor], place: str, error: ErrorType, remedy: str) -> None:
+    """Refuse NaN, which new weights begin as, and infinity.
+
+    Raises:
+        error: names the first tensor that holds any.
+    """
+    for name, tensor in tensors.items():
+        if not bool(tensor.isfinite().all()):
+            count = int((~tensor.isfinite()).sum())
+            raise error(
+                f"{place}: the tensor {name} holds {count:,} numbers that are NaN or infinite, as weights that were "
+                f"never set are. {remedy}"
+            )
+
+
+def checked_d2t(d2t: Tensor | None, config: HeadConfig, place: str, error: ErrorType, remedy: str) -> Tensor | None:
+    """The offsets as int64; None where the head proposes every token, of which offsets of zero say the same.
+
+    Args:
+        d2t: [draft_vocab_size] of a whole-number type: the target's id of draft token i is i + d2t[i].
+
+    Raises:
+        error: they are missing, of another shape or type, out of the target's vocabulary, or two are of one token.
+    """
+    size, vocab_size = config.draft_vocab_size, config.vocab_size
+    if d2t is None:
+        if size < vocab_size:
+            raise error(
+                f"{place}: d2t is missing, which says what the {size:,} output tokens of the head are among the "
+                f"target's {vocab_size:,}. {remedy}"
+            )
+        return None
+    if list(d2t.shape) != [size] or d2t.dtype not in (torch.int16, torch.int32, torch.int64):
+        raise error(
+            f"{place}: d2t is {list(d2t.shape)} of {str(d2t.dtype).removeprefix('torch.')}, but must be [{size}] of "
+            f"int32 or int64. {remedy}"
+        )
+    offsets = d2t.to("cpu", torch.int64)
+    # compared before they are added: an offset near the end of int64 would wrap
+    low = -torch.arange(size)
+    if bool(((offsets < low) | (offsets >= low + vocab_size)).any()):
+        raise error(f"{place}: d2t leads to tokens outside of the target's {vocab_size:,}. {remedy}")
+    if len(set((torch.arange(size) + offsets).tolist())) < size:
+        raise error(f"{place}: d2t gives two output tokens of the head the same token of the target. {remedy}")
+    return None if size == vocab_size and not bool(offsets.any()) else offsets
+
+
+# What public forms share when heads are written in them.
+
+D2T, T2D, OUTPUT = "d2t", "t2d", "lm_head.weight"
+
+
+def proposed_tokens(d2t: Tensor) -> Tensor:
+    """[draft_vocab_size] int64, the target's tokens that a head with these offsets proposes."""
+    return torch.arange(len(d2t)) + d2t.to(torch.int64)
+
+
+def token_tables(d2t: Tensor | None, vocab_size: int) -> dict[str, Tensor]:
+    """The offsets, and [vocab_size] bool of the tokens that they lead to; none for heads that propose every token."""
+    if d2t is None:
+        return {}
+    mask = torch.zeros(vocab_size, dtype=torch.bool).index_fill(0, proposed_tokens(d2t), True)
+    return {D2T: d2t.to(torch.int64), T2D: mask}
+
+
+def as_stored(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The same as a file can hold them, each in memory of its own."""
+    return {
+        name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()
+    }
+
+
+def speculators_entry(kind: str, *, target: str, architectures: list[str], num_draft_tokens: int) -> dict[str, Any]:
+    """`speculators_config`, by which programs choose how to draft.
+
+    Args:
+        kind: of head, as the form calls it.
+        target: name or folder of the target. architectures: of the target, as its config.json says.
+        num_draft_tokens: that the form recommends.
+    """
+    return {
+        "algorithm": kind,
+        "default_proposal_method": "greedy",
+        "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": num_draft_tokens}],
+        "verifier": {"name_or_path": target, "architectures": architectures},
+    }

@@ -1,0 +1,285 @@
+"""Heads as folders: config.json and model.safetensors.
+
+forerun's form can say all that a head can be: config.json holds the fields of the configuration of its kind, the
+target's fingerprint, a record of how the head was trained, and a checksum over both files; matrices are numbers, or
+codes of 8 bits with a scale a row. Public forms are read by `public_forms.py` and `public_medusa.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import MISSING, asdict, dataclass, fields
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from forerun.drafters.block.config import BlockConfig
+from forerun.drafters.eagle.checkpoint_format import SPECULATORS
+from forerun.drafters.eagle.config import EagleConfig
+from forerun.drafters.heads.checkpoint_formats import WEIGHTS, open_slices, public_config_of, read_public
+from forerun.drafters.heads.config import FLOATS, HeadConfig, Kept, StoredHead, check_forms, check_values, checked_d2t
+from forerun.drafters.medusa.checkpoint_format import is_medusa, medusa_config_of, read_medusa
+from forerun.drafters.medusa.config import MedusaConfig
+from forerun.errors import ConfigError, ModelLoadError
+from forerun.kernels.quantisation import QuantisedWeight, quantise_int8
+from forerun.utils.files import digest, new_files, whole_folder, write_bytes, write_json
+from forerun.utils.foreign_errors import REMEDY, as_load_errors
+from forerun.utils.json_file import ErrorType, Fields
+
+# A head's matrices at 8 bits, as tensors of its file: NAME.codes [out, in] uint8 and NAME.scale [out, 1] float32.
+
+_CODES, _SCALE = ".codes", ".scale"
+_ZERO = 128
+
+
+def has_codes(names: Iterable[str]) -> bool:
+    """Whether any of these tensors of a file is in codes."""
+    return any(name.endswith(_CODES) for name in names)
+
+
+def in_codes(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The same with every matrix as codes and scales, one scale a row; vectors stay numbers.
+
+    Raises:
+        ConfigError: a matrix cannot be quantised.
+    """
+    found: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        if tensor.dim() != 2:
+            found[name] = tensor
+            continue
+        try:
+            weight = quantise_int8(tensor, f"the tensor {name}")
+        except ModelLoadError as failure:
+            raise ConfigError(str(failure)) from None
+        found |= {name + _CODES: weight.codes, name + _SCALE: weight.scale}
+    return found
+
+
+def take_codes(tensors: dict[str, Tensor], place: str, error: ErrorType, remedy: str) -> dict[str, QuantisedWeight]:
+    """The matrices in codes by name, taken out of `tensors`.
+
+    Raises:
+        error: one lacks its scales, is there as numbers too, or has a shape or type that cannot be.
+    """
+    names = sorted(key.removesuffix(_CODES) for key in tensors if key.endswith(_CODES))
+    found = {}
+    for name in names:
+        if name in tensors or name + _SCALE not in tensors:
+            raise error(f"{place}: the tensor {name} must be either numbers, or codes with scales. {remedy}")
+        codes, scale = tensors.pop(name + _CODES), tensors.pop(name + _SCALE)
+        fits = codes.dim() == 2 and scale.shape == (len(codes), 1)
+        if not fits or codes.dtype != torch.uint8 or scale.dtype != torch.float32:
+            raise error(
+                f"{place}: the tensor {name} has codes {list(codes.shape)} of {codes.dtype} and scales "
+                f"{list(scale.shape)} of {scale.dtype}, but must have a scale of float32 a row of uint8. {remedy}"
+            )
+        if not bool(scale.isfinite().all()):
+            raise error(f"{place}: the tensor {name} has a scale that is NaN or infinite. {remedy}")
+        found[name] = QuantisedWeight(8, codes, _ZERO, scale, None, None)
+    return found
+
+
+CONFIG = "config.json"
+FORMATS: Mapping[str, type[EagleConfig] | type[MedusaConfig] | type[BlockConfig]] = MappingProxyType(
+    {"forerun-eagle": EagleConfig, "forerun-medusa": MedusaConfig, "forerun-block": BlockConfig}
+)
+FORMAT_VERSION = 1
+FC = "fc.weight"
+"""The projection that public EAGLE heads begin with, and language models have not."""
+_D2T = "d2t"
+_TRAIN_AGAIN = "Train it to its end, or take an earlier checkpoint."
+_NEWER = "Read it with the version of forerun that wrote it."
+
+
+def save_head(
+    folder: Path,
+    config: HeadConfig,
+    tensors: Mapping[str, Tensor],
+    d2t: Tensor | None = None,
+    record: Mapping[str, Any] | None = None,
+    *,
+    fingerprint: str = "",
+    number_format: str = "",
+    quantize: Literal["int8"] | None = None,
+) -> None:
+    """Write a head in forerun's form. A new folder appears whole or not at all; in one that is there, files are
+    replaced one by one, and what a kill between them leaves is found damaged by its checksum.
+
+    Args:
+        tensors: all of `config.tensors()`, of floating point numbers.
+        d2t: [draft_vocab_size] offsets; may be None where the head proposes every token.
+        record: how it was trained; values of JSON.
+        fingerprint: of its target. number_format: of the target's weights.
+        quantize: "int8" keeps the matrices at 8 bits with a scale a row.
+
+    Raises:
+        ConfigError: a tensor is missing, unknown, of another shape, NaN or infinite; or the folder cannot be written.
+    """
+    from safetensors.torch import save
+
+    place = str(folder)
+    found = {name: Kept(tensor) for name, tensor in tensors.items()}
+    check_forms(config, found, place, ConfigError, _TRAIN_AGAIN)
+    check_values(tensors, place, ConfigError, _TRAIN_AGAIN)
+    offsets = checked_d2t(d2t, config, place, ConfigError, "Give the one that it was trained with.")
+    kept = {name: tensor.detach().cpu() for name, tensor in tensors.items()}
+    if quantize is not None:
+        kept = in_codes(kept)
+    if offsets is not None:
+        kept[_D2T] = offsets.to(torch.int32)
+    weights = save({name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in kept.items()})
+    said = {
+        "format": next(name for name, kind in FORMATS.items() if isinstance(config, kind)),
+        "format_version": FORMAT_VERSION,
+        "head": asdict(config),
+        "target": {"fingerprint": fingerprint, "number_format": number_format},
+        "record": json.loads(json.dumps(dict(record or {}))),
+    }
+    said["checksum"] = _checksum(said, weights)
+    with (new_files if folder.is_dir() else whole_folder)(folder, ConfigError) as fresh:
+        write_bytes(fresh / WEIGHTS, weights, error=ConfigError)
+        write_json(fresh / CONFIG, said, error=ConfigError)
+
+
+def load_head(folder: Path, num_layers: int | None = None) -> StoredHead[HeadConfig]:
+    """Read a head: one of forerun's form, or a public EAGLE-1, EAGLE-3, `speculators` or Medusa head.
+
+    Args:
+        num_layers: of the target. Public heads may be silent about the layers whose states they read, which then
+            follow from it.
+
+    Raises:
+        ModelLoadError: there is none, it is damaged, its files contradict each other, or `num_layers` is needed.
+        UnsupportedModelError: it is a public head of a kind that is not served.
+    """
+    settings = head_settings(folder)
+    if "format" in settings.values:
+        return _read(folder, settings)
+    return (read_medusa if is_medusa(settings) else read_public)(folder, settings, num_layers)
+
+
+@dataclass(frozen=True, slots=True)
+class HeadHeader:
+    """What a head's folder tells before its tensors are read.
+
+    Attributes:
+        dtype: of its numbers. in_codes: its matrices are codes, of which numbers are made.
+    """
+
+    config: HeadConfig
+    dtype: torch.dtype
+    in_codes: bool
+
+    @property
+    def nbytes(self) -> int:
+        """Of its tensors when they have been read."""
+        return sum(
+            math.prod(shape) * self.dtype.itemsize + self._codes(shape) for shape in self.config.tensors().values()
+        )
+
+    def _codes(self, shape: tuple[int, ...]) -> int:
+        return math.prod(shape) + 4 * shape[0] if self.in_codes and len(shape) == 2 else 0
+
+
+def head_header(folder: Path, num_layers: int | None = None) -> HeadHeader:
+    """The configuration of a head, and what the header of its tensors says.
+
+    Raises:
+        ModelLoadError, UnsupportedModelError: as `load_head`, as far as it can be told so early.
+    """
+    settings = head_settings(folder)
+    with as_load_errors(f"{folder / WEIGHTS}: the weights are damaged", REMEDY):
+        stored = open_slices(folder)
+    if "format" in settings.values:
+        config = _config(settings.fields("head"), FORMATS[settings.string("format", choices=tuple(FORMATS))])
+    elif is_medusa(settings):
+        config = medusa_config_of(settings, num_layers)
+    else:
+        config = public_config_of(settings, stored, str(folder), num_layers)
+    named = {name: dtype for dtype, name in FLOATS.items()}
+    dtypes = (each.get_dtype() for each in stored.values())
+    return HeadHeader(config, next((named[each] for each in dtypes if each in named), torch.float32), has_codes(stored))
+
+
+def head_settings(folder: Path) -> Fields:
+    """What config.json says. Raises ModelLoadError where there is none, or no JSON."""
+    if not (folder / CONFIG).is_file():
+        raise ModelLoadError(f"{folder} holds no {CONFIG}. Give the folder of a head.")
+    return Fields.read(folder / CONFIG, ModelLoadError, remedy=REMEDY)
+
+
+def is_head(folder: Path) -> bool:
+    """Whether a folder holds a draft head, and not a language model or nothing. A damaged one may be taken for neither.
+
+    Raises:
+        ModelLoadError: config.json is no JSON.
+    """
+    if not (folder / CONFIG).is_file():
+        return False
+    settings = head_settings(folder)
+    said = {"format", SPECULATORS, "draft_vocab_size"} & settings.values.keys()
+    if said or is_medusa(settings):
+        return True
+    with as_load_errors(f"{folder / WEIGHTS}: the weights are damaged", REMEDY):
+        return (folder / WEIGHTS).is_file() and FC in open_slices(folder)
+
+
+def _read(folder: Path, settings: Fields) -> StoredHead[HeadConfig]:
+    from safetensors.torch import load
+
+    place, path = str(folder), folder / WEIGHTS
+    kind = FORMATS[settings.string("format", choices=tuple(FORMATS))]
+    version = settings.integer("format_version")
+    if version != FORMAT_VERSION:
+        raise ModelLoadError(f"{settings.place}: format_version is {version}, not {FORMAT_VERSION}. {_NEWER}")
+    try:
+        weights = path.read_bytes()
+    except OSError as failure:
+        raise ModelLoadError(f"{path} cannot be read: {failure.strerror or failure}. {REMEDY}") from None
+    if settings.string("checksum") != _checksum(settings.values, weights):
+        raise ModelLoadError(f"{place} is damaged: {CONFIG} and {WEIGHTS} are not as they were written. {REMEDY}")
+    config = _config(settings.fields("head"), kind)
+    with as_load_errors(f"{path}: the weights are damaged", REMEDY):
+        tensors = load(weights)
+    d2t = checked_d2t(tensors.pop(_D2T, None), config, place, ModelLoadError, REMEDY)
+    codes = take_codes(tensors, place, ModelLoadError, REMEDY)
+    tensors |= {name: weight.dequantise(torch.float32) for name, weight in codes.items()}
+    check_forms(config, {name: Kept(each) for name, each in tensors.items()}, place, ModelLoadError, REMEDY)
+    check_values(tensors, place, ModelLoadError, REMEDY)
+    target, record = settings.fields("target"), settings.fields("record").values
+    return StoredHead(config, tensors, d2t, target.string("fingerprint"), record, target.string("number_format"), codes)
+
+
+def _checksum(said: Mapping[str, Any], weights: bytes) -> str:
+    """Of all that config.json says but the checksum, and of the weights."""
+    rest = {key: value for key, value in said.items() if key != "checksum"}
+    return digest(json.dumps(rest, sort_keys=True).encode(), b"\0", weights)
+
+
+def _config(head: Fields, kind: type[EagleConfig] | type[MedusaConfig] | type[BlockConfig]) -> HeadConfig:
+    """The configuration that the fields of a JSON object make."""
+    read: dict[str, Callable[[str], Any]] = {
+        "int": head.integer,
+        "bool": head.flag,
+        "float": head.number,
+        "str": head.string,
+        "tuple[int, ...]": lambda key: tuple(head.list_of(key, int)),
+        "tuple[float, ...]": lambda key: tuple(head.list_of(key, float)),
+        "int | None": lambda key: head.integer(key, None),
+    }
+    types = {each.name: str(each.type) for each in fields(kind)}
+    optional = {each.name for each in fields(kind) if each.default is not MISSING}
+    for key in head.values:
+        if key not in types:
+            raise ModelLoadError(f"{head.place}: {key[:60]} is unknown here. {_NEWER}")
+    said = {name: made for name, made in types.items() if name in head.values or name not in optional}
+    try:
+        return kind(**{name: read[made](name) for name, made in said.items()})
+    except ConfigError as failure:
+        raise ModelLoadError(f"{head.place}: {failure} {REMEDY}") from None

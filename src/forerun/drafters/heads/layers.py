@@ -1,0 +1,225 @@
+"""The layers of a head in the form in which its target's are multiplied: codes of 8 bits where the target's weights are
+in codes, else its number format, native where it is."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from forerun.config import REFERENCE
+from forerun.drafters.block.config import BlockConfig
+from forerun.drafters.eagle.config import EagleConfig
+from forerun.drafters.heads.config import HeadConfig, StoredHead
+from forerun.errors import IncompatibleDrafterError
+from forerun.kernels.cpu.library import Library
+from forerun.kernels.cpu.linear import NativeLinear
+from forerun.kernels.partition import Form
+from forerun.kernels.quantisation import QuantisedWeight, quantise_int8
+from forerun.kv_cache import PagePool, SequenceCache
+from forerun.models.attention.base import Attention, LayerAttention, Planner
+from forerun.models.attention.native import NativeAttention
+from forerun.models.attention.reference import ReferenceAttention
+from forerun.models.base import Exactness, LanguageModel
+from forerun.models.families import library_for
+from forerun.models.linear import Linear, make_linear, make_quantised_linear
+from forerun.models.rotation import pair_halves
+
+
+@dataclass(frozen=True, slots=True)
+class HeadLayers:
+    """Makes the layers of a head's tensors.
+
+    Attributes:
+        head, device, dtype: its tensors; the target's device and type of weights.
+        compute: of everything between the products: float64 for a float64 target, else float32.
+        takes: what the linear layers take.
+        library: the native one, where the target is computed by it.
+        quantises: numbers are brought to codes, as the target's are.
+    """
+
+    head: StoredHead[HeadConfig]
+    device: torch.device
+    dtype: torch.dtype
+    compute: torch.dtype
+    takes: torch.dtype
+    library: Library | None
+    quantises: bool
+
+    @classmethod
+    def of(cls, head: StoredHead[HeadConfig], target: LanguageModel) -> HeadLayers:
+        device, dtype, quantises = target.device, target.dtype, target.quantize is not None
+        library = None if target.kernels == REFERENCE else library_for(device, dtype, is_quantised=quantises)
+        compute = torch.float64 if dtype == torch.float64 else torch.float32
+        takes = compute if library is not None or quantises else dtype
+        return cls(head, device, dtype, compute, takes, library, quantises)
+
+    def attention(self) -> Attention:
+        """Of the target's kind."""
+        return (
+            ReferenceAttention(self.takes)
+            if self.library is None
+            else NativeAttention(self.library, self.takes, self.dtype)
+        )
+
+    def vector(self, name: str) -> Tensor:
+        """A tensor that is added or multiplied number by number, as it is computed with."""
+        return self.head.tensors[name].detach().to(self.device, self.compute)
+
+    def norm(self, name: str) -> Tensor | None:
+        """The weights of a norm, if the head has it."""
+        name = f"{name}.weight"
+        return self.vector(name) if name in self.head.tensors else None
+
+    def linear(self, *names: str, rotated: int = 0, head_dim: int = 0) -> Linear:
+        """Of the matrices of these names; the first `rotated` of them have heads of this width to be rotated."""
+        parts: list[Tensor | QuantisedWeight] = []
+        for number, name in enumerate(f"{name}.weight" for name in names):
+            numbers, codes = self.head.tensors[name], self.head.codes.get(name)
+            order = torch.arange(len(numbers))
+            order = pair_halves(order, head_dim) if number < rotated else order
+            parts.append(numbers[order] if codes is None else codes.rows(order))
+        return self.product(parts)
+
+    def output(self, is_of_head: bool, target: LanguageModel, token_ids: Tensor) -> Linear:
+        """The output layer: of the head, or the target's rows of these tokens, in codes where the head is."""
+        if is_of_head:
+            return self.linear("lm_head")
+        rows = target.output_rows(token_ids)
+        is_in_codes = self.library is not None and self.head.codes
+        return self.product([quantise_int8(rows, "a head") if is_in_codes else rows])
+
+    def multiply(self, linear: Linear, x: Tensor) -> Tensor:
+        """[n, in] -> [n, out] in `compute`, whatever the layer takes."""
+        return linear.forward(x.to(self.takes)).to(self.compute)
+
+    def product(self, parts: Sequence[Tensor | QuantisedWeight]) -> Linear:
+        """One layer whose outputs are those of the parts, [out, in], one after another."""
+        codes = [part.to(self.device) for part in parts if isinstance(part, QuantisedWeight)]
+        if len(codes) == len(parts):
+            return make_quantised_linear(codes)
+        numbers = [part.dequantise(self.compute) if isinstance(part, QuantisedWeight) else part for part in parts]
+        joined = torch.cat([part.to(self.device, self.compute) for part in numbers])
+        if self.quantises:
+            return make_quantised_linear([quantise_int8(joined, "a head")])
+        joined = joined.to(self.dtype)
+        return make_linear(joined) if self.library is None else NativeLinear(self.library, joined)
+
+
+def state_norms(config: EagleConfig | BlockConfig) -> list[str]:
+    """The norms of the target's states, without ".weight"; none where they are read as they are."""
+    return [f"fc_norm.{i}" for i in range(len(config.layers))] if config.norm_before_fc else []
+
+
+def head_attention(config: EagleConfig | BlockConfig) -> tuple[Form, LayerAttention]:
+    """What the attention of every layer of a head computes."""
+    form = Form(config.head_dim**-0.5, config.sliding_window)
+    group = config.num_heads // config.num_kv_heads
+    return form, LayerAttention(config.num_kv_heads, group, config.head_dim, config.head_dim, form)
+
+
+def check_sizes(config: HeadConfig, target: LanguageModel, name: str) -> int:
+    """The width of the target's states.
+
+    Raises:
+        IncompatibleDrafterError: vocabulary or width are not those that the head was made for.
+    """
+    if config.vocab_size != target.vocab_size:
+        raise IncompatibleDrafterError(
+            f"{name} is of a target of {config.vocab_size:,} tokens, but {target.name} has "
+            f"{target.vocab_size:,}. Take a head that was trained for {target.name}."
+        )
+    width: int = target.embedding_rows(torch.zeros(1, dtype=torch.int64)).shape[1]
+    if config.target_hidden_size != width:
+        raise IncompatibleDrafterError(
+            f"{name} is of a target whose states have {config.target_hidden_size} numbers, but those of "
+            f"{target.name} have {width}. Take a head that was trained for {target.name}."
+        )
+    return width
+
+
+# What models of heads have in common: the target that they belong to, the tokens that they propose, and what those
+# with rows of their own make of the target's states.
+
+
+class HeadModel(LanguageModel):
+    """A head over its target, as a language model whose rows need a state beside the token (`Rows.states`).
+
+    `Forward.logits` are [R, draft_vocab_size], of the tokens that the head can propose: `widened` gives them the
+    target's width.
+
+    Attributes:
+        target: whose embeddings, and perhaps output layer, it reads.
+        token_ids: [draft_vocab_size] the target's tokens that it can propose.
+        proposes_all: whether these are all tokens, in order.
+
+    Args:
+        name: for messages and stored costs.
+
+    Raises:
+        IncompatibleDrafterError: the target is of another size.
+    """
+
+    def __init__(self, head: StoredHead[HeadConfig], target: LanguageModel, name: str) -> None:
+        check_sizes(head.config, target, name)
+        super().__init__(
+            name=name,
+            vocab_size=target.vocab_size,
+            context_length=target.context_length,
+            eos_token_ids=target.eos_token_ids,
+            dtype=target.dtype,
+            device=target.device,
+            num_parameters=sum(tensor.numel() for tensor in head.tensors.values()),
+            exactness=Exactness(False, "the self-test does not try heads"),
+            quantize=None if target.quantize is None else "int8",
+            kernels=target.kernels,
+        )
+        self.target = target
+        tokens = torch.arange(head.config.draft_vocab_size)
+        self.token_ids = (tokens if head.d2t is None else tokens + head.d2t).to(target.device)
+        self.proposes_all = head.d2t is None
+        self._listed: list[int] = [] if self.proposes_all else self.token_ids.tolist()
+
+    def names(self, columns: list[int]) -> list[int]:
+        """The target's tokens of columns of the logits."""
+        return columns if self.proposes_all else [self._listed[column] for column in columns]
+
+    def widened(self, logits: Tensor) -> Tensor:
+        """[R, vocab_size] of [R, draft_vocab_size]: -inf where the head has no row."""
+        if self.proposes_all:
+            return logits
+        wide = torch.full((len(logits), self.vocab_size), -torch.inf, dtype=logits.dtype, device=logits.device)
+        return wide.index_copy_(1, self.token_ids, logits)
+
+
+class FusingHeadModel(HeadModel):
+    """A head with a row for each token, that reads several of the target's states, fused.
+
+    Attributes:
+        planner: of its layers' attention; makes its caches.
+    """
+
+    planner: Planner
+
+    @property
+    def pool(self) -> PagePool:
+        """Where the pages of its caches come from."""
+        return self.planner.pool
+
+    def new_cache(self) -> SequenceCache:
+        """An empty cache for one sequence."""
+        return self.planner.new_cache()
+
+    @abstractmethod
+    def fuse(self, taps: Tensor) -> Tensor:
+        """What rows read of the target's states.
+
+        Args:
+            taps: [n, layers, target_hidden_size], of the layers of the configuration.
+
+        Returns:
+            [n, S].
+        """

@@ -1,0 +1,108 @@
+"""The memory that a draft head will take beside its target, before its tensors are read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from forerun.drafters.heads.folder import HeadHeader, head_header
+from forerun.kernels.partition import Form
+from forerun.models.attention.base import LayerAttention, Planner
+from forerun.models.attention.path_planner import PathPlanner
+from forerun.models.attention.reference import ReferenceAttention
+from forerun.models.families import library_for
+from forerun.models.loading.find_source import find_source
+from forerun.models.memory_plan import Keeping, ModelMemory
+
+_INT8: Literal["int8"] = "int8"
+
+
+@dataclass(frozen=True, slots=True)
+class HeadMemory:
+    """What one head takes: as `ModelMemory`.
+
+    Attributes:
+        weights: bytes of its layers, of the target's output rows that it has a copy of, and of its tensors as they were
+            read, which are kept.
+        page_nbytes: 0 of a head that keeps nothing of a sequence.
+    """
+
+    name: str
+    number_format: str
+    device: torch.device
+    weights: int
+    loading: int
+    page_nbytes: int
+
+
+def head_memory(folder: Path, target: ModelMemory, target_name: str | Path) -> HeadMemory:
+    """What the head in a folder takes, which computes in what its target does. Of its tensors the header is read.
+
+    Args:
+        target_name: that the target is loaded by.
+
+    Raises:
+        ModelLoadError, UnsupportedModelError: as `load_head`, as far as it can be told so early.
+    """
+    header = head_header(folder, find_source(target_name).config().get_text_config().num_hidden_layers)
+    is_quantised = target.number_format != str(target.dtype).removeprefix("torch.")
+    layers = _layers_nbytes(header, target, is_quantised=is_quantised)
+    return HeadMemory(
+        name=str(folder),
+        number_format=_INT8 if is_quantised or header.in_codes else target.number_format,
+        device=target.device,
+        weights=layers + header.nbytes,
+        loading=layers + 2 * header.nbytes,  # the file and what is made of it
+        page_nbytes=_page_nbytes(header, target, is_quantised=is_quantised),
+    )
+
+
+def _layers_nbytes(header: HeadHeader, target: ModelMemory, *, is_quantised: bool) -> int:
+    """Bytes of the layers that compute. Their vectors are in float32 at least."""
+    config = header.config
+    numbers = _keeping(target, is_quantised=is_quantised)
+    matrices = _keeping(target, is_quantised=is_quantised or header.in_codes)
+    shapes = config.tensors()
+    nbytes = 0
+    for name, shape in shapes.items():
+        if len(shape) == 2:
+            nbytes += matrices.linear(name, torch.Size(shape), is_outer=False)
+        else:
+            nbytes += numbers.other(torch.empty(shape, dtype=header.dtype, device="meta"))
+    if not any(name.startswith("lm_head") for name in shapes):
+        rows = torch.Size((config.draft_vocab_size, config.target_hidden_size))
+        kept = matrices if header.in_codes and numbers.library is not None else numbers  # as `HeadLayers.output`
+        nbytes += kept.linear("lm_head.weight", rows, is_outer=False)
+    return nbytes
+
+
+def _keeping(target: ModelMemory, *, is_quantised: bool) -> Keeping:
+    """How linear layers of a head are kept: as those of the Llama family, codes at 8 bits."""
+    library = library_for(target.device, target.dtype, is_quantised=is_quantised)
+    return Keeping(
+        target.dtype,
+        target.device,
+        True,
+        library,
+        _INT8 if is_quantised else None,
+        lambda name: None,
+        has_adapter=False,
+    )
+
+
+def _page_nbytes(header: HeadHeader, target: ModelMemory, *, is_quantised: bool) -> int:
+    keys = header.config.keys
+    if not keys.num_layers:
+        return 0
+    layer = LayerAttention(keys.num_heads, 1, keys.head_dim, keys.head_dim, Form(keys.head_dim**-0.5))
+    layers = [layer] * keys.num_layers
+    library = library_for(target.device, target.dtype, is_quantised=is_quantised)
+    planner: Planner
+    if library is None:
+        planner = ReferenceAttention(target.dtype).planner(layers, target.device)
+    else:
+        planner = PathPlanner(layers, target.dtype)
+    return planner.pool.page_nbytes

@@ -1,0 +1,216 @@
+"""What drafters have in common that ask others: together these need, hold and load what each of them does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from forerun.drafters.base import Binding, Drafter, NamedModel, Traits
+from forerun.drafters.validation import check_drafter
+from forerun.errors import DrafterError, ModelLoadError
+from forerun.types import Draft, Needs, Pool, Step, Verdict
+from forerun.utils.tree import ROOT, Tree
+
+
+class Several(Drafter):
+    """The base of drafters that ask others.
+
+    Args:
+        parts: the others, with their names for messages and statistics.
+
+    Raises:
+        DrafterError: one of them is no drafter.
+
+    Attributes:
+        _called: a part in messages, {} standing for its name.
+    """
+
+    _called = "The drafter {}"
+
+    def __init__(self, parts: Seq[tuple[str, Drafter]]) -> None:
+        for _, drafter in parts:
+            check_drafter(drafter)
+        self._parts = tuple(parts)
+
+    @property
+    def needs(self) -> Needs:
+        """What any of them needs."""
+        needs = Needs()
+        for _, drafter in self._parts:
+            needs |= drafter.needs
+        return needs
+
+    @property
+    def traits(self) -> Traits:
+        """Those of all together."""
+        return Traits.merged(type(self).__name__, [drafter.traits for _, drafter in self._parts])
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that they hold together."""
+        return sum(drafter.nbytes for _, drafter in self._parts)
+
+    @property
+    def pools(self) -> tuple[Pool, ...]:
+        return tuple(dict.fromkeys(pool for _, drafter in self._parts for pool in drafter.pools))
+
+    def models_to_load(self, target_name: str) -> tuple[NamedModel, ...]:
+        return tuple(model for _, drafter in self._parts for model in drafter.models_to_load(target_name))
+
+    def bind(self, binding: Binding) -> None:
+        """Bind all of them. Raises what the one that cannot be bound raises, with its name."""
+        for name, drafter in self._parts:
+            try:
+                drafter.bind(binding)
+            except (DrafterError, ModelLoadError) as error:
+                raise type(error)(f"{self._called.format(repr(name))} cannot be used: {error}") from error
+
+    def reset(self) -> None:
+        for _, drafter in self._parts:
+            drafter.reset()
+
+
+def signed(name: str, draft: Draft) -> Draft:
+    """The draft with its drafter's name on every node, unless it has names of its own."""
+    return draft if draft.sources else replace(draft, sources=(name,) * len(draft))
+
+
+# Several drafts for one sequence as one tree, and what became of each of them.
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """One tree from several drafts.
+
+    Attributes:
+        draft: the tree; chosen, whatever the parts were.
+        places: for each part, for each of its nodes that stayed: (index in the part, index in the tree).
+    """
+
+    draft: Draft
+    places: list[list[tuple[int, int]]]
+
+
+def merge(parts: Seq[tuple[str, Draft]], values: Seq[Seq[float]], budget: int) -> Merged:
+    """Merge by token prefix; the most probable nodes stay.
+
+    Distributions are dropped: a node that was drawn counts as chosen, which is exact for any tree that does not know
+    the target's randomness.
+
+    Args:
+        parts: name and draft of each source.
+        values: for each part the chance that each of its nodes is accepted, not rising from a node to its children.
+        budget: nodes of the tree at most.
+    """
+    tokens = [part.ids for _, part in parts]
+    above = [part.parents for _, part in parts]
+    order = [
+        (-value, number, node)
+        for number, chances in enumerate(values)
+        for node, value in enumerate(chances[: parts[number][1].num_candidates])
+    ]
+    tree = Tree()
+    sources: list[str] = []
+    merged: dict[tuple[int, int], int] = {}
+    place: list[dict[int, int]] = [{ROOT: ROOT} for _ in parts]
+    for _, number, node in sorted(order):
+        parent = place[number].get(above[number][node])
+        if parent is None:
+            continue  # its parent did not stay
+        token_id = tokens[number][node]
+        if (parent, token_id) not in merged:
+            if len(tree) == budget:
+                continue
+            merged[parent, token_id] = tree.add(token_id, parent)
+            sources.append(parts[number][0])
+        place[number][node] = merged[parent, token_id]
+    draft = Draft(tree.ids, tree.parents, sources=tuple(sources))
+    return Merged(draft, [sorted((node, at) for node, at in each.items() if node >= 0) for each in place])
+
+
+def kept(draft: Draft, nodes: Seq[int]) -> Draft:
+    """A draft's nodes that stayed, as a draft. nodes: ascending, closed under parents."""
+    if list(nodes) == list(range(len(draft))):
+        return draft
+    part = draft.part(nodes)
+    return Draft(part.token_ids, part.parents)
+
+
+def agreement(draft: Draft, new_ids: Seq[int]) -> tuple[list[int], int]:
+    """Where a draft, verified or not, agrees with what was committed.
+
+    Returns:
+        The nodes along the committed tokens, root to leaf; and how many of the draft's first nodes are judged by
+        them: deeper ones than there are new tokens are not.
+    """
+    path = draft.follow(new_ids)
+    judged = draft.num_candidates
+    if len(path) == len(new_ids):
+        # a child of the last node would have been the next one, had the step gone on
+        end = path[-1] if path else ROOT
+        judged = next((node for node in range(judged) if draft.parents[node] == end), judged)
+    return path, judged
+
+
+# What each source of a hybrid is told of a step: the part of the draft that was its, and the rows it needs.
+
+
+@dataclass(slots=True, eq=False)
+class Given:
+    """What one sequence was given in a step, until the step's verdict.
+
+    Attributes:
+        draft: for the engine.
+        asked: source -> nodes asked for, its draft.
+        owner: the source whose draft it is; None of a merged tree.
+        merged: the tree, where several were merged, of the sources in `asked` in that order.
+    """
+
+    draft: Draft
+    asked: dict[int, tuple[int, Draft]]
+    owner: int | None = None
+    merged: Merged | None = None
+
+
+def source_step(step: Step, given: Given | None, number: int, all_needs: Needs, needs: Needs) -> Step:
+    """The step as one source sees it.
+
+    Args:
+        given: what the step's draft was made of; None if the hybrid did not make it.
+        number: of the source.
+        all_needs: of all sources together, which the step was made for.
+        needs: of this source.
+    """
+    top = None if needs.top_tokens == 0 or step.top_tokens is None else step.top_tokens[:, : needs.top_tokens]
+    layers = [all_needs.layers.index(layer) for layer in needs.layers]
+    taps = None if not layers or step.taps is None else step.taps[:, layers]
+    states = None if not needs.states or step.states is None else step.states[:, layers]
+    if step.draft is None or step.verdict is None:
+        if not needs.prompt_rows:
+            top = taps = None
+        return Step(step.sequence, None, None, step.num_computed, top, taps, states)
+    if given is not None and given.owner == number:
+        return Step(step.sequence, given.asked[number][1], step.verdict, step.num_computed, top, taps, states)
+    path, draft = step.verdict.path, Draft.empty()
+    ids = step.draft.ids
+    new_ids = [*(ids[node] for node in path), step.verdict.next_token]
+    part_path: list[int] = []
+    rows: list[int] = path
+    if given is not None and given.merged is not None and number in given.asked:
+        places = given.merged.places[list(given.asked).index(number)]
+        draft = kept(given.asked[number][1], [node for node, _ in places])
+        part_path = agreement(draft, new_ids[:-1])[0]
+        rows = [at for _, at in places]
+    verdict = Verdict(part_path, new_ids[len(part_path)] if len(draft) else new_ids[-1])
+    n = len(step.draft)
+    return Step(step.sequence, draft, verdict, step.num_computed, _rows(top, n, rows), _rows(taps, n, rows), states)
+
+
+def _rows(values: Tensor | None, num_nodes: int, nodes: Seq[int]) -> Tensor | None:
+    """Of the step's rows those up to the last committed token's, and those of some nodes."""
+    if values is None:
+        return None
+    first = len(values) - num_nodes
+    return values[[*range(first), *(first + node for node in nodes)]]

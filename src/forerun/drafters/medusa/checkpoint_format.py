@@ -1,0 +1,228 @@
+"""Medusa heads in the form that vLLM reads: config.json with model_type "medusa", and tensors of the names of
+`MedusaConfig.tensors`, or those of the original repository ("K.LAYER.linear.weight", "K.LAYERS.weight").
+
+Beside these: `token_map`, [truncated_vocab_size] int64, the target's tokens that the heads can propose. The output rows
+are `lm_head.weight` with original_lm_head, else `lm_heads.K.weight`; rows of the whole vocabulary are cut by the map.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from forerun.drafters.heads.checkpoint_formats import Slice, open_slices
+from forerun.drafters.heads.config import (
+    OUTPUT,
+    Kept,
+    StoredHead,
+    as_stored,
+    check_forms,
+    check_shape,
+    check_values,
+    checked_d2t,
+    proposed_tokens,
+)
+from forerun.drafters.medusa.config import MedusaConfig
+from forerun.errors import ConfigError, ModelLoadError, UnsupportedModelError
+from forerun.utils.foreign_errors import REMEDY, as_load_errors
+from forerun.utils.json_file import Fields
+
+FORM = "medusa"
+TOKEN_MAP = "token_map"
+_OUTPUT = re.compile(r"^lm_heads?\.(\d+\.)?weight$")
+
+
+def is_medusa(settings: Fields) -> bool:
+    """Whether config.json is that of Medusa heads."""
+    return settings.values.get("model_type") == FORM or "MedusaModel" in settings.list_of("architectures", str, [])
+
+
+def read_medusa(folder: Path, settings: Fields, num_layers: int | None) -> StoredHead[MedusaConfig]:
+    """Read public Medusa heads.
+
+    Args:
+        settings: what their config.json says.
+        num_layers: of the target, after whose last one the state is that they read.
+
+    Raises:
+        ModelLoadError: they are damaged, their files contradict each other, or `num_layers` is needed.
+        UnsupportedModelError: they are whole, and not of a kind that is served.
+    """
+    place = str(folder)
+    with as_load_errors(f"{folder / 'model.safetensors'}: the weights are damaged", REMEDY):
+        stored = open_slices(folder)
+        config = medusa_config_of(settings, num_layers)
+        found = _renamed(stored, config, place)
+        d2t = checked_d2t(_offsets(found.pop(TOKEN_MAP, None), config, place), config, place, ModelLoadError, REMEDY)
+        tensors = _with_biases(found, settings, config, place)
+        tensors = {name: _cut(name, tensor, d2t, config) for name, tensor in tensors.items()}
+        check_forms(config, {name: Kept(tensor) for name, tensor in tensors.items()}, place, ModelLoadError, REMEDY)
+        check_values(tensors, place, ModelLoadError, REMEDY)
+        return StoredHead(config, tensors, d2t, form="Medusa")
+
+
+def medusa_config_of(settings: Fields, num_layers: int | None) -> MedusaConfig:
+    """The configuration of public heads. Arguments and errors as of `read_medusa`."""
+    if settings.values.get("logit_scale", 1) != 1:
+        raise UnsupportedModelError(f"{settings.place}: logit_scale is served as 1 alone.")
+    if num_layers is None:
+        raise ModelLoadError(
+            f"{settings.place}: which state of its target Medusa heads read depends on the target's number of layers. "
+            "Give the target too."
+        )
+    vocab = settings.integer("vocab_size", low=1)
+    try:
+        return MedusaConfig(
+            vocab_size=vocab,
+            draft_vocab_size=settings.integer("truncated_vocab_size", vocab, low=1),
+            target_hidden_size=settings.integer("hidden_size", low=1),
+            num_heads=_count(settings, "heads", ("num_heads", "medusa_num_heads")),
+            num_layers=_count(settings, "layers", ("num_hidden_layers", "medusa_num_layers")),
+            layers=(num_layers,),
+            output_rows="one" if settings.flag("original_lm_head", False) else "each",
+        )
+    except ConfigError as failure:
+        raise ModelLoadError(f"{settings.place}: {failure} {REMEDY}") from None
+
+
+def medusa_settings(config: MedusaConfig, dtype: str) -> dict[str, Any]:
+    """What config.json says of heads that are sayable. dtype: of the tensors, such as "float32"."""
+    return {
+        "architectures": ["MedusaModel"],
+        "model_type": FORM,
+        "dtype": dtype,
+        "hidden_size": config.target_hidden_size,
+        "vocab_size": config.vocab_size,
+        "truncated_vocab_size": config.draft_vocab_size,
+        "num_heads": config.num_heads,
+        "num_hidden_layers": config.num_layers,
+        "medusa_fc_bias": True,
+        "original_lm_head": config.output_rows != "each",
+    }
+
+
+def medusa_file(
+    config: MedusaConfig, tensors: Mapping[str, Tensor], d2t: Tensor | None, output_rows: Tensor, dtype: torch.dtype
+) -> dict[str, Tensor]:
+    """The tensors of model.safetensors.
+
+    Args:
+        config: of the heads to be written; `tensors` may be of more of them.
+        output_rows: [draft_vocab_size, hidden] of the target, for heads without rows of their own.
+    """
+    kept = {name: tensors[name].to(dtype) for name in config.tensors()}
+    if config.output_rows == "target":
+        kept[OUTPUT] = output_rows.to(dtype)
+    if d2t is not None:
+        kept[TOKEN_MAP] = proposed_tokens(d2t)
+    return as_stored(kept)
+
+
+def sayable_medusa(
+    config: MedusaConfig, d2t: Tensor | None, form: str, num_heads: int | None, what: str
+) -> MedusaConfig:
+    """The configuration of the heads that are written. vLLM drafts with every head that is there.
+
+    Args:
+        num_heads: of them; None for all.
+
+    Raises:
+        UnsupportedModelError: names all that the form cannot say.
+        ConfigError: there are not so many heads.
+    """
+    reasons = {
+        f"form {form}, which has no Medusa": form != FORM,
+        "heads that know the tokens drafted so far (sequential)": config.sequential,
+        "an order of the output tokens that is not the target's": (
+            config.draft_vocab_size == config.vocab_size and d2t is not None
+        ),
+    }
+    found = [name for name, holds in reasons.items() if holds]
+    if found:
+        raise UnsupportedModelError(
+            f"{what} cannot be written for vLLM, which cannot say: {'; '.join(found)}. Train heads without: forerun "
+            "train medusa."
+        )
+    count = config.num_heads if num_heads is None else num_heads
+    if count > config.num_heads:
+        raise ConfigError(
+            f"{what} has {config.num_heads} heads, which draft no {count} tokens. Ask for {config.num_heads} or fewer."
+        )
+    return replace(config, num_heads=count, accuracies=())
+
+
+def _count(settings: Fields, what: str, names: tuple[str, str]) -> int:
+    """A number that goes by one of two names. Programs take any key with "num" and the word for it."""
+    others = [key for key in settings.values if "num" in key and what in key and key not in names]
+    if others:
+        raise ModelLoadError(
+            f"{settings.place}: {others[0][:60]} would be taken for {names[0]} by some programs. Leave it out."
+        )
+    there = [name for name in names if name in settings]
+    return settings.integer(there[0] if there else names[0], low=1)
+
+
+def _renamed(stored: Mapping[str, Slice], config: MedusaConfig, place: str) -> dict[str, Slice]:
+    """The tensors by the names of `MedusaConfig.tensors`."""
+    found: dict[str, Slice] = {}
+    for name, each in stored.items():
+        ours = name.removeprefix("medusa_heads.")
+        ours = re.sub(r"^(\d+)\.(\d+)\.linear\.(weight|bias)$", r"blocks.\1.layers.\2.\3", ours)
+        ours = re.sub(rf"^(\d+)\.{config.num_layers}\.weight$", r"lm_heads.\1.weight", ours)
+        if config.output_rows == "one" and ours == "lm_heads.0.weight":
+            ours = "lm_head.weight"
+        if ours in found:
+            raise ModelLoadError(f"{place}: the tensor {name[:100]} is there under two names. {REMEDY}")
+        found[ours] = each
+    return found
+
+
+def _offsets(token_map: Slice | None, config: MedusaConfig, place: str) -> Tensor | None:
+    """Of a map to the target's tokens, by which each is that of draft token i plus i."""
+    size = config.draft_vocab_size
+    if token_map is None:
+        return torch.zeros(size, dtype=torch.int64) if size < config.vocab_size else None
+    tokens = token_map[...]
+    if list(tokens.shape) != [size] or tokens.dtype not in (torch.int16, torch.int32, torch.int64):
+        raise ModelLoadError(
+            f"{place}: token_map is {list(tokens.shape)} of {str(tokens.dtype).removeprefix('torch.')}, but must be "
+            f"[{size}] whole numbers, as truncated_vocab_size says. {REMEDY}"
+        )
+    return tokens.to(torch.int64) - torch.arange(size)
+
+
+def _with_biases(found: Mapping[str, Slice], settings: Fields, config: MedusaConfig, place: str) -> dict[str, Tensor]:
+    """All tensors; biases are zeros where config.json says that there are none."""
+    has = settings.flag("medusa_fc_bias", False)
+    tensors: dict[str, Tensor] = {}
+    for name, each in found.items():
+        if _OUTPUT.match(name):
+            shape = list(each.get_shape())
+            whole = [config.vocab_size, config.target_hidden_size]
+            if shape != whole:
+                check_shape(name, each, (config.draft_vocab_size, whole[1]), place, ModelLoadError, REMEDY)
+        tensors[name] = each[...]
+        if name.endswith(".bias") and not has and bool(tensors[name].any()):
+            raise ModelLoadError(
+                f"{place}: there is {name[:100]}, but config.json does not say medusa_fc_bias, without which vLLM "
+                "leaves biases out. Set it to true, if the heads were trained with them."
+            )
+    for name, wanted in config.tensors().items():
+        weight = tensors.get(name.removesuffix("bias") + "weight")
+        if name.endswith(".bias") and not has and name not in tensors and weight is not None:
+            tensors[name] = torch.zeros(wanted, dtype=weight.dtype)
+    return tensors
+
+
+def _cut(name: str, tensor: Tensor, d2t: Tensor | None, config: MedusaConfig) -> Tensor:
+    """Of output rows of the whole vocabulary, those of the draft vocabulary."""
+    if not _OUTPUT.match(name) or len(tensor) == config.draft_vocab_size:
+        return tensor
+    ids = torch.arange(config.draft_vocab_size)
+    return tensor[ids if d2t is None else ids + d2t].contiguous()

@@ -1,1 +1,0 @@
-"""Drafters that run a smaller model."""

@@ -1,0 +1,85 @@
+"""A target's own multi-token-prediction layer drafts a chain (DeepSeek-V3, 2412.19437).
+
+It is an EAGLE head that was trained with its target and lies in its checkpoint: row by row it reads the target's state
+of a token beside the token that follows, and below the first drafted token its own output.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence as Seq
+from pathlib import Path
+
+from forerun.drafters.base import Binding
+from forerun.drafters.draft_model.chain import DraftModel
+from forerun.drafters.eagle.config import EagleConfig
+from forerun.drafters.eagle.drafter import EagleFeeding
+from forerun.drafters.eagle.model import EagleModel
+from forerun.drafters.heads.config import HeadConfig, StoredHead
+from forerun.drafters.heads.shipped import shipped_head
+from forerun.drafters.mtp.layers import read_mtp
+from forerun.errors import DrafterError, IncompatibleDrafterError, ModelLoadError, UnsupportedModelError
+from forerun.models import LanguageModel
+from forerun.types import Draft, Sequence, Step
+
+_log = logging.getLogger(__name__)
+
+
+class Mtp(EagleFeeding, DraftModel):
+    """Drafts chains with the MTP layer of the target's checkpoint, applied again and again.
+
+    Where the checkpoint has such layers in a form that is not served, that is said once, and nothing is drafted.
+
+    Args:
+        model: folder of an MTP layer that was trained for the target (forerun train mtp), or one that was read; None
+            takes the target's own.
+    """
+
+    _example = "mtp"
+
+    def __init__(self, model: str | Path | StoredHead[HeadConfig] | None = None) -> None:
+        super().__init__(model)
+        self._is_idle = False
+
+    def bind(self, binding: Binding) -> None:
+        """Read the layer and fit it to the target.
+
+        Raises:
+            DrafterError: the target has none.
+            ModelLoadError, IncompatibleDrafterError: as `HeadDrafter.bind`.
+        """
+        if self._head is None and self._folder is None:
+            target = binding.target
+            try:
+                self._head = read_mtp(target, target.name)
+            except UnsupportedModelError as error:
+                _log.warning("%s Nothing is drafted; the text is the same.", error)
+                self._is_idle = True
+                return
+            except ModelLoadError as error:
+                if shipped_head(target, self._example) is None:
+                    raise DrafterError(str(error)) from error
+        super().bind(binding)
+
+    def _of_head(self, head: StoredHead[HeadConfig], target: LanguageModel, name: str) -> EagleModel:
+        if not isinstance(head.config, EagleConfig) or not head.config.is_mtp:
+            raise IncompatibleDrafterError(f"{name} is no MTP layer but a head of the kind {head.config.kind}.")
+        return super()._of_head(head, target, name)
+
+    def start(self, sequence: Sequence) -> None:
+        if not self._is_idle:
+            super().start(sequence)
+
+    def draft(self, sequences: Seq[Sequence], budgets: Seq[int], price: float = 0.0) -> list[Draft]:
+        if self._is_idle:
+            return [Draft.empty() for _ in sequences]
+        return super().draft(sequences, budgets, price)
+
+    def commit(self, steps: Seq[Step]) -> None:
+        if not self._is_idle:
+            super().commit(steps)
+
+    def rewind(self, sequence: Sequence, length: int) -> None:
+        """As `ModelDrafter.rewind`."""
+        if not self._is_idle:
+            super().rewind(sequence, length)

@@ -1,0 +1,219 @@
+"""The layer that a target's checkpoint carries to predict further tokens (MTP), read as a head.
+
+Transformers drops such layers when it loads a model, so they are read by name. Two ways of naming them are known:
+DeepSeek-V3's and GLM's, the layer after the last one (`enorm`, `hnorm`, `eh_proj`, `shared_head.norm`), and
+Qwen3-Next's (`mtp.fc`, `mtp.pre_fc_norm_embedding`, `mtp.pre_fc_norm_hidden`, `mtp.norm`). The
+block is served if it is that of a Llama; mixtures of experts, latent attention, gates, biases and norms of queries are
+refused by name. Of several such layers the first drafts, again and again.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from forerun.drafters.eagle.config import EagleConfig
+from forerun.drafters.heads.config import StoredHead, check_forms, check_values
+from forerun.drafters.heads.fingerprint import Fingerprint, sampled_ids, sampled_signs, target_fingerprint
+from forerun.errors import ConfigError, ModelLoadError, UnsupportedModelError
+from forerun.models.base import LanguageModel
+from forerun.models.loading.find_source import find_source
+from forerun.models.loading.weights import TensorSlice
+from forerun.utils.foreign_errors import REMEDY
+
+_log = logging.getLogger(__name__)
+_EMBEDDING, _OUTPUT = "embed_tokens.weight", "lm_head.weight"
+_MOST_NAMED = 3
+"""Names of tensors that a message gives."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Naming:
+    """A way of naming an MTP layer's tensors.
+
+    Attributes:
+        block: how the names of the decoder layer begin.
+        others: of the further tensors: name -> ours.
+        norm_output: what goes to the next row is behind the last norm.
+    """
+
+    block: str
+    others: Mapping[str, str]
+    norm_output: bool
+
+
+def _namings(num_layers: int) -> tuple[_Naming, ...]:
+    after = f"model.layers.{num_layers}."
+    return (
+        _Naming(
+            after,
+            {
+                f"{after}enorm.weight": "enorm.weight",
+                f"{after}hnorm.weight": "hnorm.weight",
+                f"{after}eh_proj.weight": "fc.weight",
+                f"{after}shared_head.norm.weight": "norm.weight",
+                f"{after}shared_head.head.weight": _OUTPUT,
+                f"{after}embed_tokens.weight": _EMBEDDING,
+            },
+            norm_output=False,
+        ),
+        _Naming(
+            "mtp.layers.0.",
+            {
+                "mtp.pre_fc_norm_embedding.weight": "enorm.weight",
+                "mtp.pre_fc_norm_hidden.weight": "hnorm.weight",
+                "mtp.fc.weight": "fc.weight",
+                "mtp.norm.weight": "norm.weight",
+            },
+            norm_output=True,
+        ),
+    )
+
+
+def read_mtp(target: LanguageModel, name: str) -> StoredHead[EagleConfig]:
+    """The first MTP layer of a target's checkpoint.
+
+    Args:
+        name: that the target was loaded by.
+
+    Raises:
+        ModelLoadError: the checkpoint has none, or claims one that it does not hold, or it is damaged.
+        UnsupportedModelError: its form is not served; names it.
+    """
+    source = find_source(name)
+    config: Any = source.config().get_text_config()
+    slices = source.checkpoint(source.config(), torch.float32).slices
+    naming = next((each for each in _namings(config.num_hidden_layers) if _has(slices, each)), None)
+    if naming is None:
+        raise _missing(name, config, slices)
+    found = _tensors(slices, naming, name)
+    head = EagleConfig(**_sizes(config, found, target, name), norm_output=naming.norm_output)
+    found, head = _shared(found, head, target, name)
+    check_forms(head, found, name, ModelLoadError, REMEDY)
+    tensors = {each: found[each][...] for each in head.tensors()}
+    check_values(tensors, name, ModelLoadError, REMEDY)
+    later = sorted({match[0] for each in slices if (match := re.match(_later(config.num_hidden_layers), each))})
+    if later:
+        _log.info("%s has further MTP layers (%s), which are not used: the first drafts again and again.", name, later)
+    return StoredHead(head, tensors, fingerprint=target_fingerprint(target), form="MTP")
+
+
+def _has(slices: Mapping[str, TensorSlice], naming: _Naming) -> bool:
+    return any(each in naming.others or each.startswith(naming.block) for each in slices)
+
+
+def _later(num_layers: int) -> str:
+    """A pattern of how the names of the second and later MTP layers begin."""
+    further = "|".join(str(num_layers + number) for number in range(1, 9))
+    return rf"model\.layers\.({further})\.|mtp\.layers\.[1-9]\d*\."
+
+
+def _missing(name: str, config: Any, slices: Mapping[str, TensorSlice]) -> ModelLoadError:
+    """Why there is no such layer; an unknown form is told as what it is."""
+    others = sorted(each for each in slices if re.search(r"(^|\.)(mtp|nextn|mtp_\w+)\.", each))
+    if others:
+        return UnsupportedModelError(
+            f"{name}: its MTP layers ({_named(others)}) are of a form that is not known here. Take another drafter."
+        )
+    claimed = getattr(config, "num_nextn_predict_layers", None) or 0
+    if claimed:
+        return ModelLoadError(
+            f"{name}: config.json speaks of {claimed} MTP layers (num_nextn_predict_layers), and the weights hold "
+            f"none. {REMEDY}"
+        )
+    return ModelLoadError(
+        f"{name} carries no MTP layers. Train one and give its folder (forerun train mtp; mtp:model=FOLDER), or take "
+        "another drafter."
+    )
+
+
+def _tensors(slices: Mapping[str, TensorSlice], naming: _Naming, name: str) -> dict[str, TensorSlice]:
+    """By the names of `EagleConfig.tensors`, with the copies of the target's tables."""
+    known = {f"{part}_proj.weight" for part in ("self_attn.q", "self_attn.k", "self_attn.v", "self_attn.o")}
+    known |= {f"mlp.{part}_proj.weight" for part in ("gate", "up", "down")}
+    known |= {"input_layernorm.weight", "post_attention_layernorm.weight"}
+    found, others = {}, []
+    for each, tensor in slices.items():
+        if each in naming.others:
+            found[naming.others[each]] = tensor
+        elif each.startswith(naming.block):
+            part = each.removeprefix(naming.block)
+            if part in known:
+                found[f"layers.0.{part}"] = tensor
+            elif not part.endswith("rotary_emb.inv_freq"):
+                others.append(each)
+    if others:
+        raise UnsupportedModelError(
+            f"{name}: its MTP layer has {_named(sorted(others))}, and the block of a Llama is served alone, without "
+            "experts, latent attention, gates, biases or norms of queries. Take another drafter."
+        )
+    return found
+
+
+def _sizes(config: Any, found: Mapping[str, TensorSlice], target: LanguageModel, name: str) -> dict[str, Any]:
+    """The layer's sizes, which are those of the target's layers but for the width of its feed-forward part."""
+    rope: Mapping[str, Any] = getattr(config, "rope_parameters", None) or {}
+    kind = rope.get("rope_type", "default")
+    partial = rope.get("partial_rotary_factor", getattr(config, "partial_rotary_factor", None)) or 1
+    if kind != "default" or partial != 1 or any(isinstance(each, Mapping) for each in rope.values()):
+        raise UnsupportedModelError(
+            f"{name}: its MTP layer rotates by {str(kind)[:40]!r} of a part of {partial}, and plain rotation is served."
+        )
+    act = getattr(config, "hidden_act", "silu")
+    if act != "silu":
+        raise UnsupportedModelError(f"{name}: its MTP layer has hidden_act {str(act)[:40]!r}, and silu is served.")
+    up = found.get("layers.0.mlp.up_proj.weight")
+    if up is None:
+        raise ModelLoadError(f"{name}: the MTP layer has no mlp.up_proj.weight. {REMEDY}")
+    hidden, heads = int(config.hidden_size), int(config.num_attention_heads)
+    return {
+        "version": 1,
+        "is_mtp": True,
+        "vocab_size": target.vocab_size,
+        "draft_vocab_size": target.vocab_size,
+        "hidden_size": hidden,
+        "target_hidden_size": hidden,
+        "num_heads": heads,
+        "num_kv_heads": int(getattr(config, "num_key_value_heads", None) or heads),
+        "head_dim": int(getattr(config, "head_dim", None) or hidden // heads),
+        "intermediate_size": int(up.get_shape()[0]),
+        "layers": (int(config.num_hidden_layers),),
+        "rope_theta": float(rope.get("rope_theta", 10_000.0)),
+        "rms_norm_eps": float(config.rms_norm_eps),
+        "max_positions": int(config.max_position_embeddings),
+    }
+
+
+def _shared(
+    found: dict[str, TensorSlice], head: EagleConfig, target: LanguageModel, name: str
+) -> tuple[dict[str, TensorSlice], EagleConfig]:
+    """Without copies of the target's tables. An output layer of its own stays."""
+
+    whole = Fingerprint.parse(target_fingerprint(target))
+    assert whole is not None
+    ids, sizes = sampled_ids(head.vocab_size), (head.vocab_size, head.hidden_size)
+    embedding = found.pop(_EMBEDDING, None)
+    if embedding is not None and Fingerprint(*sizes, embedding=_signs(embedding, ids)).difference(whole):
+        raise UnsupportedModelError(f"{name}: its MTP layer has embeddings of its own, which are not served.")
+    output = found.get(_OUTPUT)
+    if output is not None and not Fingerprint(*sizes, output=_signs(output, ids)).difference(whole):
+        del found[_OUTPUT]
+    try:
+        return found, replace(head, own_output_rows=_OUTPUT in found)
+    except ConfigError as failure:
+        raise ModelLoadError(f"{name}: {failure} {REMEDY}") from None
+
+
+def _signs(table: TensorSlice, ids: Tensor) -> str:
+    return sampled_signs(table[...][ids].float())
+
+
+def _named(names: list[str]) -> str:
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    return ", ".join(names[:_MOST_NAMED]) + more

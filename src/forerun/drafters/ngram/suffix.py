@@ -1,0 +1,254 @@
+"""Suffix drafting: what most often followed the longest suffix of the sequence that stood somewhere before.
+
+The automaton and the length of a copy are those of SAM-decoding (Hu et al., 2411.10666); going on with the most
+frequent continuation, and text shared between requests, those of SuffixDecoding (Oliaro et al., 2411.04975).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+from forerun.drafters.base import Traits
+from forerun.drafters.ngram.copy_drafter import CopyDrafter
+from forerun.drafters.ngram.suffix_automaton import ROOT, SuffixAutomaton
+from forerun.errors import ConfigError
+from forerun.types import Sequence
+
+# Text that the requests of one tenant share, within bounds.
+
+MAX_SHARED_TOKENS = 65_536
+"""Tokens of text kept for the requests of one tenant."""
+_IDLE_TENANTS = 8
+"""Tenants without a running request whose text is kept."""
+
+
+@dataclass(slots=True, eq=False)
+class Place:
+    """A sequence's longest suffix that stands in some text.
+
+    Attributes:
+        text: where.
+        state, length: the suffix.
+    """
+
+    text: SuffixAutomaton
+    state: int = ROOT
+    length: int = 0
+
+
+class SharedText:
+    """The text of one tenant's requests, finished and running.
+
+    An automaton cannot forget, so there are two: what comes is written into the young one, and when that holds half
+    of what is allowed, it becomes the old one, and the old one is dropped.
+    """
+
+    def __init__(self, max_tokens: int) -> None:
+        self._half = max_tokens // 2
+        self.old: SuffixAutomaton | None = None
+        self.young = SuffixAutomaton()
+        self.sharers: set[Sharer] = set()
+
+    @property
+    def num_tokens(self) -> int:
+        return self.young.num_tokens + (self.old.num_tokens if self.old else 0)
+
+    @property
+    def nbytes(self) -> int:
+        return self.young.nbytes + (self.old.nbytes if self.old else 0)
+
+    def make_room(self) -> int:
+        """How many tokens may be written now, at least one."""
+        if self.young.num_tokens >= self._half:
+            self.old, self.young = self.young, SuffixAutomaton()
+            for sharer in self.sharers:
+                sharer.turn(self.young)
+        return self._half - self.young.num_tokens
+
+
+class Sharer:
+    """One running sequence, writing into its tenant's text and reading from it."""
+
+    __slots__ = ("_reading", "_text", "_writing")
+
+    def __init__(self, text: SharedText) -> None:
+        self._text = text
+        self._writing = Place(text.young)
+        self._reading = None if text.old is None else Place(text.old)
+        text.sharers.add(self)
+
+    def turn(self, young: SuffixAutomaton) -> None:
+        """The young text has become the old one; what this sequence wrote there remains its longest match."""
+        self._reading, self._writing = self._writing, Place(young)
+
+    def write(self, token_ids: list[int]) -> None:
+        """The sequence's next tokens."""
+        start = 0
+        while start < len(token_ids):
+            block = token_ids[start : start + self._text.make_room()]
+            start += len(block)
+            place, reading = self._writing, self._reading
+            for token in block:
+                place.state = place.text.add(place.state, token)
+                if reading is not None:
+                    reading.state, reading.length = reading.text.match(reading.state, reading.length, token)
+            place.length += len(block)
+
+    def places(self) -> list[Place]:
+        """Where the sequence stands in the shared texts, the newer first."""
+        return [self._writing] if self._reading is None else [self._writing, self._reading]
+
+    def leave(self) -> None:
+        """The sequence is finished; its text stays."""
+        self._text.sharers.discard(self)
+
+
+class Tenants:
+    """The shared texts by tenant: of all that have running sequences, and of the last few that had.
+
+    Args:
+        max_tokens: kept per tenant.
+        max_idle: tenants without a running sequence that are kept, the most recent ones.
+    """
+
+    def __init__(self, max_tokens: int = MAX_SHARED_TOKENS, max_idle: int = _IDLE_TENANTS) -> None:
+        self._max_tokens, self._max_idle = max_tokens, max_idle
+        self._busy: dict[str, SharedText] = {}
+        self._idle: OrderedDict[str, SharedText] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._busy) + len(self._idle)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(text.nbytes for text in (*self._busy.values(), *self._idle.values()))
+
+    def enter(self, tenant: str) -> Sharer:
+        """A sequence of this tenant starts."""
+        text = self._busy.get(tenant)
+        if text is None:
+            text = self._idle.pop(tenant) if tenant in self._idle else SharedText(self._max_tokens)
+            self._busy[tenant] = text
+        return Sharer(text)
+
+    def leave(self, tenant: str, sharer: Sharer) -> None:
+        """It is finished."""
+        sharer.leave()
+        text = self._busy.get(tenant)
+        if text is not None and not text.sharers:
+            self._idle[tenant] = self._busy.pop(tenant)
+            while len(self._idle) > self._max_idle:
+                self._idle.popitem(last=False)
+
+
+LENGTH_BASE = 1
+LENGTH_FACTOR = 4
+"""A copy is this many tokens long for each token of the match it begins with, and LENGTH_BASE more."""
+
+
+@dataclass(slots=True, eq=False)
+class _Held:
+    """What is held for one sequence.
+
+    Attributes:
+        place: the end of the sequence in its text, which holds nothing else.
+        sharer: its part in its tenant's text; None where nothing is shared.
+        num_read: its tokens that both hold.
+    """
+
+    place: Place = field(default_factory=lambda: Place(SuffixAutomaton()))
+    sharer: Sharer | None = None
+    num_read: int = 0
+
+
+class Suffix(CopyDrafter):
+    """Copies from the sequence itself, and if it is told to, from other requests of the same tenant. Never drawn.
+
+    The longer the match, the longer the copy.
+
+    Args:
+        min_match: tokens that must match at least (1 or more).
+        share: requests that name the same tenant (`SamplingParams.tenant`) copy from each other's prompts and outputs,
+            also after they are finished. How fast tokens come may tell a client what those hold; a request without
+            a tenant shares nothing.
+        max_shared_tokens: tokens of text kept per tenant; the oldest half goes first (2 or more).
+
+    Raises:
+        ConfigError: min_match below 1, max_shared_tokens below 2.
+    """
+
+    def __init__(
+        self,
+        min_match: int = 1,
+        share: bool = False,
+        max_shared_tokens: int = MAX_SHARED_TOKENS,
+    ) -> None:
+        if min_match < 1:
+            raise ConfigError(f"min_match is {min_match}, but at least 1 token must match.")
+        if max_shared_tokens < 2:
+            raise ConfigError(
+                f"max_shared_tokens is {max_shared_tokens}, but must be at least 2. Leave out share to share no text."
+            )
+        super().__init__()
+        self._min_match = min_match
+        self._max_shared_tokens = max_shared_tokens
+        self._tenants = Tenants(max_shared_tokens) if share else None
+        self._states: dict[Sequence, _Held] = {}
+
+    @property
+    def traits(self) -> Traits:
+        return Traits((type(self).__name__, "alone" if self._tenants is None else "shared"))
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of all texts, in bytes."""
+        shared = 0 if self._tenants is None else self._tenants.nbytes
+        return shared + sum(held.place.text.nbytes for held in self._states.values())
+
+    def start(self, sequence: Sequence) -> None:
+        held = self._states[sequence] = _Held()
+        if self._tenants is not None and sequence.params.tenant is not None:
+            held.sharer = self._tenants.enter(sequence.params.tenant)
+
+    def stop(self, sequence: Sequence) -> None:
+        super().stop(sequence)
+        held = self._states.pop(sequence, None)
+        if self._tenants is None or held is None or held.sharer is None:
+            return
+        held.sharer.write(sequence.token_ids[held.num_read :])
+        tenant = sequence.params.tenant
+        assert tenant is not None
+        self._tenants.leave(tenant, held.sharer)
+
+    def reset(self) -> None:
+        if self._tenants is not None:
+            self._tenants = Tenants(self._max_shared_tokens)
+
+    def _copy(self, sequence: Sequence, count: int) -> tuple[list[int], list[int]]:
+        self._read(sequence, len(sequence.token_ids))
+        text, end, length = self._longest(self._states[sequence])
+        return text.copy(end, length, min(count, LENGTH_BASE + LENGTH_FACTOR * length), self._min_match)
+
+    def _read(self, sequence: Sequence, end: int) -> None:
+        held = self._states[sequence]
+        if end <= held.num_read:
+            return
+        token_ids = sequence.token_ids[held.num_read : end]
+        held.num_read = end
+        place = held.place
+        for token in token_ids:
+            place.state = place.text.add(place.state, token)
+        place.length += len(token_ids)
+        if held.sharer is not None:
+            held.sharer.write(token_ids)
+
+    def _longest(self, held: _Held) -> tuple[SuffixAutomaton, int, int]:
+        """The longest suffix that something follows: in the sequence's text first, then in its tenant's."""
+        text = held.place.text
+        state, length = text.continued(held.place.state, held.place.length)
+        for place in held.sharer.places() if held.sharer is not None else ():
+            other, other_length = place.text.continued(place.state, place.length)
+            if other_length > length:
+                text, state, length = place.text, other, other_length
+        return text, state, length

@@ -1,0 +1,176 @@
+"""The drafters by name. A new one is one file, one row here, one test.
+
+Rows name their classes, which are imported when they are used: this module loads neither PyTorch nor Transformers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from forerun.config import BUNDLED_TARGET, SHIPPED_HEADS
+
+if TYPE_CHECKING:  # for type checkers alone: the classes of the rows
+    from forerun.drafters.base import Drafter
+    from forerun.drafters.block.drafter import Block as Block
+    from forerun.drafters.draft_model.chain import DraftModel as DraftModel
+    from forerun.drafters.draft_model.cross_vocab import CrossVocab as CrossVocab
+    from forerun.drafters.draft_model.staged import Staged as Staged
+    from forerun.drafters.draft_model.tree import DraftTree as DraftTree
+    from forerun.drafters.eagle.drafter import Eagle as Eagle, EagleTree as EagleTree
+    from forerun.drafters.early_exit import EarlyExit as EarlyExit
+    from forerun.drafters.hybrid.hybrid import Hybrid as Hybrid
+    from forerun.drafters.lookahead import Lookahead as Lookahead
+    from forerun.drafters.medusa.drafter import Medusa as Medusa, MedusaTree as MedusaTree
+    from forerun.drafters.mtp.drafter import Mtp as Mtp
+    from forerun.drafters.ngram.prediction import Prediction as Prediction
+    from forerun.drafters.ngram.prompt_lookup import PromptLookup as PromptLookup
+    from forerun.drafters.ngram.suffix import Suffix as Suffix
+    from forerun.drafters.rest.drafter import Rest as Rest
+    from forerun.drafters.token_recycling import Recycling as Recycling
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterRow:
+    """One entry of the table.
+
+    Attributes:
+        home: "room.module:Class" below forerun.drafters. All options of the class have defaults; what it needs to know
+            of the target it learns in `bind`. The class is a public name of forerun.
+        kind: "model" if it runs a model of its own, "head" if it runs a few layers over the target's hidden states,
+            "target" if it uses the target's own layers or rows, "lookup" if it only reads text.
+        description: one line for people.
+        needed_option: the option without which it serves only those targets for which something is shipped; None if it
+            serves any.
+        with_draft_model: its text where a command was given a draft model for all drafters, "{}" standing for the
+            model; None if it does not take one.
+        may_be_silent: rightly it proposes nothing that the target accepts on the bundled prompts.
+        with_head: its text for a target that an EAGLE head is shipped for; None if it does not take one.
+        shipped: the folder of `SHIPPED_HEADS` with its heads, which it finds by itself. Empty: without its option it
+            serves the bundled target.
+    """
+
+    home: str
+    kind: Literal["model", "head", "target", "lookup"]
+    description: str
+    needed_option: str | None = None
+    with_draft_model: str | None = None
+    may_be_silent: bool = False
+    with_head: str | None = None
+    shipped: str = ""
+
+    @property
+    def class_name(self) -> str:
+        """The class's public name."""
+        return self.home.partition(":")[2]
+
+    def serves(self, model: str) -> bool:
+        """Whether it drafts for a target of this name without any option."""
+        if self.needed_option is None:
+            return True
+        if not self.shipped:
+            return model == BUNDLED_TARGET
+        return shipped_folder(model, self.shipped) is not None
+
+    @property
+    def make(self) -> Callable[..., Drafter]:
+        """The class. It may raise DrafterError or ConfigError."""
+        drafter: Callable[..., Drafter] = getattr(
+            import_module(f"forerun.drafters.{self.home.partition(':')[0]}"), self.class_name
+        )
+        return drafter
+
+
+DRAFTERS: Mapping[str, DrafterRow] = {
+    "draft-model": DrafterRow(
+        "draft_model.chain:DraftModel", "model", "a smaller model of the same vocabulary drafts a chain", "model", "{}"
+    ),
+    "draft-tree": DrafterRow(
+        "draft_model.tree:DraftTree",
+        "model",
+        "a smaller model of the same vocabulary drafts a branching tree",
+        "model",
+        "draft-tree:model={}",
+    ),
+    "staged": DrafterRow(
+        "draft_model.staged:Staged", "model", "a draft model that has a drafter of its own", "model", "staged:model={}"
+    ),
+    "cross-vocab": DrafterRow(
+        "draft_model.cross_vocab:CrossVocab", "model", "a draft model with another tokenizer", "model"
+    ),
+    "eagle": DrafterRow(
+        "eagle.drafter:Eagle",
+        "head",
+        "a head reads the target's hidden states and drafts a chain",
+        "model",
+        shipped="eagle",
+    ),
+    "eagle-tree": DrafterRow(
+        "eagle.drafter:EagleTree",
+        "head",
+        "a head reads the target's hidden states and drafts a branching tree",
+        "model",
+        shipped="eagle",
+    ),
+    "block": DrafterRow(
+        "block.drafter:Block",
+        "head",
+        "a head reads the target's hidden states and drafts a whole block in one pass",
+        "model",
+        shipped="block",
+    ),
+    "medusa": DrafterRow(
+        "medusa.drafter:Medusa",
+        "head",
+        "heads read the target's last state and draft a chain in one pass",
+        "model",
+        shipped="medusa",
+    ),
+    "medusa-tree": DrafterRow(
+        "medusa.drafter:MedusaTree",
+        "head",
+        "heads read the target's last state and draft a tree in one pass",
+        "model",
+        shipped="medusa",
+    ),
+    "mtp": DrafterRow(
+        "mtp.drafter:Mtp",
+        "head",
+        "the multi-token-prediction layer of the target's checkpoint drafts a chain",
+        "model",
+        shipped="mtp",
+    ),
+    "prompt-lookup": DrafterRow(
+        "ngram.prompt_lookup:PromptLookup", "lookup", "copies what followed the last tokens earlier in the sequence"
+    ),
+    "rest": DrafterRow(
+        "rest.drafter:Rest", "lookup", "looks up in a corpus on disk what followed the last tokens there", "index"
+    ),
+    "suffix": DrafterRow(
+        "ngram.suffix:Suffix", "lookup", "copies what most often followed the longest match of any length"
+    ),
+    "lookahead": DrafterRow(
+        "lookahead:Lookahead", "target", "n-grams that the target makes in passing, by Jacobi iteration"
+    ),
+    "recycling": DrafterRow(
+        "token_recycling:Recycling", "target", "a tree of what the target thought probable after each token before"
+    ),
+    "early-exit": DrafterRow("early_exit:EarlyExit", "target", "the target's first layers draft, the others verify"),
+    "prediction": DrafterRow("ngram.prediction:Prediction", "lookup", "copies the client's own guess of the output"),
+    "hybrid": DrafterRow(
+        "hybrid.hybrid:Hybrid",
+        "model",
+        "several drafters, each asked where it pays by measured figures",
+        "sources",
+        "hybrid:sources=suffix+{}",
+        with_head="hybrid:sources=suffix+eagle",
+    ),
+}
+
+
+def shipped_folder(model: str, kind: str) -> Path | None:
+    """Where the head of a kind lies that is shipped for the target of this name; None where none is."""
+    return next((folder for folder in (SHIPPED_HEADS / kind).glob("*") if folder.name == model), None)

@@ -1,1 +1,0 @@
-"""Drafters that use what the target computes itself."""

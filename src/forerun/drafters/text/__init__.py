@@ -1,1 +1,0 @@
-"""Drafters that copy from text: the request's, its tenant's, a corpus's, the client's guess."""

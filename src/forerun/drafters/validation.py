@@ -1,0 +1,157 @@
+"""The border to drafters: what one of them answers is looked at here before anybody uses it."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence as Seq
+from functools import lru_cache
+
+from torch import Tensor
+
+from forerun.drafters.base import Drafter
+from forerun.drafters.registry import DRAFTERS
+from forerun.errors import DrafterError
+from forerun.types import Draft, Needs, Sequence
+
+SUM_TOLERANCE = 1e-3
+"""How far the sum of a distribution that tokens were drawn from may be from 1."""
+
+
+def check_drafter(drafter: object) -> None:
+    """Raise DrafterError if this is no drafter."""
+    if isinstance(drafter, type):
+        raise DrafterError(
+            f"drafter is the class {drafter.__name__}, but must be an object of it. Write {drafter.__name__}()."
+        )
+    if not isinstance(drafter, Drafter):
+        raise DrafterError(
+            f"drafter is of type {type(drafter).__name__}, which does not derive from forerun.Drafter. Derive it, and "
+            "implement start, draft, commit and stop."
+        )
+    if not isinstance(drafter.needs, Needs):
+        raise DrafterError(f"{name_of(drafter)} has needs of type {type(drafter.needs).__name__}. Give a Needs.")
+
+
+def name_of(drafter: Drafter) -> str:
+    """How errors call it."""
+    return f"The drafter {type(drafter).__name__}"
+
+
+def ask(
+    drafter: Drafter,
+    sequences: Seq[Sequence],
+    budgets: Seq[int],
+    price: float = 0.0,
+    vocab_size: int | None = None,
+) -> Seq[Draft]:
+    """`Drafter.draft`, and its drafts checked: their shape always, types and numbers where the drafter is not ours.
+
+    Tokens on a device are not read. What a drawn token's own distribution gives it, verification looks at.
+
+    Args:
+        vocab_size: of the target; None leaves ids and the width of distributions to who asks on.
+
+    Raises:
+        DrafterError: a draft breaks the contract; the message names the drafter.
+    """
+    given = tuple(budgets)
+    drafts: object = drafter.draft(list(sequences), given, price)
+    if not isinstance(drafts, (list, tuple)):
+        raise DrafterError(
+            f"{name_of(drafter)} gave {_kind(drafts)} for its drafts. Return a list with a Draft for each sequence."
+        )
+    if len(drafts) != len(sequences):
+        raise DrafterError(f"{name_of(drafter)} gave {len(drafts)} drafts for {len(sequences)} sequences.")
+    ours = _is_ours(type(drafter))
+    for draft, sequence, budget in zip(drafts, sequences, given, strict=True):
+        if not isinstance(draft, Draft):
+            raise DrafterError(f"{name_of(drafter)} gave {_kind(draft)} for a draft. Return Draft.empty() for none.")
+        if not ours:
+            _check_types(drafter, draft)
+        _check_shape(drafter, draft, budget, sequence.room)
+        if vocab_size is not None:
+            check_tokens(drafter, draft, vocab_size, read=False)
+        if draft.probs is not None:
+            _check_probs(drafter, draft, vocab_size, ours)
+    return drafts
+
+
+def check_tokens(drafter: Drafter, draft: Draft, vocab_size: int, read: bool = True) -> None:
+    """Raise DrafterError if the draft holds ids outside the vocabulary.
+
+    read: ids on a device are read, which waits for it; otherwise they are passed over.
+    """
+    if not len(draft) or not (read or isinstance(draft.token_ids, list)):
+        return
+    ids = draft.ids
+    if min(ids) < 0 or max(ids) >= vocab_size:
+        raise DrafterError(f"{name_of(drafter)} gave token ids outside the vocabulary 0..{vocab_size - 1}.")
+
+
+def _check_types(drafter: Drafter, draft: Draft) -> None:
+    """Whole numbers of any kind become Python's."""
+    try:
+        draft.parents = [operator.index(parent) for parent in draft.parents]
+        if not isinstance(draft.token_ids, Tensor):
+            draft.token_ids = [operator.index(token_id) for token_id in draft.token_ids]
+        elif draft.token_ids.is_floating_point():
+            raise TypeError
+        draft.num_candidates = operator.index(draft.num_candidates)
+    except TypeError:
+        raise DrafterError(
+            f"{name_of(drafter)} gave token ids, parents or a number of candidates that are not whole numbers."
+        ) from None
+    for field, value in (("probs", draft.probs), ("hidden", draft.hidden)):
+        if value is not None and not (isinstance(value, Tensor) and value.is_floating_point()):
+            raise DrafterError(f"{name_of(drafter)} gave {_kind(value)} as {field}. Give a tensor of floats, or None.")
+
+
+def _check_shape(drafter: Drafter, draft: Draft, budget: int, room: int) -> None:
+    n, parents, name = len(draft.token_ids), draft.parents, name_of(drafter)
+    if n > budget:
+        raise DrafterError(f"{name} gave {n} tokens, but its budget was {budget}.")
+    if len(parents) != n or any(not -1 <= parent < i for i, parent in enumerate(parents)):
+        raise DrafterError(f"{name} gave parents that are no rooted tree in order: {parents}.")
+    if not 0 <= draft.num_candidates <= n:
+        raise DrafterError(f"{name} gave {draft.num_candidates} candidates among {n} tokens.")
+    if draft.sources and len(draft.sources) != n:
+        raise DrafterError(f"{name} gave {len(draft.sources)} sources for {n} tokens.")
+    if draft.hidden is not None and (len(draft.hidden) != n + 1 or not draft.is_chain):
+        raise DrafterError(
+            f"{name} gave {len(draft.hidden)} hidden states for {n} nodes; only chains may "
+            "come with them, one for the last committed token and one for each node."
+        )
+    if n and draft.depth > room:
+        raise DrafterError(f"{name} gave a draft {draft.depth} tokens deep, but the output has room for {room}.")
+
+
+def _check_probs(drafter: Drafter, draft: Draft, vocab_size: int | None, ours: bool) -> None:
+    probs, n = draft.probs, len(draft)
+    assert probs is not None
+    width = probs.shape[-1] if vocab_size is None and probs.ndim else vocab_size
+    if probs.shape != (n + 1, width):
+        raise DrafterError(
+            f"{name_of(drafter)} gave probs of shape {list(probs.shape)} for {n} nodes. Give [{n + 1}, {width}]: a "
+            "distribution for the last committed token and one for each node."
+        )
+    if ours:
+        return
+    rows = sorted({parent + 1 for parent in draft.parents[: draft.num_candidates]})
+    drawn = probs[rows]
+    # comparisons that NaN fails
+    if rows and not (bool(drawn.amin() >= 0) and bool(((drawn.double().sum(-1) - 1).abs() <= SUM_TOLERANCE).all())):
+        raise DrafterError(
+            f"{name_of(drafter)} gave probs that are no distributions: each row that tokens were drawn from must be "
+            "finite, not negative, and sum to 1. Give what they were drawn from, as float32, or no probs if they were "
+            "chosen."
+        )
+
+
+def _kind(value: object) -> str:
+    return "None" if value is None else f"an object of type {type(value).__name__}"
+
+
+@lru_cache(maxsize=64)
+def _is_ours(kind: type) -> bool:
+    """Whether the class is one of the table's, whose own tests cover what is not checked here."""
+    return any(f"{kind.__module__}:{kind.__qualname__}" == f"forerun.drafters.{row.home}" for row in DRAFTERS.values())

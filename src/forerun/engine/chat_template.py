@@ -1,0 +1,125 @@
+"""Prompts as people give them: text, token ids, or a chat; one or many."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence as Seq
+from numbers import Number
+from types import MappingProxyType
+from typing import Any, TypeAlias
+
+from forerun.engine.checks import check_text
+from forerun.errors import PromptError
+from forerun.utils.vocabulary import encode_text
+
+Message: TypeAlias = Mapping[str, Any]
+Prompt: TypeAlias = "str | Seq[int] | Seq[Message]"
+
+
+def split_prompts(prompts: Prompt | Seq[Prompt]) -> tuple[list[Prompt], bool]:
+    """The prompts as a list, and whether there was a single one. Raises PromptError if it cannot be told."""
+    if isinstance(prompts, str):
+        return [prompts], True
+    if isinstance(prompts, (Mapping, bytes, bytearray, memoryview)) or not isinstance(prompts, Seq):
+        raise _unreadable(prompts)
+    if not prompts:
+        raise PromptError("The prompt is empty: there is nothing to continue. Give at least one token.")
+    if _is_token_id(prompts[0]) or isinstance(prompts[0], (Number, Mapping)):
+        return [prompts], True  # type: ignore[list-item]
+    return list(prompts), False  # type: ignore[arg-type]
+
+
+def encode(
+    prompt: Prompt,
+    tokenizer: Any,
+    name: str,
+    template_options: Mapping[str, Any] = MappingProxyType({}),
+    *,
+    special: bool = True,
+) -> list[int]:
+    """Token ids of one prompt.
+
+    Args:
+        tokenizer: None if the model has none; then only token ids can be served.
+        name: the model's, for messages.
+        template_options: what a chat's template is given beside the messages.
+        special: a text gets the tokens that the tokenizer puts around one.
+
+    Raises:
+        PromptError: empty, mixed, or of a kind this model cannot read. It quotes nothing of the prompt.
+    """
+    if not isinstance(prompt, Seq) or isinstance(prompt, (bytes, bytearray, memoryview)):
+        raise _unreadable(prompt)
+    if not prompt:
+        raise PromptError("The prompt is empty: there is nothing to continue. Give at least one token.")
+    if not isinstance(prompt, str) and not all(isinstance(entry, Mapping) for entry in prompt):
+        odd = next((place for place, entry in enumerate(prompt) if not _is_token_id(entry)), None)
+        if odd is None:
+            return [int(entry) for entry in prompt]  # type: ignore[arg-type]
+        raise PromptError(
+            f"The prompt holds an entry of type {type(prompt[odd]).__name__} at place {odd}, which is no token id. "
+            "Give whole numbers only, or text, or messages only."
+        )
+    if tokenizer is None:
+        raise PromptError(f"{name} has no tokenizer, so text cannot be read. Pass token ids.")
+    if isinstance(prompt, str):
+        check_text(prompt, PromptError, "The prompt")
+        return encode_text(tokenizer, prompt, special=special)
+    messages = [_message(entry, place) for place, entry in enumerate(prompt)]
+    return _encode_chat(messages, tokenizer, name, template_options)
+
+
+def _message(entry: Any, place: int) -> dict[str, Any]:
+    """A message as chat templates read it, its content a text; parts of text, as clients may send it, are joined."""
+    message = dict(entry)
+    if "role" not in message or "content" not in message:
+        raise PromptError(f"Message {place} of the chat needs both 'role' and 'content'.")
+    content = message["content"]
+    if isinstance(content, Seq) and not isinstance(content, str):
+        if not all(isinstance(part, Mapping) and isinstance(part.get("text"), str) for part in content):
+            raise PromptError(
+                f"The content of message {place} of the chat has parts that are not text. Only text can be read: "
+                '{"type": "text", "text": "..."}.'
+            )
+        message["content"] = "".join(part["text"] for part in content)
+    elif content is not None and not isinstance(content, str):
+        raise PromptError(
+            f"The content of message {place} of the chat is of type {type(content).__name__}. "
+            "Give text, or a list of parts of text."
+        )
+    return message
+
+
+def check_template(tokenizer: Any, name: str) -> None:
+    """Raise PromptError if there is no chat template, by which messages become text.
+
+    tokenizer: None if the model has none.
+    """
+    if not getattr(tokenizer, "chat_template", None):
+        raise PromptError(
+            f"{name} has no chat template, so a chat cannot be put to it. Take a model that was made for chats, put "
+            "the template of this one beside its tokenizer (chat_template.jinja), or give the prompt as text."
+        )
+
+
+def _encode_chat(
+    messages: list[dict[str, Any]], tokenizer: Any, name: str, template_options: Mapping[str, Any]
+) -> list[int]:
+    check_template(tokenizer, name)
+    try:
+        text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False, **template_options)
+    except Exception as error:  # a template raises what it likes
+        raise PromptError(f"The chat template of {name} refused the messages: {error}") from error
+    check_text(text, PromptError, "The chat")
+    return encode_text(tokenizer, text, special=False)
+
+
+def _is_token_id(entry: object) -> bool:
+    return hasattr(entry, "__index__") and not isinstance(entry, bool)
+
+
+def _unreadable(prompt: object) -> PromptError:
+    remedy = " Decode the bytes first." if isinstance(prompt, (bytes, bytearray, memoryview)) else ""
+    return PromptError(
+        f"A prompt of type {type(prompt).__name__} cannot be read. "
+        f"Give text, a list of token ids, a chat (a list of messages), or a list of these.{remedy}"
+    )

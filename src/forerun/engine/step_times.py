@@ -1,0 +1,185 @@
+"""Times of a step's parts at batch 1, measured once: replays price whole generations by them, the predictor a step."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from forerun.config import OFF, EngineConfig, SamplingParams
+from forerun.drafters import Drafter
+from forerun.engine.engine import Engine
+from forerun.engine.stats import StepStats
+from forerun.models import LanguageModel, Rows
+from forerun.speculation import FixedBudget
+from forerun.speculation.predictor import StepCosts
+
+ROWS = (1, 2, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+"""Rows of a forward at which the target is timed; times between them are interpolated."""
+MIN_SAMPLES = 2
+"""Samples that a count needs for its median to be a point of the curve."""
+
+
+STEP_ROUNDS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class CostCurve:
+    """Seconds as a function of a count: linear between the points, constant beyond them."""
+
+    counts: Sequence[float]
+    seconds: Sequence[float]
+
+    def __call__(self, count: float) -> float:
+        return float(np.interp(count, self.counts, self.seconds))
+
+    @classmethod
+    def of_medians(cls, samples: Mapping[int, Sequence[float]]) -> CostCurve:
+        """Through the median of each count with MIN_SAMPLES samples (of every count, if none has so many)."""
+        kept = {count: seconds for count, seconds in samples.items() if len(seconds) >= MIN_SAMPLES} or samples
+        if not kept:
+            return cls([0], [0.0])
+        counts = sorted(kept)
+        return cls(counts, [statistics.median(kept[count]) for count in counts])
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterCosts:
+    """A drafter's time in one step, in seconds by the number of nodes it proposed.
+
+    Attributes:
+        draft: where it was asked: drafting, and learning what became of the draft.
+        idle: where it was not asked: learning alone.
+        rest: the engine's part of the step: distributions, verification, commits, text.
+        taps: by which the target's forward is longer, where the drafter reads its hidden states.
+    """
+
+    draft: CostCurve
+    idle: float
+    rest: CostCurve
+    taps: float = 0.0
+
+
+def target_costs(model: LanguageModel, context: int, rounds: int, rows: Sequence[int] = ROWS) -> CostCurve:
+    """Seconds of one forward by its rows, after `context` cached positions; rounds interleaved, medians."""
+    cache = model.new_cache()
+    filler = [i % model.vocab_size for i in range(context)]
+    model.forward([Rows(cache, filler, num_logits=1)])
+    cache.commit(range(context))
+    samples: dict[int, list[float]] = defaultdict(list)
+    for count in [*rows, *(count for _ in range(rounds) for count in rows)]:
+        start = perf_counter()
+        model.forward([Rows(cache, filler[:count])])
+        samples[count].append(perf_counter() - start)
+        cache.drop()
+    cache.free()
+    return CostCurve.of_medians({count: seconds[1:] for count, seconds in samples.items()})
+
+
+def drafter_costs(
+    target: LanguageModel,
+    tokenizer: Any,
+    make: Callable[[], Drafter],
+    budgets: Sequence[int],
+    prompt: Sequence[int],
+    params: SamplingParams,
+) -> DrafterCosts:
+    """Medians by nodes proposed, of one generation at each fixed budget, and of one at a budget of 0.
+
+    Args:
+        make: a fresh drafter, bound to the target.
+    """
+    draft: dict[int, list[float]] = defaultdict(list)
+    rest: dict[int, list[float]] = defaultdict(list)
+    idle: list[float] = []
+    beside: list[float] = []
+    for budget in (0, *budgets):
+        drafter = make()
+        # at a budget of 0 the drafter still learns what was committed, and that time is measured
+        for step in verified_steps(target, tokenizer, drafter, budget, prompt, params):
+            rest[step.num_draft_tokens].append(step.time_total - step.time_draft - step.time_target)
+            (draft[step.num_draft_tokens] if budget else idle).append(step.time_draft)
+            if not budget:
+                beside.append(step.time_target)
+    taps = 0.0
+    if drafter.needs.layers:
+        alone = [step.time_target for step in verified_steps(target, tokenizer, None, 0, prompt, params)]
+        taps = max(0.0, statistics.median(beside) - statistics.median(alone))
+    return DrafterCosts(CostCurve.of_medians(draft), statistics.median(idle), CostCurve.of_medians(rest), taps)
+
+
+def step_costs(
+    target: LanguageModel,
+    tokenizer: Any,
+    make: Callable[[], Drafter],
+    most: int,
+    prompt: Sequence[int],
+    params: SamplingParams,
+    rounds: int = STEP_ROUNDS,
+) -> StepCosts:
+    """What steps take with chains of 0 to `most` tokens, and without a drafter: the median step of real generations, in
+    the fastest of a few rounds.
+
+    All that the engine does around a drafter is in them: hidden states that the forward hands out, what the drafter is
+    told, and the caches that are brought level after a rejection.
+
+    Args:
+        make: a fresh drafter, bound to the target.
+    """
+    counts = list(range(most + 1))
+    plain: list[float] = []
+    parts: dict[str, dict[int, list[float]]] = {name: defaultdict(list) for name in ("target", "draft", "rest")}
+    drafter = make()
+    for _ in range(rounds):  # in turn, since machines drift
+        alone = verified_steps(target, tokenizer, None, 0, prompt, params)
+        plain.append(statistics.median(step.time_total for step in alone))
+        for budget in counts:
+            steps = list(verified_steps(target, tokenizer, drafter, budget, prompt, params))
+            whole = [step for step in steps if step.num_draft_tokens == budget]  # others had no room, or were shorter
+            if whole:
+                typical = sorted(whole, key=lambda step: step.time_total)[len(whole) // 2]
+                parts["target"][budget].append(typical.time_target)
+                parts["draft"][budget].append(typical.time_draft)
+                parts["rest"][budget].append(typical.time_total - typical.time_draft - typical.time_target)
+    curves = {name: _of_fastest(parts, name) for name in parts}
+    return StepCosts(min(plain), *([curve(count) for count in counts] for curve in curves.values()))
+
+
+def _of_fastest(parts: Mapping[str, Mapping[int, Sequence[float]]], name: str) -> CostCurve:
+    """One part of the step of each count in the round in which the whole of it was the fastest: whatever else the
+    machine does in the others is not the step's."""
+    counts = sorted(parts[name])
+    chosen = []
+    for count in counts:
+        whole = [sum(each) for each in zip(*(part[count] for part in parts.values()), strict=True)]
+        chosen.append(parts[name][count][whole.index(min(whole))])
+    return CostCurve(counts, chosen)
+
+
+def verified_steps(
+    target: LanguageModel,
+    tokenizer: Any,
+    drafter: Drafter | None,
+    budget: int,
+    prompt: Sequence[int],
+    params: SamplingParams,
+) -> Iterator[StepStats]:
+    """The steps of one generation that gave tokens, at a fixed K.
+
+    Raises:
+        Exception: what the request ended with.
+    """
+    fixed, config = FixedBudget(budget), EngineConfig(seed=0, prefix_reuse=OFF)
+    engine = Engine(target, drafter, tokenizer=tokenizer, config=config, budget=None if drafter is None else fixed)
+    engine.add(list(prompt), params)
+    while engine.has_work:
+        for output in engine.step():
+            if output.error is not None:
+                raise output.error
+        if engine.last_step.num_tokens:
+            yield engine.last_step

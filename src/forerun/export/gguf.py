@@ -1,0 +1,365 @@
+"""A model as a GGUF file that llama.cpp loads: a draft with its target's tokenizer metadata, or a target with its own.
+
+llama.cpp compares the vocabularies of target and draft by that metadata, and computes the whole output layer.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from forerun.errors import ConfigError, IncompatibleDrafterError, UnsupportedModelError
+from forerun.export.files import DRAFT_TOKENS, Exported, check_draft, check_place, check_room
+from forerun.models import find_tokenizer, load_transformers_model
+from forerun.models.llama.decoder import head_shape, llama_refusal
+from forerun.models.loading.configuration import context_length
+from forerun.models.loading.find_source import find_source
+from forerun.models.loading.gguf.configuration import llama3_factors
+from forerun.models.loading.gguf.file import SUFFIX, GgufFile
+from forerun.models.loading.gguf.source import GgufSource
+from forerun.models.loading.gguf.tensors import HEAD, OF_LAYER, OUTER, PERMUTED, ROPE_FACTORS
+from forerun.models.loading.gguf.token_list import NAMED, PREFIX, TOKENS, TYPES, TokenType
+from forerun.models.loading.gguf.tokenizer import CHAT_TEMPLATE, MODEL, PRE_TOKENIZER, SPLITTINGS
+from forerun.utils.files import atomic_file, refuse_to_overwrite
+from forerun.utils.vocabulary import backend, tokens_by_id
+
+# The metadata of a GGUF file: the model by its configuration, the tokenizer copied from another file or written
+# anew.
+#
+# Keys are those of the GGUF specification, with the values that llama.cpp's converter writes.
+
+ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
+"""Model type of Transformers -> architecture of llama.cpp."""
+_gguf_metadata_UINT32, _INT32, _FLOAT32, _BOOL, _gguf_metadata_STRING, _ARRAY = 4, 5, 6, 7, 8, 9
+_TOKENIZER = "tokenizer."
+_CONTRACTIONS = (
+    "(?i:'s|'t|'re|'ve|'m|'ll|'d)",
+    "(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])",
+)
+"""As published tokenizers write them, and as llama.cpp does: the same in ASCII."""
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A value of the metadata. kind: its type's number; of a list, also that of its elements."""
+
+    value: Any
+    kind: tuple[int, ...]
+
+
+def model_metadata(config: Any, name: str, vocab_size: int) -> tuple[str, dict[str, Value]]:
+    """The architecture, and the keys that describe the model.
+
+    Args:
+        config: of Transformers. name: of the model, for messages.
+        vocab_size: rows of the embedding that is written.
+
+    Raises:
+        UnsupportedModelError: it has something that these keys cannot say.
+    """
+    refusal, rope = llama_refusal(config), config.rope_parameters
+    if refusal is None and rope.get("rope_type", "default") not in ("default", "llama3"):
+        refusal = f"a rotation scaled by {rope['rope_type']}"
+    if refusal is None and config.model_type == "qwen2" and getattr(config, "use_sliding_window", False):
+        refusal = "sliding windows in some of its layers"
+    if refusal is not None:
+        raise UnsupportedModelError(
+            f"{name} cannot be written as GGUF here: {refusal}. Convert it with llama.cpp's convert_hf_to_gguf.py."
+        )
+    architecture = ARCHITECTURES[config.model_type]
+    heads, kv_heads, width = head_shape(config)
+    counts = {
+        "block_count": config.num_hidden_layers,
+        "context_length": context_length(config),
+        "embedding_length": config.hidden_size,
+        "feed_forward_length": config.intermediate_size,
+        "attention.head_count": heads,
+        "attention.head_count_kv": kv_heads,
+        "attention.key_length": width,
+        "attention.value_length": width,
+        "rope.dimension_count": width,
+        "vocab_size": vocab_size,
+    }
+    window = getattr(config, "sliding_window", None) if config.model_type == "mistral" else None
+    if window:
+        counts["attention.sliding_window"] = window
+    numbers = {"attention.layer_norm_rms_epsilon": config.rms_norm_eps, "rope.freq_base": rope["rope_theta"]}
+    keys = {f"{architecture}.{key}": Value(int(count), (_gguf_metadata_UINT32,)) for key, count in counts.items()}
+    keys |= {f"{architecture}.{key}": Value(float(number), (_FLOAT32,)) for key, number in numbers.items()}
+    return architecture, keys
+
+
+def copied_tokenizer(file: GgufFile) -> dict[str, Value]:
+    """All keys of another file's tokenizer, as they are, chat template included.
+
+    Raises:
+        UnsupportedModelError: it has none.
+    """
+    if TOKENS not in file.metadata:
+        raise UnsupportedModelError(
+            f"{file.path} has no tokenizer in its metadata ({TOKENS}), with which llama.cpp compares the draft's. Give "
+            "the target's GGUF file as llama.cpp serves it."
+        )
+    found = {key: value for key, value in file.metadata.items() if key.startswith(_TOKENIZER)}
+    return {key: Value(value, file.kinds[key]) for key, value in found.items() if value != []}
+
+
+def written_tokenizer(tokenizer: Any, name: str, vocab_size: int, pre: str | None) -> dict[str, Value]:
+    """The same for a byte-level byte-pair encoding, from Transformers' tokenizer.
+
+    Args:
+        name: of the model, for messages.
+        vocab_size: of the model; ids without a token are filled up.
+        pre: llama.cpp's name of the rule that cuts texts; None: the one that is the tokenizer's.
+
+    Raises:
+        UnsupportedModelError: there is no tokenizer, it is of another kind, or llama.cpp has no such rule.
+    """
+    contents = {} if tokenizer is None else backend(tokenizer)
+    model = contents.get("model", {})
+    normalised = contents.get("normalizer") not in (None, {"type": "NFC"})  # which llama.cpp leaves out for Qwen2
+    if model.get("type") != "BPE" or model.get("byte_fallback") or normalised:
+        raise UnsupportedModelError(
+            f"{name} has no byte-level BPE tokenizer, of which alone GGUF metadata is written here. Give --target "
+            "FILE.gguf, whose metadata is copied, or use llama.cpp's convert_hf_to_gguf.py."
+        )
+    by_id, added = tokens_by_id(tokenizer), {each["id"]: each["special"] for each in contents["added_tokens"]}
+    tokens = [by_id.get(index, f"[PAD{index}]") for index in range(vocab_size)]
+    kinds = {True: TokenType.CONTROL, False: TokenType.USER_DEFINED, None: TokenType.NORMAL}
+    types = [kinds[added.get(i)] if i in by_id else TokenType.UNUSED for i in range(vocab_size)]
+    merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
+    empty = tokenizer("")["input_ids"]
+    keys = {
+        MODEL: Value("gpt2", (_gguf_metadata_STRING,)),
+        PRE_TOKENIZER: Value(pre or _rule(contents, name), (_gguf_metadata_STRING,)),
+        TOKENS: Value(tokens, (_ARRAY, _gguf_metadata_STRING)),
+        TYPES: Value([int(kind) for kind in types], (_ARRAY, _INT32)),
+        PREFIX + "merges": Value(merges, (_ARRAY, _gguf_metadata_STRING)),
+        PREFIX + "add_bos_token": Value(empty[:1] == [tokenizer.bos_token_id] != [None], (_BOOL,)),
+    }
+    roles = {
+        "bos": tokenizer.bos_token_id,
+        "eos": tokenizer.eos_token_id,
+        "unk": tokenizer.unk_token_id,
+        "pad": tokenizer.pad_token_id,
+    }
+    for role, index in roles.items():
+        if index is not None and index < vocab_size:
+            keys[PREFIX + NAMED[role]] = Value(int(index), (_gguf_metadata_UINT32,))
+    if isinstance(tokenizer.chat_template, str):
+        keys[CHAT_TEMPLATE] = Value(tokenizer.chat_template, (_gguf_metadata_STRING,))
+    return keys
+
+
+def _rule(contents: Mapping[str, Any], name: str) -> str:
+    """llama.cpp's name of the rule by which a tokenizer cuts texts."""
+    ours = _patterns(contents.get("pre_tokenizer"))
+    for rule, splitting in SPLITTINGS.items():
+        if ours is not None and ours == list(splitting.patterns):
+            return rule
+    raise UnsupportedModelError(
+        f"the tokenizer of {name} cuts texts by a rule that llama.cpp does not have. Give --target FILE.gguf, whose "
+        f"metadata is copied, or --pre NAME, one of {', '.join(sorted(SPLITTINGS))}: texts are then cut by that rule, "
+        "and prompts of token ids are as they were."
+    )
+
+
+def _patterns(pre_tokenizer: Any) -> list[str] | None:
+    """The patterns of splits that a byte-level step follows; None for any other pre-tokenizer."""
+    parts = (pre_tokenizer or {}).get("pretokenizers", [])
+    splits = [part for part in parts if part["type"] == "Split" and part["behavior"] == "Isolated"]
+    if len(splits) + 1 != len(parts) or parts[-1]["type"] != "ByteLevel" or parts[-1].get("use_regex"):
+        return None
+    return [part["pattern"].get("Regex", "").replace(*_CONTRACTIONS) for part in splits]
+
+
+GGUF_TYPES = ("F16", "Q8_0", "F32")
+_FILE_TYPES = {"F32": 0, "F16": 1, "Q8_0": 7}
+"""Type of the matrices -> `general.file_type`."""
+_Q8_WIDTH = 32
+_F16_MAX = 65504.0
+_UINT32, _STRING = 4, 8
+
+
+@dataclass(frozen=True, slots=True)
+class ExportedGguf:
+    """What was written.
+
+    Attributes:
+        file: its size.
+        command: that starts llama.cpp's server with it.
+    """
+
+    file: Exported
+    command: str
+
+
+def export_llama_cpp(
+    model: str | Path,
+    out: Path,
+    target: str | Path | None = None,
+    *,
+    type_name: str = GGUF_TYPES[0],
+    pre: str | None = None,
+    num_draft_tokens: int | None = None,
+    force: bool = False,
+) -> ExportedGguf:
+    """Write a model of the Llama family as a GGUF file. It appears whole or not at all.
+
+    Args:
+        model: as `load_model` takes it.
+        target: the GGUF file of the target that it drafts for, whose tokenizer's metadata is copied; None: it is a
+            target itself, and its own tokenizer is written.
+        type_name: of matrices: "F16", "F32", or "Q8_0", which those whose width is no multiple of 32 are not, but F16.
+            Vectors are F32, and so is what F16 cannot hold.
+        pre: as of `written_tokenizer`; only without `target`.
+        num_draft_tokens: K of the command; None: `DRAFT_TOKENS`.
+        force: replace the file.
+
+    Raises:
+        ConfigError: `out` exists, cannot be written, has too little room, or has not the suffix .gguf; unknown type.
+        ModelLoadError: a model cannot be read.
+        UnsupportedModelError: the model is of another family, the target has no tokenizer in its metadata, or the
+            model's own cannot be written.
+        IncompatibleDrafterError: it proposes a part of its vocabulary only, or the target's tokens are others.
+    """
+    _check(out, type_name, target, pre, force)
+    tokenizer, vocab_size = _tokenizer(model, target, pre)
+    loaded = load_transformers_model(model, "float32")
+    architecture, keys = model_metadata(loaded.config, str(model), vocab_size)
+    described = {
+        "general.name": Value(Path(model).name, (_STRING,)),
+        "general.file_type": Value(_FILE_TYPES[type_name], (_UINT32,)),
+    }
+    tensors = dict(_tensors(loaded, architecture, vocab_size, type_name))
+    check_room(out, sum(packed.nbytes for _, packed in tensors.values()))
+    _write(out, architecture, {**described, **keys, **tokenizer}, tensors)
+    GgufFile.open(out)  # its places and counts, once more
+    count = sum(parameter.numel() for parameter in loaded.parameters())
+    exported = Exported(count, type_name, out.stat().st_size, (out.name,))
+    return ExportedGguf(exported, _command(out, target, num_draft_tokens or DRAFT_TOKENS))
+
+
+def _check(out: Path, type_name: str, target: str | Path | None, pre: str | None, force: bool) -> None:
+    if type_name not in GGUF_TYPES:
+        raise ConfigError(f"type is {type_name!r}, but must be one of {', '.join(GGUF_TYPES)}.")
+    if pre is not None and target is not None:
+        raise ConfigError("pre is given with a target, whose tokenizer's metadata is copied as it is. Leave one out.")
+    if pre is not None and pre not in SPLITTINGS:
+        raise ConfigError(f"pre is {pre!r}, but must be one of {', '.join(sorted(SPLITTINGS))}.")
+    if out.suffix.lower() != SUFFIX:
+        raise ConfigError(f"{out} is to be a GGUF file, but does not end with {SUFFIX}, by which others know one.")
+    if out.is_dir():
+        raise ConfigError(f"{out} is a folder. Give the name of a file.")
+    if not force:
+        refuse_to_overwrite(out, ConfigError)
+    check_place(out.parent)
+
+
+def _tokenizer(model: str | Path, target: str | Path | None, pre: str | None) -> tuple[dict[str, Value], int]:
+    """The tokenizer's metadata, and how many tokens it lists: as many rows are written."""
+    if target is None:
+        source = find_source(model)
+        if source.output_tokens(source.config()) is not None:
+            raise UnsupportedModelError(f"{model} proposes a part of its vocabulary, and no GGUF file can say so.")
+        vocab_size = source.config().vocab_size
+        return written_tokenizer(find_tokenizer(model), str(model), vocab_size, pre), vocab_size
+    file = _target_file(target)
+    tokenizer, vocab_size = copied_tokenizer(file), len(file.metadata[TOKENS])
+    ours, _ = check_draft(model, target, "llama.cpp")
+    if ours.size < vocab_size:
+        raise IncompatibleDrafterError(
+            f"{model} has {ours.size} rows of logits, and {target} lists {vocab_size} tokens, of which llama.cpp "
+            "asks for as many rows. Choose a draft model with the target's whole vocabulary."
+        )
+    return tokenizer, vocab_size
+
+
+def _target_file(target: str | Path) -> GgufFile:
+    source = find_source(target)
+    if not isinstance(source, GgufSource):
+        raise ConfigError(
+            f"target is {str(target)!r}, which is no GGUF file, but its tokenizer's metadata is to be copied. Give the "
+            "file that llama.cpp serves; forerun export llama.cpp MODEL OUT.gguf writes one."
+        )
+    return source.file
+
+
+def _tensors(
+    model: Any, architecture: str, vocab_size: int, type_name: str
+) -> Iterator[tuple[str, tuple[str, npt.NDArray[Any]]]]:
+    """GGUF's name of each tensor, its type, and its packed rows; rows of queries and keys in llama.cpp's order."""
+    config = model.config
+    heads, kv_heads, width = head_shape(config)
+    permuted = {"attn_q": heads, "attn_k": kv_heads} if architecture in PERMUTED else {}
+    outer = {ours: theirs for theirs, ours in OUTER.items()}
+    parts = {ours: theirs for theirs, ours in OF_LAYER.items()}
+    for name, tensor in model.state_dict().items():
+        if name in outer:
+            theirs = outer[name]
+            if theirs == HEAD and config.tie_word_embeddings:
+                continue
+            rows = tensor[:vocab_size] if tensor.dim() > 1 else tensor
+        else:
+            _, _, index, part = name.split(".", 3)
+            module, _, kind = part.rpartition(".")
+            theirs, rows = f"blk.{index}.{parts[module]}.{kind}", tensor
+            if (count := permuted.get(parts[module])) is not None:
+                rows = rows.reshape(count, 2, width // 2, *rows.shape[1:]).transpose(1, 2).reshape(tensor.shape)
+        yield theirs, _packed(rows, type_name)
+    rope = dict(config.rope_parameters)
+    if rope.get("rope_type") == "llama3":
+        yield ROPE_FACTORS, _packed(llama3_factors(rope, rope.pop("rope_theta"), width), "F32")
+
+
+def _packed(tensor: Tensor, type_name: str) -> tuple[str, npt.NDArray[Any]]:
+    """The type of a tensor, and its rows packed in it."""
+    numbers = tensor.float().contiguous().numpy()
+    if type_name == "F32" or tensor.dim() == 1:
+        return "F32", numbers
+    if type_name == "Q8_0" and tensor.shape[-1] % _Q8_WIDTH == 0:
+        from gguf import GGMLQuantizationType
+        from gguf.quants import quantize
+
+        return "Q8_0", quantize(numbers, GGMLQuantizationType.Q8_0)
+    if float(np.abs(numbers).max()) > _F16_MAX:
+        return "F32", numbers
+    return "F16", numbers.astype(np.float16)
+
+
+def _write(
+    out: Path, architecture: str, keys: dict[str, Value], tensors: dict[str, tuple[str, npt.NDArray[Any]]]
+) -> None:
+    from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter
+
+    with atomic_file(out, ConfigError) as file:
+        writer = GGUFWriter(file.name, architecture)
+        for key, value in keys.items():
+            kind, *elements = (GGUFValueType(number) for number in value.kind)
+            writer.add_key_value(key, value.value, kind, *elements)
+        for name, (type_name, packed) in tensors.items():
+            writer.add_tensor(name, packed, raw_dtype=GGMLQuantizationType[type_name])
+        try:
+            writer.write_header_to_file()
+            writer.write_kv_data_to_file()
+            writer.write_tensors_to_file()
+        finally:
+            writer.close()
+
+
+def _command(out: Path, target: str | Path | None, num_draft_tokens: int) -> str:
+    """`-md` alone loads a draft and does not use it."""
+    if target is None:
+        return f"llama-server -m {shlex.quote(str(out))}"
+    file = shlex.quote(str(_target_file(target).path))
+    return (
+        f"llama-server -m {file} -md {shlex.quote(str(out))} --spec-type draft-simple "
+        f"--spec-draft-n-max {num_draft_tokens}"
+    )

@@ -1,1 +1,0 @@
-"""Files that somebody else may have written, and files that are never left half written."""

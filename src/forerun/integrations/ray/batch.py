@@ -1,0 +1,129 @@
+"""Batches by workers on Ray: a file by ranges of bytes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from forerun.engine import LLM, EngineThread
+from forerun.integrations.ray.connect import connected
+from forerun.integrations.ray.plan import RayOptions, gpus_of, threads_of
+from forerun.server.batch.files import ByteRange, Journal, ranges_of, requests_in
+from forerun.server.batch.lines import BatchFile
+from forerun.server.batch.run import BatchRun
+
+if TYPE_CHECKING:
+    from forerun.integrations.ray.pool import Pool
+
+
+# A worker of a batch: a model in an actor's process, and the requests of ranges of a file.
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """One answer, and what was computed since the one before it in its range."""
+
+    index: int
+    answer: dict[str, Any]
+    num_tokens: int
+    num_cached_tokens: int
+
+
+class Worker:
+    """Answers requests.
+
+    Args:
+        model, drafter, llm: of `LLM`.
+        threads: of torch.
+        name, seed: of `BatchRun`.
+    """
+
+    def __init__(
+        self, model: str, drafter: str, llm: Mapping[str, Any], threads: int, name: str, seed: int | None
+    ) -> None:
+        self._of_model = (model, drafter, {**llm})
+        self._threads, self._name, self._seed = threads, name, seed
+        self._loaded: tuple[LLM, EngineThread] | None = None
+        self._loading = threading.Lock()
+
+    def load(self) -> None:
+        """Load the model, once. Raises as `LLM`."""
+        self._model()
+
+    def _model(self) -> tuple[LLM, EngineThread]:
+        with self._loading:
+            if self._loaded is None:
+                torch.set_num_threads(self._threads)
+                model, drafter, settings = self._of_model
+                llm = LLM(model, drafter=drafter, **settings)
+                self._loaded = llm, EngineThread(llm.shared)
+            return self._loaded
+
+    def answers(self, path: str, part: ByteRange, done: frozenset[int]) -> Iterator[Answered]:
+        """The answers to a range's requests but those that are done. Raises ConfigError as `requests_in`."""
+        llm, thread = self._model()
+        run = BatchRun(llm, thread, self._name, self._seed)
+        asked = requests_in(Path(path), part, lambda index: index not in done, self._name, llm.target.context_length)
+        num_tokens = num_cached = 0
+        for index, answer in run.answers(asked):
+            yield Answered(index, answer, run.num_tokens - num_tokens, run.num_cached_tokens - num_cached)
+            num_tokens, num_cached = run.num_tokens, run.num_cached_tokens
+
+
+def answer_on_ray(
+    source: Path,
+    requests: BatchFile,
+    journal: Journal,
+    worker: Mapping[str, Any],
+    options: RayOptions,
+    *,
+    loaded: Callable[[], None],
+    told: Callable[[int, int], None],
+) -> None:
+    """Bring the answers that the journal lacks into it.
+
+    Args:
+        worker: arguments of `Worker` but the threads.
+        loaded: called when the models are loaded.
+        told: called after each answer, with the tokens generated and those of prompts found in memory so far.
+
+    Raises:
+        ConfigError: as `connected`; a worker cannot read the file.
+        ForerunError: a worker cannot load the model.
+        ReplicaError: several workers have ended in the same range.
+    """
+
+    def begin(handle: Any, part: ByteRange) -> Any:
+        done = frozenset(index for index in range(part.first, part.first + part.count) if journal.has(index))
+        if len(done) == part.count:
+            return None
+        return handle.answers.options(num_returns="streaming").remote(str(source.resolve()), part, done)
+
+    with _pool(options, worker, begin) as pool:
+        loaded()
+        num_tokens = num_cached = 0
+        for answered in pool.run(ranges_of(requests, options.replicas)):
+            num_tokens, num_cached = num_tokens + answered.num_tokens, num_cached + answered.num_cached_tokens
+            journal.add(answered.index, answered.answer)
+            told(num_tokens, num_cached)
+
+
+@contextmanager
+def _pool(options: RayOptions, worker: Mapping[str, Any], begin: Callable[[Any, Any], Any]) -> Iterator[Pool]:
+    """Workers that have loaded their models."""
+    threads = threads_of(options)
+    with connected(options):
+        import ray
+
+        from forerun.integrations.ray.pool import Pool
+
+        actor = ray.remote(num_cpus=threads, num_gpus=gpus_of(worker["llm"]), max_concurrency=4, max_restarts=0)(Worker)
+        pool = Pool(options.replicas, lambda: actor.remote(**worker, threads=threads), begin)
+        pool.load()
+        yield pool

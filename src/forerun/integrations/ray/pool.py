@@ -1,0 +1,108 @@
+"""Workers on Ray that answer jobs side by side; what a worker has not done when it dies, another one does."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import ray
+
+from forerun.errors import ReplicaError
+from forerun.integrations.ray.connect import translated
+from forerun.server.batch.files import ByteRange
+
+_JOBS = 2
+"""That a worker has at a time: while one ends, the other fills the batch."""
+_MOST_DEATHS = 3
+"""Of workers in one job, after which it is given up: it may be what kills them."""
+
+
+class Call(NamedTuple):
+    """A job under way. Its generator is Ray's, of references."""
+
+    job: ByteRange
+    worker: int
+
+
+class Pool:
+    """Workers, each an actor in a process of its own.
+
+    Args:
+        start: makes one; its model is loaded by its method `load`.
+        call: begins a job at a worker: what is not done of it yet; None if all of it is.
+    """
+
+    def __init__(self, num_workers: int, start: Callable[[], Any], call: Callable[[Any, ByteRange], Any]) -> None:
+        self._start, self._call = start, call
+        self._workers: dict[int, Any] = {}
+        self._calls: dict[Any, Call] = {}
+        self._lost: deque[ByteRange] = deque()
+        self._deaths: Counter[ByteRange] = Counter()
+        self._num_started = 0
+        for _ in range(num_workers):
+            self._add()
+
+    def load(self) -> None:
+        """Wait until all workers have loaded the model. Raises what one of them fails with."""
+        try:
+            ray.get([worker.load.remote() for worker in self._workers.values()])
+        except Exception as error:
+            raise translated(error) from None
+
+    def run(self, jobs: Iterator[ByteRange]) -> Iterator[Any]:
+        """What the jobs give, in the order in which it comes.
+
+        Raises:
+            ReplicaError: a job has ended several workers.
+            Exception: what a worker has raised.
+        """
+        self._hand_out(jobs)
+        while self._calls:
+            (ready, *_), _ = ray.wait([*self._calls], num_returns=1, fetch_local=False)
+            try:
+                given = ray.get(next(ready))
+            except StopIteration:
+                del self._calls[ready]
+            except Exception as error:
+                self._failed(ready, error)
+            else:
+                yield given
+            self._hand_out(jobs)
+
+    def _hand_out(self, jobs: Iterator[ByteRange]) -> None:
+        """Give jobs to workers that have room."""
+        while True:
+            busy = Counter(call.worker for call in self._calls.values())
+            free = min(self._workers, key=lambda number: busy[number])
+            if busy[free] >= _JOBS:
+                return
+            job = self._lost.popleft() if self._lost else next(jobs, None)
+            if job is None:
+                return
+            begun = self._call(self._workers[free], job)
+            if begun is not None:
+                self._calls[begun] = Call(job, free)
+
+    def _failed(self, ready: Any, error: Exception) -> None:
+        """A worker has ended: its jobs go back to the others; whatever else it is, is raised."""
+        failure = translated(error)
+        if not isinstance(failure, ReplicaError):
+            raise failure from None
+        gone = self._calls[ready].worker
+        lost = [each for each, call in self._calls.items() if call.worker == gone]
+        for each in lost:
+            job = self._calls.pop(each).job
+            self._deaths[job] += 1
+            if self._deaths[job] == _MOST_DEATHS:
+                raise ReplicaError(
+                    f"{_MOST_DEATHS} workers have ended, one after another, in the same part of the work. What "
+                    "is done is kept, and the same command goes on. Where memory ends, give fewer --replicas."
+                )
+            self._lost.append(job)
+        del self._workers[gone]
+        self._add()
+
+    def _add(self) -> None:
+        self._workers[self._num_started] = self._start()
+        self._num_started += 1

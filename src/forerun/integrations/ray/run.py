@@ -1,0 +1,104 @@
+"""`forerun serve --ray`: Ray Serve started, the application deployed, a drain on SIGTERM, the end."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+from forerun.errors import ConfigError
+from forerun.integrations.ray.connect import connected, reason_in
+from forerun.integrations.ray.plan import Plan, RayOptions
+from forerun.server.logs import LOGGER
+from forerun.server.options import ServerOptions
+from forerun.server.run import url_of
+
+_APPLICATION = "forerun"
+_TICK = 0.1
+_log = logging.getLogger(LOGGER)
+
+
+def serve_on_ray(plan: Plan, server: ServerOptions, options: RayOptions) -> None:
+    """Serve until a signal ends it.
+
+    Raises:
+        ConfigError: the cluster cannot be had, Serve runs there already, or a replica could not load the model.
+    """
+    with connected(options):
+        from ray import serve
+
+        logging.getLogger("ray.serve").setLevel(logging.WARNING)
+        if serve.status().proxies:
+            raise ConfigError(
+                "Ray Serve runs on that cluster already, with an address of its own. End it, or give another cluster."
+            )
+        logs = {"enable_access_log": False, "log_level": "WARNING"}
+        http = {"host": server.host, "port": server.port, "keep_alive_timeout_s": 75}
+        try:
+            serve.start(proxy_location="EveryNode", http_options=http, logging_config=logs)
+            ingress = _deploy(plan, logs)
+            with _signalled() as stop:
+                url = url_of(server.host, server.port)
+                _log.info({"event": "ready", "url": url, "model": plan.name, "replicas": plan.replicas})
+                stop.wait()
+                _drain(ingress, stop, server.drain_timeout)
+        finally:
+            serve.shutdown()
+            _log.info({"event": "ended"})
+
+
+def _deploy(plan: Plan, logs: dict[str, Any]) -> Any:
+    """The handle of the ingress, when all replicas have loaded the model."""
+    from ray import serve
+
+    from forerun.integrations.ray.application import build
+
+    try:
+        return serve.run(build(plan), name=_APPLICATION, route_prefix="/", logging_config=logs)
+    except RuntimeError as error:
+        application = serve.status().applications.get(_APPLICATION)
+        deployments = application.deployments.values() if application else ()
+        told = " ".join(each.message for each in deployments if each.message) or str(error)
+        raise ConfigError(f"The replicas could not be started: {reason_in(told)}") from None
+
+
+class _Stop:
+    """Counts signals: the first begins the drain, the second ends it at once."""
+
+    def __init__(self) -> None:
+        self.name = ""
+        self.count = 0
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        self.name, self.count = signal.Signals(number).name, self.count + 1
+
+    def wait(self) -> None:
+        while not self.count:
+            time.sleep(_TICK)
+
+
+@contextmanager
+def _signalled() -> Iterator[_Stop]:
+    stop = _Stop()
+    former = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
+
+
+def _drain(ingress: Any, stop: _Stop, timeout: float) -> None:
+    """Let requests end that are under way, and refuse new ones."""
+    end = time.monotonic() + timeout
+    left = ingress.drain.remote().result(timeout_s=timeout + 1)
+    _log.info({"event": "draining", "signal": stop.name, "requests": left})
+    while left and time.monotonic() < end and stop.count < 2:
+        time.sleep(_TICK)
+        left = ingress.drain.remote().result(timeout_s=timeout + 1)
+    if left:
+        _log.warning({"event": "cut", "requests": left})

@@ -1,0 +1,104 @@
+"""The kernels in C++: compiled once, loaded once per process."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING
+
+from forerun.config import KERNELS, KERNELS_VARIABLE, NATIVE, REFERENCE, TRITON, environment_choice
+from forerun.errors import ConfigError, NativeUnavailableError
+
+if TYPE_CHECKING:
+    import torch
+
+    from forerun.kernels.cpu.library import Library
+
+LOST = (
+    "The kernels in PyTorch run instead: the same promises, but slower steps, and quantised weights gain no speed and "
+    "take more memory than bfloat16."
+)
+
+_log = logging.getLogger(__name__)
+_lock = threading.Lock()
+_loaded: Library | NativeUnavailableError | None = None
+_warned = False
+_only_references: ContextVar[bool] = ContextVar("only_references", default=False)
+
+
+def native() -> Library | None:
+    """The native library; None where the references in PyTorch are to run. One warning says why it cannot be had.
+
+    Raises:
+        ConfigError: FORERUN_KERNELS is native, and it cannot be had; or that variable or FORERUN_INSTRUCTIONS has a
+            value that it cannot have.
+    """
+    global _warned
+    mode = environment_choice(KERNELS_VARIABLE, KERNELS)
+    if mode in (REFERENCE, TRITON) or _only_references.get():
+        return None
+    found = load()
+    if not isinstance(found, NativeUnavailableError):
+        return found
+    if mode == NATIVE:
+        raise ConfigError(f"{KERNELS_VARIABLE} is {NATIVE}, but there are no native kernels. {found}")
+    with _lock:
+        if not _warned:
+            _warned = True
+            _log.warning("There are no native kernels. %s %s %s", found.reason, LOST, found.remedy)
+    return None
+
+
+@contextmanager
+def references() -> Iterator[None]:
+    """Within it, models are loaded to compute by the references, whatever FORERUN_KERNELS says."""
+    token = _only_references.set(True)
+    try:
+        yield
+    finally:
+        _only_references.reset(token)
+
+
+def only_references() -> bool:
+    """Whether this is within `references`."""
+    return _only_references.get()
+
+
+def native_for(device: torch.device) -> Library | None:
+    """The same, where models on this device are computed by it: on the CPU."""
+    return native() if device.type == "cpu" else None
+
+
+def in_use() -> str | None:
+    """Which kernels models of this process got, as figures name them: "native avx512", "triton", "reference"; None
+    where no model has asked for native ones."""
+    asked = os.environ.get(KERNELS_VARIABLE)
+    if asked in (REFERENCE, TRITON):
+        return asked
+    found = _loaded
+    if found is None:
+        return None
+    return REFERENCE if isinstance(found, NativeUnavailableError) else f"{NATIVE} {found.instructions}"
+
+
+def load() -> Library | NativeUnavailableError:
+    """The library, or why it cannot be had, whatever FORERUN_KERNELS says. Tried once per process.
+
+    Raises:
+        ConfigError: FORERUN_INSTRUCTIONS has a value that it cannot have.
+    """
+    global _loaded
+    from forerun.kernels.cpu.compiler import library_path
+    from forerun.kernels.cpu.library import Library
+
+    with _lock:
+        if _loaded is None:
+            try:
+                _loaded = Library.open(library_path())
+            except NativeUnavailableError as failure:
+                _loaded = failure.with_traceback(None)
+        return _loaded

@@ -1,0 +1,298 @@
+"""The C++ compiler: which there is, and one call of it, in a process of its own with a time limit."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import platform
+import shlex
+import shutil
+import signal
+import subprocess
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import IO
+
+from forerun.errors import CompilationError, NativeUnavailableError
+from forerun.utils import machine as processor
+from forerun.utils.files import digest, file_digest, leftovers, locked, remove, whole_folder, write_json
+from forerun.utils.home import HOME_VARIABLE, KERNELS_FOLDER, home
+from forerun.utils.json_file import Fields
+
+VARIABLE = "CXX"
+"""Environment variable: the compiler, with arguments if wanted. Set, no other is tried."""
+INSTALL = "Install g++ or clang++ (on Debian and Ubuntu: apt install g++), or name a C++ compiler by the variable CXX."
+_NAMES = ("c++", "g++", "clang++")
+_VERSION_SECONDS = 20.0
+_REASON_CHARACTERS = 300
+_MAX_OUTPUT = 1 << 20
+_ROOM = "Make room in the folder that FORERUN_HOME names and in that of temporary files, or let TMPDIR name another."
+_ANOTHER = f"Free memory if there was too little; else name another compiler by the variable CXX. {INSTALL}"
+
+
+@dataclass(frozen=True, slots=True)
+class Compiler:
+    """A compiler that is there.
+
+    Attributes:
+        command: starts it.
+        version: what it says of itself.
+    """
+
+    command: tuple[str, ...]
+    version: str
+
+    def call(self, arguments: Sequence[str], limit: float) -> None:
+        """Run it once.
+
+        Args:
+            limit: seconds after which it is ended, with all that it started.
+
+        Raises:
+            CompilationError: it fails, or it takes longer.
+            NativeUnavailableError: it cannot be started, or finds no room on the disk.
+        """
+        code, said = _run([*self.command, *arguments], limit)
+        if code:
+            reason = f"They could not be compiled: {self.command[0]} {_reason(code, said)}."
+            if "No space left" in said:
+                raise NativeUnavailableError(reason, _ROOM)
+            raise CompilationError(reason, _ANOTHER)
+
+
+def find_compiler() -> Compiler | None:
+    """The compiler that CXX names, else c++, g++ or clang++, the first that is there; None without any.
+
+    Raises:
+        NativeUnavailableError: CXX names one that is not there, or the compiler does not tell its version.
+    """
+    chosen = os.environ.get(VARIABLE, "").strip()
+    try:
+        commands = [shlex.split(chosen)] if chosen else [[name] for name in _NAMES]
+    except ValueError as failure:  # a quotation mark that is not closed
+        raise _no_such(chosen, str(failure)) from None
+    for program, *arguments in commands:
+        if (path := shutil.which(program)) is not None:
+            command = (path, *arguments)
+            code, said = _run([*command, "--version"], _VERSION_SECONDS)
+            if code:
+                raise NativeUnavailableError(f"{path} --version {_reason(code, said)}.", INSTALL)
+            return Compiler(command, said.strip())
+    if chosen:
+        raise _no_such(chosen, "there is no such program")
+    return None
+
+
+def _no_such(chosen: str, reason: str) -> NativeUnavailableError:
+    return NativeUnavailableError(f"{VARIABLE} is {chosen!r}: {reason}.", f"Correct it, or unset it. {INSTALL}")
+
+
+def _run(command: Sequence[str], limit: float) -> tuple[int, str]:
+    """Exit code and output. Raises NativeUnavailableError where it cannot be started or takes longer than `limit`."""
+    try:
+        # Its temporary files lie in here, and go with it even where it is killed.
+        with TemporaryDirectory(prefix="forerun-", ignore_cleanup_errors=True) as scratch:
+            output = Path(scratch) / "output"  # no pipe: whoever is left of its group could hold that open
+            with output.open("wb") as file:
+                code = _exit_code(_start(command, file, scratch), command[0], limit)
+            with output.open("rb") as file:
+                return code, file.read(_MAX_OUTPUT).decode("utf-8", "replace")
+    except OSError as failure:
+        reason = f"Temporary files of {command[0]} cannot be written: {failure.strerror or failure}."
+        raise NativeUnavailableError(reason, _ROOM) from None
+
+
+def _start(command: Sequence[str], output: IO[bytes], scratch: str) -> subprocess.Popen[bytes]:
+    try:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=os.environ | {"TMPDIR": scratch, "LC_ALL": "C"},
+            start_new_session=True,  # a group of its own, to be ended with all that it starts
+        )
+    except OSError as failure:
+        raise NativeUnavailableError(f"{command[0]} cannot be run: {failure.strerror or failure}.", INSTALL) from None
+
+
+def _exit_code(process: subprocess.Popen[bytes], name: str, limit: float) -> int:
+    """Wait until it has ended. Whatever interrupts that, Ctrl-C too, ends it with all that it started."""
+    try:
+        return process.wait(limit)
+    except BaseException as failure:
+        with contextlib.suppress(OSError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        if not isinstance(failure, subprocess.TimeoutExpired):
+            raise
+        reason = f"{name} took longer than {limit:g} seconds, and was ended."
+        remedy = "Try again when the machine has less to do, or name another compiler by the variable CXX."
+        raise CompilationError(reason, remedy) from None
+
+
+def _reason(code: int, said: str) -> str:
+    """Why it failed, in a clause: its first line that tells of an error, else its last."""
+    what = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    telling = [line for line in lines if "No space left" in line or "error" in line.lower()] or lines[-1:]
+    return f"{what}: {telling[0][:_REASON_CHARACTERS].rstrip('.')}" if telling else what
+
+
+# The file of the native library: prebuilt in a wheel, or compiled once by this machine's compiler and kept.
+#
+# It is kept in the folder kernels/KEY of `home()`, where KEY stands for all that decides what it holds and where it
+# runs:
+# sources, flags, architecture and features of the processor, C library, compiler. Beside it lies a file with its
+# checksum, compared before the library is loaded. The folder appears as a whole or not at all. Nothing is compiled
+# for
+# the processor alone: the instruction set is chosen at run time.
+#
+# Where the compiler fails, the file KEY.failed.json keeps its reason, and later processes repeat that in place of
+# compiling. A compiler that is missing, or a disk that is full, is looked at each time.
+
+HERE = Path(__file__).parent
+SOURCES = HERE / "csrc"
+PREBUILT = HERE / "prebuilt"
+"""In a wheel for one platform: the folder of the library that was compiled for it."""
+LIBRARY = "libforerun.so"
+FACTS = "build.json"
+"""Beside the library: what it was compiled from and by, and its checksum."""
+FLAGS = ("-O3", "-std=c++17", "-fPIC", "-shared", "-pthread", "-ffp-contract=off")
+"""Without -march and -ffast-math: the file serves any processor of its architecture, with the same bits."""
+TIME_LIMIT = 300.0
+"""Seconds that compiling may take: half a minute on a free core, several times that on a busy machine."""
+_WAIT = TIME_LIMIT + 30
+"""Seconds to wait for another process that compiles the same."""
+_ELSEWHERE = f"The variable {HOME_VARIABLE} names another folder."
+
+_log = logging.getLogger(__name__)
+_unwritable = partial(NativeUnavailableError, remedy=_ELSEWHERE)
+
+
+def library_path(
+    sources: Path = SOURCES, prebuilt: Path = PREBUILT, limit: float = TIME_LIMIT, wait: float = _WAIT
+) -> Path:
+    """The library, compiled now if need be; its checksum was compared.
+
+    Args:
+        sources: the folder of the C++ files: *.cpp are compiled, headers may lie in folders below.
+        prebuilt: the folder of a library that came with them; one of other sources is passed over.
+        limit: seconds that compiling may take.
+        wait: seconds to wait for another process that is at it.
+
+    Raises:
+        NativeUnavailableError: there is none, and none can be compiled or kept.
+    """
+    recipe = _recipe(sources)
+    if _is_sound(prebuilt, recipe):
+        return prebuilt / LIBRARY
+    if os.name != "posix":
+        raise NativeUnavailableError(
+            f"The native kernels do not run on {platform.system()}.", "Linux and macOS run them."
+        )
+    base = home()
+    if base is None:
+        raise NativeUnavailableError("There is no home folder to keep them in.", f"Set the variable {HOME_VARIABLE}.")
+    here = digest("\n".join((recipe, *processor.features(), *platform.libc_ver())).encode())
+    kept, compiler = base / KERNELS_FOLDER, find_compiler()
+    if compiler is None:
+        for folder in sorted(kept.glob(f"{here[:16]}-*")):  # compiled when there was a compiler
+            if _is_sound(folder, recipe):
+                return folder / LIBRARY
+        raise NativeUnavailableError("There is no C++ compiler.", INSTALL)
+    folder = kept / f"{here[:16]}-{digest(repr(compiler).encode())[:16]}"
+    if not _is_sound(folder, recipe):
+        _refuse_what_failed(folder)
+        remedy = "A program compiles there: wait, or end it."
+        with locked(folder, _unwritable, wait=wait, remedy=remedy):
+            if not _is_sound(folder, recipe):  # else another process has just done it
+                _refuse_what_failed(folder)  # or has just failed
+                for left in leftovers(folder):  # by processes that were killed: nobody else has the lock
+                    remove(left)
+                _log.warning("Compiling the kernels, once: this can take a minute.")
+                try:
+                    compile_into(folder, compiler, sources, limit)
+                except CompilationError as failure:
+                    raise _kept_failure(folder, failure) from None
+    return folder / LIBRARY
+
+
+def compile_into(
+    folder: Path, compiler: Compiler, sources: Path = SOURCES, limit: float = TIME_LIMIT, extra: tuple[str, ...] = ()
+) -> None:
+    """Compile by one call, and let library and facts take the place of `folder` together.
+
+    Args:
+        extra: further arguments of the compiler.
+
+    Raises:
+        CompilationError: it fails, or takes longer than `limit` seconds.
+        NativeUnavailableError: the folder cannot be written.
+    """
+    recipe, files = _recipe(sources), [str(path) for path in sorted(sources.glob("*.cpp"))]
+    with whole_folder(folder, _unwritable) as new:
+        library = new / LIBRARY
+        compiler.call([*FLAGS, *extra, "-o", str(library), *files], limit)
+        try:
+            with library.open("rb") as file:
+                checksum = file_digest(file)
+        except FileNotFoundError:
+            raise CompilationError(f"{compiler.command[0]} has written no library.", INSTALL) from None
+        facts = {"recipe": recipe, "library": checksum, "compiler": compiler.version.partition("\n")[0]}
+        write_json(new / FACTS, facts, error=_unwritable)
+
+
+def _failure_file(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}.failed.json")
+
+
+def _kept_failure(folder: Path, failure: CompilationError) -> CompilationError:
+    """The failure for those that come later too, as far as it can be written."""
+    file = _failure_file(folder)
+    with suppress(NativeUnavailableError):
+        write_json(file, {"reason": failure.reason, "remedy": failure.remedy}, error=_unwritable)
+    return _with_retry(failure.reason, failure.remedy, file)
+
+
+def _refuse_what_failed(folder: Path) -> None:
+    """Raises CompilationError where these sources and this compiler have failed before."""
+    file = _failure_file(folder)
+    try:
+        facts = Fields.read(file, ValueError)
+        reason, remedy = facts.string("reason"), facts.string("remedy")
+    except ValueError:
+        return
+    raise _with_retry(reason, remedy, file)
+
+
+def _with_retry(reason: str, remedy: str, file: Path) -> CompilationError:
+    return CompilationError(reason, f"{remedy} This compiler is not tried again until {file} is removed.")
+
+
+def _recipe(sources: Path) -> str:
+    """A hash of what the library is made from: sources, flags, architecture. Raises NativeUnavailableError."""
+    try:
+        files = [path for path in sorted(sources.rglob("*")) if path.suffix in (".cpp", ".h")]
+        parts = [f"{path.relative_to(sources).as_posix()}\n{digest(path.read_bytes())}\n".encode() for path in files]
+    except OSError as failure:
+        reason = f"The sources of the kernels cannot be read: {sources}: {failure.strerror}."
+        raise NativeUnavailableError(reason, "Install forerun anew.") from None
+    if not any(path.suffix == ".cpp" for path in files):
+        raise NativeUnavailableError(f"The sources of the kernels are not in {sources}.", "Install forerun anew.")
+    return digest(*parts, "\n".join((*FLAGS, platform.system(), platform.machine())).encode())
+
+
+def _is_sound(folder: Path, recipe: str) -> bool:
+    """Whether the folder has a library of this recipe, as it was written."""
+    try:
+        facts = Fields.read(folder / FACTS, ValueError)
+        with (folder / LIBRARY).open("rb") as file:
+            return facts.string("recipe") == recipe and facts.string("library") == file_digest(file)
+    except (OSError, ValueError):
+        return False

@@ -1,0 +1,295 @@
+"""The native library as ctypes sees it, and whose threads it computes with."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_void_p
+from enum import IntEnum
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from forerun.config import INSTRUCTIONS, INSTRUCTIONS_VARIABLE, environment_choice
+from forerun.errors import ConfigError, NativeUnavailableError
+from forerun.utils.home import HOME_VARIABLE
+
+# The structures of the C interface (`csrc/forerun.h`), field by field.
+
+
+class Kind(IntEnum):
+    """How the numbers of a weight lie in memory; csrc/forerun.h draws each."""
+
+    FLOAT32 = 0
+    BFLOAT16 = 1
+    INT8 = 2
+    INT8_GROUPS = 3
+    INT4_GROUPS = 4
+    INT4_MINIMA = 5
+
+
+class LinearStruct(Structure):
+    """`ForerunLinear`."""
+
+    _fields_ = [
+        ("kind", c_int32),
+        ("out_features", c_int32),
+        ("in_features", c_int32),
+        ("reserved", c_int32),
+        ("packed", c_void_p),
+        ("scales", c_void_p),
+        ("bias", c_void_p),
+    ]
+
+
+class LayerStruct(Structure):
+    """`ForerunLayer`."""
+
+    _fields_ = [
+        ("input_norm", c_void_p),
+        ("mlp_norm", c_void_p),
+        ("query_norm", c_void_p),
+        ("key_norm", c_void_p),
+        ("query", LinearStruct),
+        ("key", LinearStruct),
+        ("value", LinearStruct),
+        ("out", LinearStruct),
+        ("gate", LinearStruct),
+        ("up", LinearStruct),
+        ("down", LinearStruct),
+        ("window", c_int32),
+        ("reserved", c_int32),
+    ]
+
+
+class ModelStruct(Structure):
+    """`ForerunModel`."""
+
+    _fields_ = [
+        ("layers", POINTER(LayerStruct)),
+        ("norm", c_void_p),
+        ("head", LinearStruct),
+        ("num_layers", c_int32),
+        ("hidden", c_int32),
+        ("num_heads", c_int32),
+        ("num_kv_heads", c_int32),
+        ("head_dim", c_int32),
+        ("intermediate", c_int32),
+        ("page", c_int32),
+        ("cache_float32", c_int32),
+        ("eps", c_float),
+        ("scale", c_float),
+    ]
+
+
+class EagleStruct(Structure):
+    """`ForerunEagle`."""
+
+    _fields_ = [
+        ("model", ModelStruct),
+        ("embedding_norm", c_void_p),
+        ("state_norm", c_void_p),
+        ("entry", LinearStruct),
+        ("residual", LinearStruct),
+        ("embedding_width", c_int32),
+        ("state_width", c_int32),
+        ("keeps_norm", c_int32),
+        ("gives_norm", c_int32),
+    ]
+
+
+class RowsStruct(Structure):
+    """`ForerunRows`."""
+
+    _fields_ = [
+        ("sequence", c_void_p),
+        ("position", c_void_p),
+        ("slot", c_void_p),
+        ("prefix", c_void_p),
+        ("tail_start", c_void_p),
+        ("tail", c_void_p),
+        ("pages", c_void_p),
+        ("page_start", c_void_p),
+        ("cosines", c_void_p),
+        ("sines", c_void_p),
+        ("num_rows", c_int32),
+        ("rotated_by_slot", c_int32),
+    ]
+
+
+class AttentionStruct(Structure):
+    """`ForerunAttention`."""
+
+    _fields_ = [
+        ("offset", c_int64),
+        ("num_heads", c_int32),
+        ("num_kv_heads", c_int32),
+        ("key_width", c_int32),
+        ("value_width", c_int32),
+        ("page", c_int32),
+        ("cache_float32", c_int32),
+        ("window", c_int32),
+        ("reserved", c_int32),
+        ("scale", c_float),
+        ("softcap", c_float),
+        ("sinks", c_void_p),
+    ]
+
+
+ABI = 9
+"""FORERUN_ABI of csrc/forerun.h."""
+_LEVELS = INSTRUCTIONS[::-1]
+"""By the numbers that the library gives them."""
+_REMEDY = "Remove it, so that it is made anew."
+_ELSEWHERE = f"Let the variable {HOME_VARIABLE} name a folder where programs may be executed."
+_POINTER = c_void_p
+_SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
+    "forerun_abi": (c_int32, ()),
+    "forerun_instructions": (c_int32, ()),
+    "forerun_best_instructions": (c_int32, ()),
+    "forerun_use_instructions": (c_int32, (c_int32,)),
+    "forerun_use_openmp": (None, (c_void_p,)),
+    "forerun_workspace_bytes": (c_int64, ()),
+    "forerun_packed_bytes": (c_int64, (c_int32, c_int64, c_int64)),
+    "forerun_pack": (None, (c_int32, c_int64, c_int64, _POINTER, _POINTER, _POINTER, _POINTER)),
+    "forerun_unpack": (None, (POINTER(LinearStruct), _POINTER, c_int64, _POINTER)),
+    "forerun_linear": (c_int32, (POINTER(LinearStruct), _POINTER, c_int64, _POINTER, _POINTER, c_int32)),
+    "forerun_layers": (c_int32, (POINTER(ModelStruct), POINTER(RowsStruct), c_int32, c_int32, _POINTER, c_int32)),
+    "forerun_head": (c_int32, (POINTER(ModelStruct), c_int64, _POINTER, _POINTER, c_int32)),
+    "forerun_move_slots": (
+        None,
+        (_POINTER, _POINTER, _POINTER, c_int32, c_int32, c_int32, _POINTER, c_int64, c_int64),
+    ),
+    "forerun_attention": (
+        c_int32,
+        (POINTER(AttentionStruct), POINTER(RowsStruct), _POINTER, _POINTER, _POINTER, _POINTER, c_int32),
+    ),
+    "forerun_eagle": (
+        c_int32,
+        (POINTER(EagleStruct), POINTER(RowsStruct), *[_POINTER] * 3, c_int64, _POINTER, _POINTER, c_int32),
+    ),
+    "forerun_fuse": (
+        c_int32,
+        (POINTER(LinearStruct), _POINTER, c_int32, c_float, _POINTER, c_int64, _POINTER, c_int32),
+    ),
+    "forerun_context": (c_int32, (POINTER(ModelStruct), _POINTER, POINTER(RowsStruct), _POINTER, c_int32)),
+    "forerun_greedy_chains": (c_int32, (POINTER(LinearStruct), *[_POINTER] * 5, c_int64, _POINTER, c_int32)),
+    "forerun_pick": (None, (_POINTER, c_int64, c_int64, c_int64, _POINTER, _POINTER)),
+}
+_COMPUTING = ("linear", "layers", "head", "attention", "eagle", "fuse", "context", "greedy_chains")
+
+
+class Library:
+    """The functions in C++. Calls let other Python threads run; several may call at once.
+
+    Attributes:
+        path: the file.
+        best: the best instruction set that the processor has.
+        shares_openmp: whether torch's threads compute; else threads of the library's.
+        linear, layers, head, attention, eagle, fuse, context, greedy_chains, pick, move_slots, pack, unpack: as
+            csrc/forerun.h says, with addresses for pointers.
+    """
+
+    def __init__(self, path: Path, functions: ctypes.CDLL) -> None:
+        self.path = path
+        self._functions = functions
+        for name, (result, arguments) in _SIGNATURES.items():
+            function = getattr(functions, name)
+            function.restype, function.argtypes = result, arguments
+        for name in _COMPUTING:
+            getattr(functions, f"forerun_{name}").errcheck = _check
+        self.best = _LEVELS[functions.forerun_best_instructions()]
+        self.linear: Any = functions.forerun_linear
+        self.layers: Any = functions.forerun_layers
+        self.head: Any = functions.forerun_head
+        self.attention: Any = functions.forerun_attention
+        self.eagle: Any = functions.forerun_eagle
+        self.fuse: Any = functions.forerun_fuse
+        self.context: Any = functions.forerun_context
+        self.greedy_chains: Any = functions.forerun_greedy_chains
+        self.pick: Any = functions.forerun_pick
+        self.move_slots: Any = functions.forerun_move_slots
+        self.pack: Any = functions.forerun_pack
+        self.unpack: Any = functions.forerun_unpack
+        self.shares_openmp = self._share_openmp()
+
+    @classmethod
+    def open(cls, path: Path) -> Library:
+        """Load the library, for the instruction set that FORERUN_INSTRUCTIONS names, else the best.
+
+        Raises:
+            NativeUnavailableError: it cannot be loaded, or has another interface.
+            ConfigError: the processor lacks what FORERUN_INSTRUCTIONS names, or there is no such instruction set.
+        """
+        try:
+            functions = ctypes.CDLL(str(path))
+            abi = functions.forerun_abi()
+            if abi != ABI:
+                raise NativeUnavailableError(f"{path} has the interface {abi}, not {ABI}.", _REMEDY)
+            library = cls(path, functions)
+        except (OSError, AttributeError) as failure:
+            if _is_noexec(path):
+                reason = f"{path} cannot be loaded: its file system is mounted without permission to execute (noexec)."
+                raise NativeUnavailableError(reason, _ELSEWHERE) from None
+            raise NativeUnavailableError(f"{path} cannot be loaded: {failure}.", _REMEDY) from None
+        library.use_instructions(choose_instructions(library.best))
+        return library
+
+    @property
+    def instructions(self) -> str:
+        """The set in use."""
+        return _LEVELS[self._functions.forerun_instructions()]
+
+    def use_instructions(self, name: str) -> bool:
+        """Use another set from now on; False where the processor lacks it."""
+        return bool(self._functions.forerun_use_instructions(_LEVELS.index(name)) == 0)
+
+    def workspace_bytes(self) -> int:
+        """Bytes that this thread keeps to compute in, until it ends."""
+        return int(self._functions.forerun_workspace_bytes())
+
+    def packed_bytes(self, kind: Kind, out_features: int, in_features: int) -> int:
+        """Bytes of a packed weight."""
+        return int(self._functions.forerun_packed_bytes(kind, out_features, in_features))
+
+    def _share_openmp(self) -> bool:
+        """Let torch's OpenMP threads compute. Two pools of threads would wait for each other's spinning: torch's go on
+        spinning for milliseconds after each of its operations."""
+        for found in sorted((Path(torch.__file__).parent / "lib").glob("libgomp*.so*")):
+            try:
+                parallel = ctypes.CDLL(str(found)).GOMP_parallel  # torch has loaded this file: it is not loaded twice
+            except (OSError, AttributeError):
+                continue
+            self._functions.forerun_use_openmp(ctypes.cast(parallel, c_void_p))
+            return True
+        return False
+
+
+def _is_noexec(path: Path) -> bool:
+    """Whether nothing that lies there may be executed, nor loaded."""
+    try:
+        return bool(os.statvfs(path).f_flag & os.ST_NOEXEC)
+    except (OSError, AttributeError):  # AttributeError: systems that have no such thing, or do not tell
+        return False
+
+
+def _check(result: int, function: object, arguments: object) -> int:
+    """What ctypes calls with each result. Raises MemoryError."""
+    if result:
+        raise MemoryError("the native kernels lack memory to work in")
+    return result
+
+
+def choose_instructions(best: str) -> str:
+    """What FORERUN_INSTRUCTIONS names, else the best that the processor has.
+
+    Raises:
+        ConfigError: the processor lacks it, or there is no such instruction set.
+    """
+    chosen = environment_choice(INSTRUCTIONS_VARIABLE, INSTRUCTIONS) or best
+    if INSTRUCTIONS.index(chosen) < INSTRUCTIONS.index(best):
+        raise ConfigError(
+            f"{INSTRUCTIONS_VARIABLE} is {chosen!r}, but this processor has {best} at best. Give that, or unset it."
+        )
+    return chosen

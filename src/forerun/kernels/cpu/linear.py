@@ -1,0 +1,185 @@
+"""The product by the native kernels: weights of 16, 8 or 4 bits, read from memory once.
+
+A row's result does not depend on the other rows, whatever their number. Float weights are multiplied with float32
+activations, even and odd inputs apart, each in order; codes as `kernels/quantised_linear.py` defines it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import threading
+from contextlib import suppress
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from forerun.kernels.cpu.library import Kind, Library, LinearStruct
+from forerun.kernels.quantisation import CodeForm, QuantisedWeight
+
+# Memory for packed weights, in pages of two megabytes where the system has them.
+#
+# A step reads every weight once. In pages of four kilobytes the processor looks up an address for each of them, and
+# in a
+# virtual machine each look-up is two.
+
+_CHUNK = 1 << 25
+"""Bytes that are mapped together. What is not written takes no memory."""
+_ALIGNMENT = 64
+"""Bytes: a line of the processor's cache."""
+
+_lock = threading.Lock()
+_chunk = torch.empty(0, dtype=torch.uint8)
+_used = 0
+
+
+def weight_memory(nbytes: int) -> Tensor:
+    """[nbytes] uint8, not set, which begins at a line of the cache. A chunk of memory goes back to the system when all
+    tensors in it are gone."""
+    global _chunk, _used
+    with _lock:
+        start = -(-_used // _ALIGNMENT) * _ALIGNMENT
+        if start + nbytes > len(_chunk):
+            chunk = _mapped(max(_CHUNK, nbytes))
+            if nbytes >= _CHUNK:
+                return chunk[:nbytes]
+            _chunk, start = chunk, 0
+        _used = start + nbytes
+        return _chunk[start:_used]
+
+
+def _mapped(nbytes: int) -> Tensor:
+    if not hasattr(mmap, "MAP_PRIVATE"):
+        return torch.empty(nbytes, dtype=torch.uint8)
+    memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # a kernel that was built without them
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=torch.uint8)
+
+
+_LANES = 16
+"""Outputs in a block."""
+
+
+class NativeLinear(nn.Module):
+    """y = x W^T + b, computed in float32.
+
+    Args:
+        weight: [out, in], float32 or bfloat16, or in codes. bias: [out] or None.
+
+    Attributes:
+        struct: how the library is told of it.
+        nbytes: of the packed weight.
+        bias: float32, whole blocks long, or None.
+    """
+
+    def __init__(self, library: Library, weight: Tensor | QuantisedWeight, bias: Tensor | None = None) -> None:
+        super().__init__()
+        self.out_features, self.in_features = weight.shape
+        self.kind = _kind(weight)
+        self._library = library
+        self._packed = _packed(library, self.kind, weight)
+        self._scales = None
+        if isinstance(weight, QuantisedWeight) and weight.group is None:
+            self._scales = _padded(weight.scale[:, 0])
+        self.bias = None if bias is None else _padded(bias.detach())
+        self.nbytes = self._packed.nbytes
+        self.struct = LinearStruct(
+            kind=self.kind,
+            out_features=self.out_features,
+            in_features=self.in_features,
+            packed=self._packed.data_ptr(),
+            scales=None if self._scales is None else self._scales.data_ptr(),
+            bias=None if self.bias is None else self.bias.data_ptr(),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: [..., in] -> [..., out] in x's type."""
+        return self._product(x, None).to(x.dtype)
+
+    def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
+        """residual + forward(x), added in float32. residual: [..., out]."""
+        return self._product(x, residual.float().contiguous()).to(residual.dtype)
+
+    def rows(self, index: Tensor) -> Tensor:
+        """Rows of the weight, as a table of embeddings is read. index: [n] int64 -> [n, in] float32.
+
+        Raises:
+            IndexError: there is no such row.
+        """
+        numbers = torch.empty(len(index), self.in_features)
+        self.read_rows(index.contiguous().numpy(), numbers)
+        return numbers
+
+    def read_rows(self, index: NDArray[np.int64], numbers: Tensor) -> None:
+        """As `rows`, into the first rows of `numbers`, [n or more, in] float32. index: [n], contiguous."""
+        # as numbers without sign, negative ones are too large
+        if len(index) and index.view(np.uint64).max() >= self.out_features:
+            raise IndexError(f"a row is not in 0..{self.out_features - 1}: {index.tolist()}")
+        self._library.unpack(ctypes.byref(self.struct), index.ctypes.data, len(index), numbers.data_ptr())
+
+    def float_numbers(self) -> Tensor | None:
+        """The numbers as they are packed; None of a weight in codes."""
+        if self.kind not in (Kind.FLOAT32, Kind.BFLOAT16):
+            return None
+        return self._packed.view(torch.float32 if self.kind == Kind.FLOAT32 else torch.bfloat16)
+
+    def _product(self, x: Tensor, residual: Tensor | None) -> Tensor:
+        rows = x.reshape(-1, self.in_features).float().contiguous()
+        y = torch.empty(len(rows), self.out_features)
+        self._library.linear(
+            ctypes.byref(self.struct),
+            rows.data_ptr(),
+            len(rows),
+            None if residual is None else residual.data_ptr(),
+            y.data_ptr(),
+            torch.get_num_threads(),
+        )
+        return y.view(*x.shape[:-1], self.out_features)
+
+
+def linear_nbytes(library: Library, out_features: int, in_features: int, form: CodeForm | torch.dtype) -> int:
+    """Bytes of a layer's packed weight, without a bias. form: of codes, or the number format, bfloat16 or float32."""
+    if isinstance(form, torch.dtype):
+        return library.packed_bytes(_number_kind(form), out_features, in_features)
+    scales = 4 * -(-out_features // _LANES) * _LANES if form.group is None else 0
+    return library.packed_bytes(code_kind(form), out_features, in_features) + scales
+
+
+def code_kind(form: CodeForm) -> Kind:
+    """How codes of a form lie in memory."""
+    if form.bits == 8:
+        return Kind.INT8 if form.group is None else Kind.INT8_GROUPS
+    return Kind.INT4_MINIMA if form.has_minimum else Kind.INT4_GROUPS
+
+
+def _number_kind(dtype: torch.dtype) -> Kind:
+    return Kind.FLOAT32 if dtype == torch.float32 else Kind.BFLOAT16
+
+
+def _kind(weight: Tensor | QuantisedWeight) -> Kind:
+    if isinstance(weight, QuantisedWeight):
+        return code_kind(weight.form)
+    return _number_kind(weight.dtype)
+
+
+def _packed(library: Library, kind: Kind, weight: Tensor | QuantisedWeight) -> Tensor:
+    """[bytes] uint8."""
+    quantised = weight if isinstance(weight, QuantisedWeight) else None
+    numbers = (quantised.codes if quantised is not None else weight.detach()).contiguous()  # type: ignore[union-attr]
+    halves = []
+    if quantised is not None and quantised.group is not None:
+        halves = [t.contiguous() for t in (quantised.scale, quantised.minimum) if t is not None]
+    packed = weight_memory(library.packed_bytes(kind, *weight.shape))
+    pointers = [half.data_ptr() for half in halves] + [None] * (2 - len(halves))
+    library.pack(kind, *weight.shape, numbers.data_ptr(), *pointers, packed.data_ptr())
+    return packed
+
+
+def _padded(x: Tensor) -> Tensor:
+    """float32, whole blocks long."""
+    return F.pad(x.float(), (0, -len(x) % _LANES)).contiguous()

@@ -1,0 +1,186 @@
+"""How keys and values of one sequence lie in pages, so that a vector's lanes are keys, or numbers of one value.
+
+A page is one run of memory for PAGE positions of all layers. By layer:
+    keys    [H_kv][PAGE / LANES][D][LANES]: scores of LANES keys add up lane by lane;
+    values  [H_kv][ceil(D_v / LANES)][PAGE][LANES]: LANES numbers of a row's result add up over the positions.
+Every layer begins at a multiple of 64 bytes from the page's start. Slot s lies in the page s // PAGE of the sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from forerun.kernels.cpu import native_for
+from forerun.kernels.cpu.library import Library
+
+PAGE = 64
+"""Positions in a page."""
+_ALIGNMENT = 64
+"""Bytes: a line of the processor's cache, and a vector of AVX-512."""
+LANES = 16
+"""Numbers side by side: a vector of float32 on AVX-512."""
+
+Shape = tuple[int, int, int]
+"""Of a layer: heads of keys, width of a key, width of a value."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Layers of one shape, one after another from number `start` of a page on."""
+
+    start: int
+    num_layers: int
+    shape: Shape
+
+    @property
+    def size(self) -> int:
+        """Numbers in all."""
+        return self.num_layers * _numbers(self.shape)
+
+    def keys(self, page: Tensor) -> Tensor:
+        """View [layers, H_kv, PAGE / LANES, LANES, D] of a page."""
+        heads, width, _ = self.shape
+        part = self._layers(page)[:, : _key_numbers(self.shape)]
+        return part.view(-1, heads, PAGE // LANES, width, LANES).transpose(3, 4)
+
+    def values(self, page: Tensor) -> Tensor:
+        """View [layers, H_kv, PAGE, ceil(D_v / LANES), LANES] of a page."""
+        heads, _, width = self.shape
+        part = self._layers(page)[:, _key_numbers(self.shape) :]
+        return part.view(-1, heads, -(-width // LANES), PAGE, LANES).transpose(2, 3)
+
+    def _layers(self, page: Tensor) -> Tensor:
+        return page[self.start : self.start + self.size].view(self.num_layers, -1)
+
+
+class PageLayout:
+    """Of one model's pages: each is a one-dimensional tensor of `size` numbers.
+
+    Attributes:
+        shapes: by layer.
+        dtype: of keys and values, float32 or bfloat16.
+        size: numbers in a page.
+        nbytes: of a page.
+        layer_starts: by layer, the first number of its keys in a page.
+    """
+
+    def __init__(self, shapes: Sequence[Shape], dtype: torch.dtype) -> None:
+        if dtype not in (torch.float32, torch.bfloat16):
+            raise ValueError(f"pages hold float32 or bfloat16, not {dtype}")
+        self.shapes, self.dtype = list(shapes), dtype
+        self.layer_starts: list[int] = []
+        self._runs: list[_Run] = []
+        self._places: list[tuple[_Run, int]] = []  # by layer, its run and its place there
+        start = 0
+        for shape, alike in groupby(self.shapes):
+            run = _Run(start, len(list(alike)), shape)
+            self._runs.append(run)
+            self._places += [(run, i) for i in range(run.num_layers)]
+            self.layer_starts += [start + i * _numbers(shape) for i in range(run.num_layers)]
+            start += run.size
+        self.size = start
+        self.nbytes = start * dtype.itemsize
+
+    def new_page(self) -> Tensor:
+        """Zeros, [size], which begin at a multiple of 64 bytes."""
+        extra = _ALIGNMENT // self.dtype.itemsize
+        room = torch.zeros(self.size + extra, dtype=self.dtype)
+        start = -room.data_ptr() % _ALIGNMENT // self.dtype.itemsize
+        return room[start : start + self.size]
+
+    def copy_first(self, source: Tensor, target: Tensor, count: int) -> None:
+        """Copy the first `count` slots of a page to another."""
+        groups, lanes = divmod(count, LANES)
+        for run in self._runs:
+            old, new = run.keys(source), run.keys(target)
+            new[:, :, :groups] = old[:, :, :groups]
+            if lanes:
+                new[:, :, groups, :lanes] = old[:, :, groups, :lanes]
+            run.values(target)[:, :, :count] = run.values(source)[:, :, :count]
+
+    def read(self, pages: Sequence[Tensor], layer: int, slots: Iterable[int]) -> tuple[Tensor, Tensor]:
+        """Copies of one layer's keys [H_kv, n, D] and values [H_kv, n, D_v] in these slots."""
+        run, place = self._places[layer]
+        heads, key_width, value_width = run.shape
+        keys, values = [pages[0].new_empty(heads, 0, key_width)], [pages[0].new_empty(heads, 0, value_width)]
+        for page, offsets in _by_page(slots):
+            keys.append(run.keys(pages[page])[place][:, offsets // LANES, offsets % LANES])
+            values.append(run.values(pages[page])[place][:, offsets].flatten(2)[..., :value_width])
+        return torch.cat(keys, 1), torch.cat(values, 1)
+
+    def write(self, pages: Sequence[Tensor], layer: int, slots: Iterable[int], keys: Tensor, values: Tensor) -> None:
+        """Store keys [H_kv, n, D] and values [H_kv, n, D_v] of one layer, rounded to nearest, in these slots."""
+        run, place = self._places[layer]
+        chunks = -(-run.shape[2] // LANES)
+        padded = torch.nn.functional.pad(values, (0, chunks * LANES - values.shape[2]))
+        padded = padded.view(*values.shape[:2], chunks, LANES)
+        done = 0
+        for page, offsets in _by_page(slots):
+            part = slice(done, done + len(offsets))
+            run.keys(pages[page])[place][:, offsets // LANES, offsets % LANES] = keys[:, part].to(self.dtype)
+            run.values(pages[page])[place][:, offsets] = padded[:, part].to(self.dtype)
+            done += len(offsets)
+
+    def move(
+        self, pages: Sequence[Tensor], slots: Sequence[int], start: int, addresses: NDArray[np.uint64] | None = None
+    ) -> None:
+        """Copy what lies in these slots, of all layers, to slots start, start + 1, ... All is read before any of it is
+        written.
+
+        addresses: [pages] where each begins; None: they are found out.
+        """
+        library = native_for(pages[0].device)
+        if library is not None:
+            if addresses is None:
+                addresses = np.array([page.data_ptr() for page in pages], np.uint64)
+            self._move_natively(library, addresses, slots, start)
+            return
+        sources = list(_by_page(slots))
+        targets = list(_by_page(range(start, start + len(slots))))
+        for run in self._runs:
+            keys = torch.cat([run.keys(pages[page])[:, :, at // LANES, at % LANES] for page, at in sources], 2)
+            values = torch.cat([run.values(pages[page])[:, :, at] for page, at in sources], 2)
+            done = 0
+            for page, at in targets:
+                part = slice(done, done + len(at))
+                run.keys(pages[page])[:, :, at // LANES, at % LANES] = keys[:, :, part]
+                run.values(pages[page])[:, :, at] = values[:, :, part]
+                done += len(at)
+
+    def _move_natively(self, library: Library, addresses: NDArray[np.uint64], slots: Sequence[int], start: int) -> None:
+        shapes, moved = np.array(self.shapes, np.int32), np.array(slots, np.int64)
+        starts = np.array(self.layer_starts, np.int64) * self.dtype.itemsize
+        library.move_slots(
+            addresses.ctypes.data,
+            shapes.ctypes.data,
+            starts.ctypes.data,
+            len(self.shapes),
+            PAGE,
+            self.dtype.itemsize,
+            moved.ctypes.data,
+            len(slots),
+            start,
+        )
+
+
+def _key_numbers(shape: Shape) -> int:
+    heads, width, _ = shape
+    return heads * PAGE * width
+
+
+def _numbers(shape: Shape) -> int:
+    heads, _, width = shape
+    return _key_numbers(shape) + heads * PAGE * -(-width // LANES) * LANES
+
+
+def _by_page(slots: Iterable[int]) -> Iterator[tuple[int, Tensor]]:
+    """Pages in the order of the slots, and the places in each, [n] int64."""
+    for page, group in groupby(slots, lambda slot: slot // PAGE):
+        yield page, torch.tensor([slot % PAGE for slot in group])

@@ -1,0 +1,213 @@
+"""Where and when something was measured, and how busy the machine was meanwhile."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from forerun.utils import machine as processor
+
+# The machine and the software that figures depend on.
+
+
+def machine() -> dict[str, Any]:
+    """Everything a reader needs to judge a figure: processor, kernels, cores, threads, versions, commit."""
+    import torch
+    import transformers
+
+    from forerun import __version__
+    from forerun.kernels.cpu import in_use
+
+    accelerator = torch.cuda.get_device_name(0) if torch.cuda.is_available() else None
+    return {
+        "cpu": processor.model(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "kernels": in_use(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "accelerator": accelerator,
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "forerun": __version__,
+        "commit": _commit(),
+    }
+
+
+def describe_machine(facts: Mapping[str, Any]) -> str:
+    """The machine in one line."""
+    commit = f" ({facts['commit']})" if facts["commit"] else ""
+    kernels = f"kernels {facts['kernels']}, " if facts["kernels"] else ""
+    return (
+        f"{facts['cpu']} ({facts['cpu_capability']}), {kernels}{facts['cores']} cores, {facts['threads']} threads; "
+        f"Python {facts['python']}, torch {facts['torch']}, transformers {facts['transformers']}, "
+        f"forerun {facts['forerun']}{commit}"
+    )
+
+
+def _commit() -> str | None:
+    """The commit of the checkout this file is tracked in, "+" for a changed one; None when installed elsewhere."""
+
+    def git(*arguments: str) -> str | None:
+        command = ["git", "-C", str(here.parent), *arguments]
+        try:
+            result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=10)
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        return result.stdout.strip() if result.returncode == 0 else None
+
+    here = Path(__file__).resolve()
+    if git("ls-files", "--error-unmatch", here.name) is None:
+        return None
+    commit = git("rev-parse", "--short=10", "HEAD")
+    changed = git("status", "--porcelain", "--untracked-files=no", "--", str(here.parents[1]))
+    return f"{commit}+" if commit and changed else commit
+
+
+_STAT = Path("/proc/stat")
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """What made the figures.
+
+    Attributes:
+        forerun, torch, transformers, python: versions.
+        commit: of forerun's checkout; None when it was installed from elsewhere.
+        dirty: whether tracked files of that checkout were changed.
+        system: operating system and architecture.
+        processor: its name.
+        instructions: the best instruction set that torch finds in it.
+        kernels: which kernels ran, with their instruction set; None where no model asked for native ones.
+        cores: that this process could use.
+        threads: of torch.
+        accelerator: None without one.
+        date: when it began, ISO 8601 in UTC.
+        seconds: that it took.
+        load_before, load_after: load averages over 1, 5 and 15 minutes; empty where the system tells none.
+        stolen: share of the processors' time that a hypervisor gave to other machines; None where it is not told.
+        others: processors that other processes kept busy, on average; None where it is not told.
+    """
+
+    forerun: str
+    torch: str
+    transformers: str
+    python: str
+    commit: str | None
+    dirty: bool
+    system: str
+    processor: str
+    instructions: str
+    kernels: str | None
+    cores: int
+    threads: int
+    accelerator: str | None
+    date: str
+    seconds: float
+    load_before: Sequence[float] = ()
+    load_after: Sequence[float] = ()
+    stolen: float | None = None
+    others: float | None = None
+
+    @property
+    def machine(self) -> tuple[str, int, str | None]:
+        """By which results of different machines are told apart."""
+        return self.processor, self.cores, self.accelerator
+
+    @property
+    def version(self) -> str:
+        """The commit, "+" for a changed one, or else the version."""
+        return f"{self.commit}{'+' * self.dirty}" if self.commit else self.forerun
+
+
+def describe(environment: Environment) -> str:
+    """The environment in one line."""
+    facts = {"cpu": environment.processor, "cpu_capability": environment.instructions, **asdict(environment)}
+    commit = f"{environment.commit}{'+' * environment.dirty}" if environment.commit else None
+    return describe_machine({**facts, "commit": commit})
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """The machine from one moment on.
+
+    Attributes:
+        date: of that moment.
+        started: the same by the clock that measures.
+        load: averages then.
+        ticks: of all processors then, since the system began: all, busy, stolen; None where the system does not tell.
+        own_seconds: processor time that this process and its children had taken.
+    """
+
+    date: datetime
+    started: float
+    load: Sequence[float]
+    ticks: tuple[int, int, int] | None
+    own_seconds: float
+
+    @classmethod
+    def begin(cls) -> Watch:
+        """To be called before anything is loaded: the load average is then that of others."""
+        return cls(datetime.now(UTC), time.perf_counter(), _load(), _ticks(), _own_seconds())
+
+    def environment(self) -> Environment:
+        """What happened until now."""
+        facts, seconds, now = machine(), time.perf_counter() - self.started, _ticks()
+        stolen = others = None
+        if self.ticks is not None and now is not None and now[0] > self.ticks[0]:
+            total, busy, taken = (after - before for before, after in zip(self.ticks, now, strict=True))
+            stolen = taken / total
+            own = _own_seconds() - self.own_seconds
+            others = max(busy / os.sysconf("SC_CLK_TCK") - own, 0.0) / max(seconds, 1e-9)
+        commit = facts["commit"]
+        return Environment(
+            forerun=facts["forerun"],
+            torch=facts["torch"],
+            transformers=facts["transformers"],
+            python=facts["python"],
+            commit=None if commit is None else commit.removesuffix("+"),
+            dirty=commit is not None and commit.endswith("+"),
+            system=facts["system"],
+            processor=facts["cpu"],
+            instructions=facts["cpu_capability"],
+            kernels=facts["kernels"],
+            cores=facts["cores"],
+            threads=facts["threads"],
+            accelerator=facts["accelerator"],
+            date=self.date.isoformat(timespec="seconds").replace("+00:00", "Z"),
+            seconds=seconds,
+            load_before=self.load,
+            load_after=_load(),
+            stolen=stolen,
+            others=others,
+        )
+
+
+def _load() -> tuple[float, ...]:
+    try:
+        return os.getloadavg()
+    except (OSError, AttributeError):  # Windows has none
+        return ()
+
+
+def _ticks() -> tuple[int, int, int] | None:
+    try:
+        user, nice, system, idle, iowait, irq, softirq, steal = map(int, _STAT.read_text().splitlines()[0].split()[1:9])
+    except (OSError, ValueError, IndexError):
+        return None
+    busy = user + nice + system + irq + softirq
+    return busy + idle + iowait + steal, busy, steal
+
+
+def _own_seconds() -> float:
+    """Processor time of this process and of its children that have ended."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system

@@ -1,0 +1,216 @@
+"""From numbers to codes: weights at 8 and at 4 bits, activations at 16."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from forerun.errors import ModelLoadError
+
+# A matrix of weights in codes of 8 or 4 bits: scale * (code - zero) + minimum.
+
+GROUP = 32
+"""Inputs that have a scale in common, as in GGUF's Q8_0, Q4_0 and Q4_1."""
+_PART = 1 << 22
+"""Numbers dequantised together: what is needed beside the result."""
+
+
+class CodeForm(NamedTuple):
+    """What weights must have in common to be one: see the attributes of `QuantisedWeight`.
+
+    Attributes:
+        has_minimum: whether there are minima.
+    """
+
+    bits: int
+    zero: int
+    group: int | None
+    has_minimum: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class QuantisedWeight:
+    """Numbers are scale * (code - zero) + minimum, by group of inputs.
+
+    Attributes:
+        bits: 8 or 4.
+        codes: [out, in] uint8, a byte a number.
+        zero: the code that stands for 0, or for the minimum: 128 for 8 bits, 8 or 0 for 4.
+        scale: [out, groups] float16 for groups of 32 inputs, the last of which may be shorter; [out, 1] float32 for one
+            scale per output channel. All are finite.
+        minimum: [out, groups] float16, of codes whose zero is 0; else None.
+        group: GROUP, or None: the whole row.
+    """
+
+    bits: int
+    codes: Tensor
+    zero: int
+    scale: Tensor
+    minimum: Tensor | None
+    group: int | None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Outputs and inputs."""
+        return self.codes.shape[0], self.codes.shape[1]
+
+    @property
+    def form(self) -> CodeForm:
+        """What weights must have in common to be one."""
+        return CodeForm(self.bits, self.zero, self.group, self.minimum is not None)
+
+    def dequantise(self, dtype: torch.dtype) -> Tensor:
+        """[out, in]. The numbers are computed in float32 and then brought to `dtype`."""
+        result = torch.empty(self.shape, dtype=dtype, device=self.codes.device)
+        count = max(1, _PART // self.shape[1])
+        for first in range(0, self.shape[0], count):
+            rows = slice(first, first + count)
+            numbers = (self.codes[rows].to(torch.int16) - self.zero).float().mul_(self._wide(self.scale[rows]))
+            result[rows] = numbers if self.minimum is None else numbers.add_(self._wide(self.minimum[rows]))
+        return result
+
+    def rows(self, index: Tensor) -> QuantisedWeight:
+        """Output channels picked or reordered. index: [n] int64."""
+        minimum = None if self.minimum is None else self.minimum[index]
+        return replace(self, codes=self.codes[index], scale=self.scale[index], minimum=minimum)
+
+    def to(self, device: torch.device) -> QuantisedWeight:
+        """The same on another device."""
+        minimum = None if self.minimum is None else self.minimum.to(device)
+        return replace(self, codes=self.codes.to(device), scale=self.scale.to(device), minimum=minimum)
+
+    @staticmethod
+    def cat(parts: Sequence[QuantisedWeight]) -> QuantisedWeight:
+        """The output channels of several weights one after another.
+
+        Raises:
+            ValueError: they differ in form or in the number of inputs.
+        """
+        first = parts[0]
+        if len(parts) == 1:
+            return first
+        if any((part.form, part.shape[1]) != (first.form, first.shape[1]) for part in parts):
+            forms = ", ".join(f"{part.form} of {part.shape[1]} inputs" for part in parts)
+            raise ValueError(f"weights of different forms cannot be one: {forms}")
+        minima = [part.minimum for part in parts if part.minimum is not None]
+        return replace(
+            first,
+            codes=torch.cat([part.codes for part in parts]),
+            scale=torch.cat([part.scale for part in parts]),
+            minimum=torch.cat(minima) if minima else None,
+        )
+
+    def _wide(self, by_group: Tensor) -> Tensor:
+        """[rows, groups] -> [rows, in] or [rows, 1], float32."""
+        wide = by_group.float()
+        return wide if self.group is None else wide.repeat_interleave(self.group, 1)[:, : self.shape[1]]
+
+
+LARGEST = 127
+"""Codes of 8 bits are -127..127 about their zero."""
+_LEVELS = 15
+"""The largest code of 4 bits."""
+_MOST_INPUTS = 1 << 17
+"""Inputs whose products of codes, 127 * 127 each, still fit into an int32 sum."""
+MADE_FORMS = {8: CodeForm(8, 128, None, False), 4: CodeForm(4, 0, GROUP, True)}
+"""By bits, the form of what is made here."""
+
+"""Numbers quantised together: what is needed beside the result."""
+
+
+def largest_row_code(weight: QuantisedWeight) -> int:
+    """The limit of the codes of activations that a weight is multiplied with: 16 bits, and without groups the largest
+    whose products with codes of 8 bits, 128 in magnitude, add up within 32 bits over all inputs. The sums of groups
+    fit in any case."""
+    return 32767 if weight.group is not None else min(32767, (2**31 - 1) // (128 * max(1, weight.shape[1])))
+
+
+def symmetric_codes(x: Tensor, limit: int = LARGEST) -> tuple[Tensor, Tensor]:
+    """Codes -limit..limit with one scale per row: scale = amax / limit, code = round-half-even(x * (limit / amax)).
+
+    Codes are 0 where amax is 0, or so small that limit / amax overflows. A row with NaN or infinity has the scale NaN
+    and codes 0.
+
+    Args:
+        x: [..., n] float32.
+
+    Returns:
+        [..., n] whole numbers in float32; [..., 1] float32 scales.
+    """
+    amax = x.abs().amax(-1, keepdim=True)
+    inverse = torch.full_like(amax, limit) / amax  # a number over a tensor is its reciprocal times the number
+    finite = torch.isfinite(amax)
+    codes = torch.where(finite & torch.isfinite(inverse), (x * inverse).round_(), 0.0)
+    return codes, torch.where(finite, amax / limit, torch.nan)
+
+
+def quantise_int8(weight: Tensor, name: str = "a weight") -> QuantisedWeight:
+    """8 bits with one scale per output channel; codes 1..255.
+
+    Args:
+        weight: [out, in] float. name: of the tensor, for messages.
+
+    Raises:
+        ModelLoadError: it holds NaN or infinity, or has more inputs than an int32 sum can hold.
+    """
+    if weight.shape[1] > _MOST_INPUTS:
+        raise ModelLoadError(
+            f"{name} has {weight.shape[1]:,} inputs, and at 8 bits at most {_MOST_INPUTS:,} can be added exactly. "
+            "Load the model without quantize."
+        )
+    return _by_rows(weight, name, _int8)
+
+
+def quantise_int4(weight: Tensor, name: str = "a weight") -> QuantisedWeight:
+    """4 bits in groups of 32 inputs with scale and minimum, as GGUF's Q4_1. Codes are of the scale and minimum as they
+    are kept, rounded to float16.
+
+    Args:
+        weight: [out, in] float. name: of the tensor, for messages.
+
+    Raises:
+        ModelLoadError: it holds NaN or infinity, or numbers beyond float16.
+    """
+    return _by_rows(weight, name, _int4)
+
+
+def _by_rows(weight: Tensor, name: str, quantise: Callable[[Tensor], QuantisedWeight]) -> QuantisedWeight:
+    """Some rows at a time."""
+    parts = []
+    for rows in torch.split(weight.detach(), max(1, _PART // max(1, weight.shape[1]))):
+        if not bool(torch.isfinite(rows).all()):
+            raise ModelLoadError(f"{name} holds NaN or infinity, which has no code. Download or save the model anew.")
+        part = quantise(rows.float())
+        if not bool(torch.isfinite(part.scale).all()) or not (part.minimum is None or part.minimum.isfinite().all()):
+            raise ModelLoadError(
+                f"{name} holds numbers beyond float16's range, in which the scales of 4 bits are kept. Quantise it at "
+                "8 bits: quantize='int8'."
+            )
+        parts.append(part)
+    return QuantisedWeight.cat(parts)
+
+
+def _int8(weight: Tensor) -> QuantisedWeight:
+    codes, scale = symmetric_codes(weight)
+    return QuantisedWeight(8, (codes + 128).to(torch.uint8), 128, scale, None, None)
+
+
+def _int4(weight: Tensor) -> QuantisedWeight:
+    num_inputs = weight.shape[1]
+    short = -num_inputs % GROUP
+    # the last number again, so that it changes neither the least nor the largest of its group
+    padded = F.pad(weight[None], (0, short), "replicate")[0] if short else weight
+    groups = padded.view(len(weight), -1, GROUP)
+    least, most = groups.amin(-1, keepdim=True), groups.amax(-1, keepdim=True)
+    minimum = least.half()
+    scale = ((most - minimum.float()) / _LEVELS).half()
+    step = scale.float()
+    codes = ((groups - minimum.float()) / step).round_()
+    codes = torch.where(step > 0, codes, 0.0).clamp_(0, _LEVELS).to(torch.uint8)
+    codes = codes.view(len(weight), -1)[:, :num_inputs].contiguous()
+    return QuantisedWeight(4, codes, 0, scale[..., 0], minimum[..., 0], GROUP)

@@ -1,0 +1,284 @@
+"""The pages of one model's caches: how many there may be, who holds them, which are published (`caches.Pool`)."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
+from threading import RLock
+from typing import Protocol
+from weakref import WeakSet, finalize
+
+import torch
+from torch import Tensor
+
+from forerun.errors import ConfigError, OutOfPagesError, PoolIntegrityError
+from forerun.kv_cache.prefix_tree import Node, Page, PrefixTree, tokens_of_page
+from forerun.types import Cache
+
+# Whether a pool's account of its pages adds up: everything counted from the caches and the tree, and compared.
+
+
+class Account(Protocol):
+    """What a pool says of itself."""
+
+    @property
+    def num_pages(self) -> int | None: ...
+
+    @property
+    def num_taken(self) -> int: ...
+
+
+def check_counts(
+    pool: Account, tree: PrefixTree, free: Sequence[Page], held: Sequence[Sequence[Page]], num_unnamed: int
+) -> None:
+    """Raises PoolIntegrityError, which names what does not add up.
+
+    Args:
+        free: pages given back.
+        held: of each cache that is alive.
+        num_unnamed: of these, caches with pages that ought to have none.
+    """
+    published = tree.pages()
+    holders = Counter(page for pages in held for page in pages)
+    taken = {*published, *holders}
+    idle = {page for page in published if not holders[page]}
+    faults = {
+        f"{num_unnamed} caches hold pages and ought to have been freed": num_unnamed > 0,
+        f"{pool.num_taken} pages are said to be taken, and {len(taken)} are": pool.num_taken != len(taken),
+        f"more than the {pool.num_pages} pages of the bound are there": pool.num_pages is not None
+        and len(taken) + len(free) > max(pool.num_pages, len(taken)),
+        "a page is free and taken": not taken.isdisjoint(free),
+        "a page is free twice": len(set(free)) != len(free),
+        "a cache holds a page twice": any(len(set(pages)) != len(pages) for pages in held),
+        "a page is published twice": len(set(published)) != len(published),
+        "the number of published pages is wrong": tree.num_pages != len(published),
+        "a page has another number of holders than it says": any(page.holders != holders[page] for page in taken),
+        "a free page has holders": any(page.holders or page.node for page in free),
+        "the idle pages are not those that are published and not held": set(tree.idle) != idle,
+        "a page lies elsewhere than its node says": any(
+            node.page is None or node.page.node is not node for node in tree.nodes()
+        ),
+        "a page is held without the one before it": any(
+            below.page is not None and node.page is not None and holders[below.page] > holders[node.page]
+            for node in tree.nodes()
+            for below in node.children.values()
+        ),
+        "an idle page is to be evicted before one below it": _is_out_of_order(tree),
+    }
+    found = [fault for fault, is_so in faults.items() if is_so]
+    if found:
+        raise PoolIntegrityError(f"The pool of pages is out of order: {'; '.join(found)}. This is a bug of forerun's.")
+
+
+def _is_out_of_order(tree: PrefixTree) -> bool:
+    place = {page: index for index, page in enumerate(tree.idle)}
+    return any(
+        place[node.page] < place[below.page]
+        for node in tree.nodes()
+        for below in node.children.values()
+        if node.page in place and below.page in place
+    )
+
+
+class Holder(Protocol):
+    """A cache that takes its pages from a pool.
+
+    Attributes:
+        held: its pages in order. The pool alone lengthens and shortens the list.
+    """
+
+    held: list[Page]
+
+
+class PagePool:
+    """Pages on demand, up to a bound, and those that were given back again. Safe to use from any thread.
+
+    A page is allocated when it is first needed. Without a bound, idle pages are taken before new ones are allocated.
+
+    Args:
+        page_nbytes: bytes of a page.
+        new_page: allocates the memory of a page, of zeros; None: pages have none of their own (see `Page.content`).
+
+    Attributes:
+        num_pages: the bound; None without one.
+        num_taken: pages that caches hold, or that are published.
+        page_nbytes: bytes of a page.
+    """
+
+    def __init__(self, page_nbytes: int, new_page: Callable[[], Tensor] | None = None) -> None:
+        self.page_nbytes = page_nbytes
+        self.num_pages: int | None = None
+        self.num_taken = 0
+        self._new_page = new_page
+        self._tree = PrefixTree()
+        self._free: list[Page] = []
+        self._caches: WeakSet[Holder] = WeakSet()
+        self._abandoned: deque[list[Page]] = deque()  # what caches held that nobody freed
+        self._lock = RLock()
+
+    @property
+    def num_published(self) -> int:
+        """Pages that can be adopted."""
+        return self._tree.num_pages
+
+    @property
+    def num_available(self) -> int:
+        """As `Pool.num_available`."""
+        if self.num_pages is None:
+            return sys.maxsize
+        if self._abandoned:
+            self._collect()
+        return max(0, self.num_pages - self.num_taken + len(self._tree.idle))
+
+    def limit(self, num_pages: int | None) -> None:
+        """As `Pool.limit`."""
+        self._collect()
+        if num_pages is not None and num_pages < 1:
+            raise ConfigError(f"a pool of {num_pages} pages is asked for, but it must have at least one.")
+        with self._lock:
+            self.num_pages = num_pages
+            while num_pages is not None and self.num_taken > num_pages and self._tree.idle:
+                self._set_free(self._tree.evict())
+            if num_pages is not None:
+                del self._free[max(0, num_pages - self.num_taken) :]
+
+    def register(self, cache: Holder) -> None:
+        """A cache may take pages from now on. If it is forgotten before it is freed, it gives them back then."""
+        with self._lock:
+            # not at once: a garbage collector may come in the middle of anything, the pool's work included
+            finalize(cache, self._abandoned.append, cache.held).atexit = False
+            self._caches.add(cache)
+
+    @torch.inference_mode(False)
+    def take(self, pages: list[Page], count: int) -> None:
+        """Append so many pages of zeros. Torch lets anyone write to them, taken within inference mode or not.
+
+        Raises:
+            OutOfPagesError: so many cannot be had. Nothing was changed.
+        """
+        with self._lock:
+            if count > self.num_available:
+                self.recount()
+                if count > self.num_available:
+                    raise OutOfPagesError(count, self.num_available, self.num_pages or 0)
+            for _ in range(count):
+                page = self._next()
+                page.holders = 1
+                pages.append(page)
+
+    def share(self, pages: list[Page], others: Sequence[Page]) -> None:
+        """Append these pages, which somebody holds already."""
+        with self._lock:
+            for page in others:
+                page.holders += 1
+                pages.append(page)
+
+    def adopt(self, pages: list[Page], token_ids: Sequence[int], most: int, tenant: str | None) -> None:
+        """Append the published pages, at most so many, that hold the first of these tokens."""
+        with self._lock:
+            for page in self._tree.longest(token_ids, most, tenant):
+                self._hold(page)
+                pages.append(page)
+
+    def publish(self, pages: list[Page], first: int, end: int, token_ids: Sequence[int], tenant: str | None) -> int:
+        """Publish pages[first:end], after those before them, which are published.
+
+        Where the same tokens have been published by another, that page takes the place of this one in the list.
+
+        Returns:
+            How many pages from the start of the list are published now: fewer than `end` where some of them are
+            published as another tenant's.
+        """
+        with self._lock:
+            parent = pages[first - 1].node if first else self._tree.roots.get(tenant) or Node(tenant)
+            for index in range(first, end):
+                page, key = pages[index], tokens_of_page(token_ids, index)
+                if parent is None or parent.tenant != tenant:
+                    return index
+                found = parent.children.get(key)
+                if found is None:
+                    if page.node is not None:
+                        return index
+                    self._tree.add(parent, key, page)
+                elif found.page is not None and found.page is not page:
+                    self._hold(found.page)
+                    pages[index] = found.page
+                    self._let_go(page)
+                parent = pages[index].node
+            return end
+
+    def give_back(self, pages: list[Page], keep: int = 0) -> None:
+        """Take all but the first `keep` pages off the list: their holder reads and writes them no more."""
+        with self._lock:
+            while len(pages) > keep:
+                self._let_go(pages.pop())
+
+    def exchange(self, pages: list[Page], index: int, taken: list[Page]) -> None:
+        """Put the one page of `taken` in the place of another."""
+        with self._lock:
+            page, pages[index] = pages[index], taken.pop()
+            self._let_go(page)
+
+    def recount(self) -> None:
+        """As `Pool.recount`. A page that neither a cache nor the tree has is forgotten."""
+        with self._lock:
+            self._collect()
+            published = self._tree.pages()
+            held = [page for cache in self._caches for page in cache.held]
+            for page in (*published, *held):
+                page.holders = 0
+            for page in held:
+                page.holders += 1
+            self._tree.mend()
+            self.num_taken = len({*published, *held})
+
+    def check_integrity(self, caches: Iterable[Cache] = ()) -> None:
+        """As `Pool.check_integrity`."""
+        with self._lock:
+            self._collect()
+            named = {id(cache) for cache in caches}
+            others = [cache for cache in self._caches if cache.held and id(cache) not in named]
+            check_counts(self, self._tree, self._free, [cache.held for cache in self._caches], len(others))
+
+    def _collect(self) -> None:
+        """Take back the pages of caches that were forgotten."""
+        while self._abandoned:
+            self.give_back(self._abandoned.popleft())
+
+    def _next(self) -> Page:
+        """A page that nobody has."""
+        if self._free:
+            page = self._free.pop()
+        elif self._tree.idle and (self.num_pages is None or self.num_taken >= self.num_pages):
+            page = self._tree.evict()
+            self.num_taken -= 1
+        else:
+            page = Page() if self._new_page is None else Page([self._new_page()])
+            self.num_taken += 1
+            return page
+        self.num_taken += 1
+        if self._new_page is None:
+            page.content.clear()
+        for numbers in page.content:
+            numbers.zero_()  # a sequence that failed may have left NaN there
+        return page
+
+    def _hold(self, page: Page) -> None:
+        page.holders += 1
+        self._tree.idle.pop(page, None)
+
+    def _let_go(self, page: Page) -> None:
+        page.holders -= 1
+        if page.holders == 0:
+            if page.node is None:
+                self._set_free(page)
+            else:
+                self._tree.idle[page] = None
+
+    def _set_free(self, page: Page) -> None:
+        self.num_taken -= 1
+        if self._new_page is None:
+            page.content.clear()
+        if self.num_pages is None or len(self._free) < self.num_pages - self.num_taken:
+            self._free.append(page)

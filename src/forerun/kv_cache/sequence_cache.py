@@ -1,0 +1,196 @@
+"""What the caches of one sequence have in common: which slots hold what. Where slots lie is up to each kind."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from forerun.kernels.cpu.page_layout import PAGE
+from forerun.kv_cache.pool import PagePool
+from forerun.kv_cache.prefix_tree import Page
+from forerun.types import Cache
+
+
+class SequenceCache(ABC):
+    """Keys and values of one sequence, for every layer of one model (`caches.Cache`).
+
+    Position p lies in slot p. `feed` adds a forward's rows to the scratch, which lies in the slots beyond `length` in
+    the order in which it was fed; the forward writes their keys and values there; they become part of the sequence only
+    by `commit`. Whatever lies beyond `length` is finite, unless a forward wrote other numbers there.
+
+    Attributes:
+        shapes: by layer, (H_kv, D, D_v).
+        dtype: of the keys and values.
+        length: committed positions.
+        scratch_parents: of each scratch row, the scratch row that it follows; -1 for the last position.
+        held: pages of the pool, in order.
+
+    Args:
+        pool: where pages come from, and go when they are given back.
+        shapes: by layer, (H_kv, D, D_v).
+    """
+
+    def __init__(self, pool: PagePool, shapes: Sequence[tuple[int, int, int]], dtype: torch.dtype) -> None:
+        self.pool = pool
+        self.shapes = shapes
+        self.dtype = dtype
+        self.length = 0
+        self.scratch_parents: list[int] = []
+        self.held: list[Page] = []
+        self._num_published = 0  # whole pages from the start
+        pool.register(self)
+
+    @property
+    @abstractmethod
+    def nbytes(self) -> int:
+        """Bytes held."""
+
+    @property
+    def num_scratch(self) -> int:
+        """Rows fed since the last commit."""
+        return len(self.scratch_parents)
+
+    def feed(self, parents: Sequence[int]) -> None:
+        """Add rows to the scratch, and make room for them.
+
+        Args:
+            parents: of each new row, the scratch row that it follows, below its own index; -1 for the last position.
+
+        Raises:
+            ValueError: a parent is not there.
+            OutOfPagesError: the pool has no room for them.
+        """
+        first = len(self.scratch_parents)
+        for row, parent in enumerate(parents, first):
+            if not -1 <= parent < row:
+                raise ValueError(f"row {row} of the scratch cannot follow row {parent}")
+        self._reserve(self.length + first + len(parents))
+        self.scratch_parents += parents
+
+    @abstractmethod
+    def write(self, layer: int, row: int, keys: Tensor, values: Tensor) -> None:
+        """Store keys and values of one layer for scratch rows `row`, `row + 1`, ..., which have been fed.
+
+        Args:
+            keys: [H_kv, n, D]. values: [H_kv, n, D_v].
+        """
+
+    @abstractmethod
+    def read(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Keys [H_kv, n, D] and values [H_kv, n, D_v] of one layer: the committed positions, then the scratch rows."""
+
+    def commit(self, path: Sequence[int]) -> None:
+        """Keep these of the rows fed since the last commit, root to leaf, and drop the others.
+
+        Args:
+            path: scratch rows, ascending; row i lies in slot `length + i`.
+        """
+        if path and path[-1] != len(path) - 1:
+            settled = next(i for i, row in enumerate(path) if row != i)  # the rows before it lie where they belong
+            self._move([self.length + row for row in path[settled:]], self.length + settled)
+        self.length += len(path)
+        self.scratch_parents = []
+
+    def drop(self, keep: int = 0) -> None:
+        """Drop the rows fed since the last commit, but for the first `keep` of them."""
+        del self.scratch_parents[keep:]
+
+    def truncate(self, length: int) -> None:
+        """Keep the first `length` committed positions only, and no scratch."""
+        if not 0 <= length <= self.length:
+            raise ValueError(f"cannot truncate a cache of {self.length} positions to {length}")
+        self.length = length
+        self.scratch_parents = []
+        self._num_published = min(self._num_published, length // PAGE)
+
+    def free(self) -> None:
+        """Give the memory back."""
+        self.length = 0
+        self.scratch_parents = []
+        self._num_published = 0
+        self._release()
+
+    @abstractmethod
+    def pages_wanted(self, num_slots: int) -> int:
+        """As `caches.Cache.pages_wanted`."""
+
+    def adopt(self, token_ids: Sequence[int], tenant: str | None) -> int:
+        """As `caches.Cache.adopt`."""
+        self._be_empty()
+        self._num_published = self._adopt(token_ids, max(0, len(token_ids) - 1) // PAGE, tenant)
+        self.length = self._num_published * PAGE
+        return self.length
+
+    def publish(self, token_ids: Sequence[int], tenant: str | None) -> None:
+        """As `caches.Cache.publish`."""
+        end = min(len(token_ids), self.length) // PAGE
+        if end > self._num_published:
+            self._num_published = self._publish(self._num_published, end, token_ids, tenant)
+
+    def fork(self, other: Cache, length: int) -> None:
+        """As `caches.Cache.fork`.
+
+        Raises:
+            TypeError: the other is of another model, or of another kind.
+            ValueError: it holds fewer positions.
+        """
+        if not isinstance(other, type(self)) or other.pool is not self.pool:
+            raise TypeError(f"a {type(self).__name__} cannot fork a {type(other).__name__} of another model")
+        if not 0 <= length <= other.length:
+            raise ValueError(f"cannot fork {length} positions of a cache of {other.length}")
+        self._be_empty()
+        self._fork(other, length)
+        self.length = length
+
+    def _be_empty(self) -> None:
+        """Give back what is kept for later. Raises ValueError if there is anything else."""
+        if self.length or self.scratch_parents:
+            raise ValueError(f"a cache of {self.length} positions cannot take over others")
+        if self.held:
+            self.free()
+
+    @abstractmethod
+    def _adopt(self, token_ids: Sequence[int], most: int, tenant: str | None) -> int:
+        """Hold the positions of published pages, at most so many; how many pages they were."""
+
+    @abstractmethod
+    def _publish(self, first: int, end: int, token_ids: Sequence[int], tenant: str | None) -> int:
+        """Publish the whole pages from `first` to `end`; how many from the start are published now."""
+
+    @abstractmethod
+    def _fork(self, other: Self, length: int) -> None:
+        """Hold these positions of another cache."""
+
+    @abstractmethod
+    def _reserve(self, num_slots: int) -> None:
+        """Make room for this many slots in all, of which those beyond `length` and scratch are going to be written."""
+
+    @abstractmethod
+    def _move(self, slots: Sequence[int], start: int) -> None:
+        """Copy what lies in the given slots, ascending, to slots start, start + 1, ..., which may be among them."""
+
+    @abstractmethod
+    def _release(self) -> None:
+        """Give all slots back."""
+
+
+# The part of a cache's contract that deals with pages, for caches that have none.
+
+
+class Unpaged:
+    """A base of stand-ins for caches (`caches.Cache`), of models without a pool: nothing is bounded or published."""
+
+    def pages_wanted(self, num_slots: int) -> int:
+        """None."""
+        return 0
+
+    def adopt(self, token_ids: Sequence[int], tenant: str | None) -> int:
+        """There is nothing to adopt."""
+        return 0
+
+    def publish(self, token_ids: Sequence[int], tenant: str | None) -> None:
+        """Nobody could adopt it."""

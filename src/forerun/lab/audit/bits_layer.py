@@ -1,0 +1,260 @@
+"""The layer *Bits*: plain and speculative answers are equal, to the last bit of every log-probability.
+
+Greedy requests and those with a seed promise it. Compared are tokens, texts, reasons of ending and log-probabilities,
+over prompts and options (`grid.bit_options`), K, batches, and load: requests that come while others are computed.
+
+Where a model is not exact, rows differ in their last bits with what is computed beside them. Near-ties are then told
+from bugs by a teacher-forced replay of what both runs agree on: how far its rows differ is measured, each alone and all
+together. A difference between two runs is a near-tie if logits within that distance of the replay's explain it: they
+could have made the other token the chosen one, and every log-probability that was reported before lies within the
+distance too. Everything else is a bug.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence as Seq
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from forerun.config import SamplingParams
+from forerun.engine import Choice
+from forerun.lab.audit.certificate import Check, Layer
+from forerun.lab.audit.engine_layer import Asked, Audited, Run, broken, num_drafted
+from forerun.lab.audit.settings import AuditOptions, Plain, bit_options
+from forerun.lab.audit.statistics import share_found
+from forerun.models import LanguageModel, Rows
+from forerun.sampling import LogitsPipeline, LogitsRow, NoiseKey, keyed_gumbel, row_argmax
+from forerun.types import Sequence
+
+Answers = Seq[list[Choice] | Exception]
+
+_PLAIN = Run("plain decoding, one at a time")
+_MOST_REPLAYED = 40
+"""Differences of one run that are replayed; the others are counted apart, and prove nothing."""
+_MOST_TOLD = 6
+"""Differences that a report describes."""
+
+
+MARGIN = 4.0
+"""Times the measured distance that is still explained by rounding: few rows are replayed, and others differ more."""
+_ULPS = 16
+"""Units in the last place of float32 at the largest logit: the least that is explained."""
+
+
+def runs(most: int) -> list[Run]:
+    """The speculative runs. most: the largest K."""
+    found = [
+        Run("K=1, one at a time", 1),
+        Run(f"K={min(3, most)}, batches of 4", min(3, most), 4),
+        Run(f"K={most}, batches of 16, under load", most, 16, arrivals=2, prefill_chunk=24),
+        Run(f"K varying up to {most}, batches of 8, under load", most, 8, arrivals=3, varying=True),
+    ]
+    return found if most > 1 else found[:1] + found[2:]
+
+
+def bits_layer(
+    audited: Audited, prompts: Seq[Seq[int]], settings: AuditOptions, say: Callable[[str], None] = lambda _: None
+) -> Layer:
+    """Compare. prompts: token ids."""
+    layer = Layer(
+        "Bits",
+        "Plain and speculative answers to the same greedy and seeded requests: tokens, text, log-probabilities.",
+    )
+    exactness = audited.target.exactness
+    if not exactness.exact:
+        layer.notes.append(
+            f"The model is not exact on this machine ({exactness.reason}): differences are replayed by teacher "
+            "forcing, and near-ties, which rounding explains, do not fail."
+        )
+    names, asked = requests(audited, prompts, settings)
+    say(f"Bits: {len(asked)} requests plainly")
+    expected = audited.answers(asked, _PLAIN, settings.seed)
+    if errors := broken(expected):
+        layer.notes.append(f"Plain decoding itself: {'; '.join(errors)}. These requests are not compared.")
+    for run in runs(settings.num_draft_tokens):
+        say(f"Bits: {run.name}")
+        answers = audited.answers(asked, run, settings.seed)
+        layer.tests.append(_compared(audited, layer, run.name, names, asked, expected, answers))
+    return layer
+
+
+def requests(audited: Audited, prompts: Seq[Seq[int]], settings: AuditOptions) -> tuple[list[str], list[Asked]]:
+    """The grid, with the name of each request's options; made of what plain decoding says to each prompt."""
+    first = SamplingParams(temperature=0, max_tokens=settings.max_tokens, ignore_eos=True)
+    found = audited.answers([Asked(prompt, first) for prompt in prompts], _PLAIN, settings.seed)
+    names: list[str] = []
+    asked: list[Asked] = []
+    for prompt, answer in zip(prompts, found, strict=True):
+        if isinstance(answer, Exception):
+            raise answer
+        plain = Plain(answer[0].token_ids, answer[0].text)
+        for name, options in bit_options(plain).items():
+            names.append(name)
+            goes_on = name != "seeded"
+            params = SamplingParams(max_tokens=settings.max_tokens, ignore_eos=goes_on, **options)
+            asked.append(Asked(prompt, params))
+    return names, asked
+
+
+def _compared(
+    audited: Audited,
+    layer: Layer,
+    run: str,
+    names: Seq[str],
+    asked: Seq[Asked],
+    expected: Answers,
+    answers: Answers,
+) -> Check:
+    """One run's test; what is wrong goes into the layer's findings."""
+    wrong: dict[str, int] = {}
+    told: list[str] = []
+    near_ties = compared = left_open = 0
+    for name, one, plain, other in zip(names, asked, expected, answers, strict=True):
+        if isinstance(plain, Exception):
+            continue
+        if isinstance(other, Exception):
+            compared, wrong[name] = compared + 1, wrong.get(name, 0) + 1
+            told.append(f"{name}: the request ended with {type(other).__name__}, and plainly it did not")
+            continue
+        for ours, theirs in zip(plain, other, strict=True):
+            compared += 1
+            differs = difference(ours, theirs)
+            if differs is None:
+                continue
+            if not audited.target.exactness.exact:
+                if near_ties == _MOST_REPLAYED:
+                    left_open += 1
+                    continue
+                explained = explain(audited.target, one.prompt, one.params, ours, theirs)
+                if explained.near_tie:
+                    near_ties += 1
+                    continue
+                differs = f"{differs}; {explained.reason}"
+            wrong[name] = wrong.get(name, 0) + 1
+            told.append(f"{name}: {differs}")
+    if wrong:
+        layer.findings.append(f"{run}: {sum(wrong.values())} of {compared} answers differ ({_counted(wrong)}).")
+        layer.findings += [f"{run}, {line}." for line in dict.fromkeys(told[:_MOST_TOLD])]
+    drafted, accepted = num_drafted(answers)
+    note = f"{near_ties} near-ties" if near_ties else ""
+    note += f", {left_open} differences that were not replayed" if left_open else ""
+    found = share_found(compared)
+    test = Check(run, "pass", "answers", compared, found=found, note=note, num_drafted=drafted, num_accepted=accepted)
+    if wrong:
+        return replace(test, verdict="fail")
+    if not accepted:
+        note = "nothing drafted was accepted, so nothing was tested" if drafted else "nothing was drafted"
+        return replace(test, verdict="inconclusive", note=note)
+    return test
+
+
+def difference(plain: Choice, other: Choice) -> str | None:
+    """How two answers differ, without any of their tokens; None if they do not."""
+    for place, (ours, theirs) in enumerate(zip(plain.token_ids, other.token_ids, strict=False)):
+        if ours != theirs:
+            return f"token {place} is another"
+        if plain.logprobs is not None and other.logprobs is not None and plain.logprobs[place] != other.logprobs[place]:
+            gap = abs(plain.logprobs[place].logprob - other.logprobs[place].logprob)
+            return (
+                f"the log-probability of token {place} differs by {gap:.2g}"
+                if gap
+                else (f"the most probable tokens reported at token {place} differ")
+            )
+    if len(plain.token_ids) != len(other.token_ids):
+        return f"it has {len(other.token_ids)} tokens, not {len(plain.token_ids)}"
+    if plain.text != other.text:
+        return f"the text has {len(other.text)} characters, not {len(plain.text)}, or others"
+    if plain.finish_reason != other.finish_reason:
+        return f"it ended by {other.finish_reason}, not {plain.finish_reason}"
+    return None
+
+
+def _counted(wrong: Mapping[str, int]) -> str:
+    return ", ".join(f"{name}: {count}" for name, count in wrong.items())
+
+
+@dataclass(frozen=True, slots=True)
+class Explained:
+    """What a replay says of two runs that part.
+
+    Attributes:
+        near_tie: rounding explains it.
+        reason: why, or why not.
+    """
+
+    near_tie: bool
+    reason: str
+
+
+def explain(target: LanguageModel, prompt: Seq[int], params: SamplingParams, plain: Choice, other: Choice) -> Explained:
+    """Whether rounding explains that `other` differs from `plain`, two answers to the same request."""
+    common = _common(plain.token_ids, other.token_ids)
+    tokens = [*prompt, *plain.token_ids[:common]]
+    alone, together = _replayed(target, tokens, len(prompt))
+    spread = float((alone - together).abs().max())
+    tolerance = max(MARGIN * spread, _ULPS * torch.finfo(torch.float32).eps * float(alone.abs().max()))
+    for choice in (plain, other):
+        if choice.logprobs is None:
+            continue
+        logprobs = alone.double().log_softmax(-1)
+        for place, entry in enumerate(choice.logprobs[:common]):
+            error = abs(entry.logprob - float(logprobs[place, entry.token_id]))
+            if not error <= 2 * tolerance:
+                return Explained(
+                    False,
+                    f"the log-probability of token {place} is off by {error:.2g}, where rounding explains "
+                    f"{2 * tolerance:.2g}",
+                )
+    if common == min(len(plain.token_ids), len(other.token_ids)):
+        if len(plain.token_ids) != len(other.token_ids) or plain.text != other.text:
+            return Explained(False, "the tokens agree, but the answers end differently")
+        return Explained(True, "log-probabilities within rounding")
+    sequence = Sequence(0, tokens, len(prompt), params, choice=plain.index)
+    wanted = other.token_ids[common]
+    for row in (alone[common], together[common]):
+        moved = row - tolerance
+        moved[wanted] += 2 * tolerance
+        if _chosen(target, moved, sequence) == wanted:
+            return Explained(True, "logits within rounding choose the other token")
+    return Explained(False, f"at token {common} no logits within rounding ({tolerance:.2g}) choose the other token")
+
+
+@torch.inference_mode()
+def _replayed(target: LanguageModel, tokens: Seq[int], num_prompt: int) -> tuple[Tensor, Tensor]:
+    """[n + 1, V] logits that follow the prompt and each token after it: each row alone, and all together."""
+    cache = target.new_cache()
+    try:
+        start = num_prompt - 1
+        if start:
+            target.forward([Rows(cache, tokens[:start], num_logits=0)])
+            cache.commit(range(start))
+        together = target.forward([Rows(cache, tokens[start:])]).logits.clone()
+        cache.drop()
+        rows = []
+        for token in tokens[start:]:
+            rows.append(target.forward([Rows(cache, [token])]).logits[0].clone())
+            cache.commit([0])
+        return torch.stack(rows), together
+    finally:
+        cache.free()
+
+
+def _chosen(target: LanguageModel, logits: Tensor, sequence: Sequence) -> int:
+    """The token that a greedy or seeded request takes from these logits."""
+    pipeline = LogitsPipeline(target.vocab_size, target.eos_token_ids)
+    logprobs = pipeline.process(logits[None], [LogitsRow(sequence)])
+    seed = sequence.params.seed
+    if not sequence.params.greedy and seed is not None:
+        key = NoiseKey(seed, sequence.choice, len(sequence.token_ids))
+        logprobs = keyed_gumbel([key], logprobs.shape[-1]).to(logprobs.device) + logprobs
+    return int(row_argmax(logprobs)[0])
+
+
+def _common(first: Seq[int], second: Seq[int]) -> int:
+    """How many tokens two answers have in common from the start."""
+    return next(
+        (place for place, (one, two) in enumerate(zip(first, second, strict=False)) if one != two),
+        min(len(first), len(second)),
+    )

@@ -1,0 +1,197 @@
+"""The layer *Rule*: the acceptance rules as the engine calls them, on cached laws of the user's model.
+
+No model is asked: drafts are drawn from known laws, a rule decides, what a step leaves open is completed by the
+target's law, and the counts of three symbols are compared with their exact probabilities.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence as Seq
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from forerun.config import LOSSY_RULES, SamplingParams
+from forerun.lab.audit.certificate import Check, Layer
+from forerun.lab.audit.distributions import CHAIN, LENGTH, NUM_SYMBOLS, TREE, Drafts, Laws, LawSet, drafts_of, law_set
+from forerun.lab.audit.statistics import NOTHING, Numbers, deviation, g_test
+from forerun.models import LanguageModel
+from forerun.sampling import StepNoise
+from forerun.types import Noise, PackedDrafts, Sequence
+from forerun.verification import verify_step
+
+_AT_ONCE = 2048
+"""Sequences of a step."""
+_NUM_PROMPTS = 2
+_OPTIONS = (SamplingParams(), SamplingParams(temperature=0.8, top_k=3))
+"""Options under which the laws are taken; with the second, some symbols cannot come."""
+_AT_BOUNDS = 512
+"""Drafts of each rule and law that are judged with numbers at the bounds."""
+_AT_A_BOUND = "tokens of probability 0 were written at a bound of the noise"
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """A rule on drafts of one kind.
+
+    Attributes:
+        name: in reports.
+        rule: its name.
+        drafts: makes all drafts from laws.
+        is_seeded: sequences have seeds, and their noise is keyed.
+    """
+
+    name: str
+    rule: str
+    drafts: Callable[[LawSet], Drafts]
+    is_seeded: bool = False
+
+
+_CHAINS = partial(drafts_of, shape=CHAIN)
+_DISTINCT = partial(drafts_of, shape=TREE, replacement=False)
+_REPEATED = partial(drafts_of, shape=TREE)
+_CHOSEN = partial(drafts_of, shape=TREE, chosen=True)
+_CHOSEN_CHAINS = partial(drafts_of, shape=CHAIN, chosen=True)
+
+TRIED: Seq[Tried] = (
+    Tried("block, drawn chains", "block", _CHAINS),
+    Tried("token, drawn chains", "token", _CHAINS),
+    Tried("traversal, trees drawn without replacement", "traversal", _DISTINCT),
+    Tried("traversal, trees drawn with replacement", "traversal", _REPEATED),
+    Tried("multi-step, trees drawn without replacement", "multi-step", _DISTINCT),
+    Tried("multi-step, trees drawn with replacement", "multi-step", _REPEATED),
+    Tried("walk, chosen trees", "walk", _CHOSEN),
+    Tried("coupled, chosen chains, a seed each", "coupled", _CHOSEN_CHAINS, is_seeded=True),
+)
+NUM_TESTS = len(TRIED)
+"""Of which a p-value is asked."""
+
+
+def rule_layer(
+    target: LanguageModel,
+    prompts: Seq[Seq[int]],
+    num_samples: int,
+    seed: int,
+    level: float,
+    acceptance: str | None = None,
+    say: Callable[[str], None] = lambda _: None,
+    grid: Seq[Tried] = TRIED,
+) -> Layer:
+    """Try every lossless rule, and the lossy one that is asked for.
+
+    Args:
+        num_samples: of each.
+        level: of each test.
+        grid: the rules, each on one kind of drafts.
+    """
+    layer = Layer("Rule", "Acceptance rules on cached laws of the model: three tokens a time against their exact law.")
+    say("Rule: laws of the model")
+    rng = np.random.default_rng(seed)
+    sets: list[LawSet] = []
+    for prompt in prompts[:_NUM_PROMPTS]:
+        laws = Laws(target, prompt)
+        try:
+            sets += [law_set(laws, params, rng) for params in _OPTIONS]
+        finally:
+            laws.close()
+    for tried in grid:
+        say(f"Rule: {tried.name}")
+        outcome = NOTHING
+        for laws_of_one in sets:
+            outcome += g_test(_counts(tried, laws_of_one, -(-num_samples // len(sets)), rng), laws_of_one.cells)
+        layer.tests.append(Check.of(tried.name, outcome, level))
+        if layer.tests[-1].verdict == "fail":
+            layer.findings.append(f"{tried.name}: what it writes does not follow the target's law.")
+    if acceptance in LOSSY_RULES:
+        layer.tests.append(_measured(str(acceptance), sets, num_samples, rng))
+    layer.tests.append(_at_bounds(layer, grid, sets, rng))
+    return layer
+
+
+def _counts(tried: Tried, laws: LawSet, num_samples: int, rng: np.random.Generator) -> Numbers:
+    """[cells] how often each string of symbols was written."""
+    counts = np.zeros(NUM_SYMBOLS**LENGTH)
+    drafts = tried.drafts(laws)
+    cumulative = {context: np.cumsum(law).tolist() for context, law in laws.target.items()}
+    generator = torch.Generator().manual_seed(int(rng.integers(2**62)))
+    for start in range(0, num_samples, _AT_ONCE):
+        count = min(_AT_ONCE, num_samples - start)
+        drawn = rng.choice(len(drafts.drafts), size=count, p=drafts.chances).tolist()
+        seeds = rng.integers(2**62, size=count).tolist() if tried.is_seeded else [None] * count
+        sequences = [
+            Sequence(number, [0], 1, _OPTIONS[0] if seed is None else SamplingParams(seed=seed))
+            for number, seed in enumerate(seeds)
+        ]
+        packed = PackedDrafts.of([drafts.drafts[index] for index in drawn])
+        strings = _written(tried, drafts, drawn, packed, StepNoise(generator, sequences, packed))
+        for string, numbers in zip(strings, rng.random((count, LENGTH)).tolist(), strict=True):
+            for number in numbers[: LENGTH - len(string)]:
+                sums = cumulative[string]
+                string = (*string, next(symbol for symbol, sum_ in enumerate(sums) if number * sums[-1] < sum_))
+            counts[sum(symbol * NUM_SYMBOLS ** (LENGTH - 1 - place) for place, symbol in enumerate(string))] += 1
+    return counts
+
+
+def _written(
+    tried: Tried, drafts: Drafts, drawn: Seq[int], packed: PackedDrafts, noise: Noise
+) -> list[tuple[int, ...]]:
+    """The symbols that the rule writes for each of the drafts that were drawn."""
+    logprobs = drafts.logprobs[torch.tensor(drawn)].flatten(0, 1)
+    verdicts = verify_step(packed, logprobs, [tried.rule] * len(drawn), noise)
+    ids = [drafts.drafts[index].ids for index in drawn]
+    return [
+        (*(own[node] for node in verdict.path), verdict.next_token) for own, verdict in zip(ids, verdicts, strict=True)
+    ]
+
+
+def _measured(rule: str, sets: Seq[LawSet], num_samples: int, rng: np.random.Generator) -> Check:
+    """A lossy rule's deviation, of the laws together: strings of each are cells of their own."""
+    tried = Tried(f"{rule}, drawn chains", rule, _CHAINS)
+    each = -(-num_samples // len(sets))
+    counts = np.concatenate([_counts(tried, laws, each, rng) for laws in sets])
+    cells = np.concatenate([laws.cells for laws in sets]) / len(sets)
+    return Check(
+        tried.name,
+        "measured",
+        num_samples=each * len(sets),
+        freedom=len(cells) - 1,
+        deviation=deviation(counts, cells),
+    )
+
+
+class BoundNoise:
+    """Numbers at the bounds of their range, which generators give once in 2^53 times, and a middle one."""
+
+    def __init__(self, rng: np.random.Generator) -> None:
+        self._rng = rng
+
+    def uniform(self, size: int) -> Tensor:
+        return torch.from_numpy(self._rng.choice([0.0, 0.0, 2.0**-53, 0.5, 1 - 2.0**-53], size=size))
+
+    def gumbel(self, rows: Seq[int], vocab_size: int, token_ids: Tensor | None = None) -> Tensor:
+        width = vocab_size if token_ids is None else len(token_ids)
+        uniforms = self._rng.choice([2.0**-53, 0.5, 1 - 2.0**-53], size=(len(rows), width))
+        return torch.from_numpy(-np.log(-np.log(uniforms)))
+
+
+def _at_bounds(layer: Layer, grid: Seq[Tried], sets: Seq[LawSet], rng: np.random.Generator) -> Check:
+    """No rule may write a token that the target gives no chance, whatever the noise."""
+    for tried in grid:
+        count = 0
+        for laws in sets:
+            drafts = tried.drafts(laws)
+            drawn = rng.integers(len(drafts.drafts), size=_AT_BOUNDS).tolist()
+            packed = PackedDrafts.of([drafts.drafts[index] for index in drawn])
+            count += sum(laws.chance(each) == 0 for each in _written(tried, drafts, drawn, packed, BoundNoise(rng)))
+        if count:
+            layer.findings.append(f"{tried.name}: {count} {_AT_A_BOUND}.")
+    return Check(
+        "noise at its bounds, all rules",
+        "fail" if any(_AT_A_BOUND in finding for finding in layer.findings) else "pass",
+        what="verdicts",
+        num_samples=_AT_BOUNDS * len(sets) * len(grid),
+        note="no token of probability 0 may come",
+    )

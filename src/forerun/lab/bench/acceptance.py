@@ -1,0 +1,102 @@
+"""Acceptance rate and mean acceptance length of drafters on workloads, without seeds; nothing is timed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+from forerun.config import SamplingParams
+from forerun.engine import LLM
+from forerun.engine.stats import SequenceStats
+from forerun.lab.bench.prompts import Request
+from forerun.lab.bench.tables import Columns
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptanceRow:
+    """One drafter on all prompts of a workload, or of one of its categories, together, at one temperature.
+
+    Attributes:
+        num_draft_tokens: K.
+        acceptance_rate: accepted over drafted; 0 where nothing was drafted.
+        mean_acceptance_length: tokens per target forward, bonus included.
+        category: of the prompts; empty for all of them.
+        num_prompts: how many they are.
+        per_position: chance that the token at each position of a draft is accepted where it was reached.
+    """
+
+    workload: str
+    drafter: str
+    num_draft_tokens: int
+    temperature: float
+    acceptance_rate: float
+    mean_acceptance_length: float
+    category: str
+    num_prompts: int
+    per_position: tuple[float, ...]
+
+
+COLUMNS: Columns[AcceptanceRow] = {
+    "category": lambda row: row.category or "all",
+    "prompts": lambda row: str(row.num_prompts),
+    "drafter": lambda row: row.drafter,
+    "K": lambda row: str(row.num_draft_tokens),
+    "temperature": lambda row: f"{row.temperature:g}",
+    "mean acceptance length": lambda row: f"{row.mean_acceptance_length:.2f}",
+    "acceptance rate": lambda row: f"{row.acceptance_rate:.3f}",
+    "by position": lambda row: " ".join(f"{share:.2f}".lstrip("0") for share in row.per_position),
+}
+_MIN_REACHED = 20
+"""Positions that were reached less often are not told."""
+
+
+def measure(
+    llm: LLM,
+    drafter: str,
+    k: int,
+    workloads: Mapping[str, Sequence[Request]],
+    max_tokens: int,
+    temperatures: Sequence[float],
+    ignore_eos: bool,
+) -> list[AcceptanceRow]:
+    """A drafter on every workload, its prompts at once, and on each of its categories where it has several.
+
+    llm: with the drafter, at K = `k`.
+    """
+    rows = []
+    for (workload, requests), temperature in product(workloads.items(), temperatures):
+        params = SamplingParams(temperature=temperature, max_tokens=max_tokens, ignore_eos=ignore_eos)
+        generations: Any = llm.generate([request.token_ids for request in requests], params)
+        groups: dict[str, list[SequenceStats]] = {"": [generation.stats for generation in generations]}
+        for request, generation in zip(requests, generations, strict=True):
+            if request.category:
+                groups.setdefault(request.category, []).append(generation.stats)
+        if len(groups) == 2:
+            groups = {"": groups[""]}
+        rows += [_row(workload, drafter, k, temperature, name, each) for name, each in groups.items()]
+    return rows
+
+
+def _row(
+    workload: str, drafter: str, k: int, temperature: float, category: str, stats: Sequence[SequenceStats]
+) -> AcceptanceRow:
+    drafted = sum(each.num_draft_tokens for each in stats)
+    depth = max((len(each.reached_per_position) for each in stats), default=0)
+    reached, accepted = [0] * depth, [0] * depth
+    for each in stats:
+        for place, (tried, kept) in enumerate(zip(each.reached_per_position, each.accepted_per_position, strict=True)):
+            reached[place] += tried
+            accepted[place] += kept
+    return AcceptanceRow(
+        workload,
+        drafter,
+        k,
+        temperature,
+        sum(each.num_accepted_tokens for each in stats) / drafted if drafted else 0.0,
+        sum(each.num_tokens for each in stats) / sum(each.num_forwards for each in stats),
+        category,
+        len(stats),
+        tuple(kept / tried for tried, kept in zip(reached, accepted, strict=True) if tried >= _MIN_REACHED),
+    )

@@ -1,0 +1,215 @@
+"""Whole generations with a target and a draft model: speed over plain decoding, and whether every bit is the same."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import torch
+
+from forerun.config import OFF, PREFILL_CHUNK, SamplingParams
+from forerun.drafters.base import Drafter
+from forerun.drafters.draft_model.chain import DraftModel
+from forerun.drafters.draft_model.tree import DraftTree
+from forerun.drafters.hybrid.hybrid import Hybrid
+from forerun.drafters.ngram.prompt_lookup import PromptLookup
+from forerun.drafters.ngram.suffix import Suffix
+from forerun.engine import LLM
+from forerun.lab.bench.tables import Table
+from forerun.models import Model, Rows
+from forerun.models.base import number_format
+
+# How long work takes on a device, and what the device can copy.
+
+_COPIED = 1 << 31
+"""Bytes of a copy on a GPU: many times what its caches hold."""
+_COPIED_HERE = 1 << 26
+
+
+def seconds(run: Callable[[], object], device: torch.device, rounds: int = 20, warmup: int = 3) -> float:
+    """The median wall-clock time of `run` until all of its work on the device is done."""
+    times = []
+    for number in range(warmup + rounds):
+        synchronise(device)
+        start = time.perf_counter()
+        run()
+        synchronise(device)
+        if number >= warmup:
+            times.append(time.perf_counter() - start)
+    return median(times)
+
+
+def synchronise(device: torch.device) -> None:
+    """Wait until the device has done what it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def copy_bandwidth(device: torch.device) -> float:
+    """Bytes a second, read and written together, of a copy from the device's memory to itself."""
+    size = _COPIED if device.type == "cuda" else _COPIED_HERE
+    source = torch.randint(0, 255, (size,), dtype=torch.uint8, device=device)  # zeros may be faster than data
+    target = torch.empty_like(source)
+    return 2 * size / seconds(lambda: target.copy_(source), device)
+
+
+Prompts = Sequence[Sequence[int]]
+_HEADER = ["drafter", "tokens/s", "over plain", "tokens a step", "same tokens", "same log-probabilities"]
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """What a run gave.
+
+    Attributes:
+        tokens: by prompt. logprobs: by prompt, of each token.
+        speed: tokens a second. length: tokens a forward of the target.
+    """
+
+    tokens: list[list[int]]
+    logprobs: list[list[float]]
+    speed: float
+    length: float
+
+
+def drafters(draft: Model) -> dict[str, Drafter]:
+    """Those that are compared, by name."""
+    return {
+        "prompt-lookup": PromptLookup(),
+        "suffix": Suffix(),
+        "draft-model": DraftModel(draft),
+        "draft-tree": DraftTree(draft),
+        "hybrid of suffix and draft-model": Hybrid([Suffix(), DraftModel(draft)]),
+    }
+
+
+def speed_table(
+    target: Model, draft: Model, prompts: Prompts, max_tokens: int, temperature: float, batch: int
+) -> Table:
+    """Every drafter beside plain decoding, K chosen by itself; drawn text with a seed, so that it can be compared."""
+    seed = None if temperature == 0 else 1
+    params = SamplingParams(temperature=temperature, seed=seed, max_tokens=max_tokens, ignore_eos=True, logprobs=0)
+    plain = answers(_llm(target, None, batch), prompts, params, batch)
+    rows = [["none", f"{plain.speed:.1f}", "1.00", f"{plain.length:.2f}", "", ""]]
+    for name, drafter in drafters(draft).items():
+        own = answers(_llm(target, drafter, batch), prompts, params, batch)
+        same = [own.tokens == plain.tokens, own.logprobs == plain.logprobs]
+        rows.append(
+            [
+                name,
+                f"{own.speed:.1f}",
+                f"{own.speed / plain.speed:.2f}",
+                f"{own.length:.2f}",
+                *("yes" if each else "NO" for each in same),
+            ]
+        )
+    how = (
+        f"temperature {temperature:g}, batch {batch}, {len(prompts)} prompts of held-out code, {max_tokens} tokens each"
+    )
+    return Table(f"{target.name} ({target.kernels}) with {draft.name}: {how}", _HEADER, rows)
+
+
+def _llm(target: Model, drafter: Drafter | None, batch: int) -> LLM:
+    """No prompt is taken over from another drafter's run."""
+    return LLM(target, drafter, max_batch=batch, prefix_reuse=OFF)
+
+
+def answers(llm: LLM, prompts: Prompts, params: SamplingParams, batch: int) -> Answers:
+    """Generate for all prompts, so many at a time. The first ones are generated twice, and timed once."""
+    llm.generate(list(prompts[:batch]), params)
+    tokens: list[list[int]] = []
+    logprobs: list[list[float]] = []
+    steps = 0
+    start = time.perf_counter()
+    for first in range(0, len(prompts), batch):
+        for each in llm.generate(list(prompts[first : first + batch]), params):
+            tokens.append(list(each.token_ids))
+            logprobs.append([entry.logprob for entry in each.logprobs or ()])
+            steps += each.stats.num_forwards
+    elapsed = time.perf_counter() - start
+    count = sum(map(len, tokens))
+    return Answers(tokens, logprobs, count / elapsed, count / max(1, steps))
+
+
+def transformers_table(target: Any, draft: Any, prompts: Prompts, max_tokens: int) -> Table:
+    """Transformers' own generation with the same pair, greedy, one prompt at a time.
+
+    target, draft: of Transformers, with its default attention, on the device.
+    """
+    runs: Mapping[str, dict[str, Any]] = {"generate": {}, "assisted generation": {"assistant_model": draft}}
+    rows: list[list[str]] = []
+    plain = 0.0
+    for name, options in runs.items():
+        speed = _transformers_speed(target, prompts, max_tokens, options)
+        plain = plain or speed
+        rows.append([name, f"{speed:.1f}", f"{speed / plain:.2f}"])
+    return Table("Transformers with the same pair, greedy, batch 1", ["", "tokens/s", "over generate"], rows)
+
+
+def _transformers_speed(target: Any, prompts: Prompts, max_tokens: int, options: dict[str, Any]) -> float:
+    elapsed, count = 0.0, 0
+    for number, prompt in enumerate((prompts[0], *prompts)):
+        given = torch.tensor([list(prompt)], device=target.device)
+        start = time.perf_counter()
+        out = target.generate(
+            given, attention_mask=torch.ones_like(given), max_new_tokens=max_tokens, min_new_tokens=max_tokens,
+            do_sample=False, pad_token_id=0, **options,
+        )  # fmt: skip
+        synchronise(given.device)
+        if number:  # the first warms up
+            elapsed += time.perf_counter() - start
+            count += out.shape[1] - given.shape[1]
+    return count / elapsed
+
+
+# Forwards by the number of rows, as shares of what reading the weights once takes.
+
+ROWS = (1, 9, 16, 17, 32, 64, 128)
+ROUNDS = 20
+"""Times that each is timed."""
+_BITS = {"bfloat16": 16, "float32": 32, "int8": 8, "int4": 5}
+"""Of a weight, the scales and minima of groups included."""
+
+
+def weight_bytes(model: Model) -> float:
+    """Bytes that a step reads of the weights, about. A tied embedding is read as the output layer; another is not."""
+    return model.num_parameters * _BITS[number_format(model)] / 8
+
+
+def step_times(model: Model, bandwidth: float, context: int) -> Table:
+    """Forwards of so many rows of one sequence after `context` positions.
+
+    bandwidth: of a copy, bytes a second.
+    """
+    ideal = weight_bytes(model) / bandwidth
+    times = {rows: _forward_seconds(model, rows, context) for rows in ROWS}
+    rows = [
+        [str(count), f"{1000 * each:.3f}", f"{ideal / each:.2f}", f"{each / times[16]:.2f}"]
+        for count, each in times.items()
+    ]
+    title = (
+        f"{model.name} ({number_format(model)}, kernels {model.kernels}), a forward after {context} positions; reading "
+        f"its weights once at the bandwidth of a copy takes {1000 * ideal:.3f} ms"
+    )
+    return Table(title, ["rows", "ms", "share of that bandwidth", "over 16 rows"], rows)
+
+
+def _forward_seconds(model: Model, count: int, context: int) -> float:
+    cache = model.new_cache()
+    tokens = torch.randint(0, model.vocab_size, (context + count,), generator=torch.Generator().manual_seed(0)).tolist()
+    for start in range(0, context, PREFILL_CHUNK):
+        part = tokens[start : min(context, start + PREFILL_CHUNK)]
+        model.forward([Rows(cache, part, num_logits=0)])
+        cache.commit(range(len(part)))
+
+    def run() -> None:
+        model.forward([Rows(cache, tokens[context:])])
+        cache.drop()
+
+    try:
+        return seconds(run, model.device, ROUNDS)
+    finally:
+        cache.free()

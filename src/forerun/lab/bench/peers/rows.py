@@ -1,0 +1,185 @@
+"""From the peers' answers to rows: speeds, and their ratios within a class of precision."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from forerun.lab.bench.measure import Interval, bootstrap, ratio
+from forerun.lab.bench.peers.peer import Answer, Peer
+from forerun.lab.bench.peers.run import Measured
+from forerun.lab.bench.peers.worker import PLAIN
+from forerun.lab.bench.tables import Columns, Report, Table, decimal, percent
+
+
+@dataclass(frozen=True, slots=True)
+class PeerRow:
+    """One method of one peer. Ratios are above 1 where this method is faster; they are over the same prompts.
+
+    Attributes:
+        peer: its name.
+        method: "plain", or what it drafts with.
+        bits: the class of its precision; None where it cannot be told.
+        tokens_per_second: tokens over the whole generation, prompt included.
+        decoding: tokens per second after the first; None where the peer does not tell when it came.
+        first_token: median seconds until the first token.
+        over_reference: speed over the class's reference.
+        over_plain: speed over the peer's own plain decoding; None where that was left out.
+        mean_acceptance_length: tokens per forward that gave tokens; None where the peer does not tell.
+        same_text: share of prompts on which its tokens are those of its own plain decoding.
+        shared_prefix: median number of first tokens that are those of forerun's plain decoding; None without it.
+    """
+
+    peer: str
+    method: str
+    bits: int | None
+    tokens_per_second: Interval
+    decoding: Interval | None
+    first_token: float | None
+    over_reference: Interval
+    over_plain: Interval | None
+    mean_acceptance_length: float | None
+    same_text: float | None
+    shared_prefix: float | None
+
+    @property
+    def label(self) -> str:
+        return f"{self.peer}, {self.method}"
+
+
+@dataclass(frozen=True, slots=True)
+class PrecisionClass:
+    """Peers whose weights have about as many bits.
+
+    Attributes:
+        bits: of a weight; None of those that do not tell.
+        reference: the row that speeds are divided by: forerun's plain decoding where it is in the class, else the
+            first row.
+        rows: in the order in which the peers were named.
+    """
+
+    bits: int | None
+    reference: str
+    rows: Sequence[PeerRow]
+
+    @property
+    def title(self) -> str:
+        return "Unknown precision" if self.bits is None else f"{self.bits} bit"
+
+
+def classes(measured: Measured, own: str) -> list[PrecisionClass]:
+    """The classes of precision, the widest first; those that do not tell theirs last.
+
+    own: the name of forerun's peer whose plain decoding is the reference.
+    """
+    held: dict[int | None, list[tuple[Peer, str]]] = {}
+    for peer in measured.peers:
+        for method in peer.methods:
+            if (peer.name, method) in measured.answers:
+                held.setdefault(peer.bits, []).append((peer, method))
+    ordered = sorted(held, key=lambda bits: -1 if bits is None else bits, reverse=True)
+    return [_class(measured, bits, held[bits], own) for bits in ordered]
+
+
+def _class(
+    measured: Measured,
+    bits: int | None,
+    members: Sequence[tuple[Peer, str]],
+    own: str,
+) -> PrecisionClass:
+    def answers(name: str, method: str) -> list[Answer]:
+        return list(measured.answers.get((name, method), ()))
+
+    first, method = next(((peer, how) for peer, how in members if (peer.name, how) == (own, PLAIN)), members[0])
+    reference = answers(first.name, method)
+    rows = [
+        _row(peer.name, how, bits, answers(peer.name, how), reference, answers(peer.name, PLAIN), answers(own, PLAIN))
+        for peer, how in members
+    ]
+    return PrecisionClass(bits, f"{first.name}, {method}", rows)
+
+
+def _row(
+    name: str,
+    method: str,
+    bits: int | None,
+    answers: Sequence[Answer],
+    reference: Sequence[Answer],
+    plain: Sequence[Answer],
+    text: Sequence[Answer],
+) -> PeerRow:
+    seconds = [answer.seconds_per_token for answer in answers]
+    steps = [answer.steps for answer in answers if answer.steps is not None]
+    first = [answer.first_seconds for answer in answers if answer.first_seconds is not None]
+    decoding = [speed for answer in answers if (speed := _decoding_speed(answer)) is not None]
+    tokens = sum(len(answer.token_ids) for answer in answers)
+    pairs = zip(answers, plain, strict=True) if plain else ()
+    same = [_shared(a.token_ids, b.token_ids) == min(len(a.token_ids), len(b.token_ids)) for a, b in pairs]
+    shared = [_shared(a.token_ids, b.token_ids) for a, b in zip(answers, text, strict=True)] if text else []
+    return PeerRow(
+        name,
+        method,
+        bits,
+        tokens_per_second=bootstrap([1 / each for each in seconds]),
+        decoding=bootstrap(decoding) if len(decoding) == len(answers) else None,
+        first_token=statistics.median(first) if len(first) == len(answers) else None,
+        over_reference=ratio([answer.seconds_per_token for answer in reference], seconds),
+        over_plain=ratio([answer.seconds_per_token for answer in plain], seconds) if plain else None,
+        mean_acceptance_length=tokens / sum(steps) if len(steps) == len(answers) else None,
+        same_text=sum(same) / len(same) if same else None,
+        shared_prefix=statistics.median(shared) if shared else None,
+    )
+
+
+def _decoding_speed(answer: Answer) -> float | None:
+    """Tokens per second after the first token."""
+    if answer.first_seconds is None or len(answer.token_ids) < 2 or answer.seconds <= answer.first_seconds:
+        return None
+    return (len(answer.token_ids) - 1) / (answer.seconds - answer.first_seconds)
+
+
+def _shared(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many first tokens are the same."""
+    pairs = zip(one, other, strict=False)
+    return next((place for place, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
+
+
+# What `forerun bench peers` prints: who took part, the speeds within each class of precision, and who was left out.
+
+COLUMNS: Columns[PeerRow] = {
+    "peer, method": lambda row: row.label,
+    "tokens/s": lambda row: f"{row.tokens_per_second:.1f}",
+    "over reference": lambda row: decimal(row.over_reference),
+    "over its own plain": lambda row: decimal(row.over_plain),
+    "decoding tokens/s": lambda row: "–" if row.decoding is None else f"{row.decoding.median:.1f}",
+    "first token ms": lambda row: "–" if row.first_token is None else f"{1000 * row.first_token:.0f}",
+    "mean acceptance length": lambda row: decimal(row.mean_acceptance_length),
+    "text as its own plain": lambda row: percent(row.same_text),
+    "first tokens as forerun's": lambda row: "–" if row.shared_prefix is None else f"{row.shared_prefix:.0f}",
+}
+
+
+def report(measured: Measured, own: str, about: str, facts: Mapping[str, Any], avx512: bool) -> Report:
+    """Everything as tables and as facts.
+
+    Args:
+        own: the name of forerun's peer whose plain decoding is the reference.
+        about: prompts, tokens and threads, for the titles.
+        facts: the settings, for the file.
+        avx512: whether the processor has AVX-512.
+    """
+    peers = [[peer.name, peer.version, peer.precision, peer.instruction_text(avx512)] for peer in measured.peers]
+    header = ["peer", "version", "weights", "instruction sets"]
+    tables, every = [Table("Peers", header, peers)], classes(measured, own)
+    tables += [Table.of(f"{each.title}, {about}; ratios over {each.reference}", COLUMNS, each.rows) for each in every]
+    if measured.left_out:
+        rows = [[each.peer, each.reason] for each in measured.left_out]
+        tables.append(Table("Left out", ["peer", "reason"], rows))
+    facts_of = [
+        {"name": each.name, "version": each.version, "weights": each.precision, "bits": each.bits}
+        for each in measured.peers
+    ]
+    details = {"peers": facts_of, "classes": every, "left_out": measured.left_out}
+    return Report("peers", tables, settings=facts, details=details)

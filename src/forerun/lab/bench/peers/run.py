@@ -1,0 +1,302 @@
+"""All peers on all prompts, in turn: whoever fails is left out with the reason, and the others go on."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from forerun.config import BUNDLED_MODELS
+from forerun.errors import ConfigError
+from forerun.lab.bench.peers.peer import Answer, Peer, PeerError, Start
+from forerun.lab.bench.peers.worker import PLAIN
+from forerun.lab.bench.prompts import Request
+from forerun.utils.fetch import path_of
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A peer, or one of its methods, that the tables go on without."""
+
+    peer: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What came of it.
+
+    Attributes:
+        peers: those that took part in everything.
+        answers: (peer, method) -> an answer for each prompt and round, in the same order for all.
+        left_out: the others.
+        interrupted: Ctrl-C ended it; the answers are of the prompts that were complete.
+    """
+
+    peers: Sequence[Peer]
+    answers: Mapping[tuple[str, str], Sequence[Answer]]
+    left_out: Sequence[LeftOut]
+    interrupted: bool = False
+
+    @property
+    def num_answers(self) -> int:
+        """Of each method."""
+        return min(map(len, self.answers.values()), default=0)
+
+
+class Peers:
+    """Running peers, by name, and those that were left out."""
+
+    def __init__(self, say: Say) -> None:
+        self.say = say
+        self.running: dict[str, Peer] = {}
+        self.left_out: list[LeftOut] = []
+
+    def start(self, start: Start) -> Peer | None:
+        """A further peer; None where it cannot take part. Of a name that is taken, it gets a number."""
+        self.say(f"starting {start.text}")
+        try:
+            peer = Peer.start(start)
+        except PeerError as error:
+            self._leave_out(start.text, str(error))
+            return None
+        taken = sum(name == peer.name or name.startswith(f"{peer.name} #") for name in self.running)
+        peer.name += f" #{taken + 1}" if taken else ""
+        self.running[peer.name] = peer
+        return peer
+
+    def generate(self, peer: Peer, method: str, token_ids: Sequence[int], max_tokens: int) -> Answer | None:
+        """One generation; None where the peer or the method failed, which is left out from then on."""
+        try:
+            answer = peer.generate(method, token_ids, max_tokens)
+        except PeerError as error:
+            peer.worker.stop(at_once=True)
+            del self.running[peer.name]
+            self._leave_out(peer.name, f"{method}: {error}")
+            return None
+        if answer is None:
+            self._leave_out(f"{peer.name}, {method}", peer.refused[method])
+        return answer
+
+    def stop(self) -> None:
+        """End all processes."""
+        for peer in self.running.values():
+            peer.worker.stop()
+
+    def _leave_out(self, name: str, reason: str) -> None:
+        self.left_out.append(LeftOut(name, reason))
+        self.say(f"going on without {name}: {reason}")
+
+
+@contextmanager
+def running(say: Say) -> Iterator[Peers]:
+    """Peers that are ended with the block, whatever happens in it."""
+    peers = Peers(say)
+    try:
+        yield peers
+    finally:
+        peers.stop()
+
+
+def measure(peers: Peers, requests: Sequence[Request], max_tokens: int, rounds: int) -> Measured:
+    """Every method of every peer on every prompt, in turn; the first prompt also warms all of them up.
+
+    Raises:
+        KeyboardInterrupt: before a prompt was complete.
+    """
+    answers: dict[tuple[str, str], list[Answer]] = {}
+    interrupted = False
+    try:
+        _measure(peers, requests, max_tokens, rounds, answers)
+    except KeyboardInterrupt:
+        interrupted = True
+    left = {(peer.name, method) for peer in peers.running.values() for method in peer.methods}
+    count = min((len(answers.get(key, ())) for key in left), default=0) // rounds * rounds
+    if interrupted and not count:
+        raise KeyboardInterrupt
+    kept = {key: each[:count] for key, each in answers.items() if key in left}
+    return Measured(list(peers.running.values()), kept, list(peers.left_out), interrupted)
+
+
+def _measure(
+    peers: Peers,
+    requests: Sequence[Request],
+    max_tokens: int,
+    rounds: int,
+    answers: dict[tuple[str, str], list[Answer]],
+) -> None:
+    for number, request in enumerate(requests, 1):
+        peers.say(f"prompt {number} of {len(requests)}: {sum(len(p.methods) for p in peers.running.values())} methods")
+        for turn in range(rounds + (number == 1)):
+            for peer in list(peers.running.values()):
+                for method in list(peer.methods):
+                    answer = peers.generate(peer, method, request.token_ids, max_tokens)
+                    if answer is not None and (number > 1 or turn > 0):
+                        answers.setdefault((peer.name, method), []).append(answer)
+                    if peer.name not in peers.running:
+                        break
+
+
+def answer_of(peers: Peers, own: Peer, tokenizer: Any, max_tokens: int) -> Callable[[list[int]], str]:
+    """The answers between turns: those of forerun's plain decoding, up to the end of text, for all peers alike."""
+    ends = frozenset(own.about.list_of("eos_token_ids", int))
+
+    def answer(token_ids: list[int]) -> str:
+        given = peers.generate(own, PLAIN, token_ids, max_tokens)
+        if given is None:
+            raise ConfigError(
+                f"forerun could not answer a turn: {peers.left_out[-1].reason}. Lower --max-tokens, or give no turns."
+            )
+        ids = list(given.token_ids)
+        end = next((place for place, token in enumerate(ids) if token in ends), len(ids))
+        text: str = tokenizer.decode(ids[:end], skip_special_tokens=True)
+        return text
+
+    return answer
+
+
+# The peers that a user names: KIND=PROGRAM, and after a colon options with commas between them.
+#
+# transformers=PYTHON                         an interpreter that has Transformers
+# openvino=PYTHON:model=FOLDER                one that has OpenVINO GenAI; the folder of an exported model
+# llama.cpp=FOLDER:model=FILE.gguf,draft=FILE the folder of llama-server
+#
+# Only the names of options end a path, so paths may hold colons and commas.
+
+TRANSFORMERS, OPENVINO, LLAMA = "transformers", "openvino", "llama.cpp"
+KINDS = (TRANSFORMERS, OPENVINO, LLAMA)
+SERVER = "llama-server"
+OPTIONS = ("model", "draft", "name", "lookup")
+LOOKUPS = {TRANSFORMERS: "10", OPENVINO: "5", LLAMA: "ngram-simple"}
+"""Prompt lookup where the spec gives none: draft tokens for Transformers and OpenVINO, the type for llama.cpp."""
+LLAMA_LOOKUPS = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-cache")
+"""Types that read the request's own text. The others keep what earlier requests said, this one's repetitions too."""
+SIZED = LLAMA_LOOKUPS[:3]
+"""Those of them whose lengths can be set."""
+_FORM = "KIND=PROGRAM:model=PATH,draft=PATH,name=TEXT,lookup=VALUE"
+_STARTS = "|".join(OPTIONS)
+
+
+@dataclass(frozen=True, slots=True)
+class PeerSpec:
+    """One peer.
+
+    Attributes:
+        kind: one of KINDS.
+        program: an interpreter, or the folder of llama-server.
+        model: what it loads; None stands for forerun's own target.
+        draft: its draft model; None leaves that method out.
+        name: what its rows are called; empty: by kind and precision.
+        lookup: draft tokens of its prompt lookup, or of llama.cpp the type.
+    """
+
+    kind: str
+    program: str
+    model: str | None
+    draft: str | None
+    name: str
+    lookup: str
+
+
+def read_spec(text: str) -> PeerSpec:
+    """A peer from its text.
+
+    Raises:
+        ConfigError: not of that form, or an option that does not fit the kind.
+    """
+    kind, equals, rest = text.partition("=")
+    if not equals or kind not in KINDS or not rest:
+        raise ConfigError(f"--peer is {text!r}, but must be {_FORM}, where KIND is one of {', '.join(KINDS)}.")
+    program, *after = re.split(rf":(?=(?:{_STARTS})=)", rest, maxsplit=1)
+    options: dict[str, str] = {}
+    for part in re.split(rf",(?=(?:{_STARTS})=)", after[0]) if after else ():
+        key, _, value = part.partition("=")
+        if not value or key in options:
+            raise ConfigError(f"--peer is {text!r}: give {key}= once, and a value after it. The form is {_FORM}.")
+        options[key] = value
+    if re.search(r":[a-z_]+=", program):
+        raise ConfigError(f"--peer is {text!r}, but its options are {', '.join(OPTIONS)}. The form is {_FORM}.")
+    spec = PeerSpec(
+        kind,
+        program,
+        options.get("model"),
+        options.get("draft"),
+        options.get("name", ""),
+        options.get("lookup", LOOKUPS[kind]),
+    )
+    _check(spec, text)
+    return spec
+
+
+def read_specs(texts: Sequence[str]) -> list[PeerSpec]:
+    """All peers of a command line. Raises ConfigError, of the same peer given twice too."""
+    specs = [read_spec(text) for text in texts]
+    for index, spec in enumerate(specs):
+        if spec in specs[:index]:
+            raise ConfigError(f"--peer {texts[index]!r} is given twice. Give each peer once.")
+    return specs
+
+
+def _check(spec: PeerSpec, text: str) -> None:
+    if spec.kind != TRANSFORMERS and spec.model is None:
+        what = "the folder of an exported model" if spec.kind == OPENVINO else "a GGUF file"
+        raise ConfigError(f"--peer is {text!r}, but {spec.kind} needs model=PATH, {what}.")
+    if spec.kind == LLAMA:
+        kind, *sizes = spec.lookup.split("/")
+        sized = not sizes or (kind in SIZED and len(sizes) == 2 and all(map(_is_count, sizes)))
+        if kind not in LLAMA_LOOKUPS or not sized:
+            raise ConfigError(
+                f"--peer is {text!r}: lookup must be one of {', '.join(LLAMA_LOOKUPS)} for llama.cpp; those of "
+                f"{', '.join(SIZED)} may have lengths in 1..128, of what is looked up and of what is drafted: TYPE/3/8."
+            )
+    elif not _is_count(spec.lookup):
+        raise ConfigError(f"--peer is {text!r}: lookup is the number of draft tokens, a whole number in 1..128.")
+
+
+def _is_count(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) < 4 and 0 < int(text) <= 128
+
+
+# From what the user asks for to the peers that are started: forerun first.
+
+FORERUN = "forerun"
+
+
+def module(name: str) -> list[str]:
+    """What starts a worker in this interpreter."""
+    return [sys.executable, "-m", f"forerun.lab.bench.peers.{name}"]
+
+
+def own_start(model: str, drafters: Mapping[str, str], dtype: str, threads: int, quantize: str | None = None) -> Start:
+    """forerun. drafters: name -> the drafter's text."""
+    options: dict[str, Any] = {"model": model, "drafters": dict(drafters), "dtype": dtype, "quantize": quantize}
+    return Start(FORERUN, module("forerun_worker"), {"kind": FORERUN, "name": "", **options, "threads": threads})
+
+
+def start_of(spec: PeerSpec, model: str, dtype: str, threads: int) -> Start:
+    """A peer of the user's. model: forerun's target, for a peer that was given none."""
+    is_llama = spec.kind == LLAMA
+    command = module("llama_worker") if is_llama else [spec.program, str(Path(__file__).with_name("worker.py"))]
+    options = {
+        "kind": spec.kind,
+        "name": spec.name,
+        "program": spec.program,
+        "model": spec.model or str(BUNDLED_MODELS.get(model) or path_of(model) or model),
+        "draft": spec.draft,
+        "dtype": dtype,
+        "threads": threads,
+        "lookup": spec.lookup if is_llama else int(spec.lookup),
+    }
+    return Start(spec.name or ", ".join(each for each in (spec.kind, spec.model) if each), command, options)
+
+
+def available_cores() -> int:
+    """The cores that this process may use: the threads of every peer unless the user gives their number."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,196 @@
+"""What a number format costs: a model's distributions beside those of the same model in float32.
+
+The float32 model is the one that the files stand for, dequantised where they are quantised. Texts are given to both,
+and at every position that is scored their next-token distributions are compared.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from forerun.config import PREFILL_CHUNK, QUANTISATIONS, SamplingParams
+from forerun.engine import LLM
+from forerun.errors import ConfigError
+from forerun.lab.bench.prompts import Request, check_lengths
+from forerun.lab.bench.tables import Columns
+from forerun.models import LanguageModel, Rows, load_model
+
+FORMATS = ("bfloat16", *QUANTISATIONS)
+REFERENCE = "float32"
+DRAFTER = "suffix"
+"""Of the float32 model while it writes its answers: the text is that of plain decoding."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """A text that is scored.
+
+    Attributes:
+        token_ids: of the whole of it.
+        first: the index of the first token whose probability counts, at least 1.
+    """
+
+    token_ids: list[int]
+    first: int
+
+
+@dataclass(frozen=True, slots=True)
+class QualityRow:
+    """One number format on one workload, beside float32.
+
+    Attributes:
+        workload: its name.
+        number_format: of the weights.
+        tokens: that were scored.
+        perplexity: of these.
+        reference_perplexity: of these in float32.
+        lost: perplexity over that in float32, minus 1.
+        lost_error: standard error of `lost`, the tokens taken as independent.
+        divergence: mean Kullback-Leibler divergence from the float32 distribution, in nats.
+        agreement: share of positions whose most probable token is that of float32.
+    """
+
+    workload: str
+    number_format: str
+    tokens: int
+    perplexity: float
+    reference_perplexity: float
+    lost: float
+    lost_error: float
+    divergence: float
+    agreement: float
+
+
+COLUMNS: Columns[QualityRow] = {
+    "workload, weights": lambda row: f"{row.workload}, {row.number_format}",
+    "tokens": lambda row: f"{row.tokens:,}",
+    "perplexity": lambda row: f"{row.perplexity:.3f}",
+    "in float32": lambda row: f"{row.reference_perplexity:.3f}",
+    "lost %": lambda row: f"{100 * row.lost:.2f} ± {100 * row.lost_error:.2f}",
+    "KL, nats": lambda row: f"{row.divergence:.5f}",
+    "top-1 agreement %": lambda row: f"{100 * row.agreement:.2f}",
+}
+
+
+def measure(
+    name: str | Path,
+    formats: Sequence[str],
+    texts: Callable[[LLM], Mapping[str, Sequence[Scored]]],
+    adapter: str | Path | None = None,
+    say: Callable[[str], None] = lambda _: None,
+) -> list[QualityRow]:
+    """A row for each format and workload. Two models are in memory at a time.
+
+    Args:
+        name: of the model.
+        formats: "bfloat16", "int8" or "int4".
+        texts: gives the texts of each workload; it may let the float32 model write.
+        adapter: the folder of a LoRA adapter to merge.
+
+    Raises:
+        ConfigError: the model is a folder of codes, as `forerun quantize` writes it.
+    """
+    say(f"loading {name} in {REFERENCE}")
+    llm = LLM(name, DRAFTER, dtype=REFERENCE, adapter=adapter)
+    if llm.target.quantize is not None:
+        raise ConfigError(
+            f"{name} holds weights in {llm.target.quantize} codes, and no numbers in {REFERENCE} to compare them with. "
+            "Give the model that they were made from; or write what they stand for as numbers: forerun export hf."
+        )
+    workloads, rows = texts(llm), []
+    for number_format in formats:
+        say(f"measuring {number_format}")
+        if number_format in QUANTISATIONS:
+            model = load_model(name, adapter=adapter, quantize=number_format)
+        else:
+            model = load_model(name, number_format, adapter=adapter)
+        rows += [compared(llm.target, model, each, number_format, scored) for each, scored in workloads.items()]
+    return rows
+
+
+def scored_texts(llm: LLM, workloads: Mapping[str, Sequence[Request]], max_tokens: int) -> dict[str, list[Scored]]:
+    """What is scored of each workload: a prompt whose continuation is known, with it, from the second token on; of
+    any other, the model's greedy answer.
+
+    Raises:
+        ConfigError: a prompt and its answer exceed the context.
+    """
+    target, context = llm.target, llm.target.context_length
+    params = SamplingParams(temperature=0, max_tokens=max_tokens)
+    found: dict[str, list[Scored]] = {}
+    for name, requests in workloads.items():
+        known = [request for request in requests if request.reference]
+        asked = [request for request in requests if not request.reference]
+        check_lengths(asked, max_tokens, context, target.name)
+        after = [llm.tokenizer.encode(request.reference, add_special_tokens=False) for request in known]
+        found[name] = [
+            Scored([*request.token_ids, *more][:context], 1) for request, more in zip(known, after, strict=True)
+        ]
+        prompts = [request.token_ids for request in asked]
+        answers = llm.generate(prompts, params) if prompts else []
+        for prompt, answer in zip(prompts, answers, strict=True):
+            found[name].append(Scored([*prompt, *answer.token_ids], len(prompt)))
+    return found
+
+
+def compared(
+    reference: LanguageModel, model: LanguageModel, workload: str, number_format: str, texts: Sequence[Scored]
+) -> QualityRow:
+    """One model beside another of the same tokens, on some texts."""
+    before: list[float] = []
+    after: list[float] = []
+    divergences: list[float] = []
+    same = 0
+    for text in texts:
+        for theirs, ours, wanted in zip(_logprobs(reference, text), _logprobs(model, text), _wanted(text), strict=True):
+            before += theirs.gather(1, wanted)[:, 0].neg().tolist()
+            after += ours.gather(1, wanted)[:, 0].neg().tolist()
+            divergences += F.kl_div(ours, theirs, reduction="none", log_target=True).sum(1).tolist()
+            same += int((ours.argmax(1) == theirs.argmax(1)).sum())
+    more = [ours - theirs for ours, theirs in zip(after, before, strict=True)]
+    ratio = math.exp(statistics.fmean(more))
+    error = ratio * statistics.stdev(more) / math.sqrt(len(more)) if len(more) > 1 else 0.0
+    return QualityRow(
+        workload,
+        number_format,
+        len(more),
+        math.exp(statistics.fmean(after)),
+        math.exp(statistics.fmean(before)),
+        ratio - 1,
+        error,
+        statistics.fmean(divergences),
+        same / len(more),
+    )
+
+
+def _parts(text: Scored) -> Iterator[tuple[int, int]]:
+    """Rows that are computed together; the last token is given to no model."""
+    last = len(text.token_ids) - 1
+    for start in range(0, last, PREFILL_CHUNK):
+        end = min(start + PREFILL_CHUNK, last)
+        yield start, end
+
+
+def _wanted(text: Scored) -> Iterator[Tensor]:
+    """[R, 1] the scored tokens of each part."""
+    for start, end in _parts(text):
+        first = max(start + 1, text.first)
+        yield torch.tensor(text.token_ids[first : end + 1], dtype=torch.int64)[:, None]
+
+
+def _logprobs(model: LanguageModel, text: Scored) -> Iterator[Tensor]:
+    """[R, V] of the scored tokens of each part, in float64."""
+    cache = model.new_cache()
+    for start, end in _parts(text):
+        num_logits = max(0, end + 1 - max(start + 1, text.first))
+        logits = model.forward([Rows(cache, text.token_ids[start:end], num_logits=num_logits)]).logits
+        cache.commit(range(end - start))
+        yield logits.double().log_softmax(-1).cpu()

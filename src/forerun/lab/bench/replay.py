@@ -1,0 +1,176 @@
+"""Fixed K against "auto" without a clock: real drafts and verdicts, priced by measured costs of a step's parts.
+
+Wall-clock differences of a few per cent are smaller than the noise of a shared machine. These runs are deterministic
+(`priced_run`), and differ in nothing but K. Requests have seeds, so that every run writes the same text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from forerun.config import AUTO, HYBRID_MODES, HYBRID_SOURCES, SamplingParams
+from forerun.drafters import Binding, Drafter, make_drafter
+from forerun.drafters.hybrid.hybrid import Hybrid
+from forerun.drafters.parse_text import split_spec
+from forerun.engine import LLM
+from forerun.engine.step_times import CostCurve, DrafterCosts, drafter_costs
+from forerun.lab.bench.methods import with_prediction
+from forerun.lab.bench.priced_run import PricedDrafter, PricedRun, Setting, VirtualClock, priced_run
+from forerun.lab.bench.prompts import Request
+from forerun.lab.bench.tables import Columns, percent
+from forerun.speculation import FixedBudget, automatic_budget
+
+HYBRID = "hybrid"
+TEMPERATURES = (0.0, 1.0)
+"""Of a workload whose cases ask for none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One drafter on one workload.
+
+    Attributes:
+        workload: workload, temperature and drafter, for people.
+        fixed: one entry per K.
+        auto: K chosen automatically.
+        plain: tokens per second of plain decoding.
+    """
+
+    workload: str
+    fixed: list[PricedRun]
+    auto: PricedRun
+    plain: float
+
+    @property
+    def best(self) -> PricedRun:
+        """The fastest of the fixed choices, plain decoding included."""
+        plain = PricedRun("plain", self.plain, 1.0, 0.0, 1.0)
+        return max([plain, *self.fixed], key=lambda each: each.tokens_per_second)
+
+    @property
+    def best_over_plain(self) -> float:
+        """Ratio of speeds."""
+        return self.best.tokens_per_second / self.plain
+
+    @property
+    def auto_over_plain(self) -> float:
+        """Ratio of speeds."""
+        return self.auto.tokens_per_second / self.plain
+
+    @property
+    def auto_over_best(self) -> float:
+        """Ratio of speeds."""
+        return self.auto.tokens_per_second / self.best.tokens_per_second
+
+
+COLUMNS: Columns[Comparison] = {
+    "workload, temperature, drafter": lambda row: row.workload,
+    "best K": lambda row: row.best.name,
+    "over plain": lambda row: f"{row.best_over_plain:.2f}",
+    "auto over plain": lambda row: f"{row.auto_over_plain:.2f}",
+    "auto / best": lambda row: f"{row.auto_over_best:.3f}",
+    "length": lambda row: f"{row.auto.mean_acceptance_length:.2f}",
+    "idle": lambda row: percent(row.auto.idle),
+}
+
+
+def measure(
+    plain: LLM,
+    drafters: Mapping[str, str],
+    target: CostCurve,
+    prompts: Mapping[str, Sequence[Request]],
+    heats: Mapping[str, Sequence[float]],
+    counts: Sequence[int],
+    max_tokens: int,
+    say: Callable[[str], None] = lambda _: None,
+) -> list[Comparison]:
+    """Every drafter on every workload and temperature.
+
+    Args:
+        plain: an engine of the target alone.
+        drafters: name -> the drafter's text.
+        target: seconds of the target's forward, by rows.
+        prompts: by workload.
+        heats: the temperatures that each workload asks for; none stands for TEMPERATURES.
+        counts: the fixed values of K.
+    """
+    rows = []
+    first = next(iter(prompts.values()))[0].token_ids
+    for name, spec in drafters.items():
+        reader = fresh(plain, spec)
+        echo = not (reader.needs.rows or reader.traits.writes_cache)
+        setting = replace(timed_setting(plain, spec, target, counts, first, max_tokens, say), echo=echo)
+        for workload, asked in prompts.items():
+            for temperature in heats[workload] or TEMPERATURES:
+                say(f"replaying {name} on {workload} at temperature {temperature:g}")
+                one = SamplingParams(temperature=temperature, max_tokens=max_tokens, ignore_eos=True)
+                params = [with_prediction(replace(one, seed=i), reader, each) for i, each in enumerate(asked)]
+                ids = [each.token_ids for each in asked]
+                rows.append(compare(setting, f"{workload}, {temperature:g}, {name}", ids, params, counts))
+    return rows
+
+
+def compare(
+    setting: Setting,
+    label: str,
+    prompts: Sequence[Sequence[int]],
+    params: Sequence[SamplingParams],
+    counts: Sequence[int],
+) -> Comparison:
+    """Every K of `counts`, and auto."""
+    texts = answers(setting.plain, prompts, params) if setting.echo else []
+    runs = [priced_run(setting, FixedBudget(k), f"K={k}", prompts, params, texts) for k in counts]
+    budget = automatic_budget(whole_draft=setting.make(VirtualClock()).traits.whole_draft, cost_key=None)
+    return Comparison(label, runs, priced_run(setting, budget, AUTO, prompts, params, texts), setting.plain_speed)
+
+
+def timed_setting(
+    plain: LLM,
+    spec: str,
+    target: CostCurve,
+    counts: Sequence[int],
+    prompt: Sequence[int],
+    max_tokens: int,
+    say: Callable[[str], None],
+) -> Setting:
+    """The setting of a drafter, whose costs are measured on one prompt."""
+    params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
+    costs = {}
+    for source in sources_of(spec)[0]:
+        say(f"timing {source}")
+        costs[source] = drafter_costs(
+            plain.target, plain.tokenizer, partial(fresh, plain, source), counts, prompt, params
+        )
+    rest = max((each.rest for each in costs.values()), key=lambda curve: len(curve.counts))
+    taps = max(each.taps for each in costs.values())
+    return Setting(plain, partial(priced, plain, spec, costs), target, rest, taps=taps)
+
+
+def answers(plain: LLM, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> list[list[int]]:
+    """Prompts with the target's answers; predictions, which alter nothing, are left out."""
+    without = [replace(each, prediction=None) for each in params]
+    generations: Any = plain.generate([list(prompt) for prompt in prompts], without)
+    return [[*prompt, *each.token_ids] for prompt, each in zip(prompts, generations, strict=True)]
+
+
+def sources_of(spec: str) -> tuple[list[str], str]:
+    """(drafters, mode) of a hybrid's text; of any other drafter's text, ([text], "")."""
+    name, options = split_spec(spec)
+    if name != HYBRID:
+        return [spec], ""
+    return options.get("sources", HYBRID_SOURCES).split("+"), options.get("mode", HYBRID_MODES[0])
+
+
+def fresh(plain: LLM, spec: str) -> Drafter:
+    """A new drafter for the target of `plain`, with its draws seeded."""
+    return make_drafter(spec, Binding(plain.target, plain.tokenizer, 1))[0]
+
+
+def priced(plain: LLM, spec: str, costs: Mapping[str, DrafterCosts], clock: VirtualClock) -> Drafter:
+    """A new drafter that moves a clock. costs: of the drafter, or of each source of a hybrid."""
+    sources, mode = sources_of(spec)
+    parts: list[Drafter] = [PricedDrafter(fresh(plain, source), costs[source], clock) for source in sources]
+    return Hybrid(parts, mode, sources, clock) if mode else parts[0]

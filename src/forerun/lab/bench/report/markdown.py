@@ -1,0 +1,171 @@
+"""Results as Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from forerun.kernels.environment import describe
+from forerun.lab.bench.tables import markdown_table
+from forerun.lab.results.schema import KINDS, Figure, Results
+
+# What a reader of figures must be warned of.
+
+LEAST_RUNS = 10
+"""Runs behind an interval: with fewer, a bootstrap's is too narrow."""
+LEAST_PROMPTS = 5
+MOST_LOAD = 0.5
+"""Load average before anything was measured."""
+MOST_STOLEN = 0.05
+MOST_OTHERS = 0.25
+"""Of each core, kept busy by other processes."""
+SHOWN = 6
+"""Names that one warning lists."""
+
+
+def warnings_of(every: Sequence[Results]) -> list[str]:
+    """A sentence for each weakness; of several files, with the file's name."""
+    found = list(between(every))
+    for results in every:
+        name = f"{results.file_name or results.kind}: " if len(every) > 1 else ""
+        found += [f"{name}{text}" for text in weaknesses(results)]
+    return found
+
+
+def between(every: Sequence[Results]) -> Iterator[str]:
+    """What keeps several files from being compared."""
+    every = [each for each in every if _is_timed(each)]
+    machines = dict.fromkeys(each.environment.machine for each in every)
+    if len(machines) > 1:
+        shown = "; ".join(f"{cpu}, {cores} cores" for cpu, cores, _ in machines)
+        yield f"These results are of {len(machines)} machines ({shown}): their times cannot be compared."
+    versions = dict.fromkeys(each.environment.version for each in every)
+    if len(versions) > 1:
+        yield f"These results are of {len(versions)} versions of forerun ({', '.join(versions)})."
+
+
+def weaknesses(results: Results) -> Iterator[str]:
+    """Of one file."""
+    yield from _of_text(results)
+    yield from _of_figures(results)
+    if _is_timed(results):
+        yield from _of_machine(results)
+
+
+def _is_timed(results: Results) -> bool:
+    """Whether the machine of this run matters: audits and journals time nothing, nor do plans for other machines."""
+    return results.kind not in ("audit", "journal") and results.details.get("source") != "bound"
+
+
+def _of_text(results: Results) -> Iterator[str]:
+    """What the texts were."""
+    target = results.target
+    random = sum(prompt.random for prompt in results.prompts)
+    if random:
+        yield f"{random} prompts are random tokens: acceptance on them says nothing about texts."
+    if target is not None and target.random_weights:
+        yield "The model has random weights: its times stand, but its text and any acceptance mean nothing."
+    if target is not None and target.cost_padded:
+        yield "The model is cost-padded: text and acceptance of a smaller one, at the cost of one of this size."
+    for drafter in results.drafters:
+        if drafter.seen:
+            yield (
+                f"{drafter.seen} of {len(results.prompts)} prompts share 13 words in a row with what {drafter.name} "
+                f"was made from ({drafter.seen_source}): its acceptance on them flatters it."
+            )
+    ours = [row for row in results.rows if row.method.startswith("forerun, ")]
+    if differing := _listed([row.method for row in ours if row.same_text is False]):
+        exact = " The model is not exact." if target is not None and target.exact is False else ""
+        yield f"Texts differ from those of plain decoding: {differing}.{exact}"
+
+
+def _of_figures(results: Results) -> Iterator[str]:
+    odd = [each for each in results.figures if each.value is None]
+    if odd:
+        yield f"{len(odd)} figures are not numbers, and are left out: {_listed([each.name for each in odd])}."
+    few = [each for each in results.figures if each.low is not None and (each.samples or LEAST_RUNS) < LEAST_RUNS]
+    if few:
+        least = min(each.samples or 0 for each in few)
+        yield f"{len(few)} intervals rest on fewer than {LEAST_RUNS} samples ({least} at least): they are too narrow."
+    single = [each for each in results.figures if each.low is None and each.samples == 1]
+    if single:
+        yield f"{len(single)} figures are of a single run, and have no interval."
+    if results.rows and len(results.prompts) < LEAST_PROMPTS:
+        yield f"There are only {len(results.prompts)} prompts: they stand for no workload."
+    crossing = [each for each in results.figures if crosses_one(each) and not each.labels.get("category")]
+    names = [str(each.labels.get("method", each.name)) for each in crossing]
+    if names:
+        yield f"The interval holds 1, so neither faster nor slower is shown: {_listed(names)}."
+
+
+def crosses_one(figure: Figure) -> bool:
+    """Whether it is a speed over plain decoding whose interval holds 1."""
+    if figure.name != "over_plain" or figure.low is None or figure.high is None:
+        return False
+    return figure.low <= 1 <= figure.high and figure.low < figure.high
+
+
+def _of_machine(results: Results) -> Iterator[str]:
+    environment = results.environment
+    if environment.load_before and environment.load_before[0] > MOST_LOAD:
+        yield f"The machine was busy before anything was measured: load average {environment.load_before[0]:.1f}."
+    if environment.others is not None and environment.others > MOST_OTHERS * environment.cores:
+        yield (
+            f"Other processes kept {environment.others:.1f} processors busy while this was measured "
+            f"({environment.cores} cores)."
+        )
+    if environment.stolen is not None and environment.stolen > MOST_STOLEN:
+        yield f"{100 * environment.stolen:.0f} % of the processors' time went to other machines of the same host."
+    if environment.dirty:
+        yield f"The checkout was changed: the figures are not of commit {environment.commit} alone."
+
+
+def _listed(names: Sequence[str]) -> str:
+    different = list(dict.fromkeys(names))
+    more = f" and {len(different) - SHOWN} more" if len(different) > SHOWN else ""
+    return "; ".join(different[:SHOWN]) + more
+
+
+def title(results: Results) -> str:
+    """Of a file's section."""
+    target = results.target
+    about = ", ".join(filter(None, (target.name, target.number_format))) if target is not None else ""
+    return f"{KINDS[results.kind]}{': ' * bool(about)}{about}"
+
+
+def duration(seconds: float) -> str:
+    """A time for people."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def in_order(every: Sequence[Results]) -> list[Results]:
+    """As reports show them: by kind, then by file."""
+    return sorted(every, key=lambda each: (list(KINDS).index(each.kind), each.file_name))
+
+
+def markdown(every: Sequence[Results], head: str = "") -> str:
+    """A section per file: its command, its machine, warnings and tables. head: text before them."""
+    parts = [head.strip()] if head else []
+    if apart := list(between(every)):
+        parts.append(_quoted(apart))
+    for results in in_order(every):
+        parts.append(f"## {title(results)}")
+        parts.append(f"`{results.command}`")
+        parts.append(_about(results))
+        if warned := list(weaknesses(results)):
+            parts.append(_quoted(warned))
+        parts += [f"#### {each.title}\n\n{markdown_table(each.header, each.rows)}" for each in results.tables]
+    return "\n\n".join(parts) + "\n"
+
+
+def _about(results: Results) -> str:
+    at = results.environment
+    busy = f"load average {at.load_before[0]:.1f} before and {at.load_after[0]:.1f} after" if at.load_before else ""
+    stolen = "" if at.stolen is None else f"{100 * at.stolen:.1f} % of the processors' time taken by the host"
+    parts = [f"{at.date[:10]}, {duration(at.seconds)}", f"`{results.file_name}`", describe(at), busy, stolen]
+    return "; ".join(filter(None, parts)) + "."
+
+
+def _quoted(texts: Sequence[str]) -> str:
+    return "\n".join(f"> - {text}" for text in texts)

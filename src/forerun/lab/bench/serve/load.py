@@ -1,0 +1,198 @@
+"""Servers under load, in turn: so many requests at once, or so many a second; and what a window of it gave.
+
+Every arm has the same requests in every round, and which one begins alternates.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+
+from forerun.errors import ConfigError
+from forerun.lab.bench.serve.requests import Answered, Ask
+
+Send: TypeAlias = Callable[[Ask], Awaitable[Answered]]
+"""Sends a request and returns when it has ended. What fails is told by `Answered.error`."""
+DRIVER = "driver thread"
+"""As a place: the engine's own thread in this process."""
+PLAIN = "plain"
+"""The mode without speculation."""
+LEAST_REQUESTS = 8
+WARMUP = 2
+"""Requests of each client before anything is counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """One way to have requests answered.
+
+    Attributes:
+        place: the server's name, or DRIVER.
+        mode: how it is asked: PLAIN, or "" as it is.
+        send: how.
+    """
+
+    place: str
+    mode: str
+    send: Send
+
+    @property
+    def name(self) -> str:
+        return f"{self.place}, {self.mode}" if self.mode else self.place
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How requests come: one of the two is given.
+
+    Attributes:
+        concurrency: as soon as one has ended the next is sent, so that so many are open (a closed loop).
+        rate: so many a second are sent, at random moments of a Poisson process, whether others have ended or not.
+    """
+
+    concurrency: int | None = None
+    rate: float | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.concurrency} at once" if self.rate is None else f"{self.rate:g} a second"
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """All of some requests, from the first that is sent to the last that ends.
+
+    Attributes:
+        seconds: that it took.
+        cpu_seconds: of this process meanwhile.
+        answers: in the order in which they were sent.
+    """
+
+    seconds: float
+    cpu_seconds: float
+    answers: Sequence[Answered]
+
+    @property
+    def speed(self) -> float:
+        """Tokens per second, of whole answers."""
+        return sum(answer.num_tokens for answer in self.answers if answer.error is None) / self.seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What one load gave.
+
+    Attributes:
+        windows: by arm, one a round.
+    """
+
+    load: Load
+    windows: Mapping[Arm, Sequence[Window]]
+
+
+async def measure(
+    arms: Sequence[Arm],
+    loads: Sequence[Load],
+    asks: Sequence[Ask],
+    each: int,
+    rounds: int,
+    say: Callable[[str], None] = lambda _: None,
+) -> list[Measured]:
+    """Every load on every arm. A task that is cancelled meanwhile returns the rounds that are whole.
+
+    Args:
+        asks: the requests, from the beginning again after the last.
+        each: requests of a window for every one that is open at once, LEAST_REQUESTS at least; all of them in an open
+            loop.
+        rounds: windows of each arm that count.
+
+    Raises:
+        ConfigError: an arm answers none of the requests that warm it up.
+    """
+    found: list[tuple[Load, dict[Arm, list[Window]]]] = []
+    try:
+        for load in loads:
+            found.append((load, {arm: [] for arm in arms}))
+            await _rounds(load, found[-1][1], asks, each, rounds, say)
+    except asyncio.CancelledError:  # Ctrl-C: what is whole stands
+        say("interrupted")
+    whole = [(load, windows, min(map(len, windows.values()))) for load, windows in found]
+    return [
+        Measured(load, {arm: made[:count] for arm, made in windows.items()}) for load, windows, count in whole if count
+    ]
+
+
+async def _rounds(
+    load: Load,
+    windows: dict[Arm, list[Window]],
+    asks: Sequence[Ask],
+    each: int,
+    rounds: int,
+    say: Callable[[str], None],
+) -> None:
+    """One load on its arms, round after round."""
+    count = each if load.rate is not None else max(each * (load.concurrency or 1), LEAST_REQUESTS)
+    for number in range(-1, rounds):  # the first warms up
+        wanted = count if number >= 0 else WARMUP * (load.concurrency or 1)
+        here = [asks[(max(number, 0) * count + i) % len(asks)] for i in range(wanted)]
+        for arm in list(windows)[:: 1 if number % 2 else -1]:
+            window = await run(arm, load, here, seed=number + 1)
+            if number < 0:
+                _check(arm, window)
+                continue
+            windows[arm].append(window)
+            failed = sum(answer.error is not None for answer in window.answers)
+            say(
+                f"{load.name}, round {number + 1} of {rounds}, {arm.name}: {window.speed:.1f} tokens/s"
+                + (f", {failed} of {count} failed" if failed else "")
+            )
+
+
+def _check(arm: Arm, window: Window) -> None:
+    errors = [answer.error for answer in window.answers]
+    if all(errors):
+        raise ConfigError(f"{arm.name} answers no request: {errors[0]}")
+    if not any(answer.num_tokens for answer in window.answers):
+        raise ConfigError(f"{arm.name} answers with no text. Is it an OpenAI-compatible server that streams?")
+
+
+async def run(arm: Arm, load: Load, asks: Sequence[Ask], seed: int) -> Window:
+    """The requests as the load has them come. seed: of the moments of an open loop."""
+    started, cpu = time.perf_counter(), time.process_time()
+    if load.rate is not None:
+        answers = await _open_loop(arm.send, asks, load.rate, seed)
+    else:
+        answers = await _closed_loop(arm.send, asks, load.concurrency or 1)
+    return Window(time.perf_counter() - started, time.process_time() - cpu, answers)
+
+
+async def _closed_loop(send: Send, asks: Sequence[Ask], concurrency: int) -> list[Answered]:
+    waiting, answers = iter(enumerate(asks)), dict[int, Answered]()
+    async with asyncio.TaskGroup() as clients:
+        for _ in range(min(concurrency, len(asks))):
+            clients.create_task(_client(send, waiting, answers))
+    return [answers[place] for place in sorted(answers)]
+
+
+async def _client(send: Send, waiting: Iterator[tuple[int, Ask]], answers: dict[int, Answered]) -> None:
+    for place, ask in waiting:
+        answers[place] = await send(ask)
+
+
+async def _open_loop(send: Send, asks: Sequence[Ask], rate: float, seed: int) -> list[Answered]:
+    gaps = np.random.default_rng(seed).exponential(1 / rate, len(asks))
+    started = asyncio.get_running_loop().time()
+    moments = started + np.cumsum(gaps) - gaps[0]
+
+    async def client(moment: float, ask: Ask) -> Answered:
+        await asyncio.sleep(moment - asyncio.get_running_loop().time())
+        return await send(ask)
+
+    async with asyncio.TaskGroup() as clients:
+        tasks = [clients.create_task(client(float(moment), ask)) for moment, ask in zip(moments, asks, strict=True)]
+    return [task.result() for task in tasks]

@@ -1,0 +1,233 @@
+"""From windows of load to a row for each arm: speeds, their ratios, times, goodput; its table, figures and runs."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from forerun.lab.bench.measure import Interval, bootstrap, quantile, ratio
+from forerun.lab.bench.recorded import figures_of
+from forerun.lab.bench.serve.load import DRIVER, PLAIN, Arm, Load, Measured, Window
+from forerun.lab.bench.serve.requests import Answered
+from forerun.lab.bench.tables import Columns, Table, decimal, percent
+from forerun.lab.results.files import without_folders
+from forerun.lab.results.schema import Figure, Labels, RunRow
+
+GOALS = {"first": "first_token", "token": "per_token", "whole": "seconds"}
+"""What a good request may be asked to keep, and the attribute of an answer that it is about."""
+Goal = Mapping[str, float]
+"""Attribute of an answer -> seconds; empty where nothing is asked."""
+
+
+def is_kept(goal: Goal, answer: Answered) -> bool:
+    """Whether a whole answer came in these times."""
+    times = {name: getattr(answer, name) for name in goal}
+    return answer.error is None and all(time is None or time <= goal[name] for name, time in times.items())
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """A time over all requests of an arm, in seconds; NaN if there are none."""
+
+    median: float
+    p90: float
+    p99: float
+
+    @classmethod
+    def of(cls, values: Sequence[float | None]) -> Times:
+        """Of those that there are."""
+        known = [value for value in values if value is not None]
+        return cls(*(quantile(known, share) for share in (0.5, 0.9, 0.99)))
+
+    def __str__(self) -> str:
+        """Milliseconds, the 90th percentile in parentheses."""
+        return "–" if self.median != self.median else f"{1e3 * self.median:.1f} ({1e3 * self.p90:.1f})"
+
+
+@dataclass(frozen=True, slots=True)
+class ServeRow:
+    """One arm under one load; medians and intervals of the rounds, times over all whole answers.
+
+    Attributes:
+        load, arm: which.
+        speed: tokens per second, prompts included.
+        over_plain: its ratio to that of the same place without speculation in the same round; None where that is it.
+        over_baseline: its ratio to the baseline's in the same round, in the same mode where there is that; None where
+            it is the baseline itself.
+        first_token, per_token, between, whole: time to the first token, time per token after it, time between two
+            pieces of an answer, time to the end.
+        requests: per second.
+        goodput: requests per second that keep the goal; None without one.
+        client: processor seconds of the client for each second of a window; None where the engine is in its process.
+        failed: share of the requests that got no whole answer.
+        same_text: share of the answers that are those of the same place without speculation; None without that.
+        is_counted: tokens are counted by the server, not by pieces of text.
+        samples: rounds.
+    """
+
+    load: Load
+    arm: Arm
+    speed: Interval
+    over_plain: Interval | None
+    over_baseline: Interval | None
+    first_token: Times
+    per_token: Times
+    between: Times
+    whole: Times
+    requests: float
+    goodput: float | None
+    client: float | None
+    failed: float
+    same_text: float | None
+    is_counted: bool
+    samples: int
+
+
+COLUMNS: Columns[ServeRow] = {
+    "load, by": lambda row: f"{row.load.name}, {row.arm.name}",
+    "tokens/s": lambda row: f"{row.speed:.1f}" + ("" if row.is_counted else " pieces"),
+    "over plain": lambda row: decimal(row.over_plain),
+    "over baseline": lambda row: decimal(row.over_baseline),
+    "first token ms": lambda row: str(row.first_token),
+    "per token ms": lambda row: str(row.per_token),
+    "between pieces ms": lambda row: str(row.between),
+    "whole s": lambda row: f"{row.whole.median:.2f} ({row.whole.p90:.2f})",
+    "requests/s": lambda row: f"{row.requests:.2f}",
+    "good/s": lambda row: decimal(row.goodput),
+    "client's CPU": lambda row: percent(row.client),
+    "failed": lambda row: percent(row.failed),
+    "same text": lambda row: percent(row.same_text),
+}
+_WHERE_TOLD = ("over plain", "over baseline", "good/s", "failed", "same text")
+"""Columns that are left out where they say nothing of any row."""
+
+
+def rows(measured: Sequence[Measured], goal: Goal, baseline: str) -> list[ServeRow]:
+    """A row for each load and arm. baseline: a place."""
+    return [_row(each, arm, goal, baseline) for each in measured for arm in each.windows]
+
+
+def _row(measured: Measured, arm: Arm, goal: Goal, baseline: str) -> ServeRow:
+    windows = measured.windows[arm]
+    answers = [answer for window in windows for answer in window.answers]
+    whole = [answer for answer in answers if answer.error is None]
+    seconds = sum(window.seconds for window in windows)
+    plain = _find(measured, arm.place, PLAIN)
+    base = _find(measured, baseline, arm.mode) or _find(measured, baseline, "")
+    others = None if plain in (None, arm) else measured.windows[plain]
+    return ServeRow(
+        load=measured.load,
+        arm=arm,
+        speed=bootstrap([window.speed for window in windows]),
+        over_plain=None if others is None else _ratio(windows, others),
+        over_baseline=None if base is None or base.place == arm.place else _ratio(windows, measured.windows[base]),
+        first_token=Times.of([each.first_token for each in whole]),
+        per_token=Times.of([each.per_token for each in whole]),
+        between=Times.of([wait for answer in whole for wait in answer.waits]),
+        whole=Times.of([each.seconds for each in whole]),
+        requests=len(whole) / seconds,
+        goodput=sum(is_kept(goal, answer) for answer in answers) / seconds if goal else None,
+        client=None if arm.place == DRIVER else sum(window.cpu_seconds for window in windows) / seconds,
+        failed=1 - len(whole) / len(answers),
+        same_text=None if others is None else same_texts(windows, others),
+        is_counted=all(each.is_counted for each in whole),
+        samples=len(windows),
+    )
+
+
+def same_texts(windows: Sequence[Window], others: Sequence[Window]) -> float | None:
+    """Share of the requests answered by both whose texts are the same; None where there are none."""
+    pairs = [
+        (one.text, other.text)
+        for window, beside in zip(windows, others, strict=True)
+        for one, other in zip(window.answers, beside.answers, strict=True)
+        if one.error is None and other.error is None
+    ]
+    return statistics.fmean(one == other for one, other in pairs) if pairs else None
+
+
+def _ratio(windows: Sequence[Window], others: Sequence[Window]) -> Interval | None:
+    """Of speeds; None where a window gave nothing to divide by."""
+    speeds = [window.speed for window in others]
+    return ratio([window.speed for window in windows], speeds) if all(each > 0 for each in speeds) else None
+
+
+def _find(measured: Measured, place: str, mode: str) -> Arm | None:
+    """The arm at a place in a mode."""
+    return next((arm for arm in measured.windows if (arm.place, arm.mode) == (place, mode)), None)
+
+
+def table(title: str, rows: Sequence[ServeRow], baseline: str) -> Table:
+    """The rows, without columns that say nothing of any of them. baseline: what its column is called after."""
+    told = {
+        name: cell
+        for name, cell in COLUMNS.items()
+        if name not in _WHERE_TOLD or any(cell(row) not in ("–", "0 %") for row in rows)
+    }
+    return Table.of(title, {name.replace("baseline", baseline): cell for name, cell in told.items()}, rows)
+
+
+def figures(rows: Sequence[ServeRow]) -> list[Figure]:
+    """A figure for every number of the rows."""
+    found: list[Figure] = []
+    for row in rows:
+        values: dict[str, Interval | float | None] = {
+            "tokens_per_second": row.speed,
+            "over_plain": row.over_plain,
+            "over_baseline": row.over_baseline,
+            "requests_per_second": row.requests,
+            "goodput": row.goodput,
+            "client_cpu": row.client,
+            "failed": row.failed,
+            "same_text": row.same_text,
+        }
+        for name, times in (
+            ("first_token", row.first_token),
+            ("per_token", row.per_token),
+            ("between_pieces", row.between),
+            ("whole_request", row.whole),
+        ):
+            values |= {name: times.median, f"{name}_p90": times.p90, f"{name}_p99": times.p99}
+        numbers = {name: value for name, value in values.items() if value == value}  # NaN: there was nothing to time
+        found += figures_of(_labels(row), numbers, row.samples)
+    return found
+
+
+def _labels(row: ServeRow) -> Labels:
+    """What the figures of a row are of."""
+    if row.load.rate is not None:
+        return {"part": "open", "rate": row.load.rate, "method": row.arm.name}
+    return {"part": "loop", "outstanding": row.load.concurrency or 1, "method": row.arm.name}
+
+
+def run_rows(measured: Measured, temperature: float) -> Iterator[RunRow]:
+    """Every request that got a whole answer."""
+    plains = {arm.place: windows for arm, windows in measured.windows.items() if arm.mode == PLAIN}
+    for arm, windows in measured.windows.items():
+        for number, window in enumerate(windows):
+            beside = plains[arm.place][number].answers if arm.place in plains and arm.mode != PLAIN else None
+            for place, answer in enumerate(window.answers):
+                if answer.error is not None:
+                    continue
+                yield RunRow(
+                    prompt=answer.ask.prompt,
+                    method=without_folders(f"{arm.name}, {measured.load.name}"),
+                    drafter="",
+                    temperature=temperature,
+                    round=number,
+                    num_tokens=answer.num_tokens,
+                    seconds=answer.seconds,
+                    num_forwards=answer.num_forwards,
+                    num_drafted=answer.num_drafted,
+                    num_accepted=answer.num_accepted,
+                    first_token=answer.first_token,
+                    same_text=None if beside is None else beside[place].text == answer.text,
+                )
+
+
+def prompt_tokens(measured: Sequence[Measured]) -> dict[int, int]:
+    """Tokens of prompts, by their place, as the first who told counted them."""
+    windows = [window for each in measured for made in each.windows.values() for window in made]
+    told = [answer for window in reversed(windows) for answer in reversed(window.answers)]
+    return {answer.ask.prompt: answer.prompt_tokens for answer in told if answer.prompt_tokens is not None}

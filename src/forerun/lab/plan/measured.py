@@ -1,0 +1,158 @@
+"""The machine on which forerun runs, measured: bandwidth, arithmetic, and what layers, rows and steps take beside them.
+
+The two bundled models, of different depth, are timed in the engine. What their forwards take beyond the roofline is
+shared between layers and rows; what their steps take beyond the forwards is the engine's and the drafter's part.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from time import perf_counter
+
+import numpy as np
+import torch
+
+from forerun.config import BUNDLED_DRAFT, BUNDLED_TARGET, SamplingParams
+from forerun.drafters import Binding, make_drafter
+from forerun.engine.step_times import CostCurve, step_costs, target_costs
+from forerun.errors import ConfigError
+from forerun.lab.plan.machines import Machine, Overheads, Placed
+from forerun.lab.plan.options import PlanOptions
+from forerun.lab.plan.shapes import model_shape
+from forerun.models import LanguageModel, find_tokenizer, load_model
+from forerun.speculation.predictor import StepCosts
+from forerun.utils import machine as processor, workloads
+from forerun.utils.machine import total_memory
+
+_SIZES = (4, 16, 64, 256)
+"""MiB at which the bandwidth is measured: caches are faster than memory."""
+_SIDE = 1024
+"""Of the matrices by which arithmetic is measured."""
+_ROUNDS = 7
+_ROWS = (1, 2, 4, 8)
+_CONTEXT = 256
+_MOST = 4
+_BFLOAT16 = 2
+
+
+def measured_machine(say: Callable[[str], None] = lambda _: None) -> Machine:
+    """This one, by some seconds of measuring."""
+    say("measuring this machine: bandwidth and arithmetic")
+    bare = Machine(processor.model(), total_memory(), bandwidth_curve(_SIZES), _flops())
+    say("measuring this machine: what layers, rows and steps take beside them")
+    return Machine(bare.name, bare.memory, bare.bandwidth, bare.flops, _overheads(bare))
+
+
+def bandwidth_curve(sizes: Sequence[int]) -> CostCurve:
+    """Bytes a second by the bytes that are read. sizes: in MiB."""
+    found = []
+    for size in sizes:
+        numbers = torch.ones(size * 2**18)
+        seconds = _seconds(lambda numbers=numbers: numbers.sum())  # type: ignore[misc]
+        found.append(size * 2**20 / seconds)
+    return CostCurve([size * 2**20 for size in sizes], found)
+
+
+def _flops() -> float:
+    """Operations a second of a product of bfloat16 or float32 matrices, whichever is faster."""
+    found = []
+    for dtype in (torch.float32, torch.bfloat16):
+        matrix = torch.ones(_SIDE, _SIDE, dtype=dtype)
+        found.append(2 * _SIDE**3 / _seconds(lambda matrix=matrix: matrix @ matrix))  # type: ignore[misc]
+    return max(found)
+
+
+def _overheads(bare: Machine) -> Overheads:
+    target = load_model(BUNDLED_TARGET)
+    draft = load_model(BUNDLED_DRAFT)
+    samples = [*_beyond(target, BUNDLED_TARGET, bare), *_beyond(draft, BUNDLED_DRAFT, bare)]
+    layer, layer_row = fit(samples)
+    with torch.inference_mode():
+        costs = _bundled_steps(target)
+    one = Placed(
+        model_shape(BUNDLED_DRAFT), Machine(bare.name, None, bare.bandwidth, bare.flops, Overheads(layer, layer_row))
+    )
+    forward = one.forward(1, 1, _CONTEXT)
+    tokens = [(costs.draft[k] + costs.rest[k] - costs.rest[0]) / k - forward for k in range(1, _MOST + 1)]
+    return Overheads(layer, layer_row, costs.rest[0], max(0.0, statistics.median(tokens)))
+
+
+def fit(samples: Sequence[tuple[int, int, float]]) -> tuple[float, float]:
+    """Seconds of a layer, and of a layer's row, neither negative, that come nearest to the samples: layers, rows,
+    seconds beyond the roofline."""
+    layers = np.array([[count, count * rows] for count, rows, _ in samples], dtype=np.float64)
+    beyond = np.array([seconds for _, _, seconds in samples])
+    both = np.linalg.lstsq(layers, beyond, rcond=None)[0]
+    if (both >= 0).all():
+        return float(both[0]), float(both[1])
+    alone = [max(0.0, float(column @ beyond / (column @ column))) for column in layers.T]
+    errors = [float(((column * value - beyond) ** 2).sum()) for column, value in zip(layers.T, alone, strict=True)]
+    return (alone[0], 0.0) if errors[0] <= errors[1] else (0.0, alone[1])
+
+
+def _beyond(model: LanguageModel, name: str, bare: Machine) -> list[tuple[int, int, float]]:
+    """Layers, rows, and the seconds of a forward beyond the roofline."""
+    shape = model_shape(name)
+    placed = Placed(shape, bare, _BFLOAT16, _BFLOAT16)
+    with torch.inference_mode():
+        curve = target_costs(model, _CONTEXT, _ROUNDS, _ROWS)
+    return [(shape.layers or 1, rows, curve(rows) - placed.forward(rows, 1, _CONTEXT)) for rows in _ROWS]
+
+
+def _bundled_steps(target: LanguageModel) -> StepCosts:
+    tokenizer = find_tokenizer(BUNDLED_TARGET)
+    prompt = tokenizer(workloads.load("code", 1)[0].prompt)["input_ids"][:_CONTEXT]
+    drafter = make_drafter(BUNDLED_DRAFT, Binding(target, tokenizer, 0))[0]
+    params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+    return step_costs(target, tokenizer, lambda: drafter, _MOST, prompt, params)
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    """The shortest of a few rounds: what interrupts one is not the machine's."""
+    times = []
+    for _ in range(_ROUNDS):
+        started = perf_counter()
+        work()
+        times.append(perf_counter() - started)
+    return min(times)
+
+
+# Steps of a target with its drafter, measured in the engine on this machine.
+
+LOOKED_UP = "suffix"
+"""What stands for drafts without a model."""
+MOST = 8
+"""Largest K that is measured."""
+CONTEXT = 256
+TOKENS = 24
+_ARGUMENTS = {"float32": ("float32", None), "bfloat16": ("bfloat16", None)} | {
+    name: ("bfloat16", name) for name in ("int8", "int4")
+}
+
+
+def measured_steps(model: str, draft: str | None, options: PlanOptions) -> StepCosts:
+    """The costs of chains of up to MOST tokens.
+
+    Args:
+        draft: a draft model, or the text of a drafter; None: look-ups.
+
+    Raises:
+        ConfigError: the number format is none that forerun serves.
+        ModelLoadError, DrafterError: as `LLM`.
+    """
+    if options.precision not in _ARGUMENTS:
+        raise ConfigError(
+            f"--precision is {options.precision!r}, which forerun does not compute in, so it cannot be measured. Give "
+            f"one of {', '.join(_ARGUMENTS)}, or leave --measure out."
+        )
+    dtype, quantize = _ARGUMENTS[options.precision]
+    target, tokenizer = load_model(model, dtype, quantize=quantize), find_tokenizer(model)
+    drafter, _ = make_drafter(draft or LOOKED_UP, Binding(target, tokenizer, 0))
+    text = workloads.load("copying", 1)[0].prompt
+    prompt = [1] * 8 if tokenizer is None else tokenizer(text, verbose=False)["input_ids"]
+    most = min(CONTEXT, options.context, target.context_length // 2)
+    params = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True)
+    with torch.inference_mode():
+        count = min(MOST, options.num_draft_tokens)
+        return step_costs(target, tokenizer, lambda: drafter, count, prompt[:most], params)

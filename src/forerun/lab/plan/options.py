@@ -1,0 +1,49 @@
+"""What `forerun plan` may be told."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from forerun.utils.fields import Checked, option
+
+PRECISIONS: Mapping[str, float] = {
+    "float32": 4.0,
+    "bfloat16": 2.0,
+    "float16": 2.0,
+    "fp8": 1.0,
+    "int8": 1.0,
+    "int4": 0.5625,
+}
+"""Bytes of a weight; of int4 with a scale of 16 bits for each 32 weights."""
+USUAL_SYNCHRONISATION = (1.0, 5.0)
+"""Milliseconds of a forward that devices wait for each other, as a rule."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanOptions(Checked):
+    """What is planned for."""
+
+    precision: str = option("bfloat16", f"Of the target's weights: {', '.join(PRECISIONS)}.", metavar="FORMAT")
+    draft_precision: str | None = option(
+        None, "Of the draft's weights.", metavar="FORMAT", default_text="as the target's"
+    )
+    batch: int = option(1, "Sequences that are decoded together.", low=1)
+    context: int = option(2048, "Positions of each sequence: prompt and answer.", low=1)
+    num_draft_tokens: int = option(16, "Largest K that is looked at.", low=1, high=128)
+    tensor_parallel: int = option(1, "Devices among which the target is shared; the draft is on one of them.", low=1)
+    sync_ms: float | None = option(
+        None,
+        f"Milliseconds of each of the target's forwards that these devices wait for each other; "
+        f"{USUAL_SYNCHRONISATION[0]:g} to {USUAL_SYNCHRONISATION[1]:g} are usual.",
+        low=0,
+        default_text=f"{USUAL_SYNCHRONISATION[0]:g}, where there are several",
+    )
+    price: float | None = option(None, "Price of an hour of all devices together.", low=0, default_text="not counted")
+
+    @property
+    def synchronisation(self) -> float:
+        """Seconds of a forward."""
+        if self.tensor_parallel == 1:
+            return 0.0
+        return (USUAL_SYNCHRONISATION[0] if self.sync_ms is None else self.sync_ms) / 1000

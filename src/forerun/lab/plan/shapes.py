@@ -1,0 +1,153 @@
+"""What of a model decides its speed and memory: counted from its configuration without weights, or given in numbers."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from forerun.config import BUNDLED_MODELS
+from forerun.errors import ConfigError
+from forerun.models.general import ATTENTION_NAME, register_attention
+from forerun.models.loading.find_source import find_source
+from forerun.models.loading.transformers_modules import empty_model
+from forerun.models.memory_plan import attention_widths
+from forerun.utils.fields import Checked, option
+
+_COUNT = re.compile(r"(\d+(?:\.\d+)?)\s*([KMBT])", re.IGNORECASE)
+_UNITS = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
+_EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
+
+
+@dataclass(frozen=True, slots=True)
+class Given(Checked):
+    """What may be told beside a number of parameters, as `70B:layers=80,kv_heads=8,head_dim=128`."""
+
+    layers: int | None = option(None, "Layers.", low=1, default_text="not told")
+    kv_heads: int | None = option(None, "Key heads of a layer.", low=1, default_text="not told")
+    head_dim: int | None = option(None, "Width of a head.", low=1, default_text="not told")
+    heads: int | None = option(None, "Query heads of a layer.", low=1, default_text="those of the keys")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """A model by numbers.
+
+    Attributes:
+        parameters: all of them.
+        dense: those that every step reads, and a row multiplies with: all but experts and an embedding of its own.
+        expert_parameters: of all experts together. experts, experts_used: how many a layer has, and a row takes.
+        layers: None: not told.
+        cache_numbers: numbers of keys and values that a position takes in all layers; None: not told.
+        mixing: multiplications of a row with keys and values, for each position before it.
+        one_pass: it drafts all tokens in one pass.
+    """
+
+    name: str
+    parameters: int
+    dense: int
+    expert_parameters: int = 0
+    experts: int = 1
+    experts_used: int = 1
+    layers: int | None = None
+    cache_numbers: int | None = None
+    mixing: int = 0
+    one_pass: bool = False
+
+    def read(self, rows: float) -> float:
+        """Weights that a step of so many rows reads: of experts those that some row takes, if each takes them by
+        chance."""
+        missed = math.pow(1 - self.experts_used / self.experts, rows)
+        return self.dense + self.expert_parameters * (1 - missed)
+
+    @property
+    def multiplied(self) -> float:
+        """Weights that a row is multiplied with."""
+        return self.dense + self.expert_parameters * self.experts_used / self.experts
+
+
+def model_shape(name: str) -> ModelShape:
+    """The shape of a model or of a draft head.
+
+    Args:
+        name: as LLM takes a target: of it, the configuration is read. Or a number of parameters, as 70B or 1.5B, with
+            what else is told of it.
+
+    Raises:
+        ConfigError, ModelLoadError: there is no such model, or its configuration cannot be read.
+    """
+    count, _, more = name.partition(":")
+    found = _COUNT.fullmatch(count.strip())
+    if found and name not in BUNDLED_MODELS and not Path(name).exists():
+        return counted(name, round(float(found[1]) * _UNITS[found[2].lower()]), _given(name, more))
+    if (Path(name) / "config.json").is_file() and (head := _head_shape(Path(name))) is not None:
+        return head
+    return configured(name, find_source(name).config())
+
+
+def counted(name: str, parameters: int, given: Given | None = None) -> ModelShape:
+    """Of a number of parameters, all of them read at each step."""
+    given = given or Given()
+    numbers, mixing = None, 0
+    if given.layers and given.kv_heads and given.head_dim:
+        numbers = 2 * given.layers * given.kv_heads * given.head_dim
+        mixing = 2 * given.layers * (given.heads or given.kv_heads) * given.head_dim
+    return ModelShape(name, parameters, parameters, layers=given.layers, cache_numbers=numbers, mixing=mixing)
+
+
+def configured(name: str, config: Any) -> ModelShape:
+    """Of a Transformers configuration: its tensors are made without memory, and counted."""
+    register_attention()
+    model = empty_model(name, config, torch.bfloat16, ATTENTION_NAME)
+    text = config.get_text_config()
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    sizes = {key: parameter.numel() for key, parameter in model.named_parameters()}
+    experts = sum(size for key, size in sizes.items() if ".experts." in key)
+    own = head is not None and head.weight is not embedding.weight
+    heads, kv_heads, key_width, value_width = attention_widths(text)
+    layers = int(text.num_hidden_layers)
+    return ModelShape(
+        name,
+        sum(sizes.values()),
+        sum(sizes.values()) - experts - (embedding.weight.numel() if own else 0),
+        experts,
+        next((int(count) for key in _EXPERT_COUNTS if (count := getattr(text, key, None))), 1) if experts else 1,
+        int(getattr(text, "num_experts_per_tok", None) or 1) if experts else 1,
+        layers,
+        layers * kv_heads * (key_width + value_width),
+        layers * heads * (key_width + value_width),
+    )
+
+
+def _head_shape(folder: Path) -> ModelShape | None:
+    """Of a draft head's folder; None for any other."""
+    from forerun.drafters.eagle.config import EagleConfig
+    from forerun.drafters.heads.folder import load_head
+    from forerun.errors import ModelLoadError
+
+    try:
+        head = load_head(folder)
+    except ModelLoadError:
+        return None
+    parameters = sum(tensor.numel() for tensor in head.tensors.values())
+    read, config = parameters, head.config
+    if isinstance(config, EagleConfig) and not config.own_output_rows:
+        read += config.draft_vocab_size * config.hidden_size  # the target's rows
+    return ModelShape(str(folder), parameters, read, layers=1, one_pass=not isinstance(config, EagleConfig))
+
+
+def _given(name: str, text: str) -> Given:
+    values: dict[str, int] = {}
+    for part in filter(None, text.split(",")):
+        key, equals, value = part.partition("=")
+        if not equals or key.strip() not in Given.__dataclass_fields__ or not value.strip().isdecimal():
+            raise ConfigError(
+                f"{name!r} says {part!r}, but after a number of parameters there may be "
+                f"{', '.join(Given.__dataclass_fields__)} with whole numbers, as 70B:layers=80,kv_heads=8,head_dim=128."
+            )
+        values[key.strip()] = int(value)
+    return Given(**values)

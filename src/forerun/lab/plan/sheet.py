@@ -1,0 +1,141 @@
+"""A plan: memory, seconds, tokens and money of a target with a draft on a machine, by the predictor."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from forerun.errors import ConfigError
+from forerun.lab.plan.machines import Machine, Placed, roofline_costs
+from forerun.lab.plan.options import PRECISIONS, PlanOptions
+from forerun.lab.plan.shapes import ModelShape
+from forerun.speculation.predictor import ChainAcceptance, Prediction, StepCosts
+
+MEASURED, CALIBRATED, BOUND = "measured", "calibrated", "bound"
+"""Where the seconds come from: steps of these models in the engine here; a roofline with costs of layers, rows and
+steps that were measured here; a roofline alone."""
+_FULL = 4.0
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes. None: not told, or not there.
+
+    Attributes:
+        draft_share: what draft weights and cache add to the target's.
+    """
+
+    target_weights: float
+    target_cache: float | None
+    draft_weights: float | None
+    draft_cache: float | None
+    available: float | None
+
+    @property
+    def total(self) -> float:
+        """Of all that is known."""
+        parts = (self.target_weights, self.target_cache, self.draft_weights, self.draft_cache)
+        return sum(part or 0.0 for part in parts)
+
+    @property
+    def draft_share(self) -> float:
+        """What the draft adds, as a share of what the target takes."""
+        target = self.target_weights + (self.target_cache or 0.0)
+        return ((self.draft_weights or 0.0) + (self.draft_cache or 0.0)) / target
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is predicted.
+
+    Attributes:
+        source: MEASURED, CALIBRATED or BOUND.
+        batch: sequences of a step, each of which gives a step's tokens.
+        price: of an hour.
+    """
+
+    target: ModelShape
+    draft: ModelShape | None
+    machine: str
+    source: str
+    memory: Memory
+    costs: StepCosts
+    prediction: Prediction
+    batch: int
+    price: float | None
+
+    @property
+    def plain_speed(self) -> float:
+        """Tokens per second of plain decoding, of all sequences."""
+        return self.batch / self.costs.plain
+
+    @property
+    def best_speed(self) -> float:
+        """Tokens per second at the best K; that of plain decoding where no K is faster."""
+        best = self.prediction.best
+        return self.plain_speed if best is None else self.batch * best.tokens / best.seconds
+
+    def per_million(self, speed: float) -> float | None:
+        """Price of a million tokens at so many a second."""
+        return None if self.price is None else self.price * 1e6 / (3600 * speed)
+
+    def as_object(self) -> dict[str, Any]:
+        """For programs."""
+        best = self.prediction.best
+        return {
+            "target": asdict(self.target),
+            "draft": None if self.draft is None else asdict(self.draft),
+            "machine": self.machine,
+            "source": self.source,
+            "memory": asdict(self.memory) | {"total": self.memory.total, "draft_share": self.memory.draft_share},
+            "costs": asdict(self.costs),
+            "plain_tokens_per_second": self.plain_speed,
+            "best_tokens_per_second": self.best_speed,
+            "best_num_draft_tokens": 0 if best is None else best.num_draft_tokens,
+            "break_even_acceptance": self.prediction.break_even,
+            "by_num_draft_tokens": [asdict(each) for each in self.prediction.by_k],
+            "plain_per_million_tokens": self.per_million(self.plain_speed),
+            "best_per_million_tokens": self.per_million(self.best_speed),
+        }
+
+
+def make_plan(
+    target: ModelShape,
+    draft: ModelShape | None,
+    machine: Machine,
+    acceptance: ChainAcceptance,
+    options: PlanOptions,
+    costs: StepCosts | None = None,
+) -> Plan:
+    """The plan.
+
+    Args:
+        draft: a draft model or head; None: drafting without a model.
+        costs: measured in the engine here; None: by the roofline.
+
+    Raises:
+        ConfigError: a number format is not known.
+    """
+    weight = _bytes_of(options.precision, "--precision")
+    drafted = weight if options.draft_precision is None else _bytes_of(options.draft_precision, "--draft-precision")
+    cache = min(max(weight, PRECISIONS["bfloat16"]), _FULL)
+    placed = Placed(target, machine, weight, cache, options.tensor_parallel, options.synchronisation)
+    beside = None if draft is None else Placed(draft, machine, drafted, cache)
+    source = MEASURED if costs is not None else BOUND if machine.overheads is None else CALIBRATED
+    costs = costs or roofline_costs(placed, beside, options.batch, options.context, options.num_draft_tokens)
+    positions = options.batch * options.context
+    memory = Memory(
+        placed.weights,
+        placed.cache(positions),
+        None if beside is None else beside.weights,
+        None if beside is None else beside.cache(positions),
+        None if machine.memory is None else machine.memory * options.tensor_parallel,
+    )
+    prediction = Prediction.of(costs, acceptance.gains(costs.most))
+    return Plan(target, draft, machine.name, source, memory, costs, prediction, options.batch, options.price)
+
+
+def _bytes_of(precision: str, flag: str) -> float:
+    if precision not in PRECISIONS:
+        raise ConfigError(f"{flag} is {precision!r}, but must be one of {', '.join(PRECISIONS)}.")
+    return PRECISIONS[precision]

@@ -1,0 +1,166 @@
+"""Trials in real engines over one target: a drafter is bound once, each arm has an engine and a budget of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from forerun.config import OFF, EngineConfig, SamplingParams
+from forerun.drafters import Binding, Drafter, make_drafter
+from forerun.engine import LLM
+from forerun.engine.engine import Engine
+from forerun.engine.results import Choice
+from forerun.errors import ForerunError
+from forerun.lab.bench.methods import with_prediction
+from forerun.lab.bench.prompts import Request
+from forerun.lab.tune.arms import PLAIN, Arm, ArmFailedError, Trial, Unit
+from forerun.models import identity
+from forerun.speculation import AutoBudget, Budget, automatic_budget
+from forerun.speculation.cost_store import entry
+
+WARM_TOKENS = 8
+"""Tokens that an arm generates before its first trial, for memory that is allocated at first. One that chooses K itself
+generates a whole answer, by which it learns what steps cost: that is written down for later processes, too."""
+_SEED = 1
+
+
+class EngineTrials:
+    """Trials by wall clock.
+
+    Args:
+        plain: an engine of the target alone.
+        requests: the prompts, by number.
+        params: of all of them; each gets a seed of its own, and its prediction where the drafter reads them.
+    """
+
+    def __init__(self, plain: LLM, requests: Sequence[Request], params: SamplingParams) -> None:
+        self._plain, self._requests, self._params = plain, requests, params
+        self._drafters: dict[str, Drafter] = {}
+        self._engines: dict[Arm, Engine] = {}
+        self._budgets: dict[Arm, Budget] = {}
+        self._texts: dict[int, list[int]] = {}  # of plain decoding, by prompt
+        self._began = perf_counter()
+
+    def now(self) -> float:
+        """As `Trials.now`."""
+        return perf_counter() - self._began
+
+    def drafter(self, text: str) -> Drafter:
+        """The drafter of this text, bound to the target, the same one every time.
+
+        Raises:
+            ArmFailedError: it cannot be had, or does not fit the target.
+        """
+        if text not in self._drafters:
+            binding = Binding(self._plain.target, self._plain.tokenizer, _SEED)
+            try:
+                self._drafters[text] = make_drafter(text, binding)[0]
+            except ForerunError as error:
+                raise ArmFailedError(str(error)) from error
+            except Exception as error:  # a drafter of another package may raise anything
+                raise ArmFailedError(f"it raised {type(error).__name__}") from error
+        return self._drafters[text]
+
+    def engine(self, arm: Arm, level: int = 1) -> Engine:
+        """The arm's engine. Raises ArmFailedError as `drafter`."""
+        if arm not in self._engines:
+            config = EngineConfig(seed=0, prefix_reuse=OFF, num_draft_tokens=arm.num_draft_tokens)
+            drafter = None if arm == PLAIN else self.drafter(arm.drafter)
+            budget = None if drafter is None or not arm.is_auto else self._automatic(arm, drafter)
+            engine = Engine(self._plain.target, drafter, tokenizer=self._plain.tokenizer, config=config, budget=budget)
+            self._engines[arm] = engine
+            tokens = self._params.max_tokens if arm.is_auto else WARM_TOKENS
+            self._answers(arm, engine, range(0, 2 * level, 2), tokens)  # of those by which arms are chosen
+        return self._engines[arm]
+
+    def run(self, arm: Arm, unit: Unit) -> Trial:
+        """As `Trials.run`."""
+        engine = self.engine(arm, unit.level)
+        if arm != PLAIN:
+            self.drafter(arm.drafter).reset()  # no arm profits from text that another has seen
+        started = perf_counter()
+        choices = self._answers(arm, engine, unit.prompts, self._params.max_tokens)
+        seconds = perf_counter() - started
+        return _trial(seconds, choices, self._is_same(arm, unit, choices))
+
+    def start(self, arm: Arm) -> dict[str, Any] | None:
+        """What the arm's budget has learned, for the next process; None where it learns nothing that can be kept."""
+        budget = self._budgets.get(arm)
+        if not isinstance(budget, AutoBudget):
+            return None
+        return entry(self._cost_key(self.drafter(arm.drafter)), budget.costs, budget.acceptance)
+
+    def params(self, prompt: int, drafter: Drafter | None) -> SamplingParams:
+        """Of one of the prompts."""
+        return with_prediction(replace(self._params, seed=prompt), drafter, self._requests[prompt])
+
+    def _automatic(self, arm: Arm, drafter: Drafter) -> Budget:
+        """A budget that begins with the costs that are known here, as that of any other engine."""
+        key, traits = self._cost_key(drafter), drafter.traits
+        budget = automatic_budget(whole_draft=traits.whole_draft, cost_key=key, catches_up=traits.catches_up)
+        self._budgets[arm] = budget
+        return budget
+
+    def _cost_key(self, drafter: Drafter) -> tuple[str, ...]:
+        return (identity(self._plain.target), *drafter.traits.cost_key)
+
+    def _answers(self, arm: Arm, engine: Engine, prompts: Sequence[int], max_tokens: int) -> list[Choice]:
+        """The answers to prompts that are sent at once, in their order."""
+        done: dict[int, Choice] = {}
+        try:
+            ids = []
+            for prompt in prompts:
+                params = replace(self.params(prompt, engine.drafter), max_tokens=max_tokens)
+                ids.append(engine.add(list(self._requests[prompt].token_ids), params))
+            while engine.has_work:
+                for output in engine.step():
+                    if output.error is not None:
+                        raise output.error
+                    if output.choice is not None:
+                        done[output.request_id] = output.choice
+        except Exception as error:
+            engine.close()
+            if arm == PLAIN:
+                raise  # the target's own failure is nobody else's
+            reason = str(error) if isinstance(error, ForerunError) else f"it raised {type(error).__name__}"
+            raise ArmFailedError(f"it failed while it was tried: {reason}") from error
+        except BaseException:
+            engine.close()
+            raise
+        return [done[each] for each in ids]
+
+    def _is_same(self, arm: Arm, unit: Unit, choices: Sequence[Choice]) -> bool | None:
+        """Whether the texts are those of plain decoding, which is tried first."""
+        if arm == PLAIN:
+            self._texts |= {prompt: choice.token_ids for prompt, choice in zip(unit.prompts, choices, strict=True)}
+            return None
+        known = [self._texts.get(prompt) for prompt in unit.prompts]
+        return all(text == choice.token_ids for text, choice in zip(known, choices, strict=True))
+
+
+def _trial(seconds: float, choices: Sequence[Choice], same: bool | None) -> Trial:
+    stats = [choice.stats for choice in choices]
+    level = len(stats)  # times are of steps, which all of them share
+    return Trial(
+        seconds,
+        sum(each.num_tokens for each in stats),
+        sum(each.num_forwards for each in stats),
+        sum(each.num_draft_tokens for each in stats),
+        sum(each.num_accepted_tokens for each in stats),
+        _summed([each.reached_per_position for each in stats]),
+        _summed([each.accepted_per_position for each in stats]),
+        sum(each.time_draft for each in stats) / level,
+        sum(each.time_target for each in stats) / level,
+        max(each.time_first_token for each in stats),
+        same,
+    )
+
+
+def _summed(counts: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    length = max(map(len, counts), default=0)
+    padded = torch.tensor([[*each, *[0] * (length - len(each))] for each in counts])
+    return tuple(padded.sum(0).tolist()) if length else ()

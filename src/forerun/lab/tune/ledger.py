@@ -1,0 +1,164 @@
+"""What trials have shown so far: heats, in which each arm is paired with plain decoding, and what follows from them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from statistics import NormalDist
+
+from forerun.lab.bench.measure import LEVEL, Interval
+from forerun.lab.tune.arms import PLAIN, Arm, ArmFailedError, Trial, Trials, Unit
+
+# Ratios of paired seconds, with intervals that hold for few pairs too.
+
+
+def ratio_of_sums(numerator: Sequence[float], denominator: Sequence[float]) -> Interval:
+    """Sum of the numerators over sum of the denominators, entry by entry of one pair, with Student's interval of the
+    linearised logarithm of the ratio. So each pair counts by its seconds, as it does in a day's work. The logarithm,
+    since a few prompts that gain very much widen an interval upwards: they are no reason to doubt that there is a gain.
+    One pair alone has no interval."""
+    count, over = len(numerator), sum(denominator)
+    ratio = sum(numerator) / over
+    if count < 2:
+        return Interval(ratio, None, None)
+    residuals = [a - ratio * b for a, b in zip(numerator, denominator, strict=True)]
+    error = math.sqrt(count / (count - 1) * sum(each**2 for each in residuals)) / over
+    reach = student_quantile(0.5 + LEVEL / 2, count - 1) * error / ratio
+    return Interval(ratio, ratio * math.exp(-reach), ratio * math.exp(reach))
+
+
+def student_quantile(share: float, freedom: int) -> float:
+    """The quantile of Student's distribution, by its expansion around the normal one (Abramowitz and Stegun, 26.7.5);
+    exact for one and two degrees of freedom, for which that is too short."""
+    if freedom == 1:
+        return math.tan(math.pi * (share - 0.5))
+    if freedom == 2:
+        return (2 * share - 1) * math.sqrt(2 / (4 * share * (1 - share)))
+    z = NormalDist().inv_cdf(share)
+    terms = (
+        z,
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
+    )
+    return sum(term / math.pow(freedom, power) for power, term in enumerate(terms))
+
+
+ARMS_BETWEEN = 6
+"""Arms that are tried between two trials of plain decoding: machines drift."""
+
+
+@dataclass(slots=True)
+class Heat:
+    """One unit, answered by plain decoding and several arms in turn.
+
+    Attributes:
+        trials: of each arm.
+        plain: the trials of plain decoding.
+        beside: seconds per token of plain decoding before and after each arm, their mean.
+    """
+
+    unit: Unit
+    trials: dict[Arm, Trial] = field(default_factory=dict)
+    plain: list[Trial] = field(default_factory=list)
+    beside: dict[Arm, float] = field(default_factory=dict)
+
+    def cost(self, arm: Arm) -> float:
+        """The arm's seconds, where the machine is as fast as it was on average over the heat."""
+        mean = sum(trial.seconds for trial in self.plain) / len(self.plain)
+        if arm == PLAIN:
+            return mean
+        return mean * self.trials[arm].per_token / self.beside[arm]
+
+
+@dataclass(slots=True)
+class Ledger:
+    """All heats, and the arms that failed.
+
+    Attributes:
+        failed: arm -> reason.
+    """
+
+    heats: list[Heat] = field(default_factory=list)
+    failed: dict[Arm, str] = field(default_factory=dict)
+
+    def speedup(self, arm: Arm, over: Arm = PLAIN, level: int | None = None) -> Interval | None:
+        """Tokens per second of one arm over another's, on the units that both were tried on; None without any.
+
+        level: of load; None: all of them.
+        """
+        sums: dict[Unit, list[float]] = {}  # a unit that was tried several times is one pair
+        for heat in self.heats:
+            if arm in heat.trials and (over == PLAIN or over in heat.trials) and level in (None, heat.unit.level):
+                pair = sums.setdefault(heat.unit, [0.0, 0.0])
+                pair[0] += heat.cost(over)
+                pair[1] += heat.cost(arm)
+        if not sums:
+            return None
+        return ratio_of_sums([pair[0] for pair in sums.values()], [pair[1] for pair in sums.values()])
+
+    def trials(self, arm: Arm) -> list[Trial]:
+        """Of an arm, in their order."""
+        if arm == PLAIN:
+            return [trial for heat in self.heats for trial in heat.plain]
+        return [heat.trials[arm] for heat in self.heats if arm in heat.trials]
+
+    def ranked(self, arms: Iterable[Arm]) -> list[Arm]:
+        """Those that did not fail and were tried, the fastest first."""
+        speeds = {arm: found.median for arm in arms if arm not in self.failed and (found := self.speedup(arm))}
+        return sorted(speeds, key=speeds.__getitem__, reverse=True)
+
+
+def run_heat(
+    trials: Trials,
+    ledger: Ledger,
+    unit: Unit,
+    arms: Sequence[Arm],
+    until: float = float("inf"),
+    after: Callable[[Arm], None] = lambda _: None,
+) -> bool:
+    """Try each arm on the unit, unless the time is up before; what was tried is in the ledger. Whether all were.
+
+    until: on the clock of the trials.
+    """
+    heat = Heat(unit)
+    last: list[Arm] = []  # since the last trial of plain decoding
+    whole = True
+    try:
+        heat.plain.append(trials.run(PLAIN, unit))
+        for arm in arms:
+            if arm in ledger.failed:
+                continue
+            if trials.now() >= until:
+                whole = False
+                break
+            try:
+                heat.trials[arm] = trials.run(arm, unit)
+            except ArmFailedError as error:
+                ledger.failed[arm] = error.reason
+                continue
+            last.append(arm)
+            after(arm)
+            if len(last) == ARMS_BETWEEN:
+                _pair(heat, last, trials.run(PLAIN, unit))
+                last = []
+        if last:
+            _pair(heat, last, trials.run(PLAIN, unit))
+            last = []
+    finally:  # of an interrupt, too: what is known stays
+        if last:
+            _pair(heat, last, heat.plain[-1])
+        if heat.trials:
+            ledger.heats.append(heat)
+    return whole
+
+
+def _pair(heat: Heat, arms: Sequence[Arm], after: Trial) -> None:
+    """Note plain decoding after these arms, beside that before them."""
+    before = heat.plain[-1]
+    for arm in arms:
+        heat.beside[arm] = (before.per_token + after.per_token) / 2
+    if after is not before:
+        heat.plain.append(after)

@@ -1,0 +1,264 @@
+"""What tuning has found: a row for each arm, the verdict, and all of it as a file of results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from forerun.config import NO_DRAFTER
+from forerun.kernels.environment import Environment
+from forerun.lab.bench.measure import Interval
+from forerun.lab.bench.prompts import Request
+from forerun.lab.bench.tables import Table, decimal, percent
+from forerun.lab.results.files import without_folders
+from forerun.lab.results.schema import DrafterFacts, Figure, PromptFacts, Results, RunRow, TableFacts, TargetFacts
+from forerun.lab.tune.arms import PLAIN, Arm, Trial, Trials, Unit
+from forerun.lab.tune.ledger import Ledger, run_heat
+from forerun.lab.tune.search import can_win
+from forerun.utils.files import digest
+
+# What is written in the end: a drafter with K, or none; from units that had no part in the choice of the finalists.
+
+FIXED_MARGIN = 1.02
+"""A fixed K is chosen only if its lower bound over the choice of K step by step exceeds this: it cannot adapt to other
+prompts than those that were tried."""
+_MARGIN = f"{100 * (FIXED_MARGIN - 1):.0f} %"
+WORTH = 1.02
+"""An arm whose upper bound over plain decoding is below this gains nothing that would be noticed."""
+ROUNDS = 3
+"""Times that each unit is measured at most."""
+
+Answer = Literal["on", "off", "tie"]
+"""Speculation is faster; it is not; or a difference could not be shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The choice.
+
+    Attributes:
+        answer: whether to speculate.
+        arm: what to run: PLAIN unless the answer is "on".
+        reason: in words.
+    """
+
+    answer: Answer
+    arm: Arm
+    reason: str
+
+
+def confirm(
+    trials: Trials,
+    ledger: Ledger,
+    arms: Sequence[Arm],
+    units: Sequence[Unit],
+    until: float,
+    say: Callable[[str], None] = lambda _: None,
+    after: Callable[[Arm], None] = lambda _: None,
+) -> None:
+    """Measure the finalists on the units in turn, until the time is up or none of them can win any more.
+
+    ledger: a fresh one, which takes the trials.
+    """
+    for number in range(ROUNDS):
+        say(f"{' and '.join(map(str, arms))} on {len(units)} prompts, round {number + 1}")
+        for unit in units:
+            first = not ledger.heats
+            if not run_heat(trials, ledger, unit, arms, float("inf") if first else until, after):
+                return
+        if not can_win(ledger, arms):
+            return
+
+
+def judge(ledger: Ledger, finalists: Sequence[Arm]) -> Verdict:
+    """The verdict by what was measured. finalists: at most one of each kind."""
+    speeds = {arm: found for arm in finalists if arm not in ledger.failed and (found := ledger.speedup(arm))}
+    if not speeds:
+        return Verdict("off", PLAIN, "No drafter could be tried, so nothing speaks for one.")
+    auto = next((arm for arm in speeds if arm.is_auto), None)
+    fixed = next((arm for arm in speeds if not arm.is_auto), None)
+    between = None if auto is None or fixed is None else ledger.speedup(fixed, over=auto)
+    if fixed is not None and _exceeds(speeds[fixed], 1) and (between is None or _exceeds(between, FIXED_MARGIN)):
+        beside = "" if between is None else f" It is faster than {auto} by more than {_MARGIN} ({between:.2f})."
+        return Verdict("on", fixed, f"{fixed} is faster than plain decoding: {speeds[fixed]:.2f}.{beside}")
+    if auto is not None and _exceeds(speeds[auto], 1):
+        beside = "" if between is None else f" {fixed} is not faster than that by more than {_MARGIN} ({between:.2f})."
+        return Verdict("on", auto, f"{auto} is faster than plain decoding: {speeds[auto]:.2f}.{beside}")
+    shown = ", ".join(f"{arm} {found:.2f}" for arm, found in speeds.items())
+    if all(found.high is not None and found.high < WORTH for found in speeds.values()):
+        return Verdict("off", PLAIN, f"Do not speculate here: nothing that was tried is faster ({shown} of plain).")
+    return Verdict(
+        "tie",
+        PLAIN,
+        f"No difference could be shown ({shown} of plain), so plain decoding is kept. More prompts or more minutes "
+        "would tell.",
+    )
+
+
+def _exceeds(found: Interval, bound: float) -> bool:
+    return found.low is not None and found.low > bound
+
+
+@dataclass(slots=True)
+class Outcome:
+    """All that is known, complete or not.
+
+    Attributes:
+        search: trials on the prompts by which arms were chosen. report: on the others.
+        finalists: what was measured on the others.
+        refused: drafter -> why it was not tried.
+        start: what budgets begin with afterwards.
+        interrupted: Ctrl-C ended it.
+    """
+
+    requests: Sequence[Request]
+    workload: str
+    temperature: float
+    search: Ledger = field(default_factory=Ledger)
+    report: Ledger = field(default_factory=Ledger)
+    finalists: list[Arm] = field(default_factory=list)
+    refused: dict[str, str] = field(default_factory=dict)
+    start: list[Mapping[str, Any]] = field(default_factory=list)
+    verdict: Verdict = field(default_factory=lambda: Verdict("off", PLAIN, "Nothing was measured."))
+    interrupted: bool = False
+
+    @property
+    def failed(self) -> dict[Arm, str]:
+        """Arms that failed while they were tried."""
+        return {**self.search.failed, **self.report.failed}
+
+    @property
+    def arms(self) -> list[Arm]:
+        """All that were tried, the finalists first, then by speed."""
+        tried = dict.fromkeys(arm for heat in self.search.heats for arm in heat.trials)
+        ranked = self.search.ranked(tried)
+        rest = [arm for arm in [*ranked, *self.failed] if arm not in self.finalists]
+        return [*self.finalists, *dict.fromkeys(rest)]
+
+    @property
+    def left_out(self) -> dict[str, str]:
+        """Drafters and arms that were not tried, or failed, with the reason."""
+        return {**self.refused, **{str(arm): reason for arm, reason in self.failed.items()}}
+
+    def levels(self) -> list[int]:
+        """Levels of load that were measured."""
+        return sorted({heat.unit.level for heat in self.report.heats})
+
+    def tables(self) -> list[Table]:
+        """For people."""
+        levels = self.levels()
+        by_level = [f"at {level} requests" for level in levels] if len(levels) > 1 else []
+        header = ["arm", "prompts", "choosing", "over plain", *by_level, "tokens a step", "accepted"]
+        rows = [self._cells(arm, levels if by_level else []) for arm in self.arms]
+        return [Table("Arms, their speed over plain decoding", [*header, "same text"], rows)]
+
+    def _cells(self, arm: Arm, levels: Sequence[int]) -> list[str]:
+        trials = [*self.search.trials(arm), *self.report.trials(arm)]
+        drafted = sum(trial.num_drafted for trial in trials)
+        accepted = sum(trial.num_accepted for trial in trials)
+        same = [trial.same_text for trial in trials if trial.same_text is not None]
+        name = f"{arm} *" if arm == self.verdict.arm else str(arm)
+        if arm in self.failed:
+            name = f"{arm} (failed)"
+        return [
+            name,
+            str(len(trials)),
+            decimal(self.search.speedup(arm)),
+            decimal(self.report.speedup(arm)),
+            *(decimal(self.report.speedup(arm, level=level)) for level in levels),
+            decimal(_length(trials)),
+            percent(accepted / drafted if drafted else None),
+            percent(sum(same) / len(same) if same else None),
+        ]
+
+    def results(
+        self, command: str, target: TargetFacts, environment: Environment, settings: Mapping[str, Any]
+    ) -> Results:
+        """In the schema of results."""
+        every = self.arms
+        return Results(
+            kind="tune",
+            command=command,
+            environment=environment,
+            target=target,
+            settings=settings,
+            drafters=_drafters(every),
+            prompts=[_prompt(request, without_folders(self.workload)) for request in self.requests],
+            rows=[*self._rows(self.search, 0), *self._rows(self.report, len(self.search.heats))],
+            figures=[figure for arm in every for figure in self._figures(arm)],
+            tables=self._tables_of_file(),
+            details={
+                "verdict": self.verdict.answer,
+                "chosen": str(self.verdict.arm),
+                "reason": self.verdict.reason,
+                "refused": self.refused,
+                "failed": {str(arm): reason for arm, reason in self.failed.items()},
+                "interrupted": self.interrupted,
+            },
+        )
+
+    def _tables_of_file(self) -> list[TableFacts]:
+        """The tables with verdict and what was left out, without folders."""
+        tables = [Table("Verdict", ["chosen", "why"], [[str(self.verdict.arm), self.verdict.reason]]), *self.tables()]
+        if self.left_out:
+            tables.append(Table("Left out", ["drafter", "why"], [list(pair) for pair in self.left_out.items()]))
+        return [
+            TableFacts(each.title, each.header, [list(map(without_folders, row)) for row in each.rows])
+            for each in tables
+        ]
+
+    def _rows(self, ledger: Ledger, first: int) -> list[RunRow]:
+        """The trials of one request at a time; of several at once the seconds are no prompt's own."""
+        return [
+            _row(heat.unit.prompts[0], arm, trial, first + number, self.temperature)
+            for number, heat in enumerate(ledger.heats)
+            if heat.unit.level == 1
+            for arm, trial in [*((PLAIN, plain) for plain in heat.plain[:1]), *heat.trials.items()]
+        ]
+
+    def _figures(self, arm: Arm) -> list[Figure]:
+        labels = {"method": without_folders(str(arm)), "drafter": without_folders(arm.drafter)}
+        found = []
+        for part, ledger in (("choosing", self.search), ("report", self.report)):
+            speed = ledger.speedup(arm)
+            if speed is not None:
+                where = {**labels, "part": part}
+                found.append(Figure("over_plain", where, speed.median, speed.low, speed.high, len(ledger.trials(arm))))
+        return found
+
+
+def _row(prompt: int, arm: Arm, trial: Trial, number: int, temperature: float) -> RunRow:
+    return RunRow(
+        prompt=prompt,
+        method=without_folders(str(arm)),
+        drafter="" if arm.drafter == NO_DRAFTER else without_folders(arm.drafter),
+        temperature=temperature,
+        round=number,
+        num_tokens=trial.num_tokens,
+        seconds=trial.seconds,
+        num_forwards=trial.num_forwards,
+        num_drafted=trial.num_drafted,
+        num_accepted=trial.num_accepted,
+        reached=trial.reached,
+        accepted=trial.accepted,
+        first_token=trial.first_seconds,
+        same_text=trial.same_text,
+    )
+
+
+def _drafters(arms: Sequence[Arm]) -> list[DrafterFacts]:
+    counts: dict[str, list[int | str]] = {}
+    for arm in arms:
+        counts.setdefault(arm.drafter, []).append(arm.num_draft_tokens)
+    return [DrafterFacts(without_folders(text), without_folders(text), each) for text, each in counts.items()]
+
+
+def _prompt(request: Request, workload: str) -> PromptFacts:
+    tokens = repr(request.token_ids).encode()
+    return PromptFacts(request.name, workload, request.category, len(request.token_ids), digest(tokens)[:16])
+
+
+def _length(trials: Sequence[Trial]) -> float | None:
+    forwards = sum(trial.num_forwards for trial in trials)
+    return sum(trial.num_tokens for trial in trials) / forwards if forwards else None

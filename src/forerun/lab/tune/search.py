@@ -1,0 +1,166 @@
+"""Successive halving: all arms on few units, the better half of them on twice as many, and so on.
+
+(Jamieson and Talwalkar, 1502.07943.) It selects, and nothing else: the fastest of many arms has been lucky, too, so its
+speed is measured again, on units that had no part in the choice (`verdict.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from forerun.engine.step_times import CostCurve
+from forerun.lab.tune.arms import PLAIN, Arm, Trial, Trials, Unit
+from forerun.lab.tune.candidates import hybrids, is_tree, quantised_drafts
+from forerun.lab.tune.ledger import Ledger, run_heat
+from forerun.speculation.predictor import Prediction, StepCosts
+
+FINALISTS = 2
+"""Arms that are left in the end: the best of those that choose K themselves, and the best fixed one."""
+LEAST_UNITS = 4
+"""Units of an arm from which its interval is believed."""
+
+More = Callable[[Ledger], Sequence[Arm]]
+"""The arms that look promising by what the first ones have shown."""
+
+
+def search(
+    trials: Trials,
+    ledger: Ledger,
+    arms: Sequence[Arm],
+    units: Sequence[Unit],
+    until: float,
+    more: More = lambda _: (),
+    say: Callable[[str], None] = lambda _: None,
+    after: Callable[[Arm], None] = lambda _: None,
+    count: int = 1,
+) -> list[Arm]:
+    """The finalists, the fastest first; empty where no arm could be tried.
+
+    Args:
+        ledger: takes all trials.
+        units: used in this order, and again from the first where there are too few.
+        until: on the clock of the trials.
+        say: is told of each round. after: of each trial.
+        count: units of the first round.
+    """
+    left, used = list(arms), 0
+    count = min(count, len(units))
+    while True:
+        say(f"{len(left)} arms on {count} prompt{'s' if count > 1 else ''}")
+        whole = True
+        for number in range(used, used + count):
+            whole = run_heat(trials, ledger, units[number % len(units)], left, until, after) and whole
+            if not whole:
+                break
+        ranked = ledger.ranked(left)
+        if used == 0 and whole:
+            fresh = [arm for arm in more(ledger) if arm not in left]
+            for unit in units[:count] if fresh else ():
+                run_heat(trials, ledger, unit, fresh, until, after)
+            ranked = ledger.ranked([*left, *fresh])
+        used += count
+        if len(ranked) <= FINALISTS or trials.now() >= until or not can_win(ledger, ranked):
+            return finalists(ranked)
+        before, left = left, kept(ranked)
+        if used >= len(units) and (len(left) <= FINALISTS or set(left) == set(before)):
+            return finalists(ranked)
+        count = min(2 * count, max(1, len(units)))
+
+
+def kept(ranked: Sequence[Arm]) -> list[Arm]:
+    """The better half. The finalists among them stay, and of the drafters in the first quarter the arm that chooses K
+    itself, which has to learn at first."""
+    half = list(ranked[: max(FINALISTS, (len(ranked) + 1) // 2)])
+    good = {arm.drafter for arm in ranked[: (len(ranked) + 3) // 4]}
+    learning = [arm for arm in ranked if arm.is_auto and arm.drafter in good]
+    return list(dict.fromkeys([*half, *finalists(ranked), *learning]))
+
+
+def finalists(ranked: Sequence[Arm]) -> list[Arm]:
+    """The first arm that chooses K itself, and the first that does not, in the order in which they come."""
+    first: dict[bool, Arm] = {}
+    for arm in ranked:
+        first.setdefault(arm.is_auto, arm)
+    return list(first.values())
+
+
+def can_win(ledger: Ledger, arms: Sequence[Arm]) -> bool:
+    """Whether some arm may still be faster than plain decoding: its upper bound says so, or too little is known."""
+    for arm in arms:
+        found = ledger.speedup(arm)
+        if found is None or found.high is None or len(ledger.trials(arm)) < LEAST_UNITS or found.high > 1:
+            return True
+    return False
+
+
+# From one look at each drafter to the arms that may be the fastest: K by the predictor, hybrids of the best ones.
+
+MOST = 16
+"""Largest K of a chain that is predicted."""
+TREE_NODES = (8, 32)
+"""K of trees beside the first look: acceptance by depth does not tell that of trees of another size."""
+BEST = 3
+"""Drafters for which further arms are made."""
+
+
+def promising(target: CostCurve, ledger: Ledger) -> list[Arm]:
+    """Further arms by what the first trials have shown.
+
+    Args:
+        target: seconds of a forward, by rows.
+        ledger: of the first trials.
+    """
+    ranked = ledger.ranked([arm for heat in ledger.heats for arm in heat.trials])
+    best = list(dict.fromkeys(arm.drafter for arm in ranked))
+    arms: list[Arm] = []
+    for text in best[:BEST]:
+        arms += [Arm(text, k) for k in (TREE_NODES if is_tree(text) else _counts(text, target, ledger))]
+    mixed = [*hybrids(best), *quantised_drafts(best[:BEST])]
+    arms += [Arm(text) for text in mixed]
+    return list(dict.fromkeys(arms))
+
+
+def _counts(text: str, target: CostCurve, ledger: Ledger) -> list[int]:
+    """The K that is predicted to be the fastest for a chain, and those beside it."""
+    looked = [arm for heat in ledger.heats for arm in heat.trials if arm.drafter == text and not arm.is_auto]
+    plain = ledger.trials(PLAIN)
+    if not looked or not plain:
+        return []
+    found = predicted(ledger.trials(looked[0])[0], plain[0], target)
+    fastest = max(found.by_k, key=lambda each: each.speedup, default=None)
+    if fastest is None:
+        return []
+    k = fastest.num_draft_tokens
+    return sorted({max(1, k // 2), k, min(MOST, k + max(1, k // 2))})
+
+
+def predicted(trial: Trial, plain: Trial, target: CostCurve) -> Prediction:
+    """What every K up to MOST would give, by one trial at a fixed K.
+
+    The drafter's seconds grow with what it drafts; the engine's part stays.
+    """
+    forwards = max(1, trial.num_forwards)
+    nodes = trial.num_drafted / forwards
+    each = trial.draft_seconds / max(1, trial.num_drafted)
+    rest = max(0.0, trial.seconds - trial.draft_seconds - trial.target_seconds) / forwards
+    counts = range(MOST + 1)
+    costs = StepCosts(
+        plain.per_token,
+        [target(count + 1) for count in counts],
+        [each * count for count in counts],
+        [rest for _ in counts],
+    )
+    gains, chances = _by_position(trial, forwards)
+    return Prediction.of(costs, gains, chances if nodes else [])
+
+
+def _by_position(trial: Trial, forwards: int) -> tuple[list[float], list[float]]:
+    """The chance of each position that a token is there and accepted, and that one is there; beyond the positions that
+    were seen, as the last of them goes on."""
+    accepted = [count / forwards for count in trial.accepted]
+    there = [count / forwards for count in trial.reached]
+    keep = accepted[-1] / accepted[-2] if len(accepted) > 1 and accepted[-2] else sum(accepted[:1])
+    drafted = min(1.0, trial.num_drafted / forwards / max(1, len(there)))
+    while len(accepted) < MOST:
+        accepted.append(accepted[-1] * keep if accepted else 0.0)
+    return accepted[:MOST], [drafted] * MOST

@@ -1,0 +1,170 @@
+"""Tuning from prompts to an outcome: what fits, the search on one half, the measurement on the other.
+
+Time is shared out beforehand: half of it for the choice, a third for the measurement. Ctrl-C ends it wherever it is,
+and what is known then is the outcome.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from forerun.config import SamplingParams
+from forerun.engine import LLM
+from forerun.engine.step_times import target_costs
+from forerun.errors import ConfigError
+from forerun.lab.bench.prompts import Request
+from forerun.lab.tune.arms import PLAIN, Arm, Unit
+from forerun.lab.tune.candidates import candidates
+from forerun.lab.tune.engines import EngineTrials
+from forerun.lab.tune.ledger import Ledger
+from forerun.lab.tune.options import LEAST_PROMPTS
+from forerun.lab.tune.outcome import Outcome, Verdict, confirm, judge
+from forerun.lab.tune.search import promising, search
+
+SELECTION_SHARE, REPORT_SHARE = 0.5, 0.85
+"""Of the time, when the search ends and when the measurement does."""
+FIRST_SHARE, MOST_AT_FIRST = 0.3, 3
+"""Share of the search's time that the first round may take, and prompts of it at most."""
+CONTEXT = 256
+"""Positions at which the target's forwards are timed."""
+_ROWS = (1, 2, 3, 5, 9, 17, 33)
+_ROUNDS = 3
+
+
+class Watcher(Protocol):
+    """Who is told how it goes."""
+
+    def say(self, text: str) -> None:
+        """A stage begins."""
+
+    def tick(self, seconds: float) -> None:
+        """So many seconds have passed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What is tuned for.
+
+    Attributes:
+        plain: the target without a drafter.
+        model: its name.
+        requests: the prompts, categories in turn.
+        workload: their name.
+        params: of all answers.
+        levels: requests at once.
+        drafters: texts to try; empty: all that fit. draft: a draft model for whichever takes one.
+        seconds: to spend.
+    """
+
+    plain: LLM
+    model: str
+    requests: Sequence[Request]
+    workload: str
+    params: SamplingParams
+    levels: Sequence[int]
+    drafters: Sequence[str]
+    draft: str | None
+    seconds: float
+
+
+def check_requests(requests: Sequence[Request], place: str, levels: Sequence[int]) -> None:
+    """Raise ConfigError where there are too few prompts to choose by some and measure on others."""
+    if len(requests) < LEAST_PROMPTS:
+        raise ConfigError(
+            f"{place} holds {len(requests)} prompt{'' if len(requests) == 1 else 's'}, but one half is tuned on and "
+            f"the other measured on, so at least {LEAST_PROMPTS} are needed; 20 or more give narrow intervals."
+        )
+    if max(levels) > len(requests) // 2:
+        raise ConfigError(
+            f"--load asks for {max(levels)} requests at once, but half of the {len(requests)} prompts of {place} are "
+            f"{len(requests) // 2}. Give more prompts, or a smaller load."
+        )
+
+
+def tune(task: Task, watcher: Watcher) -> Outcome:
+    """The outcome.
+
+    Raises:
+        ConfigError: the time does not suffice for a single trial.
+    """
+    outcome = Outcome(task.requests, task.workload, task.params.temperature)
+    trials = EngineTrials(task.plain, task.requests, task.params)
+    try:
+        _stages(task, trials, outcome, watcher)
+    except KeyboardInterrupt:
+        outcome.interrupted = True
+        _judge_what_is_known(outcome)
+    _keep_start(trials, outcome)
+    return outcome
+
+
+def units(prompts: Sequence[int], levels: Sequence[int]) -> list[Unit]:
+    """The prompts, one unit of each level in turn; at each level, all prompts that fill a unit."""
+    by_level = [
+        [Unit(tuple(prompts[start : start + level])) for start in range(0, len(prompts) - level + 1, level)]
+        for level in levels
+    ]
+    longest = max(map(len, by_level))
+    return [column[row] for row in range(longest) for column in by_level if row < len(column)]
+
+
+def _stages(task: Task, trials: EngineTrials, outcome: Outcome, watcher: Watcher) -> None:
+    prompts = range(len(task.requests))
+    first, last = units(prompts[::2], task.levels), units(prompts[1::2], task.levels)
+
+    def after(_: Arm) -> None:
+        watcher.tick(trials.now())
+
+    watcher.say("plain decoding")
+    taken = _check_time(trials, first[0], task.seconds)
+    watcher.say("looking for drafters")
+    found = candidates(task.model, task.drafters, task.draft, trials.drafter)
+    outcome.refused.update(found.refused)
+    watcher.say("timing the target's forward")
+    curve = target_costs(task.plain.target, min(CONTEXT, task.plain.target.context_length // 2), _ROUNDS, _ROWS)
+
+    def more(ledger: Ledger) -> Sequence[Arm]:
+        return promising(curve, ledger)
+
+    until = SELECTION_SHARE * task.seconds
+    count = int(FIRST_SHARE * until / max(1, len(found.arms)) / taken)
+    outcome.finalists = search(
+        trials, outcome.search, found.arms, first, until, more, watcher.say, after, max(1, min(count, MOST_AT_FIRST))
+    )
+    if outcome.finalists:
+        confirm(trials, outcome.report, outcome.finalists, last, REPORT_SHARE * task.seconds, watcher.say, after)
+    outcome.verdict = judge(outcome.report, outcome.finalists)
+
+
+def _check_time(trials: EngineTrials, unit: Unit, seconds: float) -> float:
+    """Seconds of one trial of plain decoding; raises ConfigError where an arm beside it would exceed the time."""
+    taken = trials.run(PLAIN, unit).seconds
+    if 4 * taken > seconds:  # plain and one arm, to choose by and to measure
+        raise ConfigError(
+            f"--minutes is {seconds / 60:g}, but one answer takes {taken:.1f} seconds, and the least that tells "
+            f"anything takes four of them. Give at least --minutes {4 * taken / 60:.2g}, or fewer --max-tokens."
+        )
+    return taken
+
+
+def _judge_what_is_known(outcome: Outcome) -> None:
+    """After Ctrl-C: by the prompts for measuring where it came so far, else by those for choosing."""
+    if outcome.report.heats:
+        outcome.verdict = judge(outcome.report, outcome.finalists)
+        return
+    ranked = outcome.search.ranked({arm for heat in outcome.search.heats for arm in heat.trials})
+    choosing = [arm for arm in ranked if arm.is_auto][:1]
+    verdict = judge(outcome.search, choosing)
+    outcome.verdict = Verdict(
+        verdict.answer, verdict.arm, f"Interrupted while arms were chosen, so this is not confirmed. {verdict.reason}"
+    )
+
+
+def _keep_start(trials: EngineTrials, outcome: Outcome) -> None:
+    """What the budgets of the chosen drafter have learned."""
+    arm = outcome.verdict.arm
+    found = None if arm == PLAIN else trials.start(Arm(arm.drafter))
+    if found is not None:
+        outcome.start.append(found)

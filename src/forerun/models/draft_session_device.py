@@ -1,0 +1,151 @@
+"""Chains of a model on a device that computes while the host goes on: rows are computed ahead of the reader.
+
+Reading a token waits for the device, which then waits for the host. So of the rows whose tokens will be the most
+probable ones, several are handed over before anything is read, each with the token ids that the row before has left on
+the device; then all are read at once.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from forerun.kv_cache import SequenceCache
+from forerun.models.attention.base import cache_of
+from forerun.models.base import LanguageModel, Rows
+from forerun.models.draft_session import Chains, NextTokens, Pick
+from forerun.types import Cache
+
+PRICED_AHEAD = 4
+"""Rows computed ahead where probabilities may end a chain before its last token."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """One row of each chain that has been computed, and what was found.
+
+    Attributes:
+        tokens: [chains] that were fed; None in the first rows, which have been fed for the caller.
+        states: [chains, S] that a head's rows give to those that follow; of other models None.
+    """
+
+    tokens: list[int] | None
+    found: NextTokens
+    states: Tensor | None
+
+
+class _Found(NamedTuple):
+    """The same on the device, unread."""
+
+    logits: Tensor
+    columns: Tensor
+    tokens: Tensor
+    probabilities: Tensor | None
+    states: Tensor | None
+
+
+class DeviceChains(Chains):
+    """Chains computed by `LanguageModel.forward`, ahead as far as `Pick.num_ahead` says.
+
+    Args:
+        model: whose rows are computed.
+        caches: one a chain, without scratch.
+        names: [columns] the tokens of columns of the logits, on the model's device; None: they are the same.
+    """
+
+    def __init__(self, model: LanguageModel, caches: Sequence[Cache], pick: Pick, names: Tensor | None = None) -> None:
+        self._model, self._pick, self._names = model, pick, names
+        self._caches: list[SequenceCache] = [
+            cache_of(SequenceCache, cache)  # type: ignore[type-abstract]  # nothing is made of it
+            for cache in caches
+        ]
+        self._states: Tensor | None = None
+        self._rows: deque[_Row] = deque()
+        self._left = pick.num_ahead
+
+    @torch.inference_mode()
+    def advance(self, tokens: Sequence[Sequence[int]], states: Tensor | None = None) -> NextTokens:
+        """As `Chains.advance`."""
+        if self._rows and [list(each) for each in tokens] == [[token] for token in self._rows[0].tokens or ()]:
+            for cache in self._caches:  # what these rows write lies there
+                cache.feed([cache.num_scratch - 1])
+        else:
+            self._compute(tokens, states)
+        row = self._rows.popleft()
+        self._states = row.states
+        return row.found
+
+    def keep(self, places: Sequence[int]) -> None:
+        """As `Chains.keep`."""
+        self._caches = [self._caches[place] for place in places]
+        if self._states is not None:
+            self._states = self._states[list(places)]
+        self._rows = deque(_kept(row, places) for row in self._rows)
+
+    def _compute(self, tokens: Sequence[Sequence[int]], states: Tensor | None) -> None:
+        """The next row of each chain, and those ahead of it."""
+        count = max(1, min(self._left, PRICED_AHEAD) if self._pick.with_probability else self._left)
+        self._left -= count
+        parts = None if states is None else torch.split(states, [len(each) for each in tokens])
+        rows = [
+            Rows(cache, list(each), None, 1, states=self._state_of(i) if parts is None else parts[i])
+            for i, (cache, each) in enumerate(zip(self._caches, tokens, strict=True))
+        ]
+        kept = [cache.num_scratch + len(each) for cache, each in zip(self._caches, tokens, strict=True)]
+        found: list[_Found] = []
+        for ahead in range(count):
+            result = self._model.forward(rows)
+            self._states = None if result.taps is None else result.taps[:, 0]
+            found.append(_Found(result.logits, *self._picked(result.logits), self._states))
+            if ahead < count - 1:
+                next_ids = found[-1].tokens
+                rows = [
+                    Rows(cache, next_ids[i : i + 1], None, 1, states=self._state_of(i))
+                    for i, cache in enumerate(self._caches)
+                ]
+        for cache, keep in zip(self._caches, kept, strict=True):
+            cache.drop(keep)
+        self._rows = deque(self._read(found))
+
+    def _state_of(self, chain: int) -> Tensor | None:
+        return None if self._states is None else self._states[chain : chain + 1]
+
+    def _picked(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """[chains] columns, -1 where there is no number, the tokens that are fed for them, and their probabilities; all
+        on the device."""
+        values = logits[:, : self._pick.num_columns]
+        largest, columns = values.max(-1)
+        columns = torch.where(largest.isfinite(), columns, -1)
+        tokens = columns.clamp(min=0)
+        tokens = tokens if self._names is None else self._names[tokens]
+        if not self._pick.with_probability:
+            return columns, tokens, None
+        return columns, tokens, (largest - values.logsumexp(-1)).exp()
+
+    def _read(self, found: Sequence[_Found]) -> list[_Row]:
+        """Wait for the device, and take all that it has found."""
+        columns: list[list[int]]
+        tokens: list[list[int]]
+        columns, tokens = torch.stack(
+            [torch.stack([each.columns for each in found]), torch.stack([each.tokens for each in found])]
+        ).tolist()
+        chances = [each.probabilities for each in found if each.probabilities is not None]
+        probabilities = torch.stack(chances).nan_to_num(0.0).tolist() if chances else [None] * len(found)
+        fed = [None, *tokens[:-1]]
+        return [
+            _Row(before, NextTokens(each.logits, picked, probability), each.states)
+            for before, each, picked, probability in zip(fed, found, columns, probabilities, strict=True)
+        ]
+
+
+def _kept(row: _Row, places: Sequence[int]) -> _Row:
+    found = row.found
+    chances = None if found.probabilities is None else [found.probabilities[place] for place in places]
+    kept = NextTokens(found.logits[list(places)], [found.columns[place] for place in places], chances)
+    states = None if row.states is None else row.states[list(places)]
+    return _Row(None if row.tokens is None else [row.tokens[place] for place in places], kept, states)

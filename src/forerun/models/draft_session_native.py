@@ -1,0 +1,135 @@
+"""Chains that grow row by row by the native kernels: a few calls a row, and no tensor operation between them.
+
+A small model's row takes the kernels less time than the preparation of a forward from any rows, trees among them, takes
+Python. Here the arrays of a forward are filled in place, and its results are written where the last ones were.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from itertools import accumulate
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from forerun.kernels.cpu.library import Library, RowsStruct
+from forerun.kv_cache import PagedCache
+from forerun.models.attention.base import cache_of
+from forerun.models.draft_session import Chains, NextTokens, Pick
+from forerun.models.rotation import HalfRotation
+from forerun.types import Cache
+
+Ints = NDArray[np.int64]
+Addresses = NDArray[np.uint64]
+
+
+class NativeChains(Chains):
+    """The rows of chains in paged caches, as the library is told of them.
+
+    Args:
+        caches: one a chain, without scratch.
+        rotation: of queries and keys.
+        num_outputs: columns of the logits.
+
+    Raises:
+        ValueError: a cache has scratch.
+    """
+
+    def __init__(
+        self,
+        library: Library,
+        caches: Sequence[Cache],
+        rotation: HalfRotation,
+        num_outputs: int,
+        pick: Pick,
+    ) -> None:
+        self._library, self._rotation = library, rotation
+        self._caches = [cache_of(PagedCache, cache) for cache in caches]
+        if any(cache.num_scratch for cache in self._caches):
+            raise ValueError("chains begin behind what is committed, and a cache has rows that are not")
+        self._num_columns, self._threads = pick.num_columns, torch.get_num_threads()
+        self._logits = torch.empty(len(caches), num_outputs)
+        self._columns = np.empty(len(caches), np.int64)
+        self._probabilities = np.empty(len(caches), np.float32) if pick.with_probability else None
+        self._pages: list[Addresses] = []
+        self._allocate(len(caches))
+
+    def advance(self, tokens: Sequence[Sequence[int]], states: Tensor | None = None) -> NextTokens:
+        """As `Chains.advance`."""
+        counts = [len(each) for each in tokens]
+        num_rows, num_chains = sum(counts), len(counts)
+        if num_rows > len(self._token_ids):
+            self._allocate(num_rows)
+        self._fill(tokens, counts)
+        self._rows.num_rows = num_rows
+        is_one_each = num_rows == num_chains
+        wanted = None if is_one_each else torch.tensor([end - 1 for end in accumulate(counts)])
+        self._compute(num_rows, num_chains, wanted, states)
+        columns, probabilities = self._columns[:num_chains], self._probabilities
+        self._library.pick(
+            self._logits.data_ptr(),
+            num_chains,
+            self._num_columns,
+            self._logits.shape[1],
+            columns.ctypes.data,
+            None if probabilities is None else probabilities.ctypes.data,
+        )
+        chances = None if probabilities is None else probabilities[:num_chains].tolist()
+        return NextTokens(self._logits[:num_chains], columns.tolist(), chances)
+
+    def keep(self, places: Sequence[int]) -> None:
+        """As `Chains.keep`."""
+        self._caches = [self._caches[place] for place in places]
+        self._pages = []
+
+    @abstractmethod
+    def _compute(self, num_rows: int, num_chains: int, wanted: Tensor | None, states: Tensor | None) -> None:
+        """Write the logits of the last row of each chain.
+
+        Args:
+            wanted: [num_chains] int64, these rows; None: each chain has one.
+            states: as of `advance`.
+        """
+
+    def _allocate(self, num_rows: int) -> None:
+        """The arrays of so many rows, which see no tails."""
+        self._token_ids = np.empty(num_rows, np.int64)
+        self._sequence, self._position, self._prefix = (np.empty(num_rows, np.int32) for _ in range(3))
+        self._nothing = np.zeros(num_rows + 1, np.int32)
+        self._pages = []
+        self._rows = RowsStruct(
+            sequence=self._sequence.ctypes.data,
+            position=self._position.ctypes.data,
+            slot=self._position.ctypes.data,
+            prefix=self._prefix.ctypes.data,
+            tail_start=self._nothing.ctypes.data,
+            tail=self._nothing.ctypes.data,
+        )
+
+    def _fill(self, tokens: Sequence[Sequence[int]], counts: Sequence[int]) -> None:
+        """Add the rows to their caches' scratch, and say where they lie."""
+        sequences: list[int] = []
+        positions: list[int] = []
+        for index, (cache, count) in enumerate(zip(self._caches, counts, strict=True)):
+            row = cache.num_scratch
+            cache.feed(range(row - 1, row - 1 + count))
+            first = cache.length + row
+            sequences += [index] * count
+            positions += range(first, first + count)
+        num_rows = len(positions)
+        self._sequence[:num_rows] = sequences
+        self._position[:num_rows] = positions
+        np.add(self._position[:num_rows], 1, out=self._prefix[:num_rows])
+        self._token_ids[:num_rows] = [token_id for each in tokens for token_id in each]
+        tables = self._rotation.reaching(max(positions) + 1)
+        self._rows.cosines, self._rows.sines = tables[0].data_ptr(), tables[1].data_ptr()
+        self._tables = tables  # the addresses are of these
+        pages = [cache.addresses for cache in self._caches]
+        if len(pages) != len(self._pages) or any(new is not old for new, old in zip(pages, self._pages, strict=True)):
+            self._pages = pages
+            self._addresses = pages[0] if len(pages) == 1 else np.concatenate(pages)
+            self._page_start = np.array([*accumulate(map(len, pages), initial=0)], np.int32)
+            self._rows.pages, self._rows.page_start = self._addresses.ctypes.data, self._page_start.ctypes.data

@@ -1,0 +1,78 @@
+"""Which decoder serves a model: native kernels, Triton's or PyTorch, the Llama family's or Transformers' modules."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from forerun.config import KERNELS_VARIABLE, TRITON
+from forerun.errors import UnsupportedModelError
+from forerun.kernels.cpu import native_for
+from forerun.kernels.cpu.library import Library
+from forerun.kernels.cpu.linear import NativeLinear
+from forerun.kernels.triton.availability import check_place, wants_triton
+from forerun.models.attention.native import NativeAttention
+from forerun.models.general import GeneralDecoder
+from forerun.models.linear import FloatMaker
+from forerun.models.llama.decoder import LlamaDecoder
+from forerun.models.llama.native import NativeLlamaDecoder
+from forerun.models.loading.quantise import QuantisedMaker
+from forerun.models.model import Decoder
+
+if TYPE_CHECKING:
+    from forerun.models.llama.triton import TritonLlamaDecoder
+
+_NATIVE_TYPES = (torch.bfloat16, torch.float32)
+
+
+def library_for(device: torch.device, dtype: torch.dtype, *, is_quantised: bool) -> Library | None:
+    """The native library, where it computes models of this kind: bfloat16 and codes on the CPU. Weights in float32 and
+    float64 are computed in PyTorch, by oneDNN's products: for them it is not even looked for."""
+    if dtype not in _NATIVE_TYPES or (dtype == torch.float32 and not is_quantised):
+        return None
+    return native_for(device)
+
+
+def make_decoder(
+    hf: Any, dtype: torch.dtype, kind: str, maker: QuantisedMaker | None, output_tokens: Tensor | None = None
+) -> Decoder:
+    """The decoder of a loaded Transformers model, on its device. Where FORERUN_KERNELS asks for Triton's kernels, no
+    other is taken.
+
+    Args:
+        dtype: of all that is not in codes.
+        kind: "llama" or "general".
+        maker: of quantised layers; None: weights are as they are.
+        output_tokens: int64, those whose rows of the output layer are computed, of the Llama family's decoders only;
+            None for all.
+
+    Raises:
+        ConfigError: Triton's kernels are asked for, but cannot be had for this device or number format.
+        UnsupportedModelError: they are asked for, but do not compute this model.
+    """
+    if wants_triton():
+        return _by_triton(hf, dtype, kind, maker, output_tokens)
+    library = library_for(hf.device, dtype, is_quantised=maker is not None)
+    if kind == "general":
+        attention = None if library is None else NativeAttention(library, dtype, dtype)
+        return GeneralDecoder(hf, maker, attention)
+    if library is None:
+        return LlamaDecoder(hf, maker, output_tokens)
+    return NativeLlamaDecoder(hf, library, maker or FloatMaker(partial(NativeLinear, library)), dtype, output_tokens)
+
+
+def _by_triton(
+    hf: Any, dtype: torch.dtype, kind: str, maker: QuantisedMaker | None, output_tokens: Tensor | None
+) -> TritonLlamaDecoder:
+    check_place(hf.device, dtype)
+    if kind != "llama":
+        raise UnsupportedModelError(
+            f"{KERNELS_VARIABLE} is {TRITON}, but its kernels compute the Llama family (Llama, Mistral, Qwen2, Qwen3), "
+            f"not {hf.config.model_type}. Unset {KERNELS_VARIABLE} to compute it in PyTorch."
+        )
+    from forerun.models.llama.triton import TritonLlamaDecoder  # it imports triton
+
+    return TritonLlamaDecoder(hf, dtype, maker, output_tokens)

@@ -1,0 +1,229 @@
+"""The Llama layers in one call of the native kernels, with weights of 16, 8 or 4 bits.
+
+States between layers are float32. `models/llama.py` computes the same in PyTorch.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from forerun.kernels.cpu.library import LayerStruct, Library, LinearStruct, ModelStruct, RowsStruct
+from forerun.kernels.cpu.linear import NativeLinear
+from forerun.kernels.cpu.page_layout import PAGE
+from forerun.kernels.partition import Form
+from forerun.kernels.torch.elementwise import rms_norm
+from forerun.models.attention.base import LayerAttention, Layout, Planner
+from forerun.models.attention.native import rows_struct
+from forerun.models.attention.path_planner import PathPlanner
+from forerun.models.base import LayerRangeDecoder
+from forerun.models.draft_session import Chains, Pick
+from forerun.models.draft_session_native import NativeChains
+from forerun.models.hidden_states import Taps
+from forerun.models.linear import Maker, Part, of_rows
+from forerun.models.llama.decoder import layer_windows
+from forerun.models.rotation import HalfRotation
+from forerun.types import Cache
+
+
+class NativeLlamaDecoder(LayerRangeDecoder):
+    """Decoder of a Transformers model of the Llama family, computed by the native library.
+
+    Args:
+        model: the loaded causal language model, on the CPU. Its layers are emptied one by one as their weights are
+            packed; the model is of no use afterwards.
+        maker: of linear layers that are `NativeLinear`.
+        cache_dtype: of keys and values, bfloat16 or float32.
+        output_tokens: int64, those whose logits are computed, in this order; None for all.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        library: Library,
+        maker: Maker,
+        cache_dtype: torch.dtype = torch.bfloat16,
+        output_tokens: Tensor | None = None,
+    ) -> None:
+        config, base = model.config, model.model
+        self.num_heads: int = config.num_attention_heads
+        self.num_kv_heads: int = config.num_key_value_heads
+        self.head_dim: int = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        self.hidden: int = config.hidden_size
+        self._library = library
+        self._kept: dict[str, Tensor | NativeLinear] = {}  # by parameter: the structs below point into their memory
+        self.lm_head, self.embedding = self._outer_layers(model, maker, output_tokens)
+        rotary = base.rotary_emb
+        self._rotation = HalfRotation(rotary.inv_freq.detach().float().cpu(), float(rotary.attention_scaling))
+        windows = layer_windows(config)
+        self.num_layers = len(windows)
+        self._layers = (LayerStruct * self.num_layers)()
+        for index, (layer, window) in enumerate(zip(base.layers, windows, strict=True)):
+            self._layers[index] = self._packed(layer, f"model.layers.{index}", window, maker)
+            layer.to_empty(device="meta")
+        scale = self.head_dim**-0.5
+        group, width = self.num_heads // self.num_kv_heads, self.head_dim
+        self.planner: Planner = PathPlanner(
+            [LayerAttention(self.num_kv_heads, group, width, width, Form(scale, window)) for window in windows],
+            cache_dtype,
+        )
+        self._norm, self._eps = base.norm.weight.detach().float(), torch.tensor(config.rms_norm_eps)
+        self._model = ModelStruct(
+            layers=self._layers,
+            norm=self._pointer("model.norm.weight", base.norm.weight),
+            head=self.lm_head.struct,
+            num_layers=self.num_layers,
+            hidden=self.hidden,
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+            intermediate=config.intermediate_size,
+            page=PAGE,
+            cache_float32=cache_dtype == torch.float32,
+            eps=config.rms_norm_eps,
+            scale=scale,
+        )
+
+    def embed(self, layout: Layout) -> Tensor:
+        """As `LayerRangeDecoder.embed`."""
+        return self.embedding.rows(layout.token_ids)
+
+    def through(self, x: Tensor, layout: Layout, first: int, last: int, taps: Taps) -> Tensor:
+        """As `LayerRangeDecoder.through`."""
+        x = x.to(torch.float32, copy=True).contiguous()
+        rotation = self._rotation.reaching(layout.num_positions)
+        rows = rows_struct(layout.plan, *rotation)
+        for layer in (layer for layer in taps.layers if first <= layer < last):
+            self._compute(rows, first, layer, x)
+            taps.take(layer, x)
+            first = layer
+        self._compute(rows, first, last, x)
+        return x
+
+    def head(self, x: Tensor, layout: Layout, taps: Taps) -> Tensor:
+        """As `LayerRangeDecoder.head`."""
+        taps.take_normed(self.num_layers, x, self._normed)
+        x = layout.wanted(x).to(torch.float32, copy=True).contiguous()
+        logits = torch.empty(len(x), self.lm_head.out_features)
+        self._library.head(ctypes.byref(self._model), len(x), x.data_ptr(), logits.data_ptr(), torch.get_num_threads())
+        return logits
+
+    def chains(self, caches: Sequence[Cache], pick: Pick) -> Chains | None:
+        """As `LanguageModel.chains`."""
+        return NativeLlamaChains(self, caches, pick)
+
+    def embedding_rows(self, token_ids: Tensor) -> Tensor:
+        """As `Decoder.embedding_rows`."""
+        return self.embedding.rows(token_ids)
+
+    def output_rows(self, token_ids: Tensor) -> Tensor:
+        """As `Decoder.output_rows`."""
+        return self.lm_head.rows(token_ids)
+
+    def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """The weights' numbers by the names of Transformers' parameters, as they are packed; codes, which are finite,
+        are left out."""
+        for name, kept in self._kept.items():
+            numbers, bias = (kept, None) if isinstance(kept, Tensor) else (kept.float_numbers(), kept.bias)
+            if numbers is not None:
+                yield name, numbers
+            if bias is not None:
+                yield f"{name.removesuffix('weight')}bias", bias
+
+    def _normed(self, x: Tensor) -> Tensor:
+        """By the final norm."""
+        return rms_norm(x, self._norm, self._eps)
+
+    def _compute(self, rows: RowsStruct, first: int, last: int, x: Tensor) -> None:
+        self._library.layers(
+            ctypes.byref(self._model), ctypes.byref(rows), first, last, x.data_ptr(), torch.get_num_threads()
+        )
+
+    def _outer_layers(
+        self, model: Any, maker: Maker, output_tokens: Tensor | None
+    ) -> tuple[NativeLinear, NativeLinear]:
+        """Output layer and embedding, one and the same where all tokens share their rows."""
+        table = model.model.embed_tokens
+        embedding = Part("model.embed_tokens.weight", table.weight)
+        is_tied = model.lm_head.weight is table.weight
+        part = embedding if is_tied else Part("lm_head.weight", model.lm_head.weight)
+        bias = of_rows(model.lm_head.bias, output_tokens)
+        head = self._native(maker, part._replace(rows=output_tokens), bias, is_head=True)
+        is_shared = is_tied and output_tokens is None
+        rows = head if is_shared else self._native(maker, embedding, is_head=True)
+        if not is_tied:
+            model.lm_head.to_empty(device="meta")
+        table.to_empty(device="meta")
+        return head, rows
+
+    def _packed(self, layer: Any, path: str, window: int | None, maker: Maker) -> LayerStruct:
+        def linear(name: str) -> LinearStruct:
+            module = layer.get_submodule(name)
+            return self._native(maker, Part(f"{path}.{name}.weight", module.weight), module.bias).struct
+
+        def norm(name: str) -> int | None:
+            weights = dict(layer.named_parameters())
+            name = f"{name}.weight"
+            return self._pointer(f"{path}.{name}", weights[name]) if name in weights else None
+
+        return LayerStruct(
+            input_norm=norm("input_layernorm"),
+            mlp_norm=norm("post_attention_layernorm"),
+            query_norm=norm("self_attn.q_norm"),
+            key_norm=norm("self_attn.k_norm"),
+            query=linear("self_attn.q_proj"),
+            key=linear("self_attn.k_proj"),
+            value=linear("self_attn.v_proj"),
+            out=linear("self_attn.o_proj"),
+            gate=linear("mlp.gate_proj"),
+            up=linear("mlp.up_proj"),
+            down=linear("mlp.down_proj"),
+            window=window or 0,
+        )
+
+    def _native(self, maker: Maker, part: Part, bias: Tensor | None = None, *, is_head: bool = False) -> NativeLinear:
+        linear = maker.linear([part], bias, is_head=is_head)
+        assert isinstance(linear, NativeLinear)
+        shape, wanted = (linear.out_features, linear.in_features), tuple(part.weight.shape)
+        name = part.name
+        if part.rows is not None:  # of the output layer, which may be the embedding too
+            name, wanted = f"{name} of output tokens", (len(part.rows), wanted[1])
+        if shape != wanted:  # the library writes as many outputs as a layer has
+            raise ValueError(f"{part.name} has the shape {shape} in codes, but must have {wanted}")
+        self._kept[name] = linear
+        return linear
+
+    def _pointer(self, name: str, weight: Tensor) -> int:
+        """Of the numbers in float32, which are kept."""
+        numbers = weight.detach().float().contiguous().clone()
+        self._kept[name] = numbers
+        return numbers.data_ptr()
+
+
+class NativeLlamaChains(NativeChains):
+    """Chains of a model of the Llama family.
+
+    Args:
+        caches, pick: as of `LanguageModel.chains`.
+    """
+
+    def __init__(self, decoder: NativeLlamaDecoder, caches: Sequence[Cache], pick: Pick) -> None:
+        library, outputs = decoder._library, decoder.lm_head.out_features
+        super().__init__(library, caches, decoder._rotation, outputs, pick)
+        self._decoder = decoder
+        self._x = torch.empty(len(caches), decoder.hidden)
+
+    def _compute(self, num_rows: int, num_chains: int, wanted: Tensor | None, states: Tensor | None) -> None:
+        decoder, library = self._decoder, self._library
+        if num_rows > len(self._x):
+            self._x = torch.empty(num_rows, decoder.hidden)
+        decoder.embedding.read_rows(self._token_ids[:num_rows], self._x)
+        model, x = ctypes.byref(decoder._model), self._x
+        library.layers(model, ctypes.byref(self._rows), 0, decoder.num_layers, x.data_ptr(), self._threads)
+        if wanted is not None:
+            x = x[wanted]
+        library.head(model, num_chains, x.data_ptr(), self._logits.data_ptr(), self._threads)

@@ -1,0 +1,311 @@
+"""The Llama layers by Triton kernels, captured as CUDA graphs: every step of at most 16 rows replays one and the same.
+
+Rows are padded to a bucket; what pads them writes nothing, and nobody reads what becomes of it. Plain decoding and
+verification of up to 15 drafted tokens differ in nothing but the numbers that these kernels read, so that they cannot
+differ in a row's bits. States between layers are float32. `models/llama.py` computes the same in PyTorch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from threading import Lock
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from forerun.config import KERNELS_VARIABLE
+from forerun.errors import UnsupportedModelError
+from forerun.kernels.partition import Form
+from forerun.kernels.quantisation import QuantisedWeight
+from forerun.kernels.torch.quantised_linear import QuantisedEmbedding
+from forerun.kernels.triton.availability import check_heads
+from forerun.kernels.triton.linear import FloatProduct, Product
+from forerun.kernels.triton.quantised_linear import RowCodes, code_product
+from forerun.kernels.triton.rotation import RotationTables
+from forerun.kernels.triton.step_arrays import BUCKETS, HEAD_ROWS, MAX_ROWS, TILE, Capacity, bucket_of, pieces
+from forerun.models.attention.base import LayerAttention, Layout, Planner
+from forerun.models.attention.path_planner import PathPlanner
+from forerun.models.base import LayerRangeDecoder
+from forerun.models.hidden_states import Taps
+from forerun.models.linear import Part, of_rows
+from forerun.models.llama.cuda_graphs import StepGraphs, StepWords, on_device
+from forerun.models.llama.decoder import head_shape, layer_windows
+from forerun.models.llama.triton_layers import HEAD_BUCKETS, TritonLayer, TritonStep, TritonWeights
+from forerun.models.loading.configuration import context_length
+from forerun.models.loading.quantise import QuantisedMaker
+from forerun.models.rotation import half_tables
+
+# A Transformers model's weights in the form in which the Triton kernels read them.
+
+
+class WeightPacker:
+    """Takes the layers of a model of the Llama family one after another, and empties each.
+
+    Attributes:
+        num_heads, num_kv_heads, head_dim: of attention.
+        takes: the type in which products take their inputs, that of all that is not in codes.
+        norm: the final norm's weight, float32.
+
+    Raises:
+        UnsupportedModelError: the heads have a shape that the kernels do not compute, or codes of different forms stand
+            side by side.
+    """
+
+    def __init__(self, model: Any, dtype: torch.dtype, maker: QuantisedMaker | None) -> None:
+        self._model, self._maker = model, maker
+        self.num_heads, self.num_kv_heads, self.head_dim = head_shape(model.config)
+        check_heads(type(model).__name__, self.num_heads, self.num_kv_heads, self.head_dim)
+        self.takes = dtype
+        self._row_codes = RowCodes(model.device)
+        self.norm = _numbers(model.model.norm.weight)
+
+    def outer(self, output_tokens: Tensor | None) -> tuple[Tensor | QuantisedEmbedding, Product]:
+        """Embedding and output layer. output_tokens: int64, the rows of the latter that are wanted; None: all."""
+        model = self._model
+        table, head = model.model.embed_tokens, model.lm_head
+        is_tied = head.weight is table.weight
+        part = Part("model.embed_tokens.weight", table.weight)
+        embedding = table.weight.detach() if self._maker is None else self._maker.embedding(part)
+        part = part if is_tied else Part("lm_head.weight", head.weight)
+        product = self._product([part._replace(rows=output_tokens)], of_rows(head.bias, output_tokens), is_head=True)
+        if not is_tied:
+            head.to_empty(device="meta")
+        return embedding, product
+
+    def layer(self, index: int, window: int | None) -> TritonLayer:
+        """The weights of a layer, of which the model keeps nothing."""
+        layer, path = self._model.model.layers[index], f"model.layers.{index}"
+        attention = layer.self_attn
+
+        def product(*names: str) -> Product:
+            modules = [layer.get_submodule(name) for name in names]
+            parts = [Part(f"{path}.{name}.weight", module.weight) for name, module in zip(names, modules, strict=True)]
+            biases = [module.bias for module in modules if module.bias is not None]
+            return self._product(parts, torch.cat(biases) if biases else None)
+
+        head_norms = None
+        if hasattr(attention, "q_norm"):
+            head_norms = torch.stack([_numbers(attention.q_norm.weight), _numbers(attention.k_norm.weight)])
+        packed = TritonLayer(
+            input_norm=_numbers(layer.input_layernorm.weight),
+            qkv=product("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+            head_norms=head_norms,
+            out=product("self_attn.o_proj"),
+            mlp_norm=_numbers(layer.post_attention_layernorm.weight),
+            gate_up=product("mlp.gate_proj", "mlp.up_proj"),
+            down=product("mlp.down_proj"),
+            window=window,
+        )
+        layer.to_empty(device="meta")
+        return packed
+
+    def _product(self, parts: list[Part], bias: Tensor | None, *, is_head: bool = False) -> Product:
+        if self._maker is not None:
+            codes = [self._maker.weight(part, is_outer=is_head) for part in parts]
+            if len({weight.form for weight in codes}) > 1:
+                names = ", ".join(part.name for part in parts)
+                raise UnsupportedModelError(
+                    f"{names} are in codes of different forms, which the Triton kernels do not multiply as one. Unset "
+                    f"{KERNELS_VARIABLE} to compute in PyTorch, or load a file that has them in one form."
+                )
+            return code_product(QuantisedWeight.cat(codes), bias, self.takes, self._row_codes)
+        weights = [part.weight if part.rows is None else part.weight[part.rows] for part in parts]
+        return FloatProduct(weights[0] if len(weights) == 1 else torch.cat(weights), bias)
+
+
+def _numbers(weight: Tensor) -> Tensor:
+    return weight.detach().float().clone()
+
+
+class TritonLlamaDecoder(LayerRangeDecoder):
+    """Decoder of a Transformers model of the Llama family on a CUDA device, or on the CPU in Triton's interpreter.
+
+    Args:
+        model: the loaded causal language model, on its device. Its layers are emptied one by one as their weights are
+            packed; the model is of no use afterwards.
+        dtype: of keys and values, and of weights that are not in codes.
+        maker: of weights in codes; None: they are floats.
+        output_tokens: int64, those whose logits are computed, in this order; None for all.
+    """
+
+    def __init__(
+        self, model: Any, dtype: torch.dtype, maker: QuantisedMaker | None = None, output_tokens: Tensor | None = None
+    ) -> None:
+        config, device = model.config, model.device
+        packer = WeightPacker(model, dtype, maker)
+        heads, kv_heads, width = packer.num_heads, packer.num_kv_heads, packer.head_dim
+        windows = layer_windows(config)
+        form = Form(width**-0.5)
+        planner = PathPlanner(
+            [LayerAttention(kv_heads, heads // kv_heads, width, width, form)] * len(windows), dtype, device
+        )
+        self.planner: Planner = planner
+        self.num_layers = len(windows)
+        embedding, head = packer.outer(output_tokens)
+        rotary, reach = model.model.rotary_emb, context_length(config) + MAX_ROWS
+        tables = half_tables(rotary.inv_freq.detach().float().cpu(), float(rotary.attention_scaling), reach)
+        self._weights = TritonWeights(
+            embedding=embedding,
+            layers=[packer.layer(index, window) for index, window in enumerate(windows)],
+            norm=packer.norm,
+            head=head,
+            tables=RotationTables(*(table.to(device) for table in tables)),
+            takes=packer.takes,
+            base=planner.layout.new_page(),
+            eps=config.rms_norm_eps,
+            num_heads=heads,
+            num_kv_heads=kv_heads,
+            head_dim=width,
+            layer_starts=planner.layout.layer_starts,
+        )
+        self._tile_rows = TILE // (heads // kv_heads)
+        self._capacity = Capacity.of(reach, self._tile_rows)
+        self._step = TritonStep(self._weights, self._capacity)
+        self._words = StepWords(self._step.words, self._weights.base)
+        self._tapped: dict[int, Tensor] = {}
+        self._graphs = StepGraphs(device)
+        self._lock = Lock()
+        with self._computing():
+            self._capture_all()
+
+    @property
+    def step_nbytes(self) -> int:
+        """Bytes of what steps are computed in, and of the rotations."""
+        return self._step.nbytes + sum(table.nbytes for table in (self._weights.tables.cos, self._weights.tables.sin))
+
+    def forward(self, layout: Layout, layers: Sequence[int] = ()) -> tuple[Tensor, Tensor | None]:
+        """As `Decoder.forward`."""
+        taps = Taps(layers, layout)
+        with self._computing():
+            x = self._through_all(layout, tuple(layer for layer in layers if layer < self.num_layers), taps)
+            return self._head(x, layout, taps), taps.stacked()
+
+    def embed(self, layout: Layout) -> Tensor:
+        """As `LayerRangeDecoder.embed`."""
+        token_ids = layout.token_ids.to(self._step.x.device)
+        return self._weights.embedding[token_ids].float()
+
+    def through(self, x: Tensor, layout: Layout, first: int, last: int, taps: Taps) -> Tensor:
+        """As `LayerRangeDecoder.through`; not captured."""
+        wanted = [layer for layer in taps.layers if first <= layer < last]
+        out = torch.empty_like(x, dtype=torch.float32)
+        with self._computing():
+            tapped = {layer: torch.empty_like(out) for layer in wanted}
+            for start, end, bucket in self._fed(layout):
+                self._step.x[: end - start] = x[start:end]
+                targets = self._tap_targets(wanted)
+                self._step.layers(bucket, first, last, targets)
+                out[start:end] = self._step.x[: end - start]
+                for layer, states in targets:
+                    tapped[layer][start:end] = states[: end - start]
+        for layer, states in tapped.items():
+            taps.take(layer, states)
+        return out
+
+    def head(self, x: Tensor, layout: Layout, taps: Taps) -> Tensor:
+        """As `LayerRangeDecoder.head`."""
+        with self._computing():
+            return self._head(x, layout, taps)
+
+    def embedding_rows(self, token_ids: Tensor) -> Tensor:
+        """As `Decoder.embedding_rows`."""
+        return self._weights.embedding[token_ids].float()
+
+    def output_rows(self, token_ids: Tensor) -> Tensor:
+        """As `Decoder.output_rows`."""
+        return self._weights.head.rows(token_ids)
+
+    def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """The weights' numbers by names like those of Transformers' parameters, as they are packed: query, key and
+        value are one, gate and up another; codes, which are finite, are left out."""
+        if not isinstance(self._weights.embedding, QuantisedEmbedding):
+            yield "model.embed_tokens.weight", self._weights.embedding
+        yield "model.norm.weight", self._weights.norm
+        products = {"lm_head": self._weights.head}
+        for index, layer in enumerate(self._weights.layers):
+            path = f"model.layers.{index}"
+            yield f"{path}.input_layernorm.weight", layer.input_norm
+            yield f"{path}.post_attention_layernorm.weight", layer.mlp_norm
+            if layer.head_norms is not None:
+                yield f"{path}.self_attn.(q, k)_norm.weight", layer.head_norms
+            products |= {
+                f"{path}.self_attn.(q, k, v)_proj": layer.qkv,
+                f"{path}.self_attn.o_proj": layer.out,
+                f"{path}.mlp.(gate, up)_proj": layer.gate_up,
+                f"{path}.mlp.down_proj": layer.down,
+            }
+        for name, product in products.items():
+            numbers = product.float_numbers()
+            if numbers is not None:
+                yield f"{name}.weight", numbers
+            if product.bias is not None:
+                yield f"{name}.bias", product.bias
+
+    def _through_all(self, layout: Layout, layers: tuple[int, ...], taps: Taps) -> Tensor:
+        """[T, hidden], what leaves the last layer. What enters `layers` is handed to the taps."""
+        parts: list[Tensor] = []
+        tapped: list[list[Tensor]] = [[] for _ in layers]
+        for start, end, bucket in self._fed(layout):
+            targets = self._tap_targets(layers)
+            self._graphs.run(("layers", bucket, layers), partial(self._compute, bucket, targets))
+            x = self._step.x[: end - start]
+            parts.append(x if len(x) == layout.num_rows else x.clone())  # the next piece overwrites it
+            for kept, (_, states) in zip(tapped, targets, strict=True):
+                kept.append(states[: end - start].clone())
+        for layer, of_pieces in zip(layers, tapped, strict=True):
+            taps.take(layer, torch.cat(of_pieces))
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    @contextmanager
+    def _computing(self) -> Iterator[None]:
+        """One step at a time is computed in this memory, and on this device."""
+        with self._lock, on_device(self._weights.base.device):
+            yield
+
+    def _compute(self, bucket: int, targets: Sequence[tuple[int, Tensor]]) -> None:
+        self._step.embed(bucket)
+        self._step.layers(bucket, 0, self.num_layers, targets)
+
+    def _head(self, x: Tensor, layout: Layout, taps: Taps) -> Tensor:
+        taps.take_normed(self.num_layers, x, self._normed)
+        wanted = layout.wanted(x)
+        logits = self._step.logits.new_empty(len(wanted), self._step.logits.shape[1])
+        for start in range(0, len(wanted), HEAD_ROWS):
+            count = min(HEAD_ROWS, len(wanted) - start)
+            self._step.head_x[:count] = wanted[start : start + count]
+            bucket = bucket_of(count)
+            self._graphs.run(("head", bucket), partial(self._step.head, bucket))
+            logits[start : start + count] = self._step.logits[:count]
+        return logits
+
+    def _normed(self, x: Tensor) -> Tensor:
+        """By the final norm, in float32."""
+        return self._step.normed(x)
+
+    def _fed(self, layout: Layout) -> Iterator[tuple[int, int, int]]:
+        """Bring a forward to the device piece by piece: each piece's rows and bucket, while its words lie there."""
+        self._words.check(layout, len(self._weights.tables.cos))
+        for tiles in pieces(self._words.plan_of(layout), self._tile_rows, self._capacity):
+            start, end = tiles[0].first, tiles[-1].end
+            self._words.send(layout, tiles)
+            yield start, end, bucket_of(end - start)
+
+    def _tap_targets(self, layers: Sequence[int]) -> list[tuple[int, Tensor]]:
+        """Where what enters each of these layers is written: always at the same address."""
+        for layer in layers:
+            if layer not in self._tapped:
+                self._tapped[layer] = torch.zeros_like(self._step.x)
+        return [(layer, self._tapped[layer]) for layer in layers]
+
+    def _capture_all(self) -> None:
+        """The graphs that every request needs, the largest first. Until the first forward all rows are dead."""
+        if self._step.x.device.type != "cuda":
+            return
+        with torch.inference_mode():
+            for bucket in reversed(BUCKETS):
+                self._graphs.run(("layers", bucket, ()), partial(self._compute, bucket, ()))
+            for bucket in reversed(HEAD_BUCKETS):
+                self._graphs.run(("head", bucket), partial(self._step.head, bucket))

@@ -1,0 +1,191 @@
+"""A model's folder, before Transformers sees it: where it is, what its JSON files say, which files hold its weights.
+
+The folder of a hub id is the hub's cache. Only JSON, tokenizers, templates and safetensors are fetched: no code and no
+pickles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from forerun.config import BUNDLED_MODELS
+from forerun.errors import ModelLoadError
+from forerun.utils import fetch as store
+from forerun.utils.foreign_errors import REMEDY, as_load_errors
+from forerun.utils.json_file import Fields
+
+# What is fetched from the Hugging Face hub, into the hub's own cache.
+
+_REMEDY = "Check its name and the network."
+
+
+def download_files(name: str, patterns: Sequence[str]) -> Path:
+    """The cached folder of a hub id, with the files of these names in it; folders inside it are left out.
+
+    Raises:
+        ModelLoadError: there is no such id, or it can neither be reached nor found in the cache.
+    """
+    from huggingface_hub import snapshot_download
+
+    bundled = ", ".join((*BUNDLED_MODELS, *store.names()))
+    what = f"{name} is neither a folder nor one of {bundled}, and cannot be fetched as a hub id"
+    with as_load_errors(what, _REMEDY):
+        return Path(snapshot_download(name, allow_patterns=list(patterns), ignore_patterns=["*/*"]))
+
+
+def download_file(name: str, file: str) -> Path:
+    """One file of a hub id, in the cache.
+
+    Raises:
+        ModelLoadError: as `download_files`.
+    """
+    from huggingface_hub import hf_hub_download
+
+    with as_load_errors(f"{file} cannot be fetched from the hub id {name}", _REMEDY):
+        return Path(hf_hub_download(name, file))
+
+
+CONFIG = "config.json"
+TOKENIZER_CONFIG = "tokenizer_config.json"
+GENERATION_CONFIG = "generation_config.json"
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+_TOKENIZER_JSON = (TOKENIZER_CONFIG, "special_tokens_map.json", "added_tokens.json")
+_TOKENIZERS = (
+    "tokenizer.json",
+    "tokenizer.model",
+    TOKENIZER_CONFIG,
+    "vocab.json",
+    "vocab.txt",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+)
+_TEXT = ("*.json", "*.jinja", "*.txt", "*.model")
+
+
+def local_path(name: str | Path) -> Path:
+    """The path that a name stands for, "~" replaced. Raises ModelLoadError where "~NAME" names no user."""
+    try:
+        return Path(name).expanduser()
+    except RuntimeError:
+        raise ModelLoadError(f"{name} begins with the home of a user who is not there. Give the whole path.") from None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFolder:
+    """A folder on this machine.
+
+    Attributes:
+        name: what it was asked for as, for messages.
+        path: where it is.
+        is_remote: whether it is the hub's cache of a hub id.
+    """
+
+    name: str
+    path: Path
+    is_remote: bool = False
+
+    @classmethod
+    def find(cls, name: str | Path) -> ModelFolder:
+        """The folder of a bundled model, a local folder, or, for a string, that of a hub id.
+
+        Raises:
+            ModelLoadError: there is none.
+        """
+        text = str(BUNDLED_MODELS.get(str(name), name))
+        path = local_path(text)
+        if path.is_dir():
+            return cls(str(name), path)
+        if isinstance(name, Path) or path.is_absolute() or text.startswith((".", "~")) or path.exists():
+            raise ModelLoadError(
+                f"model folder {name} does not exist. Give a folder with config.json, a .gguf file, or a hub id."
+            )
+        return cls(str(name), download_files(text, _TEXT), is_remote=True)
+
+    def has_tokenizer(self) -> bool:
+        """Whether there is any file that a tokenizer would be made of."""
+        return any((self.path / file).exists() for file in _TOKENIZERS)
+
+    def read(self, file: str) -> Fields:
+        """What a JSON file says; nothing where the folder has no such file.
+
+        Raises:
+            ModelLoadError: it is damaged, or holds no object.
+        """
+        path = self.path / file
+        return Fields.read(path, ModelLoadError, remedy=REMEDY) if path.exists() else self._nothing(path)
+
+    def config(self) -> Fields:
+        """What config.json says.
+
+        Raises:
+            ModelLoadError: there is none, or as `read`.
+        """
+        if not (self.path / CONFIG).is_file():
+            other = f", or one of its GGUF files: {self.name}:FILE.gguf" if self.is_remote else ""
+            raise ModelLoadError(
+                f"model folder {self.name} has no config.json. Give a Transformers model folder{other}."
+            )
+        return self.read(CONFIG)
+
+    def tokenizer_config(self) -> Fields:
+        """What tokenizer_config.json says; the other JSON files beside it are looked at too.
+
+        Raises:
+            ModelLoadError: as `read`.
+        """
+        for file in _TOKENIZER_JSON:
+            self.read(file)
+        return self.read(TOKENIZER_CONFIG)
+
+    def weight_files(self) -> list[Path]:
+        """The safetensors files of the weights, fetched if they lie on the hub.
+
+        Raises:
+            ModelLoadError: there are none, or the index that names them is damaged.
+        """
+        if self.is_remote:
+            names = self._shards() if (self.path / INDEX).is_file() else [WEIGHTS]
+            download_files(self.name, names)
+        if (self.path / WEIGHTS).is_file():
+            return [self.path / WEIGHTS]
+        if not (self.path / INDEX).is_file():
+            raise self._no_weights()
+        shards = self._shards()
+        for shard in shards:
+            if not (self.path / shard).is_file():
+                raise ModelLoadError(f"{self.path / INDEX}: it names {shard}, which is not there. {REMEDY}")
+        return [self.path / shard for shard in shards]
+
+    def _shards(self) -> list[str]:
+        """The files that the index names, each once."""
+        weight_map: Fields = self.read(INDEX).fields("weight_map")
+        shards = list(dict.fromkeys(weight_map.string(tensor) for tensor in weight_map.values))
+        for shard in shards:
+            if Path(shard).name != shard or "\\" in shard or not shard.endswith(".safetensors"):
+                raise ModelLoadError(
+                    f"{self.path / INDEX}: it names {shard[:60]!r}, but may name *.safetensors files beside it only. "
+                    f"{REMEDY}"
+                )
+        if not shards:
+            raise ModelLoadError(f"{self.path / INDEX}: its weight_map is empty. {REMEDY}")
+        return shards
+
+    def _no_weights(self) -> ModelLoadError:
+        others = sorted(path.name for path in self.path.glob("*.safetensors"))
+        if others:
+            return ModelLoadError(
+                f"model folder {self.name} has {others[0]}, but no {WEIGHTS}, and no {INDEX} that names it. {REMEDY}"
+            )
+        pickles = [path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in self.path.glob(pattern)]
+        if pickles:
+            return ModelLoadError(
+                f"model folder {self.name} has only pickled weights ({pickles[0]}), which can run code when loaded. "
+                "Convert it: model.save_pretrained(folder) of a current Transformers writes safetensors."
+            )
+        return ModelLoadError(f"model folder {self.name} has no *.safetensors weights. {REMEDY}")
+
+    def _nothing(self, path: Path) -> Fields:
+        return Fields(str(path), {}, ModelLoadError, REMEDY)

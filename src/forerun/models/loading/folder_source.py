@@ -1,0 +1,291 @@
+"""A Transformers folder, or the hub's cache of one, as a model's source."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, get_args
+
+import torch
+
+from forerun.config import QUANTISATIONS
+from forerun.errors import ModelLoadError, UnsupportedModelError
+from forerun.kernels.quantisation import CodeForm, QuantisedWeight
+from forerun.models.loading.code_tensors import CodeTensors
+from forerun.models.loading.configuration import CONTEXT_KEYS, OUTPUT_TOKENS, token_ids_of
+from forerun.models.loading.folder import CONFIG, GENERATION_CONFIG, ModelFolder
+from forerun.models.loading.quantise import LAYOUT, METHOD, Quantisation
+from forerun.models.loading.source import ModelSource
+from forerun.models.loading.transformers_modules import read_tokenizer
+from forerun.models.loading.weights import Checkpoint, TensorSlice
+from forerun.utils.foreign_errors import REMEDY, as_load_errors
+from forerun.utils.json_file import Fields
+
+# From config.json and generation_config.json to a Transformers configuration and what forerun takes from it.
+#
+# The configuration is made of the values that were read here: Transformers does not open the folder for it, and
+# nothing
+# in the values makes it import code or look for other files.
+
+_SIZES = (
+    *("vocab_size", "hidden_size", "n_embd", "d_model", "intermediate_size", "head_dim"),
+    *("num_attention_heads", "n_heads", "n_head", "num_key_value_heads"),
+)
+_NUMBERS_OF_LAYERS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer")
+_MAX_LAYERS = 1 << 16
+"""Configurations make lists of as many entries; no model has a hundredth of that."""
+# what would make Transformers import code or open files that nobody has looked at
+_DROPPED = {"auto_map", "custom_generate", "transformers_weights", "fusion_config", "distributed_config"}
+_DROPPED |= {"quantization_config"}  # forerun's own; any other is refused
+_DROPPED |= {"_name_or_path", "_attn_implementation", "_attn_implementation_internal", "attn_implementation"}
+
+
+def read_config(folder: ModelFolder) -> Any:
+    """The Transformers configuration of the folder's language model.
+
+    Raises:
+        ModelLoadError: config.json is damaged, or a value in it cannot be.
+        UnsupportedModelError: Transformers has no such model type, or its weights are quantised.
+    """
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    fields = folder.config()
+    model_type = fields.string("model_type")
+    if model_type not in CONFIG_MAPPING:
+        raise UnsupportedModelError(_unknown_type(folder, fields, model_type))
+    text = fields.fields("text_config", None)
+    for part in (fields, text):
+        if part is not None:
+            stored_quantisation(part)
+            _check_values(part)
+    with as_load_errors(f"{fields.place}: it describes no {model_type} model", REMEDY):
+        cls = CONFIG_MAPPING[model_type]
+        return cls.from_dict(_of_types(cls, _without_code(fields.values))).get_text_config(decoder=True)
+
+
+def eos_token_ids(folder: ModelFolder, config: Any) -> frozenset[int]:
+    """The tokens that end an output: what generation_config.json says, else the configuration. Ids that are no token
+    are left out.
+
+    Raises:
+        ModelLoadError: generation_config.json is damaged, or says something that cannot be a token id.
+    """
+    ids = _token_ids(folder.read(GENERATION_CONFIG))
+    if ids is None:
+        given = getattr(config, "eos_token_id", None)
+        ids = [] if given is None else [given] if isinstance(given, int) else given
+    return token_ids_of(ids, config)
+
+
+def output_tokens(fields: Fields, config: Any) -> tuple[int, ...] | None:
+    """The tokens that the output layer was trained to propose (`OUTPUT_TOKENS`); None where nothing is said of it.
+
+    Raises:
+        ModelLoadError: they are not different tokens of the vocabulary in rising order.
+    """
+    ids = fields.list_of(OUTPUT_TOKENS, int, None)
+    if ids is None:
+        return None
+    if not ids or ids[0] < 0 or ids[-1] >= config.vocab_size or any(a >= b for a, b in pairwise(ids)):
+        raise fields.wrong(OUTPUT_TOKENS, f"a list of rising token ids, from 0 to {config.vocab_size - 1}")
+    return tuple(ids)
+
+
+def recommended_sampling(folder: ModelFolder) -> dict[str, float]:
+    """The sampling options of generation_config.json that would change what a request without options gives."""
+    fields = folder.read(GENERATION_CONFIG)
+    neutral = {"repetition_penalty": 1.0}
+    if fields.flag("do_sample", False):
+        neutral |= {"temperature": 1.0, "top_p": 1.0, "min_p": 0.0, "top_k": 0.0}
+    found = {key: fields.number(key, value) for key, value in neutral.items()}
+    return {key: value for key, value in found.items() if value != neutral[key]}
+
+
+def _token_ids(fields: Fields) -> list[int] | None:
+    """`eos_token_id` as a list; None where it is not set."""
+    if isinstance(fields.values.get("eos_token_id"), list):
+        return fields.list_of("eos_token_id", int)
+    single = fields.integer("eos_token_id", None)
+    return None if single is None else [single]
+
+
+def _check_values(fields: Fields) -> None:
+    """Look at the values that models are built with: Transformers takes some of them as they are."""
+    import torch
+
+    for key in (*_SIZES, *CONTEXT_KEYS):
+        if not isinstance(fields.values.get(key), list):  # a value for each layer
+            fields.integer(key, None, low=1)
+    for key in _NUMBERS_OF_LAYERS:
+        fields.integer(key, None, low=1, high=_MAX_LAYERS)
+    for key in ("dtype", "torch_dtype"):
+        name = fields.string(key, "float32")
+        if name != "auto" and not isinstance(getattr(torch, name.removeprefix("torch."), None), torch.dtype):
+            raise fields.wrong(key, "a number format of torch, such as bfloat16")
+    _token_ids(fields)
+
+
+def stored_quantisation(fields: Fields) -> Quantisation | None:
+    """What `forerun quantize` has kept the weights in; None where they are numbers.
+
+    Raises:
+        UnsupportedModelError: they are quantised by another program, or a later version of forerun.
+        ModelLoadError: what is said of it is damaged.
+    """
+    said: Fields | None = fields.fields("quantization_config", None)
+    if said is None:
+        return None
+    method = said.string("quant_method", "unnamed")
+    if method != METHOD:
+        raise UnsupportedModelError(
+            f"{fields.place}: the weights are quantised ({method[:60]}), which forerun does not undo. Take the model's "
+            "float weights, which it quantises itself (quantize='int8'), or save dequantised ones with Transformers."
+        )
+    layout = said.integer("format", low=1)
+    if layout != LAYOUT:
+        raise UnsupportedModelError(
+            f"{fields.place}: the weights are kept in forerun's format {layout}, and this version reads {LAYOUT}. "
+            "Quantise the model anew, or take the version of forerun that wrote it."
+        )
+    quantize = said.string("quantize")
+    if quantize not in QUANTISATIONS:
+        raise said.wrong("quantize", f"one of {', '.join(QUANTISATIONS)}")
+    return "int8" if quantize == "int8" else "int4"
+
+
+def _unknown_type(folder: ModelFolder, fields: Fields, model_type: str) -> str:
+    from transformers import __version__
+
+    known = f"model type {model_type!r} is not one that Transformers {__version__} has"
+    code = asks_for_code(fields)
+    if code is None:
+        return f"{fields.place}: {known}. Serve {folder.name} with a Transformers that has it."
+    return (
+        f"{fields.place}: {known}, and the code that auto_map asks for ({code}) is not run: it could do anything. "
+        "Give a model of a type that Transformers has."
+    )
+
+
+def asks_for_code(fields: Fields) -> str | None:
+    """What of a folder's code its `auto_map` asks for; None if for nothing."""
+    auto_map = fields.values.get("auto_map")
+    names = list(auto_map.values()) if isinstance(auto_map, dict) else auto_map if isinstance(auto_map, list) else []
+    flat = [part for name in names for part in (name if isinstance(name, list) else [name]) if isinstance(part, str)]
+    return ", ".join(part[:60] for part in flat[:3]) or (None if not auto_map else "auto_map")
+
+
+def _without_code(value: Any) -> Any:
+    """The value without the keys of _DROPPED, at any depth."""
+    if isinstance(value, dict):
+        return {key: _without_code(inner) for key, inner in value.items() if key not in _DROPPED}
+    return [_without_code(inner) for inner in value] if isinstance(value, list) else value
+
+
+def _of_types(cls: Any, values: dict[str, Any]) -> dict[str, Any]:
+    """Numbers as the class wants them: 1 where it wants a float, 4096.0 where it wants an integer."""
+    types = {field.name: get_args(field.type) or (field.type,) for field in dataclasses.fields(cls)}
+    for key, value in values.items():
+        wanted = types.get(key, ())
+        if type(value) is int and float in wanted and int not in wanted:
+            values[key] = float(value)
+        elif type(value) is float and value.is_integer() and int in wanted and float not in wanted:
+            values[key] = int(value)
+    return values
+
+
+class FolderSource(ModelSource):
+    """config.json, safetensors and tokenizer of a folder. None of its code is run."""
+
+    place_of_sampling = GENERATION_CONFIG
+
+    def __init__(self, folder: ModelFolder) -> None:
+        self.name, self.folder = folder.name, folder
+
+    def config(self) -> Any:
+        """As `ModelSource.config`."""
+        return read_config(self.folder)
+
+    def eos_token_ids(self, config: Any) -> frozenset[int]:
+        """As `ModelSource.eos_token_ids`."""
+        return eos_token_ids(self.folder, config)
+
+    def checkpoint(self, config: Any, dtype: torch.dtype) -> Checkpoint:
+        """As `ModelSource.checkpoint`; tensors come in the format they are stored in."""
+        checkpoint = _open(self.folder.weight_files())
+        if self.quantisation() is None:
+            return checkpoint
+        codes, others = CodeTensors.sort(checkpoint.slices, self.name)
+        return replace(checkpoint, slices={**others, **dict(codes.slices(dtype))})
+
+    def stored_dtype(self) -> str | None:
+        """As `ModelSource.stored_dtype`."""
+        return _open(self.folder.weight_files()).stored_dtype() if self.quantisation() is None else None
+
+    def quantisation(self) -> Quantisation | None:
+        """As `ModelSource.quantisation`."""
+        return stored_quantisation(self.folder.config())
+
+    def quantised_weight(self, config: Any) -> Callable[[str], QuantisedWeight | None]:
+        """As `ModelSource.quantised_weight`."""
+        if self.quantisation() is None:
+            return super().quantised_weight(config)
+        return self._codes().read
+
+    def code_form(self, config: Any) -> Callable[[str], CodeForm | None]:
+        """As `ModelSource.code_form`."""
+        return super().code_form(config) if self.quantisation() is None else self._codes().form
+
+    def _codes(self) -> CodeTensors:
+        return CodeTensors.sort(_open(self.folder.weight_files()).slices, self.name)[0]
+
+    def recommended_sampling(self) -> dict[str, float]:
+        """As `ModelSource.recommended_sampling`."""
+        return recommended_sampling(self.folder)
+
+    def output_tokens(self, config: Any) -> tuple[int, ...] | None:
+        """As `ModelSource.output_tokens`."""
+        return output_tokens(self.folder.config(), config)
+
+    def has_tokenizer(self) -> bool:
+        """As `ModelSource.has_tokenizer`."""
+        return self.folder.has_tokenizer()
+
+    def tokenizer(self) -> Any:
+        """As `ModelSource.tokenizer`; one that needs code of the folder's is refused."""
+        remedy = "Put tokenizer.json and tokenizer_config.json beside the weights, or pass token ids."
+        if not self.has_tokenizer():
+            raise ModelLoadError(f"no tokenizer could be read from {self.name}: there is none. {remedy}")
+        settings = self.folder.tokenizer_config()
+        try:
+            return read_tokenizer(self.folder.path, self.name, remedy)
+        except ModelLoadError as error:
+            code = asks_for_code(settings)
+            if code is None or "trust_remote_code" not in str(error.__cause__):
+                raise
+            raise ModelLoadError(
+                f"{settings.place}: the code that auto_map asks for ({code}) is not run: it could do anything. {remedy}"
+            ) from None
+
+
+def _open(files: Sequence[Path]) -> Checkpoint:
+    """The tensors of safetensors files, at least one.
+
+    Raises:
+        ModelLoadError: a file is damaged, or two files have a tensor of the same name.
+    """
+    from safetensors import safe_open
+
+    slices: dict[str, TensorSlice] = {}
+    for file in files:
+        with as_load_errors(f"{file}: the weights are damaged", REMEDY):
+            opened: Any = safe_open(file, framework="pt")
+            for name in opened.keys():  # noqa: SIM118 (no mapping)
+                if name in slices:
+                    raise ModelLoadError(f"{file}: tensor {name} is in another file as well. {REMEDY}")
+                slices[name] = opened.get_slice(name)
+    if not slices:
+        raise ModelLoadError(f"{files[0]}: it holds no tensors. {REMEDY}")
+    return Checkpoint(slices, CONFIG, f"Give the {CONFIG} that the weights were saved with.")

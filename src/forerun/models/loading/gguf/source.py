@@ -1,0 +1,101 @@
+"""A GGUF file as a model's source."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from forerun.kernels.quantisation import CodeForm, QuantisedWeight
+from forerun.models.loading.configuration import token_ids_of
+from forerun.models.loading.gguf.configuration import read_gguf_config
+from forerun.models.loading.gguf.file import GgufFile, code_form, from_gguf
+from forerun.models.loading.gguf.header import REMEDY
+from forerun.models.loading.gguf.tensors import PackedWeights, metadata_of, open_slices
+from forerun.models.loading.gguf.tokenizer import eos_token_ids, read_tokenizer
+from forerun.models.loading.source import ModelSource
+from forerun.models.loading.weights import Checkpoint
+
+_FORMATS: Mapping[str, str] = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+"""Type of tensor -> number format, of those that are not quantised."""
+_SAMPLING = {
+    "temperature": ("general.sampling.temp", 1.0),
+    "top_k": ("general.sampling.top_k", 0.0),
+    "top_p": ("general.sampling.top_p", 1.0),
+    "min_p": ("general.sampling.min_p", 0.0),
+    "repetition_penalty": ("general.sampling.penalty_repeat", 1.0),
+}
+"""Option of a request -> the key that recommends it, and the value that changes nothing."""
+
+
+class GgufSource(ModelSource):
+    """One GGUF file. It stays open, mapped into memory, as long as the source or its packed weights are in use."""
+
+    place_of_sampling = "the file"
+
+    def __init__(self, name: str, path: Path) -> None:
+        self.name, self.path = name, path
+
+    @cached_property
+    def file(self) -> GgufFile:
+        """The open file."""
+        return GgufFile.open(self.path)
+
+    def config(self) -> Any:
+        """As `ModelSource.config`."""
+        return read_gguf_config(self.file, self.eos_ids)
+
+    @cached_property
+    def eos_ids(self) -> frozenset[int]:
+        """The tokens that end an output, as the file says; none where it has no tokenizer."""
+        return eos_token_ids(self.file.metadata, str(self.path)) if self.has_tokenizer() else frozenset()
+
+    def eos_token_ids(self, config: Any) -> frozenset[int]:
+        """As `ModelSource.eos_token_ids`."""
+        return token_ids_of(self.eos_ids, config)
+
+    def checkpoint(self, config: Any, dtype: torch.dtype) -> Checkpoint:
+        """As `ModelSource.checkpoint`: one tensor is dequantised at a time."""
+        return Checkpoint(
+            open_slices(self.packed_weights(config), config, dtype), f"the metadata of {self.path}", REMEDY
+        )
+
+    def packed_weights(self, config: Any) -> PackedWeights:
+        """As `ModelSource.packed_weights`."""
+        return PackedWeights(self.file, config)
+
+    def quantised_weight(self, config: Any) -> Callable[[str], QuantisedWeight | None]:
+        """As `ModelSource.quantised_weight`."""
+        packed = self.packed_weights(config)
+        return lambda name: from_gguf(packed[name]) if name in packed else None
+
+    def code_form(self, config: Any) -> Callable[[str], CodeForm | None]:
+        """As `ModelSource.code_form`."""
+        packed = self.packed_weights(config)
+        return lambda name: code_form(packed.stored(name)) if name in packed else None
+
+    def stored_dtype(self) -> str | None:
+        """As `ModelSource.stored_dtype`."""
+        entries: Counter[str | None] = Counter()
+        for tensor in self.file.tensors.values():
+            entries[_FORMATS.get(tensor.type_name)] += math.prod(tensor.shape)
+        return entries.most_common(1)[0][0]
+
+    def recommended_sampling(self) -> dict[str, float]:
+        """As `ModelSource.recommended_sampling`."""
+        fields = metadata_of(self.file)
+        found = {option: fields.number(key, neutral) for option, (key, neutral) in _SAMPLING.items()}
+        return {option: value for option, value in found.items() if value != _SAMPLING[option][1]}
+
+    def has_tokenizer(self) -> bool:
+        """As `ModelSource.has_tokenizer`."""
+        return "tokenizer.ggml.tokens" in self.file.metadata
+
+    def tokenizer(self) -> Any:
+        """As `ModelSource.tokenizer`."""
+        return read_tokenizer(self.file.metadata, str(self.path))

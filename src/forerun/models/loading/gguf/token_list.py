@@ -1,0 +1,121 @@
+"""The token list of a GGUF file's metadata: texts, types and named ids, checked.
+
+Keys and types are those of the GGUF specification. Where a file leaves something open, llama.cpp's reading is followed
+(src/llama-vocab.cpp, `llama_vocab::impl::load`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+from forerun.errors import ModelLoadError
+from forerun.models.loading.gguf.header import REMEDY
+from forerun.utils.json_file import Fields
+
+PREFIX = "tokenizer.ggml."
+TOKENS = PREFIX + "tokens"
+TYPES = PREFIX + "token_type"
+NAMED = {
+    "bos": "bos_token_id",
+    "eos": "eos_token_id",
+    "eot": "eot_token_id",
+    "eom": "eom_token_id",
+    "unk": "unknown_token_id",
+    "pad": "padding_token_id",
+    "fim_pre": "fim_pre_token_id",
+    "fim_suf": "fim_suf_token_id",
+    "fim_mid": "fim_mid_token_id",
+    "fim_pad": "fim_pad_token_id",
+    "fim_rep": "fim_rep_token_id",
+    "fim_sep": "fim_sep_token_id",
+}
+"""Role of a token -> the key of its id, after PREFIX."""
+
+
+class TokenType(IntEnum):
+    """What a token is, by the numbers of the GGUF specification."""
+
+    NORMAL = 1
+    UNKNOWN = 2
+    CONTROL = 3
+    USER_DEFINED = 4
+    UNUSED = 5
+    BYTE = 6
+
+
+@dataclass(frozen=True, slots=True)
+class TokenList:
+    """The tokens of a file.
+
+    Attributes:
+        fields: the metadata, for further keys and for messages.
+        texts: by id, each once, none empty.
+        types: by id.
+        ids: text -> id.
+        named: role (a key of NAMED) -> id, of those that the file gives.
+    """
+
+    fields: Fields
+    texts: list[str]
+    types: list[TokenType]
+    ids: Mapping[str, int]
+    named: Mapping[str, int]
+
+    def wrong(self, key: str, reason: str) -> ModelLoadError:
+        """The error about a key's value."""
+        return ModelLoadError(f"{self.fields.place}: {key}: {reason}. {self.fields.remedy}")
+
+
+def as_fields(metadata: Mapping[str, Any], place: str) -> Fields:
+    """The metadata as checked fields. place: the file, for messages."""
+    return Fields(place, metadata, ModelLoadError, REMEDY)
+
+
+def read_token_list(fields: Fields, default_ids: Mapping[str, int]) -> TokenList:
+    """The tokens that the metadata lists.
+
+    An empty token is called [EMPTY_id], as in llama.cpp. A file without types has normal tokens only.
+
+    Args:
+        default_ids: role -> id, where the file names none and there are as many tokens.
+
+    Raises:
+        ModelLoadError: there are none, a text is not a string of UTF-8 or stands there twice, a type is unknown, there
+            are not as many types as tokens, or a named id is none of theirs.
+    """
+    texts = [text or f"[EMPTY_{index}]" for index, text in enumerate(fields.list_of(TOKENS, str))]
+    if not texts:
+        raise fields.wrong(TOKENS, "a list of at least one token")
+    ids: dict[str, int] = {}
+    for index, text in enumerate(texts):
+        first = ids.setdefault(text, index)
+        if first != index:
+            raise ModelLoadError(f"{fields.place}: {TOKENS}: tokens {first} and {index} are the same. {fields.remedy}")
+    named = {role: index for role, index in default_ids.items() if index < len(texts)}
+    named |= {
+        role: fields.integer(PREFIX + key, low=0, high=len(texts) - 1)
+        for role, key in NAMED.items()
+        if PREFIX + key in fields
+    }
+    return TokenList(fields, texts, _types(fields, len(texts)), ids, named)
+
+
+def _types(fields: Fields, count: int) -> list[TokenType]:
+    numbers = fields.list_of(TYPES, int, None)
+    if numbers is None:
+        return [TokenType.NORMAL] * count
+    if len(numbers) != count:
+        raise ModelLoadError(
+            f"{fields.place}: {TYPES} has {len(numbers):,} entries, but there are {count:,} tokens. {fields.remedy}"
+        )
+    by_number = {kind.value: kind for kind in TokenType}
+    for index, number in enumerate(numbers):
+        if number not in by_number:
+            raise ModelLoadError(
+                f"{fields.place}: {TYPES}: token {index} has type {number}, but must have one of "
+                f"{min(by_number)}..{max(by_number)}. {fields.remedy}"
+            )
+    return [by_number[number] for number in numbers]

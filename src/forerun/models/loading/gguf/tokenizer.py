@@ -1,0 +1,373 @@
+"""Tokenizer and chat template from a GGUF file's metadata.
+
+Two kinds: byte-level byte-pair encoding (`tokenizer.ggml.model` = gpt2) and SentencePiece's byte-pair encoding by score
+(= llama). The ids of a text are those of llama.cpp's `llama_tokenize(add_special=true, parse_special=true)` for the
+same file. Where that and Transformers' tokenizers differ:
+
+- Control, unknown and user-defined tokens are matched in the text before anything else, by both. llama.cpp looks for
+  the longest first, Transformers from left to right. They differ only where two overlap in the text; here it is
+  Transformers'.
+- Unused tokens at the end of the list fill the vocabulary up. llama.cpp has them as tokens without a text; here, as in
+  Transformers, they are no tokens.
+- `llama_detokenize` can take out spaces before punctuation; decoding here gives the text as it was.
+- llama.cpp takes 11 for bos and eos where a gpt2 file names none; here there are none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+
+from forerun.errors import ModelLoadError, UnsupportedModelError
+from forerun.models.loading.gguf.token_list import (
+    NAMED,
+    PREFIX,
+    TOKENS,
+    TYPES,
+    TokenList,
+    TokenType,
+    as_fields,
+    read_token_list,
+)
+
+# Merges of byte-pair encodings: read and checked, or derived from the scores of a SentencePiece vocabulary.
+
+MERGES = PREFIX + "merges"
+SCORES = PREFIX + "scores"
+MAX_PIECE = 512
+"""Characters of a token whose ways to be merged are looked for; that takes the square of its length."""
+
+
+def read_merges(tokens: TokenList) -> list[tuple[str, str]]:
+    """The merges of the metadata, first before second; of several of the same pair the first counts.
+
+    Raises:
+        ModelLoadError: there are none, or one of them does not join two tokens to a third.
+    """
+    merges: dict[tuple[str, str], None] = {}
+    for place, merge in enumerate(tokens.fields.list_of(MERGES, str)):
+        border = merge.find(" ", 1)
+        left, right = merge[:border], merge[border + 1 :]
+        if border < 0 or left not in tokens.ids or right not in tokens.ids or left + right not in tokens.ids:
+            raise tokens.wrong(MERGES, f"merge {place} does not join two tokens of the vocabulary to a third")
+        merges[left, right] = None
+    return list(merges)
+
+
+def merges_of_scores(tokens: TokenList) -> list[tuple[str, str]]:
+    """The merges that give what merging by score gives: of all neighbours the pair whose token has the highest score.
+
+    SentencePiece merges any two neighbours whose joined text is a token, the leftmost of equal scores. A merge here is
+    such a pair, ranked by the score, then by the length of its left part: so of runs of one character, which have equal
+    scores in Llama's vocabulary, the leftmost grows first, as it should. Between other tokens of equal scores ranks
+    cannot say "leftmost", so they are refused. They cannot say it either where two pairs that make the same token
+    overlap (`ab aba ba`, both `ababa`); there the longer left part wins.
+
+    Raises:
+        ModelLoadError: there is not one finite score for each token, or tokens that can be merged have the same.
+    """
+    long = next((index for index, text in enumerate(tokens.texts) if len(text) > MAX_PIECE), None)
+    if long is not None:
+        raise tokens.wrong(TOKENS, f"token {long} is longer than {MAX_PIECE} characters")
+    scores = tokens.fields.list_of(SCORES, float)
+    if len(scores) != len(tokens.texts):
+        raise tokens.wrong(SCORES, f"it has {len(scores):,} entries, but there are {len(tokens.texts):,} tokens")
+    pairs = {index: found for index, text in enumerate(tokens.texts) if (found := _pairs(text, tokens.ids))}
+    by_score = sorted(pairs, key=lambda index: -scores[index])
+    for first, second in pairwise(by_score):
+        if scores[first] == scores[second] and len({*tokens.texts[first], *tokens.texts[second]}) > 1:
+            raise tokens.wrong(SCORES, f"tokens {first} and {second} have the same score, so no merge of them is first")
+    merges = [(-scores[index], -len(left), left, right) for index, found in pairs.items() for left, right in found]
+    return [(left, right) for _, _, left, right in sorted(merges)]
+
+
+def _pairs(text: str, ids: Mapping[str, int]) -> list[tuple[str, str]]:
+    """The ways to make a token of two others."""
+    parts = ((text[:border], text[border:]) for border in range(1, len(text)))
+    return [(left, right) for left, right in parts if left in ids and right in ids]
+
+
+# Which tokens end an answer, and which are matched in a text though the file does not mark them.
+#
+# GGUF names one end of text, and often no end of a turn. llama.cpp therefore looks for the texts that such tokens
+# have in
+# published models (src/llama-vocab.cpp, `llama_vocab::impl::load`, "special tokens"); the lists are its. A token of
+# these
+# texts is a control token whatever its type.
+
+_ENDS = frozenset(
+    {
+        *("<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<end_of_turn>"),
+        *("<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>"),
+        *("<end_of_utterance>", "<eos>", "<turn|>", "<|tool_response>", "<｜end▁of▁sentence｜>", "[e~["),
+    }
+)
+_FILL_IN = {
+    "fim_pre": (
+        *("<|fim_prefix|>", "<fim-prefix>", "<fim_prefix>", "<｜fim▁begin｜>", "<PRE>", "▁<PRE>"),
+        *("<|code_prefix|>", "<|prefix|>"),
+    ),
+    "fim_suf": (
+        *("<|fim_suffix|>", "<fim-suffix>", "<fim_suffix>", "<｜fim▁hole｜>", "<SUF>", "▁<SUF>"),
+        *("<|code_suffix|>", "<|suffix|>"),
+    ),
+    "fim_mid": (
+        *("<|fim_middle|>", "<fim-middle>", "<fim_middle>", "<｜fim▁end｜>", "<MID>", "▁<MID>"),
+        *("<|code_middle|>", "<|middle|>"),
+    ),
+    "fim_pad": ("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"),
+    "fim_rep": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
+    "fim_sep": ("<|file_sep|>",),
+}
+"""Role -> the texts that a token of it may have, where the file does not name it."""
+_ENDING_ROLES = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
+
+
+def end_tokens(tokens: TokenList) -> frozenset[int]:
+    """The ids that end an answer: eos, eot and eom by the file, and what llama.cpp takes for such by its text."""
+    roles = _found_by_text(tokens) | dict(tokens.named)
+    ends = {roles[role] for role in _ENDING_ROLES if role in roles}
+    ends |= {tokens.ids[text] for text in _ENDS if text in tokens.ids}
+    texts = {tokens.texts[index] for index in ends}
+    # formats in which these texts end a part of an answer only
+    if texts & {"<|call|>", "<|calls|>"} and texts & {"<|return|>", "<|flush|>"}:
+        ends.discard(tokens.ids.get("<|end|>", -1))
+    if "<|tool_response>" in texts:
+        ends.discard(tokens.ids.get("</s>", -1))
+    return frozenset(ends)
+
+
+def marked_by_text(tokens: TokenList) -> frozenset[int]:
+    """The ids that are control tokens because of their text."""
+    ends = {tokens.ids[text] for text in _ENDS if text in tokens.ids}
+    found = _found_by_text(tokens)
+    return frozenset(ends | {index for role, index in found.items() if role not in tokens.named})
+
+
+def _found_by_text(tokens: TokenList) -> dict[str, int]:
+    """Role -> id. Where several texts of a role are tokens, llama.cpp takes any of them; here it is the lowest id."""
+    found = {role: [tokens.ids[text] for text in texts if text in tokens.ids] for role, texts in _FILL_IN.items()}
+    return {role: min(ids) for role, ids in found.items() if ids}
+
+
+# The rules by which text is split before merges apply, by the name in `tokenizer.ggml.pre`.
+#
+# They are those of llama.cpp (src/llama-vocab.cpp, `llm_tokenizer_bpe` and `llama_vocab::impl::load`). Where the
+# model's
+# own tokenizer.json differs, llama.cpp is followed: no normalisation to NFC for Qwen2, and contractions such as 'S
+# in
+# ASCII alone for Llama 3 and Qwen2, whose rule elsewhere also takes the long s (U+017F). What is a letter or a
+# number is
+# said by the Unicode tables of the `tokenizers` library; they differ from llama.cpp's in some digits of Unicode 16.
+
+_DIGIT = r"\p{N}"
+_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_WORDS = r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])|[^\r\n\p{L}\p{N}]?\p{L}+|"
+_REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+
+
+@dataclass(frozen=True, slots=True)
+class Splitting:
+    """A rule.
+
+    Attributes:
+        patterns: regular expressions; the parts that one gives are split by the next.
+        ignore_merges: whether a part that is a token as a whole becomes that token, whatever the merges say.
+        add_bos: whether a text begins with the token bos where the file does not say.
+    """
+
+    patterns: tuple[str, ...]
+    ignore_merges: bool = False
+    add_bos: bool = False
+
+    def build(self) -> Any:
+        """The pre-tokenizer of the `tokenizers` library."""
+        splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in self.patterns]
+        return pre_tokenizers.Sequence([*splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+
+
+_SMOLLM = Splitting((_DIGIT, _GPT2))
+_GPT_2 = Splitting((_GPT2,))
+_LLAMA_3 = Splitting((_WORDS + r"\p{N}{1,3}" + _REST,), ignore_merges=True, add_bos=True)
+_SMAUG = Splitting(_LLAMA_3.patterns)
+_QWEN_2 = Splitting((_WORDS + r"\p{N}" + _REST,))
+
+SPLITTINGS = {
+    **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"), _SMOLLM),
+    **dict.fromkeys(("gpt-2", "phi-2", "mellum", "a.x-4.0", "gigachat", "olmo", "jais", "trillion"), _GPT_2),
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "lfm2"), _LLAMA_3),
+    **dict.fromkeys(("smaug-bpe", "dbrx"), _SMAUG),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez", "stablelm2", "hunyuan"), _QWEN_2),
+}
+"""By name in the file."""
+
+
+MODEL = PREFIX + "model"
+PRE_TOKENIZER = PREFIX + "pre"
+CHAT_TEMPLATE = "tokenizer.chat_template"
+_MATCHED = frozenset({TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED})
+_BYTES = [f"<0x{value:02X}>" for value in range(256)]
+_SPACE = "\u2581"
+_DEFAULT_IDS = {"gpt2": {}, "llama": {"unk": 0, "bos": 1, "eos": 2}}
+"""By kind of tokenizer, the named ids where the file gives none."""
+
+
+def read_tokenizer(metadata: Mapping[str, Any], place: str) -> Any:
+    """The Transformers tokenizer (PreTrainedTokenizerFast) of a file, with its chat template.
+
+    Args:
+        metadata: keys and plain values.
+        place: the file, for messages.
+
+    Raises:
+        ModelLoadError: a key is missing, or its value cannot be; names the key and the reason.
+        UnsupportedModelError: the tokenizer is of a kind that is not implemented; names it.
+    """
+    from transformers import PreTrainedTokenizerFast
+
+    tokens, kind = _read(metadata, place)
+    template = _chat_template(tokens)
+    matched = _matched(tokens)
+    try:
+        backend = _byte_level(tokens) if kind == "gpt2" else _sentencepiece(tokens)
+        backend.add_tokens(_as_added(tokens, matched))
+    except ModelLoadError:
+        raise
+    except Exception as failure:  # the library's errors have no type in common
+        raise tokens.wrong(TOKENS, f"no tokenizer can be made of them: {failure}") from failure
+    # named tokens are cut out of texts and left out of decoded ones, which an ordinary word must not be
+    named = {
+        f"{role}_token": tokens.texts[tokens.named[role]]
+        for role in ("bos", "eos", "unk", "pad")
+        if tokens.named.get(role) in matched
+    }
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend, chat_template=template, clean_up_tokenization_spaces=False, **named
+    )
+
+
+def eos_token_ids(metadata: Mapping[str, Any], place: str) -> frozenset[int]:
+    """The ids that end an answer, as llama.cpp decides: eos, eot, eom, and end tokens that it finds by their text.
+
+    Raises:
+        ModelLoadError, UnsupportedModelError: as `read_tokenizer`, of the keys that this reads.
+    """
+    return end_tokens(_read(metadata, place)[0])
+
+
+def _read(metadata: Mapping[str, Any], place: str) -> tuple[TokenList, str]:
+    """The token list, and the kind of tokenizer."""
+    fields = as_fields(metadata, place)
+    kind = fields.string(MODEL)
+    if kind not in _DEFAULT_IDS:
+        raise _unsupported(place, MODEL, kind, _DEFAULT_IDS)
+    return read_token_list(fields, _DEFAULT_IDS[kind]), kind
+
+
+def _unsupported(place: str, key: str, value: str, served: Iterable[str]) -> UnsupportedModelError:
+    return UnsupportedModelError(
+        f"{place}: {key} is {value[:60]!r}, a kind of tokenizer that forerun does not read from GGUF; it reads "
+        f"{', '.join(served)}. Give the model's Transformers folder."
+    )
+
+
+def _byte_level(tokens: TokenList) -> Any:
+    """Byte-level BPE: every byte is written as a character, a space as U+0120."""
+    name = tokens.fields.string(PRE_TOKENIZER)
+    if name not in SPLITTINGS:
+        raise _unsupported(tokens.fields.place, PRE_TOKENIZER, name, SPLITTINGS)
+    if TokenType.BYTE in tokens.types:
+        index = tokens.types.index(TokenType.BYTE)
+        raise tokens.wrong(TYPES, f"token {index} is a byte token, which a vocabulary of the kind gpt2 does not have")
+    splitting = SPLITTINGS[name]
+    merges = read_merges(tokens)
+    vocabulary = _vocabulary(tokens, merges)
+    backend = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=splitting.ignore_merges))
+    backend.pre_tokenizer = splitting.build()
+    backend.decoder = decoders.ByteLevel()
+    backend.post_processor = _ends_of_text(tokens, add_bos=splitting.add_bos)
+    return backend
+
+
+def _sentencepiece(tokens: TokenList) -> Any:
+    """SentencePiece's BPE: a space is written as U+2581, and a character that is no token as its bytes (<0x0A>)."""
+    missing = next((token for token in _BYTES if token not in tokens.ids), None)
+    if missing is not None:
+        raise tokens.wrong(TOKENS, f"the byte token {missing} is missing")
+    merges = merges_of_scores(tokens)
+    vocabulary = _vocabulary(tokens, merges)
+    backend = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, byte_fallback=True))
+    before = tokens.fields.flag(PREFIX + "add_space_prefix", True)
+    spaces = normalizers.Replace(" ", _SPACE)
+    backend.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE), spaces] if before else [spaces])
+    written = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    backend.decoder = decoders.Sequence([*written, decoders.Strip(" ", 1, 0)] if before else written)
+    backend.post_processor = _ends_of_text(tokens, add_bos=True)
+    return backend
+
+
+def _vocabulary(tokens: TokenList, merges: list[tuple[str, str]]) -> dict[str, int]:
+    """Text -> id, without the unused tokens at the end that are neither matched nor in a merge."""
+    size = len(tokens.texts)
+    if tokens.types[-1] is TokenType.UNUSED:
+        used = {part for left, right in merges for part in (left, right, left + right)}
+        used |= {tokens.texts[index] for index in _matched(tokens)}
+        while size > 1 and tokens.types[size - 1] is TokenType.UNUSED and tokens.texts[size - 1] not in used:
+            size -= 1
+    return {text: index for index, text in enumerate(tokens.texts[:size])}
+
+
+def _ends_of_text(tokens: TokenList, *, add_bos: bool) -> Any:
+    """What puts bos before and eos after a text. add_bos: where the file does not say."""
+    wanted = {
+        "bos": tokens.fields.flag(PREFIX + "add_bos_token", add_bos),
+        "eos": tokens.fields.flag(PREFIX + "add_eos_token", False),
+    }
+    parts: dict[str, list[str]] = {"bos": [], "eos": []}
+    special = []
+    for role in (role for role, is_wanted in wanted.items() if is_wanted):
+        if role not in tokens.named:
+            raise tokens.wrong(f"{PREFIX}add_{role}_token", f"it is true, but {PREFIX}{NAMED[role]} is missing")
+        text = tokens.texts[tokens.named[role]]
+        name = role if set(":$") & set(text) else text  # these have a meaning in a template
+        special.append({"id": name, "ids": [tokens.named[role]], "tokens": [text]})
+        parts[role] = [name]
+    first, second = ([*parts["bos"], text, *parts["eos"]] for text in ("$A", "$B"))
+    pair = [f"{part}:0" for part in first] + [f"{part}:1" for part in second]
+    return processors.TemplateProcessing(single=pair[: len(first)], pair=pair, special_tokens=special)
+
+
+def _matched(tokens: TokenList) -> frozenset[int]:
+    """The ids of the tokens that are matched in a text as they stand."""
+    by_type = {index for index, kind in enumerate(tokens.types) if kind in _MATCHED}
+    return marked_by_text(tokens) | by_type
+
+
+def _as_added(tokens: TokenList, matched: Iterable[int]) -> list[Any]:
+    """Matched tokens as the library takes them: special, unless the file calls them a user's."""
+    marked = marked_by_text(tokens)
+    users = {index for index in matched if tokens.types[index] is TokenType.USER_DEFINED and index not in marked}
+    return [AddedToken(tokens.texts[index], normalized=False, special=index not in users) for index in sorted(matched)]
+
+
+def _chat_template(tokens: TokenList) -> str | None:
+    """The template, if there is one, which compiles where Transformers will run it: in a sandbox without our objects.
+
+    Raises:
+        ModelLoadError: it is no string, or no Jinja template.
+    """
+    from transformers.utils.chat_template_utils import _compile_jinja_template
+
+    template = tokens.fields.string(CHAT_TEMPLATE, None)
+    if not template:
+        return None
+    try:
+        _compile_jinja_template(template)
+    except Exception as failure:  # of Jinja, and of Python where it is nested too deeply
+        reason = f"{type(failure).__name__} in line {getattr(failure, 'lineno', '?')}"
+        raise tokens.wrong(CHAT_TEMPLATE, f"it is not a Jinja template ({reason})") from failure
+    return template

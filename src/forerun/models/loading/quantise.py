@@ -1,0 +1,157 @@
+"""Layers of weights at 8 or 4 bits, made while the weights stream: a float weight is there for its own quantising only.
+
+Weights that are stored in codes are taken as they are where they have as many bits as was asked for. All others are
+brought to float32 and quantised: at 8 bits with a scale per output channel, at 4 in groups of 32 with scale and
+minimum. With 4 bits, embedding and output layer are kept at 8, unless the files have them at 4.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from forerun.config import QUANTISATIONS
+from forerun.errors import ConfigError
+from forerun.kernels.quantisation import MADE_FORMS, CodeForm, QuantisedWeight, quantise_int4, quantise_int8
+from forerun.kernels.torch.quantised_linear import QuantisedEmbedding
+from forerun.models.linear import Linear, Part, make_quantised_linear
+from forerun.models.loading.weights import TensorSlice
+
+Quantisation = Literal["int8", "int4"]
+_STREAMED = re.compile(
+    r"(model\.)?(embed_tokens|layers\.\d+\.(self_attn\.[qkvo]_proj|mlp\.(gate|up|down)_proj))\.weight|lm_head\.weight"
+)
+"""The weights of the Llama decoder that become codes."""
+_HEAD, _EMBEDDING = "lm_head.weight", "embed_tokens.weight"
+METHOD, LAYOUT = "forerun", 1
+"""`quant_method` and `format` in the quantization_config of folders that hold codes (`code_tensors.py`)."""
+
+
+def check_quantisation(quantize: str | None, dtype: str | None) -> Quantisation | None:
+    """The quantisation of this name; None for none.
+
+    Raises:
+        ConfigError: there is none of this name, or activations are to be float64.
+    """
+    if quantize is None:
+        return None
+    if quantize not in QUANTISATIONS:
+        raise ConfigError(f"quantize is {quantize!r}, but must be one of {', '.join(QUANTISATIONS)}, or left out.")
+    if dtype == "float64":
+        raise ConfigError(
+            f"quantize is {quantize!r} and dtype 'float64', but quantised products are computed in float32. Give dtype "
+            "'float32' or 'bfloat16', or leave quantize out."
+        )
+    return "int8" if quantize == "int8" else "int4"
+
+
+def streamed(names: Collection[str], is_tied: bool) -> frozenset[str]:
+    """Those of a Llama model's tensors that are quantised as they are read.
+
+    is_tied: the configuration says that the embedding is the output layer as well. Where the files have both all the
+    same, Transformers compares them.
+    """
+    found = {name for name in names if _STREAMED.fullmatch(name)}
+    if is_tied and _HEAD in names:
+        found -= {_HEAD, _EMBEDDING, f"model.{_EMBEDDING}"}
+    return frozenset(found)
+
+
+def stored_numbers(slices: Mapping[str, TensorSlice], is_tied: bool) -> dict[str, TensorSlice]:
+    """The tensors of a Llama model that are quantised from the numbers in the files, whatever number format the model
+    is read in. An embedding that the files have as the output layer alone, to which it is tied, is that."""
+    found = {name: each for name, each in slices.items() if _STREAMED.fullmatch(name)}
+    if is_tied and _HEAD in found and not any(name.endswith(_EMBEDDING) for name in found):
+        found[_EMBEDDING] = found[_HEAD]
+    return found
+
+
+def matrices(model: Any, is_llama: bool) -> dict[str, nn.Module]:
+    """The modules of a Transformers model, by path, whose weights are brought to codes: the linear layers; of the Llama
+    decoder's models also the embedding, which stands for an output layer that is tied to it."""
+    from transformers.pytorch_utils import Conv1D
+
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    is_tied = head is not None and head.weight is embedding.weight
+    return {
+        path: module
+        for path, module in model.named_modules()
+        if (is_llama and module is embedding)
+        or (type(module) in (nn.Linear, Conv1D) and not (is_tied and module is head))
+    }
+
+
+BITS: Mapping[Quantisation, int] = {"int8": 8, "int4": 4}
+
+
+def keeps_codes(stored: int, asked: int, *, is_outer: bool) -> bool:
+    """Whether codes of so many bits are served as they are stored.
+
+    Args:
+        asked: bits asked for. is_outer: of the embedding or the output layer, for which 8 are made in any case.
+    """
+    return stored == asked or (is_outer and stored == 8)
+
+
+def form_kept(stored: CodeForm | None, quantize: Quantisation, *, is_outer: bool) -> CodeForm:
+    """The form in which `QuantisedMaker` keeps a weight that has this one in the files, or none."""
+    if stored is not None and keeps_codes(stored.bits, BITS[quantize], is_outer=is_outer):
+        return stored
+    return MADE_FORMS[8 if is_outer else BITS[quantize]]
+
+
+class QuantisedMaker:
+    """Makes layers whose weights are codes (`Maker`).
+
+    Args:
+        quantize: the bits asked for.
+        stored: gives the weight of a name in the codes that the files have it in, or None; None: none is to be used.
+        numbers: tensors by name in the files, which are read here and quantised in place of what the model holds.
+        dtype: of all that is not in codes, and of the embedding's rows.
+    """
+
+    def __init__(
+        self,
+        quantize: Quantisation,
+        stored: Callable[[str], QuantisedWeight | None] | None,
+        numbers: Mapping[str, TensorSlice],
+        dtype: torch.dtype,
+    ) -> None:
+        self._bits = BITS[quantize]
+        self._stored, self._slices, self.dtype = stored, numbers, dtype
+        self._kept: tuple[str, QuantisedWeight] | None = None
+
+    def linear(self, parts: Sequence[Part], bias: Tensor | None = None, *, is_head: bool = False) -> Linear:
+        """As `Maker.linear`."""
+        return make_quantised_linear([self.weight(part, is_outer=is_head) for part in parts], bias)
+
+    def embedding(self, part: Part) -> QuantisedEmbedding:
+        """As `Maker.embedding`. A tied output layer gets the same codes."""
+        weight = self.weight(part, is_outer=True)
+        self._kept = part.name, weight
+        return QuantisedEmbedding(weight, self.dtype)
+
+    def weight(self, part: Part, *, is_outer: bool = False) -> QuantisedWeight:
+        """The codes of one parameter, rows in the part's order. is_outer: of the embedding or the output layer.
+
+        Raises:
+            ModelLoadError: it holds NaN or infinity.
+        """
+        if self._kept is not None and self._kept[0] == part.name:
+            return self._kept[1] if part.rows is None else self._kept[1].rows(part.rows)
+        weight = None if self._stored is None else self._stored(part.name)
+        if weight is None or not keeps_codes(weight.bits, self._bits, is_outer=is_outer):
+            numbers = self._numbers(part) if weight is None else weight.dequantise(torch.float32)
+            weight = (quantise_int8 if is_outer or self._bits == 8 else quantise_int4)(numbers, part.name)
+        weight = weight.to(part.weight.device)
+        return weight if part.rows is None else weight.rows(part.rows)
+
+    def _numbers(self, part: Part) -> Tensor:
+        for name in (part.name, part.name.removeprefix("model.")):
+            if name in self._slices:
+                return self._slices[name][...]
+        return part.weight

@@ -1,0 +1,190 @@
+"""The only module that lets Transformers read a model folder. It never runs a folder's code, nor asks whether to.
+
+Configuration and weights are handed to Transformers as values (`sources/`, `weights.py`); it opens files for
+tokenizers alone.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from forerun.errors import ModelLoadError, UnsupportedModelError
+from forerun.models.loading.weights import Checkpoint, check_layers, check_numbers, check_shapes, check_unused
+from forerun.utils.foreign_errors import REMEDY, as_load_errors
+
+_log = logging.getLogger(__name__)
+
+
+def read_tokenizer(folder: Path, name: str, remedy: str) -> Any:
+    """The Transformers tokenizer that lies in a folder.
+
+    Args:
+        name: what the folder was asked for as. remedy: what to do where there is no tokenizer in it.
+
+    Raises:
+        ModelLoadError: it cannot be read, or needs code of the folder's.
+    """
+    from transformers import AutoTokenizer
+
+    with as_load_errors(f"no tokenizer could be read from {name}", remedy):
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+
+
+def read_model(name: str, config: Any, checkpoint: Checkpoint, dtype: torch.dtype, attention: str | None = None) -> Any:
+    """The Transformers model of a configuration, on the CPU, with a checkpoint's weights.
+
+    Args:
+        name: what the model was asked for as.
+        dtype: that the weights are brought to.
+        attention: the name that its attention is registered by; None for Transformers' default.
+
+    Raises:
+        ModelLoadError: the weights are damaged or not those of the configuration.
+        UnsupportedModelError: Transformers has no causal language model of the kind, or none with this attention.
+    """
+    cls = _model_class(name, config)
+    kind = f"{name} ({config.model_type})"
+    num_nextn = getattr(config, "num_nextn_predict_layers", None) or 0
+    check_layers(checkpoint, config.num_hidden_layers, num_nextn, kind)
+    options = _options(dtype, attention)
+    check_shapes(checkpoint, _shapes(cls, config, options, kind, checkpoint), cls.base_model_prefix, kind)
+    with as_load_errors(f"the weights of {name} cannot be read", REMEDY), quietly():
+        model, loaded = cls.from_pretrained(
+            None,
+            config=config,
+            state_dict=checkpoint.state_dict(dtype),
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+            trust_remote_code=False,
+            **options,
+        )
+    _check_loaded(checkpoint, model, loaded, kind)
+    return model.eval().requires_grad_(False)
+
+
+def empty_model(name: str, config: Any, dtype: torch.dtype, attention: str | None = None) -> Any:
+    """As `read_model`, without any weights: its tensors have shapes and number formats, and take no memory.
+
+    Raises:
+        ModelLoadError: the configuration describes no model.
+        UnsupportedModelError: Transformers has no causal language model of the kind.
+    """
+    cls = _model_class(name, config)
+    what = f"{name} ({config.model_type}): its configuration describes no {cls.__name__}"
+    with as_load_errors(what, REMEDY), quietly():
+        return _empty(cls, config, _options(dtype, attention))
+
+
+def rounded(model: Any, dtype: torch.dtype, leave: Collection[str] = ()) -> Any:
+    """The model's parameters in this number format, except those that its class keeps in float32, and those whose names
+    are in `leave`."""
+    kept = tuple(getattr(model, "_keep_in_fp32_modules_strict", None) or ())
+    for name, parameter in model.named_parameters():
+        if parameter.is_floating_point() and name not in leave and not any(part in name for part in kept):
+            parameter.data = parameter.data.to(dtype)
+    model.config.dtype = dtype
+    return model
+
+
+def on_device(model: Any, device: torch.device) -> Any:
+    """The model on a device. Placeholders (`Checkpoint.unread`) take no memory there either."""
+    if device.type == "cpu":
+        return model
+    moved: dict[int, torch.nn.Parameter] = {}  # by id: a parameter that two modules share stays one
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            if parameter.dim() and not any(parameter.stride()):
+                if id(parameter) not in moved:
+                    placeholder = torch.zeros((), dtype=parameter.dtype, device=device).expand(parameter.shape)
+                    moved[id(parameter)] = torch.nn.Parameter(placeholder, requires_grad=False)
+                setattr(module, name, moved[id(parameter)])
+    return model.to(device)
+
+
+def _model_class(name: str, config: Any) -> Any:
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise UnsupportedModelError(f"{name} ({config.model_type}) has no causal language model in Transformers.")
+    cls = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    if getattr(cls, "_is_stateful", False):
+        raise UnsupportedModelError(
+            f"{name} ({config.model_type}) cannot be served: its recurrent state cannot be rolled back."
+        )
+    return cls
+
+
+def _options(dtype: torch.dtype, attention: str | None) -> dict[str, Any]:
+    options: dict[str, Any] = {"dtype": dtype, "experts_implementation": "eager"}
+    if attention is not None:
+        options["attn_implementation"] = attention
+    return options
+
+
+def _empty(cls: Any, config: Any, options: dict[str, Any]) -> Any:
+    with torch.device("meta"):
+        return cls._from_config(config, **options)
+
+
+def _shapes(
+    cls: Any, config: Any, options: dict[str, Any], kind: str, checkpoint: Checkpoint
+) -> dict[str, tuple[int, ...]]:
+    """The shapes of a model's tensors by name, without making them."""
+    what = f"{kind}: {checkpoint.described_by} describes no {cls.__name__}"
+    try:
+        with as_load_errors(what, REMEDY):
+            empty = _empty(cls, config, options)
+            return {key: tuple(tensor.shape) for key, tensor in empty.state_dict().items()}
+    except ModelLoadError as error:
+        if isinstance(error.__cause__, KeyError) and error.__cause__.args == (options.get("attn_implementation"),):
+            raise foreign_attention(kind) from None  # it looks the name up among classes of its own
+        raise
+
+
+def _check_loaded(checkpoint: Checkpoint, model: Any, loaded: dict[str, Any], name: str) -> None:
+    """Raises ModelLoadError where tensors are missing, do not fit, or would change the model if they were used."""
+    for tensor, found, wanted in sorted(loaded["mismatched_keys"]):
+        raise ModelLoadError(
+            f"{name}: tensor {tensor} has shape {list(found)} in the weights, and {list(wanted)} by "
+            f"{checkpoint.described_by}. {checkpoint.remedy}"
+        )
+    if loaded["missing_keys"]:
+        missing = sorted(loaded["missing_keys"])
+        raise ModelLoadError(
+            f"{name} lacks {len(missing)} weights, among them {missing[0]}: they would be random. {REMEDY}"
+        )
+    served = {path for path, _ in model.named_modules() if path}
+    base = model.base_model_prefix + "."
+    served |= {path.removeprefix(base) for path in served}
+    check_numbers(checkpoint, loaded["unexpected_keys"], name)
+    check_unused(checkpoint, loaded["unexpected_keys"], served, name)
+
+
+def foreign_attention(kind: str) -> UnsupportedModelError:
+    """The error for a class whose modules compute attention in code of their own."""
+    return UnsupportedModelError(
+        f"{kind} cannot be served: it does not compute attention through Transformers' attention interface. "
+        "Serve it with Transformers."
+    )
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Transformers' bars would run through ours, and its report would say once more what is checked here."""
+    from transformers.utils import logging as of_transformers
+
+    shown, level = of_transformers.is_progress_bar_enabled(), of_transformers.get_verbosity()
+    of_transformers.disable_progress_bar()
+    of_transformers.set_verbosity_error()
+    try:
+        yield
+    finally:
+        of_transformers.set_verbosity(level)
+        if shown:
+            of_transformers.enable_progress_bar()

@@ -1,0 +1,86 @@
+"""What a grammar does to drafts: tokens that it forces are proposed, tokens that it refuses are not verified.
+
+Exactness does not depend on either. What is decided for a drawn draft depends on the sequence's tokens alone, or
+concerns nodes below one that the grammar refuses, which no rule accepts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import replace
+
+from forerun.types import Draft, Sequence
+from forerun.utils.tree import ROOT, Tree
+
+SOURCE = "grammar"
+"""Of forced tokens, in statistics."""
+_DRAFTER = "drafter"
+"""Of the others beside them, where the drafter gives no name."""
+
+
+def forced_tokens(sequences: Seq[Sequence], budgets: Seq[int]) -> list[list[int]]:
+    """[B] the tokens that each sequence's grammar forces, as many as its budget and its room allow."""
+    return [
+        []
+        if sequence.constraint is None or budget == 0
+        else sequence.constraint.forced(sequence, min(budget, sequence.room))
+        for sequence, budget in zip(sequences, budgets, strict=True)
+    ]
+
+
+def with_grammar(sequence: Sequence, forced: Seq[int], draft: Draft, budget: int) -> Draft:
+    """The draft of a sequence under a grammar: the forced tokens first, then the drafter's that the grammar accepts.
+
+    A draft that was drawn, or whose rows the drafter has use for beside their acceptance, is not mixed with others. A
+    drawn one is taken; of the others, the longer.
+
+    Args:
+        forced: tokens, at most `budget`.
+        draft: the drafter's; empty if it was not asked.
+    """
+    chain = Draft(list(forced), list(range(-1, len(forced) - 1)), sources=(SOURCE,) * len(forced))
+    if not len(draft):
+        return chain
+    if draft.hidden is not None or draft.num_candidates < len(draft):
+        depth = max(draft.depths[: draft.num_candidates], default=0)
+        return chain if draft.probs is None and len(forced) > depth else draft
+    draft = _viable(sequence, draft)
+    if draft.probs is not None or not forced:
+        return draft
+    tree = Tree()
+    tree.graft(forced, budget)
+    sources = [SOURCE] * len(tree)
+    places = {ROOT: ROOT}
+    children = {place: node for node, place in enumerate(zip(tree.parents, tree.ids, strict=True))}
+    for node, (token_id, parent) in enumerate(zip(draft.ids, draft.parents, strict=True)):
+        above = places.get(parent)
+        if above is None:
+            continue
+        found = children.get((above, token_id))
+        if found is None:
+            if len(tree) == budget:
+                continue
+            found = children[above, token_id] = tree.add(token_id, above)
+            sources.append(draft.sources[node] if draft.sources else _DRAFTER)
+        places[node] = found
+    return Draft(tree.ids, tree.parents, sources=tuple(sources))
+
+
+def _viable(sequence: Sequence, draft: Draft) -> Draft:
+    """The draft without nodes that the grammar refuses. Of a drawn one they stay, without those below: their draw was
+    looked at."""
+    constraint = sequence.constraint
+    assert constraint is not None
+    viable = constraint.viable(sequence, draft)
+    if all(viable):
+        return draft
+    if draft.probs is None:
+        nodes = [node for node, possible in enumerate(viable) if possible]
+    else:
+        nodes = [node for node, parent in enumerate(draft.parents) if parent == ROOT or viable[parent]]
+    part = draft.part(nodes)
+    probs = None if draft.probs is None else draft.probs[[0, *(node + 1 for node in nodes)]]
+    sources = tuple(draft.sources[node] for node in nodes) if draft.sources else ()
+    return replace(
+        draft, token_ids=part.token_ids, parents=part.parents, probs=probs, num_candidates=len(nodes), sources=sources
+    )

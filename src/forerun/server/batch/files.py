@@ -1,0 +1,138 @@
+"""Where a batch's answers go: OUT, its journal, and who may write them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from hashlib import sha256
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+from forerun.errors import ConfigError
+from forerun.server.batch.lines import Asked, BatchFile, asked_of, broken_path
+from forerun.utils import journal
+from forerun.utils.files import locked, refuse_to_overwrite
+
+
+def journal_path(out: Path) -> Path:
+    """The journal beside OUT."""
+    return out.with_name(f"{out.name}.journal")
+
+
+@contextmanager
+def place_for(source: Path, out: Path, *, force: bool) -> Iterator[Path]:
+    """The journal of OUT, which no other process has meanwhile.
+
+    Args:
+        source: the requests.
+        force: begin anew, and replace OUT.
+
+    Raises:
+        ConfigError: OUT is there and no journal of a run that was to write it; OUT, or a file beside it that a run
+            writes too, is the source; another process writes it.
+    """
+    journal = journal_path(out)
+    for path in (out, journal, broken_path(out)):
+        if path.exists() and path.samefile(source):
+            raise ConfigError(
+                f"{path} holds the requests themselves, but would be written or removed for the answers in {out}. Give "
+                "another file for the answers."
+            )
+    if out.is_dir():
+        raise ConfigError(f"{out} is a folder. Give a file for the answers.")
+    with locked(out, ConfigError, wait=False, remedy="Wait until that run ends, or give another OUT."):
+        if force:
+            journal.unlink(missing_ok=True)
+        elif not journal.exists():
+            refuse_to_overwrite(out, ConfigError)
+        yield journal
+
+
+# The journal of a batch, which counts the answers that are errors.
+
+_SERVED = b'"response": {"status_code": 200,'
+"""In the JSON of an answer that is no error, and of no other: inside a string, its quotes would be escaped."""
+
+
+class Journal(journal.Journal):
+    """Answers to a batch's requests.
+
+    Attributes:
+        num_errors: how many of them are errors.
+    """
+
+    def __init__(self, path: Path, run: Mapping[str, Any], num_lines: int) -> None:
+        self.num_errors = 0
+        super().__init__(path, run, num_lines)
+
+    def _keep(self, index: int, place: int, line: bytes) -> None:
+        self.num_errors += not self.has(index) and _SERVED not in line
+        super()._keep(index, place, line)
+
+
+# A file of requests cut into ranges of bytes, each of whole lines, which workers read by themselves.
+
+_PARTS = 8
+"""Ranges for each worker: the last ones to end are then short beside the whole."""
+_MOST_LINES = 512
+
+
+@dataclass(frozen=True, slots=True)
+class ByteRange:
+    """Some lines of a file.
+
+    Attributes:
+        first: index of the first of them, among the lines that are not blank.
+        count: how many are not blank.
+        start, end: bytes of the file.
+        digest: of these bytes.
+    """
+
+    first: int
+    count: int
+    start: int
+    end: int
+    digest: str
+
+
+def ranges_of(requests: BatchFile, num_workers: int) -> Iterator[ByteRange]:
+    """The whole file in ranges of about as many requests each, several for each worker."""
+    most = min(_MOST_LINES, -(-requests.num_lines // (num_workers * _PARTS)))
+    first, count, start, end, content = 0, 0, 0, 0, sha256()
+    for line in requests.raw():
+        if count == most:
+            yield ByteRange(first, count, start, end, content.hexdigest())
+            first, count, start, content = first + count, 0, end, sha256()
+        count += bool(line.strip())
+        end += len(line)
+        content.update(line)
+    if count:
+        yield ByteRange(first, count, start, end, content.hexdigest())
+
+
+def requests_in(
+    path: Path, part: ByteRange, wanted: Callable[[int], bool], model: str, context_length: int
+) -> Iterator[Asked]:
+    """The lines of a range whose index is wanted; arguments as `BatchFile.requests`.
+
+    Raises:
+        ConfigError: the file cannot be read here, or is another one.
+    """
+    try:
+        with path.open("rb") as file:
+            file.seek(part.start)
+            content = file.read(part.end - part.start)
+    except OSError as failure:
+        raise ConfigError(
+            f"{path} cannot be read by a worker: {failure.strerror}. The file must be there on every machine."
+        ) from None
+    if sha256(content).hexdigest() != part.digest:
+        raise ConfigError(f"{path} holds other requests for a worker than for this command. Give all the same file.")
+    index = part.first
+    for line in BytesIO(content):  # with its line break, which errors depend on
+        if line.strip():
+            if wanted(index):
+                yield asked_of(index, line, model, context_length)
+            index += 1

@@ -1,0 +1,254 @@
+"""Results as bodies of responses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence as Seq
+from functools import cached_property
+from itertools import chain
+from typing import Any
+
+from forerun.drafters.ngram.prediction import SOURCE
+from forerun.engine.results import Choice, Generation
+from forerun.engine.text import Detokenizer, TextStream, TokenTexts
+from forerun.sampling import TokenLogprob
+from forerun.server.protocol.requests import CHAT_URL, CompletionRequest
+from forerun.server.protocol.speculation import speculation_metrics
+from forerun.server.protocol.tools import as_message
+from forerun.utils.vocabulary import special_tokens, token_bytes, tokens_by_id
+
+# Tokens as text and bytes, one by one, as reports of log-probabilities name them.
+
+
+class TokenNames:
+    """What each token is called.
+
+    A token that is no whole characters is called by its bytes, `bytes:\\xe2\\x80`, as OpenAI does; a special token,
+    which adds nothing to a text, by its name.
+
+    tokenizer: of the target; None if it has none: then a token is called by its id.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._bytes: dict[int, bytes] = {}
+        self._names: dict[int, str] = {}
+        if tokenizer is not None:
+            self._bytes = token_bytes(tokenizer)
+            special = {token_id: text for text, token_id in special_tokens(tokenizer).items()}
+            self._names = tokens_by_id(tokenizer) | special
+
+    def data(self, token_id: int) -> bytes:
+        """The bytes that the token stands for."""
+        found = self._bytes.get(token_id)
+        return self._names.get(token_id, f"token_id:{token_id}").encode() if found is None else found
+
+    def text(self, token_id: int) -> str:
+        """What the token is called."""
+        data = self.data(token_id)
+        try:
+            return data.decode("utf-8")
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+
+# Log-probabilities in OpenAI's two formats: that of chats, a list of objects, and that of completions, four lists.
+
+_LOWEST = -9999.0
+"""Stands for minus infinity, which JSON does not have."""
+
+
+def chat_logprobs(entries: Iterable[TokenLogprob], names: TokenNames) -> dict[str, Any]:
+    """The `logprobs` of a chat's choice."""
+
+    def named(token_id: int, logprob: float) -> dict[str, Any]:
+        return {"token": names.text(token_id), "logprob": _number(logprob), "bytes": list(names.data(token_id))}
+
+    content = [
+        {**named(entry.token_id, entry.logprob), "top_logprobs": [named(*other) for other in entry.top]}
+        for entry in entries
+    ]
+    return {"content": content, "refusal": None}
+
+
+def completion_logprobs(
+    token_ids: Seq[int], entries: Seq[TokenLogprob | None], offsets: Seq[int], names: TokenNames
+) -> dict[str, Any]:
+    """The `logprobs` of a completion's choice.
+
+    Args:
+        token_ids: [n] of the text: the answer's, after the prompt's where it is echoed.
+        entries: [n] their reports; None of the prompt's first token.
+        offsets: [n] where in the text each begins.
+    """
+    return {
+        "tokens": [names.text(token_id) for token_id in token_ids],
+        "token_logprobs": [None if entry is None else _number(entry.logprob) for entry in entries],
+        "top_logprobs": [None if entry is None else _top(entry, names) for entry in entries],
+        "text_offset": list(offsets),
+    }
+
+
+def text_offsets(token_ids: Seq[int], before: Seq[int], texts: TokenTexts | None, length: int) -> list[int]:
+    """Where in their text each of the tokens begins, in characters; of a token inside a character, where that begins.
+
+    Args:
+        before: tokens before the text, which decoding may depend on.
+        texts: None if the model has no tokenizer, and so no text.
+        length: of the text, which may end before the last tokens do.
+    """
+    return [min(at, length) for at in Offsets(before, texts).push(token_ids)]
+
+
+class Offsets:
+    """The same for a text that grows. Arguments as `text_offsets`."""
+
+    def __init__(self, before: Seq[int], texts: TokenTexts | None) -> None:
+        self._detokenizer = None if texts is None else Detokenizer(texts, before)
+        self._at = 0
+
+    def push(self, token_ids: Seq[int]) -> list[int]:
+        """Where each of the next tokens begins."""
+        if self._detokenizer is None:
+            return [0] * len(token_ids)
+        offsets = []
+        for token_id in token_ids:
+            offsets.append(self._at)
+            self._at += len(self._detokenizer.push((token_id,)))
+        return offsets
+
+
+def _top(entry: TokenLogprob, names: TokenNames) -> dict[str, float]:
+    """The most probable tokens and the chosen one. Of several with one name, the most probable counts."""
+    found: dict[str, float] = {}
+    for token_id, logprob in (*entry.top, (entry.token_id, entry.logprob)):
+        found.setdefault(names.text(token_id), _number(logprob))
+    return found
+
+
+def _number(logprob: float) -> float:
+    return max(logprob, _LOWEST)
+
+
+class Responses:
+    """Makes the bodies of one target's answers.
+
+    tokenizer: the target's; None if it has none.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+
+    def body(
+        self,
+        request: CompletionRequest,
+        generations: Seq[Generation],
+        *,
+        model: str,
+        name: str,
+        created: int,
+        details: bool = True,
+    ) -> dict[str, Any]:
+        """The answer to a request.
+
+        Args:
+            generations: of each of the request's prompts.
+            model: the name of the model.
+            name: unique among answers.
+            created: Unix time in seconds.
+            details: whether to tell what depends on other requests and on speculation: tokens of the prompt that were
+                in memory, tokens of a prediction that were accepted, what speculation gave.
+        """
+        chat = request.url == CHAT_URL
+        choices = []
+        for number, generation in enumerate(generations):
+            for choice in generation.choices:
+                index = number * request.params.n + choice.index
+                made = (
+                    self._chat_choice(request, choice, f"{name}_{index}")
+                    if chat
+                    else self._completion_choice(request, number, generation, choice)
+                )
+                choices.append({"index": index, "finish_reason": choice.finish_reason, **made})
+        stats = [choice.stats for generation in generations for choice in generation.choices]
+        metrics = {"metrics": {"speculative_decoding": speculation_metrics(stats)}} if details else {}
+        return {
+            "id": f"{'chatcmpl' if chat else 'cmpl'}-{name}",
+            "object": "chat.completion" if chat else "text_completion",
+            "created": created,
+            "model": model,
+            "choices": choices,
+            "usage": usage(request, generations, details=details),
+            **metrics,
+        }
+
+    @cached_property
+    def names(self) -> TokenNames:
+        """What tokens are called."""
+        return TokenNames(self._tokenizer)
+
+    @cached_property
+    def texts(self) -> TokenTexts | None:
+        """What tokens add to a text; None if the model has no tokenizer."""
+        return None if self._tokenizer is None else TokenTexts(self._tokenizer)
+
+    def _chat_choice(self, request: CompletionRequest, choice: Choice, name: str) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
+        logprobs = None if choice.logprobs is None else chat_logprobs(choice.logprobs, self.names)
+        reason: str | None = choice.finish_reason
+        if request.tools:
+            message["content"], calls = as_message(choice.text, name)
+            if calls:
+                message["tool_calls"] = calls
+                reason = "tool_calls" if reason == "stop" else reason
+        return {"message": message, "logprobs": logprobs, "finish_reason": reason}
+
+    def _completion_choice(
+        self, request: CompletionRequest, number: int, generation: Generation, choice: Choice
+    ) -> dict[str, Any]:
+        prompt_ids, text = generation.prompt_token_ids, choice.text
+        echoed = prompt_ids if request.echo else []
+        before = [] if request.echo else prompt_ids
+        if request.echo:
+            text = self.prompt_text(request, number, prompt_ids) + text
+        if choice.logprobs is None:
+            return {"text": text, "logprobs": None}
+        token_ids = [*echoed, *choice.token_ids]
+        entries = [*(generation.prompt_logprobs or [] if request.echo else []), *choice.logprobs]
+        offsets = text_offsets(token_ids, before, self.texts, len(text))
+        return {"text": text, "logprobs": completion_logprobs(token_ids, entries, offsets, self.names)}
+
+    def prompt_text(self, request: CompletionRequest, number: int, prompt_ids: list[int]) -> str:
+        """The text of one of the prompts, as it is echoed."""
+        prompt = request.prompts[number]
+        return prompt if isinstance(prompt, str) else self._text(prompt_ids)
+
+    def _text(self, token_ids: list[int]) -> str:
+        if self.texts is None:
+            return ""
+        stream = TextStream(self.texts, [])
+        stream.push(token_ids)
+        stream.finish()
+        return stream.text
+
+
+def usage(request: CompletionRequest, generations: Seq[Generation], *, details: bool) -> dict[str, Any]:
+    """Tokens of prompts and answers, as `Responses.body`. Choices of one prompt count it once."""
+    every = list(chain.from_iterable(generation.choices for generation in generations))
+    prompt_tokens = sum(len(generation.prompt_token_ids) for generation in generations)
+    completion_tokens = sum(len(choice.token_ids) for choice in every)
+    found: dict[str, Any] = {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+    }
+    if not details:
+        return found
+    cached = sum(generation.choices[0].stats.num_cached_tokens for generation in generations)
+    found["prompt_tokens_details"] = {"cached_tokens": cached}
+    if request.params.prediction is not None:
+        predicted = [choice.stats.sources[SOURCE] for choice in every if SOURCE in choice.stats.sources]
+        accepted = sum(each.num_accepted_tokens for each in predicted)
+        found["completion_tokens_details"] = {
+            "accepted_prediction_tokens": accepted,
+            "rejected_prediction_tokens": sum(each.num_draft_tokens for each in predicted) - accepted,
+        }
+    return found

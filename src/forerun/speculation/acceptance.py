@@ -1,0 +1,286 @@
+"""How often a draft's nodes are accepted, by their place in it: for all sequences, and for each."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence, Sequence as Seq
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forerun.config import MAX_NUM_DRAFT_TOKENS
+
+Array = NDArray[np.float64]
+
+ACCEPTANCE_FIRST = 0.6
+"""Prior acceptance of a draft's first node."""
+ACCEPTANCE_NEXT = 0.8
+"""Prior acceptance of a later node, given that the node before it was accepted."""
+ACCEPTANCE_DECAY = 0.98
+"""Weight that a sequence's earlier trials keep when it drafts again."""
+ACCEPTANCE_SHARED_DECAY = 0.995
+"""Weight that all sequences' earlier trials of a place keep when it is tried again."""
+ACCEPTANCE_WEIGHT = 4.0
+"""Pseudo-trials of a place's prior, which is the acceptance of the places before it."""
+ACCEPTANCE_STATE_WEIGHT = 8.0
+"""Pseudo-trials of the prior that the last draft's outcome does not change acceptance."""
+ACCEPTANCE_SEQUENCE_WEIGHT = 8.0
+"""Pseudo-trials, accepted and rejected, of the prior that a sequence accepts as often as the others."""
+ACCEPTANCE_MOST = 0.999
+"""Largest chance of a step."""
+ACCEPTANCE_REFRESH = 16
+"""Drafts after which the shared steps are computed again."""
+ACCEPTANCE_RESTORED = 24.0
+"""Most trials of a place that are taken over from what was learned before: others' text soon tells more."""
+LENGTH_WEIGHT = 2.0
+"""Pseudo-trials of the prior that a drafter proposes as many nodes as it is asked for."""
+
+_TRIED, _ACCEPTED, _OPEN, _DRAFTED = range(4)
+_REJECTED, _PARTLY, _FULLY = range(3)
+"""What became of a sequence's last draft. Acceptance of the next one depends on it where text comes in bursts."""
+_EVEN = (1.0, 1.0)
+
+
+class Acceptance:
+    """The chance that node r of a draft is there and accepted, when at least r + 1 nodes were asked for.
+
+    Nodes are ordered by their chance, so the expected acceptance of a draft cut shorter is the sum of its first
+    chances, chain or tree. A chance is a product of steps, each learned only where the step before came true: r
+    accepted where r - 1 was (for a chain, the acceptance conditional on reaching the position), and r drafted where
+    r - 1 was (look-ups often find nothing, and drafters stop by themselves). The prior of a step is the mean of those
+    before it.
+
+    All sequences together teach these steps, for each outcome of the sequence's last draft. A sequence differs from
+    the others by one factor on the odds of all its steps.
+    """
+
+    def __init__(self, size: int = MAX_NUM_DRAFT_TOKENS) -> None:
+        self.size = size
+        # by outcome of the last draft, kind of count, and place
+        self._counts = [[[0.0] * size for _ in range(4)] for _ in range(3)]
+        self._num_new = self._num_seen = 0  # drafts since the steps were computed, and before
+        # by outcome of the last draft: steps of acceptance, of drafting, and running sums of the latter
+        self._steps: list[tuple[list[float], list[float], list[float]]] = [([], [], [])] * 3
+        self._table: Array = np.zeros((3, 2, 0))  # the first two of the same, as an array
+        self._fate: dict[Hashable, int] = {}
+        # accepted and what was expected, rejected and what was expected; then the same of drafted nodes
+        self._own: dict[Hashable, list[float]] = {}
+        self._odds: dict[Hashable, tuple[float, float]] = {}
+
+    def observe(self, key: Hashable, budget: int, drafted: int, accepted: Seq[int], forget: float = 1.0) -> None:
+        """A draft has been verified.
+
+        Args:
+            key: of the sequence.
+            budget: nodes that were asked for.
+            drafted: nodes that came and could be accepted.
+            accepted: indices of those that were.
+            forget: factor on the weight of the sequence's earlier drafts; 1 unless they are long ago.
+        """
+        budget = min(budget, self.size)
+        if budget == 0:
+            return
+        accepted = [node for node in accepted if node < budget]
+        drafted = min(drafted, budget)
+        tried = [0, *(node + 1 for node in accepted if node + 1 < budget)]
+        opened = min(drafted + 1, budget)
+        fate = self._fate.get(key, _PARTLY)
+        self._learn_own(key, fate, tried, len(accepted), opened, drafted, ACCEPTANCE_DECAY * forget)
+        decay, counts = ACCEPTANCE_SHARED_DECAY, self._counts[fate]
+        for row, places in ((counts[_TRIED], tried), (counts[_ACCEPTED], accepted)):
+            row[:budget] = [count * decay for count in row[:budget]]
+            for place in places:
+                row[place] += 1
+        for row, length in ((counts[_OPEN], opened), (counts[_DRAFTED], drafted)):
+            row[:budget] = [
+                *[count * decay + 1 for count in row[:length]],
+                *[count * decay for count in row[length:budget]],
+            ]
+        self._num_new += 1
+        if drafted:
+            self._fate[key] = _REJECTED if not accepted else _FULLY if accepted[-1] == drafted - 1 else _PARTLY
+
+    def state(self) -> list[list[list[float]]]:
+        """What all sequences together have taught, as plain numbers: by outcome of the last draft, kind and place."""
+        used = (place + 1 for counts in self._counts for row in counts for place, count in enumerate(row) if count)
+        length = max(used, default=0)
+        return [[[round(count, 4) for count in row[:length]] for row in counts] for counts in self._counts]
+
+    def restore(self, state: Any) -> None:
+        """Begin with what `state` once gave, with the weight of a few trials.
+
+        Raises:
+            ValueError, TypeError: it is something else.
+        """
+        counts = [[[float(count) for count in row] for row in kinds] for kinds in state]
+        lengths = {len(row) for kinds in counts for row in kinds}
+        if [len(kinds) for kinds in counts] != [4] * 3 or len(lengths) != 1 or max(lengths) > self.size:
+            raise ValueError("not three outcomes of four kinds of counts")
+        if not all(0 <= count < 1e9 for kinds in counts for row in kinds for count in row):
+            raise ValueError("counts below 0, or too large")
+        for own, kinds in zip(self._counts, counts, strict=True):
+            most = max((count for row in kinds for count in row), default=0.0)
+            share = min(1.0, ACCEPTANCE_RESTORED / most) if most else 1.0
+            for row, given in zip(own, kinds, strict=True):
+                row[: len(given)] = [count * share for count in given]
+        self._compute_steps(max(1, max(lengths)))
+
+    def stop(self, key: Hashable) -> None:
+        """The sequence leaves."""
+        self._own.pop(key, None)
+        self._odds.pop(key, None)
+        self._fate.pop(key, None)
+
+    def expect(self, keys: Seq[Hashable], places: int) -> tuple[Array, Array]:
+        """For each sequence and place: the chance of an accepted node, and that of a node at all.
+
+        Returns:
+            Two arrays [len(keys), places].
+        """
+        self._refresh(places)
+        fates = [self._fate.get(key, _PARTLY) for key in keys]
+        odds = np.array([self._odds.get(key, _EVEN) for key in keys])
+        steps = self._table[fates, :, :places]  # [B, 2, places]
+        odds = odds[:, :, None]
+        chances: Array = np.multiply.accumulate(odds * steps / (1 - steps + odds * steps), 2)
+        return chances[:, 0], chances[:, 1]
+
+    def expect_one(self, key: Hashable, places: int) -> tuple[list[float], list[float]]:
+        """The same of one sequence, two lists [places]."""
+        self._refresh(places)
+        accepts, drafts, _ = self._steps[self._fate.get(key, _PARTLY)]
+        odds, odds_drafted = self._odds.get(key, _EVEN)
+        gain = chance = 1.0
+        gains, chances = [], []
+        for accept, draft in zip(accepts[:places], drafts, strict=False):
+            gain *= odds * accept / (1 - accept + odds * accept)
+            chance *= odds_drafted * draft / (1 - draft + odds_drafted * draft)
+            gains.append(gain)
+            chances.append(chance)
+        return gains, chances
+
+    def _refresh(self, places: int) -> None:
+        """Compute the shared steps again where they are outdated or too few."""
+        fresh = min(ACCEPTANCE_REFRESH, 1 + self._num_seen // 4)
+        if self._num_new >= fresh or len(self._steps[0][0]) < places:
+            self._compute_steps(places)
+
+    def _learn_own(
+        self, key: Hashable, fate: int, tried: list[int], num_accepted: int, opened: int, drafted: int, decay: float
+    ) -> None:
+        """How the sequence differs from what was to be expected of any."""
+        if len(self._steps[fate][0]) <= max(tried[-1], opened):
+            self._compute_steps(max(tried[-1], opened) + 1)
+        accepts, _, sums = self._steps[fate]
+        hoped = sum([accepts[place] for place in tried])
+        looked = sums[opened]
+        judged = len(tried)
+        now = (
+            *(num_accepted, hoped, judged - num_accepted, judged - hoped),
+            *(drafted, looked, opened - drafted, opened - looked),
+        )
+        own = self._own.get(key)
+        own = list(now) if own is None else [decay * old + new for old, new in zip(own, now, strict=True)]
+        self._own[key] = own
+        self._odds[key] = _ratio(*own[:4]), _ratio(*own[4:])
+
+    def _compute_steps(self, places: int) -> None:
+        """Compute the steps that all sequences share, of the first places."""
+        self._num_seen += self._num_new
+        self._num_new = 0
+        each = [[own[kind][:places] for own in self._counts] for kind in range(4)]
+        totals = [[sum(three) for three in zip(*rows, strict=True)] for rows in each]
+        weight, state = ACCEPTANCE_WEIGHT, ACCEPTANCE_STATE_WEIGHT
+        accepts_of_any, drafts_of_any = [], []
+        guess, seen, good = ACCEPTANCE_FIRST, weight, weight * ACCEPTANCE_NEXT
+        for place, (tried, accepted, opened, drafted) in enumerate(zip(*totals, strict=True)):
+            accepts_of_any.append((accepted + weight * guess) / (tried + weight))
+            drafts_of_any.append((drafted + LENGTH_WEIGHT) / (opened + LENGTH_WEIGHT))
+            if place:  # the prior of a place is the acceptance of the places before it, all but the first together
+                seen += tried
+                good += accepted
+            guess = good / seen
+        steps = []
+        for counts in self._counts:
+            accepts, drafts = [
+                [
+                    min((came + state * prior) / (all_ + state), ACCEPTANCE_MOST)
+                    for came, all_, prior in zip(counts[came_row], counts[all_row], priors, strict=False)
+                ]
+                for came_row, all_row, priors in (
+                    (_ACCEPTED, _TRIED, accepts_of_any),
+                    (_DRAFTED, _OPEN, drafts_of_any),
+                )
+            ]
+            steps.append((accepts, drafts, list(accumulate(drafts, initial=0.0))))
+        self._table = np.array([each[:2] for each in steps])
+        self._steps = steps  # at once: an interrupt leaves the old ones
+
+
+def _ratio(came: float, expected: float, failed: float, feared: float) -> float:
+    """Odds over those expected, with a prior of no difference."""
+    weight = ACCEPTANCE_SEQUENCE_WEIGHT
+    return (came + weight) / (expected + weight) * (feared + weight) / (failed + weight)
+
+
+# Acceptance rates by level, with a prior and a decay.
+
+RATE_DECAY = 0.98
+"""Weight that earlier trials keep when one more of the same level is observed: about the last fifty count."""
+RATE_PRIOR_WEIGHT = 2.0
+"""Pseudo-trials of the prior."""
+
+
+class Rates:
+    """Acceptance by level: of each position, match length, or bin of a drafter's confidence.
+
+    The estimate is that of a beta prior around `prior`, after trials whose weight decays with every new trial of the
+    same level. Only uncensored trials count: a node is one if its parent was accepted (or is the last committed
+    token); the others were never compared with the target.
+
+    Args:
+        prior: the rate of each level before any trial.
+        weight: pseudo-trials of the prior.
+        decay: factor on the earlier trials' weight at each new one.
+    """
+
+    __slots__ = ("_accepted", "_decay", "_prior", "_tried", "_weight")
+
+    def __init__(self, prior: Sequence[float], weight: float = RATE_PRIOR_WEIGHT, decay: float = RATE_DECAY) -> None:
+        self._prior = list(prior)
+        self._weight = weight
+        self._decay = decay
+        self._tried = [0.0] * len(prior)
+        self._accepted = [0.0] * len(prior)
+
+    def __len__(self) -> int:
+        return len(self._prior)
+
+    def rate(self, level: int) -> float:
+        """The chance that something of this level is accepted; levels beyond the last count as the last."""
+        level = min(level, len(self._prior) - 1)
+        weight = self._weight
+        return (self._accepted[level] + weight * self._prior[level]) / (self._tried[level] + weight)
+
+    def observe(self, level: int, accepted: bool) -> None:
+        """One uncensored trial."""
+        level = min(level, len(self._prior) - 1)
+        self._tried[level] = self._tried[level] * self._decay + 1
+        self._accepted[level] = self._accepted[level] * self._decay + accepted
+
+    def trials(self, level: int) -> float:
+        """Decayed number of trials of a level."""
+        return self._tried[min(level, len(self._prior) - 1)]
+
+
+def bin_of(confidence: float, num_bins: int) -> int:
+    """The level of a confidence in [0, 1] among equally wide bins; what is out of it, or NaN, counts as 0 or as 1."""
+    if not confidence > 0:
+        return 0
+    return int(min(confidence * num_bins, num_bins - 1))
+
+
+def bin_centres(num_bins: int) -> list[float]:
+    """The prior that takes a drafter's confidence at its word."""
+    return [(i + 0.5) / num_bins for i in range(num_bins)]

@@ -1,0 +1,428 @@
+"""What a step costs by what it does, learned while it is done."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forerun.config import MAX_NUM_DRAFT_TOKENS
+
+# Seconds as a function of a count, learned from noisy observations while it is being used.
+
+Table = NDArray[np.float64]
+
+COST_MEMORY = 32.0
+"""Largest weight of a mean, in observations: each new one moves it by at least one part in so many."""
+COST_CLIP = 3.0
+"""An observation further from its mean than this factor counts as this far, so that single slow steps do not last."""
+COST_SLOPE = 0.02
+"""Prior cost of each further row, as a share of the forward's cost, while only one row count was seen."""
+COST_OPTIMISM = 0.97
+"""Factor on the estimated costs of counts never seen, so that they are tried."""
+COST_TOLERANCE = 0.01
+"""Relative change of a mean from which the table is computed again."""
+
+
+class Curve:
+    """What something costs by a whole number: rows of a forward, or nodes asked of a drafter.
+
+    Each count seen has a mean of its own, so that steps (kernels that pad) show; between them the shape is
+    interpolated, and beyond them it continues the weighted regression line through all of them. Counts never seen are
+    estimated a little lower than that, so that they are tried. The estimate never falls as the count rises.
+    Observations are clipped, and earlier ones lose weight.
+
+    Args:
+        size: counts 0..size - 1; larger ones count as the last.
+        flat: the prior for other counts while only one was seen: the same cost and a small slope; False: a cost in
+            proportion to the count.
+        shape: a curve of the same counts in other circumstances, which has seen two or more: between and beyond the
+            counts seen here, this curve has its shape in place of a line's.
+    """
+
+    __slots__ = ("_flat", "_form", "_means", "_shape", "_size", "_stale", "_table", "_tabled", "_weights")
+
+    def __init__(self, size: int, flat: bool = True, shape: Curve | None = None) -> None:
+        self._size = size
+        self._flat = flat
+        self._shape = shape
+        self._form: Table | None = None  # of the shape, from which the table was computed
+        self._means: dict[int, float] = {}
+        self._weights: dict[int, float] = {}
+        self._tabled: dict[int, float] = {}  # the means of which the table was computed
+        self._table: Table = np.zeros(0)
+        self._stale = False
+
+    def __bool__(self) -> bool:
+        """Whether anything was seen."""
+        return bool(self._means)
+
+    @property
+    def largest(self) -> int:
+        """The largest count seen; 0 if none."""
+        return max(self._means, default=0)
+
+    def weight(self, count: int) -> float:
+        """Observations of this count, as they are weighted now."""
+        return self._weights.get(min(count, self._size - 1), 0.0)
+
+    def add(self, count: int, seconds: float, share: float = 1.0) -> None:
+        """One observation. share: its weight; n for the mean of n."""
+        count = min(count, self._size - 1)
+        mean, weight = self._means.get(count), self._weights.get(count, 0.0)
+        if mean is None:
+            if self._means:  # the first of a count often includes allocations and the choice of kernels
+                seconds = min(seconds, COST_CLIP * float(self.table(count + 1)[count]))
+            mean = seconds
+        elif weight < COST_CLIP and seconds < mean / COST_CLIP:
+            mean, weight = seconds, 0.0  # the few before were the exception
+        else:
+            seconds = min(max(seconds, mean / COST_CLIP), mean * COST_CLIP)
+            mean += share * (seconds - mean) / (weight + share)
+        self._means[count] = mean
+        self._weights[count] = min(weight + share, COST_MEMORY)
+        tabled = self._tabled.get(count)
+        if tabled is None or abs(mean - tabled) > COST_TOLERANCE * mean:
+            self._stale = True
+
+    def table(self, most: int | None = None) -> Table:
+        """[most or more] seconds by count, up to `size`; all if None. Read only."""
+        most = self._size if most is None else min(most, self._size)
+        form = None
+        if self._shape is not None and len(self._shape._means) > 1:
+            form = self._shape.table(max(most, min(self._size, self.largest + 2)))
+        if self._stale or len(self._table) < most or form is not self._form:
+            base = self._line(min(self._size, max(most, self.largest + 2))) if form is None else form
+            self._table = self._compute(base, lowered=form is not None)
+            self._tabled, self._form = dict(self._means), form
+            self._stale = False
+        return self._table
+
+    def state(self) -> dict[str, list[float]]:
+        """Means and weights by count, as JSON holds them."""
+        return {str(x): [mean, self._weights[x]] for x, mean in self._means.items()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Begin with what `state` once gave, with the weight of a few observations.
+
+        Raises:
+            ValueError, TypeError, KeyError, AttributeError, OverflowError: it is something else.
+        """
+        points = {int(x): (float(mean), float(weight)) for x, (mean, weight) in state.items()}
+        if not points:
+            raise ValueError("no points")
+        for x, (mean, weight) in points.items():
+            if not (0 <= x < self._size and 0 < mean < 1e6 and 0 < weight < 1e6):
+                raise ValueError(f"{x}: {mean}, {weight}")
+        self._means = {x: mean for x, (mean, _) in points.items()}
+        self._weights = {x: min(weight, COST_MEMORY / 4) for x, (_, weight) in points.items()}
+        self._stale = True
+
+    def take(self, other: Curve) -> None:
+        """Learn what another curve has."""
+        for count, mean in other._means.items():
+            self.add(count, mean, other._weights[count])
+
+    def _compute(self, base: Table, lowered: bool) -> Table:
+        """[most] where most is beyond the largest count seen: the table rises from there on by itself.
+
+        Args:
+            base: [most], to be bent.
+            lowered: counts never seen have been made cheaper in it.
+        """
+        most = len(base)
+        if not self._means:
+            return np.zeros(most)
+        points = sorted(self._means)
+        base = np.maximum(base, 1e-12)
+        # between the points the line is bent to go through them; outside it keeps the ratio of the outermost one
+        ratios = np.array([self._means[x] for x in points]) / base[points]
+        table = base * np.interp(np.arange(most), points, ratios)
+        if not lowered:
+            seen = table[points]
+            table *= COST_OPTIMISM
+            table[points] = seen
+        # halfway between the smallest rising table above it and the largest below it
+        rising = np.maximum.accumulate(table)
+        smooth: Table = (rising + np.minimum.accumulate(table[::-1])[::-1]) / 2
+        return smooth
+
+    def _line(self, most: int) -> Table:
+        """[most] the regression line through the means, rising and positive; zeros without any."""
+        if not self._means:
+            return np.zeros(most)
+        counts = np.arange(most, dtype=np.float64)
+        points = [(x, mean, self._weights[x]) for x, mean in self._means.items()]
+        if len(points) == 1:
+            ((x, mean, _),) = points
+            shape: Table = 1 + COST_SLOPE * counts if self._flat else np.maximum(counts, 0.5) / max(x, 0.5)
+            return shape * mean
+        total = sum(weight for _, _, weight in points)
+        centre = sum(weight * x for x, _, weight in points) / total
+        middle = sum(weight * mean for _, mean, weight in points) / total
+        slope = sum(weight * (x - centre) * (mean - middle) for x, mean, weight in points)
+        slope = max(slope / sum(weight * (x - centre) ** 2 for x, _, weight in points), 0.0)
+        line: Table = np.maximum(middle + slope * (counts - centre), min(self._means.values()) / 2)
+        return line
+
+
+def clipped_mean(seconds: Sequence[float]) -> float:
+    """The mean, where what exceeds the median by the factor COST_CLIP counts as so much."""
+    most = COST_CLIP * sorted(seconds)[(len(seconds) - 1) // 2]
+    return sum(min(each, most) for each in seconds) / len(seconds)
+
+
+COST_SIZE = 1025
+"""Rows of a forward, up to which their number changes its estimated cost."""
+COST_PACE = 0.1
+"""Power of the ratio of measured over expected seconds by which the machine's pace moves at each step."""
+COST_TRUSTED = 4.0
+"""Observations of a row count before its steps move the pace."""
+CATCH_UP_SHARE = 0.05
+"""Share of a draft's cost that catching up with a token is taken to have while only a first draft was seen."""
+FIRST_SHARE = 0.25
+"""Weight of such a first draft."""
+FIRST_CLEAR = 1.25
+"""Factor by which it must be below the usual cost to count as a sign of a lower one: half of them are, a little."""
+COST_GROWTH = 0.5
+"""Power of the number of sequences with which drafting is taken to grow while only one number was seen."""
+
+
+class CostModel:
+    """Seconds of a step's parts: the target by rows, batch and context, the drafter by nodes asked of it.
+
+    Two things move all costs together and must not be mistaken for a difference between budgets: the context grows,
+    and the machine's speed changes. Context has a slope, and the machine a pace, by which every observation
+    is divided before it is learned.
+
+    A batch has a curve over rows of its own, in the shape of all batches' together wherever it was not measured: what
+    further rows cost at one batch size is known at every other. Drafting grows with a power of the number of
+    sequences, taken from two numbers that were seen.
+    """
+
+    def __init__(self) -> None:
+        self._target: dict[tuple[str, int], Curve] = {}
+        self._shapes: dict[str, Curve] = {}  # by kind, of all batches together
+        self._draft: defaultdict[int, Curve] = defaultdict(partial(Curve, MAX_NUM_DRAFT_TOKENS + 1, flat=False))
+        self._idle = Curve(1)
+        self._catch_up = (0.0, 0.0)  # seconds and tokens, of which earlier ones have lost weight
+        self._following = (0.0, 0.0)  # the same of what was computed with before a first draft asked for it
+        self._context: dict[tuple[str, int], float] = {}
+        self._slope = _Slope()
+        self._pace = 1.0
+
+    def target(self, kind: str, batch: int, context: float, most: int = COST_SIZE) -> Table | None:
+        """[most at most] seconds by rows of a step without prompt chunks; None if no such step was seen.
+
+        Args:
+            kind: of requests, "greedy" or "drawn": what logits cost after the forward depends on it.
+            batch: sequences.
+            context: positions in their caches, summed.
+            most: row counts that are of interest.
+        """
+        key = _nearest(self._target, (kind, bucket(batch)))
+        if key is None:
+            return None
+        table = self._target[key].table(most)[:most] * self._pace
+        extra = self._slope.value * (context - self._context[key])
+        return table + extra if extra >= 0 else np.maximum(table + extra, table / 4)
+
+    def seen_rows(self, kind: str, batch: int, rows: int) -> float:
+        """Observations of steps of so many rows, as they are weighted now."""
+        curve = self._target.get((kind, bucket(batch)))
+        return 0.0 if curve is None else curve.weight(rounded(rows))
+
+    def draft(self, batch: int, places: int) -> Table:
+        """[places + 1] seconds in the drafter by the largest budget of `batch` sequences; zeros if none was measured.
+
+        At 0 it is not asked, and the cost is that of being told what happened.
+        """
+        wanted = bucket(batch)
+        key = min((key for key, curve in self._draft.items() if curve), key=lambda key: abs(key - wanted), default=None)
+        idle = float(self._idle.table()[0])
+        if key is None:
+            table = np.zeros(places + 1)
+        else:
+            own = self._draft[key].table(places + 1)[: places + 1]
+            table = own if key == wanted else idle + (own - idle) * (wanted / key) ** self.growth
+            table = table * self._pace
+        table[0] = idle * self._pace
+        return table
+
+    @property
+    def growth(self) -> float:
+        """Power of the number of sequences with which drafting grows, from 0 to 1."""
+        seen = sorted(key for key, curve in self._draft.items() if curve)
+        if len(seen) < 2:
+            return COST_GROWTH
+        few, many = seen[0], seen[-1]
+        most = min(self._draft[few].largest, self._draft[many].largest) + 1
+        low, high = (float(self._draft[key].table(most)[1:most].sum()) for key in (few, many))
+        return min(max(math.log(max(high, 1e-12) / max(low, 1e-12)) / math.log(many / few), 0.0), 1.0)
+
+    @property
+    def largest_draft(self) -> int:
+        """The largest budget that was tried."""
+        return max((curve.largest for curve in self._draft.values()), default=0)
+
+    def add_target(self, kind: str, batch: int, context: float, rows: int, seconds: float, share: float = 1.0) -> None:
+        """A step without prompt chunks has been computed: forward, verdicts and what the engine did besides.
+
+        share: its weight; n where context and seconds are the means of n such steps.
+        """
+        key, rows = (kind, bucket(batch)), rounded(rows)
+        curve = self._target.get(key)
+        if curve is None:
+            curve = self._new_curve(key)
+            self._context[key] = context
+        distance = context - self._context[key]
+        if curve.weight(rows) >= COST_TRUSTED:
+            expected = max(float(curve.table(rows + 1)[rows]) * self._pace + self._slope.value * distance, 1e-9)
+            surprise = min(max(seconds / expected, 1 / COST_CLIP), COST_CLIP)
+            self._pace *= surprise ** (1 - (1 - COST_PACE) ** share)
+            self._slope.add(distance, (seconds - expected) / self._pace, share)
+        paced = seconds / self._pace
+        seconds = max(paced - self._slope.value * distance, paced / 4)
+        curve.add(rows, seconds, share)
+        self._shapes[kind].add(rows, seconds, share)
+
+    def add_draft(self, batch: int, budget: int, seconds: float, share: float = 1.0) -> None:
+        """A drafter has been asked for at most `budget` nodes of each of `batch` sequences."""
+        self._draft[bucket(batch)].add(budget, seconds / self._pace, share)
+
+    def add_first_draft(self, batch: int, budget: int, lag: int, seconds: float) -> None:
+        """The same after a pause: what exceeds the usual cost was for `lag` tokens that had come meanwhile."""
+        paced, curve = seconds / self._pace, self._draft.get(bucket(batch))
+        if curve:
+            usual = float(curve.table(budget + 1)[budget])
+            self._catch_up = _added(self._catch_up, max(paced - usual, 0.0), lag)
+            if paced * FIRST_CLEAR < usual:  # without catching up it would have been even less
+                curve.add(budget, paced, FIRST_SHARE)
+            return
+        lacking = 0 if self._following[0] else lag  # prompts that were followed have been computed with already
+        at_least = paced / (1 + CATCH_UP_SHARE * lacking)
+        elsewhere = float(self.draft(batch, budget)[budget]) / self._pace  # as other batches have it; 0 without any
+        self._draft[bucket(batch)].add(budget, max(at_least, min(elsewhere, paced)), FIRST_SHARE)
+
+    def add_following(self, seconds: float, tokens: int) -> None:
+        """A drafter that might have put it off has computed with prompts beside the target.
+
+        Args:
+            seconds: in the drafter, in steps that held prompts and in which nobody drafted.
+            tokens: of the sequences that came with these steps, computed or taken over from others.
+        """
+        idle = float(self._idle.table()[0]) if self._idle else 0.0
+        self._following = _added(self._following, max(seconds / self._pace - idle, 0.0), tokens)
+
+    def catch_up(self, lag: int) -> float:
+        """Seconds that drafting costs more where so many tokens have come since the sequence drafted; those that were
+        spent before the first draft, to follow it, included."""
+        return (
+            self._pace * lag * sum(seconds / tokens for seconds, tokens in (self._catch_up, self._following) if tokens)
+        )
+
+    def add_idle(self, seconds: float, share: float = 1.0) -> None:
+        """A step has passed in which the drafter was not asked; it was told what happened."""
+        self._idle.add(0, seconds / self._pace, share)
+
+    def _new_curve(self, key: tuple[str, int]) -> Curve:
+        shape = self._shapes.setdefault(key[0], Curve(COST_SIZE))
+        curve = self._target[key] = Curve(COST_SIZE, shape=shape)
+        return curve
+
+    def state(self) -> dict[str, Any]:
+        """All of it as plain numbers, for the next process."""
+        return {
+            "target": [[*key, self._context[key], curve.state()] for key, curve in self._target.items() if curve],
+            "draft": [[key, curve.state()] for key, curve in self._draft.items() if curve],
+            "slope": self._slope.value,
+            "catch_up": list(self._catch_up),
+            "following": list(self._following),
+        }
+
+    @classmethod
+    def restored(cls, state: Mapping[str, Any]) -> CostModel:
+        """A model that begins with what `state` once gave.
+
+        Raises:
+            ValueError, TypeError, KeyError, AttributeError, OverflowError: it is something else.
+        """
+        costs = cls()
+        for kind, batch, context, points in state["target"]:
+            key = str(kind), int(_within(batch, 1e6))
+            curve = costs._new_curve(key)
+            curve.restore(points)
+            costs._shapes[key[0]].take(curve)
+            costs._context[key] = _within(context, 1e9)
+        for batch, points in state["draft"]:
+            costs._draft[int(_within(batch, 1e6))].restore(points)
+        costs._slope.value = _within(state["slope"], 1.0)
+        costs._catch_up, costs._following = _account(state, "catch_up"), _account(state, "following")
+        return costs
+
+
+class _Slope:
+    """Seconds per position of context, by regression of the surprises on the distance from where a curve began."""
+
+    __slots__ = ("_xx", "value")
+
+    def __init__(self) -> None:
+        self.value = 0.0
+        self._xx = 0.0
+
+    def add(self, distance: float, surprise: float, share: float) -> None:
+        if distance == 0:
+            return
+        square = distance * distance
+        self._xx = self._xx * (1 - 1 / COST_MEMORY) ** share + share * square
+        self.value = max(0.0, self.value + share * distance * surprise / (self._xx + COST_MEMORY * square))
+
+
+def bucket(batch: int) -> int:
+    """Batches that share a curve: each alone up to 4, then four to every doubling."""
+    if batch <= 4:
+        return batch
+    step = 1 << (batch.bit_length() - 3)
+    return (batch + step - 1) // step * step
+
+
+def rounded(rows: int) -> int:
+    """Rows that share a mean: each alone up to 16, then eight to every doubling."""
+    step = 1 << max(0, rows.bit_length() - 4)
+    return min((rows + step // 2) // step * step, COST_SIZE - 1)
+
+
+def _nearest(curves: Mapping[tuple[str, int], Curve], wanted: tuple[str, int]) -> tuple[str, int] | None:
+    """The key whose curve to read: the wanted one if it was measured, else that of the nearest batch."""
+    if curves.get(wanted):
+        return wanted
+    return min(
+        (key for key, curve in curves.items() if curve),
+        key=lambda key: (key[0] != wanted[0], abs(key[1] - wanted[1])),
+        default=None,
+    )
+
+
+def _added(account: tuple[float, float], seconds: float, tokens: int) -> tuple[float, float]:
+    """Seconds and tokens, with more of them; those before lose weight."""
+    kept = 1 - 1 / COST_MEMORY
+    return account[0] * kept + seconds, account[1] * kept + tokens
+
+
+def _account(state: Mapping[str, Any], name: str) -> tuple[float, float]:
+    """Seconds and tokens, if the state has any."""
+    seconds, tokens = state.get(name, (0.0, 0.0))
+    return _within(seconds, 1e6), _within(tokens, 1e9)
+
+
+def _within(value: Any, most: float) -> float:
+    """The number, if it lies in 0..most; a ValueError otherwise."""
+    number = float(value)
+    if not 0 <= number <= most:
+        raise ValueError(f"{number} lies outside 0..{most}")
+    return number

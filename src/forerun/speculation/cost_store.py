@@ -1,0 +1,189 @@
+"""Measured costs, kept for the next engine of the same models on the same machine, and for the next process."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import platform
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from forerun.config import COST_CACHE_VARIABLE, environment_choice
+from forerun.errors import ConfigError
+from forerun.speculation.acceptance import Acceptance
+from forerun.speculation.cost_model import CostModel
+from forerun.utils.files import write_json
+from forerun.utils.home import COSTS_FILE, home
+from forerun.utils.json_file import Fields
+
+COST_CACHE_ENTRIES = 64
+"""Settings kept in the file; the one written longest ago is dropped first."""
+_VERSION = 3
+_DAMAGE = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
+"""What a damaged entry may raise."""
+
+_log = logging.getLogger(__name__)
+_known: dict[str, CostModel] = {}
+_warned: set[Path] = set()
+
+
+def cache_file() -> Path | None:
+    """Where costs are kept, in forerun's folder. None without one, or where FORERUN_COST_CACHE is 0.
+
+    Raises:
+        ConfigError: it is neither 0 nor 1.
+    """
+    if environment_choice(COST_CACHE_VARIABLE, ("0", "1")) == "0":
+        return None
+    base = home()
+    return None if base is None else base / COSTS_FILE
+
+
+class StoredCosts:
+    """The costs of one setting, which all its engines in this process share.
+
+    The file is a convenience: where it cannot be read or written, costs are measured again. A damaged file is renamed
+    to costs.json.damaged, a damaged entry is left out when the file is next written, with one warning.
+
+    Args:
+        setting: all that costs depend on, such as models, number format and threads; the machine is added.
+    """
+
+    def __init__(self, setting: tuple[str, ...]) -> None:
+        self._key = key_here(setting)
+        if self._key not in _known:
+            _known[self._key] = _read().get(self._key) or CostModel()
+        self.costs = _known[self._key]
+
+    def save(self) -> None:
+        """Write what was learned so far, beside what other settings have written."""
+        file = cache_file()
+        if file is None:
+            return
+        entries = _read()
+        entries.pop(self._key, None)
+        entries[self._key] = self.costs
+        kept = {key: costs.state() for key, costs in list(entries.items())[-COST_CACHE_ENTRIES:]}
+        with suppress(ConfigError, ValueError):  # ValueError: a number that is not finite
+            write_json(file, {"version": _VERSION, "entries": kept}, error=ConfigError, indent=None)
+
+
+def key_here(setting: tuple[str, ...]) -> str:
+    """The key of a setting on this machine."""
+    machine = (platform.node(), platform.machine(), str(os.cpu_count()))
+    return hashlib.sha256("\n".join((*setting, *machine)).encode()).hexdigest()[:32]
+
+
+def suggest(key: str, costs: CostModel) -> None:
+    """Costs of a setting on this machine that were measured earlier, for engines to begin with; those that are known
+    already stay."""
+    if key not in _known and key not in _read():
+        _known[key] = costs
+
+
+def _read() -> dict[str, CostModel]:
+    """Key -> costs of every sound entry, the oldest first; empty if there is no readable file of this version."""
+    file = cache_file()
+    if file is None or not os.path.lexists(file):
+        return {}
+    try:
+        content = Fields.read(file, ConfigError)
+        states = content.fields("entries").values if content.integer("version") == _VERSION else {}
+    except ConfigError:
+        _warn(file, f"It is kept as {_set_aside(file)}.")
+        return {}
+    entries = {}
+    for key, state in states.items():
+        try:
+            entries[key] = CostModel.restored(state)
+        except _DAMAGE:
+            _warn(file, "Its damaged entries are left out.")
+    return entries
+
+
+def _set_aside(file: Path) -> Path:
+    damaged = file.with_name(file.name + ".damaged")
+    try:
+        return file.replace(damaged)
+    except OSError:
+        return file
+
+
+def _warn(file: Path, consequence: str) -> None:
+    """Once a file and process."""
+    if file not in _warned:
+        _warned.add(file)
+        _log.warning("The file of measured costs %s is damaged. %s Costs are measured again.", file, consequence)
+
+
+# What automatic budgets begin with: costs and acceptance that were measured before, in a file (`forerun tune`).
+#
+# Costs hold for the machine and the number of threads that they were measured on, and are left out on others.
+# Acceptance
+# depends on the models, the drafter and the prompts; it has the weight of a few trials.
+
+_start_VERSION = 1
+
+"""What a damaged file may raise."""
+_acceptance: dict[str, Any] = {}
+
+
+def costs_setting(cost_key: tuple[str, ...]) -> tuple[str, ...]:
+    """All that costs depend on besides the machine."""
+    return (*cost_key, str(torch.get_num_threads()))
+
+
+def prior(cost_key: tuple[str, ...]) -> Acceptance:
+    """Acceptance as it begins for these models and drafter: with what a file has told, or with nothing."""
+    acceptance = Acceptance()
+    state = _acceptance.get(_plain_key(cost_key))
+    if state is not None:
+        acceptance.restore(state)
+    return acceptance
+
+
+def entry(cost_key: tuple[str, ...], costs: CostModel, acceptance: Acceptance) -> dict[str, Any]:
+    """What a file holds of one budget."""
+    return {
+        "setting": _plain_key(cost_key),
+        "costs_setting": key_here(costs_setting(cost_key)),
+        "costs": costs.state(),
+        "acceptance": acceptance.state(),
+    }
+
+
+def write_start(path: Path, entries: list[Mapping[str, Any]]) -> None:
+    """Write a file that `read_start` reads. Raises ConfigError where it cannot be written."""
+    write_json(path, {"version": _start_VERSION, "entries": entries}, error=ConfigError, indent=None)
+
+
+def read_start(path: Path) -> None:
+    """Have budgets that are made from now on begin with what a file tells.
+
+    Raises:
+        ConfigError: it cannot be read, or is something else.
+    """
+    fields = Fields.read(path, ConfigError, remedy="Give a start file that forerun tune wrote.")
+    version = fields.integer("version")
+    if version != _start_VERSION:
+        raise ConfigError(
+            f"{path} has version {version}, but this forerun reads {_start_VERSION}. Run forerun tune again."
+        )
+    try:
+        for each in fields.list_of("entries", dict):
+            Acceptance().restore(each["acceptance"])
+            suggest(str(each["costs_setting"]), CostModel.restored(each["costs"]))
+            _acceptance[str(each["setting"])] = each["acceptance"]
+    except _DAMAGE as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"{path} is damaged, or was not written by forerun tune. Run it again.") from None
+
+
+def _plain_key(cost_key: tuple[str, ...]) -> str:
+    return hashlib.sha256("\n".join(cost_key).encode()).hexdigest()[:32]

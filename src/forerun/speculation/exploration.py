@@ -1,0 +1,143 @@
+"""When another budget than the best may be tried, and what that may cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+from forerun.speculation.goodput import Prospects
+from forerun.types import Sequence
+
+PROBE_SHARE = 0.01
+"""Share of the time that probes may cost."""
+PROBE_LEAST_SHARE = 0.0025
+"""The same after many probes that lost time."""
+PROBE_FADE = 0.8
+"""Factor on that share after each of them."""
+PROBE_STEPS = 8
+"""Fewest steps between two probes; in inverse proportion more where the share is smaller."""
+PROBE_PATIENCE = 64
+"""Most steps until a probe that cannot be paid for is considered again."""
+
+PROBE_TOLERANCE = 1.25
+"""Factor on the smallest loss for each trial, up to which a probe of fewer sequences is preferred."""
+
+
+class Probes:
+    """An account of time: every step pays a small share of itself in, a probe is bought with what it will lose.
+
+    So probing never costs more than that share of the time, however slow the probed budget is, and budgets that lose
+    next to nothing are probed often.
+
+    Attributes:
+        wait: steps until a probe may be bought, at most 0 if it may now.
+    """
+
+    __slots__ = ("_balance", "_income", "_share", "wait")
+
+    def __init__(self) -> None:
+        self._balance = self._income = 0.0  # seconds, and seconds that the last steps paid in each
+        self._share = PROBE_SHARE
+        self.wait = float(PROBE_STEPS)
+
+    def earn(self, seconds: float, steps: int = 1) -> None:
+        """So many steps were made, which took so many seconds together."""
+        self._income = self._share * seconds / steps
+        self._balance += self._share * seconds
+        self.wait -= steps
+
+    @property
+    def due(self) -> bool:
+        """Whether a probe may be bought now."""
+        return self.wait <= 0
+
+    def buy(self, loss: float) -> bool:
+        """Whether a probe that loses so many seconds may be made now; it then has been paid for."""
+        if self._balance < loss:  # not asked again before it can be paid for
+            steps = (loss - self._balance) / self._income if self._income else 0.0
+            self.wait = min(max(steps, PROBE_STEPS / 2), PROBE_PATIENCE)
+            return False
+        self._balance -= max(loss, 0.0)
+        self.wait = PROBE_STEPS * PROBE_SHARE / self._share
+        return True
+
+    def judge(self, gained: bool) -> None:
+        """A probe gained or lost time: later ones may cost as much as at first, or less and come more rarely."""
+        self._share = PROBE_SHARE if gained else max(self._share * PROBE_FADE, PROBE_LEAST_SHARE)
+
+
+def cheapest_trial(prospects: Prospects, order: Seq[int], rate: float) -> list[int]:
+    """[B] budgets, where some of several sequences that do not draft are to be tried with one node each.
+
+    They are so many that a trial loses little, since a drafter's forward costs about the same for one as for all; and
+    no more than that, so that the probe can be paid for soon.
+
+    Args:
+        order: [B] indices of sequences, those to be tried first at the beginning.
+        rate: tokens per second of the steps that are forgone.
+    """
+    probes, losses = [], []
+    count = 1
+    while count <= len(order):
+        asked = set(order[:count])
+        probes.append([int(i in asked) for i in range(len(order))])
+        tokens, seconds = prospects.outlook(probes[-1])
+        losses.append((seconds - tokens / rate) / count)
+        count *= 2
+    most = max(PROBE_TOLERANCE * min(losses), 0.0)
+    return next(probe for probe, loss in zip(probes, losses, strict=True) if loss <= most)
+
+
+# Which sequences have not drafted for a while, and how many tokens their drafter has not computed with since.
+
+
+class Pauses:
+    """The first draft after a pause, or of a sequence, may cost more than the next ones.
+
+    A drafter that computes with the tokens before has to catch up with them.
+    """
+
+    __slots__ = ("_came", "_lengths", "_steps")
+
+    def __init__(self) -> None:
+        self._steps: dict[Sequence, int] = {}  # the last step in which it drafted, or the one before it came
+        self._lengths: dict[Sequence, int] = {}  # its tokens when it drafted last
+        self._came = 0
+
+    def __len__(self) -> int:
+        """Sequences that are followed."""
+        return len(self._steps)
+
+    def come(self, sequence: Sequence, step: int) -> None:
+        """It takes part from the next step on; nothing happens if it does already."""
+        if sequence not in self._steps:
+            self._steps[sequence] = step
+            self._came += len(sequence.token_ids)
+
+    def tokens_that_came(self) -> int:
+        """Those of the sequences that have come since this was asked."""
+        count, self._came = self._came, 0
+        return count
+
+    def drafted(self, sequence: Sequence, step: int) -> None:
+        """It has been asked for a draft in this step."""
+        self._steps[sequence] = step
+        self._lengths[sequence] = len(sequence.token_ids)
+
+    def stop(self, sequence: Sequence) -> None:
+        """It leaves."""
+        self._steps.pop(sequence, None)
+        self._lengths.pop(sequence, None)
+
+    def last(self, sequence: Sequence) -> int:
+        """The last step in which it drafted, or the one before it came."""
+        return self._steps[sequence]
+
+    def has_paused(self, sequence: Sequence, step: int) -> bool:
+        """Whether it has been there without a draft until this step."""
+        return step > self._steps.get(sequence, step) + 1
+
+    def lag(self, sequence: Sequence, step: int) -> int:
+        """Tokens that have come since it drafted, with a pause until this step; all of them if it never has."""
+        if sequence not in self._lengths:
+            return len(sequence.token_ids)
+        return max(len(sequence.token_ids) - self._lengths[sequence], 1) if self.has_paused(sequence, step) else 0

@@ -1,0 +1,187 @@
+"""The contract of a budget: what it says before a step, and what it is told after it. And the simplest budget."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence as Seq
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from forerun.types import Draft, Sequence, Verdict
+
+Reason = Literal["fixed", "gain", "no gain", "full batch", "prompts", "no room", "measuring", "probe", "request"]
+"""Why a plan drafts or does not: K was given; drafting gives more tokens per second; it does not; it would for one
+sequence alone, but not in this batch; the step computes prompts besides; no sequence may grow by a draft; costs are not
+measured yet; other budgets than the best are tried; the request wants none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What the drafter may propose in one step.
+
+    Attributes:
+        budgets: nodes of each sequence's draft at most.
+        price: see `Drafter.draft`.
+        reason: why so many.
+    """
+
+    budgets: list[int]
+    price: float = 0.0
+    reason: Reason = "fixed"
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """What one step cost. Times in seconds.
+
+    Attributes:
+        num_rows: rows of the target's forward, prompt chunks included.
+        num_prompt_rows: of these, rows of prompt chunks.
+        context: positions in the sequences' caches, summed.
+        time_draft: in the drafter, drafting and learning what became of the draft.
+        time_target: in the target's forward.
+        time_verify: from logits to verdicts.
+        time_rest: the engine's other work: committing, text, statistics.
+    """
+
+    num_rows: int
+    num_prompt_rows: int
+    context: int
+    time_draft: float
+    time_target: float
+    time_verify: float
+    time_rest: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """All of it."""
+        return self.time_draft + self.time_target + self.time_verify + self.time_rest
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one sequence's draft.
+
+    Attributes:
+        sequence: it already holds the new tokens.
+        budget: the budget that the plan gave it.
+        draft: what the drafter proposed.
+        verdict: before it was cut where the output ends.
+    """
+
+    sequence: Sequence
+    budget: int
+    draft: Draft
+    verdict: Verdict
+
+
+class Budget(ABC):
+    """Decides how many nodes may be drafted, and learns from what came of it."""
+
+    @abstractmethod
+    def plan(self, sequences: Seq[Sequence]) -> Plan:
+        """Budgets for the sequences whose prompts are computed, before they draft."""
+
+    def beside_prompts(self, sequences: Seq[Sequence]) -> Plan:
+        """As `plan`, in a step that computes prompts of others, too: nothing is drafted.
+
+        Such a step holds so many rows that a further one costs its whole arithmetic, which an accepted token is seldom
+        worth, since the same rows would be one token each in plain decoding.
+        """
+        return Plan([0] * len(sequences), reason="prompts")
+
+    def observe(self, cost: StepCost, outcomes: Seq[Outcome]) -> None:  # noqa: B027 - a budget need not learn
+        """A step is done. `stop` has not yet been called for the sequences that end with it."""
+
+    def stop(self, sequence: Sequence) -> None:  # noqa: B027 - nor keep anything of a sequence
+        """The sequence leaves."""
+
+
+class FixedBudget(Budget):
+    """The same K for every sequence in every step."""
+
+    def __init__(self, num_draft_tokens: int) -> None:
+        self.num_draft_tokens = num_draft_tokens
+
+    def plan(self, sequences: Seq[Sequence]) -> Plan:
+        budgets = [self.num_draft_tokens if sequence.room > 0 else 0 for sequence in sequences]
+        return Plan(budgets, reason="no room" if self.num_draft_tokens and not any(budgets) else "fixed")
+
+    def beside_prompts(self, sequences: Seq[Sequence]) -> Plan:
+        return self.plan(sequences)
+
+
+# The budget of an engine with several drafters, of which each request has one: a budget for each drafter.
+
+
+class BudgetByRequest(Budget):
+    """Asks, for each sequence, the budget of its drafter.
+
+    While all sequences that draft have one drafter, its budget sees every sequence of the step, and learns as if there
+    were no other. In a step with several drafters, each budget plans for its own sequences, and learns acceptance, but
+    not what a step costs: that cannot be told apart.
+
+    Args:
+        budgets: by the drafters' names.
+        chosen: the name of a sequence's drafter; None where it has none.
+    """
+
+    def __init__(self, budgets: Mapping[str, Budget], chosen: Callable[[Sequence], str | None]) -> None:
+        self._budgets, self._chosen = dict(budgets), chosen
+
+    def plan(self, sequences: Seq[Sequence]) -> Plan:
+        return self._combined(sequences, lambda budget, part: budget.plan(part))
+
+    def beside_prompts(self, sequences: Seq[Sequence]) -> Plan:
+        return self._combined(sequences, lambda budget, part: budget.beside_prompts(part))
+
+    def _combined(self, sequences: Seq[Sequence], plan_of: Callable[[Budget, Seq[Sequence]], Plan]) -> Plan:
+        """The plans of all budgets as one."""
+        groups = self._groups(sequences)
+        if not groups:
+            return Plan([0] * len(sequences), reason="request")
+        if len(groups) == 1:
+            (name,) = groups
+            plan = plan_of(self._budgets[name], sequences)
+            if len(groups[name]) == len(sequences):
+                return plan
+            return replace(plan, budgets=_at(groups[name], plan.budgets, len(sequences)))
+        budgets, plans = [0] * len(sequences), []
+        for name, places in groups.items():
+            plans.append(plan_of(self._budgets[name], [sequences[place] for place in places]))
+            for place, budget in zip(places, plans[-1].budgets, strict=True):
+                budgets[place] = budget
+        drafting = [plan for plan in plans if any(plan.budgets)] or plans
+        return Plan(budgets, min(plan.price for plan in drafting), drafting[0].reason)
+
+    def observe(self, cost: StepCost, outcomes: Seq[Outcome]) -> None:
+        groups = self._groups([outcome.sequence for outcome in outcomes])
+        if len(groups) == 1:
+            (name,) = groups
+            self._budgets[name].observe(cost, outcomes)
+            return
+        # rows that are no drafts' hide what a step costs, and so do those of other drafters
+        hidden = replace(cost, num_prompt_rows=max(cost.num_prompt_rows, 1), time_draft=0.0)
+        for name, places in groups.items():
+            self._budgets[name].observe(hidden, [outcomes[place] for place in places])
+
+    def stop(self, sequence: Sequence) -> None:
+        for budget in self._budgets.values():
+            budget.stop(sequence)
+
+    def _groups(self, sequences: Seq[Sequence]) -> dict[str, list[int]]:
+        """Name of a drafter -> places of its sequences."""
+        groups: dict[str, list[int]] = {}
+        for place, sequence in enumerate(sequences):
+            name = self._chosen(sequence)
+            if name is not None:
+                groups.setdefault(name, []).append(place)
+        return groups
+
+
+def _at(places: Seq[int], budgets: Seq[int], count: int) -> list[int]:
+    """The budgets at these places alone."""
+    kept = [0] * count
+    for place in places:
+        kept[place] = budgets[place]
+    return kept

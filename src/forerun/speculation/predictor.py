@@ -1,0 +1,160 @@
+"""The predictor of `forerun plan`, of the trainers' cards and of `forerun tune`: costs of a step and acceptance in,
+tokens, seconds and speed-up by K out.
+
+What a step costs is that of the step as the engine makes it: the forward beside what it hands out for a drafter, the
+drafter with what it is told, and the engine's part. The formula is that of the automatic budget (`policy/goodput.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from forerun.errors import ConfigError
+from forerun.speculation.goodput import ProspectsAlone
+
+_BISECTIONS = 50
+
+
+def expected_tokens(alpha: float, num_draft_tokens: int) -> float:
+    """Tokens of a step, the target's own included, where every draft token below an accepted one is accepted with the
+    chance alpha: 1 + α + α² + … + α^K = (1 − α^(K+1)) / (1 − α) (Leviathan et al., 2211.17192, equation 1)."""
+    if alpha == 1:
+        return num_draft_tokens + 1.0
+    return (1 - alpha ** (num_draft_tokens + 1)) / (1 - alpha)
+
+
+@dataclass(frozen=True, slots=True)
+class ChainAcceptance:
+    """How often the tokens of a chain are accepted.
+
+    Attributes:
+        per_position: of the first, the second, ..., each given that those before it were accepted; later ones are
+            accepted as the last.
+    """
+
+    per_position: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if not self.per_position or not all(0 <= each <= 1 for each in self.per_position):
+            raise ConfigError(
+                f"acceptance is {', '.join(map(str, self.per_position)) or 'empty'}, but must be numbers from 0 to 1: "
+                "one for all positions of a draft, or one for each with commas between them."
+            )
+
+    def gains(self, num_draft_tokens: int) -> list[float]:
+        """[K] the chance that each token is accepted, and with it all before it."""
+        last = self.per_position[-1]
+        steps = [*self.per_position, *([last] * num_draft_tokens)][:num_draft_tokens]
+        return list(accumulate(steps, lambda chance, step: chance * step))
+
+
+@dataclass(frozen=True, slots=True)
+class StepCosts:
+    """Seconds of a step for each sequence in it, by the tokens of its draft, from none on: lists of one length.
+
+    Attributes:
+        plain: of a step without any drafter.
+        target: the forward over one row more than there are draft tokens.
+        draft: the drafter: drafting, and learning what became of the draft. For none: learning alone.
+        rest: the engine's part: distributions, verification, commits, text.
+    """
+
+    plain: float
+    target: Sequence[float]
+    draft: Sequence[float]
+    rest: Sequence[float]
+
+    @property
+    def most(self) -> int:
+        """The largest K."""
+        return len(self.target) - 1
+
+    def seconds(self, num_draft_tokens: int) -> float:
+        """Of a whole step."""
+        return sum(part[num_draft_tokens] for part in (self.target, self.draft, self.rest))
+
+    def speedup(self, length: float, num_draft_tokens: int) -> float:
+        """Tokens per second over plain decoding, with drafts of K tokens and this mean acceptance length."""
+        return length * self.plain / self.seconds(num_draft_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Predicted:
+    """One K.
+
+    Attributes:
+        tokens: of a step, the target's own included.
+        seconds: of a step.
+        speedup: over plain decoding.
+        break_even: the acceptance of every token from which it is faster than plain decoding; None: never is.
+    """
+
+    num_draft_tokens: int
+    tokens: float
+    seconds: float
+    speedup: float
+    break_even: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """Every K of some costs.
+
+    Attributes:
+        plain: seconds of a token of plain decoding.
+        by_k: from K = 1 on.
+    """
+
+    plain: float
+    by_k: tuple[Predicted, ...]
+
+    @classmethod
+    def of(cls, costs: StepCosts, gains: Sequence[float], chances: Sequence[float] = ()) -> Prediction:
+        """The prediction.
+
+        Args:
+            gains: [K] chance that each token is there and accepted.
+            chances: [K] chance that a draft has each token; empty: every draft is as long as was asked for.
+        """
+        most = min(costs.most, len(gains))
+        rows = [0.0, *(target + rest for target, rest in zip(costs.target, costs.rest, strict=True))]
+        there = chances or [1.0] * most
+        prospects = ProspectsAlone(gains[:most], there[:most], rows[: most + 2], list(costs.draft[: most + 1]))
+        return cls(
+            costs.plain,
+            tuple(
+                Predicted(
+                    k, prospects.tokens[k], prospects.seconds[k], prospects.rates[k] * costs.plain, break_even(costs, k)
+                )
+                for k in range(1, most + 1)
+            ),
+        )
+
+    @property
+    def best(self) -> Predicted | None:
+        """The fastest; None where plain decoding is."""
+        fastest = max(self.by_k, key=lambda each: each.speedup, default=None)
+        return fastest if fastest is not None and fastest.speedup > 1 else None
+
+    @property
+    def break_even(self) -> float | None:
+        """The acceptance from which some K is faster than plain decoding."""
+        return min((each.break_even for each in self.by_k if each.break_even is not None), default=None)
+
+
+def break_even(costs: StepCosts, num_draft_tokens: int) -> float | None:
+    """The acceptance of every token of a chain at which K draft tokens cost what they gain; None where they cost more
+    than even complete acceptance gains."""
+    wanted = costs.seconds(num_draft_tokens) / costs.plain
+    if wanted > num_draft_tokens + 1:
+        return None
+    low, high = 0.0, 1.0
+    for _ in range(_BISECTIONS):
+        middle = (low + high) / 2
+        if expected_tokens(middle, num_draft_tokens) < wanted:
+            low = middle
+        else:
+            high = middle
+    return high if wanted > 1 else 0.0

@@ -1,1 +1,0 @@
-"""Training of heads that draft a block in one pass."""

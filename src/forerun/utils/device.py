@@ -1,0 +1,143 @@
+"""Where tensors live: the check that a device is there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from forerun.errors import ConfigError, DeviceError, DeviceMemoryError, ForerunError
+
+if TYPE_CHECKING:
+    import torch
+
+
+DEVICES = "cpu, cuda, cuda:0 (with its number) or mps"
+
+
+def resolve_device(name: str | torch.device) -> torch.device:
+    """The device of this name, with its number where its kind has numbers, so that it equals that of its tensors.
+
+    Raises:
+        ConfigError: the name is no device that forerun runs on, or the device is not there.
+    """
+    import torch
+
+    try:
+        device = torch.device(name)
+    except (RuntimeError, TypeError):
+        raise ConfigError(f"device is {name!r}, which PyTorch does not know. Give {DEVICES}.") from None
+    if device.type == "cpu":
+        return torch.device("cpu")
+    if device.type == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    elif device.type == "mps":
+        count = int(torch.backends.mps.is_available())
+    else:
+        raise ConfigError(f"device is {str(name)!r}, but forerun runs on {DEVICES}.")
+    if not count:
+        raise ConfigError(
+            f"device is {str(name)!r}, but PyTorch {torch.__version__} finds no such device on this machine. "
+            f"Give cpu, or install a driver and a build of PyTorch for {device.type}."
+        )
+    written = str(device).partition(":")[2]
+    usual = torch.cuda.current_device() if device.type == "cuda" else 0
+    number = int(written) if written else usual
+    if number >= count:
+        last = count - 1
+        raise ConfigError(f"device is {str(name)!r}, but the last of its kind here is {device.type}:{last}. Give that.")
+    return torch.device(device.type, number)
+
+
+# What devices raise, as forerun's own errors: a device has failed for good, or has no memory left.
+
+_MEMORY_ALLOCATION = 2
+"""cudaErrorMemoryAllocation: PyTorch raises it as an AcceleratorError where its own allocator had no part in it."""
+_LONGEST = 300
+"""Characters of a device's own words."""
+
+
+def device_error(error: BaseException, device: torch.device) -> DeviceError | DeviceMemoryError | None:
+    """What an exception that was raised while a device computed says of the device; None: nothing.
+
+    An accelerator is asked whether it still answers: one that has failed fails at everything that comes after. Not
+    every error that it reports is of that kind, and Triton's launcher raises it as a plain RuntimeError. Where there
+    is none to ask, PyTorch's type of the exception, or of one that it was raised from, tells.
+    """
+    if isinstance(error, (DeviceError, DeviceMemoryError)):
+        return error
+    import torch
+
+    raised = list(_causes(error))
+    reported = next((each for each in raised if isinstance(each, torch.AcceleratorError)), None)
+    if device.type == "cpu":
+        failed: BaseException | None = None if _is_of_memory(reported) else reported
+    else:
+        failed = _answer(device)
+    if failed is not None:
+        return DeviceError(
+            f"The device {device} has failed: {_words(failed)}. Nothing more can be computed on it by this process. "
+            "Start forerun again; if it fails again, look at the device (nvidia-smi, the kernel's log) or take another."
+        )
+    short = next((each for each in raised if isinstance(each, torch.OutOfMemoryError) or _is_of_memory(each)), None)
+    if short is None:
+        return None
+    return DeviceMemoryError(
+        f"The device {device} has no memory left: {_words(short)}. Lower max_batch or cache_memory, take weights of "
+        "fewer bits (quantize), or end other programs that use the device."
+    )
+
+
+def raise_own(error: Exception, device: torch.device) -> None:
+    """Raise what is forerun's own already, or is the device's fault (`device_error`)."""
+    if isinstance(error, ForerunError):
+        raise error
+    if (found := device_error(error, device)) is not None:
+        raise found from error
+
+
+@contextmanager
+def as_device_errors(device: torch.device) -> Iterator[None]:
+    """What a device raises becomes forerun's own; other exceptions pass.
+
+    Raises:
+        DeviceError, DeviceMemoryError: as `device_error` says.
+    """
+    try:
+        yield
+    except Exception as error:
+        own = device_error(error, device)
+        if own is None or own is error:
+            raise
+        raise own from error
+
+
+def _answer(device: torch.device) -> RuntimeError | None:
+    """What the device answers that has failed; None: it goes on."""
+    import torch
+
+    try:
+        torch.accelerator.synchronize(device)
+    except RuntimeError as error:
+        return error
+    return None
+
+
+def _is_of_memory(error: BaseException | None) -> bool:
+    import torch
+
+    return isinstance(error, torch.AcceleratorError) and getattr(error, "error_code", None) == _MEMORY_ALLOCATION
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """The exception, and those that it was raised from."""
+    each: BaseException | None = error
+    while each is not None:
+        yield each
+        each = each.__cause__
+
+
+def _words(error: BaseException) -> str:
+    """What the device said: its first sentences, which hold names of errors and sizes, and nothing of a request."""
+    lines = str(error).splitlines()
+    return lines[0].rstrip(". ")[:_LONGEST] if lines else type(error).__name__

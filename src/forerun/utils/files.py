@@ -1,0 +1,271 @@
+"""Writing so that nothing is lost: whole files or none, checksums, locks, no silent overwriting."""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import json
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from io import BufferedReader, FileIO
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from forerun.utils.json_file import ErrorType
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+CAN_LOCK = fcntl is not None
+"""Whether `locked` keeps other processes out; False on Windows."""
+
+REMEDY = "Give another place, or make room and permission there."
+_DIGEST_BYTES = 16
+_LOCK_INTERVAL = 0.05
+"""Seconds between two tries to get a lock."""
+_SEAL = b"\nforerun-blake2b "
+_SEAL_BYTES = len(_SEAL) + 2 * _DIGEST_BYTES
+
+
+class _Hashing:
+    """A file to write, and the hash of what was written."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self.state = file, hashlib.blake2b(digest_size=_DIGEST_BYTES)
+
+    def write(self, part: Any) -> int:
+        self.state.update(part)
+        return self._file.write(part)
+
+
+@contextmanager
+def atomic_file(path: Path, error: ErrorType, *, remedy: str = REMEDY) -> Iterator[BinaryIO]:
+    """A file to write, which takes the place of `path` when the block ends, and vanishes where it raises.
+
+    Whoever has the former file open or mapped keeps it. The folder is made if it is missing.
+
+    Raises:
+        error: the file cannot be written, a full disk included.
+    """
+    temporary = _temporary(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with temporary.open("xb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+        _sync_folder(path.parent)
+    except OSError as failure:
+        raise error(f"{path} cannot be written: {failure.strerror or failure}. {remedy}") from failure
+
+
+def write_bytes(path: Path, *parts: Any, error: ErrorType) -> None:
+    """Write bytes or buffers, one after another, as `atomic_file` does."""
+    with atomic_file(path, error) as file:
+        for part in parts:
+            file.write(part)
+
+
+def write_json(path: Path, value: object, *, error: ErrorType, indent: int | None = 2) -> None:
+    """Write a value as JSON, as `atomic_file` does."""
+    text = json.dumps(value, indent=indent, ensure_ascii=False, allow_nan=False) + "\n"
+    write_bytes(path, text.encode(), error=error)
+
+
+def digest(*parts: Any) -> str:
+    """BLAKE2b of the bytes, 16 of them, in hexadecimal."""
+    state = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+    for part in parts:
+        state.update(part)
+    return state.hexdigest()
+
+
+def file_digest(file: FileIO | BufferedReader) -> str:
+    """`digest` of what an open file holds from where it stands. Raises OSError."""
+    return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=_DIGEST_BYTES)).hexdigest()
+
+
+@contextmanager
+def sealed_file(path: Path, error: ErrorType) -> Iterator[_Hashing]:
+    """As `atomic_file`, with the checksum of the content behind it, for `check_seal`. Of formats that allow it."""
+    with atomic_file(path, error) as file:
+        content = _Hashing(file)
+        yield content
+        file.write(_SEAL + content.state.hexdigest().encode())
+
+
+def check_seal(path: Path, error: ErrorType, remedy: str) -> None:
+    """Compare a file that `sealed_file` wrote with its checksum.
+
+    Raises:
+        error: it cannot be read, or is not as it was written.
+    """
+    try:
+        with path.open("rb") as file:
+            state, left = hashlib.blake2b(digest_size=_DIGEST_BYTES), os.fstat(file.fileno()).st_size - _SEAL_BYTES
+            while left > 0 and (part := file.read(min(left, 1 << 20))):
+                state.update(part)
+                left -= len(part)
+            seal = file.read()
+    except OSError as failure:
+        raise error(f"{path} cannot be read: {failure.strerror or failure}. {remedy}") from None
+    if seal != _SEAL + state.hexdigest().encode():
+        raise error(f"{path} is damaged: it is not as it was written, or was cut short. {remedy}")
+
+
+@contextmanager
+def new_files(folder: Path, error: ErrorType) -> Iterator[Path]:
+    """A temporary folder whose files move into `folder`, one by one, when the block ends, and vanish where it raises.
+
+    Raises:
+        error: they cannot be written, a full disk included.
+    """
+    # inside a folder that is there: it may be a mount point, or the one place that may be written
+    temporary = _temporary(folder / "new" if folder.is_dir() else folder)
+    try:
+        temporary.mkdir(parents=True)
+        try:
+            yield temporary
+            folder.mkdir(parents=True, exist_ok=True)
+            for path in sorted(temporary.iterdir()):
+                path.replace(folder / path.name)
+            _sync_folder(folder)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+    except OSError as failure:
+        raise error(f"{folder} cannot be written: {failure.strerror or failure}. {REMEDY}") from failure
+
+
+@contextmanager
+def whole_folder(folder: Path, error: ErrorType) -> Iterator[Path]:
+    """A temporary folder, which takes the place of `folder` when the block ends, and vanishes where it raises.
+
+    What a killed process leaves of it is in `leftovers`.
+
+    Raises:
+        error: it cannot be written, a full disk included.
+    """
+    temporary, former = _temporary(folder), _temporary(folder)
+    try:
+        temporary.mkdir(parents=True)
+        try:
+            yield temporary
+            try:
+                if os.path.lexists(folder):
+                    folder.replace(former)
+                temporary.replace(folder)
+            except BaseException:
+                if os.path.lexists(former) and not os.path.lexists(folder):
+                    former.replace(folder)
+                raise
+            _sync_folder(folder.parent)
+        finally:
+            remove(temporary)
+            remove(former)
+    except OSError as failure:
+        raise error(f"{folder} cannot be written: {failure.strerror or failure}. {REMEDY}") from failure
+
+
+def leftovers(path: Path) -> list[Path]:
+    """What processes that were killed have left of writing this file or folder, and what those at work are writing."""
+    return sorted(path.parent.glob(f".{glob.escape(path.name)}.*.tmp"))
+
+
+def remove(path: Path) -> None:
+    """Remove a file, a link or a folder with all in it, as far as possible; nothing there is nothing to do."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with suppress(OSError):
+            path.unlink()
+
+
+@contextmanager
+def locked(
+    path: Path, error: ErrorType, *, wait: bool | float, remedy: str = "Wait until it is done."
+) -> Iterator[None]:
+    """Hold the lock of a file or folder, which no other process or thread gets meanwhile.
+
+    The lock is the system's, on a file .NAME.lock beside `path`: it ends with the process that holds it.
+
+    Args:
+        wait: wait for whoever holds it, at most so many seconds (True: for ever; False: not at all), then raise.
+
+    Raises:
+        error: somebody else still holds it, or the lock's file cannot be made.
+    """
+    lock = path.with_name(f".{path.name}.lock")
+    try:
+        file = _lock(lock, wait)
+    except BlockingIOError:
+        raise error(f"{path} is in use by another process. {remedy}") from None
+    except OSError as failure:
+        raise error(f"{path} cannot be locked: {failure.strerror} ({lock}). {REMEDY}") from None
+    try:
+        yield
+    finally:
+        lock.unlink(missing_ok=True)
+        os.close(file)
+
+
+def refuse_to_overwrite(
+    path: Path, error: ErrorType, remedy: str = "Give another name, or --force to replace it."
+) -> None:
+    """Raise `error` where `path` is a file, or a folder that is not empty."""
+    if any(path.iterdir()) if path.is_dir() else os.path.lexists(path):
+        raise error(f"{path} exists. {remedy}")
+
+
+def _temporary(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
+
+
+def _lock(lock: Path, wait: bool | float) -> int:
+    """The open file that holds the lock. Raises OSError, BlockingIOError where somebody else has it for so long."""
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    end = time.monotonic() + (0 if isinstance(wait, bool) else wait)  # the system's locks have no time limit
+    while True:
+        file = os.open(lock, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            if fcntl is not None:
+                fcntl.flock(file, fcntl.LOCK_EX | (0 if wait is True else fcntl.LOCK_NB))
+            if fcntl is None or _same(file, lock):
+                return file
+        except BaseException as error:
+            os.close(file)
+            if not isinstance(error, BlockingIOError) or time.monotonic() >= end:
+                raise
+            time.sleep(_LOCK_INTERVAL)
+            continue
+        os.close(file)  # whoever had it has removed it: it locks nothing any more
+
+
+def _same(file: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the new name last beyond a power cut, where folders can be synced."""
+    try:
+        file = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return
+    try:
+        os.fsync(file)
+    except OSError:
+        pass
+    finally:
+        os.close(file)

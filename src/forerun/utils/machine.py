@@ -1,0 +1,126 @@
+"""The processor of this machine: its name, and what its instruction set holds."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path, PurePosixPath
+
+_CPUINFO = Path("/proc/cpuinfo")
+_NAMES = ("model name", "Model Name", "cpu model")
+_FEATURES = ("flags", "Features")
+"""On x86 and on ARM."""
+
+
+def model() -> str:
+    """Its name, as the system gives it."""
+    facts = _facts()
+    names = [facts[key] for key in _NAMES if key in facts]
+    return names[0] if names else platform.processor() or "unknown processor"
+
+
+def features() -> tuple[str, ...]:
+    """What its instruction set holds, in Linux's words ("avx2", "asimd"), sorted; empty where the system tells none."""
+    facts = _facts()
+    return tuple(sorted({word for key in _FEATURES for word in facts.get(key, "").split()}))
+
+
+@cache
+def _facts() -> dict[str, str]:
+    """What Linux tells of the first processor; empty elsewhere."""
+    facts = {}
+    try:
+        with _CPUINFO.open(encoding="utf-8", errors="replace") as file:
+            for line in file:
+                key, separator, value = line.partition(":")
+                if not separator:
+                    break
+                facts[key.strip()] = value.strip()
+    except OSError:
+        pass
+    return facts
+
+
+# How much memory the machine has, and how much of it can be had now: by the system, or by a cgroup if that is less.
+#
+# A cgroup (of a container, a service or a job) bounds its processes together. What it holds of files can be given
+# back,
+# and counts as available, as it does in MemAvailable of /proc/meminfo.
+
+GIB = 2**30
+_V1 = ("sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
+_V2 = ("sys/fs/cgroup", "memory.max", "memory.current", "")
+"""Of each version of cgroups where its files lie, which hold limit and use, and how names in its statistics begin."""
+
+
+def total_memory(root: Path = Path("/")) -> int | None:
+    """Bytes of memory, at most what a cgroup allows; None where the system does not tell.
+
+    root: of the file system that is read.
+    """
+    limits = [limit for limit, _ in _cgroups(root)]
+    return min([*limits, *_some(_sysconf("SC_PHYS_PAGES"))], default=None)
+
+
+def available_memory(root: Path = Path("/")) -> int | None:
+    """Bytes that can be had now without swapping; None where the system does not tell.
+
+    root: of the file system that is read.
+    """
+    free = _mem_available(root)
+    if free is None:
+        free = _sysconf("SC_AVPHYS_PAGES")
+    return min([*(max(0, limit - used) for limit, used in _cgroups(root)), *_some(free)], default=None)
+
+
+def _some(number: int | None) -> list[int]:
+    return [] if number is None else [number]
+
+
+def _sysconf(name: str) -> int | None:
+    """Bytes of a count of pages."""
+    try:
+        count, size = os.sysconf(name), os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return None
+    return count * size if count > 0 and size > 0 else None
+
+
+def _mem_available(root: Path) -> int | None:
+    for line in _read(root / "proc/meminfo").splitlines():
+        key, _, rest = line.partition(":")
+        words = rest.split()
+        if key == "MemAvailable" and len(words) == 2 and words[0].isdecimal() and words[1] == "kB":
+            return int(words[0]) * 1024
+    return None
+
+
+def _cgroups(root: Path) -> Iterator[tuple[int, int]]:
+    """Limit and use of this process's cgroup and of those that it lies in, as far as they have a limit."""
+    for line in _read(root / "proc/self/cgroup").splitlines():
+        _, controllers, path = (*line.split(":", 2), "", "")[:3]
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        mount, *names = _V1 if controllers else _V2
+        # Inside a container the path may be that of the host; its own files lie at the mount then.
+        place = PurePosixPath("/", path)
+        for folder in (place, *place.parents):
+            yield from _limit(root / mount / folder.relative_to("/"), *names)
+
+
+def _limit(folder: Path, limit_file: str, use_file: str, prefix: str) -> Iterator[tuple[int, int]]:
+    limit, used = _read(folder / limit_file).strip(), _read(folder / use_file).strip()
+    if limit.isdecimal() and used.isdecimal():  # "max": none
+        stat = dict(line.split(" ", 1) for line in _read(folder / "memory.stat").splitlines() if " " in line)
+        files = [stat.get(f"{prefix}{kind}_file", "") for kind in ("inactive", "active")]
+        yield int(limit), max(0, int(used) - sum(int(each) for each in files if each.isdecimal()))
+
+
+def _read(path: Path) -> str:
+    """A file's text; nothing where it cannot be read."""
+    try:
+        return path.read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,208 @@
+"""What the tokens of a tokenizer stand for, in bytes, so that two vocabularies can be compared."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from hashlib import blake2b, sha256
+from typing import Any
+
+from forerun.errors import IncompatibleDrafterError
+
+# What a Transformers tokenizer tells of its tokens. Fast and slow ones have no type in common that tells all of it.
+
+
+def tokens_by_id(tokenizer: Any) -> dict[int, str]:
+    """Id -> token, special and added tokens included."""
+    return {token_id: token for token, token_id in tokenizer.get_vocab().items()}
+
+
+def added_tokens(tokenizer: Any) -> dict[int, str]:
+    """Id -> text of the tokens that were added to the vocabulary as they are."""
+    return {token_id: str(token) for token_id, token in getattr(tokenizer, "added_tokens_decoder", {}).items()}
+
+
+def special_tokens(tokenizer: Any) -> dict[str, int]:
+    """Text -> id of the special tokens, named (such as the end of text) or merely added as special."""
+    texts, ids = getattr(tokenizer, "all_special_tokens", ()), getattr(tokenizer, "all_special_ids", ())
+    special = dict(zip(texts, ids, strict=True))
+    for token_id, token in getattr(tokenizer, "added_tokens_decoder", {}).items():
+        if getattr(token, "special", False):
+            special[str(token)] = token_id
+    return special
+
+
+def backend(tokenizer: Any) -> dict[str, Any]:
+    """The contents of its tokenizer.json; empty for slow tokenizers, which have none."""
+    fast = getattr(tokenizer, "backend_tokenizer", None)
+    contents: dict[str, Any] = {} if fast is None else json.loads(fast.to_str())
+    return contents
+
+
+def encode_text(tokenizer: Any, text: str, *, special: bool) -> list[int]:
+    """Token ids of a text; special: with what the tokenizer puts before and after one, such as the start of text."""
+    # not verbose: it would warn of texts longer than the length in its configuration, which says nothing of the model
+    ids: list[int] = tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"]
+    return ids
+
+
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_SPACE_MARK = "\u2581"
+
+
+def token_bytes(tokenizer: Any) -> dict[int, bytes]:
+    """Id -> the bytes that the token adds to a text. Special tokens are left out: they stand for no text.
+
+    Byte-level vocabularies (GPT-2 and its descendants) write each byte as a printable character; SentencePiece
+    vocabularies write a space as U+2581 and single bytes as <0x0A>.
+    """
+    special = set(tokenizer.all_special_ids)
+    added = added_tokens(tokenizer)
+    byte_level = _is_byte_level(tokenizer)
+    table: dict[int, bytes] = {}
+    for token, index in tokenizer.get_vocab().items():
+        if index in special:
+            continue
+        if index in added:
+            table[index] = added[index].encode("utf-8")
+        elif byte_level:
+            data = _from_byte_level(token)
+            if data is not None:
+                table[index] = data
+        else:
+            match = _BYTE_TOKEN.fullmatch(token)
+            table[index] = bytes([int(match[1], 16)]) if match else token.replace(_SPACE_MARK, " ").encode("utf-8")
+    return table
+
+
+def shared_tokens(target: dict[int, bytes], draft: dict[int, bytes]) -> dict[int, int]:
+    """Draft id -> target id of the tokens that add the same bytes. One to one: of several the lowest id counts."""
+    of_target: dict[bytes, int] = {}
+    for index in sorted(target):
+        of_target.setdefault(target[index], index)
+    shared: dict[int, int] = {}
+    taken: set[int] = set()
+    for index in sorted(draft):
+        same = of_target.get(draft[index])
+        if same is not None and same not in taken and draft[index]:
+            shared[index] = same
+            taken.add(same)
+    return shared
+
+
+def _is_byte_level(tokenizer: Any) -> bool:
+    parts = backend(tokenizer)
+    if parts:
+        return "ByteLevel" in json.dumps([parts.get("decoder"), parts.get("pre_tokenizer")])
+    return any(token.startswith("\u0120") for token in tokenizer.get_vocab())
+
+
+def _from_byte_level(token: str) -> bytes | None:
+    table = _byte_of_character()
+    try:
+        return bytes(table[character] for character in token)
+    except KeyError:
+        return None  # not written in this alphabet: padding, most likely
+
+
+@lru_cache(maxsize=1)
+def _byte_of_character() -> dict[str, int]:
+    """GPT-2's alphabet: printable bytes stand for themselves, the others follow from U+0100 on."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    table = {chr(byte): byte for byte in printable}
+    others = (byte for byte in range(256) if byte not in set(printable))
+    table.update({chr(256 + place): byte for place, byte in enumerate(others)})
+    return table
+
+
+# Do two tokenizers mean the same by every id? Compared by vocabulary, not by size.
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """The token ids of one model.
+
+    Attributes:
+        name: of the model, for messages.
+        size: width of its logits.
+        tokenizer: what tells the meaning of the ids; None if there is none.
+    """
+
+    name: str
+    size: int
+    tokenizer: Any
+
+
+def check_same_tokens(target: Vocabulary, draft: Vocabulary) -> None:
+    """Refuse a draft model whose token ids mean something else than the target's.
+
+    A model's logits may be wider than its vocabulary (padding): that is no difference. Where neither model has
+    a tokenizer, ids are all there is, and the widths must agree.
+
+    Raises:
+        IncompatibleDrafterError: names the first id that differs and what it stands for on either side.
+    """
+    if target.tokenizer is None and draft.tokenizer is None:
+        if target.size != draft.size:
+            raise IncompatibleDrafterError(
+                f"{draft.name} has {draft.size} token ids and {target.name} has {target.size}, and without "
+                "tokenizers there is no telling whether the rest is padding. Put the tokenizers beside the weights."
+            )
+        return
+    if target.tokenizer is None or draft.tokenizer is None:
+        bare = target.name if target.tokenizer is None else draft.name
+        raise IncompatibleDrafterError(
+            f"{bare} has no tokenizer, so the vocabularies of {target.name} and {draft.name} cannot be compared. "
+            "Put its tokenizer beside its weights."
+        )
+    first = first_difference(tokens_by_id(target.tokenizer), tokens_by_id(draft.tokenizer))
+    if first is not None:
+        token_id, ours, theirs = first
+        raise IncompatibleDrafterError(
+            f"{draft.name} cannot draft for {target.name}: token {token_id} is {shown(ours)} in the target's "
+            f"vocabulary and {shown(theirs)} in the draft's. Choose a draft model with the same tokenizer."
+        )
+
+
+def first_difference(ours: dict[int, str], theirs: dict[int, str]) -> tuple[int, str | None, str | None] | None:
+    """The lowest id that stands for different tokens, with both; None stands for no token at all."""
+    if ours == theirs:
+        return None
+    token_id = min(i for i in ours.keys() | theirs.keys() if ours.get(i) != theirs.get(i))
+    return token_id, ours.get(token_id), theirs.get(token_id)
+
+
+def shown(token: str | None) -> str:
+    """A token in a message."""
+    return "absent" if token is None else repr(token)
+
+
+# Hashes that tell tokenizers apart, for files that hold token ids.
+#
+# They do not depend on the file the tokenizer came from, nor on settings such as truncation, nor on the version of
+# the
+# library that read it. The two are parts of file formats: their values must not change.
+
+
+def fingerprint(tokenizer: Any) -> str:
+    """Of the vocabulary (added tokens included) and the merges: how text is cut as well. Empty for None."""
+    if tokenizer is None:
+        return ""
+    vocabulary = sorted((token_id, token) for token, token_id in tokenizer.get_vocab().items())
+    content = json.dumps([vocabulary, _merges(tokenizer)], ensure_ascii=True)
+    return blake2b(content.encode(), digest_size=16).hexdigest()
+
+
+def ids_fingerprint(tokenizer: Any) -> str:
+    """Of the vocabulary alone: what each id stands for. Empty for None."""
+    if tokenizer is None:
+        return ""
+    return sha256(json.dumps(sorted(tokens_by_id(tokenizer).items())).encode()).hexdigest()
+
+
+def _merges(tokenizer: Any) -> list[str]:
+    """The merges in their order, as "left right"; none for tokenizers that are not byte-pair encodings."""
+    merges = backend(tokenizer).get("model", {}).get("merges") or []
+    return [merge if isinstance(merge, str) else " ".join(merge) for merge in merges]

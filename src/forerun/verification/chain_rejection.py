@@ -1,0 +1,97 @@
+"""Rejection sampling of chains drawn from known distributions: the tensor code around `chain_rejection_math`."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+import torch
+from torch import Tensor
+
+from forerun.sampling import draw_tokens
+from forerun.types import Draft, Noise, PackedDrafts, Verdict
+from forerun.verification.chain_rejection_math import ChainRule, UnsoundProbsError, excess
+
+
+class Rejection:
+    """Accepts a prefix of each drawn chain by a `ChainRule`, then draws one token from what is left."""
+
+    lossless = True
+
+    def __init__(self, rule: ChainRule) -> None:
+        self.rule = rule
+
+    def verify(self, drafts: PackedDrafts, target_logprobs: Tensor, noise: Noise) -> list[Verdict]:
+        target = target_logprobs.exp()
+        chances, left, masses = self.weigh(drafts, target)
+        longest = max(map(len, chances))
+        uniforms = noise.uniform(len(chances) * (longest + 1)).reshape(-1, longest + 1)
+        accepted = [
+            self.rule.length([number < chance for number, chance in zip(numbers, each, strict=False)])
+            for numbers, each in zip(uniforms.tolist(), chances, strict=True)
+        ]
+        rows = [start + length for start, length in zip(drafts.offsets, accepted, strict=False)]
+        weights = left.index_select(0, torch.tensor(rows, device=left.device))
+        # Where both distributions are equal to rounding there is no excess, and no rejection but by rounding.
+        equal = [index for index, row in enumerate(rows) if masses[row] <= 0]
+        if equal:
+            weights[equal] = target[[rows[index] for index in equal]]
+        tokens = draw_tokens(weights, uniforms[:, longest]).tolist()
+        return [Verdict(list(range(length)), token) for length, token in zip(accepted, tokens, strict=True)]
+
+    def weigh(self, drafts: PackedDrafts, target: Tensor) -> tuple[list[list[float]], Tensor, list[float]]:
+        """What the decision depends on, beside chance. target: [rows, V] probabilities.
+
+        Returns:
+            Of each chain, the chances that the comparisons at its drafted tokens succeed; [rows, V], the weights of
+            the token that follows when the chain ends at the row; and [rows], their sums.
+        """
+        probs = [checked_probs(draft, target) for draft in drafts.drafts]
+        draft_probs = probs[0] if len(probs) == 1 else torch.cat(probs)
+        ratios = _ratios(drafts, target, draft_probs)
+        carries = [self.rule.carry(each) for each in ratios]
+        column: list[float] = []
+        ends: list[int] = []
+        for draft, start, carry in zip(drafts.drafts, drafts.offsets, carries, strict=False):
+            num_ends = len(draft) + 1 - draft.num_candidates
+            column += [*carry[:-1], *[1] * num_ends]
+            ends += range(start + draft.num_candidates, start + len(draft) + 1)
+        left = excess(torch.tensor(column, dtype=target.dtype, device=target.device)[:, None], target, draft_probs)
+        # Where no candidate was drawn, nothing was meant for one: the bonus token is drawn from the target.
+        index = torch.tensor(ends, device=target.device)
+        left.index_copy_(0, index, target.index_select(0, index))
+        masses: list[float] = left.sum(-1).tolist()
+        chances = [
+            self.rule.acceptance(ratio, carry, masses[start : start + len(carry)])
+            for ratio, carry, start in zip(ratios, carries, drafts.offsets, strict=False)
+        ]
+        return chances, left, masses
+
+
+def _ratios(drafts: PackedDrafts, target: Tensor, draft_probs: Tensor) -> list[list[float]]:
+    """Of each chain, target / draft at each drafted token. target, draft_probs: [rows, V] probabilities."""
+    vocab_size = target.shape[-1]
+    places = [
+        (start + node) * vocab_size + token_id
+        for draft, start in zip(drafts.drafts, drafts.offsets, strict=False)
+        for node, token_id in enumerate(draft.ids[: draft.num_candidates])
+    ]
+    index = torch.tensor(places, dtype=torch.int64, device=target.device)
+    theirs, drawn = torch.stack([target.take(index), draft_probs.take(index)]).tolist()
+    if not all(each > 0 for each in drawn):  # NaN is not either
+        raise UnsoundProbsError
+    ratios = iter([ours / each for ours, each in zip(theirs, drawn, strict=True)])
+    return [list(islice(ratios, draft.num_candidates)) for draft in drafts.drafts]
+
+
+def checked_probs(draft: Draft, like: Tensor) -> Tensor:
+    """[n + 1, V] the draft's distributions, in the type and on the device of `like` [..., V]; a zero row for no draft.
+
+    Raises:
+        ValueError: the draft has no distributions, or distributions of another shape.
+    """
+    if draft.probs is None and len(draft):
+        raise ValueError("rejection needs the distributions that the draft was drawn from; walk serves chosen drafts")
+    probs = like.new_zeros(1, like.shape[-1]) if draft.probs is None else draft.probs
+    if probs.shape != (len(draft) + 1, like.shape[-1]):
+        raise ValueError(f"probs have shape {tuple(probs.shape)}, not {(len(draft) + 1, like.shape[-1])}")
+    return probs.to(like)

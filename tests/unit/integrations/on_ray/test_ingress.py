@@ -1,0 +1,254 @@
+"""Ingress and replicas without Ray: the paths of `forerun serve` through both, and what happens when a replica ends."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import openai
+import pytest
+import uvicorn
+
+from forerun.errors import QueueFullError, ReplicaError
+from forerun.integrations.ray.application import Replica
+from forerun.integrations.ray.ingress import Ingress
+from forerun.integrations.ray.messages import Asked
+from forerun.server.metrics import HTTPMetrics, Prometheus
+from forerun.server.middleware import Message
+from forerun.server.options import ServerOptions
+from forerun.server.run import DrainingServer, bound_socket
+from forerun.server.service import Service
+from serving import LIMIT, NAME, fake_llm, serving, until
+
+CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+SHORT = {"prompt": "hello", "max_tokens": 8, "temperature": 0, "ignore_eos": True}
+LONG = {**SHORT, "max_tokens": 3000}
+MESSAGES = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 8, "temperature": 0}
+
+
+class Replicas:
+    """One replica in this process.
+
+    Attributes:
+        asked: what has come.
+        fails: called before every message, with the request and how many came before; it may raise.
+        num_open: requests under way.
+    """
+
+    def __init__(self, service: Service) -> None:
+        self.service, self._replica = service, Replica(service, "one")
+        self.asked: list[Asked] = []
+        self.fails: Callable[[Asked, int], None] = lambda asked, number: None
+        self.num_open = 0
+
+    async def answer(self, asked: Asked) -> AsyncGenerator[list[Message], None]:
+        self.asked.append(asked)
+        self.num_open += 1
+        answer = self._replica.answer(asked)
+        try:
+            self.fails(asked, 0)
+            number = 0
+            async for messages in answer:
+                for message in messages:
+                    self.fails(asked, number := number + 1)
+                    yield [message]
+        finally:
+            await answer.aclose()
+            self.num_open -= 1
+
+    async def live(self) -> list[dict[str, Any]]:
+        return [await self._replica.state()] * 2
+
+
+@contextmanager
+def running(**options: Any) -> Iterator[tuple[Replicas, Ingress, httpx.Client]]:
+    made = ServerOptions(port=0, **options)
+    service = Service(fake_llm(), NAME, made)
+    replicas = Replicas(service)
+    ingress = Ingress(replicas, made, HTTPMetrics(Prometheus(NAME)), lambda: "http://node:1/metrics")
+    config = uvicorn.Config(ingress.app, log_config=None, lifespan="on", ws="none")
+    server = DrainingServer(config, ingress.gate, 1.0, NAME)
+    with bound_socket(made) as listening:
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
+        thread.start()
+        try:
+            until(lambda: server.started)
+            url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+            with httpx.Client(base_url=url, timeout=LIMIT) as http:
+                yield replicas, ingress, http
+                until(lambda: not replicas.num_open and not service.num_choices and not service.thread._jobs)
+        finally:
+            server.should_exit = True
+            thread.join(LIMIT)
+            service.close()
+
+
+@pytest.fixture(scope="module")
+def both() -> Iterator[tuple[httpx.Client, httpx.Client]]:
+    """A server without an ingress, and one with it."""
+    with serving(fake_llm()) as served, httpx.Client(base_url=served.url, timeout=LIMIT) as direct, running() as made:
+        yield direct, made[2]
+
+
+def told(response: httpx.Response) -> Any:
+    """The body without what differs from request to request."""
+    if response.headers["content-type"].startswith("text/event-stream"):
+        events = [line.partition("data: ")[2] for line in response.text.splitlines() if line.startswith("data: ")]
+        return [cleared(json.loads(event)) if event != "[DONE]" else event for event in events]
+    return cleared(response.json()) if "json" in response.headers["content-type"] else response.text
+
+
+def cleared(value: Any) -> Any:
+    if isinstance(value, dict):
+        left_out = ("id", "created", "created_at", "metrics", "item_id")
+        return {name: cleared(each) for name, each in value.items() if name not in left_out}
+    return [cleared(each) for each in value] if isinstance(value, list) else value
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("POST", COMPLETIONS, SHORT),
+        ("POST", COMPLETIONS, {**SHORT, "stream": True}),
+        ("POST", CHAT, {**MESSAGES, "stream": True, "stream_options": {"include_usage": True}}),
+        ("POST", CHAT, MESSAGES),
+        ("POST", RESPONSES, {"input": "hello", "max_output_tokens": 8, "temperature": 0, "stream": True}),
+        ("POST", "/tokenize", {"prompt": "hello"}),
+        ("POST", COMPLETIONS, {"prompt": "hello", "temperature": -1}),
+        ("POST", COMPLETIONS, {"prompt": "hello", "model": "other"}),
+        ("POST", COMPLETIONS, [1]),
+        ("GET", "/v1/models", None),
+        ("GET", "/openapi.json", None),
+        ("GET", "/page.js", None),
+        ("GET", "/nowhere", None),
+        ("GET", COMPLETIONS, None),
+    ],
+)
+def test_the_same_as_without_an_ingress(both: Any, method: str, path: str, body: Any) -> None:
+    direct, through = (http.request(method, path, json=body) for http in both)
+    assert through.status_code == direct.status_code
+    assert told(through) == told(direct)
+    names = {name for name, _ in direct.headers.items()} - {"content-length", "transfer-encoding"}
+    assert names <= set(through.headers)
+
+
+def test_what_is_told_of_all_replicas_together(both: Any) -> None:
+    health = both[1].get("/health")
+    assert health.status_code == 200 and health.json()["replicas"] == 2
+    assert health.json()["cannot"] == both[0].get("/health").json()["cannot"]
+    assert both[1].get("/live").json()["max_batch"] == 2 * both[0].get("/live").json()["max_batch"]
+    metrics = both[1].get("/metrics")
+    assert metrics.status_code == 404 and "http://node:1/metrics" in metrics.json()["error"]["message"]
+
+
+def test_keys_limits_and_the_drain_are_the_ingress_s() -> None:
+    with running(api_key=("one", "two"), max_body=0.001) as (replicas, ingress, http):
+        assert http.post(COMPLETIONS, json=SHORT).status_code == 401
+        headers = {"authorization": "Bearer two", "x-session-id": "s", "x-request-id": "mine"}
+        assert http.post(COMPLETIONS, json={"prompt": "a" * 3000}, headers=headers).status_code == 413
+        assert not replicas.asked
+        answered = http.post(COMPLETIONS, json=SHORT, headers=headers)
+        assert answered.status_code == 200 and answered.headers["x-request-id"] == "mine"
+        (asked,) = replicas.asked
+        assert asked.tenant == "key 1" and asked.prefix.session == "key 1 s" and len(asked.prefix.keys) == 1
+        assert b"two" not in repr(asked).encode()  # the key itself goes no further
+        ingress.gate.draining = True
+        refused = http.post(COMPLETIONS, json=SHORT, headers=headers)
+        assert refused.status_code == 503 and http.get("/health").status_code == 503
+
+
+def lost(at: int) -> Callable[[Asked, int], None]:
+    def fails(asked: Asked, number: int) -> None:
+        if number == at:
+            raise ReplicaError("The replica has ended.")
+
+    return fails
+
+
+@pytest.mark.parametrize("at", [0, 1, 2])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_replica_that_ends_before_the_answer(at: int, stream: bool) -> None:
+    with running() as (replicas, _, http):
+        replicas.fails = lost(at)
+        failed = http.post(COMPLETIONS, json={**SHORT, "stream": stream})
+        assert failed.status_code == 503 and failed.headers["retry-after"] == "1"
+        assert failed.json()["error"]["type"] == "server_error"
+        replicas.fails = lambda asked, number: None
+        assert http.post(COMPLETIONS, json=SHORT).status_code == 200
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT, RESPONSES])
+def test_a_replica_that_ends_in_the_middle_of_a_stream(path: str) -> None:
+    body: dict[str, Any] = {"temperature": 0, "stream": True}
+    body |= {COMPLETIONS: {"prompt": "hi", "max_tokens": 40}, CHAT: MESSAGES, RESPONSES: {"input": "hi"}}[path]
+    with running() as (replicas, _, http):
+        replicas.fails = lost(5)
+        failed = http.post(path, json=body)
+        assert failed.status_code == 200 and "[DONE]" not in failed.text
+        last = told(failed)[-1]
+        if path == RESPONSES:
+            assert failed.text.split("\n\n")[-2].startswith("event: error\n")
+            assert last["type"] == "error" and "has ended" in last["message"]
+            assert [event["sequence_number"] for event in told(failed)] == [*range(len(told(failed)))]
+        else:
+            assert last["error"]["type"] == "server_error"
+
+
+def test_the_stock_client_sees_the_failure() -> None:
+    with running() as (replicas, _, http):
+        replicas.fails = lost(5)
+        with openai.OpenAI(base_url=f"{http.base_url}/v1", api_key="none", max_retries=0, timeout=LIMIT) as client:
+            stream = client.completions.create(model=NAME, prompt="hi", max_tokens=40, stream=True)
+            with pytest.raises(openai.APIError, match="has ended"):
+                list(stream)
+            replicas.fails = lost(2)
+            with pytest.raises(openai.InternalServerError) as failed:
+                client.completions.create(model=NAME, prompt="hi", max_tokens=4)
+            assert failed.value.status_code == 503
+
+
+def test_all_replicas_are_full() -> None:
+    def full(asked: Asked, number: int) -> None:
+        raise QueueFullError("full")
+
+    with running() as (replicas, _, http):
+        replicas.fails = full
+        refused = http.post(COMPLETIONS, json=SHORT)
+        assert refused.status_code == 429 and refused.headers["retry-after"] == "1"
+
+
+def test_no_replica_takes_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("forerun.integrations.ray.ingress._TAKEN_WITHIN", 0.05)
+    monkeypatch.setattr("forerun.integrations.ray.ingress._FACT_WITHIN", 0.05)
+    with running() as (replicas, _, http):
+
+        async def never(asked: Asked) -> AsyncGenerator[list[Message], None]:
+            import asyncio
+
+            await asyncio.sleep(LIMIT)
+            yield []
+
+        replicas.answer = never  # type: ignore[method-assign]
+        for failed in (http.post(COMPLETIONS, json=SHORT), http.get("/v1/models")):
+            assert failed.status_code == 503 and "No replica has taken" in failed.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_ends_its_request(stream: bool) -> None:
+    with running() as (replicas, _, http):
+        forwards = threading.Event()
+        model: Any = replicas.service.llm.target
+        model.before_forward = lambda _: (forwards.set(), time.sleep(0.005))
+        if stream:
+            with http.stream("POST", COMPLETIONS, json={**LONG, "stream": True}) as response:
+                next(response.iter_raw())
+        else:
+            with pytest.raises(httpx.ReadTimeout):
+                http.post(COMPLETIONS, json=LONG, timeout=0.3)
+        assert forwards.is_set()
+        until(lambda: not replicas.num_open and not replicas.service.num_choices)

@@ -1,0 +1,126 @@
+"""Which arm is chosen, and whether any is, where acceptance and costs are known."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from forerun.config import AUTO
+from forerun.lab.tune.arms import PLAIN, Arm, Unit
+from forerun.lab.tune.ledger import Ledger, run_heat
+from forerun.lab.tune.outcome import Answer, Verdict, confirm, judge
+from forerun.lab.tune.search import finalists, kept, search
+from forerun.speculation.predictor import Prediction
+from simulated_trials import Simulated, costs
+
+BLOCK = costs(first=0.8, later=0.05, row=0.02)
+ARMS = [Arm("block", AUTO), *(Arm("block", k) for k in (1, 2, 3, 4, 6, 8))]
+UNITS = [Unit((number,)) for number in range(40)]
+SELECTION, REPORT = UNITS[::2], UNITS[1::2]
+
+
+def tuned(trials: Simulated, arms: Sequence[Arm] = ARMS, units: Sequence[Unit] = SELECTION) -> tuple[Verdict, Ledger]:
+    """The whole of it: search on one half of the prompts, the verdict from the other."""
+    first, last = Ledger(), Ledger()
+    found = search(trials, first, arms, units, until=40_000.0)
+    confirm(trials, last, found, REPORT, until=trials.now() + 30_000.0)
+    return judge(last, found), last
+
+
+def answers(share: float, count: int) -> list[Answer]:
+    edge = Prediction.of(BLOCK, [1.0] * BLOCK.most).break_even
+    assert edge is not None
+    return [tuned(Simulated(BLOCK, {"block": share * edge}, seed=seed))[0].answer for seed in range(count)]
+
+
+@pytest.mark.parametrize(("share", "right"), [(0.9, {"off"}), (1.0, {"off", "tie"}), (1.1, {"on"})])
+def test_speculation_is_judged_by_its_break_even(share: float, right: set[Answer]) -> None:
+    assert set(answers(share, 1)) <= right
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("share", "right"), [(0.9, {"off"}), (1.0, {"off", "tie"}), (1.1, {"on"})])
+def test_in_nineteen_of_twenty_it_is_judged_rightly(share: float, right: set[Answer]) -> None:
+    assert sum(answer in right for answer in answers(share, 20)) >= 19
+
+
+def test_a_fixed_k_is_chosen_only_if_it_is_clearly_faster_than_the_choice_step_by_step() -> None:
+    even = Simulated(costs(0.1, 0.1, 0.02), {"block": 0.8})
+    assert tuned(even)[0].arm.is_auto
+    slow = Simulated(costs(0.1, 0.1, 0.02), {"block": 0.8, "fast": 0.95})
+    verdict, ledger = tuned(slow, [Arm("block", AUTO), Arm("fast", 8)])
+    assert verdict.answer == "on" and verdict.arm == Arm("fast", 8)
+    between = ledger.speedup(Arm("fast", 8), over=Arm("block", AUTO))
+    assert between is not None and between.low is not None and between.low > 1.02
+
+
+def test_the_interval_is_of_prompts_that_had_no_part_in_the_choice() -> None:
+    trials = Simulated(costs(0.1, 0.1, 0.02), {"block": 0.8})
+    _, ledger = tuned(trials)
+    assert {heat.unit for heat in ledger.heats} <= set(REPORT)
+    searched = trials.ran[: next(place for place, (_, unit) in enumerate(trials.ran) if unit in REPORT)]
+    assert {unit for _, unit in searched} <= set(SELECTION)
+
+
+def test_a_drafter_that_breaks_is_left_out_and_the_others_go_on() -> None:
+    trials = Simulated(costs(0.1, 0.1, 0.02), {"block": 0.8, "frail": 0.99}, fails={"frail": 2})
+    verdict, _ = tuned(trials, [Arm("frail", AUTO), Arm("frail", 4), *ARMS])
+    assert verdict.answer == "on" and verdict.arm.drafter == "block"
+    ledger = Ledger()
+    search(Simulated(BLOCK, {}, fails={"frail": 0}), ledger, [Arm("frail", 4), Arm("block", 4)], UNITS, until=10_000.0)
+    assert ledger.failed == {Arm("frail", 4): "it broke"}
+
+
+def test_one_that_breaks_while_it_is_confirmed_is_not_chosen() -> None:
+    arms = [Arm("frail", AUTO), Arm("block", 4)]
+    trials = Simulated(costs(0.1, 0.1, 0.02), {"block": 0.8, "frail": 0.99}, fails={"frail": 3})
+    ledger = Ledger()
+    confirm(trials, ledger, arms, REPORT, until=20_000.0)
+    verdict = judge(ledger, arms)
+    assert verdict.answer == "on" and verdict.arm == Arm("block", 4)
+
+
+def test_where_nothing_can_win_it_ends_early() -> None:
+    trials = Simulated(BLOCK, {"block": 0.05})
+    verdict, _ = tuned(trials)
+    assert verdict.answer == "off" and verdict.arm == PLAIN
+    assert "Do not speculate" in verdict.reason
+    assert len(trials.ran) < 160
+
+
+def test_the_time_is_kept() -> None:
+    trials = Simulated(BLOCK, {"block": 0.6})
+    ledger = Ledger()
+    search(trials, ledger, ARMS, SELECTION, until=3_000.0)
+    assert trials.now() < 3_000.0 + 2 * 256 * 2
+    assert ledger.heats[-1].beside.keys() == ledger.heats[-1].trials.keys()
+
+
+def test_an_interrupt_leaves_what_is_known() -> None:
+    class Interrupted(Simulated):
+        def run(self, arm, unit):  # type: ignore[no-untyped-def]
+            if len(self.ran) == 3:
+                raise KeyboardInterrupt
+            return super().run(arm, unit)
+
+    ledger = Ledger()
+    with pytest.raises(KeyboardInterrupt):
+        run_heat(Interrupted(BLOCK, {"block": 0.6}), ledger, UNITS[0], ARMS)
+    assert list(ledger.heats[0].trials) == ARMS[:2]
+    assert ledger.speedup(ARMS[0]) is not None
+
+
+def test_the_better_half_stays_and_the_finalists_with_it() -> None:
+    ranked = [Arm("a", 1), Arm("b", 2), Arm("c", 3), Arm("d", AUTO), Arm("e", AUTO)]
+    assert kept(ranked) == [*ranked[:3], Arm("d", AUTO)]
+    mixed = [Arm("a", 1), Arm("b", 2), Arm("c", AUTO), Arm("d", AUTO), Arm("a", AUTO)]
+    assert kept(mixed) == [*mixed[:3], Arm("a", AUTO)]
+    assert finalists(ranked) == [Arm("a", 1), Arm("d", AUTO)]
+
+
+def test_promising_arms_join_after_the_first_look() -> None:
+    trials = Simulated(costs(0.1, 0.1, 0.02), {"block": 0.9})
+    ledger = Ledger()
+    found = search(trials, ledger, [Arm("block", 1)], SELECTION, until=20_000.0, more=lambda _: [Arm("block", 8)])
+    assert found == [Arm("block", 8)]

@@ -1,0 +1,148 @@
+"""Tuning in real engines, over a target that costs nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from doubles import FakeModel
+from forerun import LLM, SamplingParams
+from forerun.drafters import PromptLookup
+from forerun.errors import ConfigError
+from forerun.lab.bench.prompts import Request
+from forerun.lab.results.files import as_object, load, save
+from forerun.lab.tune.arms import PLAIN, Arm, Unit
+from forerun.lab.tune.engines import EngineTrials
+from forerun.lab.tune.tuning import Task, check_requests, tune, units
+
+PARAMS = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+REQUESTS = [Request(f"prompt {n}", "", [5, 3, 8, 5, 3, 8, 5, n]) for n in range(8)]
+
+
+class Quiet:
+    """Nobody watches."""
+
+    def say(self, text: str) -> None: ...
+
+    def tick(self, seconds: float) -> None: ...
+
+
+def task(seconds: float = 20.0, drafters: tuple[str, ...] = ("prompt-lookup", "suffix"), **changes: Any) -> Task:
+    model: Any = FakeModel(order=1)
+    made = {"levels": [1], "draft": None, "requests": REQUESTS} | changes
+    return Task(LLM(model, None), "fake", workload="w", params=PARAMS, drafters=drafters, seconds=seconds, **made)
+
+
+class Breaking(PromptLookup):
+    """Fails when it has drafted a few times."""
+
+    count = 0
+
+    def draft(self, *arguments: Any, **more: Any) -> Any:
+        Breaking.count += 1
+        if Breaking.count > 20:
+            raise RuntimeError("a secret of the prompt")
+        return super().draft(*arguments, **more)
+
+
+def test_all_of_it_from_prompts_to_an_outcome(tmp_path: Path) -> None:
+    outcome = tune(task(drafters=("prompt-lookup", "suffix", "eagle")), Quiet())
+    assert "eagle" in outcome.refused
+    assert outcome.finalists and {heat.unit.prompts[0] % 2 for heat in outcome.report.heats} == {1}
+    assert {heat.unit.prompts[0] % 2 for heat in outcome.search.heats} == {0}
+    assert all(trial.same_text for arm in outcome.finalists for trial in outcome.report.trials(arm))
+    facts = outcome.results("forerun tune", _target(), _environment(), {"minutes": 1.0})
+    save(facts, tmp_path / "r.json")
+    read = load(tmp_path / "r.json")
+    assert read.kind == "tune" and len(read.rows) == len(facts.rows) > 0
+    assert {figure.name for figure in read.figures} == {"over_plain"}
+    assert as_object(read)["details"]["verdict"] == outcome.verdict.answer
+    assert all(len(row) == len(table.header) for table in outcome.tables() for row in table.rows)
+
+
+def test_a_drafter_that_breaks_is_told_without_its_text_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Breaking, "count", 0)
+    outcome = tune(task(drafters=(f"{__name__}:Breaking", "suffix")), Quiet())
+    broken = {arm.drafter: reason for arm, reason in outcome.failed.items()}
+    assert f"{__name__}:Breaking" in broken  # hybrids with it are tried too where there is time
+    assert all("Breaking" in drafter for drafter in broken)
+    assert "failed" in str(broken) and "secret" not in str(broken)
+    assert {arm.drafter for arm in outcome.finalists} == {"suffix"}
+
+
+def test_ctrl_c_leaves_what_is_known() -> None:
+    class Impatient(Quiet):
+        count = 0
+
+        def tick(self, seconds: float) -> None:
+            self.count += 1
+            if self.count == 3:
+                raise KeyboardInterrupt
+
+    outcome = tune(task(), Impatient())
+    assert outcome.interrupted and len(outcome.search.heats) == 1
+    assert "Interrupted" in outcome.verdict.reason
+    assert outcome.tables()[0].rows
+
+
+def test_a_time_too_short_for_one_trial_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"--minutes is 1e-08, but one answer takes .* Give at least"):
+        tune(task(seconds=6e-7), Quiet())
+
+
+@pytest.mark.parametrize(("count", "told"), [(0, "0 prompts"), (1, "1 prompt,"), (3, "3 prompts")])
+def test_too_few_prompts_are_refused(count: int, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        check_requests(REQUESTS[:count], "file.jsonl", [1])
+
+
+def test_a_load_beyond_the_prompts_is_refused() -> None:
+    with pytest.raises(ConfigError, match="8 requests at once"):
+        check_requests(REQUESTS, "file.jsonl", [1, 8])
+
+
+def test_levels_of_load_come_in_turn() -> None:
+    assert units(range(0, 8, 2), [1, 2]) == [
+        Unit((0,)),
+        Unit((0, 2)),
+        Unit((2,)),
+        Unit((4, 6)),
+        Unit((4,)),
+        Unit((6,)),
+    ]
+
+
+def test_several_requests_at_once_are_one_trial() -> None:
+    one = task()
+    trials = EngineTrials(one.plain, REQUESTS, PARAMS)
+    plain, drafted = (trials.run(arm, Unit((0, 1, 2))) for arm in (PLAIN, Arm("suffix", 4)))
+    assert plain.num_tokens == drafted.num_tokens == 3 * 24
+    assert drafted.same_text and drafted.num_forwards < plain.num_forwards
+    outcome = tune(task(levels=[1, 2]), Quiet())
+    assert outcome.levels() == [1, 2]
+    assert any("at 2 requests" in table.header for table in outcome.tables())
+
+
+def test_what_auto_has_learned_is_kept_for_the_next_process() -> None:
+    one = task()
+    trials = EngineTrials(one.plain, REQUESTS, PARAMS)
+    arm = Arm("prompt-lookup")
+    assert trials.start(arm) is None
+    for number in range(3):
+        trials.run(arm, Unit((number,)))
+    found = trials.start(arm)
+    assert found is not None and set(found) == {"setting", "costs_setting", "costs", "acceptance"}
+
+
+def _environment() -> Any:
+    from forerun.kernels.environment import Watch
+
+    return Watch.begin().environment()
+
+
+def _target() -> Any:
+    from forerun.lab.results.schema import TargetFacts
+
+    return TargetFacts("fake", "float32")

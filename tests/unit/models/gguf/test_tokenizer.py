@@ -1,0 +1,177 @@
+"""Tokenizers from the metadata of GGUF files: both kinds, special tokens, end tokens, templates, and bad input."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from forerun.errors import ModelLoadError, UnsupportedModelError
+from forerun.models.loading.gguf.tokenizer import eos_token_ids, read_tokenizer
+from gguf_metadata import BYTE, CONTROL, NORMAL, UNUSED, USER_DEFINED, byte_level, sentencepiece
+from small_tokenizers import decoded
+
+T = "tokenizer.ggml."
+TEMPLATE = "{% for m in messages %}<s>{{ m['content'] }}{{ eos_token }}{% endfor %}"
+
+
+def tokens_of(tokenizer: Any, text: str, *, special: bool = False) -> list[str]:
+    ids = tokenizer(text, add_special_tokens=special)["input_ids"]
+    tokens: list[str] = tokenizer.convert_ids_to_tokens(ids)
+    return tokens
+
+
+@pytest.mark.parametrize(
+    ("pre", "expected"),
+    [
+        ("gpt-2", ["hell", "o", "Ġwo", "Ġ", "123", "!", "Ċ", "ĠĠ", "Ġ", "1"]),
+        ("smollm", ["hell", "o", "Ġwo", "Ġ", "1", "2", "3", "!", "Ċ", "ĠĠ", "Ġ", "1"]),
+        ("llama-bpe", ["hello", "Ġwo", "Ġ", "123", "!Ċ", "ĠĠ", "Ġ", "1"]),
+        ("qwen2", ["hell", "o", "Ġwo", "Ġ", "1", "2", "3", "!Ċ", "ĠĠ", "Ġ", "1"]),
+    ],
+)
+def test_the_name_of_the_pre_tokenizer_decides_how_text_is_split(pre: str, expected: list[str]) -> None:
+    # "hello" is a token that no merge makes, so only llama-bpe, which takes whole parts, gives it
+    metadata = byte_level(pre)
+    metadata[T + "merges"] = [merge for merge in metadata[T + "merges"] if merge != "hell o"]
+    tokenizer = read_tokenizer(metadata, "m.gguf")
+    assert tokens_of(tokenizer, "hello wo 123!\n   1") == expected
+
+
+def test_special_tokens() -> None:
+    tokenizer = read_tokenizer(byte_level(), "m.gguf")
+    assert (tokenizer.eos_token, tokenizer.bos_token, tokenizer.pad_token) == ("</s>", "<s>", None)
+    assert tokens_of(tokenizer, "he</s> <tool>12</s", special=True) == ["he", "</s>", "Ġ", "<tool>", "12", *"</s"]
+    # control tokens are no part of a text, user-defined ones are
+    assert decoded(tokenizer, tokenizer("he</s><tool>")["input_ids"]) == "he<tool>"
+    # unused tokens at the end are none
+    assert len(tokenizer) == len(byte_level()[T + "tokens"]) - 2
+    assert tokenizer.convert_ids_to_tokens(len(tokenizer)) is None
+    tokens, types = byte_level()[T + "tokens"], byte_level()[T + "token_type"]
+    late = byte_level(tokens=[*tokens, "<|im_end|>", "[PAD3]"], token_type=[*types, UNUSED, UNUSED])
+    assert read_tokenizer(late, "m.gguf")("<|im_end|>")["input_ids"] == [len(tokens)]
+
+
+def test_start_and_end_of_text_are_added_as_the_file_says() -> None:
+    def ends(metadata: dict[str, Any]) -> list[str]:
+        return tokens_of(read_tokenizer(metadata, "m.gguf"), "he", special=True)
+
+    assert ends(byte_level()) == ["he"]
+    assert ends(byte_level("llama-bpe")) == ["<s>", "he"]
+    assert ends(byte_level("llama-bpe", add_bos_token=False)) == ["he"]
+    assert ends(byte_level(add_bos_token=True, add_eos_token=True)) == ["<s>", "he", "</s>"]
+    assert ends(sentencepiece()) == ["<s>", "▁", "he"]
+    assert ends(sentencepiece(add_bos_token=False, add_space_prefix=False)) == ["he"]
+
+
+def test_an_ordinary_word_that_a_file_names_is_not_cut_out_of_texts() -> None:
+    word = byte_level()[T + "tokens"].index("he")
+    tokenizer = read_tokenizer(byte_level(padding_token_id=word, eos_token_id=word), "m.gguf")
+    assert (tokenizer.pad_token, tokenizer.eos_token) == (None, None)
+    assert decoded(tokenizer, tokenizer("hello")["input_ids"]) == "hello"
+    assert word in eos_token_ids(byte_level(eos_token_id=word), "it.gguf")
+
+
+def test_end_tokens() -> None:
+    assert eos_token_ids(byte_level(eos_token_id=1), "it.gguf") == {0, 1}  # </s> ends an answer whatever the file names
+    assert eos_token_ids(byte_level(eos_token_id=1, eot_token_id=7, eom_token_id=8), "it.gguf") == {0, 1, 7, 8}
+    tokens, types = byte_level()[T + "tokens"], byte_level()[T + "token_type"]
+    named = byte_level(tokens=[*tokens, "<|im_end|>", "<|fim_pad|>"], token_type=[*types, NORMAL, USER_DEFINED])
+    assert eos_token_ids(named, "it.gguf") == {0, len(tokens), len(tokens) + 1}
+    tokenizer = read_tokenizer(named, "m.gguf")
+    assert tokens_of(tokenizer, "he<|im_end|>") == ["he", "<|im_end|>"]  # matched, though marked as an ordinary token
+    assert decoded(tokenizer, [len(tokens)]) == ""
+    calls = byte_level(tokens=["</s>", "<s>", "<|end|>", "<|call|>", "<|return|>"], token_type=[CONTROL] * 5)
+    assert eos_token_ids(calls, "it.gguf") == {0, 3, 4}  # where calls end an answer, <|end|> ends a part of it
+
+
+def test_chat_template() -> None:
+    tokenizer = read_tokenizer(byte_level() | {"tokenizer.chat_template": TEMPLATE}, "m.gguf")
+    text = tokenizer.apply_chat_template([{"role": "user", "content": "hello"}], tokenize=False)
+    assert text == "<s>hello</s>"
+    assert read_tokenizer(byte_level(), "m.gguf").chat_template is None
+
+
+def merged_by_score(metadata: dict[str, Any], text: str) -> list[str]:
+    """The definition: join the neighbours whose joined text is the token of the highest score, the leftmost of several,
+    until no two neighbours make a token; what is none is written in bytes."""
+    scores = dict(zip(metadata[T + "tokens"], metadata[T + "scores"], strict=True))
+    parts = list("▁" + text.replace(" ", "▁"))
+    while True:
+        pairs = [(-scores[joined], i) for i in range(len(parts) - 1) if (joined := parts[i] + parts[i + 1]) in scores]
+        if not pairs:
+            break
+        at = min(pairs)[1]
+        parts[at : at + 2] = [parts[at] + parts[at + 1]]
+    return [token for part in parts for token in ([part] if part in scores else _bytes(part))]
+
+
+def _bytes(part: str) -> list[str]:
+    return [f"<0x{byte:02X}>" for byte in part.encode()]
+
+
+def test_sentencepiece_merges_by_score() -> None:
+    metadata = sentencepiece()
+    tokenizer = read_tokenizer(metadata, "m.gguf")
+    generator = random.Random(0)
+    for _ in range(300):
+        text = "".join(generator.choices([*"abcdehlorw", " ", "hello", " world", "abab", "é", "日"], k=12))
+        assert tokens_of(tokenizer, text) == merged_by_score(metadata, text)
+        assert decoded(tokenizer, tokenizer(text)["input_ids"]) == text
+    assert tokens_of(tokenizer, "he</s>he") == ["▁", "he", "</s>", "▁", "he"]
+
+
+def changed(key: str, value: Any) -> dict[str, Any]:
+    return byte_level(**{key: value})
+
+
+LENGTH = len(byte_level()[T + "tokens"])
+WRONG = {
+    "no tokens": (changed("tokens", None), "tokenizer.ggml.tokens is missing|tokens is None"),
+    "an empty list": (changed("tokens", []), "at least one token"),
+    "tokens that are no strings": (changed("tokens", [1, 2]), "must be a list of strings"),
+    "no UTF-8": (changed("tokens", ["\udcff"] * 3), "must be a list of strings"),
+    "a token twice": (changed("tokens", ["a", "b", "a"]), "tokens 0 and 2 are the same"),
+    "types of another length": (changed("token_type", [1]), f"1 entries, but there are {LENGTH}"),
+    "an unknown type": (changed("token_type", [9] * LENGTH), "token 0 has type 9"),
+    "types that are no numbers": (changed("token_type", "x"), "list of whole numbers"),
+    "byte tokens": (changed("token_type", [BYTE] * LENGTH), "token 0 is a byte token"),
+    "no merges": (changed("merges", None), "tokenizer.ggml.merges is None"),
+    "a merge of one": (changed("merges", ["he"]), "merge 0 does not join"),
+    "a merge of strangers": (changed("merges", ["h e", "xyz q"]), "merge 1 does not join"),
+    "a merge to a stranger": (changed("merges", ["h q"]), "merge 0 does not join"),
+    "an id out of range": (changed("bos_token_id", LENGTH), f"bos_token_id is {LENGTH}, but must be"),
+    "an id that is none": (changed("eos_token_id", "x"), "eos_token_id is 'x'"),
+    "bos wanted and not named": (byte_level(add_bos_token=True, bos_token_id=None), "bos_token_id is missing"),
+    "a flag that is none": (changed("add_bos_token", 7), "add_bos_token is 7"),
+    "a template that is no text": (byte_level() | {"tokenizer.chat_template": 5}, "chat_template is 5"),
+    "a broken template": (byte_level() | {"tokenizer.chat_template": "a\n{% if %}"}, "not a Jinja template .*line 2"),
+    "an endless template": (byte_level() | {"tokenizer.chat_template": "{{" + "(" * 9999}, "not a Jinja template"),
+    "too few scores": (sentencepiece(scores=[0.0]), "1 entries"),
+    "scores that are none": (sentencepiece(scores=[float("nan")] * 284), "must be a list of numbers"),
+    "a long piece": (
+        sentencepiece(tokens=[*sentencepiece()[T + "tokens"][:-1], "a" * 10_000]),
+        "is longer than 512 characters",
+    ),
+    "equal scores": (sentencepiece(scores=[0.0] * 284), "have the same score"),
+    "no byte tokens": (
+        sentencepiece(tokens=["<unk>", "<s>"], token_type=[2, 3], scores=[0.0, 0.0]),
+        "<0x00> is missing",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_bad_metadata_is_refused(case: str) -> None:
+    metadata, reason = WRONG[case]
+    with pytest.raises(ModelLoadError, match=reason) as caught:
+        read_tokenizer(metadata, "folder/m.gguf")
+    text = str(caught.value)
+    assert text.startswith("folder/m.gguf: tokenizer.") and text.endswith("Download or convert it anew.")
+
+
+@pytest.mark.parametrize(("key", "value"), [("model", "bert"), ("pre", "tekken"), ("pre", "default")])
+def test_other_kinds_are_refused_by_name(key: str, value: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=f"tokenizer.ggml.{key} is '{value}'.*Transformers folder"):
+        read_tokenizer(changed(key, value), "m.gguf")

@@ -1,0 +1,141 @@
+"""Tools: what templates are told, and the calls that are read from answers, whole or in pieces."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from forerun.engine.results import Choice, Generation, StepOutput, StreamChunk
+from forerun.engine.stats import SequenceStats
+from forerun.errors import RequestBodyError
+from forerun.server.protocol.requests import CHAT_URL, CompletionRequest, parse_body
+from forerun.server.protocol.responses import Responses
+from forerun.server.protocol.streaming import Chunks
+from forerun.server.protocol.tools import CallReader
+from small_tokenizers import byte_level
+
+TEMPLATE = (
+    "{% for tool in tools or [] %}{{ tool.function.name }};{% endfor %}"
+    "{% for m in messages %}{{ m.role }}:{{ m.content }}"
+    "{% for c in m.tool_calls %}<tool_call>{{ c.function.arguments.city }}</tool_call>{% endfor %}|{% endfor %}"
+)
+TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
+TALK = [{"role": "user", "content": "hello"}]
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Köln"}}\n</tool_call>'
+
+
+def tokenizer(template: str = TEMPLATE) -> Any:
+    made = byte_level()
+    made.chat_template = template
+    return made
+
+
+def asked(**fields: Any) -> CompletionRequest:
+    return parse_body(CHAT_URL, {"messages": TALK, "tools": TOOLS, **fields}, 4096)
+
+
+def prompt(request: CompletionRequest) -> str:
+    made = tokenizer()
+    text: str = made.decode(request.encode(made, "it")[0])
+    return text
+
+
+def test_the_template_is_told() -> None:
+    assert prompt(asked()) == "weather;user:hello|"
+    assert prompt(asked(tool_choice="none")) == "user:hello|"
+    called = {"id": "1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Rome"}'}}
+    messages = [*TALK, {"role": "assistant", "tool_calls": [called]}, {"role": "tool", "content": "dry"}]
+    told = prompt(asked(messages=messages))
+    assert told == "weather;user:hello|assistant:<tool_call>Rome</tool_call>|tool:dry|"
+
+
+@pytest.mark.parametrize("fields", [{}, {"tools": None, "messages": [{"role": "tool", "content": "dry"}]}], ids=str)
+def test_a_template_without_tools(fields: dict[str, Any]) -> None:
+    with pytest.raises(RequestBodyError, match="does not carry tools"):
+        asked(**fields).encode(tokenizer("{{ messages[0].content }}"), "it")
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "weather"}}}, "tool_choice"),
+        ({"parallel_tool_calls": False}, "parallel_tool_calls"),
+        ({"tools": [{"type": "web_search"}]}, "tools"),
+        ({"tools": [{"type": "function", "function": {"name": 3}}]}, "tools"),
+        ({"tools": [{"type": "function", "function": {"name": "a", "strict": True}}]}, "tools"),
+        ({"tools": "all"}, "tools"),
+        ({"messages": [{"role": "assistant", "tool_calls": "a"}]}, "messages"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{"function": {}}]}]}, "messages"),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "a", "arguments": "{"}}]}]},
+            "messages",
+        ),
+    ],
+    ids=str,
+)
+def test_what_is_refused(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(RequestBodyError) as caught:
+        asked(**fields)
+    assert caught.value.param == param
+
+
+TEXTS: list[tuple[str, str | None, int]] = [
+    ("hello", "hello", 0),
+    (CALL, None, 1),
+    (f"Let me see.\n{CALL}\n{CALL}", "Let me see.", 2),
+    ("<tool_call>{</tool_call>", "<tool_call>{</tool_call>", 0),
+    ('<tool_call>{"name": 3}</tool_call>', '<tool_call>{"name": 3}</tool_call>', 0),
+    (
+        '<tool_call>{"name": "a", "arguments": 3}</tool_call>!',
+        '<tool_call>{"name": "a", "arguments": 3}</tool_call>!',
+        0,
+    ),
+    ("<tool_call>[1]</tool_call>", "<tool_call>[1]</tool_call>", 0),
+    (f"{CALL}<tool_ca", "<tool_ca", 1),
+    ("<tool_call>" + "[" * 100_000 + "</tool_call>", "<tool_call>" + "[" * 100_000 + "</tool_call>", 0),
+]
+
+
+def answer(text: str) -> Generation:
+    choice = Choice(0, text, [1], None, "stop", SequenceStats())
+    return Generation([1], [choice])
+
+
+@pytest.mark.parametrize(("text", "content", "count"), TEXTS, ids=lambda value: str(value)[:20])
+def test_a_whole_answer(text: str, content: str | None, count: int) -> None:
+    body = Responses(None).body(asked(), [answer(text)], model="it", name="7", created=3)
+    (choice,) = body["choices"]
+    assert choice["message"]["content"] == content and choice["finish_reason"] == ("tool_calls" if count else "stop")
+    calls = choice["message"].get("tool_calls", [])
+    assert len(calls) == count == len({call["id"] for call in calls})
+    for call in calls:
+        assert call["function"]["name"] == "weather" and json.loads(call["function"]["arguments"]) == {"city": "Köln"}
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+@pytest.mark.parametrize(("text", "content", "count"), TEXTS[:8], ids=lambda value: str(value)[:20])
+def test_a_stream(text: str, content: str | None, count: int, size: int) -> None:
+    request = asked(stream=True)
+    chunks = Chunks(Responses(None), request, [[1]], model="it", name="7", created=3)
+    pieces = [text[at : at + size] for at in range(0, len(text), size)]
+    told, calls, reasons = "", [], []
+    for place, piece in enumerate(pieces):
+        last = place == len(pieces) - 1
+        chunk = StreamChunk(piece, [1], finish_reason="stop" if last else None)
+        choice = Choice(0, text, [1], None, "stop", SequenceStats()) if last else None
+        for body in chunks.of(0, StepOutput(1, chunk, choice)):
+            delta = body["choices"][0]["delta"]
+            told += delta["content"]
+            calls += delta.get("tool_calls", [])
+            reasons.append(body["choices"][0]["finish_reason"])
+    assert told.strip() == (content or "") and reasons[-1] == ("tool_calls" if count else "stop")
+    assert [call["index"] for call in calls] == list(range(count))
+    assert all(json.loads(call["function"]["arguments"]) == {"city": "Köln"} for call in calls)
+
+
+def test_nothing_is_held_that_is_no_call() -> None:
+    reader = CallReader("7")
+    assert reader.push("a < b")[0] == "a < b" and reader.push("<too")[0] == "" and reader.push("l>")[0] == "<tool>"

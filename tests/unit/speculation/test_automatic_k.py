@@ -1,0 +1,222 @@
+"""The automatic budget in worlds whose best choice is known. Time is counted, never measured."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from forerun import SamplingParams
+from forerun.config import MAX_NUM_DRAFT_TOKENS
+from forerun.speculation import AutoBudget, FixedBudget, Outcome, StepCost
+from forerun.types import Draft, Sequence, Verdict
+from worlds import GREEDY, World, best_fixed, live
+
+NUM_STEPS = 500
+
+
+def flat(rows: int) -> float:
+    return 1 + 0.01 * max(0, rows - 4)
+
+
+def steep(rows: int) -> float:
+    """Up to four rows cost the same, as kernels pad."""
+    return 1 + 0.12 * max(0, rows - 4)
+
+
+def line(rows: int) -> float:
+    return 1 + 0.06 * (rows - 1)
+
+
+def chain(each: float) -> object:
+    """A model that drafts token by token; more sequences cost a little more."""
+    return lambda budget, asked: each * budget * (1 + 0.05 * (asked - 1))
+
+
+WORLDS = {
+    "cheap drafts": World(lambda s, t, d: 0.8, chain(0.05), flat),
+    "nearly always right": World(lambda s, t, d: 0.95, chain(0.02), flat),
+    "costly drafts": World(lambda s, t, d: 0.8, chain(0.3), flat),
+    "costly rows": World(lambda s, t, d: 0.8, chain(0.05), steep),
+    "poor drafts": World(lambda s, t, d: 0.4, chain(0.1), line),
+    "not worth it": World(lambda s, t, d: 0.1, chain(0.2), line),
+    "always wrong": World(lambda s, t, d: 0.0, chain(0.1), flat),
+    "always wrong and slow": World(lambda s, t, d: 0.0, lambda budget, asked: 8 + 2 * budget, flat),
+    "seldom found": World(lambda s, t, d: 0.9, lambda budget, asked: 0.01, line, found=lambda s, t: 0.15),
+    "in bursts": World(lambda s, t, d: 0.95 if t // 40 % 2 else 0.1, lambda budget, asked: 0.01, line),
+    "easy and hard": World(lambda s, t, d: 0.9 if s % 2 else 0.2, chain(0.1), flat),
+    "in one go": World(lambda s, t, d: 0.8 * 0.95**d, lambda budget, asked: 0.3, flat),
+    "eight": World(lambda s, t, d: 0.7, chain(0.08), lambda rows: 1 + 0.03 * rows, batch=8),
+    "eight, easy and hard": World(lambda s, t, d: 0.9 if s % 2 else 0.1, chain(0.05), line, batch=8),
+    "thirty-two": World(lambda s, t, d: 0.6, chain(0.08), line, batch=32),
+}
+FEW = (0, 1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
+
+
+@pytest.mark.parametrize("name", WORLDS)
+def test_within_three_per_cent_of_the_best_fixed_number(name: str) -> None:
+    """Learning included. A budget that knew the world from the start would reach 1."""
+    world = WORLDS[name]
+    num_steps = NUM_STEPS if world.batch == 1 else NUM_STEPS // 2
+    best = best_fixed(world, num_steps, FEW if world.batch == 1 else FEW[:8])
+    lived = live(world, AutoBudget(), num_steps, seed=1)
+    assert lived.speed() >= 0.97 * best
+    plain = live(world, FixedBudget(0), 100).speed()
+    assert lived.speed(20) >= 0.97 * plain
+
+
+def test_sequences_of_one_batch_are_told_apart() -> None:
+    world = WORLDS["eight, easy and hard"]
+    assert live(world, AutoBudget(), 250).speed() > 1.03 * best_fixed(world, 250, FEW[:8])
+
+
+def test_noise_costs_little_and_a_hiccup_does_not_stick() -> None:
+    quiet = WORLDS["costly rows"]
+    noisy = World(quiet.accept, quiet.draft, quiet.target, noise=0.15)
+    assert live(noisy, AutoBudget(), NUM_STEPS).speed() >= 0.94 * best_fixed(quiet, NUM_STEPS, FEW)
+
+    steps = iter(range(10**6))
+
+    def hiccups(budget: int, asked: int) -> float:
+        return 0.05 * budget * (20 if next(steps) % 25 == 3 else 1)
+
+    hiccuping = World(quiet.accept, hiccups, quiet.target)
+    budgets = live(hiccuping, AutoBudget(), NUM_STEPS).budgets
+    assert np.mean([own[0] == 0 for own in budgets[20:]]) < 0.1
+
+
+@pytest.mark.parametrize("before", [0.0, 0.9])
+def test_a_change_of_regime_is_noticed(before: float) -> None:
+    """Both ways: from drafts that never pay to drafts that do, and back."""
+    after = 0.9 - before
+    turn = 16 if before else 4  # a few hundred steps either way
+    world = World(lambda s, t, d: before if s < turn else after, chain(0.05), flat)
+    lived = live(world, AutoBudget(), 1200)
+    first = [own[0] for own in lived.budgets[100:200]] if before else [own[0] for own in lived.budgets[200:400]]
+    last = [own[0] for own in lived.budgets[-200:]]
+    few, many = (last, first) if before else (first, last)
+    assert np.mean([own > 0 for own in few]) < 0.3
+    assert np.mean(many) > 3
+
+
+def test_probing_is_bounded_by_what_it_costs() -> None:
+    for seconds in (0.1, 1.0, 8.0):
+        world = World(lambda s, t, d: 0.0, lambda budget, asked, own=seconds: own * budget, flat)
+        lived = live(world, AutoBudget(), 3000)
+        assert lived.speed(20) >= 0.985
+        assert any(own[0] > 0 for own in lived.budgets[1500:])  # but it never gives up
+
+
+def test_no_flapping() -> None:
+    """Where plain decoding and drafting are as good as each other, one of them is kept."""
+    world = World(lambda s, t, d: 0.5, lambda budget, asked: 0.48 * budget, flat)
+    budgets = [own[0] for own in live(world, AutoBudget(), 1000).budgets[100:]]
+    changes = sum((a == 0) != (b == 0) for a, b in pairwise(budgets))
+    assert changes < 250
+
+
+def test_the_price_is_what_a_node_must_be_worth() -> None:
+    """At the optimum tokens per second times what one more node costs: here a node costs 0.05 + 0.01 of a second."""
+    budget = AutoBudget()
+    live(WORLDS["cheap drafts"], budget, 300)
+    sequence = Sequence(10**6, [0], 1, GREEDY, max_length=100)
+    plan = next(plan for plan in (budget.plan([sequence]) for _ in range(20)) if plan.price > 0)
+    rate = live(WORLDS["cheap drafts"], AutoBudget(), 300).speed()
+    assert plan.price == pytest.approx(rate * 0.06, rel=0.35)
+    assert plan.budgets[0] > 1
+
+
+def test_nothing_beyond_the_room() -> None:
+    budget = AutoBudget()
+    live(WORLDS["nearly always right"], budget, 100)
+    for room in (-1, 0, 1, 3):
+        sequence = Sequence(10**6, [0] * 8, 1, GREEDY, max_length=9 + room)
+        assert 0 <= budget.plan([sequence]).budgets[0] <= max(0, room)
+
+
+def test_nothing_beyond_the_most() -> None:
+    world = World(lambda s, t, d: 1.0, lambda budget, asked: 0.0, lambda rows: 1.0, length=4000)
+    lived = live(world, AutoBudget(), 100)
+    assert max(own[0] for own in lived.budgets) == MAX_NUM_DRAFT_TOKENS
+    assert max(own[0] for own in live(world, AutoBudget(max_tokens=6), 60).budgets) == 6
+
+
+def test_steps_with_prompt_chunks_teach_no_costs() -> None:
+    budget = AutoBudget()
+    sequence = Sequence(0, [1], 1, GREEDY, max_length=100)
+    outcome = Outcome(sequence, 2, Draft.chain([1, 2]), Verdict([0], 3))
+    budget.observe(StepCost(260, 257, 5, 9.0, 9.0, 0.0), [outcome])
+    assert budget.costs.target("greedy", 1, 5) is None
+    assert budget.costs.largest_draft == 0
+
+
+def test_greedy_and_drawn_requests_have_costs_of_their_own() -> None:
+    budget = AutoBudget()
+    for number, (params, seconds) in enumerate(((GREEDY, 1.0), (SamplingParams(), 2.0))):
+        sequence = Sequence(number, [1], 1, params, max_length=100)
+        for _ in range(10):
+            budget.observe(StepCost(1, 0, 1, 0.0, seconds, 0.0), [Outcome(sequence, 0, Draft.empty(), Verdict([], 1))])
+    greedy, drawn = budget.costs.target("greedy", 1, 1), budget.costs.target("drawn", 1, 1)
+    assert greedy is not None and drawn is not None
+    assert drawn[1] / greedy[1] == pytest.approx(2, rel=0.2)
+
+
+def test_state_goes_with_the_sequence() -> None:
+    budget = AutoBudget()
+    world = World(lambda s, t, d: 0.5, chain(0.1), flat, batch=4, length=20)
+    live(world, budget, 400)
+    assert len(budget._chosen) <= 8
+    assert len(budget._pauses) <= 4
+    assert len(budget.acceptance._own) <= 4
+
+
+def test_plans_stand_and_probes_that_lose_become_rarer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is computed for a plan is computed for many steps, and for more of them the longer nothing pays."""
+    made: list[int] = []
+    budget = AutoBudget()
+    target = budget.costs.target
+
+    def counted(*args: object) -> object:
+        made.append(budget._lessons.steps)
+        return target(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(budget.costs, "target", counted)
+    lived = live(WORLDS["always wrong"], budget, 2000)
+    early, late = ([own[0] > 0 for own in lived.budgets[first : first + 400]] for first in (100, 1600))
+    assert sum(early) > sum(late) > 0
+    assert len([step for step in made if step >= 1000]) < 1000 / 10
+    made.clear()
+    live(WORLDS["cheap drafts"], budget, 1000)
+    assert len(made) < 1000 / 3
+
+
+def test_costs_of_a_plan_are_learned_before_they_are_used_or_saved() -> None:
+    budget = AutoBudget()
+    world = World(lambda s, t, d: 0.0, chain(0.3), flat, length=2000)
+    live(world, budget, 300)
+    seen = budget.costs.seen_rows("greedy", 1, 1)
+    sequence = Sequence(10**6, [0] * 400, 1, GREEDY, max_length=10**6)
+    while budget._plain is None or budget._left < 3:
+        budget.plan([sequence])
+        budget.observe(StepCost(1, 0, 400, 0.0, 1.0, 0.0), [Outcome(sequence, 0, Draft.empty(), Verdict([], 0))])
+    assert seen > 4
+    for _ in range(2):
+        assert budget.plan([sequence]).budgets == [0]
+        budget.observe(StepCost(1, 0, 400, 0.0, 1.0, 0.0), [Outcome(sequence, 0, Draft.empty(), Verdict([], 0))])
+    assert budget._lessons._noted
+    budget.stop(sequence)
+    assert not budget._lessons._noted and not budget._chosen.get(sequence)
+
+
+def test_a_plan_gives_every_sequence_its_budget_while_it_stands() -> None:
+    """Room shrinks within a standing plan."""
+    budget = AutoBudget()
+    live(WORLDS["nearly always right"], budget, 200)
+    sequence = Sequence(10**6, [0] * 8, 1, GREEDY, max_length=60)
+    for _ in range(6):
+        room = sequence.room
+        (own,) = budget.plan([sequence]).budgets
+        assert own <= room
+        sequence.token_ids += [0] * 10
+        sequence.token_ids = sequence.token_ids[:59]

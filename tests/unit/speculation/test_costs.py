@@ -1,0 +1,287 @@
+"""Costs as they are learned, and as they are kept."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from forerun.config import COST_CACHE_VARIABLE
+from forerun.errors import ConfigError
+from forerun.speculation import CostModel, StoredCosts, cost_store
+from forerun.speculation.cost_model import Curve, bucket, rounded
+from forerun.utils.home import HOME_VARIABLE
+
+
+def learn(curve: Curve, points: dict[int, float], times: int = 8) -> Curve:
+    for _ in range(times):
+        for count, seconds in points.items():
+            curve.add(count, seconds)
+    return curve
+
+
+def test_what_was_seen_is_believed() -> None:
+    table = learn(Curve(65), {1: 1.0, 5: 1.5, 17: 3.0}).table()
+    assert table[[1, 5, 17]] == pytest.approx([1.0, 1.5, 3.0], rel=0.02)
+    assert 1.0 < table[3] < 1.3 and 3.0 < table[30] < 6.5
+    assert (np.diff(table) >= 0).all()
+
+
+def test_costs_that_come_in_steps() -> None:
+    table = learn(Curve(33), {1: 1.0, 4: 1.0, 5: 2.0, 8: 2.0}).table()
+    assert table[4] == pytest.approx(1.0, rel=0.02) and table[5] == pytest.approx(2.0, rel=0.02)
+
+
+def test_more_never_costs_less() -> None:
+    rng = np.random.default_rng(0)
+    curve = Curve(65)
+    for _ in range(500):
+        count = int(rng.integers(1, 40))
+        curve.add(count, (1 + 0.01 * count) * float(np.exp(0.3 * rng.standard_normal())))
+    assert (np.diff(curve.table()) >= 0).all()
+    assert curve.table()[20] == pytest.approx(1.2, rel=0.25)
+
+
+def test_a_hiccup_does_not_stick_wherever_it_comes() -> None:
+    late = learn(Curve(9), {1: 1.0, 4: 1.2})
+    late.add(4, 50.0)
+    assert late.table()[4] < 1.6
+    early = Curve(9)
+    early.add(4, 50.0)
+    early.add(4, 1.0)
+    assert early.table()[4] < 1.1
+    first_of_its_kind = learn(Curve(9), {1: 1.0})
+    first_of_its_kind.add(4, 50.0)
+    assert first_of_its_kind.table()[4] < 3.5
+
+
+def test_one_point_of_a_drafter_means_in_proportion_of_a_forward_nearly_flat() -> None:
+    assert learn(Curve(9, flat=False), {2: 1.0}).table()[8] == pytest.approx(4.0, rel=0.1)
+    assert learn(Curve(9), {2: 1.0}).table()[8] < 1.3
+
+
+def test_nothing_at_no_cost_is_no_division() -> None:
+    assert np.isfinite(learn(Curve(9), {0: 0.0, 3: 0.0}).table()).all()
+
+
+def test_buckets_and_rounding() -> None:
+    assert [bucket(n) for n in (1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 17, 32)] == [1, 2, 3, 4, 5, 6, 7, 8, 10, 16, 20, 32]
+    assert [rounded(n) for n in (1, 7, 15, 16, 17, 33, 10**6)] == [1, 7, 15, 16, 18, 32, 1024]
+    assert all(rounded(rounded(n)) == rounded(n) for n in range(1, 1024))
+
+
+def test_batches_have_curves_of_their_own_and_borrow_the_nearest() -> None:
+    costs = CostModel()
+    assert costs.target("greedy", 1, 0) is None
+    for _ in range(5):
+        costs.add_target("greedy", 1, 10, 1, 1.0)
+        costs.add_target("greedy", 8, 10, 8, 2.0)
+    one, eight, seven = (costs.target("greedy", batch, 10) for batch in (1, 8, 7))
+    assert one is not None and eight is not None and seven is not None
+    assert one[1] == pytest.approx(1.0, rel=0.1) and eight[8] == pytest.approx(2.0, rel=0.1)
+    assert seven[8] == eight[8]
+
+
+def test_context_and_pace_are_no_difference_between_choices() -> None:
+    """Plain steps were measured early on; later ones cost more, as the context is longer and the machine busier."""
+    costs = CostModel()
+    for _ in range(20):
+        costs.add_target("greedy", 1, 100, 1, 1.0)
+        costs.add_target("greedy", 1, 100, 5, 1.2)
+    for step in range(300):
+        costs.add_target("greedy", 1, 100 + 4 * step, 5, (1.2 + 0.001 * 4 * step) * (2 if step > 150 else 1))
+    now = costs.target("greedy", 1, 1300)
+    assert now is not None
+    assert now[5] == pytest.approx(4.8, rel=0.15)
+    assert now[1] / now[5] > 0.75  # without either it would be 0.2
+
+
+def test_state_goes_round() -> None:
+    costs = CostModel()
+    for _ in range(10):
+        costs.add_target("drawn", 4, 50, 4, 1.0)
+        costs.add_target("drawn", 4, 50, 12, 2.0)
+        costs.add_draft(4, 2, 0.3)
+    other = CostModel.restored(json.loads(json.dumps(costs.state())))
+    one, two = costs.target("drawn", 4, 50), other.target("drawn", 4, 50)
+    assert one is not None and two is not None and two == pytest.approx(one, rel=0.05)
+    assert other.draft(4, 4) == pytest.approx(costs.draft(4, 4), rel=0.05)
+    assert other.largest_draft == 2
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv(COST_CACHE_VARIABLE, "1")
+    monkeypatch.delenv(HOME_VARIABLE, raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(cost_store, "_known", {})
+    monkeypatch.setattr(cost_store, "_warned", set())
+    return tmp_path / "forerun" / "costs.json"
+
+
+def test_costs_outlive_the_process(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = StoredCosts(("target", "drafter"))
+    first.costs.add_draft(1, 3, 0.5)
+    assert StoredCosts(("target", "drafter")).costs is first.costs
+    first.save()
+    StoredCosts(("target", "another")).save()
+    assert [file.name for file in home.parent.iterdir()] == ["costs.json"]
+    monkeypatch.setattr(cost_store, "_known", {})
+    assert StoredCosts(("target", "drafter")).costs.largest_draft == 3
+    assert StoredCosts(("other target", "drafter")).costs.largest_draft == 0
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "{",
+        "[]",
+        '{"version": 3}',
+        '{"version": 9, "entries": {}}',
+        '{"version": 3, "entries": []}',
+        "\xff",
+    ],
+)
+def test_a_spoilt_file_is_replaced(home: Path, content: str) -> None:
+    home.parent.mkdir()
+    home.write_text(content, encoding="latin-1")
+    stored = StoredCosts(("a",))
+    assert stored.costs.largest_draft == 0
+    stored.save()
+    assert json.loads(home.read_text())["version"] == 3
+
+
+@pytest.mark.parametrize(
+    "state",
+    [3, {}, {"target": [], "draft": [[1, {"2": [-1.0, 1.0]}]], "slope": 0}, {"target": 1, "draft": [], "slope": 0}],
+)
+def test_a_spoilt_entry_is_nothing_known(home: Path, state: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    StoredCosts(("a",)).save()
+    content = json.loads(home.read_text())
+    content["entries"] = dict.fromkeys(content["entries"], state)
+    home.write_text(json.dumps(content))
+    monkeypatch.setattr(cost_store, "_known", {})
+    costs = StoredCosts(("a",)).costs
+    assert costs.largest_draft == 0 and costs.target("greedy", 1, 0) is None
+
+
+SOUND = '{"target": [["greedy", 1, 9.0, {"1": [0.5, 8.0]}]], "draft": [[1, {"2": [0.1, 8.0]}]], "slope": 0.0}'
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('["greedy", 1,', '["greedy", Infinity,'),
+        ('["greedy", 1,', f'["greedy", {10**400},'),
+        ("9.0", "NaN"),
+        ("9.0", f"{10**400}"),
+        ("[[1, {", "[[Infinity, {"),
+        ("0.5", f"{10**400}"),
+        ("0.5", "NaN"),
+        ("8.0", "Infinity"),
+        ('"slope": 0.0', '"slope": Infinity'),
+        ('"slope": 0.0', '"slope": NaN'),
+        ('{"2": [0.1, 8.0]}', "{}"),
+    ],
+)
+def test_a_damaged_entry_is_left_out_and_not_saved_back(
+    home: Path, old: str, new: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("damaged", "sound"):
+        StoredCosts((name,)).costs.add_draft(1, 2, 0.1)
+        StoredCosts((name,)).save()
+    damaged, sound = json.loads(home.read_text())["entries"]
+    assert old in SOUND
+    bad = SOUND.replace(old, new, 1)
+    home.write_text(f'{{"version": 3, "entries": {{"{damaged}": {bad}, "{sound}": {SOUND}}}}}')
+    monkeypatch.setattr(cost_store, "_known", {})
+    assert StoredCosts(("sound",)).costs.largest_draft == 2
+    assert StoredCosts(("damaged",)).costs.largest_draft == 0
+    StoredCosts(("sound",)).save()
+    assert list(json.loads(home.read_text())["entries"]) == [sound]
+    assert [str(home) in record.getMessage() for record in caplog.records] == [True]  # one warning, which names it
+
+
+@pytest.mark.parametrize("content", ["[" * 100_000, '{"version": 3, "entries": ' + "[" * 100_000, "{", "[]"])
+def test_a_damaged_file_is_set_aside_with_one_warning(
+    home: Path, content: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    home.parent.mkdir()
+    home.write_text(content)
+    for name in ("a", "b"):
+        assert StoredCosts((name,)).costs.largest_draft == 0
+    assert home.with_name("costs.json.damaged").read_text() == content
+    StoredCosts(("a",)).save()
+    assert json.loads(home.read_text())["version"] == 3
+    assert [str(home) in record.getMessage() for record in caplog.records] == [True]
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_what_is_no_file_stops_nothing(home: Path, make: Callable[[Path], None]) -> None:
+    home.parent.mkdir()
+    make(home)
+    StoredCosts(("a",)).save()
+    assert home.is_file()
+
+
+def test_any_damage_leaves_costs_that_can_be_used(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stored = StoredCosts(("a",))
+    for rows in (1, 3, 8):
+        stored.costs.add_target("greedy", 1, 100.0, rows, 0.01)
+        stored.costs.add_draft(1, rows, 0.002)
+    stored.save()
+    whole, draw = home.read_bytes(), random.Random(4)
+    for _ in range(300):
+        content = bytearray(whole)
+        for _ in range(draw.randrange(1, 4)):
+            content[draw.randrange(len(content))] = draw.choice(b'0123456789eE-+.,:[]{}"NaInfity\x00\xff')
+        home.write_bytes(content[: draw.randrange(len(content))] if draw.random() < 0.2 else content)
+        monkeypatch.setattr(cost_store, "_known", {})
+        again = StoredCosts(("a",))
+        target = again.costs.target("greedy", 1, 200.0, 8)
+        assert target is None or (np.isfinite(target).all() and (target > 0).all())
+        assert np.isfinite(again.costs.draft(1, 8)).all()
+        again.save()
+        json.loads(home.read_text(), parse_constant=pytest.fail)
+
+
+def test_another_version_is_not_called_damaged(home: Path, caplog: pytest.LogCaptureFixture) -> None:
+    home.parent.mkdir()
+    home.write_text('{"version": 9, "entries": {}}')
+    assert StoredCosts(("a",)).costs.largest_draft == 0
+    assert home.exists() and not caplog.records
+
+
+def test_a_relative_cache_folder_is_ignored(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "user"))
+    for folder in ("cache", "./cache", ""):
+        monkeypatch.setenv("XDG_CACHE_HOME", folder)
+        assert cost_store.cache_file() == tmp_path / "user" / ".cache" / "forerun" / "costs.json"
+    StoredCosts(("a",)).save()
+    assert [each.name for each in tmp_path.iterdir()] == ["user"]
+    monkeypatch.setenv(HOME_VARIABLE, "elsewhere")
+    assert cost_store.cache_file() == tmp_path / "elsewhere" / "costs.json"
+    monkeypatch.setenv(HOME_VARIABLE, "~/mine")
+    assert cost_store.cache_file() == tmp_path / "user" / "mine" / "costs.json"
+
+
+def test_a_switch_that_is_none_is_refused(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(COST_CACHE_VARIABLE, "off")
+    with pytest.raises(ConfigError, match="FORERUN_COST_CACHE is 'off', but must be one of 0, 1"):
+        StoredCosts(("a",))
+
+
+def test_switched_off_or_not_writable(home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(COST_CACHE_VARIABLE, "0")
+    StoredCosts(("a",)).save()
+    assert not home.exists()
+    monkeypatch.setenv(COST_CACHE_VARIABLE, "1")
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    StoredCosts(("a",)).save()

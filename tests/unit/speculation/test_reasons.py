@@ -1,0 +1,74 @@
+"""Every plan says why it drafts or not, and what is learned at one batch size is known at others."""
+
+from __future__ import annotations
+
+import pytest
+
+from forerun.speculation import AutoBudget, CostModel, FixedBudget, WholeBudget
+from forerun.types import Sequence
+from worlds import GREEDY, World, live
+
+
+def sequences(count: int, room: int = 100) -> list[Sequence]:
+    return [Sequence(10**6 + i, [0] * 8, 1, GREEDY, max_length=9 + room) for i in range(count)]
+
+
+def chain(budget: int, asked: int) -> float:
+    return 0.05 * budget
+
+
+def test_a_fixed_number_is_fixed_but_for_room() -> None:
+    assert FixedBudget(4).plan(sequences(2)).reason == "fixed"
+    assert FixedBudget(0).plan(sequences(2, room=0)).reason == "fixed"
+    assert FixedBudget(4).plan(sequences(2, room=0)).reason == "no room"
+
+
+def test_reasons_of_auto() -> None:
+    budget = AutoBudget()
+    assert budget.plan(sequences(1)).reason == "measuring"
+    live(World(lambda s, t, d: 0.9, chain, lambda rows: 1.0), budget, 100)
+    seen = {(plan.reason, plan.budgets[0] > 0) for plan in (budget.plan(sequences(1)) for _ in range(5))}
+    assert ("gain", True) in seen
+    assert budget.plan(sequences(1, room=0)).reason == "no room"
+    poor = AutoBudget()
+    live(World(lambda s, t, d: 0.0, chain, lambda rows: 1.0 + 0.1 * rows), poor, 100)
+    assert poor.plan(sequences(1)).reason in ("no gain", "probe")
+
+
+def test_what_pays_alone_but_not_in_a_batch_is_told() -> None:
+    budget = AutoBudget()
+    alone = World(lambda s, t, d: 0.7, chain, lambda rows: max(1.0, rows / 6))
+    live(alone, budget, 100)
+    live(World(alone.accept, alone.draft, alone.target, batch=16), budget, 100)
+    reasons = {budget.plan(sequences(16)).reason for _ in range(3)}
+    assert "full batch" in reasons
+
+
+def test_reasons_of_whole_drafts() -> None:
+    budget = WholeBudget(7)
+    reasons = [budget.plan(sequences(1)).reason for _ in range(4)]
+    assert reasons == ["measuring"] * 3 + ["probe"]
+
+
+def test_a_batch_never_seen_has_the_shape_of_those_that_were() -> None:
+    costs = CostModel()
+    for rows in (1, 2, 4, 8, 16, 32, 64):
+        for _ in range(5):
+            costs.add_target("greedy", 1, 0, rows, 1.0 + 0.1 * rows)
+    for _ in range(5):
+        costs.add_target("greedy", 16, 0, 16, 1.1 * (1.0 + 1.6))
+    table = costs.target("greedy", 16, 0, 65)
+    assert table is not None
+    assert table[16] == pytest.approx(2.86, rel=0.02)
+    assert table[64] == pytest.approx(1.1 * 7.4, rel=0.1)  # a line from one point would say 3 or so
+    again = CostModel.restored(costs.state()).target("greedy", 16, 0, 65)
+    assert again is not None and again[64] == pytest.approx(table[64], rel=0.05)
+
+
+def test_drafting_grows_as_it_was_seen_to_grow() -> None:
+    costs = CostModel()
+    costs.add_draft(1, 4, 1.0)
+    assert costs.draft(16, 4)[4] == pytest.approx(4.0, rel=0.1)  # the square root, until another number is seen
+    costs.add_draft(4, 4, 4.0)
+    assert costs.growth == pytest.approx(1.0)
+    assert costs.draft(16, 4)[4] == pytest.approx(16.0, rel=0.1)
