@@ -77,10 +77,10 @@ def random_block(
 
 def taps_of(target: LanguageModel, head: StoredHead, text: Seq[int]) -> Tensor:
     """[n, layers, H] the target's states of a text that the head reads."""
-    rows = Rows(target.new_cache(), list(text), num_logits=0, num_taps=len(text))
-    taps = target.forward([rows], head.config.layers).taps
-    assert taps is not None
-    return taps
+    rows = Rows(target.new_cache(), list(text), num_logits=0, num_hidden_outputs=len(text))
+    hidden_outputs = target.forward([rows], head.config.layers).hidden_outputs
+    assert hidden_outputs is not None
+    return hidden_outputs
 
 
 def proposed(head: StoredHead) -> Tensor:
@@ -97,8 +97,10 @@ def reference_block(head: StoredHead, target: LanguageModel, text: Seq[int], bef
     """
     config: Any = head.config
     weight = {name: tensor.double() for name, tensor in head.tensors.items()}
-    taps = taps_of(target, head, text[:-1])
-    outputs = (_slots_of_pairs if config.context_tokens else _slots)(config, weight, target, taps, text, len(before))
+    hidden_outputs = taps_of(target, head, text[:-1])
+    outputs = (_slots_of_pairs if config.context_tokens else _slots)(
+        config, weight, target, hidden_outputs, text, len(before)
+    )
     tokens = proposed(head)
     rows = weight["lm_head.weight"] if config.own_output_rows else target.output_rows(tokens).double()
     logits, sure = [], []
@@ -124,10 +126,12 @@ def reference_block(head: StoredHead, target: LanguageModel, text: Seq[int], bef
 
 
 def _slots(
-    config: Any, weight: dict[str, Tensor], target: LanguageModel, taps: Tensor, text: Seq[int], count: int
+    config: Any, weight: dict[str, Tensor], target: LanguageModel, hidden_outputs: Tensor, text: Seq[int], count: int
 ) -> list[Tensor]:
     """What the layers give for the slots that predict."""
-    context = [_norm(config, _fused(config, weight, each.double()), weight["hidden_norm.weight"]) for each in taps]
+    context = [
+        _norm(config, _fused(config, weight, each.double()), weight["hidden_norm.weight"]) for each in hidden_outputs
+    ]
     mask = weight.get("mask_embedding.weight")
     if mask is None:
         mask = target.embedding_rows(torch.tensor([config.mask_token_id]))[0].double()
@@ -139,10 +143,10 @@ def _slots(
 
 
 def _slots_of_pairs(
-    config: Any, weight: dict[str, Tensor], target: LanguageModel, taps: Tensor, text: Seq[int], count: int
+    config: Any, weight: dict[str, Tensor], target: LanguageModel, hidden_outputs: Tensor, text: Seq[int], count: int
 ) -> list[Tensor]:
     """The same of a head with `context_tokens`: pairs of the token that follows and the states before it."""
-    fused = [_fused(config, weight, each.double()) for each in taps]
+    fused = [_fused(config, weight, each.double()) for each in hidden_outputs]
     context = [(_embedding(target, token), state) for token, state in zip(text[1:], fused, strict=True)]
     embedding, state = context[-1]
     own = zip(weight["slot_embeddings.weight"], weight["slot_states.weight"], strict=True)
@@ -207,9 +211,9 @@ def _attended(
 
         query = turned("q", read, head, position)
         scores = torch.stack([query @ turned("k", each, head // group, at) for at, each in seen])
-        chances = (scores * config.head_dim**-0.5).softmax(0)
+        accept_probs = (scores * config.head_dim**-0.5).softmax(0)
         values = torch.stack([part("v", each, head // group) for _, each in seen])
-        heads.append(chances @ values)
+        heads.append(accept_probs @ values)
     return torch.cat(heads)
 
 

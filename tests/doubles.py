@@ -96,7 +96,7 @@ class FakeModel:
         self.caches.append(FakeCache())
         return self.caches[-1]
 
-    def chains(self, caches: Seq[Any], pick: Pick) -> None:
+    def draft_session(self, caches: Seq[Any], pick: Pick) -> None:
         """None: it has nothing but `forward`."""
 
     def forward(self, batch: Seq[Rows], layers: Seq[int] = ()) -> Forward:
@@ -120,9 +120,9 @@ class FakeModel:
                 for row in range(first + n - count, first + n):
                     path = [cache.scratch.ids[node] for node in cache.scratch.path_to(row)]
                     wanted.append(self.slot([*cache.tokens[-self.order :], *path]))
-        return Forward(self.table[slots], self.taps(tapped, layers))
+        return Forward(self.table[slots], self.hidden_outputs(tapped, layers))
 
-    def taps(self, slots: list[int], layers: Seq[int]) -> Tensor | None:
+    def hidden_outputs(self, slots: list[int], layers: Seq[int]) -> Tensor | None:
         """Hidden states that tell the slot and the layer."""
         if not layers:
             return None
@@ -206,7 +206,7 @@ class Scripted(Drafter):
         assert sequence.id not in self.active
         self.active.add(sequence.id)
 
-    def draft(self, sequences: Seq[Sequence], budgets: Seq[int], price: float = 0.0) -> list[Draft]:
+    def draft(self, sequences: Seq[Sequence], budgets: Seq[int], min_acceptance_prob: float = 0.0) -> list[Draft]:
         drafts = []
         for sequence, most in zip(sequences, budgets, strict=True):
             assert sequence.id in self.active

@@ -54,12 +54,12 @@ class FirstRow(Rejection):
     """Recovers from what is left at the first row, wherever the chain ended."""
 
     def weigh(self, drafts: PackedDrafts, target: Tensor) -> Any:
-        chances, left, masses = super().weigh(drafts, target)
+        accept_probs, left, masses = super().weigh(drafts, target)
         wrong = left.clone()
         for draft, start in zip(drafts.drafts, drafts.offsets):
             if left[start].sum() > 0:
                 wrong[start : start + len(draft)] = left[start]
-        return chances, wrong, masses
+        return accept_probs, wrong, masses
 
 
 class AtZero(Rejection):
@@ -67,11 +67,11 @@ class AtZero(Rejection):
 
     def verify(self, drafts: PackedDrafts, target_logprobs: Tensor, noise: Noise) -> list[Verdict]:
         target = target_logprobs.exp()
-        chances, left, masses = self.weigh(drafts, target)
+        accept_probs, left, masses = self.weigh(drafts, target)
         verdicts = []
-        for draft, start, each in zip(drafts.drafts, drafts.offsets, chances):
+        for draft, start, each in zip(drafts.drafts, drafts.offsets, accept_probs):
             uniforms = noise.uniform(len(draft) + 1)
-            length = self.rule.length([float(number) <= chance for number, chance in zip(uniforms, each)])
+            length = self.rule.length([float(number) <= accept_prob for number, accept_prob in zip(uniforms, each)])
             row = start + length
             weights = left[row] if masses[row] > 0 else target[row]
             verdicts.append(Verdict(list(range(length)), int(draw_tokens(weights[None], uniforms[-1:])[0])))
@@ -148,7 +148,7 @@ def a_product_order_that_depends_on_k(patch: pytest.MonkeyPatch, target: Any) ->
         result = forward(self, batch, layers)
         if self is not target or max(len(rows.token_ids) for rows in batch) < 3:
             return result
-        return Forward(result.logits * (1 + 2**-20), result.taps)
+        return Forward(result.logits * (1 + 2**-20), result.hidden_outputs)
 
     patch.setattr(kind, "forward", broken)
 

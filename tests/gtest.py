@@ -86,6 +86,6 @@ def p_value(
     counts = torch.bincount((windows * weights).sum(-1), minlength=VOCAB**3).double().reshape(VOCAB, -1)
     expected = torch.einsum("sa,ab->sab", distribution, distribution).reshape(VOCAB, -1)
     outcome = NOTHING
-    for row, chances in zip(counts, expected):
-        outcome += g_test(row.numpy(), chances.numpy(), LEAST_EXPECTED)
+    for row, accept_probs in zip(counts, expected):
+        outcome += g_test(row.numpy(), accept_probs.numpy(), LEAST_EXPECTED)
     return outcome.p_value

@@ -140,25 +140,29 @@ FITTED = {"mtp": fitted_mtp, "eagle": fitted_head, "medusa": fitted_medusa, "blo
 
 def states_of(target: LanguageModel, head: StoredHead[EagleConfig], text: Seq[int]) -> Tensor:
     """[n, layers, H] the target's states of a text that the head reads."""
-    rows = Rows(target.new_cache(), list(text), num_logits=0, num_taps=len(text))
-    taps = target.forward([rows], head.config.layers).taps
-    assert taps is not None
-    return taps
+    rows = Rows(target.new_cache(), list(text), num_logits=0, num_hidden_outputs=len(text))
+    hidden_outputs = target.forward([rows], head.config.layers).hidden_outputs
+    assert hidden_outputs is not None
+    return hidden_outputs
 
 
 def reference_logits(
-    head: StoredHead[EagleConfig], target: LanguageModel, token_ids: Seq[int], taps: Tensor, num_drafted: int = 0
+    head: StoredHead[EagleConfig],
+    target: LanguageModel,
+    token_ids: Seq[int],
+    hidden_outputs: Tensor,
+    num_drafted: int = 0,
 ) -> Tensor:
     """[n, V] float64 logits of each row of a chain.
 
     Args:
         token_ids: [n] of each row: row i holds the token that comes after position i.
-        taps: [n - num_drafted, layers, H] of the target, of the first rows.
+        hidden_outputs: [n - num_drafted, layers, H] of the target, of the first rows.
         num_drafted: the last rows, whose states are the outputs of the rows before them.
     """
     config = head.config
     weight = {name: tensor.double() for name, tensor in head.tensors.items()}
-    fused = [_fused(config, weight, each.double()) for each in taps]
+    fused = [_fused(config, weight, each.double()) for each in hidden_outputs]
     embedding = target.embedding_rows(torch.tensor(list(token_ids))).double()
     outputs: list[Tensor] = []
     inputs: list[tuple[Tensor, Tensor]] = []
@@ -221,8 +225,10 @@ def _row(config: EagleConfig, weight: dict[str, Tensor], inputs: list[tuple[Tens
 
         query = _rotated(config, part("q", last, head), last)
         scores = torch.stack([query @ _rotated(config, part("k", row, group), row) for row in seen])
-        chances = (scores * config.head_dim**-0.5).softmax(0)
-        heads.append(sum(chance * part("v", row, group) for chance, row in zip(chances, seen, strict=True)))
+        accept_probs = (scores * config.head_dim**-0.5).softmax(0)
+        heads.append(
+            sum(accept_prob * part("v", row, group) for accept_prob, row in zip(accept_probs, seen, strict=True))
+        )
     x = inputs[last][1] + weight[f"{layer}.self_attn.o_proj.weight"] @ torch.cat(heads)  # type: ignore[arg-type]
     h = _norm(x, weight[f"{layer}.post_attention_layernorm.weight"], config)
     gate, up = (weight[f"{layer}.mlp.{name}_proj.weight"] @ h for name in ("gate", "up"))
@@ -258,7 +264,7 @@ class AdditiveModel(FakeModel):
         before, last = (slots - 1) // vocab_size - 1, (slots - 1) % vocab_size
         self.table[1:] = self.last[last] + self.before[before] * (before >= 0)[:, None]
 
-    def taps(self, slots: list[int], layers: Seq[int]) -> Tensor | None:
+    def hidden_outputs(self, slots: list[int], layers: Seq[int]) -> Tensor | None:
         """The token of each position, as the second half of `embedding_rows`."""
         if not layers:
             return None

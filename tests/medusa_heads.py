@@ -68,9 +68,11 @@ def fitted_medusa(target: Model, texts: Seq[Seq[int]]) -> StoredHead[MedusaConfi
 
 def last_states(target: LanguageModel, config: MedusaConfig, text: Seq[int]) -> Tensor:
     """[n, H] the target's states of a text that heads read."""
-    taps = target.forward([Rows(target.new_cache(), list(text), num_logits=0, num_taps=len(text))], config.layers).taps
-    assert taps is not None
-    return taps[:, 0]
+    hidden_outputs = target.forward(
+        [Rows(target.new_cache(), list(text), num_logits=0, num_hidden_outputs=len(text))], config.layers
+    ).hidden_outputs
+    assert hidden_outputs is not None
+    return hidden_outputs[:, 0]
 
 
 def reference_logits(head: StoredHead[MedusaConfig], target: LanguageModel, state: Tensor, tokens: Seq[int]) -> Tensor:

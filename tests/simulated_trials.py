@@ -10,7 +10,7 @@ import torch
 
 from forerun import SamplingParams
 from forerun.lab.tune.arms import PLAIN, Arm, ArmFailedError, Trial, Unit
-from forerun.speculation import AutoBudget, Budget, FixedBudget, Outcome, StepCost
+from forerun.speculation import AutomaticPolicy, FixedPolicy, Outcome, SpeculationPolicy, StepCost
 from forerun.speculation.predictor import StepCosts
 from forerun.types import Draft, Sequence, Verdict
 
@@ -45,7 +45,7 @@ class Simulated:
     fails: dict[str, int] = field(default_factory=dict)
     ran: list[tuple[Arm, Unit]] = field(default_factory=list)
     clock: float = 0.0
-    _budgets: dict[Arm, Budget] = field(default_factory=dict)
+    _budgets: dict[Arm, SpeculationPolicy] = field(default_factory=dict)
 
     def now(self) -> float:
         return self.clock
@@ -71,10 +71,12 @@ class Simulated:
         self.clock += seconds
         return Trial(seconds, tokens, forwards)
 
-    def _budget(self, arm: Arm) -> Budget:
-        return AutoBudget() if arm.is_auto else FixedBudget(int(arm.num_draft_tokens))
+    def _budget(self, arm: Arm) -> SpeculationPolicy:
+        return AutomaticPolicy() if arm.is_auto else FixedPolicy(int(arm.num_draft_tokens))
 
-    def _step(self, sequence: Sequence, budget: Budget, acceptance: float, rng: np.random.Generator) -> float:
+    def _step(
+        self, sequence: Sequence, budget: SpeculationPolicy, acceptance: float, rng: np.random.Generator
+    ) -> float:
         k = min(budget.plan([sequence]).budgets[0], max(sequence.room, 0), self.steps.most)
         path: list[int] = []
         while len(path) < k and rng.random() < acceptance:

@@ -54,7 +54,7 @@ def top_level() -> list[str]:
 
 
 def surface() -> tuple[int, int]:
-    """Count the commands of the command line and all their options; --help does not count."""
+    """Count the commands of the command line and all options with a flag; --help does not count."""
     import typer
 
     from forerun.cli.main import app
@@ -66,7 +66,7 @@ def surface() -> tuple[int, int]:
         below = list(getattr(command, "commands", {}).values())
         waiting += below
         commands += not below
-        options += sum(parameter.param_type_name == "option" for parameter in command.params)
+        options += sum(each.param_type_name == "option" and not each.hidden for each in command.params)
     return commands, options
 
 

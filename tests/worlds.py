@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from forerun import SamplingParams
-from forerun.speculation import Budget, FixedBudget, Outcome, StepCost
+from forerun.speculation import FixedPolicy, Outcome, SpeculationPolicy, StepCost
 from forerun.types import Draft, Sequence, Verdict
 
 GREEDY = SamplingParams(temperature=0)
@@ -55,7 +55,7 @@ class Lived:
         return sum(self.tokens[first:]) / sum(self.seconds[first:])
 
 
-def live(world: World, budget: Budget, num_steps: int, seed: int = 0) -> Lived:
+def live(world: World, budget: SpeculationPolicy, num_steps: int, seed: int = 0) -> Lived:
     """Sequences one after the other, world.batch of them at a time, for so many steps."""
     rng = np.random.default_rng(seed)
     lived = Lived([], [], [])
@@ -103,8 +103,8 @@ def _expected(world: World, running: Seq[Sequence], budgets: Seq[int]) -> tuple[
     for sequence, budget in zip(running, budgets, strict=True):
         at = len(sequence.token_ids)
         found = world.found(sequence.id, at) if budget else 0.0
-        chances = np.cumprod([world.accept(sequence.id, at, depth) for depth in range(budget)])
-        tokens += 1 + found * float(chances.sum())
+        accept_probs = np.cumprod([world.accept(sequence.id, at, depth) for depth in range(budget)])
+        tokens += 1 + found * float(accept_probs.sum())
         rows += 1 + found * budget
     if len(running) == 1:  # costs may come in steps
         return tokens, found * world.target(1 + budgets[0]) + (1 - found) * world.target(1)
@@ -113,7 +113,7 @@ def _expected(world: World, running: Seq[Sequence], budgets: Seq[int]) -> tuple[
 
 def best_fixed(world: World, num_steps: int, counts: Seq[int] = (0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32)) -> float:
     """The best speed of any fixed K."""
-    return max(live(world, FixedBudget(k), num_steps).speed() for k in counts)
+    return max(live(world, FixedPolicy(k), num_steps).speed() for k in counts)
 
 
 def _try(world: World, sequence: Sequence, budget: int, rng: np.random.Generator) -> Outcome:

@@ -385,8 +385,8 @@ class Step:
             processing. The last rows are the draft's: row -(n + 1) follows the token before it, row i - n node i,
             accepted or not. Rows before them (with `Needs.prompt_rows`) follow the prompt's tokens up to there.
             None where no row was asked for.
-        taps: what `Needs.layers` asked for, [rows, layers, H] of the same rows, in the type in which the target's
-            decoder keeps states.
+        hidden_outputs: what `Needs.layers` asked for, [rows, layers, H] of the same rows, in the type in which the
+            target's decoder keeps states.
         states: what `Needs.states` asked for, [n, layers, H] likewise: of the last n of the `num_computed` positions,
             which are those that this step has added, of the prompt or of the draft's accepted path.
     """
@@ -396,7 +396,7 @@ class Step:
     verdict: Verdict | None
     num_computed: int
     top_tokens: Tensor | None = None
-    taps: Tensor | None = None
+    hidden_outputs: Tensor | None = None
     states: Tensor | None = None
 
 

@@ -82,7 +82,7 @@ class Anything(Scripted):
         super().__init__(lambda *_: [])
         self._answers, self._right, self._meddle, self._turn = answers, right, meddle, 0
 
-    def draft(self, sequences: Seq[Sequence], budgets: Seq[int], price: float = 0.0) -> Any:
+    def draft(self, sequences: Seq[Sequence], budgets: Seq[int], min_acceptance_prob: float = 0.0) -> Any:
         found: list[Any] = []
         for sequence, most in zip(sequences, budgets):
             if sequence.token_ids[0] != BAD[0]:

@@ -82,7 +82,7 @@ def test_batches_and_hidden_states(family: str, dtype: str, tolerance: float, fo
         results.append(model.forward([Rows(cache, [9]) for cache in caches[:2]], (2,)))
     for expected, own in zip(results[:2], results[2:], strict=True):
         close(own.logits, expected.logits, tolerance)
-        close(own.taps, expected.taps, tolerance)
+        close(own.hidden_outputs, expected.hidden_outputs, tolerance)
 
 
 def test_rows_go_on_from_a_layer(folders: dict[str, Path]) -> None:

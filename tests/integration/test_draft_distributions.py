@@ -20,23 +20,23 @@ NUM_SAMPLES = 3_000
 class Priced(DraftModel):
     """Always asked at this price."""
 
-    price = 0.3
+    min_acceptance_prob = 0.3
 
-    def draft(self, sequences: Seq[Sequence], budgets: Seq[int], price: float = 0.0) -> list[Draft]:
-        return super().draft(sequences, budgets, self.price)
+    def draft(self, sequences: Seq[Sequence], budgets: Seq[int], min_acceptance_prob: float = 0.0) -> list[Draft]:
+        return super().draft(sequences, budgets, self.min_acceptance_prob)
 
 
 class PricedTree(DraftTree):
     """Always asked at this price."""
 
-    def draft(self, sequences: Seq[Sequence], budgets: Seq[int], price: float = 0.0) -> list[Draft]:
+    def draft(self, sequences: Seq[Sequence], budgets: Seq[int], min_acceptance_prob: float = 0.0) -> list[Draft]:
         return super().draft(sequences, budgets, 0.05)
 
 
 class Dropping(Priced):
     """Leaves out the drawn token at which it stopped."""
 
-    def draft(self, sequences: Seq[Sequence], budgets: Seq[int], price: float = 0.0) -> list[Draft]:
+    def draft(self, sequences: Seq[Sequence], budgets: Seq[int], min_acceptance_prob: float = 0.0) -> list[Draft]:
         drafts = []
         for draft, budget in zip(super().draft(sequences, budgets), budgets):
             kept = draft.token_ids[:-1] if len(draft) < budget else draft.token_ids

@@ -52,7 +52,7 @@ def test_logits_and_hidden_states(
         tree = model.forward([Rows(cache, tokens(5, 1), TREE), Rows(model.new_cache(), tokens(2, 2))], (1,))
         cache.commit([0, 2, 4])
         after = model.forward([Rows(cache, [9])]).logits
-        results.append((prompt.logits, prompt.taps, tree.logits, tree.taps, after))
+        results.append((prompt.logits, prompt.hidden_outputs, tree.logits, tree.hidden_outputs, after))
     assert model.kernels == "reference"
     for own, expected in zip(*results, strict=True):
         assert own is not None and expected is not None and own.shape == expected.shape

@@ -32,7 +32,7 @@ SOURCES = {
 }
 
 
-def lines(made: Plan, chances: ChainAcceptance) -> Iterator[str]:
+def lines(made: Plan, accept_probs: ChainAcceptance) -> Iterator[str]:
     """The plan for people."""
     from forerun.lab.bench.tables import plain_table
 
@@ -46,7 +46,7 @@ def lines(made: Plan, chances: ChainAcceptance) -> Iterator[str]:
     least = "at least " if made.source == "bound" else ""
     speed = f"{made.plain_speed:.1f} tokens/s{_money(made, made.plain_speed)}"
     yield f"plain:      {least}{1000 * made.costs.plain:.2f} ms a token{_of_all(made)}, {speed}"
-    yield f"acceptance: {', '.join(f'{each:g}' for each in chances.per_position)}, each after the tokens before it"
+    yield f"acceptance: {', '.join(f'{each:g}' for each in accept_probs.per_position)}, each after the tokens before it"
     shown = [each for each in prediction.by_k if each.num_draft_tokens in _SHOWN or each is prediction.best]
     yield ""
     yield plain_table(_HEADER, list(map(_row, shown)))
@@ -162,7 +162,7 @@ def plan(
 ) -> None:
     """Predict memory, speed and cost of speculation, for models and machines that need not be here."""
     wanted = chosen_machine(machine, bandwidth, flops, memory, measure=measure)
-    chances = read_acceptance(acceptance)
+    accept_probs = read_acceptance(acceptance)
     model = model or BUNDLED_TARGET
     draft = draft or (BUNDLED_DRAFT if model == BUNDLED_TARGET else "none")
     if measure:
@@ -176,11 +176,11 @@ def plan(
     drafting = draft_shape(draft, measure=measure)
     costs = measured_costs(model, draft, settings) if measure else None
     place = wanted if wanted is not None else bare_machine() if measure else measured_machine(note)
-    made = make_plan(target, drafting, place, chances, settings, costs)
+    made = make_plan(target, drafting, place, accept_probs, settings, costs)
     if json:
-        print_json(made.as_object() | {"acceptance": list(chances.per_position)})
+        print_json(made.as_object() | {"acceptance": list(accept_probs.per_position)})
         return
-    for line in lines(made, chances):
+    for line in lines(made, accept_probs):
         typer.echo(line)
 
 

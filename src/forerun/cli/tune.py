@@ -81,7 +81,7 @@ def tune(
     task = make_task(plain, model, cases, prompts, settings, levels, drafters, draft)
     with Progress(task.seconds) as progress:
         outcome = tuned(task, progress)
-    is_measured = bool(outcome.search.heats)
+    is_measured = bool(outcome.search.rounds)
     written = write(outcome, task, settings, llm) if is_measured else None
     facts = outcome.results(typed(), target_facts(model, plain), watch.environment(), asdict(settings))
     if settings.results is not None:

@@ -20,7 +20,8 @@ class Traits:
     Attributes:
         cost_key: everything that drafting time depends on beside the target, such as class, options and draft model.
             Drafters with the same key share stored costs.
-        whole_draft: nodes of its drafts, where fewer would do it harm: an automatic K is this or 0. None: any number.
+        fixed_length_draft: nodes of its drafts, where fewer would do it harm: an automatic K is this or 0. None: any
+        number.
         reads_prediction: it uses `Sequence.prediction`.
         writes_cache: it feeds rows into `Sequence.cache`, so no other drafter may do so in the same step.
         catches_up: it computes with a sequence's tokens when it first drafts for it, or before: time that would be
@@ -28,7 +29,7 @@ class Traits:
     """
 
     cost_key: tuple[str, ...] = ()
-    whole_draft: int | None = None
+    fixed_length_draft: int | None = None
     reads_prediction: bool = False
     writes_cache: bool = False
     catches_up: bool = False
@@ -40,7 +41,7 @@ class Traits:
         Its drafts are whole only if those of all parts are.
         """
         every = list(parts)
-        whole = [part.whole_draft for part in every if part.whole_draft is not None]
+        whole = [part.fixed_length_draft for part in every if part.fixed_length_draft is not None]
         return cls(
             (name, *(f"({' '.join(part.cost_key)})" for part in every)),
             max(whole) if whole and len(whole) == len(every) else None,
@@ -156,13 +157,14 @@ class Drafter(ABC):
         """A sequence enters, its prompt not yet computed."""
 
     @abstractmethod
-    def draft(self, sequences: Seq[Sequence], budgets: Seq[int], price: float = 0.0) -> list[Draft]:
+    def draft(self, sequences: Seq[Sequence], budgets: Seq[int], min_acceptance_prob: float = 0.0) -> list[Draft]:
         """One draft for each sequence.
 
         Args:
             budgets: nodes of each draft at most, probes included; 0 asks for none. No node is deeper than
                 `sequence.room` (children of the last committed token have depth 1).
-            price: a node is wanted only if the chance that it and all above it are accepted exceeds this; a drafter
+            min_acceptance_prob: a node is wanted only if the chance that it and all above it are accepted exceeds
+                this; a drafter
                 that can tell stops there. Of a drawn chain, a token that was looked at to decide is kept.
         """
 
@@ -186,12 +188,12 @@ class Drafter(ABC):
 class OneByOne(Drafter):
     """The base of drafters that draft for each sequence by itself."""
 
-    def draft(self, sequences: Seq[Sequence], budgets: Seq[int], price: float = 0.0) -> list[Draft]:
+    def draft(self, sequences: Seq[Sequence], budgets: Seq[int], min_acceptance_prob: float = 0.0) -> list[Draft]:
         return [
-            self._draft(sequence, budget, price) if min(budget, sequence.room) > 0 else Draft.empty()
+            self._draft(sequence, budget, min_acceptance_prob) if min(budget, sequence.room) > 0 else Draft.empty()
             for sequence, budget in zip(sequences, budgets, strict=True)
         ]
 
     @abstractmethod
-    def _draft(self, sequence: Sequence, budget: int, price: float) -> Draft:
+    def _draft(self, sequence: Sequence, budget: int, min_acceptance_prob: float) -> Draft:
         """A draft of at most `budget` nodes, at least 1, for a sequence with room for one."""

@@ -84,11 +84,11 @@ class EarlyExit(DraftModel):
         self._target = target
         self._serve(target, binding)
 
-    def draft(self, sequences: Seq[Sequence], budgets: Seq[int], price: float = 0.0) -> list[Draft]:
+    def draft(self, sequences: Seq[Sequence], budgets: Seq[int], min_acceptance_prob: float = 0.0) -> list[Draft]:
         states = [self._states[sequence] for sequence in sequences]
         self._hidden.clear()
         try:
-            drafts = super().draft(sequences, budgets, price)
+            drafts = super().draft(sequences, budgets, min_acceptance_prob)
             self._finish(states, drafts)
         finally:
             for state in states:

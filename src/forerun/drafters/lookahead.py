@@ -199,7 +199,7 @@ class Lookahead(OneByOne):
         self._verify_window = verify_window
         self._end_of_text: frozenset[int] = frozenset()
         # by depth, and by rank among siblings, which are in the order of their guesses
-        self._rates = Rates([chance / rank for chance in _CHANCES for rank in range(1, guesses + 1)])
+        self._rates = Rates([accept_prob / rank for accept_prob in _CHANCES for rank in range(1, guesses + 1)])
         self._states: dict[Sequence, _State] = {}
 
     def bind(self, binding: Binding) -> None:
@@ -211,7 +211,7 @@ class Lookahead(OneByOne):
             f"window={self._width} ngram={self._num_rows + 1} guesses={self._guesses} "
             f"prompt_pool={self._prompt_pool} verify_window={self._verify_window}"
         )
-        return Traits((type(self).__name__, options), whole_draft=self._whole_draft)
+        return Traits((type(self).__name__, options), fixed_length_draft=self._whole_draft)
 
     @property
     def nbytes(self) -> int:
@@ -233,9 +233,9 @@ class Lookahead(OneByOne):
             if self._prompt_pool:
                 self._index(state, step)
 
-    def _draft(self, sequence: Sequence, budget: int, price: float) -> Draft:
+    def _draft(self, sequence: Sequence, budget: int, min_acceptance_prob: float) -> Draft:
         state = self._states[sequence]
-        guesses = self._guess(state.pool, sequence, budget, price)
+        guesses = self._guess(state.pool, sequence, budget, min_acceptance_prob)
         if state.window is None:
             prompt = sequence.token_ids[: sequence.num_prompt]
             filler = [each for each in prompt if each not in self._end_of_text] or prompt
@@ -254,7 +254,7 @@ class Lookahead(OneByOne):
         state.asked = _Asked(draft, guesses, last_row)
         return draft
 
-    def _guess(self, pool: NgramPool, sequence: Sequence, budget: int, price: float) -> RankedTree:
+    def _guess(self, pool: NgramPool, sequence: Sequence, budget: int, min_acceptance_prob: float) -> RankedTree:
         tree = Tree()
         for ngram in pool.find(sequence.token_ids[-1]):
             tree.graft(ngram)
@@ -266,10 +266,10 @@ class Lookahead(OneByOne):
                 Child(self._rates.rate(level), tree.ids[child], level, child)
                 for level, child in enumerate(below[node + 1], first)
             ]
-            found.sort(key=lambda child: -child.chance)
+            found.sort(key=lambda child: -child.accept_prob)
             return found
 
-        return best_tree(ROOT, children, budget, min(self._num_rows, sequence.room), price)
+        return best_tree(ROOT, children, budget, min(self._num_rows, sequence.room), min_acceptance_prob)
 
     def _learn(self, state: _State, asked: _Asked, step: Step) -> None:
         assert step.verdict is not None

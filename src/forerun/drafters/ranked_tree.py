@@ -23,13 +23,13 @@ class Child(NamedTuple, Generic[Key]):
     """A token that may stand below a node.
 
     Attributes:
-        chance: that it is accepted if its parent is.
+        accept_prob: that it is accepted if its parent is.
         token_id: the token.
         level: of the rates, where its trial will be counted.
         key: what its children are found by.
     """
 
-    chance: float
+    accept_prob: float
     token_id: int
     level: int
     key: Key
@@ -41,37 +41,37 @@ class RankedTree(Tree):
 
     Attributes:
         levels: [n] level of each node in the rates, where its trial is counted.
-        chances: [n] estimated chance that the node and all above it are accepted.
+        accept_probs: [n] estimated chance that the node and all above it are accepted.
     """
 
     levels: list[int] = field(default_factory=list)
-    chances: list[float] = field(default_factory=list)
+    accept_probs: list[float] = field(default_factory=list)
 
-    def add(self, token_id: int, parent: int, level: int = 0, chance: float = 0.0) -> int:
+    def add(self, token_id: int, parent: int, level: int = 0, accept_prob: float = 0.0) -> int:
         """Append a node below `parent`; its index."""
         self.levels.append(level)
-        self.chances.append(chance)
+        self.accept_probs.append(accept_prob)
         return Tree.add(self, token_id, parent)
 
-    def chance(self, node: int) -> float:
+    def accept_prob(self, node: int) -> float:
         """Of a node or ROOT, which is certain."""
-        return self.chances[node] if node >= 0 else 1.0
+        return self.accept_probs[node] if node >= 0 else 1.0
 
     def ranked(self, nodes: Iterable[int]) -> list[int]:
         """Nodes by falling chance; of equal ones the order stays.
 
         Parents that come before their children stay before them, since no child's chance is above its parent's.
         """
-        chances = self.chances
-        return sorted(nodes, key=lambda node: -chances[node])
+        accept_probs = self.accept_probs
+        return sorted(nodes, key=lambda node: -accept_probs[node])
 
     def part(self, nodes: Iterable[int]) -> RankedTree:
         """These nodes alone. nodes: parents before their children."""
         chosen = list(nodes)
         part = Tree.part(self, chosen)
-        levels, chances = self.levels, self.chances
+        levels, accept_probs = self.levels, self.accept_probs
         return RankedTree(
-            part.token_ids, part.parents, [levels[node] for node in chosen], [chances[node] for node in chosen]
+            part.token_ids, part.parents, [levels[node] for node in chosen], [accept_probs[node] for node in chosen]
         )
 
     def observe(self, rates: Rates, verdict: Verdict) -> None:
@@ -94,7 +94,11 @@ class RankedTree(Tree):
 
 
 def best_tree(
-    root: Key, children: Callable[[Key, int], Seq[Child[Key]]], budget: int, max_depth: int, price: float = 0.0
+    root: Key,
+    children: Callable[[Key, int], Seq[Child[Key]]],
+    budget: int,
+    max_depth: int,
+    min_acceptance_prob: float = 0.0,
 ) -> RankedTree:
     """The tree of at most `budget` nodes with the largest sum of chances that a node and all above it are accepted.
 
@@ -102,7 +106,7 @@ def best_tree(
         root: key of the last committed token.
         children: of a key whose node has this depth (the root's is 0), by falling chance.
         max_depth: no node is deeper.
-        price: nodes whose chance is not above it are left out.
+        min_acceptance_prob: nodes whose chance is not above it are left out.
     """
     tree = RankedTree()
     if max_depth <= 0:
@@ -113,16 +117,16 @@ def best_tree(
 
     def push(parent: int, depth: int, above: float, siblings: Seq[Child[Key]], place: int) -> None:
         nonlocal pushed
-        if place < len(siblings) and (chance := above * siblings[place].chance) > price:
+        if place < len(siblings) and (accept_prob := above * siblings[place].accept_prob) > min_acceptance_prob:
             pushed += 1
-            heapq.heappush(heap, (-chance, pushed, parent, depth, above, siblings, place))
+            heapq.heappush(heap, (-accept_prob, pushed, parent, depth, above, siblings, place))
 
     push(ROOT, 1, 1.0, children(root, 0), 0)
     while heap and len(tree) < budget:
-        chance, _, parent, depth, above, siblings, place = heapq.heappop(heap)
+        accept_prob, _, parent, depth, above, siblings, place = heapq.heappop(heap)
         child = siblings[place]
-        node = tree.add(child.token_id, parent, child.level, -chance)
+        node = tree.add(child.token_id, parent, child.level, -accept_prob)
         push(parent, depth, above, siblings, place + 1)
         if depth < max_depth:
-            push(node, depth + 1, -chance, children(child.key, depth), 0)
+            push(node, depth + 1, -accept_prob, children(child.key, depth), 0)
     return tree

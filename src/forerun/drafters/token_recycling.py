@@ -186,8 +186,8 @@ class Recycling(OneByOne):
         self._shared: Successors | None = None
         self._successors: dict[Sequence, Successors] = {}
         self._trees: dict[Sequence, tuple[Draft, RankedTree]] = {}
-        chances = _CHANCES[:width]
-        self._rates = Rates([chance for _ in range(STEADY * _DEPTHS) for chance in chances])
+        accept_probs = _CHANCES[:width]
+        self._rates = Rates([accept_prob for _ in range(STEADY * _DEPTHS) for accept_prob in accept_probs])
         self._order = self._ranked()
         self._num_learned = 0
 
@@ -257,17 +257,19 @@ class Recycling(OneByOne):
     def _new(self) -> Successors:
         return Successors(self._vocab_size, self._columns, self._base)
 
-    def _draft(self, sequence: Sequence, budget: int, price: float) -> Draft:
+    def _draft(self, sequence: Sequence, budget: int, min_acceptance_prob: float) -> Draft:
         successors, order = self._successors[sequence], self._order
 
         def children(token_id: int, depth: int) -> list[Child[int]]:
             tokens, steady = successors.of(token_id)
             ranked = order[steady * _DEPTHS + min(depth, _DEPTHS - 1)]
             return [
-                Child(chance, tokens[rank], level, tokens[rank]) for chance, rank, level in ranked if rank < len(tokens)
+                Child(accept_prob, tokens[rank], level, tokens[rank])
+                for accept_prob, rank, level in ranked
+                if rank < len(tokens)
             ]
 
-        tree = best_tree(sequence.token_ids[-1], children, budget, sequence.room, price)
+        tree = best_tree(sequence.token_ids[-1], children, budget, sequence.room, min_acceptance_prob)
         draft = Draft(tree.token_ids, tree.parents)
         self._trees[sequence] = (draft, tree)
         return draft
@@ -277,8 +279,8 @@ class Recycling(OneByOne):
         order = []
         for first in range(0, len(self._rates), self._width):
             levels = range(first, first + self._width)
-            chances = [(self._rates.rate(level), level - first, level) for level in levels]
-            order.append(sorted(chances, key=lambda each: -each[0]))
+            accept_probs = [(self._rates.rate(level), level - first, level) for level in levels]
+            order.append(sorted(accept_probs, key=lambda each: -each[0]))
         return order
 
 

@@ -41,7 +41,7 @@ def ask(
     drafter: Drafter,
     sequences: Seq[Sequence],
     budgets: Seq[int],
-    price: float = 0.0,
+    min_acceptance_prob: float = 0.0,
     vocab_size: int | None = None,
 ) -> Seq[Draft]:
     """`Drafter.draft`, and its drafts checked: their shape always, types and numbers where the drafter is not ours.
@@ -55,7 +55,7 @@ def ask(
         DrafterError: a draft breaks the contract; the message names the drafter.
     """
     given = tuple(budgets)
-    drafts: object = drafter.draft(list(sequences), given, price)
+    drafts: object = drafter.draft(list(sequences), given, min_acceptance_prob)
     if not isinstance(drafts, (list, tuple)):
         raise DrafterError(
             f"{name_of(drafter)} gave {_kind(drafts)} for its drafts. Return a list with a Draft for each sequence."

@@ -100,7 +100,7 @@ class Departures:
         for state in list(self._scheduler):
             self.fail(state, DeviceError(self._faults.failure or ""))
 
-    def take_back(self, state: SequenceState) -> None:
+    def rollback(self, state: SequenceState) -> None:
         """Go on from the last commit: the interrupted step's, if it came to that, or the one before."""
         try:
             if state.cache is not None:

@@ -53,7 +53,7 @@ class Drafting:
         if self.drafter is None or not any(budgets):
             return [Draft.empty()] * len(ready)
         try:
-            return ask(self.drafter, sequences, budgets, plan.price, self._vocab_size)
+            return ask(self.drafter, sequences, budgets, plan.min_acceptance_prob, self._vocab_size)
         finally:
             self.check_untouched(ready)
 
@@ -66,16 +66,18 @@ class Drafting:
         states = [item.state for item in work]
         steps = []
         for item in work:
-            state, verdict, taps, hidden = item.state, item.verdict, item.taps, None
+            state, verdict, hidden_outputs, hidden = item.state, item.verdict, item.hidden_outputs, None
             assert state.cache is not None
             if verdict is not None:  # a copy: the policy reads it after the drafter
                 verdict = Verdict(list(verdict.path), verdict.next_token)
-            if self.needs.states and taps is not None:
-                path, owed = [] if verdict is None else verdict.path, item.num_owed
-                hidden = taps[[*range(owed), *(owed + node for node in path)]] if path else taps[:owed]
-                taps = taps[len(taps) - item.num_logits :] if item.num_logits else None
+            if self.needs.states and hidden_outputs is not None:
+                path, owed = [] if verdict is None else verdict.path, item.num_scheduled_tokens
+                hidden = (
+                    hidden_outputs[[*range(owed), *(owed + node for node in path)]] if path else hidden_outputs[:owed]
+                )
+                hidden_outputs = hidden_outputs[len(hidden_outputs) - item.num_logits :] if item.num_logits else None
             length = state.cache.length
-            steps.append(Step(state.sequence, item.draft, verdict, length, item.top_tokens, taps, hidden))
+            steps.append(Step(state.sequence, item.draft, verdict, length, item.top_tokens, hidden_outputs, hidden))
         try:
             self.drafter.commit(steps[:])
             self.check_untouched(states)

@@ -26,7 +26,7 @@ from forerun.errors import GrammarError, InterruptedRequestError
 from forerun.models import LanguageModel
 from forerun.sampling import SequenceConstraint
 from forerun.sampling.grammar.compile import Grammars
-from forerun.speculation import Budget
+from forerun.speculation import SpeculationPolicy
 from forerun.types import Constraint
 from forerun.verification import check_acceptance
 
@@ -74,7 +74,7 @@ class Engine:
         *,
         tokenizer: Any = None,
         config: EngineConfig | None = None,
-        budget: Budget | None = None,
+        budget: SpeculationPolicy | None = None,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
         if drafter is not None:
@@ -190,7 +190,7 @@ class Engine:
     def _advance(self, now: float) -> None:
         scheduler, started = self.scheduler, self._clock()
         self._under_way = list(scheduler.running)
-        while (state := scheduler.displaced()) is not None:
+        while (state := scheduler.preempted()) is not None:
             self._displace(state)
         scheduler.admit()
         self._under_way = list(scheduler.running)
@@ -293,7 +293,7 @@ class Engine:
                 if state.error is not None or state.has_left:
                     self._ending.append(state)
                 else:
-                    self._exits.take_back(state)
+                    self._exits.rollback(state)
             self._under_way = []
         for state in self._ending:
             self._exits.end(state)

@@ -13,7 +13,7 @@ from forerun.engine.sequence import SequenceState
 from forerun.engine.stats import StepStats
 from forerun.errors import QueueFullError
 from forerun.models import LanguageModel
-from forerun.speculation import Budget, Plan
+from forerun.speculation import Plan, SpeculationPolicy
 
 # How many rows of prompts a step may compute beside sequences that are being answered.
 #
@@ -249,7 +249,7 @@ class Scheduler:
                 self.running.append(state)
             self.waiting.take(state)
 
-    def displaced(self) -> SequenceState | None:
+    def preempted(self) -> SequenceState | None:
         """Who must go before the next step, for memory ends or the first in the queue has a higher priority."""
         last = max(self.running, key=_rank, default=None)
         if last is None:
@@ -294,13 +294,13 @@ class Scheduler:
             self.waiting.push_back(first)
         self._followers.pop(state, None)
 
-    def plan(self, budget: Budget | None) -> Schedule:
+    def plan(self, budget: SpeculationPolicy | None) -> Schedule:
         """The turns of the next step, of running sequences whose caches are there.
 
         Args:
             budget: how much may be drafted; None without a drafter.
         """
-        ready = [state for state in self.running if state.num_missing == 1]
+        ready = [state for state in self.running if state.num_uncomputed_tokens == 1]
         left = math.inf
         if self._pool is not None:
             left = self._pool.num_available - sum([state.pages_wanted(1) for state in ready])
@@ -308,7 +308,7 @@ class Scheduler:
         if len(ready) < len(self.running):
             rows = self.share.rows(len(ready), any(state.request.stream for state in ready))
             turns = self._prompts(rows, left)
-        left -= sum([state.pages_wanted(num_owed) for state, num_owed in turns])
+        left -= sum([state.pages_wanted(num_scheduled_tokens) for state, num_scheduled_tokens in turns])
         if budget is None or not ready:
             return Schedule([*turns, *((state, 1) for state in ready)], [], Plan([]))
         sequences = [state.sequence for state in ready]
@@ -319,9 +319,9 @@ class Scheduler:
         """The next parts of prompts, in rank, as far as rows and pages suffice."""
         turns = []
         for state in sorted(self.running, key=_rank):
-            if state.num_missing == 1 or rows == 0:
+            if state.num_uncomputed_tokens == 1 or rows == 0:
                 continue
-            owed = min(state.num_missing, self._chunk, rows)
+            owed = min(state.num_uncomputed_tokens, self._chunk, rows)
             while owed and state.pages_wanted(owed) > pages:
                 owed //= 2
             if owed:
@@ -336,7 +336,9 @@ class Scheduler:
             return False
         if self._pool is None or not self.running:
             return True
-        promised = sum(other.pages_wanted(other.num_missing + 1) for other in self.running if other.cache is not None)
+        promised = sum(
+            other.pages_wanted(other.num_uncomputed_tokens + 1) for other in self.running if other.cache is not None
+        )
         lengths = [len(each.sequence.token_ids) for each in (state, *self.running) if each.cache is None]
         entering = sum(self._memory.pages_for(length + 1) for length in lengths)
         return promised + entering <= self._pool.num_available
@@ -346,7 +348,7 @@ class Scheduler:
         if self._pool is None:
             return False
         entered = [state for state in self.running if state.cache is not None]
-        ready = [state for state in entered if state.num_missing == 1]
+        ready = [state for state in entered if state.num_uncomputed_tokens == 1]
         if not ready and entered:
             ready = [min(entered, key=_rank)]
         return sum(state.pages_wanted(1) for state in ready) > self._pool.num_available

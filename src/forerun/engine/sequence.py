@@ -76,7 +76,7 @@ class SequenceState:
     most_drafted: int | None = None
 
     @property
-    def num_missing(self) -> int:
+    def num_uncomputed_tokens(self) -> int:
         """Committed tokens that the target has not computed yet."""
         return len(self.sequence.token_ids) - (0 if self.cache is None else self.cache.length)
 

@@ -24,7 +24,7 @@ from forerun.models import Forward, LanguageModel, Rows, identity
 from forerun.models.non_finite import first_non_finite_tensor
 from forerun.sampling import TokenLogprob, row_argmax, token_logprobs
 from forerun.sampling.grammar.drafts import SOURCE
-from forerun.speculation import Budget, BudgetByRequest, FixedBudget, Outcome, StepCost, automatic_budget
+from forerun.speculation import FixedPolicy, Outcome, PolicyByRequest, SpeculationPolicy, StepCost, automatic_policy
 from forerun.types import Draft, Verdict
 from forerun.utils.tree import ROOT
 from forerun.verification import UnsoundProbsError
@@ -66,7 +66,11 @@ class StepLoop:
     """
 
     def __init__(
-        self, target: LanguageModel, drafter: Drafter | None, config: EngineConfig, budget: Budget | None = None
+        self,
+        target: LanguageModel,
+        drafter: Drafter | None,
+        config: EngineConfig,
+        budget: SpeculationPolicy | None = None,
     ) -> None:
         self._target = target
         self._drafter = drafter
@@ -113,7 +117,7 @@ class StepLoop:
             _log.exception("%s failed to drop what sequences share", name_of(self._drafter))
 
     @property
-    def budget(self) -> Budget | None:
+    def budget(self) -> SpeculationPolicy | None:
         """How much may be drafted; None where nobody drafts: there is no drafter, and no grammar."""
         return self._budget if self._drafter is not None or self._constrained else None
 
@@ -140,7 +144,7 @@ class StepLoop:
         for row, item in zip(rows, work, strict=True):
             stats.num_rows += len(row.token_ids)
             stats.num_positions += row.cache.length
-            stats.num_prompt_rows += item.num_owed if item.num_owed > 1 else 0
+            stats.num_prompt_rows += item.num_scheduled_tokens if item.num_scheduled_tokens > 1 else 0
             stats.num_draft_tokens += 0 if item.draft is None else len(item.draft)
             if item.budget is not None and item.draft is not None and item.verdict is not None:
                 item.outcome = Outcome(item.state.sequence, item.budget, item.draft, item.verdict)
@@ -155,7 +159,7 @@ class StepLoop:
         if item.num_extra and state.wants_prompt_logprobs:
             self._report_prompt(item)
         if verdict is None:
-            cache.commit(range(item.num_owed))
+            cache.commit(range(item.num_scheduled_tokens))
             return None
         nodes = verdict.path
         rows = [0, *(node + 1 for node in nodes)]
@@ -173,7 +177,7 @@ class StepLoop:
             verdict = item.verdict = Verdict(verdict.path[: keep - 1], new_ids[-1])
         if not item.bad_rows.isdisjoint(rows):
             raise self._diagnosis.error()
-        cache.commit([*range(item.num_owed - 1), *(item.num_owed - 1 + row for row in rows)])
+        cache.commit([*range(item.num_scheduled_tokens - 1), *(item.num_scheduled_tokens - 1 + row for row in rows)])
         list.extend(sequence.token_ids, new_ids)  # `TokenIds`: nobody else may
         sequence.finish_reason = reason
         chunk = StreamChunk("", new_ids, num_accepted, index=sequence.choice)
@@ -193,7 +197,7 @@ class StepLoop:
         outcomes = [item.outcome for item in work if item.outcome is not None]
         cost = StepCost(
             num_rows=stats.num_rows,
-            num_prompt_rows=sum(item.num_owed for item in work if item.budget is None),
+            num_prompt_rows=sum(item.num_scheduled_tokens for item in work if item.budget is None),
             context=sum(item.context for item in work),
             time_draft=stats.time_draft,
             time_target=stats.time_target,
@@ -206,10 +210,10 @@ class StepLoop:
         """What each turn computes, with the drafts of those that may have one."""
         all_rows = self._needs.prompt_rows and self._hears
         work = []
-        for state, num_owed in schedule.undrafted:
-            last = num_owed == state.num_missing
-            extra = num_owed - last if all_rows or state.wants_prompt_logprobs else 0
-            work.append(Work(state, num_owed, Draft() if last else None, extra))
+        for state, num_scheduled_tokens in schedule.undrafted:
+            last = num_scheduled_tokens == state.num_uncomputed_tokens
+            extra = num_scheduled_tokens - last if all_rows or state.wants_prompt_logprobs else 0
+            work.append(Work(state, num_scheduled_tokens, Draft() if last else None, extra))
         ready, plan = schedule.drafting, schedule.plan
         if ready:
             started = perf_counter()
@@ -223,19 +227,19 @@ class StepLoop:
 
     def _hand_out(self, work: Seq[Work], rows: Seq[Rows], result: Forward) -> None:
         """Keep what the drafter wants to know of every row."""
-        logits, taps = result.logits, result.taps
+        logits, hidden_outputs = result.logits, result.hidden_outputs
         count = min(self._needs.top_tokens, logits.shape[1])
         top: Tensor | None = None
         if count and len(logits):
             top = row_argmax(logits)[:, None] if count == 1 else logits.topk(count).indices
-        at = tap = 0
+        at = hidden_output = 0
         for item, row in zip(work, rows, strict=True):
-            end, last = at + item.num_logits, tap + row.num_tapped
+            end, last = at + item.num_logits, hidden_output + row.num_tapped
             if top is not None and end > at:
                 item.top_tokens = top[at:end]
-            if taps is not None and last > tap:
-                item.taps = taps[tap:last]
-            at, tap = end, last
+            if hidden_outputs is not None and last > hidden_output:
+                item.hidden_outputs = hidden_outputs[hidden_output:last]
+            at, hidden_output = end, last
 
     def _report_prompt(self, item: Work) -> None:
         state = item.state
@@ -275,29 +279,31 @@ class StepLoop:
         stats.num_accepted_tokens += chunk.num_accepted_draft
 
 
-def _new_budget(config: EngineConfig, target: LanguageModel, drafter: Drafter | None) -> Budget | None:
+def _new_budget(config: EngineConfig, target: LanguageModel, drafter: Drafter | None) -> SpeculationPolicy | None:
     if drafter is None:
         return None
     offers = drafter.offers
     if not offers:
         return _budget_of(Offer(drafter.traits), config, target)
     budgets = {name: _budget_of(offer, config, target) for name, offer in offers.items()}
-    return BudgetByRequest(budgets, lambda sequence: drafter.chosen(sequence.params))
+    return PolicyByRequest(budgets, lambda sequence: drafter.chosen(sequence.params))
 
 
-def _budget_of(offer: Offer, config: EngineConfig, target: LanguageModel) -> Budget:
+def _budget_of(offer: Offer, config: EngineConfig, target: LanguageModel) -> SpeculationPolicy:
     k, traits = config.num_draft_tokens, offer.traits
     if k == AUTO and offer.num_draft_tokens is not None:
         k = offer.num_draft_tokens
     if isinstance(k, int):
-        return FixedBudget(k)
-    return automatic_budget(
-        whole_draft=traits.whole_draft, cost_key=(identity(target), *traits.cost_key), catches_up=traits.catches_up
+        return FixedPolicy(k)
+    return automatic_policy(
+        fixed_length_draft=traits.fixed_length_draft,
+        cost_key=(identity(target), *traits.cost_key),
+        catches_up=traits.catches_up,
     )
 
 
-def _budget_of_grammars(config: EngineConfig, target: LanguageModel) -> Budget:
+def _budget_of_grammars(config: EngineConfig, target: LanguageModel) -> SpeculationPolicy:
     """How many of the tokens that grammars force may be drafted, where there is no drafter."""
     if isinstance(config.num_draft_tokens, int):
-        return FixedBudget(config.num_draft_tokens)
-    return automatic_budget(whole_draft=None, cost_key=(identity(target), SOURCE))
+        return FixedPolicy(config.num_draft_tokens)
+    return automatic_policy(fixed_length_draft=None, cost_key=(identity(target), SOURCE))

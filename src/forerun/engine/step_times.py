@@ -16,7 +16,7 @@ from forerun.drafters import Drafter
 from forerun.engine.engine import Engine
 from forerun.engine.stats import StepStats
 from forerun.models import LanguageModel, Rows
-from forerun.speculation import FixedBudget
+from forerun.speculation import FixedPolicy
 from forerun.speculation.predictor import StepCosts
 
 ROWS = (1, 2, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
@@ -56,13 +56,13 @@ class DrafterCosts:
         draft: where it was asked: drafting, and learning what became of the draft.
         idle: where it was not asked: learning alone.
         rest: the engine's part of the step: distributions, verification, commits, text.
-        taps: by which the target's forward is longer, where the drafter reads its hidden states.
+        hidden_outputs: by which the target's forward is longer, where the drafter reads its hidden states.
     """
 
     draft: CostCurve
     idle: float
     rest: CostCurve
-    taps: float = 0.0
+    hidden_outputs: float = 0.0
 
 
 def target_costs(model: LanguageModel, context: int, rounds: int, rows: Sequence[int] = ROWS) -> CostCurve:
@@ -106,11 +106,13 @@ def drafter_costs(
             (draft[step.num_draft_tokens] if budget else idle).append(step.time_draft)
             if not budget:
                 beside.append(step.time_target)
-    taps = 0.0
+    hidden_outputs = 0.0
     if drafter.needs.layers:
         alone = [step.time_target for step in verified_steps(target, tokenizer, None, 0, prompt, params)]
-        taps = max(0.0, statistics.median(beside) - statistics.median(alone))
-    return DrafterCosts(CostCurve.of_medians(draft), statistics.median(idle), CostCurve.of_medians(rest), taps)
+        hidden_outputs = max(0.0, statistics.median(beside) - statistics.median(alone))
+    return DrafterCosts(
+        CostCurve.of_medians(draft), statistics.median(idle), CostCurve.of_medians(rest), hidden_outputs
+    )
 
 
 def step_costs(
@@ -174,7 +176,7 @@ def verified_steps(
     Raises:
         Exception: what the request ended with.
     """
-    fixed, config = FixedBudget(budget), EngineConfig(seed=0, prefix_reuse=OFF)
+    fixed, config = FixedPolicy(budget), EngineConfig(seed=0, prefix_reuse=OFF)
     engine = Engine(target, drafter, tokenizer=tokenizer, config=config, budget=None if drafter is None else fixed)
     engine.add(list(prompt), params)
     while engine.has_work:

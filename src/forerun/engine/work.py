@@ -21,14 +21,15 @@ class Work:
 
     Attributes:
         state: whose it is.
-        num_owed: committed tokens that the target computes now, beginning at its cache's length.
+        num_scheduled_tokens: committed tokens that the target computes now, beginning at its cache's length.
         draft: what follows them; None while the prompt is not computed to its end.
         num_extra: rows of logits wanted before the one that follows the last committed token, for prompt
             log-probabilities.
         logits: [num_extra + 1 + nodes, V] this sequence's rows; only where log-probabilities are asked for.
         verdict: None if the draft is.
         top_tokens: [rows, k] of the same rows, where the drafter asked for them.
-        taps: [rows, layers, H] of this sequence's last rows, likewise: of all of them if it asked for all states.
+        hidden_outputs: [rows, layers, H] of this sequence's last rows, likewise: of all of them if it asked for all
+        states.
         budget: nodes that the draft might have had; None where the budget was not asked.
         reason: why so many.
         bad_rows: of the rows that the verifier saw, those whose logits are NaN or infinite.
@@ -37,13 +38,13 @@ class Work:
     """
 
     state: SequenceState
-    num_owed: int
+    num_scheduled_tokens: int
     draft: Draft | None
     num_extra: int = 0
     logits: Tensor | None = None
     verdict: Verdict | None = None
     top_tokens: Tensor | None = None
-    taps: Tensor | None = None
+    hidden_outputs: Tensor | None = None
     budget: int | None = None
     reason: Reason = "fixed"
     outcome: Outcome | None = None
@@ -65,12 +66,12 @@ class Work:
         )
         if not resumes:
             cache.drop()  # what a drafter fed there for a draft that was not taken, or whose first layers are wanted
-        start, owed = cache.length, self.num_owed
+        start, owed = cache.length, self.num_scheduled_tokens
         wanted, tapped = self.num_logits, None
         if needs.states:
             tapped = owed + (0 if draft is None else len(draft))
         if draft is None or not len(draft):
-            return Rows(cache, token_ids[start : start + owed], None, wanted, num_taps=tapped)
+            return Rows(cache, token_ids[start : start + owed], None, wanted, num_hidden_outputs=tapped)
         parents = None
         if not draft.is_chain:
             parents = [*range(-1, owed - 1), *(owed + parent for parent in draft.parents)]
@@ -79,7 +80,7 @@ class Work:
         else:
             tokens = [*token_ids[start:], *draft.token_ids]
         if not resumes:
-            return Rows(cache, tokens, parents, wanted, num_taps=tapped)
+            return Rows(cache, tokens, parents, wanted, num_hidden_outputs=tapped)
         return Rows(cache, tokens, None, wanted, draft.hidden, draft.first_layer, tapped)
 
     def logits_rows(self) -> list[LogitsRow]:

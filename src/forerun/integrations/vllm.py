@@ -42,7 +42,7 @@ class LookupOptions:
     drafter: str = option(
         DEFAULT_DRAFTER, "A drafter that only reads tokens: prompt-lookup, suffix, rest, or a hybrid of them."
     )
-    price: float = option(
+    min_acceptance_prob: float = option(
         0.0,
         "A token is drafted while the chance that it and all before it are accepted is above this; 0 drafts K tokens "
         "wherever there are so many.",
@@ -376,7 +376,9 @@ class Proposer:
         asked = [each for each, new in zip(tracked, sampled, strict=True) if new and each.is_read]
         nodes = min(self._k * NODES_PER_TOKEN, MAX_NUM_DRAFT_TOKENS) if self._draws_trees else self._k
         sequences = [each.sequence for each in asked]
-        drafts = ask(drafter, sequences, [nodes] * len(asked), self._options.price, self._target.vocab_size)
+        drafts = ask(
+            drafter, sequences, [nodes] * len(asked), self._options.min_acceptance_prob, self._target.vocab_size
+        )
         for each, draft in zip(asked, drafts, strict=True):
             self._draws_trees = self._draws_trees or not draft.is_chain
             each.draft, each.path = draft, first_path(draft)[: self._k]

@@ -12,8 +12,8 @@ from torch import Tensor
 from forerun.config import REFERENCE
 from forerun.errors import UnsupportedModelError
 from forerun.models.attention.base import Layout, Planner
-from forerun.models.draft_session import Chains, Pick
-from forerun.models.hidden_states import Taps
+from forerun.models.draft_session import DraftSession, Pick
+from forerun.models.hidden_states import HiddenStateOutputs
 from forerun.types import Cache, Pool
 
 
@@ -28,8 +28,8 @@ class Rows:
             (they count on from `cache.num_scratch`); -1 for the committed prefix. None: the first follows the last
             row fed, each other the row before it.
         num_logits: logits are returned for this many of the last rows; None for all.
-        num_taps: hidden states are returned for this many of the last rows, whose logits need not be computed for
-            that; None: for those whose logits are returned.
+        num_hidden_outputs: hidden states are returned for this many of the last rows, whose logits need not be
+            computed for that; None: for those whose logits are returned.
         states: [n, S], what a head reads beside the tokens (`models/eagle.py`); of other models None.
         is_block: the rows see each other and all that was fed before them (`models/block.py`); otherwise each sees
             itself and what it follows.
@@ -45,7 +45,7 @@ class Rows:
     num_logits: int | None = None
     hidden: Tensor | None = None
     first_layer: int = 0
-    num_taps: int | None = None
+    num_hidden_outputs: int | None = None
     states: Tensor | None = None
     is_block: bool = False
 
@@ -57,7 +57,7 @@ class Rows:
     @property
     def num_tapped(self) -> int:
         """Rows whose hidden states are returned, where any are asked for."""
-        return self.num_wanted if self.num_taps is None else self.num_taps
+        return self.num_wanted if self.num_hidden_outputs is None else self.num_hidden_outputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +66,14 @@ class Forward:
 
     Attributes:
         logits: [R, V] of the wanted rows in packed order; float32, or float64 for a float64 model.
-        taps: [T, layers, H] hidden states entering the layers that were asked for, residual included, of the rows that
-            `Rows.num_taps` says, in packed order and in the type in which the decoder keeps them; None where none was
-            asked for.
+        hidden_outputs: [T, layers, H] hidden states entering the layers that were asked for, residual included, of
+            the rows that
+            `Rows.num_hidden_outputs` says, in packed order and in the type in which the decoder keeps them; None
+            where none was asked for.
     """
 
     logits: Tensor
-    taps: Tensor | None = None
+    hidden_outputs: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +138,7 @@ class LanguageModel(ABC):
                 norm.
         """
 
-    def chains(self, caches: Seq[Cache], pick: Pick) -> Chains | None:
+    def draft_session(self, caches: Seq[Cache], pick: Pick) -> DraftSession | None:
         """What computes chains of some sequences row by row, with less to prepare for each row than `forward` has.
 
         Args:
@@ -238,12 +239,14 @@ class LayerRangeDecoder(ABC):
 
     def forward(self, layout: Layout, layers: Sequence[int] = ()) -> tuple[Tensor, Tensor | None]:
         """As `Decoder.forward`."""
-        taps = Taps(layers, layout)
-        logits = self.head(self.through(self.embed(layout), layout, 0, self.num_layers, taps), layout, taps)
-        return logits, taps.stacked()
+        hidden_outputs = HiddenStateOutputs(layers, layout)
+        logits = self.head(
+            self.through(self.embed(layout), layout, 0, self.num_layers, hidden_outputs), layout, hidden_outputs
+        )
+        return logits, hidden_outputs.stacked()
 
-    def chains(self, caches: Sequence[Cache], pick: Pick) -> Chains | None:
-        """As `LanguageModel.chains`."""
+    def draft_session(self, caches: Sequence[Cache], pick: Pick) -> DraftSession | None:
+        """As `LanguageModel.draft_session`."""
         return None
 
     @abstractmethod
@@ -251,11 +254,11 @@ class LayerRangeDecoder(ABC):
         """What enters the first layer, [T, hidden]."""
 
     @abstractmethod
-    def through(self, x: Tensor, layout: Layout, first: int, last: int, taps: Taps) -> Tensor:
+    def through(self, x: Tensor, layout: Layout, first: int, last: int, hidden_outputs: HiddenStateOutputs) -> Tensor:
         """What enters layer `last`, of what entered layer `first`: [T, hidden] -> [T, hidden]."""
 
     @abstractmethod
-    def head(self, x: Tensor, layout: Layout, taps: Taps) -> Tensor:
+    def head(self, x: Tensor, layout: Layout, hidden_outputs: HiddenStateOutputs) -> Tensor:
         """Logits of the wanted rows, [R, V], of what leaves the last layer or, to exit early, any other."""
 
     @abstractmethod

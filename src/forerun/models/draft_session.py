@@ -39,7 +39,7 @@ class NextTokens:
     probabilities: list[float] | None
 
 
-class Chains(ABC):
+class DraftSession(ABC):
     """Rows of some sequences, one after the other in each, where what does not change between them is prepared once.
 
     Their bits are those of `LanguageModel.forward`.

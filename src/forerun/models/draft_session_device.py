@@ -18,7 +18,7 @@ from torch import Tensor
 from forerun.kv_cache import SequenceCache
 from forerun.models.attention.base import cache_of
 from forerun.models.base import LanguageModel, Rows
-from forerun.models.draft_session import Chains, NextTokens, Pick
+from forerun.models.draft_session import DraftSession, NextTokens, Pick
 from forerun.types import Cache
 
 PRICED_AHEAD = 4
@@ -49,7 +49,7 @@ class _Found(NamedTuple):
     states: Tensor | None
 
 
-class DeviceChains(Chains):
+class DeviceChains(DraftSession):
     """Chains computed by `LanguageModel.forward`, ahead as far as `Pick.num_ahead` says.
 
     Args:
@@ -70,7 +70,7 @@ class DeviceChains(Chains):
 
     @torch.inference_mode()
     def advance(self, tokens: Sequence[Sequence[int]], states: Tensor | None = None) -> NextTokens:
-        """As `Chains.advance`."""
+        """As `DraftSession.advance`."""
         if self._rows and [list(each) for each in tokens] == [[token] for token in self._rows[0].tokens or ()]:
             for cache in self._caches:  # what these rows write lies there
                 cache.feed([cache.num_scratch - 1])
@@ -81,7 +81,7 @@ class DeviceChains(Chains):
         return row.found
 
     def keep(self, places: Sequence[int]) -> None:
-        """As `Chains.keep`."""
+        """As `DraftSession.keep`."""
         self._caches = [self._caches[place] for place in places]
         if self._states is not None:
             self._states = self._states[list(places)]
@@ -100,7 +100,7 @@ class DeviceChains(Chains):
         found: list[_Found] = []
         for ahead in range(count):
             result = self._model.forward(rows)
-            self._states = None if result.taps is None else result.taps[:, 0]
+            self._states = None if result.hidden_outputs is None else result.hidden_outputs[:, 0]
             found.append(_Found(result.logits, *self._picked(result.logits), self._states))
             if ahead < count - 1:
                 next_ids = found[-1].tokens
@@ -134,8 +134,8 @@ class DeviceChains(Chains):
         columns, tokens = torch.stack(
             [torch.stack([each.columns for each in found]), torch.stack([each.tokens for each in found])]
         ).tolist()
-        chances = [each.probabilities for each in found if each.probabilities is not None]
-        probabilities = torch.stack(chances).nan_to_num(0.0).tolist() if chances else [None] * len(found)
+        accept_probs = [each.probabilities for each in found if each.probabilities is not None]
+        probabilities = torch.stack(accept_probs).nan_to_num(0.0).tolist() if accept_probs else [None] * len(found)
         fed = [None, *tokens[:-1]]
         return [
             _Row(before, NextTokens(each.logits, picked, probability), each.states)
@@ -145,7 +145,7 @@ class DeviceChains(Chains):
 
 def _kept(row: _Row, places: Sequence[int]) -> _Row:
     found = row.found
-    chances = None if found.probabilities is None else [found.probabilities[place] for place in places]
-    kept = NextTokens(found.logits[list(places)], [found.columns[place] for place in places], chances)
+    accept_probs = None if found.probabilities is None else [found.probabilities[place] for place in places]
+    kept = NextTokens(found.logits[list(places)], [found.columns[place] for place in places], accept_probs)
     states = None if row.states is None else row.states[list(places)]
     return _Row(None if row.tokens is None else [row.tokens[place] for place in places], kept, states)

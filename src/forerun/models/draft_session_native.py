@@ -18,7 +18,7 @@ from torch import Tensor
 from forerun.kernels.cpu.library import Library, RowsStruct
 from forerun.kv_cache import PagedCache
 from forerun.models.attention.base import cache_of
-from forerun.models.draft_session import Chains, NextTokens, Pick
+from forerun.models.draft_session import DraftSession, NextTokens, Pick
 from forerun.models.rotation import HalfRotation
 from forerun.types import Cache
 
@@ -26,7 +26,7 @@ Ints = NDArray[np.int64]
 Addresses = NDArray[np.uint64]
 
 
-class NativeChains(Chains):
+class NativeChains(DraftSession):
     """The rows of chains in paged caches, as the library is told of them.
 
     Args:
@@ -58,7 +58,7 @@ class NativeChains(Chains):
         self._allocate(len(caches))
 
     def advance(self, tokens: Sequence[Sequence[int]], states: Tensor | None = None) -> NextTokens:
-        """As `Chains.advance`."""
+        """As `DraftSession.advance`."""
         counts = [len(each) for each in tokens]
         num_rows, num_chains = sum(counts), len(counts)
         if num_rows > len(self._token_ids):
@@ -77,11 +77,11 @@ class NativeChains(Chains):
             columns.ctypes.data,
             None if probabilities is None else probabilities.ctypes.data,
         )
-        chances = None if probabilities is None else probabilities[:num_chains].tolist()
-        return NextTokens(self._logits[:num_chains], columns.tolist(), chances)
+        accept_probs = None if probabilities is None else probabilities[:num_chains].tolist()
+        return NextTokens(self._logits[:num_chains], columns.tolist(), accept_probs)
 
     def keep(self, places: Sequence[int]) -> None:
-        """As `Chains.keep`."""
+        """As `DraftSession.keep`."""
         self._caches = [self._caches[place] for place in places]
         self._pages = []
 

@@ -15,8 +15,8 @@ from forerun.errors import UnsupportedModelError
 from forerun.kernels.partition import Form
 from forerun.models.attention.base import Attention, LayerAttention, Layout
 from forerun.models.attention.reference import ReferenceAttention
-from forerun.models.draft_session import Chains, Pick
-from forerun.models.hidden_states import Taps
+from forerun.models.draft_session import DraftSession, Pick
+from forerun.models.hidden_states import HiddenStateOutputs
 from forerun.models.linear import Linear, Maker, pack_module
 from forerun.types import Cache
 
@@ -119,14 +119,14 @@ class GeneralDecoder:
     def forward(self, layout: Layout, layers: Sequence[int] = ()) -> tuple[Tensor, Tensor | None]:
         """As `Decoder.forward`."""
         keep: Tensor | int = 0 if layout.logit_rows is None or self.num_layers in layers else layout.logit_rows
-        taps = Taps(layers, layout)
-        handles = [self._tap(layer, taps, layout) for layer in layers]
+        hidden_outputs = HiddenStateOutputs(layers, layout)
+        handles = [self._tap(layer, hidden_outputs, layout) for layer in layers]
         try:
             logits = self._run(layout.token_ids, layout.positions, keep, partial(self.attention.forward, layout=layout))
         finally:
             for handle in handles:
                 handle.remove()
-        return logits, taps.stacked()
+        return logits, hidden_outputs.stacked()
 
     def _run(self, token_ids: Tensor, positions: Tensor, keep: Tensor | int, attend: Attend) -> Tensor:
         """token_ids, positions: [T] -> [rows kept, V]."""
@@ -140,14 +140,14 @@ class GeneralDecoder:
         logits: Tensor = output.logits[0]
         return logits
 
-    def _tap(self, layer: int, taps: Taps, layout: Layout) -> RemovableHandle:
+    def _tap(self, layer: int, hidden_outputs: HiddenStateOutputs, layout: Layout) -> RemovableHandle:
         """Let what enters a layer be taken, or, of as many as there are, what enters the output layer, where the rows
         whose logits are not wanted are left out after that."""
         head = layer == self.num_layers
 
         def hook(_: nn.Module, args: tuple[Tensor, ...], options: dict[str, Tensor]) -> tuple[Any, Any] | None:
             states = args[0] if args else options["hidden_states"]
-            taps.take(layer, states[0])
+            hidden_outputs.take(layer, states[0])
             if not head or layout.logit_rows is None:
                 return None
             wanted = states[:, layout.logit_rows]
@@ -157,8 +157,8 @@ class GeneralDecoder:
         handle: RemovableHandle = module.register_forward_pre_hook(hook, with_kwargs=True)
         return handle
 
-    def chains(self, caches: Sequence[Cache], pick: Pick) -> Chains | None:
-        """As `LanguageModel.chains`."""
+    def draft_session(self, caches: Sequence[Cache], pick: Pick) -> DraftSession | None:
+        """As `LanguageModel.draft_session`."""
         return None
 
     def embedding_rows(self, token_ids: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from forerun.errors import ConfigError
 from forerun.models.attention.base import Layout
 
 
-class Taps:
+class HiddenStateOutputs:
     """The states that enter chosen layers, residual included, of the rows whose states are wanted.
 
     Args:

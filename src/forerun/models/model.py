@@ -13,9 +13,9 @@ from forerun.errors import UnsupportedModelError
 from forerun.kv_cache import PagePool, SequenceCache
 from forerun.models.attention.base import Layout, Planner
 from forerun.models.base import Exactness, Forward, LanguageModel, LayerRangeDecoder, Rows
-from forerun.models.draft_session import Chains, Pick
+from forerun.models.draft_session import DraftSession, Pick
 from forerun.models.draft_session_device import DeviceChains
-from forerun.models.hidden_states import Taps, check_layers
+from forerun.models.hidden_states import HiddenStateOutputs, check_layers
 from forerun.models.loading.gguf.file import GgufTensor
 from forerun.models.runner import lay_out
 from forerun.types import Cache
@@ -34,8 +34,8 @@ class Decoder(Protocol):
     def forward(self, layout: Layout, layers: Sequence[int] = ()) -> tuple[Tensor, Tensor | None]:
         """Logits of the wanted rows, [R, V] with R >= layout.num_logits, and the states that enter `layers`."""
 
-    def chains(self, caches: Sequence[Cache], pick: Pick) -> Chains | None:
-        """As `LanguageModel.chains`."""
+    def draft_session(self, caches: Sequence[Cache], pick: Pick) -> DraftSession | None:
+        """As `LanguageModel.draft_session`."""
 
     def embedding_rows(self, token_ids: Tensor) -> Tensor:
         """Rows of the table of embeddings, [n, hidden] float32. token_ids: [n] int64."""
@@ -115,15 +115,15 @@ class Model(LanguageModel):
         if any(rows.hidden is not None for rows in batch):
             return self._go_on(batch, layers)
         layout = lay_out(batch, self._planner)
-        logits, taps = self.decoder.forward(layout, layers)
-        return Forward(self._of_all_tokens(logits[: layout.num_logits]), taps)
+        logits, hidden_outputs = self.decoder.forward(layout, layers)
+        return Forward(self._of_all_tokens(logits[: layout.num_logits]), hidden_outputs)
 
-    def chains(self, caches: Sequence[Cache], pick: Pick) -> Chains | None:
-        """As `LanguageModel.chains`."""
+    def draft_session(self, caches: Sequence[Cache], pick: Pick) -> DraftSession | None:
+        """As `LanguageModel.draft_session`."""
         if self.output_tokens is not None:  # columns of the decoder's logits are not tokens
             return None
         if self.device.type == "cpu":
-            return self.decoder.chains(caches, pick)
+            return self.decoder.draft_session(caches, pick)
         return DeviceChains(self, caches, pick) if pick.num_ahead > 1 else None
 
     @torch.inference_mode()
@@ -165,14 +165,14 @@ class Model(LanguageModel):
         if any(rows.hidden is not None for rows in batch):
             raise ValueError("rows with hidden states have been through the first layers already")
         hidden, layout = self._through_first(decoder, batch, num_layers)
-        logits = decoder.head(hidden, layout, Taps((), layout))
+        logits = decoder.head(hidden, layout, HiddenStateOutputs((), layout))
         return hidden[: layout.num_new], self._of_all_tokens(logits[: layout.num_logits])
 
     def _through_first(
         self, decoder: LayerRangeDecoder, batch: Sequence[Rows], num_layers: int
     ) -> tuple[Tensor, Layout]:
         layout = lay_out(batch, self._planner)
-        return decoder.through(decoder.embed(layout), layout, 0, num_layers, Taps((), layout)), layout
+        return decoder.through(decoder.embed(layout), layout, 0, num_layers, HiddenStateOutputs((), layout)), layout
 
     def _go_on(self, batch: Sequence[Rows], layers: Sequence[int]) -> Forward:
         """`forward` where some rows have been through the first layers. The others catch up in a forward of their
@@ -192,10 +192,10 @@ class Model(LanguageModel):
         layout = lay_out(resumed, self._planner)
         parts = [rows.hidden for rows in resumed if rows.hidden is not None]
         parts.append(parts[-1][-1:].expand(layout.num_rows - layout.num_new, -1))
-        taps = Taps(layers, layout)
-        x = decoder.through(torch.cat(parts), layout, first, self.num_layers, taps)
-        logits = decoder.head(x, layout, taps)
-        return Forward(self._of_all_tokens(logits[: layout.num_logits]), taps.stacked())
+        hidden_outputs = HiddenStateOutputs(layers, layout)
+        x = decoder.through(torch.cat(parts), layout, first, self.num_layers, hidden_outputs)
+        logits = decoder.head(x, layout, hidden_outputs)
+        return Forward(self._of_all_tokens(logits[: layout.num_logits]), hidden_outputs.stacked())
 
     def _of_all_tokens(self, logits: Tensor) -> Tensor:
         """[R, tokens that the decoder computes] -> [R, V]."""

@@ -18,19 +18,19 @@ def lay_out(batch: Sequence[Rows], planner: Planner) -> Layout:
     packed: list[PackedRows] = []
     positions: list[int] = []
     logit_rows: list[int] = []
-    tap_rows: list[int] = []
+    hidden_output_rows: list[int] = []
     for rows in batch:
         packed.append(packed_rows(rows, len(positions)))
         positions += packed[-1].positions
         end = len(positions)
         logit_rows += range(end - rows.num_wanted, end)
-        tap_rows += range(end - rows.num_tapped, end)
+        hidden_output_rows += range(end - rows.num_tapped, end)
     num_new = len(positions)
     padding = max(0, planner.min_rows - num_new)
     positions += positions[-1:] * padding
     num_logits, selected, tapped = len(logit_rows), None, None
-    if len(tap_rows) != num_new:
-        tapped = torch.tensor(tap_rows, dtype=torch.int64).to(planner.device, non_blocking=True)
+    if len(hidden_output_rows) != num_new:
+        tapped = torch.tensor(hidden_output_rows, dtype=torch.int64).to(planner.device, non_blocking=True)
     if num_logits != num_new:
         logit_rows += [num_new + padding - 1] * (planner.min_rows - num_logits)
         selected = torch.tensor(logit_rows).to(planner.device, non_blocking=True)
@@ -43,7 +43,7 @@ def lay_out(batch: Sequence[Rows], planner: Planner) -> Layout:
         logit_rows=selected,
         num_logits=num_logits,
         plan=planner.plan(packed, padding),
-        tap_rows=tapped,
+        hidden_output_rows=tapped,
         states=None if all(rows.states is None for rows in batch) else _states(batch, padding, planner.device),
     )
 

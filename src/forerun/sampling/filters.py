@@ -205,8 +205,8 @@ def _cut_nucleus(logits: Tensor, probs: Tensor, top_p: Tensor, guesses: Seq[int]
     vocab_size = logits.shape[-1]
     count = min([*guesses[:1], vocab_size])
     top_values, top_ids = _largest(logits, count)
-    chances = probs.gather(-1, top_ids)
-    num_kept = ((running_sums(chances) - chances) < top_p).sum(-1, keepdim=True)
+    accept_probs = probs.gather(-1, top_ids)
+    num_kept = ((running_sums(accept_probs) - accept_probs) < top_p).sum(-1, keepdim=True)
     lowest = top_values.gather(-1, num_kept - 1)
     kept = _drop_below(logits, lowest)
 

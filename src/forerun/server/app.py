@@ -19,7 +19,7 @@ from forerun.engine.text import TextStream
 from forerun.errors import ForerunError, PromptError, RequestBodyError
 from forerun.server.completions import answer
 from forerun.server.metrics import HTTPMetrics
-from forerun.server.middleware import App, ClientGoneError, Gate
+from forerun.server.middleware import App, ClientGoneError, RequestMiddleware
 from forerun.server.openapi import (
     Facts,
     chat_schema,
@@ -103,9 +103,9 @@ def make_app(service: Service, draining: Callable[[], bool]) -> FastAPI:
     return app
 
 
-def gated(app: App, options: ServerOptions, metrics: HTTPMetrics) -> tuple[App, Gate]:
+def gated(app: App, options: ServerOptions, metrics: HTTPMetrics) -> tuple[App, RequestMiddleware]:
     """The application behind its gate, and behind the origins that may call it; and the gate."""
-    gate = Gate(app, options, metrics)
+    gate = RequestMiddleware(app, options, metrics)
     origins = list(options.cors_origin)
     if not origins:
         return gate, gate

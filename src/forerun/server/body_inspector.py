@@ -79,7 +79,7 @@ class Limits:
         )
 
 
-class Weigher:
+class BodyInspector:
     """The process that looks at large bodies, one after another; started when the first of them comes."""
 
     def __init__(self) -> None:

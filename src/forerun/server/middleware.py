@@ -58,7 +58,7 @@ class Pace:
         return self._free - now
 
 
-class Gate:
+class RequestMiddleware:
     """The outermost part of the application.
 
     Attributes:

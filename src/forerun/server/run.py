@@ -16,7 +16,7 @@ import uvicorn
 from forerun.errors import ConfigError
 from forerun.server.app import gated, make_app
 from forerun.server.logs import LOGGER
-from forerun.server.middleware import Gate
+from forerun.server.middleware import RequestMiddleware
 from forerun.server.options import ServerOptions
 from forerun.server.service import Service
 
@@ -78,7 +78,7 @@ class DrainingServer(uvicorn.Server):
         model: what requests call it.
     """
 
-    def __init__(self, config: uvicorn.Config, gate: Gate, drain_timeout: float, model: str) -> None:
+    def __init__(self, config: uvicorn.Config, gate: RequestMiddleware, drain_timeout: float, model: str) -> None:
         super().__init__(config)
         self._gate, self._drain_timeout, self._model = gate, drain_timeout, model
         self._loop: asyncio.AbstractEventLoop | None = None

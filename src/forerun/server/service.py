@@ -19,7 +19,7 @@ from forerun.engine import LLM, EngineThread, Generation, StepOutput
 from forerun.engine.loop_inbox import LoopInbox
 from forerun.engine.outputs import generation
 from forerun.errors import QueueFullError, RequestBodyError, RequestTimeoutError
-from forerun.server.body_inspector import LARGE_BODY, Limits, Weigher, longest_token
+from forerun.server.body_inspector import LARGE_BODY, BodyInspector, Limits, longest_token
 from forerun.server.logs import LOGGER
 from forerun.server.metrics import Instruments, Metrics, Prometheus
 from forerun.server.options import ServerOptions
@@ -148,7 +148,7 @@ class Service:
         self.responses = Responses(llm.tokenizer)
         self.created = int(time.time())
         self.num_choices = 0
-        self._weigher = Weigher()
+        self._weigher = BodyInspector()
         length = longest_token(llm.tokenizer)
         self._limits = Limits(name, llm.target.context_length, length, options.max_prompts)
         where, size = options.journal, options.journal_size

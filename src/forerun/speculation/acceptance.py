@@ -143,22 +143,22 @@ class Acceptance:
         odds = np.array([self._odds.get(key, _EVEN) for key in keys])
         steps = self._table[fates, :, :places]  # [B, 2, places]
         odds = odds[:, :, None]
-        chances: Array = np.multiply.accumulate(odds * steps / (1 - steps + odds * steps), 2)
-        return chances[:, 0], chances[:, 1]
+        accept_probs: Array = np.multiply.accumulate(odds * steps / (1 - steps + odds * steps), 2)
+        return accept_probs[:, 0], accept_probs[:, 1]
 
     def expect_one(self, key: Hashable, places: int) -> tuple[list[float], list[float]]:
         """The same of one sequence, two lists [places]."""
         self._refresh(places)
         accepts, drafts, _ = self._steps[self._fate.get(key, _PARTLY)]
         odds, odds_drafted = self._odds.get(key, _EVEN)
-        gain = chance = 1.0
-        gains, chances = [], []
+        gain = accept_prob = 1.0
+        gains, accept_probs = [], []
         for accept, draft in zip(accepts[:places], drafts, strict=False):
             gain *= odds * accept / (1 - accept + odds * accept)
-            chance *= odds_drafted * draft / (1 - draft + odds_drafted * draft)
+            accept_prob *= odds_drafted * draft / (1 - draft + odds_drafted * draft)
             gains.append(gain)
-            chances.append(chance)
-        return gains, chances
+            accept_probs.append(accept_prob)
+        return gains, accept_probs
 
     def _refresh(self, places: int) -> None:
         """Compute the shared steps again where they are outdated or too few."""

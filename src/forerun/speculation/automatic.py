@@ -2,7 +2,7 @@
 
 It maximises expected tokens per second over all sequences of a step together ("goodput": SmartSpec, 2406.14066), and
 its price is the chance of acceptance below which a further node lowers them. Drafters whose drafts come whole
-get another automatic budget (`automatic_budget`).
+get another automatic budget (`automatic_policy`).
 """
 
 from __future__ import annotations
@@ -16,9 +16,16 @@ from forerun.speculation.acceptance import Acceptance
 from forerun.speculation.cost_model import COST_TRUSTED, CostModel, Table, clipped_mean
 from forerun.speculation.cost_store import StoredCosts, costs_setting, prior
 from forerun.speculation.exploration import Pauses, Probes, cheapest_trial
-from forerun.speculation.fixed_length import WholeBudget
-from forerun.speculation.goodput import GAIN_ALONE, GAIN_TOGETHER, Prospects, ProspectsAlone, pays, price
-from forerun.speculation.policy import Budget, Outcome, Plan, Reason, StepCost
+from forerun.speculation.fixed_length import FixedLengthPolicy
+from forerun.speculation.goodput import (
+    GAIN_ALONE,
+    GAIN_TOGETHER,
+    Prospects,
+    ProspectsAlone,
+    min_acceptance_prob as prob_that_pays,
+    pays,
+)
+from forerun.speculation.policy import Outcome, Plan, Reason, SpeculationPolicy, StepCost
 from forerun.types import Sequence
 
 # What steps teach: acceptance of drafts, costs of each kind of step, and how much time probes may take.
@@ -165,7 +172,7 @@ PROBE_LENGTHS = (1, 2)
 only the second shows what it costs otherwise."""
 
 
-class AutoBudget(Budget):
+class AutomaticPolicy(SpeculationPolicy):
     """Chooses every sequence's K, 0 included, and the price: the chance of acceptance that a draft's nodes must reach.
 
     What the engine writes does not depend on it, only how fast.
@@ -276,14 +283,14 @@ class AutoBudget(Budget):
             rate, budgets = self._best_alone(sequences[0], target.tolist(), draft.tolist())
         else:
             rate, budgets = self._best_together(sequences, target, draft)
-        self._settle(sequences, budgets, rate, price(rate, budgets, target, draft))
+        self._settle(sequences, budgets, rate, prob_that_pays(rate, budgets, target, draft))
         self._reason = "gain" if any(budgets) else "full batch" if self._gains_alone(batch, context) else "no gain"
 
-    def _settle(self, sequences: Seq[Sequence], budgets: list[int], rate: float, price: float) -> None:
+    def _settle(self, sequences: Seq[Sequence], budgets: list[int], rate: float, min_acceptance_prob: float) -> None:
         longest = max(budgets)
         kept = all(self._chosen.get(sequence) == budget for sequence, budget in zip(sequences, budgets, strict=True))
         self._chosen.update(zip(sequences, budgets, strict=True))
-        self._rate, self._price = rate, price
+        self._rate, self._price = rate, min_acceptance_prob
         steps = 2 * PLAN_STEPS if kept else PLAN_STEPS
         self._left = (steps if longest else max(PLAN_STEPS, math.ceil(self._probes.wait))) - 1
         if longest:
@@ -293,8 +300,8 @@ class AutoBudget(Budget):
 
     def _best_alone(self, sequence: Sequence, target: Seq[float], draft: Seq[float]) -> tuple[float, list[int]]:
         """Tokens per second, and the budget that gives them; the standing one, unless another is clearly better."""
-        gains, chances = self.acceptance.expect_one(sequence, self._places)
-        prospects = self._prospects = ProspectsAlone(gains, chances, target, draft)
+        gains, accept_probs = self.acceptance.expect_one(sequence, self._places)
+        prospects = self._prospects = ProspectsAlone(gains, accept_probs, target, draft)
         rates = prospects.rates
         best = rates.index(max(rates))
         stay = min(self._chosen.get(sequence, self._alone), self._places)
@@ -308,8 +315,8 @@ class AutoBudget(Budget):
 
     def _best_together(self, sequences: Seq[Sequence], target: Table, draft: Table) -> tuple[float, list[int]]:
         """The same of several sequences."""
-        gains, chances = self.acceptance.expect(sequences, self._places)
-        prospects = self._prospects = Prospects(gains, chances, target, draft, self.costs.growth)
+        gains, accept_probs = self.acceptance.expect(sequences, self._places)
+        prospects = self._prospects = Prospects(gains, accept_probs, target, draft, self.costs.growth)
         grid, choices = prospects.rates_together()
         best = int(grid.argmax()) // grid.shape[1], int(grid.argmax()) % grid.shape[1]
         stay = min(self._cell[0], grid.shape[0] - 1), min(self._cell[1], grid.shape[1] - 1)
@@ -350,8 +357,8 @@ class AutoBudget(Budget):
         places = min(self._places, PLACES_REASON)
         target = self.costs.target(self._kind, 1, context / batch, places + 2)
         assert target is not None
-        gains, chances = (each[:, :places].mean(0).tolist() for each in (prospects.gains, prospects.chances))
-        rates = ProspectsAlone(gains, chances, target.tolist(), self.costs.draft(1, places).tolist()).rates
+        gains, accept_probs = (each[:, :places].mean(0).tolist() for each in (prospects.gains, prospects.accept_probs))
+        rates = ProspectsAlone(gains, accept_probs, target.tolist(), self.costs.draft(1, places).tolist()).rates
         return pays(max(rates[1:]), rates[0], GAIN_ALONE, goes_on=False)
 
     def _probe(self, sequences: Seq[Sequence], budgets: list[int]) -> list[int] | None:
@@ -399,21 +406,24 @@ class AutoBudget(Budget):
         return [min(budget + (budget + 1) // 2, self._places) for budget in budgets]
 
 
-def automatic_budget(*, whole_draft: int | None, cost_key: tuple[str, ...] | None, catches_up: bool = False) -> Budget:
+def automatic_policy(
+    *, fixed_length_draft: int | None, cost_key: tuple[str, ...] | None, catches_up: bool = False
+) -> SpeculationPolicy:
     """K chosen by measurement.
 
     Args:
-        whole_draft: nodes of the drafter's drafts, where they come whole or not at all; None for every other drafter.
+        fixed_length_draft: nodes of the drafter's drafts, where they come whole or not at all; None for every other
+        drafter.
         cost_key: all that costs depend on besides machine and threads (models, their number format, the drafter):
             the budget begins with the costs that earlier engines of the same key measured, and keeps what it
             measures. None begins with nothing and keeps nothing.
         catches_up: as `Lessons` has it.
     """
-    if whole_draft is not None:
-        return WholeBudget(whole_draft)
+    if fixed_length_draft is not None:
+        return FixedLengthPolicy(fixed_length_draft)
     if cost_key is None:
-        return AutoBudget(catches_up=catches_up)
-    return AutoBudget(StoredCosts(costs_setting(cost_key)), acceptance=prior(cost_key), catches_up=catches_up)
+        return AutomaticPolicy(catches_up=catches_up)
+    return AutomaticPolicy(StoredCosts(costs_setting(cost_key)), acceptance=prior(cost_key), catches_up=catches_up)
 
 
 def _within_room(budgets: Seq[int], sequences: Seq[Sequence]) -> list[int]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
-from forerun.speculation.policy import Budget, Outcome, Plan, Reason, StepCost
+from forerun.speculation.policy import Outcome, Plan, Reason, SpeculationPolicy, StepCost
 from forerun.types import Sequence
 
 WHOLE_STEPS = 12
@@ -79,7 +79,7 @@ class _Load:
             self.pause = min(2 * self.pause, WHOLE_MAX_PAUSE)
 
 
-class WholeBudget(Budget):
+class FixedLengthPolicy(SpeculationPolicy):
     """All nodes or none, the same for all sequences of a step.
 
     Args:

@@ -30,7 +30,7 @@ class Prospects:
 
     Attributes:
         gains: [B, L] expected accepted nodes at each place of each draft.
-        chances: [B, L] chance that a draft asked for more than r nodes has one at place r.
+        accept_probs: [B, L] chance that a draft asked for more than r nodes has one at place r.
         target: [R] seconds of a step by rows, drafting apart.
         draft: [L + 1] seconds of drafting for all of them by the largest budget; the first entry is what the drafter
             costs a step in which it is not asked.
@@ -38,7 +38,7 @@ class Prospects:
     """
 
     gains: Array
-    chances: Array
+    accept_probs: Array
     target: Array
     draft: Array
     growth: float = 0.0
@@ -52,13 +52,13 @@ class Prospects:
             [T, M] tokens per second by threshold and limit, [T, M, B] the budgets.
         """
         batch, places = self.gains.shape
-        given = np.minimum.accumulate(self.gains / np.maximum(self.chances, 1e-9), 1)
+        given = np.minimum.accumulate(self.gains / np.maximum(self.accept_probs, 1e-9), 1)
         ends = (given[None] >= THRESHOLDS[:, None, None]).sum(2)
         limits = LIMITS[: int(np.searchsorted(LIMITS, places, "right"))]
         budgets = np.minimum(ends[:, None, :], limits[None, :, None])
         flat = budgets + np.arange(batch) * (places + 1)
         tokens = _from_zero(self.gains).take(flat).sum(2) + batch
-        rows = _from_zero(self.chances).take(flat).sum(2) + batch
+        rows = _from_zero(self.accept_probs).take(flat).sum(2) + batch
         seconds = np.interp(rows, np.arange(len(self.target)), self.target)
         seconds += self._drafting(budgets.max(2), (budgets > 0).sum(2))
         return tokens / seconds, budgets
@@ -67,7 +67,7 @@ class Prospects:
         """Expected tokens and seconds of a step with these budgets. budgets: [B]."""
         batch, places = self.gains.shape
         flat = np.minimum(budgets, places) + np.arange(batch) * (places + 1)
-        rows = float(_from_zero(self.chances).take(flat).sum()) + batch
+        rows = float(_from_zero(self.accept_probs).take(flat).sum()) + batch
         longest = np.array(min(max(budgets), places))
         drafting = float(self._drafting(longest, np.array(sum(budget > 0 for budget in budgets))))
         seconds = float(np.interp(rows, np.arange(len(self.target)), self.target)) + drafting
@@ -95,11 +95,11 @@ class ProspectsAlone:
 
     __slots__ = ("rates", "seconds", "tokens")
 
-    def __init__(self, gains: Seq[float], chances: Seq[float], target: Seq[float], draft: Seq[float]) -> None:
+    def __init__(self, gains: Seq[float], accept_probs: Seq[float], target: Seq[float], draft: Seq[float]) -> None:
         self.tokens = list(accumulate(gains, initial=1.0))
         rows = [target[1]]  # seconds of the target by budget: a draft may come shorter than its budget
-        for place, chance in enumerate(chances):
-            rows.append(rows[-1] + chance * (target[place + 2] - target[place + 1]))
+        for place, accept_prob in enumerate(accept_probs):
+            rows.append(rows[-1] + accept_prob * (target[place + 2] - target[place + 1]))
         self.seconds = [row + node for row, node in zip(rows, draft, strict=True)]
         self.rates = [token / second for token, second in zip(self.tokens, self.seconds, strict=True)]
 
@@ -114,7 +114,7 @@ def pays(rate: float, plain: float, gain: tuple[float, float], *, goes_on: bool)
     return rate > plain * (1 + gain[goes_on])
 
 
-def price(rate: float, budgets: Seq[int], target: Seq[float] | Array, draft: Seq[float] | Array) -> float:
+def min_acceptance_prob(rate: float, budgets: Seq[int], target: Seq[float] | Array, draft: Seq[float] | Array) -> float:
     """The chance of acceptance above which a node raises tokens per second, which are `rate` now.
 
     Slopes are taken over a few rows, since kernels pad and costs rise in steps.

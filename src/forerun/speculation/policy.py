@@ -21,12 +21,12 @@ class Plan:
 
     Attributes:
         budgets: nodes of each sequence's draft at most.
-        price: see `Drafter.draft`.
+        min_acceptance_prob: see `Drafter.draft`.
         reason: why so many.
     """
 
     budgets: list[int]
-    price: float = 0.0
+    min_acceptance_prob: float = 0.0
     reason: Reason = "fixed"
 
 
@@ -75,7 +75,7 @@ class Outcome:
     verdict: Verdict
 
 
-class Budget(ABC):
+class SpeculationPolicy(ABC):
     """Decides how many nodes may be drafted, and learns from what came of it."""
 
     @abstractmethod
@@ -97,7 +97,7 @@ class Budget(ABC):
         """The sequence leaves."""
 
 
-class FixedBudget(Budget):
+class FixedPolicy(SpeculationPolicy):
     """The same K for every sequence in every step."""
 
     def __init__(self, num_draft_tokens: int) -> None:
@@ -114,7 +114,7 @@ class FixedBudget(Budget):
 # The budget of an engine with several drafters, of which each request has one: a budget for each drafter.
 
 
-class BudgetByRequest(Budget):
+class PolicyByRequest(SpeculationPolicy):
     """Asks, for each sequence, the budget of its drafter.
 
     While all sequences that draft have one drafter, its budget sees every sequence of the step, and learns as if there
@@ -126,7 +126,7 @@ class BudgetByRequest(Budget):
         chosen: the name of a sequence's drafter; None where it has none.
     """
 
-    def __init__(self, budgets: Mapping[str, Budget], chosen: Callable[[Sequence], str | None]) -> None:
+    def __init__(self, budgets: Mapping[str, SpeculationPolicy], chosen: Callable[[Sequence], str | None]) -> None:
         self._budgets, self._chosen = dict(budgets), chosen
 
     def plan(self, sequences: Seq[Sequence]) -> Plan:
@@ -135,7 +135,7 @@ class BudgetByRequest(Budget):
     def beside_prompts(self, sequences: Seq[Sequence]) -> Plan:
         return self._combined(sequences, lambda budget, part: budget.beside_prompts(part))
 
-    def _combined(self, sequences: Seq[Sequence], plan_of: Callable[[Budget, Seq[Sequence]], Plan]) -> Plan:
+    def _combined(self, sequences: Seq[Sequence], plan_of: Callable[[SpeculationPolicy, Seq[Sequence]], Plan]) -> Plan:
         """The plans of all budgets as one."""
         groups = self._groups(sequences)
         if not groups:
@@ -152,7 +152,7 @@ class BudgetByRequest(Budget):
             for place, budget in zip(places, plans[-1].budgets, strict=True):
                 budgets[place] = budget
         drafting = [plan for plan in plans if any(plan.budgets)] or plans
-        return Plan(budgets, min(plan.price for plan in drafting), drafting[0].reason)
+        return Plan(budgets, min(plan.min_acceptance_prob for plan in drafting), drafting[0].reason)
 
     def observe(self, cost: StepCost, outcomes: Seq[Outcome]) -> None:
         groups = self._groups([outcome.sequence for outcome in outcomes])

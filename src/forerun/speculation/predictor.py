@@ -47,7 +47,7 @@ class ChainAcceptance:
         """[K] the chance that each token is accepted, and with it all before it."""
         last = self.per_position[-1]
         steps = [*self.per_position, *([last] * num_draft_tokens)][:num_draft_tokens]
-        return list(accumulate(steps, lambda chance, step: chance * step))
+        return list(accumulate(steps, lambda accept_prob, step: accept_prob * step))
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,16 +111,16 @@ class Prediction:
     by_k: tuple[Predicted, ...]
 
     @classmethod
-    def of(cls, costs: StepCosts, gains: Sequence[float], chances: Sequence[float] = ()) -> Prediction:
+    def of(cls, costs: StepCosts, gains: Sequence[float], accept_probs: Sequence[float] = ()) -> Prediction:
         """The prediction.
 
         Args:
             gains: [K] chance that each token is there and accepted.
-            chances: [K] chance that a draft has each token; empty: every draft is as long as was asked for.
+            accept_probs: [K] chance that a draft has each token; empty: every draft is as long as was asked for.
         """
         most = min(costs.most, len(gains))
         rows = [0.0, *(target + rest for target, rest in zip(costs.target, costs.rest, strict=True))]
-        there = chances or [1.0] * most
+        there = accept_probs or [1.0] * most
         prospects = ProspectsAlone(gains[:most], there[:most], rows[: most + 2], list(costs.draft[: most + 1]))
         return cls(
             costs.plain,

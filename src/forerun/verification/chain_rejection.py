@@ -22,12 +22,12 @@ class Rejection:
 
     def verify(self, drafts: PackedDrafts, target_logprobs: Tensor, noise: Noise) -> list[Verdict]:
         target = target_logprobs.exp()
-        chances, left, masses = self.weigh(drafts, target)
-        longest = max(map(len, chances))
-        uniforms = noise.uniform(len(chances) * (longest + 1)).reshape(-1, longest + 1)
+        accept_probs, left, masses = self.weigh(drafts, target)
+        longest = max(map(len, accept_probs))
+        uniforms = noise.uniform(len(accept_probs) * (longest + 1)).reshape(-1, longest + 1)
         accepted = [
-            self.rule.length([number < chance for number, chance in zip(numbers, each, strict=False)])
-            for numbers, each in zip(uniforms.tolist(), chances, strict=True)
+            self.rule.length([number < accept_prob for number, accept_prob in zip(numbers, each, strict=False)])
+            for numbers, each in zip(uniforms.tolist(), accept_probs, strict=True)
         ]
         rows = [start + length for start, length in zip(drafts.offsets, accepted, strict=False)]
         weights = left.index_select(0, torch.tensor(rows, device=left.device))
@@ -60,11 +60,11 @@ class Rejection:
         index = torch.tensor(ends, device=target.device)
         left.index_copy_(0, index, target.index_select(0, index))
         masses: list[float] = left.sum(-1).tolist()
-        chances = [
+        accept_probs = [
             self.rule.acceptance(ratio, carry, masses[start : start + len(carry)])
             for ratio, carry, start in zip(ratios, carries, drafts.offsets, strict=False)
         ]
-        return chances, left, masses
+        return accept_probs, left, masses
 
 
 def _ratios(drafts: PackedDrafts, target: Tensor, draft_probs: Tensor) -> list[list[float]]:

@@ -79,11 +79,11 @@ def token_acceptance(ratios: Seq[float], carries: Seq[float], masses: Seq[float]
 
 def block_acceptance(ratios: Seq[float], carries: Seq[float], masses: Seq[float]) -> list[float]:
     """Z_i / (Z_i + 1 - a_i), where 0 / 0 is 1; a_n at the chain's end (Sun et al., 2403.10444)."""
-    chances: list[float] = []
+    accept_probs: list[float] = []
     for carry, mass in zip(carries[1:-1], masses[1:-1], strict=True):
         whole = mass + 1 - carry
-        chances.append(mass / whole if whole else 1)
-    return [*chances, carries[-1]] if ratios else []
+        accept_probs.append(mass / whole if whole else 1)
+    return [*accept_probs, carries[-1]] if ratios else []
 
 
 def up_to_first_failure(accepted: Seq[bool]) -> int:

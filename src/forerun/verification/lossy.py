@@ -30,20 +30,20 @@ GoodEnough = Callable[[Tensor, Tensor], Tensor]
 def typical(target: Tensor, tokens: Tensor) -> Tensor:
     """p(token) > min(epsilon, delta * exp(-entropy)) (Medusa, 2401.10774, equation in its section 2.3)."""
     entropy = torch.special.entr(target).sum(-1)
-    return _chance(target, tokens) > (TYPICAL_DELTA * torch.exp(-entropy)).clamp(max=TYPICAL_EPSILON)
+    return _accept_prob(target, tokens) > (TYPICAL_DELTA * torch.exp(-entropy)).clamp(max=TYPICAL_EPSILON)
 
 
 def in_top_k(target: Tensor, tokens: Tensor) -> Tensor:
     """Fewer than ACCEPT_TOP_K tokens are more probable."""
-    chance = _chance(target, tokens)
-    return ((target > chance[:, None]).sum(-1) < ACCEPT_TOP_K) & (chance > 0)
+    accept_prob = _accept_prob(target, tokens)
+    return ((target > accept_prob[:, None]).sum(-1) < ACCEPT_TOP_K) & (accept_prob > 0)
 
 
 def in_top_p(target: Tensor, tokens: Tensor) -> Tensor:
     """More probable tokens have less than ACCEPT_TOP_P of the mass."""
-    chance = _chance(target, tokens)
-    above = torch.where(target > chance[:, None], target, 0).sum(-1)
-    return (above < ACCEPT_TOP_P) & (chance > 0)
+    accept_prob = _accept_prob(target, tokens)
+    above = torch.where(target > accept_prob[:, None], target, 0).sum(-1)
+    return (above < ACCEPT_TOP_P) & (accept_prob > 0)
 
 
 class Threshold:
@@ -90,5 +90,5 @@ def _longest_path(draft: Draft, good: list[bool], scores: list[float]) -> list[i
     return draft.path_to(best_node)
 
 
-def _chance(target: Tensor, tokens: Tensor) -> Tensor:
+def _accept_prob(target: Tensor, tokens: Tensor) -> Tensor:
     return target.gather(-1, tokens[:, None])[:, 0]

@@ -50,8 +50,8 @@ class _Below:
     def __init__(self, uniforms: Seq[float]) -> None:
         self._uniforms = uniforms
 
-    def __call__(self, node: int, chance: float) -> bool:
-        return self._uniforms[node] < chance
+    def __call__(self, node: int, accept_prob: float) -> bool:
+        return self._uniforms[node] < accept_prob
 
 
 def drawn_tree(draft: Draft, target_logprobs: Tensor) -> DrawnTree[Any]:

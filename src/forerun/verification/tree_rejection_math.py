@@ -118,8 +118,8 @@ def traversal(tree: DrawnTree[Array], accept: Accept) -> tuple[int, Array]:
 
 def _traverse(tree: DrawnTree[Array], accept: Accept, row: int, share: Any) -> tuple[int, Array] | None:
     residual = Residual(tree, row, share)
-    for child, chance in residual.offers():
-        found = _traverse(tree, accept, child + 1, chance) if chance > 0 else None
+    for child, accept_prob in residual.offers():
+        found = _traverse(tree, accept, child + 1, accept_prob) if accept_prob > 0 else None
         if found is not None:
             return found
     # The root's share is 1 whatever was rejected: it needs no comparison.
@@ -135,7 +135,7 @@ def multi_step(tree: DrawnTree[Array], accept: Accept) -> tuple[int, Array]:
     row = 0
     while True:
         residual = Residual(tree, row, tree.one)
-        taken = next((child for child, chance in residual.offers() if accept(child, chance)), None)
+        taken = next((child for child, accept_prob in residual.offers() if accept(child, accept_prob)), None)
         if taken is None:
             return row, residual.weights
         row = taken + 1

@@ -58,8 +58,8 @@ class Recording(Block):
         super().__init__(head)
         self.made: list[tuple[list[int], list[int]]] = []
 
-    def draft(self, sequences: Any, budgets: Any, price: float = 0.0) -> list[Draft]:
-        drafts = super().draft(sequences, budgets, price)
+    def draft(self, sequences: Any, budgets: Any, min_acceptance_prob: float = 0.0) -> list[Draft]:
+        drafts = super().draft(sequences, budgets, min_acceptance_prob)
         self.made += [(list(sequence.token_ids), draft.ids) for sequence, draft in zip(sequences, drafts, strict=True)]
         return drafts
 
@@ -134,8 +134,8 @@ def bind(drafter: Any, target: Any) -> None:
     drafter.bind(Binding(target, seed=1))
 
 
-def drafted(drafter: Any, sequence: Sequence, budget: int, price: float = 0.0) -> list[int]:
-    (draft,) = drafter.draft([sequence], [budget], price)
+def drafted(drafter: Any, sequence: Sequence, budget: int, min_acceptance_prob: float = 0.0) -> list[int]:
+    (draft,) = drafter.draft([sequence], [budget], min_acceptance_prob)
     ids: list[int] = draft.ids
     return ids
 
@@ -165,11 +165,11 @@ def test_no_draft_is_longer_than_its_budget_or_a_block(family: Model, caplog: An
 def test_the_confidence_ends_a_draft_at_its_price(family: Model) -> None:
     head = random_block(family, confidence=True)
     head.tensors["confidence_head.proj.weight"].zero_()
-    for logit, price, length in ((0.0, 0.3, 1), (0.0, 0.2, 2), (3.0, 0.5, 4), (-3.0, 0.2, 0)):
+    for logit, min_acceptance_prob, length in ((0.0, 0.3, 1), (0.0, 0.2, 2), (3.0, 0.5, 4), (-3.0, 0.2, 0)):
         head.tensors["confidence_head.proj.bias"].fill_(logit)
         block = Block(head)
         sequence = begun(block, family, list(range(9)))
-        assert len(drafted(block, sequence, 4, price)) == length, (logit, price)
+        assert len(drafted(block, sequence, 4, min_acceptance_prob)) == length, (logit, min_acceptance_prob)
     drawn = begun(block, family, list(range(9)), replace(GREEDY, temperature=1.0))
     assert len(drafted(block, drawn, 4, 0.2)) == 1  # a drawn token that was looked at stays
 
@@ -234,7 +234,7 @@ def test_tokens_that_are_looked_at_together_are_those_one_by_one(
             block.start(sequence)
             states = taps_of(served, head, sequence.token_ids[:-1])
             block.commit([Step(sequence, None, None, len(sequence.token_ids) - 1, states=states)])
-        drafts = [block.draft(sequences, [4, 3], price) for price in (0.0, 1e-9, 1e-3, 0.1)]
+        drafts = [block.draft(sequences, [4, 3], min_acceptance_prob) for min_acceptance_prob in (0.0, 1e-9, 1e-3, 0.1)]
         found.append([[draft.ids for draft in each] for each in drafts])
         looks.append(block.looks)
     assert found[0] == found[1] and [len(ids) for ids in found[0][0]] == [4, 3]

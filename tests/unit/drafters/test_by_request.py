@@ -11,7 +11,7 @@ import pytest
 from doubles import FakeModel, Scripted, adversaries
 from forerun import LLM, DrafterError, SamplingError, SamplingParams
 from forerun.drafters.hybrid.by_request import ByRequest
-from forerun.speculation import AutoBudget, BudgetByRequest, FixedBudget
+from forerun.speculation import AutomaticPolicy, FixedPolicy, PolicyByRequest
 from forerun.types import Needs, Sequence
 
 VOCAB = 11
@@ -128,7 +128,7 @@ def test_each_drafter_is_told_the_rows_that_it_needs() -> None:
     for name, width in (("one", 1), ("three", 3)):
         steps = [step for step in drafters[name].steps if step.top_tokens is not None]
         assert steps and all(step.top_tokens.shape[1] == width for step in steps if step.top_tokens is not None)
-        assert all((step.taps is None) == (name == "one") for step in steps)
+        assert all((step.hidden_outputs is None) == (name == "one") for step in steps)
 
 
 def test_a_failing_drafter_ends_its_requests_alone() -> None:
@@ -149,6 +149,6 @@ def test_a_failing_drafter_ends_its_requests_alone() -> None:
 def test_each_budget_says_what_is_drafted_beside_prompts() -> None:
     sequences = [Sequence(number, [0] * 4, 1, SamplingParams(), max_length=50) for number in range(3)]
     names = {0: "fixed", 1: "auto", 2: None}
-    budget = BudgetByRequest({"fixed": FixedBudget(3), "auto": AutoBudget()}, lambda each: names[each.id])
+    budget = PolicyByRequest({"fixed": FixedPolicy(3), "auto": AutomaticPolicy()}, lambda each: names[each.id])
     assert budget.beside_prompts(sequences).budgets == [3, 0, 0]
     assert budget.beside_prompts(sequences[1:]).reason == "prompts"

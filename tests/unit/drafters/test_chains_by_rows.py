@@ -36,7 +36,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Model, Model]:
     return load_model(make_family("llama", target)), load_model(make_family("qwen3", draft))
 
 
-def drafts(drafter: ModelDrafter, target: Model, params: list[SamplingParams], price: float) -> list[Any]:
+def drafts(drafter: ModelDrafter, target: Model, params: list[SamplingParams], min_acceptance_prob: float) -> list[Any]:
     """Of several steps; of each draft two tokens are accepted, so that the chains differ in what they owe."""
     drafter.bind(Binding(target, seed=1))
     layers = drafter.needs.layers
@@ -50,12 +50,12 @@ def drafts(drafter: ModelDrafter, target: Model, params: list[SamplingParams], p
         for sequence, cache in zip(sequences, caches, strict=True):
             fed = sequence.token_ids[cache.length : -1]
             if fed:
-                taps = target.forward([Rows(cache, fed)], layers).taps
+                hidden_outputs = target.forward([Rows(cache, fed)], layers).hidden_outputs
                 cache.commit(range(len(fed)))
-                steps.append(Step(sequence, None, None, cache.length, states=taps if layers else None))
+                steps.append(Step(sequence, None, None, cache.length, states=hidden_outputs if layers else None))
         drafter.commit(steps)
         budgets = [K - i % 2 for i in range(len(sequences))]
-        made = drafter.draft(sequences, budgets, price)
+        made = drafter.draft(sequences, budgets, min_acceptance_prob)
         for sequence, draft in zip(sequences, made, strict=True):
             probs = None if draft.probs is None else draft.probs.tolist()
             found.append((draft.ids, probs))
@@ -69,7 +69,11 @@ def drafts(drafter: ModelDrafter, target: Model, params: list[SamplingParams], p
     "picked", [["greedy"], ["greedy"] * 3, ["seeded", "seeded"], ["drawn"], [*PARAMS]], ids="+".join
 )
 def test_drafts_are_the_same(
-    picked: list[str], kind: str, price: float, models: tuple[Model, Model], monkeypatch: pytest.MonkeyPatch
+    picked: list[str],
+    kind: str,
+    min_acceptance_prob: float,
+    models: tuple[Model, Model],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     target, draft = models
     head = random_head(target, draft_vocab_size=40)
@@ -81,17 +85,17 @@ def test_drafts_are_the_same(
     advance = NativeChains.advance
     monkeypatch.setattr(NativeChains, "advance", lambda self, *given: advanced.append(1) or advance(self, *given))
     params = [PARAMS[name] for name in picked]
-    by_rows = drafts(made(), target, params, price)
+    by_rows = drafts(made(), target, params, min_acceptance_prob)
     assert len(advanced) > 6
     monkeypatch.setattr(DraftModel, "_chains", lambda *_: None)
     advanced.clear()
-    by_forwards = drafts(made(), target, params, price)
+    by_forwards = drafts(made(), target, params, min_acceptance_prob)
     assert by_rows == by_forwards and not advanced
     monkeypatch.undo()
     monkeypatch.setattr(Model, "chains", lambda self, caches, pick: DeviceChains(self, caches, pick))
     monkeypatch.setattr(
         EagleModel, "chains", lambda self, caches, pick: DeviceChains(self, caches, pick, self.token_ids)
     )
-    ahead_of_the_reader = drafts(made(), target, params, price)
+    ahead_of_the_reader = drafts(made(), target, params, min_acceptance_prob)
     assert [ids for ids, _ in ahead_of_the_reader] == [ids for ids, _ in by_rows]
     assert sum(len(ids) for ids, _ in by_rows) > len(by_rows)

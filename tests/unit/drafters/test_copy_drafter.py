@@ -20,9 +20,11 @@ class Copier(CopyDrafter):
     def _copy(self, sequence: Sequence, count: int) -> tuple[list[int], list[int]]:
         return self.copy
 
-    def drafted(self, sequence: Sequence, token_ids: list[int], lengths: list[int], price: float) -> Draft:
+    def drafted(
+        self, sequence: Sequence, token_ids: list[int], lengths: list[int], min_acceptance_prob: float
+    ) -> Draft:
         self.copy = token_ids, lengths
-        return self.draft([sequence], [len(token_ids)], price)[0]
+        return self.draft([sequence], [len(token_ids)], min_acceptance_prob)[0]
 
     def observe(self, sequence: Sequence) -> None:
         self.commit([Step(sequence, Draft(), Verdict([], 0), 0)])
@@ -47,10 +49,10 @@ def sequence() -> Sequence:
 )
 @pytest.mark.parametrize("price", [0.0, 0.9])
 def test_each_token_is_a_trial_up_to_the_first_wrong_one(
-    said: list[int], better: set[int], worse: set[int], price: float
+    said: list[int], better: set[int], worse: set[int], min_acceptance_prob: float
 ) -> None:
     rates, own = Copier(PRIOR), sequence()
-    assert len(rates.drafted(own, [5, 6, 7], [1, 2, 4], price)) == (0 if price else 3)
+    assert len(rates.drafted(own, [5, 6, 7], [1, 2, 4], min_acceptance_prob)) == (0 if min_acceptance_prob else 3)
     own.token_ids += said
     for _ in range(2):  # the second time there is nothing new to learn
         rates.observe(own)

@@ -92,14 +92,16 @@ def test_a_continuation_leaves_what_stands(ours: Any) -> None:
         assert text.bytes_of(text.continuation(ids, added)).decode() == added
 
 
-def chains(drafter: Any, target: Model, tokenizer: Any, params: SamplingParams, price: float = 0.0) -> list[Any]:
+def chains(
+    drafter: Any, target: Model, tokenizer: Any, params: SamplingParams, min_acceptance_prob: float = 0.0
+) -> list[Any]:
     drafter.bind(Binding(target, tokenizer, seed=5))
     sequence = Sequence(0, tokenizer(TEXT)["input_ids"], 10, params)
     drafter.start(sequence)
     drafts = []
     for added in ([], [5, 9], [30]):
         sequence.token_ids.extend(added)
-        drafts += drafter.draft([sequence], [5], price)
+        drafts += drafter.draft([sequence], [5], min_acceptance_prob)
     drafter.stop(sequence)
     return drafts
 

@@ -297,9 +297,9 @@ def test_a_price_makes_it_learn_what_its_confidence_is_worth() -> None:
     """A draft model that is sure and wrong falls silent; without a price nothing is counted."""
     drafter, each = bound(FakeModel(scale=30.0)), sequence([1, 2, 3])
     drafter.start(each)
-    for price, silent in ((0.0, False), (0.2, True)):
+    for min_acceptance_prob, silent in ((0.0, False), (0.2, True)):
         for _ in range(60):
-            (draft,) = drafter.draft([each], [4], price)
+            (draft,) = drafter.draft([each], [4], min_acceptance_prob)
             wrong = (int(draft.token_ids[0]) + 1) % 11 if len(draft) else 5
             settle(drafter, each, draft, 0, wrong)
         assert (len(draft) == 0) == silent

@@ -220,7 +220,7 @@ def test_undrawn_trees_are_the_most_probable_tokens_and_count_as_chosen() -> Non
 def test_a_high_price_silences_it_and_a_low_one_prunes(shape: str) -> None:
     drafter, each = bound(near(), shape=shape), sequence([1, 2, 3])
     drafter.start(each)
-    sizes = [len(drafter.draft([each], [16], price)[0]) for price in (0.0, 0.1, 0.3, 0.999)]
+    sizes = [len(drafter.draft([each], [16], min_acceptance_prob)[0]) for min_acceptance_prob in (0.0, 0.1, 0.3, 0.999)]
     assert sizes == sorted(sizes, reverse=True)
     assert sizes[0] == 16 and sizes[-1] == 0
 

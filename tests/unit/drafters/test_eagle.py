@@ -59,8 +59,10 @@ def test_behind_other_drafts_it_is_fed_rightly_too() -> None:
         wrong = []
         inner = eagle.draft
 
-        def draft(sequences: Any, budgets: Any, price: float = 0.0, inner: Any = inner, wrong: Any = wrong) -> Any:
-            drafts = inner(sequences, budgets, price)
+        def draft(
+            sequences: Any, budgets: Any, min_acceptance_prob: float = 0.0, inner: Any = inner, wrong: Any = wrong
+        ) -> Any:
+            drafts = inner(sequences, budgets, min_acceptance_prob)
             for sequence, each in zip(sequences, drafts, strict=True):
                 wrong += [each.ids] if each.ids != AdditiveModel().greedy(sequence.token_ids, len(each)) else []
             return drafts
@@ -116,8 +118,8 @@ class Recording(Eagle):
         super().__init__(head)
         self.made: list[tuple[list[int], list[int]]] = []
 
-    def draft(self, sequences: Any, budgets: Any, price: float = 0.0) -> list[Draft]:
-        drafts = super().draft(sequences, budgets, price)
+    def draft(self, sequences: Any, budgets: Any, min_acceptance_prob: float = 0.0) -> list[Draft]:
+        drafts = super().draft(sequences, budgets, min_acceptance_prob)
         self.made += [(list(sequence.token_ids), draft.ids) for sequence, draft in zip(sequences, drafts, strict=True)]
         return drafts
 
@@ -131,10 +133,10 @@ def test_drafts_are_those_of_the_reference(family: Model) -> None:
     LLM(family, eagle, num_draft_tokens=3, prefill_chunk=7).generate(prompts, replace(GREEDY, max_tokens=9))
     assert len(eagle.made) > 12
     for tokens, drafted in eagle.made[::4]:
-        taps = states_of(family, head, tokens[:-1])
+        hidden_outputs = states_of(family, head, tokens[:-1])
         for count, token in enumerate(drafted):
             rows = [*tokens[1:], *drafted[:count]]
-            assert int(reference_logits(head, family, rows, taps, count)[-1].argmax()) == token
+            assert int(reference_logits(head, family, rows, hidden_outputs, count)[-1].argmax()) == token
 
 
 @pytest.mark.parametrize("make", [Eagle, EagleTree])
@@ -148,11 +150,11 @@ def test_a_reduced_vocabulary_is_named_by_the_targets_tokens(picked: str, make: 
     text = torch.randint(0, VOCAB, (12,), generator=torch.Generator().manual_seed(3)).tolist()
     sequence = Sequence(0, text, len(text), PICKED[picked])
     drafter.start(sequence)
-    taps = states_of(family, head, text[:-1])
-    drafter.commit([Step(sequence, None, None, len(text) - 1, states=taps)])
+    hidden_outputs = states_of(family, head, text[:-1])
+    drafter.commit([Step(sequence, None, None, len(text) - 1, states=hidden_outputs)])
     (draft,) = drafter.draft([sequence], [8])
     assert len(draft) == 8 and set(draft.ids) <= own
-    best = int(reference_logits(head, family, text[1:], taps, 0)[-1].argmax())
+    best = int(reference_logits(head, family, text[1:], hidden_outputs, 0)[-1].argmax())
     assert picked != "greedy" or draft.ids[0] == best
 
 
@@ -228,11 +230,11 @@ def test_where_nobody_drafts_few_states_are_held_and_a_draft_begins_behind_a_gap
     sequence = Sequence(0, text[:2], 2, GREEDY)
     drafter.start(sequence)
     state = drafter._states[sequence]
-    taps = states_of(family, head, text[:-1])
+    hidden_outputs = states_of(family, head, text[:-1])
     done = 0
     for count in (3, 1, HELD, 3 * HELD, *[1] * (len(text) - 5 - 4 * HELD)):
         sequence.token_ids[:] = text[: done + count + 1]
-        drafter.commit([Step(sequence, None, None, done + count, states=taps[done : done + count])])
+        drafter.commit([Step(sequence, None, None, done + count, states=hidden_outputs[done : done + count])])
         done += count
         assert state.cache.length == 0 and state.told is not None and len(state.told) <= 2 * HELD
     assert done == len(text) - 1
@@ -242,4 +244,4 @@ def test_where_nobody_drafts_few_states_are_held_and_a_draft_begins_behind_a_gap
     first = len(text) - 1 - held
     for count, token in enumerate(draft.ids):
         rows = [*text[first + 1 :], *draft.ids[:count]]
-        assert int(reference_logits(head, family, rows, taps[first:], count)[-1].argmax()) == token
+        assert int(reference_logits(head, family, rows, hidden_outputs[first:], count)[-1].argmax()) == token

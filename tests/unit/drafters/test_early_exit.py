@@ -52,11 +52,11 @@ def test_no_layer_computes_a_token_twice(target: Model, monkeypatch: pytest.Monk
     decoder: Any = target.decoder
     inner, rows = decoder.through, {"below": 0, "above": 0}
 
-    def through(x: Any, layout: Any, first: int, last: int, taps: Any) -> Any:
+    def through(x: Any, layout: Any, first: int, last: int, hidden_outputs: Any) -> Any:
         real = layout.num_new
         rows["below"] += real if first == 0 else 0
         rows["above"] += real if last == target.num_layers else 0
-        return inner(x, layout, first, last, taps)
+        return inner(x, layout, first, last, hidden_outputs)
 
     monkeypatch.setattr(decoder, "through", through)
     result: Any = LLM(target, EarlyExit(1), num_draft_tokens=5).generate([3, 1, 4, 1, 5], PARAMS[0])
@@ -70,9 +70,9 @@ def test_drawn_drafts_carry_their_distribution_and_the_cache_is_left_as_it_was(t
     seen = []
     inner = drafter.draft
 
-    def draft(sequences: Any, budgets: Any, price: float = 0.0) -> Any:
+    def draft(sequences: Any, budgets: Any, min_acceptance_prob: float = 0.0) -> Any:
         lengths = [each.cache.length for each in sequences]
-        drafts = inner(sequences, budgets, price)
+        drafts = inner(sequences, budgets, min_acceptance_prob)
         assert [each.cache.length for each in sequences] == lengths
         seen.extend(drafts)
         return drafts
@@ -92,7 +92,7 @@ def test_a_price_ends_the_chain_early(target: Model) -> None:
     drafter = EarlyExit(1)
     llm = LLM(target, drafter, num_draft_tokens=6, seed=0)
     inner: Any = drafter.draft
-    drafter.draft = lambda sequences, budgets, price=0.0: inner(sequences, budgets, 2.0)  # type: ignore[method-assign]
+    drafter.draft = lambda sequences, budgets, min_acceptance_prob=0.0: inner(sequences, budgets, 2.0)  # type: ignore[method-assign]
     greedy: Any = llm.generate([5, 6, 7], PARAMS[0])
     assert greedy.stats.num_draft_tokens == 0
     drawn: Any = llm.generate([5, 6, 7], SamplingParams(max_tokens=12))
@@ -101,14 +101,14 @@ def test_a_price_ends_the_chain_early(target: Model) -> None:
 
 
 @pytest.mark.parametrize("price", [0.02, 0.05, 0.2])
-def test_a_chain_that_a_price_ends_has_the_states_of_its_nodes(target: Model, price: float) -> None:
+def test_a_chain_that_a_price_ends_has_the_states_of_its_nodes(target: Model, min_acceptance_prob: float) -> None:
     """A greedy chain's last token has been fed already where what followed it did not pay."""
     drafter, lengths = EarlyExit(1), []
     llm = LLM(target, drafter, num_draft_tokens=6, seed=0)
     inner: Any = drafter.draft
 
     def draft(sequences: Any, budgets: Any, _: float = 0.0) -> Any:
-        drafts = inner(sequences, budgets, price)
+        drafts = inner(sequences, budgets, min_acceptance_prob)
         for budget, each in zip(budgets, drafts, strict=True):
             assert each.hidden is None or len(each.hidden) == len(each) + 1
             lengths.append((budget, len(each)))
@@ -119,7 +119,7 @@ def test_a_chain_that_a_price_ends_has_the_states_of_its_nodes(target: Model, pr
     own: Any = llm.generate([5, 6, 7], params)
     plain: Any = LLM(target, None).generate([5, 6, 7], params)
     assert own.token_ids == plain.token_ids
-    if price == 0.02:
+    if min_acceptance_prob == 0.02:
         assert any(0 < length < budget for budget, length in lengths)
 
 

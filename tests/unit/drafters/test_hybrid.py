@@ -44,9 +44,9 @@ def timed(clock: Clock, seconds: float, drafter: Scripted) -> Scripted:
     """A drafter whose every draft takes so long."""
     inner = drafter.draft
 
-    def draft(sequences: Seq[Sequence], budgets: Seq[int], price: float = 0.0) -> list[Draft]:
+    def draft(sequences: Seq[Sequence], budgets: Seq[int], min_acceptance_prob: float = 0.0) -> list[Draft]:
         clock.now += seconds
-        return inner(sequences, budgets, price)
+        return inner(sequences, budgets, min_acceptance_prob)
 
     drafter.draft = draft  # type: ignore[method-assign]
     return drafter
@@ -199,9 +199,9 @@ class Asked(Scripted):
     def traits(self) -> Traits:
         return self._traits
 
-    def draft(self, sequences: Seq[Sequence], budgets: Seq[int], price: float = 0.0) -> list[Draft]:
+    def draft(self, sequences: Seq[Sequence], budgets: Seq[int], min_acceptance_prob: float = 0.0) -> list[Draft]:
         self.budgets.update(budgets)
-        return super().draft(sequences, budgets, price)
+        return super().draft(sequences, budgets, min_acceptance_prob)
 
 
 @pytest.mark.parametrize("mode", ["first", "merge"])
@@ -211,12 +211,14 @@ def test_a_source_whose_drafts_come_whole_is_asked_for_all_or_nothing(
     mode: str, k: int, asked: set[int], kind: str
 ) -> None:
     bad = adversaries(references(FakeModel()), 11)
-    whole = Asked(bad[kind].propose, Traits(("whole",), whole_draft=6))
+    whole = Asked(bad[kind].propose, Traits(("whole",), fixed_length_draft=6))
     hybrid = Hybrid([whole, bad["right"]], mode, ["whole", "right"])
     run(hybrid, k)
     assert whole.budgets == asked
-    assert hybrid.traits.whole_draft is None
-    assert Hybrid([whole, Asked(bad[kind].propose, Traits(("w",), whole_draft=9))]).traits.whole_draft == 9
+    assert hybrid.traits.fixed_length_draft is None
+    assert (
+        Hybrid([whole, Asked(bad[kind].propose, Traits(("w",), fixed_length_draft=9))]).traits.fixed_length_draft == 9
+    )
 
 
 class Tapped(Scripted):
@@ -247,19 +249,21 @@ def test_every_source_is_told_of_its_own_layers_and_as_many_tokens_as_it_needs(m
     for source, each in zip(sources, needs):
         for step in source.told:
             if step.draft is None and not each.prompt_rows:
-                assert step.top_tokens is None and step.taps is None
+                assert step.top_tokens is None and step.hidden_outputs is None
                 continue
             if not each.top_tokens:
                 assert step.top_tokens is None
             else:
                 assert step.top_tokens is not None and step.top_tokens.shape[1] == each.top_tokens
             if not each.layers:
-                assert step.taps is None
+                assert step.hidden_outputs is None
                 continue
-            assert step.taps is not None and step.top_tokens is not None
-            assert step.taps.shape[:2] == (len(step.top_tokens), len(each.layers))
-            assert step.taps[:, :, 1].unique(dim=0).tolist() == [list(each.layers)]  # the fake's states tell the layer
-            slots = step.taps[:, 0, 0].long()  # and the row
+            assert step.hidden_outputs is not None and step.top_tokens is not None
+            assert step.hidden_outputs.shape[:2] == (len(step.top_tokens), len(each.layers))
+            assert step.hidden_outputs[:, :, 1].unique(dim=0).tolist() == [
+                list(each.layers)
+            ]  # the fake's states tell the layer
+            slots = step.hidden_outputs[:, 0, 0].long()  # and the row
             assert FakeModel().table[slots].topk(each.top_tokens).indices.tolist() == step.top_tokens.tolist()
         assert {step.draft is None for step in source.told} == {True, False}
 

@@ -86,7 +86,7 @@ def test_the_pool_is_bounded_and_forgets_the_oldest_token() -> None:
 def test_the_pool_holds_what_a_plain_restatement_finds(window: int, ngram: int) -> None:
     fake = FakeModel(vocab_size=13, order=2, seed=3)
     drafter = bound(fake, window=window, ngram=ngram, guesses=4, prompt_pool=False)
-    engine = Engine(fake, drafter, config=EngineConfig(num_draft_tokens=drafter.traits.whole_draft))
+    engine = Engine(fake, drafter, config=EngineConfig(num_draft_tokens=drafter.traits.fixed_length_draft))
     engine.add([1, 2, 3, 4, 5], GREEDY)
     engine.step()
     sequence, state = next(iter(drafter._states.items()))
@@ -133,7 +133,7 @@ def test_at_the_fixed_point_every_step_gives_a_whole_ngram(ngram: int) -> None:
         drafter,
         prompt,
         SamplingParams(temperature=0, max_tokens=count),
-        num_draft_tokens=drafter.traits.whole_draft,
+        num_draft_tokens=drafter.traits.fixed_length_draft,
     )
     assert choice.token_ids == fake.greedy(prompt, count)
     assert choice.stats.mean_acceptance_length > 0.9 * ngram
@@ -176,7 +176,7 @@ def test_the_window_may_be_verified_too() -> None:
     start = circle.index(circle[0], 1)
     for verify, accepted in ((False, 0), (True, 1)):
         drafter = bound(fake, window=6, ngram=3, guesses=1, prompt_pool=False, verify_window=verify)
-        engine = Engine(fake, drafter, config=EngineConfig(num_draft_tokens=drafter.traits.whole_draft))
+        engine = Engine(fake, drafter, config=EngineConfig(num_draft_tokens=drafter.traits.fixed_length_draft))
         engine.add(circle[: start + 1], GREEDY, stream=True)
         engine.step()
         (output,) = engine.step()
@@ -190,8 +190,8 @@ def test_the_price_keeps_out_guesses_but_not_the_window() -> None:
     drafter.start(sequence)
     drafter.commit([Step(sequence, None, None, 6)])
     sizes = []
-    for price in (0.0, 0.3, 0.99):
-        (draft,) = drafter.draft([sequence], [30], price)
+    for min_acceptance_prob in (0.0, 0.3, 0.99):
+        (draft,) = drafter.draft([sequence], [30], min_acceptance_prob)
         sizes.append(draft.num_candidates)
         assert len(draft) == draft.num_candidates + 3
     # guesses of 1: (2, 4) before (2, 3)

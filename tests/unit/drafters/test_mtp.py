@@ -83,8 +83,8 @@ def test_a_layer_of_the_checkpoint_drafts_what_its_formulas_say(
     drafter, made = Mtp(), []
     inner = drafter.draft
 
-    def draft(sequences: Any, budgets: Any, price: float = 0.0) -> Any:
-        drafts = inner(sequences, budgets, price)
+    def draft(sequences: Any, budgets: Any, min_acceptance_prob: float = 0.0) -> Any:
+        drafts = inner(sequences, budgets, min_acceptance_prob)
         made.extend((list(each.token_ids), draft.ids) for each, draft in zip(sequences, drafts, strict=True))
         return drafts
 
@@ -94,10 +94,10 @@ def test_a_layer_of_the_checkpoint_drafts_what_its_formulas_say(
     passed_on = replace(head, config=replace(head.config, norm_output=names is QWEN))
     assert len(made) > 8
     for tokens, drafted in [each for each in made if each[1]][::3]:
-        taps = states_of(target, head, tokens[:-1])
+        hidden_outputs = states_of(target, head, tokens[:-1])
         for count, token in enumerate(drafted):
             rows = [*tokens[1:], *drafted[:count]]
-            assert int(reference_logits(passed_on, target, rows, taps, count)[-1].argmax()) == token
+            assert int(reference_logits(passed_on, target, rows, hidden_outputs, count)[-1].argmax()) == token
 
 
 def test_copies_of_the_targets_tables(plain: Path, head: StoredHead[EagleConfig], tmp_path: Path) -> None:

@@ -21,8 +21,8 @@ def begun(drafter: Prediction, prediction: list[int] | None, max_length: int = 2
     return own
 
 
-def drafted(drafter: Prediction, own: Sequence, budget: int = 4, price: float = 0.0) -> list[int]:
-    (draft,) = drafter.draft([own], [budget], price)
+def drafted(drafter: Prediction, own: Sequence, budget: int = 4, min_acceptance_prob: float = 0.0) -> list[int]:
+    (draft,) = drafter.draft([own], [budget], min_acceptance_prob)
     assert draft.is_chain and draft.probs is None
     assert draft.sources == ("prediction",) * len(draft)
     tokens: list[int] = draft.ids
@@ -162,10 +162,10 @@ def test_budget_and_room_bound_the_draft() -> None:
 
 def test_a_token_must_be_worth_its_price() -> None:
     drafter = Prediction()
-    chance, count = 1.0, 0
+    accept_prob, count = 1.0, 0
     for length in range(5):
-        chance *= PREDICTION_RATES[length.bit_length()]
-        count += chance > 0.35
+        accept_prob *= PREDICTION_RATES[length.bit_length()]
+        count += accept_prob > 0.35
     assert 0 < count < 5
     assert drafted(drafter, begun(drafter, TEXT), 5, 0.35) == TEXT[:count]
     own = begun(drafter, TEXT)

@@ -76,11 +76,16 @@ def test_a_token_must_be_worth_its_price() -> None:
     drafter = PromptLookup()
     sequence = Sequence(0, [1, 2, 3, 4, 5, 6, 7, 8, 1, 2], 10, PARAMS)
     drafter.start(sequence)
-    chances = [COPY_RATES[2]]  # a match of two tokens, then of three and more
+    accept_probs = [COPY_RATES[2]]  # a match of two tokens, then of three and more
     for length in (3, 4, 5, 6):
-        chances.append(chances[-1] * COPY_RATES[length.bit_length()])
-    for price, count in ((0.0, 5), (chances[2], 2), (chances[0], 0), (0.99 * chances[0], 1)):
-        (draft,) = drafter.draft([sequence], [5], price)
+        accept_probs.append(accept_probs[-1] * COPY_RATES[length.bit_length()])
+    for min_acceptance_prob, count in (
+        (0.0, 5),
+        (accept_probs[2], 2),
+        (accept_probs[0], 0),
+        (0.99 * accept_probs[0], 1),
+    ):
+        (draft,) = drafter.draft([sequence], [5], min_acceptance_prob)
         assert draft.ids == [3, 4, 5, 6, 7][:count]
 
 

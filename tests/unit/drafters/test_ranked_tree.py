@@ -25,17 +25,17 @@ def trees(nodes: frozenset[Node], size: int, width: int, max_depth: int) -> Iter
                 yield from trees(nodes | {child}, size, width, max_depth)
 
 
-def value(node: Node, chances: list[list[float]]) -> float:
+def value(node: Node, accept_probs: list[list[float]]) -> float:
     product = 1.0
     for depth, rank in enumerate(node):
-        product *= chances[depth][rank]
+        product *= accept_probs[depth][rank]
     return product
 
 
-def children_of(chances: list[list[float]]):
+def children_of(accept_probs: list[list[float]]):
     def children(key: Node, depth: int) -> list[Child[Node]]:
-        ranked = sorted(((chance, rank) for rank, chance in enumerate(chances[depth])), reverse=True)
-        return [Child(chance, rank, depth * 10 + rank, (*key, rank)) for chance, rank in ranked]
+        ranked = sorted(((accept_prob, rank) for rank, accept_prob in enumerate(accept_probs[depth])), reverse=True)
+        return [Child(accept_prob, rank, depth * 10 + rank, (*key, rank)) for accept_prob, rank in ranked]
 
     return children
 
@@ -50,28 +50,32 @@ def nodes_of(tree: RankedTree) -> list[Node]:
 @pytest.mark.parametrize("seed", range(4))
 def test_no_tree_of_the_size_is_better(seed: int) -> None:
     rng = random.Random(seed)
-    chances = [[rng.random() / 2 for _ in range(3)] for _ in range(3)]
+    accept_probs = [[rng.random() / 2 for _ in range(3)] for _ in range(3)]
     for size in range(1, 5):
         for max_depth in (1, 2, 3):
             if max_depth == 1 and size > 3:
                 continue
-            tree = best_tree((), children_of(chances), size, max_depth)
+            tree = best_tree((), children_of(accept_probs), size, max_depth)
             every = trees(frozenset(), size, 3, max_depth)
-            best = max(sum(value(node, chances) for node in nodes) for nodes in every)
+            best = max(sum(value(node, accept_probs) for node in nodes) for nodes in every)
             nodes = nodes_of(tree)
             assert len(set(nodes)) == size and max(map(len, nodes)) <= max_depth
-            assert sum(value(node, chances) for node in nodes) == pytest.approx(best)
+            assert sum(value(node, accept_probs) for node in nodes) == pytest.approx(best)
             assert tree.levels == [(len(node) - 1) * 10 + node[-1] for node in nodes]
 
 
 def test_nodes_come_by_value_and_the_price_ends_them() -> None:
     rng = random.Random(0)
-    chances = [[rng.random() for _ in range(4)] for _ in range(4)]
-    values = [value(node, chances) for node in nodes_of(best_tree((), children_of(chances), 60, 4))]
+    accept_probs = [[rng.random() for _ in range(4)] for _ in range(4)]
+    values = [value(node, accept_probs) for node in nodes_of(best_tree((), children_of(accept_probs), 60, 4))]
     assert values == sorted(values, reverse=True) and len(values) == 60
-    price = values[20]
-    cut = nodes_of(best_tree((), children_of(chances), 60, 4, price))
-    assert [value(node, chances) for node in cut] == [each for each in values if each > price] == values[:20]
+    min_acceptance_prob = values[20]
+    cut = nodes_of(best_tree((), children_of(accept_probs), 60, 4, min_acceptance_prob))
+    assert (
+        [value(node, accept_probs) for node in cut]
+        == [each for each in values if each > min_acceptance_prob]
+        == values[:20]
+    )
 
 
 def test_nothing_fits() -> None:

@@ -142,12 +142,15 @@ def test_the_tree_is_read_off_the_matrix(budget: int, room: int, missing: int) -
 
 def test_the_price_prunes() -> None:
     drafter, sequence = filled()
-    lengths = [len(drafter.draft([sequence], [60], price)[0]) for price in (0.0, 0.01, 0.1, 0.3, 0.5)]
+    lengths = [
+        len(drafter.draft([sequence], [60], min_acceptance_prob)[0])
+        for min_acceptance_prob in (0.0, 0.01, 0.1, 0.3, 0.5)
+    ]
     assert lengths[0] == 60 and lengths[-1] == 0 and lengths == sorted(lengths, reverse=True)
     assert 1 <= lengths[3] < 5
     whole = drafter.draft([sequence], [60])[0].ids
-    for price, length in zip((0.01, 0.1), lengths[1:], strict=False):
-        assert drafter.draft([sequence], [60], price)[0].ids == whole[:length]
+    for min_acceptance_prob, length in zip((0.01, 0.1), lengths[1:], strict=False):
+        assert drafter.draft([sequence], [60], min_acceptance_prob)[0].ids == whole[:length]
 
 
 def test_ranks_learn_their_worth() -> None:

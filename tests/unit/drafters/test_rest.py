@@ -33,10 +33,12 @@ def bound(path: Path, **options: Any) -> Rest:
     return drafter
 
 
-def draft(drafter: Rest, tokens: list[int], budget: int = 64, price: float = 0.0, room: int = 100) -> Draft:
+def draft(
+    drafter: Rest, tokens: list[int], budget: int = 64, min_acceptance_prob: float = 0.0, room: int = 100
+) -> Draft:
     sequence = Sequence(0, list(tokens), 1, PARAMS, max_length=len(tokens) + 1 + room)
     drafter.start(sequence)
-    (result,) = drafter.draft([sequence], [budget], price)
+    (result,) = drafter.draft([sequence], [budget], min_acceptance_prob)
     drafter.stop(sequence)
     return result
 
@@ -103,23 +105,25 @@ def test_the_price_cuts_what_is_not_worth_it(path: Path) -> None:
     drafter = bound(path)
     everything = draft(drafter, [9, 2, 3])
     rates = drafter._rates
-    for price in (0.01, 0.05, 0.2, 0.5, 0.99):
+    for min_acceptance_prob in (0.01, 0.05, 0.2, 0.5, 0.99):
         sequence = Sequence(0, [9, 2, 3], 1, PARAMS)
-        (result,) = drafter.draft([sequence], [64], price)
+        (result,) = drafter.draft([sequence], [64], min_acceptance_prob)
         kept = paths(result)
         assert kept == paths(everything)[: len(kept)]
         pending = drafter._pending.get(sequence)
-        chances: list[float] = []
+        accept_probs: list[float] = []
         for level, parent in zip(pending[1].levels, pending[1].parents) if pending else ():
-            chances.append(rates.rate(level) * (chances[parent] if parent >= 0 else 1))
-        assert all(chance > price for chance in chances) and chances == sorted(chances, reverse=True)
+            accept_probs.append(rates.rate(level) * (accept_probs[parent] if parent >= 0 else 1))
+        assert all(accept_prob > min_acceptance_prob for accept_prob in accept_probs) and accept_probs == sorted(
+            accept_probs, reverse=True
+        )
     assert kept == [] and len(everything) == 5
 
 
 def test_it_learns_what_is_accepted(path: Path) -> None:
     drafter = bound(path, num_matches=1)
-    price = 0.3
-    assert paths(draft(drafter, [0, 1, 2, 3], price=price)) == []
+    min_acceptance_prob = 0.3
+    assert paths(draft(drafter, [0, 1, 2, 3], min_acceptance_prob=min_acceptance_prob)) == []
     for _ in range(20):
         sequence = Sequence(0, [1, 2, 3], 1, PARAMS)
         (result,) = drafter.draft([sequence], [64])
@@ -127,7 +131,7 @@ def test_it_learns_what_is_accepted(path: Path) -> None:
         drafter.commit([Step(sequence, result, None, 5)])
         assert not drafter._pending
     # 4 always came and 7 never; below 4, which came, 5 never did and 6 always, and both are of one kind
-    assert paths(draft(drafter, [0, 1, 2, 3], price=price)) == [(4,), (4, 5), (4, 6)]
+    assert paths(draft(drafter, [0, 1, 2, 3], min_acceptance_prob=min_acceptance_prob)) == [(4,), (4, 5), (4, 6)]
 
 
 def test_only_what_could_have_been_accepted_is_a_trial(path: Path) -> None:

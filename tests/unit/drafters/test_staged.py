@@ -28,7 +28,7 @@ def near(**options: Any) -> FakeModel:
     return fake
 
 
-def chains(drafter: DraftModel, params: SamplingParams, price: float) -> list[tuple[list[int], Any]]:
+def chains(drafter: DraftModel, params: SamplingParams, min_acceptance_prob: float) -> list[tuple[list[int], Any]]:
     """What is drafted along a text that never agrees for long."""
     drafter.bind(Binding(FakeModel(), seed=7))  # type: ignore[arg-type]
     sequences = [Sequence(i, [1, 2, 3 + i] * 4, 12, params) for i in range(2)]
@@ -37,7 +37,7 @@ def chains(drafter: DraftModel, params: SamplingParams, price: float) -> list[tu
     drafted = []
     for turn in range(25):
         steps = []
-        for each, draft in zip(sequences, drafter.draft(sequences, [6, 1 + turn % 9], price)):
+        for each, draft in zip(sequences, drafter.draft(sequences, [6, 1 + turn % 9], min_acceptance_prob)):
             drafted.append((draft.ids, draft.probs))
             accepted = turn % (len(draft) + 1)
             bonus = FakeModel(num_contexts=40).greedy(each.token_ids, 1)[0]
@@ -64,10 +64,13 @@ def inner(right: bool) -> Scripted:
 @pytest.mark.parametrize("price", [0.0, 0.3])
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("drafter", [PromptLookup(min_ngram=1), inner(True), inner(False), "suffix"])
-def test_its_chains_are_the_draft_models_own(drafter: Any, options: dict[str, Any], price: float) -> None:
+def test_its_chains_are_the_draft_models_own(drafter: Any, options: dict[str, Any], min_acceptance_prob: float) -> None:
     params = SamplingParams(max_tokens=10**6, **options)
     staged, alone = near(), near()
-    pairs = zip(chains(Staged(staged, drafter), params, price), chains(DraftModel(alone), params, price))
+    pairs = zip(
+        chains(Staged(staged, drafter), params, min_acceptance_prob),
+        chains(DraftModel(alone), params, min_acceptance_prob),
+    )
     for (tokens, probs), (expected, expected_probs) in pairs:
         assert tokens == expected
         assert (probs is None) == (expected_probs is None)

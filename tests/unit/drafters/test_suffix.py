@@ -28,8 +28,8 @@ def begun(drafter: Suffix, token_ids: list[int], tenant: str | None = None) -> S
     return own
 
 
-def drafted(drafter: Suffix, own: Sequence, budget: int = 16, price: float = 0.0) -> list[int]:
-    (draft,) = drafter.draft([own], [budget], price)
+def drafted(drafter: Suffix, own: Sequence, budget: int = 16, min_acceptance_prob: float = 0.0) -> list[int]:
+    (draft,) = drafter.draft([own], [budget], min_acceptance_prob)
     assert draft.is_chain and draft.probs is None
     tokens: list[int] = draft.ids
     return tokens
@@ -129,13 +129,13 @@ def test_a_batch_is_its_sequences_one_by_one() -> None:
 def test_a_token_must_be_worth_its_price() -> None:
     drafter = Suffix()
     own = begun(drafter, [*range(100, 130), 7, 100])
-    chance, count = 1.0, 0
+    accept_prob, count = 1.0, 0
     for length in range(1, 6):
-        chance *= COPY_RATES[length.bit_length()]
-        count += chance > 0.15
+        accept_prob *= COPY_RATES[length.bit_length()]
+        count += accept_prob > 0.15
     assert 0 < count < 5
-    assert drafted(drafter, own, 5, price=0.15) == list(range(101, 101 + count))
-    assert drafted(drafter, own, 5, price=COPY_RATES[1]) == []
+    assert drafted(drafter, own, 5, min_acceptance_prob=0.15) == list(range(101, 101 + count))
+    assert drafted(drafter, own, 5, min_acceptance_prob=COPY_RATES[1]) == []
     assert len(drafted(drafter, own, 5)) == 5
 
 

@@ -76,5 +76,5 @@ def test_early_exit_counts_its_layers_when_bound() -> None:
 def test_traits_of_several() -> None:
     parts = [Traits(("a", "b"), 4, reads_prediction=True), Traits(("c",), 7, writes_cache=True)]
     assert Traits.merged("both", parts) == Traits(("both", "(a b)", "(c)"), 7, True, True)
-    assert Traits.merged("both", [*parts, Traits(("d",))]).whole_draft is None
+    assert Traits.merged("both", [*parts, Traits(("d",))]).fixed_length_draft is None
     assert Traits.merged("none", []) == Traits(("none",))

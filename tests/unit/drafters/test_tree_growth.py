@@ -30,7 +30,7 @@ def grow(
     return depth
 
 
-def chances(
+def accept_probs(
     tree: RankedTree, distribution: dict[tuple[int, ...], list[tuple[int, float]]], default: list[tuple[int, float]]
 ):
     found: list[float] = []
@@ -40,8 +40,8 @@ def chances(
         above = paths[parent] if parent >= 0 else ()
         row = distribution.get(above, default)
         rank = [each[0] for each in row].index(token)
-        chance = confidence.chance(row[rank][1], confidence.level(row[rank][1], rank))
-        found.append((found[parent] if parent >= 0 else 1.0) * chance)
+        accept_prob = confidence.accept_prob(row[rank][1], confidence.level(row[rank][1], rank))
+        found.append((found[parent] if parent >= 0 else 1.0) * accept_prob)
         paths.append((*above, token))
     return found
 
@@ -68,7 +68,7 @@ def test_the_best_nodes_of_all_are_kept(seed: int) -> None:
     growth = DynamicGrowth(9, 4, 99, 0.0, 0.0, Confidence())
     grow(growth, distribution, default)
     tree, nodes = growth.finished()
-    found = chances(tree, distribution, default)
+    found = accept_probs(tree, distribution, default)
     everything: list[float] = []
     complete = RankedTree()
     level = [-1]
@@ -80,7 +80,7 @@ def test_the_best_nodes_of_all_are_kept(seed: int) -> None:
                 complete.token_ids.append(token)
                 complete.parents.append(parent)
         level = below
-    everything = sorted(chances(complete, distribution, default), reverse=True)
+    everything = sorted(accept_probs(complete, distribution, default), reverse=True)
     assert found == pytest.approx(everything[:9])
     assert [growth.tree.token_ids[node] for node in nodes] == tree.token_ids
 
@@ -93,7 +93,7 @@ def test_closed_under_ancestors_and_in_order(seed: int) -> None:
     grow(growth, distribution, default)
     tree, _ = growth.finished()
     assert all(parent < node for node, parent in enumerate(tree.parents))
-    found = chances(tree, distribution, default)
+    found = accept_probs(tree, distribution, default)
     assert found == sorted(found, reverse=True)
     assert len(set(zip(tree.parents, tree.token_ids))) == len(tree)
 
@@ -107,13 +107,13 @@ def test_certain_tokens_keep_their_ancestors() -> None:
 
 def test_a_price_leaves_out_what_is_worth_less() -> None:
     row = [(0, 0.6), (1, 0.3)]
-    for price in (0.05, 0.2, 0.4):
-        growth = DynamicGrowth(64, 6, 8, 0.0, price, Confidence())
+    for min_acceptance_prob in (0.05, 0.2, 0.4):
+        growth = DynamicGrowth(64, 6, 8, 0.0, min_acceptance_prob, Confidence())
         grow(growth, {}, row)
         tree, _ = growth.finished()
-        found = chances(tree, {}, row)
-        assert found and min(found) > price
-        cheaper = DynamicGrowth(64, 6, 8, 0.0, price / 2, Confidence())
+        found = accept_probs(tree, {}, row)
+        assert found and min(found) > min_acceptance_prob
+        cheaper = DynamicGrowth(64, 6, 8, 0.0, min_acceptance_prob / 2, Confidence())
         grow(cheaper, {}, row)
         assert len(cheaper.finished()[0]) > len(tree)
     nothing = DynamicGrowth(64, 6, 8, 0.0, 0.99, Confidence())
@@ -130,14 +130,14 @@ def test_it_stops_where_depth_promises_too_little() -> None:
 def test_confidence_learns_what_probabilities_are_worth() -> None:
     confidence = Confidence()
     level = confidence.level(0.8)
-    taken_at_its_word = confidence.chance(0.8, level)
+    taken_at_its_word = confidence.accept_prob(0.8, level)
     assert taken_at_its_word == pytest.approx(0.8, abs=1e-6)
     for _ in range(300):
         confidence.rates.observe(level, False)
-    assert confidence.chance(0.8, level) < 0.05
-    assert confidence.chance(0.8, confidence.level(0.8, 1)) == pytest.approx(0.8, abs=1e-6)
-    assert confidence.chance(0.05, confidence.level(0.05)) == pytest.approx(0.05, abs=1e-6)
-    assert confidence.chance(1.0, confidence.level(1.0)) <= 1
+    assert confidence.accept_prob(0.8, level) < 0.05
+    assert confidence.accept_prob(0.8, confidence.level(0.8, 1)) == pytest.approx(0.8, abs=1e-6)
+    assert confidence.accept_prob(0.05, confidence.level(0.05)) == pytest.approx(0.05, abs=1e-6)
+    assert confidence.accept_prob(1.0, confidence.level(1.0)) <= 1
 
 
 def test_a_shape_is_filled_by_rank() -> None:
@@ -188,5 +188,9 @@ def test_children_are_left_out_only_where_none_could_be_among_the_best() -> None
         for growth in growths:
             grow(growth, rows, [(1, 0.5), (2, 0.2)])
         (first, _), (second, _) = (growth.finished() for growth in growths)
-        assert (first.token_ids, first.parents, first.chances) == (second.token_ids, second.parents, second.chances)
+        assert (first.token_ids, first.parents, first.accept_probs) == (
+            second.token_ids,
+            second.parents,
+            second.accept_probs,
+        )
         assert len(growths[0].tree) <= len(growths[1].tree)

@@ -10,14 +10,14 @@ from forerun.drafters.draft_model.tree import best_shape
 
 def value(rates: list[list[float]], parents: list[int], ranks: list[int]) -> float:
     """Expected accepted tokens."""
-    chances: list[float] = []
+    accept_probs: list[float] = []
     depths: list[int] = []
     for parent, rank in zip(parents, ranks):
         depth = depths[parent] + 1 if parent >= 0 else 0
-        above = chances[parent] if parent >= 0 else 1.0
+        above = accept_probs[parent] if parent >= 0 else 1.0
         depths.append(depth)
-        chances.append(above * rates[min(depth, len(rates) - 1)][rank])
-    return sum(chances)
+        accept_probs.append(above * rates[min(depth, len(rates) - 1)][rank])
+    return sum(accept_probs)
 
 
 def best_value(rates: list[list[float]], num_nodes: int, max_depth: int) -> float:
@@ -74,7 +74,7 @@ def test_a_rank_measured_above_the_one_before_it_is_no_better() -> None:
 def test_price_and_depth_bound_it() -> None:
     rates = [[0.6, 0.25], [0.5, 0.2]]
     assert best_shape(rates, 30, 2).parents == [-1, 0, -1, 2, 0, 2]
-    assert best_shape(rates, 30, 9, price=0.2).parents == [-1, 0, -1]
+    assert best_shape(rates, 30, 9, min_acceptance_prob=0.2).parents == [-1, 0, -1]
     assert len(best_shape(rates, 30, 0)) == len(best_shape(rates, 0, 9)) == 0
 
 

@@ -10,7 +10,7 @@ from doubles import FakeModel, PieceTokenizer, Scripted, adversaries
 from forerun.config import EngineConfig, SamplingParams
 from forerun.engine import Engine, StepOutput
 from forerun.errors import ConfigError, DrafterError, PromptError, SamplingError
-from forerun.speculation import FixedBudget
+from forerun.speculation import FixedPolicy
 from forerun.types import Draft, Sequence
 
 GREEDY = SamplingParams(temperature=0, max_tokens=14)
@@ -269,8 +269,8 @@ def poisoned(place: str, fake: FakeModel, plan: Scripted) -> None:
     if place == "start":
         plan.start = lambda sequence: (inner(sequence), check(sequence.token_ids[0]))[0]
     elif place == "draft":
-        plan.draft = lambda sequences, budgets, price: (
-            [check(each.token_ids[0]) for each in sequences] and inner(sequences, budgets, price)
+        plan.draft = lambda sequences, budgets, min_acceptance_prob: (
+            [check(each.token_ids[0]) for each in sequences] and inner(sequences, budgets, min_acceptance_prob)
         )
     else:
         plan.commit = lambda steps: [check(each.sequence.token_ids[0]) for each in steps] and inner(steps)
@@ -476,7 +476,7 @@ def test_a_budget_keeps_its_drafter_at_zero_draft_tokens() -> None:
     for k in (0, 3):
         fake = model()
         plan = drafter(fake, "right")
-        engine = Engine(fake, plan, config=EngineConfig(num_draft_tokens=0), budget=FixedBudget(k))
+        engine = Engine(fake, plan, config=EngineConfig(num_draft_tokens=0), budget=FixedPolicy(k))
         engine.add(PROMPTS[0], GREEDY)
         assert tokens(run(engine)[0, 0]) == fake.greedy(PROMPTS[0], 14)
         assert plan.steps

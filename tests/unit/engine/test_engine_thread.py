@@ -68,7 +68,7 @@ def thread(llm: LLM) -> Iterator[EngineThread]:
     assert all(cache.freed for cache in fake.caches)
 
 
-class Gate:
+class RequestMiddleware:
     """Holds every forward until it is opened."""
 
     def __init__(self, llm: LLM) -> None:
@@ -158,7 +158,7 @@ def test_random_submissions_and_aborts(llm: LLM, thread: EngineThread, seed: int
 
 
 def test_an_abort_while_it_enters_and_while_it_runs(llm: LLM, thread: EngineThread) -> None:
-    gate = Gate(llm)
+    gate = RequestMiddleware(llm)
     running, entering, other = Heard(), Heard(), Heard()
     first = thread.submit(PROMPTS[0], GREEDY, running)
     assert gate.inside.wait(LIMIT)
@@ -212,7 +212,7 @@ def test_a_slow_sink_holds_up_nobody(llm: LLM, thread: EngineThread) -> None:
 
 def test_drain_with_work_under_way(llm: LLM, thread: EngineThread) -> None:
     fake: Any = llm.target
-    gate, heard = Gate(llm), [Heard() for _ in range(9)]
+    gate, heard = RequestMiddleware(llm), [Heard() for _ in range(9)]
     for prompt, each in zip(PROMPTS, heard):
         thread.submit(prompt, GREEDY, each)
     assert gate.inside.wait(LIMIT)
@@ -227,7 +227,7 @@ def test_drain_with_work_under_way(llm: LLM, thread: EngineThread) -> None:
 
 def test_closing_ends_what_is_under_way_and_leaves_the_llm(llm: LLM, thread: EngineThread) -> None:
     fake: Any = llm.target
-    gate, heard = Gate(llm), [Heard(2) for _ in range(6)]
+    gate, heard = RequestMiddleware(llm), [Heard(2) for _ in range(6)]
     for prompt, each in zip(PROMPTS, heard):
         thread.submit(prompt, SamplingParams(n=2, seed=1, max_tokens=50), each, stream=True)
     assert gate.inside.wait(LIMIT)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from forerun import SamplingParams
-from forerun.speculation import Acceptance, AutoBudget, CostModel, Outcome, Prospects, StepCost
+from forerun.speculation import Acceptance, AutomaticPolicy, CostModel, Outcome, Prospects, StepCost
 from forerun.speculation.goodput import ProspectsAlone
 from forerun.types import Draft, Sequence, Verdict
 from worlds import GREEDY
@@ -21,7 +21,7 @@ def sequences(count: int, params: SamplingParams = GREEDY) -> list[Sequence]:
     return [Sequence(i, [0] * 9, 1, params, max_length=1000) for i in range(count)]
 
 
-def step(budget: AutoBudget, own: Seq[Sequence], given: Seq[int], draft: float = 0.1, accepted: int = 1) -> None:
+def step(budget: AutomaticPolicy, own: Seq[Sequence], given: Seq[int], draft: float = 0.1, accepted: int = 1) -> None:
     """One step: everybody drafts what it was given, and so many nodes are accepted."""
     rows = sum(given) + len(own)
     outcomes = []
@@ -32,15 +32,15 @@ def step(budget: AutoBudget, own: Seq[Sequence], given: Seq[int], draft: float =
     budget.observe(cost, outcomes)
 
 
-def learned(count: int) -> tuple[AutoBudget, list[Sequence]]:
+def learned(count: int) -> tuple[AutomaticPolicy, list[Sequence]]:
     """A budget that has seen plain steps and drafts of MOST nodes."""
-    budget, own = AutoBudget(), sequences(count)
+    budget, own = AutomaticPolicy(), sequences(count)
     step(budget, own, [0] * count)
     step(budget, own, [MOST] * count)
     return budget, own
 
 
-def settled(budget: AutoBudget, own: list[Sequence]) -> list[int]:
+def settled(budget: AutomaticPolicy, own: list[Sequence]) -> list[int]:
     """What is planned once the standing plan has run out."""
     for _ in range(200):
         plan = budget.plan(own)
@@ -95,7 +95,7 @@ def test_a_draft_after_a_rest_says_nothing_of_what_drafts_usually_cost() -> None
     """After a pause the drafter may have to catch up: what the draft costs more is told apart."""
     moved, catching_up = [], []
     for rests in (0, 1, 3):
-        budget, own = AutoBudget(), sequences(1)
+        budget, own = AutomaticPolicy(), sequences(1)
         for _ in range(6):
             step(budget, own, [2], 1.0)
         for _ in range(rests):
@@ -115,7 +115,7 @@ def test_a_step_in_which_somebody_has_not_rested_counts_a_quarter(monkeypatch: p
         shares.append(share)
 
     monkeypatch.setattr(CostModel, "add_draft", add_draft)
-    budget, own = AutoBudget(), sequences(2)
+    budget, own = AutomaticPolicy(), sequences(2)
     for given in ([2, 2], [2, 0], [2, 2], [0, 0], [2, 2], [2, 2], [0, 2], [0, 2], [2, 0]):
         step(budget, own, given)
     assert shares == [1, 0.25, 1, 1, 1]  # none where nobody drafted in the step before
@@ -130,7 +130,7 @@ def test_a_sequence_that_has_rested_forgets_a_part_of_what_it_showed(monkeypatch
         inner(self, key, budget, drafted, accepted, forget)
 
     monkeypatch.setattr(Acceptance, "observe", observe)
-    budget, own = AutoBudget(), sequences(2)
+    budget, own = AutomaticPolicy(), sequences(2)
     for given in ([2, 2], [2, 0], [2, 2], [2, 2], [0, 2], [0, 2], [2, 2]):
         step(budget, own, given)
     assert [forget < 1 for key, forget in told if key == 0] == [False] * 4 + [True]
@@ -151,7 +151,7 @@ def test_forgetting_is_about_the_sequence_itself() -> None:
 
 
 def test_a_batch_counts_as_greedy_only_if_all_are() -> None:
-    budget = AutoBudget()
+    budget = AutomaticPolicy()
     mixed = [*sequences(1), *sequences(1, SamplingParams())]
     for own, seconds in ((sequences(2), 1.0), (mixed, 2.0)):
         for _ in range(3):

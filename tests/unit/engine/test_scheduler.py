@@ -12,7 +12,7 @@ from doubles import FakeModel, Scripted, adversaries
 from forerun.config import EngineConfig, SamplingParams
 from forerun.engine import Engine, StepOutput
 from forerun.errors import PromptError, QueueFullError
-from forerun.speculation import AutoBudget, Budget, FixedBudget
+from forerun.speculation import AutomaticPolicy, FixedPolicy, SpeculationPolicy
 from forerun.types import Sequence
 from fuzzing import examples
 from pooled import PAGE, PooledModel
@@ -210,9 +210,11 @@ def test_a_long_prompt_goes_in_parts_beside_answers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("budget", "reason", "rows"), [(FixedBudget(3), "fixed", 12), (AutoBudget(), "prompts", 9)], ids=["K=3", "auto"]
+    ("budget", "reason", "rows"),
+    [(FixedPolicy(3), "fixed", 12), (AutomaticPolicy(), "prompts", 9)],
+    ids=["K=3", "auto"],
 )
-def test_auto_drafts_nothing_beside_prompts(budget: Budget, reason: str, rows: int) -> None:
+def test_auto_drafts_nothing_beside_prompts(budget: SpeculationPolicy, reason: str, rows: int) -> None:
     fake = FakeModel()
     drafter = adversaries({(1, 2): fake.greedy([1, 2], 60)}, fake.vocab_size)["right"]
     engine = Engine(fake, drafter, config=EngineConfig(prefill_chunk=8), budget=budget)

@@ -223,7 +223,7 @@ def test_options_that_are_none() -> None:
     with pytest.raises(ConfigError, match="no option 'draughter' here, but: drafter, price"):
         Proposer(config(draughter="suffix"))
     with pytest.raises(ConfigError, match="price"):
-        Proposer(config(price=2))
+        Proposer(config(min_acceptance_prob=2))
     wrong = config()
     wrong.additional_config = {"forerun": "suffix"}
     with pytest.raises(ConfigError, match="must be an object"):

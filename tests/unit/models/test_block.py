@@ -75,9 +75,9 @@ def test_blocks_are_those_of_the_formulas(kind: str, target: Model) -> None:
     for text, part, own in zip(texts, outputs.split(counts), logits.split(counts), strict=True):
         before = [text[-1], 5, 7, 2][: len(part)]
         found, sure = laws(model, part, own, before)
-        expected, chances = reference_block(head, target, text, before)
+        expected, accept_probs = reference_block(head, target, text, before)
         assert torch.allclose(found, expected, atol=1e-5)  # angles are of float32
-        assert torch.allclose(sure.double(), chances, atol=1e-5)
+        assert torch.allclose(sure.double(), accept_probs, atol=1e-5)
 
 
 @pytest.mark.parametrize(

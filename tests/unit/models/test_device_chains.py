@@ -26,7 +26,7 @@ def one_by_one(model: LanguageModel, names: list[int], states: Any, count: int) 
         parts: Any = [None] * len(FIRST) if states is None else states
         rows = [Rows(c, t, None, 1, states=s) for c, t, s in zip(caches, tokens, parts, strict=True)]
         result = model.forward(rows)
-        states = None if result.taps is None else list(result.taps[:, 0].split(1))
+        states = None if result.hidden_outputs is None else list(result.hidden_outputs[:, 0].split(1))
         found.append(result.logits)
         tokens = [[names[column]] for column in result.logits.argmax(-1).tolist()]
         if step == 0 and states is not None:

@@ -68,11 +68,12 @@ def test_logits_are_those_of_the_formulas(kind: str, target: Model) -> None:
     model = made(head, target)
     texts = [tokens(14, 1), tokens(9, 2)]
     caches = [model.new_cache(), model.new_cache()]
-    taps = [states_of(target, head, text) for text in texts]
+    hidden_outputs = [states_of(target, head, text) for text in texts]
     expected = [
-        reference_logits(head, target, [*text[1:], 3, 5, 7], part, 2) for text, part in zip(texts, taps, strict=True)
+        reference_logits(head, target, [*text[1:], 3, 5, 7], part, 2)
+        for text, part in zip(texts, hidden_outputs, strict=True)
     ]
-    fused = [model.fuse(part) for part in taps]
+    fused = [model.fuse(part) for part in hidden_outputs]
     got: list[list[Tensor]] = [[], []]
     for chunk in (slice(1, 6), slice(6, None)):
         batch = [
@@ -87,8 +88,8 @@ def test_logits_are_those_of_the_formulas(kind: str, target: Model) -> None:
     last = [part[-1:] for part in fused]
     for token in (3, 5, 7):
         result = model.forward([Rows(cache, [token], states=state) for cache, state in zip(caches, last, strict=True)])
-        assert result.taps is not None
-        last = [result.taps[0], result.taps[1]]
+        assert result.hidden_outputs is not None
+        last = [result.hidden_outputs[0], result.hidden_outputs[1]]
         for own, part in zip(got, result.logits, strict=True):
             own.append(part[None])
     for own, whole in zip(got, expected, strict=True):
@@ -99,15 +100,15 @@ def test_every_path_of_a_tree_is_a_chain(target: Model) -> None:
     head = random_head(target, draft_vocab_size=40)
     model = made(head, target)
     text = tokens(11, 3)
-    taps = states_of(target, head, text)
+    hidden_outputs = states_of(target, head, text)
     cache = model.new_cache()
-    model.forward([Rows(cache, text[1:], states=model.fuse(taps)[:-1])])
+    model.forward([Rows(cache, text[1:], states=model.fuse(hidden_outputs)[:-1])])
     cache.commit(range(10))
-    first = model.forward([Rows(cache, [4, 9], [-1, -1], states=model.fuse(taps[-1:]).expand(2, -1))])
-    assert first.taps is not None
-    second = model.forward([Rows(cache, [8, 8, 2], [0, 1, 1], states=first.taps[[0, 1, 1], 0])])
+    first = model.forward([Rows(cache, [4, 9], [-1, -1], states=model.fuse(hidden_outputs[-1:]).expand(2, -1))])
+    assert first.hidden_outputs is not None
+    second = model.forward([Rows(cache, [8, 8, 2], [0, 1, 1], states=first.hidden_outputs[[0, 1, 1], 0])])
     for path, logits in (([4, 8], second.logits[0]), ([9, 8], second.logits[1]), ([9, 2], second.logits[2])):
-        expected = reference_logits(head, target, [*text[1:], *path], taps, 1)[-1]
+        expected = reference_logits(head, target, [*text[1:], *path], hidden_outputs, 1)[-1]
         assert difference(model.widened(logits[None])[0], expected) < 1e-5
 
 
@@ -122,13 +123,15 @@ def test_other_number_formats_are_near(options: dict[str, str], folder: Path, ta
     rows = []
     for each in (target, other):
         model = made(head, each)
-        taps = states_of(each, head, text)
-        rows.append(model.forward([Rows(model.new_cache(), text[1:], states=model.fuse(taps)[:-1])]).logits)
+        hidden_outputs = states_of(each, head, text)
+        rows.append(model.forward([Rows(model.new_cache(), text[1:], states=model.fuse(hidden_outputs)[:-1])]).logits)
         if each is other:
             cache, alone = model.new_cache(), []
             for at in range(19):
                 alone.append(
-                    model.forward([Rows(cache, text[at + 1 : at + 2], states=model.fuse(taps[at : at + 1]))]).logits
+                    model.forward(
+                        [Rows(cache, text[at + 1 : at + 2], states=model.fuse(hidden_outputs[at : at + 1]))]
+                    ).logits
                 )
                 cache.commit([0])
             assert torch.equal(torch.cat(alone), rows[-1])
@@ -144,13 +147,13 @@ def test_one_native_call_computes_what_pytorch_does(kind: str, folder: Path, mon
     target = load_model(folder, dtype="float32", quantize="int8")
     head = random_head(target, **KINDS[kind])
     text = tokens(23, 6)
-    taps = states_of(target, head, text)
+    hidden_outputs = states_of(target, head, text)
     found: list[list[Tensor]] = []
     for layer in (NativeEagleLayer, ReferenceEagleLayer):
         model = made(head, target)
         assert isinstance(model._layer, layer)
         monkeypatch.setenv("FORERUN_KERNELS", "reference")  # a head's kernels are chosen when it is made
-        cache, states = model.new_cache(), model.fuse(taps)
+        cache, states = model.new_cache(), model.fuse(hidden_outputs)
         rows: list[Tensor] = []
         for chunk in (slice(1, 9), slice(9, None)):
             fed = text[chunk]
@@ -159,10 +162,14 @@ def test_one_native_call_computes_what_pytorch_does(kind: str, folder: Path, mon
             cache.commit(range(len(fed)))
             rows.append(result.logits)
         first = model.forward([Rows(cache, [4, 9], [-1, -1], states=states[-1:].expand(2, -1))])
-        assert first.taps is not None
-        second = model.forward([Rows(cache, [8, 8, 2], [0, 1, 1], num_logits=2, states=first.taps[[0, 1, 1], 0])])
-        assert second.taps is not None
-        found.append([*rows, first.logits, second.logits, first.taps[:, 0], second.taps[:, 0], states])
+        assert first.hidden_outputs is not None
+        second = model.forward(
+            [Rows(cache, [8, 8, 2], [0, 1, 1], num_logits=2, states=first.hidden_outputs[[0, 1, 1], 0])]
+        )
+        assert second.hidden_outputs is not None
+        found.append(
+            [*rows, first.logits, second.logits, first.hidden_outputs[:, 0], second.hidden_outputs[:, 0], states]
+        )
     for native_part, reference_part in zip(*found, strict=True):
         assert native_part.shape == reference_part.shape
         assert (native_part - reference_part).norm() < 0.003 * reference_part.norm()

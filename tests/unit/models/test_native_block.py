@@ -41,9 +41,9 @@ def tokens(count: int, seed: int) -> list[int]:
 TEXTS = [tokens(PAGE + 9, 1), tokens(9, 2)]
 
 
-def fed(model: BlockModel, taps: Sequence[Tensor]) -> tuple[list[Tensor], list[Block]]:
+def fed(model: BlockModel, hidden_outputs: Sequence[Tensor]) -> tuple[list[Tensor], list[Block]]:
     """The fused states, and blocks behind their context rows, which are fed in two chunks, side by side."""
-    fused, caches = [model.fuse(each) for each in taps], [model.new_cache() for _ in taps]
+    fused, caches = [model.fuse(each) for each in hidden_outputs], [model.new_cache() for _ in hidden_outputs]
     for chunk in (slice(0, 5), slice(5, None)):
         batch = [
             Rows(cache, text[1:][chunk], num_logits=0, states=part[chunk])
@@ -63,14 +63,14 @@ def test_it_computes_what_pytorch_does(kind: str, folder: Path, monkeypatch: pyt
     """With weights in the same codes: context rows over a page's end, then blocks of different lengths."""
     target = load_model(folder, dtype="float32", quantize="int8")
     head = random_block(target, **KINDS[kind])
-    taps = [taps_of(target, head, text)[:-1] for text in TEXTS]
+    hidden_outputs = [taps_of(target, head, text)[:-1] for text in TEXTS]
     found: list[list[Tensor]] = []
     for layers in ((NativeBlockLayers, NativeEagleLayer), (ReferenceBlockLayers, ReferenceEagleLayer)):
         model = BlockModel(head, target)
         computes = model._layers._layer if isinstance(model._layers, PairLayers) else model._layers
         assert isinstance(computes, layers)
         monkeypatch.setenv("FORERUN_KERNELS", "reference")  # a head's kernels are chosen when it is made
-        fused, blocks = fed(model, taps)
+        fused, blocks = fed(model, hidden_outputs)
         found.append([*fused, *model.draft(blocks)])
     for native_part, reference_part in zip(*found, strict=True):
         assert native_part.shape == reference_part.shape
@@ -83,8 +83,8 @@ def test_a_block_has_the_same_bits_alone_and_in_company(quantize: str | None, ki
     target = load_model(folder, quantize=quantize)
     head = random_block(target, **KINDS[kind])
     model = BlockModel(head, target)
-    taps = [taps_of(target, head, text)[:-1] for text in TEXTS]
-    _, blocks = fed(model, taps)
+    hidden_outputs = [taps_of(target, head, text)[:-1] for text in TEXTS]
+    _, blocks = fed(model, hidden_outputs)
     together = [each.split(COUNTS) for each in model.draft(blocks)]
     for block in blocks:
         block.cache.drop()

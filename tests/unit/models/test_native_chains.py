@@ -15,7 +15,7 @@ from forerun.drafters.eagle.model import EagleModel
 from forerun.kernels.cpu import native
 from forerun.kernels.cpu.page_layout import PAGE
 from forerun.models import LanguageModel, Model, Rows, load_model
-from forerun.models.draft_session import Chains, Pick
+from forerun.models.draft_session import DraftSession, Pick
 from heads import random_head
 
 PROMPTS = (list(range(5, 5 + PAGE - 3)), [3, 1, 4], [2] * (2 * PAGE - 1))
@@ -38,8 +38,8 @@ def prepared(model: LanguageModel, states: Sequence[Tensor] | None = None) -> li
     return caches
 
 
-def begun(model: LanguageModel, caches: Sequence[Any], with_probability: bool = True) -> Chains:
-    chains = model.chains(caches, Pick(model.vocab_size, with_probability))
+def begun(model: LanguageModel, caches: Sequence[Any], with_probability: bool = True) -> DraftSession:
+    chains = model.draft_session(caches, Pick(model.vocab_size, with_probability))
     assert chains is not None
     return chains
 
@@ -87,7 +87,7 @@ def test_bits_of_heads_are_those_of_forwards(options: dict[str, Any], tmp_path: 
     generator = torch.Generator().manual_seed(3)
     states = [torch.randn(len(prompt) + 3, head.config.hidden_size, generator=generator) for prompt in PROMPTS]
     caches, alone = prepared(model, states), prepared(model, states)
-    chains = model.chains(caches, Pick(head.config.draft_vocab_size, True))
+    chains = model.draft_session(caches, Pick(head.config.draft_vocab_size, True))
     assert chains is not None
     read: list[Tensor | None] = [None] * 3
     members = [0, 1, 2]
@@ -98,8 +98,8 @@ def test_bits_of_heads_are_those_of_forwards(options: dict[str, Any], tmp_path: 
         expected = []
         for i, each, own in zip(members, tokens, first, strict=True):
             result = model.forward([Rows(alone[i], each, None, 1, states=own if step == 0 else read[i])])
-            assert result.taps is not None
-            read[i] = result.taps[:, 0]
+            assert result.hidden_outputs is not None
+            read[i] = result.hidden_outputs[:, 0]
             expected.append(result.logits)
             if step == 0:
                 alone[i].commit(range(len(each)))
@@ -114,7 +114,7 @@ def test_bits_of_heads_are_those_of_forwards(options: dict[str, Any], tmp_path: 
 def test_tokens_are_picked_among_the_first_columns(tmp_path: Path) -> None:
     model = load_model(make_family("llama", tmp_path))
     cache = model.new_cache()
-    chains = model.chains([cache], Pick(19, True))
+    chains = model.draft_session([cache], Pick(19, True))
     assert chains is not None
     found = chains.advance([[1, 2, 3]])
     first = found.logits[:, :19]
@@ -143,11 +143,11 @@ def test_what_would_be_read_or_written_elsewhere_is_refused(tmp_path: Path) -> N
 
 
 def test_other_models_have_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def chains(model: Model) -> Chains | None:
-        return model.chains([model.new_cache()], Pick(model.vocab_size, False))
+    def session(model: Model) -> DraftSession | None:
+        return model.draft_session([model.new_cache()], Pick(model.vocab_size, False))
 
-    assert chains(load_model(make_family("gpt2", tmp_path / "gpt2"))) is None
+    assert session(load_model(make_family("gpt2", tmp_path / "gpt2"))) is None
     folder = make_family("llama", tmp_path / "llama")
-    assert chains(load_model(folder, "float64")) is None
+    assert session(load_model(folder, "float64")) is None
     monkeypatch.setenv("FORERUN_KERNELS", "reference")
-    assert chains(load_model(folder)) is None
+    assert session(load_model(folder)) is None

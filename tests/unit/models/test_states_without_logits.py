@@ -27,15 +27,18 @@ def test_states_do_not_need_logits(family: str, dtype: str, folders: dict[str, P
     model = load_model(folders[family], dtype=dtype)
     first, second = list(range(1, 20)), list(range(40, 47))
     whole = model.forward([Rows(model.new_cache(), first), Rows(model.new_cache(), second)], LAYERS)
-    assert whole.taps is not None
-    batch = [Rows(model.new_cache(), first, num_logits=0, num_taps=12), Rows(model.new_cache(), second, num_logits=2)]
+    assert whole.hidden_outputs is not None
+    batch = [
+        Rows(model.new_cache(), first, num_logits=0, num_hidden_outputs=12),
+        Rows(model.new_cache(), second, num_logits=2),
+    ]
     some = model.forward(batch, LAYERS)
-    assert some.taps is not None
-    assert torch.equal(some.taps, torch.cat([whole.taps[7:19], whole.taps[-2:]]))
+    assert some.hidden_outputs is not None
+    assert torch.equal(some.hidden_outputs, torch.cat([whole.hidden_outputs[7:19], whole.hidden_outputs[-2:]]))
     assert torch.equal(some.logits, whole.logits[-2:])
-    none = model.forward([Rows(model.new_cache(), first, num_logits=0, num_taps=19)], LAYERS)
-    assert none.taps is not None
-    assert len(none.logits) == 0 and torch.equal(none.taps, whole.taps[:19])
+    none = model.forward([Rows(model.new_cache(), first, num_logits=0, num_hidden_outputs=19)], LAYERS)
+    assert none.hidden_outputs is not None
+    assert len(none.logits) == 0 and torch.equal(none.hidden_outputs, whole.hidden_outputs[:19])
 
 
 @pytest.mark.parametrize(

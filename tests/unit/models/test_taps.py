@@ -29,8 +29,8 @@ def tokens(count: int, seed: int = 0) -> list[int]:
     return torch.randint(0, VOCAB, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
 
 
-def taps(model: Model, batch: Sequence[Rows], layers: Sequence[int] = LAYERS) -> Tensor:
-    states = model.forward(batch, layers).taps
+def hidden_outputs(model: Model, batch: Sequence[Rows], layers: Sequence[int] = LAYERS) -> Tensor:
+    states = model.forward(batch, layers).hidden_outputs
     assert states is not None
     return states
 
@@ -54,7 +54,7 @@ def test_states_are_those_of_transformers(family: str, kind: str, folders: dict[
     with torch.inference_mode():
         expected = torch.stack(reference(torch.tensor([prompt]), output_hidden_states=True).hidden_states, 2)[0]
     cache = prompted(model, prompt[:40])
-    own = taps(model, [Rows(cache, prompt[40:])])
+    own = hidden_outputs(model, [Rows(cache, prompt[40:])])
     assert own.dtype == torch.float64
     assert own.shape == (30, 3, 64)
     error = (own - expected[40:]).abs().amax((0, 2)) / expected[40:].abs().amax((0, 2))
@@ -72,25 +72,25 @@ def test_states_have_the_same_bits_however_rows_are_computed(family: str, dtype:
     cache = prompted(model, prompt)
     alone = []
     for token_id in new:
-        alone.append(taps(model, [Rows(cache, [token_id])]))
+        alone.append(hidden_outputs(model, [Rows(cache, [token_id])]))
         cache.commit([0])
     expected = torch.cat(alone)
     together = prompted(model, prompt)
-    assert torch.equal(taps(model, [Rows(together, new)]), expected)
+    assert torch.equal(hidden_outputs(model, [Rows(together, new)]), expected)
     together.drop()
     others = [Rows(model.new_cache(), tokens(5, seed=2), num_logits=2), Rows(model.new_cache(), [3], num_logits=0)]
-    beside = taps(model, [others[0], Rows(together, new, num_logits=4), others[1]])
+    beside = hidden_outputs(model, [others[0], Rows(together, new, num_logits=4), others[1]])
     assert torch.equal(beside[2:], expected[-4:])
     together.drop()
     tree = [new[0], *(token_id for node in range(1, 10) for token_id in (7, new[node]))]
     parents = [-1, *(2 * (node - 1) for node in range(1, 10) for _ in range(2))]
-    assert torch.equal(taps(model, [Rows(together, tree, parents)])[::2], expected)
-    whole = taps(model, [Rows(model.new_cache(), prompt + new)])
+    assert torch.equal(hidden_outputs(model, [Rows(together, tree, parents)])[::2], expected)
+    whole = hidden_outputs(model, [Rows(model.new_cache(), prompt + new)])
     assert torch.equal(whole[PROMPT:], expected)
     cache = model.new_cache()
     for start in range(0, PROMPT + 10, 52):
         part = (prompt + new)[start : start + 52]
-        assert torch.equal(taps(model, [Rows(cache, part)]), whole[start : start + 52])
+        assert torch.equal(hidden_outputs(model, [Rows(cache, part)]), whole[start : start + 52])
         cache.commit(range(52))
 
 
@@ -100,13 +100,13 @@ def test_any_layers_may_be_asked_for(family: str, folders: dict[str, Path]) -> N
     everything = model.forward([Rows(model.new_cache(), [1, 2, 3])], LAYERS)
     for layers in ((0,), (1,), (2,), (0, 2)):
         own = model.forward([Rows(model.new_cache(), [1, 2, 3])], layers)
-        assert own.taps is not None and everything.taps is not None
-        assert torch.equal(own.taps, everything.taps[:, list(layers)])
+        assert own.hidden_outputs is not None and everything.hidden_outputs is not None
+        assert torch.equal(own.hidden_outputs, everything.hidden_outputs[:, list(layers)])
         assert torch.equal(own.logits, everything.logits)
     none = model.forward([Rows(model.new_cache(), [1, 2, 3])])
-    assert none.taps is None
+    assert none.hidden_outputs is None
     assert torch.equal(none.logits, everything.logits)
-    assert taps(model, [Rows(model.new_cache(), [1, 2, 3], num_logits=0)]).shape == (0, 3, 64)
+    assert hidden_outputs(model, [Rows(model.new_cache(), [1, 2, 3], num_logits=0)]).shape == (0, 3, 64)
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
@@ -122,7 +122,7 @@ def test_layers_that_are_not_there_are_refused(family: str, layers: Sequence[int
 def test_rows_that_go_on_from_a_layer(folders: dict[str, Path]) -> None:
     model = load_model(folders["llama"], dtype="bfloat16")
     prompt, new = tokens(30), [1, 2, 3]
-    expected = taps(model, [Rows(prompted(model, prompt), new), Rows(model.new_cache(), [5, 6])], (1, 2))
+    expected = hidden_outputs(model, [Rows(prompted(model, prompt), new), Rows(model.new_cache(), [5, 6])], (1, 2))
     cache = prompted(model, prompt)
     hidden, _ = model.forward_first([Rows(cache, new)], 1)
     resumed = Rows(cache, new, hidden=hidden, first_layer=1)
@@ -130,7 +130,7 @@ def test_rows_that_go_on_from_a_layer(folders: dict[str, Path]) -> None:
     with pytest.raises(ValueError, match="layer 0 are asked for, but rows go on from layer 1"):
         model.forward([resumed, Rows(other, [5, 6])], (0, 1))
     assert other.num_scratch == 0
-    assert torch.equal(taps(model, [resumed, Rows(other, [5, 6])], (1, 2)), expected)
+    assert torch.equal(hidden_outputs(model, [resumed, Rows(other, [5, 6])], (1, 2)), expected)
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2"])

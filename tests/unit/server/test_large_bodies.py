@@ -13,7 +13,7 @@ import pytest
 
 from forerun.errors import RequestBodyError
 from forerun.server import body_inspector as weighing, service
-from forerun.server.body_inspector import Limits, Weigher, longest_token
+from forerun.server.body_inspector import BodyInspector, Limits, longest_token
 from forerun.server.body_inspector_process import LENGTH, answer, main
 from forerun.server.middleware import Pace
 from forerun.utils.json_file import Fields
@@ -81,7 +81,7 @@ def test_bodies_are_answered_one_after_another() -> None:
 
 
 def test_the_process_is_started_again_after_it_was_killed() -> None:
-    weigher = Weigher()
+    weigher = BodyInspector()
     try:
         assert weigher.told(b"{}").integer("num_fields") == 0
         assert weigher._process is not None

@@ -8,24 +8,24 @@ import numpy as np
 import pytest
 
 from forerun.speculation import Acceptance, Probes, Prospects
-from forerun.speculation.goodput import ProspectsAlone, price
+from forerun.speculation.goodput import ProspectsAlone, min_acceptance_prob
 
 
-def feed(acceptance: Acceptance, key: str, chance: float, count: int, budget: int = 6, seed: int = 0) -> None:
+def feed(acceptance: Acceptance, key: str, accept_prob: float, count: int, budget: int = 6, seed: int = 0) -> None:
     """Chains whose every token is accepted with this chance, once the one before was."""
     rng = np.random.default_rng(seed)
     for _ in range(count):
-        path = list(itertools.takewhile(lambda _: rng.random() < chance, range(budget)))
+        path = list(itertools.takewhile(lambda _: rng.random() < accept_prob, range(budget)))
         acceptance.observe(key, budget, budget, path)
 
 
 def test_a_chain_is_a_product_and_goes_on_as_it_was_beyond_what_was_seen() -> None:
     acceptance = Acceptance()
     feed(acceptance, "a", 0.7, 600)
-    gains, chances = acceptance.expect(["new"], 10)
+    gains, accept_probs = acceptance.expect(["new"], 10)
     assert gains[0] == pytest.approx(0.7 ** np.arange(1, 11), rel=0.25)
     assert gains[0, :3] == pytest.approx(0.7 ** np.arange(1, 4), rel=0.12)
-    assert (chances > 0.99).all()
+    assert (accept_probs > 0.99).all()
 
 
 def test_trees_are_counted_by_place() -> None:
@@ -52,8 +52,8 @@ def test_drafts_that_are_not_there() -> None:
     for number in range(400):
         found = number % 4 == 0
         acceptance.observe("a", 5, 5 if found else 0, [0, 1, 2, 3, 4] if found else [])
-    gains, chances = acceptance.expect(["new"], 5)
-    assert chances[0] == pytest.approx(0.25, abs=0.12)
+    gains, accept_probs = acceptance.expect(["new"], 5)
+    assert accept_probs[0] == pytest.approx(0.25, abs=0.12)
     assert gains[0] == pytest.approx(0.25, abs=0.12)
 
 
@@ -75,14 +75,14 @@ def test_nothing_is_kept_of_what_has_left() -> None:
     assert not acceptance._own and not acceptance._odds and not acceptance._fate
 
 
-def prospects(batch: int, chance: float, row: float = 0.01, node: float = 0.05, places: int = 16) -> Prospects:
-    gains = np.tile(chance ** np.arange(1, places + 1), (batch, 1))
+def prospects(batch: int, accept_prob: float, row: float = 0.01, node: float = 0.05, places: int = 16) -> Prospects:
+    gains = np.tile(accept_prob ** np.arange(1, places + 1), (batch, 1))
     rows = np.arange(batch * (places + 1) + 1)
     return Prospects(gains, np.ones_like(gains), 1 + row * rows, node * np.arange(places + 1))
 
 
 def alone_of(one: Prospects) -> ProspectsAlone:
-    return ProspectsAlone(one.gains[0].tolist(), one.chances[0].tolist(), one.target.tolist(), one.draft.tolist())
+    return ProspectsAlone(one.gains[0].tolist(), one.accept_probs[0].tolist(), one.target.tolist(), one.draft.tolist())
 
 
 def test_alone_and_together_are_the_same_calculation() -> None:
@@ -101,9 +101,9 @@ def test_the_price_stands_where_the_best_chain_ends() -> None:
     one = prospects(1, 0.8)
     rates = alone_of(one).rates
     best = rates.index(max(rates))
-    least = price(rates[best], [best], one.target, one.draft)
+    least = min_acceptance_prob(rates[best], [best], one.target, one.draft)
     assert 0.8 ** (best + 1) < least * 1.1 and 0.8**best > least * 0.9
-    assert price(1.0, [0], one.target, one.draft) == 0.0
+    assert min_acceptance_prob(1.0, [0], one.target, one.draft) == 0.0
 
 
 def test_what_rows_cost_is_spent_on_the_better_sequences() -> None:

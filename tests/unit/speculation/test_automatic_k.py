@@ -9,7 +9,7 @@ import pytest
 
 from forerun import SamplingParams
 from forerun.config import MAX_NUM_DRAFT_TOKENS
-from forerun.speculation import AutoBudget, FixedBudget, Outcome, StepCost
+from forerun.speculation import AutomaticPolicy, FixedPolicy, Outcome, StepCost
 from forerun.types import Draft, Sequence, Verdict
 from worlds import GREEDY, World, best_fixed, live
 
@@ -60,21 +60,21 @@ def test_within_three_per_cent_of_the_best_fixed_number(name: str) -> None:
     world = WORLDS[name]
     num_steps = NUM_STEPS if world.batch == 1 else NUM_STEPS // 2
     best = best_fixed(world, num_steps, FEW if world.batch == 1 else FEW[:8])
-    lived = live(world, AutoBudget(), num_steps, seed=1)
+    lived = live(world, AutomaticPolicy(), num_steps, seed=1)
     assert lived.speed() >= 0.97 * best
-    plain = live(world, FixedBudget(0), 100).speed()
+    plain = live(world, FixedPolicy(0), 100).speed()
     assert lived.speed(20) >= 0.97 * plain
 
 
 def test_sequences_of_one_batch_are_told_apart() -> None:
     world = WORLDS["eight, easy and hard"]
-    assert live(world, AutoBudget(), 250).speed() > 1.03 * best_fixed(world, 250, FEW[:8])
+    assert live(world, AutomaticPolicy(), 250).speed() > 1.03 * best_fixed(world, 250, FEW[:8])
 
 
 def test_noise_costs_little_and_a_hiccup_does_not_stick() -> None:
     quiet = WORLDS["costly rows"]
     noisy = World(quiet.accept, quiet.draft, quiet.target, noise=0.15)
-    assert live(noisy, AutoBudget(), NUM_STEPS).speed() >= 0.94 * best_fixed(quiet, NUM_STEPS, FEW)
+    assert live(noisy, AutomaticPolicy(), NUM_STEPS).speed() >= 0.94 * best_fixed(quiet, NUM_STEPS, FEW)
 
     steps = iter(range(10**6))
 
@@ -82,7 +82,7 @@ def test_noise_costs_little_and_a_hiccup_does_not_stick() -> None:
         return 0.05 * budget * (20 if next(steps) % 25 == 3 else 1)
 
     hiccuping = World(quiet.accept, hiccups, quiet.target)
-    budgets = live(hiccuping, AutoBudget(), NUM_STEPS).budgets
+    budgets = live(hiccuping, AutomaticPolicy(), NUM_STEPS).budgets
     assert np.mean([own[0] == 0 for own in budgets[20:]]) < 0.1
 
 
@@ -92,7 +92,7 @@ def test_a_change_of_regime_is_noticed(before: float) -> None:
     after = 0.9 - before
     turn = 16 if before else 4  # a few hundred steps either way
     world = World(lambda s, t, d: before if s < turn else after, chain(0.05), flat)
-    lived = live(world, AutoBudget(), 1200)
+    lived = live(world, AutomaticPolicy(), 1200)
     first = [own[0] for own in lived.budgets[100:200]] if before else [own[0] for own in lived.budgets[200:400]]
     last = [own[0] for own in lived.budgets[-200:]]
     few, many = (last, first) if before else (first, last)
@@ -103,7 +103,7 @@ def test_a_change_of_regime_is_noticed(before: float) -> None:
 def test_probing_is_bounded_by_what_it_costs() -> None:
     for seconds in (0.1, 1.0, 8.0):
         world = World(lambda s, t, d: 0.0, lambda budget, asked, own=seconds: own * budget, flat)
-        lived = live(world, AutoBudget(), 3000)
+        lived = live(world, AutomaticPolicy(), 3000)
         assert lived.speed(20) >= 0.985
         assert any(own[0] > 0 for own in lived.budgets[1500:])  # but it never gives up
 
@@ -111,24 +111,24 @@ def test_probing_is_bounded_by_what_it_costs() -> None:
 def test_no_flapping() -> None:
     """Where plain decoding and drafting are as good as each other, one of them is kept."""
     world = World(lambda s, t, d: 0.5, lambda budget, asked: 0.48 * budget, flat)
-    budgets = [own[0] for own in live(world, AutoBudget(), 1000).budgets[100:]]
+    budgets = [own[0] for own in live(world, AutomaticPolicy(), 1000).budgets[100:]]
     changes = sum((a == 0) != (b == 0) for a, b in pairwise(budgets))
     assert changes < 250
 
 
 def test_the_price_is_what_a_node_must_be_worth() -> None:
     """At the optimum tokens per second times what one more node costs: here a node costs 0.05 + 0.01 of a second."""
-    budget = AutoBudget()
+    budget = AutomaticPolicy()
     live(WORLDS["cheap drafts"], budget, 300)
     sequence = Sequence(10**6, [0], 1, GREEDY, max_length=100)
-    plan = next(plan for plan in (budget.plan([sequence]) for _ in range(20)) if plan.price > 0)
-    rate = live(WORLDS["cheap drafts"], AutoBudget(), 300).speed()
-    assert plan.price == pytest.approx(rate * 0.06, rel=0.35)
+    plan = next(plan for plan in (budget.plan([sequence]) for _ in range(20)) if plan.min_acceptance_prob > 0)
+    rate = live(WORLDS["cheap drafts"], AutomaticPolicy(), 300).speed()
+    assert plan.min_acceptance_prob == pytest.approx(rate * 0.06, rel=0.35)
     assert plan.budgets[0] > 1
 
 
 def test_nothing_beyond_the_room() -> None:
-    budget = AutoBudget()
+    budget = AutomaticPolicy()
     live(WORLDS["nearly always right"], budget, 100)
     for room in (-1, 0, 1, 3):
         sequence = Sequence(10**6, [0] * 8, 1, GREEDY, max_length=9 + room)
@@ -137,13 +137,13 @@ def test_nothing_beyond_the_room() -> None:
 
 def test_nothing_beyond_the_most() -> None:
     world = World(lambda s, t, d: 1.0, lambda budget, asked: 0.0, lambda rows: 1.0, length=4000)
-    lived = live(world, AutoBudget(), 100)
+    lived = live(world, AutomaticPolicy(), 100)
     assert max(own[0] for own in lived.budgets) == MAX_NUM_DRAFT_TOKENS
-    assert max(own[0] for own in live(world, AutoBudget(max_tokens=6), 60).budgets) == 6
+    assert max(own[0] for own in live(world, AutomaticPolicy(max_tokens=6), 60).budgets) == 6
 
 
 def test_steps_with_prompt_chunks_teach_no_costs() -> None:
-    budget = AutoBudget()
+    budget = AutomaticPolicy()
     sequence = Sequence(0, [1], 1, GREEDY, max_length=100)
     outcome = Outcome(sequence, 2, Draft.chain([1, 2]), Verdict([0], 3))
     budget.observe(StepCost(260, 257, 5, 9.0, 9.0, 0.0), [outcome])
@@ -152,7 +152,7 @@ def test_steps_with_prompt_chunks_teach_no_costs() -> None:
 
 
 def test_greedy_and_drawn_requests_have_costs_of_their_own() -> None:
-    budget = AutoBudget()
+    budget = AutomaticPolicy()
     for number, (params, seconds) in enumerate(((GREEDY, 1.0), (SamplingParams(), 2.0))):
         sequence = Sequence(number, [1], 1, params, max_length=100)
         for _ in range(10):
@@ -163,7 +163,7 @@ def test_greedy_and_drawn_requests_have_costs_of_their_own() -> None:
 
 
 def test_state_goes_with_the_sequence() -> None:
-    budget = AutoBudget()
+    budget = AutomaticPolicy()
     world = World(lambda s, t, d: 0.5, chain(0.1), flat, batch=4, length=20)
     live(world, budget, 400)
     assert len(budget._chosen) <= 8
@@ -174,7 +174,7 @@ def test_state_goes_with_the_sequence() -> None:
 def test_plans_stand_and_probes_that_lose_become_rarer(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is computed for a plan is computed for many steps, and for more of them the longer nothing pays."""
     made: list[int] = []
-    budget = AutoBudget()
+    budget = AutomaticPolicy()
     target = budget.costs.target
 
     def counted(*args: object) -> object:
@@ -192,7 +192,7 @@ def test_plans_stand_and_probes_that_lose_become_rarer(monkeypatch: pytest.Monke
 
 
 def test_costs_of_a_plan_are_learned_before_they_are_used_or_saved() -> None:
-    budget = AutoBudget()
+    budget = AutomaticPolicy()
     world = World(lambda s, t, d: 0.0, chain(0.3), flat, length=2000)
     live(world, budget, 300)
     seen = budget.costs.seen_rows("greedy", 1, 1)
@@ -211,7 +211,7 @@ def test_costs_of_a_plan_are_learned_before_they_are_used_or_saved() -> None:
 
 def test_a_plan_gives_every_sequence_its_budget_while_it_stands() -> None:
     """Room shrinks within a standing plan."""
-    budget = AutoBudget()
+    budget = AutomaticPolicy()
     live(WORLDS["nearly always right"], budget, 200)
     sequence = Sequence(10**6, [0] * 8, 1, GREEDY, max_length=60)
     for _ in range(6):

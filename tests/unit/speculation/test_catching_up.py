@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from forerun.speculation import AutoBudget, CostModel, FixedBudget, Outcome, StepCost
+from forerun.speculation import AutomaticPolicy, CostModel, FixedPolicy, Outcome, StepCost
 from forerun.speculation.exploration import Pauses
 from forerun.types import Draft, Sequence, Verdict
 from worlds import GREEDY, World, best_fixed, live
@@ -19,14 +19,14 @@ PAYING = World(
 @pytest.mark.parametrize("batch", [1, 4])
 def test_a_costly_first_draft_does_not_end_drafting(batch: int) -> None:
     world = World(**{**PAYING.__dict__, "batch": batch})
-    lived = live(world, AutoBudget(), 600)
+    lived = live(world, AutomaticPolicy(), 600)
     assert lived.speed() >= 0.95 * best_fixed(world, 600)
     assert np.mean([any(own) for own in lived.budgets[100:]]) > 0.9
 
 
 def test_a_wrong_first_impression_is_corrected() -> None:
     """The second step of a probe shows a drafter as it is that two slow drafts have made look slow."""
-    budget = AutoBudget()
+    budget = AutomaticPolicy()
     for _ in range(2):
         budget.costs.add_draft(1, 1, 2.0)
     lived = live(PAYING, budget, 3000)
@@ -38,9 +38,9 @@ def test_a_wrong_first_impression_is_corrected() -> None:
 def test_drafting_does_not_begin_where_the_rest_is_too_short_for_it() -> None:
     """Of prompts of 4,000 tokens and answers of 20."""
     world = World(**{**PAYING.__dict__, "prompt": 4000, "length": 20})
-    plain = live(world, FixedBudget(0), 3000).speed()
-    assert live(world, FixedBudget(4), 3000).speed() < 0.7 * plain
-    lived = live(world, AutoBudget(), 3000)
+    plain = live(world, FixedPolicy(0), 3000).speed()
+    assert live(world, FixedPolicy(4), 3000).speed() < 0.7 * plain
+    lived = live(world, AutomaticPolicy(), 3000)
     assert lived.speed(300) >= 0.97 * plain
 
 
@@ -65,7 +65,7 @@ def test_what_a_first_draft_costs_beyond_the_usual_is_that_of_its_tokens() -> No
 
 def test_following_a_prompt_is_a_cost_of_drafting_where_it_might_have_been_put_off() -> None:
     for catches_up in (True, False):
-        budget, own = AutoBudget(catches_up=catches_up), Sequence(0, [0] * 101, 100, GREEDY, max_length=400)
+        budget, own = AutomaticPolicy(catches_up=catches_up), Sequence(0, [0] * 101, 100, GREEDY, max_length=400)
         prompt = StepCost(num_rows=50, num_prompt_rows=50, context=0, time_draft=0.5, time_target=1.0, time_verify=0.0)
         for _ in range(2):
             budget.observe(prompt, [])

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 
-from forerun.speculation import AutoBudget, Outcome, Prospects, StepCost
+from forerun.speculation import AutomaticPolicy, Outcome, Prospects, StepCost
 from forerun.speculation.exploration import cheapest_trial
 from forerun.types import Draft, Sequence, Verdict
 from worlds import GREEDY, World, best_fixed, live
 
 
-def prospects(chance: float, draft: float, growth: float) -> Prospects:
+def prospects(accept_prob: float, draft: float, growth: float) -> Prospects:
     """Eight sequences; a row costs 0.08 of a step. draft: seconds for all of them."""
     return Prospects(
-        gains=np.full((8, 1), chance),
-        chances=np.ones((8, 1)),
+        gains=np.full((8, 1), accept_prob),
+        accept_probs=np.ones((8, 1)),
         target=1 + 0.08 * np.arange(18.0),
         draft=np.array([0.0, draft]),
         growth=growth,
@@ -39,14 +39,14 @@ def test_a_poor_beginning_is_got_over_in_a_batch() -> None:
         batch=8,
         length=200,
     )
-    lived = live(world, AutoBudget(), 400)
+    lived = live(world, AutomaticPolicy(), 400)
     assert lived.speed() >= 0.97 * best_fixed(world, 400, (0, 1, 2, 3))
     assert np.mean([any(own) for own in lived.budgets[150:]]) > 0.9
 
 
 def test_steps_with_prompts_pay_for_probes_too() -> None:
     """In a crowd nearly every step holds a prompt."""
-    budget = AutoBudget()
+    budget = AutomaticPolicy()
     world = World(lambda s, t, d: 0.0, lambda budget, asked: 0.3 * budget, lambda rows: 0.5 + 0.1 * rows, batch=8)
     live(world, budget, 100)
     sequences = [Sequence(10**6 + i, [0] * 8, 1, GREEDY, max_length=1000) for i in range(8)]

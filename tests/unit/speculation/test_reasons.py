@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from forerun.speculation import AutoBudget, CostModel, FixedBudget, WholeBudget
+from forerun.speculation import AutomaticPolicy, CostModel, FixedLengthPolicy, FixedPolicy
 from forerun.types import Sequence
 from worlds import GREEDY, World, live
 
@@ -18,25 +18,25 @@ def chain(budget: int, asked: int) -> float:
 
 
 def test_a_fixed_number_is_fixed_but_for_room() -> None:
-    assert FixedBudget(4).plan(sequences(2)).reason == "fixed"
-    assert FixedBudget(0).plan(sequences(2, room=0)).reason == "fixed"
-    assert FixedBudget(4).plan(sequences(2, room=0)).reason == "no room"
+    assert FixedPolicy(4).plan(sequences(2)).reason == "fixed"
+    assert FixedPolicy(0).plan(sequences(2, room=0)).reason == "fixed"
+    assert FixedPolicy(4).plan(sequences(2, room=0)).reason == "no room"
 
 
 def test_reasons_of_auto() -> None:
-    budget = AutoBudget()
+    budget = AutomaticPolicy()
     assert budget.plan(sequences(1)).reason == "measuring"
     live(World(lambda s, t, d: 0.9, chain, lambda rows: 1.0), budget, 100)
     seen = {(plan.reason, plan.budgets[0] > 0) for plan in (budget.plan(sequences(1)) for _ in range(5))}
     assert ("gain", True) in seen
     assert budget.plan(sequences(1, room=0)).reason == "no room"
-    poor = AutoBudget()
+    poor = AutomaticPolicy()
     live(World(lambda s, t, d: 0.0, chain, lambda rows: 1.0 + 0.1 * rows), poor, 100)
     assert poor.plan(sequences(1)).reason in ("no gain", "probe")
 
 
 def test_what_pays_alone_but_not_in_a_batch_is_told() -> None:
-    budget = AutoBudget()
+    budget = AutomaticPolicy()
     alone = World(lambda s, t, d: 0.7, chain, lambda rows: max(1.0, rows / 6))
     live(alone, budget, 100)
     live(World(alone.accept, alone.draft, alone.target, batch=16), budget, 100)
@@ -45,7 +45,7 @@ def test_what_pays_alone_but_not_in_a_batch_is_told() -> None:
 
 
 def test_reasons_of_whole_drafts() -> None:
-    budget = WholeBudget(7)
+    budget = FixedLengthPolicy(7)
     reasons = [budget.plan(sequences(1)).reason for _ in range(4)]
     assert reasons == ["measuring"] * 3 + ["probe"]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from forerun.errors import ConfigError
-from forerun.speculation import Acceptance, AutoBudget, automatic_budget
+from forerun.speculation import Acceptance, AutomaticPolicy, automatic_policy
 from forerun.speculation.cost_store import entry, prior, read_start, write_start
 from worlds import World, live
 
@@ -16,8 +16,8 @@ KEY = ("model", "a drafter of this test")
 WORLD = World(lambda s, t, d: 0.95, lambda budget, asked: 0.05 * budget, lambda rows: 1 + 0.01 * rows)
 
 
-def learned() -> AutoBudget:
-    budget = AutoBudget()
+def learned() -> AutomaticPolicy:
+    budget = AutomaticPolicy()
     live(WORLD, budget, 300)
     return budget
 
@@ -41,8 +41,8 @@ def test_the_first_steps_are_as_good_as_later_ones(tmp_path: Path, monkeypatch: 
     budget = learned()
     write_start(tmp_path / "s.json", [entry(key, budget.costs, budget.acceptance)])
     read_start(tmp_path / "s.json")
-    warm = live(WORLD, automatic_budget(whole_draft=None, cost_key=key), 20).speed()
-    cold = live(WORLD, AutoBudget(), 20).speed()
+    warm = live(WORLD, automatic_policy(fixed_length_draft=None, cost_key=key), 20).speed()
+    cold = live(WORLD, AutomaticPolicy(), 20).speed()
     later = live(WORLD, learned(), 100).speed()
     assert warm > 1.05 * cold and warm > 0.85 * later
 

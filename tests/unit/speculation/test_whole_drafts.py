@@ -6,16 +6,18 @@ import pytest
 import torch
 
 from forerun import SamplingParams
-from forerun.speculation import Outcome, StepCost, WholeBudget
+from forerun.speculation import FixedLengthPolicy, Outcome, StepCost
 from forerun.speculation.fixed_length import WHOLE_STEPS
 from forerun.types import Draft, Sequence, Verdict
 
 NODES = 15
 
 
-def live(gain: float, cost: float, steps: int = 4000, batch: int = 1, budget: WholeBudget | None = None) -> list[bool]:
+def live(
+    gain: float, cost: float, steps: int = 4000, batch: int = 1, budget: FixedLengthPolicy | None = None
+) -> list[bool]:
     """Steps in a world where a drafted step gives `gain` tokens and takes `cost`, a plain one 1 and 1."""
-    budget = budget or WholeBudget(NODES)
+    budget = budget or FixedLengthPolicy(NODES)
     sequences = [Sequence(i, [1, 2], 2, SamplingParams(), max_length=2**40) for i in range(batch)]
     draft = Draft(torch.zeros(NODES, dtype=torch.int64), torch.arange(-1, NODES - 1))
     drafted, owed = [], 0.0
@@ -52,7 +54,7 @@ def test_what_does_not_pay_is_tried_ever_more_rarely(gain: float, cost: float) -
 
 
 def test_loads_are_told_apart_and_a_change_is_noticed() -> None:
-    budget = WholeBudget(NODES)
+    budget = FixedLengthPolicy(NODES)
     assert sum(live(2.0, 1.2, 500, 1, budget)) > 400
     assert sum(live(1.5, 4.0, 500, 16, budget)) < 100
     assert sum(live(2.0, 1.2, 500, 1, budget)) > 450
@@ -60,7 +62,7 @@ def test_loads_are_told_apart_and_a_change_is_noticed() -> None:
 
 
 def test_prompts_say_nothing() -> None:
-    budget = WholeBudget(NODES)
+    budget = FixedLengthPolicy(NODES)
     budget.observe(StepCost(40, 39, 100, 0.0, 99.0, 0.0), [])
     assert sum(live(2.0, 1.2, 500, 1, budget)) > 400
 
@@ -68,6 +70,6 @@ def test_prompts_say_nothing() -> None:
 def test_a_trial_of_whole_drafts_ends_when_it_has_lost_enough() -> None:
     drafted = live(1.0, 20.0, 150)
     assert sum(drafted) == 1
-    budget = WholeBudget(NODES)
+    budget = FixedLengthPolicy(NODES)
     live(1.0, 1.6, 100, 1, budget)
     assert sum(live(1.0, 5.0, 100, 32, budget)) == 0  # what lost in a small batch is not tried at once

@@ -116,8 +116,8 @@ def test_blocks_are_those_of_the_reference_and_of_drafting(
     drafted = []
     for _, of, place in chosen:
         cache, text = served.new_cache(), texts(rows)[of]
-        taps = taps_of(target, head, text)
-        states = served.fuse(taps[:place])
+        hidden_outputs = taps_of(target, head, text)
+        states = served.fuse(hidden_outputs[:place])
         served.forward([Rows(cache, text[1 : place + 1], num_logits=0, states=states)])
         cache.commit(range(place))
         drafted.append(Block(cache, text[place], K, states[-1]))

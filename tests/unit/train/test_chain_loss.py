@@ -28,11 +28,13 @@ def by_hand(acceptance: list[float], wanted: list[bool], smoothing: float) -> li
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.5])
 def test_weights_follow_acceptance(smoothing: float) -> None:
-    chances = torch.tensor([[0.9, 0.5, 0.2], [0.1, 1.0, 1.0], [0.3, 0.3, 0.3]])
+    accept_probs = torch.tensor([[0.9, 0.5, 0.2], [0.1, 1.0, 1.0], [0.3, 0.3, 0.3]])
     wanted = torch.tensor([[True, True, True], [True, True, False], [False, True, True]])
-    found = survival_weights(chances.requires_grad_(), wanted, smoothing)
+    found = survival_weights(accept_probs.requires_grad_(), wanted, smoothing)
     for row in range(3):
-        assert found[row].tolist() == pytest.approx(by_hand(chances[row].tolist(), wanted[row].tolist(), smoothing))
+        assert found[row].tolist() == pytest.approx(
+            by_hand(accept_probs[row].tolist(), wanted[row].tolist(), smoothing)
+        )
     assert not found.requires_grad
     assert survival_weights(torch.ones(1, 3), torch.ones(1, 3, dtype=torch.bool), smoothing).sum() == pytest.approx(1)
 

@@ -63,7 +63,7 @@ def drafted(head: EagleModel, target: Model, text: list[int]) -> tuple[list[int]
     end = PROMPT + 1  # tokens that are committed
     while end + K <= len(text):
         cache = head.new_cache()
-        found = head.forward([Rows(cache, text[1:end], num_logits=1, num_taps=1, states=states[: end - 1])])
+        found = head.forward([Rows(cache, text[1:end], num_logits=1, num_hidden_outputs=1, states=states[: end - 1])])
         run = 0
         for step in range(K):
             reached[step] += 1
@@ -72,8 +72,8 @@ def drafted(head: EagleModel, target: Model, text: list[int]) -> tuple[list[int]
                 break
             accepted[step] += 1
             run += 1
-            assert found.taps is not None
-            found = head.forward([Rows(cache, [token], states=found.taps[:, 0])])
+            assert found.hidden_outputs is not None
+            found = head.forward([Rows(cache, [token], states=found.hidden_outputs[:, 0])])
         chains.append((end, run))
         end += run + 1
     return reached, accepted, chains

@@ -72,10 +72,10 @@ def texts(rows: HeadRows) -> list[list[int]]:
 
 
 def true_states(target: Model, head: StoredHead, text: list[int]) -> Tensor:
-    batch = [Rows(target.new_cache(), text, num_logits=0, num_taps=len(text))]
-    taps = target.forward(batch, head.config.layers).taps
-    assert taps is not None
-    return taps.clone()
+    batch = [Rows(target.new_cache(), text, num_logits=0, num_hidden_outputs=len(text))]
+    hidden_outputs = target.forward(batch, head.config.layers).hidden_outputs
+    assert hidden_outputs is not None
+    return hidden_outputs.clone()
 
 
 def module(head: StoredHead) -> EagleHead:
@@ -118,12 +118,12 @@ def test_unrolled_rows_are_those_of_drafting(kind: str, target: Model, packed: t
     seen = 0
     for index, document, row in active_rows(rows):
         text = texts(rows)[document]
-        taps = true_states(target, head, text)[: row + 1]
+        hidden_outputs = true_states(target, head, text)[: row + 1]
         for step in range(STEPS):
             if row + 2 + step >= len(text):
                 continue
             read = text[1 : row + 2 + step]
-            expected = reference_logits(head, target, read, taps, num_drafted=step)[-1, vocabulary(head)]
+            expected = reference_logits(head, target, read, hidden_outputs, num_drafted=step)[-1, vocabulary(head)]
             assert torch.allclose(logits[step, index], expected, atol=1e-5), (index, step)
             seen += 1
     assert seen > 15
@@ -144,7 +144,7 @@ def test_a_draft_of_several_sequences_gives_the_logits_of_training(
     fused = [served.fuse(true_states(target, head, text)) for text in known]
     first = [len(text) - 2 - STEPS for text in known]  # the row at which each draft begins
     batch = [
-        Rows(cache, text[1 : row + 2], num_logits=1, num_taps=1, states=state[: row + 1])
+        Rows(cache, text[1 : row + 2], num_logits=1, num_hidden_outputs=1, states=state[: row + 1])
         for cache, text, row, state in zip(caches, known, first, fused)
         if row >= 0
     ]
@@ -158,8 +158,8 @@ def test_a_draft_of_several_sequences_gives_the_logits_of_training(
                 for place, document in enumerate(there)
             ]
         found = served.forward(batch)
-        assert found.taps is not None
-        states = found.taps
+        assert found.hidden_outputs is not None
+        states = found.hidden_outputs
         for place, document in enumerate(there):
             index = rows_of[document, first[document]]
             assert torch.allclose(found.logits[place], logits[step, index], atol=1e-5)

@@ -30,9 +30,9 @@ class Distributions:
 def total_variation(distribution, target, length, vocab_size=3):
     """Between what is emitted, completed to `length` tokens by the target, and the target itself."""
     completed = defaultdict(Fraction)
-    for tokens, chance in distribution.items():
+    for tokens, accept_prob in distribution.items():
         for rest in product(range(vocab_size), repeat=length - len(tokens)):
-            mass = chance
+            mass = accept_prob
             for i, token in enumerate(rest):
                 mass *= target[(*tokens, *rest[:i])][token]
             completed[(*tokens, *rest)] += mass

@@ -39,9 +39,9 @@ def exact(rule, draft, target):
     ratios = [p[i][x] / q[i][x] for i, x in enumerate(tokens)]
     carries = rule.carry(ratios)
     left = excess(np.array(carries, dtype=object)[:, None], p, q)
-    chances = rule.acceptance(ratios, carries, list(left.sum(-1)))
+    accept_probs = rule.acceptance(ratios, carries, list(left.sum(-1)))
     left[n] = p[n]
-    return chances, left
+    return accept_probs, left
 
 
 @pytest.mark.parametrize("name", RULES)
@@ -50,12 +50,14 @@ def test_tensors_agree_with_fractions(name, vocab_size):
     drafts = [random_chain(length, vocab_size, seed) for seed, length in enumerate([3, 0, 1, 5, 4, 0, 2])]
     packed = PackedDrafts.of(drafts)
     target = random_probs(packed.offsets[-1], vocab_size, seed=99)
-    chances, left, _ = VERIFIERS[name].weigh(packed, target)
+    accept_probs, left, _ = VERIFIERS[name].weigh(packed, target)
     for index, draft in enumerate(drafts):
         rows = slice(packed.offsets[index], packed.offsets[index + 1])
         expected_chances, expected_left = exact(RULES[name], draft, target[rows])
-        assert len(chances[index]) == len(draft)
-        np.testing.assert_allclose(chances[index], [float(chance) for chance in expected_chances], atol=1e-12)
+        assert len(accept_probs[index]) == len(draft)
+        np.testing.assert_allclose(
+            accept_probs[index], [float(accept_prob) for accept_prob in expected_chances], atol=1e-12
+        )
         np.testing.assert_allclose(left[rows].numpy(), expected_left.astype(float), atol=1e-12)
 
 
@@ -68,8 +70,8 @@ def test_decision_given_the_uniform_numbers(name, seed, given_noise):
     uniforms = torch.rand(length + 1, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)).tolist()
     verdict = VERIFIERS[name].verify(PackedDrafts.of([draft]), target.log(), given_noise(uniforms))[0]
 
-    chances, left = exact(RULES[name], draft, target)
-    success = [Fraction(u) < chance for u, chance in zip(uniforms, chances)]
+    accept_probs, left = exact(RULES[name], draft, target)
+    success = [Fraction(u) < accept_prob for u, accept_prob in zip(uniforms, accept_probs)]
     if name == "token":
         accepted = next((i for i, each in enumerate(success) if not each), length)
     else:
@@ -136,11 +138,11 @@ def test_company_and_padding_change_nothing(name, fresh_noise):
     drafts = [random_chain(length, 9, seed, dtype=torch.float32) for seed, length in enumerate([4, 0, 2, 7])]
     packed = PackedDrafts.of(drafts)
     target = random_probs(packed.offsets[-1], 9, seed=7, dtype=torch.float32)
-    chances, left, _ = VERIFIERS[name].weigh(packed, target)
+    accept_probs, left, _ = VERIFIERS[name].weigh(packed, target)
     for index, draft in enumerate(drafts):
         rows = slice(packed.offsets[index], packed.offsets[index + 1])
         alone_chances, alone_left, _ = VERIFIERS[name].weigh(PackedDrafts.of([draft]), target[rows])
-        assert chances[index] == alone_chances[0]
+        assert accept_probs[index] == alone_chances[0]
         assert torch.equal(left[rows], alone_left)
 
 

@@ -39,12 +39,12 @@ def draw_chains(draft, length, stop_below=Fraction(0), drop=False, chain=()):
     if len(chain) == length:
         yield chain, Fraction(1)
         return
-    for token, chance in enumerate(draft[chain]):
-        if chance and chance < stop_below:
-            yield (chain if drop else (*chain, token)), chance
-        elif chance:
+    for token, accept_prob in enumerate(draft[chain]):
+        if accept_prob and accept_prob < stop_below:
+            yield (chain if drop else (*chain, token)), accept_prob
+        elif accept_prob:
             for rest, rest_chance in draw_chains(draft, length, stop_below, drop, (*chain, token)):
-                yield rest, chance * rest_chance
+                yield rest, accept_prob * rest_chance
 
 
 def weigh(rule, chain, target, draft):
@@ -55,29 +55,29 @@ def weigh(rule, chain, target, draft):
     ratios = [p[i][x] / q[i][x] for i, x in enumerate(chain)]
     carries = rule.carry(ratios)
     left = excess(np.array(carries, dtype=object)[:, None], p, q)
-    chances = rule.acceptance(ratios, carries, list(left.sum(-1)))
+    accept_probs = rule.acceptance(ratios, carries, list(left.sum(-1)))
     left[-1] = p[-1]
-    return [Fraction(chance) for chance in chances], left
+    return [Fraction(accept_prob) for accept_prob in accept_probs], left
 
 
 def emitted(rule, chains, target, draft, wrong_residual=False):
     """Distribution of (accepted tokens, next token), and the expected number of accepted tokens."""
     distribution, accepted = defaultdict(Fraction), Fraction(0)
     for chain, chain_chance in chains:
-        chances, left = weigh(rule, chain, target, draft)
+        accept_probs, left = weigh(rule, chain, target, draft)
         if wrong_residual:
             left = weigh(replace(rule, carry=unit_carry), chain, target, draft)[1]
         for outcome in product((False, True), repeat=len(chain)):
-            chance = chain_chance
-            for success, threshold in zip(outcome, chances):
-                chance *= threshold if success else 1 - threshold
-            if not chance:
+            accept_prob = chain_chance
+            for success, threshold in zip(outcome, accept_probs):
+                accept_prob *= threshold if success else 1 - threshold
+            if not accept_prob:
                 continue
             length = rule.length(outcome)
-            accepted += chance * length
+            accepted += accept_prob * length
             weights = left[length] if left[length].sum() else target[chain[:length]]
             for token, weight in enumerate(weights):
-                distribution[(*chain[:length], token)] += chance * weight / weights.sum()
+                distribution[(*chain[:length], token)] += accept_prob * weight / weights.sum()
     return distribution, accepted
 
 
@@ -154,10 +154,10 @@ def test_expected_accepted_tokens():
 def test_a_chance_of_block_grows_with_the_carry_up_to_certainty(mass):
     """Also where nothing is in excess: the first of two tokens is accepted for sure if it may be at all."""
     carries = [Fraction(i, 12) for i in range(13)]
-    chances = [BLOCK.acceptance([carry, 1], [1, carry, carry], [1, mass, 1])[0] for carry in carries]
-    assert chances == sorted(chances)
-    assert all(0 <= chance <= 1 for chance in chances)
-    assert chances[-1] == 1 and chances[0] == mass / (mass + 1)
+    accept_probs = [BLOCK.acceptance([carry, 1], [1, carry, carry], [1, mass, 1])[0] for carry in carries]
+    assert accept_probs == sorted(accept_probs)
+    assert all(0 <= accept_prob <= 1 for accept_prob in accept_probs)
+    assert accept_probs[-1] == 1 and accept_probs[0] == mass / (mass + 1)
 
 
 @pytest.mark.parametrize("seed", range(6))

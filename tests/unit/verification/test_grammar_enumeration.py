@@ -64,8 +64,8 @@ def distributions(seed):
 def completed(distribution):
     """What is emitted up to and with an end token: the rest is cut off."""
     cut = defaultdict(Fraction)
-    for tokens, chance in distribution.items():
-        cut[tokens[: tokens.index(END) + 1] if END in tokens else tokens] += chance
+    for tokens, accept_prob in distribution.items():
+        cut[tokens[: tokens.index(END) + 1] if END in tokens else tokens] += accept_prob
     return cut
 
 
@@ -74,7 +74,10 @@ def completed(distribution):
 @pytest.mark.parametrize("shape", SHAPES)
 def test_trees(name, replacement, shape):
     target, draft = distributions(len(shape))
-    trees = [(verified(nodes, drawn=True), chance) for nodes, chance in draw_trees(SHAPES[shape], draft, replacement)]
+    trees = [
+        (verified(nodes, drawn=True), accept_prob)
+        for nodes, accept_prob in draw_trees(SHAPES[shape], draft, replacement)
+    ]
     distribution, _ = emitted(rules()[name], trees, target, draft, replacement)
     assert total_variation(completed(distribution), target, depth(SHAPES[shape]) + 1) == 0
 
@@ -84,9 +87,9 @@ def test_chains(rule):
     for seed in range(4):
         target, draft = distributions(seed)
         chains = defaultdict(Fraction)
-        for chain, chance in draw_chains(draft, 3):
+        for chain, accept_prob in draw_chains(draft, 3):
             nodes = verified([(token, at - 1) for at, token in enumerate(chain)], drawn=True)
-            chains[tuple(token for token, _ in nodes)] += chance
+            chains[tuple(token for token, _ in nodes)] += accept_prob
         distribution, _ = emitted_on_chains(rule, chains.items(), target, draft)
         assert total_variation(completed(distribution), target, 4) == 0
 
@@ -101,11 +104,11 @@ def test_the_walk():
         contexts = [(), *(tuple(draft.ids[node] for node in path) for path in draft.paths())]
         distribution = defaultdict(Fraction)
         for drawn in product(range(VOCAB), repeat=len(contexts)):
-            chance = Fraction(1)
+            accept_prob = Fraction(1)
             for context, token in zip(contexts, drawn):
-                chance *= target[context][token]
+                accept_prob *= target[context][token]
             (verdict,) = walk_tokens(PackedDrafts.of([draft]), list(drawn))
-            distribution[(*(draft.ids[node] for node in verdict.path), verdict.next_token)] += chance
+            distribution[(*(draft.ids[node] for node in verdict.path), verdict.next_token)] += accept_prob
         assert total_variation(completed(distribution), target, 3) == 0
 
 
@@ -113,8 +116,8 @@ def test_the_walk():
 def test_leaving_out_drawn_tokens_would_be_found(name):
     target, draft = distributions(0)
     trees = [
-        (verified(nodes, drawn=True, drop_refused=True), chance)
-        for nodes, chance in draw_trees(SHAPES["one level"], draft, True)
+        (verified(nodes, drawn=True, drop_refused=True), accept_prob)
+        for nodes, accept_prob in draw_trees(SHAPES["one level"], draft, True)
     ]
     distribution, _ = emitted(rules()[name], trees, target, draft, True)
     assert total_variation(completed(distribution), target, 2) > 0

@@ -66,10 +66,10 @@ def test_a_row_without_excess_beside_rows_with_some(name: str, given_noise) -> N
 
 @pytest.mark.parametrize("name", ["token", "block", "multi-step", "traversal"])
 @pytest.mark.parametrize("chance", [1e-3, 1e-9, 1e-20, 1e-30, 1e-200, 1e-290])
-def test_a_small_chance_of_the_draft_is_taken_at_its_word(name: str, chance: float, given_noise) -> None:
+def test_a_small_chance_of_the_draft_is_taken_at_its_word(name: str, accept_prob: float, given_noise) -> None:
     """A token that the draft drew with a tiny chance is accepted with the ratio of both chances, not always."""
-    target = torch.tensor([[chance / 4, 1.0, 0.0], [0.0, 0.0, 1.0]], dtype=torch.float64)
-    probs = torch.tensor([[chance, 0.0, 1.0], [0.0, 0.0, 0.0]], dtype=torch.float64)
+    target = torch.tensor([[accept_prob / 4, 1.0, 0.0], [0.0, 0.0, 1.0]], dtype=torch.float64)
+    probs = torch.tensor([[accept_prob, 0.0, 1.0], [0.0, 0.0, 0.0]], dtype=torch.float64)
     packed = PackedDrafts.of([tree_draft([0], [-1], probs=probs)])
     for uniform, path, token in ((0.2499, [0], 2), (0.2501, [], 1), (0.9, [], 1)):
         (verdict,) = VERIFIERS[name].verify(packed, target.log(), given_noise([uniform, 0.5]))

@@ -131,12 +131,12 @@ def test_breaking_off_at_the_first_failure_is_lossy(replacement, shape):
     def broken(tree, accept):
         """The same chances, but a node also needs all those above it to succeed."""
         shares, row = {}, 0
-        tree_rejection_math.traversal(tree, lambda node, chance: bool(shares.update({node: chance})))
+        tree_rejection_math.traversal(tree, lambda node, accept_prob: bool(shares.update({node: accept_prob})))
         taken = 0
         while taken is not None:
             taken = next((child for child in tree.children[row] if accept(child, shares.get(child, 0))), None)
             row = row if taken is None else taken + 1
-        return tree_rejection_math.traversal(tree, lambda node, chance: node == row - 1)
+        return tree_rejection_math.traversal(tree, lambda node, accept_prob: node == row - 1)
 
     target, draft = Distributions("target", zeros=0), Distributions("draft", zeros=0)
     assert distance(broken, SHAPES[shape], target, draft, replacement) > Fraction(1, 100)

@@ -59,7 +59,7 @@ def exact_verdict(rule, draft, target, uniforms):
         draft.replacement,
         Fraction(1),
     )
-    row, weights = rule(tree, lambda node, chance: Fraction(uniforms[node]) < chance)
+    row, weights = rule(tree, lambda node, accept_prob: Fraction(uniforms[node]) < accept_prob)
     path, node = [], row - 1
     while node >= 0:
         path.insert(0, node)

@@ -47,10 +47,10 @@ def target_distribution(context):
 
 
 def chance_of(tokens):
-    chance = Fraction(1)
+    accept_prob = Fraction(1)
     for i, token in enumerate(tokens):
-        chance *= target_distribution(tokens[:i])[token]
-    return chance
+        accept_prob *= target_distribution(tokens[:i])[token]
+    return accept_prob
 
 
 def emitted(draft, walk):
@@ -58,22 +58,22 @@ def emitted(draft, walk):
     probs = [target_distribution(context_of(draft, row)) for row in range(len(draft) + 1)]
     emitted = defaultdict(Fraction)
     for drawn in product(range(VOCAB), repeat=len(draft) + 1):
-        chance = Fraction(1)
+        accept_prob = Fraction(1)
         for distribution, token in zip(probs, drawn):
-            chance *= distribution[token]
-        if chance:
+            accept_prob *= distribution[token]
+        if accept_prob:
             for tokens, share in walk(draft, list(drawn), probs):
-                emitted[tokens] += chance * share
+                emitted[tokens] += accept_prob * share
     return emitted
 
 
 def total_variation(distribution, length=5):
     completed = defaultdict(Fraction)
-    for tokens, chance in distribution.items():
+    for tokens, accept_prob in distribution.items():
         for rest in product(range(VOCAB), repeat=length - len(tokens)):
             whole = (*tokens, *rest)
             if chance_of(whole):
-                completed[whole] += chance * chance_of(whole) / chance_of(tokens) if chance_of(tokens) else 0
+                completed[whole] += accept_prob * chance_of(whole) / chance_of(tokens) if chance_of(tokens) else 0
     return sum(abs(chance_of(t) - completed[t]) for t in product(range(VOCAB), repeat=length)) / 2
 
 
@@ -85,8 +85,8 @@ def walk(draft, drawn, probs):
 def walk_redrawing_after_a_mismatch(draft, drawn, probs):
     """The next token is drawn anew instead of being the one that did not match."""
     path = walk_tokens(PackedDrafts.of([draft]), drawn)[0].path
-    for token, chance in enumerate(probs[path[-1] + 1 if path else 0]):
-        yield (*(int(draft.token_ids[node]) for node in path), token), chance
+    for token, accept_prob in enumerate(probs[path[-1] + 1 if path else 0]):
+        yield (*(int(draft.token_ids[node]) for node in path), token), accept_prob
 
 
 @pytest.mark.parametrize("name", TREES)

@@ -47,11 +47,11 @@ def draw_trees(shape, draft, replacement, expand_above=0, drop_below=0, filler=N
         yield [(node[0], kept.get(node[1], -1)) for node in nodes if node], Fraction(1)
         return
 
-    def go_on(node, chance):
+    def go_on(node, accept_prob):
         for nodes_drawn, rest in draw_trees(
             shape, draft, replacement, expand_above, drop_below, filler, (*nodes, node)
         ):
-            yield nodes_drawn, chance * rest
+            yield nodes_drawn, accept_prob * rest
 
     parent = shape[len(nodes)]
     if parent >= 0 and (nodes[parent] is None or nodes[parent][2] < expand_above or nodes[parent][2] == 0):
@@ -73,7 +73,7 @@ class Script:
 
     def __init__(self, answers):
         self.given, self.answers, self.nodes = answers, [], []
-        self.chance, self.others = Fraction(1), []
+        self.accept_prob, self.others = Fraction(1), []
 
     def __call__(self, node, threshold):
         assert 0 <= threshold <= 1
@@ -84,7 +84,7 @@ class Script:
             self.others.append((*self.answers, False))
         self.nodes.append(node)
         self.answers.append(answer)
-        self.chance *= threshold if answer else 1 - threshold
+        self.accept_prob *= threshold if answer else 1 - threshold
         return answer
 
 
@@ -93,7 +93,7 @@ def decisions(rule, tree):
     scripts = [()]
     while scripts:
         script = Script(scripts.pop())
-        yield rule(tree, script), script.chance
+        yield rule(tree, script), script.accept_prob
         scripts += script.others
 
 
@@ -115,17 +115,17 @@ def drawn_tree(nodes, target, draft, replacement):
 def emitted(rule, trees, target, draft, replacement):
     """Distribution of (accepted tokens, next token), and the expected number of accepted tokens."""
     distribution, accepted, total, merged = defaultdict(Fraction), Fraction(0), Fraction(0), defaultdict(Fraction)
-    for nodes, chance in trees:
-        merged[tuple(nodes)] += chance
+    for nodes, accept_prob in trees:
+        merged[tuple(nodes)] += accept_prob
     for nodes, tree_chance in merged.items():
         tree, contexts = drawn_tree(nodes, target, draft, replacement)
         for (row, weights), decision_chance in decisions(rule, tree):
-            chance = tree_chance * decision_chance
-            if chance:
-                total += chance
-                accepted += chance * len(contexts[row])
+            accept_prob = tree_chance * decision_chance
+            if accept_prob:
+                total += accept_prob
+                accepted += accept_prob * len(contexts[row])
                 for token, weight in enumerate(weights / weights.sum()):
-                    distribution[(*contexts[row], token)] += chance * weight
+                    distribution[(*contexts[row], token)] += accept_prob * weight
     assert total == 1
     return distribution, accepted
 

@@ -54,7 +54,7 @@ class Block(HeadFeeding, DraftModel):
         assert self._block is not None
         return super()._room(sequence, self._capped(budget, self._block.config.block_size, _CAPPED))
 
-    def _grow(self, growing: list[GrowingChain], price: float) -> None:
+    def _grow(self, growing: list[GrowingChain], min_acceptance_prob: float) -> None:
         model = self._block
         if not growing or model is None:
             return
@@ -70,19 +70,19 @@ class Block(HeadFeeding, DraftModel):
                 chain.state.cache.drop()
         starts = dict(zip(map(id, growing), accumulate((chain.budget for chain in growing), initial=0), strict=False))
         if any(chain.picking is Picking.GREEDY for chain in growing):
-            growing = self._likely(growing, model.likely(logits, blocks), price > 0)
+            growing = self._likely(growing, model.likely(logits, blocks), min_acceptance_prob > 0)
         while growing:
             places, before = self._places(growing, starts)
             at = slice(None) if places == list(range(len(logits))) else torch.tensor(places, device=model.device)
             bias = model.bias(before)
             wanted = logits[at] if bias is None else logits[at] + bias
             bad = self._non_finite_rows(wanted)
-            if price > 0:
+            if min_acceptance_prob > 0:
                 _estimate(growing, model.acceptance(outputs[at], before))
             if bad:
                 growing, wanted = without(growing, wanted, bad)
             if growing:
-                self._extend(growing, wanted, price > 0)
+                self._extend(growing, wanted, min_acceptance_prob > 0)
             growing = [chain for chain in growing if not chain.ended]
 
     def _likely(self, chains: list[GrowingChain], likely: list[list[int]], priced: bool) -> list[GrowingChain]:
@@ -112,10 +112,12 @@ class Block(HeadFeeding, DraftModel):
             before += [(chain.tree.ids or chain.sequence.token_ids)[-1], *chain.proposed]
         return rows, torch.tensor(self._within_vocabulary(before), device=self.model.device)
 
-    def _chances(self, chains: list[GrowingChain], values: Tensor, picked: Tensor, picking: Picking) -> list[float]:
-        """As `DraftModel._chances`, or what the head itself estimates."""
+    def _accept_probs(
+        self, chains: list[GrowingChain], values: Tensor, picked: Tensor, picking: Picking
+    ) -> list[float]:
+        """As `DraftModel._accept_probs`, or what the head itself estimates."""
         estimates = [estimate for chain in chains for estimate in chain.estimates]
-        return estimates or super()._chances(chains, values, picked, picking)
+        return estimates or super()._accept_probs(chains, values, picked, picking)
 
     def _keep(self, chain: GrowingChain, num_proposed: int) -> None:
         """Nothing was fed that could be dropped."""
@@ -129,10 +131,10 @@ def _slots(chain: GrowingChain, model: BlockModel) -> Slots:
     return Slots(state.cache, chain.sequence.token_ids[-1], chain.budget, before)
 
 
-def _estimate(chains: list[GrowingChain], chances: Tensor | None) -> None:
+def _estimate(chains: list[GrowingChain], accept_probs: Tensor | None) -> None:
     """Tell each chain the chances of its next tokens. chances: [rows]; None: the head has no estimate."""
-    if chances is not None:
-        values, start = chances.tolist(), 0
+    if accept_probs is not None:
+        values, start = accept_probs.tolist(), 0
         for chain in chains:
             chain.estimates = values[start : start + chain.num_rows]
             start += chain.num_rows

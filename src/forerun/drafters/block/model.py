@@ -142,9 +142,9 @@ class BlockModel(FusingHeadModel):
         self.planner = self._layers.planner
 
     @torch.inference_mode()
-    def fuse(self, taps: Tensor) -> Tensor:
+    def fuse(self, hidden_outputs: Tensor) -> Tensor:
         """[n, hidden_size] in `compute_dtype`: what the context's norm reads. taps: [n, layers, hidden_size]."""
-        return self._layers.fuse(taps.to(self.device, self.compute_dtype))
+        return self._layers.fuse(hidden_outputs.to(self.device, self.compute_dtype))
 
     @torch.inference_mode()
     def forward(self, batch: Sequence[Rows], layers: Sequence[int] = ()) -> Forward:

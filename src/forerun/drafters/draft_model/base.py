@@ -19,7 +19,7 @@ from forerun.drafters.draft_model.cache import DraftState
 from forerun.drafters.draft_model.source import DraftSource, check_draft_quantisation
 from forerun.errors import DrafterError
 from forerun.models import Forward, LanguageModel, Rows, identity
-from forerun.models.draft_session import Chains, NextTokens
+from forerun.models.draft_session import DraftSession, NextTokens
 from forerun.models.non_finite import first_non_finite_tensor
 from forerun.sampling import LogitsPipeline, non_finite_rows, unfiltered
 from forerun.types import Cache, Pool, Sequence, Step
@@ -310,7 +310,7 @@ class ModelDrafter(Drafter):
         return result
 
     def _advance(
-        self, chains: Chains, tokens: Seq[list[int]], states: Seq[DraftState], read: Tensor | None = None
+        self, chains: DraftSession, tokens: Seq[list[int]], states: Seq[DraftState], read: Tensor | None = None
     ) -> NextTokens:
         """Feed the chains of these sequences their next tokens, as `_feed` does.
 

@@ -16,7 +16,7 @@ from forerun.config import PREFILL_CHUNK
 from forerun.drafters.draft_model.base import ModelDrafter
 from forerun.drafters.draft_model.growing_chain import Confidence, GrowingChain, Picking, picking_of, without
 from forerun.models import LanguageModel, Rows
-from forerun.models.draft_session import Chains, Pick
+from forerun.models.draft_session import DraftSession, Pick
 from forerun.sampling import draw_tokens, row_argmax
 from forerun.types import Draft, Sequence
 
@@ -47,26 +47,28 @@ class DraftModel(ModelDrafter):
         super().__init__(model, dtype, quantize)
         self._confidence: dict[Picking, Confidence] = {picking: Confidence() for picking in Picking}
 
-    def draft(self, sequences: Seq[Sequence], budgets: Seq[int], price: float = 0.0) -> list[Draft]:
+    def draft(self, sequences: Seq[Sequence], budgets: Seq[int], min_acceptance_prob: float = 0.0) -> list[Draft]:
         chains = []
         rooms = [self._room(sequence, budget) for sequence, budget in zip(sequences, budgets, strict=True)]
         for sequence, room in zip(sequences, self._affordable(sequences, rooms, rooms), strict=True):
             picking = picking_of(sequence)
-            chains.append(GrowingChain(self._states[sequence], picking, room, price, self._confidence[picking]))
+            chains.append(
+                GrowingChain(self._states[sequence], picking, room, min_acceptance_prob, self._confidence[picking])
+            )
         growing = [chain for chain in chains if chain.budget > 0]
         self._prepare(growing)
-        self._grow(growing, price)
+        self._grow(growing, min_acceptance_prob)
         for chain in chains:
-            counted = price > 0 and len(chain.tree) > 0
+            counted = min_acceptance_prob > 0 and len(chain.tree) > 0
             chain.state.remember((chain.tree, chain.confidence.rates) if counted else None)
         return [chain.draft() for chain in chains]
 
-    def _grow(self, growing: list[GrowingChain], price: float) -> None:
+    def _grow(self, growing: list[GrowingChain], min_acceptance_prob: float) -> None:
         """Let the chains grow to their ends."""
         takes_largest = self._takes_largest(growing)
-        chains = self._chains(growing, price > 0, takes_largest)
+        chains = self._chains(growing, min_acceptance_prob > 0, takes_largest)
         if chains is not None:
-            self._grow_by_rows(chains, growing, price > 0, takes_largest)
+            self._grow_by_rows(chains, growing, min_acceptance_prob > 0, takes_largest)
             return
         while growing:
             rows = [
@@ -74,16 +76,16 @@ class DraftModel(ModelDrafter):
                 for chain in growing
             ]
             result = self._feed(rows, [chain.state for chain in growing])
-            self._extend_finite(growing, result.logits, price > 0)
+            self._extend_finite(growing, result.logits, min_acceptance_prob > 0)
             growing = [chain for chain in growing if not chain.ended]
 
-    def _chains(self, growing: list[GrowingChain], priced: bool, takes_largest: bool) -> Chains | None:
+    def _chains(self, growing: list[GrowingChain], priced: bool, takes_largest: bool) -> DraftSession | None:
         """What computes these chains row by row; None: a forward for all that is fed at once."""
         if not growing or any(chain.proposed for chain in growing):
             return None
         num_ahead = min(chain.budget for chain in growing) if takes_largest else 1
         pick = Pick(self._num_columns, priced, num_ahead)
-        return self.model.chains([chain.state.cache for chain in growing], pick)
+        return self.model.draft_session([chain.state.cache for chain in growing], pick)
 
     def _takes_largest(self, chains: list[GrowingChain]) -> bool:
         """Whether the tokens of the largest logits are taken, whatever these are."""
@@ -91,15 +93,17 @@ class DraftModel(ModelDrafter):
             chain.picking is Picking.GREEDY and self._pipeline.is_identity(chain.sequence.params) for chain in chains
         )
 
-    def _grow_by_rows(self, chains: Chains, growing: list[GrowingChain], priced: bool, takes_largest: bool) -> None:
+    def _grow_by_rows(
+        self, chains: DraftSession, growing: list[GrowingChain], priced: bool, takes_largest: bool
+    ) -> None:
         """Let chains to which nothing is proposed grow to their ends."""
         while growing:
             found = self._advance(chains, [chain.unfed for chain in growing], [chain.state for chain in growing])
             if takes_largest and min(found.columns) >= 0:
                 tokens = self._names(found.columns)
                 for i, chain in enumerate(growing):
-                    chances = None if found.probabilities is None else found.probabilities[i : i + 1]
-                    self._keep(chain, chain.extend(tokens[i : i + 1], chances, None))
+                    accept_probs = None if found.probabilities is None else found.probabilities[i : i + 1]
+                    self._keep(chain, chain.extend(tokens[i : i + 1], accept_probs, None))
             else:
                 self._extend_finite(growing, found.logits, priced)
             kept = [place for place, chain in enumerate(growing) if not chain.ended]
@@ -147,13 +151,13 @@ class DraftModel(ModelDrafter):
             values, picked = self._pick(picking, members, logits[rows[picking]] if rows else logits)
             tokens = picked.tolist()
             probs = values if picking is Picking.DRAWN else None
-            probabilities = self._chances(members, values, picked, picking) if priced else None
+            probabilities = self._accept_probs(members, values, picked, picking) if priced else None
             start = 0
             for chain in members:
                 part = slice(start, start + chain.num_rows)
                 start = part.stop
-                chances = None if probabilities is None else probabilities[part]
-                self._keep(chain, chain.extend(tokens[part], chances, None if probs is None else probs[part]))
+                accept_probs = None if probabilities is None else probabilities[part]
+                self._keep(chain, chain.extend(tokens[part], accept_probs, None if probs is None else probs[part]))
 
     def _pick(self, picking: Picking, chains: list[GrowingChain], logits: Tensor) -> tuple[Tensor, Tensor]:
         """What each row's token is picked by, and the token.
@@ -184,7 +188,9 @@ class DraftModel(ModelDrafter):
         values = torch.add(noise[0] if len(noise) == 1 else torch.cat(noise), values)
         return values, row_argmax(values)
 
-    def _chances(self, chains: list[GrowingChain], values: Tensor, picked: Tensor, picking: Picking) -> list[float]:
+    def _accept_probs(
+        self, chains: list[GrowingChain], values: Tensor, picked: Tensor, picking: Picking
+    ) -> list[float]:
         """[R] what the chances of the picked tokens are judged by: the draft model's probabilities of them.
 
         values: as `_pick` returns them.

@@ -218,7 +218,7 @@ class CrossVocab(Drafter):
     def traits(self) -> Traits:
         inner = Traits() if self._inner is None else self._inner.traits
         return Traits(
-            (type(self).__name__, self._mode, *inner.cost_key), inner.whole_draft, catches_up=inner.catches_up
+            (type(self).__name__, self._mode, *inner.cost_key), inner.fixed_length_draft, catches_up=inner.catches_up
         )
 
     @property
@@ -320,14 +320,20 @@ class CrossVocab(Drafter):
     def reset(self) -> None:
         self.inner.reset()
 
-    def draft(self, sequences: Seq[Sequence], budgets: Seq[int], price: float = 0.0) -> list[Draft]:
+    def draft(self, sequences: Seq[Sequence], budgets: Seq[int], min_acceptance_prob: float = 0.0) -> list[Draft]:
         shadows = [self._shadows[sequence] for sequence in sequences]
         inner_budgets = []
         for sequence, shadow, budget in zip(sequences, shadows, budgets, strict=True):
             self._follow(sequence, shadow)
             shadow.sequence.max_length = len(shadow.sequence.token_ids) + max(sequence.room, 0) + 1
             inner_budgets.append(0 if shadow.rest else max(0, min(budget, sequence.room)))
-        drafts = ask(self.inner, [shadow.sequence for shadow in shadows], inner_budgets, price, self._model.vocab_size)
+        drafts = ask(
+            self.inner,
+            [shadow.sequence for shadow in shadows],
+            inner_budgets,
+            min_acceptance_prob,
+            self._model.vocab_size,
+        )
         translated = []
         for sequence, shadow, draft, budget in zip(sequences, shadows, drafts, inner_budgets, strict=True):
             shadow.drafted = draft

@@ -69,7 +69,7 @@ class Confidence:
         """By level, as `_factor` is now."""
         return [self._factor(level) for level in range(len(self.rates))]
 
-    def chance(self, probability: float, level: int) -> float:
+    def accept_prob(self, probability: float, level: int) -> float:
         """The chance that a token of this probability and level is accepted if its parent is; at most 1."""
         return min(probability * self._factor(level), 1.0)
 
@@ -90,13 +90,13 @@ class GrowingChain:
         state: state of its sequence.
         picking: how its tokens are picked.
         budget: tokens at most.
-        price: it ends where the chance that all of it is accepted is no more than this.
+        min_acceptance_prob: it ends where the chance that all of it is accepted is no more than this.
         confidence: turns the draft model's probabilities into chances of acceptance.
         tree: its tokens so far, with their levels if there is a price.
         unfed: tokens to be fed first.
         proposed: what may follow them; the model is fed these too, and keeps those it would have picked itself.
         probs: [V] each, of the tokens so far, if they are drawn.
-        chance: that all tokens so far are accepted.
+        accept_prob: that all tokens so far are accepted.
         uniforms: [budget] for draws.
         estimates: [num_rows] of the chances that the next tokens are accepted, where the model tells them beside its
             probabilities.
@@ -105,13 +105,13 @@ class GrowingChain:
     state: DraftState
     picking: Picking
     budget: int
-    price: float
+    min_acceptance_prob: float
     confidence: Confidence
     tree: RankedTree = field(default_factory=RankedTree)
     unfed: list[int] = field(default_factory=list)
     proposed: list[int] = field(default_factory=list)
     probs: list[Tensor] = field(default_factory=list)
-    chance: float = 1.0
+    accept_prob: float = 1.0
     uniforms: Tensor | None = None
     ended: bool = False
     estimates: list[float] = field(default_factory=list)
@@ -149,13 +149,13 @@ class GrowingChain:
         level = 0
         if probability is not None:
             level = self.confidence.level(probability)
-            self.chance *= self.confidence.chance(probability, level)
-            self.ended = self.chance <= self.price
+            self.accept_prob *= self.confidence.accept_prob(probability, level)
+            self.ended = self.accept_prob <= self.min_acceptance_prob
             if self.ended and distribution is None:
                 return
         # A drawn token that was looked at stays: to drop it would bias what is accepted.
         tree = self.tree
-        tree.add(token_id, len(tree) - 1, level, self.chance)
+        tree.add(token_id, len(tree) - 1, level, self.accept_prob)
         if distribution is not None:
             self.probs.append(distribution)
         self.ended = self.ended or len(tree) == self.budget

@@ -63,17 +63,23 @@ class DynamicGrowth:
         max_depth: no node is deeper.
         width: nodes expanded at one depth, and children looked at below each.
         min_gain: accepted tokens that one more depth must promise.
-        price: nodes whose chance is not above it are left out.
+        min_acceptance_prob: nodes whose chance is not above it are left out.
         confidence: turns the draft model's probabilities into chances of acceptance.
     """
 
     def __init__(
-        self, num_nodes: int, max_depth: int, width: int, min_gain: float, price: float, confidence: Confidence
+        self,
+        num_nodes: int,
+        max_depth: int,
+        width: int,
+        min_gain: float,
+        min_acceptance_prob: float,
+        confidence: Confidence,
     ) -> None:
         self.tree = RankedTree()
         self.frontier = [ROOT] if num_nodes > 0 and max_depth > 0 else []
         self._num_nodes, self._max_depth, self._width = num_nodes, max_depth, width
-        self._min_gain, self._price, self._confidence = min_gain, price, confidence
+        self._min_gain, self._price, self._confidence = min_gain, min_acceptance_prob, confidence
         self._factors = confidence.factors()
         self._largest_factor = max(self._factors)
         self._best: list[int] = []
@@ -88,26 +94,26 @@ class DynamicGrowth:
         first = len(tree)
         lowest = self._price
         if len(self._best) == self._num_nodes:
-            lowest = max(lowest, tree.chances[self._best[-1]])  # what is not above it cannot be among the best
+            lowest = max(lowest, tree.accept_probs[self._best[-1]])  # what is not above it cannot be among the best
         for node, candidates in zip(self.frontier, children, strict=True):
-            above = tree.chance(node)
+            above = tree.accept_prob(node)
             for rank, (token_id, probability) in enumerate(candidates):
                 if above * probability * self._largest_factor <= lowest:
                     break  # the others are less probable
                 level = confidence.level(probability, rank)
-                chance = above * min(probability * self._factors[level], 1.0)
-                if chance > lowest:
-                    tree.add(token_id, node, level, chance)
+                accept_prob = above * min(probability * self._factors[level], 1.0)
+                if accept_prob > lowest:
+                    tree.add(token_id, node, level, accept_prob)
         self._depth += 1
         self._best = tree.ranked([*self._best, *range(first, len(tree))])[: self._num_nodes]
         self._choose_frontier(first)
 
     def _choose_frontier(self, first: int) -> None:
         """The best new nodes, those from `first` on, unless growing deeper promises too little."""
-        chances, expected = self.tree.chances, self._expected
-        self._expected = sum(chances[node] for node in self._best)
+        accept_probs, expected = self.tree.accept_probs, self._expected
+        self._expected = sum(accept_probs[node] for node in self._best)
         self.frontier = [node for node in self._best if node >= first][: self._width]
-        promised = sum(chances[node] for node in self.frontier)  # if their children were sure
+        promised = sum(accept_probs[node] for node in self.frontier)  # if their children were sure
         gained = self._expected - expected
         if self._depth >= self._max_depth or min(promised, gained) < self._min_gain:
             self.frontier = []
@@ -151,7 +157,7 @@ class ShapedGrowth:
         return self.tree.part(nodes), nodes
 
 
-def best_shape(rates: Seq[Seq[float]], num_nodes: int, max_depth: int, price: float = 0.0) -> RankedTree:
+def best_shape(rates: Seq[Seq[float]], num_nodes: int, max_depth: int, min_acceptance_prob: float = 0.0) -> RankedTree:
     """The shape with the most expected accepted tokens (Sequoia, 2402.12374).
 
     Args:
@@ -160,7 +166,7 @@ def best_shape(rates: Seq[Seq[float]], num_nodes: int, max_depth: int, price: fl
             last. A rank is never better than the ranks before it: where it was measured so, theirs is taken.
         num_nodes: nodes at most.
         max_depth: no node is deeper.
-        price: nodes that are not accepted with a larger chance are left out.
+        min_acceptance_prob: nodes that are not accepted with a larger chance are left out.
 
     Returns:
         The tree in the order of its nodes' values; token_ids are ranks, levels count through `rates` row by row.
@@ -171,7 +177,9 @@ def best_shape(rates: Seq[Seq[float]], num_nodes: int, max_depth: int, price: fl
         [Child(rate, rank, depth * width + rank, None) for rank, rate in enumerate(row)]
         for depth, row in enumerate(falling)
     ]
-    return best_tree(None, lambda _, depth: children[min(depth, len(children) - 1)], num_nodes, max_depth, price)
+    return best_tree(
+        None, lambda _, depth: children[min(depth, len(children) - 1)], num_nodes, max_depth, min_acceptance_prob
+    )
 
 
 # Several different tokens drawn from each of a batch of distributions, one after the other.
@@ -333,12 +341,14 @@ class DraftTree(ModelDrafter):
     _num_ranks = len(_RATES)
     """Ranks of a child whose acceptance is measured apart."""
 
-    def draft(self, sequences: Seq[Sequence], budgets: Seq[int], price: float = 0.0) -> list[Draft]:
+    def draft(self, sequences: Seq[Sequence], budgets: Seq[int], min_acceptance_prob: float = 0.0) -> list[Draft]:
         most = [
             self._room(each, budget) * self._width + budget for each, budget in zip(sequences, budgets, strict=True)
         ]
         budgets = self._affordable(sequences, budgets, most)
-        trees = [self._plant(each, budget, price) for each, budget in zip(sequences, budgets, strict=True)]
+        trees = [
+            self._plant(each, budget, min_acceptance_prob) for each, budget in zip(sequences, budgets, strict=True)
+        ]
         growing = [tree for tree in trees if tree.growth.frontier]
         self._catch_up([tree.state for tree in growing], PREFILL_CHUNK)
         rows = [Rows(tree.state.cache, self._unfed(tree.state), None, 1) for tree in growing]
@@ -372,26 +382,26 @@ class DraftTree(ModelDrafter):
         if self._num_drafts % _REFRESH == 0:
             self._shapes.clear()
 
-    def _plant(self, sequence: Sequence, budget: int, price: float) -> GrowingTree:
+    def _plant(self, sequence: Sequence, budget: int, min_acceptance_prob: float) -> GrowingTree:
         picking, state, depth = picking_of(sequence), self._states[sequence], self._room(sequence, budget)
         growth: Growth
         if self._shape == "static" or self._draws(picking):
-            growth = ShapedGrowth(self._best_shape(picking, budget, depth, price))
+            growth = ShapedGrowth(self._best_shape(picking, budget, depth, min_acceptance_prob))
             return GrowingTree(state, growth, self._rates[picking])
         confidence = self._confidence[picking]
-        growth = DynamicGrowth(budget, depth, self._width, self._min_gain, price, confidence)
+        growth = DynamicGrowth(budget, depth, self._width, self._min_gain, min_acceptance_prob, confidence)
         return GrowingTree(state, growth, confidence.rates)
 
     def _draws(self, picking: Picking) -> bool:
         return picking is Picking.DRAWN and self._drawn
 
-    def _best_shape(self, picking: Picking, budget: int, depth: int, price: float) -> RankedTree:
+    def _best_shape(self, picking: Picking, budget: int, depth: int, min_acceptance_prob: float) -> RankedTree:
         """Of what has been measured so far; renewed now and then."""
-        key = (picking, budget, depth, price)
+        key = (picking, budget, depth, min_acceptance_prob)
         if key not in self._shapes:
             rates, width = self._rates[picking], self._num_ranks
             by_depth = [[rates.rate(d * width + rank) for rank in range(width)] for d in range(_DEPTHS)]
-            self._shapes[key] = best_shape(by_depth, budget, depth, price)
+            self._shapes[key] = best_shape(by_depth, budget, depth, min_acceptance_prob)
         return self._shapes[key]
 
     def _expand(self, trees: list[GrowingTree], logits: Tensor) -> None:
@@ -430,8 +440,8 @@ class DraftTree(ModelDrafter):
         probabilities = (values if picking is Picking.DRAWN else values.softmax(-1)).gather(-1, top.indices)
         named = top.indices if is_named else self._named(top.indices)
         children = []
-        for tokens, chances, most in zip(named.tolist(), probabilities.tolist(), wanted, strict=True):
-            children.append([child for child in zip(tokens[:most], chances[:most], strict=True) if child[1] > 0])
+        for tokens, accept_probs, most in zip(named.tolist(), probabilities.tolist(), wanted, strict=True):
+            children.append([child for child in zip(tokens[:most], accept_probs[:most], strict=True) if child[1] > 0])
         return children
 
     def _values(self, picking: Picking, trees: list[GrowingTree], logits: Tensor) -> tuple[Tensor, bool]:

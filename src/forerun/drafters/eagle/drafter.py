@@ -16,7 +16,7 @@ from forerun.drafters.eagle.model import EagleModel
 from forerun.drafters.heads.config import HeadConfig, StoredHead
 from forerun.drafters.heads.drafter import HeadFeeding, HeadState, fed_of_pairs
 from forerun.models import Forward, LanguageModel, Rows
-from forerun.models.draft_session import Chains, NextTokens
+from forerun.models.draft_session import DraftSession, NextTokens
 from forerun.types import Sequence
 
 
@@ -38,7 +38,7 @@ class EagleFeeding(HeadFeeding):
         return super()._feed(rows, states, final or states[0].next_token < len(states[0].sequence.token_ids))
 
     def _advance(  # type: ignore[override]
-        self, chains: Chains, tokens: Seq[list[int]], states: Seq[HeadState], read: Tensor | None = None
+        self, chains: DraftSession, tokens: Seq[list[int]], states: Seq[HeadState], read: Tensor | None = None
     ) -> NextTokens:
         """As `ModelDrafter._advance`. Rows of the draft read what the chain has given, and are dropped when it ends."""
         told = [state.told_for(len(each)) for each, state in zip(tokens, states, strict=True)]
@@ -49,8 +49,8 @@ class EagleFeeding(HeadFeeding):
 
     def _forward(self, rows: Seq[Rows], states: Seq[HeadState]) -> Forward:  # type: ignore[override]
         result = super()._forward(rows, states)
-        assert result.taps is not None
-        parts = torch.split(result.taps[:, 0], [each.num_tapped for each in rows])
+        assert result.hidden_outputs is not None
+        parts = torch.split(result.hidden_outputs[:, 0], [each.num_tapped for each in rows])
         for state, part in zip(states, parts, strict=True):
             state.keep_outputs(part)
         return result

@@ -14,7 +14,7 @@ from forerun.drafters.heads.layers import HeadLayers, head_attention, state_norm
 from forerun.kernels.torch.elementwise import rms_norm
 from forerun.models.attention.base import Layout, Planner
 from forerun.models.base import Rows
-from forerun.models.draft_session import Chains, Pick
+from forerun.models.draft_session import DraftSession, Pick
 from forerun.models.linear import Linear
 from forerun.models.rotation import Rotation, inverse_frequencies, rotate
 from forerun.models.runner import lay_out
@@ -44,8 +44,10 @@ class EagleLayer(Protocol):
             that follow them.
         """
 
-    def chains(self, caches: Sequence[Cache], pick: Pick, embed: Callable[[Tensor], Tensor]) -> Chains | None:
-        """As `LanguageModel.chains`. embed: [n] token ids -> [n, target_hidden_size], as those of `forward`."""
+    def draft_session(
+        self, caches: Sequence[Cache], pick: Pick, embed: Callable[[Tensor], Tensor]
+    ) -> DraftSession | None:
+        """As `LanguageModel.draft_session`. embed: [n] token ids -> [n, target_hidden_size], as those of `forward`."""
 
     def keys(self, batch: Sequence[Rows], embedding: Tensor, states: Tensor) -> None:
         """Compute the keys and values of rows alone, which join their caches' scratch. embedding, states: as those of
@@ -104,7 +106,9 @@ class ReferenceEagleLayer:
             output = self._normed(output, norm)
         return logits, output
 
-    def chains(self, caches: Sequence[Cache], pick: Pick, embed: Callable[[Tensor], Tensor]) -> Chains | None:
+    def draft_session(
+        self, caches: Sequence[Cache], pick: Pick, embed: Callable[[Tensor], Tensor]
+    ) -> DraftSession | None:
         """As `EagleLayer.chains`."""
         return None
 

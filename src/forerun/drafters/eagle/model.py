@@ -18,7 +18,7 @@ from forerun.drafters.heads.config import StoredHead
 from forerun.drafters.heads.layers import FusingHeadModel, HeadLayers
 from forerun.errors import IncompatibleDrafterError
 from forerun.models.base import Forward, LanguageModel, Rows
-from forerun.models.draft_session import Chains, Pick
+from forerun.models.draft_session import DraftSession, Pick
 from forerun.models.draft_session_device import DeviceChains
 from forerun.models.runner import lay_out
 from forerun.types import Cache
@@ -28,7 +28,7 @@ class EagleModel(FusingHeadModel):
     """A head over its target.
 
     Row i holds token i + 1 and `fuse` of the target's states of token i, or what the row before gave as its state
-    (`Forward.taps`, [T, 1, hidden]); its logits are of token i + 2.
+    (`Forward.hidden_outputs`, [T, 1, hidden]); its logits are of token i + 2.
 
     Args:
         head: its tensors, in any number format or codes.
@@ -59,14 +59,14 @@ class EagleModel(FusingHeadModel):
         self.planner = self._layers.planner
 
     @torch.inference_mode()
-    def fuse(self, taps: Tensor) -> Tensor:
+    def fuse(self, hidden_outputs: Tensor) -> Tensor:
         """As `FusingHeadModel.fuse`, [n, hidden_size] in `compute_dtype`."""
-        states = taps.to(self.device, self.compute_dtype)
+        states = hidden_outputs.to(self.device, self.compute_dtype)
         return states[:, 0] if self.config.version == 1 else self._layers.fuse(states)
 
     @torch.inference_mode()
     def forward(self, batch: Sequence[Rows], layers: Sequence[int] = ()) -> Forward:
-        """As `LanguageModel.forward`; `Forward.taps` are always the states for the rows that come next.
+        """As `LanguageModel.forward`; `Forward.hidden_outputs` are always the states for the rows that come next.
 
         Raises:
             ValueError: rows have no states, or layers are asked for.
@@ -79,10 +79,10 @@ class EagleModel(FusingHeadModel):
         logits, states = self._layers.forward(layout, embedding, layout.states.to(self.compute_dtype))
         return Forward(logits[: layout.num_logits], layout.tapped(states)[:, None])
 
-    def chains(self, caches: Sequence[Cache], pick: Pick) -> Chains | None:
-        """As `LanguageModel.chains`."""
+    def draft_session(self, caches: Sequence[Cache], pick: Pick) -> DraftSession | None:
+        """As `LanguageModel.draft_session`."""
         if self.device.type == "cpu":
-            return self._layers.chains(caches, pick, self._embedded)
+            return self._layers.draft_session(caches, pick, self._embedded)
         names = None if self.proposes_all else self.token_ids
         return DeviceChains(self, caches, pick, names) if pick.num_ahead > 1 else None
 

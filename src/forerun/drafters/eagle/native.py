@@ -17,7 +17,7 @@ from forerun.models.attention.base import Layout, Planner
 from forerun.models.attention.native import rows_struct
 from forerun.models.attention.path_planner import PathPlanner
 from forerun.models.base import Rows
-from forerun.models.draft_session import Chains, Pick
+from forerun.models.draft_session import DraftSession, Pick
 from forerun.models.draft_session_native import NativeChains
 from forerun.models.linear import Linear
 from forerun.types import Cache
@@ -48,7 +48,9 @@ class NativeEagleLayer(NativeHead[EagleConfig]):
         rows = rows_struct(layout.plan, *self._rotation.reaching(layout.num_positions))
         return self._computed(rows, embedding, states, wanted[: layout.num_logits])
 
-    def chains(self, caches: Sequence[Cache], pick: Pick, embed: Callable[[Tensor], Tensor]) -> Chains | None:
+    def draft_session(
+        self, caches: Sequence[Cache], pick: Pick, embed: Callable[[Tensor], Tensor]
+    ) -> DraftSession | None:
         """As `EagleLayer.chains`."""
         return NativeEagleChains(self, caches, pick, embed)
 
@@ -117,7 +119,7 @@ class NativeEagleChains(NativeChains):
         self._each = torch.arange(len(caches))
 
     def keep(self, places: Sequence[int]) -> None:
-        """As `Chains.keep`."""
+        """As `DraftSession.keep`."""
         super().keep(places)
         self._given = self._given[list(places)]
 

@@ -127,12 +127,12 @@ def _check_states(head: StoredHead[HeadConfig], target: LanguageModel, name: str
     layers = head.config.layers
     cache = target.new_cache()
     try:
-        taps = target.forward([Rows(cache, [0], num_logits=0, num_taps=1)], layers).taps
+        hidden_outputs = target.forward([Rows(cache, [0], num_logits=0, num_hidden_outputs=1)], layers).hidden_outputs
     except (ConfigError, UnsupportedModelError) as error:
         raise IncompatibleDrafterError(f"The head {name} does not fit {target.name}: {error}") from error
     finally:
         cache.free()
-    if taps is None or taps.shape[1:] != (len(layers), head.config.target_hidden_size):
+    if hidden_outputs is None or hidden_outputs.shape[1:] != (len(layers), head.config.target_hidden_size):
         raise IncompatibleDrafterError(f"{target.name} does not hand out the states that the head {name} reads.")
 
 

@@ -214,11 +214,11 @@ class FusingHeadModel(HeadModel):
         return self.planner.new_cache()
 
     @abstractmethod
-    def fuse(self, taps: Tensor) -> Tensor:
+    def fuse(self, hidden_outputs: Tensor) -> Tensor:
         """What rows read of the target's states.
 
         Args:
-            taps: [n, layers, target_hidden_size], of the layers of the configuration.
+            hidden_outputs: [n, layers, target_hidden_size], of the layers of the configuration.
 
         Returns:
             [n, S].

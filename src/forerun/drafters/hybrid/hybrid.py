@@ -37,7 +37,7 @@ class Source:
         acceptance: of its nodes, by their place in the draft.
         cost: seconds of a draft, by the nodes asked for.
         probes: when it may be asked although no gain is expected.
-        whole_draft: nodes of its drafts, where fewer would do it harm; None: any number.
+        fixed_length_draft: nodes of its drafts, where fewer would do it harm; None: any number.
     """
 
     name: str
@@ -45,27 +45,29 @@ class Source:
     acceptance: Acceptance = field(default_factory=Acceptance)
     cost: Curve = field(default_factory=lambda: Curve(MAX_NUM_DRAFT_TOKENS + 1, flat=False))
     probes: Probes = field(default_factory=Probes)
-    whole_draft: int | None = None
+    fixed_length_draft: int | None = None
 
     def serves(self, budget: int) -> bool:
         """Whether it can be asked within this budget: never for less than a whole draft."""
-        return self.whole_draft is None or budget >= self.whole_draft
+        return self.fixed_length_draft is None or budget >= self.fixed_length_draft
 
     def size(self, nodes: int, budget: int) -> int:
         """The nodes to ask for where so many are wanted, if it serves this budget."""
-        return min(nodes, budget) if self.whole_draft is None else self.whole_draft
+        return min(nodes, budget) if self.fixed_length_draft is None else self.fixed_length_draft
 
-    def chances(self, sequence: Sequence, nodes: int) -> list[float]:
+    def accept_probs(self, sequence: Sequence, nodes: int) -> list[float]:
         """[nodes] the chance that each node of a draft is accepted, given that the draft has it."""
-        gains, chances = self.acceptance.expect_one(sequence, nodes)
-        return [gain / max(chance, 1e-9) for gain, chance in zip(gains, chances, strict=True)]
+        gains, accept_probs = self.acceptance.expect_one(sequence, nodes)
+        return [gain / max(accept_prob, 1e-9) for gain, accept_prob in zip(gains, accept_probs, strict=True)]
 
-    def best(self, sequence: Sequence, budget: int, rate: float, price: float, sharers: int) -> tuple[int, float]:
+    def best(
+        self, sequence: Sequence, budget: int, rate: float, min_acceptance_prob: float, sharers: int
+    ) -> tuple[int, float]:
         """The number of nodes with the largest net gain, for a budget that it serves.
 
         Args:
             rate: tokens per second that are committed at present.
-            price: as in `Drafter.draft`, for each node.
+            min_acceptance_prob: as in `Drafter.draft`, for each node.
             sharers: sequences that share the cost of the draft.
 
         Returns:
@@ -73,16 +75,20 @@ class Source:
             have given.
         """
         most = self.size(budget, budget)
-        gains, chances = self.acceptance.expect_one(sequence, most)
+        gains, accept_probs = self.acceptance.expect_one(sequence, most)
         seconds = self.cost.table(most + 1)[1 : most + 1].tolist()
         tokens, pace, nets = 0.0, rate / sharers, []
-        for gain, chance, cost in zip(gains, chances, seconds, strict=True):  # lists: arrays so short are slower
-            tokens += gain - price * chance
+        for gain, accept_prob, cost in zip(
+            gains, accept_probs, seconds, strict=True
+        ):  # lists: arrays so short are slower
+            tokens += gain - min_acceptance_prob * accept_prob
             nets.append(tokens - pace * cost)
-        best = nets.index(max(nets)) if self.whole_draft is None else most - 1
+        best = nets.index(max(nets)) if self.fixed_length_draft is None else most - 1
         return best + 1, nets[best]
 
-    def requests(self, candidates: Seq[tuple[Sequence, int]], rate: float, price: float) -> list[tuple[Sequence, int]]:
+    def requests(
+        self, candidates: Seq[tuple[Sequence, int]], rate: float, min_acceptance_prob: float
+    ) -> list[tuple[Sequence, int]]:
         """Who is to ask it, and for how many nodes: all with a net gain, or one as a probe.
 
         candidates: sequences and their budgets.
@@ -92,7 +98,7 @@ class Source:
             return [(sequence, self.size(budget, budget)) for sequence, budget in served]
         table, asked = self.cost.table(), []
         for sequence, budget in served:
-            nodes, net = self.best(sequence, budget, rate, price, len(served))
+            nodes, net = self.best(sequence, budget, rate, min_acceptance_prob, len(served))
             if net > 0:
                 more = self.size(nodes + (nodes + 1) // 2, budget)
                 if more > nodes and self.probes.due and self.probes.buy(float(table[more] - table[nodes])):
@@ -150,7 +156,7 @@ class Hybrid(Several):
                 f"The sources {' and '.join(writers)} of the hybrid both compute in the target's own cache, where one "
                 "would overwrite the other's draft. Take one of them."
             )
-        self._see_whole_drafts()
+        self._see_fixed_length_drafts()
         self._mode = mode
         self._clock = clock
         self._started: dict[Sequence, list[Source]] = {}  # the sources that have been told of it
@@ -165,11 +171,11 @@ class Hybrid(Several):
 
     def bind(self, binding: Binding) -> None:
         super().bind(binding)
-        self._see_whole_drafts()
+        self._see_fixed_length_drafts()
 
-    def _see_whole_drafts(self) -> None:
+    def _see_fixed_length_drafts(self) -> None:
         for source in self._sources:
-            source.whole_draft = source.drafter.traits.whole_draft
+            source.fixed_length_draft = source.drafter.traits.fixed_length_draft
 
     def start(self, sequence: Sequence) -> None:
         started = self._started[sequence] = []
@@ -191,7 +197,7 @@ class Hybrid(Several):
             raise
         self._started.pop(sequence, None)
 
-    def draft(self, sequences: Seq[Sequence], budgets: Seq[int], price: float = 0.0) -> list[Draft]:
+    def draft(self, sequences: Seq[Sequence], budgets: Seq[int], min_acceptance_prob: float = 0.0) -> list[Draft]:
         rate = self._measure()
         wanted = [
             (sequence, min(budget, MAX_NUM_DRAFT_TOKENS))
@@ -202,17 +208,21 @@ class Hybrid(Several):
             self._given[sequence] = Given(Draft.empty(), {})
         unsettled = list(wanted)
         for number, source in enumerate(self._sources):
-            asked = source.requests(unsettled, rate, price)
+            asked = source.requests(unsettled, rate, min_acceptance_prob)
             if not asked:
                 continue
             started = self._clock()
-            drafts = ask(source.drafter, [sequence for sequence, _ in asked], [count for _, count in asked], price)
+            drafts = ask(
+                source.drafter, [sequence for sequence, _ in asked], [count for _, count in asked], min_acceptance_prob
+            )
             source.cost.add(max(count for _, count in asked), self._clock() - started)
             for (sequence, count), draft in zip(asked, drafts, strict=True):
                 self._given[sequence].asked[number] = count, draft
             if self._mode == "first":
                 count = len(unsettled)
-                unsettled = [each for each in unsettled if not self._settled(number, *each, rate, price, count)]
+                unsettled = [
+                    each for each in unsettled if not self._settled(number, *each, rate, min_acceptance_prob, count)
+                ]
         if self._mode == "merge":
             for sequence, budget in wanted:
                 self._merge(sequence, budget)
@@ -248,7 +258,9 @@ class Hybrid(Several):
         self._last, self._committed = now, 0
         return self._tokens / self._seconds if self._seconds > 0 else 0.0
 
-    def _settled(self, number: int, sequence: Sequence, budget: int, rate: float, price: float, sharers: int) -> bool:
+    def _settled(
+        self, number: int, sequence: Sequence, budget: int, rate: float, min_acceptance_prob: float, sharers: int
+    ) -> bool:
         """Take the source's draft, if it gave one that is better than what there is; whether nobody else is asked."""
         given = self._given[sequence]
         if number not in given.asked or not len(given.asked[number][1]):
@@ -264,10 +276,10 @@ class Hybrid(Several):
             given.draft = signed(self._sources[number].name, draft)
         if draft.probs is not None:
             return True
-        value = self._value(given.owner, sequence) - price * len(given.draft)
+        value = self._value(given.owner, sequence) - min_acceptance_prob * len(given.draft)
         return all(
             not source.serves(budget)
-            or (source.cost and source.best(sequence, budget, rate, price, sharers)[1] <= value)
+            or (source.cost and source.best(sequence, budget, rate, min_acceptance_prob, sharers)[1] <= value)
             for source in self._sources[number + 1 :]
         )
 
@@ -280,14 +292,14 @@ class Hybrid(Several):
         elif parts:
             given.asked = {number: given.asked[number] for number in parts}
             named = [(self._sources[number].name, draft) for number, draft in parts.items()]
-            values = [self._sources[number].chances(sequence, len(draft)) for number, draft in parts.items()]
+            values = [self._sources[number].accept_probs(sequence, len(draft)) for number, draft in parts.items()]
             given.merged = merge(named, values, budget)
             given.draft = given.merged.draft
 
     def _value(self, number: int, sequence: Sequence) -> float:
         """Accepted tokens that are expected of a source's draft."""
         draft = self._given[sequence].asked[number][1]
-        return sum(self._sources[number].chances(sequence, len(draft)))
+        return sum(self._sources[number].accept_probs(sequence, len(draft)))
 
     def _learn(self, step: Step, given: Given) -> None:
         """Every draft is judged by what was committed, the unused ones too, as far as the new tokens reach."""

@@ -108,8 +108,8 @@ def merge(parts: Seq[tuple[str, Draft]], values: Seq[Seq[float]], budget: int) -
     above = [part.parents for _, part in parts]
     order = [
         (-value, number, node)
-        for number, chances in enumerate(values)
-        for node, value in enumerate(chances[: parts[number][1].num_candidates])
+        for number, accept_probs in enumerate(values)
+        for node, value in enumerate(accept_probs[: parts[number][1].num_candidates])
     ]
     tree = Tree()
     sources: list[str] = []
@@ -185,14 +185,14 @@ def source_step(step: Step, given: Given | None, number: int, all_needs: Needs, 
     """
     top = None if needs.top_tokens == 0 or step.top_tokens is None else step.top_tokens[:, : needs.top_tokens]
     layers = [all_needs.layers.index(layer) for layer in needs.layers]
-    taps = None if not layers or step.taps is None else step.taps[:, layers]
+    hidden_outputs = None if not layers or step.hidden_outputs is None else step.hidden_outputs[:, layers]
     states = None if not needs.states or step.states is None else step.states[:, layers]
     if step.draft is None or step.verdict is None:
         if not needs.prompt_rows:
-            top = taps = None
-        return Step(step.sequence, None, None, step.num_computed, top, taps, states)
+            top = hidden_outputs = None
+        return Step(step.sequence, None, None, step.num_computed, top, hidden_outputs, states)
     if given is not None and given.owner == number:
-        return Step(step.sequence, given.asked[number][1], step.verdict, step.num_computed, top, taps, states)
+        return Step(step.sequence, given.asked[number][1], step.verdict, step.num_computed, top, hidden_outputs, states)
     path, draft = step.verdict.path, Draft.empty()
     ids = step.draft.ids
     new_ids = [*(ids[node] for node in path), step.verdict.next_token]
@@ -205,7 +205,9 @@ def source_step(step: Step, given: Given | None, number: int, all_needs: Needs, 
         rows = [at for _, at in places]
     verdict = Verdict(part_path, new_ids[len(part_path)] if len(draft) else new_ids[-1])
     n = len(step.draft)
-    return Step(step.sequence, draft, verdict, step.num_computed, _rows(top, n, rows), _rows(taps, n, rows), states)
+    return Step(
+        step.sequence, draft, verdict, step.num_computed, _rows(top, n, rows), _rows(hidden_outputs, n, rows), states
+    )
 
 
 def _rows(values: Tensor | None, num_nodes: int, nodes: Seq[int]) -> Tensor | None:

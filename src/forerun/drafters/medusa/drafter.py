@@ -195,13 +195,15 @@ class MedusaTree(MedusaFeeding, DraftTree):
         if config.accuracies:
             self._start_from(config.accuracies, config.num_heads, _PRIOR_WEIGHT)
 
-    def draft(self, sequences: Seq[Sequence], budgets: Seq[int], price: float = 0.0) -> list[Draft]:
+    def draft(self, sequences: Seq[Sequence], budgets: Seq[int], min_acceptance_prob: float = 0.0) -> list[Draft]:
         drafts = [Draft.empty() for _ in sequences]
         simple = [self._is_simple(sequence) for sequence in sequences]
         for is_simple, make in ((True, self._grown_at_once), (False, super().draft)):
             places = [place for place, each in enumerate(simple) if each is is_simple]
             if places:
-                made = make([sequences[place] for place in places], [budgets[place] for place in places], price)
+                made = make(
+                    [sequences[place] for place in places], [budgets[place] for place in places], min_acceptance_prob
+                )
                 for place, draft in zip(places, made, strict=True):
                     drafts[place] = draft
         return drafts
@@ -212,9 +214,11 @@ class MedusaTree(MedusaFeeding, DraftTree):
             return False
         return self._pipeline.is_identity(self._states[sequence].view.params)
 
-    def _grown_at_once(self, sequences: Seq[Sequence], budgets: Seq[int], price: float) -> list[Draft]:
+    def _grown_at_once(self, sequences: Seq[Sequence], budgets: Seq[int], min_acceptance_prob: float) -> list[Draft]:
         """Trees of such sequences: one pass of the heads, and no further products."""
-        trees = [self._plant(each, budget, price) for each, budget in zip(sequences, budgets, strict=True)]
+        trees = [
+            self._plant(each, budget, min_acceptance_prob) for each, budget in zip(sequences, budgets, strict=True)
+        ]
         growing = [tree for tree in trees if tree.growth.frontier]
         if growing:
             states = [self._states[tree.state.sequence] for tree in growing]
@@ -234,10 +238,10 @@ class MedusaTree(MedusaFeeding, DraftTree):
         top = logits.topk(min(max(self._width, self._num_ranks), logits.shape[1]))
         tokens = self._heads.token_ids[top.indices].tolist()
         if self._shape == "static":  # by its rates alone
-            chances = [[1.0] * len(row) for row in tokens]
+            accept_probs = [[1.0] * len(row) for row in tokens]
         else:
-            chances = (top.values - logits.logsumexp(-1, keepdim=True)).exp().tolist()
-        rows = [list(zip(*each, strict=True)) for each in zip(tokens, chances, strict=True)]
+            accept_probs = (top.values - logits.logsumexp(-1, keepdim=True)).exp().tolist()
+        rows = [list(zip(*each, strict=True)) for each in zip(tokens, accept_probs, strict=True)]
         return [[] if number in bad else row for number, row in enumerate(rows)]
 
 

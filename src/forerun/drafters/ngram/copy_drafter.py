@@ -30,15 +30,15 @@ class CopyDrafter(Drafter):
         self._rates, self._source = Rates(prior), source
         self._copied: dict[Sequence, tuple[int, list[int], list[int]]] = {}
 
-    def draft(self, sequences: Seq[Sequence], budgets: Seq[int], price: float = 0.0) -> list[Draft]:
+    def draft(self, sequences: Seq[Sequence], budgets: Seq[int], min_acceptance_prob: float = 0.0) -> list[Draft]:
         drafts = []
         for sequence, budget in zip(sequences, budgets, strict=True):
             count = min(budget, sequence.room)
             token_ids, lengths = self._copy(sequence, count) if count > 0 else ([], [])
             if token_ids:
                 self._copied[sequence] = (len(sequence.token_ids), token_ids, lengths)
-                if price > 0:
-                    token_ids = token_ids[: self._count_above(lengths, price)]
+                if min_acceptance_prob > 0:
+                    token_ids = token_ids[: self._count_above(lengths, min_acceptance_prob)]
             draft = Draft.chain(token_ids)
             if self._source is not None:
                 draft.sources = (self._source,) * len(draft)
@@ -62,12 +62,12 @@ class CopyDrafter(Drafter):
     def stop(self, sequence: Sequence) -> None:
         self._copied.pop(sequence, None)
 
-    def _count_above(self, lengths: list[int], price: float) -> int:
+    def _count_above(self, lengths: list[int], min_acceptance_prob: float) -> int:
         """How many tokens of a copy are reached and accepted with a chance above the price."""
-        chance = 1.0
+        accept_prob = 1.0
         for count, length in enumerate(lengths):
-            chance *= self._rates.rate(length.bit_length())
-            if chance <= price:
+            accept_prob *= self._rates.rate(length.bit_length())
+            if accept_prob <= min_acceptance_prob:
                 return count
         return len(lengths)
 

@@ -126,7 +126,7 @@ class Rest(OneByOne):
                 length, tree = pending
                 tree.observe_tokens(self._rates, step.sequence.token_ids[length:])
 
-    def _draft(self, sequence: Sequence, budget: int, price: float) -> Draft:
+    def _draft(self, sequence: Sequence, budget: int, min_acceptance_prob: float) -> Draft:
         depth = min(self._continuation, sequence.room)
         index, tail = self.index, sequence.token_ids[-self._max :]
         tree, nodes = RankedTree(), dict[tuple[int, int], int]()
@@ -137,7 +137,7 @@ class Rest(OneByOne):
             if step > 0 and (match := index.find_more(tail, self._min, match)) is None:
                 break
             found = best_nodes(index.continuations(match, depth, self._max_places), index.header.marker, budget)
-            self._add(tree, nodes, found.tree, _levels(match.length, step > 0, found), price)
+            self._add(tree, nodes, found.tree, _levels(match.length, step > 0, found), min_acceptance_prob)
         if not len(tree):
             return Draft.empty()
         best = tree.part(tree.ranked(range(len(tree)))[:budget])
@@ -145,7 +145,12 @@ class Rest(OneByOne):
         return Draft(best.token_ids, best.parents)
 
     def _add(
-        self, tree: RankedTree, nodes: dict[tuple[int, int], int], found: Tree, levels: list[int], price: float
+        self,
+        tree: RankedTree,
+        nodes: dict[tuple[int, int], int],
+        found: Tree,
+        levels: list[int],
+        min_acceptance_prob: float,
     ) -> None:
         """Add what is not there yet and whose chance is above the price; what is there keeps its chance.
 
@@ -160,10 +165,10 @@ class Rest(OneByOne):
                 continue  # left out
             node = nodes.get((parent, token_id))
             if node is None:
-                chance = self._rates.rate(level) * tree.chance(parent)
-                if chance <= price:
+                accept_prob = self._rates.rate(level) * tree.accept_prob(parent)
+                if accept_prob <= min_acceptance_prob:
                     continue
-                node = nodes[parent, token_id] = tree.add(token_id, parent, level, chance)
+                node = nodes[parent, token_id] = tree.add(token_id, parent, level, accept_prob)
             place[i] = node
 
     def _check(self, header: Header, ours: str, binding: Binding) -> None:
@@ -201,4 +206,6 @@ def _levels(length: int, again: bool, found: Continuations) -> list[int]:
 
 
 def _priors() -> list[float]:
-    return [factor * chance for factor in (1.0, _AGAIN) for _ in range(len(_LENGTHS) + 1) for chance in _CHANCES]
+    return [
+        factor * accept_prob for factor in (1.0, _AGAIN) for _ in range(len(_LENGTHS) + 1) for accept_prob in _CHANCES
+    ]

@@ -18,7 +18,7 @@ from forerun.integrations.ray.messages import TOLD, Asked
 from forerun.server.app import gated
 from forerun.server.completions import while_connected
 from forerun.server.metrics import HTTPMetrics
-from forerun.server.middleware import App, Gate, Message, Receive, Scope, Send
+from forerun.server.middleware import App, Message, Receive, RequestMiddleware, Scope, Send
 from forerun.server.options import ServerOptions
 from forerun.server.protocol.errors import error_response
 from forerun.server.protocol.responses_api import RESPONSES_URL
@@ -50,7 +50,7 @@ class Ingress:
     ) -> None:
         self._replicas, self._metrics_at = replicas, metrics_at
         self.app: App
-        self.gate: Gate
+        self.gate: RequestMiddleware
         self.app, self.gate = gated(self._passed, options, metrics)
 
     async def _passed(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -212,7 +212,7 @@ class DrawnDrafts(Drafter):
     def start(self, sequence: Sequence) -> None:
         """Nothing is kept of a sequence."""
 
-    def draft(self, sequences: Seq[Sequence], budgets: Seq[int], price: float = 0.0) -> list[Draft]:
+    def draft(self, sequences: Seq[Sequence], budgets: Seq[int], min_acceptance_prob: float = 0.0) -> list[Draft]:
         """A chain for each."""
         return [self._draft(one, min(most, one.room)) for one, most in zip(sequences, budgets, strict=True)]
 

@@ -21,7 +21,7 @@ from forerun.lab.audit.distributions import Continuations, DrawnDrafts, Laws, Pa
 from forerun.lab.audit.settings import SAMPLED, Options, Sampled
 from forerun.lab.audit.statistics import NOTHING, GTest, Numbers, deviation, g_test
 from forerun.models import LanguageModel
-from forerun.speculation import Budget, FixedBudget, Plan
+from forerun.speculation import FixedPolicy, Plan, SpeculationPolicy
 from forerun.types import Sequence
 
 # Requests through an engine that is driven here, step by step, so that arrival, K and price are the audit's.
@@ -58,14 +58,14 @@ class Run:
     varying: bool = False
     prefill_chunk: int = 256
 
-    def budget(self, seed: int) -> Budget:
+    def budget(self, seed: int) -> SpeculationPolicy:
         """K of each step."""
         if self.varying:
-            return VaryingBudget(self.num_draft_tokens, seed)
-        return FixedBudget(self.num_draft_tokens)
+            return VaryingPolicy(self.num_draft_tokens, seed)
+        return FixedPolicy(self.num_draft_tokens)
 
 
-class VaryingBudget(Budget):
+class VaryingPolicy(SpeculationPolicy):
     """K of every sequence and step drawn from 0 to the largest, and a price now and then. It never learns: exactness
     must not depend on what a budget decides, as long as it does not look at the tokens to come."""
 

@@ -20,7 +20,7 @@ from forerun.engine.stats import SequenceStats
 from forerun.engine.step_times import CostCurve, DrafterCosts
 from forerun.kv_cache import Unpaged
 from forerun.models import Forward, LanguageModel, Rows, StandIn
-from forerun.speculation import Budget, Outcome, Plan, StepCost
+from forerun.speculation import Outcome, Plan, SpeculationPolicy, StepCost
 from forerun.types import Cache, Draft, Needs, Pool, Sequence as Tokens, Step
 
 # A target that repeats a text which the real target has written, for replays: same verdicts, without its forwards.
@@ -159,8 +159,10 @@ class WrappedDrafter(Drafter):
     def start(self, sequence: Tokens) -> None:
         self.drafter.start(sequence)
 
-    def draft(self, sequences: Sequence[Tokens], budgets: Sequence[int], price: float = 0.0) -> list[Draft]:
-        return self.drafter.draft(sequences, budgets, price)
+    def draft(
+        self, sequences: Sequence[Tokens], budgets: Sequence[int], min_acceptance_prob: float = 0.0
+    ) -> list[Draft]:
+        return self.drafter.draft(sequences, budgets, min_acceptance_prob)
 
     def commit(self, steps: Sequence[Step]) -> None:
         self.drafter.commit(steps)
@@ -203,8 +205,10 @@ class PricedDrafter(WrappedDrafter):
         self._costs = costs
         self._clock = clock
 
-    def draft(self, sequences: Sequence[Tokens], budgets: Sequence[int], price: float = 0.0) -> list[Draft]:
-        drafts = super().draft(sequences, budgets, price)
+    def draft(
+        self, sequences: Sequence[Tokens], budgets: Sequence[int], min_acceptance_prob: float = 0.0
+    ) -> list[Draft]:
+        drafts = super().draft(sequences, budgets, min_acceptance_prob)
         for draft, budget in zip(drafts, budgets, strict=True):
             if budget:  # the curve includes learning what became of the draft, which `commit` adds
                 self._clock.now += max(0.0, self._costs.draft(len(draft)) - self._costs.idle)
@@ -215,7 +219,7 @@ class PricedDrafter(WrappedDrafter):
         self._clock.now += self._costs.idle * sum(step.verdict is not None for step in steps)
 
 
-class PricedBudget(Budget):
+class PricedPolicy(SpeculationPolicy):
     """A budget that is told the priced costs of each step, and adds them up.
 
     Args:
@@ -223,7 +227,7 @@ class PricedBudget(Budget):
         target: seconds of a forward, by rows.
         rest: seconds of the engine's part of a step, by nodes.
         clock: the run's clock.
-        taps: seconds by which each forward is longer for the drafter's sake.
+        hidden_outputs: seconds by which each forward is longer for the drafter's sake.
 
     Attributes:
         seconds: of the verified steps so far; draft_seconds, target_seconds: of these.
@@ -232,10 +236,15 @@ class PricedBudget(Budget):
     """
 
     def __init__(
-        self, inner: Budget, target: CostCurve, rest: CostCurve, clock: VirtualClock, taps: float = 0.0
+        self,
+        inner: SpeculationPolicy,
+        target: CostCurve,
+        rest: CostCurve,
+        clock: VirtualClock,
+        hidden_outputs: float = 0.0,
     ) -> None:
         self._inner = inner
-        self._taps = taps
+        self._hidden_outputs = hidden_outputs
         self._target = target
         self._rest = rest
         self._clock = clock
@@ -254,7 +263,7 @@ class PricedBudget(Budget):
         target = rest = 0.0
         for outcome in outcomes:
             nodes = len(outcome.draft)
-            target, rest = self._target(nodes + 1) + self._taps, self._rest(nodes)
+            target, rest = self._target(nodes + 1) + self._hidden_outputs, self._rest(nodes)
             self.seconds += drafting + target + rest
             self.draft_seconds += drafting
             self.target_seconds += target
@@ -281,7 +290,7 @@ class Setting:
         target: seconds of a forward, by rows.
         rest: seconds of the engine's part of a step, by nodes.
         echo: the drafter does not read the target's rows, so that an EchoModel can take the target's place.
-        taps: seconds by which each forward is longer where the drafter reads hidden states.
+        hidden_outputs: seconds by which each forward is longer where the drafter reads hidden states.
     """
 
     plain: LLM
@@ -289,7 +298,7 @@ class Setting:
     target: CostCurve
     rest: CostCurve
     echo: bool = False
-    taps: float = 0.0
+    hidden_outputs: float = 0.0
 
     @property
     def plain_speed(self) -> float:
@@ -333,7 +342,7 @@ class PricedRun:
 
 def priced_run(
     setting: Setting,
-    budget: Budget,
+    budget: SpeculationPolicy,
     name: str,
     prompts: Sequence[Sequence[int]],
     params: Sequence[SamplingParams],
@@ -352,7 +361,7 @@ def priced_run(
         Exception: what a request ended with.
     """
     clock = VirtualClock()
-    priced = PricedBudget(budget, setting.target, setting.rest, clock, setting.taps)
+    priced = PricedPolicy(budget, setting.target, setting.rest, clock, setting.hidden_outputs)
     plain, config, echo = setting.plain, EngineConfig(seed=0, prefix_reuse=OFF), EchoModel(setting.plain.target)
     target = echo if texts else plain.target
     engine = Engine(target, setting.make(clock), tokenizer=plain.tokenizer, config=config, budget=priced)

@@ -21,7 +21,7 @@ from forerun.lab.bench.methods import with_prediction
 from forerun.lab.bench.priced_run import PricedDrafter, PricedRun, Setting, VirtualClock, priced_run
 from forerun.lab.bench.prompts import Request
 from forerun.lab.bench.tables import Columns, percent
-from forerun.speculation import FixedBudget, automatic_budget
+from forerun.speculation import FixedPolicy, automatic_policy
 
 HYBRID = "hybrid"
 TEMPERATURES = (0.0, 1.0)
@@ -122,8 +122,8 @@ def compare(
 ) -> Comparison:
     """Every K of `counts`, and auto."""
     texts = answers(setting.plain, prompts, params) if setting.echo else []
-    runs = [priced_run(setting, FixedBudget(k), f"K={k}", prompts, params, texts) for k in counts]
-    budget = automatic_budget(whole_draft=setting.make(VirtualClock()).traits.whole_draft, cost_key=None)
+    runs = [priced_run(setting, FixedPolicy(k), f"K={k}", prompts, params, texts) for k in counts]
+    budget = automatic_policy(fixed_length_draft=setting.make(VirtualClock()).traits.fixed_length_draft, cost_key=None)
     return Comparison(label, runs, priced_run(setting, budget, AUTO, prompts, params, texts), setting.plain_speed)
 
 
@@ -145,8 +145,8 @@ def timed_setting(
             plain.target, plain.tokenizer, partial(fresh, plain, source), counts, prompt, params
         )
     rest = max((each.rest for each in costs.values()), key=lambda curve: len(curve.counts))
-    taps = max(each.taps for each in costs.values())
-    return Setting(plain, partial(priced, plain, spec, costs), target, rest, taps=taps)
+    hidden_outputs = max(each.hidden_outputs for each in costs.values())
+    return Setting(plain, partial(priced, plain, spec, costs), target, rest, hidden_outputs=hidden_outputs)
 
 
 def answers(plain: LLM, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> list[list[int]]:

@@ -19,7 +19,7 @@ from forerun.lab.bench.methods import with_prediction
 from forerun.lab.bench.prompts import Request
 from forerun.lab.tune.arms import PLAIN, Arm, ArmFailedError, Trial, Unit
 from forerun.models import identity
-from forerun.speculation import AutoBudget, Budget, automatic_budget
+from forerun.speculation import AutomaticPolicy, SpeculationPolicy, automatic_policy
 from forerun.speculation.cost_store import entry
 
 WARM_TOKENS = 8
@@ -41,7 +41,7 @@ class EngineTrials:
         self._plain, self._requests, self._params = plain, requests, params
         self._drafters: dict[str, Drafter] = {}
         self._engines: dict[Arm, Engine] = {}
-        self._budgets: dict[Arm, Budget] = {}
+        self._budgets: dict[Arm, SpeculationPolicy] = {}
         self._texts: dict[int, list[int]] = {}  # of plain decoding, by prompt
         self._began = perf_counter()
 
@@ -90,7 +90,7 @@ class EngineTrials:
     def start(self, arm: Arm) -> dict[str, Any] | None:
         """What the arm's budget has learned, for the next process; None where it learns nothing that can be kept."""
         budget = self._budgets.get(arm)
-        if not isinstance(budget, AutoBudget):
+        if not isinstance(budget, AutomaticPolicy):
             return None
         return entry(self._cost_key(self.drafter(arm.drafter)), budget.costs, budget.acceptance)
 
@@ -98,10 +98,12 @@ class EngineTrials:
         """Of one of the prompts."""
         return with_prediction(replace(self._params, seed=prompt), drafter, self._requests[prompt])
 
-    def _automatic(self, arm: Arm, drafter: Drafter) -> Budget:
+    def _automatic(self, arm: Arm, drafter: Drafter) -> SpeculationPolicy:
         """A budget that begins with the costs that are known here, as that of any other engine."""
         key, traits = self._cost_key(drafter), drafter.traits
-        budget = automatic_budget(whole_draft=traits.whole_draft, cost_key=key, catches_up=traits.catches_up)
+        budget = automatic_policy(
+            fixed_length_draft=traits.fixed_length_draft, cost_key=key, catches_up=traits.catches_up
+        )
         self._budgets[arm] = budget
         return budget
 

@@ -51,7 +51,7 @@ ARMS_BETWEEN = 6
 
 
 @dataclass(slots=True)
-class Heat:
+class Round:
     """One unit, answered by plain decoding and several arms in turn.
 
     Attributes:
@@ -81,7 +81,7 @@ class Ledger:
         failed: arm -> reason.
     """
 
-    heats: list[Heat] = field(default_factory=list)
+    rounds: list[Round] = field(default_factory=list)
     failed: dict[Arm, str] = field(default_factory=dict)
 
     def speedup(self, arm: Arm, over: Arm = PLAIN, level: int | None = None) -> Interval | None:
@@ -90,7 +90,7 @@ class Ledger:
         level: of load; None: all of them.
         """
         sums: dict[Unit, list[float]] = {}  # a unit that was tried several times is one pair
-        for heat in self.heats:
+        for heat in self.rounds:
             if arm in heat.trials and (over == PLAIN or over in heat.trials) and level in (None, heat.unit.level):
                 pair = sums.setdefault(heat.unit, [0.0, 0.0])
                 pair[0] += heat.cost(over)
@@ -102,8 +102,8 @@ class Ledger:
     def trials(self, arm: Arm) -> list[Trial]:
         """Of an arm, in their order."""
         if arm == PLAIN:
-            return [trial for heat in self.heats for trial in heat.plain]
-        return [heat.trials[arm] for heat in self.heats if arm in heat.trials]
+            return [trial for heat in self.rounds for trial in heat.plain]
+        return [heat.trials[arm] for heat in self.rounds if arm in heat.trials]
 
     def ranked(self, arms: Iterable[Arm]) -> list[Arm]:
         """Those that did not fail and were tried, the fastest first."""
@@ -123,7 +123,7 @@ def run_heat(
 
     until: on the clock of the trials.
     """
-    heat = Heat(unit)
+    heat = Round(unit)
     last: list[Arm] = []  # since the last trial of plain decoding
     whole = True
     try:
@@ -151,11 +151,11 @@ def run_heat(
         if last:
             _pair(heat, last, heat.plain[-1])
         if heat.trials:
-            ledger.heats.append(heat)
+            ledger.rounds.append(heat)
     return whole
 
 
-def _pair(heat: Heat, arms: Sequence[Arm], after: Trial) -> None:
+def _pair(heat: Round, arms: Sequence[Arm], after: Trial) -> None:
     """Note plain decoding after these arms, beside that before them."""
     before = heat.plain[-1]
     for arm in arms:

@@ -64,7 +64,7 @@ def confirm(
     for number in range(ROUNDS):
         say(f"{' and '.join(map(str, arms))} on {len(units)} prompts, round {number + 1}")
         for unit in units:
-            first = not ledger.heats
+            first = not ledger.rounds
             if not run_heat(trials, ledger, unit, arms, float("inf") if first else until, after):
                 return
         if not can_win(ledger, arms):
@@ -131,7 +131,7 @@ class Outcome:
     @property
     def arms(self) -> list[Arm]:
         """All that were tried, the finalists first, then by speed."""
-        tried = dict.fromkeys(arm for heat in self.search.heats for arm in heat.trials)
+        tried = dict.fromkeys(arm for heat in self.search.rounds for arm in heat.trials)
         ranked = self.search.ranked(tried)
         rest = [arm for arm in [*ranked, *self.failed] if arm not in self.finalists]
         return [*self.finalists, *dict.fromkeys(rest)]
@@ -143,7 +143,7 @@ class Outcome:
 
     def levels(self) -> list[int]:
         """Levels of load that were measured."""
-        return sorted({heat.unit.level for heat in self.report.heats})
+        return sorted({heat.unit.level for heat in self.report.rounds})
 
     def tables(self) -> list[Table]:
         """For people."""
@@ -185,7 +185,7 @@ class Outcome:
             settings=settings,
             drafters=_drafters(every),
             prompts=[_prompt(request, without_folders(self.workload)) for request in self.requests],
-            rows=[*self._rows(self.search, 0), *self._rows(self.report, len(self.search.heats))],
+            rows=[*self._rows(self.search, 0), *self._rows(self.report, len(self.search.rounds))],
             figures=[figure for arm in every for figure in self._figures(arm)],
             tables=self._tables_of_file(),
             details={
@@ -212,7 +212,7 @@ class Outcome:
         """The trials of one request at a time; of several at once the seconds are no prompt's own."""
         return [
             _row(heat.unit.prompts[0], arm, trial, first + number, self.temperature)
-            for number, heat in enumerate(ledger.heats)
+            for number, heat in enumerate(ledger.rounds)
             if heat.unit.level == 1
             for arm, trial in [*((PLAIN, plain) for plain in heat.plain[:1]), *heat.trials.items()]
         ]

@@ -110,7 +110,7 @@ def promising(target: CostCurve, ledger: Ledger) -> list[Arm]:
         target: seconds of a forward, by rows.
         ledger: of the first trials.
     """
-    ranked = ledger.ranked([arm for heat in ledger.heats for arm in heat.trials])
+    ranked = ledger.ranked([arm for heat in ledger.rounds for arm in heat.trials])
     best = list(dict.fromkeys(arm.drafter for arm in ranked))
     arms: list[Arm] = []
     for text in best[:BEST]:
@@ -122,7 +122,7 @@ def promising(target: CostCurve, ledger: Ledger) -> list[Arm]:
 
 def _counts(text: str, target: CostCurve, ledger: Ledger) -> list[int]:
     """The K that is predicted to be the fastest for a chain, and those beside it."""
-    looked = [arm for heat in ledger.heats for arm in heat.trials if arm.drafter == text and not arm.is_auto]
+    looked = [arm for heat in ledger.rounds for arm in heat.trials if arm.drafter == text and not arm.is_auto]
     plain = ledger.trials(PLAIN)
     if not looked or not plain:
         return []
@@ -150,8 +150,8 @@ def predicted(trial: Trial, plain: Trial, target: CostCurve) -> Prediction:
         [each * count for count in counts],
         [rest for _ in counts],
     )
-    gains, chances = _by_position(trial, forwards)
-    return Prediction.of(costs, gains, chances if nodes else [])
+    gains, accept_probs = _by_position(trial, forwards)
+    return Prediction.of(costs, gains, accept_probs if nodes else [])
 
 
 def _by_position(trial: Trial, forwards: int) -> tuple[list[float], list[float]]:

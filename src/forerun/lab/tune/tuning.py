@@ -151,10 +151,10 @@ def _check_time(trials: EngineTrials, unit: Unit, seconds: float) -> float:
 
 def _judge_what_is_known(outcome: Outcome) -> None:
     """After Ctrl-C: by the prompts for measuring where it came so far, else by those for choosing."""
-    if outcome.report.heats:
+    if outcome.report.rounds:
         outcome.verdict = judge(outcome.report, outcome.finalists)
         return
-    ranked = outcome.search.ranked({arm for heat in outcome.search.heats for arm in heat.trials})
+    ranked = outcome.search.ranked({arm for heat in outcome.search.rounds for arm in heat.trials})
     choosing = [arm for arm in ranked if arm.is_auto][:1]
     verdict = judge(outcome.search, choosing)
     outcome.verdict = Verdict(

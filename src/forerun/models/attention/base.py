@@ -80,7 +80,7 @@ class Layout:
         positions: [num_rows] int64.
         logit_rows: packed rows whose logits are wanted, padded to `Planner.min_rows`; None for all rows.
         num_logits: how many of them are real.
-        tap_rows: packed rows whose hidden states are wanted; None for all rows without padding.
+        hidden_output_rows: packed rows whose hidden states are wanted; None for all rows without padding.
         states: [num_rows, S] what a head reads beside the tokens; of other models None.
         plan: what the rows write and see, from the planner of the attention that computes them.
     """
@@ -93,7 +93,7 @@ class Layout:
     logit_rows: Tensor | None
     num_logits: int
     plan: Plan
-    tap_rows: Tensor | None = None
+    hidden_output_rows: Tensor | None = None
     states: Tensor | None = None
 
     def wanted(self, x: Tensor) -> Tensor:
@@ -104,7 +104,7 @@ class Layout:
 
     def tapped(self, x: Tensor) -> Tensor:
         """Of all rows, [T, ...], those whose hidden states are wanted."""
-        return x[: self.num_new] if self.tap_rows is None else x[self.tap_rows]
+        return x[: self.num_new] if self.hidden_output_rows is None else x[self.hidden_output_rows]
 
 
 class Planner(Protocol):

@@ -75,7 +75,7 @@ _STAGES = 4
 """Copies on the host: one is written while the device still reads those of the steps before."""
 
 
-class StepWords:
+class StepInputBuffers:
     """Brings the words of a step (`kernels/triton/step_arrays.py`) to where the kernels read them.
 
     Args:

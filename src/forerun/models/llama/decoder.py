@@ -19,7 +19,7 @@ from forerun.kernels.torch.elementwise import rms_norm, silu
 from forerun.models.attention.base import Attention, LayerAttention, Layout
 from forerun.models.attention.reference import ReferenceAttention
 from forerun.models.base import LayerRangeDecoder
-from forerun.models.hidden_states import Taps
+from forerun.models.hidden_states import HiddenStateOutputs
 from forerun.models.linear import FloatMaker, Linear, Maker, Part, of_rows
 from forerun.models.rotation import Rotation, pair_halves, rotate
 
@@ -121,13 +121,13 @@ class LlamaDecoder(LayerRangeDecoder):
         x: Tensor = self.embedding[layout.token_ids]
         return x
 
-    def through(self, x: Tensor, layout: Layout, first: int, last: int, taps: Taps) -> Tensor:
+    def through(self, x: Tensor, layout: Layout, first: int, last: int, hidden_outputs: HiddenStateOutputs) -> Tensor:
         """As `LayerRangeDecoder.through`."""
         turns = self.rotation.turns(layout)
         rows, heads, kv_heads, width = len(x), self.num_heads, self.num_kv_heads, self.head_dim
         rotated = heads + kv_heads
         for index in range(first, last):
-            taps.take(index, x)
+            hidden_outputs.take(index, x)
             layer = self.layers[index]
             h = layer.qkv.forward(rms_norm(x, layer.input_norm, self.eps))
             if layer.head_norm is not None:
@@ -140,9 +140,9 @@ class LlamaDecoder(LayerRangeDecoder):
             x = layer.down.add_to(x, silu(h[:, : self.intermediate]).mul_(h[:, self.intermediate :]))
         return x
 
-    def head(self, x: Tensor, layout: Layout, taps: Taps) -> Tensor:
+    def head(self, x: Tensor, layout: Layout, hidden_outputs: HiddenStateOutputs) -> Tensor:
         """As `LayerRangeDecoder.head`."""
-        taps.take_normed(self.num_layers, x, self._normed)
+        hidden_outputs.take_normed(self.num_layers, x, self._normed)
         x = self._normed(layout.wanted(x))
         return self.lm_head.forward(x) if layout.num_logits else x.new_empty(0, self.lm_head.out_features)
 

@@ -21,9 +21,9 @@ from forerun.models.attention.base import LayerAttention, Layout, Planner
 from forerun.models.attention.native import rows_struct
 from forerun.models.attention.path_planner import PathPlanner
 from forerun.models.base import LayerRangeDecoder
-from forerun.models.draft_session import Chains, Pick
+from forerun.models.draft_session import DraftSession, Pick
 from forerun.models.draft_session_native import NativeChains
-from forerun.models.hidden_states import Taps
+from forerun.models.hidden_states import HiddenStateOutputs
 from forerun.models.linear import Maker, Part, of_rows
 from forerun.models.llama.decoder import layer_windows
 from forerun.models.rotation import HalfRotation
@@ -92,28 +92,28 @@ class NativeLlamaDecoder(LayerRangeDecoder):
         """As `LayerRangeDecoder.embed`."""
         return self.embedding.rows(layout.token_ids)
 
-    def through(self, x: Tensor, layout: Layout, first: int, last: int, taps: Taps) -> Tensor:
+    def through(self, x: Tensor, layout: Layout, first: int, last: int, hidden_outputs: HiddenStateOutputs) -> Tensor:
         """As `LayerRangeDecoder.through`."""
         x = x.to(torch.float32, copy=True).contiguous()
         rotation = self._rotation.reaching(layout.num_positions)
         rows = rows_struct(layout.plan, *rotation)
-        for layer in (layer for layer in taps.layers if first <= layer < last):
+        for layer in (layer for layer in hidden_outputs.layers if first <= layer < last):
             self._compute(rows, first, layer, x)
-            taps.take(layer, x)
+            hidden_outputs.take(layer, x)
             first = layer
         self._compute(rows, first, last, x)
         return x
 
-    def head(self, x: Tensor, layout: Layout, taps: Taps) -> Tensor:
+    def head(self, x: Tensor, layout: Layout, hidden_outputs: HiddenStateOutputs) -> Tensor:
         """As `LayerRangeDecoder.head`."""
-        taps.take_normed(self.num_layers, x, self._normed)
+        hidden_outputs.take_normed(self.num_layers, x, self._normed)
         x = layout.wanted(x).to(torch.float32, copy=True).contiguous()
         logits = torch.empty(len(x), self.lm_head.out_features)
         self._library.head(ctypes.byref(self._model), len(x), x.data_ptr(), logits.data_ptr(), torch.get_num_threads())
         return logits
 
-    def chains(self, caches: Sequence[Cache], pick: Pick) -> Chains | None:
-        """As `LanguageModel.chains`."""
+    def draft_session(self, caches: Sequence[Cache], pick: Pick) -> DraftSession | None:
+        """As `LanguageModel.draft_session`."""
         return NativeLlamaChains(self, caches, pick)
 
     def embedding_rows(self, token_ids: Tensor) -> Tensor:
@@ -208,7 +208,7 @@ class NativeLlamaChains(NativeChains):
     """Chains of a model of the Llama family.
 
     Args:
-        caches, pick: as of `LanguageModel.chains`.
+        caches, pick: as of `LanguageModel.draft_session`.
     """
 
     def __init__(self, decoder: NativeLlamaDecoder, caches: Sequence[Cache], pick: Pick) -> None:

@@ -29,9 +29,9 @@ from forerun.kernels.triton.step_arrays import BUCKETS, HEAD_ROWS, MAX_ROWS, TIL
 from forerun.models.attention.base import LayerAttention, Layout, Planner
 from forerun.models.attention.path_planner import PathPlanner
 from forerun.models.base import LayerRangeDecoder
-from forerun.models.hidden_states import Taps
+from forerun.models.hidden_states import HiddenStateOutputs
 from forerun.models.linear import Part, of_rows
-from forerun.models.llama.cuda_graphs import StepGraphs, StepWords, on_device
+from forerun.models.llama.cuda_graphs import StepGraphs, StepInputBuffers, on_device
 from forerun.models.llama.decoder import head_shape, layer_windows
 from forerun.models.llama.triton_layers import HEAD_BUCKETS, TritonLayer, TritonStep, TritonWeights
 from forerun.models.loading.configuration import context_length
@@ -164,7 +164,7 @@ class TritonLlamaDecoder(LayerRangeDecoder):
         self._tile_rows = TILE // (heads // kv_heads)
         self._capacity = Capacity.of(reach, self._tile_rows)
         self._step = TritonStep(self._weights, self._capacity)
-        self._words = StepWords(self._step.words, self._weights.base)
+        self._words = StepInputBuffers(self._step.words, self._weights.base)
         self._tapped: dict[int, Tensor] = {}
         self._graphs = StepGraphs(device)
         self._lock = Lock()
@@ -178,19 +178,19 @@ class TritonLlamaDecoder(LayerRangeDecoder):
 
     def forward(self, layout: Layout, layers: Sequence[int] = ()) -> tuple[Tensor, Tensor | None]:
         """As `Decoder.forward`."""
-        taps = Taps(layers, layout)
+        hidden_outputs = HiddenStateOutputs(layers, layout)
         with self._computing():
-            x = self._through_all(layout, tuple(layer for layer in layers if layer < self.num_layers), taps)
-            return self._head(x, layout, taps), taps.stacked()
+            x = self._through_all(layout, tuple(layer for layer in layers if layer < self.num_layers), hidden_outputs)
+            return self._head(x, layout, hidden_outputs), hidden_outputs.stacked()
 
     def embed(self, layout: Layout) -> Tensor:
         """As `LayerRangeDecoder.embed`."""
         token_ids = layout.token_ids.to(self._step.x.device)
         return self._weights.embedding[token_ids].float()
 
-    def through(self, x: Tensor, layout: Layout, first: int, last: int, taps: Taps) -> Tensor:
+    def through(self, x: Tensor, layout: Layout, first: int, last: int, hidden_outputs: HiddenStateOutputs) -> Tensor:
         """As `LayerRangeDecoder.through`; not captured."""
-        wanted = [layer for layer in taps.layers if first <= layer < last]
+        wanted = [layer for layer in hidden_outputs.layers if first <= layer < last]
         out = torch.empty_like(x, dtype=torch.float32)
         with self._computing():
             tapped = {layer: torch.empty_like(out) for layer in wanted}
@@ -202,13 +202,13 @@ class TritonLlamaDecoder(LayerRangeDecoder):
                 for layer, states in targets:
                     tapped[layer][start:end] = states[: end - start]
         for layer, states in tapped.items():
-            taps.take(layer, states)
+            hidden_outputs.take(layer, states)
         return out
 
-    def head(self, x: Tensor, layout: Layout, taps: Taps) -> Tensor:
+    def head(self, x: Tensor, layout: Layout, hidden_outputs: HiddenStateOutputs) -> Tensor:
         """As `LayerRangeDecoder.head`."""
         with self._computing():
-            return self._head(x, layout, taps)
+            return self._head(x, layout, hidden_outputs)
 
     def embedding_rows(self, token_ids: Tensor) -> Tensor:
         """As `Decoder.embedding_rows`."""
@@ -244,7 +244,7 @@ class TritonLlamaDecoder(LayerRangeDecoder):
             if product.bias is not None:
                 yield f"{name}.bias", product.bias
 
-    def _through_all(self, layout: Layout, layers: tuple[int, ...], taps: Taps) -> Tensor:
+    def _through_all(self, layout: Layout, layers: tuple[int, ...], hidden_outputs: HiddenStateOutputs) -> Tensor:
         """[T, hidden], what leaves the last layer. What enters `layers` is handed to the taps."""
         parts: list[Tensor] = []
         tapped: list[list[Tensor]] = [[] for _ in layers]
@@ -256,7 +256,7 @@ class TritonLlamaDecoder(LayerRangeDecoder):
             for kept, (_, states) in zip(tapped, targets, strict=True):
                 kept.append(states[: end - start].clone())
         for layer, of_pieces in zip(layers, tapped, strict=True):
-            taps.take(layer, torch.cat(of_pieces))
+            hidden_outputs.take(layer, torch.cat(of_pieces))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     @contextmanager
@@ -269,8 +269,8 @@ class TritonLlamaDecoder(LayerRangeDecoder):
         self._step.embed(bucket)
         self._step.layers(bucket, 0, self.num_layers, targets)
 
-    def _head(self, x: Tensor, layout: Layout, taps: Taps) -> Tensor:
-        taps.take_normed(self.num_layers, x, self._normed)
+    def _head(self, x: Tensor, layout: Layout, hidden_outputs: HiddenStateOutputs) -> Tensor:
+        hidden_outputs.take_normed(self.num_layers, x, self._normed)
         wanted = layout.wanted(x)
         logits = self._step.logits.new_empty(len(wanted), self._step.logits.shape[1])
         for start in range(0, len(wanted), HEAD_ROWS):

@@ -115,14 +115,14 @@ class TritonStep:
         """What enters the first layer, into x."""
         self.x[:bucket] = self._weights.embedding[self.token_ids[:bucket]]
 
-    def layers(self, bucket: int, first: int, last: int, taps: Sequence[tuple[int, Tensor]] = ()) -> None:
+    def layers(self, bucket: int, first: int, last: int, hidden_outputs: Sequence[tuple[int, Tensor]] = ()) -> None:
         """Bring x from what enters layer `first` to what enters layer `last`.
 
         Args:
             bucket: rows, of those in BUCKETS.
-            taps: layers, and where what enters each is written, [MAX_ROWS, hidden].
+            hidden_outputs: layers, and where what enters each is written, [MAX_ROWS, hidden].
         """
-        x, wanted = self.x[:bucket], dict(taps)
+        x, wanted = self.x[:bucket], dict(hidden_outputs)
         sums, bias = None, None  # of the product that is not added yet
         for index in range(first, last):
             layer = self._weights.layers[index]

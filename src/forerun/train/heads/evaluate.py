@@ -1,6 +1,7 @@
 """How well a head agrees with its target, on answers that are there.
 
-Chains: where the text is the target's greedy answer, what a greedy chain of the head would propose is known without
+DraftSession: where the text is the target's greedy answer, what a greedy chain of the head would propose is known
+without
 drafting, because its tokens are the text's up to the first that is not, and the unrolled steps of training are those of
 drafting. So walking over the text as speculation would is exact.
 Overlap at temperature 1: the sum of min(target, head) at each position of a chain, along the text.

@@ -113,11 +113,13 @@ def served_states(served: LanguageModel, token_ids: Sequence[int], layers: Seque
     """[n, layers, H] of one document, as the model gives them that the head will draft for."""
     cache = served.new_cache()
     try:
-        taps = served.forward([Rows(cache, list(token_ids), num_logits=1, num_taps=len(token_ids))], layers).taps
+        hidden_outputs = served.forward(
+            [Rows(cache, list(token_ids), num_logits=1, num_hidden_outputs=len(token_ids))], layers
+        ).hidden_outputs
     finally:
         cache.free()
-    assert taps is not None
-    return taps
+    assert hidden_outputs is not None
+    return hidden_outputs
 
 
 def check_states(states: TargetStates, served: LanguageModel, token_ids: Sequence[int]) -> list[float]:

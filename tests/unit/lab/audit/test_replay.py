@@ -39,7 +39,7 @@ def _rounded(forward: Any, target: Any) -> Any:
             return result
         logits = result.logits.clone()
         logits[:, ::2] += ROUNDING
-        return Forward(logits, result.taps)
+        return Forward(logits, result.hidden_outputs)
 
     return rounded
 

@@ -13,7 +13,7 @@ from forerun.engine.step_times import CostCurve, DrafterCosts, drafter_costs, ta
 from forerun.lab.bench.priced_run import EchoModel, PricedAnswer, PricedDrafter, Setting, priced_run
 from forerun.lab.bench.replay import compare, priced, sources_of
 from forerun.models import Rows
-from forerun.speculation import AutoBudget, FixedBudget
+from forerun.speculation import AutomaticPolicy, FixedPolicy
 from forerun.types import Draft, Sequence
 
 PROMPT = [5, 3, 8, 5, 3, 8, 5, 3]
@@ -41,8 +41,8 @@ def test_a_curve_is_linear_between_its_points_and_flat_beyond() -> None:
 
 
 def test_a_run_costs_what_its_steps_cost() -> None:
-    k4 = priced_run(setting(), FixedBudget(4), "K=4", [PROMPT], [PARAMS])
-    k0 = priced_run(setting(), FixedBudget(0), "K=0", [PROMPT], [PARAMS])
+    k4 = priced_run(setting(), FixedPolicy(4), "K=4", [PROMPT], [PARAMS])
+    k0 = priced_run(setting(), FixedPolicy(0), "K=0", [PROMPT], [PARAMS])
     assert k0.tokens_per_second == pytest.approx(setting().plain_speed)
     assert (k0.mean_acceptance_length, k0.mean_nodes, k0.idle) == (1, 0, 1)
     assert k4.idle == 0
@@ -53,7 +53,7 @@ def test_a_run_costs_what_its_steps_cost() -> None:
 
 def test_each_answer_is_told_with_its_part_of_the_time() -> None:
     told: list[PricedAnswer] = []
-    run = priced_run(setting(), FixedBudget(4), "K=4", [PROMPT] * 2, [PARAMS] * 2, told=told.append)
+    run = priced_run(setting(), FixedPolicy(4), "K=4", [PROMPT] * 2, [PARAMS] * 2, told=told.append)
     assert len(told) == 2
     assert sum(each.seconds for each in told) == pytest.approx(
         2 * (PARAMS.max_tokens - 1) / run.tokens_per_second, rel=0.1
@@ -65,7 +65,7 @@ def test_each_answer_is_told_with_its_part_of_the_time() -> None:
 def test_the_inner_budget_sees_the_table_not_the_clock() -> None:
     seen = []
 
-    class Watching(FixedBudget):
+    class Watching(FixedPolicy):
         def observe(self, cost: Any, outcomes: Any) -> None:
             seen.append(cost)
 
@@ -76,9 +76,9 @@ def test_the_inner_budget_sees_the_table_not_the_clock() -> None:
 
 
 def test_a_drafter_that_is_not_asked_still_costs_its_upkeep() -> None:
-    idle = priced_run(setting(idle=0.4), FixedBudget(0), "K=0", [PROMPT], [PARAMS])
+    idle = priced_run(setting(idle=0.4), FixedPolicy(0), "K=0", [PROMPT], [PARAMS])
     assert idle.tokens_per_second == pytest.approx(1 / 1.5)
-    asked = priced_run(setting(idle=0.4), FixedBudget(4), "K=4", [PROMPT], [PARAMS])
+    asked = priced_run(setting(idle=0.4), FixedPolicy(4), "K=4", [PROMPT], [PARAMS])
     assert asked.tokens_per_second == pytest.approx(asked.mean_acceptance_length / (1.5 + 0.2 * asked.mean_nodes))
 
 
@@ -95,7 +95,7 @@ def test_a_hybrid_decides_by_the_virtual_clock() -> None:
     hybrid = Setting(
         plain, lambda clock: priced(plain, spec, costs, clock), CostCurve([1, 65], [1.1, 7.5]), CostCurve([0], [0.0])
     )
-    runs = [priced_run(hybrid, AutoBudget(), "auto", [PROMPT] * 3, [PARAMS] * 3) for _ in range(2)]
+    runs = [priced_run(hybrid, AutomaticPolicy(), "auto", [PROMPT] * 3, [PARAMS] * 3) for _ in range(2)]
     assert runs[0] == runs[1]
     assert runs[0].tokens_per_second > hybrid.plain_speed
 
@@ -110,7 +110,7 @@ def test_auto_is_near_the_best_and_never_below_plain() -> None:
         def start(self, sequence: Sequence) -> None: ...
         def commit(self, steps: Any) -> None: ...
         def stop(self, sequence: Sequence) -> None: ...
-        def draft(self, sequences: Any, budgets: Any, price: float = 0.0) -> list[Draft]:
+        def draft(self, sequences: Any, budgets: Any, min_acceptance_prob: float = 0.0) -> list[Draft]:
             return [Draft.chain([9] * min(budget, s.room)) for s, budget in zip(sequences, budgets)]
 
     def wrong() -> Drafter:

@@ -70,6 +70,6 @@ def test_a_draft_that_costs_more_than_it_can_ever_gain_never_breaks_even() -> No
 def test_drafts_that_come_shorter_cost_fewer_rows() -> None:
     rising = StepCosts(1.0, [1.0, 2.0, 3.0], [0.0] * 3, [0.0] * 3)
     whole = Prediction.of(rising, [0.4, 0.2])
-    half = Prediction.of(rising, [0.4, 0.2], chances=[0.5, 0.25])
+    half = Prediction.of(rising, [0.4, 0.2], accept_probs=[0.5, 0.25])
     assert half.by_k[1].seconds == pytest.approx(1 + 0.5 + 0.25) and whole.by_k[1].seconds == pytest.approx(3)
     assert half.by_k[1].speedup > whole.by_k[1].speedup

@@ -10,7 +10,7 @@ from forerun.drafters.registry import DRAFTERS
 from forerun.engine.step_times import CostCurve
 from forerun.lab.tune.arms import Arm, ArmFailedError, Trial, Unit
 from forerun.lab.tune.candidates import candidates, hybrids
-from forerun.lab.tune.ledger import Heat, Ledger
+from forerun.lab.tune.ledger import Ledger, Round
 from forerun.lab.tune.public_drafts import PUBLIC_DRAFTS, public_drafts
 from forerun.lab.tune.search import MOST, predicted, promising
 
@@ -75,7 +75,7 @@ def test_the_predictor_finds_k_from_one_look() -> None:
 
 
 def test_promising_arms_are_those_of_the_best_drafters() -> None:
-    heat = Heat(Unit((0,)), {Arm("suffix", 4): chain(0.9), Arm("recycling", 16): chain(0.3)}, [Trial(100.0, 100)])
+    heat = Round(Unit((0,)), {Arm("suffix", 4): chain(0.9), Arm("recycling", 16): chain(0.3)}, [Trial(100.0, 100)])
     heat.beside = dict.fromkeys(heat.trials, 1.0)
     arms = promising(CostCurve([1, 40], [1.0, 1.0]), Ledger([heat]))
     assert {arm.num_draft_tokens for arm in arms if arm.drafter == "recycling"} == {8, 32}

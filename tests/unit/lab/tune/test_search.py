@@ -58,7 +58,7 @@ def test_a_fixed_k_is_chosen_only_if_it_is_clearly_faster_than_the_choice_step_b
 def test_the_interval_is_of_prompts_that_had_no_part_in_the_choice() -> None:
     trials = Simulated(costs(0.1, 0.1, 0.02), {"block": 0.8})
     _, ledger = tuned(trials)
-    assert {heat.unit for heat in ledger.heats} <= set(REPORT)
+    assert {heat.unit for heat in ledger.rounds} <= set(REPORT)
     searched = trials.ran[: next(place for place, (_, unit) in enumerate(trials.ran) if unit in REPORT)]
     assert {unit for _, unit in searched} <= set(SELECTION)
 
@@ -94,7 +94,7 @@ def test_the_time_is_kept() -> None:
     ledger = Ledger()
     search(trials, ledger, ARMS, SELECTION, until=3_000.0)
     assert trials.now() < 3_000.0 + 2 * 256 * 2
-    assert ledger.heats[-1].beside.keys() == ledger.heats[-1].trials.keys()
+    assert ledger.rounds[-1].beside.keys() == ledger.rounds[-1].trials.keys()
 
 
 def test_an_interrupt_leaves_what_is_known() -> None:
@@ -107,7 +107,7 @@ def test_an_interrupt_leaves_what_is_known() -> None:
     ledger = Ledger()
     with pytest.raises(KeyboardInterrupt):
         run_heat(Interrupted(BLOCK, {"block": 0.6}), ledger, UNITS[0], ARMS)
-    assert list(ledger.heats[0].trials) == ARMS[:2]
+    assert list(ledger.rounds[0].trials) == ARMS[:2]
     assert ledger.speedup(ARMS[0]) is not None
 
 

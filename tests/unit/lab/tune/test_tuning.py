@@ -50,8 +50,8 @@ class Breaking(PromptLookup):
 def test_all_of_it_from_prompts_to_an_outcome(tmp_path: Path) -> None:
     outcome = tune(task(drafters=("prompt-lookup", "suffix", "eagle")), Quiet())
     assert "eagle" in outcome.refused
-    assert outcome.finalists and {heat.unit.prompts[0] % 2 for heat in outcome.report.heats} == {1}
-    assert {heat.unit.prompts[0] % 2 for heat in outcome.search.heats} == {0}
+    assert outcome.finalists and {heat.unit.prompts[0] % 2 for heat in outcome.report.rounds} == {1}
+    assert {heat.unit.prompts[0] % 2 for heat in outcome.search.rounds} == {0}
     assert all(trial.same_text for arm in outcome.finalists for trial in outcome.report.trials(arm))
     facts = outcome.results("forerun tune", _target(), _environment(), {"minutes": 1.0})
     save(facts, tmp_path / "r.json")
@@ -82,7 +82,7 @@ def test_ctrl_c_leaves_what_is_known() -> None:
                 raise KeyboardInterrupt
 
     outcome = tune(task(), Impatient())
-    assert outcome.interrupted and len(outcome.search.heats) == 1
+    assert outcome.interrupted and len(outcome.search.rounds) == 1
     assert "Interrupted" in outcome.verdict.reason
     assert outcome.tables()[0].rows
 
